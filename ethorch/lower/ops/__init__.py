@@ -1,4 +1,4 @@
-"""Importing this registers every operator family, so that OPS is complete."""
+"""Import every operator family so that OPS is complete."""
 
 from ethorch.lower.ops import (
     accumulate,

@@ -1,8 +1,4 @@
-"""Sums at indices: index_add, and the index_put that accumulates.
-
-A place may be named any number of times. So they are a product with a matrix of ones and zeros, whose row k has ones where place k
-is named.
-"""
+"""Sums at indices (index_add, accumulating index_put), as products with a matrix of ones and zeros."""
 
 from __future__ import annotations
 
@@ -14,20 +10,20 @@ import torch
 from torch.fx import Node
 
 from ethorch.lower.fx.aten_builder import AtenBuilder, shape_of
-from ethorch.lower.ops.indices import merged, side_by_side
+from ethorch.lower.ops.indices import merge_dims, side_by_side
 from ethorch.lower.ops.samples import I8, Ints, Sample
 from ethorch.lower.ops.spec import composite
 
 aten = torch.ops.aten
 
-#: Most elements of the matrix of ones and zeros. With more of them the CPU is faster.
+#: Largest number of elements of the matrix of ones and zeros. Above it the CPU is faster.
 _LARGEST = 1 << 20
 
 
-def added_at(s: AtenBuilder, x: Node, dim: int, index: Node, values: Node) -> Node | None:
-    """x plus values[..., k, ...] at x[..., index[k], ...], where ``index`` has any rank and stands in place of ``dim``.
+def add_at_index(s: AtenBuilder, x: Node, dim: int, index: Node, values: Node) -> Node | None:
+    """Return x with values[..., k, ...] added at x[..., index[k], ...], with ``index`` of any rank in place of ``dim``.
 
-    None where x is not of floats, or the matrix of ones and zeros has more than 2**20 elements.
+    Return None unless x is floats and the matrix of ones and zeros has at most 2**20 elements.
     """
     rows, places = shape_of(x), shape_of(index)
     count, extent = math.prod(places), rows[dim]
@@ -36,8 +32,8 @@ def added_at(s: AtenBuilder, x: Node, dim: int, index: Node, values: Node) -> No
     if count * extent > _LARGEST or not x.meta["val"].dtype.is_floating_point:
         return None
     number = _int32(s, s(aten.reshape.default, index, [1, count]))
-    named = s(aten.eq.Tensor, number, s.constant(torch.arange(extent, dtype=torch.int32).reshape(extent, 1)))
-    ones = s(aten.unsqueeze.default, s(aten.to.dtype, named, torch.float32), 0)
+    matches = s(aten.eq.Tensor, number, s.constant(torch.arange(extent, dtype=torch.int32).reshape(extent, 1)))
+    ones = s(aten.unsqueeze.default, s(aten.to.dtype, matches, torch.float32), 0)
     values = s(aten.expand.default, values, [*rows[:dim], *places, *rows[dim + 1 :]])
     values = s(aten.reshape.default, values, [*rows[:dim], count, *rows[dim + 1 :]])
     others = [d for d in range(len(rows)) if d != dim]
@@ -49,7 +45,6 @@ def added_at(s: AtenBuilder, x: Node, dim: int, index: Node, values: Node) -> No
 
 
 def _int32(s: AtenBuilder, x: Node) -> Node:
-    """An index as int32."""
     return x if x.meta["val"].dtype == torch.int32 else s(aten.to.dtype, x, torch.int32)
 
 
@@ -63,26 +58,28 @@ def _int32(s: AtenBuilder, x: Node) -> Node:
     bound16=3,
 )
 def index_add(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node, *, alpha: float = 1) -> Any:
-    """out = x, and alpha * source[k] added at x[index[k]] along ``dim``, as often as a place is named.
+    """out = x with alpha * source[k] added at x[index[k]] along ``dim``, once per occurrence of the index.
 
     The bound of int16: the product is rounded before the sum.
     """
     source = source if alpha == 1 else s(aten.mul.Scalar, source, alpha)
-    return added_at(s, x, dim % len(shape_of(x)), index, source)
+    return add_at_index(s, x, dim % len(shape_of(x)), index, source)
 
 
-def accumulated(s: AtenBuilder, x: Node, indices: Sequence[Any], values: Node) -> Node | None:
-    """index_put(x, indices, values, accumulate=True), if all indices are numbers, of dims side by side; else None."""
+def accumulate_at_indices(s: AtenBuilder, x: Node, indices: Sequence[Any], values: Node) -> Node | None:
+    """Draw an accumulating index_put, or return None unless the indices are integers of adjacent dims."""
     dims = side_by_side(indices)
-    given = [one for one in indices if one is not None]
-    if dims is None or any(one.meta["val"].dtype not in (torch.int32, torch.int64) for one in given):
+    computed_indices = [index for index in indices if index is not None]
+    if dims is None or any(index.meta["val"].dtype not in (torch.int32, torch.int64) for index in computed_indices):
         return None
     shape = shape_of(x)
     number: Node | None = None
-    for extent, index in zip(shape[dims[0] :], given, strict=False):
-        one = _int32(s, index)
-        one = s(aten.where.self, s(aten.lt.Scalar, one, 0), s(aten.add.Tensor, one, extent), one)  # from the end
-        number = one if number is None else s(aten.add.Tensor, s(aten.mul.Scalar, number, extent), one)
+    for extent, index in zip(shape[dims[0] :], computed_indices, strict=False):
+        position = _int32(s, index)
+        position = s(
+            aten.where.self, s(aten.lt.Scalar, position, 0), s(aten.add.Tensor, position, extent), position
+        )  # negative indices count from the end
+        number = position if number is None else s(aten.add.Tensor, s(aten.mul.Scalar, number, extent), position)
     assert number is not None
-    added = added_at(s, merged(s, x, *dims), dims[0], number, values)
+    added = add_at_index(s, merge_dims(s, x, *dims), dims[0], number, values)
     return None if added is None else s(aten.reshape.default, added, list(shape))

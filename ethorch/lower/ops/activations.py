@@ -1,4 +1,4 @@
-"""Activations that are made of others: gated linear units and PReLU. Those that are a table are in unary.py, clamps in clamp.py."""
+"""Composite activations: gated linear units and PReLU."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def glu(s: AtenBuilder, x: Node, dim: int = -1) -> Any:
     samples=[Sample(I8(2, 6, 5, 4), W(6)), Sample(I8(3, 40), W(40)), Sample(I8(2, 5, 7), W(1))],
 )
 def prelu(s: AtenBuilder, x: Node, weight: Node) -> Any:
-    """out = max(x, 0) + weight * min(x, 0), with a weight for each channel or one for all."""
-    behind = [1] * max(len(shape_of(x)) - 2, 0) if len(shape_of(weight)) == 1 else []
-    shape = [*shape_of(weight), *behind]
+    """out = max(x, 0) + weight * min(x, 0), with a weight per channel or one for all channels."""
+    trailing_ones = [1] * max(len(shape_of(x)) - 2, 0) if len(shape_of(weight)) == 1 else []
+    shape = [*shape_of(weight), *trailing_ones]
     if weight.op == "get_attr":
         weight = s.parameter(weight, lambda data: data.reshape(shape))
     else:

@@ -1,7 +1,6 @@
-"""Elementwise arithmetic: sums, differences, products, signs.
+"""Elementwise arithmetic. With one quantized tensor and constants these operators join a table.
 
-With one quantized tensor and constants these operators join a table. Plain integers are added and multiplied as int32; where they
-meet a quantized tensor they count as quantized with scale 1.
+Plain integers are computed in int32. If the other operand is quantized, they have scale 1.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ from ethorch.tosa.layout import Dims
 aten = torch.ops.aten
 
 _INTEGERS = QParams((1.0,), (0,), *dtype_range("INT32"), "INT32")
-#: log2 of how many units of a sum the larger of its operands' scales is, by the widest dtype among them. For int8 and int16 that is
-#: the NPU's own left shift; for plain integers it leaves them 20 bits. Vela merges no other scales into an ADD, or
-#: merges them wrongly (``vela.sum-of-whole-scales``).
+#: log2 of the larger operand scale in units of the sum, by the widest dtype of the operands. For int8 and int16 it is the NPU's
+#: left shift; for plain integers it leaves 20 bits. Vela does not merge other scales into an ADD, or merges them incorrectly
+#: (``vela.sum-of-whole-scales``).
 _HEADROOM = {"INT8": 19, "INT16": 14, "INT32": 10}
 
 
 def as_quantized(b: Builder, x: Any) -> QTensor:
-    """A quantized tensor as it is; plain integers and numbers as quantized with scale 1."""
+    """Return plain integers and numbers as quantized with scale 1."""
     if isinstance(x, QTensor) and not x.is_integer:
         return x
     x = b.plain_tensor(x)
@@ -44,23 +43,22 @@ def as_quantized(b: Builder, x: Any) -> QTensor:
 
 
 def plain_pair(b: Builder, x: Any, y: Any, compute: Callable[[Value, Value], Value]) -> QTensor:
-    """``compute`` of two operands of plain integers, in INT32. Where PyTorch's result is narrower, it keeps the low bits of it."""
+    """Apply ``compute`` to two operands of plain integers in INT32. A narrower result keeps the low bits."""
     (xv, yv), dims = b.aligned(b.plain_tensor(x), b.plain_tensor(y))
     return QTensor(compute(b.widened(xv), b.widened(yv)), dims, None)
 
 
-def narrowed(b: Builder, value: Value, dims: Dims, dtype: str) -> QTensor:
-    """INT32 as plain integers of ``dtype``, saturated. A ``dtype`` of "" is int64, which is INT32 here."""
+def narrow_integers(b: Builder, value: Value, dims: Dims, dtype: str) -> QTensor:
+    """Saturate INT32 to plain integers of ``dtype``. An empty ``dtype`` is int64, stored as INT32."""
     dtype = dtype or "INT32"
     return QTensor(value if dtype == "INT32" else b.rescale(value, 1.0, dtype=dtype), dims, None)
 
 
-def summed(b: Builder, name: str, x: Any, y: Any, alpha: float, out: QParams | None) -> QTensor:
-    """out = x + alpha * y (``name`` ADD) or x - alpha * y (SUB), in int32.
+def emit_sum(b: Builder, name: str, x: Any, y: Any, alpha: float, out: QParams | None) -> QTensor:
+    """Emit x + alpha * y (``name`` ADD) or x - alpha * y (SUB) in int32.
 
-    Both operands are rescaled to a common unit. Where their scales are equal, it is their scale, and the sum is exact. Where they
-    are not, it is so fine that only the last rounding counts. |x - zp| < 2**bits, so the sum stays below 2**31.
-    Activations of int32 are quartered, since half of 2**31 - 1 is rounded up, and the sum of two such halves overflows.
+    Both operands are rescaled to a common unit. If their scales are equal, it is their scale and the sum is exact. Otherwise it is so
+    fine that only the last rounding matters. Activations of int32 are divided by 4, because two rounded halves would overflow.
     """
     name = {"ADD": "SUB", "SUB": "ADD"}[name] if alpha < 0 else name
     if out is None:
@@ -85,15 +83,13 @@ def summed(b: Builder, name: str, x: Any, y: Any, alpha: float, out: QParams | N
 
 
 def no_float_constant(name: str) -> Callable[..., Reason | None]:
-    """The check of ``name``: no operand is a float constant."""
-
     def check_operands(*operands: Any, **_: Any) -> Reason | None:
         for value in operands:
             if isinstance(value, (float, np.ndarray)) and np.asarray(value).dtype.kind == "f":
                 return Reason(
                     f"{name}.operand",
-                    "an operand is a float constant; allowed are quantized tensors and integers",
-                    "Quantize the module it is in.",
+                    "an operand is a float constant; expected quantized tensors and integers",
+                    "Quantize the module that contains it.",
                 )
         return None
 
@@ -101,10 +97,7 @@ def no_float_constant(name: str) -> Callable[..., Reason | None]:
 
 
 def float_pair(b: Builder, name: str, x: Any, y: Any, **attrs: Any) -> QTensor:
-    """TOSA's ``name`` of two operands, of which one is a float tensor.
-
-    It computes in the dtype of the tensors if they have one dtype, and every number fits it. Otherwise it computes in FP32.
-    """
+    """Emit ``name`` in the operands' float dtype if it represents every number exactly, and in FP32 otherwise."""
     dtypes = {value.qparams.dtype for value in (x, y) if isinstance(value, QTensor) and not value.is_integer}
     numbers = [np.asarray(value, np.float64) for value in (x, y) if not isinstance(value, QTensor)]
     fits = len(dtypes) == 1 and all(np.all(n.astype(DTYPES[dtype]).astype(np.float64) == n) for n in numbers for dtype in dtypes)
@@ -114,7 +107,6 @@ def float_pair(b: Builder, name: str, x: Any, y: Any, **attrs: Any) -> QTensor:
 
 
 def _scalar(x: Any, y: Any, alpha: float = 1) -> Any:
-    """Arguments of add.Scalar and sub.Scalar, whose alpha is no keyword."""
     return (x, y), {"alpha": alpha}
 
 
@@ -127,7 +119,6 @@ PAIRS = [
 
 
 def add_of_floats(b: Builder, x: Any, y: Any, *, out: Result, alpha: float = 1) -> Any:
-    """out = x + alpha * y of floats. TOSA 1.0 ADD."""
     return float_pair(b, "ADD", x, y) if alpha == 1 else FloatTensor.of(b, x) + FloatTensor.of(b, y) * alpha
 
 
@@ -148,17 +139,16 @@ def add_of_floats(b: Builder, x: Any, y: Any, *, out: Result, alpha: float = 1) 
     ],
 )
 def add(b: Builder, x: Any, y: Any, *, out: Result, alpha: float = 1) -> QTensor:
-    """out = x + alpha * y with broadcasting, int8, int16 or plain integers; rounded once by the RESCALE. TOSA 1.0 ADD.
+    """out = x + alpha * y with broadcasting, int8, int16 or plain integers; rounded once. TOSA ADD.
 
-    A sum of truth values is x or y.
+    The sum of truth values is x or y.
     """
     if out.dtype == "BOOL":
         return logical(b, "or", x, y)
-    return summed(b, "ADD", x, y, alpha, out.q)
+    return emit_sum(b, "ADD", x, y, alpha, out.q)
 
 
 def sub_of_floats(b: Builder, x: Any, y: Any, *, out: Result, alpha: float = 1) -> Any:
-    """out = x - alpha * y of floats. TOSA 1.0 SUB."""
     return float_pair(b, "SUB", x, y) if alpha == 1 else FloatTensor.of(b, x) - FloatTensor.of(b, y) * alpha
 
 
@@ -173,12 +163,12 @@ def sub_of_floats(b: Builder, x: Any, y: Any, *, out: Result, alpha: float = 1) 
     samples=[*PAIRS, Sample(I8(2, 8), I8(2, 8), alpha=2), Sample(I8(2, 8), I8(2, 8, high=5.0), alpha=0.5).of("aten.rsub.Tensor")],
 )
 def sub(b: Builder, x: Any, y: Any, *, out: Result, alpha: float = 1) -> QTensor:
-    """out = x - alpha * y with broadcasting, int8, int16 or plain integers; rounded once by the RESCALE. TOSA 1.0 SUB."""
-    return summed(b, "SUB", x, y, alpha, out.q)
+    """out = x - alpha * y with broadcasting, int8, int16 or plain integers; rounded once. TOSA SUB."""
+    return emit_sum(b, "SUB", x, y, alpha, out.q)
 
 
 def product(b: Builder, x: QTensor, y: QTensor, scale: float, out: QParams) -> QTensor:
-    """out = scale * (x - zp) * (y - zp): exact in int32, rounded once."""
+    """Return scale * (x - zp) * (y - zp), exact in int32, rounded once."""
     (xv, yv), dims = b.aligned(x, y)
     x32 = b.rescale(xv, 1.0, input_zp=x.qparams.zp, dtype="INT32")
     y32 = b.rescale(yv, 1.0, input_zp=y.qparams.zp, dtype="INT32")
@@ -186,7 +176,6 @@ def product(b: Builder, x: QTensor, y: QTensor, scale: float, out: QParams) -> Q
 
 
 def decompose_mul(s: AtenBuilder, x: Any, y: Any) -> Any:
-    """A factor of a bmm becomes part of the bmm."""
     return fold_factor(s, x, y)
 
 
@@ -201,9 +190,9 @@ def decompose_mul(s: AtenBuilder, x: Any, y: Any) -> Any:
     samples=[*PAIRS, Sample(Bools(2, 3, 5), Bools(5))],
 )
 def mul(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
-    """out = x * y with broadcasting, int8, int16 or plain integers; exact in int32, rounded once by the RESCALE. TOSA 1.0 MUL.
+    """out = x * y with broadcasting, int8, int16 or plain integers; exact in int32, rounded once. TOSA MUL.
 
-    A product of truth values is x and y.
+    The product of truth values is x and y.
     """
     if out.dtype == "BOOL":
         return logical(b, "and", x, y)
@@ -221,7 +210,7 @@ def mul(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
     samples=[Sample(I8(2, 5, 21)), Sample(Ints(3, 40)), Sample(Ints(3, 40, low=-128, high=127, dtype="int8"))],
 )
 def absolute(b: Builder, x: QTensor, *, out: Result) -> QTensor:
-    """out = |x|: a table; of plain integers TOSA 1.0 ABS."""
+    """out = |x|: a table, or TOSA ABS of plain integers."""
     return QTensor(b.emit("ABS", b.widened(x.value)), x.dims, None)
 
 
@@ -233,7 +222,7 @@ def absolute(b: Builder, x: QTensor, *, out: Result) -> QTensor:
     samples=[Sample(I8(2, 5, 21)), Sample(Ints(3, 40)), Sample(Ints(3, 40, low=-128, high=127, dtype="int8"))],
 )
 def neg(b: Builder, x: QTensor, *, out: Result) -> QTensor:
-    """out = -x: a table; of plain integers TOSA 1.0 SUB from 0."""
+    """out = -x: a table, or TOSA SUB from 0 of plain integers."""
     zero = b.const(np.zeros((1,) * x.value.rank, np.int32))
     return QTensor(b.emit("SUB", zero, b.widened(x.value)), x.dims, None)
 
@@ -259,7 +248,6 @@ def logaddexp(s: AtenBuilder, x: Node, y: Node) -> Node:
 
 
 def _triangle(s: AtenBuilder, x: Node, diagonal: int, lower: bool) -> Any:
-    """x times a constant of ones and zeros."""
     rows, columns = shape_of(x)[-2:]
     ones = torch.ones(rows, columns, dtype=x.meta["val"].dtype)
     return s(aten.mul.Tensor, x, s.constant(ones.tril(diagonal) if lower else ones.triu(diagonal)))

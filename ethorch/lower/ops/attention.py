@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, taken apart so that scores and weights are calibrated."""
+"""Scaled dot-product attention, decomposed to calibrate scores and weights."""
 
 from __future__ import annotations
 
@@ -16,17 +16,12 @@ from ethorch.lower.ops.spec import composite
 
 aten = torch.ops.aten
 
-#: What the score of a masked position becomes. It is not -inf, which would make NaN of a row that is masked as a whole.
+#: Score of a masked position. -inf would produce NaN in a row that is masked completely.
 MASKED = -1e9
 
 
 def _with_mask(s: AtenBuilder, scores: Node, mask: Any, causal: bool) -> Node:
-    """Scores with a mask applied.
-
-    - A float mask is added.
-    - A boolean mask (True: attend) makes the scores of all other positions ``MASKED``.
-    - So does the causal mask, of positions behind the row's own.
-    """
+    """Add a float mask, and set the scores of positions that a boolean or causal mask excludes to ``MASKED``."""
     rows, columns = shape_of(scores)[-2:]
     fill = MASKED if s.calibrated else -math.inf
     if causal:
@@ -39,19 +34,16 @@ def _with_mask(s: AtenBuilder, scores: Node, mask: Any, causal: bool) -> Node:
     return s(aten.add.Tensor, scores, mask)
 
 
-def _masked_rows(s: AtenBuilder, mask: Any, rows: int, columns: int, causal: bool) -> torch.Tensor | None:
-    """bool[..., rows, 1]: which rows a constant mask leaves no position to attend to. PyTorch makes zeros of such rows.
-
-    None if there is no such row, or the mask is no constant.
-    """
+def _find_empty_rows(s: AtenBuilder, mask: Any, rows: int, columns: int, causal: bool) -> torch.Tensor | None:
+    """Return bool[..., rows, 1], the rows without positions under a constant mask, which PyTorch fills with 0, or None."""
     constant = tensor_of(s.model, mask) if isinstance(mask, Node) else None
     if constant is None or isinstance(constant, torch.nn.Parameter):
         return None
-    left = constant if constant.dtype == torch.bool else constant != -math.inf
+    attended = constant if constant.dtype == torch.bool else constant != -math.inf
     if causal:
-        left = left & torch.ones(rows, columns, dtype=torch.bool).tril()
-    none = ~left.any(-1, keepdim=True)
-    return none if none.any() else None
+        attended = attended & torch.ones(rows, columns, dtype=torch.bool).tril()
+    empty_rows = ~attended.any(-1, keepdim=True)
+    return empty_rows if empty_rows.any() else None
 
 
 @composite(
@@ -78,21 +70,21 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """out = softmax(scale * query @ key.T + mask) @ value over the last two dims; the scale is part of the product.
+    """out = softmax(scale * query @ key.T + mask) @ value over the last two dims.
 
-    The bounds: the softmax is rounded before its product is.
+    The bounds: the softmax is rounded before its product.
     """
     *lead, rows, width = shape_of(query)
     columns = shape_of(key)[-2]
     groups = shape_of(query)[-3] // shape_of(key)[-3] if enable_gqa else 1
     operands = []
     for x in (query, key, value):
-        *own, tall, wide = shape_of(x)
+        *batch_dims, tall, wide = shape_of(x)
         if groups > 1 and x is not query:
             x = s(aten.unsqueeze.default, x, -3)
-            x = s(aten.expand.default, x, [*own, groups, tall, wide])
-            x = s(aten.reshape.default, x, [*own[:-1], own[-1] * groups, tall, wide])
-        elif own != lead:
+            x = s(aten.expand.default, x, [*batch_dims, groups, tall, wide])
+            x = s(aten.reshape.default, x, [*batch_dims[:-1], batch_dims[-1] * groups, tall, wide])
+        elif batch_dims != lead:
             x = s(aten.expand.default, x, [*lead, tall, wide])
         operands.append(s(aten.reshape.default, x, [math.prod(lead), tall, wide]))
     factor = width**-0.5 if scale is None else scale
@@ -103,5 +95,5 @@ def scaled_dot_product_attention(
         scores = s(aten.reshape.default, masked, [math.prod(lead), rows, columns])
     weights = s(aten.softmax.int, scores, -1)
     result = s(aten.reshape.default, s(aten.bmm.default, weights, operands[2]), [*lead, rows, shape_of(value)[-1]])
-    none = _masked_rows(s, attn_mask, rows, columns, is_causal)
-    return result if none is None else s(aten.masked_fill.Scalar, result, s.constant(none), 0.0)
+    empty_rows = _find_empty_rows(s, attn_mask, rows, columns, is_causal)
+    return result if empty_rows is None else s(aten.masked_fill.Scalar, result, s.constant(empty_rows), 0.0)

@@ -1,4 +1,4 @@
-"""Bitwise operators and shifts of plain integers: indices, masks, flags."""
+"""Bitwise operators and shifts of plain integers."""
 
 from __future__ import annotations
 
@@ -18,32 +18,29 @@ from ethorch.tosa.ir import Value
 
 
 def _is_truth(x: Any, out: Result) -> bool:
-    """Return True if the result is a truth value: as PyTorch says, or, where it says nothing, as ``x`` is."""
+    """Return True if the result is a truth value, according to PyTorch or to ``x``."""
     return out.dtype == "BOOL" if out.dtype else isinstance(x, bool) or (isinstance(x, QTensor) and x.value.dtype == "BOOL")
 
 
 def _alike(b: Builder, x: Any, y: Any, dtype: str) -> tuple[list[Value], Any]:
-    """Both operands in ``dtype``."""
+    """Return both operands in ``dtype``, and the dims."""
     tensors = [b.plain_tensor(value, dtype) for value in (x, y)]
     values, dims = b.aligned(*tensors)
     return [value if value.dtype == dtype else b.widened(value) for value in values], dims
 
 
 def check_integers(x: Any, *rest: Any) -> Reason | None:
-    """No operand is quantized."""
     for value in (x, *rest):
         if isinstance(value, QTensor) and not value.is_integer:
             return Reason(
                 "integer.operand",
-                "an operand is quantized; allowed are integers and truth values",
-                "Convert it to int32 in the model, or compare it: bits of a scaled number mean nothing.",
+                "an operand is quantized; expected integers or truth values",
+                "Convert it to int32 in the model, or compare it. The bits of a quantized value have no meaning.",
             )
     return None
 
 
 def _bitwise(name: str) -> None:
-    """Registers aten.bitwise_and, or or xor."""
-
     @op(
         f"aten.bitwise_{name}.Tensor",
         f"aten.bitwise_{name}.Scalar",
@@ -52,7 +49,7 @@ def _bitwise(name: str) -> None:
         f"aten.__{name}__.Scalar",
         quant=NOT_QUANTIZED,
         check=check_integers,
-        doc=f"out = x {name} y bit by bit, of integers or truth values. TOSA 1.0 BITWISE_{name.upper()}, LOGICAL_{name.upper()}.",
+        doc=f"out = x {name} y bit by bit, of integers or truth values. TOSA BITWISE_{name.upper()}, LOGICAL_{name.upper()}.",
         samples=[
             Sample(Bools(2, 3, 5), Bools(5)),
             Sample(Ints(3, 40), Ints(3, 40)),
@@ -73,7 +70,7 @@ for _name in ("and", "or", "xor"):
 
 @op("aten.bitwise_not.default", quant=NOT_QUANTIZED, check=check_integers, samples=[Sample(Bools(2, 3, 5)), Sample(Ints(3, 40))])
 def bitwise_not(b: Builder, x: QTensor, *, out: Result) -> QTensor:
-    """out = not x, bit by bit. Of integers that is -1 - x. TOSA 1.0 LOGICAL_NOT, SUB."""
+    """out = not x, bit by bit. For integers it is -1 - x. TOSA LOGICAL_NOT, SUB."""
     if _is_truth(x, out):
         return QTensor(negated(b, x.value), x.dims, None)
     minus_one = b.const(np.full((1,) * x.value.rank, -1, np.int32))
@@ -82,13 +79,11 @@ def bitwise_not(b: Builder, x: QTensor, *, out: Result) -> QTensor:
 
 
 def _shift_operands(b: Builder, x: Any, y: Any) -> tuple[Value, Value, Any]:
-    """Both operands as INT32, and the dims of the result."""
     (xv, yv), dims = b.aligned(b.plain_tensor(x), b.plain_tensor(y))
     return b.widened(xv), b.widened(yv), dims
 
 
 def _shifts(scalar: str) -> list[Sample]:
-    """Samples of a shift; ``scalar``: its spelling with a number."""
     return [
         Sample(Ints(3, 40, low=-3000, high=3000), Ints(3, 40, low=0, high=7)),
         Sample(Ints(2, 3, 4, 5), Ints(5, low=0, high=5)),
@@ -108,7 +103,7 @@ def _shifts(scalar: str) -> list[Sample]:
     samples=_shifts("aten.__lshift__.Scalar"),
 )
 def left_shift(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
-    """out = x * 2**y of int32, y in 0..31. TOSA 1.0 LOGICAL_LEFT_SHIFT."""
+    """out = x * 2**y of int32, y in 0..31. TOSA LOGICAL_LEFT_SHIFT."""
     xv, yv, dims = _shift_operands(b, x, y)
     return QTensor(b.emit("LOGICAL_LEFT_SHIFT", xv, yv), dims, None)
 
@@ -122,23 +117,23 @@ def left_shift(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
     check=check_integers,
     samples=[
         *_shifts("aten.__rshift__.Scalar"),
-        # Counts that TOSA leaves undefined for INT8, and PyTorch's kernel does not: all bits of the result are the sign.
+        # Shifts by more than 7 are undefined for INT8 in TOSA. PyTorch fills the result with the sign.
         Sample(Ints(3, 30, low=-128, high=127, dtype="int8"), Ints(30, low=0, high=30, dtype="int8")),
     ],
 )
 def right_shift(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
-    """out = floor(x / 2**y), y in 0..30, in int32 whatever the dtype of x: TOSA shifts INT8 by 0..7 only. ARITHMETIC_RIGHT_SHIFT.
+    """out = floor(x / 2**y), y in 0..30, in int32, because TOSA shifts INT8 by 0..7 only. TOSA ARITHMETIC_RIGHT_SHIFT.
 
-    Some NPUs only have the shift that rounds to nearest. There half of 2**y is subtracted first: floor((x - h + h) / 2**y).
+    If the NPU supports only the rounding shift, half of 2**y is subtracted first.
     """
     xv, yv, dims = _shift_operands(b, x, y)
     if "rounds" not in getattr(b.limits.get("ARITHMETIC_RIGHT_SHIFT"), "ranges", {}):
         return QTensor(b.emit("ARITHMETIC_RIGHT_SHIFT", xv, yv, round=False), dims, None)
-    one = b.const(np.ones((1,) * yv.rank, np.int32))
+    ones = b.const(np.ones((1,) * yv.rank, np.int32))
     if yv.is_const:
         assert yv.data is not None
         half = b.const(((1 << yv.data.astype(np.int64)) >> 1).astype(np.int32))
     else:
         power = b.emit("LOGICAL_LEFT_SHIFT", b.const(np.ones(yv.shape, np.int32)), yv)
-        half = b.emit("ARITHMETIC_RIGHT_SHIFT", b.emit("SUB", power, one), one, round=True)
+        half = b.emit("ARITHMETIC_RIGHT_SHIFT", b.emit("SUB", power, ones), ones, round=True)
     return QTensor(b.emit("ARITHMETIC_RIGHT_SHIFT", b.emit("SUB", xv, half), yv, round=True), dims, None)

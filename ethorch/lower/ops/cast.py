@@ -1,4 +1,4 @@
-"""Changes of dtype: between quantized tensors, plain integers and truth values."""
+"""Changes of dtype."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ethorch.lower.builder.builder import Builder
 from ethorch.lower.builder.floats import FloatTensor
 from ethorch.lower.builder.qparams import QTensor, Result, float_qparams
 from ethorch.lower.builder.truth import native
-from ethorch.lower.ops.compare import compared
+from ethorch.lower.ops.compare import emit_comparison
 from ethorch.lower.ops.quant_rules import EACH_INPUT, SAME_AS_INPUT, QuantRule
-from ethorch.lower.ops.rounding import truncating, whole
+from ethorch.lower.ops.rounding import match_thresholds, truncate
 from ethorch.lower.ops.samples import I8, Bools, Ints, Sample
 from ethorch.lower.ops.spec import op
 from ethorch.support.errors import Reason
@@ -20,11 +20,9 @@ from ethorch.tosa.ir import FLOATS
 
 
 def _rule(node: Any) -> QuantRule:
-    """How a cast is quantized.
+    """Return the quantization rule of a cast.
 
-    - Float to float: the result has the qparams of x.
-    - Anything to integers or truth values: the result has none.
-    - Integers to float: the result has qparams of its own.
+    Float to float keeps the qparams of x, and integers to float has its own. Other casts have no qparams.
     """
     x, result = node.args[0].meta["val"].dtype, node.meta["val"].dtype
     if not result.is_floating_point:
@@ -33,30 +31,26 @@ def _rule(node: Any) -> QuantRule:
 
 
 def check_to(x: Any, *_: Any, **__: Any) -> Reason | None:
-    """What is cast is a tensor."""
     if not isinstance(x, QTensor):
         return Reason(
             "to.operand",
-            f"its input is {type(x).__name__}; allowed are quantized tensors, integers and truth values",
+            f"its input is {type(x).__name__}; expected a quantized tensor, integers or truth values",
             "Quantize the module that computes its input.",
         )
     return None
 
 
 def to_of_floats(b: Builder, x: QTensor, *_: Any, out: Result, **__: Any) -> QTensor:
-    """out = x in another dtype, from or to floats. TOSA 1.0 CAST.
-
-    CAST rounds where PyTorch truncates, so what becomes an integer is truncated first.
-    """
-    wanted = out.dtype or "INT32"
+    """Cast from or to floats. A float is truncated first, because CAST rounds."""
+    dtype = out.dtype or "INT32"
     if x.is_integer:
-        return QTensor(b.rescale(x.value, 1.0, dtype=wanted), x.dims, float_qparams(wanted))
-    if wanted in FLOATS:
-        return b.requantized(x, float_qparams(wanted))
-    if wanted == "BOOL":
-        return compared(b, "ne", x, 0)
+        return QTensor(b.rescale(x.value, 1.0, dtype=dtype), x.dims, float_qparams(dtype))
+    if dtype in FLOATS:
+        return b.requantized(x, float_qparams(dtype))
+    if dtype == "BOOL":
+        return emit_comparison(b, "ne", x, 0)
     truncated = FloatTensor.of(b, x).trunc().t
-    return QTensor(b.cast(truncated.value, wanted), truncated.dims, None)
+    return QTensor(b.cast(truncated.value, dtype), truncated.dims, None)
 
 
 @op(
@@ -92,28 +86,28 @@ def to_of_floats(b: Builder, x: QTensor, *_: Any, out: Result, **__: Any) -> QTe
 def to(b: Builder, x: QTensor, *_: Any, out: Result, **__: Any) -> QTensor:
     """out = x in another dtype, from and to quantized tensors, integers and truth values.
 
-    - Quantized to integers: rounded towards 0, by a TABLE; of int16 by arithmetic.
+    - Quantized to integers: rounded towards 0, by a TABLE, or by arithmetic for int16.
     - Integers to quantized: a RESCALE.
-    - Quantized or integers to narrower integers: what does not fit keeps its low bits, as in PyTorch.
-    - Anything to truth values: is it not 0?
+    - To narrower integers: a value out of range keeps its low bits, as in PyTorch.
+    - To truth values: true if not 0.
 
-    TOSA 1.0 CAST, RESCALE.
+    TOSA CAST, RESCALE.
     """
     if out.q is not None:
         return b.operand(x, out.q)
     if out.dtype == "BOOL":
-        return compared(b, "ne", x, 0)
-    wanted = out.dtype or "INT32"
+        return emit_comparison(b, "ne", x, 0)
+    dtype = out.dtype or "INT32"
     if not x.is_integer:
-        number = whole(b, x, torch.trunc, truncating, 1.0)
+        number = match_thresholds(b, x, torch.trunc, truncate, 1.0)
         if number is None:
-            text = "int16 activations to integers that no thresholds tell apart; allowed is int8"
+            text = "int16 activations to integers that thresholds cannot distinguish; expected int8"
             raise b.refuse("to.int16", text, "Quantize this module to int8.")
         return QTensor(number, x.dims, None)
-    if x.value.dtype == wanted:
+    if x.value.dtype == dtype:
         return x
     if x.value.dtype == "BOOL" and native(b):
-        return QTensor(b.emit("CAST", x.value, dtype=wanted), x.dims, None)
+        return QTensor(b.emit("CAST", x.value, dtype=dtype), x.dims, None)
     wide = b.widened(x.value)
-    fits = x.value.dtype == "BOOL" or (x.value.dtype, wanted) == ("INT8", "INT16")
-    return QTensor(b.rescale(wide, 1.0, dtype=wanted) if fits else wide, x.dims, None)
+    fits = x.value.dtype == "BOOL" or (x.value.dtype, dtype) == ("INT8", "INT16")
+    return QTensor(b.rescale(wide, 1.0, dtype=dtype) if fits else wide, x.dims, None)

@@ -1,4 +1,4 @@
-"""Maxima, minima and clamps. Behind most operators a clamp between two numbers costs nothing."""
+"""Maxima, minima and clamps. After most operators a clamp between numbers is free."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from ethorch.lower.builder.builder import Builder
 from ethorch.lower.builder.qparams import QParams, QTensor, Result
-from ethorch.lower.ops.arithmetic import PAIRS, as_quantized, float_pair, narrowed, no_float_constant, plain_pair
+from ethorch.lower.ops.arithmetic import PAIRS, as_quantized, float_pair, narrow_integers, no_float_constant, plain_pair
 from ethorch.lower.ops.logical import logical
 from ethorch.lower.ops.quant_rules import EACH_INPUT, RECTIFIED, QuantRule
 from ethorch.lower.ops.samples import I8, Bools, Ints, Sample, W
@@ -15,15 +15,15 @@ from ethorch.lower.ops.spec import op
 
 
 def extreme_of(b: Builder, name: str, x: Any, y: Any, out: QParams | None, dtype: str) -> QTensor:
-    """MAXIMUM or MINIMUM of x and y with broadcasting. It is exact in the codes of ``out``: quantizing never reverses an order.
+    """Emit MAXIMUM or MINIMUM of x and y, exact in the codes of ``out``, because quantizing is monotonic.
 
-    If ``out`` is None, the operands and the result are plain integers, the result in ``dtype``. Of truth values, true is greater.
+    Without ``out``, operands and result are plain integers or truth values of ``dtype``.
     """
     if dtype == "BOOL":
         return logical(b, {"MAXIMUM": "or", "MINIMUM": "and"}[name], x, y)
     if out is None:
         result = plain_pair(b, x, y, lambda xv, yv: b.emit(name, xv, yv))
-        return narrowed(b, result.value, result.dims, dtype)
+        return narrow_integers(b, result.value, result.dims, dtype)
     x, y = (b.requantized(as_quantized(b, value), out) for value in (x, y))
     (xv, yv), dims = b.aligned(x, y)
     wide = [b.rescale(value, 1.0, input_zp=out.zp, dtype="INT32") for value in (xv, yv)]
@@ -41,7 +41,7 @@ def extreme_of(b: Builder, name: str, x: Any, y: Any, out: QParams | None, dtype
     samples=[*(sample for sample in PAIRS if not isinstance(sample.args[1], (int, float))), Sample(Bools(2, 3, 5), Bools(5))],
 )
 def maximum(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
-    """out = max(x, y) with broadcasting, int8, int16 or plain integers. TOSA 1.0 MAXIMUM."""
+    """out = max(x, y) with broadcasting, int8, int16 or plain integers. TOSA MAXIMUM."""
     return extreme_of(b, "MAXIMUM", x, y, out.q, out.dtype)
 
 
@@ -56,12 +56,11 @@ def maximum(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
     samples=[*(sample for sample in PAIRS[:5] if not isinstance(sample.args[1], (int, float))), Sample(Bools(2, 3, 5), Bools(5))],
 )
 def minimum(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
-    """out = min(x, y) with broadcasting, int8, int16 or plain integers. TOSA 1.0 MINIMUM."""
+    """out = min(x, y) with broadcasting, int8, int16 or plain integers. TOSA MINIMUM."""
     return extreme_of(b, "MINIMUM", x, y, out.q, out.dtype)
 
 
 def clamp_tensor_of_floats(b: Builder, x: Any, low: Any = None, high: Any = None, *, out: Result) -> Any:
-    """out = min(max(x, low), high) of floats. TOSA 1.0 MAXIMUM, MINIMUM."""
     x = x if low is None else float_pair(b, "MAXIMUM", x, low)
     return x if high is None else float_pair(b, "MINIMUM", x, high)
 
@@ -80,27 +79,24 @@ def clamp_tensor_of_floats(b: Builder, x: Any, low: Any = None, high: Any = None
     samples=[Sample(I8(2, 5, 6), I8(6, low=-2.0, high=-1.0), I8(5, 1, low=1.0, high=2.0)), Sample(I8(3, 40), W(1), None)],
 )
 def clamp_tensor(b: Builder, x: Any, low: Any = None, high: Any = None, *, out: Result) -> QTensor:
-    """out = min(max(x, low), high) with broadcasting; a bound may be missing. TOSA 1.0 MAXIMUM, MINIMUM."""
+    """out = min(max(x, low), high) with broadcasting; a bound may be missing. TOSA MAXIMUM, MINIMUM."""
     y = x if low is None else extreme_of(b, "MAXIMUM", x, low, out.q, out.dtype)
     y = y if high is None else extreme_of(b, "MINIMUM", y, high, out.q, out.dtype)
     return y if out.q is None else b.requantized(y, out.q)
 
 
-def _clamped_integers(b: Builder, x: QTensor, low: float, high: float, dtype: str) -> QTensor:
-    """Plain integers between two bounds: MAXIMUM, MINIMUM, since TOSA 1.0 has no CLAMP of INT32."""
+def _clamp_integers(b: Builder, x: QTensor, low: float, high: float, dtype: str) -> QTensor:
+    """Clamp by MAXIMUM and MINIMUM, because TOSA 1.0 has no CLAMP of INT32."""
     if low > -math.inf:
         x = extreme_of(b, "MAXIMUM", x, low, None, dtype)
     return extreme_of(b, "MINIMUM", x, high, None, dtype) if high < math.inf else x
 
 
 def _clamp(b: Builder, x: QTensor, low: float, high: float, out: Result) -> QTensor:
-    """min(max(x, low), high) in the codes of ``out``. It is exact, since quantizing never reverses an order.
-
-    Behind an operator that absorbed it, ``x`` has the qparams of ``out`` already. A bound at the end of their range needs nothing.
-    """
+    """Clamp in the codes of ``out``. A bound at the end of their range is free, because quantizing is monotonic."""
     q = out.q
     if q is None:
-        return _clamped_integers(b, x, low, high, out.dtype)
+        return _clamp_integers(b, x, low, high, out.dtype)
     x = b.operand(x, q)
     if q.is_float:
         return QTensor(b.clamp(x.value, low, high), x.dims, q)
@@ -119,13 +115,13 @@ def _clamp(b: Builder, x: QTensor, low: float, high: float, out: Result) -> QTen
     samples=[Sample(I8(1, 8, 5, 5)), Sample(I8(3, 7)), Sample(Ints(3, 40))],
 )
 def relu(b: Builder, x: QTensor, *, out: Result) -> QTensor:
-    """out = max(x, 0): int8, int16 or plain integers. TOSA 1.0 CLAMP, or nothing where saturation does it."""
+    """out = max(x, 0): int8, int16 or plain integers. TOSA CLAMP, or saturation."""
     return _clamp(b, x, 0.0, math.inf, out)
 
 
 @op("aten.relu6.default", quant=EACH_INPUT, absorbs=True, pointwise=True, samples=[Sample(I8(1, 8, 5, 5, high=9.0))])
 def relu6(b: Builder, x: QTensor, *, out: Result) -> QTensor:
-    """out = min(max(x, 0), 6): int8, int16 or plain integers. TOSA 1.0 CLAMP, or nothing where saturation does it."""
+    """out = min(max(x, 0), 6): int8, int16 or plain integers. TOSA CLAMP, or saturation."""
     return _clamp(b, x, 0.0, 6.0, out)
 
 
@@ -137,15 +133,12 @@ def relu6(b: Builder, x: QTensor, *, out: Result) -> QTensor:
     samples=[Sample(I8(1, 8, 5, 5)), Sample(I8(1, 4, 5), 0.0, 6.0), Sample(I8(6), -0.5, 2.0)],
 )
 def hardtanh(b: Builder, x: QTensor, min_val: float = -1.0, max_val: float = 1.0, *, out: Result) -> QTensor:
-    """out = min(max(x, min_val), max_val): int8, int16 or plain integers.
-
-    TOSA 1.0 CLAMP, or nothing where saturation does it.
-    """
+    """out = min(max(x, min_val), max_val): int8, int16 or plain integers. TOSA CLAMP, or saturation."""
     return _clamp(b, x, min_val, max_val, out)
 
 
 def _clamp_rule(node: Any) -> QuantRule:
-    """Return the rule of a clamp: one between zero and infinity keeps codes."""
+    """Return the rule of a clamp. A bound of zero or infinity keeps the codes."""
     low, high = (*node.args[1:], *node.kwargs.values(), None, None)[:2]
     return RECTIFIED if {low, high} <= {None, 0, math.inf, -math.inf} else EACH_INPUT
 
@@ -169,8 +162,5 @@ def _clamp_rule(node: Any) -> QuantRule:
     ],
 )
 def clamp(b: Builder, x: QTensor, low: Any = None, high: Any = None, *, out: Result) -> QTensor:
-    """out = min(max(x, low), high): int8, int16 or plain integers; a bound may be missing.
-
-    TOSA 1.0 CLAMP, or nothing where saturation does it.
-    """
+    """out = min(max(x, low), high): int8, int16 or plain integers; a bound may be missing. TOSA CLAMP, or saturation."""
     return _clamp(b, x, -math.inf if low is None else float(low), math.inf if high is None else float(high), out)

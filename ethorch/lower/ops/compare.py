@@ -1,7 +1,4 @@
-"""Comparisons of two tensors. With one quantized tensor and constants they join a table.
-
-U85 has operators for them. U55 and U65 subtract, and look up the sign of the difference.
-"""
+"""Comparisons. The U85 has operators for them; on the U55 and U65 the sign of the difference is looked up."""
 
 from __future__ import annotations
 
@@ -28,19 +25,19 @@ from ethorch.lower.ops.quant_rules import QuantRule
 from ethorch.lower.ops.samples import I8, Ints, Sample
 from ethorch.lower.ops.spec import OpSpec, op
 
-#: The operands are quantized, the result is truth values.
+#: Quantized operands, truth values as the result.
 COMPARED = QuantRule(output="none")
 ORDERED = QuantRule(output="none", is_threshold=True)
 
 
 @dataclass(frozen=True)
 class _Comparison:
-    """How TOSA says a comparison, and how the sign of a difference does.
+    """A comparison as a TOSA operator, and as a function of the difference.
 
     Attributes:
-        symbol: Python's.
-        operator: TOSA's, of the two operands, or of the two ``swapped``; its result may have to be ``negated``.
-        holds: what codes of x - y say, of which the sign counts and whether they are 0.
+        symbol: Python's operator.
+        operator: TOSA operator of the (``swapped``) operands. Its result may be ``negated``.
+        holds: Function of codes of x - y, of which only the sign and 0 matter.
     """
 
     symbol: str
@@ -59,20 +56,17 @@ _COMPARISONS = {
     "le": _Comparison("<=", "GREATER_EQUAL", lambda d: d <= 0, swapped=True),
 }
 
-#: How exact a comparison is; a part of the documentation of each.
+#: Precision of a comparison; part of the documentation of each.
 _EXACTNESS = """\
 - Plain integers: exact.
-- Quantized tensors of one scale: exact.
-- A quantized tensor and a constant: as PyTorch's float32 compares them.
-- Quantized tensors of two scales: to 1 / 2**19 of the coarser step, and of int16 to 1 / 2**14.
+- Quantized tensors of the same scale: exact.
+- A quantized tensor and a constant: as in PyTorch's float32.
+- Quantized tensors of different scales: to 1 / 2**19 of the coarser step, or 1 / 2**14 for int16.
 """
 
 
-def compared(b: Builder, name: str, x: Any, y: Any) -> QTensor:
-    """Truth values of the comparison ``name`` of x and y with broadcasting; how exact it is, ``_EXACTNESS`` says.
-
-    TOSA 1.0 EQUAL, GREATER, GREATER_EQUAL; or SUB and TABLE.
-    """
+def emit_comparison(b: Builder, name: str, x: Any, y: Any) -> QTensor:
+    """Emit a comparison with the precision of ``_EXACTNESS``. TOSA EQUAL, GREATER, GREATER_EQUAL; or SUB and TABLE."""
     comparison = _COMPARISONS[name]
     floats = any_float(x, y)
     (xv, yv), dims = in_one_float(b, x, y) if floats else in_one_unit(b, x, y)
@@ -81,7 +75,7 @@ def compared(b: Builder, name: str, x: Any, y: Any) -> QTensor:
         below = 1 << (29 if quantized == {"INT8"} else 31 if quantized else 32)
         return QTensor(truth_of_codes(b, difference(b, xv, yv, below=below), comparison.holds), dims, None)
     if quantized and not floats:
-        # Vela's bug vela.rescale-in-comparison
+        # Vela bug vela.rescale-in-comparison
         xv = b.emit("SUB", xv, yv)
         yv = b.const(np.zeros((1,) * xv.rank, np.int32))
     result = b.emit(comparison.operator, *((yv, xv) if comparison.swapped else (xv, yv)))
@@ -96,8 +90,6 @@ _SCALARS = (Sample(I8(2, 7), 0.5), Sample(Ints(2, 20, low=-3, high=3), 1))
 
 
 def _comparison(name: str) -> OpSpec:
-    """Register aten.eq, ne, gt, ge, lt or le."""
-
     @op(
         f"aten.{name}.Tensor",
         f"aten.{name}.Scalar",
@@ -109,10 +101,10 @@ def _comparison(name: str) -> OpSpec:
         samples=[*_PAIRS, *(sample.of(f"aten.{name}.Scalar") for sample in _SCALARS)],
     )
     def compare(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
-        return compared(b, name, x, y)
+        return emit_comparison(b, name, x, y)
 
     return compare
 
 
-#: The comparisons, of two tensors or of a tensor and a number.
+#: Comparisons of two tensors, or of a tensor and a number.
 COMPARISONS = tuple(_comparison(name) for name in _COMPARISONS)

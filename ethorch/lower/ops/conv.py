@@ -1,4 +1,4 @@
-"""Convolution: regular, depthwise, grouped, transposed; one, two and three spatial dimensions."""
+"""Convolution: regular, depthwise, grouped, transposed; over one to three axes."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from ethorch.support.errors import Reason
 
 
 def _convolution(x: Any, w: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1) -> Any:
-    """Arguments of aten.conv1d, conv2d and conv3d with a padding in numbers, as those of aten.convolution."""
+    """Adapt aten.conv1d, conv2d and conv3d with numeric padding."""
     return (x, w, bias, stride, padding, dilation, False, 0, groups), {}
 
 
 def _convolution_transposed(
     x: Any, w: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, output_padding: Any = 0, groups: int = 1, dilation: Any = 1
 ) -> Any:
-    """Arguments of aten.conv_transpose1d, 2d and 3d as those of aten.convolution."""
+    """Adapt aten.conv_transpose1d, 2d and 3d."""
     return (x, w, bias, stride, padding, dilation, True, output_padding, groups), {}
 
 
 def _convolution_same(
     x: Any, w: Any, bias: Any = None, stride: Any = 1, padding: str = "valid", dilation: Any = 1, groups: int = 1
 ) -> Any:
-    """Arguments of aten.conv1d, conv2d and conv3d with a padding by name, as those of aten.convolution; "same" may pad unevenly."""
+    """Adapt aten.conv1d, conv2d and conv3d with named padding. ``same`` may pad unevenly."""
     pads: Any = 0
     if padding == "same":
         pads = [((span - 1) // 2, span // 2) for span in Window.of(w.shape[2:], dilation=dilation).span]
@@ -55,22 +55,21 @@ def check_convolution(
     output_padding: Any,
     groups: int,
 ) -> Reason | None:
-    """The weight is a quantized constant."""
     if not isinstance(w, QTensor):
         return Reason("graph.weight_not_quantized", "its weight is float", "Give the quantizer a config for this module.")
     if not w.value.is_const:
         return Reason(
             "convolution.dynamic_weight",
-            "its weight is computed at run time; a constant weight is needed",
-            "Make the weight a parameter or buffer; torch.matmul of shifted slices takes weights that change.",
+            "its weight is computed at run time; expected a constant weight",
+            "Make the weight a parameter or buffer, or use torch.matmul of shifted slices, which supports computed weights.",
         )
     return None
 
 
 def _rule(node: Node) -> QuantRule:
-    """Weights are O,I,...; of a transposed convolution I,O/groups,..., whose output channels lie on two axes if it has groups."""
+    """Return the rule of a convolution. The output channels of a grouped transposed one are on two axes of its weight."""
     (x, w, *rest), _ = arguments(node)
-    while w.op != "get_attr" and "val" not in w.meta:  # an observer of the weight; what convert_pt2e put behind it
+    while w.op != "get_attr" and "val" not in w.meta:  # observers, or nodes that convert_pt2e inserted
         w = w.all_input_nodes[0]
     weight = value_of(w) if "val" in w.meta else tensor_of(w.graph.owning_module, w)
     canonical, _ = convolution.canonical(op_name(node.target), (x, weight, *rest), {})
@@ -149,15 +148,15 @@ def convolution(
 ) -> QTensor:
     """out[n,o] = bias[o] + sum over i, ky, kx of x[n,i,y+ky,x+kx] * w[o,i,ky,kx]: int8[N,C,H,W] -> int8[N,O,OH,OW].
 
-    Exact in int32, and with int16 activations in int48; rounded once, by the RESCALE. One spatial dimension is a map of height 1.
-    An input without a batch is a batch of one. TOSA 1.0 CONV2D, DEPTHWISE_CONV2D, TRANSPOSE_CONV2D.
+    Exact in int32 (int48 for int16), rounded once. One spatial dimension is a map of height 1. TOSA CONV2D, DEPTHWISE_CONV2D,
+    TRANSPOSE_CONV2D.
     """
     filters = Filters.of(x, w, bias, out.shape[1 - len(w.shape)])
     window = Window.of(filters.codes.shape[2:], stride, padding, dilation)
     axes = len(window.kernel)
 
     def as_map(shape: tuple[int, ...]) -> tuple[int, ...]:
-        """A shape with a batch; with a height of 1 in front of a single axis."""
+        """Add a missing batch, and a height of 1 to a single axis."""
         batch, channels, places = shape[: -axes - 1] or (1,), shape[-axes - 1], shape[-axes:]
         return (*batch, channels, *((1,) if axes == 1 else ()), *places)
 
@@ -168,6 +167,6 @@ def convolution(
     else:
         over = conv3d if axes == 3 else conv2d
     shape = as_map(x.shape)
-    if shape == x.shape:  # as it is: a view may store a batch of one elsewhere, for 2 % more cycles of resnet18 on U85
+    if shape == x.shape:  # no view, which could store a batch of one elsewhere (2 % more cycles)
         return over(b, x, filters, window, groups, out)
     return b.view(over(b, b.view(x, shape), filters, window, groups, replace(out, shape=as_map(out.shape))), out.shape)

@@ -16,27 +16,26 @@ _LARGEST_STRIDE = 3
 
 
 def conv2d(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int, out: Result) -> QTensor:
-    """x[N,C,H,W] convolved with codes [O,C/G,KH,KW]. What it becomes, the first that applies:
+    """Convolve x[N,C,H,W] with codes [O,C/G,KH,KW] in the first form that applies.
 
-    - windows that read padding only: the bias;
-    - one group, and a stride above 3: ``_patches``;
-    - as many groups as results, and a stride above 3: a stride that divides it, and of the results every so many;
-    - groups of one channel: a DEPTHWISE_CONV2D;
-    - other groups: a slice of C for each, a CONV2D of it, and a CONCAT; Vela makes slices and CONCAT free;
-    - one group: a CONV2D.
+    - Windows that read only padding: the bias.
+    - One group and a stride above 3: ``_patches``.
+    - As many groups as output channels and a stride above 3: a divisor of the stride, then every n-th result.
+    - Groups of one channel: a DEPTHWISE_CONV2D.
+    - All others: a CONV2D of a slice of C for each group, and a CONCAT. Vela makes the slices and the CONCAT free.
     """
     if window.misses(x.shape[2:], out.shape[2:]):
         bias = filters.bias_in_shape(b, (x.shape[0], *out.shape[2:], len(filters.codes)), out.qparams)
         return b.from_nhwc(bias, out.qparams)
     if groups == 1 and max(window.stride) > _LARGEST_STRIDE and set(window.dilation) == {1}:
         return _patches(b, x, filters, window, out)
-    wanted = window.stride
+    requested_stride = window.stride
     if groups == len(filters.codes):
         window = replace(window, stride=tuple(_first_step(stride) for stride in window.stride))
     window = window.ending(x.shape[2:])
     value = b.nhwc(x)
     if value is not x.value and b.tuning.crop == "kernel":
-        filters, window = _widened(filters, window)
+        filters, window = _pad_kernel(filters, window)
     value, window = window.cropped(b, value)
     channels, wide = filters.codes.shape[:2]
     each = channels // groups
@@ -47,22 +46,22 @@ def conv2d(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int
         parts = []
         for group in range(groups):
             rows = slice(group * each, (group + 1) * each)
-            own = filters.with_codes(filters.codes[rows].transpose(0, 2, 3, 1), rows)
-            parts.append(own.conv2d(b, b.sliced(value, 3, group * wide, wide), window, out.qparams))
+            group_filters = filters.with_codes(filters.codes[rows].transpose(0, 2, 3, 1), rows)
+            parts.append(group_filters.conv2d(b, b.sliced(value, 3, group * wide, wide), window, out.qparams))
         result = parts[0] if groups == 1 else b.emit("CONCAT", *parts, axis=3)
     y = b.from_nhwc(result, out.qparams)
     for axis in (0, 1):
-        y = b.every(y, 2 + axis, wanted[axis] // window.stride[axis])
+        y = b.every(y, 2 + axis, requested_stride[axis] // window.stride[axis])
     return y
 
 
 def _first_step(stride: int) -> int:
-    """The largest stride that divides ``stride`` and that an NPU has."""
+    """Return the largest divisor of ``stride`` that an NPU supports as a stride."""
     return stride if stride <= _LARGEST_STRIDE else next(step for step in (3, 2, 1) if stride % step == 0)
 
 
-def _widened(filters: Filters, window: Window) -> tuple[Filters, Window]:
-    """Weights with zeros on their far side, so that they read what no window read before. A dilated kernel stays as it is."""
+def _pad_kernel(filters: Filters, window: Window) -> tuple[Filters, Window]:
+    """Append zeros to the kernel so that windows also read unread rows and columns. A dilated kernel stays unchanged."""
     bottom, right = (max(-after, 0) for after in window.after)
     if max(bottom, right) == 0 or window.dilation != (1, 1):
         return filters, window
@@ -72,10 +71,9 @@ def _widened(filters: Filters, window: Window) -> tuple[Filters, Window]:
 
 
 def _patches(b: Builder, x: QTensor, filters: Filters, window: Window, out: Result) -> QTensor:
-    """A convolution with a stride above 3, as space to depth and a convolution of stride 1 over it.
+    """Convolve with a stride above 3, as space to depth and a convolution of stride 1.
 
-    Of the former, Vela would make a convolution for each pixel of the result. The kernel is filled up to a multiple of the stride.
-    The new channels are in the order in which x is stored, and the weights follow.
+    Otherwise Vela would create a convolution per pixel. The kernel is padded to a multiple of the stride.
     """
     steps = window.stride
     blocks = [-(-kernel // step) for kernel, step in zip(window.kernel, steps, strict=True)]

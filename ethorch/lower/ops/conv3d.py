@@ -12,20 +12,18 @@ from ethorch.lower.builder.window import Window
 from ethorch.lower.ops.weights import Filters
 from ethorch.tosa.ir import Value
 
-#: What every NPU takes as channels of a map.
+#: Largest number of channels that every NPU supports.
 MOST_CHANNELS = 65536
 
 
 def conv3d(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int, out: Result) -> QTensor:
-    """x[N,C,D,H,W] convolved with codes [O,C/G,KD,KH,KW].
+    """Convolve x[N,C,D,H,W] with codes [O,C/G,KD,KH,KW].
 
-    - Windows that read padding only: the bias.
-    - One group, no dilation along the depth: planes of x lie side by side as channels, so that each plane of the result is a CONV2D
-      of neighbouring channels. Nothing is copied, and planes of padding are weights that are left out, unless those are more than
-      the map.
-    - Groups of one channel, of int8: a DEPTHWISE_CONV2D for each of the KD planes, added up in INT32. TOSA 1.0 adds no INT48.
-    - All others: the KD planes that a plane of the result reads are copied side by side as channels of one CONV2D, and all planes
-      of the result are its batch.
+    - Windows that read only padding: the bias.
+    - One group without dilation of the depth: the planes of x are channels, and each plane of the result is a CONV2D of some of them.
+      Weights of padding planes are left out, unless padding the map is cheaper.
+    - int8 groups of one channel: a DEPTHWISE_CONV2D for each of the KD planes, added in INT32. TOSA 1.0 cannot add INT48.
+    - All others: the KD planes of each result are copied side by side as channels of one CONV2D, with all results as its batch.
     """
     n, c, d = x.shape[:3]
     if window.misses(x.shape[2:], out.shape[2:]):
@@ -41,16 +39,16 @@ def conv3d(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int
     if groups == channels == c and x.qparams.dtype == "INT8":
         total: Value | None = None
         for k, tap in enumerate(taps):
-            own = filters.with_codes(filters.codes[:, 0, k].transpose(1, 2, 0)[..., None])
-            acc = (own if k == 0 else own.without_bias()).depthwise(b, tap, plane)
+            plane_filters = filters.with_codes(filters.codes[:, 0, k].transpose(1, 2, 0)[..., None])
+            acc = (plane_filters if k == 0 else plane_filters.without_bias()).depthwise(b, tap, plane)
             total = acc if total is None else b.emit("ADD", total, acc)
         assert total is not None
         result = filters.requantize(b, total, out.qparams)
     else:
         parts, wide, each = [], c // groups, channels // groups
         for group in range(groups):
-            rows, own_taps = slice(group * each, (group + 1) * each), [b.sliced(tap, 3, group * wide, wide) for tap in taps]
-            value = b.emit("CONCAT", *own_taps, axis=3) if len(own_taps) > 1 else own_taps[0]
+            rows, group_taps = slice(group * each, (group + 1) * each), [b.sliced(tap, 3, group * wide, wide) for tap in taps]
+            value = b.emit("CONCAT", *group_taps, axis=3) if len(group_taps) > 1 else group_taps[0]
             codes = filters.codes[rows].transpose(0, 3, 4, 2, 1).reshape(each, *plane.kernel, -1)
             parts.append(filters.with_codes(codes, rows).conv2d(b, value, plane, out.qparams))
         result = b.emit("CONCAT", *parts, axis=3) if groups > 1 else parts[0]
@@ -59,11 +57,11 @@ def conv3d(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int
 
 
 def _of_channels(b: Builder, x: QTensor, filters: Filters, depth: Window, plane: Window, out: Result) -> QTensor:
-    """The convolution of x stored [N,H,W,D*C]: a CONV2D of the channels of the planes that a plane of the result reads."""
+    """Convolve x stored as [N,H,W,D*C]: one CONV2D per plane of the result, over the channels that it reads."""
     n, c, d = x.shape[:3]
     if x.dims[1][-1:] == (x.value.rank - 1,) or not x.dims[1]:
         value = b.stored_as(x, [(0,), (3,), (4,), (2, 1)])
-    else:  # in two steps: planes and channels change places in whole maps, and then it is a map as any other
+    else:  # move whole maps first, then transpose an ordinary map
         maps = b.stored_as(x, [(0,), (2, 1), (3,), (4,)])
         value = b.nhwc(QTensor(maps, ((0,), (1,), (2,), (3,)), x.q))
     value, plane = plane.cropped(b, value)
@@ -71,25 +69,25 @@ def _of_channels(b: Builder, x: QTensor, filters: Filters, depth: Window, plane:
     planes = [(max(start, 0), min(start + depth.kernel[0], d)) for start in starts]
     weights = math.prod(filters.codes.shape) // depth.kernel[0]
     extra = {(first - start, last - start) for start, (first, last) in zip(starts, planes, strict=True)} - {(0, depth.kernel[0])}
-    if sum(max(last - first, 1) for first, last in extra) * weights > math.prod(value.shape):  # the map is less to copy
+    if sum(max(last - first, 1) for first, last in extra) * weights > math.prod(value.shape):  # padding the map costs less
         value = b.padded(value, 3, max(-starts[0], 0) * c, max(starts[-1] + depth.kernel[0] - d, 0) * c, x.qparams.zp)
         starts = [start + max(depth.before[0], 0) for start in starts]
         planes = [(start, start + depth.kernel[0]) for start in starts]
     parts = []
     for start, (first, last) in zip(starts, planes, strict=True):
         codes = filters.codes[:, :, first - start : last - start]
-        if first >= last:  # all of it is padding
+        if first >= last:  # only padding
             first, codes = 0, np.zeros_like(filters.codes[:, :, :1])
-        own = filters.with_codes(codes.transpose(0, 3, 4, 2, 1).reshape(len(codes), *plane.kernel, -1))
+        plane_filters = filters.with_codes(codes.transpose(0, 3, 4, 2, 1).reshape(len(codes), *plane.kernel, -1))
         read = b.sliced(value, 3, first * c, codes.shape[2] * c)
-        parts.append(own.conv2d(b, read, plane, out.qparams))
+        parts.append(plane_filters.conv2d(b, read, plane, out.qparams))
     result = b.emit("CONCAT", *parts, axis=3) if len(parts) > 1 else parts[0]
     stored = (n, *result.shape[1:3], out.shape[2], len(filters.codes))
     return QTensor(b.reshape(result, stored), ((0,), (4,), (3,), (1,), (2,)), out.qparams)
 
 
 def _taps(b: Builder, x: QTensor, depth: Window, planes: int) -> list[Value]:
-    """For each place of the kernel's depth, what ``planes`` planes of the result read there: stored [N * planes,H,W,C]."""
+    """Return the planes that the results read, for each depth of the kernel: stored [N * planes,H,W,C]."""
     (kernel,), (stride,), (dilation,) = depth.kernel, depth.stride, depth.dilation
     last = (planes - 1) * stride
     x = b.pad_or_crop(x, 2, depth.before[0], last + depth.span[0])

@@ -15,21 +15,21 @@ from ethorch.lower.builder.window import Window
 from ethorch.lower.ops.weights import Filters
 from ethorch.tosa.ir import Value
 
-#: Up to so many channels, a SLICE of columns costs more than taps that save it, and least as one of whole rows.
+#: Up to this number of channels, additional taps are cheaper than a SLICE of columns, and a SLICE of rows is the cheapest one.
 FEW = 4
 
 
 def conv_transpose(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int, out: Result) -> QTensor:
-    """out[n,o,s*i+k] += x[n,c,i] * w[c,o,k]: x[N,C,H,W] with codes [C,O/G,KH,KW]. What it becomes, the first that applies:
+    """Emit out[n,o,s*i+k] += x[n,c,i] * w[c,o,k] of codes [C,O/G,KH,KW] in the first form that applies.
 
-    - groups of one channel: phases by a DEPTHWISE_CONV2D;
-    - one group and stride (2, 2), where the target runs it faster: a TRANSPOSE_CONV2D;
-    - all others: phases by a CONV2D for each group, and a CONCAT.
+    - Groups of one channel: phases by a DEPTHWISE_CONV2D.
+    - One group and stride (2, 2), if the target runs it faster: a TRANSPOSE_CONV2D.
+    - All others: phases by a CONV2D for each group, and a CONCAT.
 
-    Phases: a place y = s*q + r of the result depends on the taps k = r (mod s) only. So it is one convolution of stride 1 with s*s
-    times the channels, which are interleaved afterwards. In one dimension that order costs nothing.
+    Position s*q + r of the result depends only on the taps k = r (mod s). It is therefore one convolution of stride 1 with s*s
+    times the channels, which are then interleaved. In one dimension this is free.
     """
-    filters = filters.with_codes(_spread(filters.codes, window.dilation))
+    filters = filters.with_codes(_insert_zeros(filters.codes, window.dilation))
     inputs, outputs = filters.codes.shape[0] // groups, filters.codes.shape[1]
     if groups > 1 and inputs == outputs == 1:
         return _phases(b, x, filters, window, out.shape, out.qparams, depthwise=True)
@@ -38,11 +38,11 @@ def conv_transpose(b: Builder, x: QTensor, filters: Filters, window: Window, gro
     for group in range(groups):
         part = b.from_nhwc(b.sliced(value, 3, group * inputs, inputs), x.q)
         codes = filters.codes[group * inputs : (group + 1) * inputs]
-        own = filters.with_codes(codes, slice(group * outputs, (group + 1) * outputs))
+        group_filters = filters.with_codes(codes, slice(group * outputs, (group + 1) * outputs))
         if groups == 1 and window.stride == (2, 2) and b.tuning.transpose_conv == "TRANSPOSE_CONV2D":
-            parts.append(_transpose_conv2d(b, part, own, window, out.shape, out.qparams))
+            parts.append(_transpose_conv2d(b, part, group_filters, window, out.shape, out.qparams))
         else:
-            parts.append(_phases(b, part, own, window, out.shape, out.qparams, depthwise=False))
+            parts.append(_phases(b, part, group_filters, window, out.shape, out.qparams, depthwise=False))
     if groups == 1:
         return parts[0]
     values, dims = b.alike(parts)
@@ -50,11 +50,10 @@ def conv_transpose(b: Builder, x: QTensor, filters: Filters, window: Window, gro
 
 
 def conv_transpose3d(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int, out: Result) -> QTensor:
-    """Lower out[n,o,s*i+k] += x[n,c,i] * w[c,o,k] of x[N,C,D,H,W] with codes [C,O/G,KD,KH,KW] to convolutions of planes.
+    """Emit out[n,o,s*i+k] += x[n,c,i] * w[c,o,k] of codes [C,O/G,KD,KH,KW] as convolutions of planes.
 
-    The planes z = s*q + r of the result depend on the same taps k of the depth, each of which reads one plane of x. Side by side as
-    channels, these planes are the input of one transposed convolution over two axes, and all z of one r are its batch. The results
-    for each r are interleaved afterwards.
+    The planes s*q + r of the result depend on the same taps of the depth. The planes that these read are channels of one transposed
+    convolution over two axes, with all q as its batch. The results for each r are then interleaved.
     """
     (n, c, d), (planes, *extents) = x.shape[:3], out.shape[2:]
     depth, plane = window.axes(0), window.axes(1, 2)
@@ -66,10 +65,10 @@ def conv_transpose3d(b: Builder, x: QTensor, filters: Filters, window: Window, g
         firsts = {k: places // stride for k, places in ahead.items() if places % stride == 0 and -count < places // stride < d}
         if firsts:
             read = [b.pad_or_crop(x, 2, -first, count) for first in firsts.values()]
-            maps = _beside(b, [b.from_nhwc(b.stored_as(tap, [(0, 2), (3,), (4,), (1,)]), x.q) for tap in read], groups)
+            maps = _concat_by_group(b, [b.from_nhwc(b.stored_as(tap, [(0, 2), (3,), (4,), (1,)]), x.q) for tap in read], groups)
             codes = np.stack([filters.codes[:, :, k].reshape(groups, c // groups, -1, *plane.kernel) for k in firsts], axis=1)
-            own = filters.with_codes(codes.reshape(c * len(firsts), -1, *plane.kernel))
-            result = conv_transpose(b, maps, own, plane, groups, replace(out, shape=(n * count, channels, *extents)))
+            phase_filters = filters.with_codes(codes.reshape(c * len(firsts), -1, *plane.kernel))
+            result = conv_transpose(b, maps, phase_filters, plane, groups, replace(out, shape=(n * count, channels, *extents)))
         else:
             bias = filters.bias_in_shape(b, (n * count, *extents, channels), out.qparams)
             result = b.from_nhwc(bias, out.qparams)
@@ -81,8 +80,8 @@ def conv_transpose3d(b: Builder, x: QTensor, filters: Filters, window: Window, g
     return b.narrow(b.view(b.concat(apart, 3), (n, channels, count * len(phases), *extents)), 2, 0, planes)
 
 
-def _beside(b: Builder, maps: Sequence[QTensor], groups: int) -> QTensor:
-    """Return maps [N,C,H,W] side by side as channels, those of each group together."""
+def _concat_by_group(b: Builder, maps: Sequence[QTensor], groups: int) -> QTensor:
+    """Concatenate maps [N,C,H,W] along the channels within each group."""
     n, c, *extents = maps[0].shape
     if groups == 1:
         return b.concat(maps, 1)
@@ -90,8 +89,8 @@ def _beside(b: Builder, maps: Sequence[QTensor], groups: int) -> QTensor:
     return b.view(b.concat(apart, 2), (n, c * len(maps), *extents))
 
 
-def _spread(codes: npt.NDArray[Any], dilation: Sequence[int]) -> npt.NDArray[Any]:
-    """A dilated kernel as one without: zeros between its elements."""
+def _insert_zeros(codes: npt.NDArray[Any], dilation: Sequence[int]) -> npt.NDArray[Any]:
+    """Insert zeros between the elements of a dilated kernel."""
     spans = [(k - 1) * d + 1 for k, d in zip(codes.shape[2:], dilation, strict=True)]
     spread = np.zeros((*codes.shape[:2], *spans), codes.dtype)
     spread[:, :, :: dilation[0], :: dilation[1]] = codes
@@ -99,7 +98,7 @@ def _spread(codes: npt.NDArray[Any], dilation: Sequence[int]) -> npt.NDArray[Any
 
 
 def _transpose_conv2d(b: Builder, x: QTensor, filters: Filters, window: Window, shape: Sequence[int], out: QParams) -> QTensor:
-    """TOSA 1.0 TRANSPOSE_CONV2D with stride (2, 2). Rows that output_padding adds beyond the kernel's reach hold the bias."""
+    """Emit TRANSPOSE_CONV2D with stride (2, 2). Rows of output_padding beyond the kernel's reach contain the bias."""
     pads: list[int] = []
     for axis in (0, 1):
         reach = (x.shape[2 + axis] - 1) * 2 + filters.codes.shape[2 + axis]
@@ -120,10 +119,9 @@ def _transpose_conv2d(b: Builder, x: QTensor, filters: Filters, window: Window, 
 def _phases(
     b: Builder, x: QTensor, filters: Filters, window: Window, shape: Sequence[int], out: QParams, *, depthwise: bool
 ) -> QTensor:
-    """The transposed convolution by phases: codes [I,O,KH,KW] become taps [m] of phases [r], k = m*s + r.
+    """Emit phases: codes [I,O,KH,KW] become taps [m] of phases [r], k = m*s + r.
 
-    Zeros in front of the kernel move the first place of the result to phase 0, so that nothing is cut off in front: where that
-    needs no tap more, and of few channels always.
+    If no tap is added, or for few channels, zeros before the kernel move the first result to phase 0 to avoid a crop.
     """
     stride, kernel = window.stride, filters.codes.shape[2:]
     few = filters.codes.shape[1] <= FEW
@@ -136,40 +134,40 @@ def _phases(
     i, o = filters.codes.shape[:2]
     codes = np.pad(filters.codes, [(0, 0), (0, 0), *fill]).reshape(i, o, taps[0], stride[0], taps[1], stride[1])
     codes = codes[:, :, ::-1, :, ::-1]
-    firsts = [p // s for p, s in zip(padding, stride, strict=True)]  # whole periods that padding cuts off
+    firsts = [p // s for p, s in zip(padding, stride, strict=True)]  # complete periods that padding removes
     counts = [-(-(size + p - f * s) // s) for size, p, f, s in zip(shape[2:], padding, firsts, stride, strict=True)]
-    needed = [count + tap - 1 for count, tap in zip(counts, taps, strict=True)]
-    value = _fitted(b, b.nhwc(x), [tap - 1 - first for tap, first in zip(taps, firsts, strict=True)], needed, x.qparams.zp)
+    extents = [count + tap - 1 for count, tap in zip(counts, taps, strict=True)]
+    value = _pad_or_crop(b, b.nhwc(x), [tap - 1 - first for tap, first in zip(taps, firsts, strict=True)], extents, x.qparams.zp)
     phases = stride[0] * stride[1]
     if depthwise:
         codes = codes[:, 0].transpose(1, 3, 0, 2, 4).reshape(*taps, i, phases)
-        own = filters.with_codes(codes, np.repeat(np.arange(i), phases))
-        result = own.depthwise_conv2d(b, value, None, out)
+        phase_filters = filters.with_codes(codes, np.repeat(np.arange(i), phases))
+        result = phase_filters.depthwise_conv2d(b, value, None, out)
         stored, dims = (*result.shape[:3], i, *stride), ((0,), (3,), (1, 4), (2, 5))
     else:
         codes = codes.transpose(3, 5, 1, 2, 4, 0).reshape(phases * o, *taps, i)
         result = filters.with_codes(codes, np.tile(np.arange(o), phases)).conv2d(b, value, None, out)
         stored, dims = (*result.shape[:3], *stride, o), ((0,), (5,), (1, 3), (2, 4))
-    y = b.nhwc(QTensor(b.reshape(result, stored), dims, out))  # interleaved here: what follows wants NHWC, or transposes in one go
+    y = b.nhwc(QTensor(b.reshape(result, stored), dims, out))  # interleave once, because most readers require NHWC
     before = [f * s - p for f, s, p in zip(firsts, stride, padding, strict=True)]
-    return b.from_nhwc(_fitted(b, y, before, shape[2:], out.zp), out)
+    return b.from_nhwc(_pad_or_crop(b, y, before, shape[2:], out.zp), out)
 
 
-def _fitted(b: Builder, value: Value, before: Sequence[int], extents: Sequence[int], code: int) -> Value:
-    """A map [N,H,W,C] with so many rows and columns of ``code`` in front (negative: without the first), then of ``extents``."""
+def _pad_or_crop(b: Builder, value: Value, before: Sequence[int], extents: Sequence[int], code: int) -> Value:
+    """Pad a map [N,H,W,C] to ``extents``, with ``before`` rows and columns of ``code`` at the start (negative: crop)."""
     starts = [max(-n, 0) for n in before]
     sizes = [min(value.shape[1 + k] - starts[k], extents[k] - max(before[k], 0)) for k in (0, 1)]
     if (*sizes,) != value.shape[1:3]:
         n, h, w, c = value.shape
-        if c <= FEW:  # columns are what lies together, then
+        if c <= FEW:  # columns are then contiguous
             rows = b.reshape(value, (n, h, w * c))
             value = b.emit("SLICE", rows, start=(0, starts[0], starts[1] * c), size=(n, sizes[0], sizes[1] * c))
             value = b.reshape(value, (n, *sizes, c))
         else:
             value = b.emit("SLICE", value, start=(0, *starts, 0), size=(n, *sizes, c))
-    fronts = [max(n, 0) for n in before]
-    behind = [extents[k] - fronts[k] - sizes[k] for k in (0, 1)]
-    if not any(fronts + behind):
+    inserted_before = [max(n, 0) for n in before]
+    inserted_after = [extents[k] - inserted_before[k] - sizes[k] for k in (0, 1)]
+    if not any(inserted_before + inserted_after):
         return value
-    padding = (0, 0, fronts[0], behind[0], fronts[1], behind[1], 0, 0)
+    padding = (0, 0, inserted_before[0], inserted_after[0], inserted_before[1], inserted_after[1], 0, 0)
     return b.emit("PAD", value, padding=padding, pad_const=code)

@@ -13,7 +13,7 @@ from ethorch.lower.builder.builder import Builder
 from ethorch.lower.builder.floats import FP32, FloatTensor
 from ethorch.lower.builder.qparams import QTensor, Result
 from ethorch.lower.fx.aten_builder import AtenBuilder, shape_of
-from ethorch.lower.ops.extremes import indices_read
+from ethorch.lower.ops.extremes import are_indices_read
 from ethorch.lower.ops.quant_rules import EACH_INPUT
 from ethorch.lower.ops.samples import I8, Sample
 from ethorch.lower.ops.spec import composite, op
@@ -22,22 +22,21 @@ from ethorch.tosa.ir import Value
 
 aten = torch.ops.aten
 
-#: Longest dim that is summed by one triangle of ones: it has the square of it elements, 4 MB, 0.7 s in Vela.
+#: Longest dim that is summed by one triangle of ones, which then has 4 MB and takes 0.7 s in Vela.
 _LONGEST_TRIANGLE = 2048
-#: How many elements of a longer dim each triangle sums.
+#: Number of elements per triangle of a longer dim.
 _PART = 256
 
 
 def _too_long(b: Builder, extent: int) -> Unsupported:
-    text = f"a running sum over {extent} elements of more than 8 bits, allowed are {_LONGEST_TRIANGLE}"
+    text = f"a running sum over {extent} elements of more than 8 bits; expected at most {_LONGEST_TRIANGLE}"
     way_out = (
-        "Quantize the module to int8; or reshape the dim into two, sum along the last, and add the running sums of the totals."
+        "Quantize the module to int8. Or reshape the dim into two, sum along the last, and add the running sums of the totals."
     )
     return b.refuse("cumsum.extent", text, way_out)
 
 
 def cumsum_of_floats(b: Builder, x: QTensor, dim: int, *, out: Result, dtype: Any = None) -> QTensor:
-    """out[i] = x[0] + ... + x[i] of floats, in FP32: a product with a triangle of ones. TOSA 1.0 MATMUL."""
     dim %= x.rank
     extent, others = x.shape[dim], [d for d in range(x.rank) if d != dim]
     if extent > _LONGEST_TRIANGLE:
@@ -55,58 +54,57 @@ def cumsum_of_floats(b: Builder, x: QTensor, dim: int, *, out: Result, dtype: An
     samples=[Sample(I8(2, 9), 1), Sample(I8(1, 12, 4, 5), 1), Sample(I8(3, 6, 7), -2)],
 )
 def cumsum(b: Builder, x: QTensor, dim: int, *, out: Result, dtype: Any = None) -> QTensor:
-    """out[i] = x[0] + ... + x[i] along ``dim``: a product with a triangle of ones, exact, rounded once. TOSA 1.0 CONV2D.
+    """out[i] = x[0] + ... + x[i] along ``dim``: a product with a triangle of ones, exact, rounded once. TOSA CONV2D.
 
-    Of more than 2,048 elements of int8, each 256 are summed so, and what comes before them is added in int32: exact, too.
+    More than 2,048 elements of int8 are summed in parts of 256, to which int32 adds the totals of earlier parts.
     """
     dim %= x.rank
     extent = x.shape[dim]
     others = [d for d in range(x.rank) if d != dim]
     value = b.stored_as(x, [(), tuple(others), (), (dim,)])
     if extent <= _LONGEST_TRIANGLE:
-        made = b.requantize(_running(b, value, x.qparams.zp), x.qparams.step, out.qparams)
+        sums = b.requantize(_sum_running(b, value, x.qparams.zp), x.qparams.step, out.qparams)
     elif value.dtype == "INT8":
-        made = b.requantize(_running_in_parts(b, value, x.qparams.zp), x.qparams.step, out.qparams)
-        made = b.reshape(made, (made.shape[0], math.prod(made.shape[1:])))
-        made = b.emit("SLICE", made, start=(0, 0), size=(made.shape[0], extent))
+        sums = b.requantize(_sum_in_parts(b, value, x.qparams.zp), x.qparams.step, out.qparams)
+        sums = b.reshape(sums, (sums.shape[0], math.prod(sums.shape[1:])))
+        sums = b.emit("SLICE", sums, start=(0, 0), size=(sums.shape[0], extent))
     else:
         raise _too_long(b, extent)
-    return b.from_order(b.reshape(made, (*(x.shape[d] for d in others), extent)), [*others, dim], out.qparams)
+    return b.from_order(b.reshape(sums, (*(x.shape[d] for d in others), extent)), [*others, dim], out.qparams)
 
 
-def _running(b: Builder, value: Value, zp: int) -> Value:
-    """The running sums along the last axis of a map of one picture, as accumulators."""
+def _sum_running(b: Builder, value: Value, zp: int) -> Value:
+    """Return accumulators of the running sums along the last axis."""
     extent = value.shape[-1]
     ones = b.const(np.tril(np.ones((extent, extent), np.int8)).reshape(extent, 1, 1, extent), name="ones")
     return b.conv2d(value, ones, input_zp=zp)
 
 
-def _running_in_parts(b: Builder, value: Value, zp: int) -> Value:
-    """INT32 [rows, parts, 256]: the running sums along the last axis of int8 [1, rows, 1, extent], padded to whole parts."""
+def _sum_in_parts(b: Builder, value: Value, zp: int) -> Value:
+    """Return INT32 [rows, parts, 256], running sums of int8 [1, rows, 1, extent]."""
     _, rows, _, extent = value.shape
     parts = -(-extent // _PART)
     value = b.emit("PAD", b.reshape(value, (rows, extent)), padding=(0, 0, 0, parts * _PART - extent), pad_const=zp)
-    sums = b.reshape(_running(b, b.reshape(value, (1, rows * parts, 1, _PART)), zp), (rows, parts, _PART))
+    sums = b.reshape(_sum_running(b, b.reshape(value, (1, rows * parts, 1, _PART)), zp), (rows, parts, _PART))
     totals = b.emit("SLICE", sums, start=(0, 0, _PART - 1), size=(rows, parts, 1))
-    before, step = _later(b, totals, 1), 1
-    while step < parts:  # each is the sum of the ``step`` parts before it
-        before, step = b.emit("ADD", before, _later(b, before, step)), 2 * step
+    before, step = _shift_parts(b, totals, 1), 1
+    while step < parts:  # ``before`` is the sum of the ``step`` preceding parts
+        before, step = b.emit("ADD", before, _shift_parts(b, before, step)), 2 * step
     return b.emit("ADD", sums, before)
 
 
-def _later(b: Builder, value: Value, places: int) -> Value:
-    """INT32 [rows, parts, 1] moved back by so many parts, with zeros before."""
+def _shift_parts(b: Builder, value: Value, places: int) -> Value:
+    """Shift INT32 [rows, parts, 1] by ``places`` parts."""
     rows, parts, _ = value.shape
-    kept = b.emit("SLICE", value, start=(0, 0, 0), size=(rows, parts - places, 1))
-    return b.emit("PAD", kept, padding=(0, 0, places, 0, 0, 0), pad_const=0)
+    remaining = b.emit("SLICE", value, start=(0, 0, 0), size=(rows, parts - places, 1))
+    return b.emit("PAD", remaining, padding=(0, 0, places, 0, 0, 0), pad_const=0)
 
 
-#: Most factors of a product. Each product on the way is rounded to 8 bits, so one of more factors would be noise.
+#: Largest number of factors. Each intermediate product is rounded to 8 bits, so that the error of more factors dominates.
 _MOST_FACTORS = 16
 
 
 def prod_of_floats(b: Builder, x: QTensor, dim: int, keepdim: bool = False, *, out: Result, dtype: Any = None) -> FloatTensor:
-    """out = product of x over ``dim``, of floats. TOSA 1.0 REDUCE_PRODUCT."""
     return FloatTensor.of(b, x).prod([dim % x.rank]).view(out.shape)
 
 
@@ -119,12 +117,12 @@ def prod(s: AtenBuilder, x: Node, dim: int, keepdim: bool = False, *, dtype: Any
     """out = product of x over ``dim``, of at most 16 factors: a chain of muls."""
     if shape_of(x)[dim] > _MOST_FACTORS:
         return None
-    made = _products(s, x, dim)[-1]
-    return s(aten.unsqueeze.default, made, dim) if keepdim else made
+    total = _products(s, x, dim)[-1]
+    return s(aten.unsqueeze.default, total, dim) if keepdim else total
 
 
-def _scanned(s: AtenBuilder, x: Node, dim: int, combine: Any) -> Node:
-    """out[i] = x[0], ..., x[i] along ``dim`` combined by ``combine``, of two tensors: as many steps as the extent has bits."""
+def _scan(s: AtenBuilder, x: Node, dim: int, combine: Any) -> Node:
+    """Combine x[0], ..., x[i] along ``dim`` in log2(extent) steps."""
     extent, step = shape_of(x)[dim], 1
     while step < extent:
         first, earlier, later = (s(aten.slice.Tensor, x, dim, *ends) for ends in ((0, step), (0, extent - step), (step, extent)))
@@ -137,37 +135,36 @@ def _scanned(s: AtenBuilder, x: Node, dim: int, combine: Any) -> Node:
     samples=[Sample(I8(12, 4, low=-1.5, high=1.5), 1), Sample(I8(3, 30, low=0.8, high=1.1), -1)],
 )
 def cumprod(s: AtenBuilder, x: Node, dim: int, *, dtype: Any = None) -> Any:
-    """out[i] = x[0] * ... * x[i] along ``dim``: a chain of muls; of more than 16 factors, a mul for each doubling."""
+    """out[i] = x[0] * ... * x[i] along ``dim``: a chain of muls, or a mul per doubling for more than 16 factors."""
     if shape_of(x)[dim] > _MOST_FACTORS:
-        return _scanned(s, x, dim % len(shape_of(x)), aten.mul.Tensor)
+        return _scan(s, x, dim % len(shape_of(x)), aten.mul.Tensor)
     return s(aten.stack.default, _products(s, x, dim), dim)
 
 
 @composite("aten.logcumsumexp.default", bound16=3, samples=[Sample(I8(3, 9), 1), Sample(I8(20, 4, low=-9.0, high=9.0), 0)])
 def logcumsumexp(s: AtenBuilder, x: Node, dim: int) -> Any:
-    """out[i] = log(exp(x[0]) + ... + exp(x[i])) along ``dim``: a logaddexp for each doubling."""
-    return _scanned(s, x, dim % len(shape_of(x)), aten.logaddexp.default)
+    """out[i] = log(exp(x[0]) + ... + exp(x[i])) along ``dim``: a logaddexp per doubling."""
+    return _scan(s, x, dim % len(shape_of(x)), aten.logaddexp.default)
 
 
 @composite("aten.cummax.default", samples=[Sample(I8(3, 9), 1), Sample(I8(20, 4), 0)])
 def cummax(s: AtenBuilder, x: Node, dim: int) -> Any:
-    """out[i] = the largest of x[0], ..., x[i] along ``dim``; not its index."""
+    """out[i] = the largest of x[0], ..., x[i] along ``dim``, without its index."""
     return _running_extreme(s, x, dim, aten.maximum.default)
 
 
 @composite("aten.cummin.default", samples=[Sample(I8(3, 9), 1), Sample(I8(20, 4), 0)])
 def cummin(s: AtenBuilder, x: Node, dim: int) -> Any:
-    """out[i] = the least of x[0], ..., x[i] along ``dim``; not its index."""
+    """out[i] = the smallest of x[0], ..., x[i] along ``dim``, without its index."""
     return _running_extreme(s, x, dim, aten.minimum.default)
 
 
 def _running_extreme(s: AtenBuilder, x: Node, dim: int, combine: Any) -> Any:
-    return None if indices_read(s) else [_scanned(s, x, dim % len(shape_of(x)), combine), None]
+    return None if are_indices_read(s) else [_scan(s, x, dim % len(shape_of(x)), combine), None]
 
 
 def _products(s: AtenBuilder, x: Node, dim: int) -> list[Node]:
-    """The running products along ``dim``."""
-    made = [s(aten.select.int, x, dim, 0)]
+    products = [s(aten.select.int, x, dim, 0)]
     for k in range(1, shape_of(x)[dim]):
-        made.append(s(aten.mul.Tensor, made[-1], s(aten.select.int, x, dim, k)))
-    return made
+        products.append(s(aten.mul.Tensor, products[-1], s(aten.select.int, x, dim, k)))
+    return products

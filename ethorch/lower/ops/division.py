@@ -25,7 +25,7 @@ from ethorch.tosa.ir import Value
 
 aten = torch.ops.aten
 
-#: int8 divisors whose magnitudes differ by more than this have a reciprocal of 22 bits in place of 15.
+#: int8 divisors whose magnitudes differ by more than this factor have a reciprocal of 22 bits instead of 15.
 _WIDE_DIVISORS = 8
 
 
@@ -49,27 +49,26 @@ _POSITIVE = I8(1, 8, 5, 6, low=0.4, high=3.0)
     ],
 )
 def div(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
-    """out = x / y with broadcasting: int8 or int16, x times a reciprocal from a table, rounded once more by the RESCALE.
+    """out = x / y with broadcasting: int8 or int16, x times a reciprocal from a table, rounded once more.
 
-    - int8, |y| up to 8 times its smallest code that is not 0: a reciprocal of 15 bits.
-    - int8, |y| beyond that: 15 bits are too coarse for the largest divisor, so the reciprocal has 22. x / 0 is the end of the
-      result's range, and 0 / 0 is 0.
-    - int16 x or y: y is a power of 2 times a number between 1 and 2. x is divided by the one and the other, with 16 bits after
-      either. It divides by 0 as by a code.
+    - int8, |y| up to 8 times its smallest non-zero code: a reciprocal of 15 bits.
+    - int8, larger |y|: a reciprocal of 22 bits. x / 0 is the end of the result's range, and 0 / 0 is 0.
+    - int16 x or y: y is a power of 2 times a number between 1 and 2, and x is divided by both in turn, in 16 bits. Division by 0
+      divides by one code.
 
-    Plain integers as divisors are refused. TOSA 1.0 TABLE, MUL; of int16 CLZ, LOGICAL_LEFT_SHIFT too.
+    A divisor of plain integers is refused. TOSA TABLE, MUL; for int16 also CLZ, LOGICAL_LEFT_SHIFT.
     """
     x, y = as_quantized(b, x), as_quantized(b, y)
     if y.qparams.dtype == "INT32":
-        text = "its divisor holds plain integers; allowed are quantized tensors and constants"
-        raise b.refuse("div.integer_divisor", text, "Convert the divisor to float in the model, and quantize.")
+        text = "its divisor is plain integers; expected a quantized tensor or a constant"
+        raise b.refuse("div.integer_divisor", text, "Convert the divisor to float in the model, and quantize it.")
     if "INT16" in (x.qparams.dtype, y.qparams.dtype):
-        return _divided_in_two_steps(b, x, y, out.qparams)
+        return _divide_in_two_steps(b, x, y, out.qparams)
     real, least = y.qparams.table_inputs, y.qparams.step
     with np.errstate(divide="ignore"):
         reciprocals = (np.float32(1.0) / real).astype(np.float32)
     if np.abs(real).max() > _WIDE_DIVISORS * least:
-        # 9 bits of x times 22 fit int32. The largest reciprocal, that of 0, takes the least x beyond the range of the result.
+        # 9 bits of x times 22 fit int32. The reciprocal of 0 is so large that the smallest x exceeds the result's range.
         unit = max(1.0 / least, 256.0 * out.qparams.step / x.qparams.step) / 2**22
         fine = b.integer_table(y, np.clip(np.round(reciprocals / unit), -(2**22), 2**22))
         (xv, yv), dims = b.aligned(x, QTensor(fine.value, fine.dims, y.q))
@@ -79,26 +78,22 @@ def div(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
     return product(b, x, b.table(y, reciprocals, inverse), x.qparams.step * inverse.step, out.qparams)
 
 
-def _divided_in_two_steps(b: Builder, x: QTensor, y: QTensor, out: QParams) -> QTensor:
-    """out = x * 2**e * (1 / (y * 2**e)), for the e that has the codes of y lie in 2**14..2**15: both factors have all their bits.
+def _divide_in_two_steps(b: Builder, x: QTensor, y: QTensor, out: QParams) -> QTensor:
+    """Return x * 2**e * (1 / (y * 2**e)), with y * 2**e in 2**14..2**15, so that both factors have full precision.
 
-    A reciprocal in one factor is either cut off for small divisors or coarse for large ones. Where sums of a few and of thousands
-    of codes divide side by side, that cost 20 dB.
+    A single reciprocal is clipped for small divisors or coarse for large ones, which costs 20 dB if both occur in one tensor.
     """
     (xv, yv), dims = b.aligned(x, y)
     power, inverse = _powers_and_inverses(b, yv, y.qparams.zp)
-    # Of the largest quotient, x * 2**e is at most twice as far off 0 as it itself.
+    # |x * 2**e| is at most twice the largest quotient.
     half = 2 * max(out.qmax - out.zp, out.zp - out.qmin) * out.step / 32767
     dividend = b.rescale(xv, 1.0, input_zp=x.qparams.zp, dtype="INT32")
-    scaled = b.rescale(_times(b, dividend, power), x.qparams.step / y.qparams.step / 2.0**14 / half, dtype="INT16")
+    scaled = b.rescale(_multiply(b, dividend, power), x.qparams.step / y.qparams.step / 2.0**14 / half, dtype="INT16")
     return QTensor(b.requantize(int32_product(b, scaled, inverse), half / 32767, out), dims, out)
 
 
 def _powers_and_inverses(b: Builder, y: Value, zp: int) -> tuple[Value, Value]:
-    """(2**e, 32767 * 2**14 / (y * 2**e)) of codes y, as INT16; y * 2**e is in 2**14..2**15, 0 counts as 1.
-
-    TOSA 1.0 ABS, CLZ, LOGICAL_LEFT_SHIFT, MUL, TABLE.
-    """
+    """Return INT16 (2**e, 32767 * 2**14 / (y * 2**e)) of codes y. 0 is treated as 1. TOSA CLZ, LOGICAL_LEFT_SHIFT, TABLE."""
     if y.data is not None:
         codes = y.data.astype(np.int64) - zp
         codes[codes == 0] = 1
@@ -110,26 +105,25 @@ def _powers_and_inverses(b: Builder, y: Value, zp: int) -> tuple[Value, Value]:
         return b.const(np.full((1,) * y.rank, number, np.int32))
 
     divisor = b.rescale(y, 1.0, input_zp=zp, dtype="INT32")
-    # CLZ of 2**14..2**15 - 1 is 17, that of 0 is 32: it gets the power of 1. A code of -2**15 gets that of 2**14.
+    # CLZ of 2**14..2**15 - 1 is 17. 0 has a CLZ of 32 and uses the power of 1; -2**15 uses that of 2**14.
     zeros = b.emit("CLZ", b.emit("ABS", divisor))
     exponent = b.emit("SUB", b.emit("MINIMUM", b.emit("MAXIMUM", zeros, plain(17)), plain(31)), plain(17))
     power = b.rescale(b.emit("LOGICAL_LEFT_SHIFT", plain(1), exponent), 1.0, dtype="INT16")
     mantissa = QTensor(
-        b.rescale(_times(b, divisor, power), 1.0, dtype="INT16"), (), QParams((2.0**-14,), (0,), *dtype_range("INT16"), "INT16")
+        b.rescale(_multiply(b, divisor, power), 1.0, dtype="INT16"), (), QParams((2.0**-14,), (0,), *dtype_range("INT16"), "INT16")
     )
     real = mantissa.qparams.table_inputs.astype(np.float64)
-    with np.errstate(divide="ignore"):  # only 0 and what is beyond 1 and -1 are looked up; a line joins them
+    with np.errstate(divide="ignore"):  # only 0 and magnitudes of at least 1 are looked up
         inverses = np.where(np.abs(real) < 1, np.minimum(1 + 2 * real, 1.0), 1 / real)
     return power, b.table(mantissa, inverses, QParams((1 / 32767,), (0,), -32767, 32767, "INT16")).value
 
 
-def _times(b: Builder, codes: Value, factor: Value) -> Value:
-    """INT32 product of INT32 codes and an INT16 factor. TOSA 1.0 MUL."""
+def _multiply(b: Builder, codes: Value, factor: Value) -> Value:
     return b.emit("MUL", codes, b.rescale(factor, 1.0, dtype="INT32"), shift=0)
 
 
-#: Bounds of what rounds a quotient to an integer: one code of the quotient may decide between two integers, which is the step of
-#: the result times as many codes as an integer has.
+#: Bounds of operators that round a quotient to an integer. One code of the quotient may decide between two integers, which
+#: differ by this number of steps of the result.
 _ONE_INTEGER, _ONE_INTEGER_16 = 128, 20_000
 _INTEGER_QUOTIENTS = [
     Sample(Ints(3, 40), Ints(3, 40, low=1, high=30)),
@@ -140,16 +134,12 @@ _QUOTIENTS = [Sample(I8(2, 5, 6), I8(6, low=0.5, high=1.5)), *_INTEGER_QUOTIENTS
 
 
 def decompose_div_mode(s: AtenBuilder, x: Node, y: Any, *, rounding_mode: str | None = None) -> Node:
-    """Draw the quotient, then a table."""
     divided = s(aten.div.Tensor, x, y)
     return divided if rounding_mode is None else s(getattr(aten, rounding_mode).default, divided)
 
 
 def _integer_quotient(b: Builder, x: Any, y: Any, is_floor: bool) -> QTensor:
-    """Return x / y of plain integers, rounded down if ``is_floor``, else towards 0, in INT32. TOSA 1.0 INTDIV.
-
-    Both operands are multiplied by the sign of y, so that all divisors are positive.
-    """
+    """Return x / y rounded down or towards 0. TOSA INTDIV, after multiplying both by the sign of y."""
     row = b.limits.get("INTDIV")
     reason = row.refuse("INTDIV", "INT32", {}, b.target) if row and not row.present else None
     if reason:
@@ -162,15 +152,15 @@ def _integer_quotient(b: Builder, x: Any, y: Any, is_floor: bool) -> QTensor:
     elif np.any(yv.data < 0):
         xv = b.emit("MUL", xv, b.const(np.where(yv.data < 0, -1, 1).astype(np.int32)), shift=0)
         yv = b.const(np.abs(yv.data))
-    whole = b.emit("INTDIV", xv, yv)
+    quotients = b.emit("INTDIV", xv, yv)
     if is_floor:
-        rest = b.emit("SUB", xv, b.emit("MUL", whole, yv, shift=0))
-        whole = b.emit("ADD", whole, _sign_bits(b, rest))
-    return QTensor(whole, dims, None)
+        rest = b.emit("SUB", xv, b.emit("MUL", quotients, yv, shift=0))
+        quotients = b.emit("ADD", quotients, _sign_bits(b, rest))
+    return QTensor(quotients, dims, None)
 
 
 def _sign_bits(b: Builder, x: Value) -> Value:
-    """Return -1 where x is negative, else 0. TOSA 1.0 ARITHMETIC_RIGHT_SHIFT."""
+    """Return -1 if x is negative, 0 otherwise."""
     return b.emit("ARITHMETIC_RIGHT_SHIFT", x, b.const(np.full((1,) * x.rank, 31, np.int32)), round=False)
 
 
@@ -190,7 +180,7 @@ def _sign_bits(b: Builder, x: Value) -> Value:
     bound16=_ONE_INTEGER_16,
 )
 def div_mode(b: Builder, x: Any, y: Any, *, out: Result, rounding_mode: str | None = None) -> QTensor:
-    """out = x / y, rounded down or towards 0: the quotient, then a table. Of plain integers TOSA 1.0 INTDIV.
+    """out = x / y, rounded down or towards 0: the quotient, then a table. TOSA INTDIV for plain integers.
 
     The bounds: one integer (see ``_ONE_INTEGER``).
     """
@@ -198,15 +188,13 @@ def div_mode(b: Builder, x: Any, y: Any, *, out: Result, rounding_mode: str | No
 
 
 def _remainder(s: AtenBuilder, x: Node, y: Any, rounding_mode: str) -> Node | None:
-    """Draw x - y * (x / y, rounded)."""
     if is_float(x) or (isinstance(y, Node) and is_float(y)):
-        whole = s(getattr(aten, rounding_mode).default, s(aten.div.Tensor, x, y))
-        return s(aten.sub.Tensor, x, s(aten.mul.Tensor, y, whole))
+        rounded = s(getattr(aten, rounding_mode).default, s(aten.div.Tensor, x, y))
+        return s(aten.sub.Tensor, x, s(aten.mul.Tensor, y, rounded))
     return integer_remainder(s, x, y, rounding_mode)
 
 
 def _float_remainder(b: Builder, x: Any, y: Any, rounding_mode: str) -> FloatTensor:
-    """Return x - y * (x / y, rounded) of floats."""
     dividend, divisor = FloatTensor.of(b, x), FloatTensor.of(b, y)
     return dividend - quotient(dividend, divisor, rounding_mode) * divisor
 
@@ -245,5 +233,5 @@ def fmod(s: AtenBuilder, x: Node, y: Node) -> Node | None:
     bound16=400,
 )
 def power(s: AtenBuilder, x: Node, y: Node) -> Node:
-    """out = x ** y = exp(y * log(x)). A base that is not positive counts as the least positive code. The bound: three roundings."""
+    """out = x ** y = exp(y * log(x)). A base below 0 becomes the smallest positive code. The bound: three roundings."""
     return s(aten.exp.default, s(aten.mul.Tensor, y, s(aten.log.default, x)))

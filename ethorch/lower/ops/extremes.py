@@ -1,4 +1,4 @@
-"""The largest and the least: their values over any dims, and their indices."""
+"""Maxima and minima over dims, and their indices."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ethorch.lower.builder.qparams import QTensor, Result
 from ethorch.lower.builder.reductions import all_dims, maximum_of, minimum_of, reduced_tensor
 from ethorch.lower.builder.truth import selected
 from ethorch.lower.fx.aten_builder import AtenBuilder
-from ethorch.lower.ops.compare import compared
+from ethorch.lower.ops.compare import emit_comparison
 from ethorch.lower.ops.indices import index_as_int32
-from ethorch.lower.ops.logical import truth_reduced
+from ethorch.lower.ops.logical import reduce_truth_over
 from ethorch.lower.ops.quant_rules import SAME_AS_INPUT, QuantRule
 from ethorch.lower.ops.samples import I8, Bools, Ints, Sample
 from ethorch.lower.ops.spec import composite, op
@@ -29,8 +29,6 @@ aten = torch.ops.aten
 
 
 def _extreme_of_floats(name: str) -> Callable[..., QTensor]:
-    """The lowering of amax or amin of floats: TOSA 1.0's ``name``, REDUCE_MAX or REDUCE_MIN."""
-
     def extreme_of_floats(b: Builder, x: QTensor, dim: Any = (), keepdim: bool = False, *, out: Result) -> QTensor:
         value, dims = x.value, all_dims(x, dim)
         for axis in (axis for d in dims for axis in x.dims[d] if value.shape[axis] > 1):
@@ -41,12 +39,9 @@ def _extreme_of_floats(name: str) -> Callable[..., QTensor]:
 
 
 def extreme(b: Builder, x: QTensor, dims: Sequence[int], name: str) -> QTensor:
-    """Maximum or minimum of x over ``dims``, which keep extent 1; exact. TOSA 1.0 MAX_POOL2D, MINIMUM.
-
-    ``name``: "max" or "min". Of truth values, it is whether any or all are true.
-    """
+    """Return the maximum or minimum (any or all of truth values) over ``dims``, which keep extent 1."""
     if x.value.dtype == "BOOL":
-        return truth_reduced(b, "any" if name == "max" else "all", x, dims)
+        return reduce_truth_over(b, "any" if name == "max" else "all", x, dims)
     value = x.value
     for axis in (axis for d in dims for axis in x.dims[d] if x.value.shape[axis] > 1):
         value = (maximum_of if name == "max" else minimum_of)(b, value, axis)
@@ -61,13 +56,13 @@ _EXTREMES = [
 
 @op("aten.amax.default", quant=SAME_AS_INPUT, floats=_extreme_of_floats("REDUCE_MAX"), samples=_EXTREMES)
 def amax(b: Builder, x: QTensor, dim: Any = (), keepdim: bool = False, *, out: Result) -> QTensor:
-    """out = maximum of x over ``dim``, exact: quantized tensors or plain integers. TOSA 1.0 MAX_POOL2D, MAXIMUM."""
+    """out = maximum of x over ``dim``, exact: quantized tensors or plain integers. TOSA MAX_POOL2D, MAXIMUM."""
     return b.requantized(b.view(extreme(b, x, all_dims(x, dim), "max"), out.shape), out.q)
 
 
 @op("aten.amin.default", quant=SAME_AS_INPUT, floats=_extreme_of_floats("REDUCE_MIN"), samples=_EXTREMES)
 def amin(b: Builder, x: QTensor, dim: Any = (), keepdim: bool = False, *, out: Result) -> QTensor:
-    """out = minimum of x over ``dim``, exact: quantized tensors or plain integers. TOSA 1.0 MINIMUM."""
+    """out = minimum of x over ``dim``, exact: quantized tensors or plain integers. TOSA MINIMUM."""
     return b.requantized(b.view(extreme(b, x, all_dims(x, dim), "min"), out.shape), out.q)
 
 
@@ -79,12 +74,12 @@ def max_all(s: AtenBuilder, x: Node) -> Any:
 
 @composite("aten.min.default", decomposes_integers=True, samples=[Sample(I8(2, 5, 7)), Sample(Ints(30, 9))])
 def min_all(s: AtenBuilder, x: Node) -> Any:
-    """out = the least element of x."""
+    """out = the smallest element of x."""
     return s(aten.amin.default, x, [], False)
 
 
-def indices_read(s: AtenBuilder) -> bool:
-    """Does anybody read the second result of the node that is replaced?"""
+def are_indices_read(s: AtenBuilder) -> bool:
+    """Return True if the second result of the replaced node is used."""
     return any(user.args[1] == 1 and user.users for user in s.node.users)
 
 
@@ -92,23 +87,23 @@ def indices_read(s: AtenBuilder) -> bool:
     "aten.max.dim", decomposes_integers=True, samples=[Sample(I8(30, 9), 1), Sample(I8(2, 8, 5), -2, True), Sample(Ints(30, 9), 1)]
 )
 def max_dim(s: AtenBuilder, x: Node, dim: int, keepdim: bool = False) -> Any:
-    """out = (maximum of x over ``dim``, its index if somebody reads that)."""
-    return [s(aten.amax.default, x, [dim], keepdim), s(aten.argmax.default, x, dim, keepdim) if indices_read(s) else None]
+    """out = (maximum of x over ``dim``, its index if it is used)."""
+    return [s(aten.amax.default, x, [dim], keepdim), s(aten.argmax.default, x, dim, keepdim) if are_indices_read(s) else None]
 
 
 @composite(
     "aten.min.dim", decomposes_integers=True, samples=[Sample(I8(30, 9), 1), Sample(I8(2, 8, 5), -2, True), Sample(Ints(30, 9), 1)]
 )
 def min_dim(s: AtenBuilder, x: Node, dim: int, keepdim: bool = False) -> Any:
-    """out = (minimum of x over ``dim``, its index if somebody reads that)."""
-    return [s(aten.amin.default, x, [dim], keepdim), s(aten.argmin.default, x, dim, keepdim) if indices_read(s) else None]
+    """out = (minimum of x over ``dim``, its index if it is used)."""
+    return [s(aten.amin.default, x, [dim], keepdim), s(aten.argmin.default, x, dim, keepdim) if are_indices_read(s) else None]
 
 
 def _index_of_extreme(b: Builder, x: QTensor, dim: int | None, least: bool, shape: Sequence[int]) -> QTensor:
-    """int32[shape]: the index along ``dim`` of the largest or least code, the first of several; over all dims if it is None.
+    """Return int32[shape]: the first index of the largest or smallest code along ``dim`` (None: all dims).
 
-    TOSA 1.0 ARGMAX, along the channels of one picture: U55 has no other. It reads no INT32, and on U55 no INT16 and at most 127
-    channels: others are compared with their extreme.
+    It is TOSA ARGMAX along the channels of one map, the only form of the U55. INT32, and on the U55 INT16 and more than 127 channels,
+    are compared with their extreme.
     """
     dims = list(range(x.rank)) if dim is None else [dim % x.rank]
     rest = [d for d in range(x.rank) if d not in dims]
@@ -117,37 +112,36 @@ def _index_of_extreme(b: Builder, x: QTensor, dim: int | None, least: bool, shap
     value = b.stored_as(x, [(), (), rest, dims])
     if least:
         minus_one = b.const(np.full((1, 1, 1, 1), -1, np.int32))
-        reversed_ = b.emit("SUB", minus_one, b.rescale(value, 1.0, dtype="INT32"))  # -1 - code is a code too
+        reversed_ = b.emit("SUB", minus_one, b.rescale(value, 1.0, dtype="INT32"))  # -1 - code is also in range
         value = b.rescale(reversed_, 1.0, dtype=value.dtype)
     try:
         with b.attempt():
-            found = b.emit("ARGMAX", value, axis=3)
+            first = b.emit("ARGMAX", value, axis=3)
     except Unsupported:
         if x.is_float:
             raise
         rows = b.reshape(b.rescale(value, 1.0, dtype="INT32"), value.shape[2:])
         return b.view(_first_of_equals(b, rows, maximum_of), shape)
-    result = b.reshape(found, [x.shape[d] for d in rest])
+    result = b.reshape(first, [x.shape[d] for d in rest])
     return b.view(QTensor(result, contiguous(result.shape), None), shape)
 
 
 def _first_of_equals(b: Builder, rows: Value, extreme_of: Callable[[Builder, Value, int], Value]) -> QTensor:
-    """int32[N]: the index in each of the ``rows`` INT32[N, K] of its extreme, the first of several.
+    """Return int32[N]: the first index of the extreme in each of the ``rows`` INT32[N, K].
 
-    Where a number is the extreme, K - its index counts, and the largest is that of the first. Exact where the extreme is less than
-    2**31 away from every number. TOSA 1.0 MAXIMUM, EQUAL, SELECT, SUB.
+    Each element that equals the extreme scores K - its index. It is exact if the extreme is less than 2**31 away from every number.
     """
     extent = rows.shape[1]
     numbers, best = (QTensor(value, contiguous(value.shape), None) for value in (rows, extreme_of(b, rows, 1)))
     counts = b.plain_tensor(np.arange(extent, 0, -1, dtype=np.int32)[None])
     nothing = b.plain_tensor(np.zeros((1, 1), np.int32))
-    first = maximum_of(b, selected(b, compared(b, "eq", numbers, best), counts, nothing, None).value, 1)
+    first = maximum_of(b, selected(b, emit_comparison(b, "eq", numbers, best), counts, nothing, None).value, 1)
     index = b.reshape(b.emit("SUB", b.const(np.full((1, 1), extent, np.int32)), first), (rows.shape[0],))
     return QTensor(index, contiguous(index.shape), None)
 
 
 def decompose_index_of_extreme(s: AtenBuilder, x: Node, dim: int | None = None, keepdim: bool = False) -> Node | None:
-    """The index as int32, which the NPU has, and that cast to int64, which is left to the CPU; int64 token ids as int32."""
+    """Draw the index as int32 on the NPU, and its cast to int64 on the CPU."""
     narrow = index_as_int32(s, x)
     casts = all(isinstance(user.target, OpOverload) and user.meta["val"].dtype == torch.int32 for user in s.node.users)
     if casts and narrow is None:
@@ -172,12 +166,11 @@ _INDICES = [
     samples=_INDICES,
 )
 def argmax(b: Builder, x: QTensor, dim: int | None = None, keepdim: bool = False, *, out: Result) -> QTensor:
-    """out = index of the maximum of x along ``dim``, the first of several: quantized or plain integers. TOSA 1.0 ARGMAX."""
+    """out = first index of the maximum of x along ``dim``: quantized or plain integers. TOSA ARGMAX."""
     return _index_of_extreme(b, x, dim, False, out.shape)
 
 
 def argmin_of_floats(b: Builder, x: QTensor, dim: int | None = None, keepdim: bool = False, *, out: Result) -> QTensor:
-    """out = index of the minimum of x along ``dim``, of floats: TOSA 1.0 ARGMAX of -x."""
     opposite = b.emit("NEGATE", x.value, input_zp=0, output_zp=0)
     return _index_of_extreme(b, QTensor(opposite, x.dims, x.q), dim, False, out.shape)
 
@@ -191,5 +184,5 @@ def argmin_of_floats(b: Builder, x: QTensor, dim: int | None = None, keepdim: bo
     samples=_INDICES,
 )
 def argmin(b: Builder, x: QTensor, dim: int | None = None, keepdim: bool = False, *, out: Result) -> QTensor:
-    """out = index of the minimum of x along ``dim``, the first of several: quantized or plain integers. TOSA 1.0 ARGMAX of -x."""
+    """out = first index of the minimum of x along ``dim``: quantized or plain integers. TOSA ARGMAX of -x."""
     return _index_of_extreme(b, x, dim, True, out.shape)

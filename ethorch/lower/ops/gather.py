@@ -1,8 +1,4 @@
-"""Reads at indices: index_select, index, gather, embedding.
-
-Numbers known at compile time become slices and a CONCAT, one slice for each run of them. Those from a tensor are a GATHER, which
-only some NPUs have.
-"""
+"""Reads at indices: constant ones are slices and a CONCAT, computed ones a GATHER, which only some NPUs have."""
 
 from __future__ import annotations
 
@@ -20,13 +16,13 @@ from ethorch.lower.fx.aten_builder import AtenBuilder
 from ethorch.lower.ops.indices import (
     MOST_PIECES,
     as_int32,
+    check_operands,
     constant_numbers,
     evenly_spaced,
-    one_number,
-    operands_known,
+    merge_indices,
     runs,
     side_by_side,
-    strided,
+    slice_strided,
 )
 from ethorch.lower.ops.quant_rules import QuantRule
 from ethorch.lower.ops.samples import I8, Ints, Sample, W
@@ -36,12 +32,12 @@ from ethorch.tosa.ir import Value
 
 aten = torch.ops.aten
 
-#: x is quantized and keeps its qparams; an index is not.
+#: x is quantized and keeps its qparams; an index is not quantized.
 _FIRST_ONLY = QuantRule(only_first=True, output="same")
 
 
 def rows_of(b: Builder, x: QTensor, dim: int, index: Any) -> QTensor:
-    """The slices of x along ``dim`` whose numbers are in ``index``, in the shape of the index: a constant, or INT32 of any rank."""
+    """Return the slices of x along ``dim`` at ``index``, in the shape of the index."""
     dim %= x.rank
     shape = tuple(index.shape)
     constant = constant_numbers(index)
@@ -52,7 +48,7 @@ def rows_of(b: Builder, x: QTensor, dim: int, index: Any) -> QTensor:
         numbers = [int(k) % x.shape[dim] for k in constant.ravel()]
         pieces = runs(numbers)
         if len(pieces) > MOST_PIECES and (even := evenly_spaced(numbers)) is not None:
-            rows = strided(b, x, dim, even[0], None, even[1])
+            rows = slice_strided(b, x, dim, even[0], None, even[1])
             return b.view(b.narrow(rows, dim, 0, len(numbers)), (*x.shape[:dim], *shape, *x.shape[dim + 1 :]))
         if len(pieces) <= MOST_PIECES:
             parts = [b.narrow(x, dim, first, size) for first, size in pieces]
@@ -60,18 +56,18 @@ def rows_of(b: Builder, x: QTensor, dim: int, index: Any) -> QTensor:
         codes = b.const(np.asarray(numbers, np.int32), name="index")
     else:
         codes = b.logical(index)
-    return gathered(b, x, dim, codes, shape)
+    return gather_along(b, x, dim, codes, shape)
 
 
 def _gather(b: Builder, values: Value, index: Value) -> Value:
-    """TOSA 1.0 GATHER, which has no BOOL."""
+    """Emit GATHER. It does not support BOOL, which is cast to INT8."""
     if values.dtype != "BOOL":
         return b.emit("GATHER", values, index)
     return b.emit("CAST", b.emit("GATHER", b.emit("CAST", values, dtype="INT8"), index), dtype="BOOL")
 
 
-def gathered(b: Builder, x: QTensor, dim: int, index: Value, shape: tuple[int, ...]) -> QTensor:
-    """TOSA 1.0 GATHER along ``dim``, which is moved to the front; ``index`` holds INT32 numbers for ``shape``."""
+def gather_along(b: Builder, x: QTensor, dim: int, index: Value, shape: tuple[int, ...]) -> QTensor:
+    """Emit GATHER along ``dim``. ``index`` contains the INT32 indices for ``shape``."""
     others = [d for d in range(x.rank) if d != dim]
     inner = math.prod(x.shape[d] for d in others)
     value = b.reshape(b.stored_as(x, [(dim,), tuple(others)]), (1, x.shape[dim], inner))
@@ -82,12 +78,10 @@ def gathered(b: Builder, x: QTensor, dim: int, index: Value, shape: tuple[int, .
 
 
 def check_index_select(x: Any, dim: int, index: Any) -> Reason | None:
-    """The index is an int32 tensor or a constant."""
-    return operands_known(index)
+    return check_operands(index)
 
 
 def decompose_index_select(s: AtenBuilder, x: Node, dim: int, index: Any) -> Any:
-    """A computed int64 index as int32."""
     narrow = as_int32(s, index)
     return None if narrow is None else s(aten.index_select.default, x, dim, narrow)
 
@@ -107,23 +101,21 @@ def decompose_index_select(s: AtenBuilder, x: Node, dim: int, index: Any) -> Any
     ],
 )
 def index_select(b: Builder, x: QTensor, dim: int, index: Any, *, out: Result) -> QTensor:
-    """out[..., k, ...] = x[..., index[k], ...], exact: slices and a CONCAT, or TOSA 1.0 GATHER."""
+    """out[..., k, ...] = x[..., index[k], ...], exact: slices and a CONCAT, or TOSA GATHER."""
     return b.requantized(rows_of(b, x, dim, index), out.q)
 
 
 def check_embedding(
     weight: Any, indices: Any, padding_idx: int = -1, scale_grad: bool = False, sparse: bool = False
 ) -> Reason | None:
-    """The table is quantized, and its indices are int32 tensors or constants."""
     if not isinstance(weight, QTensor):
         return Reason("graph.weight_not_quantized", "its weight is float", "Give the quantizer a config for this module.")
-    return operands_known(indices)
+    return check_operands(indices)
 
 
 def decompose_embedding(
     s: AtenBuilder, weight: Node, indices: Node, padding_idx: int = -1, scale_grad: bool = False, sparse: bool = False
 ) -> Any:
-    """Computed int64 indices as int32."""
     narrow = as_int32(s, indices)
     return None if narrow is None else s(aten.embedding.default, weight, narrow, padding_idx)
 
@@ -146,30 +138,29 @@ def embedding(
     *,
     out: Result,
 ) -> QTensor:
-    """out = weight[indices]: rows of a table, exact: slices and a CONCAT, or TOSA 1.0 GATHER."""
+    """out = weight[indices]: rows of a table, exact: slices and a CONCAT, or TOSA GATHER."""
     return b.requantized(rows_of(b, weight, 0, indices), out.q)
 
 
 def check_index(x: Any, indices: Any) -> Reason | None:
-    """There is one index, or several constants of dims side by side."""
-    given = [k for k, one in enumerate(indices) if one is not None]
-    constant = all(constant_numbers(indices[k]) is not None for k in given if isinstance(indices[k], (QTensor, np.ndarray)))
-    if len(given) > 1 and not (constant and side_by_side(indices)):
+    indexed_dims = [k for k, index in enumerate(indices) if index is not None]
+    constant = all(constant_numbers(indices[k]) is not None for k in indexed_dims if isinstance(indices[k], (QTensor, np.ndarray)))
+    if len(indexed_dims) > 1 and not (constant and side_by_side(indices)):
         return Reason(
             "index.several",
-            f"{len(given)} indices; allowed are one, or constants of neighbouring dims",
-            "Flatten the indexed dims, and index by one number, i * size + j.",
+            f"{len(indexed_dims)} indices; expected one, or constants of adjacent dims",
+            "Flatten the indexed dims, and use a single index, i * size + j.",
         )
-    return operands_known(*(indices[k] for k in given))
+    return check_operands(*(indices[k] for k in indexed_dims))
 
 
 def decompose_index(s: AtenBuilder, x: Node, indices: Any) -> Any:
-    """Several computed indices of dims side by side as one; computed int64 indices as int32."""
-    several = None if s.absent("GATHER") else one_number(s, x, indices)
+    """Draw several computed indices of adjacent dims as one int32 index."""
+    several = None if s.absent("GATHER") else merge_indices(s, x, indices)
     if several is not None:
         merged, dim, number = several
         return s(aten.index.Tensor, merged, [*[None] * dim, number])
-    narrow = [as_int32(s, one) for one in indices]
+    narrow = [as_int32(s, index) for index in indices]
     if not any(narrow):
         return None
     return s(aten.index.Tensor, x, [new or old for new, old in zip(narrow, indices, strict=True)])
@@ -190,15 +181,15 @@ def decompose_index(s: AtenBuilder, x: Node, indices: Any) -> Any:
     ],
 )
 def index(b: Builder, x: QTensor, indices: Sequence[Any], *, out: Result) -> QTensor:
-    """out = x[indices], exact: slices and a CONCAT, or TOSA 1.0 GATHER.
+    """out = x[indices], exact: slices and a CONCAT, or TOSA GATHER.
 
-    There is one index, or there are several constant ones of dims side by side, which become one of those dims merged.
+    Several constant indices of adjacent dims become one index of these dims merged.
     """
-    given = [k for k, one in enumerate(indices) if one is not None]
-    if len(given) == 1:
-        return b.requantized(rows_of(b, x, given[0], indices[given[0]]), out.q)
-    arrays = np.broadcast_arrays(*(np.asarray(constant_numbers(indices[k])) for k in given))
-    first, last = given[0], given[-1]
+    indexed_dims = [k for k, array in enumerate(indices) if array is not None]
+    if len(indexed_dims) == 1:
+        return b.requantized(rows_of(b, x, indexed_dims[0], indices[indexed_dims[0]]), out.q)
+    arrays = np.broadcast_arrays(*(np.asarray(constant_numbers(indices[k])) for k in indexed_dims))
+    first, last = indexed_dims[0], indexed_dims[-1]
     extents = x.shape[first : last + 1]
     flat = np.ravel_multi_index([a % extent for a, extent in zip(arrays, extents, strict=True)], extents)
     merged = b.view(x, (*x.shape[:first], math.prod(extents), *x.shape[last + 1 :]))
@@ -206,12 +197,10 @@ def index(b: Builder, x: QTensor, indices: Sequence[Any], *, out: Result) -> QTe
 
 
 def check_gather(x: Any, dim: int, index: Any, sparse_grad: bool = False) -> Reason | None:
-    """The index is an int32 tensor or a constant."""
-    return operands_known(index)
+    return check_operands(index)
 
 
 def decompose_gather(s: AtenBuilder, x: Node, dim: int, index: Any, sparse_grad: bool = False) -> Any:
-    """A computed int64 index as int32."""
     narrow = as_int32(s, index)
     return None if narrow is None else s(aten.gather.default, x, dim, narrow)
 
@@ -229,10 +218,9 @@ def decompose_gather(s: AtenBuilder, x: Node, dim: int, index: Any, sparse_grad:
     ],
 )
 def gather(b: Builder, x: QTensor, dim: int, index: Any, sparse_grad: bool = False, *, out: Result) -> QTensor:
-    """out[i, j] = x[i, index[i, j]] for dim 1, and so on; exact: slices and a CONCAT, or TOSA 1.0 GATHER.
+    """out[i, j] = x[i, index[i, j]] for dim 1, similarly for other dims; exact: slices and a CONCAT, or TOSA GATHER.
 
-    - A constant index: slices of the flat x.
-    - A computed one: a GATHER with a row of x along ``dim`` for each place in the other dims.
+    A computed index is a GATHER from a row of x along ``dim`` for each position in the other dims.
     """
     dim %= x.rank
     shape = tuple(index.shape)
@@ -250,5 +238,5 @@ def gather(b: Builder, x: QTensor, dim: int, index: Any, sparse_grad: bool = Fal
     lines = math.prod(shape[d] for d in order[:-1])
     values = b.reshape(b.logical(b.permute(x, order)), (lines, x.shape[dim], 1))
     numbers = b.reshape(b.logical(b.permute(index, order)), (lines, shape[dim]))
-    picked = b.reshape(_gather(b, values, numbers), [shape[d] for d in order])
-    return b.requantized(b.from_order(picked, order, x.q), out.q)
+    elements = b.reshape(_gather(b, values, numbers), [shape[d] for d in order])
+    return b.requantized(b.from_order(elements, order, x.q), out.q)

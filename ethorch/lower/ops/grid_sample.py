@@ -1,4 +1,4 @@
-"""Maps read at places that are computed: grid_sample. Fixed-point coordinates, one GATHER for each neighbour of a place."""
+"""grid_sample: a GATHER for each neighbour of a position, with fixed-point coordinates."""
 
 from __future__ import annotations
 
@@ -23,153 +23,148 @@ from ethorch.tosa.ir import DTYPES, Value
 
 aten = torch.ops.aten
 
-#: PyTorch's numbers of the ways to interpolate, and of what lies beyond the map.
+#: PyTorch's interpolation modes and padding modes.
 BILINEAR, NEAREST = 0, 1
 ZEROS, BORDER, REFLECTION = 0, 1, 2
-#: Most elements of the matrix that a constant grid becomes: 16 MiB of weights.
+#: Largest number of elements of the matrix of a constant grid: 16 MiB of weights.
 _LARGEST_MATRIX = 1 << 24
-#: Bits behind the point of a coordinate. Of a product of two fractions and a code there is room for 11, or in two steps for 14.
+#: Fractional bits of a coordinate. A product of two fractions and a code fits int32 with 11, or with 14 if it is rounded between.
 _FRACTION = {"INT8": 11, "INT16": 14}
 #: Fractional bits of a coordinate that is multiplied with a code. The sum of four such products is below 2**31.
 _COORDINATE = {"INT8": 20, "INT16": 14}
-#: Of a coordinate that is rounded, as many as int32 has room for, up to this.
+#: Largest number of fractional bits of a coordinate that is rounded.
 _FINEST = 20
 
 
 def _constant(b: Builder, value: Value, number: int) -> Value:
-    """An int32 constant that broadcasts."""
     return b.const(np.full((1,) * value.rank, number, np.int32))
 
 
-class _Whole:
-    """int32 numbers in formulas."""
+class _IntegerTensor:
+    """An int32 tensor for use in formulas."""
 
     def __init__(self, b: Builder, value: Value):
         self.b, self.value = b, value
 
-    def _with(self, name: str, other: _Whole | int, **attrs: Any) -> _Whole:
-        y = _constant(self.b, self.value, other) if isinstance(other, int) else other.value
-        return _Whole(self.b, self.b.emit(name, self.value, y, **attrs))
+    def _with(self, name: str, operand: _IntegerTensor | int, **attrs: Any) -> _IntegerTensor:
+        y = _constant(self.b, self.value, operand) if isinstance(operand, int) else operand.value
+        return _IntegerTensor(self.b, self.b.emit(name, self.value, y, **attrs))
 
-    def __add__(self, other: _Whole | int) -> _Whole:
-        return self if other == 0 else self._with("ADD", other)
+    def __add__(self, operand: _IntegerTensor | int) -> _IntegerTensor:
+        return self if operand == 0 else self._with("ADD", operand)
 
-    def __sub__(self, other: _Whole | int) -> _Whole:
-        return self._with("SUB", other)
+    def __sub__(self, operand: _IntegerTensor | int) -> _IntegerTensor:
+        return self._with("SUB", operand)
 
-    def __mul__(self, other: _Whole | int) -> _Whole:
-        return self if other == 1 else self._with("MUL", other, shift=0)
+    def __mul__(self, operand: _IntegerTensor | int) -> _IntegerTensor:
+        return self if operand == 1 else self._with("MUL", operand, shift=0)
 
-    def __and__(self, other: int) -> _Whole:
-        return self._with("BITWISE_AND", other)
+    def __and__(self, operand: int) -> _IntegerTensor:
+        return self._with("BITWISE_AND", operand)
 
-    def __rshift__(self, bits: int) -> _Whole:
+    def __rshift__(self, bits: int) -> _IntegerTensor:
         return self._with("ARITHMETIC_RIGHT_SHIFT", bits, round=False)
 
-    def __floordiv__(self, other: int) -> _Whole:
-        """Of numbers that are not negative."""
-        return self._with("INTDIV", other)
+    def __floordiv__(self, operand: int) -> _IntegerTensor:
+        """Divide numbers that are not negative."""
+        return self._with("INTDIV", operand)
 
-    def clamped(self, low: int, high: int) -> _Whole:
-        """At least ``low``, at most ``high``."""
+    def clamp(self, low: int, high: int) -> _IntegerTensor:
         return self._with("MAXIMUM", low)._with("MINIMUM", high)
 
 
 def _pixels(grid: float, extent: int, align_corners: bool) -> float:
-    """-1..1 as a place along an axis."""
+    """Convert a coordinate in -1..1 to pixels."""
     return (grid + 1) / 2 * (extent - 1) if align_corners else ((grid + 1) * extent - 1) / 2
 
 
-def _place(b: Builder, grid: QTensor, axis: int, extent: int, bits: int, align_corners: bool) -> _Whole:
-    """INT32 [N, places, 1]: the coordinate ``axis`` of the grid, in parts of 2**-bits of a place."""
-    one = b.reshape(b.logical(b.narrow(grid, -1, axis, 1)), (grid.shape[0], math.prod(grid.shape[1:-1]), 1))
+def _place(b: Builder, grid: QTensor, axis: int, extent: int, bits: int, align_corners: bool) -> _IntegerTensor:
+    """Return INT32 [N, places, 1]: coordinate ``axis`` in units of 2**-bits of a pixel."""
+    coordinate = b.reshape(b.logical(b.narrow(grid, -1, axis, 1)), (grid.shape[0], math.prod(grid.shape[1:-1]), 1))
     half = ((extent - 1) if align_corners else extent) / 2
-    scaled = b.rescale(one, grid.qparams.step * half * (1 << bits), input_zp=grid.qparams.zp, dtype="INT32")
-    return _Whole(b, scaled) + round(_pixels(0.0, extent, align_corners) * (1 << bits))
+    scaled = b.rescale(coordinate, grid.qparams.step * half * (1 << bits), input_zp=grid.qparams.zp, dtype="INT32")
+    return _IntegerTensor(b, scaled) + round(_pixels(0.0, extent, align_corners) * (1 << bits))
 
 
 def _bits(grid: QTensor, extent: int, most: int) -> int:
-    """Bits behind the point of a coordinate of at most 30 bits."""
+    """Return the number of fractional bits of a 30-bit coordinate."""
     codes = max(abs(grid.qparams.qmin - grid.qparams.zp), abs(grid.qparams.qmax - grid.qparams.zp))
     return min(most, 29 - math.ceil(math.log2(max(2.0, (codes * grid.qparams.step + 1) * extent))))
 
 
-def _reflected(place: _Whole, extent: int, bits: int, align_corners: bool) -> _Whole:
-    """The coordinate mirrored at the ends of the map, until it lies on it."""
+def _reflect(place: _IntegerTensor, extent: int, bits: int, align_corners: bool) -> _IntegerTensor:
+    """Mirror the coordinate at the ends of the map."""
     low, span = (0, (extent - 1) << bits) if align_corners else (-(1 << bits >> 1), extent << bits)
     if span == 0:
         return place * 0
     away = place - low
-    away = _Whole(place.b, place.b.emit("ABS", away.value))
+    away = _IntegerTensor(place.b, place.b.emit("ABS", away.value))
     flips = away // span
     rest = away - flips * span
     return rest + (flips & 1) * (rest * -2 + span) + low
 
 
-def _bounded(place: _Whole, extent: int, bits: int, padding: int, align_corners: bool) -> _Whole:
-    """The coordinate on the map, or for zeros beyond it up to one place off it."""
+def _move_into_map(place: _IntegerTensor, extent: int, bits: int, padding: int, align_corners: bool) -> _IntegerTensor:
+    """Move the coordinate into the map, or one pixel outside for padding with zeros."""
     if padding == ZEROS:
-        return place.clamped(-(1 << bits), extent << bits)
+        return place.clamp(-(1 << bits), extent << bits)
     if padding == REFLECTION:
-        place = _reflected(place, extent, bits, align_corners)
-    return place.clamped(0, (extent - 1) << bits)
+        place = _reflect(place, extent, bits, align_corners)
+    return place.clamp(0, (extent - 1) << bits)
 
 
-def _rounded(place: _Whole, bits: int) -> _Whole:
-    """The nearest whole number, halves to the even one."""
+def _round_to_even(place: _IntegerTensor, bits: int) -> _IntegerTensor:
     return (place + ((place >> bits) & 1) + ((1 << bits - 1) - 1)) >> bits
 
 
 def _map(b: Builder, x: QTensor, zero: int | float) -> tuple[Value, int]:
-    """[N, (H+3) * (W+3), C]: the map with a zero before each axis and two behind it; and the width of a row."""
+    """Return [N, (H+3) * (W+3), C], the map with a margin of zeros (1 before, 2 after), and the width of a row."""
     n, height, width, channels = (value := b.nhwc(x)).shape
     value = b.emit("PAD", value, padding=(0, 0, 1, 2, 1, 2, 0, 0), pad_const=zero)
     return b.reshape(value, (n, (height + 3) * (width + 3), channels)), width + 3
 
 
 def _lerp(b: Builder, first: Value, second: Value, part: Value, bits: int) -> Value:
-    """first * (1 - part) + second * part, in parts of 2**-bits."""
+    """Return first * (1 - part) + second * part, in units of 2**-bits."""
     change = b.emit("MUL", b.emit("SUB", second, first), part, shift=0)
     return b.emit("ADD", b.emit("MUL", first, _constant(b, first, 1 << bits), shift=0), change)
 
 
 def check_grid_sampler(x: Any, grid: Any, interpolation: int, padding: int, align: bool) -> Reason | None:
-    """It is of pictures, by one or four neighbours, and the grid is a tensor."""
     if len(x.shape) != 4:
         return Reason(
-            "grid_sampler.rank", f"a map of rank {len(x.shape)}; allowed is [N, C, H, W]",
+            "grid_sampler.rank", f"a map of rank {len(x.shape)}; expected [N, C, H, W]",
             "Sample each slice of a volume, and interpolate between the two nearest.",
         )  # fmt: skip
     if interpolation not in (BILINEAR, NEAREST):
-        return Reason("grid_sampler.mode", "mode bicubic; allowed are bilinear and nearest", 'Give it mode="bilinear".')
+        return Reason("grid_sampler.mode", "mode bicubic; expected bilinear or nearest", 'Use mode="bilinear".')
     return None
 
 
-def _known_grid(s: AtenBuilder, grid: Any) -> torch.Tensor | None:
-    """The numbers of a constant grid that is the same for each picture."""
-    found = tensor_of(s.model, grid) if isinstance(grid, Node) and grid.op == "get_attr" else None
-    return found.detach()[:1] if found is not None and bool((found == found[:1]).all()) else None
+def _find_constant_grid(s: AtenBuilder, grid: Any) -> torch.Tensor | None:
+    """Return a constant grid that is the same for the whole batch."""
+    constant = tensor_of(s.model, grid) if isinstance(grid, Node) and grid.op == "get_attr" else None
+    return constant.detach()[:1] if constant is not None and bool((constant == constant[:1]).all()) else None
 
 
 def decompose_grid_sampler(s: AtenBuilder, x: Node, grid: Any, interpolation: int, padding: int, align: bool) -> Node | None:
-    """By a constant grid: a linear layer whose matrix PyTorch itself says, rows of an identity being sampled."""
-    known, shape = _known_grid(s, grid), shape_of(x)
-    if known is None or len(shape) != 4:
+    """Draw a linear layer for a constant grid. Its matrix is a sampled identity."""
+    constant, shape = _find_constant_grid(s, grid), shape_of(x)
+    if constant is None or len(shape) != 4:
         return None
-    (n, channels, height, width), (_, rows, columns, _) = shape, known.shape
+    (n, channels, height, width), (_, rows, columns, _) = shape, constant.shape
     if height * width * rows * columns > _LARGEST_MATRIX:
         return None
     every = torch.eye(height * width).reshape(1, height * width, height, width)
-    matrix = aten.grid_sampler_2d(every, known.float(), interpolation, padding, align).reshape(height * width, rows * columns)
+    matrix = aten.grid_sampler_2d(every, constant.float(), interpolation, padding, align).reshape(height * width, rows * columns)
     flat = s(aten.reshape.default, x, [n, channels, height * width])
-    made = s(aten.linear.default, flat, s.constant(matrix.T.contiguous()))
-    return s(aten.reshape.default, made, [n, channels, rows, columns])
+    sampled = s(aten.linear.default, flat, s.constant(matrix.T.contiguous()))
+    return s(aten.reshape.default, sampled, [n, channels, rows, columns])
 
 
 def grid_sampler_of_floats(
     b: Builder, x: QTensor, grid: QTensor, interpolation: int, padding: int, align: bool, *, out: Result
 ) -> FloatTensor:
-    """The same of floats, in FP32. TOSA 1.0 FLOOR, CAST, GATHER."""
     n, places = grid.shape[0], math.prod(grid.shape[1:-1])
     values, row = _map(b, FloatTensor.of(b, x).t, 0.0)
     starts, parts = [], []
@@ -189,18 +184,18 @@ def grid_sampler_of_floats(
         starts.append(start)
         parts.append(place - start)
     flat = starts[1] * float(row) + starts[0] + float(row + 1)
-    first = _Whole(b, b.reshape(b.cast(b.logical(flat.t), "INT32"), (n, places)))
+    first = _IntegerTensor(b, b.reshape(b.cast(b.logical(flat.t), "INT32"), (n, places)))
 
     def read(offset: int) -> FloatTensor:
         value = b.emit("GATHER", values, (first + offset).value)
         return FloatTensor(b, b.from_order(value, (0, 1, 2), FP32))
 
     if interpolation == NEAREST:
-        made = read(0)
+        samples = read(0)
     else:
         above, below = (read(k) * (1.0 - parts[0]) + read(k + 1) * parts[0] for k in (0, row))
-        made = above * (1.0 - parts[1]) + below * parts[1]
-    value = b.reshape(b.logical(made.t), (n, *grid.shape[1:-1], x.shape[1]))
+        samples = above * (1.0 - parts[1]) + below * parts[1]
+    value = b.reshape(b.logical(samples.t), (n, *grid.shape[1:-1], x.shape[1]))
     return FloatTensor(b, b.from_nhwc(value, FP32))
 
 
@@ -228,23 +223,23 @@ _TWO = (I8(2, 4, 6, 4), I8(2, 3, 5, 2, low=-1.1, high=1.1))
     bound16=2,
 )
 def grid_sampler(b: Builder, x: QTensor, grid: QTensor, interpolation: int, padding: int, align: bool, *, out: Result) -> QTensor:
-    """out[n,c,i,j] = x[n,c] at grid[n,i,j] = (x, y) in -1..1: [N,C,H,W], [N,OH,OW,2] -> [N,C,OH,OW]. TOSA 1.0 GATHER.
+    """out[n,c,i,j] = x[n,c] at grid[n,i,j] = (x, y) in -1..1: [N,C,H,W], [N,OH,OW,2] -> [N,C,OH,OW]. TOSA GATHER.
 
-    Coordinates are int32 with 11 bits behind the point for int8, 14 for int16, up to 20 where the nearest place is taken. The
-    result is rounded once, of int16 twice. By a constant grid it is a linear layer, on every NPU.
+    Coordinates have 11 fractional bits for int8, 14 for int16, and up to 20 in nearest mode. The result is rounded once, for int16
+    twice. A constant grid is a linear layer on every NPU.
     """
     limits = b.limits.get("GATHER")
     if limits is not None and not limits.present:
-        way_out = "By a constant grid it is a linear layer on every NPU; an ethos-u85 target has it for a computed one."
-        raise b.refuse("grid_sampler.computed", f"its grid is computed, and there is no GATHER on {b.target}", way_out)
+        way_out = "Use a constant grid, which is a linear layer on every NPU, or an ethos-u85 target."
+        raise b.refuse("grid_sampler.computed", f"its grid is computed, and {b.target} has no GATHER", way_out)
     n, places = grid.shape[0], math.prod(grid.shape[1:-1])
     values, row = _map(b, x, x.qparams.zp)
     most = _FINEST if interpolation == NEAREST else _FRACTION[x.qparams.dtype]
     starts, parts, fractions = [], [], []
     for axis, extent in ((0, x.shape[-1]), (1, x.shape[-2])):
         bits = _bits(grid, extent, most)
-        place = _bounded(_place(b, grid, axis, extent, bits, align), extent, bits, padding, align)
-        start = _rounded(place, bits) if interpolation == NEAREST else place >> bits
+        place = _move_into_map(_place(b, grid, axis, extent, bits, align), extent, bits, padding, align)
+        start = _round_to_even(place, bits) if interpolation == NEAREST else place >> bits
         starts.append(start)
         parts.append(place & ((1 << bits) - 1))
         fractions.append(bits)
@@ -262,7 +257,7 @@ def grid_sampler(b: Builder, x: QTensor, grid: QTensor, interpolation: int, padd
 
     above, below = (_lerp(b, wide(k), wide(k + 1), parts[0].value, fractions[0]) for k in (0, row))
     scale = x.qparams.step / (1 << fractions[0])
-    if x.qparams.dtype == "INT16":  # a bit more than the codes have: with it the second product fits int32
+    if x.qparams.dtype == "INT16":  # one bit more than a code, so that the second product fits int32
         above, below = (b.rescale(half, 2.0 ** (1 - fractions[0]), dtype="INT32") for half in (above, below))
         scale = x.qparams.step / 2
     acc = _lerp(b, above, below, parts[1].value, fractions[1])
@@ -271,7 +266,7 @@ def grid_sampler(b: Builder, x: QTensor, grid: QTensor, interpolation: int, padd
 
 
 def _affine_sum(b: Builder, theta: Value, size: Sequence[int], align_corners: bool, unit: float) -> Value:
-    """Return [N, axes, *extents]: the products of the rows of ``theta`` and (x, y, z, 1), in which 1 is ``unit``."""
+    """Return [N, axes, *extents]: the rows of ``theta`` times (x, y, z, 1), with 1 represented as ``unit``."""
     axes, rows = theta.shape[1], theta.shape[0] * theta.shape[1]
     grid = aten.affine_grid_generator(torch.eye(axes, axes + 1)[None], [1, 1, *size[2:]], align_corners).double()
     columns = b.reshape(theta, (rows, axes + 1, *[1] * (axes - 1)))
@@ -282,7 +277,7 @@ def _affine_sum(b: Builder, theta: Value, size: Sequence[int], align_corners: bo
         return b.emit("MUL", b.reshape(b.sliced(columns, 1, column, 1), (rows, *[1] * axes)), factors, shift=0)
 
     total = term(axes, np.ones((1,) * (axes + 1)))
-    for axis in reversed(range(axes)):  # z, y, x, so that only the last sum has all elements
+    for axis in reversed(range(axes)):  # z, y, x: only the last sum is full size
         numbers = grid[0].movedim(axes - 1 - axis, 0).reshape(size[-1 - axis], -1, axes)[:, 0, axis]
         total = b.emit(
             "ADD", total, term(axis, numbers.reshape([size[-1 - axis] if k == axes - axis else 1 for k in range(axes + 1)]))
@@ -291,7 +286,6 @@ def _affine_sum(b: Builder, theta: Value, size: Sequence[int], align_corners: bo
 
 
 def affine_grid_of_floats(b: Builder, theta: QTensor, size: Sequence[int], align_corners: bool, *, out: Result) -> QTensor:
-    """out[n, h, w] = theta[n] @ (x, y, 1) of floats, in FP32. TOSA 1.0 MUL and ADD."""
     total = _affine_sum(b, b.logical(FloatTensor.of(b, theta).t), size, align_corners, 1.0)
     return b.from_order(total, [0, len(size) - 1, *range(1, len(size) - 1)], FP32)
 
@@ -307,10 +301,9 @@ def affine_grid_of_floats(b: Builder, theta: QTensor, size: Sequence[int], align
     ],
 )
 def affine_grid(b: Builder, theta: QTensor, size: Sequence[int], align_corners: bool, *, out: Result) -> QTensor:
-    """out[n, h, w] = theta[n] @ (x, y, 1) for the coordinates x and y of each pixel, -1..1; of volumes theta[n] @ (x, y, z, 1).
+    """out[n, h, w] = theta[n] @ (x, y, 1) for the coordinates x and y in -1..1 of each pixel; theta[n] @ (x, y, z, 1) for volumes.
 
-    The products are summed in int32, with as many fractional bits as leave the sum below 2**31, and rounded once.
-    TOSA 1.0 MUL and ADD.
+    The products are summed in int32 and rounded once. TOSA MUL and ADD.
     """
     unit = 2.0 ** _COORDINATE[theta.qparams.dtype]
     codes = b.rescale(b.logical(theta), 1.0, input_zp=theta.qparams.zp, dtype="INT32")

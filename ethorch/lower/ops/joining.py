@@ -1,4 +1,4 @@
-"""Operators that put tensors together: concatenation, stacking, repetition."""
+"""Concatenation, stacking and repetition."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ aten = torch.ops.aten
     samples=[Sample(I8(1, 8, 1, 5), [2, -1, 4, 5]), Sample(I8(12), [2, 12]), Sample(I8(4, 5), [4, 5])],
 )
 def expand(b: Builder, x: QTensor, size: Sequence[int], implicit: bool = False, *, out: Result) -> QTensor:
-    """out = x repeated along the dims of extent 1 that ``size`` makes larger. TOSA 1.0 TILE."""
+    """out = x repeated along the dims of extent 1 that are larger in ``size``. TOSA TILE."""
     x = b.view(x, (1,) * (len(out.shape) - x.rank) + x.shape)
     return b.requantized(b.tile(x, [want // have if have else 1 for want, have in zip(out.shape, x.shape, strict=True)]), out.q)
 
@@ -42,7 +42,7 @@ def expand(b: Builder, x: QTensor, size: Sequence[int], implicit: bool = False, 
     samples=[Sample(I8(1, 4, 3, 2), [1, 2, 1, 3]), Sample(I8(12), [1, 3]), Sample(I8(2, 3), [1, 1])],
 )
 def repeat(b: Builder, x: QTensor, repeats: Sequence[int], *, out: Result) -> QTensor:
-    """out = x, ``repeats[d]`` times along each dim d. TOSA 1.0 TILE."""
+    """out = x, ``repeats[d]`` times along each dim d. TOSA TILE."""
     x = b.view(x, (1,) * (len(repeats) - x.rank) + x.shape)
     return b.requantized(b.tile(x, list(repeats)), out.q)
 
@@ -53,7 +53,7 @@ def repeat(b: Builder, x: QTensor, repeats: Sequence[int], *, out: Result) -> QT
     samples=[Sample([I8(2, 3), I8(2, 3, low=-1.0)], 1), Sample([I8(1, 4, 5), I8(1, 4, 5)], -1)],
 )
 def stack(b: Builder, tensors: Sequence[QTensor], dim: int = 0, *, out: Result) -> QTensor:
-    """out = the tensors side by side along a new ``dim``. TOSA 1.0 CONCAT."""
+    """out = the tensors concatenated along a new ``dim``. TOSA CONCAT."""
     dim %= tensors[0].rank + 1
     parts = [b.view(x, (*x.shape[:dim], 1, *x.shape[dim:])) for x in tensors]
     joined: QTensor = cat(b, parts, dim, out=out)
@@ -62,7 +62,7 @@ def stack(b: Builder, tensors: Sequence[QTensor], dim: int = 0, *, out: Result) 
 
 @composite("aten.repeat_interleave.self_int", samples=[Sample(I8(2, 3, 4), 2, 1), Sample(I8(2, 3), 3, -1), Sample(I8(2, 3), 2)])
 def repeat_interleave(s: AtenBuilder, x: Node, repeats: int, dim: int | None = None, *, output_size: int | None = None) -> Any:
-    """out = each element along ``dim`` ``repeats`` times in a row."""
+    """out = each element along ``dim``, ``repeats`` times in a row."""
     if dim is None:
         x, dim = s(aten.reshape.default, x, [-1]), 0
     shape = list(shape_of(x))
@@ -88,9 +88,9 @@ def repeat_interleave(s: AtenBuilder, x: Node, repeats: int, dim: int | None = N
     ],
 )
 def cat(b: Builder, tensors: Sequence[QTensor], dim: int = 0, *, out: Result) -> QTensor:
-    """out = the tensors side by side along ``dim``: quantized tensors or plain integers. TOSA 1.0 CONCAT.
+    """out = the tensors concatenated along ``dim``: quantized tensors or plain integers. TOSA CONCAT.
 
-    A quantized tensor whose scale is not that of ``out`` is rescaled first.
+    A quantized tensor whose scale differs from that of ``out`` is rescaled first.
     """
     parts = [b.moved_operand(x, out) for x in tensors if 0 not in x.shape]
     values, dims = b.alike(parts)

@@ -22,17 +22,17 @@ from ethorch.lower.ops.weights import accumulator_scales, bias_codes, real_value
 from ethorch.support.errors import Reason
 
 aten = torch.ops.aten
-#: Outputs of one CONV2D. Of a longer one Vela's time grows with the square: 14 s for 200,000, where parts take half a second.
+#: Largest number of outputs of one CONV2D, because Vela's time is quadratic: 14 s for 200,000, half a second in parts.
 MOST_OUTPUTS = 65536
 
 
 def _addmm(bias: Any, x: Any, w: Any, *, beta: float = 1, alpha: float = 1) -> Any:
-    """Arguments of aten.addmm, whose weight is [I, O], as those of aten.linear, whose weight is [O, I]."""
-    return (x, w if isinstance(w, Node) else _transposed(w), bias), {} if beta == alpha == 1 else {"factors": (beta, alpha)}
+    """Adapt aten.addmm, whose weight is [I, O], to aten.linear."""
+    return (x, w if isinstance(w, Node) else _transpose_weight(w), bias), {} if beta == alpha == 1 else {"factors": (beta, alpha)}
 
 
-def _transposed(w: Any) -> Any:
-    """A weight [I, O] as [O, I]; nothing moves."""
+def _transpose_weight(w: Any) -> Any:
+    """Return a weight [I, O] as [O, I] without copying."""
     if isinstance(w, np.ndarray):
         return w.T
     if not isinstance(w, QTensor) or w.is_integer:
@@ -42,11 +42,7 @@ def _transposed(w: Any) -> Any:
 
 
 def decompose_linear(s: AtenBuilder, x: Node, w: Node, bias: Node | None = None, factors: Any = None) -> Any:
-    """A weight [I] as one [1, I]; an addmm of user code as what is quantized best.
-
-    - With parameters as weight and bias, and no factors: a linear layer.
-    - Any other: mm, mul and add.
-    """
+    """Draw a weight [I] as one [1, I], and an addmm as a linear layer if its operands are parameters, or as mm, mul and add."""
     if s.node.target is not aten.addmm.default:
         if w.meta["val"].dim() != 1:
             return None
@@ -58,36 +54,33 @@ def decompose_linear(s: AtenBuilder, x: Node, w: Node, bias: Node | None = None,
     beta, alpha = s.node.kwargs.get("beta", 1), s.node.kwargs.get("alpha", 1)
     if w.op == "get_attr" and added.op == "get_attr" and beta == alpha == 1 and added.meta["val"].dim() == 1:
         return s(aten.linear.default, x, s.transpose_parameter(w), added)
-    made = s(aten.mm.default, x, w)
-    made = made if alpha == 1 else s(aten.mul.Scalar, made, alpha)
+    y = s(aten.mm.default, x, w)
+    y = y if alpha == 1 else s(aten.mul.Scalar, y, alpha)
     if beta == 0:
-        return made
-    return s(aten.add.Tensor, made, added if beta == 1 else s(aten.mul.Scalar, added, beta))
+        return y
+    return s(aten.add.Tensor, y, added if beta == 1 else s(aten.mul.Scalar, added, beta))
 
 
 def check_linear(x: Any, w: Any, bias: Any = None, factors: Any = None) -> Reason | None:
-    """The weight is a quantized constant, and addmm has no factors."""
     if factors:
         return Reason(
-            "addmm.factors", f"beta={factors[0]}, alpha={factors[1]}: allowed are 1 and 1", "Multiply weight and bias by them."
+            "addmm.factors",
+            f"beta={factors[0]}, alpha={factors[1]}; expected 1 and 1",
+            "Multiply weight and bias by these factors.",
         )
     if not isinstance(w, QTensor):
         return Reason("graph.weight_not_quantized", "its weight is float", "Give the quantizer a config for this module.")
     if not w.value.is_const:
         return Reason(
             "linear.dynamic_weight",
-            "its weight is computed at run time; a constant weight is needed",
-            "Make the weight a parameter or buffer, or use torch.matmul, which takes two activations.",
+            "its weight is computed at run time; expected a constant weight",
+            "Make the weight a parameter or buffer, or use torch.matmul, which supports two activations.",
         )
     return None
 
 
 def linear_of_floats(b: Builder, x: QTensor, w: QTensor, bias: Any = None, *, out: Result, factors: Any = None) -> Any:
-    """out = x @ w.T + bias of floats.
-
-    - A constant weight: a CONV2D, as of integers.
-    - A weight that is computed at run time, or factors: a MATMUL of all rows in FP32.
-    """
+    """Emit a CONV2D for a constant weight, or a MATMUL in FP32 for a computed weight or factors."""
     if w.rank == 1:
         column = linear_of_floats(b, x, b.view(w, (1, *w.shape)), bias, out=out, factors=factors)
         return b.view(column, x.shape[:-1])
@@ -96,9 +89,9 @@ def linear_of_floats(b: Builder, x: QTensor, w: QTensor, bias: Any = None, *, ou
         return linear(b, x, w, bias, out=replace(out, q=x.q))
     value = b.stored_as(x, [(), tuple(range(x.rank - 1)), (x.rank - 1,)])
     product = b.emit("MATMUL", value, b.stored_as(w, [(), (1,), (0,)]), a_zp=0, b_zp=0)
-    made = FloatTensor.of(b, b.view(QTensor(product, ((1,), (2,)), FP32), (*x.shape[:-1], w.shape[0])))
-    made = made if alpha == 1 else made * alpha
-    return made if bias is None or beta == 0 else made + FloatTensor.of(b, bias) * beta
+    y = FloatTensor.of(b, b.view(QTensor(product, ((1,), (2,)), FP32), (*x.shape[:-1], w.shape[0])))
+    y = y if alpha == 1 else y * alpha
+    return y if bias is None or beta == 0 else y + FloatTensor.of(b, bias) * beta
 
 
 @op(
@@ -117,9 +110,9 @@ def linear_of_floats(b: Builder, x: QTensor, w: QTensor, bias: Any = None, *, ou
     ],
 )
 def linear(b: Builder, x: QTensor, w: QTensor, bias: Any = None, *, out: Result, factors: Any = None) -> QTensor:
-    """out = x @ w.T + bias: int8[..., I] -> int8[..., O], exact in int32, and of int16 in int48; rounded once, by the RESCALE.
+    """out = x @ w.T + bias: int8[..., I] -> int8[..., O], exact in int32, or int48 for int16; rounded once. TOSA CONV2D.
 
-    It is a 1x1 CONV2D; rows of x lie along the width of the map: along its height NPUs take up to twice as long. TOSA 1.0 CONV2D.
+    The rows of x are along the width of the map, because NPUs need up to twice the time along its height.
     """
     weight = weight_array(w)
     outputs, inputs = weight.shape
@@ -141,9 +134,9 @@ def linear(b: Builder, x: QTensor, w: QTensor, bias: Any = None, *, out: Result,
 
 
 def _contraction_as_stored(x: QTensor, weight: npt.NDArray[Any]) -> tuple[QTensor, npt.NDArray[Any]]:
-    """x and the weight with the contracted dim in the order in which x is stored.
+    """Return x and the weight with the contracted dim in the stored order of x.
 
-    Behind a flatten that dim is several stored axes. Reordering the columns of the weight costs nothing; moving x would.
+    After a flatten that dim is several axes. Reordering the weight is free; moving x is not.
     """
     axes = x.dims[-1]
     in_memory = tuple(sorted(axes))

@@ -1,7 +1,4 @@
-"""Logic: and, or, xor, not of truth values, any and all. With one quantized tensor and constants they join a table.
-
-U85 has operators for it. U55 and U65 hold truth values as int8, 0 or 1, and compute with MINIMUM, MAXIMUM and SUB.
-"""
+"""Logic of truth values, any and all. The U85 has operators for it; the U55 and U65 store truth values as int8, 0 or 1."""
 
 from __future__ import annotations
 
@@ -12,21 +9,21 @@ from ethorch.lower.builder.builder import Builder
 from ethorch.lower.builder.qparams import QTensor, Result
 from ethorch.lower.builder.reductions import minimum_of
 from ethorch.lower.builder.truth import difference, native, negated, truth_of_codes
-from ethorch.lower.ops.compare import COMPARED, compared
+from ethorch.lower.ops.compare import COMPARED, emit_comparison
 from ethorch.lower.ops.samples import Bools, Ints, Sample
 from ethorch.lower.ops.spec import op
 
 
 def as_truth(b: Builder, x: Any) -> QTensor:
-    """Return truth values as they are; anything else is true if it is not 0. INT8 is truth values if the NPU has no BOOL."""
+    """Return other tensors as true if not 0. If the NPU has no BOOL, plain INT8 is truth values."""
     plain = b.plain_tensor(x)
     if plain.value.dtype in ("BOOL", b.tuning.truth_dtype) and plain.is_integer:
         return plain
-    return compared(b, "ne", plain, 0)
+    return emit_comparison(b, "ne", plain, 0)
 
 
 def logical(b: Builder, name: str, x: Any, y: Any) -> QTensor:
-    """x ``name`` y of truth values with broadcasting, in the operators that ``_LOGICAL`` lists."""
+    """Emit x ``name`` y by the operators of ``_LOGICAL``."""
     (xv, yv), dims = b.aligned(as_truth(b, x), as_truth(b, y))
     if native(b):
         return QTensor(b.emit(f"LOGICAL_{name.upper()}", xv, yv), dims, None)
@@ -45,19 +42,17 @@ _TRUTHS = (
 
 
 _LOGICAL = {
-    "and": "TOSA 1.0 LOGICAL_AND, or MINIMUM.",
-    "or": "TOSA 1.0 LOGICAL_OR, or MAXIMUM.",
-    "xor": "TOSA 1.0 LOGICAL_XOR, or SUB and TABLE.",
+    "and": "TOSA LOGICAL_AND, or MINIMUM.",
+    "or": "TOSA LOGICAL_OR, or MAXIMUM.",
+    "xor": "TOSA LOGICAL_XOR, or SUB and TABLE.",
 }
 
 
 def _logical_operator(name: str) -> None:
-    """Registers aten.logical_and, or or xor."""
-
     @op(
         f"aten.logical_{name}.default",
         quant=COMPARED,
-        doc=f"out = x {name} y of truth values with broadcasting; other tensors are true where they are not 0. {_LOGICAL[name]}",
+        doc=f"out = x {name} y of truth values with broadcasting; other elements are true if not 0. {_LOGICAL[name]}",
         pointwise=True,
         steps=True,
         truths=True,
@@ -80,16 +75,13 @@ for _name in ("and", "or", "xor"):
     samples=[Sample(Bools(2, 3, 5)), Sample(Ints(40, low=-1, high=1)), Sample(Ints(40, low=-2, high=2, dtype="int8"))],
 )
 def logical_not(b: Builder, x: Any, *, out: Result) -> QTensor:
-    """out = not x. TOSA 1.0 LOGICAL_NOT, or a TABLE."""
+    """out = not x. TOSA LOGICAL_NOT, or a TABLE."""
     x = as_truth(b, x)
     return QTensor(negated(b, x.value), x.dims, None)
 
 
-def truth_reduced(b: Builder, name: str, x: Any, dims: Sequence[int]) -> QTensor:
-    """Return ``name``, any or all, of x over ``dims``, which keep extent 1.
-
-    TOSA 1.0 REDUCE_ANY, REDUCE_ALL; or REDUCE_MAX, MINIMUM of int8.
-    """
+def reduce_truth_over(b: Builder, name: str, x: Any, dims: Sequence[int]) -> QTensor:
+    """Reduce x by any or all over ``dims``, which keep extent 1. TOSA REDUCE_ANY, REDUCE_ALL; or REDUCE_MAX, MINIMUM."""
     x = as_truth(b, x)
     value = x.value
     for axis in sorted({axis for dim in dims for axis in x.dims[dim] if value.shape[axis] > 1}):
@@ -100,17 +92,15 @@ def truth_reduced(b: Builder, name: str, x: Any, dims: Sequence[int]) -> QTensor
     return QTensor(value, tuple(() if dim in dims else axes for dim, axes in enumerate(x.dims)), None)
 
 
-_REDUCED = {"any": "TOSA 1.0 REDUCE_ANY, or REDUCE_MAX of int8.", "all": "TOSA 1.0 REDUCE_ALL, or MINIMUM of int8."}
+_REDUCED = {"any": "TOSA REDUCE_ANY, or REDUCE_MAX of int8.", "all": "TOSA REDUCE_ALL, or MINIMUM of int8."}
 
 
 def _reduction(name: str) -> None:
-    """Registers aten.any or aten.all."""
-
     @op(
         f"aten.{name}.dims",
         quant=COMPARED,
         truths=True,
-        doc=f"out = {name} of x over dim; other tensors are true where they are not 0. {_REDUCED[name]}",
+        doc=f"out = {name} of x over dim; elements that are not truth values are true if not 0. {_REDUCED[name]}",
         also={
             f"aten.{name}.default": lambda x: ((x, None), {}),
             f"aten.{name}.dim": lambda x, dim, keepdim=False: ((x, [dim], keepdim), {}),
@@ -125,7 +115,7 @@ def _reduction(name: str) -> None:
     def reduce_truth(b: Builder, x: Any, dim: Any = None, keepdim: bool = False, *, out: Result) -> QTensor:
         rank = len(x.shape)
         dims = range(rank) if dim is None or (isinstance(dim, (list, tuple)) and not dim) else [d % rank for d in dim]
-        return b.view(truth_reduced(b, name, x, list(dims)), out.shape)
+        return b.view(reduce_truth_over(b, name, x, list(dims)), out.shape)
 
 
 for _name in ("any", "all"):

@@ -1,4 +1,4 @@
-"""Products of two activations: bmm, and what becomes one (matmul, mm, baddbmm, einsum)."""
+"""Products of two activations: bmm, and the operators that become one (matmul, mm, baddbmm, einsum)."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ from ethorch.tosa.ir import Value
 
 aten = torch.ops.aten
 
-_LONGEST_TURNED = 256  #: elements of the longest rows of a stored transpose that are read as they lie
+_LONGEST_TURNED = 256  #: longest row of a stored transpose that is read without a transposition
 
 
-def _multiplied(b: Builder, x: QTensor, y: QTensor, factor: float, out: QParams) -> QTensor:
-    """out[n] = factor * x[n] @ y[n], rounded once.
+def _multiply(b: Builder, x: QTensor, y: QTensor, factor: float, out: QParams) -> QTensor:
+    """Return factor * x[n] @ y[n], rounded once.
 
-    - Many columns of few rows, where the NPU takes the columns one by one: the transpose of y[n].T @ x[n].T.
-    - So is a product with a y that is stored as y[n].T, as the keys of a cache, where x has few rows. The NPU reads longer
-      rows of y several times.
-    - int8, or an NPU that multiplies int16: one MATMUL, exact in int32 (int48 of int16).
-    - int16 on an NPU that multiplies int8 only: the four products of the operands' halves, added up in int32.
+    - Many columns and few rows, on an NPU that processes columns one by one: the transpose of y[n].T @ x[n].T.
+    - y stored as y[n].T, such as cached keys, and few rows: also the transpose, because the NPU reads long rows of y repeatedly.
+    - int8, or an NPU that multiplies int16: one MATMUL, exact in int32 (int48 for int16).
+    - int16 on other NPUs: the four products of the operands' halves, added in int32.
     """
     step, dims = factor * x.qparams.step * y.qparams.step, ((0,), (1,), (2,))
     rows, columns = x.shape[1], y.shape[2]
@@ -39,14 +38,14 @@ def _multiplied(b: Builder, x: QTensor, y: QTensor, factor: float, out: QParams)
     many = fewest is not None and columns >= max(fewest, 16 * rows)
     stored = b.tuning.turns_stored_transposes and y.dims[2][:1] < y.dims[1][:1]
     if many or (stored and columns >= 16 * rows and x.shape[2] <= _LONGEST_TURNED):
-        turned = _multiplied(b, _transposed(y), _transposed(x), factor, out)
-        return _transposed(turned)
+        turned = _multiply(b, _transpose(y), _transpose(x), factor, out)
+        return _transpose(turned)
     row = b.limits.get("MATMUL")
     if row is None or row.dtypes is None or "INT16" in row.dtypes or {x.value.dtype, y.value.dtype} != {"INT16"}:
         acc = b.emit("MATMUL", b.logical(x), b.logical(y), a_zp=x.qparams.zp, b_zp=y.qparams.zp)
         return QTensor(b.requantize(acc, step, out), dims, out)
     (x_high, x_low), (y_high, y_low) = (_halves(b, b.logical(value)) for value in (x, y))
-    unit = max(out.step / 128, x.shape[2] * step)  # the sum stays below 2**31 of them: products have 30 bits
+    unit = max(out.step / 128, x.shape[2] * step)  # so that the sum stays below 2**31, because products have 30 bits
     middle = b.emit("ADD", b.emit("MATMUL", x_high, y_low, a_zp=0, b_zp=-128), b.emit("MATMUL", x_low, y_high, a_zp=-128, b_zp=0))
     parts = (
         (b.emit("MATMUL", x_high, y_high, a_zp=0, b_zp=0), 65536),
@@ -58,27 +57,25 @@ def _multiplied(b: Builder, x: QTensor, y: QTensor, factor: float, out: QParams)
     return QTensor(b.requantize(total, unit, out), dims, out)
 
 
-def _transposed(x: QTensor) -> QTensor:
-    """x[N,H,C] as x[N,C,H], stored as it is."""
+def _transpose(x: QTensor) -> QTensor:
+    """Return x[N,H,C] as x[N,C,H] without moving it."""
     return QTensor(x.value, (x.dims[0], x.dims[2], x.dims[1]), x.q)
 
 
 def _halves(b: Builder, value: Value) -> tuple[Value, Value]:
-    """INT16 as two INT8: value >> 8 rounded to nearest, and the rest, with zero point -128."""
+    """Split INT16 into two INT8: value >> 8 rounded to nearest, and the rest with zero point -128."""
 
-    def minus(value: Value, other: Value) -> Value:
-        """INT32 value - other."""
-        return b.emit("SUB", b.rescale(value, 1.0, dtype="INT32"), other)
+    def subtract(value: Value, subtrahend: Value) -> Value:
+        return b.emit("SUB", b.rescale(value, 1.0, dtype="INT32"), subtrahend)
 
     half = b.const(np.full((1,) * value.rank, 128, np.int32))
-    high = b.rescale(minus(value, half), 1 / 256, dtype="INT8")  # rounds to nearest
-    return high, b.rescale(minus(value, b.rescale(high, 256.0, dtype="INT32")), 1.0, output_zp=-128, dtype="INT8")
+    high = b.rescale(subtract(value, half), 1 / 256, dtype="INT8")  # rounds to nearest
+    return high, b.rescale(subtract(value, b.rescale(high, 256.0, dtype="INT32")), 1.0, output_zp=-128, dtype="INT8")
 
 
 def check_bmm(x: Any, y: Any) -> Reason | None:
-    """Both operands are quantized."""
     if not (isinstance(x, QTensor) and isinstance(y, QTensor)):
-        return Reason("matmul.operand", "an operand is not quantized", "Quantize the module it is in.")
+        return Reason("matmul.operand", "an operand is not quantized", "Quantize the module that contains it.")
     return None
 
 
@@ -93,32 +90,31 @@ def check_bmm(x: Any, y: Any) -> Reason | None:
     ],
 )
 def bmm(b: Builder, x: QTensor, y: QTensor, *, out: Result) -> QTensor:
-    """out[n] = x[n] @ y[n]: int8[N,H,C], int8[N,C,W] -> int8[N,H,W], exact in int32, rounded once. TOSA 1.0 MATMUL.
+    """out[n] = x[n] @ y[n]: int8[N,H,C], int8[N,C,W] -> int8[N,H,W], exact in int32, rounded once. TOSA MATMUL.
 
-    int16 is exact in int48. On an NPU that multiplies int8 only it is the sum of the four products of the operands' halves.
+    int16 is exact in int48. On an NPU that multiplies only int8, it is the sum of four products of halves.
     """
-    return _multiplied(b, x, y, 1.0, out.qparams)
+    return _multiply(b, x, y, 1.0, out.qparams)
 
 
 def is_parameter(x: Any) -> bool:
-    """Is that node a constant of the model?"""
     return isinstance(x, Node) and x.op == "get_attr"
 
 
 def _product(s: AtenBuilder, x: Node, y: Node, bias: Node | None = None) -> Node:
-    """x[..., H, C] @ y[C, W] + bias: a linear layer where y is a parameter, else a bmm of one matrix."""
+    """Return x[..., H, C] @ y[C, W] + bias: a linear layer if y is a parameter, or a bmm of one matrix."""
     if is_parameter(y):
         return s(aten.linear.default, x, s.transpose_parameter(y), bias)
     rows = math.prod(shape_of(x)[:-1])
     flat = s(aten.reshape.default, x, [1, rows, shape_of(x)[-1]])
-    made = s(aten.bmm.default, flat, s(aten.unsqueeze.default, y, 0))
-    made = s(aten.reshape.default, made, [*shape_of(x)[:-1], shape_of(y)[1]])
-    return made if bias is None else s(aten.add.Tensor, made, bias)
+    total = s(aten.bmm.default, flat, s(aten.unsqueeze.default, y, 0))
+    total = s(aten.reshape.default, total, [*shape_of(x)[:-1], shape_of(y)[1]])
+    return total if bias is None else s(aten.add.Tensor, total, bias)
 
 
 @composite("aten.mm.default", samples=[Sample(I8(6, 9), I8(9, 5)), Sample(I8(6, 9), W(9, 5))])
 def mm(s: AtenBuilder, x: Node, y: Node) -> Any:
-    """out = x @ y: int8[H,C], int8[C,W] -> int8[H,W], as a bmm of one matrix; as a linear layer where y is a parameter."""
+    """out = x @ y: int8[H,C], int8[C,W] -> int8[H,W], as a bmm of one matrix, or as a linear layer if y is a parameter."""
     return _product(s, x, y)
 
 
@@ -136,16 +132,16 @@ def mm(s: AtenBuilder, x: Node, y: Node) -> Any:
     ],
 )
 def matmul(s: AtenBuilder, x: Node, y: Node) -> Any:
-    """out = x @ y as PyTorch broadcasts it.
+    """out = x @ y with PyTorch's broadcasting.
 
     - A vector is a matrix of one row or column.
-    - A matrix on the right is multiplied with all rows at once, as ``mm``.
+    - A matrix on the right is multiplied with all rows at once, like ``mm``.
     - Batches on both sides are expanded to one bmm.
     """
     xs, ys = shape_of(x), shape_of(y)
     if len(xs) == 1:
-        made = matmul(s, s(aten.unsqueeze.default, x, 0), y)
-        return s(aten.squeeze.dim, made, -2 if len(ys) > 1 else 0)
+        matrix = matmul(s, s(aten.unsqueeze.default, x, 0), y)
+        return s(aten.squeeze.dim, matrix, -2 if len(ys) > 1 else 0)
     if len(ys) == 1:
         return s(aten.squeeze.dim, matmul(s, x, s(aten.unsqueeze.default, y, 1)), -1)
     if len(ys) == 2 or (math.prod(ys[:-2]) == 1 and len(ys) <= len(xs)):
@@ -156,37 +152,35 @@ def matmul(s: AtenBuilder, x: Node, y: Node) -> Any:
         if shape[:-2] != batch:
             operand = s(aten.expand.default, operand, [*batch, *shape[-2:]])
         flat.append(operand if len(batch) == 1 else s(aten.reshape.default, operand, [math.prod(batch), *shape[-2:]]))
-    made = s(aten.bmm.default, *flat)
-    return made if len(batch) == 1 else s(aten.reshape.default, made, [*batch, xs[-2], ys[-1]])
+    matrix = s(aten.bmm.default, *flat)
+    return matrix if len(batch) == 1 else s(aten.reshape.default, matrix, [*batch, xs[-2], ys[-1]])
 
 
 def check_baddbmm(bias: Any, x: Any, y: Any, beta: float = 1, alpha: float = 1) -> Reason | None:
-    """What quantization left whole has no bias and a positive factor."""
     if beta != 0 or alpha <= 0:
-        text = f"beta={beta}, alpha={alpha}: allowed are beta=0 and alpha > 0"
-        return Reason("baddbmm.factors", text, "Write it as torch.bmm, products and sums, or let EthosUQuantizer quantize it.")
+        text = f"beta={beta}, alpha={alpha}; expected beta=0 and alpha > 0"
+        return Reason("baddbmm.factors", text, "Write it as torch.bmm, products and sums, or quantize it with EthosUQuantizer.")
     return None
 
 
 def decompose_baddbmm(s: AtenBuilder, bias: Node, x: Node, y: Node, *, beta: float = 1, alpha: float = 1) -> Any:
-    """out = beta * bias + alpha * x @ y by bmm, mul and add, unless it is a bmm with a positive factor."""
+    """Draw bmm, mul and add, except for a bmm with a positive factor."""
     if beta == 0 and alpha > 0:
         return None
-    made = s(aten.bmm.default, x, y)
-    made = made if alpha == 1 else s(aten.mul.Scalar, made, alpha)
+    total = s(aten.bmm.default, x, y)
+    total = total if alpha == 1 else s(aten.mul.Scalar, total, alpha)
     if beta == 0:
-        return made
-    return s(aten.add.Tensor, made, bias if beta == 1 else s(aten.mul.Scalar, bias, beta))
+        return total
+    return s(aten.add.Tensor, total, bias if beta == 1 else s(aten.mul.Scalar, bias, beta))
 
 
 def baddbmm_of_floats(
     b: Builder, bias: Any, x: QTensor, y: QTensor, *, out: Result, beta: float = 1, alpha: float = 1
 ) -> FloatTensor:
-    """out = beta * bias + alpha * x @ y of floats. TOSA 1.0 MATMUL, in FP32."""
     product = b.emit("MATMUL", b.logical(x), b.logical(y), a_zp=0, b_zp=0)
-    made = FloatTensor.of(b, QTensor(product, ((0,), (1,), (2,)), FP32))
-    made = made if alpha == 1 else made * alpha
-    return made if beta == 0 else made + FloatTensor.of(b, bias) * beta
+    total = FloatTensor.of(b, QTensor(product, ((0,), (1,), (2,)), FP32))
+    total = total if alpha == 1 else total * alpha
+    return total if beta == 0 else total + FloatTensor.of(b, bias) * beta
 
 
 @op(
@@ -198,20 +192,17 @@ def baddbmm_of_floats(
     samples=[Sample(I8(2, 5, 6), I8(2, 5, 8), I8(2, 8, 6))],
 )
 def baddbmm(b: Builder, bias: Any, x: QTensor, y: QTensor, *, out: Result, beta: float = 1, alpha: float = 1) -> QTensor:
-    """out = alpha * x @ y, alpha > 0: a bmm whose factor costs nothing. TOSA 1.0 MATMUL. With a bias it is bmm, mul and add."""
-    return _multiplied(b, x, y, alpha, out.qparams)
+    """out = alpha * x @ y, alpha > 0: a bmm with a free factor. TOSA MATMUL. With a bias it is bmm, mul and add."""
+    return _multiply(b, x, y, alpha, out.qparams)
 
 
 def scaled_bmm(s: AtenBuilder, x: Node, y: Node, factor: float) -> Node:
-    """factor * x @ y as one operator."""
+    """Draw factor * x @ y as one operator."""
     return s(aten.baddbmm.default, s.constant(torch.zeros(1, 1, 1, dtype=x.meta["val"].dtype)), x, y, beta=0, alpha=factor)
 
 
 def fold_factor(s: AtenBuilder, x: Any, factor: Any) -> Any:
-    """x * factor where x is a bmm, or views of one: the bmm takes the factor, which costs nothing there.
-
-    None where x is no bmm, the factor is no positive number, or somebody else reads what is in between.
-    """
+    """Fold a positive factor of a bmm, or of views of one without other readers, into the bmm, or return None."""
     if isinstance(x, (int, float)):
         x, factor = factor, x
     factor = s.number(factor)
@@ -241,5 +232,5 @@ _VIEWS = {aten.view.default, aten.reshape.default, aten._unsafe_view.default, at
     ],
 )
 def einsum(s: AtenBuilder, equation: str, operands: list[Node], path: Any = None) -> Any:
-    """out = the permutes, views and bmm that PyTorch makes of an equation."""
+    """out = the permutes, views and bmm into which PyTorch decomposes the equation."""
     return s.inline(lambda *xs: torch.einsum(equation, *xs), *operands)

@@ -1,9 +1,6 @@
-"""Normalization: by given statistics (batch norm) and by those of a row itself (layer, group, instance and RMS norm).
+"""Normalization by constant statistics (batch norm) and by those of a row (layer, group, instance and RMS norm).
 
-A batch norm behind a convolution or linear layer is folded into its weights before quantization.
-
-The others are a core that computes the statistics of its rows exactly. Where there are a gamma and a beta, a batch norm behind the
-core applies them, and what is in between is calibrated: a 1x1 DEPTHWISE_CONV2D costs a fraction of MUL and ADD against constants.
+The latter compute exact statistics. A batch norm after them applies gamma and beta, because it is faster than MUL and ADD.
 """
 
 from __future__ import annotations
@@ -43,19 +40,18 @@ from ethorch.tosa.ir import Value
 
 aten = torch.ops.aten
 
-#: How often its beginning is the end of a piece of the table of reciprocal roots.
+#: Ratio of the end to the start of a piece of the table of reciprocal roots.
 _RATIO = 64.0
-#: How many bits of a reciprocal root of int16 are in a product of their own. A row of n elements has deviations of sqrt(n) standard
-#: deviations, so that the root has log2(n) / 2 bits less where the product of both fits in 32 bits: of 32,768 elements it had 8.
+#: Bits of a reciprocal root of int16 in a separate product. In a row of n elements, a deviation is up to sqrt(n) standard deviations,
+#: so that a root whose product fits int32 loses log2(n) / 2 bits.
 _ROOT_BITS = 7
-#: A row of so many elements has a root of too few bits without them.
+#: Longest row whose root is precise enough without these bits.
 _LONG = 1024
 
 
 def batch_norm_of_floats(
     b: Builder, x: QTensor, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float, *, out: Result
 ) -> FloatTensor:
-    """out = (x - mean) / sqrt(var + eps) * weight + bias per channel, of floats. TOSA 1.0 MUL, ADD."""
     gain = (1.0 if weight is None else np.asarray(weight, np.float64)) / np.sqrt(np.asarray(var, np.float64) + eps)
     offset = (0.0 if bias is None else np.asarray(bias, np.float64)) - np.asarray(mean, np.float64) * gain
     channels = (-1, *(1,) * (x.rank - 2))
@@ -87,14 +83,13 @@ def batch_norm(
 ) -> QTensor:
     """out = (x - mean) / sqrt(var + eps) * weight + bias per channel: int8[N,C,...] -> int8, rounded once.
 
-    It is a 1x1 DEPTHWISE_CONV2D. Its weights are 127 and the scale of each channel is its own, so that the factors lose nothing.
-    TOSA 1.0 DEPTHWISE_CONV2D.
+    It is a 1x1 DEPTHWISE_CONV2D with weights of 127 and a scale per channel. TOSA DEPTHWISE_CONV2D.
     """
     channels = x.shape[1]
     gain = np.asarray(1.0 if weight is None else weight, np.float64) / np.sqrt(np.asarray(var, np.float64) + eps)
     gain = np.broadcast_to(gain, channels)
     offset = (0.0 if bias is None else np.asarray(bias, np.float64)) - np.asarray(mean, np.float64) * gain
-    # The offset has to fit the accumulator. Where it does not at the scale of the factors, x hardly counts.
+    # The offset must fit the accumulator. If it does not at the scale of the factors, x hardly matters.
     least = np.abs(offset) * 2.0 ** -(38 if x.qparams.dtype == "INT16" else 30)
     scales = [float(s) for s in np.maximum(x.qparams.step * np.maximum(np.abs(gain), 1e-12) / 127, least)]
     codes = np.rint(x.qparams.step * gain / scales).astype(np.int8)
@@ -102,7 +97,7 @@ def batch_norm(
     value, bias_of_all = b.stored_as(x, [(), (), (0, *spatial), (1,)]), np.broadcast_to(offset, channels)
     limits = b.limits.get("DEPTHWISE_CONV2D")
     parts, most = [], limits.ranges["ifm_c"].high if limits is not None and "ifm_c" in limits.ranges else channels
-    for start in range(0, channels, most):  # of a layer norm there may be more than the NPU has channels
+    for start in range(0, channels, most):  # a layer norm may have more channels than the NPU supports
         part = slice(start, min(start + most, channels))
         count = part.stop - start
         factors = b.const(codes[part].reshape(1, 1, count, 1), name="gain")
@@ -110,27 +105,26 @@ def batch_norm(
         rows = value if count == channels else b.sliced(value, 3, start, count)
         acc = b.depthwise_conv2d(rows, factors, bias_part, input_zp=x.qparams.zp)
         parts.append(b.requantize(acc, scales[part], out.qparams))
-    whole = parts[0] if len(parts) == 1 else b.emit("CONCAT", *parts, axis=3)
-    stored = b.reshape(whole, (x.shape[0], *x.shape[2:], channels))
+    channels_last = parts[0] if len(parts) == 1 else b.emit("CONCAT", *parts, axis=3)
+    stored = b.reshape(channels_last, (x.shape[0], *x.shape[2:], channels))
     return QTensor(stored, ((0,), (x.rank - 1,), *((axis - 1,) for axis in spatial)), out.qparams)
 
 
-def _normalized(b: Builder, x: QTensor, count: int, eps: float, centred: bool, out: QParams) -> QTensor:
-    """out = (x - mean) / sqrt(var + eps) over the last ``count`` dims; not ``centred``: x / sqrt(mean(x**2) + eps).
+def _normalize(b: Builder, x: QTensor, count: int, eps: float, centred: bool, out: QParams) -> QTensor:
+    """Return (x - mean) / sqrt(var + eps) over the last ``count`` dims; if not ``centred``, x / sqrt(mean(x**2) + eps).
 
     - Sums are exact.
-    - Deviations have 7 bits below the code of x; of int16 none, but the mean has 6, and what they add is added to the product.
-    - Squares of deviations have as many bits as their sum leaves room for in 32: their mean is at most (range / 2) ** 2.
-    - The reciprocal root of a row comes from tables, with 15 bits in each piece of its range. Of int16 its product with a deviation
-      is to fit in 32 bits; of a long row the root has 7 bits more, in a product of their own.
+    - Deviations have 7 fractional bits for int8, none for int16. The int16 mean has 6, which are applied to the product.
+    - Squares of deviations have as many bits as their sum in int32 permits.
+    - The reciprocal root of a row comes from tables, with 15 bits in each piece of its range. In a long row
+      of int16, the root has 7 more bits, in a separate product.
     """
     return led_in_pieces(
-        b, x, range(x.rank - count, x.rank), lambda rows: _normalized_rows(b, rows, count, eps, centred=centred, out=out)
+        b, x, range(x.rank - count, x.rank), lambda rows: _normalize_rows(b, rows, count, eps, centred=centred, out=out)
     )
 
 
-def _normalized_rows(b: Builder, x: QTensor, count: int, eps: float, *, centred: bool, out: QParams) -> QTensor:
-    """``_normalized`` of what is stored as it is to be summed."""
+def _normalize_rows(b: Builder, x: QTensor, count: int, eps: float, *, centred: bool, out: QParams) -> QTensor:
     axes = [axis for dims in x.dims[x.rank - count :] for axis in dims if x.value.shape[axis] > 1]
     rows = math.prod(x.shape[x.rank - count :])
     zp, codes, int8 = x.qparams.zp, x.qparams.code_count, x.value.dtype == "INT8"
@@ -149,13 +143,12 @@ def _normalized_rows(b: Builder, x: QTensor, count: int, eps: float, *, centred:
     lowest, highest = max(epsilon, 0.25 / rows), (codes / (1 if not centred else 2)) ** 2 + epsilon
 
     def variance(v: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """The variance in squared codes of x, of a sum of squares."""
         return np.maximum(v * (units / rows) + epsilon, lowest)
 
     pieces = geometric_bounds(lowest, highest, _RATIO) if int8 else _bounds_of_int16(lowest, highest)
     bounds = [(bound - epsilon) * rows / units for bound in pieces]
     if int8:
-        # The reciprocal fourth root, twice: it has 15 bits over the whole range of variances, and products of INT16 need no pass.
+        # The fourth root, applied twice, has 15 bits over all variances, and products of INT16 need no RESCALE.
         largest = lowest**-0.25
         root = tabulated(b, square, lambda v: variance(v) ** -0.25, bounds, largest / 32767, dtype="INT16")
         reach = _reach(max(out.qmax - out.zp, out.zp - out.qmin) * out.step, codes, highest**-0.25, largest) / 32767
@@ -185,9 +178,9 @@ def _in_two_parts(
     bounds: Sequence[float],
     unit: float,
 ) -> tuple[Value, Value]:
-    """(INT32 r, INT32 rest from -64 to 64): r + rest / 128 is function(v) / unit, for a function that falls.
+    """Return INT32 (r, rest in -64..64) with r + rest / 128 = function(v) / unit, for a decreasing function.
 
-    Where it is above 2**23 units, r has bits enough and there is no rest.
+    Above 2**23 units, r is precise enough and rest is 0.
     """
     first = next((k for k, bound in enumerate(bounds[:-1]) if function(np.asarray([bound]))[0] < 2.0**23 * unit), len(bounds) - 2)
     both = tabulated(b, v, function, bounds[first:], unit * 2.0**-_ROOT_BITS)
@@ -201,10 +194,10 @@ def _in_two_parts(
 
 
 def _bounds_of_int16(lowest: float, highest: float) -> list[float]:
-    """Bounds of variances in squared codes: the larger the deviation, the more bits it has, and the shorter is the piece.
+    """Return bounds of variances in squared codes. A larger deviation has more bits and requires a shorter piece.
 
-    Lines between 511 entries over v to v * ratio are off by (ratio - 1)**2 * 3.6e-7 of 1 / sqrt(v), at v. That is to be a tenth
-    of a code of the deviation, and a quarter of a code of 15 bits of the result.
+    Lines between 511 entries over v to v * ratio have an error of (ratio - 1)**2 * 3.6e-7 of 1 / sqrt(v), at v. The limits are 0.1
+    codes of the deviation and 0.25 codes of 15 bits of the result.
     """
     fine = 1 + math.sqrt(0.25 / 2**15 / 3.6e-7)
     bounds = [lowest]
@@ -214,7 +207,7 @@ def _bounds_of_int16(lowest: float, highest: float) -> list[float]:
 
 
 def _reach(bound: float, furthest: float, low: float, high: float) -> float:
-    """The largest d * r that matters, for r in ``low``..``high``, d up to ``furthest``, and d * r * r up to ``bound``."""
+    """Return the largest d * r, for r in ``low``..``high``, d up to ``furthest``, and d * r * r up to ``bound``."""
     corner = min(max(math.sqrt(bound / furthest), low), high)
     return 1.01 * min(bound / corner, furthest * corner)
 
@@ -222,14 +215,12 @@ def _reach(bound: float, furthest: float, low: float, high: float) -> float:
 def check_layer_norm(
     x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, cudnn: bool = False
 ) -> Reason | None:
-    """Its gamma and beta have become a batch norm."""
     return None if weight is None and bias is None else _AFFINE
 
 
 def decompose_layer_norm(
     s: AtenBuilder, x: Node, shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5, cudnn: bool = False
 ) -> Any:
-    """A layer norm without gamma and beta, and a batch norm with them."""
     if weight is None and bias is None:
         return None if s.node.target is aten.layer_norm.default else s(aten.layer_norm.default, x, shape, None, None, eps)
     full = shape_of(x)
@@ -249,13 +240,12 @@ def layer_norm_of_floats(
     *,
     out: Result,
 ) -> FloatTensor:
-    """out = (x - mean) / sqrt(var + eps) * weight + bias over the last dims, of floats, in FP32."""
     dims = range(x.rank - len(shape), x.rank)
     value = FloatTensor.of(b, x)
     deviation = value - value.mean(dims)
-    made = deviation * ((deviation * deviation).mean(dims) + eps).rsqrt()
-    made = made if weight is None else made * weight
-    return made if bias is None else made + bias
+    y = deviation * ((deviation * deviation).mean(dims) + eps).rsqrt()
+    y = y if weight is None else y * weight
+    return y if bias is None else y + bias
 
 
 @op(
@@ -286,21 +276,18 @@ def layer_norm(
     *,
     out: Result,
 ) -> QTensor:
-    """out = (x - mean) / sqrt(var + eps) over the last dims: int8 or int16. Gamma and beta become a batch norm behind it.
+    """out = (x - mean) / sqrt(var + eps) over the last dims: int8 or int16. Gamma and beta become a batch norm after it.
 
-    The bound: in front of the batch norm, about one code in a hundred is rounded to the other side than PyTorch rounds it, and a
-    large gamma makes two steps of that one. Of 32,768 rows of 16, 203 have such a place.
+    The bound: about one code in a hundred is rounded differently than in PyTorch, and a large gamma doubles this difference.
     """
-    return _normalized(b, x, len(shape), eps, True, out.qparams)
+    return _normalize(b, x, len(shape), eps, True, out.qparams)
 
 
 def check_rms_norm(x: Any, shape: Any, weight: Any = None, eps: Any = None) -> Reason | None:
-    """Its gamma has become a batch norm."""
     return None if weight is None else _AFFINE
 
 
 def decompose_rms_norm(s: AtenBuilder, x: Node, shape: Sequence[int], weight: Any = None, eps: float | None = None) -> Any:
-    """An RMS norm without gamma, and a batch norm with it."""
     if weight is None:
         return None
     rows = s(aten.reshape.default, s(aten.rms_norm.default, x, shape, None, eps), [-1, math.prod(shape)])
@@ -310,11 +297,10 @@ def decompose_rms_norm(s: AtenBuilder, x: Node, shape: Sequence[int], weight: An
 def rms_norm_of_floats(
     b: Builder, x: QTensor, shape: Sequence[int], weight: Any = None, eps: float | None = None, *, out: Result
 ) -> FloatTensor:
-    """out = x / sqrt(mean(x**2) + eps) * weight over the last dims, of floats, in FP32."""
     value = FloatTensor.of(b, x)
     square = (value * value).mean(range(x.rank - len(shape), x.rank))
-    made = value * (square + (_EPS if eps is None else eps)).rsqrt()
-    return made if weight is None else made * weight
+    y = value * (square + (_EPS if eps is None else eps)).rsqrt()
+    return y if weight is None else y * weight
 
 
 @op(
@@ -328,21 +314,21 @@ def rms_norm_of_floats(
     samples=[Sample(I8(2, 5, 32), [32]), Sample(I8(1, 7, 24, low=-1.0, high=5.0), [24], W(24, low=0.5), 1e-5), Sample(I8(8), [8])],
 )
 def rms_norm(b: Builder, x: QTensor, shape: Sequence[int], weight: Any = None, eps: float | None = None, *, out: Result) -> QTensor:
-    """out = x / sqrt(mean(x**2) + eps) over the last dims: int8 or int16. Gamma becomes a batch norm behind it.
+    """out = x / sqrt(mean(x**2) + eps) over the last dims: int8 or int16. Gamma becomes a batch norm after it.
 
-    The bound: as of ``layer_norm``.
+    The bound: see ``layer_norm``.
     """
-    return _normalized(b, x, len(shape), _EPS if eps is None else eps, False, out.qparams)
+    return _normalize(b, x, len(shape), _EPS if eps is None else eps, False, out.qparams)
 
 
 _EPS = float(torch.finfo(torch.float32).eps)
 
 
-_AFFINE = Reason("norm.affine", "its gamma and beta are still part of it", "Let EthosUQuantizer quantize it: it takes them apart.")
+_AFFINE = Reason("norm.affine", "it applies gamma and beta itself", "Quantize it with EthosUQuantizer, which separates them.")
 
 
 def _affine(s: AtenBuilder, x: Node, weight: Node | None, bias: Node | None) -> Node:
-    """x * weight + bias per channel (dim 1), as a batch norm of mean 0 and variance 1. Training leaves such a one as it is."""
+    """Draw x * weight + bias per channel (dim 1) as a batch norm, which training preserves."""
     if weight is None and bias is None:
         return x
     channels = shape_of(x)[1]
@@ -351,7 +337,6 @@ def _affine(s: AtenBuilder, x: Node, weight: Node | None, bias: Node | None) -> 
 
 
 def _flat_parameter(s: AtenBuilder, x: Node | None) -> Node | None:
-    """A parameter of several dims as one of one dim."""
     return x if x is None or len(shape_of(x)) == 1 else s.flatten_parameter(x)
 
 
@@ -416,7 +401,7 @@ def batch_statistics_norm(
 ) -> list[Node | None]:
     """out = (x - mean) / sqrt(var + eps) * weight + bias, over each channel of the batch: a layer norm, then a batch norm.
 
-    The other two results, the statistics, may not be read. An instance norm becomes this operator in an edge program.
+    The statistics must be unused. An instance norm becomes this operator in an edge program.
     """
     n, channels, *rest = shape_of(x)
     order = [1, 0, *range(2, len(rest) + 2)]

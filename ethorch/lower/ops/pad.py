@@ -1,4 +1,4 @@
-"""Padding: by a constant, by reflection and by replication."""
+"""Padding with a constant, by reflection and by replication."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from ethorch.support.errors import Reason
 aten = torch.ops.aten
 
 
-def padded_index(extent: int, before: int, after: int, mode: str) -> list[int]:
-    """Of each element along a padded dim, which element of the dim of ``extent`` it copies; negative pads crop."""
+def index_padding(extent: int, before: int, after: int, mode: str) -> list[int]:
+    """Return the source index of each element along a padded dim. Negative pads crop."""
     places = range(-before, extent + after)
     if mode == "replicate":
         return [min(max(k, 0), extent - 1) for k in places]
@@ -30,13 +30,13 @@ def padded_index(extent: int, before: int, after: int, mode: str) -> list[int]:
     return [min(k % period, period - k % period) if period else 0 for k in places]
 
 
-def padded(s: AtenBuilder, x: Node, pad: Sequence[int], mode: str) -> Node:
-    """x padded by its own elements: a constant index along each dim. ``mode``: reflect, replicate or circular."""
+def pad_by_index(s: AtenBuilder, x: Node, pad: Sequence[int], mode: str) -> Node:
+    """Pad x by a constant index along each dim. ``mode`` is reflect, replicate or circular."""
     rank = len(shape_of(x))
     for k in range(len(pad) // 2):
         dim, (before, after) = rank - 1 - k, pad[2 * k : 2 * k + 2]
         if before or after:
-            numbers = padded_index(shape_of(x)[dim], before, after, mode)
+            numbers = index_padding(shape_of(x)[dim], before, after, mode)
             x = s(aten.index_select.default, x, dim, s.constant(torch.tensor(numbers)))
     return x
 
@@ -49,7 +49,7 @@ def padded(s: AtenBuilder, x: Node, pad: Sequence[int], mode: str) -> Node:
 )
 def reflection_pad(s: AtenBuilder, x: Node, padding: Sequence[int]) -> Any:
     """out = x mirrored at its edges: a constant index along each dim."""
-    return padded(s, x, padding, "reflect")
+    return pad_by_index(s, x, padding, "reflect")
 
 
 @composite(
@@ -60,19 +60,19 @@ def reflection_pad(s: AtenBuilder, x: Node, padding: Sequence[int]) -> Any:
 )
 def replication_pad(s: AtenBuilder, x: Node, padding: Sequence[int]) -> Any:
     """out = x with its edges repeated: a constant index along each dim."""
-    return padded(s, x, padding, "replicate")
+    return pad_by_index(s, x, padding, "replicate")
 
 
 def check_constant_pad(x: Any, pad: Any, value: Any = 0.0, mode: str = "constant") -> Reason | None:
-    """What the other modes copy has become an index."""
     if mode == "constant":
         return None
-    return Reason("pad.mode", f"mode {mode!r}, allowed is 'constant'", "Let EthosUQuantizer quantize it: it becomes an index.")
+    return Reason(
+        "pad.mode", f"mode {mode!r}; expected 'constant'", "Quantize it with EthosUQuantizer, which replaces it with an index."
+    )
 
 
 def decompose_constant_pad(s: AtenBuilder, x: Node, pad: Sequence[int], value: float = 0.0, *, mode: str = "constant") -> Any:
-    """In the modes reflect, replicate and circular: a constant index along each dim."""
-    return None if mode == "constant" else padded(s, x, pad, mode)
+    return None if mode == "constant" else pad_by_index(s, x, pad, mode)
 
 
 @op(
@@ -90,7 +90,7 @@ def decompose_constant_pad(s: AtenBuilder, x: Node, pad: Sequence[int], value: f
     ],
 )
 def constant_pad(b: Builder, x: QTensor, pad: Sequence[int], value: float = 0.0, *, out: Result, mode: str = "constant") -> QTensor:
-    """out = x with ``value`` around it; negative pads crop. TOSA 1.0 PAD with the code of ``value``, SLICE."""
+    """out = x with ``value`` around it; negative pads crop. TOSA PAD with the code of ``value``, SLICE."""
     stored, dims = b.alike([b.requantized(x, out.q)])
     values = stored[0]
     pads = [(0, 0)] * values.rank

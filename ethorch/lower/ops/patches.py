@@ -1,4 +1,4 @@
-"""Patches of a map as columns of a matrix, and the sum of such columns: unfold and fold."""
+"""Patches of a map as columns of a matrix (unfold), and their sum (fold)."""
 
 from __future__ import annotations
 
@@ -19,24 +19,22 @@ aten = torch.ops.aten
 
 
 def _counts(extents: Sequence[int], kernel: Sequence[int], dilation: Sequence[int], stride: Sequence[int]) -> list[int]:
-    """How many patches there are along each axis of a padded map."""
+    """Return the number of patches along each axis of a padded map."""
     axes = zip(extents, kernel, dilation, stride, strict=True)
     return [(extent - (taps - 1) * apart - 1) // step + 1 for extent, taps, apart, step in axes]
 
 
 def _abut(kernel: Sequence[int], dilation: Sequence[int], stride: Sequence[int]) -> bool:
-    """Does each patch begin where the one before it ends?"""
+    """Return True if each patch starts at the end of the previous one."""
     return all(taps == step and (apart == 1 or taps == 1) for taps, apart, step in zip(kernel, dilation, stride, strict=True))
 
 
-def _stacked(s: AtenBuilder, parts: Sequence[Node], dim: int) -> Node:
-    """Tensors of one shape along a new dim."""
+def _stack(s: AtenBuilder, parts: Sequence[Node], dim: int) -> Node:
     parts = [s(aten.unsqueeze.default, part, dim) for part in parts]
     return s(aten.cat.default, parts, dim) if len(parts) > 1 else parts[0]
 
 
 def _cut(s: AtenBuilder, x: Node, dim: int, start: int, size: int, step: int = 1) -> Node:
-    """``size`` elements along ``dim`` from ``start`` on, every ``step``-th."""
     if (start, size, step) == (0, shape_of(x)[dim], 1):
         return x
     return s(aten.slice.Tensor, x, dim, start, start + (size - 1) * step + 1, step)
@@ -55,8 +53,7 @@ def _cut(s: AtenBuilder, x: Node, dim: int, start: int, size: int, step: int = 1
 def im2col(s: AtenBuilder, x: Node, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Node:
     """out = the patches of a padded map as columns: [N,C,H,W] -> [N, C * KH * KW, OH * OW].
 
-    - Patches that abut: the map in another order.
-    - Others: the rows that each row of the kernel reads, side by side, and then the columns of those.
+    Adjacent patches are the map in another order. Others select the rows, then the columns of the kernel.
     """
     if any(padding):
         x = s(aten.constant_pad_nd.default, x, [padding[1], padding[1], padding[0], padding[0]], 0.0)
@@ -68,34 +65,33 @@ def im2col(s: AtenBuilder, x: Node, kernel: Any, dilation: Any, padding: Any, st
         x = s(aten.permute.default, x, [0, 2, 4, 1, 3])
     else:
         x = s(aten.reshape.default, x, [math.prod(lead) * channels, height, width])
-        x = _stacked(s, [_cut(s, x, 1, i * dilation[0], rows, stride[0]) for i in range(kh)], 1)
-        x = _stacked(s, [_cut(s, x, 3, j * dilation[1], columns, stride[1]) for j in range(kw)], 2)
+        x = _stack(s, [_cut(s, x, 1, i * dilation[0], rows, stride[0]) for i in range(kh)], 1)
+        x = _stack(s, [_cut(s, x, 3, j * dilation[1], columns, stride[1]) for j in range(kw)], 2)
     return s(aten.reshape.default, x, [*lead, channels * kh * kw, rows * columns])
 
 
-def _spread(s: AtenBuilder, x: Node, dim: int, step: int) -> Node:
-    """Return the elements along ``dim`` with ``step`` - 1 zeros between them."""
+def _insert_zeros(s: AtenBuilder, x: Node, dim: int, step: int) -> Node:
+    """Insert ``step`` - 1 zeros between the elements along ``dim``."""
     if step == 1:
         return x
     shape = list(shape_of(x))
-    apart = _padded(s, s(aten.unsqueeze.default, x, dim + 1), dim + 1, 0, step - 1)
+    apart = _pad(s, s(aten.unsqueeze.default, x, dim + 1), dim + 1, 0, step - 1)
     count, shape[dim] = shape[dim], shape[dim] * step
     return _cut(s, s(aten.reshape.default, apart, shape), dim, 0, (count - 1) * step + 1)
 
 
-def _padded(s: AtenBuilder, x: Node, dim: int, before: int, after: int) -> Node:
-    """Return ``x`` with zeros before and after along ``dim``."""
+def _pad(s: AtenBuilder, x: Node, dim: int, before: int, after: int) -> Node:
     inner = len(shape_of(x)) - 1 - dim
     return s(aten.constant_pad_nd.default, x, [0, 0] * inner + [before, after], 0.0) if before or after else x
 
 
-def _placed(s: AtenBuilder, x: Node, dim: int, start: int, extent: int) -> Node | None:
-    """Return zeros of ``extent`` along ``dim``, with ``x`` from ``start`` on; None if all of ``x`` is outside."""
+def _place(s: AtenBuilder, x: Node, dim: int, start: int, extent: int) -> Node | None:
+    """Return zeros of ``extent`` along ``dim`` with ``x`` from ``start`` on, or None if ``x`` is outside."""
     size = shape_of(x)[dim]
     first, end = max(-start, 0), min(size, extent - start)
     if first >= end:
         return None
-    return _padded(s, _cut(s, x, dim, first, end - first), dim, start + first, extent - start - end)
+    return _pad(s, _cut(s, x, dim, first, end - first), dim, start + first, extent - start - end)
 
 
 @composite(
@@ -111,8 +107,8 @@ def _placed(s: AtenBuilder, x: Node, dim: int, start: int, extent: int) -> Node 
 def col2im(s: AtenBuilder, x: Node, size: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Node:
     """out = the sum of all columns, each at its patch of the map: [N, C * KH * KW, OH * OW] -> [N,C,H,W].
 
-    The taps of a patch that lie within one stride abut those of the next patch, so together they cover the map once. Such blocks of
-    taps are summed, all at once: the sum is rounded once. With a dilation each tap is a block.
+    Taps within one stride are adjacent to those of the next patch and cover the map once. Such blocks are summed at once and
+    rounded once. With a dilation each tap is a block.
     """
     *lead, patches, _ = shape_of(x)
     extents = [extent + 2 * pad for extent, pad in zip(size, padding, strict=True)]
@@ -123,8 +119,8 @@ def col2im(s: AtenBuilder, x: Node, size: Any, kernel: Any, dilation: Any, paddi
     block = [step if apart == 1 else 1 for step, apart in zip(stride, dilation, strict=True)]
     blocks = [-(-taps // wide) for taps, wide in zip(kernel, block, strict=True)]
     for axis in range(2):
-        x = _padded(s, x, 1 + axis, 0, blocks[axis] * block[axis] - kernel[axis])
-    placed = []
+        x = _pad(s, x, 1 + axis, 0, blocks[axis] * block[axis] - kernel[axis])
+    layers = []
     for places in itertools.product(*map(range, blocks)):
         taps = x
         for axis, place in enumerate(places):
@@ -133,9 +129,9 @@ def col2im(s: AtenBuilder, x: Node, size: Any, kernel: Any, dilation: Any, paddi
         part: Node | None = s(aten.reshape.default, abutting, [outer, *map(operator.mul, counts, block)])
         for axis, place in enumerate(places):
             if part is not None:
-                part = _spread(s, part, 1 + axis, stride[axis] // block[axis])
-                part = _placed(s, part, 1 + axis, place * block[axis] * dilation[axis] - padding[axis], size[axis])
+                part = _insert_zeros(s, part, 1 + axis, stride[axis] // block[axis])
+                part = _place(s, part, 1 + axis, place * block[axis] * dilation[axis] - padding[axis], size[axis])
         if part is not None:
-            placed.append(part)
-    total = s(aten.sum.dim_IntList, _stacked(s, placed, 1), [1]) if len(placed) > 1 else placed[0]
+            layers.append(part)
+    total = s(aten.sum.dim_IntList, _stack(s, layers, 1), [1]) if len(layers) > 1 else layers[0]
     return s(aten.reshape.default, total, [*lead, channels, *size])

@@ -19,17 +19,13 @@ from ethorch.tosa.ir import FLOATS, Value
 
 
 def _window(x: QTensor, kernel: Any, stride: Any, padding: Any, dilation: Any, out: Result) -> Window:
-    """The Window over ``x`` that gives ``out``.
-
-    Where PyTorch is given no stride, it is the kernel's extent. Where there is one window, its stride says nothing, and is 1.
-    """
+    """Return the Window over ``x`` that produces ``out``. The default stride is the kernel; a single window has stride 1."""
     window = Window.of(_two(kernel), stride or _two(kernel), padding, dilation)
     strides = tuple(stride if size > 1 else 1 for stride, size in zip(window.stride, out.shape[-2:], strict=True))
     return replace(window, stride=strides).ending(x.shape[-2:], out.shape[-2:])
 
 
 def _two(value: int | Sequence[int]) -> tuple[int, int]:
-    """PyTorch's "one number, or two" as two."""
     values = (value,) if isinstance(value, int) else tuple(value)
     return (values[0], values[-1])
 
@@ -67,20 +63,20 @@ def max_pool2d(
     *,
     out: Result,
 ) -> Any:
-    """out = maximum over each window, padding excluded: int8[N,C,H,W] -> int8[N,C,OH,OW], exact. TOSA 1.0 MAX_POOL2D."""
+    """out = maximum over each window, padding excluded: int8[N,C,H,W] -> int8[N,C,OH,OW], exact. TOSA MAX_POOL2D."""
     value, window = _window(x, kernel, stride, padding, dilation, out).cropped(b, b.nhwc(x))
-    if max(window.stride) > 3 and window.is_padded and not x.is_float:  # no NPU pads with a stride above 3
-        value, window = _padded(b, value, window), window.unpadded()
+    if max(window.stride) > 3 and window.is_padded and not x.is_float:  # NPUs cannot pad with a stride above 3
+        value, window = _pad_with_lowest(b, value, window), window.unpadded()
     if max(window.dilation) > 1 or _by_axes(b, value, window):
         for axis in (1, 0):
-            value = _maximum_along(b, value, axis, window.axes(axis))
+            value = _pool_along(b, value, axis, window.axes(axis))
     else:
         value = b.emit("MAX_POOL2D", value, kernel=window.kernel, stride=window.stride, pad=window.pad)
     return b.requantized(b.from_nhwc(value, x.q, x.rank), out.qparams)
 
 
 def _by_axes(b: Builder, value: Value, window: Window) -> bool:
-    """Is a maximum along the width and then the height estimated to be faster than at once? Fewer than 4 taps take as long as 4."""
+    """Return True if pooling each axis in turn is estimated to be faster. Fewer than 4 taps cost as much as 4."""
     if (largest := b.tuning.largest_max_pool_in_turn_bytes) is None or value.dtype not in ("INT8", "INT16"):
         return False
     (kh, kw), sy = window.kernel, window.stride[0]
@@ -89,42 +85,39 @@ def _by_axes(b: Builder, value: Value, window: Window) -> bool:
     return kh * kw > in_turn and min(kh, kw) > 1 and (size <= largest or kh * kw >= 49)
 
 
-def _maximum_along(b: Builder, value: Value, axis: int, window: Window) -> Value:
-    """Maximum over windows along the height (``axis`` 0) or width (1) of an NHWC value; ``window`` has that axis alone.
+def _pool_along(b: Builder, value: Value, axis: int, window: Window) -> Value:
+    """Return the maximum over windows along the height (``axis`` 0) or width (1) of an NHWC value.
 
-    With a dilation of d a RESHAPE makes d neighbours along the axis places of the axis behind it. Then the elements of a window are
-    neighbours. Of those results the stride keeps every so many.
+    With a dilation of d, a RESHAPE makes every d-th element adjacent.
     """
 
     def over_map(along: Window) -> Window:
-        """The window as one over the map."""
         return along + Window.of((1,)) if axis == 0 else Window.of((1,)) + along
 
-    def pooled(value: Value, along: Window) -> Value:
-        """TOSA 1.0 MAX_POOL2D."""
+    def pool(value: Value, along: Window) -> Value:
         both = over_map(along)
         return b.emit("MAX_POOL2D", value, kernel=both.kernel, stride=both.stride, pad=both.pad)
 
     (kernel,), (stride,), (dilation,) = window.kernel, window.stride, window.dilation
     if dilation == 1 or kernel == 1:
-        return pooled(value, window)
+        return pool(value, window)
     shape = list(value.shape)
     total = shape[1 + axis] + window.before[0] + window.after[0]
     results = total - window.span[0] + 1
-    value = _padded(b, value, over_map(replace(window, after=(window.after[0] + -total % dilation,))))
+    value = _pad_with_lowest(b, value, over_map(replace(window, after=(window.after[0] + -total % dilation,))))
     folded = list(value.shape)
     folded[1 + axis] //= dilation
     folded[2 + axis] *= dilation
-    value = pooled(b.reshape(value, folded), Window.of((kernel,)))
+    value = pool(b.reshape(value, folded), Window.of((kernel,)))
     shape[1 + axis] = value.shape[1 + axis] * dilation
     value = b.reshape(value, shape)
     shape[1 + axis] = (results - 1) // stride * stride + 1
     value = b.cropped(value, shape)
-    return pooled(value, Window.of((1,), stride)) if stride > 1 else value
+    return pool(value, Window.of((1,), stride)) if stride > 1 else value
 
 
-def _padded(b: Builder, value: Value, window: Window) -> Value:
-    """An NHWC value with a margin that no maximum chooses, as wide as ``window`` pads."""
+def _pad_with_lowest(b: Builder, value: Value, window: Window) -> Value:
+    """Pad an NHWC value like ``window``, with the lowest number."""
     if not window.is_padded:
         return value
     lowest = -math.inf if value.dtype in FLOATS else dtype_range(value.dtype)[0]
@@ -132,11 +125,7 @@ def _padded(b: Builder, value: Value, window: Window) -> Value:
 
 
 def _average_rule(node: Any) -> QuantRule:
-    """How an average is quantized.
-
-    - A window that covers the map, or a divisor other than its area: the result has qparams of its own.
-    - Any other: it has those of the input, since a mean lies in its range.
-    """
+    """Return the rule of an average: the input's qparams, except with a divisor or a window that covers the map."""
     if len(node.args) > 6 and node.args[6]:
         return EACH_INPUT
     whole_map = tuple(node.meta["val"].shape[-2:]) == (1, 1)
@@ -176,13 +165,11 @@ def avg_pool2d(
     *,
     out: Result,
 ) -> QTensor:
-    """out = mean over each window: int8[N,C,H,W] -> int8[N,C,OH,OW]. TOSA 1.0 AVG_POOL2D.
+    """out = mean over each window: int8[N,C,H,W] -> int8[N,C,OH,OW]. TOSA AVG_POOL2D.
 
     - One window that covers the map: ``mean_over``. The bound: it may be rounded twice.
-    - Padding that does not count: TOSA divides by the number of elements that are there.
-    - Padding that counts: a PAD with the zero point before it.
-    - A divisor that is given: all padding counts, and a RESCALE behind it changes the divisor. int8 is averaged in 7 more bits
-      first.
+    - Included padding: a PAD with the zero point before it.
+    - An explicit divisor: all padding is included, and a RESCALE changes the divisor. int8 is averaged with 7 additional bits.
     """
     explicit = Window.of(_two(kernel), stride or _two(kernel), padding)
     factor = math.prod(explicit.kernel) / divisor_override if divisor_override else 1.0
@@ -190,14 +177,14 @@ def avg_pool2d(
         return mean_over(b, x, (x.rank - 2, x.rank - 1), out.qparams, factor=factor)
     value, window = _window(x, kernel, stride, padding, 1, out).cropped(b, b.nhwc(x))
     if (count_include_pad and any(window.before)) or (divisor_override and window.is_padded):
-        # The caller's padding counts. What ceil_mode adds at the far side counts only if the divisor is given.
+        # Padding of ceil_mode at the end is included only with an explicit divisor.
         most = window.after if divisor_override else explicit.after
         counted = replace(window, after=tuple(min(pair) for pair in zip(window.after, most, strict=True)))
         value = b.emit("PAD", value, padding=(0, 0, *counted.pad, 0, 0), pad_const=x.qparams.zp)
-        rest = tuple(pad - done for pad, done in zip(window.after, counted.after, strict=True))
+        rest = tuple(pad - included for pad, included in zip(window.after, counted.after, strict=True))
         window = replace(window, before=(0, 0), after=rest)
     zp, fine = x.qparams.zp, 1.0
-    if divisor_override and value.dtype == "INT8":  # one code of x may be several of the result
+    if divisor_override and value.dtype == "INT8":  # one code of x may span several codes of the result
         zp, fine = 0, 128.0
         value = b.rescale(value, fine, input_zp=x.qparams.zp, dtype="INT16")
     value = b.emit("AVG_POOL2D", value, kernel=window.kernel, stride=window.stride, pad=window.pad, input_zp=zp, output_zp=zp)
@@ -208,10 +195,7 @@ def avg_pool2d(
 
 
 def adaptive_windows(extent: int, size: int) -> tuple[int, int] | None:
-    """(kernel, stride) of the adaptive windows of ``size`` results over ``extent`` if they are all alike, else None.
-
-    PyTorch: window i is floor(i * extent / size) .. ceil((i + 1) * extent / size).
-    """
+    """Return (kernel, stride) of windows floor(i * extent / size) .. ceil((i + 1) * extent / size) if uniform, or None."""
     starts = [i * extent // size for i in range(size)]
     ends = [-(-(i + 1) * extent // size) for i in range(size)]
     kernels = {end - start for start, end in zip(starts, ends, strict=True)}
@@ -235,11 +219,11 @@ def adaptive_windows(extent: int, size: int) -> tuple[int, int] | None:
     ],
 )
 def adaptive_avg_pool2d(b: Builder, x: QTensor, size: Sequence[int], *, out: Result) -> QTensor:
-    """out = mean over windows that divide the map into ``size``: int8[N,C,H,W] -> int8[N,C,*size]. TOSA 1.0 AVG_POOL2D.
+    """out = mean over windows that divide the map into ``size``: int8[N,C,H,W] -> int8[N,C,*size]. TOSA AVG_POOL2D.
 
     - One window: ``mean_over``. The bound: it may be rounded twice.
-    - Windows that are all alike: one AVG_POOL2D.
-    - Others, such as 7 into 3, or more results than elements: one for each row and column of windows, and CONCATs.
+    - Uniform windows: one AVG_POOL2D.
+    - Others, such as 7 into 3, or more results than elements: an AVG_POOL2D per window, and CONCATs.
     """
     height, width = out.shape[-2:]
     if (height, width) == (1, 1):

@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 
 def _each(value: int | Sequence[int], count: int, default: Sequence[int] = ()) -> list[int]:
-    """PyTorch's argument of a pooling, a number or one for each dim, as one for each of ``count`` dims."""
+    """Expand PyTorch's pooling argument, a number or one per dim, to ``count`` numbers."""
     values = [value] if isinstance(value, int) else list(value) or list(default)
     return values * count if len(values) == 1 else values
 
@@ -34,9 +34,9 @@ def max_pool1d(
     """out = maximum over each window of [N,C,L]: a map of height 1."""
     (k,), (p,), (d,) = _each(kernel, 1), _each(padding, 1), _each(dilation, 1)
     (t,) = _each(stride, 1, [k])
-    made = s(aten.max_pool2d.default, s(aten.unsqueeze.default, x, -2), [1, k], [1, t], [0, p], [1, d], ceil_mode)
-    made = s(aten.squeeze.dim, made, -2)
-    return [made, None] if s.node.target is not aten.max_pool1d.default else made
+    y = s(aten.max_pool2d.default, s(aten.unsqueeze.default, x, -2), [1, k], [1, t], [0, p], [1, d], ceil_mode)
+    y = s(aten.squeeze.dim, y, -2)
+    return [y, None] if s.node.target is not aten.max_pool1d.default else y
 
 
 @composite("aten.avg_pool1d.default", samples=[Sample(I8(1, 6, 12), [3]), Sample(I8(2, 4, 11), [3], [2], [1], True, False)])
@@ -73,7 +73,7 @@ def adaptive_avg_pool1d(s: AtenBuilder, x: Node, size: Any) -> Any:
 def adaptive_max_pool2d(s: AtenBuilder, x: Node, size: Any) -> Any:
     """out = (maximum over windows that divide the map, None).
 
-    Windows that are all alike are one pooling; others are one for each row, then one for each column.
+    Uniform windows are one pooling, others one per row, then column.
     """
     if any(user.args[1] == 1 and user.users for user in s.node.users):
         return None
@@ -95,8 +95,8 @@ def adaptive_max_pool1d(s: AtenBuilder, x: Node, size: Any) -> Any:
     """out = (maximum over windows that divide [N,C,L], None): a map of height 1."""
     if any(user.args[1] == 1 and user.users for user in s.node.users):
         return None
-    made, _ = s.results(aten.adaptive_max_pool2d.default, s(aten.unsqueeze.default, x, -2), [1, *_each(size, 1)])
-    return [s(aten.squeeze.dim, made, -2), None]
+    y, _ = s.results(aten.adaptive_max_pool2d.default, s(aten.unsqueeze.default, x, -2), [1, *_each(size, 1)])
+    return [s(aten.squeeze.dim, y, -2), None]
 
 
 @composite(
@@ -113,9 +113,9 @@ def max_pool3d(
     planes, shape = _planes(s, x)
     flat = s(aten.max_pool2d.default, planes, k[1:], t[1:], p[1:], d[1:], ceil_mode)
     columns, area = _columns(s, flat, shape)
-    made = s(aten.max_pool2d.default, columns, [k[0], 1], [t[0], 1], [p[0], 0], [d[0], 1], ceil_mode)
-    made = s(aten.reshape.default, made, [*shape[:-3], shape_of(made)[-2], *area])
-    return made if s.node.target is aten.max_pool3d.default else [made, None]
+    y = s(aten.max_pool2d.default, columns, [k[0], 1], [t[0], 1], [p[0], 0], [d[0], 1], ceil_mode)
+    y = s(aten.reshape.default, y, [*shape[:-3], shape_of(y)[-2], *area])
+    return y if s.node.target is aten.max_pool3d.default else [y, None]
 
 
 @composite(
@@ -144,8 +144,8 @@ def avg_pool3d(
     planes, shape = _planes(s, x)
     flat = s(aten.avg_pool2d.default, planes, k[1:], t[1:], p[1:], ceil_mode, count_include_pad)
     columns, area = _columns(s, flat, shape)
-    made = s(aten.avg_pool2d.default, columns, [k[0], 1], [t[0], 1], [p[0], 0], ceil_mode, count_include_pad)
-    return s(aten.reshape.default, made, [*shape[:-3], shape_of(made)[-2], *area])
+    y = s(aten.avg_pool2d.default, columns, [k[0], 1], [t[0], 1], [p[0], 0], ceil_mode, count_include_pad)
+    return s(aten.reshape.default, y, [*shape[:-3], shape_of(y)[-2], *area])
 
 
 @composite(
@@ -157,7 +157,7 @@ def avg_pool3d(
 def adaptive_avg_pool3d(s: AtenBuilder, x: Node, size: Any) -> Any:
     """out = mean over windows that divide [N,C,D,H,W]: over each slab of depth, then over the plane.
 
-    The bound: two roundings. Windows that are all alike are an avg_pool3d.
+    The bound: two roundings. Uniform windows are an avg_pool3d.
     """
     sizes = [e if n is None else n for n, e in zip(_each(size, 3), shape_of(x)[-3:], strict=True)]
     if sizes == [1, 1, 1]:
@@ -179,7 +179,7 @@ def adaptive_avg_pool3d(s: AtenBuilder, x: Node, size: Any) -> Any:
 def adaptive_max_pool3d(s: AtenBuilder, x: Node, size: Any) -> Any:
     """out = (maximum over windows that divide [N,C,D,H,W], None): over each slab of depth, then of rows, then of columns.
 
-    Windows that are all alike are a max_pool3d.
+    Uniform windows are a max_pool3d.
     """
     if any(user.args[1] == 1 and user.users for user in s.node.users):
         return None
@@ -196,26 +196,25 @@ def adaptive_max_pool3d(s: AtenBuilder, x: Node, size: Any) -> Any:
 
 
 def _windows_alike(x: Node, sizes: Sequence[int]) -> tuple[list[int], list[int]] | None:
-    """(kernel, stride) of the pooling that these adaptive windows are, if those of each dim are all alike; else None."""
+    """Return (kernel, stride) of the equivalent pooling if the adaptive windows are uniform."""
     alike = [adaptive_windows(extent, size) for extent, size in zip(shape_of(x)[-len(sizes) :], sizes, strict=True)]
-    found = [window for window in alike if window]
-    return ([kernel for kernel, _ in found], [stride for _, stride in found]) if len(found) == len(alike) else None
+    windows = [window for window in alike if window]
+    return ([kernel for kernel, _ in windows], [stride for _, stride in windows]) if len(windows) == len(alike) else None
 
 
 def _slabs(s: AtenBuilder, x: Node, count: int, dim: int = -3) -> list[Node]:
-    """The adaptive windows of ``count`` along ``dim``, as slices."""
     extent = shape_of(x)[dim]
     return [s(aten.slice.Tensor, x, dim, k * extent // count, -(-(k + 1) * extent // count)) for k in range(count)]
 
 
 def _planes(s: AtenBuilder, x: Node) -> tuple[Node, tuple[int, ...]]:
-    """[N, C, D, H, W] as [N, C * D, H, W], and its shape."""
+    """Return [N, C, D, H, W] as [N, C * D, H, W], and its shape."""
     shape = shape_of(x)
     lead = shape[:-4] or (1,)
     return s(aten.reshape.default, x, [*lead, shape[-4] * shape[-3], *shape[-2:]]), shape
 
 
 def _columns(s: AtenBuilder, x: Node, shape: tuple[int, ...]) -> tuple[Node, tuple[int, ...]]:
-    """[N, C * D, h, w] as [N, C, D, h * w], and (h, w)."""
+    """Return [N, C * D, h, w] as [N, C, D, h * w], and (h, w)."""
     area = shape_of(x)[-2:]
     return s(aten.reshape.default, x, [*(shape[:-4] or (1,)), shape[-4], shape[-3], math.prod(area)]), area

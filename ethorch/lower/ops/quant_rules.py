@@ -1,4 +1,4 @@
-"""Quantization rules as values: what the quantizer does with an operator's inputs and output."""
+"""Quantization rules of an operator's inputs and output."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from ethorch.lower.builder.window import Window
 
 @dataclass(frozen=True)
 class Layer:
-    """out = bias + weight * input, a convolution or a linear layer: where it has its parameters and its channels.
+    """Parameters and channels of a convolution or linear layer.
 
     Attributes:
-        weight: index of the weight argument, quantized by the weight scheme.
-        bias: index of the bias argument, left in float: the lowering quantizes it with scale input x weight.
-        weight_axis: axis of the weight that holds the output channels; None where two axes hold them.
-        output_axis: axis of the result that holds them, counted from the last one, which is -1.
-        groups: each output channel reads one of so many equal parts of the input channels.
-        window: what one result reads of the input. None for a linear layer, which reads the last axis. A transposed
-            convolution has none either.
+        weight: Index of the weight argument, quantized by the weight scheme.
+        bias: Index of the bias argument. The lowering quantizes it with scale input x weight.
+        weight_axis: Axis of the weight's output channels. None if they are on two axes.
+        output_axis: Axis of the result's channels, counted from the last one, which is -1.
+        groups: Number of groups of the input channels.
+        window: Window of the input that one result reads. None for linear layers and transposed convolutions.
     """
 
     weight: int = 1
@@ -31,20 +30,20 @@ class Layer:
 
 @dataclass(frozen=True)
 class QuantRule:
-    """How an operator is quantized.
+    """Quantization rule of an operator.
 
     Attributes:
-        inputs: quantize the float tensor inputs (each with its own qparams).
-        only_first: of the tensor arguments only the first is an activation; the rest are folded constants.
-        output: ``own`` (observed), ``same`` (shares the first input's), ``fixed`` (``fixed_range``), ``none``.
-        keeps_codes: each element of the result is one of the input or zero. An output ``own`` shares the qparams of an input
-            that is quantized by itself, since finer steps would round it a second time.
-        layer: where the operator has its weight and its channels, if it has a weight.
-        joins: the output is the inputs side by side: one that nobody else reads gets the output's qparams, and no RESCALE.
-        replaces: the output is the first input with some of its elements replaced by those of others.
-        fixed_range: (real minimum, real maximum) of a ``fixed`` output, known from mathematics.
-        is_threshold: the result depends only on which side of the second input the first one is.
-        domain: (least, largest) real number that the first input can be; codes for numbers beyond would mean nothing.
+        inputs: Whether the float tensor inputs are quantized, each with its own qparams.
+        only_first: Whether only the first tensor argument is an activation. The others are folded constants.
+        output: ``own`` (observed), ``same`` (shares the first input's qparams), ``fixed`` (``fixed_range``) or ``none``.
+        keeps_codes: Whether each element of the result is zero or an element of the input. An output ``own`` then shares the
+            qparams of a separately quantized input.
+        layer: Weight and channels of an operator with a weight.
+        joins: Whether the output concatenates the inputs. An input without other readers has the output's qparams and no RESCALE.
+        replaces: Whether the output is the first input with some elements replaced by those of others.
+        fixed_range: (real minimum, real maximum) of a ``fixed`` output.
+        is_threshold: Whether the result depends only on whether the first input is above or below the second.
+        domain: (minimum, maximum) of the first input.
     """
 
     inputs: bool = True
@@ -60,7 +59,7 @@ class QuantRule:
 
     @property
     def fusable(self) -> bool:
-        """Does the operator requantize its result anyway, so that a clamp behind it costs nothing?"""
+        """True if the operator requantizes its result, so that a clamp after it is free."""
         return self.inputs and self.output == "own"
 
 
@@ -71,10 +70,10 @@ OVERWRITTEN = QuantRule(joins=True, replaces=True)
 SAME_AS_INPUT = QuantRule(output="same")
 FIRST_INPUT = QuantRule(only_first=True)
 NOT_QUANTIZED = QuantRule(inputs=False, output="none")
-#: Of functions that are defined on -1..1 alone.
+#: Functions that are defined only on -1..1.
 UNIT_DOMAIN = QuantRule(domain=(-1.0, 1.0))
 
 
 def fixed_output(low: float, high: float) -> QuantRule:
-    """An output whose real range is known: its scale is (high - low) / 256, and nothing observes it."""
+    """Return the rule of an output with a known real range. Its scale is (high - low) / 256."""
     return QuantRule(output="fixed", fixed_range=(low, high))

@@ -1,8 +1,7 @@
-"""Recurrent layers, taken apart into linear layers and gates.
+"""Recurrent layers, decomposed into linear layers and gates.
 
-The inputs of all steps are multiplied by their weights at once: one product, whose rows are sliced. Step by step, each step would
-read the weights again. A GRU's gates are a product each, since their ranges differ: one range for all of them costs a decibel.
-Where the layer starts from zero, its first step has no product with the state.
+The inputs of all steps are multiplied by their weights at once, because each product reads the weights. The gates of a GRU are
+separate products, because a common range costs one decibel.
 """
 
 from __future__ import annotations
@@ -20,12 +19,11 @@ from ethorch.lower.ops.spec import composite
 
 aten = torch.ops.aten
 
-#: (s, gates of this step's input in one tensor or several, state or None at a start from zero, weights) -> parts of the next state
+#: (s, gates of the step's input in one or several tensors, state or None if it is zero, weights) -> parts of the next state
 Cell = Callable[[AtenBuilder, list[Node], list[Node] | None, dict[str, Node]], list[Node]]
 
 
 def _gates(s: AtenBuilder, x: Node, count: int) -> list[Node]:
-    """``count`` equal parts of the last dim."""
     width = shape_of(x)[-1] // count
     return [s(aten.slice.Tensor, x, -1, k * width, (k + 1) * width) for k in range(count)]
 
@@ -62,10 +60,9 @@ def _gru_cell(s: AtenBuilder, parts: list[Node], state: list[Node] | None, weigh
 
 
 def _simple_cell(function: Any) -> Cell:
-    """The cell of torch.nn.RNN: h' = function(W x + U h + b)."""
+    """Return the cell of torch.nn.RNN: h' = function(W x + U h + b)."""
 
     def cell(s: AtenBuilder, parts: list[Node], state: list[Node] | None, weights: dict[str, Node]) -> list[Node]:
-        """The next state, of the gates of this step's input."""
         (gates,) = parts
         if state is not None:
             gates = s(aten.add.Tensor, gates, s(aten.linear.default, state[0], weights["hh"], None))
@@ -74,15 +71,15 @@ def _simple_cell(function: Any) -> Cell:
     return cell
 
 
-def _projected(s: AtenBuilder, x: Node, parameters: Sequence[Node], gru: bool) -> tuple[list[Node], dict[str, Node]]:
-    """The gates of the inputs x [..., I], those of a GRU one by one; and what the cell multiplies its state by."""
+def _project_inputs(s: AtenBuilder, x: Node, parameters: Sequence[Node], gru: bool) -> tuple[list[Node], dict[str, Node]]:
+    """Return the gates of x [..., I], separately for a GRU, and the weights of the state."""
     weights = {"hh": parameters[1]}
-    if len(parameters) % 2:  # a projection of the LSTM's output
+    if len(parameters) % 2:  # projection of the LSTM's output
         weights["hr"] = parameters[-1]
     bias = None
     if len(parameters) > 3:
         width = shape_of(parameters[1])[1]
-        if gru:  # the bias of h_n is multiplied by the reset gate, those of r and z are not
+        if gru:  # only the bias of h_n is multiplied by the reset gate
             bias = s.combine(parameters[2], parameters[3], lambda a, b: a + torch.cat([b[: 2 * width], 0 * b[2 * width :]]))
             weights["b_n"] = s.parameter(parameters[3], lambda b: torch.cat([0 * b[: 2 * width], b[2 * width :]]))
         else:
@@ -94,8 +91,8 @@ def _projected(s: AtenBuilder, x: Node, parameters: Sequence[Node], gru: bool) -
     def third(parameter: Node, k: int) -> Node:
         return s.parameter(parameter, lambda data: data[k * height : (k + 1) * height])
 
-    own = [(third(parameters[0], k), None if bias is None else third(bias, k)) for k in range(3)]
-    return [s(aten.linear.default, x, weight, part) for weight, part in own], weights
+    gate_parameters = [(third(parameters[0], k), None if bias is None else third(bias, k)) for k in range(3)]
+    return [s(aten.linear.default, x, weight, part) for weight, part in gate_parameters], weights
 
 
 def _direction(
@@ -109,8 +106,8 @@ def _direction(
     reverse: bool,
     gru: bool,
 ) -> tuple[list[Node], list[Node]]:
-    """One layer in one direction over x [N,T,I] or [T,N,I]: its outputs in the order of time, and its last state."""
-    projected, weights = _projected(s, x, parameters, gru)
+    """Run one direction of a layer over x [N,T,I] or [T,N,I]. Return the outputs in time order, and the last state."""
+    projected, weights = _project_inputs(s, x, parameters, gru)
     outputs: list[Node] = []
     state = start
     for step in reversed(range(steps)) if reverse else range(steps):
@@ -131,7 +128,7 @@ def _layers(
     batch_first: bool,
     gru: bool = False,
 ) -> list[Node]:
-    """A stack of layers, in one or both directions: [output, last states...]."""
+    """Run a stack of layers. Return [output, last states...]."""
     time = 1 if batch_first and len(shape_of(x)) == 3 else 0
     steps, directions = shape_of(x)[time], 2 if bidirectional else 1
     refuse_long_sequence(steps)
@@ -143,11 +140,11 @@ def _layers(
         for direction in range(directions):
             index = layer * directions + direction
             first = None if zero else [s(aten.select.int, state, 0, index) for state in start]
-            own = parameters[index * per : (index + 1) * per]
-            outputs, state = _direction(s, cell, x, steps, time, first, own, bool(direction), gru)
+            layer_parameters = parameters[index * per : (index + 1) * per]
+            outputs, state = _direction(s, cell, x, steps, time, first, layer_parameters, bool(direction), gru)
             sides.append(outputs)
-            for kept, value in zip(last, state, strict=True):
-                kept.append(value)
+            for states, final in zip(last, state, strict=True):
+                states.append(final)
         rows = sides[0] if directions == 1 else [s(aten.cat.default, pair, -1) for pair in zip(*sides, strict=True)]
         x = s(aten.stack.default, list(rows), time)
     return [x, *(s(aten.stack.default, values, 0) for values in last)]
@@ -244,11 +241,11 @@ def rnn_relu(
 def _step(
     s: AtenBuilder, cell: Cell, x: Node, state: list[Node], parameters: Sequence[Node | None], gru: bool = False
 ) -> list[Node] | None:
-    """One step of a cell: its next state. None, which leaves the node as it is, where it has one bias of two."""
-    given = [parameter for parameter in parameters if parameter is not None]
-    if len(given) == 3:
+    """Return the next state of a cell, or None if one of two biases is missing."""
+    present = [parameter for parameter in parameters if parameter is not None]
+    if len(present) == 3:
         return None
-    gates, weights = _projected(s, x, given, gru)
+    gates, weights = _project_inputs(s, x, present, gru)
     return cell(s, gates, None if all(s.is_zero(part) for part in state) else state, weights)
 
 
@@ -277,8 +274,8 @@ def lstm_cell(
 )
 def gru_cell(s: AtenBuilder, x: Node, hx: Node, w_ih: Node, w_hh: Node, b_ih: Node | None = None, b_hh: Node | None = None) -> Any:
     """out = h of torch.nn.GRUCell; every gate is calibrated."""
-    made = _step(s, _gru_cell, x, [hx], [w_ih, w_hh, b_ih, b_hh], gru=True)
-    return made and made[0]
+    states = _step(s, _gru_cell, x, [hx], [w_ih, w_hh, b_ih, b_hh], gru=True)
+    return states and states[0]
 
 
 _RNN_CELL = [Sample(I8(2, 5), I8(2, 6), W(6, 5), W(6, 6), W(6), W(6))]
@@ -289,8 +286,8 @@ def rnn_tanh_cell(
     s: AtenBuilder, x: Node, hx: Node, w_ih: Node, w_hh: Node, b_ih: Node | None = None, b_hh: Node | None = None
 ) -> Any:
     """out = h of torch.nn.RNNCell: tanh(W x + U h + b)."""
-    made = _step(s, _simple_cell(aten.tanh.default), x, [hx], [w_ih, w_hh, b_ih, b_hh])
-    return made and made[0]
+    states = _step(s, _simple_cell(aten.tanh.default), x, [hx], [w_ih, w_hh, b_ih, b_hh])
+    return states and states[0]
 
 
 @composite("aten.rnn_relu_cell.default", samples=_RNN_CELL)
@@ -298,5 +295,5 @@ def rnn_relu_cell(
     s: AtenBuilder, x: Node, hx: Node, w_ih: Node, w_hh: Node, b_ih: Node | None = None, b_hh: Node | None = None
 ) -> Any:
     """out = h of torch.nn.RNNCell with relu: max(W x + U h + b, 0)."""
-    made = _step(s, _simple_cell(aten.relu.default), x, [hx], [w_ih, w_hh, b_ih, b_hh])
-    return made and made[0]
+    states = _step(s, _simple_cell(aten.relu.default), x, [hx], [w_ih, w_hh, b_ih, b_hh])
+    return states and states[0]

@@ -1,7 +1,6 @@
-"""Changes of a size that no RESIZE has: bicubic, antialiased, trilinear, exact nearest; a matrix or chosen rows along each dim.
+"""Resizing without a RESIZE (bicubic, antialiased, trilinear, exact nearest): a matrix or selected rows along each dim.
 
-PyTorch itself says what the matrix is: each of these is linear and the same along every dim, so the rows of an identity, resized,
-are its columns.
+PyTorch computes the columns of a matrix by resizing the rows of an identity.
 """
 
 from __future__ import annotations
@@ -19,53 +18,52 @@ from ethorch.lower.ops.spec import composite
 
 aten = torch.ops.aten
 
-#: Of a map [1, 1, *extents] of float32: the resized map.
+#: Function of a map [1, 1, *extents] of float32, the new extents and the scale factors, to the resized map.
 Resize = Callable[[Tensor, list[int], list[float | None]], Tensor]
 
-#: Most elements of a matrix: 16 MiB of weights.
+#: Largest number of elements of a matrix: 16 MiB of weights.
 _LARGEST = 1 << 24
 
 
 def _vec(x: Any, size: Any, *rest: Any) -> Any:
-    """Arguments of the ``.vec`` spellings, whose size and scale factors may be None, as those of the canonical one."""
+    """Adapt a ``.vec`` spelling, whose size and scale factors are optional."""
     factors, dims = rest[-1], len(x.meta["val"].shape if isinstance(x, Node) else x.shape) - 2
     return (x, size, *rest[:-1], *(factors if factors else (None,) * dims)), {}
 
 
 def _sizes(x: Node, size: Sequence[int] | None, scales: Sequence[float | None]) -> list[int]:
-    """Extents of the result: given, or the input's times the scale factors, rounded down."""
+    """Return the extents of the result."""
     if size is not None:
         return [int(extent) for extent in size]
     return [int(extent * (scale or 1.0)) for extent, scale in zip(shape_of(x)[2:], scales, strict=True)]
 
 
-def _alone(resize: Resize, rows: Tensor, dims: int, axis: int, size: int, scale: float | None) -> Tensor:
-    """float32[N, size] of float32[N, extent]: what the operator does along one of ``dims`` axes.
+def _resize_axis(resize: Resize, rows: Tensor, dims: int, axis: int, size: int, scale: float | None) -> Tensor:
+    """Resize float32[N, extent] along one of ``dims`` axes.
 
-    The others have two places and keep them: PyTorch 2.13's antialiased kernels are wrong on maps one column wide.
+    The other axes have extent 2, because PyTorch 2.13's antialiased kernels are incorrect on maps one column wide.
     """
     shape = [rows.shape[1] if k == axis else 2 for k in range(dims)]
     spread = rows.reshape(len(rows), 1, *(rows.shape[1] if k == axis else 1 for k in range(dims))).expand(-1, 1, *shape)
-    wanted = [size if k == axis else 2 for k in range(dims)]
-    resized = resize(spread.contiguous(), wanted, [scale if k == axis else None for k in range(dims)])
+    extents = [size if k == axis else 2 for k in range(dims)]
+    resized = resize(spread.contiguous(), extents, [scale if k == axis else None for k in range(dims)])
     return resized.movedim(2 + axis, 1).reshape(len(rows), size, -1)[:, :, 0].contiguous()
 
 
 def _matrix(resize: Resize, extent: int, dims: int, axis: int, size: int, scale: float | None) -> Tensor:
-    """float32[size, extent]: what the operator does along one of ``dims`` axes, as a matrix."""
+    """Return the operator along one axis as float32[size, extent]."""
     if extent * extent <= _LARGEST:
-        return _alone(resize, torch.eye(extent), dims, axis, size, scale).T.contiguous()
-    with torch.enable_grad():  # the same by its transpose: an identity of the long axis would take gigabytes
+        return _resize_axis(resize, torch.eye(extent), dims, axis, size, scale).T.contiguous()
+    with torch.enable_grad():  # by its transpose, because an identity of the long axis needs gigabytes
         rows = torch.zeros(size, extent, requires_grad=True)
-        (matrix,) = torch.autograd.grad(_alone(resize, rows, dims, axis, size, scale), rows, torch.eye(size))
+        (matrix,) = torch.autograd.grad(_resize_axis(resize, rows, dims, axis, size, scale), rows, torch.eye(size))
     return matrix
 
 
-def _weighed(s: AtenBuilder, x: Node, size: Sequence[int] | None, scales: Sequence[float | None], resize: Resize) -> Node | None:
-    """A linear layer with a constant matrix along each dim that changes, the one that shrinks most first.
-
-    None where a matrix would have more than 2**24 elements.
-    """
+def _resize_by_matrices(
+    s: AtenBuilder, x: Node, size: Sequence[int] | None, scales: Sequence[float | None], resize: Resize
+) -> Node | None:
+    """Draw a linear layer along each dim, or return None if a matrix would have more than 2**24 elements."""
     shape = shape_of(x)
     sizes, dims = _sizes(x, size, scales), len(shape) - 2
     changed = [k for k in range(dims) if sizes[k] != shape[2 + k] or scales[k] not in (None, 1)]
@@ -82,16 +80,15 @@ def _weighed(s: AtenBuilder, x: Node, size: Sequence[int] | None, scales: Sequen
     return x
 
 
-def _chosen(s: AtenBuilder, x: Node, size: Sequence[int] | None, scales: Sequence[float | None], resize: Resize) -> Node:
-    """Places chosen along each dim."""
+def _select_along_dims(s: AtenBuilder, x: Node, size: Sequence[int] | None, scales: Sequence[float | None], resize: Resize) -> Node:
     shape = shape_of(x)
     sizes, dims = _sizes(x, size, scales), len(shape) - 2
     for axis in range(dims):
         extent = shape[2 + axis]
         places = torch.arange(extent, dtype=torch.float32)[None]
-        found = _alone(resize, places, dims, axis, sizes[axis], scales[axis])[0].long()
-        if not torch.equal(found, torch.arange(extent)):
-            x = s(aten.index_select.default, x, 2 + axis, s.constant(found))
+        sources = _resize_axis(resize, places, dims, axis, sizes[axis], scales[axis])[0].long()
+        if not torch.equal(sources, torch.arange(extent)):
+            x = s(aten.index_select.default, x, 2 + axis, s.constant(sources))
     return x
 
 
@@ -104,23 +101,23 @@ _PLANES = [
 @composite("aten.upsample_bicubic2d.default", also={"aten.upsample_bicubic2d.vec": _vec}, samples=_PLANES, bound=2, bound16=2)
 def upsample_bicubic2d(s: AtenBuilder, x: Node, size: Any, align: bool, scale_h: Any = None, scale_w: Any = None) -> Any:
     """out = cubic convolution over 4 x 4 neighbours (a = -0.75): [N,C,H,W] -> [N,C,OH,OW], a matrix along each dim."""
-    return _weighed(s, x, size, (scale_h, scale_w), lambda m, to, by: aten.upsample_bicubic2d(m, to, align, *by))
+    return _resize_by_matrices(s, x, size, (scale_h, scale_w), lambda m, to, by: aten.upsample_bicubic2d(m, to, align, *by))
 
 
 @composite(
     "aten._upsample_bicubic2d_aa.default", also={"aten._upsample_bicubic2d_aa.vec": _vec}, samples=_PLANES, bound=2, bound16=2
 )
 def upsample_bicubic2d_aa(s: AtenBuilder, x: Node, size: Any, align: bool, scale_h: Any = None, scale_w: Any = None) -> Any:
-    """out = the same with a wider kernel where the map shrinks (a = -0.5), so that no detail is skipped."""
-    return _weighed(s, x, size, (scale_h, scale_w), lambda m, to, by: aten._upsample_bicubic2d_aa(m, to, align, *by))
+    """out = cubic convolution (a = -0.5) with a wider kernel if the map shrinks, so that no detail is skipped."""
+    return _resize_by_matrices(s, x, size, (scale_h, scale_w), lambda m, to, by: aten._upsample_bicubic2d_aa(m, to, align, *by))
 
 
 @composite(
     "aten._upsample_bilinear2d_aa.default", also={"aten._upsample_bilinear2d_aa.vec": _vec}, samples=_PLANES, bound=2, bound16=2
 )
 def upsample_bilinear2d_aa(s: AtenBuilder, x: Node, size: Any, align: bool, scale_h: Any = None, scale_w: Any = None) -> Any:
-    """out = bilinear interpolation whose triangles widen where the map shrinks: [N,C,H,W] -> [N,C,OH,OW]."""
-    return _weighed(s, x, size, (scale_h, scale_w), lambda m, to, by: aten._upsample_bilinear2d_aa(m, to, align, *by))
+    """out = bilinear interpolation with wider triangles if the map shrinks: [N,C,H,W] -> [N,C,OH,OW]."""
+    return _resize_by_matrices(s, x, size, (scale_h, scale_w), lambda m, to, by: aten._upsample_bilinear2d_aa(m, to, align, *by))
 
 
 _VOLUMES = [
@@ -141,13 +138,15 @@ def upsample_trilinear3d(
     s: AtenBuilder, x: Node, size: Any, align: bool, scale_d: Any = None, scale_h: Any = None, scale_w: Any = None
 ) -> Any:
     """out = linear interpolation along three dims: [N,C,D,H,W] -> [N,C,OD,OH,OW]."""
-    return _weighed(s, x, size, (scale_d, scale_h, scale_w), lambda m, to, by: aten.upsample_trilinear3d(m, to, align, *by))
+    return _resize_by_matrices(
+        s, x, size, (scale_d, scale_h, scale_w), lambda m, to, by: aten.upsample_trilinear3d(m, to, align, *by)
+    )
 
 
 @composite("aten.upsample_nearest3d.default", also={"aten.upsample_nearest3d.vec": _vec}, samples=_VOLUMES)
 def upsample_nearest3d(s: AtenBuilder, x: Node, size: Any, scale_d: Any = None, scale_h: Any = None, scale_w: Any = None) -> Node:
     """out[n,c,d,i,j] = x[n,c, floor(d * D / OD), floor(i * H / OH), floor(j * W / OW)], exact."""
-    return _chosen(s, x, size, (scale_d, scale_h, scale_w), lambda m, to, by: aten.upsample_nearest3d(m, to, *by))
+    return _select_along_dims(s, x, size, (scale_d, scale_h, scale_w), lambda m, to, by: aten.upsample_nearest3d(m, to, *by))
 
 
 @composite(
@@ -157,7 +156,7 @@ def upsample_nearest3d(s: AtenBuilder, x: Node, size: Any, scale_d: Any = None, 
 )
 def upsample_nearest_exact1d(s: AtenBuilder, x: Node, size: Any, scale: Any = None) -> Node:
     """out[n,c,i] = x[n,c, floor((i + 1/2) * L / OL)], exact."""
-    return _chosen(s, x, size, (scale,), lambda m, to, by: aten._upsample_nearest_exact1d(m, to, *by))
+    return _select_along_dims(s, x, size, (scale,), lambda m, to, by: aten._upsample_nearest_exact1d(m, to, *by))
 
 
 @composite(
@@ -167,12 +166,12 @@ def upsample_nearest_exact1d(s: AtenBuilder, x: Node, size: Any, scale: Any = No
 )
 def upsample_nearest_exact2d(s: AtenBuilder, x: Node, size: Any, scale_h: Any = None, scale_w: Any = None) -> Node:
     """out[n,c,i,j] = x[n,c, floor((i + 1/2) * H / OH), floor((j + 1/2) * W / OW)], exact."""
-    return _chosen(s, x, size, (scale_h, scale_w), lambda m, to, by: aten._upsample_nearest_exact2d(m, to, *by))
+    return _select_along_dims(s, x, size, (scale_h, scale_w), lambda m, to, by: aten._upsample_nearest_exact2d(m, to, *by))
 
 
 @composite("aten._upsample_nearest_exact3d.default", also={"aten._upsample_nearest_exact3d.vec": _vec}, samples=_VOLUMES)
 def upsample_nearest_exact3d(
     s: AtenBuilder, x: Node, size: Any, scale_d: Any = None, scale_h: Any = None, scale_w: Any = None
 ) -> Node:
-    """out = as ``upsample_nearest3d``, of the middle of each place: (i + 1/2) * H / OH."""
-    return _chosen(s, x, size, (scale_d, scale_h, scale_w), lambda m, to, by: aten._upsample_nearest_exact3d(m, to, *by))
+    """out = ``upsample_nearest3d`` at the centre of each position: (i + 1/2) * H / OH."""
+    return _select_along_dims(s, x, size, (scale_d, scale_h, scale_w), lambda m, to, by: aten._upsample_nearest_exact3d(m, to, *by))

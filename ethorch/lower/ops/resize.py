@@ -1,4 +1,4 @@
-"""Changes of a map's size: nearest, and linear in one and two dims."""
+"""Resizing of maps: nearest, and linear in one and two dims."""
 
 from __future__ import annotations
 
@@ -19,15 +19,12 @@ from ethorch.lower.ops.spec import op
 from ethorch.support.errors import Reason, Unsupported
 from ethorch.tosa.ir import Value
 
-#: The largest denominator that a scale factor is given; 1.6 is 8 / 5.
+#: Largest denominator of a scale factor; 1.6 is 8 / 5.
 _FINEST = 256
 
 
 def _resize(b: Builder, x: QTensor, sizes: Sequence[int], numbers: Sequence[tuple[int, int, int]], mode: str) -> QTensor:
-    """x[N,C,H,W] resized to ``sizes``. TOSA 1.0 RESIZE, its border such that it gives those sizes.
-
-    ``numbers``: of the height and the width, (numerator, denominator, offset) of the scale.
-    """
+    """Emit RESIZE with (numerator, denominator, offset) of the scale of both axes, and the border that produces ``sizes``."""
     value = b.nhwc(x)
     border = [
         (size - 1) * den + offset - (extent - 1) * num
@@ -35,21 +32,17 @@ def _resize(b: Builder, x: QTensor, sizes: Sequence[int], numbers: Sequence[tupl
     ]
     scale = tuple(part for num, den, _ in numbers for part in (num, den))
     result = b.emit("RESIZE", value, scale=scale, offset=tuple(n[2] for n in numbers), border=tuple(border), mode=mode)
-    if mode == "BILINEAR" and not x.is_float:  # the weights add up to the product of the numerators
+    if mode == "BILINEAR" and not x.is_float:  # the sum of the weights is the product of the numerators
         result = b.rescale(result, 1 / (numbers[0][0] * numbers[1][0]), dtype=value.dtype)
     return b.from_nhwc(result, x.q, x.rank)
 
 
 def _resizable(extents: Sequence[int], sizes: Sequence[int], numbers: Sequence[tuple[int, int, int]]) -> bool:
-    """Has TOSA a RESIZE of these extents to these ``sizes``, with (numerator, denominator, offset) of each scale?
-
-    TOSA 1.0 RESIZE, ERROR_IF: numerators up to 2,048, scales above 1/16, fewer than 16,384 places.
-    """
+    """Return True if TOSA RESIZE supports these extents (below 16,384) and scales."""
     return max(*extents, *sizes) < 16384 and all(num <= 2048 and den < 16 * num for num, den, _ in numbers)
 
 
-def _repeated(b: Builder, x: QTensor, dim: int, factor: int) -> QTensor:
-    """Each element along ``dim`` ``factor`` times in a row. TOSA 1.0 TILE."""
+def _repeat(b: Builder, x: QTensor, dim: int, factor: int) -> QTensor:
     if factor == 1:
         return x
     value, axis, dims = b.axis_of(x, dim)
@@ -60,43 +53,41 @@ def _repeated(b: Builder, x: QTensor, dim: int, factor: int) -> QTensor:
 
 
 def uneven(extent: int, size: int, scale: float | None) -> float | None:
-    """``scale`` where PyTorch reads at i / scale and that is not what the sizes say, since ``size`` was rounded down. Else None."""
+    """Return ``scale`` if PyTorch reads at i / scale although ``size`` was rounded down."""
     return scale if scale and size != extent and Fraction(scale) * extent != size else None
 
 
 def nearest(b: Builder, x: QTensor, size: tuple[int, int], scales: Sequence[float | None] = (None, None)) -> QTensor:
-    """x[..., floor(i * H / size0), floor(j * W / size1)]. What it becomes, the first that applies:
+    """Return x[..., floor(i * H / size0), floor(j * W / size1)].
 
-    - ``scales`` that are given and are not what the sizes say: rows and columns chosen by them;
-    - whole factors that TOSA's RESIZE and the target's has: a RESIZE;
-    - other whole factors: TILEs;
-    - any other: chosen rows, then chosen columns.
+    Integer factors are a RESIZE if TOSA and the target support it, or TILEs. Other factors, and ``scales`` that differ from the
+    ratio of the sizes, select rows, then columns.
     """
-    given = [uneven(extent, count, scale) for extent, count, scale in zip(x.shape[-2:], size, scales, strict=True)]
+    uneven_scales = [uneven(extent, count, scale) for extent, count, scale in zip(x.shape[-2:], size, scales, strict=True)]
     ratios = [Fraction(wide, have) for wide, have in zip(size, x.shape[-2:], strict=True)]
-    whole = not any(given) and all(ratio.denominator == 1 for ratio in ratios)
+    is_integer = not any(uneven_scales) and all(ratio.denominator == 1 for ratio in ratios)
     easy = ratios[0] == ratios[1] and ratios[0] in (2, 4, 8)
-    if whole and ratios == [1, 1]:
+    if is_integer and ratios == [1, 1]:
         return x
     numbers = [(int(2 * r), 2, 1 - int(r)) for r in ratios]
-    if whole and (easy or b.tuning.resize == "any") and _resizable(x.shape[-2:], size, numbers):
+    if is_integer and (easy or b.tuning.resize == "any") and _resizable(x.shape[-2:], size, numbers):
         if x.rank == 4 and x.shape[0] > 1 and b.tuning.resize == "doubling":
             images = [_resize(b, b.narrow(x, 0, n, 1), size, numbers, "NEAREST") for n in range(x.shape[0])]
             return b.concat(images, 0)
         return _resize(b, x, size, numbers, "NEAREST")
-    if whole:
-        return _repeated(b, _repeated(b, x, -2, int(ratios[0])), -1, int(ratios[1]))
-    for dim, count, scale in zip((-2, -1), size, given, strict=True):
+    if is_integer:
+        return _repeat(b, _repeat(b, x, -2, int(ratios[0])), -1, int(ratios[1]))
+    for dim, count, scale in zip((-2, -1), size, uneven_scales, strict=True):
         extent = x.shape[dim]
         places = np.arange(count) * extent // count
-        if scale and count != 2 * extent:  # in FP32, as PyTorch, which knows a factor of two apart
+        if scale and count != 2 * extent:  # in FP32, as in PyTorch, which handles a factor of two separately
             places = np.minimum(np.floor(np.arange(count, dtype=np.float32) * np.float32(1 / scale)), extent - 1).astype(int)
         x = rows_of(b, x, dim, places)
     return x
 
 
 def _vec(x: Any, size: Any, *rest: Any) -> Any:
-    """Arguments of the ``.vec`` spellings, whose size and scale factors may be None, as those of the canonical one."""
+    """Adapt a ``.vec`` spelling, whose size and scale factors are optional."""
     factors = rest[-1]
     return (x, size, *rest[:-1], *(factors if factors else (None,) * (len(x.shape) - 2))), {}
 
@@ -132,11 +123,7 @@ def upsample_nearest1d(b: Builder, x: QTensor, size: Any, scales: Any = None, *,
 
 
 def _positions(extent: int, size: int, align: bool, scale: float | None) -> npt.NDArray[np.float64]:
-    """float[size]: where PyTorch reads the input for each output, clamped to it.
-
-    With ``align`` the corners of both coincide; without, the centres of the pixels at the edges are as far from the edge, but for
-    an ``uneven`` scale.
-    """
+    """Return float[size]: the clamped position in the input that PyTorch reads for each output."""
     i = np.arange(size)
     step = 1 / scale if scale else extent / size
     where = i * ((extent - 1) / max(size - 1, 1)) if align else (i + 0.5) * step - 0.5
@@ -144,7 +131,7 @@ def _positions(extent: int, size: int, align: bool, scale: float | None) -> npt.
 
 
 def _bilinear_numbers(extent: int, size: int, align: bool, scale: float | None) -> tuple[int, int, int]:
-    """(numerator, denominator, offset) for RESIZE of ``_positions``."""
+    """Return (numerator, denominator, offset) of the RESIZE with these ``_positions``."""
     if align:
         ratio = Fraction(max(size - 1, 1), max(extent - 1, 1))
         return ratio.numerator, ratio.denominator, 0
@@ -154,9 +141,9 @@ def _bilinear_numbers(extent: int, size: int, align: bool, scale: float | None) 
 
 
 def _by_boxes(b: Builder, x: QTensor, factors: tuple[int, int]) -> QTensor:
-    """Bilinear by whole factors f: nearest, then the mean over f + 1 neighbours; if f is even, the outer two count half.
+    """Resize bilinearly by integer factors f: nearest, then a mean over f + 1 neighbours.
 
-    The map gets a copy of its edges first. It is rounded once. TOSA 1.0 DEPTHWISE_CONV2D with whole numbers as weights.
+    If f is even, the outer two have half weight. The map is extended by its edges first. The result is rounded once.
     """
     kernels, margins = [], []
     for dim, factor in zip((-2, -1), factors, strict=True):
@@ -178,7 +165,6 @@ def _by_boxes(b: Builder, x: QTensor, factors: tuple[int, int]) -> QTensor:
 
 
 def _common_denominator(extent: int, size: int, align: bool, scale: float | None) -> int:
-    """The least common denominator of all ``_positions``."""
     if scale:
         step = 1 / Fraction(scale).limit_denominator(_FINEST)
         return math.lcm(*(((2 * i + 1) * step / 2 - Fraction(1, 2)).denominator for i in range(size)))
@@ -187,15 +173,15 @@ def _common_denominator(extent: int, size: int, align: bool, scale: float | None
     return math.lcm(*(Fraction((2 * i + 1) * extent - size, 2 * size).denominator for i in range(size)))
 
 
-#: The most weights of a matrix that interpolates: 64 MiB of flash.
+#: Largest number of weights of an interpolation matrix: 64 MiB of flash.
 _MOST_WEIGHTS = 2**26
 
 
 def _by_matrix(b: Builder, x: QTensor, dim: int, size: int, align: bool, scale: float | None = None) -> QTensor:
-    """Linear interpolation along one dim, as a product with a constant [size, extent] matrix.
+    """Interpolate along one dim as a product with a constant [size, extent] matrix.
 
-    - Steps of the matrix: the positions' own denominator, if int8 has it; else 1/127.
-    - int16 with steps of 1/127: what they leave of the positions is a second product.
+    Its steps are the positions' common denominator if int8 represents it, or 1/127. For int16 and 1/127, a second product adds the
+    remainders.
     """
     extent = x.shape[dim]
     if extent == size and not scale:
@@ -204,9 +190,9 @@ def _by_matrix(b: Builder, x: QTensor, dim: int, size: int, align: bool, scale: 
         raise Unsupported(
             Reason(
                 "upsample.matrix",
-                f"interpolates {extent:,} places to {size:,}, by a matrix of {size * extent:,} weights; "
-                f"allowed are {_MOST_WEIGHTS:,}",
-                "Upsample by a whole factor with align_corners=False.",
+                f"interpolates {extent:,} elements to {size:,}, by a matrix of {size * extent:,} weights; "
+                f"expected at most {_MOST_WEIGHTS:,}",
+                "Upsample by an integer factor with align_corners=False.",
             )
         )
     where, common = _positions(extent, size, align, scale), _common_denominator(extent, size, align, scale)
@@ -230,35 +216,35 @@ def _by_matrix(b: Builder, x: QTensor, dim: int, size: int, align: bool, scale: 
 
 
 def _product(b: Builder, value: Value, weight: npt.NDArray[Any], unit: float, zp: int) -> Value:
-    """Rows of ``value`` times a constant int8 [size, extent] matrix in steps of ``unit``, as codes of the input."""
+    """Multiply rows of ``value`` by an int8 [size, extent] matrix in steps of ``unit``."""
     size, extent = weight.shape
     acc = b.conv2d(value, b.const(weight.reshape(size, 1, 1, extent), name="weight"), input_zp=zp)
     return b.rescale(acc, unit, output_zp=zp, dtype=value.dtype)
 
 
 def bilinear(b: Builder, x: QTensor, size: tuple[int, int], align: bool, scales: Sequence[float | None] = (None, None)) -> QTensor:
-    """Bilinear interpolation of x[..., H, W] to ``size``. What it becomes, the first that applies:
+    """Resize x[..., H, W] bilinearly to ``size``, in the first form that applies.
 
-    - one row or column that is to be several: repeated, since Vela refuses such a RESIZE;
-    - a target whose RESIZE takes any scale, and a scale that TOSA's takes: a RESIZE;
-    - whole factors: ``_by_boxes``;
-    - any other: a product with a matrix along each dim.
+    - A single row or column that becomes several: repeated, because Vela refuses such a RESIZE.
+    - A scale that TOSA and the target support: a RESIZE.
+    - Integer factors: ``_by_boxes``.
+    - All others: a product with a matrix along each dim.
     """
     for dim, wide in zip((-2, -1), size, strict=True):
         if x.shape[dim] == 1 < wide:
-            return _repeated(b, bilinear(b, x, (1, size[1]) if dim == -2 else (size[0], 1), align, scales), dim, wide)
-    given = [None if align else uneven(*axis) for axis in zip(x.shape[-2:], size, scales, strict=True)]
-    if tuple(x.shape[-2:]) == tuple(size) and not any(given):
+            return _repeat(b, bilinear(b, x, (1, size[1]) if dim == -2 else (size[0], 1), align, scales), dim, wide)
+    uneven_scales = [None if align else uneven(*axis) for axis in zip(x.shape[-2:], size, scales, strict=True)]
+    if tuple(x.shape[-2:]) == tuple(size) and not any(uneven_scales):
         return x
     if b.tuning.resize == "any":
-        axes = zip(x.shape[-2:], size, given, strict=True)
+        axes = zip(x.shape[-2:], size, uneven_scales, strict=True)
         numbers = [_bilinear_numbers(extent, wide, align, scale) for extent, wide, scale in axes]
         if _resizable(x.shape[-2:], size, numbers):
             return _resize(b, x, size, numbers, "BILINEAR")
     factors = [Fraction(wide, have) for wide, have in zip(size, x.shape[-2:], strict=True)]
-    if not align and not any(given) and all(factor.denominator == 1 for factor in factors):
+    if not align and not any(uneven_scales) and all(factor.denominator == 1 for factor in factors):
         return _by_boxes(b, x, (int(factors[0]), int(factors[1])))
-    return _by_matrix(b, _by_matrix(b, x, -2, size[0], align, given[0]), -1, size[1], align, given[1])
+    return _by_matrix(b, _by_matrix(b, x, -2, size[0], align, uneven_scales[0]), -1, size[1], align, uneven_scales[1])
 
 
 _UNEVEN = (Sample(I8(1, 2, 5, 7), [64, 90]), Sample(I8(2, 4, 1, 1), [3, 5]), Sample(I8(1, 3, 1, 6), [4, 9]))
@@ -276,9 +262,9 @@ _UNEVEN = (Sample(I8(1, 2, 5, 7), [64, 90]), Sample(I8(2, 4, 1, 1), [3, 5]), Sam
 def upsample_bilinear2d(
     b: Builder, x: QTensor, size: Any, align_corners: bool, scales_h: Any = None, scales_w: Any = None, *, out: Result
 ) -> QTensor:
-    """out = bilinear interpolation of x: int8[N,C,H,W] -> int8[N,C,OH,OW], rounded once. TOSA 1.0 RESIZE, CONV2D.
+    """out = bilinear interpolation of x: int8[N,C,H,W] -> int8[N,C,OH,OW], rounded once. TOSA RESIZE, CONV2D.
 
-    The bound: by products with matrices it is rounded twice.
+    The bound: products with matrices round twice.
     """
     height, width = out.shape[-2:]
     return b.requantized(bilinear(b, x, (height, width), align_corners, (scales_h, scales_w)), out.q)
@@ -287,7 +273,6 @@ def upsample_bilinear2d(
 def upsample_linear1d_of_floats(
     b: Builder, x: QTensor, size: Any, align_corners: bool, scales: Any = None, *, out: Result
 ) -> QTensor:
-    """out = linear interpolation of x[N,C,L] of floats: a map of height 1. TOSA 1.0 RESIZE."""
     flat = b.view(x, (*x.shape[:2], 1, x.shape[2]))
     return b.view(bilinear(b, flat, (1, out.shape[-1]), align_corners, (None, scales)), out.shape)
 
@@ -300,14 +285,13 @@ def upsample_linear1d_of_floats(
     samples=[Sample(I8(1, 4, 9), [18], False), Sample(I8(2, 3, 6), [9], True), Sample(I8(2, 3, 9), [15], False, 1.7)],
 )
 def upsample_linear1d(b: Builder, x: QTensor, size: Any, align_corners: bool, scales: Any = None, *, out: Result) -> QTensor:
-    """out = linear interpolation of x: int8[N,C,L] -> int8[N,C,OL], rounded once. TOSA 1.0 CONV2D, DEPTHWISE_CONV2D."""
+    """out = linear interpolation of x: int8[N,C,L] -> int8[N,C,OL], rounded once. TOSA CONV2D, DEPTHWISE_CONV2D."""
     flat = b.view(x, (*x.shape[:2], 1, x.shape[2]))
     target = (1, out.shape[-1])
     return b.requantized(b.view(_linear(b, flat, target, align_corners, scales), out.shape), out.q)
 
 
 def _linear(b: Builder, x: QTensor, size: tuple[int, int], align: bool, scale: float | None) -> QTensor:
-    """Linear interpolation of x[N,C,1,L] to ``size``."""
     factor = Fraction(size[1], x.shape[-1])
     scale = None if align else uneven(x.shape[-1], size[1], scale)
     if not align and not scale and factor.denominator == 1:

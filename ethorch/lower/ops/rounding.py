@@ -1,7 +1,6 @@
-"""Rounding to whole numbers, and remainders of it.
+"""Rounding to integers, and remainders: a table for int8.
 
-Of int8 each is a table. Of int16, which has too many codes for one, it is arithmetic where thresholds between codes tell the whole
-numbers apart; else tables that follow each jump.
+int16 uses thresholds between codes if they separate the integers, or tables that follow each jump.
 """
 
 from __future__ import annotations
@@ -31,38 +30,36 @@ from ethorch.tosa.ir import Value
 aten = torch.ops.aten
 
 Function = Callable[[torch.Tensor], torch.Tensor]
-#: Half a whole number in parts of a code, and a slack in such parts -> the threshold.
+#: Half an integer in parts of a code, and a slack in these parts -> the threshold.
 Maker = Callable[[float, int], "Threshold"]
 
-#: In how many parts of a code the thresholds between whole numbers are known.
+#: Resolution of the thresholds between integers, in parts of a code.
 _PARTS = 4096
-#: By how many parts a code may miss a whole number and still be it. float32 holds the largest codes to about 8.
+#: Parts by which a code may differ from an integer that it represents. float32 represents the largest codes to about 8.
 _SLACK = (1, 8, 64)
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """How whole numbers come from int16 codes: round((parts - clamp(parts, -dead, dead) + shift) * step / _PARTS), halves up.
+    """Conversion of int16 codes to integers: round((parts - clamp(parts, -dead, dead) + shift) * step / _PARTS).
 
-    ``parts`` is a code times ``_PARTS``.
+    ``parts`` is a code times ``_PARTS``. Halves are rounded up.
     """
 
     shift: int
     dead: int = 0
 
     def numbers(self, step: float) -> npt.NDArray[np.int64]:
-        """int64[65536]: the whole number of each code, as the RESCALE makes it (TOSA 1.0, SINGLE_ROUND)."""
+        """Return int64[65536]: the integer of each code (TOSA 1.0, SINGLE_ROUND)."""
         parts = np.arange(-32768, 32768, dtype=np.int64) * _PARTS
         parts = parts + self.shift - np.clip(parts, -self.dead, self.dead)
         multiplier, shift = multiplier_and_shift(step / _PARTS)
         return (parts * multiplier + (1 << shift - 1)) >> shift
 
     def emit(self, b: Builder, x: QTensor, step: float) -> Value:
-        """INT32: the whole number of each element of x."""
         value = b.rescale(x.value, _PARTS, input_zp=x.qparams.zp, dtype="INT32")
 
         def constant(number: int) -> Value:
-            """A constant that broadcasts."""
             return b.const(np.full((1,) * value.rank, number, np.int32), name="threshold")
 
         if self.dead:
@@ -74,50 +71,49 @@ class Threshold:
 
 
 def _floor(half: float, slack: int) -> Threshold:
-    """Rounds down: half a number is subtracted."""
+    """Round down: subtract half an integer."""
     return Threshold(slack - round(half))
 
 
 def _ceil(half: float, slack: int) -> Threshold:
-    """Rounds up: half a number is added."""
+    """Round up: add half an integer."""
     return Threshold(round(half) - slack)
 
 
-def truncating(half: float, slack: int) -> Threshold:
-    """Rounds towards 0: what lies within half a number of 0 is 0, and all else moves by that towards it."""
+def truncate(half: float, slack: int) -> Threshold:
+    """Round towards 0: move every value towards 0 by up to half an integer."""
     return Threshold(0, round(half) - slack)
 
 
 def _nearest(half: float, slack: int) -> Threshold:
-    """Rounds to nearest. Halves go to the even number in PyTorch; where that makes a difference, ``whole`` finds it."""
+    """Round to nearest, halves up. ``match_thresholds`` detects differences from PyTorch's halves to even."""
     return Threshold(0)
 
 
-def whole(b: Builder, x: QTensor, function: Function, threshold: Maker, unit: float) -> Value | None:
-    """INT32 ``function`` of an int16 tensor, in units of ``unit``; None where the thresholds miss PyTorch's result for any code.
+def match_thresholds(b: Builder, x: QTensor, function: Function, threshold: Maker, unit: float) -> Value | None:
+    """Emit ``function`` of an int16 tensor as INT32 in units of ``unit``, or return None if any code differs from PyTorch.
 
-    A code that float32's rounding alone keeps from being a whole number may fall on either side.
+    A code that is an integer up to float32's rounding may be on either side.
     """
-    wanted, step = function(torch.from_numpy(x.qparams.table_inputs)).numpy()[:-1], x.qparams.step / unit
+    expected, step = function(torch.from_numpy(x.qparams.table_inputs)).numpy()[:-1], x.qparams.step / unit
     exact = np.arange(-32768, 32768) * step
     either = (np.abs(exact - np.rint(exact)) <= 2.0**-21 * np.abs(exact)) & (threshold is not _nearest)
     for slack in _SLACK if unit > 0 else ():
-        found = threshold(_PARTS / step / 2, slack)
-        if abs(found.shift) + found.dead < 1 << 30 and (np.abs(found.numbers(step) - wanted) <= either).all():
-            return found.emit(b, x, step)
+        candidate = threshold(_PARTS / step / 2, slack)
+        if abs(candidate.shift) + candidate.dead < 1 << 30 and (np.abs(candidate.numbers(step) - expected) <= either).all():
+            return candidate.emit(b, x, step)
     return None
 
 
-def _stepped(b: Builder, x: QTensor, function: Function, out: QParams) -> QTensor:
-    """``function`` of an int16 tensor, as tables that follow each of its jumps."""
+def _tabulate_jumps(b: Builder, x: QTensor, function: Function, out: QParams) -> QTensor:
+    """Emit ``function`` of an int16 tensor as tables that follow its jumps."""
     real = function(torch.from_numpy(x.qparams.table_inputs)).numpy()
     if not b.follows_steps(real, out):
         raise Unsupported(TOO_MANY_STEPS)
     return b.table(x, real, out, exact=True)
 
 
-def _without(b: Builder, x: QTensor, number: Value, unit: float, out: QParams) -> QTensor:
-    """out = x - number * unit, rounded once."""
+def _subtract_multiple(b: Builder, x: QTensor, number: Value, unit: float, out: QParams) -> QTensor:
     fine = 2.0 ** min(7, 29 - math.ceil(math.log2(max(32768 * x.qparams.step, unit) / out.step)))
     parts = [
         b.rescale(x.value, x.qparams.step / out.step * fine, input_zp=x.qparams.zp, dtype="INT32"),
@@ -127,50 +123,50 @@ def _without(b: Builder, x: QTensor, number: Value, unit: float, out: QParams) -
 
 
 TOO_MANY_STEPS = Reason(
-    "table.int16_steps", "it jumps too often over the range of its int16 input for the tables that could follow it",
-    "Quantize this module to int8, of which a table has every code.",
+    "table.int16_steps", "it has too many jumps over the range of its int16 input for tables that follow them",
+    "Quantize this module to int8, for which a table covers every code.",
 )  # fmt: skip
 
 
 def _lower_rounding(function: Function, threshold: Maker) -> Callable[..., QTensor]:
-    """The lowering of ``function``: whole numbers by thresholds, else by tables."""
-
     def lower_rounding(b: Builder, x: QTensor, *, out: Result) -> QTensor:
-        number = whole(b, x, function, threshold, 1.0)
+        number = match_thresholds(b, x, function, threshold, 1.0)
         q = out.qparams
-        return QTensor(b.requantize(number, 1.0, q), x.dims, q) if number else _stepped(b, x, function, q)
+        return QTensor(b.requantize(number, 1.0, q), x.dims, q) if number else _tabulate_jumps(b, x, function, q)
 
     return lower_rounding
 
 
 def _lower_round_decimals(b: Builder, x: QTensor, *, decimals: int, out: Result) -> QTensor:
-    """The nearest multiple of 10**-decimals."""
     unit = 10.0**-decimals
-    number = whole(b, x, lambda r: torch.round(r * 10.0**decimals), _nearest, unit)
+    number = match_thresholds(b, x, lambda r: torch.round(r * 10.0**decimals), _nearest, unit)
     if number:
         return QTensor(b.requantize(number, unit, out.qparams), x.dims, out.qparams)
-    return _stepped(b, x, lambda r: torch.round(r, decimals=decimals), out.qparams)
+    return _tabulate_jumps(b, x, lambda r: torch.round(r, decimals=decimals), out.qparams)
 
 
 def _lower_rest(function: Callable[..., torch.Tensor], mode: str, threshold: Maker) -> Callable[..., QTensor]:
-    """The lowering of a remainder: x minus a whole number of ``other``, or tables of ``function``."""
+    """Return the lowering of a remainder: x minus a multiple of the divisor, or tables."""
 
-    def lower_rest(b: Builder, x: QTensor, other: float = 1.0, *, out: Result) -> QTensor:
-        # For a negative ``other`` the quotient is rounded the other way, which towards 0 is the same.
-        sign, maker = (1, threshold) if other > 0 else (-1, _ceil if mode == "floor" else threshold)
-        number = whole(b, x, lambda r: sign * torch.div(r, other, rounding_mode=mode), maker, abs(other))
+    def lower_rest(b: Builder, x: QTensor, divisor: float = 1.0, *, out: Result) -> QTensor:
+        # For a negative divisor the quotient is rounded in the opposite direction, which is the same towards 0.
+        sign, maker = (1, threshold) if divisor > 0 else (-1, _ceil if mode == "floor" else threshold)
+        number = match_thresholds(b, x, lambda r: sign * torch.div(r, divisor, rounding_mode=mode), maker, abs(divisor))
         q = out.qparams
-        return _without(b, x, number, abs(other), q) if number else _stepped(b, x, lambda r: function(r, other), q)
+        return (
+            _subtract_multiple(b, x, number, abs(divisor), q)
+            if number
+            else _tabulate_jumps(b, x, lambda r: function(r, divisor), q)
+        )
 
     return lower_rest
 
 
-def _lower_divided(b: Builder, x: QTensor, other: float, *, rounding_mode: str, out: Result) -> QTensor:
-    """x / other, rounded."""
-    function = functools.partial(torch.div, other=other, rounding_mode=rounding_mode)
-    number = whole(b, x, function, _floor if rounding_mode == "floor" else truncating, other)
+def _lower_division(b: Builder, x: QTensor, divisor: float, *, rounding_mode: str, out: Result) -> QTensor:
+    function = functools.partial(torch.div, other=divisor, rounding_mode=rounding_mode)
+    number = match_thresholds(b, x, function, _floor if rounding_mode == "floor" else truncate, divisor)
     q = out.qparams
-    return QTensor(b.requantize(number, 1.0, q), x.dims, q) if number else _stepped(b, x, function, q)
+    return QTensor(b.requantize(number, 1.0, q), x.dims, q) if number else _tabulate_jumps(b, x, function, q)
 
 
 table_op(
@@ -200,7 +196,7 @@ table_op(
     doc="the integer part of x",
     steps=True,
     floats=lambda x: x.trunc(),
-    lower=_lower_rounding(torch.trunc, truncating),
+    lower=_lower_rounding(torch.trunc, truncate),
 )
 table_op(
     "aten.round.decimals",
@@ -215,24 +211,21 @@ table_op(
     doc="x - trunc(x)",
     steps=True,
     floats=lambda x: x - x.trunc(),
-    lower=_lower_rest(torch.fmod, "trunc", truncating),
+    lower=_lower_rest(torch.fmod, "trunc", truncate),
 )
 
 
 def integer_remainder(s: AtenBuilder, x: Node, y: Any, rounding_mode: str) -> Node | None:
-    """Draw x - y * (x / y, rounded) of integers of up to 32 bits; None for others.
-
-    On the CPU that is right, too, while the sign of ExecuTorch's ``remainder`` of integers is that of x.
-    """
+    """Draw x - y * (x / y, rounded) of integers of up to 32 bits. ExecuTorch's CPU kernel has the sign of x instead."""
     operands = [x, y] if isinstance(y, Node) else [x]
     if any(is_float(node) or is_int64(node) for node in operands) or isinstance(y, float):
         return None
     is_power = isinstance(y, int) and 0 < y < 1 << 30 and y.bit_count() == 1
     if is_power and rounding_mode == "floor" and x.meta["val"].dtype == torch.int32:
-        whole = s(aten.__rshift__.Scalar, x, y.bit_length() - 1)  # every NPU shifts, not every one divides
+        quotients = s(aten.__rshift__.Scalar, x, y.bit_length() - 1)  # all NPUs shift, only some divide
     else:
-        whole = s(aten.div.Tensor_mode, x, y, rounding_mode=rounding_mode)
-    return s(aten.sub.Tensor, x, s(aten.mul.Tensor, whole, y))
+        quotients = s(aten.div.Tensor_mode, x, y, rounding_mode=rounding_mode)
+    return s(aten.sub.Tensor, x, s(aten.mul.Tensor, quotients, y))
 
 
 remainder = table_op(
@@ -251,7 +244,7 @@ table_op(
     calls=[(0.75,)],
     steps=True,
     floats=lambda x, other: x - quotient(x, FloatTensor.of(x.b, other), "trunc") * other,
-    lower=_lower_rest(torch.fmod, "trunc", truncating),
+    lower=_lower_rest(torch.fmod, "trunc", truncate),
 )
 table_op(
     "aten.div.Scalar_mode",
@@ -259,5 +252,5 @@ table_op(
     samples=[Sample(I8(3, 71), 0.5, rounding_mode="floor")],
     steps=True,
     floats=lambda x, other, rounding_mode=None: quotient(x, FloatTensor.of(x.b, other), rounding_mode),
-    lower=_lower_divided,
+    lower=_lower_division,
 )

@@ -1,4 +1,4 @@
-"""Samples as modules with inputs: what is compiled to try an operator."""
+"""Samples as modules with inputs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 
 from ethorch.lower.ops.samples import I8, Bools, Ints, Sample, W
 
-#: What becomes an input of a sample's module, in order.
+#: Kinds of arguments that become inputs of a sample's module.
 INPUTS = (I8, Ints, Bools)
 
 
 class Call(torch.nn.Module):
-    """``torch.ops.<name>`` with a sample's arguments: W become parameters; I8, Ints and Bools inputs."""
+    """A module that calls ``torch.ops.<name>`` with a sample's arguments. W become parameters; I8, Ints and Bools become inputs."""
 
     def __init__(self, name: str, sample: Sample, seed: int = 0):
         super().__init__()
@@ -27,7 +27,7 @@ class Call(torch.nn.Module):
             setattr(self, f"w{index}", torch.nn.Parameter(data, requires_grad=False))
 
     def forward(self, *inputs: torch.Tensor) -> Any:
-        """The operator's result; indices as int32, as they leave the NPU."""
+        """Call the operator. Indices are returned as int32, like by the NPU."""
         tensors, counter = iter(inputs), iter(range(100))
 
         def fill(arg: Any) -> Any:
@@ -40,13 +40,13 @@ class Call(torch.nn.Module):
         keywords = {k: getattr(torch, a) if k == "dtype" else fill(a) for k, a in self.sample.kwargs.items()}
         result = self.function(*[fill(a) for a in self.sample.args], **keywords)
         result = result[0] if isinstance(result, tuple) else result
-        if isinstance(result, list):  # split and its kin: every piece
+        if isinstance(result, list):  # operators like split
             return tuple(result)
         return result.to(torch.int32) if result.dtype == torch.int64 else result
 
 
 def leaves(arg: Any, kind: type | tuple[type, ...]) -> Iterator[Any]:
-    """All of that kind in a sample or in a nest of arguments, in order."""
+    """Iterate over all objects of a kind in a sample or in nested arguments, in order."""
     if isinstance(arg, kind):
         yield arg
     elif isinstance(arg, (list, tuple)):
@@ -57,7 +57,7 @@ def leaves(arg: Any, kind: type | tuple[type, ...]) -> Iterator[Any]:
 
 
 def inputs_for(sample: Sample, seed: int) -> tuple[torch.Tensor, ...]:
-    """Uniform over each input's whole range, the ends included."""
+    """Return inputs that are uniform over their range, including both ends."""
     generator = torch.Generator().manual_seed(seed)
     tensors = []
     for kind in leaves(sample, INPUTS):
@@ -66,7 +66,7 @@ def inputs_for(sample: Sample, seed: int) -> tuple[torch.Tensor, ...]:
             tensors.append(x < kind.chance)
             continue
         x = x * (kind.high - kind.low) + kind.low
-        if x.numel():  # written in place: torch.export takes twice as long for a view
+        if x.numel():  # in place, because torch.export is twice as slow for a view
             x.view(-1)[0], x.view(-1)[-1] = kind.low, kind.high
         tensors.append(x if isinstance(kind, I8) else x.round().to(getattr(torch, kind.dtype)))
     return tuple(tensors)

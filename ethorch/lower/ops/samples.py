@@ -1,4 +1,4 @@
-"""What an operator's samples are made of: activations, integers, truth values, weights."""
+"""Elements of an operator's samples: activations, integers, truth values, weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class I8:
-    """A quantized activation of a sample: int8, or int16 where the test says so, uniform in ``low..high``."""
+    """A quantized activation of a sample, uniform in ``low..high``: int8, or int16 if the test selects it."""
 
     shape: tuple[int, ...]
     low: float = -3.0
@@ -23,7 +23,7 @@ class I8:
 
 @dataclass(frozen=True)
 class Ints:
-    """A tensor of plain integers of a sample, uniform in ``low..high``: int32 unless ``dtype`` names another."""
+    """A tensor of plain integers of a sample, uniform in ``low..high``."""
 
     shape: tuple[int, ...]
     low: int
@@ -49,7 +49,7 @@ class Bools:
 
 @dataclass(frozen=True)
 class W:
-    """A parameter of a sample, weight or bias: a constant of the module, uniform in ``low..low + 1``."""
+    """A parameter of a sample, uniform in ``low..low + 1``."""
 
     shape: tuple[int, ...]
     low: float = -0.5
@@ -59,13 +59,13 @@ class W:
         object.__setattr__(self, "low", low)
 
     def positive(self) -> W:
-        """The same with values in 0.5..1.5, as a variance has."""
+        """Return this parameter with values in 0.5..1.5, for variances."""
         return W(*self.shape, low=0.5)
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One call of an operator for tests and documentation: ATen arguments with I8, Ints, Bools and W in place of tensors."""
+    """A call of an operator for tests and documentation: ATen arguments with I8, Ints, Bools and W as tensors."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
@@ -76,7 +76,7 @@ class Sample:
         object.__setattr__(self, "kwargs", kwargs)
 
     def of(self, overload: str) -> Sample:
-        """The same call of another of the operator's names than its first."""
+        """Return this sample as a call of ``overload``, another name of the operator."""
         sample = Sample(*self.args, **self.kwargs)
         object.__setattr__(sample, "overload", overload)
         return sample

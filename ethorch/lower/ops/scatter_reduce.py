@@ -1,7 +1,6 @@
 """Reductions at indices: scatter_add, scatter_reduce.
 
-An index of whole rows along its dim stays one of rows; any other becomes an index of the flattened tensor. A sum is a product with
-a matrix of ones and zeros. An extreme at a place that a constant index names is the extreme of the rows selected for that place.
+An index of complete rows becomes one of rows, and any other one of the flattened tensor.
 """
 
 from __future__ import annotations
@@ -14,42 +13,39 @@ from torch.fx import Node
 
 from ethorch.lower.fx.aten_builder import AtenBuilder, shape_of
 from ethorch.lower.fx.node import attribute
-from ethorch.lower.ops.accumulate import added_at
+from ethorch.lower.ops.accumulate import add_at_index
 from ethorch.lower.ops.samples import I8, Ints, Sample
 from ethorch.lower.ops.spec import composite
 
 aten = torch.ops.aten
 
-#: Most rows that are selected for an extreme, times their elements.
+#: Largest number of elements of the rows that are selected for extremes.
 _LARGEST = 1 << 20
 
 _ROWS = torch.tensor([3, 0, 0, 2, 3, 3])
 
 
 def _as_rows(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node) -> tuple[Node, int, Node, Node]:
-    """Return x, a dim of it, an index int[n] along that dim, and the n rows that it places.
-
-    Elements of ``source`` that have no index are cut off.
-    """
+    """Return x, a dim of it, an index int[n] along that dim, and the n rows of ``source`` that have an index."""
     shape, places = shape_of(x), shape_of(index)
-    for axis, (extent, whole) in enumerate(zip(places, shape_of(source), strict=True)):
-        if extent < whole:
+    for axis, (extent, available) in enumerate(zip(places, shape_of(source), strict=True)):
+        if extent < available:
             source = s(aten.slice.Tensor, source, axis, 0, extent)
     others = [axis for axis in range(len(shape)) if axis != dim]
-    known = attribute(s.model, index) if index.op == "get_attr" else None
-    if known is not None and all(places[axis] == shape[axis] for axis in others):
-        rows = known
+    constant = attribute(s.model, index) if index.op == "get_attr" else None
+    if constant is not None and all(places[axis] == shape[axis] for axis in others):
+        rows = constant
         for axis in others:
             rows = rows.narrow(axis, 0, 1)
-        if torch.equal(rows.expand(places), known):
+        if torch.equal(rows.expand(places), constant):
             return x, dim, s.constant(rows.flatten()), source
     strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
     offsets = torch.zeros(places, dtype=torch.int32)
     for axis in others:
         steps = torch.arange(places[axis], dtype=torch.int32) * strides[axis]
         offsets = offsets + steps.reshape([-1 if each == axis else 1 for each in range(len(shape))])
-    if known is not None:
-        number = s.constant((known * strides[dim] + offsets).flatten())
+    if constant is not None:
+        number = s.constant((constant * strides[dim] + offsets).flatten())
     else:
         narrow = index if index.meta["val"].dtype == torch.int32 else s(aten.to.dtype, index, torch.int32)
         scaled = narrow if strides[dim] == 1 else s(aten.mul.Scalar, narrow, strides[dim])
@@ -67,19 +63,19 @@ def _as_rows(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node) -> tu
     bound16=3,
 )
 def scatter_add(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node) -> Any:
-    """out = x, and source[i, j] added at x[index[i, j], j] for dim 0, and so on, as often as a place is named.
+    """out = x with source[i, j] added at x[index[i, j], j] for dim 0, similarly for other dims, once per occurrence of the index.
 
     The bound of int16: the product is rounded before the sum.
     """
-    return _summed(s, x, dim % max(1, len(shape_of(x))), index, source)
+    return _sum_at_index(s, x, dim % max(1, len(shape_of(x))), index, source)
 
 
-def _summed(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node) -> Node | None:
+def _sum_at_index(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node) -> Node | None:
     shape = shape_of(x)
     if not shape or not math.prod(shape_of(index)):
         return x if shape else None
     flat, axis, number, rows = _as_rows(s, x, dim, index, source)
-    added = added_at(s, flat, axis, number, rows)
+    added = add_at_index(s, flat, axis, number, rows)
     return added if added is None or shape_of(added) == shape else s(aten.reshape.default, added, list(shape))
 
 
@@ -97,18 +93,18 @@ def _summed(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node) -> Nod
     bound16=4,
 )
 def scatter_reduce(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node, reduce: str, *, include_self: bool = True) -> Any:
-    """out = x, and at each place that ``index`` names the sum, mean or extreme of ``source`` there; with x if ``include_self``.
+    """out = x with the sum, mean or extreme of ``source`` at each position in ``index``; with x if ``include_self``.
 
-    A computed index has sums only, with ``include_self``. The bound of int16: product, sum and division are rounded.
+    A computed index supports only sums, with ``include_self``. The bound of int16: product, sum and division are rounded.
     """
     shape = shape_of(x)
     dim %= max(1, len(shape))
     if reduce == "sum" and include_self:
-        return _summed(s, x, dim, index, source)
-    known = attribute(s.model, index) if index.op == "get_attr" else None
-    if known is None or not shape or reduce == "prod" or not x.meta["val"].dtype.is_floating_point:
+        return _sum_at_index(s, x, dim, index, source)
+    constant = attribute(s.model, index) if index.op == "get_attr" else None
+    if constant is None or not shape or reduce == "prod" or not x.meta["val"].dtype.is_floating_point:
         return None
-    if not known.numel():
+    if not constant.numel():
         return x
     flat, axis, number, rows = _as_rows(s, x, dim, index, source)
     places = attribute(s.model, number)
@@ -121,23 +117,19 @@ def scatter_reduce(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node,
 
 
 def _sums(s: AtenBuilder, x: Node, dim: int, places: torch.Tensor, rows: Node, reduce: str, include_self: bool) -> Node | None:
-    """Return the sums or means of the rows at ``places``."""
     shape = shape_of(x)
     along = [-1 if axis == dim else 1 for axis in range(len(shape))]
     counts = torch.bincount(places, minlength=shape[dim]).to(torch.float32).reshape(along)
     if not include_self:
         x = s(aten.mul.Tensor, x, s.constant((counts == 0).to(torch.float32)))
-    total = added_at(s, x, dim, s.constant(places), rows)
+    total = add_at_index(s, x, dim, s.constant(places), rows)
     if total is None or reduce == "sum":
         return total
     return s(aten.mul.Tensor, total, s.constant(1 / (counts + 1 if include_self else counts.clamp(min=1))))
 
 
 def _extremes(s: AtenBuilder, x: Node, dim: int, places: torch.Tensor, rows: Node, reduce: str, include_self: bool) -> Node | None:
-    """Return the greatest or least of the rows at ``places``.
-
-    The rows for one place are selected next to each other; places with fewer rows repeat theirs.
-    """
+    """Return the extremes of the rows at ``places``. Positions with fewer rows repeat theirs."""
     shape = shape_of(x)
     counts = torch.bincount(places, minlength=shape[dim])
     named = counts.nonzero().flatten()
@@ -152,6 +144,6 @@ def _extremes(s: AtenBuilder, x: Node, dim: int, places: torch.Tensor, rows: Nod
     extreme = s(aten.amax.default if reduce == "amax" else aten.amin.default, apart, [dim + 1])
     everywhere = len(named) == shape[dim]
     if include_self:
-        own = x if everywhere else s(aten.index_select.default, x, dim, s.constant(named))
-        extreme = s(aten.maximum.default if reduce == "amax" else aten.minimum.default, own, extreme)
+        current = x if everywhere else s(aten.index_select.default, x, dim, s.constant(named))
+        extreme = s(aten.maximum.default if reduce == "amax" else aten.minimum.default, current, extreme)
     return extreme if everywhere else s(aten.index_copy.default, x, dim, s.constant(named), extreme)

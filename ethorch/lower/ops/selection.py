@@ -1,7 +1,4 @@
-"""Selection by truth values: where, masked_fill. With one quantized tensor and constants they join a table.
-
-U85 has an operator for it. U55 and U65 multiply by truth values (``ethorch.lower.builder.truth.selected``).
-"""
+"""where and masked_fill. The U85 has an operator for them; the U55 and U65 multiply by truth values."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ import numpy.typing as npt
 from ethorch.lower.builder.builder import Builder
 from ethorch.lower.builder.qparams import QParams, QTensor, Result, dtype_range
 from ethorch.lower.builder.truth import finite, float_operand, native, selected
-from ethorch.lower.ops.arithmetic import summed
+from ethorch.lower.ops.arithmetic import emit_sum
 from ethorch.lower.ops.quant_rules import EACH_INPUT, SAME_AS_INPUT, QuantRule
 from ethorch.lower.ops.samples import I8, Bools, Ints, Sample
 from ethorch.lower.ops.spec import op
@@ -23,11 +20,8 @@ from ethorch.tosa.ir import DTYPES
 from ethorch.tosa.layout import contiguous
 
 
-def _rescaled_by_add(b: Builder, x: Any, out: QParams) -> QTensor:
-    """An operand of SELECT, as codes of ``out``. On an NPU that selects by bit operations an ADD of 0 changes its scale.
-
-    Vela's bug ``vela.rescale-in-select``.
-    """
+def _rescale_by_add(b: Builder, x: Any, out: QParams) -> QTensor:
+    """Rescale an operand of SELECT by an ADD of 0, because of Vela's bug ``vela.rescale-in-select``."""
     if not native(b) or not isinstance(x, QTensor) or x.is_integer:
         return b.operand(x, out)
     if (x.qparams.scale, x.qparams.zero_point) == (out.scale, out.zero_point):
@@ -38,17 +32,16 @@ def _rescaled_by_add(b: Builder, x: Any, out: QParams) -> QTensor:
 
 
 def either(b: Builder, condition: Any, x: Any, y: Any, q: QParams | None, dtype: str = "") -> QTensor:
-    """Return condition ? x : y in the qparams ``q``; if that is None, integers or truth values of ``dtype``, or of a tensor's."""
+    """Return condition ? x : y in the qparams ``q``, or as integers or truth values of ``dtype``."""
     condition = b.plain_tensor(condition)
     if q is not None:
-        return selected(b, condition, _rescaled_by_add(b, x, q), _rescaled_by_add(b, y, q), q)
+        return selected(b, condition, _rescale_by_add(b, x, q), _rescale_by_add(b, y, q), q)
     dtype = dtype or next((value.value.dtype for value in (x, y) if isinstance(value, QTensor)), "INT32")
     x, y = (b.moved_operand(value, Result((), dtype)) for value in (x, y))
     return selected(b, condition, x, y, None)
 
 
 def check_where(condition: Any, x: Any, y: Any) -> Reason | None:
-    """No constant has a fraction where all else is integers."""
     return float_operand("where", x, y)
 
 
@@ -71,16 +64,13 @@ def check_where(condition: Any, x: Any, y: Any) -> Reason | None:
 def where(b: Builder, condition: Any, x: Any, y: Any, *, out: Result) -> QTensor:
     """out = condition ? x : y with broadcasting: int8, int16, plain integers or truth values.
 
-    It is exact but for the change to the scale of ``out``. TOSA 1.0 SELECT, or MUL and ADD.
+    Exact except for the change to the scale of ``out``. TOSA SELECT, or MUL and ADD.
     """
     return either(b, condition, x, y, out.q, out.dtype or "INT32")
 
 
 def _fill_rule(node: Any) -> QuantRule:
-    """The result has qparams of its own, or those of x where the fill value is no number to calibrate with.
-
-    Such are -inf and the -1e9 of attention masks: they become the end of the range of x.
-    """
+    """Return the rule of a fill. A value above 1e4 in magnitude, such as a mask's -inf, is not calibrated."""
     value = node.args[2]
     value = value.meta["val"] if hasattr(value, "meta") else value
     return SAME_AS_INPUT if isinstance(value, (int, float)) and abs(value) > 1e4 else EACH_INPUT
@@ -100,27 +90,24 @@ def _fill_rule(node: Any) -> QuantRule:
     ],
 )
 def masked_fill(b: Builder, x: Any, mask: Any, value: Any, *, out: Result) -> QTensor:
-    """out = mask ? value : x with broadcasting; a value beyond the range of ``out`` is the end of that range.
+    """out = mask ? value : x with broadcasting. A value beyond the range of ``out`` becomes the end of that range.
 
-    - A constant mask, and the low end of the range as value: see ``_sunk``.
-    - All others: as ``where``.
+    - A constant mask, and a value at the low end of the range: one ADD of a constant.
+    - All others: like ``where``.
     """
     q = out.q
     if q is not None and not q.is_float and not isinstance(value, QTensor):
         value = finite(float(np.asarray(value).reshape(())), q)
         lowest = q.quantize(np.array(value)) == q.qmin
         if lowest and isinstance(x, QTensor) and not x.is_integer and isinstance(mask, np.ndarray):
-            return _sunk(b, x, mask, q)
+            return _add_mask(b, x, mask, q)
     return either(b, mask, value, x, out.q, out.dtype or "INT32")
 
 
-def _sunk(b: Builder, x: QTensor, mask: npt.NDArray[Any], out: QParams) -> QTensor:
-    """x, and the least code of ``out`` where the mask is set: TOSA 1.0 ADD of a constant, which is one operation on every NPU.
-
-    The constant is 0, and where the mask is set so low that every sum saturates.
-    """
+def _add_mask(b: Builder, x: QTensor, mask: npt.NDArray[Any], out: QParams) -> QTensor:
+    """Return x with the lowest code of ``out`` where the mask is set, by an ADD of a constant that saturates."""
     low, high = dtype_range(out.dtype)
-    unit = (high - low) * (x.qparams.step + out.step) / -low  # the constant's least code outweighs both ranges
+    unit = (high - low) * (x.qparams.step + out.step) / -low  # the constant's lowest code exceeds both ranges
     depth = QParams((unit,), (0,), low, high, out.dtype)
     codes = np.where(mask, low, 0).astype(DTYPES[out.dtype])
-    return summed(b, "ADD", x, QTensor(b.const(codes, out.dtype, name="mask"), contiguous(codes.shape), depth), 1, out)
+    return emit_sum(b, "ADD", x, QTensor(b.const(codes, out.dtype, name="mask"), contiguous(codes.shape), depth), 1, out)

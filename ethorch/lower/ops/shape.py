@@ -1,4 +1,4 @@
-"""Operators that choose nothing: views, permutes, shuffles, and what does nothing at all."""
+"""Operators that keep all elements: views, permutes, shuffles and identities."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ aten = torch.ops.aten
     samples=[Sample(I8(2, 3, 4, 5), [1, 0], [-1, 2])],
 )
 def movedim(s: AtenBuilder, x: Node, source: Sequence[int], destination: Sequence[int]) -> Any:
-    """out = x with the dims ``source`` at ``destination``, the others in their order."""
+    """out = x with the dims ``source`` at ``destination``, and the others in their order."""
     rank = len(shape_of(x))
     places = {d % rank: a % rank for a, d in zip(source, destination, strict=True)}
     rest = iter(d for d in range(rank) if d not in {a % rank for a in source})
@@ -113,7 +113,7 @@ def copy(s: AtenBuilder, x: Node, source: Node, non_blocking: bool = False) -> A
     ],
 )
 def view(b: Builder, x: QTensor, *_: Any, out: Result) -> QTensor:
-    """out = the elements of x in PyTorch's order, under another shape. Data moves only if it must. TOSA 1.0 RESHAPE."""
+    """out = the elements of x in PyTorch's order, in another shape. Data moves only if necessary. TOSA RESHAPE."""
     return b.requantized(b.view(x, out.shape), out.q)
 
 
@@ -123,20 +123,19 @@ def view(b: Builder, x: QTensor, *_: Any, out: Result) -> QTensor:
     quant=SAME_AS_INPUT,
     moves=True,
     also={
-        "aten.transpose.int": lambda x, a, b: ((x, _swapped(x, a, b)), {}),
-        "aten.transpose_copy.int": lambda x, a, b: ((x, _swapped(x, a, b)), {}),
-        "aten.t.default": lambda x: ((x, _swapped(x, 0, -1)), {}),
-        "aten.t_copy.default": lambda x: ((x, _swapped(x, 0, -1)), {}),
+        "aten.transpose.int": lambda x, a, b: ((x, _swap(x, a, b)), {}),
+        "aten.transpose_copy.int": lambda x, a, b: ((x, _swap(x, a, b)), {}),
+        "aten.t.default": lambda x: ((x, _swap(x, 0, -1)), {}),
+        "aten.t_copy.default": lambda x: ((x, _swap(x, 0, -1)), {}),
     },
     samples=[Sample(I8(2, 3, 4, 5), [0, 2, 3, 1]), Sample(I8(4, 6), [1, 0]), Sample(I8(1, 4, 6), [0, -1, 1])],
 )
 def permute(b: Builder, x: QTensor, dims: Sequence[int], *, out: Result) -> QTensor:
-    """out = x with its dims in the order ``dims``. Nothing moves until an operator needs another order."""
+    """out = x with its dims in the order ``dims``. Data moves only if an operator requires another order."""
     return b.requantized(b.permute(x, [dim % x.rank for dim in dims]), out.q)
 
 
-def _swapped(x: Any, first: int, second: int) -> list[int]:
-    """The dims of x in order, two of them exchanged."""
+def _swap(x: Any, first: int, second: int) -> list[int]:
     order = list(range(len(x.shape)))
     if order:
         order[first], order[second] = order[second], order[first]
@@ -164,6 +163,6 @@ def identity(b: Builder, x: QTensor, *_: Any, out: Result, **__: Any) -> QTensor
 
 
 @composite("aten.view_as.default", samples=[Sample(I8(2, 6), I8(3, 4))])
-def view_as(s: AtenBuilder, x: Node, other: Node) -> Node:
-    """out = x in the shape of ``other``."""
-    return s(torch.ops.aten.view.default, x, list(shape_of(other)))
+def view_as(s: AtenBuilder, x: Node, target: Node) -> Node:
+    """out = x in the shape of ``target``."""
+    return s(torch.ops.aten.view.default, x, list(shape_of(target)))

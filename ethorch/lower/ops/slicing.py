@@ -1,4 +1,4 @@
-"""Operators that choose a part of a tensor: slices, splits, flips, rolls, windows, and writes into a slice."""
+"""Operators that select a part of a tensor, or write into a slice."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch.fx import Node
 from ethorch.lower.builder.builder import Builder
 from ethorch.lower.builder.qparams import QTensor, Result
 from ethorch.lower.fx.aten_builder import AtenBuilder, shape_of
-from ethorch.lower.ops.gather import gathered
-from ethorch.lower.ops.indices import MOST_PIECES, evenly_spaced, runs, strided
+from ethorch.lower.ops.gather import gather_along
+from ethorch.lower.ops.indices import MOST_PIECES, evenly_spaced, runs, slice_strided
 from ethorch.lower.ops.quant_rules import OVERWRITTEN, SAME_AS_INPUT
 from ethorch.lower.ops.samples import I8, Ints, Sample
 from ethorch.lower.ops.spec import composite, op
@@ -22,7 +22,7 @@ from ethorch.tosa.layout import around
 
 aten = torch.ops.aten
 
-#: Most slices of a write at constant places on a target without GATHER: Vela takes a minute for them.
+#: Largest number of slices of a write on a target without GATHER. Vela takes a minute for them.
 _MOST_WITHOUT_GATHER = 4096
 
 
@@ -32,15 +32,15 @@ _MOST_WITHOUT_GATHER = 4096
     samples=[Sample(I8(1, 3, 5, 4), [2]), Sample(I8(1, 3, 5, 4), [-1, 1]), Sample(I8(4, 6), [0]), Sample(I8(9), [0])],
 )
 def flip(b: Builder, x: QTensor, dims: Sequence[int], *, out: Result) -> QTensor:
-    """out = x read backwards along ``dims``. TOSA 1.0 REVERSE."""
+    """out = x in reverse order along ``dims``. TOSA REVERSE."""
     for dim in dims:
         if x.shape[dim] > 1:
-            x = _reversed(b, x, dim % x.rank)
+            x = _reverse(b, x, dim % x.rank)
     return b.requantized(x, out.q)
 
 
-def _reversed(b: Builder, x: QTensor, dim: int) -> QTensor:
-    """REVERSE along the width of a map: U55 has it along height and width only."""
+def _reverse(b: Builder, x: QTensor, dim: int) -> QTensor:
+    """Emit REVERSE along the width, because the U55 supports only height and width."""
     value, axis, dims = b.axis_of(x, dim)
     shape = value.shape
     outer, _, inner = around(shape, axis)
@@ -54,7 +54,7 @@ def _reversed(b: Builder, x: QTensor, dim: int) -> QTensor:
     samples=[Sample(I8(1, 3, 5, 4), [2, -1], [2, 3]), Sample(I8(3, 4), [5]), Sample(I8(2, 6), [3], [-1])],
 )
 def roll(b: Builder, x: QTensor, shifts: Sequence[int], dims: Sequence[int] = (), *, out: Result) -> QTensor:
-    """out = x moved by ``shifts`` along ``dims``; what leaves at the end enters at the start. TOSA 1.0 SLICE, CONCAT."""
+    """out = x shifted by ``shifts`` along ``dims``; elements beyond the end move to the start. TOSA SLICE, CONCAT."""
     full = x.shape
     if not dims:
         x, dims = b.view(x, (math.prod(full),)), [0]
@@ -67,7 +67,7 @@ def roll(b: Builder, x: QTensor, shifts: Sequence[int], dims: Sequence[int] = ()
 
 
 def _sizes(extent: int, size: int) -> list[int]:
-    """The sizes of pieces of ``size`` along ``extent``, the last one being what is left."""
+    """Return the sizes of pieces of ``size`` along ``extent``."""
     return [min(size, extent - start) for start in range(0, extent, size)]
 
 
@@ -84,17 +84,17 @@ def _sizes(extent: int, size: int) -> list[int]:
     samples=[Sample(I8(1, 7, 4, 3), 3, 1), Sample(I8(4, 6), 2, -1)],
 )
 def split(s: AtenBuilder, x: Node, sizes: int | Sequence[int], dim: int = 0) -> Any:
-    """out = slices of x along ``dim``. Each is its own operator, so that it may have a scale of its own."""
+    """out = slices of x along ``dim``, which may have different scales."""
     extent = shape_of(x)[dim]
-    made, start = [], 0
+    slices, start = [], 0
     for size in _sizes(extent, sizes) if isinstance(sizes, int) else sizes:
-        made.append(s(aten.slice.Tensor, x, dim, start, start + size))
+        slices.append(s(aten.slice.Tensor, x, dim, start, start + size))
         start += size
-    return made
+    return slices
 
 
 def _even(extent: int, sections: int) -> list[int]:
-    """The sizes of so many sections, the first ones larger by one where they cannot be equal."""
+    """Return the sizes of sections, the first ones larger by one."""
     return [extent // sections + (index < extent % sections) for index in range(sections)]
 
 
@@ -112,7 +112,7 @@ def unbind(s: AtenBuilder, x: Node, dim: int = 0) -> Any:
 def as_strided(s: AtenBuilder, x: Node, size: Any, stride: Any, storage_offset: int | None = None) -> Any:
     """out[i, j, ...] = element number offset + i * stride[0] + j * stride[1] + ... of x: slices of the flat x.
 
-    Left as it is where x is not contiguous, or the elements lie beyond it.
+    It stays unchanged if x is not contiguous or elements are outside x.
     """
     if any(not isinstance(extent, int) for extent in (*size, *stride)) or 0 in size:
         return None
@@ -126,8 +126,8 @@ def as_strided(s: AtenBuilder, x: Node, size: Any, stride: Any, storage_offset: 
         return s(aten.reshape.default, s(aten.slice.Tensor, flat, 0, first, last + 1), list(size))
     numbers = torch.arange(first, last + 1, dtype=torch.int32)
     places = torch.as_strided(numbers, size, stride).contiguous()
-    picked = s(aten.index_select.default, flat, 0, s.constant(places.flatten()))
-    return s(aten.reshape.default, picked, list(size))
+    elements = s(aten.index_select.default, flat, 0, s.constant(places.flatten()))
+    return s(aten.reshape.default, elements, list(size))
 
 
 @composite("aten.narrow.default", samples=[Sample(I8(2, 8, 3), 1, 2, 4), Sample(I8(2, 8, 3), 1, -3, 3)])
@@ -146,7 +146,7 @@ def narrow(s: AtenBuilder, x: Node, dim: int, start: int, length: int) -> Any:
 def unfold(b: Builder, x: QTensor, dim: int, size: int, step: int, *, out: Result) -> QTensor:
     """out[..., i, ..., k] = x[..., i * step + k, ...]: one slice for each k, and a CONCAT.
 
-    Windows that lie side by side are a view.
+    Adjacent windows are a view.
     """
     dim %= x.rank
     count = (x.shape[dim] - size) // step + 1
@@ -156,7 +156,7 @@ def unfold(b: Builder, x: QTensor, dim: int, size: int, step: int, *, out: Resul
         return b.requantized(b.permute(tiles, order), out.q)
     taps = []
     for k in range(size):
-        tap = strided(b, x, dim, k, k + (count - 1) * step + 1, step)
+        tap = slice_strided(b, x, dim, k, k + (count - 1) * step + 1, step)
         taps.append(b.view(tap, (*x.shape[:dim], count, 1, *x.shape[dim + 1 :])))
     return b.requantized(b.permute(b.concat(taps, dim + 1), order), out.q)
 
@@ -164,7 +164,7 @@ def unfold(b: Builder, x: QTensor, dim: int, size: int, step: int, *, out: Resul
 def decompose_slice_scatter(
     s: AtenBuilder, x: Node, source: Node, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
 ) -> Any:
-    """Where all of x is overwritten, it is not read."""
+    """Draw ``source`` if it replaces all of x."""
     return s(aten.clone.default, source) if shape_of(source) == shape_of(x) and step == 1 else None
 
 
@@ -189,21 +189,20 @@ def slice_scatter(
     *,
     out: Result,
 ) -> QTensor:
-    """out = x with ``source`` at [start:end:step] along ``dim``. TOSA 1.0 SLICE, CONCAT."""
+    """out = x with ``source`` at [start:end:step] along ``dim``. TOSA SLICE, CONCAT."""
     places = list(range(x.shape[dim]))[slice(start, end, step)]
     x, source = b.moved_operand(x, out), b.moved_operand(source, out)
-    return overwritten(b, x, dim, places, source)
+    return overwrite_rows(b, x, dim, places, source)
 
 
-def overwritten(b: Builder, x: QTensor, dim: int, places: Sequence[int], source: QTensor) -> QTensor:
-    """x with source[k] at places[k] along ``dim``. Where a place is named twice, the last one wins.
+def overwrite_rows(b: Builder, x: QTensor, dim: int, places: Sequence[int], source: QTensor) -> QTensor:
+    """Return x with source[k] at places[k] along ``dim``. The last value for a position wins.
 
-    Slices and a CONCAT; of very many slices, a fold where the places are evenly spaced, else a GATHER of both tensors. A target
-    without GATHER takes some more slices.
+    It is slices and a CONCAT. If these are too many, it is a fold for evenly spaced positions, or a GATHER.
     """
     holder = {place: k for k, place in enumerate(places)}
     count = source.shape[dim]
-    wide = [holder.get(k, count + k) for k in range(x.shape[dim])]  # of the rows of source and x, one behind the other
+    wide = [holder.get(k, count + k) for k in range(x.shape[dim])]  # rows of source, then of x
     pieces = [piece for run in runs(wide) for piece in _cut_at(run, count)]
     even = evenly_spaced(places) if len(pieces) > MOST_PIECES else None
     row = b.limits.get("GATHER")
@@ -212,18 +211,18 @@ def overwritten(b: Builder, x: QTensor, dim: int, places: Sequence[int], source:
         parts = [b.narrow(source, dim, k, size) if k < count else b.narrow(x, dim, k - count, size) for k, size in pieces]
         return b.concat(parts, dim)
     if even is not None:
-        return _overwritten_evenly(b, x, dim, *even, source)
-    return gathered(b, b.concat([source, x], dim), dim, b.const(np.asarray(wide, np.int32), name="index"), (len(wide),))
+        return _overwrite_evenly(b, x, dim, *even, source)
+    return gather_along(b, b.concat([source, x], dim), dim, b.const(np.asarray(wide, np.int32), name="index"), (len(wide),))
 
 
 def _cut_at(run: tuple[int, int], count: int) -> list[tuple[int, int]]:
-    """A run of row numbers, as two where it goes over ``count``."""
+    """Split a run of row numbers at ``count``."""
     first, size = run
     return [(first, count - first), (count, first + size - count)] if first < count < first + size else [run]
 
 
-def _overwritten_evenly(b: Builder, x: QTensor, dim: int, start: int, step: int, source: QTensor) -> QTensor:
-    """x with source[k] at ``start + k * step``: folded by the step, the rows are the first of each group. The last may be short."""
+def _overwrite_evenly(b: Builder, x: QTensor, dim: int, start: int, step: int, source: QTensor) -> QTensor:
+    """Return x with source[k] at ``start + k * step``. Folded by the step, the rows are the first of each group."""
     groups, extent = source.shape[dim] - 1, x.shape[dim]
     last = start + groups * step
     folded = [*x.shape[:dim], groups, step, *x.shape[dim + 1 :]]
@@ -231,8 +230,8 @@ def _overwritten_evenly(b: Builder, x: QTensor, dim: int, start: int, step: int,
     others = b.narrow(b.view(b.narrow(x, dim, start, groups * step), folded), dim + 1, 1, step - 1)
     region = b.view(b.concat([rows, others], dim + 1), (*x.shape[:dim], groups * step, *x.shape[dim + 1 :]))
     before = [b.narrow(x, dim, 0, start)] if start else []
-    behind = [b.narrow(x, dim, last + 1, extent - last - 1)] if last + 1 < extent else []
-    return b.concat([*before, region, b.narrow(source, dim, groups, 1), *behind], dim)
+    after = [b.narrow(x, dim, last + 1, extent - last - 1)] if last + 1 < extent else []
+    return b.concat([*before, region, b.narrow(source, dim, groups, 1), *after], dim)
 
 
 @composite("aten.select_scatter.default", samples=[Sample(I8(2, 4, 3), I8(2, 3, low=-1.0), 1, -2)])
@@ -258,8 +257,8 @@ def slice_(
     *,
     out: Result,
 ) -> QTensor:
-    """out = x[start:end:step] along ``dim``. TOSA 1.0 SLICE; a step is a SLICE of the axis folded by it."""
-    return b.requantized(strided(b, x, dim, start, end, step), out.q)
+    """out = x[start:end:step] along ``dim``. TOSA SLICE; a step is a SLICE of the folded axis."""
+    return b.requantized(slice_strided(b, x, dim, start, end, step), out.q)
 
 
 @op(
@@ -269,6 +268,6 @@ def slice_(
     samples=[Sample(I8(2, 6, 5), 1, -2), Sample(I8(4, 3), 0, 1)],
 )
 def select(b: Builder, x: QTensor, dim: int, index: int, *, out: Result) -> QTensor:
-    """out = x[index] along ``dim``, which is dropped. TOSA 1.0 SLICE."""
+    """out = x[index] along ``dim``, which is dropped. TOSA SLICE."""
     index %= x.shape[dim]
-    return b.view(b.requantized(strided(b, x, dim, index, index + 1, 1), out.q), out.shape)
+    return b.view(b.requantized(slice_strided(b, x, dim, index, index + 1, 1), out.q), out.shape)

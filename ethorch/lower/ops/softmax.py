@@ -1,7 +1,4 @@
-"""softmax, log_softmax and logsumexp. Each is lowered as a whole: mathematics knows the ranges of all that is inside.
-
-So nothing inside has to be calibrated, and the codes in between are as fine as 8, 16 or 32 bits allow.
-"""
+"""softmax, log_softmax and logsumexp, lowered with known intermediate ranges, which need no calibration."""
 
 from __future__ import annotations
 
@@ -22,16 +19,16 @@ from ethorch.lower.ops.samples import I8, Sample
 from ethorch.lower.ops.spec import op
 from ethorch.tosa.ir import Value
 
-#: exp(-this) is nothing, in 16 bits.
+#: exp(-this) is 0 in 16 bits.
 _LOWEST_EXPONENT = 12.0
-#: Codes. A mask of -1e9 among the scores leaves them a step of thousands, and exp(-step) is nothing.
+#: Codes. A mask of -1e9 in the scores causes a step of thousands, so that exp(-step) is 0.
 _SHORT_SPAN = 16.0
-#: What 1 is in an exponential's codes. Of int8 they are products of two integers up to 255, which lie close together up to here.
+#: Code of 1. For int8, codes are products of two integers up to 255, which are dense up to this number.
 _ONE_OF_INT8, _ONE_OF_INT16 = 128 * 255.0, 32767.0
-#: Each piece of a reciprocal's table ends at so many times where it begins. At its beginning, where lines between entries are
-#: furthest off, that costs 1/80 of a step of int8, 1/4 of one of int16.
+#: Ratio of the end to the start of each piece of a reciprocal's table. The largest error, at the start, is 1/80 of a step of int8
+#: and 1/4 of a step of int16.
 _RATIO_OF_INT8, _RATIO_OF_INT16 = 8.0, 4.0
-#: The same of a logarithm. One step of the result is log(count) / 32767 where all of a row are alike: an entry has to be finer.
+#: Ratios of a logarithm. If all elements of a row are equal, one step of the result is log(count) / 32767.
 _RATIO_OF_LOG_INT8, _RATIO_OF_LOG_INT16 = 32.0, 4.0
 
 _SAMPLES = [
@@ -46,43 +43,44 @@ class _Exponentials:
 
     Attributes:
         codes: INT16, not negative.
-        one: what 1 is in them, and in the sums.
+        code_of_one: Code of 1 in ``codes`` and ``sums``.
         sums: INT32, exact.
-        maxima: of x.
+        maxima: Maxima of x.
     """
 
     codes: Value
-    one: float
+    code_of_one: float
     sums: Value
     maxima: QTensor
 
 
 def _exponentials(b: Builder, x: QTensor, dim: int) -> _Exponentials:
-    """exp(x - max over ``dim``).
+    """Emit exp(x - max over ``dim``).
 
-    - int8: x - max has 256 values. A TABLE has 8 bits, the product of two of them 16, close to each exponential.
-      Each has a difference of its own, with which a TABLE is one operation; two that read one difference would be three.
+    - int8: the product of two TABLEs of 8 bits, each with its own difference so that Vela fuses both.
     - int16: a table of 15 bits, interpolated.
     """
     value, axis, dims = b.axis_of(x, dim)
     top = maximum_of(b, value, axis)
     step = x.qparams.step
 
-    def difference(one: Value, other: Value) -> Value:
-        return b.emit("SUB", b.rescale(one, 1.0, dtype="INT32"), b.rescale(other, 1.0, dtype="INT32"))
+    def difference(minuend: Value, subtrahend: Value) -> Value:
+        return b.emit("SUB", b.rescale(minuend, 1.0, dtype="INT32"), b.rescale(subtrahend, 1.0, dtype="INT32"))
 
     if value.dtype == "INT16":
         below = difference(value, top)
-        one, span = _ONE_OF_INT16, min(65535.0, _LOWEST_EXPONENT / step)
+        code_of_one, span = _ONE_OF_INT16, min(65535.0, _LOWEST_EXPONENT / step)
         bounds = [-span, -span / 4, 0.0]
-        if span < _SHORT_SPAN:  # the table's RESCALE multiplies by 65536 / span / 4, and int32 overflows
+        if span < _SHORT_SPAN:  # the table's RESCALE by 65536 / span / 4 would overflow int32
             below = b.emit("MAXIMUM", below, b.const(np.full((1,) * value.rank, -round(_SHORT_SPAN), np.int32)))
-            last = piece_before(0.0, 1.0)  # 0 is an entry: between entries exp is far from a line
+            last = piece_before(0.0, 1.0)  # 0 must be an entry, because exp between entries is not linear
             bounds = [piece_before(last, max(span - 1.0, 3.0)), last, 0.0]
-        codes = tabulated(b, below, lambda v: np.exp(np.where(np.abs(v) < 1e-6, 0.0, v) * step), bounds, 1 / one, dtype="INT16")
+        codes = tabulated(
+            b, below, lambda v: np.exp(np.where(np.abs(v) < 1e-6, 0.0, v) * step), bounds, 1 / code_of_one, dtype="INT16"
+        )
     else:
-        one = _ONE_OF_INT8
-        first, second = _factors(np.exp((np.arange(-128, 128) - 127) * step) * one)
+        code_of_one = _ONE_OF_INT8
+        first, second = _factors(np.exp((np.arange(-128, 128) - 127) * step) * code_of_one)
         both = [
             b.emit("TABLE", index, b.const((factors - 128).astype(np.int8), name="exp"))
             for index, factors in (
@@ -92,30 +90,26 @@ def _exponentials(b: Builder, x: QTensor, dim: int) -> _Exponentials:
         ]
         wide = b.emit("MUL", *(b.rescale(part, 1.0, input_zp=-128, dtype="INT32") for part in both), shift=0)
         codes = b.rescale(wide, 1.0, dtype="INT16")
-    return _Exponentials(codes, one, sum_axes(b, b.rescale(codes, 1.0, dtype="INT32"), [axis]), QTensor(top, dims, x.q))
+    return _Exponentials(codes, code_of_one, sum_axes(b, b.rescale(codes, 1.0, dtype="INT32"), [axis]), QTensor(top, dims, x.q))
 
 
-def _factors(wanted: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """For each number in 0..128 * 255, two integers in 0..255 whose product is as close as any."""
+def _factors(products: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Return two integers in 0..255 with the closest product to each number in 0..128 * 255."""
     first = np.arange(1.0, 256.0)[:, None]
-    second = np.clip(np.rint(wanted / first), 0, 255)
-    best = np.argmin(np.abs(first * second - wanted), axis=0)
-    return first[best, 0], second[best, np.arange(wanted.size)]
+    second = np.clip(np.rint(products / first), 0, 255)
+    best = np.argmin(np.abs(first * second - products), axis=0)
+    return first[best, 0], second[best, np.arange(products.size)]
 
 
-def _always(b: Builder, value: Value, code: int, out: QParams) -> Value:
-    """``code`` in each place of ``value``, computed of ``value`` by a product with 0.
-
-    Vela takes a constant for a parameter of an operator, not for its result.
-    """
+def _emit_constant(b: Builder, value: Value, code: int, out: QParams) -> Value:
+    """Return ``code`` in the shape of ``value``. Vela does not support a constant as an operator's result."""
     nothing = b.emit("MUL", b.rescale(value, 1.0, dtype="INT32"), b.const(np.zeros((1,) * value.rank, np.int32)), shift=0)
     codes = b.emit("ADD", nothing, b.const(np.full((1,) * value.rank, code, np.int32)))
     return b.rescale(codes, 1.0, dtype=out.dtype)
 
 
 def softmax_of_floats(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, out: Result) -> FloatTensor:
-    """out = exp(x - max) / sum over ``dim`` of exp(x - max), of floats, in FP32."""
-    e = _shifted(b, x, [dim])[0].exp()
+    e = _subtract_maximum(b, x, [dim])[0].exp()
     return e / e.sum([dim])
 
 
@@ -130,28 +124,24 @@ def softmax_of_floats(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, ou
 def softmax(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, out: Result) -> QTensor:
     """out = exp(x - max) / sum over ``dim`` of exp(x - max): int8 -> int8, int16 -> int16.
 
-    Exponentials have 15 bits, so has the reciprocal of the sum of a row (16 of int16). Sums are exact. The bound of int16: the
-    result has 16 bits where the exponentials have 15.
-
-    A quotient beyond four times the range of ``out`` is cut off, and saturates. A comparison with a negative number can give
-    ``out`` a range that ends at 0: then all quotients saturate.
+    Exponentials and the reciprocal of a sum have 15 bits (the reciprocal 16 for int16). The bound of int16: the result has 16 bits.
+    A quotient above four times the range of ``out`` saturates.
     """
     value, axis, dims = b.axis_of(x, dim)
     q, count, int8 = out.qparams, float(value.shape[axis]), value.dtype == "INT8"
     if count == 1 or q.zp == q.qmax:
-        return QTensor(_always(b, value, int(q.quantize([1.0])[0]), q), dims, q)
+        return QTensor(_emit_constant(b, value, int(q.quantize([1.0])[0]), q), dims, q)
     e = _exponentials(b, x, dim)
     least = min(max(1.0, 1 / (4 * q.step * (q.qmax - q.zp))), count)
-    bounds = [bound * e.one for bound in geometric_bounds(least, count, _RATIO_OF_INT8 if int8 else _RATIO_OF_INT16)]
-    unit = 1 / least / (32767 if int8 else 65535)  # a product of codes and reciprocal stays below 2**31
-    reciprocal = tabulated(b, e.sums, lambda v: e.one / v, bounds, unit, dtype="INT16" if int8 else "INT32")
+    bounds = [bound * e.code_of_one for bound in geometric_bounds(least, count, _RATIO_OF_INT8 if int8 else _RATIO_OF_INT16)]
+    unit = 1 / least / (32767 if int8 else 65535)  # so that code times reciprocal stays below 2**31
+    reciprocal = tabulated(b, e.sums, lambda v: e.code_of_one / v, bounds, unit, dtype="INT16" if int8 else "INT32")
     acc = b.emit("MUL", *(b.rescale(part, 1.0, dtype="INT32") for part in (e.codes, reciprocal)), shift=0)
-    return QTensor(b.requantize(acc, unit / e.one, q), dims, q)
+    return QTensor(b.requantize(acc, unit / e.code_of_one, q), dims, q)
 
 
 def log_softmax_of_floats(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, out: Result) -> FloatTensor:
-    """out = x - max - log(sum over ``dim`` of exp(x - max)), of floats, in FP32."""
-    below, _ = _shifted(b, x, [dim])
+    below, _ = _subtract_maximum(b, x, [dim])
     return below - below.exp().sum([dim]).log()
 
 
@@ -167,26 +157,27 @@ def log_softmax(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, out: Res
     value, axis, dims = b.axis_of(x, dim)
     q = out.qparams
     if value.shape[axis] == 1:
-        return QTensor(_always(b, value, q.zp, q), dims, q)
+        return QTensor(_emit_constant(b, value, q.zp, q), dims, q)
     offset, fraction = _log_sum(b, x, dim, 0)
     acc = b.emit("SUB", b.rescale(value, x.qparams.step / fraction, dtype="INT32"), offset)
     return QTensor(b.requantize(acc, fraction, q), dims, q)
 
 
 def _log_sum(b: Builder, x: QTensor, dim: int, zp: int) -> tuple[Value, float]:
-    """(INT32 max + log of the sum over ``dim`` of exp(x - max), its unit). The codes of x count from ``zp``."""
+    """Return (INT32 max + log of the sum over ``dim`` of exp(x - max), its unit)."""
     e = _exponentials(b, x, dim)
     count, step = x.shape[dim], x.qparams.step
     fraction = max(65536 * step if x.value.dtype == "INT16" else 256 * step, math.log(count)) / 2.0**28
     int16 = x.value.dtype == "INT16"
-    bounds = [bound * e.one for bound in geometric_bounds(1.0, float(count), _RATIO_OF_LOG_INT16 if int16 else _RATIO_OF_LOG_INT8)]
-    log = tabulated(b, e.sums, lambda v: np.log(v / e.one), bounds, fraction, from_middle=int16)
+    bounds = [
+        bound * e.code_of_one for bound in geometric_bounds(1.0, float(count), _RATIO_OF_LOG_INT16 if int16 else _RATIO_OF_LOG_INT8)
+    ]
+    log = tabulated(b, e.sums, lambda v: np.log(v / e.code_of_one), bounds, fraction, from_middle=int16)
     return b.emit("ADD", b.rescale(e.maxima.value, step / fraction, input_zp=zp, dtype="INT32"), log), fraction
 
 
 def logsumexp_of_floats(b: Builder, x: QTensor, dim: Any, keepdim: bool = False, *, out: Result) -> FloatTensor:
-    """out = log of the sum over ``dim`` of exp(x), of floats, in FP32."""
-    below, top = _shifted(b, x, [dim] if isinstance(dim, int) else dim)
+    below, top = _subtract_maximum(b, x, [dim] if isinstance(dim, int) else dim)
     return (below.exp().sum([dim] if isinstance(dim, int) else dim).log() + top).view(out.shape)
 
 
@@ -199,9 +190,9 @@ def logsumexp_of_floats(b: Builder, x: QTensor, dim: Any, keepdim: bool = False,
 def logsumexp(b: Builder, x: QTensor, dim: Any, keepdim: bool = False, *, out: Result) -> QTensor:
     """out = log of the sum over ``dim`` of exp(x): int8 -> int8, int16 -> int16; the sum as in softmax."""
     reduced = sorted(d % x.rank for d in ([dim] if isinstance(dim, int) else dim))
-    kept = [d for d in range(x.rank) if d not in reduced]
-    rows = math.prod(x.shape[d] for d in kept)
-    flat = b.view(b.permute(x, [*kept, *reduced]), (rows, math.prod(x.shape[d] for d in reduced)))
+    others = [d for d in range(x.rank) if d not in reduced]
+    rows = math.prod(x.shape[d] for d in others)
+    flat = b.view(b.permute(x, [*others, *reduced]), (rows, math.prod(x.shape[d] for d in reduced)))
     if flat.shape[1] == 1:
         return b.view(b.requantized(flat, out.qparams), out.shape)
     value, _, dims = b.axis_of(flat, 1)
@@ -209,8 +200,7 @@ def logsumexp(b: Builder, x: QTensor, dim: Any, keepdim: bool = False, *, out: R
     return b.view(QTensor(b.requantize(offset, fraction, out.qparams), dims, out.qparams), out.shape)
 
 
-def _shifted(b: Builder, x: QTensor, dims: Sequence[int]) -> tuple[FloatTensor, FloatTensor]:
-    """(x - its maximum over ``dims``, that maximum), of floats."""
+def _subtract_maximum(b: Builder, x: QTensor, dims: Sequence[int]) -> tuple[FloatTensor, FloatTensor]:
     value = FloatTensor.of(b, x)
     top = value.amax(dims)
     return value - top, top

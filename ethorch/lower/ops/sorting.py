@@ -1,7 +1,4 @@
-"""Order: sorted values, the k-th smallest, medians, and places among sorted boundaries.
-
-ExecuTorch has no CPU kernels for these. What the NPU does not sort becomes a topk, for which it has one.
-"""
+"""Sorting, ranks and positions among boundaries. If the NPU does not sort, they become a topk, which has a CPU kernel."""
 
 from __future__ import annotations
 
@@ -17,8 +14,8 @@ from ethorch.lower.builder.builder import Builder
 from ethorch.lower.builder.qparams import QTensor, Result
 from ethorch.lower.builder.reductions import reduced_tensor, sum_axes
 from ethorch.lower.fx.aten_builder import AtenBuilder, shape_of
-from ethorch.lower.ops.compare import compared
-from ethorch.lower.ops.extremes import indices_read
+from ethorch.lower.ops.compare import emit_comparison
+from ethorch.lower.ops.extremes import are_indices_read
 from ethorch.lower.ops.quant_rules import SAME_AS_INPUT, QuantRule
 from ethorch.lower.ops.samples import I8, Ints, Sample
 from ethorch.lower.ops.spec import composite, op
@@ -27,14 +24,14 @@ from ethorch.tosa.ir import FLOATS, Value
 
 aten = torch.ops.aten
 
-#: Longest dim that is sorted by comparisons: 63 of them, two operations each.
+#: Longest dim that is sorted by comparisons: 63, with two operations each.
 _LONGEST = 16
-#: Most comparisons of boundaries with elements that are not looked up.
+#: Largest number of comparisons of boundaries with elements that have no table.
 _MOST_COMPARISONS = 1 << 24
 
 
 def comparisons(count: int) -> Iterator[tuple[int, int]]:
-    """Iterate over the pairs of places that sort ``count`` values: Batcher's merge exchange (Knuth, 5.2.2, algorithm M)."""
+    """Iterate over pairs of positions that sort ``count`` values: Batcher's merge exchange (Knuth, 5.2.2, algorithm M)."""
     run = 1
     while run < count:
         distance = run
@@ -47,8 +44,8 @@ def comparisons(count: int) -> Iterator[tuple[int, int]]:
         run *= 2
 
 
-def _ranked(b: Builder, x: QTensor, dim: int, ranks: Sequence[int]) -> list[QTensor]:
-    """Return the values of these ranks along ``dim``, 0 for the smallest, each with extent 1. TOSA 1.0 MINIMUM, MAXIMUM."""
+def _select_ranks(b: Builder, x: QTensor, dim: int, ranks: Sequence[int]) -> list[QTensor]:
+    """Return the values of these ranks along ``dim``, 0 for the smallest, each with extent 1."""
     value, axis, dims = b.axis_of(x, dim)
     columns = [b.sliced(value, axis, place, 1) for place in range(value.shape[axis])]
     needed, steps = set(ranks), list[tuple[int, int, bool, bool]]()
@@ -71,16 +68,15 @@ def _extreme(b: Builder, name: str, x: Value, y: Value) -> Value:
     return b.rescale(b.emit(name, b.widened(x), b.widened(y)), 1.0, dtype=x.dtype)
 
 
-def _as_topk(s: AtenBuilder, x: Node, dim: int, count: int, largest: bool) -> list[Node] | None:
-    """Return the first ``count`` values along ``dim`` and their places by topk; None if the NPU sorts them."""
-    if shape_of(x)[dim] <= _LONGEST and not indices_read(s):
+def _draw_topk(s: AtenBuilder, x: Node, dim: int, count: int, largest: bool) -> list[Node] | None:
+    """Draw a topk of ``count`` values along ``dim``, or return None if the NPU sorts them."""
+    if shape_of(x)[dim] <= _LONGEST and not are_indices_read(s):
         return None
     return s.results(aten.topk.default, x, count, dim, largest, True)
 
 
 def decompose_sort(s: AtenBuilder, x: Node, dim: int = -1, descending: bool = False) -> Any:
-    """Decompose a sort along a long dim, or with places that are read, into a topk of all."""
-    return _as_topk(s, x, dim, shape_of(x)[dim], descending)
+    return _draw_topk(s, x, dim, shape_of(x)[dim], descending)
 
 
 @op(
@@ -95,27 +91,26 @@ def decompose_sort(s: AtenBuilder, x: Node, dim: int = -1, descending: bool = Fa
     ],
 )  # fmt: skip
 def sort(b: Builder, x: QTensor, dim: int = -1, descending: bool = False, *, out: Result) -> QTensor:
-    """out = x sorted along ``dim``, of at most 16 elements, exact. TOSA 1.0 MINIMUM, MAXIMUM.
+    """out = x sorted along ``dim``, of at most 16 elements, exact. TOSA MINIMUM, MAXIMUM.
 
-    A longer dim, or a sort with places that are read, is a topk on the CPU.
+    A longer dim, or a sort with used indices, is a topk on the CPU.
     """
     ranks = range(x.shape[dim])
-    return b.requantized(b.concat(_ranked(b, x, dim, ranks[::-1] if descending else ranks), dim), out.q)
+    return b.requantized(b.concat(_select_ranks(b, x, dim, ranks[::-1] if descending else ranks), dim), out.q)
 
 
 def _decompose_rank(s: AtenBuilder, x: Node, rank: int, dim: int, keepdim: bool) -> Any:
-    """Decompose the value of a rank, and its place, into the last of a topk; None if the NPU finds it."""
+    """Draw a value of a rank as the last of a topk, or return None if the NPU computes it."""
     count = shape_of(x)[dim]
     largest = rank >= count // 2
-    found = _as_topk(s, x, dim, count - rank if largest else rank + 1, largest)
-    if found is None:
+    top = _draw_topk(s, x, dim, count - rank if largest else rank + 1, largest)
+    if top is None:
         return None
-    last = [s(aten.select.int, each, dim, -1) for each in found]
+    last = [s(aten.select.int, each, dim, -1) for each in top]
     return [s(aten.unsqueeze.default, each, dim) for each in last] if keepdim else last
 
 
 def decompose_kthvalue(s: AtenBuilder, x: Node, k: int, dim: int = -1, keepdim: bool = False) -> Any:
-    """Decompose a k-th value along a long dim, or with a place that is read, into a topk."""
     return _decompose_rank(s, x, k - 1, dim, keepdim)
 
 
@@ -127,16 +122,15 @@ def decompose_kthvalue(s: AtenBuilder, x: Node, k: int, dim: int = -1, keepdim: 
     samples=[Sample(I8(2, 3, 8), 3), Sample(I8(5, 6, 2), 6, 1, True), Sample(Ints(4, 7), 1, 0)],
 )
 def kthvalue(b: Builder, x: QTensor, k: int, dim: int = -1, keepdim: bool = False, *, out: Result) -> QTensor:
-    """out = the k-th smallest value along ``dim``, of at most 16 elements, exact. TOSA 1.0 MINIMUM, MAXIMUM.
+    """out = the k-th smallest value along ``dim``, of at most 16 elements, exact. TOSA MINIMUM, MAXIMUM.
 
-    Along a longer dim, or with a place that is read, it is a topk on the CPU.
+    Along a longer dim, or with a used index, it is a topk on the CPU.
     """
-    (found,) = _ranked(b, x, dim, [k - 1])
-    return b.view(b.requantized(found, out.q), out.shape)
+    (ranked,) = _select_ranks(b, x, dim, [k - 1])
+    return b.view(b.requantized(ranked, out.q), out.shape)
 
 
 def decompose_median(s: AtenBuilder, x: Node, dim: int, keepdim: bool = False) -> Any:
-    """Decompose a median along a long dim, or with a place that is read, into a topk."""
     return _decompose_rank(s, x, (shape_of(x)[dim] - 1) // 2, dim, keepdim)
 
 
@@ -149,9 +143,9 @@ def decompose_median(s: AtenBuilder, x: Node, dim: int, keepdim: bool = False) -
     samples=[Sample(I8(2, 3, 9), -1), Sample(I8(4, 6, 5), 1, True), Sample(Ints(4, 7), 0)],
 )
 def median(b: Builder, x: QTensor, dim: int, keepdim: bool = False, *, out: Result) -> QTensor:
-    """out = median of x along ``dim``, the lower one of an even number: as ``kthvalue``. TOSA 1.0 MINIMUM, MAXIMUM."""
-    (found,) = _ranked(b, x, dim, [(x.shape[dim] - 1) // 2])
-    return b.view(b.requantized(found, out.q), out.shape)
+    """out = median of x along ``dim``, the lower one of an even number. See ``kthvalue``. TOSA MINIMUM, MAXIMUM."""
+    (ranked,) = _select_ranks(b, x, dim, [(x.shape[dim] - 1) // 2])
+    return b.view(b.requantized(ranked, out.q), out.shape)
 
 
 @composite(
@@ -163,7 +157,7 @@ def median_all(s: AtenBuilder, x: Node) -> Any:
     return s.results(aten.median.dim, flat, 0)[0]
 
 
-#: Interpolation -> the share of the upper neighbour, of the fraction of the rank.
+#: Interpolation -> function from the fraction of the rank to the weight of the upper neighbour.
 _SHARES: dict[str, Callable[[float], float]] = {
     "linear": lambda fraction: fraction,
     "lower": lambda fraction: 0.0,
@@ -182,45 +176,44 @@ _SHARES: dict[str, Callable[[float], float]] = {
 def quantile(
     s: AtenBuilder, x: Node, q: float, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear"
 ) -> Any:
-    """out = the value below which a part ``q`` of x is along ``dim``: one of the sorted values, or between two of them."""
+    """out = the quantile ``q`` of x along ``dim``: one of the sorted values, or between two of them."""
     shape = list(shape_of(x))
-    kept = [1] * len(shape) if dim is None else [1 if k == dim % len(shape) else extent for k, extent in enumerate(shape)]
+    reduced_shape = [1] * len(shape) if dim is None else [1 if k == dim % len(shape) else extent for k, extent in enumerate(shape)]
     if dim is None:
         x, dim = s(aten.reshape.default, x, [math.prod(shape)]), 0
     rank = q * (shape_of(x)[dim] - 1)
     low, share = math.floor(rank), _SHARES[interpolation](rank - math.floor(rank))
     values = s.results(aten.sort.default, x, dim)[0]
-    found = s(aten.select.int, values, dim, low + int(share == 1))
+    quantiles = s(aten.select.int, values, dim, low + int(share == 1))
     if 0 < share < 1:
         above = s(aten.select.int, values, dim, low + 1)
-        found = s(aten.add.Tensor, s(aten.mul.Tensor, found, 1 - share), s(aten.mul.Tensor, above, share))
-    return s(aten.reshape.default, found, kept) if keepdim else found
+        quantiles = s(aten.add.Tensor, s(aten.mul.Tensor, quantiles, 1 - share), s(aten.mul.Tensor, above, share))
+    return s(aten.reshape.default, quantiles, reduced_shape) if keepdim else quantiles
 
 
 def check_bucketize(x: Any, boundaries: Any, out_int32: bool = False, right: bool = False) -> Reason | None:
-    """The input is a tensor on the NPU, and the boundaries are constants."""
     if not isinstance(x, QTensor) or not isinstance(boundaries, np.ndarray):
         return Reason(
             "bucketize.operand",
-            f"an input is {type(x).__name__} and the boundaries are {type(boundaries).__name__}; allowed are a quantized tensor or "
+            f"the input is {type(x).__name__} and the boundaries are {type(boundaries).__name__}; expected a quantized tensor or "
             "integers, and constants",
-            "Let EthosUQuantizer quantize the model: it compares with computed boundaries.",
+            "Quantize the model with EthosUQuantizer, which supports computed boundaries.",
         )
     if (x.is_integer or x.qparams.dtype != "INT8") and math.prod(x.shape) * boundaries.size > _MOST_COMPARISONS:
         return Reason(
             "bucketize.comparisons",
-            f"{math.prod(x.shape)} elements times {boundaries.size} boundaries; allowed are {_MOST_COMPARISONS} comparisons",
-            "Quantize the module to int8, which is looked up, or compute a part of the elements at a time.",
+            f"{math.prod(x.shape)} elements times {boundaries.size} boundaries; expected at most {_MOST_COMPARISONS} comparisons",
+            "Quantize the module to int8, which uses a table, or process the elements in parts.",
         )
     return None
 
 
 def decompose_bucketize(s: AtenBuilder, x: Any, boundaries: Node, out_int32: bool = False, right: bool = False) -> Any:
-    """The place as int32, which the NPU has, and that cast to int64; comparisons and a sum if the boundaries are computed."""
+    """Draw an int32 count, or comparisons and a sum if the boundaries are computed."""
     if not isinstance(x, Node):
         return None
     if boundaries.op != "get_attr":
-        return _counted(s, x, s(aten.unsqueeze.default, boundaries, 0), out_int32, right)
+        return _count_less(s, x, s(aten.unsqueeze.default, boundaries, 0), out_int32, right)
     if out_int32:
         return None
     return _as_int64(s, s(aten.bucketize.Tensor, x, boundaries, out_int32=True, right=right))
@@ -230,8 +223,8 @@ def _as_int64(s: AtenBuilder, index: Node) -> Node:
     return s(aten._to_copy.default, index, dtype=torch.int64)
 
 
-def _counted(s: AtenBuilder, x: Node, rows: Node, out_int32: bool, right: bool) -> Node:
-    """Count the elements of each row that are less than x, or not greater than it."""
+def _count_less(s: AtenBuilder, x: Node, rows: Node, out_int32: bool, right: bool) -> Node:
+    """Count the elements of each row that are less than x, or not greater."""
     less = s(aten.ge.Tensor if right else aten.gt.Tensor, s(aten.unsqueeze.default, x, -1), rows)
     count = s(aten.sum.dim_IntList, s(aten._to_copy.default, less, dtype=torch.int32), [-1], dtype=torch.int32)
     return count if out_int32 else _as_int64(s, count)
@@ -250,7 +243,7 @@ def _counted(s: AtenBuilder, x: Node, rows: Node, out_int32: bool, right: bool) 
     ],
 )
 def bucketize(b: Builder, x: QTensor, boundaries: Any, *, out: Result, out_int32: bool = False, right: bool = False) -> QTensor:
-    """out = number of boundaries below x, or not above it (``right``), exact: a TABLE of int8. TOSA 1.0 TABLE, GREATER.
+    """out = number of boundaries below x, or not above it (``right``), exact: a TABLE of int8. TOSA TABLE, GREATER.
 
     int16 and plain integers are compared with each boundary.
     """
@@ -259,7 +252,7 @@ def bucketize(b: Builder, x: QTensor, boundaries: Any, *, out: Result, out_int32
             boundaries.astype(np.float32), x.qparams.table_inputs.astype(np.float32), "right" if right else "left"
         )
         return b.integer_table(x, counts.astype(np.float32))
-    less = compared(b, "ge" if right else "gt", b.view(x, (*x.shape, 1)), boundaries)
+    less = emit_comparison(b, "ge" if right else "gt", b.view(x, (*x.shape, 1)), boundaries)
     counted = reduced_tensor(less, sum_axes(b, b.widened(less.value), list(less.dims[-1])), [x.rank], None)
     return b.view(counted, out.shape)
 
@@ -277,10 +270,10 @@ def searchsorted(
     s: AtenBuilder, boundaries: Node, x: Node, *, out_int32: bool = False, right: bool = False, side: str | None = None,
     sorter: Any = None,
 ) -> Any:  # fmt: skip
-    """out = number of boundaries below x, or not above it (``right``): of one row a bucketize, else comparisons and a sum."""
+    """out = number of boundaries below x, or not above it (``right``): a bucketize of one row, or comparisons and a sum."""
     if sorter is not None:
         return None
     right = right or side == "right"
     if len(shape_of(boundaries)) == 1:
         return s(aten.bucketize.Tensor, x, boundaries, out_int32=out_int32, right=right)
-    return _counted(s, x, s(aten.unsqueeze.default, boundaries, -2), out_int32, right)
+    return _count_less(s, x, s(aten.unsqueeze.default, boundaries, -2), out_int32, right)

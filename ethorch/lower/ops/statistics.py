@@ -36,7 +36,7 @@ aten = torch.ops.aten
 
 
 def _squares(b: Builder, x: QTensor, dims: Sequence[int], centred: bool) -> tuple[Value, float]:
-    """(INT32 sum over ``dims`` of squares, of x or, if ``centred``, of deviations; what 1 means in it, in squared codes of x)."""
+    """Return (INT32 sum over ``dims`` of squares, of x or of deviations; its unit in squared codes)."""
     axes = [axis for d in dims for axis in x.dims[d] if x.value.shape[axis] > 1]
     codes = x.qparams.code_count
     if not centred:
@@ -49,22 +49,21 @@ def _squares(b: Builder, x: QTensor, dims: Sequence[int], centred: bool) -> tupl
 
 
 def _root(b: Builder, square: Value, unit: float, largest: float, out: QParams) -> Value:
-    """sqrt(square * unit) in codes of ``out``, by tables that reach down to half of its step. ``largest``: of square * unit."""
+    """Emit sqrt(square * unit), at most sqrt(largest), in codes of ``out``, by tables from half of its step on."""
     highest = largest / unit
-    largest = min(largest, (max(out.qmax - out.zp, 1) * out.step * 1.01) ** 2)  # above it all is the highest code
-    largest = max(largest, 16 * unit)  # each piece of ``tabulated`` ends a step after the one before, and its roots must fit
+    largest = min(largest, (max(out.qmax - out.zp, 1) * out.step * 1.01) ** 2)  # larger roots saturate
+    largest = max(largest, 16 * unit)  # the roots of all pieces of ``tabulated`` must fit
     lowest = max((out.step / 4) ** 2, largest * 2.0**-34)
-    # Lines between 511 entries over v to v * ratio are off by ((ratio - 1) / 511)**2 / 32 of sqrt(v), at v.
+    # Lines between 511 entries over v to v * ratio have an error of ((ratio - 1) / 511)**2 / 32 of sqrt(v), at v.
     ratio = 64.0 if out.dtype == "INT8" else 8.0
     bounds = [0.0, *(bound / unit for bound in geometric_bounds(lowest, largest, ratio))]
     fraction = math.sqrt(largest) / 2.0**22
-    int16 = out.dtype == "INT16"  # whose step may be that of a table of all roots
+    int16 = out.dtype == "INT16"  # a table of all roots may have the same step
     root = tabulated(b, square, lambda v: np.sqrt(np.maximum(v, 0) * unit), bounds, fraction, from_middle=int16, highest=highest)
     return b.requantize(root, fraction, out)
 
 
-def _unbiased(x: Any, dim: Any, unbiased: bool = True, keepdim: bool = False) -> Any:
-    """Arguments of the spellings with ``unbiased`` as those with a correction."""
+def _convert_unbiased(x: Any, dim: Any, unbiased: bool = True, keepdim: bool = False) -> Any:
     return (x, dim), {"correction": int(unbiased), "keepdim": keepdim}
 
 
@@ -72,7 +71,6 @@ _VARIANCE = [Sample(I8(12, 30), [1]), Sample(I8(2, 6, 5, 4), [1, -1], keepdim=Tr
 
 
 def _variance(b: Builder, x: QTensor, dim: Any, correction: float | None) -> FloatTensor:
-    """sum of (x - mean)**2 over ``dim`` / (N - correction), of floats."""
     dims, value = all_dims(x, dim), FloatTensor.of(b, x)
     deviation = value - value.mean(dims)
     count = math.prod(x.shape[d] for d in dims) - (1 if correction is None else correction)
@@ -82,7 +80,6 @@ def _variance(b: Builder, x: QTensor, dim: Any, correction: float | None) -> Flo
 def var_of_floats(
     b: Builder, x: QTensor, dim: Any = None, *, out: Result, correction: float | None = 1, keepdim: bool = False
 ) -> FloatTensor:
-    """out = sum of (x - mean)**2 over ``dim`` / (N - correction), of floats, in FP32."""
     return _variance(b, x, dim, correction).view(out.shape)
 
 
@@ -91,7 +88,7 @@ def var_of_floats(
     quant=EACH_INPUT,
     floats=var_of_floats,
     samples=_VARIANCE,
-    also={"aten.var.dim": _unbiased, "aten.var.default": lambda x, unbiased=True: _unbiased(x, None, unbiased)},
+    also={"aten.var.dim": _convert_unbiased, "aten.var.default": lambda x, unbiased=True: _convert_unbiased(x, None, unbiased)},
 )
 def var(b: Builder, x: QTensor, dim: Any = None, *, out: Result, correction: float | None = 1, keepdim: bool = False) -> QTensor:
     """out = sum of (x - mean)**2 over ``dim`` / (N - correction): int8 or int16, sums exact, rounded once."""
@@ -109,7 +106,6 @@ def var(b: Builder, x: QTensor, dim: Any = None, *, out: Result, correction: flo
 def std_of_floats(
     b: Builder, x: QTensor, dim: Any = None, *, out: Result, correction: float | None = 1, keepdim: bool = False
 ) -> FloatTensor:
-    """out = root of the variance over ``dim``, of floats, in FP32."""
     return _variance(b, x, dim, correction).sqrt().view(out.shape)
 
 
@@ -119,7 +115,7 @@ def std_of_floats(
     floats=std_of_floats,
     samples=_VARIANCE,
     bound16=2,
-    also={"aten.std.dim": _unbiased, "aten.std.default": lambda x, unbiased=True: _unbiased(x, None, unbiased)},
+    also={"aten.std.dim": _convert_unbiased, "aten.std.default": lambda x, unbiased=True: _convert_unbiased(x, None, unbiased)},
 )
 def std(b: Builder, x: QTensor, dim: Any = None, *, out: Result, correction: float | None = 1, keepdim: bool = False) -> QTensor:
     """out = root of the variance over ``dim``: int8 or int16, the sum of squares exact, the root from tables.
@@ -139,15 +135,14 @@ def std(b: Builder, x: QTensor, dim: Any = None, *, out: Result, correction: flo
 
 
 def check_vector_norm(x: Any, ord: float = 2, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Reason | None:
-    """The order is 2."""
     way_out = "Write it as x.abs().pow(order).sum(dim).pow(1 / order)."
-    return None if ord == 2 else Reason("vector_norm.order", f"order {ord}, allowed are 1, 2 and infinity", way_out)
+    return None if ord == 2 else Reason("vector_norm.order", f"order {ord}; expected 1, 2 or infinity", way_out)
 
 
 def decompose_vector_norm(
     s: AtenBuilder, x: Node, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Any:
-    """Order 1 as a sum of |x|, infinity as its maximum."""
+    """Draw order 1 as a sum of |x|, and infinity as its maximum."""
     dims = list(range(len(shape_of(x)))) if dim is None else [dim] if isinstance(dim, int) else dim
     if ord == 1:
         return s(aten.sum.dim_IntList, s(aten.abs.default, x), dims, keepdim)
@@ -159,22 +154,18 @@ def decompose_vector_norm(
 def vector_norm_of_floats(
     b: Builder, x: QTensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, out: Result, dtype: Any = None
 ) -> FloatTensor:
-    """out = (sum of |x|**ord over ``dim``)**(1 / ord), of floats, in FP32.
-
-    Order 0 counts what is not 0. Infinite orders are the extremes of |x|.
-    """
     dims, value = all_dims(x, dim), FloatTensor.of(b, x)
     if abs(ord) == math.inf:
-        made = value.abs().amax(dims) if ord > 0 else value.abs().amin(dims)
+        norms = value.abs().amax(dims) if ord > 0 else value.abs().amin(dims)
     elif ord == 2:
-        made = (value * value).sum(dims).sqrt()
+        norms = (value * value).sum(dims).sqrt()
     elif ord == 1:
-        made = value.abs().sum(dims)
+        norms = value.abs().sum(dims)
     elif ord == 0:
-        made = value.equals(0).then(0, 1).sum(dims)
+        norms = value.equals(0).then(0, 1).sum(dims)
     else:
-        made = (value.abs() ** ord).sum(dims) ** (1 / ord)
-    return made.view(out.shape)
+        norms = (value.abs() ** ord).sum(dims) ** (1 / ord)
+    return norms.view(out.shape)
 
 
 @op(

@@ -1,4 +1,4 @@
-"""Sums and means over any dims."""
+"""Sums and means."""
 
 from __future__ import annotations
 
@@ -20,50 +20,44 @@ from ethorch.tosa.layout import joined_axes
 
 #: Bits of the magnitude of a code without its zero point.
 _MAGNITUDE_BITS = {"INT8": 8, "INT16": 15}
-#: Elements of a map from which the sums of its columns, averaged, are the cheapest mean. Vela's estimate, in cycles: of 14x14x96
-#: 5,674, by a REDUCE_SUM 9,496 (u55-128); 5,003, by an AVG_POOL2D 6,217 (u85-256). Of 7x7x1280 29,056 and 32,120; 46,842 and 18,316
-#: on the same.
+#: Smallest map whose mean is cheapest as an average of column sums. Vela's cycles of 14x14x96: 5,674 (REDUCE_SUM: 9,496) on
+#: u55-128, 5,003 (AVG_POOL2D: 6,217) on u85-256. Of 7x7x1280: 29,056 (32,120) and 46,842 (18,316).
 _LARGE_MAP = 100
 #: Largest kernel of a convolution and largest window of an AVG_POOL2D in one direction (Vela SUPPORTED_OPS).
 _KERNEL, _WINDOW = 64, 256
 
 
 def sum_over(b: Builder, x: QTensor, dims: Sequence[int], out: QParams, factor: float) -> QTensor:
-    """out = factor * sum of x over ``dims``, which keep extent 1: exact in int32, rounded once. TOSA 1.0 REDUCE_SUM.
+    """Return factor * sum of x over ``dims``, which keep extent 1: exact in int32, rounded once. TOSA REDUCE_SUM.
 
-    Stored axes that lie side by side are summed as one. A sum that could leave int32, as of 65536 elements of int16, is made of
-    partial sums without their lowest bits. Floats are summed in FP32.
+    A sum that could exceed int32, such as 65536 elements of int16, consists of partial sums without their lowest bits.
     """
     if out.is_float:
         total = (FloatTensor.of(b, x).sum(dims) * factor).t
         return QTensor(b.cast(total.value, out.dtype), total.dims, out)
-    return led_in_pieces(b, x, dims, lambda rows: _summed(b, rows, dims, out, factor))
+    return led_in_pieces(b, x, dims, lambda rows: _sum_integers(b, rows, dims, out, factor))
 
 
-def _summed(b: Builder, x: QTensor, dims: Sequence[int], out: QParams, factor: float) -> QTensor:
-    """``sum_over`` of integers that are stored as they are to be summed."""
+def _sum_integers(b: Builder, x: QTensor, dims: Sequence[int], out: QParams, factor: float) -> QTensor:
     reduced = {axis for dim in dims for axis in x.dims[dim]}
     joined, places = joined_axes(x.value.shape, reduced)
-    acc = b.rescale(x.value, 1.0, input_zp=x.qparams.zp, dtype="INT32")  # before the RESHAPE: Vela copies what is reshaped
+    acc = b.rescale(x.value, 1.0, input_zp=x.qparams.zp, dtype="INT32")  # before the RESHAPE, because Vela copies a reshaped tensor
     acc = b.reshape(acc, joined)
     unit, magnitude = 1.0, 1 << _MAGNITUDE_BITS[x.qparams.dtype]
     for place in places:
-        acc, unit, magnitude = _summed_within_int32(b, acc, place, unit, magnitude)
+        acc, unit, magnitude = _sum_within_int32(b, acc, place, unit, magnitude)
     result = b.requantize(acc, x.qparams.step * factor * unit, out)
     result = b.reshape(result, [1 if axis in reduced else extent for axis, extent in enumerate(x.value.shape)])
     return reduced_tensor(x, result, dims, out)
 
 
-def _summed_within_int32(b: Builder, acc: Value, axis: int, unit: float, magnitude: int) -> tuple[Value, float, int]:
-    """(sum over ``axis``, its unit, its largest magnitude), the sum below 2**31.
-
-    Args: unit: what 1 means in ``acc``. magnitude: the largest magnitude in ``acc``.
-    """
+def _sum_within_int32(b: Builder, acc: Value, axis: int, unit: float, magnitude: int) -> tuple[Value, float, int]:
+    """Return (sum over ``axis``, its unit, its largest magnitude), with the sum below 2**31."""
     extent = acc.shape[axis]
     if extent * magnitude >= 1 << 31:
         most = ((1 << 31) - 1) // magnitude
         first = next(n for n in range(most, 0, -1) if extent % n == 0)
-        if first < most // 8:  # what is rounded is rounded up at a half: of few sums it is no drift
+        if first < most // 8:  # halves are rounded up, which only matters for many sums
             parts = -(-extent // most)
             first = -(-extent // parts)
             padding = [0] * (2 * acc.rank)
@@ -79,15 +73,13 @@ def _summed_within_int32(b: Builder, acc: Value, axis: int, unit: float, magnitu
 
 
 def mean_over(b: Builder, x: QTensor, dims: Sequence[int], out: QParams, factor: float = 1.0) -> QTensor:
-    """out = factor * mean of x over ``dims``, which keep extent 1. What it becomes, the first that applies:
+    """Return factor * mean of x over ``dims``, which keep extent 1, in the first form that applies.
 
-    - an int8 map of ``_LARGE_MAP`` elements and more, to another scale than that of x: ``_mean_of_sums``, if there is int16;
-    - an int8 map on a target that prefers AVG_POOL2D, to a finer step than that of x: ``_mean_of_sums``;
-    - any other int8 map on such a target: an AVG_POOL2D and a RESCALE, which rounds to the step of x first;
-    - a map to the scale of x: an AVG_POOL2D;
-    - anything else: ``sum_over``, rounded once.
-
-    A map here is height and width, of 256 elements each at most.
+    - A large int8 map of up to 256 x 256, to another scale: ``_average_sums``.
+    - An int8 map to a finer step, on a target that prefers AVG_POOL2D: ``_average_sums``.
+    - Any other int8 map on such a target: an AVG_POOL2D and a RESCALE, which round twice.
+    - A map to the scale of x: an AVG_POOL2D.
+    - All others: ``sum_over``, rounded once.
     """
     step = x.qparams.step * factor
     same = (step, out.zero_point, out.dtype) == (out.step, x.qparams.zero_point, x.qparams.dtype) and factor == 1.0
@@ -96,7 +88,7 @@ def mean_over(b: Builder, x: QTensor, dims: Sequence[int], out: QParams, factor:
     pools = b.tuning.mean == "AVG_POOL2D" and int8
     sums_in_16_bits = of_map and int8 and not same and b.accepts("AVG_POOL2D", "INT16")
     if sums_in_16_bits and (math.prod(extents) >= _LARGE_MAP or (pools and step > out.step)):
-        return b.from_nhwc(_mean_of_sums(b, b.nhwc(x), step, x.qparams.zp, out), out, x.rank)
+        return b.from_nhwc(_average_sums(b, b.nhwc(x), step, x.qparams.zp, out), out, x.rank)
     if of_map and (same or pools):
         zp, value = x.qparams.zp, b.nhwc(x)
         value = b.emit("AVG_POOL2D", value, kernel=value.shape[1:3], stride=(1, 1), pad=(0, 0, 0, 0), input_zp=zp, output_zp=zp)
@@ -107,11 +99,10 @@ def mean_over(b: Builder, x: QTensor, dims: Sequence[int], out: QParams, factor:
     return sum_over(b, x, dims, out, factor / count)
 
 
-def _mean_of_sums(b: Builder, value: Value, step: float, zp: int, out: QParams) -> Value:
-    """The mean over an int8 [N,H,W,C] in units of ``step``, as codes of ``out``: exact INT16 sums of its columns, averaged.
+def _average_sums(b: Builder, value: Value, step: float, zp: int, out: QParams) -> Value:
+    """Return the mean over an int8 [N,H,W,C] in units of ``step``, by averaging exact INT16 sums of its columns.
 
-    The sums are DEPTHWISE_CONV2Ds with weights of 1. An AVG_POOL2D takes their mean where that is exact to an eighth of a step of
-    ``out``; otherwise they are summed in turn.
+    An AVG_POOL2D averages them if that is exact to an eighth of a step of ``out``. Otherwise they are summed.
     """
     batch, height, width, channels = value.shape
     axis = 1 if height > 1 else 2
@@ -120,13 +111,13 @@ def _mean_of_sums(b: Builder, value: Value, step: float, zp: int, out: QParams) 
     unit = 2.0 ** math.floor(math.log2(32767 / (255 * most)))
     averaged = 4 * step / (most * unit) <= out.step
     unit = unit if averaged else 1.0
-    none = b.no_bias(channels, "INT8")
+    no_bias = b.no_bias(channels, "INT8")
     sums: list[Value] = []
     for start in range(0, extent, most):
         rows = min(most, extent - start)
         part = b.sliced(value, axis, start, rows)
         ones = b.const(np.ones((rows, 1, channels, 1) if axis == 1 else (1, rows, channels, 1), np.int8))
-        acc = b.depthwise_conv2d(part, ones, none, input_zp=zp)
+        acc = b.depthwise_conv2d(part, ones, no_bias, input_zp=zp)
         if part.shape[1:3] == (rows, 1) == (height, width):
             return b.requantize(acc, step / rows, out)
         sums.append(b.rescale(acc, unit, dtype="INT16"))
@@ -164,14 +155,13 @@ def _mean_of_sums(b: Builder, value: Value, step: float, zp: int, out: QParams) 
 def mean(b: Builder, x: QTensor, dim: Any = None, keepdim: bool = False, *, out: Result, dtype: Any = None) -> QTensor:
     """out = mean of x over ``dim``: int8 or int16, the sum exact, rounded once.
 
-    The mean of a large map is rounded to an eighth of a step before. The bound: on a target that prefers AVG_POOL2D, the mean of a
-    small map is rounded to the step of x first, if that is no coarser.
+    The mean of a large map is first rounded to an eighth of a step. The bound: on a target that prefers AVG_POOL2D, the mean of a
+    small map is first rounded to the step of x, unless that is coarser.
     """
     return b.view(mean_over(b, x, all_dims(x, dim), out.qparams), out.shape)
 
 
 def sum_of_floats(b: Builder, x: QTensor, dim: Any = None, keepdim: bool = False, *, out: Result, dtype: Any = None) -> FloatTensor:
-    """out = sum of x over ``dim`` of floats, in FP32. TOSA 1.0 REDUCE_SUM."""
     return FloatTensor.of(b, x).sum(all_dims(x, dim)).view(out.shape)
 
 
@@ -190,7 +180,7 @@ def sum_of_floats(b: Builder, x: QTensor, dim: Any = None, keepdim: bool = False
     ],
 )
 def sum_(b: Builder, x: QTensor, dim: Any = None, keepdim: bool = False, *, out: Result, dtype: Any = None) -> QTensor:
-    """out = sum of x over ``dim``: int8 or int16, exact in int32, rounded once; plain integers to int32. TOSA 1.0 REDUCE_SUM."""
+    """out = sum of x over ``dim``: int8 or int16, exact in int32, rounded once; plain integers to int32. TOSA REDUCE_SUM."""
     if out.q is None:
 
         def total(rows: QTensor) -> QTensor:

@@ -1,15 +1,10 @@
-"""Functions of one tensor, element by element. Each is a lookup table, whose entries are computed by running the function.
+"""Elementwise functions of one tensor. A chain of them on one tensor, with constants, is one TABLE.
 
-A chain of them on one tensor, with constants or with each other, is ONE TABLE:
+- int8: 256 entries, computed by running the functions.
+- int16: 513 entries, between which the NPU interpolates. A steep function or one with jumps is a sum of such tables
+  (ethorch.lower.builder.int16_tables).
 
-- int8: 256 entries.
-- int16: 513 entries, between which the NPU interpolates; where the function is steep or jumps, the sum of a few such tables
-  (ethorch.lower.builder.int16_tables). Functions that need a few exact operators, such as hardswish, are no table.
-
-Where a function is not defined, as the log of a negative code, the table continues with the nearest value it has. Infinities
-saturate.
-
-``floats`` says what a function is of floats: a TOSA operator, or a formula of several.
+If a function is undefined, like the log of a negative code, the table continues with its nearest value. Infinities saturate.
 """
 
 from __future__ import annotations
@@ -27,11 +22,11 @@ from ethorch.lower.ops.samples import I8, Sample
 from ethorch.lower.ops.spec import table_op
 from ethorch.tosa.ir import Value
 
-# --- piecewise polynomials of int16: exact where a table is off by its lines, and cheaper -----------------------------------
+# --- piecewise polynomials of int16: exact, and cheaper than interpolated tables -----------------------------------
 
 
 def _hardsigmoid(b: Builder, x: QTensor, unit: float) -> Value:
-    """INT32 (x / 6 + 1/2) / unit of int16 codes, neither rounded at the half nor clamped. TOSA 1.0 RESCALE, ADD."""
+    """Return INT16 (x / 6 + 1/2) / unit, neither rounded at the half nor clamped."""
     scale = x.qparams.step / 6 / unit
     fine = 2.0 ** math.floor(29 - math.log2(max(32768 * scale, 0.5 / unit)))
     middle = b.const(np.full((1,) * x.value.rank, round(0.5 / unit * fine), np.int32))
@@ -39,7 +34,6 @@ def _hardsigmoid(b: Builder, x: QTensor, unit: float) -> Value:
 
 
 def _lower_hardsigmoid(b: Builder, x: QTensor, *, out: Result) -> QTensor:
-    """out = min(max(x / 6 + 1/2, 0), 1) of int16, rounded once. TOSA 1.0 RESCALE, ADD, CLAMP."""
     if out.qparams.dtype != "INT16":
         return b.requantized(_lower_hardsigmoid(b, x, out=Result(out.shape, out.dtype, _UNIT)), out.qparams)
     q = out.qparams
@@ -47,14 +41,13 @@ def _lower_hardsigmoid(b: Builder, x: QTensor, *, out: Result) -> QTensor:
 
 
 def _lower_hardswish(b: Builder, x: QTensor, *, out: Result) -> QTensor:
-    """out = x * min(max(x + 3, 0), 6) / 6 of int16. TOSA 1.0 RESCALE, ADD, CLAMP, MUL."""
     gate = b.clamp(_hardsigmoid(b, x, _UNIT.step), 0, 32767)
     return QTensor(b.requantize(int32_product(b, x.value, gate), x.qparams.step * _UNIT.step, out.qparams), x.dims, out.qparams)
 
 
 _UNIT = QParams((1 / 32767,), (0,), -32767, 32767, "INT16")
 
-# --- squashing functions: the output's range is known ---------------------------------------------------------------------
+# --- functions with a known output range ---------------------------------------------------------------------
 
 table_op(
     "aten.sigmoid.default",
@@ -130,7 +123,7 @@ table_op(
     floats=lambda x, lower=1 / 8, upper=1 / 3, *_: (x > 0).then(x, x * ((lower + upper) / 2)),
 )
 
-# --- exponentials, logarithms, powers --------------------------------------------------------------------------------------
+# --- exponentials, logarithms, powers -------------------------------------------------------------------------------------
 
 exp = table_op("aten.exp.default", doc="e**x", bound16=2, floats="EXP")
 table_op("aten.exp2.default", doc="2**x", bound16=2, floats=lambda x: 2.0**x)
@@ -169,7 +162,7 @@ table_op(
     floats=f.logit,
 )
 
-# --- trigonometry and its kin ------------------------------------------------------------------------------------------------
+# --- trigonometric and hyperbolic functions -------------------------------------------------------------------------------
 
 table_op("aten.sin.default", doc="sine of x", floats="SIN")
 table_op("aten.cos.default", doc="cosine of x", floats="COS")
@@ -193,7 +186,7 @@ table_op(
 table_op("aten.deg2rad.default", doc="x * pi / 180", floats=lambda x: x * (math.pi / 180))
 table_op("aten.rad2deg.default", doc="x * 180 / pi", floats=lambda x: x * (180 / math.pi))
 
-# --- special functions --------------------------------------------------------------------------------------------------------
+# --- special functions ----------------------------------------------------------------------------------------------------
 
 table_op("aten.erf.default", doc="error function of x", bound16=2, floats="ERF")
 table_op("aten.erfc.default", doc="1 - erf(x)", floats=lambda x: 1 - x.erf())
@@ -210,7 +203,7 @@ table_op("aten.special_bessel_j1.default", doc="Bessel function of the first kin
 table_op("aten.special_ndtri.default", doc="x whose standard normal distribution function is given", low=0.05, high=0.95, bound16=3)
 table_op("aten.special_erfcx.default", doc="exp(x * x) * erfc(x)", low=-1.0, high=3.0, bound16=2)
 
-# --- signs ---------------------------------------------------------------------------------------------------------------------
+# --- signs ----------------------------------------------------------------------------------------------------------------
 
 table_op("aten.positive.default", doc="x", floats=lambda x: x)
 rsub = table_op(

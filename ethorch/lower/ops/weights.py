@@ -15,22 +15,22 @@ from ethorch.lower.builder.qparams import QParams, QTensor, dtype_range
 from ethorch.lower.builder.window import Window
 from ethorch.tosa.ir import DTYPES, FLOATS, Value
 
-#: Places of a batch up to which Vela runs a CONV2D with a kernel of one as one operation.
+#: Largest number of positions of a batch for which Vela runs a 1x1 CONV2D as one operation.
 MOST_PLACES = 65536
-#: Maps of a batch above which a DEPTHWISE_CONV2D with a kernel of one is computed as one row: Vela writes 20 bytes for each map.
+#: Largest batch of a 1x1 DEPTHWISE_CONV2D that is not computed as one row. Vela writes 20 bytes per map.
 MOST_MAPS = 256
 
 
 @dataclass(frozen=True)
 class Filters:
-    """A convolution's weights and bias as arrays, before they are laid out for an operator of TOSA.
+    """A convolution's weights and bias, before they are arranged for a TOSA operator.
 
     Attributes:
-        codes: the weights, int8 or floats; in what order of axes the method that reads them says.
-        zero_point: of the weights.
-        bias: real values, one for each output channel.
-        scales: the real value of one unit of the accumulator, for each output channel: input scale x weight scale.
-        input: QParams of what is convolved.
+        codes: Weights, int8 or floats. Each method documents its order of axes.
+        zero_point: Zero point of the weights.
+        bias: Real values, one per output channel.
+        scales: Real value of one unit of the accumulator per output channel.
+        input: QParams of the input.
     """
 
     codes: npt.NDArray[Any]
@@ -41,39 +41,37 @@ class Filters:
 
     @staticmethod
     def of(x: QTensor, w: QTensor, bias: Any, channels: int) -> Filters:
-        """The filters of a convolution of ``x`` with ``channels`` results, with codes in PyTorch's order."""
+        """Return the filters for ``channels`` results, with codes in PyTorch's order."""
         real = np.zeros(channels) if bias is None else real_values(bias)
         return Filters(weight_array(w), w.qparams.zero_point[0], real, tuple(accumulator_scales(x, w, channels)), x.qparams)
 
     def with_codes(self, codes: npt.NDArray[Any], channels: npt.NDArray[np.intp] | slice | None = None) -> Filters:
-        """The same with other codes. ``channels`` are the output channels that they are for, in their order; all if it is None."""
+        """Return these filters with other codes for the output channels ``channels`` (None: all)."""
         if channels is None:
             return Filters(codes, self.zero_point, self.bias, self.scales, self.input)
         scales = np.asarray(self.scales)[channels].tolist()
         return Filters(codes, self.zero_point, self.bias[channels], tuple(scales), self.input)
 
     def without_bias(self) -> Filters:
-        """The same with a bias of 0."""
         return Filters(self.codes, self.zero_point, np.zeros_like(self.bias), self.scales, self.input)
 
     def bias_codes(self, b: Builder) -> Value:
-        """The bias as ``bias_codes`` has it."""
         return bias_codes(b, self.bias, self.scales, len(self.scales), self.input.dtype)
 
     def bias_in_shape(self, b: Builder, shape: tuple[int, ...], out: QParams) -> Value:
-        """Return the bias as a constant of ``shape``, whose last axis is that of channels, requantized."""
+        """Return the requantized bias as a constant of ``shape``, channels last."""
         bias = self.bias_codes(b)
         assert bias.data is not None
         return self.requantize(b, b.const(np.broadcast_to(bias.data, shape).copy(), bias.dtype, name="bias"), out)
 
     def requantize(self, b: Builder, acc: Value, out: QParams) -> Value:
-        """The accumulator as codes of ``out``, by one scale for all channels if they have one, else by one for each."""
+        """Convert the accumulator to codes of ``out``."""
         return b.requantize(acc, self.scales if len(set(self.scales)) > 1 else self.scales[:1], out)
 
     def conv2d(self, b: Builder, value: Value, window: Window | None, out: QParams) -> Value:
-        """Convolve a stored [N,H,W,C] with codes [O,KH,KW,C] and requantize the sums. TOSA 1.0 CONV2D.
+        """Convolve a stored [N,H,W,C] with codes [O,KH,KW,C] and requantize. TOSA CONV2D.
 
-        A batch of more than ``MOST_PLACES`` places is computed as one row if the kernel reads single places.
+        A 1x1 convolution of more than ``MOST_PLACES`` positions is computed as one row.
         """
         if math.prod(value.shape[:3]) > MOST_PLACES and self._reads_single_places(value, window, (1, 2)):
             row = self.conv2d(b, b.reshape(value, (1, 1, math.prod(value.shape[:3]), value.shape[3])), None, out)
@@ -83,10 +81,10 @@ class Filters:
         return self.requantize(b, acc, out)
 
     def depthwise_conv2d(self, b: Builder, value: Value, window: Window | None, out: QParams) -> Value:
-        """A stored [N,H,W,C] convolved channel by channel with codes [KH,KW,C,M], requantized. TOSA 1.0 DEPTHWISE_CONV2D.
+        """Convolve a stored [N,H,W,C] with codes [KH,KW,C,M] and requantize. TOSA DEPTHWISE_CONV2D.
 
-        If M is above 1 and there are more results than Vela transposes, the channels are computed in parts. A batch of more than
-        ``MOST_MAPS`` maps is computed as one row if the kernel reads single places.
+        If M is above 1 and Vela cannot transpose all results, the channels are computed in parts. A 1x1 convolution of more than
+        ``MOST_MAPS`` maps is computed as one row.
         """
         channels, each = self.codes.shape[2:]
         if value.shape[0] > MOST_MAPS and self._reads_single_places(value, window, (0, 1)):
@@ -98,13 +96,13 @@ class Filters:
         parts = []
         for first in range(0, channels, most):
             count = min(most, channels - first)
-            own = self if count == channels else self._of_channels(first, count)
+            part_filters = self if count == channels else self._of_channels(first, count)
             part = value if count == channels else b.sliced(value, 3, first, count)
-            parts.append(own.requantize(b, own.depthwise(b, part, window), out))
+            parts.append(part_filters.requantize(b, part_filters.depthwise(b, part, window), out))
         return parts[0] if len(parts) == 1 else b.emit("CONCAT", *parts, axis=3)
 
     def _reads_single_places(self, value: Value, window: Window | None, axes: tuple[int, int]) -> bool:
-        """Return True for a batch of maps of which each result reads the same place; ``axes`` are those of the kernel."""
+        """Return True if each result of a batch reads a single position."""
         return (
             value.shape[0] > 1
             and self.codes.shape[axes[0]] == self.codes.shape[axes[1]] == 1
@@ -112,12 +110,12 @@ class Filters:
         )
 
     def _of_channels(self, first: int, count: int) -> Filters:
-        """Return the filters of some input channels, of codes [KH,KW,C,M]."""
+        """Return the filters of some input channels."""
         each = self.codes.shape[3]
         return self.with_codes(self.codes[:, :, first : first + count], slice(first * each, (first + count) * each))
 
     def depthwise(self, b: Builder, value: Value, window: Window | None) -> Value:
-        """The accumulator of a stored [N,H,W,C] convolved channel by channel with codes [KH,KW,C,M]. TOSA 1.0 DEPTHWISE_CONV2D."""
+        """Return the accumulator of a stored [N,H,W,C] convolved with codes [KH,KW,C,M]."""
         weight = b.const(np.ascontiguousarray(self.codes), name="weight")
         return b.depthwise_conv2d(
             value, weight, self.bias_codes(b), window=window, input_zp=self.input.zp, weight_zp=self.zero_point
@@ -125,9 +123,9 @@ class Filters:
 
 
 def bias_codes(b: Builder, bias: Any, scales: Sequence[float], channels: int, activations: str = "INT8") -> Value:
-    """The bias in units of the accumulator: round(bias / scale[o]), int32[O]; int48[O] of int16 activations; floats as they are.
+    """Return round(bias / scale[o]): int32[O], int48[O] for int16 activations, or floats.
 
-    It saturates, of which the quantizer warns: int48 at 40 bits, which is what the NPU adds (Vela SUPPORTED_OPS, TOSA CONV2D).
+    It saturates. int48 saturates at 40 bits, the NPU's limit (Vela SUPPORTED_OPS, TOSA CONV2D).
     """
     real = np.zeros(channels) if bias is None else real_values(bias)
     if activations in FLOATS:
@@ -140,7 +138,7 @@ def bias_codes(b: Builder, bias: Any, scales: Sequence[float], channels: int, ac
 
 
 def real_values(bias: Any) -> npt.NDArray[Any]:
-    """The real values of a bias: a float constant, or one that was quantized after all."""
+    """Return the real values of a float or quantized bias."""
     if not isinstance(bias, QTensor):
         return np.asarray(bias)
     q, data = bias.qparams, bias.value.data
@@ -150,13 +148,13 @@ def real_values(bias: Any) -> npt.NDArray[Any]:
 
 
 def accumulator_scales(x: QTensor, w: QTensor, channels: int) -> list[float]:
-    """The real value of one unit of the accumulator, for each output channel: input scale x weight scale."""
+    """Return the real value of one unit of the accumulator per output channel: input scale x weight scale."""
     scales = w.qparams.scale
     return [x.qparams.step * scale for scale in (scales if len(scales) == channels else scales * channels)]
 
 
 def weight_array(w: QTensor) -> npt.NDArray[Any]:
-    """A constant weight in its logical order; nothing is copied."""
+    """Return a constant weight in its logical order, without copying."""
     data = w.value.data
     assert data is not None
     order = [axis for axes in w.dims for axis in axes]

@@ -15,7 +15,7 @@ from ethorch.arm.quantizer import get_symmetric_a16w8_quantization_config
 from ethorch.lower.builder.builder import Builder
 from ethorch.lower.builder.qparams import QParams, QTensor, Result
 from ethorch.lower.ops import OPS
-from ethorch.lower.ops.compare import compared
+from ethorch.lower.ops.compare import emit_comparison
 from ethorch.lower.rewrite.pipeline import rewrite
 from ethorch.support.errors import Unsupported
 from ethorch.tosa.layout import contiguous
@@ -87,7 +87,7 @@ def test_numbers_are_compared_as_pytorch_does(name: str, function: Any, target: 
     b = builder_for(EthosUCompileSpec(target).target)
     codes = np.unique(np.r_[-32767:32768:97, 9825:9835, -32767:-32760, 32760:32768]).astype(np.int16).reshape(1, 1, -1)
     x = QTensor(b.input("x", codes.shape, "INT16"), contiguous(codes.shape), q(1.0))
-    result = compared(b, name, x, numbers.numpy())
+    result = emit_comparison(b, name, x, numbers.numpy())
     b.graph.outputs.append(result.value)
     (found,) = machine(serialize(rewrite(b.graph, tuning=b.tuning)), [codes], EthosUCompileSpec(target))
     wanted = function(torch.from_numpy(q(1.0).dequantize(codes.astype(np.int32))), numbers).numpy()
