@@ -57,8 +57,8 @@ def narrow_integers(b: Builder, value: Value, dims: Dims, dtype: str) -> QTensor
 def emit_sum(b: Builder, name: str, x: Any, y: Any, alpha: float, out: QParams | None) -> QTensor:
     """Emit x + alpha * y (``name`` ADD) or x - alpha * y (SUB) in int32.
 
-    Both operands are rescaled to a common unit. If their scales are equal, it is their scale and the sum is exact. Otherwise it is so
-    fine that only the last rounding matters. Activations of int32 are divided by 4, because two rounded halves would overflow.
+    Both operands are rescaled to a common unit. If their scales are equal, it is their scale and the sum is exact. Otherwise it is
+    so fine that only the last rounding matters. Activations of int32 are divided by 4, because two rounded halves would overflow.
     """
     name = {"ADD": "SUB", "SUB": "ADD"}[name] if alpha < 0 else name
     if out is None:

@@ -20,7 +20,7 @@ def conv3d(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int
     """Convolve x[N,C,D,H,W] with codes [O,C/G,KD,KH,KW].
 
     - Windows that read only padding: the bias.
-    - One group without dilation of the depth: the planes of x are channels, and each plane of the result is a CONV2D of some of them.
+    - One group without dilation of the depth: the planes of x are channels, and each plane of the result is a CONV2D of some.
       Weights of padding planes are left out, unless padding the map is cheaper.
     - int8 groups of one channel: a DEPTHWISE_CONV2D for each of the KD planes, added in INT32. TOSA 1.0 cannot add INT48.
     - All others: the KD planes of each result are copied side by side as channels of one CONV2D, with all results as its batch.

@@ -102,8 +102,8 @@ def min_dim(s: AtenBuilder, x: Node, dim: int, keepdim: bool = False) -> Any:
 def _index_of_extreme(b: Builder, x: QTensor, dim: int | None, least: bool, shape: Sequence[int]) -> QTensor:
     """Return int32[shape]: the first index of the largest or smallest code along ``dim`` (None: all dims).
 
-    It is TOSA ARGMAX along the channels of one map, the only form of the U55. INT32, and on the U55 INT16 and more than 127 channels,
-    are compared with their extreme.
+    It is TOSA ARGMAX along the channels of one map, the only form of the U55. INT32, and on the U55 INT16 and more than 127
+    channels, are compared with their extreme.
     """
     dims = list(range(x.rank)) if dim is None else [dim % x.rank]
     rest = [d for d in range(x.rank) if d not in dims]

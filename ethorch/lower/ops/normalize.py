@@ -42,7 +42,7 @@ aten = torch.ops.aten
 
 #: Ratio of the end to the start of a piece of the table of reciprocal roots.
 _RATIO = 64.0
-#: Bits of a reciprocal root of int16 in a separate product. In a row of n elements, a deviation is up to sqrt(n) standard deviations,
+#: Bits of a reciprocal root of int16 in a separate product. In a row of n elements, deviations reach sqrt(n) standard deviations,
 #: so that a root whose product fits int32 loses log2(n) / 2 bits.
 _ROOT_BITS = 7
 #: Longest row whose root is precise enough without these bits.
