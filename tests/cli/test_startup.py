@@ -40,7 +40,7 @@ COMMANDS = {
     f"firmware {PROGRAM} -o tested -i input.npy": {"jinja2", "numpy"},
     f"explain {PROGRAM}": {"numpy", "rich"},
     f"explain {FOLDER}": {"numpy", "rich"},
-    f"report {FOLDER} -o report.html": {"jinja2", "numpy", "plotly"},
+    f"report {FOLDER} -o report.html": {"jinja2", "numpy"},
     f"report {FOLDER} -o -": {"jinja2", "numpy"},
 }
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import plotly.graph_objects
 import pytest
 
 import ethorch
@@ -195,6 +196,12 @@ def test_other_data_is_refused(broken: dict[str, Any]) -> None:
 def test_modules_nested_without_end_are_cut(data: dict[str, Any]) -> None:
     data["layers"][1]["module"] = ".".join(["deep"] * 5000)
     assert page(data).count("<details") < 40
+
+
+def test_plotly_accepts_each_figure(data: dict[str, Any]) -> None:
+    """The page writes figures without Plotly's Python package, which checks each attribute of theirs here."""
+    for figure in json.loads(embedded(page(data), "charts")).values():
+        assert plotly.graph_objects.Figure(figure).to_plotly_json()["data"]
 
 
 def test_a_missing_library_is_named(data: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,10 @@
-"""The charts of the report, as Plotly's figures. They need the extra ``report``."""
+"""The charts of the report, as the plain data that plotly.js draws. Plotly's Python package is not imported: that takes 0.4 s."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
-
-import plotly.graph_objects as go
 
 from ethorch.figures.layer import COMPUTE, CPU, MEMORY_KEYS, NPU, TRANSPOSES, Layer
 from ethorch.figures.memory_report import MemoryReport, TensorPlace
@@ -16,7 +13,8 @@ from ethorch.report.page.view import Module, cycles_known, operator_of, parts_of
 from ethorch.support.wording import kib
 
 Data = Mapping[str, Any]
-Figures = dict[str, Any]
+Figure = dict[str, Any]
+Figures = dict[str, Figure]
 
 #: What binds -> colour; those of Okabe and Ito, which people who see few colours tell apart.
 COLOURS = {
@@ -33,11 +31,12 @@ _LANE_COLOURS = {NPU: COLOURS[COMPUTE], "DMA": COLOURS["OffChipFlash"], CPU: COL
 _REGION_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
 _LARGEST = 20  # bars of the chart of the largest layers
 _LABEL = 26  # characters of a name on an axis
+_AXIS = {"gridcolor": "#e5e7eb", "zeroline": False, "automargin": True}
 
 
 def charts(data: Data, layers: Sequence[Layer], memory: MemoryReport, comparison: Data | None = None) -> Figures:
     """Chart's name -> figure as plain data; those that the data is too little for are left out."""
-    found: dict[str, go.Figure] = {}
+    found: Figures = {}
     if cycles_known(layers):
         found["largest"] = largest(layers)
         found["in_order"] = in_order(layers)
@@ -52,45 +51,45 @@ def charts(data: Data, layers: Sequence[Layer], memory: MemoryReport, comparison
         found["roofline"] = chart
     if comparison is not None and comparison.get("layers"):
         found["accuracy"] = accuracy(comparison["layers"])
-    return {name: json.loads(figure.to_json(validate=False)) for name, figure in found.items()}
+    return found
 
 
-def largest(layers: Sequence[Layer]) -> go.Figure:
+def largest(layers: Sequence[Layer]) -> Figure:
     """Bars of the layers with most cycles, the largest at the top."""
     top = sorted(layers, key=lambda layer: -(layer.cycles or 0))[:_LARGEST][::-1]
-    bars = go.Bar(
+    bars = _trace(
+        "bar",
         y=[f"{layer.index}  {_cut(layer.module or layer.name)}" for layer in top],
         x=[layer.cycles or 0 for layer in top],
         orientation="h",
-        marker_color=[COLOURS.get(_kind(layer), COLOURS[""]) for layer in top],
+        marker={"color": [COLOURS.get(_kind(layer), COLOURS[""]) for layer in top]},
         hovertext=[_hover(layer) for layer in top],
         hoverinfo="text",
     )
-    figure = _figure([bars], "cycles", "", height=70 + 22 * len(top))
-    return figure.update_yaxes(automargin=True, ticklabelstandoff=4)
+    return _figure([bars], "cycles", "", {"yaxis": {"ticklabelstandoff": 4}}, height=70 + 22 * len(top))
 
 
-def in_order(layers: Sequence[Layer]) -> go.Figure:
+def in_order(layers: Sequence[Layer]) -> Figure:
     """Cycles of every layer in the order of execution; colours say what binds."""
     traces = []
     for kind in dict.fromkeys(_kind(layer) for layer in layers):
         part = [layer for layer in layers if _kind(layer) == kind and layer.cycles]
         if part:
             traces.append(
-                go.Bar(
+                _trace(
+                    "bar",
                     x=[layer.index for layer in part],
                     y=[layer.cycles for layer in part],
                     name=escape(kind, quote=False) or "unknown",
-                    marker_color=COLOURS.get(kind, COLOURS[""]),
-                    marker_line_width=0,
+                    marker={"color": COLOURS.get(kind, COLOURS[""]), "line": {"width": 0}},
                     hovertext=[_hover(layer) for layer in part],
                     hoverinfo="text",
                 )
             )
-    return _figure(traces, "layer", "cycles").update_layout(barmode="stack", bargap=0.1)
+    return _figure(traces, "layer", "cycles", {"barmode": "stack", "bargap": 0.1})
 
 
-def treemap(layers: Sequence[Layer]) -> go.Figure:
+def treemap(layers: Sequence[Layer]) -> Figure:
     """Cycles by module: an area for each, inside that of the module it is in."""
     ids, labels, parents, values, colours = [], [], [], [], []
     binds = _binds(layers)
@@ -115,7 +114,8 @@ def treemap(layers: Sequence[Layer]) -> go.Figure:
             parents.append("program")
             values.append(layer.cycles)
             colours.append(COLOURS.get(_kind(layer), COLOURS[""]))
-    trace = go.Treemap(
+    trace = _trace(
+        "treemap",
         ids=ids,
         labels=labels,
         parents=parents,
@@ -128,7 +128,7 @@ def treemap(layers: Sequence[Layer]) -> go.Figure:
         hovertemplate="%{label}<br>%{value:,} cycles, %{percentRoot:.1%}<extra></extra>",
         pathbar={"visible": True},
     )
-    return _figure([trace], "", "", height=420).update_layout(margin={"l": 0, "r": 0, "t": 24, "b": 0})
+    return _figure([trace], "", "", {"margin": {"l": 0, "r": 0, "t": 24, "b": 0}}, height=420)
 
 
 def _binds(layers: Sequence[Layer]) -> dict[str, str]:
@@ -142,7 +142,7 @@ def _binds(layers: Sequence[Layer]) -> dict[str, str]:
     return {path: max(kinds, key=kinds.__getitem__) for path, kinds in found.items()}
 
 
-def lanes(layers: Sequence[Layer], core_clock_hz: float) -> go.Figure:
+def lanes(layers: Sequence[Layer], core_clock_hz: float) -> Figure:
     """NPU, DMA and CPU over time."""
     scale, unit = (1e6 / core_clock_hz, "µs") if core_clock_hz else (1.0, "cycles")
     by_index = {layer.index: layer for layer in layers}
@@ -152,7 +152,8 @@ def lanes(layers: Sequence[Layer], core_clock_hz: float) -> go.Figure:
         mine = [event for event in events if event.lane == lane]
         if mine:
             traces.append(
-                go.Bar(
+                _trace(
+                    "bar",
                     y=[lane] * len(mine),
                     base=[round(event.start_cycles * scale, 4) for event in mine],
                     x=[round(event.duration_cycles * scale, 4) for event in mine],
@@ -163,19 +164,19 @@ def lanes(layers: Sequence[Layer], core_clock_hz: float) -> go.Figure:
                     hoverinfo="text",
                 )
             )
-    figure = _figure(traces, f"time in {unit}", "", height=240)
-    return figure.update_layout(barmode="overlay", bargap=0.3).update_yaxes(
-        categoryorder="array", categoryarray=[lane for lane in LANES[::-1] if any(e.lane == lane for e in events)]
-    )
+    shown = [lane for lane in LANES[::-1] if any(event.lane == lane for event in events)]
+    layout = {"barmode": "overlay", "bargap": 0.3, "yaxis": {"categoryorder": "array", "categoryarray": shown}}
+    return _figure(traces, f"time in {unit}", "", layout, height=240)
 
 
-def use(memory: MemoryReport, regions: Sequence[str]) -> go.Figure:
+def use(memory: MemoryReport, regions: Sequence[str]) -> Figure:
     """Bytes alive in each region while each layer runs."""
     traces = []
     for number, region in enumerate(regions):
         points = memory.use_over_time(region)
         traces.append(
-            go.Scatter(
+            _trace(
+                "scatter",
                 x=[layer for layer, _ in points],
                 y=[size / 1024 for _, size in points],
                 name=escape(region, quote=False),
@@ -188,7 +189,7 @@ def use(memory: MemoryReport, regions: Sequence[str]) -> go.Figure:
     return _figure(traces, "layer", "KiB alive")
 
 
-def places(memory: MemoryReport, region: str) -> go.Figure:
+def places(memory: MemoryReport, region: str) -> Figure:
     """Addresses of a region over the layers: a box for each tensor, those of the peak in another colour."""
     owners = set(memory.peak_owners(region))
     traces = []
@@ -199,7 +200,8 @@ def places(memory: MemoryReport, region: str) -> go.Figure:
     ):
         if part:
             traces.append(
-                go.Bar(
+                _trace(
+                    "bar",
                     x=[(tensor.first + tensor.last) / 2 for tensor in part],
                     width=[tensor.last - tensor.first + 1 for tensor in part],
                     base=[tensor.address / 1024 for tensor in part],
@@ -210,11 +212,11 @@ def places(memory: MemoryReport, region: str) -> go.Figure:
                     hoverinfo="text",
                 )
             )
-    figure = _figure(traces, "layer", "address in KiB").update_layout(barmode="overlay")
-    return figure.update_xaxes(range=[-0.5, memory.layer_count - 0.5])
+    layout = {"barmode": "overlay", "xaxis": {"range": [-0.5, memory.layer_count - 0.5]}}
+    return _figure(traces, "layer", "address in KiB", layout)
 
 
-def roofline(layers: Sequence[Layer], system: Data) -> go.Figure | None:
+def roofline(layers: Sequence[Layer], system: Data) -> Figure | None:
     """MACs a cycle over MACs a byte of each layer's slowest memory, under the roofs of the multipliers and of each memory."""
     peak, bandwidths = system["macs_per_cycle"], system["bytes_per_cycle"]
     points: dict[str, list[tuple[float, float, Layer]]] = {}
@@ -232,7 +234,8 @@ def roofline(layers: Sequence[Layer], system: Data) -> go.Figure | None:
         ridge = peak / bandwidths[memory]
         roof = [x for x in (left, ridge, right) if left <= x <= right]
         traces.append(
-            go.Scatter(
+            _trace(
+                "scatter",
                 x=roof,
                 y=[min(peak, x * bandwidths[memory]) for x in roof],
                 mode="lines",
@@ -244,7 +247,8 @@ def roofline(layers: Sequence[Layer], system: Data) -> go.Figure | None:
         part = points[memory]
         largest_share = max(layer.share or 0 for _, _, layer in part) or 1
         traces.append(
-            go.Scatter(
+            _trace(
+                "scatter",
                 x=[x for x, _, _ in part],
                 y=[y for _, y, _ in part],
                 mode="markers",
@@ -259,13 +263,15 @@ def roofline(layers: Sequence[Layer], system: Data) -> go.Figure | None:
                 hoverinfo="text",
             )
         )
-    flat = go.Scatter(x=[left, right], y=[peak, peak], name=f"{peak} multipliers", mode="lines", hoverinfo="skip")
-    traces.append(flat.update(line={"color": "#111827", "width": 1}))
-    figure = _figure(traces, "MACs a byte of the slowest memory", "MACs a cycle", height=420)
-    return figure.update_xaxes(type="log", dtick=1).update_yaxes(type="log", dtick=1)
+    line = {"color": "#111827", "width": 1}
+    traces.append(
+        _trace("scatter", x=[left, right], y=[peak, peak], name=f"{peak} multipliers", mode="lines", hoverinfo="skip", line=line)
+    )
+    axis = {"type": "log", "dtick": 1}
+    return _figure(traces, "MACs a byte of the slowest memory", "MACs a cycle", {"xaxis": axis, "yaxis": axis}, height=420)
 
 
-def accuracy(layers: Sequence[Data]) -> go.Figure:
+def accuracy(layers: Sequence[Data]) -> Figure:
     """dB of each operator against the float model: all noise so far, and what it adds by itself."""
     names = [_cut(f"{short(layer['operator'])} {layer['module']}".strip()) for layer in layers]
     hover = [
@@ -279,7 +285,8 @@ def accuracy(layers: Sequence[Data]) -> go.Figure:
         ("own_db", "the operator by itself", "markers", COLOURS["Sram"]),
     )
     traces = [
-        go.Scatter(
+        _trace(
+            "scatter",
             x=list(range(len(layers))),
             y=[layer[key] for layer in layers],
             mode=mode,
@@ -331,18 +338,32 @@ def _cut(name: str) -> str:
     return escape(name if len(name) <= _LABEL else "…" + name[1 - _LABEL :], quote=False)
 
 
-def _figure(traces: Sequence[Any], x: str, y: str, height: int = 340) -> go.Figure:
-    """What all charts share."""
-    return go.Figure(list(traces)).update_layout(
-        template="none",
-        height=height,
-        margin={"l": 56, "r": 12, "t": 32, "b": 44},
-        font={"family": "system-ui, sans-serif", "size": 12, "color": "#1f2937"},
-        paper_bgcolor="#fff",
-        plot_bgcolor="#fff",
-        legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0},
-        hoverlabel={"align": "left"},
-        showlegend=len({trace.name for trace in traces} - {None}) > 1,
-        xaxis={"title": {"text": x}, "gridcolor": "#e5e7eb", "zeroline": False, "automargin": True},
-        yaxis={"title": {"text": y}, "gridcolor": "#e5e7eb", "zeroline": False, "automargin": True},
-    )
+def _trace(kind: str, **attributes: Any) -> dict[str, Any]:
+    """Return a trace: a kind of chart with its values."""
+    return {"type": kind, **attributes}
+
+
+def _figure(traces: Sequence[Any], x: str, y: str, layout: Data | None = None, height: int = 340) -> Figure:
+    """Return a figure with the layout that all charts share.
+
+    Args:
+        traces: The traces, as ``_trace`` returns them.
+        x: Title of the x axis.
+        y: Title of the y axis.
+        layout: Attributes to add to the layout; those of an axis are added to the axis.
+        height: Height in pixels.
+    """
+    axes = {name: {"title": {"text": text}, **_AXIS} for name, text in (("xaxis", x), ("yaxis", y))}
+    shared = {
+        "height": height,
+        "margin": {"l": 56, "r": 12, "t": 32, "b": 44},
+        "font": {"family": "system-ui, sans-serif", "size": 12, "color": "#1f2937"},
+        "paper_bgcolor": "#fff",
+        "plot_bgcolor": "#fff",
+        "legend": {"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0},
+        "hoverlabel": {"align": "left"},
+        "showlegend": len({trace.get("name") for trace in traces} - {None}) > 1,
+    }
+    own = dict(layout or {})
+    axes = {name: {**axis, **own.pop(name, {})} for name, axis in axes.items()}
+    return {"data": list(traces), "layout": {**shared, **axes, **own}}

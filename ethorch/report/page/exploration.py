@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
-from ethorch.report.page.page import rendered
-from ethorch.support.errors import EthorchError, FormatError
+from ethorch.report.page.page import check_page, rendered
+from ethorch.support.errors import FormatError
 
 Data = Mapping[str, Any]
 _SETTINGS, _FRONT, _OTHER = "settings", "#0072B2", "#9CA3AF"
@@ -21,15 +20,12 @@ def exploration_page(data: Data, title: str = "") -> str:
         FormatError: the data is something else.
         EthorchError: the plotting library is not installed.
     """
-    try:
-        import plotly.graph_objects as go
-    except ModuleNotFoundError:
-        raise EthorchError('the page needs the package plotly: pip install "ethorch[report]".') from None
+    check_page()
     try:
         variants = list(data["variants"])
         axes = list(dict.fromkeys(axis for one in variants for axis in one[_SETTINGS]))
         made = [one for one in variants if not one["error"] and one["milliseconds"] is not None]
-        charts = {"front": _plot(go, made)} if made else {}
+        charts = {"front": _plot(made)} if made else {}
         cheapest = None if data["cheapest"] is None else name_of(data["cheapest"])
         rows = [(one, [one[_SETTINGS].get(axis) for axis in axes]) for one in variants]
         budgets = dict(data["budgets"])
@@ -54,7 +50,7 @@ def name_of(variant: Data) -> str:
     return " ".join(str(value) for value in variant[_SETTINGS].values() if value is not None) or "as it is"
 
 
-def _plot(go: Any, variants: list[Data]) -> Any:
+def _plot(variants: list[Data]) -> dict[str, Any]:
     """Time against RAM; the size of a point is the flash, its text what it is."""
     most = max(one["flash_bytes"] for one in variants) or 1
     traces = []
@@ -64,30 +60,31 @@ def _plot(go: Any, variants: list[Data]) -> Any:
             continue
         accuracy = [f"{one['sqnr_db']:.1f} dB" if one["sqnr_db"] is not None else "accuracy not known" for one in group]
         traces.append(
-            go.Scatter(
-                x=[one["milliseconds"] for one in group],
-                y=[one["ram_bytes"] / 1024 for one in group],
-                text=[name_of(one) for one in group],
-                customdata=[[one["flash_bytes"] / 1024, dB] for one, dB in zip(group, accuracy, strict=True)],
-                hovertemplate="%{text}<br>%{x:.3f} ms, %{y:.1f} KiB RAM, %{customdata[0]:.1f} KiB flash, %{customdata[1]}"
+            {
+                "type": "scatter",
+                "x": [one["milliseconds"] for one in group],
+                "y": [one["ram_bytes"] / 1024 for one in group],
+                "text": [name_of(one) for one in group],
+                "customdata": [[one["flash_bytes"] / 1024, dB] for one, dB in zip(group, accuracy, strict=True)],
+                "hovertemplate": "%{text}<br>%{x:.3f} ms, %{y:.1f} KiB RAM, %{customdata[0]:.1f} KiB flash, %{customdata[1]}"
                 "<extra></extra>",
-                mode="markers+text" if len(variants) <= _NAMED else "markers",
-                textposition="top center",
-                name=name,
-                marker={"color": colour, "size": [10 + 18 * one["flash_bytes"] / most for one in group]},
-            )
+                "mode": "markers+text" if len(variants) <= _NAMED else "markers",
+                "textposition": "top center",
+                "name": name,
+                "marker": {"color": colour, "size": [10 + 18 * one["flash_bytes"] / most for one in group]},
+            }
         )
-    figure = go.Figure(traces).update_layout(
-        template="none",
-        height=460,
-        margin={"l": 60, "r": 16, "t": 32, "b": 48},
-        font={"family": "system-ui, sans-serif", "size": 12, "color": "#1f2937"},
-        showlegend=len(traces) > 1,
-        legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0},
-        xaxis={**_axis("milliseconds by the estimate"), "range": [0, 1.25 * max(one["milliseconds"] for one in variants)]},  # names
-        yaxis=_axis("RAM of the whole application, KiB"),
-    )
-    return json.loads(figure.to_json())
+    highest = 1.25 * max(one["milliseconds"] for one in variants)  # room for names
+    layout = {
+        "height": 460,
+        "margin": {"l": 60, "r": 16, "t": 32, "b": 48},
+        "font": {"family": "system-ui, sans-serif", "size": 12, "color": "#1f2937"},
+        "showlegend": len(traces) > 1,
+        "legend": {"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0},
+        "xaxis": {**_axis("milliseconds by the estimate"), "range": [0, highest]},
+        "yaxis": _axis("RAM of the whole application, KiB"),
+    }
+    return {"data": traces, "layout": layout}
 
 
 def _axis(title: str) -> dict[str, Any]:

@@ -11,11 +11,13 @@ from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from importlib import resources
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ethorch.figures.layer import Layer
 from ethorch.figures.memory_report import MemoryReport
 from ethorch.report.page import view
+from ethorch.report.page.charts import charts
 from ethorch.report.reproduce import MODEL
 from ethorch.support.errors import EthorchError, FormatError
 from ethorch.support.wording import counted
@@ -55,22 +57,23 @@ def page(data: Data, comparison: Data | None = None, title: str = "", model: Seq
         shown = view.view(data, layers, memory, comparison, model)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FormatError(f"not the data of a program: {type(error).__name__}: {error}.") from error
-    charts = _charts(data, layers, memory, comparison)
-    return rendered("page.html", charts, title=title or data["target"] or "program without an NPU", **shown)
+    check_page()
+    drawn = charts(data, layers, memory, comparison)
+    return rendered("page.html", drawn, title=title or data["target"] or "program without an NPU", **shown)
 
 
-def rendered(name: str, charts: Mapping[str, Any], **values: Any) -> str:
+def rendered(name: str, figures: Mapping[str, Any], **values: Any) -> str:
     """A page of this package's templates, with its charts.
 
     Args:
         name: of the template; it extends ``base.html``.
-        charts: name of a chart -> Plotly's figure as plain data.
+        figures: name of a chart -> Plotly's figure as plain data.
         values: what the template shows; all of it is escaped.
     """
     library, own = _library(), _text("page.js")
     return _template(name).render(
-        chart_names=list(charts),
-        charts=_packed(json.dumps(charts, separators=(",", ":"))),
+        chart_names=list(figures),
+        charts=_packed(json.dumps(figures, separators=(",", ":"))),
         library=_packed(library),
         style=_text("page.css"),
         script=own,
@@ -80,26 +83,33 @@ def rendered(name: str, charts: Mapping[str, Any], **values: Any) -> str:
 
 
 def check_page() -> None:
-    """EthorchError, before anything is computed, where the package that draws is not installed."""
-    if find_spec("plotly") is None:
-        raise EthorchError(
-            'the report needs the package plotly: pip install "ethorch[report]" (".[report]" in a checkout), or write a .md file.'
-        )
+    """Check, before anything is computed, that the package with plotly.js is installed.
+
+    Raises:
+        EthorchError: It is not.
+    """
+    _library_file()
 
 
-def _charts(data: Data, layers: list[Layer], memory: MemoryReport, comparison: Data | None) -> dict[str, Any]:
-    check_page()
-    from ethorch.report.page import charts  # 0.1 s of Plotly, which may be missing
+def _library_file() -> Path:
+    """Return the file of plotly.js in Plotly's Python package, which is not imported.
 
-    return charts.charts(data, layers, memory, comparison)
+    Raises:
+        EthorchError: The package is not installed, or has no such file.
+    """
+    package = find_spec("plotly")
+    for folder in () if package is None else package.submodule_search_locations or ():
+        if (file := Path(folder, "package_data", "plotly.min.js")).is_file():
+            return file
+    raise EthorchError(
+        'the report needs the package plotly: pip install "ethorch[report]" (".[report]" in a checkout), or write a .md file.'
+    )
 
 
 @cache
 def _library() -> str:
-    """Plotly's library for browsers, from its wheel."""
-    from plotly.offline import get_plotlyjs
-
-    return str(get_plotlyjs()).replace("\r\n", "\n")  # a browser reads line ends so, and the hash is of what it reads
+    """Return the source of plotly.js. Line ends are those that a browser reads, since the hash is of what it reads."""
+    return _library_file().read_text(encoding="utf-8").replace("\r\n", "\n")
 
 
 @lru_cache(maxsize=2)
