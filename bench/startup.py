@@ -40,6 +40,7 @@ COMMANDS = (
     "run net.pte",
     "disassemble net.pte",
     "explain net",
+    "compare net",
     "report net -o report.html",
     "firmware net.pte -o project",
     "ops",

@@ -226,7 +226,7 @@ def read_data(source: str, choices: options.Choices, method: str | None = None) 
     from ethorch.report.program_data import is_program_data, read_program_data
 
     if is_program_data(source):
-        data = read_program_data(source)
+        data = read_program_data(source, method)
         if method in (None, data["method"]):
             return data
         if not sources.is_program(source):

@@ -34,7 +34,7 @@ def compile_(
     ] = None,
 ) -> Answer:
     """Quantize a model, compile it for an NPU, and write a program. Exit status 3: a budget does not hold."""
-    from ethorch.program.saving import check_writable
+    from ethorch.program.saving import check_writable, describe_saved
 
     if (quantization.target or "").startswith("TOSA"):
         return _compile_to_tosa(model, samples, quantization, choices, output)
@@ -58,7 +58,7 @@ def compile_(
 
     def text() -> RenderableType:
         parts = [program.__rich__()] if tried is None else [program.__rich__(), "", tried.rich()]
-        return stacked(*parts, *([] if output is None else [f"wrote {output}"]))
+        return stacked(*parts, *([] if output is None else [describe_saved(output)]))
 
     return Answer(data, text, Status.DONE if program.budgets.met else Status.NO)
 
@@ -71,7 +71,7 @@ def _compile_to_tosa(
     output: Path | None,
 ) -> Answer:
     """The answer of ``compile`` for a TOSA specification as the target."""
-    from ethorch.program.saving import check_writable
+    from ethorch.program.saving import check_writable, describe_saved
     from ethorch.targets.tosa_spec import TosaCompileSpec
 
     spec = TosaCompileSpec(quantization.target or "")
@@ -89,4 +89,4 @@ def _compile_to_tosa(
     assert program.report is not None
     summary = program.report.summary()
     data = {"output": None if output is None else str(output), "target": str(spec.tosa_spec), "summary": summary}
-    return Answer(data, lambda: summary if output is None else f"{summary}\nwrote {output}")
+    return Answer(data, lambda: summary if output is None else f"{summary}\n{describe_saved(output)}")

@@ -77,7 +77,7 @@ def tune(
     ] = None,
 ) -> Answer:
     """Raise accuracy, or shrink weights; without -o, print what would be changed. Exit status 3: the goal is missed."""
-    from ethorch.program.saving import check_writable
+    from ethorch.program.saving import check_writable, describe_saved
 
     settings = options.settings_of(choices, samples=samples, budget=budget)
     if output is not None:
@@ -98,7 +98,7 @@ def tune(
 
         compile(found.model, settings=found.settings).save(output)
     data = {"goal": goal, "reached": found.reached, **found.result.to_json(), "output": None if output is None else str(output)}
-    lines = [found.result.rich()] if output is None else [found.result.rich(), f"wrote {output}"]
+    lines = [found.result.rich()] if output is None else [found.result.rich(), describe_saved(output)]
     return Answer(data, lambda: stacked(*lines), Status.DONE if found.reached else Status.NO)
 
 

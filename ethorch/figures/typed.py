@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ethorch.support.errors import FormatError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+_Row = TypeVar("_Row")
+#: Floats that JSON has no numbers for.
+_NOT_FINITE = ("inf", "-inf", "nan")
 
 
 def _int(x: Any) -> bool:
@@ -42,3 +47,30 @@ def check_types(instance: DataclassInstance) -> None:
         if not _CHECKS[str(entry.type)](value):
             kind = type(instance).__name__
             raise FormatError(f"not a {kind} of ethorch's: {entry.name} is {value!r:.60}; {entry.type} is wanted.")
+
+
+def read_row(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
+    """Return the dataclass instance with the values of plain data, as ``write_row`` or ``dataclasses.asdict`` returned them.
+
+    Raises:
+        FormatError: A value does not have the type of its field.
+        TypeError: A value is missing.
+    """
+    values = {}
+    for entry in fields(kind):  # type: ignore[arg-type]
+        if entry.name in row:
+            value = row[entry.name]
+            if isinstance(value, list):
+                value = tuple(value)
+            elif str(entry.type).startswith("float") and isinstance(value, str) and value in _NOT_FINITE:
+                value = float(value)
+            values[entry.name] = value
+    found = kind(**values)
+    check_types(found)  # type: ignore[arg-type]
+    return found
+
+
+def write_row(instance: DataclassInstance) -> dict[str, Any]:
+    """Return plain data for ``read_row``: without a loss, floats that are not finite as strings."""
+    values = {entry.name: getattr(instance, entry.name) for entry in fields(instance)}
+    return {name: str(x) if isinstance(x, float) and not math.isfinite(x) else x for name, x in values.items()}

@@ -13,11 +13,13 @@ from ethorch import runtime
 from ethorch.figures import Estimate, MemoryReport
 from ethorch.formats import pte
 from ethorch.formats.files import write_whole
+from ethorch.program.comparison import Comparison
 from ethorch.program.delegates import Delegate, delegates_of
 from ethorch.program.explanation import Explanation, Operator, explanation
 from ethorch.program.facts import Accuracy, TensorInfo
 from ethorch.program.measure.accuracy import accuracy
 from ethorch.program.measure.budgets import Budgets, budgets
+from ethorch.program.measure.example_comparison import example_comparison, known_comparison
 from ethorch.program.measure.inspection import Inspection, cpu_cycles_of, cycles_of
 from ethorch.program.measure.profile import Profile, import_profile
 from ethorch.program.plain_data import plain_data
@@ -38,12 +40,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     # 2 seconds of torchao and ExecuTorch
-    from ethorch.program.measure.ladder import Comparison
-
-    # the same 2 seconds
     from ethorch.program.suggestions import Suggestions
-
-    # 2 seconds of torchao and ExecuTorch, which a file needs not
 
 _BUNDLED_SAMPLES = 8
 
@@ -212,7 +209,9 @@ class Program:
         - ``.pte``: the program.
         - ``.bpte``: with inputs and expected outputs, for ExecuTorch's test runners; the samples are the model's.
         - ``.tosa``: the TOSA flatbuffer that was compiled; only of a program with one delegate.
-        - no ending: a folder, with ``model.pte``, ``settings.toml``, ``program.json`` and each delegate's TOSA and payload.
+        - no ending: a folder with ``model.pte``, ``settings.toml``, ``program.json``, ``comparison.json``, and each delegate's TOSA
+          and payload. ``compare`` is called for each method, if the model has at most 5 billion multiply-accumulates and 2,000
+          operators.
 
         Returns:
             the path.
@@ -230,8 +229,7 @@ class Program:
             elif target.suffix == ".tosa":
                 write_whole(target, tosa_of(self._record.build))
             else:
-                builds = [known.build for known in self._record.methods_by_name.values() if known.build is not None]
-                write_program(target, self.pte, self.to_json(), self.settings, builds)
+                write_program(target, self._record)
         except OSError as error:
             raise EthorchError(f"cannot write {target}: {error.strerror}. It is unchanged.") from error
         return target
@@ -264,7 +262,8 @@ class Program:
         these samples); those of the CPU in PyTorch. Several samples are added up: dB are of the sums of squares.
 
         Args:
-            inputs: of one inference, as the program is called. Without any, and without samples: the example inputs.
+            inputs: of one inference, as the program is called. Without any, and without samples: the example inputs. A program
+                that was loaded from a folder returns the comparison that the folder contains.
             samples: several instead, in any form that ``ethorch.compile`` takes for calibration.
             model: the float model, of a program that does not know it: one loaded from a file has its outputs compared.
             keywords: inputs by name.
@@ -273,6 +272,14 @@ class Program:
             EthorchError: the float model is not known, or a sample does not fit.
             HostError: the inputs are not the program's.
         """
+        if not inputs and not keywords and samples is None and model is None:
+            found = known_comparison(self._record)
+            if self._record.model is not None and self._record.model.example_inputs:
+                found = example_comparison(self._record)
+            if found is not None:
+                if not found.samples:
+                    raise EthorchError(found.missing)
+                return found
         from ethorch.models.samples import read_samples  # 1 second of torch
         from ethorch.program.measure.compare import compared  # 2 seconds of torchao and ExecuTorch
 
@@ -280,10 +287,10 @@ class Program:
         given = [self._positional(inputs, keywords)] if inputs or keywords else [example]
         if samples is not None:
             names = getattr(getattr(self._record.model, "module", None), "names", ())
-            found = read_samples(
+            taken = read_samples(
                 samples, example, keywords=names, others=self._record.examples[1:], open_dims=self._record.open_dims
             )
-            given = list(samples) if self._record.model is None else [one.inputs for one in found]
+            given = list(samples) if self._record.model is None else [one.inputs for one in taken]
         given = [sample if isinstance(sample, tuple) else (sample,) for sample in given]
         if not given or given == [()]:
             raise EthorchError("there is no sample to compare with: give the inputs of an inference, or samples.")

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from ethorch.backend.emit.build import Build
 from ethorch.formats.files import write_folder, write_whole
+from ethorch.program import comparison_file
+from ethorch.program.measure.example_comparison import comparisons_to_save
+from ethorch.program.plain_data import plain_data
+from ethorch.program.record import Record
+from ethorch.report.program_data import IN_FOLDER, write_methods_data
 from ethorch.support.errors import EthorchError
 from ethorch.support.wording import counted
 from ethorch.targets.boards.loading import FOLDER
-from ethorch.targets.settings import Settings
 from ethorch.vela import artifacts
 from ethorch.vela.lowered import Lowered
 
+#: The program in a saved folder.
+PROGRAM = "model.pte"
 #: The file of a saved folder that ExecuTorch's Inspector takes.
 ETRECORD = "etrecord.bin"
 ENDINGS = (".pte", ".bpte", ".tosa")
@@ -66,14 +72,22 @@ def tosa_of(build: Build | None) -> bytes:
     return build.delegates[0].tosa
 
 
-def write_program(folder: Path, pte: bytes, data: Mapping[str, Any], settings: Settings | None, builds: Sequence[Build]) -> None:
+def write_program(folder: Path, record: Record) -> None:
     """Write a program's folder, which ``load`` reads, completely or not at all.
 
-    It has ``model.pte``, ``program.json`` and, as far as they are known, ``settings.toml``, ``delegates/`` and ``etrecord.bin``.
-
-    The delegates are those of all methods. A board of the user's is kept as ``board.toml``: the folder says all on any computer.
+    It has ``model.pte``, ``program.json``, ``comparison.json`` and, if they are known, ``settings.toml``, ``delegates/`` and
+    ``etrecord.bin``. All files are about all methods. A board of the user's is copied to ``board.toml``, so that the folder is
+    complete on any computer.
     """
-    contents = {"model.pte": pte, "program.json": (json.dumps(data, indent=2) + "\n").encode()}
+    methods = [record[name] for name in (record.method, *(name for name in record.methods if name != record.method))]
+    data = write_methods_data([plain_data(method) for method in methods])
+    contents = {
+        PROGRAM: record.pte,
+        IN_FOLDER: (json.dumps(data, indent=2) + "\n").encode(),
+        comparison_file.NAME: comparison_file.write_comparisons(comparisons_to_save(record)),
+    }
+    settings = record.settings
+    builds = [known.build for known in record.methods_by_name.values() if known.build is not None]
     if settings is not None:
         board = None
         path = settings.described.path if settings.described else None
@@ -86,6 +100,16 @@ def write_program(folder: Path, pte: bytes, data: Mapping[str, Any], settings: S
     for record in (build.etrecord for build in builds if build.etrecord is not None):
         contents[ETRECORD] = _etrecord_bytes(record)
     write_folder(folder, contents, obsolete=["settings.toml", "board.toml", ETRECORD, "delegates/delegate_*"])
+
+
+def describe_saved(path: Path) -> str:
+    """Return a line about a program that was saved: the file, or the folder with its files; and a line if data is left out."""
+    if not path.is_dir():
+        return f"Saved {path}"
+    names = (PROGRAM, "settings.toml", "board.toml", IN_FOLDER, comparison_file.NAME, ETRECORD, "delegates")
+    found = [f"{name}/" if (path / name).is_dir() else name for name in names if (path / name).exists()]
+    missing = {known.missing: None for known in comparison_file.read_comparisons(path).values() if not known.samples}
+    return "\n".join([f"Saved {path}/: {', '.join(found)}", *missing])
 
 
 def delegate_files(delegates: Sequence[Lowered]) -> dict[str, bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from ethorch.support.errors import FormatError
 from ethorch.support.text_files import read_json
 
 IN_FOLDER = "program.json"
+#: Key of the other methods in ``program.json``: for each, the values that differ from those of the first method.
+OTHERS = "other_methods"
 
 
 def is_program_data(path: str | os.PathLike[str]) -> bool:
@@ -18,14 +21,28 @@ def is_program_data(path: str | os.PathLike[str]) -> bool:
     return file.suffix == ".json" or (file / IN_FOLDER).is_file()
 
 
-def read_program_data(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The data of ``Program.to_json``.
+def read_program_data(path: str | os.PathLike[str], method: str | None = None) -> dict[str, Any]:
+    """Return the data of ``Program.to_json``.
 
     Args:
-        path: a ``.json`` file, or a folder with ``program.json``.
+        path: A ``.json`` file, or a folder with ``program.json``.
+        method: Name of a method. The first method by default, and if the file does not contain this one.
 
     Raises:
-        FormatError: it cannot be read, or is something else.
+        FormatError: The file cannot be read, or has other contents.
+    """
+    found = read_methods_data(path)
+    return found[method] if method in found else next(iter(found.values()))
+
+
+def read_methods_data(path: str | os.PathLike[str]) -> dict[str | None, dict[str, Any]]:
+    """Return the data of each method by its name. The first is the method of the program that was saved.
+
+    Args:
+        path: A ``.json`` file, or a folder with ``program.json``.
+
+    Raises:
+        FormatError: The file cannot be read, or has other contents.
     """
     file = Path(path)
     if file.is_dir():
@@ -35,4 +52,16 @@ def read_program_data(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise FormatError(f"{file} has format {data['format']!r}; this ethorch reads format 1. Install a newer one.")
     if missing := {"target", "layers", "memory", "versions"} - data.keys():
         raise FormatError(f"{file} is not the data of a program: it has no {', '.join(sorted(missing))}.")
-    return data
+    others = data.pop(OTHERS, {})
+    if not isinstance(others, dict) or not all(isinstance(values, dict) for values in others.values()):
+        raise FormatError(f"{file} is not the data of a program: {OTHERS} is not a table for each method.")
+    if not isinstance(method := data.get("method"), str | None):
+        raise FormatError(f"{file} is not the data of a program: method is {method!r:.60}; expected a name.")
+    return {method: data, **{name: {**data, **values} for name, values in others.items()}}
+
+
+def write_methods_data(methods: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the contents of ``program.json`` for the data of each method, which ``read_methods_data`` reads."""
+    first, *others = methods
+    differing = {data["method"]: {key: value for key, value in data.items() if value != first[key]} for data in others}
+    return {**first, OTHERS: differing} if others else dict(first)

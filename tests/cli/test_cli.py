@@ -132,8 +132,17 @@ def test_a_budget_that_does_not_hold_is_said(folder: Path, capsys: pytest.Captur
     assert cli.main(["compile", f"{folder}/net.py:small", "-o", f"{folder}/over.pte", "--ram", "1K", "--min-sqnr-db", "5"]) == 3
     out = capsys.readouterr().out
     assert re.search(r"ram +1.0 KiB +[\d.]+ KiB +no *\n", out) and "SQNR" in out
-    assert f"wrote {folder}/over.pte" in out
+    assert f"Saved {folder}/over.pte\n" in out
     (folder / "over.pte").unlink()
+
+
+def test_the_last_line_names_the_folder_and_its_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved = folder / "saved"
+    assert cli.main(["compile", f"{folder}/net.py:small", "-o", str(saved)]) == 0
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last == f"Saved {saved}/: model.pte, settings.toml, program.json, comparison.json, delegates/"
+    assert {path.name for path in saved.iterdir()} == {"model.pte", "settings.toml", "program.json", "comparison.json", "delegates"}
+    shutil.rmtree(saved)
 
 
 def test_without_an_output_nothing_is_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import ethorch
 from ethorch.lower.builder.qparams import QTensor
 from ethorch.lower.ops.spec import OPS
-from ethorch.program.measure.ladder import Comparison
+from ethorch.program.comparison import Comparison
 from ethorch.program.program import record_of
 from ethorch.support.errors import EthorchError, HostError
 

@@ -15,7 +15,8 @@ from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
 from ethorch.backend.emit.whole import NotWhole
 from ethorch.lower.fx.export import export_module
 from ethorch.models.load import Inputs, in_eval_mode
-from ethorch.program.measure.ladder import Comparison, Recorder, compare_delegates, compare_output, recorded_inputs, run_recorded
+from ethorch.program.comparison import Comparison
+from ethorch.program.measure.ladder import Recorder, compare_delegates, compare_output, recorded_inputs, run_recorded
 from ethorch.program.measure.layers import CompareLayers
 from ethorch.program.measure.nodes_on_npu import NodesOnNpu
 from ethorch.program.record import Record

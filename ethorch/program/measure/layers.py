@@ -16,65 +16,8 @@ from ethorch.backend.tagging import plumbing
 from ethorch.lower.builder.qparams import QParams
 from ethorch.lower.fx.node import DEQUANTIZE, QUANTIZE, is_in_place, op_name, origin_of
 from ethorch.lower.ops.spec import OPS
+from ethorch.program.comparison import LayerComparison
 from ethorch.program.measure.nodes_on_npu import Array, NodesOnNpu
-
-
-@dataclass(frozen=True)
-class LayerComparison:
-    """One result that has a float, a fake-quantized and an NPU form: an operator with those that share its quantize node.
-
-    dB are signal-to-noise ratios over all samples: inf where nothing differs, None where there is no float value.
-
-    Attributes:
-        node: FX name of the operator whose result is quantized, in the graph that ``convert_pt2e`` returned.
-        operator: its ATen name; ``input`` for an input of the program, ``requantize`` for a change of scale alone.
-        fused: ATen names of the operators before it that are computed with it, in order.
-        module: path of the user's module.
-        source: file and line of the user's code.
-        on_npu: does the NPU compute it? If not, the CPU hands it to the NPU.
-        dtype: of the codes.
-        scale: a step of the codes; None for integers and truth values, whose step is 1.
-        elements: in one sample.
-        float_fake_db: the fake-quantized result against the float one: all the noise of quantization so far.
-        fake_npu_db: the NPU's result against the fake-quantized one.
-        float_npu_db: the NPU's result against the float one.
-        own_db: the fake-quantized operator, given the float model's operands, against the float result: the noise that this
-            operator adds by its weights, its rounding and its clipping. What moves codes as they are adds none.
-        steps: largest difference between NPU and fake-quantized result, in steps; it sums up what came before.
-        own_steps: the same where PyTorch gets the operands that the NPU had: what this operator alone adds.
-        allowed_steps: how far its rounding may part the two (see ``ethorch.lower.ops.spec``); 0 on the CPU.
-        saturated: share of the elements that quantization clips, 0..1; None for integers.
-        range_used: share of the codes between the least and the largest that occur, 0..1; None for integers.
-    """
-
-    node: str
-    operator: str
-    fused: tuple[str, ...]
-    module: str
-    source: str
-    on_npu: bool
-    dtype: str
-    scale: float | None
-    elements: int
-    float_fake_db: float | None
-    fake_npu_db: float
-    float_npu_db: float | None
-    own_db: float | None
-    steps: float
-    own_steps: float
-    allowed_steps: int
-    saturated: float | None
-    range_used: float | None
-
-    @property
-    def diverges(self) -> bool:
-        """Does the NPU part from PyTorch by more than the operator's rounding allows?"""
-        return self.own_steps > self.allowed_steps
-
-    def __str__(self) -> str:
-        names = "+".join(short_name(name) for name in (*self.fused, self.operator))
-        place = f" at {self.module}" if self.module else ""
-        return f"{names}{place}" + (f" ({self.source})" if self.source else "")
 
 
 @dataclass
@@ -305,11 +248,6 @@ def _allowed(operators: Sequence[str], dtype: torch.dtype) -> int:
         if (spec := OPS.get(name)) is not None:
             allowed += (spec.bound16 if dtype == torch.int16 else spec.bound) - 1
     return allowed
-
-
-def short_name(name: str) -> str:
-    """``aten.conv2d.default`` -> ``conv2d``."""
-    return name.removeprefix("aten.").partition(".")[0]
 
 
 class _Runner(Interpreter):

@@ -1,0 +1,227 @@
+"""``Comparison``: float model, quantized model and NPU side by side, as plain data, tables and text.
+
+``program.measure`` makes it; ``program.comparison_file`` writes it to a program's folder and reads it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, cast
+
+
+@dataclass(frozen=True)
+class LayerComparison:
+    """One result that has a float, a fake-quantized and an NPU form: an operator with those that share its quantize node.
+
+    dB are signal-to-noise ratios over all samples: inf where nothing differs, None where there is no float value.
+
+    Attributes:
+        node: FX name of the operator whose result is quantized, in the graph that ``convert_pt2e`` returned.
+        operator: its ATen name; ``input`` for an input of the program, ``requantize`` for a change of scale alone.
+        fused: ATen names of the operators before it that are computed with it, in order.
+        module: path of the user's module.
+        source: file and line of the user's code.
+        on_npu: does the NPU compute it? If not, the CPU hands it to the NPU.
+        dtype: of the codes.
+        scale: a step of the codes; None for integers and truth values, whose step is 1.
+        elements: in one sample.
+        float_fake_db: the fake-quantized result against the float one: all the noise of quantization so far.
+        fake_npu_db: the NPU's result against the fake-quantized one.
+        float_npu_db: the NPU's result against the float one.
+        own_db: the fake-quantized operator, given the float model's operands, against the float result: the noise that this
+            operator adds by its weights, its rounding and its clipping. What moves codes as they are adds none.
+        steps: largest difference between NPU and fake-quantized result, in steps; it sums up what came before.
+        own_steps: the same where PyTorch gets the operands that the NPU had: what this operator alone adds.
+        allowed_steps: how far its rounding may part the two (see ``ethorch.lower.ops.spec``); 0 on the CPU.
+        saturated: share of the elements that quantization clips, 0..1; None for integers.
+        range_used: share of the codes between the least and the largest that occur, 0..1; None for integers.
+    """
+
+    node: str
+    operator: str
+    fused: tuple[str, ...]
+    module: str
+    source: str
+    on_npu: bool
+    dtype: str
+    scale: float | None
+    elements: int
+    float_fake_db: float | None
+    fake_npu_db: float
+    float_npu_db: float | None
+    own_db: float | None
+    steps: float
+    own_steps: float
+    allowed_steps: int
+    saturated: float | None
+    range_used: float | None
+
+    @property
+    def diverges(self) -> bool:
+        """Return True if NPU and PyTorch differ by more than the operator's rounding allows."""
+        return self.own_steps > self.allowed_steps
+
+    def __str__(self) -> str:
+        names = "+".join(short_name(name) for name in (*self.fused, self.operator))
+        place = f" at {self.module}" if self.module else ""
+        return f"{names}{place}" + (f" ({self.source})" if self.source else "")
+
+
+@dataclass(frozen=True)
+class OutputComparison:
+    """One output of the program. Figures of the quantized model are nan where it is not known.
+
+    Attributes:
+        quantized_db: SQNR of the quantized model against the float one.
+        npu_db: SQNR of the program on the NPU against the float model.
+        agreement_db: SQNR of the program on the NPU against the quantized model.
+        largest_difference: between the program and the quantized model.
+    """
+
+    shape: tuple[int, ...]
+    quantized_db: float
+    npu_db: float
+    agreement_db: float
+    largest_difference: float
+
+
+@dataclass(frozen=True)
+class DelegateComparison:
+    """One delegate in the simulator against the TOSA reference model: how many output elements differ, and of how many."""
+
+    elements: int
+    different: int
+    first_difference: str
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """All rungs for one input."""
+
+    outputs: tuple[OutputComparison, ...]
+    delegates: tuple[DelegateComparison, ...]
+
+    @property
+    def bit_exact(self) -> bool:
+        """Return True if the simulator computes the same bits as the TOSA reference model."""
+        return all(delegate.different == 0 for delegate in self.delegates)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "bit_exact": self.bit_exact}
+
+    def to_text(self) -> str:
+        lines = []
+        for number, x in enumerate(self.outputs):
+            if math.isnan(x.largest_difference):
+                lines.append(f"output {number} {list(x.shape)}: NPU vs float {x.npu_db:.1f} dB")
+                continue
+            lines.append(
+                f"output {number} {list(x.shape)}: quantized vs float {x.quantized_db:.1f} dB, NPU vs float "
+                f"{x.npu_db:.1f} dB, NPU vs quantized {x.agreement_db:.1f} dB, at most {x.largest_difference:.4g} apart"
+            )
+        for number, d in enumerate(self.delegates):
+            same = "all equal" if not d.different else f"{d.different} DIFFER, first {d.first_difference}"
+            lines.append(f"delegate {number}: simulator vs TOSA reference model, {d.elements} elements: {same}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Comparison(Ladder):
+    """The ladder over one sample or several, and each operator's figures.
+
+    Attributes:
+        layers: Operators in execution order.
+        samples: Number of samples.
+        missing: What is left out and why; empty if nothing is.
+    """
+
+    layers: tuple[LayerComparison, ...] = ()
+    samples: int = 1
+    missing: str = ""
+
+    @property
+    def first_divergence(self) -> LayerComparison | None:
+        """The first operator whose result on the NPU differs from PyTorch's by more than its rounding allows, if there is one."""
+        return next((layer for layer in self.layers if layer.diverges), None)
+
+    @property
+    def largest_loss(self) -> LayerComparison | None:
+        """The operator that adds most noise for its signal; None if nothing is lost or there are no float figures."""
+        known = [layer for layer in self.layers if layer.own_db is not None and not math.isnan(layer.own_db)]
+        least = min(known, key=lambda layer: layer.own_db or 0.0, default=None)
+        return None if least is None or least.own_db == math.inf else least
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data. A figure that is not finite, such as the dB of equal values, is None."""
+        first, loss = self.first_divergence, self.largest_loss
+        found = {
+            **asdict(self),
+            "bit_exact": self.bit_exact,
+            "first_divergence": None if first is None else first.node,
+            "largest_loss": None if loss is None else loss.node,
+        }
+        return cast(dict[str, Any], _finite(found))
+
+    def to_text(self) -> str:
+        """Return the ladder, the table of operators, and the operators to look at."""
+        first, loss = self.first_divergence, self.largest_loss
+        lines = [super().to_text()]
+        if self.layers:
+            lines += ["", self.table(), ""]
+            if loss is not None:
+                lines.append(f"most noise enters at {loss}: {loss.own_db:.1f} dB by itself")
+            apart = "nowhere do NPU and PyTorch part by more than rounding allows"
+            if first is not None:
+                apart = f"NPU and PyTorch part first at {first}: {first.own_steps:g} steps, allowed {first.allowed_steps}"
+            lines.append(apart)
+        if self.missing:
+            lines.append(self.missing)
+        return "\n".join(lines)
+
+    __str__ = to_text
+
+    def table(self) -> str:
+        """Return a line per operator with its figures; an exclamation mark where NPU and PyTorch differ too much."""
+        heads = ("", "", "", "", "fake", "NPU", "own", "NPU", "NPU/fake", "own", "clipped", "range")
+        rows: list[tuple[str, ...]] = [
+            heads,
+            ("operator", "source", "on", "codes", "dB", "dB", "dB", "/fake dB", "steps", "steps", "%", "%"),
+        ]
+        for x in self.layers:
+            rows.append(
+                (
+                    "+".join(short_name(name) for name in (*x.fused, x.operator)) + (f" {x.module}" if x.module else ""),
+                    x.source,
+                    "NPU" if x.on_npu else "CPU",
+                    x.dtype,
+                    *(_number(db) for db in (x.float_fake_db, x.float_npu_db, x.own_db, x.fake_npu_db)),
+                    f"{x.steps:g}",
+                    f"{x.own_steps:g}" + ("!" if x.diverges else ""),
+                    *("-" if share is None else f"{100 * share:.1f}" for share in (x.saturated, x.range_used)),
+                )
+            )
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join(
+            "  ".join(
+                cell.ljust(w) if k < 4 else cell.rjust(w) for k, (cell, w) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in rows
+        )
+
+
+def _number(db: float | None) -> str:
+    return "-" if db is None else "same" if db == math.inf else f"{db:.1f}"
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {key: _finite(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [_finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
+
+
+def short_name(name: str) -> str:
+    """``aten.conv2d.default`` -> ``conv2d``."""
+    return name.removeprefix("aten.").partition(".")[0]

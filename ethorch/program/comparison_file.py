@@ -1,0 +1,58 @@
+"""``comparison.json`` of a program's folder: the comparison of each method with the float model, on the example inputs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ethorch.figures.typed import read_row, write_row
+from ethorch.program.comparison import Comparison, DelegateComparison, LayerComparison, OutputComparison
+from ethorch.support.errors import FormatError
+from ethorch.support.text_files import read_json
+
+NAME = "comparison.json"
+_FORMAT = 1
+_ROWS = {"outputs": OutputComparison, "delegates": DelegateComparison, "layers": LayerComparison}
+
+
+def write_comparisons(comparisons: Mapping[str, Comparison]) -> bytes:
+    """Return the contents of the file for the comparison of each method."""
+    methods = {
+        name: {
+            **{key: [write_row(row) for row in getattr(comparison, key)] for key in _ROWS},
+            "samples": comparison.samples,
+            "missing": comparison.missing,
+        }
+        for name, comparison in comparisons.items()
+    }
+    return (json.dumps({"format": _FORMAT, "methods": methods}, indent=2, allow_nan=False) + "\n").encode()
+
+
+def read_comparisons(folder: Path) -> dict[str, Comparison]:
+    """Return the comparison of each method; an empty dict if the folder has none.
+
+    Raises:
+        FormatError: The file is malformed, or written by a newer version.
+    """
+    file = folder / NAME
+    if not file.is_file():
+        return {}
+    data = read_json(file, "Save the program again.")
+    if data.get("format") != _FORMAT:
+        raise FormatError(
+            f"{file} has format {data.get('format')!r:.60}; this ethorch reads format {_FORMAT}. Install a newer one."
+        )
+    try:
+        return {name: _comparison(found) for name, found in data["methods"].items()}
+    except (FormatError, TypeError, KeyError, ValueError, AttributeError) as error:
+        raise FormatError(f"{file} is not what Program.save wrote: {error} Save the program again.") from None
+
+
+def _comparison(data: Mapping[str, Any]) -> Comparison:
+    rows: dict[str, Any] = {key: tuple(read_row(kind, row) for row in data[key]) for key, kind in _ROWS.items()}
+    samples, missing = data["samples"], data["missing"]
+    if type(samples) is not int or samples < 0 or not isinstance(missing, str):
+        raise FormatError(f"expected a number of samples and a text, got {samples!r:.60} and {missing!r:.60}.")
+    return Comparison(samples=samples, missing=missing, **rows)
