@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 from unittest.mock import patch
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -18,6 +19,9 @@ from ethorch.models.open_sizes import in_structure
 from ethorch.models.user_code import at, explained, first_sentence
 from ethorch.support.errors import QuantizationError, UserCodeError
 from ethorch.support.exclusive import EXPORT_LOCK
+
+#: Module -> its state and inputs at the last export, and the result, which ``Program.compare`` uses again.
+_LAST: WeakKeyDictionary[nn.Module, tuple[list[Any], list[Any], ExportedProgram]] = WeakKeyDictionary()
 
 
 def describe_inputs(inputs: Any, dynamic_shapes: Sequence[dict[int, Any]] | None = None) -> str:
@@ -103,7 +107,10 @@ def export_module(
     try:
         with EXPORT_LOCK, short_sequences(module), patch.object(_trace, "print", _ignore_print, create=True):
             open_dims = in_structure(module, inputs, dynamic_shapes) if dynamic_shapes else None
-            return _export(module, inputs, _any_batch(inputs) if any_batch else open_dims)
+            found = _export(module, inputs, _any_batch(inputs) if any_batch else open_dims)
+            if not dynamic_shapes and not any_batch:
+                _LAST[module] = (_state_of(module), _types_of(inputs), found)
+            return found
     except QuantizationError:
         raise
     except Exception as error:
@@ -126,6 +133,24 @@ def _remedy(error: Exception) -> str:
     if "pack_padded" in text or "pad_packed" in text or "PackedSequence" in text:
         return " Pass padded tensors to the recurrent layer, and mask its outputs, because packed sequences have no fixed shape."
     return ""
+
+
+def last_export(module: nn.Module, inputs: tuple[Any, ...]) -> ExportedProgram | None:
+    """Return the last result of ``export_module`` for the module, unless the module changed or the inputs have other types or shapes."""
+    state, types, found = _LAST.get(module, (None, None, None))
+    return found if state == _state_of(module) and types == _types_of(inputs) else None
+
+
+def _state_of(module: nn.Module) -> list[Any]:
+    """Return what a change of the module changes: its mode, its submodules, its tensors and their versions."""
+    modules = [(name, id(part), part.training) for name, part in module.named_modules()]
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    return [*modules, *((name, id(tensor), tensor._version) for name, tensor in tensors)]
+
+
+def _types_of(inputs: tuple[Any, ...]) -> list[Any]:
+    """Return the types and shapes of the tensors in the inputs, and the other values."""
+    return [describe_inputs(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in pytree.tree_leaves(inputs)]
 
 
 def _export(module: nn.Module, inputs: tuple[Any, ...], dynamic_shapes: Any) -> ExportedProgram:

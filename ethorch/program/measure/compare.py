@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
-from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
 
 from ethorch.backend.emit.whole import NotWhole
-from ethorch.lower.fx.export import export_module
+from ethorch.lower.fx.export import export_module, last_export
 from ethorch.models.load import Inputs, in_eval_mode
 from ethorch.program.comparison import Comparison
 from ethorch.program.measure.ladder import Recorder, compare_delegates, compare_output, recorded_inputs, run_recorded
 from ethorch.program.measure.layers import CompareLayers
 from ethorch.program.measure.nodes_on_npu import NodesOnNpu
 from ethorch.program.record import Record
+from ethorch.quantization.prepare import prepare
 from ethorch.quantization.schemes import quantizer_for
 from ethorch.quantization.shared_buffers import at_the_beginning
 from ethorch.support.errors import EthorchError
@@ -57,10 +57,13 @@ def _compared(record: Record, samples: Sequence[Inputs], reference: nn.Module) -
             runs.append(recorders)
             found.append([_real(record, number, result) for number, result in enumerate(results)])
             floats.append(pytree.tree_leaves(_run(reference, sample)))
-            if record.quantized is not None:
-                fakes.append(pytree.tree_leaves(_run(record.quantized, sample)))
+            fake = None
             if layers is not None:
-                layers.add(pytree.tree_leaves(sample), recorded_inputs(delegates, recorders))
+                fake = layers.add(pytree.tree_leaves(sample), recorded_inputs(delegates, recorders))
+            if fake is None and record.quantized is not None:
+                fake = pytree.tree_leaves(_run(record.quantized, sample))
+            if fake is not None:
+                fakes.append(fake)
             step()
     rungs = zip(floats.columns, fakes.columns or repeat(None), found.columns, strict=False)
     outputs = tuple(compare_output(*rung) for rung in rungs)
@@ -111,6 +114,6 @@ def _prepared(record: Record, reference: nn.Module) -> GraphModule | None:
     assert record.settings is not None and record.model is not None
     settings = record.settings.with_(scheme=record.config)
     with stage("prepare the float model"):
-        graph = export_module(reference, record.model.example_inputs).module(check_guards=False)
-        prepared: GraphModule = prepare_pt2e(graph, quantizer_for(settings))
-    return prepared
+        inputs = record.model.example_inputs
+        program = last_export(reference, inputs) or export_module(reference, inputs)
+        return prepare(program.module(check_guards=False), quantizer_for(settings))

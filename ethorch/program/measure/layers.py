@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
+from torch.utils import _pytree as pytree
 
 from ethorch.backend.tagging import plumbing
 from ethorch.lower.builder.qparams import QParams
@@ -116,15 +117,23 @@ class CompareLayers:
                 return False
         return True
 
-    def add(self, inputs: Sequence[Any], recorded: Mapping[str, Array]) -> None:
-        """One sample: its flat inputs, and what its run gave to the delegates."""
+    def add(self, inputs: Sequence[Any], recorded: Mapping[str, Array]) -> list[Any] | None:
+        """Add a sample.
+
+        Args:
+            inputs: Its flat inputs.
+            recorded: The bytes that its run passed to the delegates.
+
+        Returns:
+            The flat outputs of the quantized model; None if it changes buffers, of which each read is a copy here.
+        """
         fake: dict[str, tuple[Any, Tensor]] = {}  # of each quantize node what it reads, and its codes
 
         def keep(node: Node, args: tuple[Any, ...], result: Any) -> None:
             if node.name in self._layers:
                 fake[node.name] = (args[0] if args else None, self._kept(result))
 
-        _run(self.quantized, inputs, keep)
+        outputs = _run(self.quantized, inputs, keep)
         floats = self._floats(inputs)
 
         def seen(node: Node, wanted: Any, found: Tensor) -> None:
@@ -139,6 +148,7 @@ class CompareLayers:
                 layer.float_fake.add(reference, layer.real(codes))
                 layer.float_npu.add(reference, layer.real(npu[layer.node]))
         self._add_own(inputs, floats)
+        return None if self._writes else pytree.tree_leaves(outputs)
 
     def _kept(self, result: Tensor) -> Tensor:
         return result.clone() if self._writes else result
@@ -283,6 +293,6 @@ def _run(
     inputs: Sequence[Any],
     keep: Callable[[Node, tuple[Any, ...], Any], None],
     given: Callable[[Node], Tensor | None] = lambda node: None,
-) -> None:
+) -> Any:
     with torch.no_grad():
-        _Runner(module, keep, given).run(*inputs, enable_io_processing=False)
+        return _Runner(module, keep, given).run(*inputs, enable_io_processing=False)
