@@ -136,7 +136,7 @@ def _remedy(error: Exception) -> str:
 
 
 def last_export(module: nn.Module, inputs: tuple[Any, ...]) -> ExportedProgram | None:
-    """Return the last result of ``export_module`` for the module, unless the module changed or the inputs have other types or shapes."""
+    """Return the last result of ``export_module``; None if the module, or a type or shape of the inputs, has changed since."""
     state, types, found = _LAST.get(module, (None, None, None))
     return found if state == _state_of(module) and types == _types_of(inputs) else None
 
