@@ -1,6 +1,6 @@
-"""A bit-exact simulator of the Arm Ethos-U55, U65 and U85: it runs the command streams that Vela emits.
+"""Bit-exact simulator of the Arm Ethos-U55, U65 and U85 that executes the command streams emitted by Vela.
 
-``__init__.pyi`` beside this file lists the public names. Each is loaded on first use.
+``__init__.pyi`` lists the public names. Each is loaded on first use.
 """
 
 import lazy_loader

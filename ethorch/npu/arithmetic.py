@@ -1,4 +1,4 @@
-"""Scaling, rounding, reciprocals and table lookups, as the hardware does them, on int64 arrays.
+"""Bit-exact scaling, rounding, reciprocals and table lookups on int64 arrays.
 
 Source: npu-reference 6.1, 6.4, 6.6, verified against the TOSA reference model and LiteRT.
 """
@@ -15,7 +15,7 @@ from ethorch.npu.arrays import Ints
 
 DOUBLE_BIT = 31  # DBL rounding adds a second half at bit 30 (npu-reference 6.1)
 
-# U55's and U65's names for roundings of U85 (npu-reference 6.1).
+# U55 and U65 names of U85 roundings (npu-reference 6.1).
 SAME_ROUNDING = {"DBL": "DOUBLE_SYMMETRIC", "TRUNCATE": "TRUNCATE_TO_ZERO"}
 
 
@@ -29,11 +29,12 @@ def round_up(a: int, b: int) -> int:
 
 @dataclass(eq=False)
 class Scaling:
-    """v -> v * multiplier / 2**shift, rounded. multiplier and shift are int64 scalars or one per channel.
+    """The map v -> v * multiplier / 2**shift, rounded.
 
     Attributes:
-        rounding: a name of ROUNDING_U85; U55's DBL and TRUNCATE are translated (SAME_ROUNDING).
-        double: d in npu-reference 6.1: DOUBLE_* round twice, the second time at bit 30 - d.
+        multiplier, shift: int64 scalars, or one element per channel.
+        rounding: A key of ``_ADDENDS``.
+        double: The d of npu-reference 6.1. DOUBLE_* round twice, the second time at bit 30 - d.
     """
 
     multiplier: Ints | np.int64
@@ -49,10 +50,7 @@ class Scaling:
 
     @cached_property
     def addends(self) -> tuple[Ints, Ints]:
-        """What is added to v * multiplier before the shift, of the shift's shape: where v >= 0, and where v < 0.
-
-        A scaling that keeps v adds nothing.
-        """
+        """Addends of v * multiplier before the shift, shaped like ``shift``: for v >= 0 and for v < 0."""
         if self.is_identity:
             nothing = np.zeros(np.shape(self.shift), np.int64)
             return nothing, nothing
@@ -61,7 +59,7 @@ class Scaling:
         return _addends(self)
 
     def __call__(self, v: Ints) -> Ints:
-        """int64 in, int64 out; the product wraps at 64 bits, which no legal program reaches."""
+        """Scale int64 values. The product wraps at 64 bits, which no legal program reaches."""
         if self.is_identity:
             return v
         p = v * self.multiplier
@@ -103,25 +101,27 @@ def _addends(s: Scaling) -> tuple[Ints, Ints]:
 
 @cache
 def _addends_of(shift: int, rounding: str, double: int) -> tuple[Ints, Ints]:
-    """Those of one scaling for all, of which a stream has thousands."""
+    """Return the addends of a per-tensor scaling, cached because a stream has thousands of them."""
     return _addends(Scaling(np.int64(1), np.int64(shift), rounding, double))
 
 
 def reciprocal(count: Ints) -> tuple[Ints, Ints]:
-    """(m, s): 1 / count as m / 2**s, as TOSA has it: m = ((1 << 30) + 1) << k // count, s = 30 + k, k = bits of count-1."""
+    """Return (m, s) with 1 / count = m / 2**s as in TOSA: m = ((1 << 30) + 1) << k // count, s = 30 + k, k = bits of count-1."""
     k = np.ceil(np.log2(np.maximum(count, 1))).astype(np.int64)  # bit_length(count - 1)
     return ((np.int64((1 << 30) + 1)) << k) // count, 30 + k
 
 
 def average(total: Ints, count: Ints) -> Ints:
-    """total / count by the reciprocal, rounded half up (npu-reference 6.6)."""
+    """Compute total / count with the reciprocal, rounded half up (npu-reference 6.6)."""
     m, s = reciprocal(count)
     rounded: Ints = (total * m + (np.int64(1) << (s - 1))) >> s
     return rounded
 
 
 def interpolate_16(values: Ints, base: Ints, slope: Ints) -> Ints:
-    """16 -> 16 bits over 512 entries: base[i] + ((slope[i]*f + 64) >> 7), i = u >> 7, f = u & 127 (npu-reference 6.4)."""
+    """Interpolate 16 -> 16 bits over 512 entries: base[i] + ((slope[i]*f + 64) >> 7), i = u >> 7, f = u & 127 (npu-reference
+    6.4).
+    """
     u = values + 32768
     i = u >> 7
     result: Ints = base[i] + ((slope[i] * (u & 127) + 64) >> 7)
@@ -129,7 +129,7 @@ def interpolate_16(values: Ints, base: Ints, slope: Ints) -> Ints:
 
 
 def interpolate_32(values: Ints, base: Ints, slope: Ints) -> Ints:
-    """16 -> 32 bits: (base[i] << 7) + slope[i]*f, TOSA's TABLE int16 result (npu-reference 6.4)."""
+    """Interpolate 16 -> 32 bits: (base[i] << 7) + slope[i]*f, as TOSA's TABLE on int16 (npu-reference 6.4)."""
     u = values + 32768
     i = u >> 7
     result: Ints = (base[i] << 7) + slope[i] * (u & 127)
@@ -137,12 +137,12 @@ def interpolate_32(values: Ints, base: Ints, slope: Ints) -> Ints:
 
 
 def tanh_16(values: Ints, base: Ints, slope: Ints) -> Ints:
-    """The built-in tanh, a table in steps of 2**8 (npu-reference 6.4)."""
+    """Compute the built-in tanh, a table in steps of 2**8 (npu-reference 6.4)."""
     return _symmetric(_built_in(values, base, slope, 8), 8)
 
 
 def sigmoid_16(values: Ints, base: Ints, slope: Ints) -> Ints:
-    """The built-in sigmoid, the tanh table in steps of 2**9, halved and moved up (npu-reference 6.4)."""
+    """Compute the built-in sigmoid: the tanh table in steps of 2**9, halved and shifted up (npu-reference 6.4)."""
     return 16384 + _symmetric(_built_in(values, base, slope, 9), 10)
 
 
@@ -159,11 +159,11 @@ def _symmetric(t: Ints, n: int) -> Ints:
 
 
 def wrap_32(v: Ints) -> Ints:
-    """The low 32 bits, as a signed number."""
+    """Return the low 32 bits as a signed integer."""
     return v.astype(np.int32).astype(np.int64)
 
 
 def leading_zeros_32(v: Ints) -> Ints:
-    """Leading zeros of the 32-bit pattern; 32 for 0."""
-    pattern = (v & 0xFFFFFFFF).astype(np.float64)  # exact; frexp gives the bit length
+    """Count the leading zeros of the 32-bit pattern; 32 for 0."""
+    pattern = (v & 0xFFFFFFFF).astype(np.float64)  # exact; the exponent is the bit length
     return 32 - np.frexp(pattern)[1].astype(np.int64)

@@ -1,4 +1,4 @@
-"""Types of arrays."""
+"""Array types."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[Any]  # elements as they are stored, or in the type that a computation picks
+Array = npt.NDArray[Any]  # elements of a storage or computation type
 Ints = npt.NDArray[np.int64]  # exact integers
 Bytes = npt.NDArray[np.uint8]  # memory
 Dtype = np.dtype[Any]

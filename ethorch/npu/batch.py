@@ -1,7 +1,6 @@
-"""run_many: a program over many inputs, one image per thread.
+"""Run a program on many inputs, one image per thread.
 
-Each thread has a machine of its own, so a further image needs no memory but its inputs and outputs. What the plan runs, runs
-without Python's lock.
+Each thread has its own machine. The compiled plan runs without holding the GIL.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from ethorch.npu.plan import Images
 from ethorch.npu.program import Program
 from ethorch.support.errors import MachineFault
 
-IMAGES_AT_ONCE = 16  # that compiled code runs before Python looks whether somebody wants to stop
+IMAGES_AT_ONCE = 16  # images that compiled code runs before Python checks for interrupts
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where an input or an output of a program lies."""
+    """The location of an input or output of a program."""
 
     region: int
     offset: int
@@ -43,46 +42,45 @@ def run_many(
 ) -> list[Bytes]:
     """Run a program once for each image.
 
-    A machine keeps its memory from one image to the next, as a board does: programs whose results depend on what was in scratch
-    before are not for this.
+    A machine keeps its memory between images, as a board does. The result of the program must not depend on previous contents of
+    scratch.
 
     Args:
-        inputs: for each input its place, and an array whose first axis is the images; the bytes of one are ``nbytes``.
-        outputs: places of the outputs.
-        scratch_bytes, scratch_fast_bytes: sizes of regions 1 and 2, of each machine.
-        threads: how many images to run at a time; None takes the CPUs that this process may use.
-        machine: makes the machines instead, one for each thread.
+        inputs: Place of each input, and an array with the images on its first axis. An image has ``nbytes`` bytes.
+        outputs: Places of the outputs.
+        scratch_bytes, scratch_fast_bytes: Sizes of regions 1 and 2 of each machine.
+        threads: Number of images that run at a time. By default, the number of CPUs available to the process.
+        machine: Factory of the machines, called once per thread.
 
     Returns:
-        For each output uint8[images, nbytes].
+        uint8[images, nbytes] for each output.
 
     Raises:
-        MachineFault: what is wrong with the first image that does not get through, as ``Machine.run`` says it, or arrays
-            that do not fit their places.
+        MachineFault: An image fails, or an array does not fit its place. The fault is that of the first such image.
     """
     images = {len(array) for _, array in inputs}
     if len(images) != 1:
-        raise MachineFault(
-            f"the inputs hold {sorted(images)} images; all have to hold as many, and there has to be one input at least"
-        )
+        raise MachineFault(f"expected one or more inputs with equal numbers of images, got {sorted(images)} images")
     count = images.pop()
-    given = [(place, _as_bytes(place, array)) for place, array in inputs]
-    taken = [(place, np.empty((count, place.nbytes), np.uint8)) for place in outputs]
-    wanted = max(1, min(threads or available_cpus(), count))
+    sources = [(place, _as_bytes(place, array)) for place, array in inputs]
+    targets = [(place, np.empty((count, place.nbytes), np.uint8)) for place in outputs]
+    threads_needed = max(1, min(threads or available_cpus(), count))
 
-    def usual() -> Machine:
+    def default_machine() -> Machine:
         return Machine(program, scratch_bytes, scratch_fast_bytes)
 
-    batch = _Batch(given, taken, count)
-    machines = [(machine or usual)() for _ in range(wanted)]
-    for place, _ in (*given, *taken):
+    batch = _Batch(sources, targets, count)
+    machines = [(machine or default_machine)() for _ in range(threads_needed)]
+    for place, _ in (*sources, *targets):
         size = machines[0].region(place.region).size
         if place.offset < 0 or place.offset + place.nbytes > size:
-            raise MachineFault(f"bytes {place.offset}..{place.offset + place.nbytes} of region {place.region}, which has {size}")
-    if wanted == 1:
+            raise MachineFault(
+                f"bytes {place.offset}..{place.offset + place.nbytes} exceed region {place.region}, which has {size} bytes"
+            )
+    if threads_needed == 1:
         batch.work(machines[0])
     else:
-        with ThreadPoolExecutor(wanted) as pool:
+        with ThreadPoolExecutor(threads_needed) as pool:
             futures = [pool.submit(batch.work, m) for m in machines]
             try:
                 for future in futures:
@@ -92,11 +90,11 @@ def run_many(
     if batch.faults:
         image = min(batch.faults)
         raise batch.faults[image].of_image(image)
-    return [data for _, data in taken]
+    return [data for _, data in targets]
 
 
 def available_cpus() -> int:
-    """How many CPUs this process may use."""
+    """Return the number of CPUs available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -104,42 +102,42 @@ def _as_bytes(place: Place, array: Array) -> Bytes:
     data = np.ascontiguousarray(array)
     data = data.reshape(len(data), int(np.prod(data.shape[1:]))).view(np.uint8)
     if data.shape[1] != place.nbytes:
-        raise MachineFault(f"an image has {data.shape[1]} bytes for a place of {place.nbytes}")
+        raise MachineFault(f"expected {place.nbytes} bytes per image, got {data.shape[1]}")
     return data
 
 
 class _Batch:
-    """Images that threads take one after the other."""
+    """Images that the threads of one call process."""
 
-    def __init__(self, given: list[tuple[Place, Bytes]], taken: list[tuple[Place, Bytes]], count: int):
-        self.given, self.taken, self.count = given, taken, count
+    def __init__(self, sources: list[tuple[Place, Bytes]], targets: list[tuple[Place, Bytes]], count: int):
+        self.sources, self.targets, self.count = sources, targets, count
         self.faults: dict[int, MachineFault] = {}
         self._next = np.zeros(1, np.int64)  # shared with compiled code, which counts atomically
         self._lock = threading.Lock()
 
     def stop(self) -> None:
-        """No further image is begun."""
+        """Start no further image."""
         self._next[0] = self.count
 
     def work(self, machine: Machine) -> None:
-        """Run images until there are none."""
+        """Run images until all have been started."""
         try:
-            planned = machine.planned()
-        except MachineFault as fault:  # of the stream, whatever the image
+            planned = machine.compile_plan()
+        except MachineFault as fault:  # a fault of the stream, independent of the image
             self.faults[0] = fault
             return self.stop()
         if planned is None or not planned.plan.is_whole:
-            while (image := self._take()) < self.count:
-                self._one(machine, image)
+            while (image := self._next_image()) < self.count:
+                self._run_image(machine, image)
             return
-        images = Images(self._structs(self.given), self._structs(self.taken), self._next.ctypes.data, self.count)
+        images = Images(self._structs(self.sources), self._structs(self.targets), self._next.ctypes.data, self.count)
         while self._next[0] < self.count:
             left = planned.run_images(images, IMAGES_AT_ONCE)
-            if left is not None:  # data that compiled code may not run on
-                self._one(machine, left)
+            if left is not None:  # compiled code does not support this data
+                self._run_image(machine, left)
 
-    def _take(self) -> int:
-        """The number of the next image, where no compiled code counts."""
+    def _next_image(self) -> int:
+        """Return the index of the next image, if compiled code does not count."""
         with self._lock:
             self._next[0] += 1
             return int(self._next[0]) - 1
@@ -147,12 +145,12 @@ class _Batch:
     def _structs(self, places: list[tuple[Place, Bytes]]) -> list[tuple[int, int, int, int]]:
         return [(data.ctypes.data, place.nbytes, place.offset, place.region) for place, data in places]
 
-    def _one(self, machine: Machine, image: int) -> None:
+    def _run_image(self, machine: Machine, image: int) -> None:
         try:
-            for place, data in self.given:
+            for place, data in self.sources:
                 machine.region(place.region)[place.offset : place.offset + place.nbytes] = data[image]
             machine.run()
-            for place, data in self.taken:
+            for place, data in self.targets:
                 data[image] = machine.region(place.region)[place.offset : place.offset + place.nbytes]
         except MachineFault as fault:
             self.faults[image] = fault

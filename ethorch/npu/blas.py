@@ -1,7 +1,7 @@
 """Keep NumPy's products on one thread while the simulator runs.
 
-The products of a stream are small, since a stripe is a few rows. So a second thread gains little on an idle computer. On a
-busy one OpenBLAS's threads spin for each other: mobilenet_v2 took 0.9 s instead of 0.2 s beside a busy process.
+The products of a stream are small because a stripe has few rows, so threads gain little. On a busy computer, OpenBLAS's spinning
+threads slow a run several times.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _before = 0
 
 @cache
 def _openblas() -> tuple[ctypes._CFuncPtr, ctypes._CFuncPtr] | None:  # type: ignore[name-defined]
-    """(get, set) number of threads of the OpenBLAS that NumPy's wheels bring along; None with another BLAS."""
+    """Return OpenBLAS's getter and setter of the number of threads, or None with another BLAS."""
     for path in sorted(Path(np.__file__).parent.parent.glob("numpy.libs/lib*openblas*")):
         library = ctypes.CDLL(str(path))
         for suffix in ("64_", ""):
@@ -35,7 +35,7 @@ def _openblas() -> tuple[ctypes._CFuncPtr, ctypes._CFuncPtr] | None:  # type: ig
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One BLAS thread inside. The setting is the process's, so the last of several threads to leave restores it."""
+    """Limit BLAS to one thread. The setting is global: the last thread to leave the context restores it."""
     global _inside, _before
     functions = _openblas()
     if functions is None:

@@ -1,4 +1,4 @@
-"""What operations did: per command, per operator of the model, and as the PMU events that follow from it."""
+"""Work counters per command and per operator, and PMU events derived from them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ethorch.npu.stream import Operation
 
 @dataclass(kw_only=True)
 class Work:
-    """What operations did, added up over runs. Bytes are per region; -1 is internal memory.
+    """Work of operations, summed over runs. Bytes are per region; -1 is internal memory.
 
     Attributes:
-        blocks: OFM blocks, as OFM_BLK_* cut the OFM.
-        weight_bytes: of encoded weights; also part of ``read_bytes``, with the scales.
-        dma_bytes: what a DMA copied.
-        seconds: of simulation.
+        blocks: OFM blocks of size OFM_BLK_*.
+        weight_bytes: Bytes of encoded weights. ``read_bytes`` includes them, and the scales.
+        dma_bytes: Bytes copied by DMA.
+        seconds: Duration of the simulation.
     """
 
     runs: int = 0
@@ -42,9 +42,10 @@ class Counter(Work):
 
 @dataclass
 class OperatorCounter(Work):
-    """The work of all commands of one operator. ``source`` is None where no database names the operator.
+    """The work of all commands of one operator.
 
-    ``source.op_cycles`` is Vela's estimate for one run, to be held against ``seconds`` on a board.
+    Attributes:
+        source: Operator, or None if the debug database does not name it. ``source.op_cycles`` is Vela's estimate for one run.
     """
 
     source: Source | None
@@ -65,7 +66,7 @@ def _add(total: dict[int, int], part: Mapping[int, int]) -> None:
 
 
 def by_operator(counters: Iterable[Counter], sources: Sources | None) -> list[OperatorCounter]:
-    """Counters grouped by source, in the order of the stream."""
+    """Group counters by source, in the order of the stream."""
     groups: dict[int | None, OperatorCounter] = {}
     for counter in sorted(counters, key=lambda c: c.op.index):
         source = sources.at(counter.op.offset) if sources else None
@@ -80,22 +81,22 @@ AXI0_READ_BEATS, AXI0_WRITE_BEATS = 130, 135
 AXI1_READ_BEATS, AXI1_WRITE_BEATS = 386, 391
 
 BEAT_BYTES = {U55: 8, U65: 16, U85: 16}  # width of an AXI port
-# The port a region goes through, as Arm's driver sets REGIONCFG by default (npu-reference 9.2): region 0 goes through AXI1,
-# the others through AXI0. On U65 the arena, too, is external memory.
+# AXI port of each region with the default REGIONCFG of Arm's driver (npu-reference 9.2). Other regions use AXI0. On U65 the
+# arena is external memory, too.
 PORTS = {U55: {0: 1}, U65: {0: 1, 1: 1}, U85: {0: 1}}
 
 
 def events(
     counters: Iterable[Counter], npu: Npu, ports: Mapping[int, int] | None = None, cycles: int | None = None
 ) -> dict[int, int]:
-    """PMU events by number, as far as the work itself determines them.
+    """Return PMU events by number, as far as the work determines them.
 
-    They are lower bounds of what a board counts: every byte is moved once and in full beats, every MAC unit is busy.
-    Hardware reads an IFM again where blocks overlap or do not fit.
+    The counts are lower bounds: every byte is moved once in full beats, and every MAC unit is busy. Hardware reads an IFM again
+    if blocks overlap or do not fit.
 
     Args:
-        ports: AXI port by region; None takes what Arm's driver configures by default.
-        cycles: Vela's estimate of all runs; None leaves the events that count cycles out.
+        ports: AXI port by region. By default, the configuration of Arm's driver.
+        cycles: Vela's estimate for all runs. None omits the events that count cycles.
     """
     ports = PORTS[npu.family] if ports is None else ports
     beat = BEAT_BYTES[npu.family]
@@ -116,7 +117,7 @@ def events(
 
 @dataclass
 class Tally:
-    """What changes from run to run: how often a step ran, for how long."""
+    """Number and duration of the runs of a step."""
 
     runs: int = 0
     seconds: float = 0.0
@@ -124,7 +125,7 @@ class Tally:
     last_seconds: float = 0.0
 
     def add(self, run: int, seconds: float) -> None:
-        """The step has run once more, in the run of this number."""
+        """Add one execution of the step in run number ``run``."""
         self.runs += 1
         self.seconds += seconds
         self.last_seconds = self.last_seconds + seconds if self.last_run == run else seconds
@@ -153,7 +154,7 @@ def counter_of(step: Step, tally: Tally) -> Counter:
 
 
 def timeline(tallies: Iterable[tuple[Step, Tally]], sources: Sources | None) -> list[tuple[str, float]]:
-    """(name, seconds of the last run) of operators where ``sources`` are known, else of commands; waits are left out."""
+    """Return names and seconds of the last run, without waits: of operators if ``sources`` are available, else of commands."""
     result: dict[object, tuple[str, float]] = {}
     for step, tally in tallies:
         if not (step.prepared.computes or step.prepared.dma_bytes):

@@ -1,7 +1,7 @@
-"""A command stream as text for readers, and as plain data.
+"""Command streams as text and as plain data.
 
-Each operation is shown with what its registers amount to: boxes with shape, type, layout and place, kernel, scaling,
-activation. Places are ``region:address``.
+An operation shows the decoded registers: boxes with shape, type, layout and location, kernel, scaling, activation. Locations are
+``region:address``.
 """
 
 from __future__ import annotations
@@ -26,16 +26,14 @@ MARGIN = " " * 9
 
 @dataclass(frozen=True)
 class Line:
-    """One operation, worked out.
+    """One decoded operation.
 
     Attributes:
-        command, offset: its number and byte offset in the stream.
-        operation: its name and mode.
-        source: the operator it works for, if known.
-        tensors: text by name: OFM, IFM, WEIGHT, ...
-        details: text by subject: kernel, scale, activation, ...
-        registers: those that matter to it, raw.
-        fault: why it cannot run.
+        source: Operator that the command belongs to, if known.
+        tensors: Text by name: OFM, IFM, WEIGHT, ...
+        details: Text by subject: kernel, scale, activation, ...
+        registers: Raw values of the registers that the operation uses.
+        fault: Reason why the operation cannot run.
     """
 
     command: int
@@ -49,7 +47,7 @@ class Line:
 
 
 def lines(program: Program, sources: Sources | None = None) -> Iterator[Line]:
-    """Every operation of a program, in the order of the stream."""
+    """Iterate over the operations of a program in the order of the stream."""
     for op in program.operations():
         tensors: dict[str, str] = {}
         details: dict[str, str] = {}
@@ -67,7 +65,7 @@ def lines(program: Program, sources: Sources | None = None) -> Iterator[Line]:
 
 
 def rows(program: Program, sources: Sources | None = None) -> list[dict[str, Any]]:
-    """Every operation as plain data, for ``--json``."""
+    """Return the operations as plain data, for ``--json``."""
     result = []
     for line in lines(program, sources):
         row = {k: v for k, v in vars(line).items() if k != "source" and (v or k in ("command", "offset"))}
@@ -78,7 +76,7 @@ def rows(program: Program, sources: Sources | None = None) -> list[dict[str, Any
 
 
 def text(program: Program, sources: Sources | None = None) -> str:
-    """A program as text: a few lines for each operation, and a heading where another operator begins."""
+    """Format a program as text, with a heading for each operator."""
     header = program.header
     out = [f"; {header.npu.name}, {len(program.commands)} commands, {header.stop - header.start} bytes"]
     before: Source | None = None
@@ -103,7 +101,7 @@ def _text(line: Line) -> Iterator[str]:
 
 
 def _tensors(prepared: Prepared) -> dict[str, str]:
-    """What is written, then what is read."""
+    """Format written tensors, then tensors that are read."""
     return {a.name: _span(a) if isinstance(a, Span) else _box(a) for a in (*prepared.writes, *prepared.reads)}
 
 
@@ -128,7 +126,7 @@ def _box(fm: FeatureMap) -> str:
     return f"{kind} {'NHCWB16' if fm.bricks else 'NHWC'} at {places}, {strides}{zero_point}"
 
 
-def _named(op: Operation, key: str) -> str:
+def _value_name(op: Operation, key: str) -> str:
     return registers.value_names(op.npu.family)[key][op[key]]
 
 
@@ -139,7 +137,7 @@ def _details(op: Operation, prepared: Prepared) -> dict[str, str]:
     if op.name in WINDOWS:
         details |= _window(op)
     if op.name in ("NPU_OP_CONV", "NPU_OP_DEPTHWISE"):
-        details["weights"] = _named(op, "KERNEL_STRIDE.weight_order").lower().replace("_", " ")
+        details["weights"] = _value_name(op, "KERNEL_STRIDE.weight_order").lower().replace("_", " ")
         if op.state.get("WEIGHT_FORMAT.decoder"):
             details["weights"] += ", fast"
         if op.state.get("WEIGHT_FORMAT.sparsity"):
@@ -158,53 +156,53 @@ def _details(op: Operation, prepared: Prepared) -> dict[str, str]:
 def _window(op: Operation) -> dict[str, str]:
     dilation = op["KERNEL_STRIDE.dilation_y"], op["KERNEL_STRIDE.dilation_x"]
     size = [(op[f"KERNEL_{a}"] - 1) // d + 1 for a, d in zip(("HEIGHT", "WIDTH"), dilation, strict=True)]
-    found = {"kernel": f"{size[0]}x{size[1]}"}
+    details = {"kernel": f"{size[0]}x{size[1]}"}
     if kernel_stride(op) != (1, 1):
-        found["stride"] = "{}x{}".format(*kernel_stride(op))
+        details["stride"] = "{}x{}".format(*kernel_stride(op))
     if dilation != (1, 1):
-        found["dilation"] = "{}x{}".format(*dilation)
+        details["dilation"] = "{}x{}".format(*dilation)
     sides = [op[f"IFM_PAD_{side}"] for side in ("TOP", "LEFT", "BOTTOM", "RIGHT")]
     if any(sides):
-        found["pad"] = "top {} left {} bottom {} right {}".format(*sides)
+        details["pad"] = "top {} left {} bottom {} right {}".format(*sides)
     if op["IFM_UPSCALE"]:
-        found["upscale"] = _named(op, "IFM_UPSCALE").lower()
-    return found
+        details["upscale"] = _value_name(op, "IFM_UPSCALE").lower()
+    return details
 
 
 def _operands(op: Operation) -> dict[str, str]:
-    """Scales, scalars and order of an elementwise operation's inputs."""
-    found: dict[str, str] = {}
+    """Format scales, scalars and operand order of an elementwise operation."""
+    details: dict[str, str] = {}
     for key in ("OPA_SCALE", "OPB_SCALE", "IFM_SCALE", "IFM2_SCALE"):
         multiplier = op.state.get(f"{key}.scale", op.state.get(key, 0))
         shift = op.state.get(f"{key}.shift", 0)
         if multiplier and (multiplier, shift) != (1, 0):
-            found[key] = f"{multiplier} >> {shift}" if shift else str(multiplier)
+            details[key] = f"{multiplier} >> {shift}" if shift else str(multiplier)
     if op.state.get("IFM2_BROADCAST.constant"):
-        found["IFM2"] = f"constant {op['IFM2_SCALAR']}"
+        details["IFM2"] = f"constant {op['IFM2_SCALAR']}"
     for prefix in ("IFM", "IFM2"):
         name = registers.BROADCAST_U85.get(op.state.get(f"{prefix}_BROADCAST", 0), "")
         if name == "SCALAR":
-            found[prefix] = f"scalar {op['OP_SCALAR']}"
+            details[prefix] = f"scalar {op['OP_SCALAR']}"
     if op.state.get("IFM2_BROADCAST.operand_order"):
-        found["order"] = "IFM2 first"
-    return found
+        details["order"] = "IFM2 first"
+    return details
 
 
 def _output(op: Operation) -> dict[str, str]:
-    found: dict[str, str] = {}
-    rounding = next(_named(op, k) for k in ("OFM_PRECISION.rounding", "OFM_SCALE.rounding") if k in op.state)
+    details: dict[str, str] = {}
+    rounding = next(_value_name(op, k) for k in ("OFM_PRECISION.rounding", "OFM_SCALE.rounding") if k in op.state)
     if op["OFM_PRECISION.scale_mode"]:
-        found["scale"] = f"{op['OFM_SCALE.scale']} >> {op['OFM_SCALE.shift']} {rounding.lower()}"
+        details["scale"] = f"{op['OFM_SCALE.scale']} >> {op['OFM_SCALE.shift']} {rounding.lower()}"
     else:
-        found["scale"] = f"per channel, {rounding.lower()}"
+        details["scale"] = f"per channel, {rounding.lower()}"
     signed = op["OFM_PRECISION.signed"]
     low, high = (v - 0x10000 if signed and v & 0x8000 else v for v in (op["ACTIVATION_MIN"], op["ACTIVATION_MAX"]))
-    found["clamp"] = f"{low}..{high}"
+    details["clamp"] = f"{low}..{high}"
     if op["ACTIVATION.function"]:
         table = f" {op['ACTIVATION.table']}" if "ACTIVATION.table" in op.state else ""
-        found["activation"] = _named(op, "ACTIVATION.function") + table
+        details["activation"] = _value_name(op, "ACTIVATION.function") + table
     for key in ("OFM_PRECISION.transpose", "OFM_PRECISION.reverse", "ACC_FORMAT.input", "ACC_FORMAT.output"):
         if op.state.get(key):
-            found[key.partition(".")[2] if "OFM" in key else f"accumulator {key[11:]}"] = _named(op, key)
-    found["block"] = f"{op['OFM_BLK_HEIGHT']}x{op['OFM_BLK_WIDTH']}x{op['OFM_BLK_DEPTH']}"
-    return found
+            details[key.partition(".")[2] if "OFM" in key else f"accumulator {key[11:]}"] = _value_name(op, key)
+    details["block"] = f"{op['OFM_BLK_HEIGHT']}x{op['OFM_BLK_WIDTH']}x{op['OFM_BLK_DEPTH']}"
+    return details

@@ -1,7 +1,7 @@
-"""FeatureMap: bytes of a region seen as a box [H, W, C].
+"""Feature maps: bytes of a region accessed as a box [H, W, C].
 
-A box is cut into at most four tiles, each with its own base address (npu-reference 3.2). Inside a tile an element lies at
-``base + y*STRIDE_Y + x*STRIDE_X + c*size`` (NHWC) or at ``base + y*STRIDE_Y + x*STRIDE_X + (c//16)*STRIDE_C + (c%16)*size``
+A box has at most four tiles, each with its own base address (npu-reference 3.2). Inside a tile, the address of an element is
+``base + y*STRIDE_Y + x*STRIDE_X + c*size`` (NHWC) or ``base + y*STRIDE_Y + x*STRIDE_X + (c//16)*STRIDE_C + (c%16)*size``
 (NHCWB16: bricks of 16 channels). Lanes of the last brick beyond C are neither read nor written (npu-reference 3.3).
 """
 
@@ -24,19 +24,19 @@ STORAGE_TILE2X2, STORAGE_TILE3X1, STORAGE_CHAINED, STORAGE_NONE = 0, 1, 2, 3
 
 
 def element_type(signed: int, precision: int) -> Dtype:
-    """The NumPy type of a precision field: 0 8-bit, 1 16, 2 32, 3 64 (int48 values are stored in 64, npu-reference 2.5)."""
+    """Return the NumPy type of a precision field: 0 is 8-bit, 1 16, 2 32, 3 64 (int48 is stored in 64 bits, npu-reference 2.5)."""
     return np.dtype(f"<{'i' if signed else 'u'}{1 << precision}")
 
 
 @cache
 def type_range(dtype: Dtype) -> tuple[int, int]:
-    """The least and the largest value of an integer type."""
+    """Return the least and the largest value of an integer type."""
     info = np.iinfo(dtype)
     return int(info.min), int(info.max)
 
 
 class Tile(NamedTuple):
-    """Rows y..y+height, columns x..x+width of a box, at one base address."""
+    """Rows y..y+height and columns x..x+width of a box, at one base address."""
 
     y: int
     x: int
@@ -47,7 +47,9 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """A tile's elements in memory. ``array`` is [h, w, C]; NHCWB16 has [h, bricks, w, 16] and a last partial brick."""
+    """Elements of a tile in memory. ``array`` is [h, w, C]; for NHCWB16, [h, bricks, w, 16], with the last partial brick in
+    ``rest``.
+    """
 
     tile: Tile
     array: Array
@@ -60,9 +62,9 @@ class View:
 
 @dataclass(eq=False)
 class FeatureMap:
-    """Where a box lies and how its elements are stored. It owns no bytes: ``views`` lays it over a region's memory.
+    """Location and layout of a box. ``views`` applies it to a region's memory.
 
-    Nobody changes one. It is not frozen because a frozen dataclass takes six times as long to make, and a stream has thousands.
+    Instances are immutable by convention. Frozen ones are six times as slow to construct, and a stream has thousands.
     """
 
     name: str
@@ -88,7 +90,7 @@ class FeatureMap:
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes move when every element is accessed once."""
+        """Number of bytes moved if every element is accessed once."""
         return self.elements * self.dtype.itemsize
 
     @property
@@ -101,7 +103,7 @@ class FeatureMap:
 
     @cached_property
     def tiles(self) -> list[Tile]:
-        """The box cut at HEIGHT0, HEIGHT1 and WIDTH0 (npu-reference 3.2); storage TILE3X1 stacks three tiles vertically."""
+        """The box cut at HEIGHT0, HEIGHT1 and WIDTH0 (npu-reference 3.2). Storage TILE3X1 stacks three tiles vertically."""
         h0, h1, w0 = self.tile_size
         height, width = self.height, self.width
         if height <= h0 and width <= w0:
@@ -119,28 +121,32 @@ class FeatureMap:
         return [Tile(*box) for box in boxes if box[2] > 0 and box[3] > 0]
 
     def extents(self) -> list[tuple[int, int]]:
-        """For each tile, its lowest address and the one behind its highest; NHCWB16 in whole bricks."""
+        """Return [lowest address, end address) of each tile. NHCWB16 counts whole bricks."""
         size = self.dtype.itemsize
         sy, sx, sc = self.strides
         channels = (-(-self.depth // BRICK) - 1) * sc + BRICK * size if self.bricks else self.depth * size
-        found = []
+        extents = []
         for tile in self.tiles:
             reach = [(tile.height - 1) * sy, (tile.width - 1) * sx]
             low = tile.base + sum(min(step, 0) for step in reach)
-            found.append((low, tile.base + sum(max(step, 0) for step in reach) + channels))
-        return found
+            extents.append((low, tile.base + sum(max(step, 0) for step in reach) + channels))
+        return extents
 
     def views(self, memory: Bytes) -> list[View]:
-        """The tiles over one region's uint8 memory; MachineFault if a byte lies outside or an address is misaligned."""
+        """Return views of the tiles in a region's memory.
+
+        Raises:
+            MachineFault: A byte is outside the memory, or an address is misaligned.
+        """
         return [self._view(tile, memory) for tile in self.tiles]
 
     def _view(self, tile: Tile, memory: Bytes) -> View:
         size = self.dtype.itemsize
         sy, sx, sc = self.strides
         alignment = BRICK if self.bricks else size
-        for what, address in (("base", tile.base), ("STRIDE_Y", sy), ("STRIDE_X", sx), ("STRIDE_C", sc)):
-            if address % alignment and (self.bricks or what != "STRIDE_C"):
-                raise MachineFault(f"{self.name} {what} {address:#x} is not aligned to {alignment} bytes")
+        for field, address in (("base", tile.base), ("STRIDE_Y", sy), ("STRIDE_X", sx), ("STRIDE_C", sc)):
+            if address % alignment and (self.bricks or field != "STRIDE_C"):
+                raise MachineFault(f"{self.name} {field} {address:#x} is not aligned to {alignment} bytes")
         if not self.bricks:
             shape = tile.height, tile.width, self.depth
             return View(tile, self._array(memory, tile, tile.base, shape, (sy, sx, size)))
@@ -167,7 +173,7 @@ class FeatureMap:
 
 @cache
 def _registers(prefix: str) -> tuple[str, ...]:
-    """Names of the registers that describe a map, in the order in which ``feature_map`` reads them."""
+    """Return the registers that describe a feature map, in the order in which ``feature_map`` reads them."""
     names = (
         "REGION PRECISION.signed PRECISION.precision STRIDE_Y STRIDE_X STRIDE_C HEIGHT0 HEIGHT1 WIDTH0 PRECISION.format ZERO_POINT"
     )
@@ -180,7 +186,7 @@ def _storage(prefix: str) -> str:
 
 
 def feature_map(op: Operation, prefix: str, shape: tuple[int, int, int]) -> FeatureMap:
-    """The feature map the registers of ``prefix`` (IFM, IFM2, OFM) describe, as a box of the given shape."""
+    """Return the feature map described by the registers of ``prefix`` (IFM, IFM2 or OFM), as a box of ``shape``."""
     state = op.state
     region, signed, precision, sy, sx, sc, h0, h1, w0, form, zero_point, *bases = [state[name] for name in _registers(prefix)]
     return FeatureMap(
@@ -200,7 +206,7 @@ def feature_map(op: Operation, prefix: str, shape: tuple[int, int, int]) -> Feat
 
 
 def read_rows(views: list[View], first: int, out: Array) -> None:
-    """Fill ``out`` [n, W, C], of any type that holds the values, with rows first..first+n of a box."""
+    """Fill ``out`` [n, W, C] with rows first..first+n of a box. Its type must hold the values."""
     for view, rows, part in _overlaps(views, first, out):
         if view.array.ndim == 3:
             part[...] = view.array[rows]
@@ -213,7 +219,7 @@ def read_rows(views: list[View], first: int, out: Array) -> None:
 
 
 def write_rows(views: list[View], first: int, values: Array) -> None:
-    """Store ``values`` [n, W, C], already of the stored type, as rows first..first+n of a box."""
+    """Store ``values`` [n, W, C], which have the stored type, as rows first..first+n of a box."""
     for view, rows, part in _overlaps(views, first, values):
         if view.array.ndim == 3:
             view.array[rows] = part
@@ -226,7 +232,7 @@ def write_rows(views: list[View], first: int, values: Array) -> None:
 
 
 def _overlaps(views: list[View], first: int, values: Array) -> Iterator[tuple[View, slice, Array]]:
-    """Each view that shares rows with ``values``: the view's rows, and the part of ``values`` they belong to."""
+    """Yield each view that shares rows with ``values``, its shared rows, and the matching part of ``values``."""
     for view in views:
         t = view.tile
         low, high = max(first, t.y), min(first + values.shape[0], t.y + t.height)
@@ -235,7 +241,7 @@ def _overlaps(views: list[View], first: int, values: Array) -> Iterator[tuple[Vi
 
 
 def by_brick(array: Array, full: int) -> Array:
-    """The first full*16 channels of [h, w, c] as a view [h, w, full, 16]."""
+    """Return a view [h, w, full, 16] of the first full*16 channels of [h, w, c]."""
     h, w, _ = array.shape
     sy, sx, size = array.strides
     return np.lib.stride_tricks.as_strided(array, (h, w, full, BRICK), (sy, sx, BRICK * size, size))

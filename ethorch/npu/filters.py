@@ -1,9 +1,8 @@
-"""Filters: an operation's decoded weights, biases and scales, in the layout its products want.
+"""Filters: decoded weights, biases and scales of an operation, prepared for exact matrix products.
 
-Sums are exact. x*w is summed over raw IFM values, where padding holds the zero point. The zero point's share is the same
-for every window and moves into the bias. So |sum| <= max|x| * sum|w|, a bound that the weights themselves give. float32
-products are exact below 2**24, float64 products below 2**53. A sum beyond float32's bound is cut into parts that stay below
-it, as long as the parts move fewer bytes than float64 would.
+x*w is summed over raw IFM values, with the zero point as padding. The zero point's share of the sum is constant and is part of
+the bias. So |sum| <= max|x| * sum|w|, a bound that depends only on the weights. float32 products are exact below 2**24, float64
+products below 2**53. A sum beyond float32's bound is split into parts below it if the parts move fewer bytes than float64.
 """
 
 from __future__ import annotations
@@ -26,24 +25,24 @@ from ethorch.npu.weights.order import Order
 from ethorch.support.errors import MachineFault
 
 FLOAT32_EXACT, FLOAT64_EXACT = 1 << 24, 1 << 53
-STREAM_ALIGNMENT = 16  # bytes, of a weight or scale stream's address and length (npu-reference 4)
+STREAM_ALIGNMENT = 16  # bytes; alignment of a weight or scale stream's address and length (npu-reference 4)
 LEAST_WEIGHT, MOST_WEIGHT = -256, 255  # weights have 9 bits (npu-reference 4.1)
-MOST_PARTS = 4  # of a float32 sum; more cost as much as float64
-PART_CHOICES = 128  # places where a sum may be cut
+MOST_PARTS = 4  # parts of a float32 sum; more are as slow as float64
+PART_CHOICES = 128  # candidate positions for splitting a sum
 _PIECE = 1 << 17  # weights whose magnitudes are summed at a time, to save memory
 
 
 @dataclass(frozen=True, eq=False)
 class Filter:
-    """Weights [K, O] (CONV, K = KH*KW*C) or [KH*KW, O] (DEPTHWISE), to be multiplied in a float type with exact sums.
+    """Weights [K, O] (CONV, K = KH*KW*C) or [KH*KW, O] (DEPTHWISE) for products in a float type with exact sums.
 
     Attributes:
-        matrix: the weights, in as few bytes as they fit into.
-        dtype: the float type.
-        parts: row ranges of ``matrix`` whose sums are exact on their own.
-        offset: int64[O], the zero point's share of every sum, to be added.
-        bias: int64[O]; it belongs to the output stage (npu-reference pitfall 19).
-        largest: float64[O], a bound on |sum + offset + bias| and on what is added up on the way.
+        matrix: Weights, in the smallest type that holds them.
+        dtype: Float type of the product.
+        parts: Row ranges of ``matrix`` whose sums are exact separately.
+        offset: int64[O], the zero point's share, added to every sum.
+        bias: int64[O], added by the output stage (npu-reference pitfall 19).
+        largest: float64[O], a bound on |sum + offset + bias| and on intermediate sums.
     """
 
     matrix: Array
@@ -64,7 +63,7 @@ class Scales:
 
 
 class Streams:
-    """The weight and scale streams of one operation. They are decoded at the first run, and again when their bytes change."""
+    """Weight and scale streams of one operation, decoded at the first run and again if their bytes change."""
 
     def __init__(self, op: Operation, ifm: FeatureMap, kind: str | None, kernel: tuple[int, int]):
         self.ifm = ifm
@@ -88,18 +87,18 @@ class Streams:
         return (*self.weight_spans, *self.scale_spans)
 
     def get(self, m: Memory) -> Filter | Scales:
-        """The decoded streams as they are in memory now. Constants cannot change; staged copies are compared."""
+        """Return the decoded streams. Bytes outside the constant region are compared with the cached ones."""
         cached, constant = self._cached, all(m.is_constant(s.region) for s in self.spans)
         if cached is not None and constant and cached[0] is None:
             return cached[1]
         data = self._digest(m.span)
         if cached is None or data != cached[0]:
-            value = m.decoded(self._key(data), lambda: self.decode(m.span))
+            value = m.decode(self._key(data), lambda: self.decode(m.span))
             self._cached = cached = (None if constant else data, value)
         return cached[1]
 
     def key(self, read: Callable[[Span], Bytes]) -> Hashable:
-        """Equal for streams that decode to the same, from the bytes that ``read`` gives."""
+        """Return a key that is equal for streams with equal decoded contents. ``read`` returns the bytes of a span."""
         return self._key(self._digest(read))
 
     def _digest(self, read: Callable[[Span], Bytes]) -> bytes:
@@ -113,7 +112,7 @@ class Streams:
         return data, tuple(s.size_bytes for s in self.spans), context
 
     def decode(self, read: Callable[[Span], Bytes]) -> Filter | Scales:
-        """The streams decoded from the bytes that ``read`` gives."""
+        """Decode the streams from the bytes that ``read`` returns."""
         bias, scaling = self._scales(read)
         if self.order is None:
             return Scales(bias, scaling)
@@ -127,7 +126,7 @@ class Streams:
         parts = _parts(sums, most, step, rows.shape[1])
         largest = sums.sum(axis=1, dtype=np.int64).astype(np.float64) * reach
         if largest.max(initial=0) >= FLOAT64_EXACT:
-            raise MachineFault("convolution sums may pass 2**53, which no legal program reaches")
+            raise MachineFault("convolution sums may exceed 2**53, which no legal program reaches")
         largest += np.abs(bias) + np.abs(offset)
         matrix = np.ascontiguousarray(rows.T)
         dtype = np.float32 if parts else np.float64
@@ -136,30 +135,30 @@ class Streams:
     def _scales(self, read: Callable[[Span], Bytes]) -> tuple[Ints, Scaling]:
         depth = self.depth
         if not self.scale_spans:
-            raise MachineFault("per-channel scales are wanted, but SCALE_LENGTH is 0")
+            raise MachineFault("the operation requires per-channel scales, but SCALE_LENGTH is 0")
         streams = [decode.decode_scales(read(s).tobytes(), self.layout) for s in self.scale_spans]
         columns = []
         for values in zip(*streams, strict=True):
             column = np.zeros(depth, np.int64)
             for s, part in enumerate(values):
-                wanted = len(column[s :: len(streams)])
-                if len(part) < wanted:
-                    raise MachineFault(f"the scale stream has {len(part)} entries for {wanted} channels")
-                column[s :: len(streams)] = part[:wanted]
+                channels = len(column[s :: len(streams)])
+                if len(part) < channels:
+                    raise MachineFault(f"expected {channels} entries in the scale stream, got {len(part)}")
+                column[s :: len(streams)] = part[:channels]
             columns.append(column)
         bias, multiplier, shift = columns
         return bias, Scaling(multiplier, shift, self.rounding)
 
     def _weights(self, read: Callable[[Span], Bytes], order: Order) -> Array:
-        """int8 or int16 W[o][ky*KW+kx][i] from all streams."""
+        """Return int8 or int16 W[o][ky*KW+kx][i] from all streams."""
         fast = self.fast
-        wanted = 1 if fast else min(order.streams, order.ofm_depth)
-        if len(self.weight_spans) < wanted:
-            raise MachineFault(f"{len(self.weight_spans)} weight streams, {wanted} wanted")
+        streams_needed = 1 if fast else min(order.streams, order.ofm_depth)
+        if len(self.weight_spans) < streams_needed:
+            raise MachineFault(f"expected {streams_needed} weight streams, got {len(self.weight_spans)}")
         decode_weights = decode.decode_fast if fast else decode.decode_standard
         streams = [decode_weights(read(span)) for span in self.weight_spans]
-        if sum(map(len, streams)) < order.weights:  # before anything of the announced size is allocated
-            raise MachineFault(f"weight streams hold {sum(map(len, streams))} weights, the operation has {order.weights}")
+        if sum(map(len, streams)) < order.weights:  # checked before an array of the declared size is allocated
+            raise MachineFault(f"expected {order.weights} weights in the streams, got {sum(map(len, streams))}")
         flat = np.zeros(order.weights, np.result_type(*streams))
         if fast:
             streams = self._sequences(streams[0], order)
@@ -170,21 +169,21 @@ class Streams:
         return flat.reshape(order.ofm_depth, -1, order.ifm_depth)
 
     def _sequences(self, values: Array, order: Order) -> list[Array]:
-        """What a fast stream holds for each core. It is padded to 32 bytes, so it may hold a few values more."""
+        """Split a fast stream into the weights of each core. The stream is padded to 32 bytes, so it may have trailing values."""
         count = sum(traversal.entries(replace(order, stream=s), self.family) for s in range(order.streams))
         if len(values) < count:
-            raise MachineFault(f"weight stream holds {len(values)} weights, the operation wants {count}")
+            raise MachineFault(f"expected {count} weights in the stream, got {len(values)}")
         return list(traversal.sequences(order, values[:count])) if order.streams > 1 else [values[:count]]
 
     def _place(self, flat: Array, values: Array, order: Order) -> None:
         count = traversal.entries(order, self.family)
         if len(values) != count:
-            raise MachineFault(f"weight stream holds {len(values)} weights, the operation wants {count}")
+            raise MachineFault(f"expected {count} weights in the stream, got {len(values)}")
         traversal.place(order, self.family, values, flat)
 
 
 def _spans(op: Operation, names: list[str], region: str) -> list[Span]:
-    """The streams of these registers that have a length."""
+    """Return the streams of these registers with a length above 0."""
     spans = [
         Span(n, op[region], op[f"{n}_BASE"], op[f"{n}_LENGTH"]) for n in names[: op.npu.cores] if op.state.get(f"{n}_LENGTH", 0)
     ]
@@ -197,9 +196,10 @@ def _spans(op: Operation, names: list[str], region: str) -> list[Span]:
 
 
 def _magnitudes(weights: Array, most: int) -> tuple[Array, int]:
-    """(sums of |weight| over groups of K in weights [O, K], int32[O, groups]; how many K a group has)
+    """Sum |weight| over groups of K in weights [O, K]. One group is enough if no sum exceeds ``most``.
 
-    One group is enough where no sum can pass ``most``, which float32 holds exactly.
+    Returns:
+        Sums as int32[O, groups], and the group size.
     """
     taps = weights.shape[1]
     if taps * -LEAST_WEIGHT <= most:
@@ -212,11 +212,11 @@ def _magnitudes(weights: Array, most: int) -> tuple[Array, int]:
 
 
 def _parts(sums: Array, most: int, step: int, taps: int) -> tuple[slice, ...]:
-    """Ranges of K whose sums float32 holds exactly; empty when float64 is the better choice.
+    """Return ranges of K whose sums are exact in float32, or () if float64 is the better choice.
 
     Args:
-        sums: of |weight| over groups of ``step`` of the ``taps``, [O, groups].
-        most: what a sum of them may be.
+        sums: Sums of |weight| over groups of ``step`` of the ``taps``, [O, groups].
+        most: Limit of a sum.
     """
     if not taps or sums.sum(axis=1, dtype=np.int64).max(initial=0) <= most:
         return (slice(None),)

@@ -1,10 +1,9 @@
-"""What an operation computes, as data: for the plan, which runs it in compiled code.
+"""Forms: computations of operations as data, for the plan, which executes them in compiled code.
 
-``Prepared.run`` and its form say the same thing twice. The function is the specification: where the two differ, the form, or
-what reads it, is wrong.
+``Prepared.run`` specifies the same computation; if they differ, the form or its reader is wrong.
 
-Nobody changes a form, a window or what ``prepared`` has. They are not frozen: a stream has thousands, and a frozen dataclass
-takes four times as long to make.
+Forms, windows and the fields of ``Prepared`` are immutable by convention. A frozen dataclass takes four times as long to
+construct, and a stream has thousands.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ IDENTITY = scaling(1, 0, "NATURAL")
 
 @dataclass(eq=False)
 class Nothing:
-    """A command that only orders or observes what is executed."""
+    """A command that only orders or observes execution."""
 
 
 @dataclass(eq=False)
 class Copy:
-    """A DMA of one run of bytes."""
+    """A DMA of one contiguous run of bytes."""
 
     source: Span
     target: Span
@@ -41,10 +40,10 @@ class Transfer:
     """A DMA of ``outer`` times ``inner`` runs of ``length`` bytes.
 
     Attributes:
-        source, target: (region, address, stride of the inner loop, stride of the outer loop).
-        by_source, by_target: whether the inner loop's number is looked up, for that end.
-        index: (region, address, bytes from one outer turn's indices to the next's).
-        limit: the largest index allowed.
+        source, target: Region, address, stride of the inner loop, and stride of the outer loop.
+        by_source, by_target: Whether the inner position comes from the index list, for that end.
+        index: Region, address, and bytes between the indices of consecutive outer iterations.
+        limit: Largest index allowed.
     """
 
     length: int
@@ -60,7 +59,7 @@ class Transfer:
 
 @dataclass(eq=False)
 class Convolution:
-    """A convolution with weights of a stream; ``depthwise`` keeps channels apart."""
+    """A convolution with weights from a stream. ``depthwise`` keeps channels separate."""
 
     window: Window
     streams: Streams
@@ -70,7 +69,7 @@ class Convolution:
 
 @dataclass(eq=False)
 class Product:
-    """A 1x1 convolution with weights of a feature map [1, O, C]."""
+    """A 1x1 convolution with weights from a feature map [1, O, C]."""
 
     window: Window
     weights: FeatureMap
@@ -83,9 +82,9 @@ class Pool:
     """A pool.
 
     Attributes:
-        kind: SUM, AVERAGE (the sum over the valid positions' reciprocal), MAX, MIN, REDUCE_SUM, NONE, ARGMAX_Y or ARGMAX_X.
+        kind: SUM, AVERAGE (divided by the number of valid positions), MAX, MIN, REDUCE_SUM, NONE, ARGMAX_Y or ARGMAX_X.
         window: None for NONE.
-        scaling: of the whole OFM, a scale stream, or None where nothing is scaled.
+        scaling: Scaling of the OFM, a scale stream, or None without scaling.
     """
 
     kind: str
@@ -96,15 +95,15 @@ class Pool:
 
 @dataclass(eq=False)
 class Value:
-    """What an elementwise operation computes of its operands: a function of int64 arrays, and the same as data.
+    """The computation of an elementwise operation, as a function of int64 arrays and as data.
 
     Attributes:
-        name: ADD, MUL, ... as the mode of U85 is called.
-        compute: the function.
-        scales: of the operands, before the function; ``compute`` applies them.
-        wraps: the result keeps its low 32 bits.
-        rounds: a shift to the right rounds half up; else it is a floor.
-        mask: the bits of the first operand that count (LSR), or -1.
+        name: U85 name of the mode: ADD, MUL, ...
+        compute: The function. It applies ``scales``.
+        scales: Scalings of the operands, applied before the function.
+        wraps: Whether the result keeps only its low 32 bits.
+        rounds: Whether a right shift rounds half up instead of down.
+        mask: Bits of the first operand that are used (LSR), or -1.
     """
 
     name: str
@@ -117,7 +116,7 @@ class Value:
 
 @dataclass(eq=False)
 class Elementwise:
-    """An operation element by element. Operands are feature maps, or constants less the zero point."""
+    """An elementwise operation. Operands are feature maps, or constants minus their zero point."""
 
     value: Value
     operands: tuple[FeatureMap | int, ...]
@@ -127,8 +126,11 @@ class Elementwise:
 
 @dataclass(eq=False)
 class Resize:
-    """A resize. ``rows`` and ``columns``: the denominator n, and for each output index two input indices and the fraction of n
-    between them."""
+    """A resize.
+
+    Attributes:
+        rows, columns: Denominator n, and for each output index two input indices and the numerator of the fraction between them.
+    """
 
     ifm: FeatureMap
     mode: int

@@ -1,11 +1,10 @@
-"""The optional checks: ``overlap`` and ``uninitialized``.
+"""The optional checks ``overlap`` and ``uninitialized``.
 
-``overlap``: an operation whose OFM lies on what it still has to read. The simulator computes an operation as if all inputs
-were read first. Hardware works block by block and reads ahead. So an OFM may lie on an input only where every element is
-written to the very place it alone was read from: operations element by element, same layout on both sides. Vela makes such
-operations to save memory (its feature ReuseIFM).
+``overlap`` finds operations whose OFM overlaps inputs that are still being read. The simulator reads all inputs first; hardware
+works block by block and reads ahead. So an OFM may overlap an input only if each element overwrites the only element that it
+depends on: elementwise operations with equal layouts. Vela emits such operations to save memory (feature ReuseIFM).
 
-``uninitialized``: a read of bytes that neither the caller nor the stream has written.
+``uninitialized`` finds reads of bytes that neither the caller nor the stream has written.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from ethorch.support.errors import MachineFault
 
 
 def check_overlap(m: Memory, step: Step) -> None:
-    """MachineFault when the operation may race with itself."""
+    """Raise MachineFault if the operation may overwrite inputs before it reads them."""
     for ofm in step.prepared.writes:
         for read in step.prepared.reads:
             if isinstance(ofm, Span):
@@ -31,7 +30,7 @@ def check_overlap(m: Memory, step: Step) -> None:
             else:
                 clash = m.overlap(read, ofm) and not _in_place(step, read, ofm) and _maps_clash(m, read, ofm)
             if clash:
-                raise MachineFault(f"{ofm.name} lies on {read.name}, which is still being read while it is written")
+                raise MachineFault(f"{ofm.name} overlaps {read.name}, which is still being read while it is written")
 
 
 def _spans_clash(a: Span, b: Span) -> bool:
@@ -39,13 +38,13 @@ def _spans_clash(a: Span, b: Span) -> bool:
 
 
 def _onto_itself(step: Step, read: Span, written: Span) -> bool:
-    """A plain DMA from a place to the same place: Vela leaves copies in that its allocation has made needless."""
+    """Return True for a plain DMA onto its source. Vela leaves in copies that its allocation made redundant."""
     plain = not any(step.op.state.get(f"DMA0_{end}_REGION.stride_mode", 0) for end in ("SRC", "DST"))
     return plain and (read.base, read.size_bytes) == (written.base, written.size_bytes)
 
 
 def _marks(m: Memory, fm: FeatureMap, region: int) -> Bytes:
-    """For each byte of a region: not 0 where it is part of the feature map."""
+    """Return nonzero for each byte of a region that the feature map covers."""
     marks = np.zeros(m.region(region).size, np.uint8)
     if fm.in_memory and fm.region == region:
         for view in fm.views(marks):
@@ -59,10 +58,10 @@ def _maps_clash(m: Memory, a: FeatureMap, b: FeatureMap) -> bool:
 
 
 def _in_place(step: Step, read: FeatureMap, ofm: FeatureMap) -> bool:
-    """Whether each element of ``ofm`` depends on that element of ``read`` alone, and takes its place."""
+    """Return True if each element of ``ofm`` depends only on the element of ``read`` that it overwrites."""
     op = step.op
     if read.name == "IFM2" and op.state.get("ACC_FORMAT.input") == ACC_IFM2:
-        pass  # what an accumulator starts from
+        pass  # initial values of the accumulators
     elif op.name in ("NPU_OP_POOL", "NPU_OP_DEPTHWISE"):
         if (op["KERNEL_HEIGHT"], op["KERNEL_WIDTH"], op["IFM_UPSCALE"]) != (1, 1, 0):
             return False
@@ -78,33 +77,33 @@ def _layout(fm: FeatureMap) -> tuple[object, ...]:
 
 
 class Unwritten:
-    """Which bytes of a memory nothing has written. Constants count as written."""
+    """Bytes of a memory that have not been written. Constants count as written."""
 
     def __init__(self, memory: Memory):
         self._marks = {n: np.full(r.size, n == 0, np.uint8) for n, r in memory.regions.items()}
         memory.watch = lambda span: self.mark(span.region, span.base, span.size_bytes)
 
     def mark(self, region: int, start: int, size_bytes: int) -> None:
-        """These bytes have been written."""
+        """Mark bytes as written."""
         self._marks[region][start : start + size_bytes] = 1
 
     def check_reads(self, m: Memory, prepared: Prepared) -> None:
-        """MachineFault when an operation is about to read what nothing has written."""
+        """Raise MachineFault if an operation is about to read unwritten bytes."""
         for access in prepared.reads:
             if isinstance(access, Span) and not prepared.computes:
-                continue  # a DMA may move what nobody reads
+                continue  # a DMA may move bytes that are never used
             for marks in self._of(m, access):
                 if not np.all(marks == _all_written(marks)):
-                    raise MachineFault(f"{access.name} reads bytes of region {access.region} that nothing has written")
+                    raise MachineFault(f"{access.name} reads unwritten bytes of region {access.region}")
 
     def mark_writes(self, m: Memory, prepared: Prepared) -> None:
-        """An operation has run."""
+        """Mark the writes of an operation."""
         for access in prepared.writes:
             for marks in self._of(m, access):
                 marks[...] = _all_written(marks)
 
     def _of(self, m: Memory, access: Access) -> list[Array]:
-        """The marks of an access: an element for each of its elements."""
+        """Return the marks of an access, one element for each of its elements."""
         if isinstance(access, FeatureMap) and not access.in_memory:
             return []
         m.region(access.region)
@@ -115,5 +114,5 @@ class Unwritten:
 
 
 def _all_written(marks: Array) -> int:
-    """The element whose bytes are all marked."""
+    """Return the integer with 1 in each byte."""
     return sum(1 << (8 * i) for i in range(marks.itemsize))

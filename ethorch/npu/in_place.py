@@ -1,8 +1,8 @@
-"""Inputs read where they lie, outputs written where they belong: a command stream for which neither is copied around a run.
+"""Rewrite command streams to read inputs and write outputs at other addresses, without copies around a run.
 
-Vela's plan has an input in the scratch region until its last reader has run; then other tensors lie there, as they do where an
-output comes to lie. What reads the input is given another address; what reads the others is not. So each byte of the region is
-followed through the stream, for outputs from its end on.
+Vela reuses the scratch bytes of an input after its last reader, and those of an output before its first writer. Only accesses to
+the input or output itself get another address. So each byte of the region is tracked through the stream, for outputs from the
+end.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from ethorch.npu.forms import Transfer
 from ethorch.npu.memory import SCRATCH, Access
 from ethorch.npu.prepared import Prepared
 from ethorch.npu.program import Program
-from ethorch.npu.runs import Run, read_by, written_by
+from ethorch.npu.runs import Run, iterate_reads, iterate_writes
 from ethorch.npu.stream import COP1
 from ethorch.npu.stream_writer import Bits, with_registers
 from ethorch.support.errors import MachineFault
 
-#: Addresses move by multiples of this: bricks and transfers lie on them (npu-reference 3.2, 7).
+#: Alignment of address changes, required by bricks and transfers (npu-reference 3.2, 7).
 IN_PLACE_ALIGNMENT = 16
-#: Operands whose registers can name another region: the start of an address register's name -> the register of its region.
+#: Prefix of an operand's address register -> register of its region, for operands that can use another region.
 _REGIONS = {
     "IFM_BASE": "IFM_REGION", "IFM2_BASE": "IFM2_REGION", "DMA0_SRC": "DMA0_SRC_REGION", "DMA0_IDX": "DMA0_IDX_REGION",
     "OFM_BASE": "OFM_REGION", "DMA0_DST": "DMA0_DST_REGION",
 }  # fmt: skip
-_OF_TRANSFERS = ("DMA0_SRC_REGION", "DMA0_DST_REGION")  # they have more fields than the region
+_OF_TRANSFERS = ("DMA0_SRC_REGION", "DMA0_DST_REGION")  # these registers have further fields
 _TRANSFER = "NPU_OP_DMA_START"
-_WAITS = {_TRANSFER: "NPU_OP_DMA_WAIT"}  # of other operations, NPU_OP_KERNEL_WAIT
-_MOST = 254  # inputs that a byte can tell from one another
-_UNKNOWN = 255  # a byte that may or may not have been written
+_WAITS = {_TRANSFER: "NPU_OP_DMA_WAIT"}  # other operations: NPU_OP_KERNEL_WAIT
+_MOST = 254  # distinct inputs that a byte's mark can encode
+_UNKNOWN = 255  # mark of a byte that may have been overwritten
 
 
 @dataclass(frozen=True)
 class Window:
-    """The bytes of the scratch region, from ``start`` to before ``stop``, that an input is copied to, or an output from."""
+    """Bytes [start, stop) of the scratch region that hold an input or output."""
 
     start: int
     stop: int
@@ -48,7 +48,7 @@ class Window:
 
 @dataclass(frozen=True)
 class _Use:
-    """An operand that a window holds: of which operation, by its number, by which runs, and whether it is written."""
+    """An access to a window by the operation with index ``step``."""
 
     step: int
     runs: tuple[Run, ...]
@@ -58,7 +58,7 @@ class _Use:
 
 @dataclass(frozen=True)
 class _Step:
-    """An operation: its name and value, where its command is, what it reads and writes."""
+    """An operation: name, value, byte offset of its command, reads and writes."""
 
     name: str
     value: int
@@ -69,22 +69,23 @@ class _Step:
 
 
 class Inputs:
-    """How a command stream reads its inputs.
+    """Accesses of a command stream to its inputs and outputs.
 
     Args:
-        commands: a driver payload.
-        scratch_bytes: of the scratch region.
-        windows: where the inputs are copied to.
-        program: of the commands, where it is there already.
-        outputs: where outputs are copied from.
+        commands: Driver payload.
+        scratch_bytes: Size of the scratch region.
+        windows: Scratch bytes of the inputs.
+        program: Program of the commands, if already constructed.
+        outputs: Scratch bytes of the outputs.
 
     Attributes:
-        readable: for each input: can the stream read it where it lies? Not where an operation reads some bytes of it and some of
-            what has been written over it, or reads it as weights; and nowhere in a stream that branches, or that is no COP1.
-        writable: for each output, the same: can the stream write all of it elsewhere, and read it there again?
+        readable: Whether the stream can read each input at another address. An input is not readable if an operation reads it
+            together with bytes written over it, or as weights. Streams with branches and streams other than COP1 have no readable
+            inputs.
+        writable: Whether the stream can write each output, and read it again, at another address.
 
     Raises:
-        MachineFault: the payload is malformed, or its stream leaves the scratch region.
+        MachineFault: The payload is malformed, or its stream leaves the scratch region.
     """
 
     def __init__(
@@ -103,9 +104,9 @@ class Inputs:
         self._writes, self.writable = _uses(_of_outputs, self._steps, scratch_bytes, outputs)
 
     def follows(self, output: int, number: int) -> bool:
-        """Is all of an input read before anything of an output is written, so that both may lie in one place elsewhere?
+        """Return True if an input is read completely before an output is written, so that both may share bytes elsewhere.
 
-        Operations other than transfers read and write in their order. Of a transfer, it takes a command that waits for it.
+        Operations other than transfers execute in order. A transfer requires a command that waits for it.
         """
         reads = [use.step for use in self._reads if use.window == number]
         writes = [use.step for use in self._writes if use.window == output and use.writes]
@@ -119,12 +120,12 @@ class Inputs:
         return True
 
     def movable(self, addresses: Sequence[int]) -> list[int]:
-        """Numbers of the inputs that the stream can read at these addresses, one for each."""
+        """Return the indices of the inputs that the stream can read at ``addresses``."""
         pairs = enumerate(zip(self._windows, addresses, strict=True))
         return [n for n, (window, at) in pairs if self.readable[n] and (at - window.start) % IN_PLACE_ALIGNMENT == 0]
 
     def scratch_end(self, elsewhere: Collection[int], outputs: Collection[int] = ()) -> int:
-        """The byte behind the last one of the scratch region that is accessed when these inputs and outputs lie elsewhere."""
+        """Return the end of the accessed scratch bytes if the given inputs and outputs are located elsewhere."""
         uses = [use for use in self._reads if use.window in elsewhere] + [use for use in self._writes if use.window in outputs]
         moved = {(use.step, run) for use in uses for run in use.runs}
         steps = enumerate(self._steps)
@@ -134,16 +135,18 @@ class Inputs:
     def elsewhere(
         self, places: Mapping[int, tuple[int, int]], outputs: Mapping[int, tuple[int, int]] | None = None
     ) -> tuple[bytes, Program]:
-        """The payload that reads inputs and writes outputs at other places, and otherwise does what it did; and its program,
-        without constants.
+        """Rewrite the payload to access inputs and outputs at other addresses.
 
         Args:
-            places: number of an input that is readable -> the region and the address where it lies. The region is 1 or another odd
-                one, the address as far from the window as IN_PLACE_ALIGNMENT wants it.
-            outputs: the same of outputs that are writable. Where one lies on an input, it has to follow it.
+            places: Region and address by index of a readable input. The region must be 1 or another odd number, and the distance
+                to the window a multiple of IN_PLACE_ALIGNMENT.
+            outputs: Region and address by index of a writable output. An output that overlaps an input must follow it.
+
+        Returns:
+            The payload, and its program without constants.
 
         Raises:
-            MachineFault: an input is not readable, an output not writable, or a place is none.
+            MachineFault: An input is not readable, an output is not writable, or a place is invalid.
         """
         settings: dict[int, dict[str, int | Bits]] = {}
         moved: dict[tuple[int, Run], Run] = {}
@@ -151,22 +154,23 @@ class Inputs:
             ("input", places, self._windows, self.readable, self._reads),
             ("output", outputs or {}, self._outputs, self.writable, self._writes),
         )
-        for side, wanted, windows, possible, uses in sides:
-            for number, (region, address) in wanted.items():
+        for side, requests, windows, possible, uses in sides:
+            for number, (region, address) in requests.items():
                 delta = address - windows[number].start
                 if not possible[number] or delta % IN_PLACE_ALIGNMENT or region | SCRATCH != region:
                     raise MachineFault(f"{side} {number} cannot be at byte {address} of region {region}")
                 for use in (use for use in uses if use.window == number):
                     for run in use.runs:
-                        own, register = settings.setdefault(self._steps[use.step].offset, {}), _region_register(run)
-                        own[run.register] = run.base + delta
-                        own[register] = Bits(region) if register in _OF_TRANSFERS else region
+                        register = _region_register(run)
+                        registers = settings.setdefault(self._steps[use.step].offset, {})
+                        registers[run.register] = run.base + delta
+                        registers[register] = Bits(region) if register in _OF_TRANSFERS else region
                         low, high = run.low + delta, run.high + delta
                         moved[use.step, run] = replace(run, region=region, base=run.base + delta, low=low, high=high)
         result, offsets = with_registers(self._commands, self._program, settings)
         program = Program(result)
         after = [(step.offset, step.reads, step.writes) for step in _steps(program)]
-        meant = [
+        expected = [
             (
                 offsets[step.offset],
                 tuple(moved.get((at, run), run) for run in step.reads),
@@ -174,8 +178,8 @@ class Inputs:
             )
             for at, step in enumerate(self._steps)
         ]
-        if after != meant:
-            raise MachineFault("the stream accesses inputs or outputs by addresses that no register holds")
+        if after != expected:
+            raise MachineFault("the stream accesses inputs or outputs by addresses that are not stored in registers")
         return result, program
 
 
@@ -190,8 +194,8 @@ def _steps(program: Program) -> list[_Step]:
             step.op.values.get(step.op.name, 0),
             step.op.offset,
             step.prepared,
-            tuple(read_by(step.prepared)),
-            tuple(written_by(step.prepared)),
+            tuple(iterate_reads(step.prepared)),
+            tuple(iterate_writes(step.prepared)),
         )
         for step in program.steps()
     ]
@@ -203,22 +207,22 @@ _Follow = Callable[[Sequence[_Step], Bytes], tuple[list[_Use], set[int]]]
 def _uses(
     follow: _Follow, steps: Sequence[_Step], scratch_bytes: int, windows: Sequence[Window]
 ) -> tuple[list[_Use], tuple[bool, ...]]:
-    """What accesses windows, as far as all of it can be given other addresses; and for each window, whether it can."""
-    left, found = set(range(min(len(windows), _MOST)) if steps else ()), list[_Use]()
+    """Return the accesses that can be redirected, and for each window whether all of its accesses can."""
+    left, uses = set(range(min(len(windows), _MOST)) if steps else ()), list[_Use]()
     while left:
-        marks = np.zeros(scratch_bytes, np.uint8)  # of each byte: the window whose bytes it holds, plus 1; 0 where it holds others
+        marks = np.zeros(scratch_bytes, np.uint8)  # index + 1 of the window that a byte holds, else 0
         spoiled = {n for n in left if not _mark(marks, windows[n], n + 1)}
         if not spoiled:
-            found, wrong = follow(steps, marks)
+            uses, wrong = follow(steps, marks)
             spoiled = wrong & left
         if not spoiled:
             break
-        left, found = left - spoiled, []
-    return found, tuple(number in left for number in range(len(windows)))
+        left, uses = left - spoiled, []
+    return uses, tuple(number in left for number in range(len(windows)))
 
 
 def _mark(marks: Bytes, window: Window, mark: int) -> bool:
-    """Mark the bytes of a window; False where it is none, or shares bytes with another one."""
+    """Mark the bytes of a window. Return False if it is invalid or overlaps another window."""
     if not 0 <= window.start <= window.stop <= marks.size or marks[window.start : window.stop].any():
         return False
     marks[window.start : window.stop] = mark
@@ -226,38 +230,38 @@ def _mark(marks: Bytes, window: Window, mark: int) -> bool:
 
 
 def _of_inputs(steps: Sequence[_Step], marks: Bytes) -> tuple[list[_Use], set[int]]:
-    """What reads the windows, forward from where they hold inputs; and windows that some operation reads in part."""
-    found, whose = list[_Use](), marks.copy()
+    """Track inputs forward. Return the uses of the windows, and the windows that an operation reads in part."""
+    uses, whose = list[_Use](), marks.copy()
     for at, step in enumerate(steps):
         for runs, seen in _operands(step, marks, step.prepared.reads, step.reads):
-            own = seen - {0, _UNKNOWN}
-            if len(seen) == 1 and own and all(_region_register(run) for run in runs):
-                found.append(_Use(at, runs, own.pop() - 1))
+            marked = seen - {0, _UNKNOWN}
+            if len(seen) == 1 and marked and all(_region_register(run) for run in runs):
+                uses.append(_Use(at, runs, marked.pop() - 1))
             elif seen != {0}:
                 return [], _windows_of(runs, whose)
         _clear(step, marks, _UNKNOWN)
-    return found, set()
+    return uses, set()
 
 
 def _of_outputs(steps: Sequence[_Step], marks: Bytes) -> tuple[list[_Use], set[int]]:
-    """What writes the windows and reads them again, backward from where they hold outputs; and windows written in part."""
-    found, whose = list[_Use](), marks.copy()
+    """Track outputs backward. Return the uses of the windows, and the windows written in part."""
+    uses, whose = list[_Use](), marks.copy()
     for at in reversed(range(len(steps))):
         step = steps[at]
         for accesses, all_runs, writes in ((step.prepared.writes, step.writes, True), (step.prepared.reads, step.reads, False)):
             for runs, seen in _operands(step, marks, accesses, all_runs):
-                own = seen - {0}
-                if len(seen) == 1 and own and all(_region_register(run) for run in runs):
-                    found.append(_Use(at, runs, own.pop() - 1, writes))
+                marked = seen - {0}
+                if len(seen) == 1 and marked and all(_region_register(run) for run in runs):
+                    uses.append(_Use(at, runs, marked.pop() - 1, writes))
                 elif seen != {0}:
                     return [], _windows_of(runs, whose)
             if writes:
                 _clear(step, marks, None)
-    return found[::-1], _windows_of([], marks, everywhere=True)
+    return uses[::-1], _windows_of([], marks, everywhere=True)
 
 
 def _windows_of(runs: Sequence[Run], whose: Bytes, everywhere: bool = False) -> set[int]:
-    """The windows that share bytes with some runs."""
+    """Return the windows that share bytes with the runs."""
     parts = [whose] if everywhere else [_bytes(whose, run) for run in runs]
     return {int(mark) - 1 for part in parts for mark in np.unique(part) if mark}
 
@@ -265,8 +269,8 @@ def _windows_of(runs: Sequence[Run], whose: Bytes, everywhere: bool = False) -> 
 def _operands(
     step: _Step, marks: Bytes, accesses: Sequence[Access], all_runs: Sequence[Run]
 ) -> list[tuple[tuple[Run, ...], set[int]]]:
-    """Operand by operand, of what is read or of what is written: its runs in the scratch region, and the marks on its bytes."""
-    found = []
+    """Return the runs of each operand in the scratch region, and the marks of its bytes."""
+    operands = []
     if isinstance(step.prepared.form, Transfer):
         return [((run,), _of_bytes(_bytes(marks, run))) for run in all_runs if run.region == SCRATCH]
     for access in accesses:
@@ -274,12 +278,12 @@ def _operands(
             name = access.name if access.name.startswith("DMA0") else f"{access.name}_BASE"
             runs = tuple(run for run in all_runs if run.register.rstrip("0123") == name.rstrip("0123"))
             if runs:
-                found.append((runs, set().union(*map(_of_bytes, _arrays(access, marks)))))
-    return found
+                operands.append((runs, set().union(*map(_of_bytes, _arrays(access, marks)))))
+    return operands
 
 
 def _clear(step: _Step, marks: Bytes, perhaps: int | None) -> None:
-    """Take the marks off what an operation writes; of what it writes perhaps, as where an index says so, make them ``perhaps``."""
+    """Clear the marks of written bytes. Bytes of an indexed transfer, which may be unwritten, become ``perhaps`` instead."""
     if isinstance(step.prepared.form, Transfer):
         for run in step.writes:
             if run.region == SCRATCH and perhaps is not None:
@@ -299,13 +303,13 @@ def _bytes(marks: Bytes, run: Run) -> Bytes:
 
 
 def _arrays(access: Access, marks: Bytes) -> list[npt.NDArray[np.generic]]:
-    """The marks of an access, in elements as large as its own."""
+    """Return the marks of an access, with the element size of the access."""
     if isinstance(access, FeatureMap):
         return [array for view in access.views(marks) for array in view.arrays]
     return [_bytes(marks, Run(access.name, access.region, access.base, access.base, access.base + access.size_bytes))]
 
 
 def _of_bytes(array: npt.NDArray[np.generic]) -> set[int]:
-    """The marks in an array, byte by byte."""
+    """Return the distinct marks of an array, byte by byte."""
     same = array.size and bool((array == array.flat[0]).all())
     return set((array.flat[0] if same else np.unique(array)).tobytes())

@@ -1,4 +1,4 @@
-"""Machine: the loop that runs a program's operations over memory."""
+"""Execution of a program's operations on memory."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from ethorch.npu.source_map import Source, Sources
 from ethorch.npu.stream import Operation
 from ethorch.support.errors import MachineFault
 
-# The default budget, in work units (``prepared``) per byte of memory. Most networks take some hundreds. Those whose deep
-# layers keep an image's size take up to ten thousand. MOST_WORK is reached with 32 MiB and takes about ten minutes.
+# Default budget in work units (``prepared``) per byte of memory. Most networks use some hundreds, networks with large deep
+# layers up to ten thousand. MOST_WORK corresponds to 32 MiB and about ten minutes.
 WORK_PER_BYTE = 1 << 16
 LEAST_WORK, MOST_WORK = 1 << 35, 1 << 41
-PREPARE_WORK = 1 << 18  # where there are branches, for each operation under new registers: what was prepared is kept
-ARRAY_PER_BYTE = 16  # largest array of an operation, in elements per byte of memory; padding can make it > 1
+PREPARE_WORK = 1 << 18  # per operation under new registers in a stream with branches, because prepared operations are cached
+ARRAY_PER_BYTE = 16  # largest array of an operation, in elements per byte of memory; padding can make it exceed 1
 LEAST_ARRAY, MOST_ARRAY = 1 << 22, 1 << 27
 
 CHECKS = {"overlap", "uninitialized"}
@@ -34,7 +34,7 @@ CHECKS = {"overlap", "uninitialized"}
 
 @dataclass(frozen=True)
 class Trace:
-    """What ``trace`` is called with after an operation: inputs as they were before it, the OFM as it is now."""
+    """Argument of ``trace``: inputs as they were before an operation, and the OFM after it."""
 
     op: Operation
     inputs: Mapping[str, Array]
@@ -43,26 +43,24 @@ class Trace:
 
 
 class Machine:
-    """Runs a Program over memory. Region 0 is the program's constants, region 1 scratch, region 2 fast scratch.
+    """Execution of a Program. Region 0 is the program's constants, region 1 scratch, region 2 fast scratch.
+
+    A Machine serves one thread at a time. Several may share a Program.
 
     Args:
-        scratch_bytes, scratch_fast_bytes: sizes of regions 1 and 2 to allocate; 0 allocates none (npu-reference pitfall 17).
-        regions: memory of the caller, uint8, by region number; used in place, not copied.
-        trace: called with a Trace after every operation; slow, since inputs are copied.
-        checks: ``uninitialized`` stops at reads of scratch bytes that nothing has written (see ``mark_written``);
-            ``overlap`` at operations whose OFM lies on their IFM so that hardware, which works in blocks, may read
-            what it has just written.
-        budget: work units that a run may take, so that no stream runs for ever. A stream without branches that takes more
-            is refused before it runs, and its largest operation named; any other is stopped. None allows what memory
-            justifies.
-        sources: which operator of the model a command works for. Faults, traces and ``operators`` name it.
-        compiled: run what ``ethorch.npu.plan`` can in compiled code, with the same bytes as result. False runs all in NumPy,
-            as do a trace, checks, a stream with branches, and a computer without a compiler.
+        scratch_bytes, scratch_fast_bytes: Sizes of regions 1 and 2. 0 allocates no memory (npu-reference pitfall 17).
+        regions: Caller's memory (uint8) by region number, used in place.
+        trace: Function called with a Trace after every operation. Slow, because inputs are copied.
+        checks: ``uninitialized`` rejects reads of unwritten scratch bytes (see ``mark_written``). ``overlap`` rejects an OFM that
+            hardware, which works in blocks, may write over an IFM before reading it.
+        budget: Limit of work units per run. A stream without branches is refused before it runs, other streams are stopped. The
+            default is proportional to memory.
+        sources: Map from commands to operators, used in faults, traces and ``operators``.
+        compiled: Whether to run supported operations in compiled code. Results are identical. Traces, checks, streams with
+            branches, and computers without a compiler always use NumPy.
 
     Raises:
-        MachineFault: an unknown check, or a region that is too large or no array of bytes.
-
-    One Machine serves one thread at a time. Several may share a Program.
+        MachineFault: A check is unknown, or a region is too large or not an array of bytes.
     """
 
     def __init__(
@@ -96,21 +94,21 @@ class Machine:
         self._run = 0
 
     def region(self, number: int) -> Bytes:
-        """A region's bytes; MachineFault when there is no such region."""
+        """Return a region's bytes. Raise MachineFault if it does not exist."""
         return self.memory.region(number)
 
     @property
     def plan(self) -> Plan | None:
-        """What runs in compiled code; None where all is run in NumPy, and before the first run."""
+        """Plan of the compiled code, or None if the program runs in NumPy or has not run."""
         return None if self._compiled is None else self._compiled.plan
 
     def mark_written(self, region: int, start: int, size_bytes: int) -> None:
-        """Tell the ``uninitialized`` check that the caller has written these bytes, e.g. an input."""
+        """Mark bytes that the caller has written, e.g. an input, for the ``uninitialized`` check."""
         if self._unwritten is not None:
             self._unwritten.mark(region, start, size_bytes)
 
     def run(self) -> None:
-        """Execute the whole stream. MachineFault names the command, its registers, its operator and what is wrong."""
+        """Execute the whole stream. A MachineFault names the command, its registers and its operator."""
         self._run += 1
         try:
             with one_thread():
@@ -123,7 +121,7 @@ class Machine:
             source = self._source(op) if op else None
             if source is None:
                 raise
-            named = MachineFault(f"{fault} It works for {source}.")
+            named = MachineFault(f"{fault} The command belongs to {source}.")
             named.operation, named.source = op, source
             raise named from fault
 
@@ -131,17 +129,18 @@ class Machine:
         return self.sources.at(op.offset) if self.sources else None
 
     def _run_steps(self) -> None:
-        planned = self.planned()
+        planned = self.compile_plan()
         if planned is not None:
             planned.run(self._run, self._execute)
             return
         for step in self.program.steps():
             self._execute(step)
 
-    def planned(self) -> Planned | None:
-        """What runs this machine in compiled code; None where there is none, or somebody wants to look at single operations.
+    def compile_plan(self) -> Planned | None:
+        """Return the compiled execution of this machine, or None if it must run in NumPy.
 
-        MachineFault when the stream takes more than the budget.
+        Raises:
+            MachineFault: The stream exceeds the budget.
         """
         if self.program.has_branches:
             return None
@@ -149,7 +148,7 @@ class Machine:
             largest = max(self.program.steps(), key=lambda step: step.prepared.work)
             try:
                 self._admit(largest)
-                self._want_budget(self.program.work, "takes")
+                self._check_budget(self.program.work, "requires")
             except MachineFault as fault:
                 raise largest.op.locate(fault) from fault
         if self._compiled is None and not self._in_python:
@@ -167,11 +166,11 @@ class Machine:
             for step in self.program.steps():
                 self._admit(step)
         except MachineFault:
-            return False  # it is raised where the run comes to that step
+            return False  # raised when the run reaches that step
         return True
 
     def _run_branches(self) -> None:
-        """Follow branches: registers are what the commands on the path wrote (npu-reference 8.10)."""
+        """Execute the stream along its branches. Registers hold the values written on that path (npu-reference 8.10)."""
         program = self.program
         state = dict(registers.reset_state(program.config.family))
         index = spent = 0
@@ -179,7 +178,7 @@ class Machine:
             command = program.commands[index]
             index += 1
             spent += COMMAND_WORK
-            self._want_budget(spent, "has taken")
+            self._check_budget(spent, "has used")
             if not command.is_operation:
                 state.update(command.values)
             elif command.row.name == "NPU_OP_STOP":
@@ -193,22 +192,22 @@ class Machine:
             else:
                 step = program.step(command, state)
                 spent += step.prepared.work + (0 if step in self._tallies else PREPARE_WORK)
-                self._want_budget(spent, "has taken")
+                self._check_budget(spent, "has used")
                 self._execute(step)
         raise MachineFault("the stream ends without NPU_OP_STOP")
 
     def _result_flag(self) -> bool:
-        """Whether the last operation's OFM is not zero. It has one element in every stream that Vela makes."""
+        """Return True if the last OFM, which has one element in Vela's streams, is not zero."""
         last = self.memory.written
         if last is None or last.elements != 1:
-            raise MachineFault("a conditional branch wants the operation before it to have a one-element OFM")
+            raise MachineFault("a conditional branch requires the previous operation to have a one-element OFM")
         return bool(self.memory.read(last).any())
 
-    def _want_budget(self, work: int, takes: str) -> None:
+    def _check_budget(self, work: int, verb: str) -> None:
         if work > self.budget:
             raise MachineFault(
-                f"the run {takes} {work} work units, more than its budget of {self.budget} work units. If the stream is to be "
-                "trusted, give it more: Machine(budget=), host.load(budget=)."
+                f"the run {verb} {work} work units, more than its budget of {self.budget} work units. If the stream is trusted, "
+                "increase the budget with Machine(budget=) or host.load(budget=)."
             )
 
     def _execute(self, step: Step) -> None:
@@ -221,7 +220,7 @@ class Machine:
                 if self._check_overlap:
                     check_overlap(self.memory, step)
             if self.trace or self._unwritten is not None:
-                self._watched(step)
+                self._execute_observed(step)
             else:
                 step.prepared.run(self.memory)
         except MachineFault as fault:
@@ -229,17 +228,18 @@ class Machine:
         tally.add(self._run, time.perf_counter() - started)
 
     def _admit(self, step: Step) -> None:
-        """Refuse arrays out of proportion to memory before anything is allocated."""
+        """Refuse arrays out of proportion to memory before any allocation."""
         prepared = step.prepared
         largest = max([prepared.elements, *(fm.elements for fm in prepared.maps)])
         if largest > self.largest_array:
-            raise MachineFault(f"the operation works on {largest} elements at once; its memory justifies {self.largest_array}")
+            raise MachineFault(
+                f"the operation uses arrays of {largest} elements, but its memory size allows at most {self.largest_array}"
+            )
         for fm in prepared.writes:
             if isinstance(fm, FeatureMap) and fm.in_memory and not self.region(fm.region).flags.writeable:
                 raise MachineFault(f"{fm.name} writes to region {fm.region}, which is read-only")
 
-    def _watched(self, step: Step) -> None:
-        """Run with the optional checks and the trace."""
+    def _execute_observed(self, step: Step) -> None:
         inputs = self._copies(step.prepared.reads) if self.trace else {}
         if self._unwritten is not None:
             self._unwritten.check_reads(self.memory, step.prepared)
@@ -257,32 +257,32 @@ class Machine:
             if isinstance(a, Span) or a.in_memory or a.region in memory.chain
         }
 
-    # What the runs so far did.
+    # Statistics of the runs.
 
     def _all_tallies(self) -> dict[Step, Tally]:
-        """Of every step that has run, in the order of the stream; orders and waits of a compiled run take no time."""
+        """Return the tallies in the order of the stream. Waits of a compiled run have no duration."""
         if self._compiled is None:
             return self._tallies
-        found = {**self._tallies, **dict(self._compiled.tallies())}
+        tallies = {**self._tallies, **dict(self._compiled.tallies())}
         waits = Tally(self._compiled.runs, last_run=self._run)
         steps = self.program.steps()
-        return {s: found.get(s, waits) for s in steps if s in found or isinstance(s.prepared.form, Nothing)}
+        return {s: tallies.get(s, waits) for s in steps if s in tallies or isinstance(s.prepared.form, Nothing)}
 
     @property
     def counters(self) -> dict[int, Counter]:
-        """What every operation executed so far did, by its command index."""
+        """Counters of the executed operations, by command index."""
         return {step.op.index: counter_of(step, tally) for step, tally in self._all_tallies().items()}
 
     @property
     def operators(self) -> list[OperatorCounter]:
-        """The counters, added up for each operator of the model."""
+        """Counters summed per operator of the model."""
         return by_operator(self.counters.values(), self.sources)
 
     def timeline(self) -> list[tuple[str, float]]:
-        """(name, seconds) of what ran last: operators where ``sources`` are known, else commands."""
+        """Return names and seconds of the last run: operators if ``sources`` are available, else commands."""
         return timeline(((step, tally) for step, tally in self._all_tallies().items() if tally.last_run == self._run), self.sources)
 
     def events(self, ports: Mapping[int, int] | None = None) -> dict[int, int]:
-        """PMU events by number, as far as they can be derived (``counters.events``); with ``sources`` those of cycles as well."""
+        """Return PMU events by number (see ``counters.events``). Cycle events require ``sources``."""
         estimates = [o.runs * o.source.op_cycles for o in self.operators if o.source is not None]
         return events(self.counters.values(), self.program.config, ports, sum(estimates) if estimates else None)

@@ -1,4 +1,4 @@
-"""Memo: what has been worked out once, shared by threads."""
+"""Thread-safe caches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Value = TypeVar("Value")
 
 @dataclass(eq=False)
 class Memo(Generic[Value]):
-    """Values by key; each is made once, also when threads ask at the same time."""
+    """A cache that computes each value once, even if several threads request it."""
 
     values: dict[Hashable, Value] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)

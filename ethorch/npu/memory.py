@@ -1,4 +1,4 @@
-"""Memory: what operations read and write."""
+"""Memory of a machine."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ethorch.npu.memo import Memo
 from ethorch.support.errors import MachineFault
 
 SCRATCH, SCRATCH_FAST = 1, 2  # regions (npu-reference 1.4)
-MOST_REGION_BYTES = 1 << 28  # to allocate: sizes come from files, and boards have far less. A caller may bring more.
+MOST_REGION_BYTES = 1 << 28  # allocation limit, because sizes come from files; a caller's memory may be larger
 
 INTERNAL = -1  # the region number used here for internal memory
 
 
 @dataclass(frozen=True)
 class Span:
-    """Bytes of a region that an operation reads or writes as a plain run: weights, scales, DMA."""
+    """A contiguous run of bytes that an operation reads or writes: weights, scales, DMA."""
 
     name: str
     region: int
@@ -29,45 +29,44 @@ class Span:
     size_bytes: int
 
 
-Access = FeatureMap | Span  # what an operation reads or writes
+Access = FeatureMap | Span
 
 
-def allocate(constants: Bytes, internal_bytes: int, sizes: Mapping[int, int], given: Mapping[int, Bytes]) -> dict[int, Bytes]:
-    """The regions of a machine, by number.
+def allocate(constants: Bytes, internal_bytes: int, sizes: Mapping[int, int], buffers: Mapping[int, Bytes]) -> dict[int, Bytes]:
+    """Return the regions of a machine by number.
 
     Args:
-        constants: region 0.
-        internal_bytes: size of internal memory.
-        sizes: of regions to allocate; size 0 allocates none (npu-reference pitfall 17).
-        given: the caller's memory, used in place; it takes precedence.
+        constants: Region 0.
+        sizes: Sizes of regions to allocate. Size 0 allocates no region (npu-reference pitfall 17).
+        buffers: Caller's memory, used in place of allocated regions.
 
     Raises:
-        MachineFault: a size is beyond MOST_REGION_BYTES, or a given array is not of contiguous bytes.
+        MachineFault: A size exceeds MOST_REGION_BYTES, or a buffer is not a contiguous uint8 array.
     """
     regions = {0: constants}
     for number, size in sizes.items():
         if size > MOST_REGION_BYTES:
-            raise MachineFault(f"region {number} of {size} bytes: more than {MOST_REGION_BYTES}; give it as regions=")
+            raise MachineFault(f"region {number} of {size} bytes exceeds {MOST_REGION_BYTES}. Pass its memory as regions=.")
         if size:
             regions[number] = np.zeros(size, np.uint8)
-    for number, array in given.items():
+    for number, array in buffers.items():
         if array.dtype != np.uint8 or array.ndim != 1 or not array.flags.c_contiguous:
-            raise MachineFault(f"region {number} has to be a contiguous uint8 array of one dimension")
+            raise MachineFault(f"region {number}: expected a contiguous 1D uint8 array, got {array.dtype}{list(array.shape)}")
         regions[number] = array
     regions[INTERNAL] = np.zeros(internal_bytes, np.uint8)
     return regions
 
 
 class Memory:
-    """Regions, and what the NPU keeps from one operation to the next.
+    """Regions, and state of the NPU between operations.
 
     Attributes:
         regions: uint8 arrays by number.
-        constants: region 0 as the program has it, read-only.
-        chain: boxes in chain buffers, by number.
-        accumulator: what an operation that puts nothing out has left for the next, or None.
-        written: the feature map that was written last, or None.
-        watch: called with each span before it is written.
+        constants: Region 0 of the program, read-only.
+        chain: Boxes in chain buffers, by number.
+        accumulator: Accumulators left by an operation without an OFM for the next, or None.
+        written: Feature map written last, or None.
+        watch: Function called with each span before it is written.
     """
 
     def __init__(self, regions: dict[int, Bytes], constants: Bytes, decoded: Memo[Any]):
@@ -82,19 +81,19 @@ class Memory:
         self._overlaps: dict[tuple[FeatureMap, FeatureMap], bool] = {}
 
     def region(self, number: int) -> Bytes:
-        """A region's bytes; MachineFault when there is no such region."""
+        """Return a region's bytes. Raise MachineFault if it does not exist."""
         try:
             return self.regions[number]
         except KeyError:
             have = ", ".join(str(n) for n in sorted(self.regions) if n >= 0)
-            raise MachineFault(f"region {number} does not exist; there are {have}") from None
+            raise MachineFault(f"region {number} does not exist; the regions are {have}") from None
 
     # Feature maps.
 
     def read(self, fm: FeatureMap) -> Array:
-        """A whole box [H, W, C] in its stored type: a view where memory has that shape, else a copy."""
+        """Return a box [H, W, C] in its stored type: a view if memory has that shape, else a copy."""
         if fm.storage == STORAGE_CHAINED:
-            return self._chained(fm)
+            return self._read_chain(fm)
         views = self.views(fm)
         if len(views) == 1 and views[0].array.ndim == 3:
             return views[0].array
@@ -105,12 +104,12 @@ class Memory:
     def read_rows(self, fm: FeatureMap, first: int, out: Array) -> None:
         """Fill ``out`` [n, W, C] with rows first..first+n of a box."""
         if fm.storage == STORAGE_CHAINED:
-            out[...] = self._chained(fm)[first : first + len(out)]
+            out[...] = self._read_chain(fm)[first : first + len(out)]
         else:
             read_rows(self.views(fm), first, out)
 
     def write(self, fm: FeatureMap, values: Array) -> None:
-        """Store a whole box, or keep it in a chain buffer."""
+        """Store a box in memory or in a chain buffer."""
         self.written = fm
         if fm.storage == STORAGE_CHAINED:
             self.chain[fm.region] = values
@@ -118,28 +117,28 @@ class Memory:
             write_rows(self.views(fm), 0, values)
 
     def write_rows(self, fm: FeatureMap, first: int, values: Array) -> None:
-        """Store rows first.. of a box that lies in memory."""
+        """Store rows of a box in memory, from row ``first``."""
         self.written = fm
         write_rows(self.views(fm), first, values)
 
-    def _chained(self, fm: FeatureMap) -> Array:
+    def _read_chain(self, fm: FeatureMap) -> Array:
         values = self.chain.get(fm.region)
         if values is None or values.shape != fm.shape:
             have = "nothing" if values is None else f"a box of {values.shape}"
-            raise MachineFault(f"{fm.name} wants a box of {fm.shape} from chain buffer {fm.region}, which holds {have}")
+            raise MachineFault(f"{fm.name}: expected a box of {fm.shape} in chain buffer {fm.region}, got {have}")
         return values.astype(fm.dtype, copy=False)
 
     def views(self, fm: FeatureMap) -> list[View]:
-        """The tiles of a feature map in memory; MachineFault where they leave their region."""
+        """Return the tiles of a feature map in memory. Raise MachineFault if they exceed their region."""
         views = self._views.get(fm)
         if views is None:
             if not fm.in_memory:
-                raise MachineFault(f"{fm.name} has no place in memory, but the operation wants to access it")
+                raise MachineFault(f"the operation accesses {fm.name}, which is not stored in memory")
             views = self._views[fm] = fm.views(self.region(fm.region))
         return views
 
     def overlap(self, a: FeatureMap, b: FeatureMap) -> bool:
-        """Whether two maps might share bytes, judged by the ranges their tiles span."""
+        """Return True if the address ranges of two maps may share bytes."""
         if a.region != b.region or not a.in_memory or not b.in_memory:
             return False
         key = a, b
@@ -152,7 +151,7 @@ class Memory:
     # Runs of bytes.
 
     def span(self, span: Span) -> Bytes:
-        """A run of bytes, to be read."""
+        """Return bytes for reading."""
         memory = self.region(span.region)
         if span.base < 0 or span.base + span.size_bytes > memory.size:
             raise MachineFault(
@@ -162,7 +161,7 @@ class Memory:
         return memory[span.base : span.base + span.size_bytes]
 
     def writable(self, span: Span) -> Bytes:
-        """A run of bytes, about to be written."""
+        """Return bytes for writing."""
         if span.region == 0:
             raise MachineFault(f"{span.name} writes to region 0, which holds constants")
         memory = self.span(span)
@@ -171,22 +170,22 @@ class Memory:
         return memory
 
     def lut(self, address: int, size_bytes: int) -> Bytes:
-        """A table in internal memory."""
+        """Return a table in internal memory."""
         return self.span(Span("ACTIVATION table", INTERNAL, address, size_bytes))
 
-    # What lasts.
+    # Persistent state.
 
     def is_constant(self, region: int) -> bool:
-        """Whether a region's bytes are the program's constants, so that what was decoded from them stays right."""
+        """Return True if a region is the program's constants, so that values decoded from it stay valid."""
         return self.regions.get(region) is self.constants
 
-    def decoded(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """What ``make`` decodes from bytes that ``key`` stands for: made once for all memories of a program."""
+    def decode(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Return the value that ``make`` decodes for ``key``, cached for all memories of a program."""
         return self._decoded.get(key, make)
 
-    def kept_accumulator(self, shape: tuple[int, int, int]) -> Ints:
-        """What the operation before has left in the accumulator; MachineFault when that has another shape."""
+    def read_accumulator(self, shape: tuple[int, int, int]) -> Ints:
+        """Return the accumulators kept by the previous operation. Raise MachineFault if their shape differs."""
         if self.accumulator is None or self.accumulator.shape != shape:
             have = "none" if self.accumulator is None else str(self.accumulator.shape)
-            raise MachineFault(f"ACC_FORMAT.input KEEP wants accumulators of {shape}, found {have}")
+            raise MachineFault(f"ACC_FORMAT.input KEEP: expected accumulators of {shape}, got {have}")
         return self.accumulator

@@ -1,9 +1,9 @@
-"""The output stage: scale, zero point, clamp or table, store. Every operation that computes ends in it.
+"""Output stage of computing operations: scale, zero point, clamp or table, store.
 
 Source: npu-reference 6.2, 6.3, 6.4, 8.8.
 
-``OutputStage.accumulate`` takes exact int64 accumulators. ``finish`` takes the floating point sums of a convolution and
-scales them in float64 where that is provably exact, which is several times faster; ``plan`` has the proof.
+``OutputStage.accumulate`` processes exact int64 accumulators. ``finish`` processes floating point sums of a convolution. It
+scales in float64 if that is exact, which is several times faster; ``plan`` has the proof.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ TRANSPOSES = {
 
 @dataclass(frozen=True)
 class Table:
-    """How a lookup function reads its table: entry type, index origin, and a formula for interpolating ones.
+    """Format of a lookup table: entry type, index origin, and the formula of interpolating tables.
 
-    size_bytes is also the distance of table numbers on U85; U55/U65 tables start at multiples of 256 (npu-reference 7).
+    ``size_bytes`` is also the stride of table numbers on U85. U55 and U65 tables start at multiples of 256 (npu-reference 7).
     """
 
     entry: str
@@ -53,8 +53,8 @@ class Table:
     def lookup(self, values: Ints, memory: Bytes) -> Array:
         table: Array = memory.view(self.entry)
         if self.formula is None:
-            found: Array = table[values + self.origin]
-            return found
+            entries: Array = table[values + self.origin]
+            return entries
         pairs = table.reshape(-1, 2).astype(np.int64)
         return self.formula(values, pairs[:, 0], pairs[:, 1])
 
@@ -71,7 +71,7 @@ TABLES_U85 = {
     "LUT_SIGMOID": Table("<i2", 2048, formula=arithmetic.sigmoid_16, clamps=False),
 }
 
-# U55/U65 tables by the type looked up (the clip range) and the OFM type (npu-reference 6.4).
+# U55 and U65 tables by input type (the clip range) and OFM type (npu-reference 6.4).
 TABLES_5X = {
     ("i1", "i1"): TABLES_U85["LUT_S8_S8"],
     ("u1", "u1"): TABLES_U85["LUT_U8_U8"],
@@ -83,7 +83,7 @@ CLIP_TYPES = {"FORCE_UINT8": "u1", "FORCE_INT8": "i1", "FORCE_INT16": "<i2"}
 
 @dataclass(frozen=True)
 class Activation:
-    """What happens between scale and store: a clamp, then perhaps a table, built in or in internal memory."""
+    """Operations between scale and store: a clamp, then optionally a table, built in or in internal memory."""
 
     clamp: Clamp
     table: Table | None = None
@@ -105,7 +105,7 @@ def _register_limits(op: Operation, max_signed: bool, min_signed: bool) -> tuple
 
 
 def _activation_5x(op: Operation, ofm: Dtype) -> Activation:
-    """MIN..MAX inside the OFM's range; a 32-bit OFM is not clamped unless the clip range forces it (npu-reference 6.3)."""
+    """Clamp to MIN..MAX within the OFM's range. A 32-bit OFM is clamped only if the clip range forces it (npu-reference 6.3)."""
     names = registers.value_names(op.npu.family)
     function = names["ACTIVATION.function"][op["ACTIVATION.function"]]
     clip = names["ACTIVATION.clip"][op["ACTIVATION.clip"]]
@@ -120,17 +120,17 @@ def _activation_5x(op: Operation, ofm: Dtype) -> Activation:
         return Activation(limits)
     if function in ("TANH", "SIGMOID"):
         if ofm.itemsize != 2:
-            raise MachineFault(f"ACTIVATION.function {function} with a {ofm} OFM: only int16 is known")
+            raise MachineFault(f"ACTIVATION.function {function} requires an int16 OFM, got {ofm}")
         return Activation(None, TABLES_U85[f"LUT_{function}"], built_in=tanh_table(function == "SIGMOID"))
     key = (looked_up.lstrip("|"), ofm.str.lstrip("|"))
     if key not in TABLES_5X:
-        raise MachineFault(f"ACTIVATION.function {function} from {key[0]} to {key[1]}: no such table is known")
+        raise MachineFault(f"ACTIVATION.function {function} has no table from {key[0]} to {key[1]}")
     address = op.npu.lut_base + 256 * (op["ACTIVATION.function"] - 16)
     return Activation(limits, TABLES_5X[key], address)
 
 
 def _activation_u85(op: Operation, ofm: Dtype) -> Activation:
-    """B16 clamps to MIN..MAX (the table's input, if there is one), NONE stores the low bits (npu-reference 6.3)."""
+    """Clamp to MIN..MAX for B16, or to the table's input range. NONE stores the low bits (npu-reference 6.3)."""
     function = registers.ACTIVATION_U85[op["ACTIVATION.function"]]
     limits = None if op["ACTIVATION.clip"] else _register_limits(op, bool(op["OFM_PRECISION.signed"]), True)
     if function == "NONE":
@@ -150,10 +150,10 @@ def _intersect(a: Clamp, b: tuple[int, int]) -> tuple[int, int]:
 
 
 def activation(op: Operation, ofm: Dtype) -> Activation:
-    """An operation's activation; MachineFault when no value can pass its clamp."""
+    """Return an operation's activation. Raise MachineFault if its clamp is empty."""
     result = ACTIVATIONS[op.npu.family](op, ofm)
     if result.clamp is not None and result.clamp[0] > result.clamp[1]:
-        raise MachineFault(f"ACTIVATION_MIN, MAX and the clip range leave {result.clamp[0]}..{result.clamp[1]}")
+        raise MachineFault(f"ACTIVATION_MIN, MAX and the clip range leave the empty range {result.clamp[0]}..{result.clamp[1]}")
     return result
 
 
@@ -162,7 +162,7 @@ ACTIVATIONS = {**dict.fromkeys(U5X, _activation_5x), U85: _activation_u85}
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """How the sums of a filter are scaled: in float64 (see ``OutputStage.plan``), or in int64 when ``factor`` is None."""
+    """Scaling of a filter's sums: float64 (see ``OutputStage.plan``), or int64 if ``factor`` is None."""
 
     filter: Filter
     bias: Array
@@ -171,7 +171,7 @@ class Plan:
 
 
 class OutputStage:
-    """Accumulators in, OFM bytes out. Built once per operation, used by every run."""
+    """Conversion of accumulators to OFM bytes. Constructed once per operation."""
 
     def __init__(self, op: Operation):
         self.shape = op["OFM_HEIGHT"], op["OFM_WIDTH"], op["OFM_DEPTH"]
@@ -198,15 +198,15 @@ class OutputStage:
 
     @property
     def needs_whole(self) -> bool:
-        """Whether the box has to be finished in one piece: it is moved in one, or other accumulators are added to it."""
+        """True if the box must be finished in one piece, because it is moved or accumulators are added to it."""
         return self.whole or self.keeps or self.input != ACC_RESET
 
     # Exact integers.
 
     def accumulate(self, m: Memory, acc: Ints, scaling: Scaling | None, bias: Ints | int = 0) -> None:
-        """Finish a whole box of int64 accumulators: start from kept ones or IFM2, keep them or put them out (npu-reference 8.1)."""
+        """Finish a box of int64 accumulators: add kept ones or IFM2, then keep or output them (npu-reference 8.1)."""
         if self.input == ACC_KEEP:
-            acc = acc + m.kept_accumulator(self.shape)
+            acc = acc + m.read_accumulator(self.shape)
         elif self.ifm2 is not None:
             acc = acc + (m.read(self.ifm2).astype(np.int64) - self.ifm2.zero_point)
         if self.keeps:
@@ -215,21 +215,21 @@ class OutputStage:
             self.write(m, self.activate(m, self.quantize(acc + bias, scaling)))
 
     def quantize(self, acc: Ints, scaling: Scaling | None) -> Ints:
-        """What the table looks up, or what is stored: scaled, zero point added, clamped. int64."""
+        """Scale, add the zero point and clamp. Returns the table's input or the output, as int64."""
         y = (acc if scaling is None else scaling(acc)) + self.ofm.zero_point
         if self.activation.clamp is not None:
             y = np.clip(y, *self.activation.clamp)
         return y
 
     def activate(self, m: Memory, y: Array) -> Array:
-        """Quantized values to the stored type: through the table, else the low bits."""
+        """Convert quantized values to the stored type, through the table or by the low bits."""
         a = self.activation
         if a.table is not None:
             y = a.table.lookup(y, m.lut(a.address, a.table.size_bytes) if a.built_in is None else a.built_in)
         return y.astype(self.ofm.dtype)
 
     def write(self, m: Memory, values: Array) -> None:
-        """Store a whole box [H, W, C], transposed or reversed, in memory or a chain buffer (npu-reference 8.5, 8.8)."""
+        """Store a box [H, W, C], transposed or reversed, in memory or a chain buffer (npu-reference 8.5, 8.8)."""
         if self.reverse >= 0:
             values = np.flip(values, self.reverse)
         m.write(self.ofm, values.transpose(self.transpose))
@@ -237,11 +237,11 @@ class OutputStage:
     # Floating point sums.
 
     def plan(self, f: Filter) -> Plan:
-        """Decide how sums of ``f`` are scaled: in float64 if that is exact for every value that can occur.
+        """Choose float64 for the sums of ``f`` if it is exact for every possible value, else int64.
 
-        y = floor((v*m + 2**(s-1)) / 2**s) + zp is computed as floor(v * (m * 2**-s) + (0.5 + zp)). In units of 2**-s
-        all terms are integers, so nothing rounds while they stay below 2**53. Where v*m may pass 2**53, y must be beyond
-        the clamp anyway, which is so if 2**(52-s) is: rounding cannot bring back a number that far off.
+        y = floor((v*m + 2**(s-1)) / 2**s) + zp is computed as floor(v * (m * 2**-s) + (0.5 + zp)). In units of 2**-s all terms
+        are integers, so they are exact below 2**53. If v*m may exceed 2**53, y must exceed the clamp anyway. This holds if
+        2**(52-s) does, because rounding errors are far smaller.
         """
         if self._plan is not None and self._plan.filter is f:
             return self._plan
@@ -260,7 +260,7 @@ class OutputStage:
         return plan
 
     def finish(self, m: Memory, plan: Plan, sums: Array, first: int) -> None:
-        """Finish the rows from ``first`` on; ``sums`` [n*W, C] are exact and may be overwritten."""
+        """Finish the rows from ``first``. ``sums`` [n*W, C] are exact and may be overwritten."""
         shape = (-1, *self.shape[1:])
         if plan.factor is None:
             acc = sums.astype(np.int64).reshape(shape)

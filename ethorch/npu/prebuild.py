@@ -1,4 +1,4 @@
-"""``python -m ethorch.npu.prebuild FOLDER``: the simulator's compiled code for every level of CPU, for a wheel (docs/wheels.md)."""
+"""Build the simulator's compiled code for every CPU level: ``python -m ethorch.npu.prebuild FOLDER`` (docs/wheels.md)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ethorch.npu.weights.compiled import build as build_weights
 def main(arguments: list[str] | None = None) -> int:
     folder = (sys.argv[1:] if arguments is None else arguments)[0]
     os.environ["ETHORCH_CACHE_DIR"] = folder
-    here = platform.machine() in ("x86_64", "AMD64")
-    for path in (build_weights(), *(build_plan(level) for level, (needs, _) in LEVELS.items() if here or not needs)):
+    is_x86 = platform.machine() in ("x86_64", "AMD64")
+    for path in (build_weights(), *(build_plan(level) for level, (needs, _) in LEVELS.items() if is_x86 or not needs)):
         print(path)
     return 0
 

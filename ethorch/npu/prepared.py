@@ -1,4 +1,4 @@
-"""What an operation becomes once its registers are known: a function over memory, and what it costs."""
+"""Prepared operations: functions on memory, with their cost."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from ethorch.npu.feature_map import FeatureMap
 from ethorch.npu.memory import Access, Memory
 from ethorch.npu.stream import Operation
 
-# Work units, in which runs are budgeted. A multiplication is one unit. By the time that operations of all kinds take on one
-# core, a unit is about a third of a nanosecond.
+# Work units of the budget of runs. One multiplication is one unit, about a third of a nanosecond on one core.
 ELEMENT_WORK = 16  # per element that is read, computed and written
-SWEEP_WORK = 4  # per element that one turn of a loop goes over
-TURN_WORK = 1 << 13  # per turn of a loop
-OPERATION_WORK = 1 << 17  # per operation that computes, however small
-COMMAND_WORK = 1 << 13  # per command that computes nothing
+SWEEP_WORK = 4  # per element and loop iteration
+TURN_WORK = 1 << 13  # per loop iteration
+OPERATION_WORK = 1 << 17  # per operation that computes
+COMMAND_WORK = 1 << 13  # per command that does not compute
 
 
 @dataclass(eq=False)
@@ -25,15 +24,15 @@ class Prepared:
     """A prepared operation.
 
     Attributes:
-        run: executes it; everything that does not depend on memory is already worked out.
-        reads, writes: feature maps and spans that it touches, for counters, traces and checks.
-        macs: multiplications of a run.
-        elements: size of the largest array that a run allocates.
-        swept: elements that the loops of a run go over, each counted as often as that happens.
-        turns: turns of these loops.
-        computes: False for what moves bytes, or only orders what is executed.
-        scattered: source and target region of a DMA whose bytes are no plain runs.
-        form: the same operation as data (``forms``), for those who run it in another way than ``run``; None where there is none.
+        run: Function that executes the operation. Values that do not depend on memory are computed in advance.
+        reads, writes: Accessed feature maps and spans, for counters, traces and checks.
+        macs: Multiplications per run.
+        elements: Size of the largest array that a run allocates.
+        swept: Elements processed by loops of a run, counted once per iteration.
+        turns: Iterations of these loops.
+        computes: False for commands that only move bytes or order execution.
+        scattered: Source and target region of a DMA with more than one run of bytes.
+        form: The operation as data (see ``forms``), or None.
     """
 
     run: Callable[[Memory], None]
@@ -51,12 +50,12 @@ class Prepared:
 
     @property
     def maps(self) -> list[FeatureMap]:
-        """The feature maps among ``reads`` and ``writes``."""
+        """Feature maps in ``reads`` and ``writes``."""
         return [access for access in (*self.reads, *self.writes) if isinstance(access, FeatureMap)]
 
     @cached_property
     def work(self) -> int:
-        """What a run costs, in work units."""
+        """Cost of a run in work units."""
         touched = self.elements + sum(fm.elements for fm in self.maps) + self.dma_bytes
         fixed = OPERATION_WORK if self.computes else COMMAND_WORK
         return fixed + self.macs + ELEMENT_WORK * touched + SWEEP_WORK * self.swept + TURN_WORK * self.turns
@@ -80,7 +79,7 @@ def operation(name: str, *families: str) -> Callable[[Prepare], Prepare]:
 
 @dataclass
 class Lazy:
-    """A value that is worked out at the first run. By then sizes have been checked against memory."""
+    """A value computed at the first run, after sizes have been checked against memory."""
 
     make: Callable[[], Array]
     value: Array | None = field(default=None)
@@ -93,7 +92,7 @@ class Lazy:
 
 @dataclass(eq=False)
 class Step:
-    """An operation, what it became, and the OFM blocks that hardware cuts it into."""
+    """An operation, its prepared form, and its number of OFM blocks."""
 
     op: Operation
     prepared: Prepared

@@ -1,4 +1,4 @@
-"""Program: a command stream and its constants, prepared once and shared by every Machine that runs it."""
+"""Programs: a command stream and its constants, prepared once and shared by machines."""
 
 from __future__ import annotations
 
@@ -22,23 +22,22 @@ assert ops  # importing it fills PREPARE
 
 
 def _read_only(constants: bytes | Array) -> Bytes:
-    """Region 0 as bytes that nobody writes."""
+    """Return region 0 as read-only bytes."""
     if isinstance(constants, np.ndarray):
-        found = np.ascontiguousarray(constants).reshape(-1).view(np.uint8).view()
+        array = np.ascontiguousarray(constants).reshape(-1).view(np.uint8).view()
     else:
-        found = np.frombuffer(bytes(constants), np.uint8)
-    found.flags.writeable = False
-    return found
+        array = np.frombuffer(bytes(constants), np.uint8)
+    array.flags.writeable = False
+    return array
 
 
 class Program:
     """A driver payload (COP1 or COP2) with the bytes of region 0.
 
-    Immutable to its users. It keeps decoded weights (``decoded``), prepared operations and what ``plan`` makes of them
-    (``plans``), and threads may share it.
+    Programs are immutable and thread-safe. They cache decoded weights (``decoded``), prepared operations and plans (``plans``).
 
     Raises:
-        MachineFault: the payload is malformed, or holds a command that its NPU does not know.
+        MachineFault: The payload is malformed, or contains a command that its NPU does not support.
     """
 
     def __init__(self, command_stream: bytes, constants: bytes | Array = b""):
@@ -55,42 +54,43 @@ class Program:
 
     @property
     def config(self) -> Npu:
-        """The NPU the stream was made for; ``config.name`` is e.g. ``ethos-u55-128``."""
+        """The NPU of the stream; ``config.name`` is e.g. ``ethos-u55-128``."""
         return self.header.npu
 
     def with_constants(self, constants: bytes | Array) -> Program:
-        """The same commands over other constants. What was prepared of the commands is shared, what was decoded is not."""
-        other = copy(self)
-        other.constants = _read_only(constants)
-        other.decoded, other.plans = Memo(), Memo()
-        return other
+        """Return a program with the same commands and other constants. Prepared operations are shared."""
+        program = copy(self)
+        program.constants = _read_only(constants)
+        program.decoded, program.plans = Memo(), Memo()
+        return program
 
     def operations(self) -> Iterator[Operation]:
-        """Every operation in stored order, as if no branch were taken. Its registers are quick to read until the next one
-        is asked for.
+        """Iterate over the operations in stored order, as if no branch were taken.
+
+        The registers of an operation are fast to read only until the next iteration.
         """
         return stream.operations(self.config, self.commands)
 
     def steps(self) -> list[Step]:
-        """The whole stream, prepared, up to its NPU_OP_STOP; for streams without branches."""
+        """Return the prepared operations up to NPU_OP_STOP. Requires a stream without branches."""
 
         def make() -> list[Step]:
-            result: list[Step] = []
+            steps: list[Step] = []
             for op in stream.operations(self.config, self.commands):
                 if op.name == "NPU_OP_STOP":
-                    return result
-                result.append(self._prepare(op))
+                    return steps
+                steps.append(self._prepare(op))
             raise MachineFault("the stream ends without NPU_OP_STOP")
 
         return self._steps.get("all", make)
 
     @cached_property
     def work(self) -> int:
-        """Work units of a run; for streams without branches."""
+        """Work units of a run. Requires a stream without branches."""
         return sum(step.prepared.work for step in self.steps())
 
     def step(self, command: Command, state: dict[str, int]) -> Step:
-        """One operation under the given registers; for streams with branches."""
+        """Prepare one operation with the given registers, for streams with branches."""
         key = command.index, tuple(state.values())
         return self._step.get(key, lambda: self._prepare(stream.operation(self.config, command, dict(state))))
 

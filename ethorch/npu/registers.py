@@ -1,9 +1,8 @@
-"""Every command, register and NPU configuration, as rows.
+"""Tables of commands, registers and NPU configurations.
 
-Bit positions count over a whole command: bits 0..31 are its first word, bits 32..63 its second (CMD1 only). A row says
-what a value means, so minus-one encodings, sign extension and split addresses end here. ``decode`` gives plain numbers
-under the register's name (``IFM_DEPTH``), or under ``REGISTER.field`` where a register packs several
-(``IFM_PRECISION.signed``).
+Bit positions count over a whole command: bits 0..31 are its first word, bits 32..63 its second (CMD1 only). A row decodes
+minus-one encodings, sign extension and split addresses. ``decode`` returns integers under the register's name (``IFM_DEPTH``), or
+under ``REGISTER.field`` if a register has several fields (``IFM_PRECISION.signed``).
 
 Source of codes, positions and enumerations: Arm's register headers for the three NPUs, as restated in npu-reference 1.3, 2.
 CONFIG words were read from payloads of all eleven targets.
@@ -20,21 +19,22 @@ from ethorch.support.errors import MachineFault
 U55, U65, U85 = "u55", "u65", "u85"
 U5X = (U55, U65)
 ALL = (U55, U65, U85)
-LANES = 4  # channels of a group that a weight decoder of U85 owns (npu-reference 4.3)
+LANES = 4  # channels of a group in a weight decoder of U85 (npu-reference 4.3)
 
 Enum = Mapping[int, str]
 
 
 @dataclass(frozen=True)
 class Npu:
-    """One NPU configuration, found by the CONFIG word of the payload header (npu-reference 1.3).
+    """One NPU configuration, identified by the CONFIG word of the payload header (npu-reference 1.3).
 
     Attributes:
-        cores: weight streams of one operation (u65-512: two cores; u85: weight decoders).
-        lut_base: byte address of the 2 KiB LUT area in internal memory (U55/U65: the end of one core's SHRAM; npu-reference 7).
-        internal_bytes: internal memory a DMA can write: one core's SHRAM, or the LUT RAM of U85.
-        ofm_units: depth of the OFM microblock by ACC_FORMAT.microblock (npu-reference 8.2). U55 and U65 have no such field and one
-            depth, under 0 (npu-reference 4.2).
+        cores: Weight streams of one operation: two cores on u65-512, weight decoders on u85.
+        lut_base: Byte address of the 2 KiB LUT area in internal memory. On U55 and U65, the end of a core's SHRAM (npu-reference
+            7).
+        internal_bytes: Internal memory that a DMA can write: one core's SHRAM, or the LUT RAM of U85.
+        ofm_units: Depth of the OFM microblock by ACC_FORMAT.microblock (npu-reference 8.2). U55 and U65 have one depth, under 0
+            (npu-reference 4.2).
     """
 
     name: str
@@ -51,7 +51,7 @@ class Npu:
 
 
 def _ofm_units(macs: int, cores: int) -> Mapping[int, int]:
-    """OFM microblock depths of a U85: its multipliers divided by the microblock's area, shared evenly among weight decoders."""
+    """Return OFM microblock depths of a U85: multipliers divided by the microblock's area, divisible among the weight decoders."""
     areas = {0: 1, 1: 2, 2: 4, 3: 4, 4: 8, 5: 16}  # height*width by ACC_FORMAT.microblock (npu-reference 2.5)
     depths = {microblock: macs // 8 // area for microblock, area in areas.items()}
     return {microblock: depth for microblock, depth in depths.items() if depth and depth % (LANES * cores) == 0}
@@ -85,7 +85,7 @@ NPUS: Mapping[int, Npu] = {
 
 @dataclass(frozen=True)
 class Field:
-    """Bits low..high of a command. ``values`` names the legal ones; None means every value is legal."""
+    """Bits low..high of a command. ``values`` names the legal values; None allows all."""
 
     name: str
     low: int
@@ -108,7 +108,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Address(Field):
-    """A 40-bit number: bits 31..0 in the second word, 39..32 in bits 23..16 of the first."""
+    """A 40-bit integer: bits 31..0 in the second word, 39..32 in bits 23..16 of the first."""
 
     @property
     def mask(self) -> int:
@@ -167,7 +167,7 @@ STRIDE_MODE: Enum = {0: "1D", 1: "2D", 2: "3D"}
 
 @dataclass(frozen=True)
 class Register:
-    """One register of some families. ``name`` is the hardware's; ``key`` the name without its _M1."""
+    """A register of some families. ``name`` is the hardware name; ``key`` is the name without _M1."""
 
     code: int
     name: str
@@ -184,22 +184,22 @@ class Register:
         return [(f"{self.key}.{f.name}" if f.name else self.key, f) for f in self.fields]
 
     def decode(self, word: int) -> dict[str, int]:
-        """The register's values by key; MachineFault for stray bits or a value that no row names."""
+        """Return the register's values by key. Raise MachineFault for unused bits or illegal values."""
         used = 0xC3FF  # opcode and control
         values = {}
         for key, f in self.named_fields:
             used |= f.mask
             values[key] = value = f.decode(word)
             if f.values is not None and value not in f.values:
-                known = ", ".join(f"{k} {v}" for k, v in f.values.items())
-                raise MachineFault(f"{key} = {value} is not a known value ({known})")
+                legal = ", ".join(f"{k} {v}" for k, v in f.values.items())
+                raise MachineFault(f"{key} = {value} is not a legal value ({legal})")
         if word & ~used:
-            raise MachineFault(f"{self.name} has bits {word & ~used:#x} set that no field of it covers")
+            raise MachineFault(f"{self.name} has bits {word & ~used:#x} set that do not belong to a field")
         return values
 
 
 def _tiles(prefix: str, code0: int, code1: int) -> list[Register]:
-    """The registers that IFM, IFM2 and OFM have at the same distances: tile sizes, region, bases, strides."""
+    """Return the registers that IFM, IFM2 and OFM share at equal offsets: tile sizes, region, bases, strides."""
     return [
         Register(code0 + 0xA, f"{prefix}_WIDTH0_M1", PARAM_M1),
         Register(code0 + 0xB, f"{prefix}_HEIGHT0_M1", PARAM_M1),
@@ -491,7 +491,7 @@ OPERATIONS: tuple[Register, ...] = (
 
 @cache
 def table(family: str) -> Mapping[tuple[bool, int], tuple[Register, bool]]:
-    """(is CMD1, opcode) -> (row, is an operation) for one family."""
+    """Return (is CMD1, opcode) -> (row, is an operation) for one family."""
     rows = {}
     for group, is_operation in ((REGISTERS, False), (OPERATIONS, True)):
         for row in group:
@@ -503,7 +503,7 @@ def table(family: str) -> Mapping[tuple[bool, int], tuple[Register, bool]]:
 
 @cache
 def reset_state(family: str) -> Mapping[str, int]:
-    """Every register of a family at zero, decoded: what a stream starts from (npu-reference 2.1)."""
+    """Return the decoded zero state of a family's registers, the initial state of a stream (npu-reference 2.1)."""
     state: dict[str, int] = {}
     for row, is_operation in table(family).values():
         if not is_operation:
@@ -513,5 +513,5 @@ def reset_state(family: str) -> Mapping[str, int]:
 
 @cache
 def value_names(family: str) -> Mapping[str, Enum]:
-    """The named values of a family's registers and operations, by key; for printing."""
+    """Return the enumerated values of a family's registers and operations, by key."""
     return {key: f.values for row, _ in table(family).values() for key, f in row.named_fields if f.values is not None}

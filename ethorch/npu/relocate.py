@@ -1,4 +1,4 @@
-"""Constants of a command stream put elsewhere: which bytes of region 0 it reads, and the stream that reads them at other places."""
+"""Move the constants that a command stream reads from region 0."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from dataclasses import dataclass, replace
 from ethorch.npu import stream
 from ethorch.npu.prepared import PREPARE
 from ethorch.npu.registers import Npu
-from ethorch.npu.runs import READ_BASES, Run, read_by
-from ethorch.npu.stream_writer import with_commands, written
+from ethorch.npu.runs import READ_BASES, Run, iterate_reads
+from ethorch.npu.stream_writer import with_commands, write_register
 from ethorch.support.errors import MachineFault
 
 CONSTANTS_REGION = 0
-#: Constants lie on multiples of this: weight streams and bricks do (npu-reference 3.2, 4.2), other constants by Vela's choice.
+#: Alignment of constants, required by weight streams and bricks (npu-reference 3.2, 4.2) and used by Vela for all constants.
 CONSTANTS_ALIGNMENT = 16
 
 
 @dataclass(frozen=True)
 class Relocated:
-    """A payload that reads its constants elsewhere.
+    """A payload that reads its constants at other addresses.
 
     Attributes:
-        payload: the driver payload.
-        inserted: byte offset, from the first command word of the old stream, of each command in front of which another one is now.
+        payload: The driver payload.
+        inserted: Byte offset, from the first command word of the old stream, of each command before which a command was inserted.
     """
 
     payload: bytes
@@ -33,92 +33,93 @@ class Relocated:
 
 
 def constants_of(payload: bytes) -> tuple[tuple[int, int], ...]:
-    """What the stream of a driver payload reads of region 0: pieces that do not overlap, in order.
+    """Return the bytes of region 0 that a stream reads, as sorted, disjoint ranges.
 
     Returns:
-        (first address, the one behind the last) of each.
+        [first address, end) of each range.
 
     Raises:
-        MachineFault: the payload is malformed, or its stream branches.
+        MachineFault: The payload is malformed, or its stream branches.
     """
     reads = [run for op in _operations(*_commands(payload)) for run in op.reads]
-    return _merged([(run.low, run.high) for run in reads if run.region == CONSTANTS_REGION])
+    return _merge([(run.low, run.high) for run in reads if run.region == CONSTANTS_REGION])
 
 
-def relocated(payload: bytes, moves: Mapping[tuple[int, int], int]) -> Relocated:
-    """The payload with its stream reading each piece of its constants at another address.
+def relocate(payload: bytes, moves: Mapping[tuple[int, int], int]) -> Relocated:
+    """Rewrite a payload to read its constants at other addresses.
 
-    A command that writes an address writes the new one. Where Vela left a command out because the register held the address
-    already, which was that of another region, one is inserted.
+    Commands that write an address get the new one. A command is inserted if Vela omitted it because the register already held the
+    same address in another region.
 
     Args:
-        payload: a driver payload.
-        moves: piece, as of ``constants_of``, -> its new address.
+        payload: Driver payload.
+        moves: New address by range. See :func:`constants_of`.
 
     Raises:
-        MachineFault: as of ``constants_of``; what the new stream reads is not what the old one read, run by run; or commands would
-            have to be inserted into a payload of another kind than COP1.
+        MachineFault: The payload is malformed, its stream branches, the new stream would read other bytes, or commands must be
+            inserted into a payload other than COP1.
     """
     header, commands = _commands(payload)
     operations = _operations(header, commands)
     pieces = sorted(moves)
     starts = [start for start, _ in pieces]
 
-    def moved(address: int) -> int:
+    def move_address(address: int) -> int:
         piece = pieces[bisect.bisect_right(starts, address) - 1]
         return moves[piece] + address - piece[0]
 
-    def expected(run: Run) -> Run:
-        low = moved(run.low) if run.region == CONSTANTS_REGION else run.low
+    def move_run(run: Run) -> Run:
+        low = move_address(run.low) if run.region == CONSTANTS_REGION else run.low
         return replace(run, base=run.base + low - run.low, low=low, high=run.high + low - run.low)
 
-    words, inserted = _rewritten(payload[header.start : header.stop], header.npu, commands, operations, moved)
+    words, inserted = _rewrite(payload[header.start : header.stop], header.npu, commands, operations, move_address)
     result = with_commands(payload, words)
     after = _operations(*_commands(result))
-    if [op.reads for op in after] != [[expected(run) for run in op.reads] for op in operations]:
-        raise MachineFault("the stream reads constants by addresses that no register holds")
+    if [op.reads for op in after] != [[move_run(run) for run in op.reads] for op in operations]:
+        raise MachineFault("the stream reads constants by addresses that are not stored in registers")
     return Relocated(result, tuple(inserted))
 
 
-def _rewritten(
-    data: bytes, npu: Npu, commands: Sequence[stream.Command], operations: Sequence[Reading], moved: Callable[[int], int]
+def _rewrite(
+    data: bytes, npu: Npu, commands: Sequence[stream.Command], operations: Sequence[Reading], move_address: Callable[[int], int]
 ) -> tuple[list[int], list[int]]:
-    """The command words with new addresses, and where some were inserted."""
-    wanted: dict[int, dict[str, int]] = {}
+    """Return the command words with new addresses, and the positions of insertions."""
+    addresses: dict[int, dict[str, int]] = {}
     for op in operations:
-        wanted[op.index] = {name: moved(address) if here else address for name, (address, here) in op.bases.items()}
+        addresses[op.index] = {name: move_address(address) if here else address for name, (address, here) in op.bases.items()}
     last: dict[str, int] = {}
-    first: dict[int, int] = {}  # index of a command that writes an address -> what the first operation that reads by it wants there
+    first: dict[int, int] = {}  # index of a command that writes an address -> address required by its first reader
     for command in commands:
         last.update((name, command.index) for name in command.values if name in READ_BASES)
-        for name, address in wanted.get(command.index, {}).items():
+        for name, address in addresses.get(command.index, {}).items():
             if name in last:
                 first.setdefault(last[name], address)
     words = struct.unpack(f"<{len(data) // 4}I", data)
     current: dict[str, int] = {}
-    made, inserted = list[int](), list[int]()
+    rewritten, inserted = list[int](), list[int]()
     for number, command in enumerate(commands):
         stop = commands[number + 1].offset if number + 1 < len(commands) else len(data)
-        for name, address in wanted.get(command.index, {}).items():
-            if current.get(name, 0) != address:  # Vela had no need of a command: the register held the old address
-                made += written(npu, name, address)
+        for name, address in addresses.get(command.index, {}).items():
+            if current.get(name, 0) != address:  # Vela omitted the command because the register held the old address
+                rewritten += write_register(npu, name, address)
                 inserted.append(command.offset)
                 current[name] = address
         base = next((name for name in command.values if name in READ_BASES), None)
         if base is None:
-            made += words[command.offset // 4 : stop // 4]
+            rewritten += words[command.offset // 4 : stop // 4]
         else:
             current[base] = first.get(command.index, command.values[base])
-            made += written(npu, base, current[base])
-    return made, inserted
+            rewritten += write_register(npu, base, current[base])
+    return rewritten, inserted
 
 
 @dataclass(frozen=True)
 class Reading:
-    """An operation's index among the commands, and what it reads.
+    """Reads of an operation.
 
     Attributes:
-        bases: register of an address that it reads by -> (address, whether that is in region 0).
+        index: Index of its command.
+        bases: Register -> its address, and whether that is in region 0.
     """
 
     index: int
@@ -130,27 +131,27 @@ def _commands(payload: bytes) -> tuple[stream.Header, list[stream.Command]]:
     header = stream.parse_header(payload)
     commands = stream.commands(payload, header)
     if any(command.row.name == "NPU_OP_BRANCH" for command in commands):
-        raise MachineFault("the stream branches: which address an operation reads depends on data")
+        raise MachineFault("the stream branches, so the addresses that an operation reads depend on data")
     return header, commands
 
 
 def _operations(header: stream.Header, commands: list[stream.Command]) -> list[Reading]:
-    found = []
+    readings = []
     for op in stream.operations(header.npu, commands):
         prepare = PREPARE.get((op.name, op.npu.family))
         if prepare is not None:
-            reads = list(read_by(prepare(op)))
+            reads = list(iterate_reads(prepare(op)))
             bases = {run.register: (run.base, run.region == CONSTANTS_REGION) for run in reads}
-            found.append(Reading(op.index, reads, bases))
-    return found
+            readings.append(Reading(op.index, reads, bases))
+    return readings
 
 
-def _merged(ranges: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Ranges that overlap as one."""
-    found: list[tuple[int, int]] = []
+def _merge(ranges: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Merge overlapping ranges."""
+    merged: list[tuple[int, int]] = []
     for start, stop in sorted(ranges):
-        if found and start < found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], stop)
+        if merged and start < merged[-1][1]:
+            merged[-1] = merged[-1][0], max(merged[-1][1], stop)
         else:
-            found.append((start, stop))
-    return tuple(found)
+            merged.append((start, stop))
+    return tuple(merged)

@@ -1,4 +1,4 @@
-"""What an operation reads and writes, run by run, with the register that holds each run's address."""
+"""Memory accesses of operations, with the register that holds each address."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ethorch.npu.forms import Transfer
 from ethorch.npu.memory import Access
 from ethorch.npu.prepared import Prepared
 
-#: Registers that hold addresses of what is read (npu-reference 2.3).
+#: Address registers of inputs (npu-reference 2.3).
 READ_BASES = frozenset(
     (
         *(f"{feature_map}_BASE{tile}" for feature_map in ("IFM", "IFM2") for tile in range(4)),
@@ -24,7 +24,7 @@ _TRANSFER_BASES = ("DMA0_SRC", "DMA0_DST", "DMA0_IDX")
 
 @dataclass(frozen=True)
 class Run:
-    """What an operation accesses in one run: the register of its address, that address, the lowest and the one behind the last."""
+    """A contiguous access [low, high) of an operation, with its address register and that register's value."""
 
     register: str
     region: int
@@ -33,22 +33,22 @@ class Run:
     high: int
 
 
-def read_by(prepared: Prepared) -> Iterator[Run]:
-    """All that an operation may read of memory."""
+def iterate_reads(prepared: Prepared) -> Iterator[Run]:
+    """Iterate over all bytes that an operation may read."""
     yield from _runs(prepared.reads)
     form = prepared.form
     if isinstance(form, Transfer):
-        yield _strided("DMA0_SRC", form, form.source, form.by_source)
+        yield _enclose("DMA0_SRC", form, form.source, form.by_source)
         if form.by_source or form.by_target:
             region, base, step = form.index
             yield Run("DMA0_IDX", region, base, base, base + (form.outer - 1) * step + 4 * form.inner)
 
 
-def written_by(prepared: Prepared) -> Iterator[Run]:
-    """All that an operation may write of memory."""
+def iterate_writes(prepared: Prepared) -> Iterator[Run]:
+    """Iterate over all bytes that an operation may write."""
     yield from _runs(prepared.writes)
     if isinstance(prepared.form, Transfer):
-        yield _strided("DMA0_DST", prepared.form, prepared.form.target, prepared.form.by_target)
+        yield _enclose("DMA0_DST", prepared.form, prepared.form.target, prepared.form.by_target)
 
 
 def _runs(accesses: tuple[Access, ...]) -> Iterator[Run]:
@@ -62,8 +62,8 @@ def _runs(accesses: tuple[Access, ...]) -> Iterator[Run]:
             yield Run(register, access.region, access.base, access.base, access.base + access.size_bytes)
 
 
-def _strided(register: str, form: Transfer, end: tuple[int, int, int, int], indexed: bool) -> Run:
-    """One end of a DMA of several runs: where an index says which, all that it may name."""
+def _enclose(register: str, form: Transfer, end: tuple[int, int, int, int], indexed: bool) -> Run:
+    """Return the range of one end of a strided DMA, over all indices that are allowed."""
     region, base, inner, outer = end
     reach = [(form.limit if indexed else form.inner - 1) * inner, (form.outer - 1) * outer]
     return Run(register, region, base, base + sum(min(0, r) for r in reach), base + sum(max(0, r) for r in reach) + form.length)

@@ -1,7 +1,7 @@
-"""Sources: which operator of a model each command of a stream works for, from Vela's database.
+"""Map commands of a stream to operators of a model, with Vela's database.
 
-A command belongs to the first scheduled operation that ends at the command or behind it: register writes, transfers and
-helper operations come before an operation's last NPU_OP (npu-reference 10).
+A command belongs to the first scheduled operation that ends at or after it, because register writes, transfers and helper
+operations precede an operation's last NPU_OP (npu-reference 10).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ethorch.support.wording import counted, shown
 
 
 class Scheduled(Protocol):
-    """A row of Vela's schedule: ``vela.ScheduledOp``."""
+    """A row of Vela's schedule. See ``vela.ScheduledOp``."""
 
     @property
     def name(self) -> str: ...
@@ -39,11 +39,11 @@ class Source:
     """An operation of Vela's schedule.
 
     Attributes:
-        name: the tensor it writes.
-        operator: Vela's name for it: Conv2D, Add, MemoryCopy.
-        op_cycles, npu_cycles: Vela's estimates, with and without waiting for memory.
-        macs: as Vela counts them.
-        origin: the operator, module and line of the user's model it comes from, where known.
+        name: Tensor that it writes.
+        operator: Vela's name: Conv2D, Add, MemoryCopy.
+        op_cycles, npu_cycles: Vela's estimates, with and without memory stalls.
+        macs: Multiplications, counted by Vela.
+        origin: Operator, module and line of the user's model, if known.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Source:
 
 
 class Sources:
-    """Byte offsets of commands to Sources."""
+    """A map from byte offsets of commands to Sources."""
 
     def __init__(self, ends: Iterable[tuple[int, Source]]):
         entries = sorted(ends, key=lambda entry: entry[0])
@@ -67,7 +67,7 @@ class Sources:
 
     @classmethod
     def from_schedule(cls, rows: Iterable[Scheduled], origins: Mapping[str, str] | None = None) -> Sources:
-        """From ``vela.CompiledModel.rows()``; ``origins`` says where a tensor of the TOSA graph comes from."""
+        """Construct from ``vela.CompiledModel.rows()``. ``origins`` maps tensors of the TOSA graph to their origin."""
         ends = []
         for row in rows:
             origin = (origins or {}).get(row.name, "")
@@ -76,12 +76,12 @@ class Sources:
         return cls(ends)
 
     def at(self, offset: int) -> Source | None:
-        """The operator that the command at this byte offset works for; None behind the last."""
+        """Return the operator of the command at a byte offset, or None after the last operator."""
         index = bisect_left(self._offsets, offset)
         return self._sources[index] if index < len(self._sources) else None
 
     def all(self) -> list[Source]:
-        """Each operator once, in the order of its last command."""
+        """Return each operator once, in the order of its last command."""
         return list({id(source): source for source in self._sources}.values())
 
     def to_json(self) -> str:
@@ -93,13 +93,13 @@ class Sources:
 
     @classmethod
     def from_json(cls, text: str, label: str = "the table of sources") -> Sources:
-        """Read what ``to_json`` wrote.
+        """Read the output of ``to_json``.
 
         Args:
-            label: The name of the file in messages.
+            label: Name of the file in messages.
 
         Raises:
-            FormatError: The text is something else.
+            FormatError: The text is malformed.
         """
         data = parse_json(text, label, _REMEDY)
         for key in ("sources", "ends"):
@@ -107,7 +107,7 @@ class Sources:
                 raise FormatError(f"{label}: {key} is {shown(data.get(key))}; expected a list. {_REMEDY}")
         sources = [_source(row, f"{label}: sources[{number}]") for number, row in enumerate(data["sources"])]
         for end in data["ends"]:
-            is_pair = isinstance(end, list) and len(end) == 2 and all(type(one) is int for one in end)
+            is_pair = isinstance(end, list) and len(end) == 2 and all(type(number) is int for number in end)
             if not is_pair or end[0] < 0 or not 0 <= end[1] < len(sources):
                 raise FormatError(
                     f"{label}: ends has {shown(end)}; expected the offset of a command and the number of one of "

@@ -1,4 +1,4 @@
-"""How much staging memory (region 2) a command stream needs: a delegate's payload does not say."""
+"""Size of the staging memory (region 2) of a command stream, which a delegate's payload does not record."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from collections.abc import Iterator
 from ethorch.npu.program import Program
 from ethorch.npu.stream import Operation
 
-MAX_STAGING_BYTES = 64 << 20  # region 2 is SRAM beside the NPU; systems have a few MiB of it
+MAX_STAGING_BYTES = 64 << 20  # region 2 is SRAM near the NPU, usually a few MiB
 STAGING_REGION = 2
 
 
 def staging_bytes(program: Program) -> int:
-    """Size of region 2 that is enough for a command stream; 0 when it uses none.
+    """Return a sufficient size of region 2 for a command stream, or 0 if it is unused.
 
-    The payload does not say: on a board this is one buffer, as large as the platform has. The result is the highest
-    address that any operation can reach in region 2 by its registers, and never more than MAX_STAGING_BYTES.
+    The size is the highest address that any operation can reach in region 2, at most MAX_STAGING_BYTES.
     """
     highest = 0
     for op in program.operations():
@@ -25,9 +24,9 @@ def staging_bytes(program: Program) -> int:
 
 
 def reaches(op: Operation, region: int | None = None) -> Iterator[tuple[int, int]]:
-    """(region, end address) of all that an operation's registers point at, or of that in one region.
+    """Yield (region, end address) of each tensor that an operation may access, optionally in one region only.
 
-    The operation may touch less, not more.
+    The addresses are upper bounds.
     """
     state = op.state
     if op.name == "NPU_OP_DMA_START":

@@ -1,7 +1,7 @@
-"""From payload bytes to operations: header, commands, register state.
+"""Parse driver payloads: header, commands, register state.
 
-A command either writes a register or is an operation. Registers keep their value until they are rewritten, and Vela leaves
-out writes that change nothing. So an operation only has a meaning together with the registers before it (npu-reference 2.1).
+A command either writes a register or is an operation. Registers keep their value, and Vela omits redundant writes, so an
+operation depends on all register writes before it (npu-reference 2.1).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ACTION_CONFIG, _ACTION_STREAM, _ACTION_NOP = 1, 2, 5  # driver actions that occ
 
 @dataclass(frozen=True)
 class Header:
-    """What a driver payload says before its commands: the NPU it is for, and where the command words are."""
+    """Header of a driver payload: its NPU, and the position of the command words."""
 
     npu: Npu
     npu_id: int
@@ -32,10 +32,10 @@ class Header:
 
 @dataclass(slots=True)
 class Command:
-    """One command: its number, byte offset from the first command word, row and decoded values.
+    """One command: index, byte offset from the first command word, row and decoded values.
 
-    Equal commands share ``values``: a stream has thousands of commands, most of them repeated. Nobody changes one; it is not frozen
-    because that takes four times as long to make.
+    Equal commands share ``values``. Instances are immutable by convention; frozen ones take four times as long to construct, and
+    a stream has thousands.
     """
 
     index: int
@@ -47,7 +47,7 @@ class Command:
 
 @dataclass(eq=False)
 class Operation:
-    """An NPU_OP_* command with the registers as they stand when it starts. ``op[key]`` reads one."""
+    """An NPU_OP_* command with the register state at its start. ``op[key]`` reads a register."""
 
     npu: Npu
     index: int
@@ -65,12 +65,12 @@ class Operation:
 
     @property
     def title(self) -> str:
-        """``NPU_OP_POOL AVERAGE``."""
+        """Name and mode, e.g. ``NPU_OP_POOL AVERAGE``."""
         names = registers.value_names(self.npu.family).get(f"{self.name}.mode")
         return f"{self.name} {names[self.mode]}" if names else self.name
 
     def locate(self, fault: MachineFault) -> MachineFault:
-        """The fault with the command, its offset and its registers, unless it has them already."""
+        """Add the command, its offset and its registers to a fault, unless present."""
         if fault.operation is not None:
             return fault
         text = " ".join(f"{k}={v}" for k, v in describe(self).items())
@@ -80,9 +80,9 @@ class Operation:
 
 
 class Snapshot(Mapping[str, int]):
-    """The registers before one command, worked out from the stream when somebody looks at them.
+    """Registers before one command, computed from the stream on first access.
 
-    They are not kept: a stream may have tens of thousands of operations, and there are a hundred registers.
+    They are not stored, because a stream may have tens of thousands of operations with a hundred registers each.
     """
 
     def __init__(self, npu: Npu, stream: list[Command], index: int):
@@ -107,25 +107,25 @@ class Snapshot(Mapping[str, int]):
 
 
 def parse_header(payload: bytes) -> Header:
-    """The header of a COP1 or COP2 driver payload (npu-reference 1.2); MachineFault when it is neither."""
+    """Parse the header of a COP1 or COP2 driver payload (npu-reference 1.2). Raise MachineFault for other payloads."""
     if payload[:4] == COP1:
         return _parse_cop1(payload)
     if payload[:4] == COP2:
         return _parse_cop2(payload)
-    raise MachineFault(f"the payload starts with {payload[:4]!r}, not with COP1 or COP2")
+    raise MachineFault(f"expected a payload that starts with COP1 or COP2, got {payload[:4]!r}")
 
 
 def _npu(config: int) -> Npu:
     try:
         return registers.NPUS[config]
     except KeyError:
-        known = ", ".join(f"{c:#010x} {n.name}" for c, n in registers.NPUS.items())
-        raise MachineFault(f"CONFIG word {config:#010x} is none of the known NPUs: {known}") from None
+        supported = ", ".join(f"{c:#010x} {n.name}" for c, n in registers.NPUS.items())
+        raise MachineFault(f"CONFIG word {config:#010x} is unknown; the supported NPUs are {supported}") from None
 
 
-def _words(payload: bytes, offset: int, count: int, what: str) -> tuple[int, ...]:
+def _words(payload: bytes, offset: int, count: int, subject: str) -> tuple[int, ...]:
     if offset + 4 * count > len(payload):
-        raise MachineFault(f"the payload ends inside its {what}: {len(payload)} bytes, {offset + 4 * count} needed")
+        raise MachineFault(f"the payload ends inside its {subject}: expected {offset + 4 * count} bytes, got {len(payload)}")
     return struct.unpack_from(f"<{count}I", payload, offset)
 
 
@@ -143,11 +143,11 @@ def _parse_cop1(payload: bytes) -> Header:
         elif action == _ACTION_STREAM:
             words = (tag >> 16) | (tag & 0xFF00) << 8
             if config is None:
-                raise MachineFault("the payload's command stream comes before its optimizer configuration")
+                raise MachineFault("the payload's command stream precedes its optimizer configuration")
             if at % 16:
                 raise MachineFault(f"the command stream starts at byte {at}, which is not 16-byte aligned")
             if at + 4 * words > len(payload):
-                raise MachineFault(f"the header announces {words} command words, {(len(payload) - at) // 4} are there")
+                raise MachineFault(f"expected {words} command words after the header, got {(len(payload) - at) // 4}")
             return Header(_npu(config), npu_id, at, at + 4 * words)
         else:
             raise MachineFault(f"unknown driver action {action:#x} at byte {at - 4} of the payload")
@@ -157,12 +157,12 @@ def _parse_cop2(payload: bytes) -> Header:
     version, size_low, size_high, kind, entry, metadata = _words(payload, 4, 6, "COP2 header")
     size = size_low | size_high << 32
     if version != 1 or kind != 1:
-        raise MachineFault(f"COP2 version {version} with entry type {kind}: only version 1, type 1 is known")
+        raise MachineFault(f"expected COP2 version 1 with entry type 1, got version {version} with entry type {kind}")
     if 16 + size != len(payload) or entry > size:
-        raise MachineFault(f"COP2 announces {size} bytes and an entry of {entry}, {len(payload) - 16} bytes follow")
+        raise MachineFault(f"COP2 declares {size} bytes and an entry of {entry}, but {len(payload) - 16} bytes follow")
     magic, meta_version, _length, config, npu_id, feature = _words(payload, 28, 6, "COP2 metadata")
     if magic != 0x4D554556 or meta_version != 1:  # "VEUM"
-        raise MachineFault(f"COP2 metadata {magic:#x} version {meta_version}: only VEUM version 1 is known")
+        raise MachineFault(f"expected COP2 metadata VEUM version 1, got {magic:#x} version {meta_version}")
     start = -(-(28 + metadata) // 16) * 16
     if start > len(payload):
         raise MachineFault(f"COP2 metadata of {metadata} bytes leaves no room for commands")
@@ -170,15 +170,15 @@ def _parse_cop2(payload: bytes) -> Header:
 
 
 def commands(payload: bytes, header: Header) -> list[Command]:
-    """Every command of the stream, decoded. MachineFault names the command that no row knows."""
+    """Decode every command of the stream. A MachineFault names an unknown command."""
     rows = registers.table(header.npu.family)
     size = header.stop - header.start
     words = struct.unpack_from(f"<{size // 4}I", payload, header.start)
-    result: list[Command] = []
+    parsed: list[Command] = []
     decoded: dict[int, dict[str, int]] = {}
 
     def where(at: int) -> str:
-        return f"command {len(result)} at byte {4 * at:#x} ({words[at]:#010x})"
+        return f"command {len(parsed)} at byte {4 * at:#x} ({words[at]:#010x})"
 
     at = 0
     while at < len(words):
@@ -188,25 +188,25 @@ def commands(payload: bytes, header: Header) -> list[Command]:
             raise MachineFault(f"{where(at)}: control bits {control} are neither CMD0 nor CMD1")
         if control == 1 and at + 1 == len(words):
             raise MachineFault(f"{where(at)}: the stream ends before this command's second word")
-        found = rows.get((control == 1, word & 0x3FF))
-        if found is None:
+        match = rows.get((control == 1, word & 0x3FF))
+        if match is None:
             name = "CMD1" if control else "CMD0"
             raise MachineFault(f"{where(at)}: {header.npu.name} has no {name} with opcode {word & 0x3FF:#05x}")
-        row, is_operation = found
-        whole = word | words[at + 1] << 32 if control else word
-        values = decoded.get(whole)
+        row, is_operation = match
+        bits = word | words[at + 1] << 32 if control else word
+        values = decoded.get(bits)
         if values is None:
             try:
-                values = decoded[whole] = row.decode(whole)
+                values = decoded[bits] = row.decode(bits)
             except MachineFault as fault:
                 raise MachineFault(f"{where(at)}, {row.name}: {fault}") from None
-        result.append(Command(len(result), 4 * at, row, values, is_operation))
+        parsed.append(Command(len(parsed), 4 * at, row, values, is_operation))
         at += 1 + control
-    return result
+    return parsed
 
 
 def operations(npu: Npu, stream: list[Command]) -> Iterator[Operation]:
-    """The operations of a stream in stored order, each with the state that a run without branches gives it."""
+    """Iterate over the operations in stored order, with the register state of a run without branches."""
     state = dict(registers.reset_state(npu.family))
     for command in stream:
         if command.is_operation:
@@ -222,13 +222,13 @@ def operation(npu: Npu, command: Command, state: Mapping[str, int]) -> Operation
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The registers that matter
+# Relevant registers
 
 _OUTPUT = ("OFM", "ACTIVATION", "ACC_FORMAT")
 _WINDOW = ("KERNEL", "IFM_PAD", "IFM_UPSCALE")
 _STREAMS = ("WEIGHT", "SCALE")
 
-# Which registers matter to an operation, by the start of their names.
+# Prefixes of the registers that an operation uses.
 RELEVANT: Mapping[str, tuple[str, ...]] = {
     "NPU_OP_CONV": ("IFM_", *_WINDOW, *_STREAMS, *_OUTPUT, "PARALLEL"),
     "NPU_OP_DEPTHWISE": ("IFM_", *_WINDOW, *_STREAMS, *_OUTPUT, "PARALLEL"),
@@ -240,26 +240,26 @@ RELEVANT: Mapping[str, tuple[str, ...]] = {
 
 
 def describe(op: Operation) -> dict[str, str]:
-    """The registers that matter to an operation and are not zero, named values by name."""
-    wanted = RELEVANT.get(op.name, ())
+    """Return the nonzero registers that an operation uses, with enumerated values by name."""
+    prefixes = RELEVANT.get(op.name, ())
     names = registers.value_names(op.npu.family)
     zero = registers.reset_state(op.npu.family)
-    result = {k.removeprefix(f"{op.name}."): str(v) for k, v in op.values.items()}
+    texts = {k.removeprefix(f"{op.name}."): str(v) for k, v in op.values.items()}
     for key, value in op.state.items():
-        if not key.startswith(wanted):
+        if not key.startswith(prefixes):
             continue
         if key in names:
-            result[key] = names[key][value]
+            texts[key] = names[key][value]
         elif value != zero[key]:
-            result[key] = hex(value) if "BASE" in key or "DMA0" in key else str(value)
-    return result
+            texts[key] = hex(value) if "BASE" in key or "DMA0" in key else str(value)
+    return texts
 
 
 Pair = tuple[int, int]
 
 
 def kernel_stride(op: Operation) -> Pair:
-    """1..4 from the split bits of KERNEL_STRIDE (npu-reference 2.3)."""
+    """Return the stride (y, x), 1..4, from the split bits of KERNEL_STRIDE (npu-reference 2.3)."""
     return (
         1 + op["KERNEL_STRIDE.y0"] + 2 * op["KERNEL_STRIDE.y1"],
         1 + op["KERNEL_STRIDE.x0"] + 2 * op["KERNEL_STRIDE.x1"],

@@ -1,4 +1,4 @@
-"""Command words written: registers, operations, and a payload with another stream."""
+"""Write command words and replace the stream of a payload."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ethorch.npu.program import Program
 from ethorch.npu.registers import Npu, Register, table
 from ethorch.support.errors import MachineFault
 
-_ACTION_STREAM = 2  # driver action of a COP1 header in front of the commands (npu-reference 1.2)
+_ACTION_STREAM = 2  # driver action of a COP1 header before the commands (npu-reference 1.2)
 _CMD1 = 1 << 14
-#: Of a transfer: region read, region written, first byte read, first byte written, bytes.
+#: Registers of a transfer: source region, target region, source address, target address, length.
 DMA_REGISTERS = ("DMA0_SRC_REGION", "DMA0_DST_REGION", "DMA0_SRC", "DMA0_DST", "DMA0_LEN")
 
 
@@ -24,15 +24,15 @@ def _row(family: str, name: str) -> Register:
 
 
 def operation(npu: Npu, name: str, parameter: int = 0) -> list[int]:
-    """The word of an operation, as ``NPU_OP_DMA_START``."""
+    """Return the word of an operation, e.g. ``NPU_OP_DMA_START``."""
     return [_row(npu.family, name).code | parameter << 16]
 
 
-def written(npu: Npu, name: str, value: int) -> list[int]:
-    """The words that write a register: CMD0 with a parameter of 16 bits, or CMD1 with 32 bits and 8 more (npu-reference 2.1).
+def write_register(npu: Npu, name: str, value: int) -> list[int]:
+    """Return the words that write a register: CMD0 with 16 bits, or CMD1 with 40 bits (npu-reference 2.1).
 
     Args:
-        name: of a register with one field, as ``IFM_REGION`` or ``WEIGHT_BASE``.
+        name: Register with one field, e.g. ``IFM_REGION`` or ``WEIGHT_BASE``.
     """
     row = _row(npu.family, name)
     if not row.cmd1:
@@ -41,14 +41,14 @@ def written(npu: Npu, name: str, value: int) -> list[int]:
 
 
 def with_commands(payload: bytes, words: Sequence[int]) -> bytes:
-    """A COP1 payload with another stream; its header says how many words there are (npu-reference 1.2).
+    """Return a COP1 payload with another stream and the matching header (npu-reference 1.2).
 
     Raises:
-        MachineFault: the payload is malformed, or no COP1.
+        MachineFault: The payload is malformed, or not COP1.
     """
     header = stream.parse_header(payload)
     if payload[:4] != stream.COP1:
-        raise MachineFault("commands can be changed in COP1 payloads only")
+        raise MachineFault(f"expected a COP1 payload, got {payload[:4]!r}. Only COP1 commands can be changed.")
     count = len(words)
     tag = _ACTION_STREAM | (count & 0xFFFF) << 16 | (count >> 16 & 0xFF) << 8
     return payload[: header.start - 4] + struct.pack(f"<{count + 1}I", tag, *words) + payload[header.stop :]
@@ -56,7 +56,7 @@ def with_commands(payload: bytes, words: Sequence[int]) -> bytes:
 
 @dataclass(frozen=True)
 class Bits:
-    """Bits to set in a register of 16 that holds several fields."""
+    """Bits to set in a 16-bit register with several fields."""
 
     value: int
 
@@ -68,32 +68,32 @@ def with_registers(
     first: Sequence[int] = (),
     instead: Mapping[int, Sequence[int]] | None = None,
 ) -> tuple[bytes, dict[int, int]]:
-    """A COP1 payload in which single operations run with other registers, which hold what they held again behind them.
+    """Change registers for single operations of a COP1 payload, and restore them after each operation.
 
     Args:
-        program: of the payload.
-        settings: byte offset of an operation's command -> name of a register -> its value, or bits to set in it.
-        first: words of commands to begin with; they have to leave the registers at zero, as a stream finds them.
-        instead: byte offset of an operation's command -> the words of other operations in its place, or none.
+        program: Program of the payload.
+        settings: Byte offset of an operation's command -> register name -> its value, or bits to set.
+        first: Words of commands at the start. They must leave the registers at zero.
+        instead: Byte offset of an operation's command -> words of replacement operations, possibly empty.
 
     Returns:
-        the payload, and the new byte offset of each command's old one.
+        The payload, and the new byte offset of each command by its old one.
 
     Raises:
-        MachineFault: the payload is malformed, or no COP1.
+        MachineFault: The payload is malformed, or not COP1.
     """
     npu, header = program.config, program.header
     words = struct.unpack_from(f"<{(header.stop - header.start) // 4}I", payload, header.start)
-    made, offsets, held = list(first), {}, dict[str, Sequence[int]]()
+    rewritten, offsets, last_writes = list(first), {}, dict[str, Sequence[int]]()
     for command in program.commands:
         at = command.offset // 4
-        own = words[at : at + (2 if command.row.cmd1 else 1)]
+        original = words[at : at + (2 if command.row.cmd1 else 1)]
         changed = settings.get(command.offset, {})
         for name, value in changed.items():
-            made += [held[name][0] | value.value << 16] if isinstance(value, Bits) else written(npu, name, value)
-        offsets[command.offset] = 4 * len(made)
-        made += own if instead is None else instead.get(command.offset, own)
+            rewritten += [last_writes[name][0] | value.value << 16] if isinstance(value, Bits) else write_register(npu, name, value)
+        offsets[command.offset] = 4 * len(rewritten)
+        rewritten += original if instead is None else instead.get(command.offset, original)
         for name in changed:
-            made += held.get(name) or written(npu, name, 0)
-        held[command.row.name] = own
-    return with_commands(payload, made), offsets
+            rewritten += last_writes.get(name) or write_register(npu, name, 0)
+        last_writes[command.row.name] = original
+    return with_commands(payload, rewritten), offsets

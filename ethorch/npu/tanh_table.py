@@ -1,8 +1,8 @@
-"""The int16 tanh table that U55 and U65 have built in, for their TANH and SIGMOID activations (npu-reference 6.4).
+"""The built-in int16 tanh table of U55 and U65, for TANH and SIGMOID activations (npu-reference 6.4).
 
-Source: the constants that Vela 5.2 emits for a TFLite int16 TANH and LOGISTIC on U85, where the same table is data. It is
-TFLite's sigmoid table, odd around 0: 65536/(1 + exp(-i/24)) - 32768 for i = 0..255, rounded to nearest. 44 entries are one
-higher, since TFLite rounded from another table. The table has 512 entries of a base and the slope to the next base.
+Source: the constants that Vela 5.2 emits for a TFLite int16 TANH and LOGISTIC on U85. It is TFLite's sigmoid table, odd around 0:
+65536/(1 + exp(-i/24)) - 32768 for i = 0..255, rounded to nearest. 44 entries are higher by one, because TFLite derived them from
+another rounded table. The table has 512 pairs of a base and the slope to the next base.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from ethorch.npu.arrays import Bytes
 
-# Entries of TFLite's table that are one above the nearest integer.
+# Entries of TFLite's table that exceed the nearest integer by one.
 _ONE_HIGHER = (
     4, 8, 12, 14, 15, 16, 17, 19, 20, 21, 22, 25, 27, 28, 29, 30, 31, 33, 34, 35, 37, 39, 40, 41, 43, 44, 45, 46, 49, 50,
     54, 62, 63, 64, 66, 82, 86, 93, 100, 103, 112, 116, 135, 255,
@@ -22,7 +22,7 @@ _ONE_HIGHER = (
 
 @cache
 def tanh_table(first_slope: int) -> Bytes:
-    """2 KiB as uint8: 512 pairs (base, slope). The first slope is 0 for TANH and 1 for SIGMOID."""
+    """Return 2 KiB as uint8: 512 pairs (base, slope). The first slope is 0 for TANH and 1 for SIGMOID."""
     half = np.round(65536 / (1 + np.exp(-np.arange(256) / 24))).astype(np.int64) - 32768
     half[list(_ONE_HIGHER)] += 1
     base = np.concatenate((-half[-1:], -half[:0:-1], half))

@@ -1,8 +1,8 @@
-"""Runs what Vela itself writes: its raw .npz, and the .tflite files whose operators it has put on the NPU.
+"""Run files written by Vela: raw .npz, and .tflite with all operators on the NPU.
 
-A .tflite from Vela holds custom operators "ethos-u": their inputs are the command stream, the constants (region 0), the
-arena (region 1), staging memory (region 2), then the graph's tensors, which lie in the arena where the metadata
-"OfflineMemoryAllocation" says (a version, a subgraph, a count, then an offset or -1 for each tensor).
+A .tflite of Vela contains custom operators "ethos-u". Their inputs are the command stream, the constants (region 0), the arena
+(region 1), staging memory (region 2), and the graph's tensors. The metadata "OfflineMemoryAllocation" lists the arena offset of
+each tensor, or -1, after a version, a subgraph and a count.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _STREAM, _CONSTANTS, _ARENA, _FAST = range(4)  # operands of the operator
 
 @dataclass(frozen=True)
 class Tensor:
-    """An input or output, row-major at ``offset`` of ``region``."""
+    """An input or output, stored row-major at ``offset`` of ``region``."""
 
     name: str
     shape: tuple[int, ...]
@@ -50,11 +50,11 @@ class Tensor:
 
 @dataclass(frozen=True)
 class VelaFile:
-    """What a file of Vela's holds.
+    """Contents of a file written by Vela.
 
     Attributes:
-        programs: to be run one after the other, on the same arena.
-        region_bytes: sizes of the regions to allocate, by number.
+        programs: Programs that run in order on the same arena.
+        region_bytes: Sizes of the regions to allocate, by number.
     """
 
     programs: tuple[Program, ...]
@@ -63,15 +63,15 @@ class VelaFile:
     region_bytes: dict[int, int]
 
     def run(self, inputs: Sequence[Array], **options: Any) -> list[Array]:
-        """The outputs; ``options`` are the Machine's."""
+        """Run the file and return its outputs. ``options`` are passed to the Machine."""
         if len(inputs) != len(self.inputs):
-            raise FormatError(f"the file takes {counted(len(self.inputs), 'input')}, found {len(inputs)}.")
+            raise FormatError(f"the file has {counted(len(self.inputs), 'input')}, got {len(inputs)}.")
         regions = {number: np.zeros(size, np.uint8) for number, size in self.region_bytes.items()}
         machines = [Machine(program, regions=regions, **options) for program in self.programs]
         for tensor, array in zip(self.inputs, inputs, strict=True):
             data = np.ascontiguousarray(array)
             if data.nbytes != tensor.size_bytes or data.dtype.itemsize != tensor.dtype.itemsize:
-                raise FormatError(f"input {tensor.name} is {data.dtype}{list(data.shape)}; the file takes {tensor}.")
+                raise FormatError(f"input {tensor.name}: expected {tensor}, got {data.dtype}{list(data.shape)}.")
             regions[tensor.region][tensor.offset : tensor.offset + data.nbytes] = data.view(np.uint8).ravel()
             for machine in machines:
                 machine.mark_written(tensor.region, tensor.offset, data.nbytes)
@@ -81,33 +81,33 @@ class VelaFile:
 
 
 def run_vela(path: str | os.PathLike[str], inputs: Sequence[Array], **options: Any) -> list[Array]:
-    """Run a .npz (``vela --output-format raw``) or .tflite that Vela wrote.
+    """Run a .npz (``vela --output-format raw``) or .tflite written by Vela.
 
     Args:
-        inputs: in the order of the file; their elements are stored as they are.
-        options: for the Machine, e.g. ``trace`` or ``checks``.
+        inputs: Arrays in the order of the file. Elements are stored unchanged.
+        options: Arguments of the Machine, e.g. ``trace`` or ``checks``.
 
     Raises:
-        FormatError: not such a file, or inputs that do not fit it.
-        MachineFault: the simulator stopped.
+        FormatError: The file is not supported, or the inputs do not match it.
+        MachineFault: The simulation fails.
     """
     return read_vela(path).run(inputs, **options)
 
 
 def read_vela(path: str | os.PathLike[str]) -> VelaFile:
-    """A .npz or .tflite that Vela wrote; FormatError for any other file."""
+    """Read a .npz or .tflite written by Vela. Raise FormatError for other files."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:
         raise FormatError(f"cannot read {os.fspath(path)}: {error.strerror}.") from None
-    found = _read_tflite(data) if data[4:8] == b"TFL3" else _read_npz(path)
-    for tensor in (*found.inputs, *found.outputs):
-        size = found.region_bytes.get(tensor.region)
+    file = _read_tflite(data) if data[4:8] == b"TFL3" else _read_npz(path)
+    for tensor in (*file.inputs, *file.outputs):
+        size = file.region_bytes.get(tensor.region)
         if size is None or tensor.offset < 0 or min(tensor.shape, default=1) < 1 or tensor.offset + tensor.size_bytes > size:
-            raise FormatError(f"{tensor} does not lie in its region, which has {size} bytes.")
-    if any(not 0 <= size <= MOST_REGION_BYTES for size in found.region_bytes.values()):
-        raise FormatError(f"regions of {found.region_bytes} bytes: more than {MOST_REGION_BYTES}.")
-    return found
+            raise FormatError(f"{tensor} exceeds its region, which has {size} bytes.")
+    if any(not 0 <= size <= MOST_REGION_BYTES for size in file.region_bytes.values()):
+        raise FormatError(f"expected regions of at most {MOST_REGION_BYTES} bytes, got {file.region_bytes}.")
+    return file
 
 
 # Vela's .npz ----------------------------------------------------------------------------------------------------------
@@ -116,17 +116,17 @@ def read_vela(path: str | os.PathLike[str]) -> VelaFile:
 def _read_npz(path: str | os.PathLike[str]) -> VelaFile:
     try:
         with np.load(path, allow_pickle=False) as file:
-            # Its quantization entries are pickles, which stay unread.
+            # Quantization entries are pickles, which are not read.
             names = [name for name in file.files if not name.endswith("_quantization")]
-            found = {name: file[name] for name in names}
-        inputs, outputs = (_npz_tensors(found, kind) for kind in ("input", "output"))
-        sizes = {SCRATCH: int(found["scratch_size"])}
-        if int(found["scratch_fast_region"]) == SCRATCH_FAST:
-            sizes[SCRATCH_FAST] = int(found["scratch_fast_size"])
-        stream, constants = found["cmd_data"].tobytes(), found["weight_data"].tobytes()
+            arrays = {name: file[name] for name in names}
+        inputs, outputs = (_npz_tensors(arrays, kind) for kind in ("input", "output"))
+        sizes = {SCRATCH: int(arrays["scratch_size"])}
+        if int(arrays["scratch_fast_region"]) == SCRATCH_FAST:
+            sizes[SCRATCH_FAST] = int(arrays["scratch_fast_size"])
+        stream, constants = arrays["cmd_data"].tobytes(), arrays["weight_data"].tobytes()
     except (OSError, ValueError, TypeError, LookupError, ArithmeticError, EOFError, MemoryError, SyntaxError) as error:
         raise FormatError(f"{os.fspath(path)} is neither a .npz nor a .tflite from Vela: {error}.") from None
-    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, struct.error) as error:  # of the .zip
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, struct.error) as error:  # from the .zip
         raise FormatError(f"{os.fspath(path)} is neither a .npz nor a .tflite from Vela: {error}.") from None
     for tensor in (*inputs, *outputs):
         if tensor.region > SCRATCH_FAST:  # separate regions for inputs and outputs
@@ -135,8 +135,8 @@ def _read_npz(path: str | os.PathLike[str]) -> VelaFile:
     return VelaFile((program,), inputs, outputs, {n: size for n, size in sizes.items() if size})
 
 
-def _npz_tensors(found: dict[str, Array], kind: str) -> tuple[Tensor, ...]:
-    columns = (found[f"{kind}_{column}"] for column in ("shape", "elem_size", "region", "offset"))
+def _npz_tensors(arrays: dict[str, Array], kind: str) -> tuple[Tensor, ...]:
+    columns = (arrays[f"{kind}_{column}"] for column in ("shape", "elem_size", "region", "offset"))
     tensors = []
     for number, (shape, size, region, offset) in enumerate(zip(*columns, strict=True)):
         dtype = np.dtype(_INTEGERS[int(size)])
@@ -153,7 +153,7 @@ class _Tflite(Buffer):
 
 
 class _Model:
-    """The parts of a TFLite model that matter here. Field numbers: TFLite's schema.fbs, version 3."""
+    """The used parts of a TFLite model. Field numbers are those of TFLite's schema.fbs, version 3."""
 
     def __init__(self, file: bytes):
         reader = _Tflite(memoryview(file), 10_000_000)
@@ -166,7 +166,7 @@ class _Model:
         self.buffers = list(root.tables(4, "buffers"))
         self.graph = next(root.tables(2, "subgraphs"), None)
         if self.graph is None:
-            raise FormatError("the .tflite file holds no graph.")
+            raise FormatError("the .tflite file does not contain a graph.")
         self.tensors = list(self.graph.tables(0, "tensors"))
         self.offsets: tuple[int, ...] = ()
         for entry in root.tables(6, "metadata", optional=True):
@@ -193,14 +193,14 @@ class _Model:
         return self.buffer(self.tensor(number).number(2, "<I"))
 
     def place(self, number: int, base: int) -> Tensor:
-        """A graph tensor in the arena."""
+        """Return a graph tensor in the arena."""
         tensor = self.tensor(number)
         name = tensor.text(3, "tensor name") if tensor.has(3) else str(number)
         kind = tensor.number(1, "<b")
         if kind not in _TYPES:
-            raise FormatError(f"tensor {name} is of TFLite's type {kind}; known are {sorted(_TYPES)}.")
+            raise FormatError(f"tensor {name} has TFLite type {kind}; expected one of {sorted(_TYPES)}.")
         if number >= len(self.offsets) or self.offsets[number] < 0:
-            raise FormatError(f"tensor {name} has no place in the arena; Vela gives it one where all operators are on the NPU.")
+            raise FormatError(f"tensor {name} is not stored in the arena. Compile a model with all operators on the NPU.")
         return Tensor(name, self.shape(number), np.dtype(_TYPES[kind]), SCRATCH, self.offsets[number] - base)
 
 
@@ -212,10 +212,10 @@ def _read_tflite(data: bytes) -> VelaFile:
         index = operator.number(0, "<I")
         name = model.operator_names[index] if index < len(model.operator_names) else str(index)
         if name != _OPERATOR:
-            raise FormatError(f"operator {name} is not on the NPU; only files whose operators all are can be run here.")
+            raise FormatError(f"operator {name} is not on the NPU. Use a file with all operators on the NPU.")
         operands = operator.numbers(1, "i", "operands")
         if len(operands) <= _FAST:
-            raise FormatError(f"operator {name} has {len(operands)} operands; at least {_FAST + 1} are expected.")
+            raise FormatError(f"operator {name}: expected at least {_FAST + 1} operands, got {len(operands)}.")
         constants = np.frombuffer(model.data(operands[_CONSTANTS]), np.uint8)
         programs.append(Program(model.data(operands[_STREAM]), constants))
         arena, fast = operands[_ARENA], operands[_FAST]
@@ -225,11 +225,11 @@ def _read_tflite(data: bytes) -> VelaFile:
         if fast != arena:
             sizes[SCRATCH_FAST] = max(sizes.get(SCRATCH_FAST, 0), math.prod(model.shape(fast)))
     if not programs:
-        raise FormatError("the .tflite file has no operator of Vela's.")
+        raise FormatError("the .tflite file does not contain an operator of Vela.")
     inputs, outputs = (
         tuple(model.place(number, base) for number in model.graph.numbers(field, "i", what))
         for field, what in ((1, "graph inputs"), (2, "graph outputs"))
     )
-    for tensor in (*inputs, *outputs):  # an arena tensor may be declared smaller than what lies in it
+    for tensor in (*inputs, *outputs):  # an arena tensor may be declared smaller than its contents
         sizes[SCRATCH] = max(sizes[SCRATCH], tensor.offset + tensor.size_bytes)
     return VelaFile(tuple(programs), inputs, outputs, {n: size for n, size in sizes.items() if size})

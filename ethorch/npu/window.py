@@ -1,4 +1,4 @@
-"""Window: where a kernel slides over a padded, perhaps upscaled IFM (npu-reference 3.1, 6.5)."""
+"""Kernel windows on a padded and optionally upscaled IFM (npu-reference 3.1, 6.5)."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ UPSCALE_NONE, UPSCALE_NEAREST, UPSCALE_ZEROS = 0, 1, 2
 
 @dataclass(eq=False)
 class Window:
-    """Geometry of CONV, DEPTHWISE and POOL. Pairs are (y, x); ``size`` is the IFM after upscaling, without padding."""
+    """Geometry of CONV, DEPTHWISE and POOL. Pairs are (y, x). ``size`` is the IFM after upscaling, without padding."""
 
     ifm: FeatureMap
     out: Pair
     kernel: Pair  # taps, undilated
-    extent: Pair  # of the dilated kernel
+    extent: Pair  # size of the dilated kernel
     stride: Pair
     dilation: Pair
     before: Pair  # padding at the top and left
@@ -44,11 +44,11 @@ class Window:
         return self.padded[0] * self.padded[1] * self.ifm.depth
 
     def input_rows(self, n: int) -> int:
-        """Padded input rows that n output rows need."""
+        """Return the number of padded input rows for n output rows."""
         return (n - 1) * self.stride[0] + self.extent[0]
 
     def read(self, m: Memory, first: int, n: int, dtype: type, fill: float) -> Array:
-        """The padded input rows under output rows first..first+n, [rows, padded W, C]; padding holds ``fill``."""
+        """Return the padded input rows [rows, padded W, C] of output rows first..first+n. Padding is ``fill``."""
         rows = self.input_rows(n)
         start = first * self.stride[0] - self.before[0]
         low, high = max(start, 0), min(start + rows, self.size[0])
@@ -81,13 +81,13 @@ class Window:
             inner[even - low :: 2, ::2] = source[even // 2 - first :, : ceil_div(width, 2)]
 
     def tap(self, rows: Array, n: int, ky: int, kx: int) -> Array:
-        """What one kernel element sees of ``read``'s rows: a view [n, OW, C]."""
+        """Return the inputs of one kernel element as a view [n, OW, C] of ``read``'s rows."""
         y, x = ky * self.dilation[0], kx * self.dilation[1]
         sy, sx = self.stride
         return rows[y : y + (n - 1) * sy + 1 : sy, x : x + (self.out[1] - 1) * sx + 1 : sx]
 
     def patches(self, rows: Array, y: slice, x: slice) -> Array:
-        """The windows of output rows y and columns x, counted from ``read``'s first: a matrix [ny*nx, KH*KW*C]."""
+        """Return a matrix [ny*nx, KH*KW*C] of the windows of output rows y and columns x, relative to ``read``'s first."""
         (sy, sx), (dy, dx) = self.stride, self.dilation
         ry, rx, rc = rows.strides
         shape = (y.stop - y.start, x.stop - x.start, *self.kernel, rows.shape[2])
@@ -98,7 +98,7 @@ class Window:
 
 
 def window(op: Operation) -> Window:
-    """The window of an operation; MachineFault when padding leaves no IFM."""
+    """Return the window of an operation. Raise MachineFault if padding leaves an empty IFM."""
     stride = kernel_stride(op)
     dilation = op["KERNEL_STRIDE.dilation_y"], op["KERNEL_STRIDE.dilation_x"]
     extent = op["KERNEL_HEIGHT"], op["KERNEL_WIDTH"]

@@ -17,7 +17,7 @@ from ethorch.npu.memory import Span
 from ethorch.npu.prepared import PREPARE
 from ethorch.npu.registers import Npu
 from ethorch.npu.stream import Operation
-from ethorch.npu.stream_writer import DMA_REGISTERS, Bits, operation, with_registers, written
+from ethorch.npu.stream_writer import DMA_REGISTERS, Bits, operation, with_registers, write_register
 from ethorch.targets.compile_spec import EthosUCompileSpec
 from ethorch.vela.compiled_model import CompiledModel, ScheduledOp, Tables, with_offsets
 
@@ -170,10 +170,10 @@ def _copies(npu: Npu, places: Mapping[_Run, int]) -> list[int]:
     for (first, size), place in places.items():
         values = (_CONSTANTS, _SCRATCH, first, place, size)
         for name, value in zip(DMA_REGISTERS, values, strict=True):
-            made += written(npu, name, value)
+            made += write_register(npu, name, value)
         made += [*operation(npu, "NPU_OP_DMA_START"), *operation(npu, "NPU_OP_DMA_WAIT")]
     for name in DMA_REGISTERS:
-        made += written(npu, name, 0)
+        made += write_register(npu, name, 0)
     return made
 
 

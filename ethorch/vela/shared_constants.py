@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ethorch.formats.payload import DelegatePayload
-from ethorch.npu.relocate import CONSTANTS_ALIGNMENT, constants_of, relocated
+from ethorch.npu.relocate import CONSTANTS_ALIGNMENT, constants_of, relocate
 from ethorch.support.errors import MachineFault
 
 logger = logging.getLogger(__name__)
@@ -19,7 +19,7 @@ def sharing(payloads: Sequence[DelegatePayload]) -> list[tuple[DelegatePayload, 
     Encoded weights are equal where Vela chose blocks of one depth for both; biases and scales, where activations have equal scales.
 
     Returns:
-        each with what ``relocated`` says of its stream; None where nothing would be saved, or a stream's addresses depend on data.
+        each with the result of ``relocate``; None where nothing would be saved, or a stream's addresses depend on data.
     """
     store, places = bytearray(), dict[bytes, int]()
     moves: list[dict[tuple[int, int], int]] = []
@@ -44,7 +44,7 @@ def sharing(payloads: Sequence[DelegatePayload]) -> list[tuple[DelegatePayload, 
     result = []
     for payload, own in zip(payloads, moves, strict=True):
         try:
-            there = relocated(payload.commands, own)
+            there = relocate(payload.commands, own)
         except MachineFault as fault:
             logger.debug("constants are not shared: %s", fault)
             return None

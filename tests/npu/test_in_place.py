@@ -14,7 +14,7 @@ import ethorch
 from ethorch import npu
 from ethorch.formats.payload import DelegatePayload
 from ethorch.npu.in_place import Inputs, Window
-from ethorch.npu.stream_writer import DMA_REGISTERS, operation, with_registers, written
+from ethorch.npu.stream_writer import DMA_REGISTERS, operation, with_registers, write_register
 from ethorch.program.program import record_of
 from ethorch.support.errors import MachineFault
 
@@ -96,10 +96,10 @@ def test_what_is_partly_written_over_is_no_input_to_be_read_in_place(target: str
         """With a transfer in front of all that writes there."""
         npu_, words = program.config, list[int]()
         for name, value in zip(DMA_REGISTERS, (1, 1, past.stop, start, size), strict=True):
-            words += written(npu_, name, value)
+            words += write_register(npu_, name, value)
         words += operation(npu_, "NPU_OP_DMA_START") + operation(npu_, "NPU_OP_DMA_WAIT")
         for name in DMA_REGISTERS:
-            words += written(npu_, name, 0)
+            words += write_register(npu_, name, 0)
         commands, _ = with_registers(found.commands, program, {}, first=words)
         return Inputs(commands, found.scratch_bytes + 512, windows(found)).readable
 

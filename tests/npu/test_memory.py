@@ -78,17 +78,17 @@ def test_runs_of_bytes():
 def test_accumulators_are_kept_by_shape():
     m = memory_of(16)
     with pytest.raises(MachineFault, match="found none"):
-        m.kept_accumulator((1, 2, 3))
+        m.read_accumulator((1, 2, 3))
     m.accumulator = np.zeros((1, 2, 3), np.int64)
-    assert m.kept_accumulator((1, 2, 3)) is m.accumulator
+    assert m.read_accumulator((1, 2, 3)) is m.accumulator
     with pytest.raises(MachineFault, match=r"wants accumulators of \(3, 2, 1\), found \(1, 2, 3\)"):
-        m.kept_accumulator((3, 2, 1))
+        m.read_accumulator((3, 2, 1))
 
 
 def test_what_is_decoded_once():
     m = memory_of(16)
     assert m.is_constant(0) and not m.is_constant(1) and not m.is_constant(2)
-    assert [m.decoded("a", lambda: "one"), m.decoded("a", lambda: pytest.fail("again"))] == ["one", "one"]
+    assert [m.decode("a", lambda: "one"), m.decoded("a", lambda: pytest.fail("again"))] == ["one", "one"]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")

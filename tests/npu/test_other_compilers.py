@@ -61,7 +61,7 @@ def test_arm_computes_what_the_plain_build_computes(
     for name, program, model, arrays in compiled_cases(EVERY_KIND, target):
         machine = make_machine(program, model)
         fill(machine, model, arrays)
-        planned = machine.planned()
+        planned = machine.compile_plan()
         assert planned is not None, name
         file, result = tmp_path / "plan", tmp_path / "result"
         numbers = write_plan(machine, planned, file)

@@ -19,7 +19,7 @@ from ethorch.npu import Machine, Program
 from ethorch.npu.memory import Span
 from ethorch.npu.plan import layout, library
 from ethorch.npu.plan.constants import Constants
-from ethorch.npu.plan.ranges import exact_in_double, scaled
+from ethorch.npu.plan.ranges import exact_in_double, scale_range
 from ethorch.support.errors import HostError, MachineFault
 from tests.helpers.both_ways import run_both_ways
 from tests.helpers.npu_graphs import Graph, Refused, compile_graph, draw, fill, make_machine
@@ -154,15 +154,15 @@ def test_what_is_known_to_be_constant():
         return None if found is None else found.tolist()
 
     assert read(0, 90, 10) == list(range(90, 100)) and read(0, 95, 10) is None and read(1, 0, 4) is None
-    constants.copied(Span("", 0, 10, 20), Span("", 1, 50, 20))
+    constants.copy(Span("", 0, 10, 20), Span("", 1, 50, 20))
     assert read(1, 55, 10) == list(range(15, 25))
-    constants.copied(Span("", 1, 60, 10), Span("", 2, 0, 10))  # a copy of a copy
-    constants.copied(Span("", 0, 0, 4), Span("", 1, 70, 4))
+    constants.copy(Span("", 1, 60, 10), Span("", 2, 0, 10))  # a copy of a copy
+    constants.copy(Span("", 0, 0, 4), Span("", 1, 70, 4))
     assert read(1, 68, 6) == [28, 29, 0, 1, 2, 3]  # two copies side by side
-    constants.written(1, 60, 61)
+    constants.invalidate(1, 60, 61)
     assert read(1, 55, 10) is None and read(1, 55, 5) == [15, 16, 17, 18, 19] and read(1, 61, 9) == list(range(21, 30))
     assert read(2, 0, 10) == list(range(20, 30))
-    constants.copied(Span("", 1, 55, 10), Span("", 2, 5, 10))  # of what is known only in part
+    constants.copy(Span("", 1, 55, 10), Span("", 2, 5, 10))  # of what is known only in part
     assert read(2, 0, 10) == [20, 21, 22, 23, 24, 15, 16, 17, 18, 19] and read(2, 10, 1) is None
 
 
@@ -182,7 +182,7 @@ def test_addends_say_what_rounding_does(rounding):
         above, below = s.addends
         wanted = s(v)
         np.testing.assert_array_equal((v * s.multiplier + np.where(v >= 0, above, below)) >> s.shift, wanted)
-        low, high = scaled((-most, most), s)
+        low, high = scale_range((-most, most), s)
         assert low <= wanted.min() and wanted.max() <= high
         if exact_in_double(most, s, 77):
             said += 1

@@ -12,7 +12,7 @@ from torch import nn
 import ethorch
 from ethorch import npu
 from ethorch.formats.payload import DelegatePayload
-from ethorch.npu.relocate import constants_of, relocated
+from ethorch.npu.relocate import constants_of, relocate
 from ethorch.program.program import record_of
 from ethorch.support.errors import MachineFault
 
@@ -71,7 +71,7 @@ def test_the_same_bits_from_other_places(payload: DelegatePayload) -> None:
         moves[start, stop] = len(weights)
         weights += payload.weights[start:stop]
         weights += bytes(-len(weights) % 16 + 1024)
-    moved = replace(payload, commands=relocated(payload.commands, moves).payload, weights=bytes(weights))
+    moved = replace(payload, commands=relocate(payload.commands, moves).payload, weights=bytes(weights))
     assert moved.commands != payload.commands
     assert outputs(moved) == outputs(payload)
 
@@ -80,10 +80,10 @@ def test_places_behind_four_gigabytes(payload: DelegatePayload) -> None:
     """Addresses have 40 bits, of which eight are in the command's first word."""
     far = 3 << 32
     moves = {piece: piece[0] + far for piece in constants_of(payload.commands)}
-    moved = relocated(payload.commands, moves).payload
+    moved = relocate(payload.commands, moves).payload
     assert {start for start, _ in constants_of(moved)} == set(moves.values())
     back = {piece: piece[0] - far for piece in constants_of(moved)}
-    assert relocated(moved, back).payload == payload.commands
+    assert relocate(moved, back).payload == payload.commands
 
 
 def test_what_is_no_stream_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""A function per NPU_OP_*; importing this package registers all of them in ``prepared.PREPARE``."""
+"""One function per NPU_OP_*. Importing this package registers them in ``prepared.PREPARE``."""
 
 from __future__ import annotations
 

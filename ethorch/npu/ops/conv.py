@@ -21,14 +21,14 @@ from ethorch.npu.window import Window, window
 from ethorch.support.errors import MachineFault
 
 PER_CHANNEL, GLOBAL = 0, 1  # OFM_PRECISION.scale_mode (npu-reference 2.5)
-BAND_ELEMENTS = 1 << 17  # patch elements that are worked on at a time, so that they stay in a core's cache
-PIECE_ELEMENTS = 1 << 20  # and no more than these for one wide row
-MATRIX_ELEMENTS = 1 << 18  # weights that are converted at a time where they are used only once
+BAND_ELEMENTS = 1 << 17  # patch elements processed at a time, to fit a core's cache
+PIECE_ELEMENTS = 1 << 20  # limit for a single wide row
+MATRIX_ELEMENTS = 1 << 18  # weights converted at a time if they are used only once
 
 
 @operation("NPU_OP_CONV", *ALL)
 def conv(op: Operation) -> Prepared:
-    """OFM[h,w,o] = output stage of (bias[o] + sum of (IFM window - zero point) * W[o]); sums are exact."""
+    """Compute OFM[h,w,o] = output stage of (bias[o] + sum of (IFM window - zero point) * W[o]) with exact sums."""
     if op.mode:
         return _conv_ifm2(op)
     w = window(op)
@@ -39,26 +39,26 @@ def conv(op: Operation) -> Prepared:
 
 @operation("NPU_OP_DEPTHWISE", *ALL)
 def depthwise(op: Operation) -> Prepared:
-    """OFM[h,w,c] = output stage of (bias[c] + sum over taps of (IFM[..,c] - zero point) * W[c])."""
+    """Compute OFM[h,w,c] = output stage of (bias[c] + sum over taps of (IFM[..,c] - zero point) * W[c])."""
     w = window(op)
     if w.ifm.depth != op["OFM_DEPTH"]:
-        raise MachineFault(f"depthwise from {w.ifm.depth} to {op['OFM_DEPTH']} channels")
+        raise MachineFault(f"depthwise convolution from {w.ifm.depth} to {op['OFM_DEPTH']} channels")
     return _convolution(op, w, Streams(op, w.ifm, "DW", w.kernel), _per_channel, w.taps)
 
 
 Product = Callable[[Window, Filter, Array, Array, int], Array]  # window, filter, its matrix, rows, n
 
 
-def _want_scale_mode(op: Operation, mode: int) -> None:
-    """Constant weights have scales per channel, dynamic ones a global scale; no stream has others (npu-reference 5, 8.9)."""
+def _check_scale_mode(op: Operation, mode: int) -> None:
+    """Require per-channel scales for constant weights and a global scale for dynamic ones (npu-reference 5, 8.9)."""
     if op["OFM_PRECISION.scale_mode"] != mode:
-        raise MachineFault(f"OFM_PRECISION.scale_mode {op['OFM_PRECISION.scale_mode']}: only {mode} is known here")
+        raise MachineFault(f"OFM_PRECISION.scale_mode {op['OFM_PRECISION.scale_mode']} is not supported here; expected {mode}")
 
 
 def _convolution(op: Operation, w: Window, streams: Streams, product: Product, per_output: int) -> Prepared:
-    _want_scale_mode(op, PER_CHANNEL)
+    _check_scale_mode(op, PER_CHANNEL)
     if w.ifm.dtype.itemsize > 2:
-        raise MachineFault(f"IFM_PRECISION.precision: an IFM of {8 * w.ifm.dtype.itemsize} bits; 8 and 16 are known here")
+        raise MachineFault(f"IFM_PRECISION.precision: expected an IFM of 8 or 16 bits, got {8 * w.ifm.dtype.itemsize}")
     stage = OutputStage(op)
     height, width, depth = stage.shape
     per_row = width * max(per_output if product is _product else depth, depth)
@@ -67,11 +67,11 @@ def _convolution(op: Operation, w: Window, streams: Streams, product: Product, p
     def run(m: Memory) -> None:
         f = streams.get(m)
         assert isinstance(f, Filter)
-        whole = stage.needs_whole or m.overlap(w.ifm, stage.ofm)
-        step = height if whole else band
+        is_one_band = stage.needs_whole or m.overlap(w.ifm, stage.ofm)
+        step = height if is_one_band else band
         plan = stage.plan(f)
         matrix: Array = f.matrix
-        if step < height or matrix.size <= MATRIX_ELEMENTS:  # a large one that is used once is converted in pieces
+        if step < height or matrix.size <= MATRIX_ELEMENTS:  # a large matrix that is used once is converted in pieces
             matrix = matrix.astype(f.dtype)
         for first in range(0, height, step):
             n = min(step, height - first)
@@ -94,7 +94,7 @@ def _convolution(op: Operation, w: Window, streams: Streams, product: Product, p
 
 
 def _product(w: Window, f: Filter, matrix: Array, rows: Array, n: int) -> Array:
-    """Sums [n*OW, O] of a convolution. Its windows are laid out a piece at a time."""
+    """Return sums [n*OW, O] of a convolution. Patches are constructed in pieces."""
     width, depth = w.out[1], matrix.shape[1]
     per_row = width * len(matrix)
     ny, nx = max(1, BAND_ELEMENTS // per_row), max(1, PIECE_ELEMENTS // len(matrix))
@@ -122,7 +122,6 @@ def _sums(x: Array, f: Filter, matrix: Array) -> Array:
 
 
 def _per_channel(w: Window, f: Filter, matrix: Array, rows: Array, n: int) -> Array:
-    """Sums [n*OW, C] of a depthwise convolution."""
     wide = f.dtype if len(f.parts) == 1 else np.float64
     total: Array = np.zeros((n, w.out[1], rows.shape[2]), wide)
     product = np.empty_like(total)
@@ -133,11 +132,11 @@ def _per_channel(w: Window, f: Filter, matrix: Array, rows: Array, n: int) -> Ar
 
 
 def _conv_ifm2(op: Operation) -> Prepared:
-    """Dynamic weights (npu-reference 8.9): IFM2 is [1, OFM depth, IFM depth]; the kernel is 1x1 and the scale global."""
+    """Prepare a 1x1 convolution with dynamic weights and a global scale. IFM2 is [1, OFM depth, IFM depth] (npu-reference 8.9)."""
     w = window(op)
-    _want_scale_mode(op, GLOBAL)
+    _check_scale_mode(op, GLOBAL)
     if w.kernel != (1, 1):
-        raise MachineFault(f"dynamic weights with a kernel of {w.kernel}: only 1x1 is known")
+        raise MachineFault(f"dynamic weights with a kernel of {w.kernel} are not supported; expected 1x1")
     stage = OutputStage(op)
     scaling = ofm_scaling(op)
     ifm2 = feature_map(op, "IFM2", (1, op["OFM_DEPTH"], op["IFM_DEPTH"]))

@@ -1,4 +1,4 @@
-"""NPU_OP_DMA_START, and the commands that only order or observe execution (npu-reference 7)."""
+"""NPU_OP_DMA_START, and commands that only order or observe execution (npu-reference 7)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ethorch.support.errors import MachineFault
 @operation("NPU_OP_PMU_MASK", *ALL)
 @operation("NPU_OP_IRQ", *ALL)
 def nothing(op: Operation) -> Prepared:
-    """Commands are executed in order, which is one legal schedule; waits have nothing to do."""
+    """Prepare a wait. Commands execute in order, which is a legal schedule."""
     return Prepared(lambda m: None, computes=False, form=Nothing())
 
 
@@ -30,7 +30,7 @@ def _region(op: Operation, end: str) -> int:
 def copy(op: Operation) -> Prepared:
     """Copy DMA0_LEN bytes. Vela emits only 1D transfers for these NPUs."""
     if op["DMA0_SRC_REGION.stride_mode"] or op["DMA0_DST_REGION.stride_mode"]:
-        raise MachineFault("2D and 3D DMA on U55/U65: no stream was seen to use them")
+        raise MachineFault("2D and 3D DMA is not supported on U55 and U65")
     return _copy(op)
 
 
@@ -47,7 +47,7 @@ def _copy(op: Operation) -> Prepared:
 
 @operation("NPU_OP_DMA_START", U85)
 def copy_strided(op: Operation) -> Prepared:
-    """1D, 2D, 3D, and gather or scatter by 32-bit indices."""
+    """Copy in 1D, 2D or 3D, or gather or scatter by 32-bit indices."""
     mode = op["DMA0_SRC_REGION.stride_mode"]
     by_source, by_target = op["DMA0_SRC_REGION.indexed"], op["DMA0_DST_REGION.indexed"]
     if not mode and not by_source and not by_target:

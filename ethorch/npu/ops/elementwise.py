@@ -1,4 +1,4 @@
-"""NPU_OP_ELEMENTWISE: of U55 and U65 (npu-reference 6.7), and of U85 (npu-reference 8.4)."""
+"""NPU_OP_ELEMENTWISE of U55 and U65 (npu-reference 6.7) and of U85 (npu-reference 8.4)."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from ethorch.support.errors import MachineFault
 Binary = Callable[[Ints, Ints], Ints]
 UNARY = {"ABS", "CLZ", "LRELU", "NOT"}
 SCALAR_U85 = 8  # BROADCAST value for OP_SCALAR (npu-reference 2.5)
-PRE_SHIFT = {1: 20, 2: 15}  # IFM bytes -> L: bits the TFLite addition shifts its operands by (npu-reference 6.7)
+PRE_SHIFT = {1: 20, 2: 15}  # IFM bytes -> left shift of the operands in a TFLite addition (npu-reference 6.7)
 MOST_SHIFT = 63
-PAIR_TABLE = 1 << 15  # elements of an operation from which a table of all 2**16 pairs pays
+PAIR_TABLE = 1 << 15  # least number of elements for which a table of all 2**16 pairs is faster
 
 
 @dataclass(frozen=True, eq=False)
 class Operand:
-    """One input: a feature map or a constant, less its zero point. ``fm`` of a constant is not read."""
+    """An input: a feature map or a constant, minus its zero point. ``fm`` of a constant is not read."""
 
     fm: FeatureMap
     constant: int | None = None
 
     def read(self, m: Memory) -> Ints:
-        """int64[h, w, c], broadcast axes with extent 1."""
+        """Return int64[h, w, c]; broadcast axes have extent 1."""
         if self.constant is not None:
             return np.full((1, 1, 1), self.constant - self.fm.zero_point, np.int64)
         x = m.read(self.fm).astype(np.int64)
@@ -50,40 +50,42 @@ class Operand:
 
 
 def _extent(op: Operation, h: int, w: int, c: int) -> tuple[int, int, int]:
-    """The OFM box with the broadcast axes at 1."""
+    """Return the OFM's extents, with 1 for broadcast axes."""
     return 1 if h else op["OFM_HEIGHT"], 1 if w else op["OFM_WIDTH"], 1 if c else op["OFM_DEPTH"]
 
 
-def _prepared(
+def _prepare(
     op: Operation, operands: tuple[Operand, ...], function: Callable[[Operation], Value], scale: Scaling | None
 ) -> Prepared:
-    """OFM = output stage of value(operands)."""
-    what = function(op)
-    stage, value = OutputStage(op), what.compute
+    """Prepare OFM = output stage of value(operands)."""
+    form_value = function(op)
+    stage, value = OutputStage(op), form_value.compute
     h, w, c = stage.shape
-    want = WANTED.get(what.name)
-    form = Elementwise(what, tuple(o.fm if o.constant is None else o.constant - o.fm.zero_point for o in operands), scale, stage)
+    check = CHECKS.get(form_value.name)
+    form = Elementwise(
+        form_value, tuple(o.fm if o.constant is None else o.constant - o.fm.zero_point for o in operands), scale, stage
+    )
     bytes_only = all(o.fm.dtype.itemsize == 1 for o in operands) and len(operands) == 2
     if bytes_only and h * w * c >= PAIR_TABLE and not stage.needs_whole:
-        return _by_pairs(form, operands, want)
+        return _by_pairs(form, operands, check)
 
     def run(m: Memory) -> None:
         values = [o.read(m) for o in operands]
-        if want is not None:
-            want(values[1])
+        if check is not None:
+            check(values[1])
         stage.accumulate(m, np.broadcast_to(value(*values), stage.shape), scale)
 
     reads = tuple(fm for o in operands for fm in o.reads)
     return Prepared(run, (*reads, *stage.reads), stage.writes, 0, h * w * c, form=form)
 
 
-def _by_pairs(form: Elementwise, operands: tuple[Operand, ...], want: Callable[[Ints], None] | None) -> Prepared:
-    """A large operation on bytes: the result is worked out for all pairs of values once, and pairs are looked up."""
+def _by_pairs(form: Elementwise, operands: tuple[Operand, ...], check: Callable[[Ints], None] | None) -> Prepared:
+    """Prepare a large operation on bytes as a lookup in a table of all pairs of values."""
     value, scale, stage = form.value.compute, form.scaling, form.stage
     tables: list[Array] = []
 
     def all_values(o: Operand) -> Ints:
-        """What ``read`` gives for each stored byte 0..255."""
+        """Return the result of ``read`` for each stored byte 0..255."""
         if o.constant is not None:
             return np.full(256, o.constant - o.fm.zero_point, np.int64)
         return np.arange(256, dtype=np.uint8).view(o.fm.dtype).astype(np.int64) - o.fm.zero_point
@@ -94,9 +96,9 @@ def _by_pairs(form: Elementwise, operands: tuple[Operand, ...], want: Callable[[
     def run(m: Memory) -> None:
         if not tables:
             a, b = map(all_values, operands)
-            tables.append(_narrowed(stage.quantize(value(a[:, None], b[None, :]), scale)))
-        if want is not None:
-            want(operands[1].read(m))
+            tables.append(_narrow(stage.quantize(value(a[:, None], b[None, :]), scale)))
+        if check is not None:
+            check(operands[1].read(m))
         table = stage.activate(m, tables[0]).ravel()
         a, b = (index(m, o) for o in operands)
         pair = np.left_shift(a, 8, dtype=np.uint16) | b
@@ -106,28 +108,27 @@ def _by_pairs(form: Elementwise, operands: tuple[Operand, ...], want: Callable[[
     return Prepared(run, reads, stage.writes, 0, stage.ofm.elements, form=form)
 
 
-def _narrowed(values: Ints) -> Array:
-    """The same values in int32 where they fit."""
+def _narrow(values: Ints) -> Array:
+    """Convert to int32 if the values fit."""
     return values.astype(np.int32) if np.array_equal(values, values.astype(np.int32)) else values
 
 
-# What the second operand has to hold. The data are checked, and not in the functions: a table of all pairs has values that
-# the data lack.
+# Checks of the second operand. The functions do not check, because a table of all pairs contains values that the data lack.
 
 
-def _want_shift_amounts(b: Ints) -> None:
+def _check_shift_amounts(b: Ints) -> None:
     if b.size and (b.min() < 0 or b.max() > MOST_SHIFT):
-        raise MachineFault(f"shift by {b.min()}..{b.max()}")
+        raise MachineFault(f"expected shift amounts of 0..{MOST_SHIFT}, got {b.min()}..{b.max()}")
 
 
-def _want_divisors(b: Ints) -> None:
+def _check_divisors(b: Ints) -> None:
     if not np.all(b):
-        raise MachineFault("DIV by zero")
+        raise MachineFault("DIV divides by zero")
 
 
-WANTED: dict[str, Callable[[Ints], None]] = {
-    **dict.fromkeys(("SHR", "SHL", "LSR"), _want_shift_amounts),
-    "DIV": _want_divisors,
+CHECKS: dict[str, Callable[[Ints], None]] = {
+    **dict.fromkeys(("SHR", "SHL", "LSR"), _check_shift_amounts),
+    "DIV": _check_divisors,
 }
 
 
@@ -137,7 +138,7 @@ WANTED: dict[str, Callable[[Ints], None]] = {
 
 @operation("NPU_OP_ELEMENTWISE", *U5X)
 def elementwise_5x(op: Operation) -> Prepared:
-    """OFM = output stage of f(IFM - zero point, IFM2 - zero point), IFM2 broadcast or constant; operands may swap."""
+    """Compute OFM = output stage of f(IFM - zero point, IFM2 - zero point). IFM2 is broadcast or constant; operands may swap."""
     name = ELEMENTWISE_MODES_U85[op.mode]
     ifm = Operand(feature_map(op, "IFM", _extent(op, 0, 0, 0)))
     if name in UNARY:
@@ -152,11 +153,11 @@ def elementwise_5x(op: Operation) -> Prepared:
         if op["IFM2_BROADCAST.operand_order"]:
             operands = operands[::-1]
     unscaled = not op["OFM_PRECISION.scale_mode"]
-    return _prepared(op, operands, VALUES_5X[name], None if unscaled or name == "LRELU" else _output_scale(op, name))
+    return _prepare(op, operands, VALUES_5X[name], None if unscaled or name == "LRELU" else _output_scale(op, name))
 
 
 def _output_scale(op: Operation, name: str) -> Scaling:
-    """OFM_SCALE; a 32-bit MUL ignores the multiplier and keeps rounding and shift (npu-reference 6.7)."""
+    """Return OFM_SCALE. A 32-bit MUL ignores the multiplier (npu-reference 6.7)."""
     scale = ofm_scaling(op)
     if name == "MUL" and op["IFM_PRECISION.precision"] == 2:
         return Scaling(np.ones_like(scale.multiplier), scale.shift, scale.rounding)
@@ -176,17 +177,17 @@ def _sum_5x(sign: int) -> Callable[[Operation], Value]:
 
 
 def _operand_scales_5x(op: Operation) -> tuple[Scaling, Scaling]:
-    """The operand scales of ADD and SUB by IFM scale mode; A and B as they are after ordering (npu-reference 6.7)."""
+    """Return the scales of the ordered operands A and B of ADD and SUB (npu-reference 6.7)."""
     mode = op["IFM_PRECISION.scale_mode"]
     if mode == 0:
         return scaling(op["OPA_SCALE.scale"], 0, "NATURAL"), scaling(op["OPB_SCALE.scale"], 0, "NATURAL")
     bits = PRE_SHIFT.get(1 << op["IFM_PRECISION.precision"])
     if bits is None:
-        raise MachineFault("OPA_32/OPB_32 scaling of a 32-bit IFM: only 8 and 16 bits are known")
+        raise MachineFault("OPA_32/OPB_32 scaling of a 32-bit IFM is not supported; expected 8 or 16 bits")
     rounding = registers.ROUNDING[op["IFM_PRECISION.rounding"]]
-    full = scaling(op["OPA_SCALE.scale"], op["OPA_SCALE.shift"], rounding, bits)
-    other = scaling(1 << (bits - 1), 0, "NATURAL")
-    return (full, other) if mode == 1 else (other, full)
+    scaled = scaling(op["OPA_SCALE.scale"], op["OPA_SCALE.shift"], rounding, bits)
+    shifted = scaling(1 << (bits - 1), 0, "NATURAL")
+    return (scaled, shifted) if mode == 1 else (shifted, scaled)
 
 
 def _lrelu_5x(op: Operation) -> Value:
@@ -198,24 +199,23 @@ def _leaky(identity: Scaling, alpha: Scaling) -> Value:
 
 
 def _shift_right(op: Operation) -> Value:
-    """A >> B; only NATURAL rounds, everything else is a floor (npu-reference pitfall 6)."""
+    """Compute A >> B. Only NATURAL rounds, other modes round down (npu-reference pitfall 6)."""
     rounds = ofm_rounding(op) == "NATURAL"
 
     def value(a: Ints, b: Ints) -> Ints:
-        b = _possible(b)
+        b = _clip_shift(b)
         half = np.where(b > 0, np.int64(1) << np.maximum(b - 1, 0), np.int64(0)) if rounds else 0
         return (a + half) >> b
 
     return Value("SHR", value, rounds=rounds)
 
 
-def _possible(b: Ints) -> Ints:
-    """Shift amounts that int64 allows."""
+def _clip_shift(b: Ints) -> Ints:
     return np.clip(b, 0, MOST_SHIFT)
 
 
 def _shift_left(op: Operation) -> Value:
-    return Value("SHL", lambda a, b: wrap_32(a << _possible(b)), wraps=True)
+    return Value("SHL", lambda a, b: wrap_32(a << _clip_shift(b)), wraps=True)
 
 
 def _always(name: str, f: Callable[..., Ints]) -> Callable[[Operation], Value]:
@@ -241,12 +241,12 @@ VALUES_5X: dict[str, Callable[[Operation], Value]] = {
 
 @operation("NPU_OP_ELEMENTWISE", U85)
 def elementwise_u85(op: Operation) -> Prepared:
-    """OFM = output stage of f(a, b); A is always IFM, B always IFM2, each may be broadcast, chained or OP_SCALAR."""
+    """Compute OFM = output stage of f(IFM, IFM2). Each operand may be broadcast, chained or OP_SCALAR."""
     name = ELEMENTWISE_MODES_U85[op.mode]
     operands = [_operand_u85(op, "IFM")]
     if name not in UNARY:
         operands.append(_operand_u85(op, "IFM2"))
-    return _prepared(op, tuple(operands), VALUES_85[name], _output_scale(op, name))
+    return _prepare(op, tuple(operands), VALUES_85[name], _output_scale(op, name))
 
 
 def _operand_u85(op: Operation, prefix: str) -> Operand:
@@ -262,7 +262,7 @@ def _operand_scale_u85(op: Operation, prefix: str) -> Scaling:
     return scaling(op[f"{key}.scale"], op[f"{key}.shift"], rounding, op[f"{key}.dbl_rnd"])
 
 
-def _scaled(name: str, f: Binary, wraps: bool = False) -> Callable[[Operation], Value]:
+def _with_scales(name: str, f: Binary, wraps: bool = False) -> Callable[[Operation], Value]:
     def prepare(op: Operation) -> Value:
         scales = a_scale, b_scale = _operand_scale_u85(op, "IFM"), _operand_scale_u85(op, "IFM2")
         if wraps and op["IFM_PRECISION.precision"] == 2:
@@ -282,11 +282,11 @@ def _lrelu_u85(op: Operation) -> Value:
 
 
 def _logical_shift_right(op: Operation) -> Value:
-    """Zeros come in at the IFM's width."""
+    """Shift right, inserting zeros at the IFM's width."""
     if op["IFM_PRECISION.precision"] > 2:
-        raise MachineFault("LSR of a 64-bit IFM: only 8, 16 and 32 bits are known")
+        raise MachineFault("LSR of a 64-bit IFM is not supported; expected 8, 16 or 32 bits")
     mask = (1 << (8 << op["IFM_PRECISION.precision"])) - 1
-    return Value("LSR", lambda a, b: (a & mask) >> _possible(b), mask=mask)
+    return Value("LSR", lambda a, b: (a & mask) >> _clip_shift(b), mask=mask)
 
 
 def _divide(a: Ints, b: Ints) -> Ints:
@@ -295,16 +295,16 @@ def _divide(a: Ints, b: Ints) -> Ints:
 
 
 def _compare(name: str, f: np.ufunc) -> Callable[[Operation], Value]:
-    """All ones for true (npu-reference pitfall 7), of scaled operands: Vela folds RESCALEs into them."""
-    return _scaled(name, lambda a, b: -f(a, b).astype(np.int64))
+    """Return -1 for true (npu-reference pitfall 7). Operands are scaled because Vela folds RESCALEs into comparisons."""
+    return _with_scales(name, lambda a, b: -f(a, b).astype(np.int64))
 
 
 VALUES_85: dict[str, Callable[[Operation], Value]] = {
     "MUL": _always("MUL", np.multiply),
-    "ADD": _scaled("ADD", np.add, wraps=True),
-    "SUB": _scaled("SUB", np.subtract, wraps=True),
-    "MIN": _scaled("MIN", np.minimum),
-    "MAX": _scaled("MAX", np.maximum),
+    "ADD": _with_scales("ADD", np.add, wraps=True),
+    "SUB": _with_scales("SUB", np.subtract, wraps=True),
+    "MIN": _with_scales("MIN", np.minimum),
+    "MAX": _with_scales("MAX", np.maximum),
     "LRELU": _lrelu_u85,
     "ABS": _abs_u85,
     "CLZ": _always("CLZ", arithmetic.leading_zeros_32),

@@ -1,4 +1,4 @@
-"""NPU_OP_POOL: maxima, averages, sums, and what Vela makes of them: copies, rescales, transposes.
+"""NPU_OP_POOL: maxima, averages, sums, and the copies, rescales and transposes that Vela maps to them.
 
 Source: npu-reference 6.6, 8.3, 8.7.
 """
@@ -26,23 +26,23 @@ from ethorch.npu.window import Window, window
 from ethorch.support.errors import MachineFault
 
 PADS = ("IFM_PAD_TOP", "IFM_PAD_LEFT", "IFM_PAD_BOTTOM", "IFM_PAD_RIGHT")
-ARGMAX_FRACTION = 16  # an index arrives in the upper half of the accumulator (npu-reference 8.7)
+ARGMAX_FRACTION = 16  # the index is in the upper half of the accumulator (npu-reference 8.7)
 
 
 @operation("NPU_OP_POOL", *U5X)
 def pool_5x(op: Operation) -> Prepared:
-    """MAX, AVERAGE, REDUCE_SUM. AVERAGE divides by the valid positions only where the operation pads (npu-reference pitfall 8)."""
+    """Prepare a pool. AVERAGE divides by the valid positions only if the operation pads (npu-reference pitfall 8)."""
     return POOLS_5X[POOL_MODES_U85[op.mode]](op)
 
 
 @operation("NPU_OP_POOL", U85)
 def pool_u85(op: Operation) -> Prepared:
-    """As on U55 and U65, with SUM, NONE, MIN and ARGMAX. AVERAGE always divides by the valid positions."""
+    """Prepare a pool. AVERAGE always divides by the valid positions."""
     return POOLS_85[POOL_MODES_U85[op.mode]](op)
 
 
 def _sum(op: Operation) -> Prepared:
-    """OFM = output stage of the window's sum of IFM - zero point, scaled globally or per channel."""
+    """Compute OFM = output stage of the window's sum of IFM - zero point, scaled globally or per channel."""
     w, stage = _channelwise(op)
     if w.is_pointwise and w.stride == (1, 1) and w.ifm.dtype.itemsize == 1 and op["OFM_PRECISION.scale_mode"]:
         return _table_copy(op, w, stage)
@@ -50,7 +50,7 @@ def _sum(op: Operation) -> Prepared:
 
 
 def _valid_average(op: Operation) -> Prepared:
-    """OFM = output stage of the window's sum / its positions inside the IFM; the OFM scale is not used (npu-reference 6.6)."""
+    """Compute the average over positions inside the IFM, without OFM scale (npu-reference 6.6)."""
     w, stage = _channelwise(op)
     count = Lazy(lambda: valid_positions(w))
     return _pool(op, "AVERAGE", w, stage, lambda m: arithmetic.average(_window_sum(m, w), count()), unscaled=True)
@@ -61,7 +61,7 @@ def _average_5x(op: Operation) -> Prepared:
 
 
 def _max(op: Operation) -> Prepared:
-    """OFM = output stage of the window's maximum; padding takes no part (npu-reference pitfall 18)."""
+    """Compute the window's maximum, excluding padding (npu-reference pitfall 18)."""
     w, stage = _channelwise(op)
     return _pool(op, "MAX", w, stage, lambda m: _extreme(m, w, np.maximum, w.ifm.value_range[0]))
 
@@ -72,18 +72,17 @@ def _min(op: Operation) -> Prepared:
 
 
 def _reduce_sum(op: Operation) -> Prepared:
-    """OFM[h,w,0] = output stage of the sum over the IFM's channels."""
     w, stage = window(op), OutputStage(op)
     if not w.is_pointwise or op["OFM_DEPTH"] != 1:
-        raise MachineFault(f"REDUCE_SUM with kernel {w.kernel} and OFM depth {op['OFM_DEPTH']}: both are 1 in all streams")
+        raise MachineFault(f"REDUCE_SUM: expected kernel (1, 1) and OFM depth 1, got {w.kernel} and {op['OFM_DEPTH']}")
     return _pool(op, "REDUCE_SUM", w, stage, lambda m: _window_sum(m, w).sum(axis=2, keepdims=True))
 
 
 def _none(op: Operation) -> Prepared:
-    """OFM = output stage of IFM2, which enters through the accumulator; the IFM is a dummy (npu-reference 8.3)."""
+    """Compute OFM = output stage of IFM2, read through the accumulator. The IFM is a dummy (npu-reference 8.3)."""
     stage = OutputStage(op)
     if stage.input != ACC_IFM2:
-        raise MachineFault(f"POOL NONE with ACC_FORMAT.input {stage.input}: only IFM2 is known")
+        raise MachineFault(f"POOL NONE with ACC_FORMAT.input {stage.input} is not supported; expected IFM2")
     scaling = _Scale(op, feature_map(op, "IFM", (1, 1, 1)))
 
     def run(m: Memory) -> None:
@@ -96,7 +95,7 @@ def _none(op: Operation) -> Prepared:
 
 def _argmax(axis: int) -> Callable[[Operation], Prepared]:
     def prepare(op: Operation) -> Prepared:
-        """OFM = index of the window's first maximum along one kernel axis (npu-reference 8.7)."""
+        """Compute the index of the window's first maximum along one kernel axis (npu-reference 8.7)."""
         w, stage = _channelwise(op)
         if w.kernel[1 - axis] != 1:
             raise MachineFault(f"ARGMAX along one axis with a kernel of {w.kernel}")
@@ -130,7 +129,6 @@ POOLS_85 = {
 
 
 def _channelwise(op: Operation) -> tuple[Window, OutputStage]:
-    """Window and output stage of a pool whose channels stay apart."""
     w, stage = window(op), OutputStage(op)
     if w.ifm.depth != op["OFM_DEPTH"]:
         raise MachineFault(f"pool from {w.ifm.depth} to {op['OFM_DEPTH']} channels")
@@ -140,7 +138,7 @@ def _channelwise(op: Operation) -> tuple[Window, OutputStage]:
 def _pool(
     op: Operation, kind: str, w: Window, stage: OutputStage, value: Callable[[Memory], Ints], unscaled: bool = False
 ) -> Prepared:
-    """A pool whose accumulators are ``value(memory)``; ``kind`` as in ``forms.Pool``."""
+    """Prepare a pool whose accumulators are ``value(memory)``. See ``forms.Pool`` for ``kind``."""
     scaling = None if unscaled else _Scale(op, w.ifm)
 
     def run(m: Memory) -> None:
@@ -156,7 +154,7 @@ def _pool(
 
 
 class _Scale:
-    """What a pool's accumulators are scaled by: OFM_SCALE, or the scale stream (npu-reference pitfall 9)."""
+    """Scaling of a pool's accumulators: OFM_SCALE, or the scale stream (npu-reference pitfall 9)."""
 
     def __init__(self, op: Operation, ifm: FeatureMap):
         self.spans: tuple[Span, ...] = ()
@@ -172,7 +170,7 @@ class _Scale:
         return self.streams if self.fixed is None else self.fixed
 
     def __call__(self, m: Memory) -> tuple[Ints | int, Scaling]:
-        """(bias, scaling)."""
+        """Return bias and scaling."""
         if self.fixed is not None:
             return 0, self.fixed
         scales = self.streams.get(m)
@@ -181,7 +179,7 @@ class _Scale:
 
 
 def _window_sum(m: Memory, w: Window) -> Ints:
-    """int64 sums of IFM - zero point over each window, [OH, OW, C]; columns first, then rows."""
+    """Return int64 sums [OH, OW, C] of IFM - zero point."""
     zero_point = w.ifm.zero_point
     rows = w.read(m, 0, w.out[0], np.int64, zero_point)
     if zero_point:
@@ -197,7 +195,7 @@ def _extreme(m: Memory, w: Window, pick: np.ufunc, least: int) -> Ints:
 
 
 def _separable(w: Window, rows: Ints, combine: np.ufunc) -> Ints:
-    """combine over each window, first along x, then along y."""
+    """Combine over each window, first along x, then along y."""
     (sy, sx), (dy, dx), (oh, ow) = w.stride, w.dilation, w.out
     across = rows[:, : (ow - 1) * sx + 1 : sx].copy()
     for k in range(1, w.kernel[1]):
@@ -209,7 +207,7 @@ def _separable(w: Window, rows: Ints, combine: np.ufunc) -> Ints:
 
 
 def valid_positions(w: Window) -> Ints:
-    """How many positions of each window lie inside the IFM, [OH, OW, 1]."""
+    """Count the positions of each window inside the IFM, [OH, OW, 1]."""
     counts = []
     for axis in (0, 1):
         at = np.arange(w.out[axis])[:, None] * w.stride[axis] + np.arange(w.kernel[axis]) * w.dilation[axis]
@@ -217,12 +215,12 @@ def valid_positions(w: Window) -> Ints:
         counts.append(((at >= 0) & (at < w.size[axis])).sum(axis=1))
     count: Ints = np.outer(*counts)[:, :, None]
     if not count.all():
-        raise MachineFault("a pooling window lies wholly in the padding")
+        raise MachineFault("a pooling window is completely inside the padding")
     return count
 
 
 def _table_copy(op: Operation, w: Window, stage: OutputStage) -> Prepared:
-    """A 1x1 pool of 8-bit data: it maps 256 values, so the map is worked out once. Often it is a copy."""
+    """Prepare a 1x1 pool of 8-bit data as a map of 256 values. Often the map is the identity."""
     if stage.keeps or stage.input:
         return _pool(op, "SUM", w, stage, lambda m: _window_sum(m, w))
     low, high = w.ifm.value_range
@@ -242,13 +240,13 @@ def _table_copy(op: Operation, w: Window, stage: OutputStage) -> Prepared:
 
 
 def _apart(m: Memory, w: Window, stage: OutputStage) -> Array:
-    """The IFM, as a copy if writing the OFM could change it while it is read."""
+    """Return the IFM, copied if writing the OFM could overwrite it."""
     x = m.read(w.ifm)
     return x.copy() if stage.whole or m.overlap(w.ifm, stage.ofm) else x
 
 
 @lru_cache(256)
 def _map(low: int, high: int, zero_point: int, scale: tuple[int, int, str], ofm_zero_point: int, clamp: Clamp) -> Ints:
-    """What the output stage makes of each value low..high, before a table."""
+    """Return the output of the stage for each value low..high, before a table."""
     y = arithmetic.scaling(*scale)(np.arange(low, high + 1, dtype=np.int64) - zero_point) + ofm_zero_point
     return y if clamp is None else np.clip(y, *clamp)

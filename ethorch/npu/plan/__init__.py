@@ -1,7 +1,7 @@
-"""The plan: a program's steps as structs that one compiled function runs, in place of NumPy.
+"""Plans: a program's steps as structs that one compiled function executes instead of NumPy.
 
-The prepared operations (``ethorch.npu.ops``) stay the specification. A plan is made of their forms and of what their code has
-worked out: decoded weights, scales, tables. Whatever cannot be proven when it is made runs in Python, in between.
+The prepared operations (``ethorch.npu.ops``) are the specification. A plan contains their forms and decoded weights, scales and
+tables. Steps that cannot be proven correct in advance run in Python.
 """
 
 from __future__ import annotations

@@ -15,14 +15,14 @@ from ethorch.npu.plan.ranges import INT16, INT32, magnitude, of_map, within
 from ethorch.npu.plan.stage import Sums, pack_stage
 from ethorch.npu.window import UPSCALE_NONE, Window
 
-BYTES, PAIRS = 1, 2  # Conv.element: what four bytes of a pixel hold
+BYTES, PAIRS = 1, 2  # Conv.element: contents of four bytes of a pixel
 SUM_TYPES = {layout.SUM_FLOAT: "float32", layout.SUM_INT32: "int32", layout.SUM_INT64: "int64"}
 ALIGNMENT = 64
 INT64_SAFE = 2.0**62
 
 
 def pack_window(c: Context, w: Window) -> layout.Window:
-    """A window's geometry. All rows and columns that it reads lie in the IFM or in the padding, by how it was made."""
+    """Pack a window's geometry. All rows and columns that it reads are in the IFM or in the padding."""
     return layout.Window(
         c.read(w.ifm), *w.kernel, *w.stride, *w.dilation, *w.before, *w.size, w.padded[1], w.upscale
     )  # fmt: skip
@@ -33,11 +33,11 @@ class Weights:
     """A filter packed for compiled code.
 
     Attributes:
-        address: of the weights.
+        address: Address of the weights.
         kind: Conv.element or Depthwise.sum.
-        flip: xored to the bytes of pixels.
-        correction: int64, one per channel: what flipping adds to the sums, to be taken off.
-        chunk: see Conv.
+        flip: Mask XORed with the bytes of pixels.
+        correction: int64 per channel, the error caused by ``flip``, subtracted from the sums.
+        chunk: See ``Conv`` in ``cpp/plan.h``.
     """
 
     sums: Sums
@@ -48,17 +48,17 @@ class Weights:
     chunk: int = 0
 
     def start(self, mode: int, depth: int, dtype: str) -> Array:
-        """What sums start from: offset and bias, unless the output stage adds them. The low 32 bits are enough for int32."""
+        """Return the initial values of sums: offset and bias, unless the output stage adds them. int32 keeps the low 32 bits."""
         offset, bias = self.sums.offset, self.sums.bias
         assert offset is not None and bias is not None
-        whole = (0 if mode == layout.SCALE_INTEGER else offset + bias) - np.broadcast_to(self.correction, bias.shape)
-        result = np.zeros(depth, dtype)
-        result[: len(bias)] = _low_bits(whole) if dtype == "int32" else whole
-        return result
+        initial = (0 if mode == layout.SCALE_INTEGER else offset + bias) - np.broadcast_to(self.correction, bias.shape)
+        sums = np.zeros(depth, dtype)
+        sums[: len(bias)] = _low_bits(initial) if dtype == "int32" else initial
+        return sums
 
 
 def _low_bits(values: Array) -> Array:
-    """Sums wrap on the way, and only the result has to fit."""
+    """Truncate to 32 bits. Intermediate sums may wrap if the final sum fits."""
     return (values & 0xFFFFFFFF).astype(np.uint32).view(np.int32)
 
 
@@ -76,14 +76,16 @@ def pack_convolution(c: Context, form: Convolution) -> layout.Conv | layout.Dept
 
 
 def _sums(f: Filter) -> Sums:
-    """Sums of a filter. NotKnown where products with the scale may leave int64: NumPy's float64 does not wrap as int64 does."""
+    """Return the sums of a filter. Raise NotKnown if products with the scale may exceed int64, which NumPy's float64 does not
+    wrap.
+    """
     if np.any(f.largest * np.abs(f.scaling.multiplier) >= INT64_SAFE):
         raise NotKnown("products beyond int64")
     return Sums(f.scaling, f.largest, f.offset, f.bias)
 
 
 def _weights(c: Context, w: Window, f: Filter) -> Weights:
-    """Weights [K, O] in the order in which the compiled code wants them."""
+    """Pack weights [K, O] in the order of the compiled code."""
     ifm, channels = w.ifm, f.matrix.shape[1]
     low, high = ifm.value_range
     padding = within((ifm.zero_point, ifm.zero_point), ifm.value_range)
@@ -117,13 +119,13 @@ def _conv(c: Context, form: Convolution, weights: Weights) -> layout.Conv:
 
 
 def _depthwise_weights(c: Context, w: Window, f: Filter) -> Weights:
-    """Weights [K, C], padded, in the narrowest type that holds all sums."""
+    """Pack weights [K, C], padded, in the narrowest type that holds all sums."""
     largest = f.largest.max(initial=0)
     if largest < FLOAT32_EXACT:
         kind = layout.SUM_FLOAT
     else:
         kind = layout.SUM_INT32 if largest < INT32[1] else layout.SUM_INT64
-    weights = np.zeros((w.taps, _padded(w)), SUM_TYPES[kind])
+    weights = np.zeros((w.taps, _pad_depth(w)), SUM_TYPES[kind])
     weights[:, : w.ifm.depth] = f.matrix
     return Weights(_sums(f), c.hold(weights), kind)
 
@@ -132,11 +134,11 @@ def _depthwise(c: Context, form: Convolution, weights: Weights) -> layout.Depthw
     w = form.window
     window = pack_window(c, w)
     stage = pack_stage(c, form.stage, replace(weights.sums, wide=weights.kind == layout.SUM_INT64), (w.ifm,))
-    start = c.hold(weights.start(stage.mode, _padded(w), SUM_TYPES[weights.kind]))
-    return layout.Depthwise(window, stage, weights.address, start, weights.kind, _padded(w))
+    start = c.hold(weights.start(stage.mode, _pad_depth(w), SUM_TYPES[weights.kind]))
+    return layout.Depthwise(window, stage, weights.address, start, weights.kind, _pad_depth(w))
 
 
-def _padded(w: Window) -> int:
+def _pad_depth(w: Window) -> int:
     return -(-w.ifm.depth // LANES) * LANES
 
 

@@ -1,8 +1,7 @@
-"""Products and their sums in one: what a matrix product of two activations becomes on U55 and U65.
+"""Fuse products with their sums, which U55 and U65 use for a matrix product of two activations.
 
-There it is a MUL of bytes into 32-bit elements, and a REDUCE_SUM of these over channels, over and over through one buffer. Where
-the products are overwritten before anything but that sum has read them, they need not be stored: memory is the same when the
-run has come to its end. (Where a later operation faults, it is not.)
+The stream repeats a MUL of bytes into a 32-bit buffer and a REDUCE_SUM over its channels. Products need not be stored if they are
+overwritten before any other read. Memory after a complete run is identical; after a fault it may differ.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from ethorch.npu.plan.ranges import INT16, INT32, magnitude, of_map, within
 from ethorch.npu.prepared import Step
 
 Packed = list[tuple[Step, ctypes.Structure | None]]
-LOOK_AHEAD = 64  # steps in which the products have to be overwritten
+LOOK_AHEAD = 64  # steps within which the products must be overwritten
 
 
 def fuse_dots(c: Context, packed: Packed) -> None:
-    """Put a Dot in the place of each such sum, and Nothing in that of the product."""
+    """Replace each such sum by a Dot, and its product by Nothing."""
     active = [k for k, (step, _) in enumerate(packed) if not isinstance(step.prepared.form, Nothing)]
     for at, (first, second) in enumerate(pairwise(active)):
         dot = _dot(c, packed[first], packed[second])
@@ -65,7 +64,7 @@ def _dot(
 
 
 def _is_overwritten(c: Context, fm: FeatureMap, later: Iterable[Step]) -> bool:
-    """Whether a map is written as a whole before anything reads of it."""
+    """Return True if a map is overwritten completely before any read of it."""
     for step in later:
         prepared = step.prepared
         if prepared.scattered is not None or prepared.form is None:

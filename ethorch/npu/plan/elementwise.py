@@ -1,4 +1,4 @@
-"""Elementwise operations as structs: in int32 where all values on the way are proven to fit, else in int64."""
+"""Elementwise operations as structs, in int32 if all intermediate values fit, else in int64."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ethorch.npu.forms import Elementwise
 from ethorch.npu.plan import layout
 from ethorch.npu.plan.library import buffers
 from ethorch.npu.plan.packing import Context, NotKnown
-from ethorch.npu.plan.ranges import INT32, Range, combined, magnitude, one_exact_in_double, scaled, within
+from ethorch.npu.plan.ranges import INT32, Range, combine, magnitude, one_exact_in_double, scale_range, within
 from ethorch.npu.plan.stage import Sums, pack_stage
 
-LEAST_PAIRS = 1 << 13  # elements from which a table of all pairs of bytes pays, where int32 will not do
+LEAST_PAIRS = 1 << 13  # elements from which a table of all pairs of bytes is faster than int64
 _WANTS = {"SHR": layout.WANT_SHIFT, "SHL": layout.WANT_SHIFT, "LSR": layout.WANT_SHIFT, "DIV": layout.WANT_DIVISOR}
 
 
@@ -38,7 +38,7 @@ def pack_elementwise(c: Context, form: Elementwise) -> layout.Elementwise:
     e.stage = pack_stage(c, stage, sums, maps)
     for place, operand, scale in zip((e.a, e.b), form.operands, scales, strict=False):
         _pack_operand(c, place, operand, scale, narrow, stage.shape)
-    if value.name == "LRELU":  # both scales are the one operand's
+    if value.name == "LRELU":  # both scales apply to the single operand
         e.b.is_constant = 1
         _pack_scale(c, e.b, scales[1], narrow)
     e.what, e.operands = layout.FUNCTIONS.index(value.name), len(form.operands)
@@ -55,10 +55,10 @@ def pack_elementwise(c: Context, form: Elementwise) -> layout.Elementwise:
 
 
 def _result(form: Elementwise, before: list[Range]) -> Range | None:
-    """The range of the function's values; None unless int32 holds all that occurs and float64 scales it exactly."""
+    """Return the range of the function's values, or None unless int32 holds all values and float64 scales them exactly."""
     value = form.value
     if value.name == "LRELU":
-        parts = [scaled(before[0], s) if _is_exact(before[0], s) else None for s in value.scales]
+        parts = [scale_range(before[0], s) if _is_exact(before[0], s) else None for s in value.scales]
         if parts[0] is None or parts[1] is None:
             return None
         both = min(parts[0][0], parts[1][0]), max(parts[0][1], parts[1][1])
@@ -67,13 +67,13 @@ def _result(form: Elementwise, before: list[Range]) -> Range | None:
     for r, s in zip(before, value.scales, strict=False):
         if not _is_exact(r, s):
             return None
-        after.append(scaled(r, s))
+        after.append(scale_range(r, s))
     if not all(within(r, INT32) for r in after):
         return None
     if value.wraps:
         return INT32 if value.name in ("ADD", "SUB") else None
-    found = combined(value.name, after[0], after[-1], value.mask)
-    return found if found is not None and within(found, INT32) else None
+    combined = combine(value.name, after[0], after[-1], value.mask)
+    return combined if combined is not None and within(combined, INT32) else None
 
 
 def _is_exact(r: Range, s: Scaling) -> bool:
@@ -87,10 +87,10 @@ def _pack_operand(
         place.is_constant, place.constant = 1, operand
     else:
         place.map = c.read(operand)
-        for bit, extent, whole in zip((1, 2, 4), operand.shape, shape, strict=True):
-            if extent != whole:
+        for bit, extent, ofm_extent in zip((1, 2, 4), operand.shape, shape, strict=True):
+            if extent != ofm_extent:
                 if extent != 1:
-                    raise NotKnown("operands that do not fit together")
+                    raise NotKnown("operands whose shapes do not broadcast")
                 place.spread |= bit
     _pack_scale(c, place, scale, narrow)
 
@@ -105,7 +105,7 @@ def _pack_scale(c: Context, place: layout.Operand, scale: Scaling, narrow: bool)
 
 
 def _pays(form: Elementwise, e: layout.Elementwise) -> bool:
-    """Whether to look up pairs of bytes."""
+    """Return True if a table of all pairs of bytes is possible and worthwhile."""
     stage = form.stage
     bytes_only = len(form.operands) == 2 and all(isinstance(o, int) or o.dtype.itemsize == 1 for o in form.operands)
     direct = e.stage.table in (layout.TABLE_NONE, layout.TABLE_DIRECT)
@@ -115,7 +115,7 @@ def _pays(form: Elementwise, e: layout.Elementwise) -> bool:
 
 
 def _pairs(c: Context, e: layout.Elementwise) -> int:
-    """The table: the operation itself, run over all pairs of bytes."""
+    """Compute the table by running the operation on all pairs of bytes."""
     table = np.zeros(1 << 16, np.uint8)
     every = np.arange(256, dtype=np.uint8)
     step = layout.Elementwise.from_buffer_copy(e)
@@ -133,5 +133,5 @@ def _pairs(c: Context, e: layout.Elementwise) -> int:
     machine.region[0], machine.region[1] = every.ctypes.data, table.ctypes.data
     steps = (layout.Step * 1)(layout.Step(layout.KINDS[layout.Elementwise], 0, ctypes.addressof(step)))
     if c.library.ethorch_run(ctypes.addressof(steps), 0, 1, machine, buffers().pointer, None) != 1:
-        raise NotKnown("a table of pairs that could not be made")
+        raise NotKnown("a table of pairs that cannot be computed")
     return c.hold(table)

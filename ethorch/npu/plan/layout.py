@@ -1,4 +1,4 @@
-"""The structs of ``cpp/plan.h``, for ctypes. ``library`` compares their sizes with what the compiler made of the header."""
+"""ctypes structs of ``cpp/plan.h``. ``library`` checks their sizes against the compiled ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ctypes import Structure, c_int32, c_int64, c_void_p
 from typing import Any
 
 REGIONS = 10
-INTERNAL_INDEX, OWN_INDEX = 8, 9  # internal memory, and what the plan keeps between steps
+INTERNAL_INDEX, OWN_INDEX = 8, 9  # internal memory, and memory of the plan that persists between steps
 
 Fields = list[tuple[str, Any]]
 
@@ -128,7 +128,7 @@ class Dot(Structure):
 
 
 class Nothing(Structure):
-    """A step whose work another one does."""
+    """A step that another step computes."""
 
     _fields_ = _ints("pad")
 
@@ -145,12 +145,12 @@ class Place(Structure):
     _fields_ = [*_pointers("images"), *_longs("bytes offset"), *_ints("region pad")]
 
 
-# In the order in which the library tells their sizes.
+# In the order in which the library reports their sizes.
 SIZED: tuple[type[Structure], ...] = (
     Map, Stage, Window, Copy, Transfer, Conv, Depthwise, Product, Pool, Elementwise, Resize, Move, Dot, Step, Machine, Place,
 )  # fmt: skip
 
-# Step.kind by the struct it points to.
+# Step.kind by struct type.
 KINDS: dict[type[Structure], int] = {
     kind: number
     for number, kind in enumerate((Copy, Transfer, Conv, Depthwise, Product, Pool, Elementwise, Resize, Move, Dot, Nothing))

@@ -1,7 +1,7 @@
-"""The compiled half of the plan: ``cpp/``, built on first use (``ethorch.support.native``) for what this CPU can do.
+"""The compiled half of the plan: ``cpp/``, built on first use (``ethorch.support.native``) for this CPU.
 
-There is one library for each level, since a compiler has to be told which instructions it may use. ETHORCH_NPU_LEVEL names a
-level; otherwise it is the best one that the CPU and the compiler know. ETHORCH_NPU_NUMPY switches compiled code off.
+Each level of CPU features has its own library. ETHORCH_NPU_LEVEL selects a level; the default is the best level that the CPU and
+the compiler support. ETHORCH_NPU_NUMPY disables compiled code.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ethorch.support import native
 from ethorch.support.errors import HostError
 
 FOLDER = Path(__file__).parent / "cpp"
-# Sums wrap at 32 bits where the result is proven to fit, memory is read as several types, and GCC 12 takes the undefined halves
-# of its own intrinsics for uninitialized.
+# Sums wrap at 32 bits if the result fits, memory is read as several types, and GCC 12 warns about uninitialized values in its
+# own intrinsics.
 FLAGS = ["-O3", "-fwrapv", "-fno-strict-aliasing", "-fno-math-errno", "-w"]
 
-# Level -> (features that the CPU has to have, as /proc/cpuinfo calls them; the compiler's flags).
+# Level -> (required CPU features, named as in /proc/cpuinfo; compiler flags).
 LEVELS: dict[str, tuple[frozenset[str], list[str]]] = {
     "avx512": (
         frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512vbmi", "fma", "avx2"}),
@@ -46,9 +46,9 @@ LEVELS: dict[str, tuple[frozenset[str], list[str]]] = {
 
 @cache
 def cpu_features() -> frozenset[str]:
-    """What the CPU knows, in Linux's words; empty where nobody says."""
+    """Return the CPU's features as named by Linux; empty if unknown."""
     if platform.machine() not in ("x86_64", "AMD64"):
-        return frozenset()  # of other CPUs the compiler's baseline is used, on 64-bit Arm NEON
+        return frozenset()  # other CPUs use the compiler's baseline, e.g. NEON on 64-bit Arm
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -58,12 +58,12 @@ def cpu_features() -> frozenset[str]:
 
 
 def levels() -> list[str]:
-    """The levels that this CPU can run, the best first."""
+    """Return the levels that this CPU supports, best first."""
     return [name for name, (needs, _) in LEVELS.items() if needs <= cpu_features()]
 
 
 def build(level: str, extra: tuple[str, ...] = ()) -> Path:
-    """The library of a level; ``extra`` are further flags. HostError where it cannot be built."""
+    """Build the library of a level with ``extra`` flags. Raise HostError if that fails."""
     files = sorted(FOLDER.glob("*.cpp"))
     flags = [*FLAGS, *LEVELS[level][1], *extra]
     return native.build(f"npu-plan-{level}", files, flags, sorted(FOLDER.glob("*.h")), purpose="the NPU simulator")
@@ -71,58 +71,58 @@ def build(level: str, extra: tuple[str, ...] = ()) -> Path:
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The library; None where it cannot be built, or when ETHORCH_NPU_NUMPY is set."""
+    """Return the library, or None if it cannot be built or ETHORCH_NPU_NUMPY is set."""
     if os.environ.get("ETHORCH_NPU_NUMPY"):
         return None
-    wanted = os.environ.get("ETHORCH_NPU_LEVEL")
-    for level in [wanted] if wanted in levels() else levels():
+    requested = os.environ.get("ETHORCH_NPU_LEVEL")
+    for level in [requested] if requested in levels() else levels():
         try:
             return declare(native.load(lambda level=level: build(level)))  # type: ignore[misc]
         except HostError:
-            continue  # an old compiler does not know the flags of a new CPU
+            continue  # an old compiler may not support the flags of a new CPU
     return None
 
 
-def declare(found: ctypes.CDLL) -> ctypes.CDLL:
-    """Types of the library's functions. HostError when its structs are not those of ``layout``."""
-    sizes = [found.ethorch_size(number) for number in range(len(layout.SIZED) + 1)]
+def declare(handle: ctypes.CDLL) -> ctypes.CDLL:
+    """Declare the library's functions. Raise HostError if its structs differ from ``layout``."""
+    sizes = [handle.ethorch_size(number) for number in range(len(layout.SIZED) + 1)]
     if sizes != [*map(ctypes.sizeof, layout.SIZED), 0]:
-        raise HostError(f"the compiled library's structs have sizes {sizes}, which are not those of ethorch.npu.plan.layout.")
-    found.ethorch_new_buffers.restype = c_void_p
-    found.ethorch_free_buffers.argtypes = (c_void_p,)
-    found.ethorch_free_buffers.restype = None
-    found.ethorch_run.argtypes = (c_void_p, c_int64, c_int64, POINTER(layout.Machine), c_void_p, c_void_p)
-    found.ethorch_run.restype = c_int64
-    found.ethorch_run_images.argtypes = (
+        raise HostError(f"the compiled library's structs have sizes {sizes}, which differ from ethorch.npu.plan.layout.")
+    handle.ethorch_new_buffers.restype = c_void_p
+    handle.ethorch_free_buffers.argtypes = (c_void_p,)
+    handle.ethorch_free_buffers.restype = None
+    handle.ethorch_run.argtypes = (c_void_p, c_int64, c_int64, POINTER(layout.Machine), c_void_p, c_void_p)
+    handle.ethorch_run.restype = c_int64
+    handle.ethorch_run_images.argtypes = (
         c_void_p, c_int64, POINTER(layout.Machine), c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int64,
         POINTER(c_int64),
     )  # fmt: skip
-    found.ethorch_run_images.restype = c_int64
-    found.ethorch_packed_bytes.argtypes = (c_int64, c_int64, c_int64, c_int)
-    found.ethorch_packed_bytes.restype = c_int64
-    found.ethorch_pack_weights.argtypes = (c_void_p, c_int, c_int64, c_int64, c_int64, c_int, c_void_p)
-    found.ethorch_pack_weights.restype = None
-    return found
+    handle.ethorch_run_images.restype = c_int64
+    handle.ethorch_packed_bytes.argtypes = (c_int64, c_int64, c_int64, c_int)
+    handle.ethorch_packed_bytes.restype = c_int64
+    handle.ethorch_pack_weights.argtypes = (c_void_p, c_int, c_int64, c_int64, c_int64, c_int, c_void_p)
+    handle.ethorch_pack_weights.restype = None
+    return handle
 
 
 class Buffers:
-    """What a thread's steps work in, from one run to the next."""
+    """Work buffers of a thread, reused between runs."""
 
-    def __init__(self, found: ctypes.CDLL):
-        self.pointer = found.ethorch_new_buffers()
+    def __init__(self, handle: ctypes.CDLL):
+        self.pointer = handle.ethorch_new_buffers()
         if not self.pointer:
             raise MemoryError
-        weakref.finalize(self, found.ethorch_free_buffers, self.pointer)
+        weakref.finalize(self, handle.ethorch_free_buffers, self.pointer)
 
 
 _local = threading.local()
 
 
 def buffers() -> Buffers:
-    """This thread's buffers."""
-    found = library()
-    assert found is not None
+    """Return this thread's buffers."""
+    handle = library()
+    assert handle is not None
     if not hasattr(_local, "buffers"):
-        _local.buffers = Buffers(found)
+        _local.buffers = Buffers(handle)
     result: Buffers = _local.buffers
     return result

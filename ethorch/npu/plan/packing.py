@@ -1,4 +1,4 @@
-"""From feature maps and scalings to structs, with the proof that every address lies in its region."""
+"""Pack feature maps and scalings into structs, with proof that every address is inside its region."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from ethorch.npu.plan.ranges import Range
 from ethorch.npu.prepared import Step
 from ethorch.support.errors import MachineFault
 
-LANES = 16  # at most, of a vector: arrays that vectors are loaded from are padded to so many entries, and as many more
+LANES = 16  # most lanes of a vector; arrays for vector loads are padded by up to two vectors
 
 
 class NotKnown(Exception):
-    """A step that the plan leaves to Python; says why."""
+    """A step that the plan cannot represent, with the reason. It runs in Python."""
 
 
 @dataclass(eq=False)
 class Box:
-    """A chain buffer as it stands: the box it holds, and its place in what the plan keeps."""
+    """A box in a chain buffer, and its offset in the plan's memory."""
 
     shape: tuple[int, int, int]
     size: int
@@ -38,19 +38,18 @@ class Box:
 
 @dataclass(eq=False)
 class Context:
-    """What is known while a stream is packed.
+    """State while a stream is packed.
 
     Attributes:
-        memory: of the machine that the plan is made for; those of the same region sizes may use the plan.
-        constants: which bytes are constants at this point of the stream; None for none.
-        byte_dot: whether the library multiplies bytes.
-        carries: whether chain buffers and accumulators may be packed; else their steps are left to Python, all of them.
-        own_bytes: how much the plan keeps between steps.
-        kept_alive: arrays and structs that structs point at.
-        filters: what became of a filter, by its key: stripes of a layer and steps of a recurrent network share one.
-        known: maps whose elements, as steps before have stored them, lie in narrower ranges than their types; by region and base.
-        computed: what the step being packed will add to them.
-        modes: how sums are scaled, and the clamp that this needs, by all that decides it: a stream has thousands alike.
+        memory: Memory of the machine. Machines with equal region sizes may share the plan.
+        constants: Constant bytes at this point of the stream.
+        carries: Whether chain buffers and accumulators may be packed. Otherwise all of their steps run in Python.
+        own_bytes: Size of the memory that the plan uses between steps.
+        kept_alive: Arrays and structs that structs point to.
+        filters: Packed filters by key, shared by stripes of a layer and steps of a recurrent network.
+        stored_ranges: Maps whose stored elements have a narrower range than their type, by region and base.
+        computed: The entry of ``stored_ranges`` that the current step adds.
+        modes: Cache of scaling modes and their clamps, because a stream has thousands of equal ones.
     """
 
     memory: Memory
@@ -62,84 +61,84 @@ class Context:
     accumulator: tuple[tuple[int, int, int], int] | None = None
     kept_alive: list[object] = field(default_factory=list)
     filters: dict[Hashable, object] = field(default_factory=dict)
-    known: dict[tuple[int, int], tuple[FeatureMap, Range]] = field(default_factory=dict)
+    stored_ranges: dict[tuple[int, int], tuple[FeatureMap, Range]] = field(default_factory=dict)
     computed: tuple[FeatureMap, Range] | None = None
     modes: dict[Hashable, tuple[int, Range | None]] = field(default_factory=dict)
     _reaches: dict[FeatureMap, list[tuple[int, int]]] = field(default_factory=dict)
     _scales: dict[tuple[object, ...], layout.Scale | layout.DoubleScale] = field(default_factory=dict)
 
     def hold(self, array: Array) -> int:
-        """The address of an array, which lives as long as the plan."""
+        """Return the address of an array and keep the array alive as long as the plan."""
         array = np.ascontiguousarray(array)
         self.kept_alive.append(array)
-        return int(array.__array_interface__["data"][0])  # ``ctypes.data`` takes three times as long
+        return int(array.__array_interface__["data"][0])  # three times as fast as ``ctypes.data``
 
     def allocate(self, size: int) -> int:
-        """A place in what the plan keeps between steps."""
+        """Allocate bytes in the plan's memory and return their offset."""
         base = self.own_bytes
         self.own_bytes += -(-size // 64) * 64
         return base
 
     def reader(self, streams: Streams) -> Callable[[Span], Bytes]:
-        """Gives the bytes of weights and scales; NotKnown where they may change."""
-        found: dict[Span, Bytes] = {}
+        """Return a function that reads weights and scales. Raise NotKnown if they may change."""
+        bytes_by_span: dict[Span, Bytes] = {}
         for span in streams.spans:
             self.memory.span(span)
             data = self.constants.read(span)
             if data is None:
                 raise NotKnown("weights or scales that may change")
-            found[span] = data
-        return found.__getitem__
+            bytes_by_span[span] = data
+        return bytes_by_span.__getitem__
 
     # Feature maps.
 
     def read(self, fm: FeatureMap) -> layout.Map:
-        """A map that is read."""
+        """Pack a map for reading."""
         if fm.storage == STORAGE_CHAINED:
             box = self.chains.get(fm.region) if self.carries else None
             if box is None or box.shape != fm.shape or box.size != fm.dtype.itemsize:
                 raise NotKnown("a chain buffer")
-            return self._own(fm, box.base)
+            return self._own_map(fm, box.base)
         return self._in_memory(fm)
 
     def write(self, fm: FeatureMap) -> layout.Map:
-        """A map that is written: no two of its elements share a byte."""
+        """Pack a map for writing. No two of its elements may share a byte."""
         if fm.storage == STORAGE_CHAINED:
             if not self.carries:
                 raise NotKnown("a chain buffer")
             box = Box(fm.shape, fm.dtype.itemsize, self.allocate(fm.size_bytes))
             self.chains[fm.region] = box
-            return self._own(fm, box.base)
+            return self._own_map(fm, box.base)
         if not fm.in_memory or not self.memory.region(fm.region).flags.writeable:
-            raise NotKnown("an OFM that has no writable place")
+            raise NotKnown("an OFM that is not stored in writable memory")
         if not _is_apart(fm, self.reaches(fm)):
-            raise NotKnown("an OFM that may lie on itself")
+            raise NotKnown("an OFM that may overlap itself")
         return self._in_memory(fm)
 
-    def _own(self, fm: FeatureMap, base: int) -> layout.Map:
+    def _own_map(self, fm: FeatureMap, base: int) -> layout.Map:
         size = fm.dtype.itemsize
         strides = fm.width * fm.depth * size, fm.depth * size, size
-        result = self._map(fm, layout.OWN_INDEX, False, strides)
-        result.tiles, result.tile[0] = 1, layout.Tile(0, 0, fm.height, fm.width, base)
-        return result
+        packed = self._map(fm, layout.OWN_INDEX, False, strides)
+        packed.tiles, packed.tile[0] = 1, layout.Tile(0, 0, fm.height, fm.width, base)
+        return packed
 
     def _in_memory(self, fm: FeatureMap) -> layout.Map:
         if not fm.in_memory or not 0 <= fm.region < layout.INTERNAL_INDEX:
-            raise NotKnown("a feature map that has no place")
+            raise NotKnown("a feature map that is not stored in memory")
         size = self.memory.region(fm.region).size
         for start, stop in self.reaches(fm):
             if start < 0 or stop > size:
-                raise NotKnown("a feature map that leaves its region")
+                raise NotKnown("a feature map that exceeds its region")
         alignment = BRICK if fm.bricks else fm.dtype.itemsize
         if alignment > 1:
             addresses = (*(tile.base for tile in fm.tiles), *fm.strides[: 3 if fm.bricks else 2])
             if any(address % alignment for address in addresses):
                 raise NotKnown("a feature map that is not aligned")
-        result = self._map(fm, fm.region, fm.bricks, fm.strides)
-        result.tiles = len(fm.tiles)
+        packed = self._map(fm, fm.region, fm.bricks, fm.strides)
+        packed.tiles = len(fm.tiles)
         for number, tile in enumerate(fm.tiles):
-            result.tile[number] = layout.Tile(tile.y, tile.x, tile.height, tile.width, tile.base)
-        return result
+            packed.tile[number] = layout.Tile(tile.y, tile.x, tile.height, tile.width, tile.base)
+        return packed
 
     @staticmethod
     def _map(fm: FeatureMap, region: int, bricks: bool, strides: tuple[int, int, int]) -> layout.Map:
@@ -148,7 +147,7 @@ class Context:
         return layout.Map(region, 0, bricks, kind.itemsize, kind.kind == "i", *sizes, fm.zero_point, *strides)
 
     def overlap(self, a: FeatureMap, b: FeatureMap) -> bool:
-        """Whether two maps might share bytes. What the plan keeps between steps is never shared."""
+        """Return True if two maps may share bytes. The plan's own memory is never shared."""
         if a.region != b.region or not a.in_memory or not b.in_memory:
             return False
         for x in self.reaches(a):
@@ -158,63 +157,65 @@ class Context:
         return False
 
     def reaches(self, fm: FeatureMap) -> list[tuple[int, int]]:
-        """The bytes that each tile of a map spans."""
-        found = self._reaches.get(fm)
-        if found is None:
-            found = self._reaches[fm] = reaches(fm)
-        return found
+        """Return [first byte, end) of each tile of a map."""
+        extents = self._reaches.get(fm)
+        if extents is None:
+            extents = self._reaches[fm] = reaches(fm)
+        return extents
 
     # Ranges of values.
 
     def range_of(self, fm: FeatureMap) -> Range:
-        """Of a feature map's elements, less the zero point: what its type holds, or less if the step that stored them is known."""
+        """Return the range of a map's elements minus the zero point: that of its type, or narrower if the step that stored them
+        is known.
+        """
         low, high = fm.value_range
-        if (fm.region, fm.bases[0]) in self.known:
-            stored, found = self.known[fm.region, fm.bases[0]]
+        if (fm.region, fm.bases[0]) in self.stored_ranges:
+            stored, bounds = self.stored_ranges[fm.region, fm.bases[0]]
             if stored.dtype == fm.dtype and same_place(stored, fm):
-                low, high = found
+                low, high = bounds
         return low - fm.zero_point, high - fm.zero_point
 
-    def ran(self, step: Step) -> None:
-        """A step has been packed, or left to Python: forget what it overwrites, and note what it has computed."""
+    def advance(self, step: Step) -> None:
+        """Update ``stored_ranges`` after a step: drop overwritten maps and add the computed one."""
         written = [fm for fm in step.prepared.writes if isinstance(fm, FeatureMap) and fm.in_memory]
         spans = [(a.region, a.base, a.base + a.size_bytes) for a in step.prepared.writes if isinstance(a, Span)]
         spans += [(fm.region, *reach) for fm in written for reach in self.reaches(fm)]
         if step.prepared.scattered is not None:
             spans.append((step.prepared.scattered[1], 0, 1 << 62))
-        if self.known and spans:
+        if self.stored_ranges and spans:
             gone = [
                 key
-                for key, (fm, _) in self.known.items()
+                for key, (fm, _) in self.stored_ranges.items()
                 if any(fm.region == r and start < b and a < stop for r, start, stop in spans for a, b in self.reaches(fm))
             ]
             for key in gone:
-                del self.known[key]
+                del self.stored_ranges[key]
         if self.computed is not None:
             fm = self.computed[0]
-            self.known[fm.region, fm.bases[0]] = self.computed
+            self.stored_ranges[fm.region, fm.bases[0]] = self.computed
             self.computed = None
 
     # Scalings.
 
     def scale(self, s: Scaling | None) -> layout.Scale:
-        """A scaling in int64; None keeps what it gets."""
+        """Pack a scaling in int64. None is the identity."""
         if s is None or s.is_identity:
             return layout.Scale(is_identity=1)
-        result = self._shared("integer", s, 0, self._scale)
-        assert isinstance(result, layout.Scale)
-        return result
+        packed = self._share("integer", s, 0, self._scale)
+        assert isinstance(packed, layout.Scale)
+        return packed
 
     def double_scale(self, s: Scaling, zero_point: int) -> layout.DoubleScale:
-        """The same in float64, where ``ranges.exact_in_double`` holds; the zero point is added."""
-        result = self._shared("double", s, zero_point, self._double_scale)
-        assert isinstance(result, layout.DoubleScale)
-        return result
+        """Pack a scaling in float64 that also adds the zero point. Requires ``ranges.exact_in_double``."""
+        packed = self._share("double", s, zero_point, self._double_scale)
+        assert isinstance(packed, layout.DoubleScale)
+        return packed
 
-    def _shared(
+    def _share(
         self, kind: str, s: Scaling, zero_point: int, make: Callable[[Scaling, int], layout.Scale | layout.DoubleScale]
     ) -> layout.Scale | layout.DoubleScale:
-        """One struct for equal scalings of a whole OFM: a stream has thousands."""
+        """Share the struct of equal per-tensor scalings, because a stream has thousands of them."""
         if s.shift.ndim:
             return make(s, zero_point)
         key = kind, int(s.multiplier), int(s.shift), s.rounding, s.double, zero_point
@@ -235,7 +236,7 @@ class Context:
         return layout.Scale(*self._rows(columns), above.ndim > 0, 0, bool(np.any(above != below)))
 
     def _one_scale(self, s: Scaling) -> layout.Scale:
-        """As ``_scale``, of one scaling for all."""
+        """Pack a per-tensor scaling. See ``_scale``."""
         shift, (above, below) = int(s.shift), map(int, s.addends)
         if not 0 <= shift <= 63:
             raise NotKnown("a shift beyond 63")
@@ -255,20 +256,19 @@ class Context:
         return layout.DoubleScale(*self._rows(columns), above.ndim > 0, bool(np.any(above != below)))
 
     def _one_double_scale(self, s: Scaling, zero_point: int) -> layout.DoubleScale:
-        """As ``_double_scale``, of one scaling for all."""
+        """Pack a per-tensor scaling. See ``_double_scale``."""
         unit, (above, below) = float(1 << int(s.shift)), map(int, s.addends)
         columns = np.zeros((3, 1 + 2 * LANES))
         columns[:, 0] = int(s.multiplier) / unit, above / unit + zero_point, below / unit + zero_point
         return layout.DoubleScale(*self._rows(columns), 0, above != below)
 
     def _rows(self, columns: Array) -> list[int]:
-        """The address of each row of a table."""
         address = self.hold(columns)
         return [address + row * columns.strides[0] for row in range(len(columns))]
 
 
 def _is_apart(fm: FeatureMap, spans: list[tuple[int, int]]) -> bool:
-    """Whether no two elements of a map are proven to share no byte: each stride steps over all that smaller ones reach."""
+    """Return True if no two elements share a byte: each stride exceeds the extent of smaller strides."""
     size = fm.dtype.itemsize
     sy, sx, sc = map(abs, fm.strides)
     if len(fm.tiles) == 1 and not fm.bricks and sx >= fm.depth * size and (fm.height == 1 or sy >= fm.width * sx):
@@ -285,20 +285,20 @@ def _is_apart(fm: FeatureMap, spans: list[tuple[int, int]]) -> bool:
                 if stride < extent:
                     return False
                 extent += (count - 1) * stride
-    found = sorted(spans)
-    return all(a[1] <= b[0] for a, b in pairwise(found))
+    ordered = sorted(spans)
+    return all(a[1] <= b[0] for a, b in pairwise(ordered))
 
 
 def same_place(a: FeatureMap, b: FeatureMap) -> bool:
-    """Whether element by element both maps lie at the same bytes."""
+    """Return True if corresponding elements of both maps have the same address."""
     if a.region != b.region or a.bases[0] != b.bases[0] or a.shape != b.shape:
         return False
 
-    def laid_out(fm: FeatureMap) -> tuple[object, ...]:
+    def layout_of(fm: FeatureMap) -> tuple[object, ...]:
         tiles = [(t.y, t.x, t.height, t.width, t.base) for t in fm.tiles]
         return fm.region, fm.shape, fm.dtype.itemsize, fm.bricks, fm.strides[: 3 if fm.bricks else 2], tiles
 
-    return a.in_memory and b.in_memory and laid_out(a) == laid_out(b)
+    return a.in_memory and b.in_memory and layout_of(a) == layout_of(b)
 
 
 def region_index(region: int) -> int:

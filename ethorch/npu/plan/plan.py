@@ -1,4 +1,4 @@
-"""Plan: a program's steps for one layout of memory, as far as compiled code can run them."""
+"""Plans: a program's steps for one memory layout, compiled as far as possible."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ethorch.npu.prepared import Step
 from ethorch.npu.program import Program
 from ethorch.support.errors import MachineFault
 
-MOST_OWN_BYTES = 1 << 28  # of chain buffers and accumulators; a stream that wants more runs in Python
+MOST_OWN_BYTES = 1 << 28  # limit for chain buffers and accumulators; larger streams run in Python
 
 _PACKERS: dict[type, Callable[[Context, Any], ctypes.Structure]] = {
     forms.Copy: pack_copy,
@@ -38,7 +38,7 @@ _PACKERS: dict[type, Callable[[Context, Any], ctypes.Structure]] = {
 
 @dataclass(eq=False)
 class Native:
-    """Steps in a row that compiled code runs."""
+    """Consecutive steps that compiled code runs."""
 
     steps: list[Step]
     structs: Any  # ctypes array of layout.Step
@@ -46,20 +46,20 @@ class Native:
 
 
 class Plan:
-    """Runs of steps: compiled ones, and single ones that are left to Python.
+    """Groups of compiled steps, and single steps that run in Python.
 
     Attributes:
-        parts: in the order of the stream.
-        own_bytes: memory of a machine's own that the compiled steps keep chain buffers and accumulators in.
-        reasons: why steps are left to Python, by step.
-        is_whole: whether compiled code runs all that computes or moves bytes.
+        parts: Groups and steps in the order of the stream.
+        own_bytes: Size of a machine's memory for chain buffers and accumulators of compiled steps.
+        reasons: Reasons for running steps in Python.
+        is_whole: Whether compiled code runs every step that computes or moves bytes.
     """
 
     def __init__(self, program: Program, memory: Memory):
-        found = library()
-        assert found is not None
-        self.library = found
-        packed, context, self.reasons = _packed(program, memory, found)
+        handle = library()
+        assert handle is not None
+        self.library = handle
+        packed, context, self.reasons = _pack(program, memory, handle)
         fuse_dots(context, packed)
         self._kept_alive = context.kept_alive
         self.own_bytes = context.own_bytes
@@ -88,21 +88,21 @@ class Plan:
 
     @property
     def share(self) -> float:
-        """How much of the program's work compiled code runs."""
+        """Fraction of the program's work that compiled code runs."""
         native = sum(step.prepared.work for part in self.parts if isinstance(part, Native) for step in part.steps)
         left = sum(step.prepared.work for part in self.parts if isinstance(part, Step) for step in [part])
         return native / max(native + left, 1)
 
 
-def _packed(
-    program: Program, memory: Memory, found: ctypes.CDLL
+def _pack(
+    program: Program, memory: Memory, handle: ctypes.CDLL
 ) -> tuple[list[tuple[Step, ctypes.Structure | None]], Context, dict[Step, str]]:
-    """Every step with its struct, or None. Steps that hand over through chain buffers or accumulators are packed all or none."""
+    """Pack every step into a struct or None. Steps with chain buffers or accumulators are packed either all or not at all."""
     for carries in (True, False):
-        context = Context(memory, Constants(program.constants), found, carries)
+        context = Context(memory, Constants(program.constants), handle, carries)
         if not memory.is_constant(0):
-            context.constants.written(0, 0, program.constants.size)
-        result: list[tuple[Step, ctypes.Structure | None]] = []
+            context.constants.invalidate(0, 0, program.constants.size)
+        packed: list[tuple[Step, ctypes.Structure | None]] = []
         reasons: dict[Step, str] = {}
         carried = False
         for step in program.steps():
@@ -119,26 +119,26 @@ def _packed(
                 carried = carried or _carries(step)
             if struct is None:
                 context.computed = None
-            context.ran(step)
+            context.advance(step)
             if isinstance(step.prepared.form, forms.Copy):
-                context.constants.copied(step.prepared.form.source, step.prepared.form.target)
+                context.constants.copy(step.prepared.form.source, step.prepared.form.target)
             else:
-                context.constants.ran(step.prepared)
-            result.append((step, struct))
+                context.constants.apply(step.prepared)
+            packed.append((step, struct))
         if (not carried and context.own_bytes <= MOST_OWN_BYTES) or not carries:
             break
-    return result, context, reasons
+    return packed, context, reasons
 
 
 def _carries(step: Step) -> bool:
-    """Whether a step reads or leaves something in a chain buffer or an accumulator."""
+    """Return True if a step uses a chain buffer or an accumulator of another step."""
     stage = getattr(step.prepared.form, "stage", None)
     chained = any(not fm.in_memory for fm in step.prepared.maps)
     return chained or (stage is not None and (stage.keeps or bool(stage.input)))
 
 
 def plan_of(program: Program, memory: Memory) -> Plan | None:
-    """The plan for memory laid out like this one, made once; None where there is no compiled code, or regions share bytes."""
+    """Return the cached plan for this memory layout, or None without compiled code or if regions share bytes."""
     if program.has_branches or library() is None:
         return None
     spans = sorted((r.ctypes.data, r.ctypes.data + r.size) for r in memory.regions.values() if r.size)

@@ -1,4 +1,4 @@
-"""Planned: a plan at work on one machine's memory."""
+"""Execution of a plan on one machine's memory."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ethorch.npu.prepared import Step
 
 
 class Images:
-    """A batch, as compiled code wants it.
+    """A batch in the format of compiled code.
 
     Args:
-        inputs, outputs: (address of all images' bytes, bytes of one, offset, region) of each.
-        counter: address of the int64 that numbers the next image; threads share it.
-        count: of images.
+        inputs, outputs: Address of all images, bytes per image, offset and region of each tensor.
+        counter: Address of the int64 index of the next image, shared by threads.
+        count: Number of images.
     """
 
     def __init__(self, inputs: list[tuple[int, int, int, int]], outputs: list[tuple[int, int, int, int]], counter: int, count: int):
@@ -32,7 +32,7 @@ class Images:
 
 
 class Planned:
-    """A plan, the memory it runs over, how long its steps took, and how many runs have come to their end."""
+    """A plan with its memory, durations of its steps, and the number of completed runs."""
 
     def __init__(self, plan: Plan, memory: Memory):
         self.plan = plan
@@ -43,21 +43,21 @@ class Planned:
         self._times = {part: _Times(len(part.steps)) for part in plan.parts if isinstance(part, Native)}
 
     def machine(self) -> layout.Machine:
-        """Where the regions are now."""
-        result = layout.Machine()
+        """Return the current addresses of the regions."""
+        addresses = layout.Machine()
         for number, region in self._memory.regions.items():
-            assert region.size == self._sizes[number], f"region {number} has another size than the plan was made for"
-            result.region[layout.INTERNAL_INDEX if number == INTERNAL else number] = region.ctypes.data
-        result.region[layout.OWN_INDEX] = self._own.ctypes.data
-        return result
+            assert region.size == self._sizes[number], f"region {number} has a different size than in the plan"
+            addresses.region[layout.INTERNAL_INDEX if number == INTERNAL else number] = region.ctypes.data
+        addresses.region[layout.OWN_INDEX] = self._own.ctypes.data
+        return addresses
 
     def run(self, number: int, execute: Callable[[Step], None]) -> None:
         """Run all steps.
 
         Args:
-            number: of the run, for ``tallies``.
-            execute: runs a step in Python. It gets what the plan has left out, and steps that met data they may not run on,
-                on which it is to raise what is wrong.
+            number: Index of the run, for ``tallies``.
+            execute: Function that runs a step in Python. It is called for steps outside the plan, and for steps with invalid
+                data, for which it must raise the fault.
         """
         machine, work = self.machine(), buffers()
         for part in self.plan.parts:
@@ -78,10 +78,10 @@ class Planned:
         self.runs += 1
 
     def run_images(self, images: Images, most: int) -> int | None:
-        """Run up to ``most`` further images of a batch. Counters do not count them.
+        """Run up to ``most`` further images of a batch, without counters. The plan must be whole.
 
-        Returns the number of an image that is left to Python, since it met data that an operation may not run on; else None.
-        The plan has to be whole.
+        Returns:
+            Index of an image with data that only Python can process, or None.
         """
         part = self.plan.parts[0] if self.plan.parts else None
         image = ctypes.c_int64()
@@ -95,7 +95,7 @@ class Planned:
         return None if end == count else image.value
 
     def tallies(self) -> Iterator[tuple[Step, Tally]]:
-        """What ran compiled."""
+        """Yield the tallies of compiled steps."""
         for part, times in self._times.items():
             for k, step in enumerate(part.steps):
                 if times.runs[k]:
@@ -103,7 +103,7 @@ class Planned:
 
 
 class _Times:
-    """Nanoseconds of the steps of a part: of the last run, and of all."""
+    """Nanoseconds per step of a part, for the last run and in total."""
 
     def __init__(self, count: int):
         self.last, self.total, self.runs = (np.zeros(count, np.int64) for _ in range(3))

@@ -1,4 +1,4 @@
-"""Pools and resizes as structs; a pool that changes nothing is a move."""
+"""Pools and resizes as structs. A pool that is the identity becomes a move."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def pack_pool(c: Context, form: Pool) -> layout.Pool | layout.Move:
         stage = pack_stage(c, form.stage, Sums(scaling, 1 << 62, bias=bias), ())
         return layout.Pool(stage=stage, kind=layout.POOLS.index("NONE"), wide=1)
     w = form.window
-    if w.is_pointwise and w.stride == (1, 1) and _changes_nothing(form, w, scaling, bias):
+    if w.is_pointwise and w.stride == (1, 1) and _is_identity(form, w, scaling, bias):
         return layout.Move(c.read(w.ifm), pack_stage(c, form.stage, Sums(None, 0, element_wise=True), (w.ifm,)))
     window = pack_window(c, w)
     reach = magnitude(c.range_of(w.ifm))
@@ -51,8 +51,7 @@ def _scaling(c: Context, form: Pool) -> tuple[Scaling | None, Ints | None]:
     return scales.scaling, scales.bias
 
 
-def _changes_nothing(form: Pool, w: Window, scaling: Scaling | None, bias: Ints | None) -> bool:
-    """Whether each element is stored as it was read."""
+def _is_identity(form: Pool, w: Window, scaling: Scaling | None, bias: Ints | None) -> bool:
     stage = form.stage
     if form.kind not in ("SUM", "MAX", "MIN", "AVERAGE") or stage.keeps or stage.input or stage.activation.table is not None:
         return False

@@ -1,4 +1,4 @@
-"""Ranges of values, in exact integers: what fits into 32 bits, and what float64 scales without an error."""
+"""Ranges of exact integers: checks for 32-bit and float64 arithmetic."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def within(inner: Range, outer: Range) -> bool:
 
 
 def around(values: Iterable[int]) -> Range:
-    found = list(values)
-    return min(found), max(found)
+    numbers = list(values)
+    return min(numbers), max(numbers)
 
 
 def of_map(fm: FeatureMap) -> Range:
-    """Of a feature map's elements, less the zero point."""
+    """Return the range of a feature map's elements minus the zero point."""
     low, high = fm.value_range
     return low - fm.zero_point, high - fm.zero_point
 
@@ -35,8 +35,8 @@ def magnitude(r: Range) -> int:
     return max(abs(r[0]), abs(r[1]))
 
 
-def scaled(r: Range, s: Scaling) -> Range:
-    """What one scaling for all makes of a range. It is monotonic on either side of 0."""
+def scale_range(r: Range, s: Scaling) -> Range:
+    """Scale a range by a per-tensor scaling, which is monotonic on each side of 0."""
     if s.is_identity:
         return r
     above, below = (int(a) for a in s.addends)
@@ -45,8 +45,8 @@ def scaled(r: Range, s: Scaling) -> Range:
     return around((v * m + (above if v >= 0 else below)) >> shift for v in ends)
 
 
-def combined(name: str, a: Range, b: Range, mask: int) -> Range | None:
-    """What an elementwise function makes of two ranges; None where nothing is known but that int64 holds it."""
+def combine(name: str, a: Range, b: Range, mask: int) -> Range | None:
+    """Return the range of an elementwise function, or None if only int64 is guaranteed."""
     if name == "MUL":
         return around(x * y for x in a for y in b)
     if name in ("MIN", "MAX"):
@@ -64,7 +64,7 @@ def combined(name: str, a: Range, b: Range, mask: int) -> Range | None:
     if name in ("AND", "OR", "XOR", "NOT", "AND_NOT"):
         bits = max(int(v).bit_length() for v in (*a, *b))
         return -(1 << bits), (1 << bits) - 1
-    if name == "SHR":  # half of what is shifted out may be added
+    if name == "SHR":  # rounding may add half of the discarded bits
         return around((*a, 0, a[1] + 1))
     if name == "LSR":
         return 0, mask
@@ -72,32 +72,32 @@ def combined(name: str, a: Range, b: Range, mask: int) -> Range | None:
 
 
 def one_exact_in_double(largest: int, s: Scaling, zero_point: int) -> bool:
-    """As ``exact_in_double``, of one scaling for all."""
+    """Return True if ``exact_in_double`` holds for a per-tensor scaling."""
     shift = int(s.shift)
     moved = max(abs(int(addend)) for addend in s.addends) + (abs(zero_point) << shift)
     return abs(largest * int(s.multiplier)) < FLOAT64_EXACT / 2 and moved < FLOAT64_EXACT / 2
 
 
 def exact_in_double(largest: int | Array, s: Scaling, zero_point: int) -> Array:
-    """Whether floor(v * (m * 2**-s) + (addend * 2**-s + zero_point)) in float64 is the integer scaling, per channel.
+    """Return for each channel whether floor(v * (m * 2**-s) + (addend * 2**-s + zero_point)) in float64 is the integer scaling.
 
-    In units of 2**-s all terms are integers; while they and their sum stay below 2**53, nothing is rounded.
+    In units of 2**-s all terms are integers, which are exact while they and their sum stay below 2**53.
 
     Args:
-        largest: a bound on |v|, one or one per channel.
+        largest: Bound on |v|, a scalar or one element per channel.
     """
     above, below = s.addends
     unit = np.ldexp(1.0, s.shift)
     moved = np.maximum(np.abs(above), np.abs(below)) + abs(zero_point) * unit
     products = np.abs(np.asarray(largest, np.float64) * s.multiplier)
-    result: Array = (products < FLOAT64_EXACT / 2) & (moved < FLOAT64_EXACT / 2)
-    return result
+    is_exact: Array = (products < FLOAT64_EXACT / 2) & (moved < FLOAT64_EXACT / 2)
+    return is_exact
 
 
 def all_exact_in_double(largest: Array, s: Scaling, zero_point: int) -> bool:
-    """Whether the largest of all terms proves ``exact_in_double`` for every channel: quick, and enough for most filters.
+    """Return True if the largest terms prove ``exact_in_double`` for every channel. This fast test suffices for most filters.
 
-    No addend is more than one unit, 2**s (npu-reference 6.1).
+    No addend exceeds one unit, 2**s (npu-reference 6.1).
     """
     product = float(largest.max(initial=0)) * float(np.abs(s.multiplier).max(initial=0))
     moved = (abs(zero_point) + 1) << int(np.max(s.shift, initial=0))

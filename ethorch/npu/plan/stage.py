@@ -1,4 +1,4 @@
-"""The output stage as a struct, and how its sums are scaled: in float64 where that is exact, else in int64."""
+"""The output stage as a struct. Sums are scaled in float64 if that is exact, else in int64."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _FORMULAS: dict[object, int] = {
 
 @dataclass(eq=False)
 class Sums:
-    """What goes into the output stage.
+    """Input of the output stage.
 
     Attributes:
-        scaling: of the sums, or None.
-        largest: a bound on |sum + offset + bias|, one or one per channel.
-        offset, bias: int64, one per channel, or None: added before and after what is kept.
-        element_wise: each OFM element depends on one element of each input, at the same place of the box.
-        wide: they are int64, and scaled as integers.
+        scaling: Scaling of the sums, or None.
+        largest: Bound on |sum + offset + bias|, a scalar or one element per channel.
+        offset, bias: int64 per channel, or None. Added before and after the kept accumulator.
+        element_wise: Whether each OFM element depends only on the corresponding element of each input.
+        wide: Whether the sums are int64 and scaled as integers.
     """
 
     scaling: Scaling | None
@@ -54,11 +54,11 @@ class Sums:
 
 
 def pack_stage(c: Context, stage: OutputStage, sums: Sums, reads: tuple[FeatureMap, ...]) -> layout.Stage:
-    """The struct. Its mode says whether int32 sums will do, and offset and bias have to be in them then.
+    """Pack an output stage. The mode determines whether int32 sums are sufficient; they must then include offset and bias.
 
     Raises:
-        NotKnown: it is left to Python.
-        MachineFault: Python would fault as well.
+        NotKnown: The step must run in Python.
+        MachineFault: The step faults in Python as well.
     """
     s = layout.Stage()
     s.height, s.width, s.depth = stage.shape
@@ -85,7 +85,6 @@ def pack_stage(c: Context, stage: OutputStage, sums: Sums, reads: tuple[FeatureM
 
 
 def _pack_accumulator(c: Context, stage: OutputStage, s: layout.Stage) -> None:
-    """Where the accumulator is taken from and left, in what the plan keeps between steps."""
     s.keeps, s.adds_kept = stage.keeps, stage.input == ACC_KEEP
     if stage.input not in (ACC_RESET, ACC_KEEP, ACC_IFM2):
         raise NotKnown("an accumulator of unknown origin")
@@ -115,23 +114,23 @@ def _pack_activation(c: Context, a: Activation, s: layout.Stage) -> None:
             raise NotKnown("a built-in table of another size")
         s.built_in = c.hold(a.built_in)
     else:
-        c.memory.lut(a.address, a.table.size_bytes)  # MachineFault where it leaves internal memory
+        c.memory.lut(a.address, a.table.size_bytes)  # raises MachineFault outside internal memory
         s.table_address = a.address
     if a.table.formula is None:
         entries = a.table.size_bytes // entry.itemsize
         if a.clamp is None or entries != 256 or not within((s.low + s.table_origin, s.high + s.table_origin), (0, 255)):
-            raise NotKnown("a table that may be left")
+            raise NotKnown("a table that may be exceeded")
         s.table = layout.TABLE_DIRECT
         return
     s.table = _FORMULAS.get(a.table.formula, layout.TABLE_NONE)
     if s.table == layout.TABLE_NONE or a.table.size_bytes != 2048:
         raise NotKnown("an unknown table")
     if s.table in (layout.TABLE_16_16, layout.TABLE_16_32) and (a.clamp is None or not within(a.clamp, INT16)):
-        raise NotKnown("a table that may be left")
+        raise NotKnown("a table that may be exceeded")
 
 
 def _mode(c: Context, stage: OutputStage, sums: Sums, s: layout.Stage) -> int:
-    """How sums are scaled; SCALE_INTEGER takes any."""
+    """Choose the scaling mode. SCALE_INTEGER supports all sums."""
     if stage.needs_whole and (stage.keeps or stage.input != ACC_RESET):
         return layout.SCALE_INTEGER
     if stage.ofm.dtype.itemsize > 4:
@@ -154,7 +153,7 @@ def _mode(c: Context, stage: OutputStage, sums: Sums, s: layout.Stage) -> int:
 
 
 def _mode_of(clamp: Range | None, zero_point: int, sums: Sums) -> tuple[int, Range | None]:
-    """How sums are scaled where the stage sets no limit, and what results are clamped to where the stage does not clamp them."""
+    """Choose the scaling mode without limits of the stage, and the clamp that it needs if the stage has none."""
     largest, scaling = np.asarray(sums.largest, np.float64), sums.scaling
     if largest.max(initial=0) >= INT32[1]:
         return layout.SCALE_INTEGER, None
@@ -181,7 +180,7 @@ def _mode_of(clamp: Range | None, zero_point: int, sums: Sums) -> tuple[int, Ran
 
 
 def _mode_of_one(clamp: Range | None, zero_point: int, sums: Sums, largest: int) -> tuple[int, Range | None]:
-    """As ``_mode_of``, where one scaling and one bound are for all channels: in Python's integers, without arrays."""
+    """Choose the mode as in ``_mode_of`` for one scaling and one bound, with Python integers."""
     scaling = sums.scaling
     if largest >= INT32[1] or (clamp is not None and not within(clamp, INT32)):
         return layout.SCALE_INTEGER, None
@@ -202,13 +201,13 @@ def _mode_of_one(clamp: Range | None, zero_point: int, sums: Sums, largest: int)
 
 
 def _saturates(s: Scaling, zero_point: int, clamp: int) -> Array:
-    """Whether every value whose product may be rounded lies beyond the clamp: the argument of ``OutputStage.plan``."""
+    """Return True if every value whose product may be rounded exceeds the clamp. See ``OutputStage.plan``."""
     above, below = s.addends
     unit = np.ldexp(1.0, np.asarray(s.shift))
-    result: Array = (
+    saturates: Array = (
         (above == below)
         & (np.asarray(s.shift) > 0)
         & ((abs(zero_point) + 1) * unit < FLOAT64_EXACT / 2)
         & (FLOAT64_EXACT / 2 / unit >= 2 * (clamp + abs(zero_point) + 2))
     )
-    return result
+    return saturates

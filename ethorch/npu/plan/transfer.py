@@ -10,18 +10,18 @@ from ethorch.npu.plan.packing import Context, NotKnown, region_index
 def pack_copy(c: Context, form: Copy) -> layout.Copy:
     c.memory.span(form.source)
     c.memory.writable(form.target)
-    _want_writable(c, form.target.region)
+    _check_writable(c, form.target.region)
     ends = region_index(form.source.region), region_index(form.target.region)
     return layout.Copy(*ends, form.source.base, form.target.base, form.source.size_bytes)
 
 
 def pack_transfer(c: Context, form: Transfer) -> layout.Transfer:
-    """Its addresses depend on indices, so they are checked while it runs."""
+    """Pack a transfer. Its addresses depend on indices, so they are checked at run time."""
     (source, *from_), (target, *to) = form.source, form.target
     index_region, index, index_outer = form.index
     if target == 0:
         raise NotKnown("a transfer to region 0")
-    _want_writable(c, target)
+    _check_writable(c, target)
     indexed = form.by_source or form.by_target
     sizes = [c.memory.region(region).size for region in (source, target, index_region if indexed else source)]
     regions = region_index(source), region_index(target), region_index(index_region if indexed else source)
@@ -31,6 +31,6 @@ def pack_transfer(c: Context, form: Transfer) -> layout.Transfer:
     )  # fmt: skip
 
 
-def _want_writable(c: Context, region: int) -> None:
+def _check_writable(c: Context, region: int) -> None:
     if not c.memory.region(region).flags.writeable:
-        raise NotKnown("a region that cannot be written")
+        raise NotKnown("a region that is not writable")

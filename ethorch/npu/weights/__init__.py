@@ -1,1 +1,1 @@
-"""Weight streams: decoding, and the order in which each NPU reads weights."""
+"""Decoding and order of weight streams."""

@@ -1,10 +1,9 @@
-"""Weight and scale streams: from bytes to signed 9-bit weights, biases and scales.
+"""Decode weight and scale streams into signed 9-bit weights, biases and scales.
 
-The standard format (npu-reference 4.1) packs variable-length symbols whose place depends on everything before them.
-Decoding is split so that little of it is serial. ``_scan`` walks the chunks of a slice in plain Python and only finds out
-where each one starts. The symbols are then taken out of all chunks at once with NumPy, several million weights per second.
-Where there is a C++ compiler, ``decode_standard`` takes ``weights.cpp``, which is ten times as fast.
-``ethosu.mlw_codec.decode`` would be, too, but it ends the process when a stream is malformed.
+The standard format (npu-reference 4.1) packs variable-length symbols. To minimize serial work, ``_scan`` only finds the start of
+each chunk of a slice. NumPy then extracts the symbols of all chunks at once. With a C++ compiler, ``decode_standard`` uses
+``weights.cpp``, which is ten times as fast. ``ethosu.mlw_codec.decode`` is not used because it ends the process on malformed
+streams.
 """
 
 from __future__ import annotations
@@ -23,22 +22,23 @@ from ethorch.support.errors import MachineFault
 ZDIV_NONE, ZDIV_END = 6, 7
 WDIV_RAW = 7
 CHUNK = 12  # bits of a weight chunk's first unary word
-BALANCE = 8  # weights may run ahead of zero runs by fewer than this
-_WINDOW = 8  # a window is the 64 bits from one byte on: enough for the 36 bits a chunk starts with
-_BLOCK = 1 << 14  # bytes whose windows are held as Python ints at a time
+BALANCE = 8  # weights may be ahead of zero runs by fewer than this
+_WINDOW = 8  # bytes of a window; a chunk starts with at most 36 bits
+_BLOCK = 1 << 14  # bytes whose windows are stored as Python ints at a time
 
 _POPCOUNT = np.array([bin(i).count("1") for i in range(1 << CHUNK)], np.uint8)
 _ONES = _POPCOUNT.tolist()
 _BELOW = [(1 << n) - 1 for n in range(CHUNK + 1)]
-# _RANK[u0, i]: how many of u0's bits below i are set, i.e. which bit of u1 belongs to bit i.
+# _RANK[u0, i]: number of set bits of u0 below i, i.e. the bit of u1 that belongs to bit i.
 _BITS = (np.arange(1 << CHUNK)[:, None] >> np.arange(CHUNK)) & 1
 _RANK = (np.cumsum(_BITS, axis=1) - _BITS).astype(np.uint8)
 
 
 def decode_standard(data: bytes | Bytes) -> Array:
-    """All weights of a standard stream: int8 where they fit, else int16.
+    """Decode all weights of a standard stream: int8 if they fit, else int16.
 
-    MachineFault when the stream ends inside a slice or lacks a palette.
+    Raises:
+        MachineFault: The stream ends inside a slice or lacks a palette.
     """
     library = compiled.library()
     if library is not None:
@@ -52,18 +52,18 @@ def decode_standard(data: bytes | Bytes) -> Array:
             if count >= 0:
                 pointer = ctypes.cast(weights, ctypes.POINTER(ctypes.c_int8 if bits == 8 else ctypes.c_int16))
                 array = np.ctypeslib.as_array(pointer, (count,))
-                weakref.finalize(array, free, owner)  # slices keep the array they are cut from
+                weakref.finalize(array, free, owner)  # slices keep a reference to the array
                 return array
-    return narrowed(decode_standard_numpy(bytes(data)))
+    return narrow(decode_standard_numpy(bytes(data)))
 
 
-def narrowed(weights: Array) -> Array:
-    """The same weights in int8 where they fit."""
+def narrow(weights: Array) -> Array:
+    """Convert weights to int8 if they fit."""
     return weights.astype(np.int8) if not weights.size or -128 <= weights.min() <= weights.max() <= 127 else weights
 
 
 def decode_standard_numpy(data: bytes) -> Array:
-    """``decode_standard`` in int16, without compiled code, and the one that says what is wrong with a stream."""
+    """Decode to int16 without compiled code, with error messages. See ``decode_standard``."""
     bits = _Bits(data)
     at, end = 0, 8 * len(data)
     palette: _Palette | None = None
@@ -75,16 +75,16 @@ def decode_standard_numpy(data: bytes) -> Array:
             at = -(-at // 8) * 8
             continue
         if zdiv > ZDIV_NONE - 2 and zdiv != ZDIV_NONE:
-            raise MachineFault(f"weight stream: ZDIV {zdiv} at bit {at - 3} is none of 0..3, 6, 7")
+            raise MachineFault(f"weight stream: ZDIV {zdiv} at bit {at - 3}; expected 0..3, 6 or 7")
         count, wdiv = bits.take(at, 15) + 1, bits.take(at + 15, 3)
         truncated, new_palette = bits.take(at + 18, 1), bits.take(at + 19, 1)
         if wdiv == 6:
-            raise MachineFault(f"weight stream: WDIV 6 at bit {at + 15} is none of 0..5, 7")
+            raise MachineFault(f"weight stream: WDIV 6 at bit {at + 15}; expected 0..5 or 7")
         at += 20
         if new_palette:
             palette, at = _read_palette(bits, at)
         if palette is None:
-            raise MachineFault(f"weight stream: the slice at bit {at} has no palette to use")
+            raise MachineFault(f"weight stream: the slice at bit {at} has no palette")
         raw = wdiv == WDIV_RAW
         if raw:
             wdiv = palette.index_bits
@@ -95,7 +95,7 @@ def decode_standard_numpy(data: bytes) -> Array:
 
 
 class _Bits:
-    """Little-endian bit addressing over bytes; reading past the end is a MachineFault."""
+    """Bytes with little-endian bit addresses. Reads past the end raise MachineFault."""
 
     def __init__(self, data: bytes):
         self.size = 8 * len(data)
@@ -104,38 +104,38 @@ class _Bits:
 
     def take(self, at: int, count: int) -> int:
         if at + count > self.size:
-            raise MachineFault(f"weight stream: {count} bits wanted at bit {at} of {self.size}")
+            raise MachineFault(f"weight stream: cannot read {count} bits at bit {at} of {self.size}")
         first = at >> 3
         word = int.from_bytes(self.padded[first : first + _WINDOW].tobytes(), "little")
         return (word >> (at & 7)) & ((1 << count) - 1)
 
     def windows(self, first: int, last: int) -> Array:
-        """uint64: the 64 bits from each of the bytes first..last on."""
+        """Return the 64 bits from each of the bytes first..last, as uint64."""
         last = min(last, len(self.padded) - _WINDOW)
         part = self.padded[first : last + _WINDOW]
         return np.ndarray((max(last - first, 0),), "<u8", part.tobytes(), 0, (1,))
 
     def block(self, at: int) -> tuple[int, int, list[int]]:
-        """(bit of the first window, bit after the last, windows as ints) for a stretch of stream from bit ``at`` on."""
-        if not self._block[0] <= at < self._block[1]:  # slices follow each other, so the last one's often serves
+        """Return the first bit, the end bit, and the windows as ints, of a block that contains bit ``at``."""
+        if not self._block[0] <= at < self._block[1]:  # consecutive slices often share a block
             words = self.windows(at >> 3, (at >> 3) + _BLOCK).tolist()
             self._block = at & ~7, (at & ~7) + 8 * len(words), words
         return self._block
 
     def take_many(self, at: Ints, count: int) -> Ints:
-        """``count`` bits at each position of an ascending or empty array; int64."""
+        """Return ``count`` bits at each position of an ascending or empty array, as int64."""
         if not count or not len(at):
             return np.zeros(len(at), np.int64)
         first = int(at[0]) >> 3
         words = self.windows(first, (int(at[-1]) >> 3) + 1)
-        taken = words[(at >> 3) - first] >> (at & 7).astype(np.uint64)
-        result: Ints = (taken & np.uint64((1 << count) - 1)).astype(np.int64)
-        return result
+        shifted = words[(at >> 3) - first] >> (at & 7).astype(np.uint64)
+        masked: Ints = (shifted & np.uint64((1 << count) - 1)).astype(np.int64)
+        return masked
 
 
 @dataclass(frozen=True)
 class _Palette:
-    """Weight indices to values: entries first, then the rest of the number line from ``direct`` on."""
+    """Values of weight indices: palette entries first, then consecutive values from ``direct``."""
 
     entries: tuple[int, ...]
     direct: int
@@ -143,11 +143,11 @@ class _Palette:
 
     @property
     def index_bits(self) -> int:
-        """Width of uncompressed indices: ceil(log2(entries)), or the entry width when there is no palette."""
+        """Width of uncompressed indices: ceil(log2(entries)), or the entry width without a palette."""
         return (len(self.entries) - 1).bit_length() if self.entries else self.entry_bits
 
     def lookup(self, index: Ints) -> Ints:
-        """Sign and magnitude are folded: v even is v/2, v odd is -(v//2)."""
+        """Return the values. Even v encodes v/2, odd v encodes -(v//2)."""
         count = len(self.entries)
         folded = index - count + self.direct
         if count:
@@ -166,7 +166,7 @@ def _read_palette(bits: _Bits, at: int) -> tuple[_Palette, int]:
 
 @dataclass(frozen=True)
 class _Slice:
-    """A slice header: symbols to come and how they are coded."""
+    """A slice header: number and coding of its symbols."""
 
     weights: int
     runs: int  # 0: no zero runs
@@ -182,15 +182,15 @@ class _Slice:
 
     @property
     def per_chunk(self) -> int:
-        """Weights a chunk can hold."""
+        """Most weights in a chunk."""
         return 8 if self.raw and self.wdiv > 5 else CHUNK
 
 
 def _decode_slice(bits: _Bits, start: int, s: _Slice) -> tuple[Ints, Ints, int]:
-    """(weight indices, zero runs, bit after the slice).
+    """Return weight indices, zero runs, and the bit after the slice.
 
-    Round r of the stream holds the unary parts of chunk r at ``at[r]`` and, from ``rest[r]`` on, the remainders of
-    chunk r-1; the last round has remainders only.
+    Round r of the stream contains the unary parts of chunk r at ``at[r]`` and the remainders of chunk r-1 at ``rest[r]``. The
+    last round contains only remainders.
     """
     rounds, end = _scan(bits, start, s)
     at, rest, flags = rounds
@@ -206,9 +206,9 @@ def _decode_slice(bits: _Bits, start: int, s: _Slice) -> tuple[Ints, Ints, int]:
         emit = np.ones(code.shape, bool) if s.truncated else code < 2
         quotient = np.diff(np.cumsum(code.ravel())[emit.ravel()], prepend=0)
         emitted[w_rows] = emit.sum(axis=1)
-    kept = _first(emitted, s.weights)
+    limited = _first(emitted, s.weights)
     weights = quotient[: s.weights] << s.wdiv
-    weights += bits.take_many(_spread(rest[1:], kept[:-1], s.wdiv), s.wdiv)
+    weights += bits.take_many(_spread(rest[1:], limited[:-1], s.wdiv), s.wdiv)
     if not s.runs:
         return weights, np.zeros(0, np.int64), end
     zu = (
@@ -218,7 +218,7 @@ def _decode_slice(bits: _Bits, start: int, s: _Slice) -> tuple[Ints, Ints, int]:
     emitted[z_rows] = (zu == 0).sum(axis=1)
     quotient = np.diff(np.cumsum(zu.ravel())[zu.ravel() == 0], prepend=0)
     runs = quotient[: s.runs] << s.zdiv
-    runs += bits.take_many(_spread(rest[1:] + kept[:-1] * s.wdiv, _first(emitted, s.runs)[:-1], s.zdiv), s.zdiv)
+    runs += bits.take_many(_spread(rest[1:] + limited[:-1] * s.wdiv, _first(emitted, s.runs)[:-1], s.zdiv), s.zdiv)
     return weights, runs, end
 
 
@@ -226,22 +226,22 @@ Rounds = tuple[Ints, Ints, Ints]
 
 
 def _scan(bits: _Bits, start: int, s: _Slice) -> tuple[Rounds, int]:
-    """Walk a slice's rounds: where each starts, where its remainders lie, bit 0 / 1 of flags: has weights / zero runs.
+    """Find the start of each round, the start of its remainders, and its flags: bit 0 has weights, bit 1 has zero runs.
 
-    The second result is the first bit after the slice. MachineFault when the slice runs past the stream.
+    The second result is the first bit after the slice. Raise MachineFault if the slice exceeds the stream.
     """
     walk = _scan_runs if s.runs or s.raw else _scan_plain
     rounds, end = walk(bits, start, s)
     if end > bits.size:
-        raise MachineFault(f"weight stream: the slice at bit {start} runs past the end at bit {bits.size}")
+        raise MachineFault(f"weight stream: the slice at bit {start} exceeds the end at bit {bits.size}")
     return rounds, end
 
 
 def _scan_plain(bits: _Bits, start: int, s: _Slice) -> tuple[Rounds, int]:
-    """Slices of coded weights without zero runs: nearly all of real streams, so this loop does as little as it can."""
+    """Scan slices of coded weights without zero runs. This loop is optimized because it covers most of real streams."""
     at: list[int] = []
     append, ones_in, below = at.append, _ONES, _BELOW
-    whole = [CHUNK] * (CHUNK + 1) if s.truncated else [CHUNK - n for n in range(CHUNK + 1)]
+    emitted_by_ones = [CHUNK] * (CHUNK + 1) if s.truncated else [CHUNK - n for n in range(CHUNK + 1)]
     pos, todo, wdiv, left = start, s.weights, s.wdiv, 0
     base = limit = 0
     words: list[int] = []
@@ -253,7 +253,7 @@ def _scan_plain(bits: _Bits, start: int, s: _Slice) -> tuple[Rounds, int]:
         word = words[(pos - base) >> 3] >> (pos & 7)
         append(pos)
         ones = ones_in[word & 0xFFF]
-        emitted = whole[ones_in[(word >> 12) & below[ones]]]
+        emitted = emitted_by_ones[ones_in[(word >> 12) & below[ones]]]
         pos += 12 + ones + left
         if emitted > todo:
             emitted = todo
@@ -266,24 +266,24 @@ def _scan_plain(bits: _Bits, start: int, s: _Slice) -> tuple[Rounds, int]:
 
 
 def _scan_runs(bits: _Bits, start: int, s: _Slice) -> tuple[Rounds, int]:
-    """Slices with zero runs or uncompressed weights."""
+    """Scan slices with zero runs or uncompressed weights."""
     at: list[int] = []
     flags: list[int] = []
     ones_in, below = _ONES, _BELOW
     nw, nz, wdiv, zdiv, zlen = s.weights, s.runs, s.wdiv, s.zdiv, s.zero_bits
     zmask = (1 << zlen) - 1
     full, coded, constant = s.per_chunk, not s.raw, s.raw or s.truncated
-    pos, wpos, zpos, left = start, 0, 0, 0  # wpos, zpos: symbols begun; left: bits of the previous chunk's remainders
+    pos, wpos, zpos, left = start, 0, 0, 0  # wpos, zpos: symbols started; left: remainder bits of the previous chunk
     base = limit = 0
     words: list[int] = []
     while pos <= bits.size:
         if pos >= limit:
             base, limit, words = bits.block(pos)
         word = words[(pos - base) >> 3] >> (pos & 7)
-        behind = wpos - zpos if nz else 0
+        lead = wpos - zpos if nz else 0
         at.append(pos)
-        has_w = wpos < nw and behind < 8
-        has_z = zpos < nz and behind >= 0
+        has_w = wpos < nw and lead < 8
+        has_z = zpos < nz and lead >= 0
         flags.append(has_w | has_z << 1)
         if not (has_w or has_z):
             pos += left
@@ -309,7 +309,7 @@ def _scan_runs(bits: _Bits, start: int, s: _Slice) -> tuple[Rounds, int]:
 
 
 def _rounds(bits: _Bits, at: list[int], flags: Ints, s: _Slice) -> Rounds:
-    """Add where remainders lie: behind the round's unary parts."""
+    """Add the start of the remainders, after the round's unary parts."""
     starts = np.array(at)
     rest = starts + s.zero_bits * (flags >> 1)
     if not s.raw:
@@ -319,21 +319,21 @@ def _rounds(bits: _Bits, at: list[int], flags: Ints, s: _Slice) -> Rounds:
 
 
 def _first(counts: Ints, limit: int) -> Ints:
-    """The counts cut so that their sum does not pass ``limit``."""
+    """Limit the counts so that their sum does not exceed ``limit``."""
     total = np.minimum(np.cumsum(counts), limit)
     return np.diff(total, prepend=0)
 
 
 def _spread(starts: Ints, counts: Ints, step: int) -> Ints:
-    """start, start+step, ... count times, for each start: int64, ascending."""
+    """Return start, start+step, ... count times for each start, as ascending int64."""
     before = np.cumsum(counts) - counts
     index = np.arange(int(counts.sum())) - np.repeat(before, counts)
-    result: Ints = np.repeat(starts, counts) + index * step
-    return result
+    spread: Ints = np.repeat(starts, counts) + index * step
+    return spread
 
 
 def _with_zeros(weights: Ints, runs: Ints, leading: int) -> Array:
-    """Weights with their zero runs: first a run of its own if ``leading``, then each weight and the run behind it."""
+    """Insert zero runs after each weight, and before the first weight if ``leading``."""
     if not len(runs):
         return weights.astype(np.int16)
     place = np.cumsum(np.concatenate(([0], runs[leading:] + 1)))
@@ -344,10 +344,10 @@ def _with_zeros(weights: Ints, runs: Ints, leading: int) -> Array:
 
 
 def decode_fast(data: bytes | Bytes) -> Array:
-    """All weights of a U85 fast (FWD) stream, int8 or int16: bytes, or 2- or 4-bit indices into 16 (npu-reference 4.4)."""
+    """Decode a U85 fast (FWD) stream to int8 or int16: bytes, or 2- or 4-bit indices into 16 entries (npu-reference 4.4)."""
     data = bytes(data)
     if len(data) < 32:
-        raise MachineFault(f"fast weight stream of {len(data)} bytes has no room for its 32-byte header")
+        raise MachineFault(f"fast weight stream: expected a 32-byte header, got {len(data)} bytes")
     header = int.from_bytes(data[:32], "little")
     raw, small = header & 1, header >> 1 & 1
     if (header >> 2) & ((1 << 102) - 1):
@@ -355,9 +355,9 @@ def decode_fast(data: bytes | Bytes) -> Array:
     body = np.frombuffer(data, np.uint8, offset=32)
     if raw:
         adjust = (header >> 104) & 0xFF
-        return narrowed(body.view(np.int8).astype(np.int16) - (adjust - 256 if adjust & 0x80 else adjust))
+        return narrow(body.view(np.int8).astype(np.int16) - (adjust - 256 if adjust & 0x80 else adjust))
     entries = [(header >> (112 + 9 * i)) & 0x1FF for i in range(16)]
-    table = narrowed(np.array([-(e >> 1) if e & 1 else e >> 1 for e in entries], np.int16))
+    table = narrow(np.array([-(e >> 1) if e & 1 else e >> 1 for e in entries], np.int16))
     width = 2 if small else 4
     shifts = np.arange(0, 8, width, dtype=np.uint8)
     weights: Array = table[((body[:, None] >> shifts) & ((1 << width) - 1)).ravel()]
@@ -366,7 +366,7 @@ def decode_fast(data: bytes | Bytes) -> Array:
 
 @dataclass(frozen=True)
 class ScaleLayout:
-    """The ten bytes per channel of a scale stream (npu-reference 5): widths in bytes of bias and multiplier; the shift follows."""
+    """Widths in bytes of bias and multiplier in the ten bytes of a channel (npu-reference 5). The shift follows."""
 
     bias_bytes: int
     scale_bytes: int
@@ -382,7 +382,7 @@ SCALE_LAYOUTS = {
 
 
 def decode_scales(data: bytes, layout: ScaleLayout) -> tuple[Ints, Ints, Ints]:
-    """int64 (bias, multiplier, shift), one per whole entry of the stream."""
+    """Decode the complete entries of a scale stream to int64 bias, multiplier and shift."""
     count = len(data) // SCALE_BYTES
     rows = np.frombuffer(data, np.uint8, count * SCALE_BYTES).reshape(count, SCALE_BYTES)
     b, s = layout.bias_bytes, layout.bias_bytes + layout.scale_bytes

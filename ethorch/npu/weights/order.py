@@ -1,9 +1,9 @@
-"""The order in which a weight stream lists the weights of an operation.
+"""Order of weights in a weight stream.
 
 Source: npu-reference 4.2 for U55 and U65, npu-reference 4.3 for U85.
 
-Both orders walk OFM blocks, inside them IFM blocks, and inside those a fixed pattern over kernel elements and channel
-groups. So a pattern is built once per kind of block, as (o, i, k) offsets, and moved to every block of that kind.
+A stream iterates over OFM blocks, over their IFM blocks, and over a fixed pattern of kernel elements and channel groups. The
+pattern is computed once per kind of block, as (o, i, k) offsets.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from ethorch.npu.arrays import Array, Ints
 from ethorch.npu.registers import LANES, U5X, U85
 from ethorch.npu.weights import compiled
 
-SIZES = 64  # block sizes that are remembered
-PATTERN_BYTES = 1 << 20  # of block patterns kept for further blocks; a network's few take about as much
-SUB_KERNEL = 8  # kernels are taken in pieces of at most 8x8 elements, counted with dilation
+SIZES = 64  # cached block sizes
+PATTERN_BYTES = 1 << 20  # cached block patterns; a typical network needs about as much
+SUB_KERNEL = 8  # kernels are split into pieces of at most 8x8 elements, including dilation
 
 
 @dataclass(frozen=True)
 class Order:
-    """What the order of one stream depends on.
+    """Parameters of the order of one stream.
 
     Attributes:
         kind: DW depthwise, PK part kernel first, DF depth first.
-        kernel: (KH, KW) undilated; dilation, stride: (y, x).
+        kernel: Undilated (KH, KW).
+        dilation, stride: (y, x).
         ofm_unit: OFM microblock depth (OUB).
-        stream, streams: this stream of an operation's several (cores).
+        stream, streams: Index and number of an operation's streams (cores).
         sparse: 2:4 sparsity (U85).
-        macs: of the configuration (U85).
+        macs: Multipliers of the configuration (U85).
     """
 
     kind: str
@@ -55,13 +56,13 @@ class Order:
 
     @property
     def weights(self) -> int:
-        """Weights of the whole operation, W[o][ky][kx][i]."""
+        """Number of weights W[o][ky][kx][i] of the operation."""
         return self.ofm_depth * self.kernel[0] * self.kernel[1] * self.ifm_depth
 
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Entries of one block in stream order: OFM and IFM channel offsets (uint16) and kernel element (int32), -1 for padding."""
+    """Entries of a block in stream order: OFM and IFM channel offsets (uint16) and kernel element (int32, -1 for padding)."""
 
     o: Array
     i: Array
@@ -69,7 +70,7 @@ class Block:
 
     @cached_property
     def addresses(self) -> tuple[int, int, int]:
-        """Of o, i and k, for compiled code."""
+        """Addresses of o, i and k, for compiled code."""
         return self.o.ctypes.data, self.i.ctypes.data, self.k.ctypes.data
 
     @property
@@ -82,13 +83,14 @@ Blocks = Iterator[tuple[int, int, int, int]]  # first OFM and IFM channel, OFM a
 
 @dataclass(frozen=True)
 class _Traversal:
-    """What the families do differently.
+    """Differences between the families.
 
     Attributes:
-        blocks: the blocks of an order.
-        shape: an order without what a block's pattern does not depend on, so that layers share patterns.
-        size: entries of a block of this shape, OFM and IFM depth; ``pattern`` is the block.
-        channels: first channel of a stream, and the step between its channels.
+        blocks: Function that iterates over the blocks of an order.
+        shape: Function that removes parameters that do not affect patterns, so that layers share them.
+        size: Function that counts the entries of a block, from shape, OFM depth and IFM depth.
+        pattern: Function that computes a block from the same arguments.
+        channels: Function that returns the first channel of a stream and the step between its channels.
     """
 
     blocks: Callable[[Order], Blocks]
@@ -98,26 +100,26 @@ class _Traversal:
     channels: Callable[[Order], tuple[int, int]]
 
 
-_kept: OrderedDict[tuple[str, Order, int, int], Block] = OrderedDict()
-_kept_lock = threading.Lock()
+_patterns: OrderedDict[tuple[str, Order, int, int], Block] = OrderedDict()
+_patterns_lock = threading.Lock()
 
 
 def _block(family: str, shape: Order, ofm_depth: int, ifm_depth: int) -> Block:
-    """The pattern of such a block; those used last are kept, PATTERN_BYTES of them."""
+    """Return the pattern of a block. The most recently used PATTERN_BYTES are cached."""
     key = family, shape, ofm_depth, ifm_depth
-    with _kept_lock:
-        block = _kept.get(key)
+    with _patterns_lock:
+        block = _patterns.get(key)
         if block is None:
-            block = _kept[key] = _TRAVERSALS[family].pattern(shape, ofm_depth, ifm_depth)
-            size = sum(b.nbytes for b in _kept.values())
-            while size > PATTERN_BYTES and len(_kept) > 1:
-                size -= _kept.popitem(last=False)[1].nbytes
-        _kept.move_to_end(key)
+            block = _patterns[key] = _TRAVERSALS[family].pattern(shape, ofm_depth, ifm_depth)
+            size = sum(b.nbytes for b in _patterns.values())
+            while size > PATTERN_BYTES and len(_patterns) > 1:
+                size -= _patterns.popitem(last=False)[1].nbytes
+        _patterns.move_to_end(key)
         return block
 
 
 def positions(order: Order, family: str) -> Ints:
-    """int64 per stream entry: its place in W[o][ky][kx][i], or -1 for padding."""
+    """Return the index in W[o][ky][kx][i] of each stream entry, or -1 for padding, as int64."""
     taps = order.kernel[0] * order.kernel[1]
     parts = []
     way = _TRAVERSALS[family]
@@ -131,9 +133,9 @@ def positions(order: Order, family: str) -> Ints:
 
 
 def place(order: Order, family: str, values: Array, flat: Array) -> None:
-    """flat[positions(order)] = values, padding left out, block by block; as many values as ``entries`` says.
+    """Assign flat[positions(order)] = values, without padding. ``entries`` is the number of values.
 
-    Both are int8, or both int16.
+    Both arrays must be int8, or both int16.
     """
     library = compiled.library()
     if library is None:
@@ -160,7 +162,7 @@ def place(order: Order, family: str, values: Array, flat: Array) -> None:
 
 
 def entries(order: Order, family: str) -> int:
-    """How many entries ``positions`` has, without building anything."""
+    """Count the entries of ``positions`` without computing them."""
     way = _TRAVERSALS[family]
     shape = way.shape(order)
     return sum(way.size(shape, ofm_depth, ifm_depth) for _, _, ofm_depth, ifm_depth in way.blocks(order))
@@ -173,7 +175,7 @@ IFM_UNIT = 8  # IFM microblock depth (IUB) of U55/U65
 
 
 def _blocks_5x(order: Order) -> Blocks:
-    """Stream s of S carries channels S*k + s; OFM and block depth are divided first (npu-reference pitfall 12)."""
+    """Yield the blocks. Stream s of S contains channels S*k + s; depths are divided first (npu-reference pitfall 12)."""
     depthwise, part_kernel = order.kind == "DW", order.kind == "PK"
     count = ceil_div(order.ofm_depth - order.stream, order.streams)
     block = max(ceil_div(order.block_depth - order.stream, order.streams), 1)
@@ -195,14 +197,14 @@ def _shape_5x(order: Order) -> Order:
 
 
 def _group_5x(order: Order) -> int:
-    """Elements of a sub-kernel are padded to groups that the MAC array takes at once (RK)."""
+    """Return the group size (RK) to which elements of a sub-kernel are padded for the MAC array."""
     if order.kind == "DW":
         return 4
     return 1 if order.kind == "DF" else 2 if order.ifm_bits == 16 else 4
 
 
 def _sub_kernels(order: Order) -> Iterator[tuple[int, int, int, int]]:
-    """(y, x, height, width) of the pieces, y outside."""
+    """Yield (y, x, height, width) of the pieces, row by row."""
     (kh, kw), (dy, dx) = order.kernel, order.dilation
     for y in range(0, kh, SUB_KERNEL // dy):
         for x in range(0, kw, SUB_KERNEL // dx):
@@ -250,7 +252,7 @@ class _Units:
 
     ifm_block: int
     ifm_unit: int  # IUB
-    group: int  # RK: kernel elements taken at once
+    group: int  # RK: kernel elements processed at once
     step: int  # channels of one lane group
     pause: int  # P: padding elements after each group of a depthwise order
 
@@ -274,7 +276,7 @@ def _units(order: Order) -> _Units:
 
 
 def _blocks_85(order: Order) -> Blocks:
-    """IFM blocks run forwards and backwards in turn."""
+    """Yield the blocks. IFM blocks alternate between forward and backward order."""
     ifm_block = _units(order).ifm_block
     forwards = True
     for ob in range(0, order.ofm_depth, max(order.block_depth, 1)):
@@ -296,7 +298,7 @@ def _size_85(order: Order, ofm_depth: int, ifm_depth: int) -> int:
     elements = 0
     for _, _, sh, sw in _sub_kernels(order):
         count, padded = sh * sw, round_up(sh * sw, u.group)
-        # A pause after each whole group, and one after a group that padding completes.
+        # Each group is followed by a pause, including a group completed by padding.
         elements += padded + u.pause * ceil_div(count, u.group)
     return elements * ceil_div(ifm_depth, u.ifm_unit) * u.ifm_unit * round_up(ofm_depth, order.ofm_unit) // order.streams
 
@@ -306,7 +308,7 @@ def _pattern_85(order: Order, ofm_depth: int, ifm_depth: int) -> Block:
     u, unit, streams = _units(order), order.ofm_unit, order.streams
     outer = np.arange(0, ifm_depth, u.ifm_unit)
     inner = np.arange(0, u.ifm_unit, u.step)
-    groups = np.arange(0, unit, LANES * streams)  # a stream owns groups of 4 channels; this is the first stream's
+    groups = np.arange(0, unit, LANES * streams)  # a stream has groups of 4 channels; these are the first stream's
     o_parts: list[Array] = []
     i_parts: list[Array] = []
     k_parts: list[Array] = []
@@ -323,10 +325,12 @@ def _pattern_85(order: Order, ofm_depth: int, ifm_depth: int) -> Block:
 
 
 def _elements(order: Order, u: _Units, sh: int, sw: int) -> list[tuple[int, int] | None]:
-    """Elements (y, x) of a sub-kernel in stream order, None for padding: by stride phase, rows in serpentines."""
+    """Return the elements (y, x) of a sub-kernel in stream order, None for padding: by stride phase, rows alternating in
+    direction.
+    """
     sy, sx = (1, 1) if order.kind == "DF" else order.stride
     left = round_up(sh * sw, u.group)
-    result: list[tuple[int, int] | None] = []
+    ordered: list[tuple[int, int] | None] = []
     for yy in range(sy):
         for xx in range(sx):
             width = ceil_div(sw - xx, sx)
@@ -334,16 +338,16 @@ def _elements(order: Order, u: _Units, sh: int, sw: int) -> list[tuple[int, int]
                 for step in range(width):
                     kx = step if ky % 2 == 0 else width - 1 - step
                     left -= 1
-                    result.append((yy + ky * sy, xx + kx * sx))
+                    ordered.append((yy + ky * sy, xx + kx * sx))
                     if left % u.group == 0:
-                        result.extend([None] * u.pause)
+                        ordered.extend([None] * u.pause)
     if left > 0:
-        result.extend([None] * (left + u.pause))
-    return result
+        ordered.extend([None] * (left + u.pause))
+    return ordered
 
 
 def sequences(order: Order, values: Array) -> Array:
-    """[streams, n]: what each stream's order lists, out of the one FWD stream that interleaves them (npu-reference 4.3)."""
+    """Split an interleaved FWD stream into the streams' entries [streams, n] (npu-reference 4.3)."""
     u = _units(order)
     block = order.ofm_unit * u.ifm_unit * u.group // order.streams
     return np.ascontiguousarray(values.reshape(-1, order.streams, block).swapaxes(0, 1)).reshape(order.streams, -1)
@@ -354,7 +358,7 @@ def _channels_5x(order: Order) -> tuple[int, int]:
 
 
 def _channels_85(order: Order) -> tuple[int, int]:
-    """Patterns of U85 hold channel numbers of the first stream; the others' groups follow it."""
+    """Return the channels. Patterns of U85 contain channel indices of the first stream."""
     return LANES * order.stream, 1
 
 
