@@ -119,9 +119,7 @@ def average(total: Ints, count: Ints) -> Ints:
 
 
 def interpolate_16(values: Ints, base: Ints, slope: Ints) -> Ints:
-    """Interpolate 16 -> 16 bits over 512 entries: base[i] + ((slope[i]*f + 64) >> 7), i = u >> 7, f = u & 127 (npu-reference
-    6.4).
-    """
+    """Interpolate 16 -> 16 bits: base[i] + ((slope[i]*f + 64) >> 7), i = u >> 7, f = u & 127 (npu-reference 6.4)."""
     u = values + 32768
     i = u >> 7
     result: Ints = base[i] + ((slope[i] * (u & 127) + 64) >> 7)

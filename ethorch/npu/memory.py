@@ -51,7 +51,9 @@ def allocate(constants: Bytes, internal_bytes: int, sizes: Mapping[int, int], bu
             regions[number] = np.zeros(size, np.uint8)
     for number, array in buffers.items():
         if array.dtype != np.uint8 or array.ndim != 1 or not array.flags.c_contiguous:
-            raise MachineFault(f"region {number}: expected a contiguous 1D uint8 array, got {array.dtype}{list(array.shape)}")
+            raise MachineFault(
+                f"region {number}: expected a contiguous uint8 array of one dimension, got {array.dtype}{list(array.shape)}"
+            )
         regions[number] = array
     regions[INTERNAL] = np.zeros(internal_bytes, np.uint8)
     return regions

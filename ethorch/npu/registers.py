@@ -29,12 +29,10 @@ class Npu:
     """One NPU configuration, identified by the CONFIG word of the payload header (npu-reference 1.3).
 
     Attributes:
-        cores: Weight streams of one operation: two cores on u65-512, weight decoders on u85.
-        lut_base: Byte address of the 2 KiB LUT area in internal memory. On U55 and U65, the end of a core's SHRAM (npu-reference
-            7).
-        internal_bytes: Internal memory that a DMA can write: one core's SHRAM, or the LUT RAM of U85.
-        ofm_units: Depth of the OFM microblock by ACC_FORMAT.microblock (npu-reference 8.2). U55 and U65 have one depth, under 0
-            (npu-reference 4.2).
+        cores: Weight streams of one operation: two cores on u65-512. U85 has one weight decoder per stream.
+        lut_base: Byte address of the 2 KiB LUT area in internal memory (npu-reference 7).
+        internal_bytes: Internal memory that a DMA can write. It is one core's SHRAM, or the LUT RAM of U85.
+        ofm_units: Depth of the OFM microblock by ACC_FORMAT.microblock (npu-reference 8.2). U55 and U65 have one depth, under 0.
     """
 
     name: str

@@ -340,7 +340,7 @@ def test_run_names_the_operator_it_stops_at(
     monkeypatch.setattr(machine, "WORK_PER_BYTE", 0)
     assert cli.main(["run", f"{folder}/net"]) == 1
     said = capsys.readouterr().err
-    assert "budget" in said and "It works for" in said and "aten.adaptive_avg_pool2d.default" in said
+    assert "budget" in said and "The command belongs to" in said and "aten.adaptive_avg_pool2d.default" in said
 
 
 def test_ops_and_targets(capsys: pytest.CaptureFixture[str]) -> None:

@@ -56,7 +56,7 @@ def test_an_image_that_does_not_get_through(threads):
     program, model, arrays = compiled("asr", "u85-256")
     data = [np.repeat(np.ascontiguousarray(a).reshape(1, -1), IMAGES, axis=0) for a in arrays]
     data[1][17, :] = 100
-    with pytest.raises(MachineFault, match=r"^input 17: .*shift by") as fault:
+    with pytest.raises(MachineFault, match=r"^input 17: .*shift amounts") as fault:
         run_many(
             program, list(zip(places(model.inputs), data, strict=True)), places(model.outputs), model.scratch.size, threads=threads
         )
@@ -76,10 +76,10 @@ def test_data_that_only_numpy_judges_goes_on():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda place, data: [(place, data[:, :-1])], "for a place of"),
-        (lambda place, data: [(Place(place.region, 1 << 30, place.nbytes), data)], "of region 1, which has"),
-        (lambda place, data: [(place, data), (place, data[:3])], r"hold \[3, 40\] images"),
-        (lambda place, data: [], "one input at least"),
+        (lambda place, data: [(place, data[:, :-1])], "bytes per image"),
+        (lambda place, data: [(Place(place.region, 1 << 30, place.nbytes), data)], "exceed region 1, which has"),
+        (lambda place, data: [(place, data), (place, data[:3])], r"got \[3, 40\] images"),
+        (lambda place, data: [], "one or more inputs"),
     ],
 )
 def test_inputs_that_do_not_fit(change, message):

@@ -290,9 +290,9 @@ def test_damaged_tflite_files_fault_or_run(tmp_path):
     good = bytes(compile_graph(network(), "u55-128", TFLITE, fmt="TFLITE").model)
     path = tmp_path / "model.tflite"
     path.write_bytes(good)
-    with pytest.raises(FormatError, match="takes 1 input, found 0"):
+    with pytest.raises(FormatError, match="has 1 input, got 0"):
         run_vela(path, [])
-    with pytest.raises(FormatError, match="input t0 is int16"):
+    with pytest.raises(FormatError, match="input t0: expected"):
         run_vela(path, [np.zeros((1, 12, 12, 16), np.int16)])
     generator = np.random.default_rng(1)
     refused = 0

@@ -87,5 +87,5 @@ def test_places_behind_four_gigabytes(payload: DelegatePayload) -> None:
 
 
 def test_what_is_no_stream_is_refused() -> None:
-    with pytest.raises(MachineFault, match="not with COP1 or COP2"):
+    with pytest.raises(MachineFault, match="starts with COP1 or COP2"):
         constants_of(b"COPY")
