@@ -16,12 +16,12 @@ from ethorch.lower.ops.spec import composite
 
 aten = torch.ops.aten
 
-#: Largest number of elements of the matrix of ones and zeros. Above it the CPU is faster.
+#: Largest matrix of ones and zeros, in elements. Above it the CPU is faster.
 _LARGEST = 1 << 20
 
 
 def add_at_index(s: AtenBuilder, x: Node, dim: int, index: Node, values: Node) -> Node | None:
-    """Return x with values[..., k, ...] added at x[..., index[k], ...], with ``index`` of any rank in place of ``dim``.
+    """Return x with values[..., k, ...] added at x[..., index[k], ...].
 
     Return None unless x is floats and the matrix of ones and zeros has at most 2**20 elements.
     """
@@ -78,7 +78,7 @@ def accumulate_at_indices(s: AtenBuilder, x: Node, indices: Sequence[Any], value
         position = _int32(s, index)
         position = s(
             aten.where.self, s(aten.lt.Scalar, position, 0), s(aten.add.Tensor, position, extent), position
-        )  # negative indices count from the end
+        )  # from the end if negative
         number = position if number is None else s(aten.add.Tensor, s(aten.mul.Scalar, number, extent), position)
     assert number is not None
     added = add_at_index(s, merge_dims(s, x, *dims), dims[0], number, values)

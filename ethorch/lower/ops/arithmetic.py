@@ -49,7 +49,7 @@ def plain_pair(b: Builder, x: Any, y: Any, compute: Callable[[Value, Value], Val
 
 
 def narrow_integers(b: Builder, value: Value, dims: Dims, dtype: str) -> QTensor:
-    """Saturate INT32 to plain integers of ``dtype``. An empty ``dtype`` is int64, stored as INT32."""
+    """Saturate INT32 to plain integers of ``dtype``. An empty one is int64, stored as INT32."""
     dtype = dtype or "INT32"
     return QTensor(value if dtype == "INT32" else b.rescale(value, 1.0, dtype=dtype), dims, None)
 
@@ -57,8 +57,8 @@ def narrow_integers(b: Builder, value: Value, dims: Dims, dtype: str) -> QTensor
 def emit_sum(b: Builder, name: str, x: Any, y: Any, alpha: float, out: QParams | None) -> QTensor:
     """Emit x + alpha * y (``name`` ADD) or x - alpha * y (SUB) in int32.
 
-    Both operands are rescaled to a common unit. If their scales are equal, it is their scale and the sum is exact. Otherwise it is
-    so fine that only the last rounding matters. Activations of int32 are divided by 4, because two rounded halves would overflow.
+    Operands with equal scales are added exactly. Others are rescaled to a unit that is so fine that only the last rounding matters.
+    Activations of int32 are divided by 4, because two rounded halves would overflow.
     """
     name = {"ADD": "SUB", "SUB": "ADD"}[name] if alpha < 0 else name
     if out is None:

@@ -16,7 +16,7 @@ from ethorch.lower.ops.spec import composite
 
 aten = torch.ops.aten
 
-#: Score of a masked position. -inf would produce NaN in a row that is masked completely.
+#: Score of a masked position. -inf would produce NaN in a completely masked row.
 MASKED = -1e9
 
 

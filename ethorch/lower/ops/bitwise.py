@@ -117,12 +117,12 @@ def left_shift(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
     check=check_integers,
     samples=[
         *_shifts("aten.__rshift__.Scalar"),
-        # Shifts by more than 7 are undefined for INT8 in TOSA. PyTorch fills the result with the sign.
+        # TOSA does not define shifts of INT8 by more than 7.
         Sample(Ints(3, 30, low=-128, high=127, dtype="int8"), Ints(30, low=0, high=30, dtype="int8")),
     ],
 )
 def right_shift(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
-    """out = floor(x / 2**y), y in 0..30, in int32, because TOSA shifts INT8 by 0..7 only. TOSA ARITHMETIC_RIGHT_SHIFT.
+    """out = floor(x / 2**y), y in 0..30, in int32. TOSA ARITHMETIC_RIGHT_SHIFT.
 
     If the NPU supports only the rounding shift, half of 2**y is subtracted first.
     """

@@ -93,7 +93,7 @@ def _clamp_integers(b: Builder, x: QTensor, low: float, high: float, dtype: str)
 
 
 def _clamp(b: Builder, x: QTensor, low: float, high: float, out: Result) -> QTensor:
-    """Clamp in the codes of ``out``. A bound at the end of their range is free, because quantizing is monotonic."""
+    """Clamp in the codes of ``out``. A bound at the end of their range is free."""
     q = out.q
     if q is None:
         return _clamp_integers(b, x, low, high, out.dtype)
@@ -138,7 +138,7 @@ def hardtanh(b: Builder, x: QTensor, min_val: float = -1.0, max_val: float = 1.0
 
 
 def _clamp_rule(node: Any) -> QuantRule:
-    """Return the rule of a clamp. A bound of zero or infinity keeps the codes."""
+    """Return the rule of a clamp. Bounds of zero and infinity keep the codes."""
     low, high = (*node.args[1:], *node.kwargs.values(), None, None)[:2]
     return RECTIFIED if {low, high} <= {None, 0, math.inf, -math.inf} else EACH_INPUT
 

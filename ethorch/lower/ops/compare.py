@@ -56,7 +56,7 @@ _COMPARISONS = {
     "le": _Comparison("<=", "GREATER_EQUAL", lambda d: d <= 0, swapped=True),
 }
 
-#: Precision of a comparison; part of the documentation of each.
+#: Precision, for the documentation of each comparison.
 _EXACTNESS = """\
 - Plain integers: exact.
 - Quantized tensors of the same scale: exact.
@@ -66,7 +66,7 @@ _EXACTNESS = """\
 
 
 def emit_comparison(b: Builder, name: str, x: Any, y: Any) -> QTensor:
-    """Emit a comparison with the precision of ``_EXACTNESS``. TOSA EQUAL, GREATER, GREATER_EQUAL; or SUB and TABLE."""
+    """Emit a comparison with the precision of ``_EXACTNESS``."""
     comparison = _COMPARISONS[name]
     floats = any_float(x, y)
     (xv, yv), dims = in_one_float(b, x, y) if floats else in_one_unit(b, x, y)

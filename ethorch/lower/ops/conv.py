@@ -167,6 +167,6 @@ def convolution(
     else:
         over = conv3d if axes == 3 else conv2d
     shape = as_map(x.shape)
-    if shape == x.shape:  # no view, which could store a batch of one elsewhere (2 % more cycles)
+    if shape == x.shape:  # without a view, which costs up to 2 % more cycles
         return over(b, x, filters, window, groups, out)
     return b.view(over(b, b.view(x, shape), filters, window, groups, replace(out, shape=as_map(out.shape))), out.shape)

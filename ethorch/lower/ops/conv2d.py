@@ -22,7 +22,7 @@ def conv2d(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int
     - One group and a stride above 3: ``_patches``.
     - As many groups as output channels and a stride above 3: a divisor of the stride, then every n-th result.
     - Groups of one channel: a DEPTHWISE_CONV2D.
-    - All others: a CONV2D of a slice of C for each group, and a CONCAT. Vela makes the slices and the CONCAT free.
+    - All others: a CONV2D of a slice for each group, and a CONCAT, which Vela makes free.
     """
     if window.misses(x.shape[2:], out.shape[2:]):
         bias = filters.bias_in_shape(b, (x.shape[0], *out.shape[2:], len(filters.codes)), out.qparams)

@@ -20,10 +20,10 @@ def conv3d(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int
     """Convolve x[N,C,D,H,W] with codes [O,C/G,KD,KH,KW].
 
     - Windows that read only padding: the bias.
-    - One group without dilation of the depth: the planes of x are channels, and each plane of the result is a CONV2D of some.
-      Weights of padding planes are left out, unless padding the map is cheaper.
+    - One group without dilation of the depth: each plane of the result is a CONV2D of planes of x as channels. Weights of padding
+      planes are left out, unless padding the map is cheaper.
     - int8 groups of one channel: a DEPTHWISE_CONV2D for each of the KD planes, added in INT32. TOSA 1.0 cannot add INT48.
-    - All others: the KD planes of each result are copied side by side as channels of one CONV2D, with all results as its batch.
+    - All others: the KD planes of each result are copied side by side as channels of one CONV2D.
     """
     n, c, d = x.shape[:3]
     if window.misses(x.shape[2:], out.shape[2:]):
@@ -61,7 +61,7 @@ def _of_channels(b: Builder, x: QTensor, filters: Filters, depth: Window, plane:
     n, c, d = x.shape[:3]
     if x.dims[1][-1:] == (x.value.rank - 1,) or not x.dims[1]:
         value = b.stored_as(x, [(0,), (3,), (4,), (2, 1)])
-    else:  # move whole maps first, then transpose an ordinary map
+    else:  # move whole maps first
         maps = b.stored_as(x, [(0,), (2, 1), (3,), (4,)])
         value = b.nhwc(QTensor(maps, ((0,), (1,), (2,), (3,)), x.q))
     value, plane = plane.cropped(b, value)
@@ -76,7 +76,7 @@ def _of_channels(b: Builder, x: QTensor, filters: Filters, depth: Window, plane:
     parts = []
     for start, (first, last) in zip(starts, planes, strict=True):
         codes = filters.codes[:, :, first - start : last - start]
-        if first >= last:  # only padding
+        if first >= last:
             first, codes = 0, np.zeros_like(filters.codes[:, :, :1])
         plane_filters = filters.with_codes(codes.transpose(0, 3, 4, 2, 1).reshape(len(codes), *plane.kernel, -1))
         read = b.sliced(value, 3, first * c, codes.shape[2] * c)

@@ -15,7 +15,7 @@ from ethorch.lower.builder.window import Window
 from ethorch.lower.ops.weights import Filters
 from ethorch.tosa.ir import Value
 
-#: Up to this number of channels, additional taps are cheaper than a SLICE of columns, and a SLICE of rows is the cheapest one.
+#: Up to this number of channels, additional taps are cheaper than a SLICE of columns.
 FEW = 4
 
 
@@ -53,7 +53,7 @@ def conv_transpose3d(b: Builder, x: QTensor, filters: Filters, window: Window, g
     """Emit out[n,o,s*i+k] += x[n,c,i] * w[c,o,k] of codes [C,O/G,KD,KH,KW] as convolutions of planes.
 
     The planes s*q + r of the result depend on the same taps of the depth. The planes that these read are channels of one transposed
-    convolution over two axes, with all q as its batch. The results for each r are then interleaved.
+    convolution over two axes. The results for each r are interleaved.
     """
     (n, c, d), (planes, *extents) = x.shape[:3], out.shape[2:]
     depth, plane = window.axes(0), window.axes(1, 2)
@@ -90,7 +90,6 @@ def _concat_by_group(b: Builder, maps: Sequence[QTensor], groups: int) -> QTenso
 
 
 def _insert_zeros(codes: npt.NDArray[Any], dilation: Sequence[int]) -> npt.NDArray[Any]:
-    """Insert zeros between the elements of a dilated kernel."""
     spans = [(k - 1) * d + 1 for k, d in zip(codes.shape[2:], dilation, strict=True)]
     spread = np.zeros((*codes.shape[:2], *spans), codes.dtype)
     spread[:, :, :: dilation[0], :: dilation[1]] = codes
@@ -148,7 +147,7 @@ def _phases(
         codes = codes.transpose(3, 5, 1, 2, 4, 0).reshape(phases * o, *taps, i)
         result = filters.with_codes(codes, np.tile(np.arange(o), phases)).conv2d(b, value, None, out)
         stored, dims = (*result.shape[:3], *stride, o), ((0,), (5,), (1, 3), (2, 4))
-    y = b.nhwc(QTensor(b.reshape(result, stored), dims, out))  # interleave once, because most readers require NHWC
+    y = b.nhwc(QTensor(b.reshape(result, stored), dims, out))  # most readers require NHWC
     before = [f * s - p for f, s, p in zip(firsts, stride, padding, strict=True)]
     return b.from_nhwc(_pad_or_crop(b, y, before, shape[2:], out.zp), out)
 

@@ -22,7 +22,7 @@ from ethorch.tosa.ir import Value
 
 aten = torch.ops.aten
 
-#: Longest dim that is summed by one triangle of ones, which then has 4 MB and takes 0.7 s in Vela.
+#: Longest dim of one triangle of ones (4 MB, 0.7 s in Vela).
 _LONGEST_TRIANGLE = 2048
 #: Number of elements per triangle of a longer dim.
 _PART = 256
@@ -74,7 +74,6 @@ def cumsum(b: Builder, x: QTensor, dim: int, *, out: Result, dtype: Any = None) 
 
 
 def _sum_running(b: Builder, value: Value, zp: int) -> Value:
-    """Return accumulators of the running sums along the last axis."""
     extent = value.shape[-1]
     ones = b.const(np.tril(np.ones((extent, extent), np.int8)).reshape(extent, 1, 1, extent), name="ones")
     return b.conv2d(value, ones, input_zp=zp)
@@ -100,7 +99,7 @@ def _shift_parts(b: Builder, value: Value, places: int) -> Value:
     return b.emit("PAD", remaining, padding=(0, 0, places, 0, 0, 0), pad_const=0)
 
 
-#: Largest number of factors. Each intermediate product is rounded to 8 bits, so that the error of more factors dominates.
+#: Largest number of factors. Each intermediate product is rounded to 8 bits.
 _MOST_FACTORS = 16
 
 
@@ -122,7 +121,6 @@ def prod(s: AtenBuilder, x: Node, dim: int, keepdim: bool = False, *, dtype: Any
 
 
 def _scan(s: AtenBuilder, x: Node, dim: int, combine: Any) -> Node:
-    """Combine x[0], ..., x[i] along ``dim`` in log2(extent) steps."""
     extent, step = shape_of(x)[dim], 1
     while step < extent:
         first, earlier, later = (s(aten.slice.Tensor, x, dim, *ends) for ends in ((0, step), (0, extent - step), (step, extent)))

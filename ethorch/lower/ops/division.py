@@ -25,7 +25,7 @@ from ethorch.tosa.ir import Value
 
 aten = torch.ops.aten
 
-#: int8 divisors whose magnitudes differ by more than this factor have a reciprocal of 22 bits instead of 15.
+#: Largest ratio of the magnitudes of int8 divisors for a reciprocal of 15 bits.
 _WIDE_DIVISORS = 8
 
 
@@ -53,8 +53,7 @@ def div(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
 
     - int8, |y| up to 8 times its smallest non-zero code: a reciprocal of 15 bits.
     - int8, larger |y|: a reciprocal of 22 bits. x / 0 is the end of the result's range, and 0 / 0 is 0.
-    - int16 x or y: y is a power of 2 times a number between 1 and 2, and x is divided by both in turn, in 16 bits. Division by 0
-      divides by one code.
+    - int16 x or y: y is a power of 2 times a number between 1 and 2, and x is divided by both in turn. 0 is treated as 1 code.
 
     A divisor of plain integers is refused. TOSA TABLE, MUL; for int16 also CLZ, LOGICAL_LEFT_SHIFT.
     """
@@ -68,7 +67,7 @@ def div(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
     with np.errstate(divide="ignore"):
         reciprocals = (np.float32(1.0) / real).astype(np.float32)
     if np.abs(real).max() > _WIDE_DIVISORS * least:
-        # 9 bits of x times 22 fit int32. The reciprocal of 0 is so large that the smallest x exceeds the result's range.
+        # 9 + 22 bits fit int32. The smallest x / 0 exceeds the result's range.
         unit = max(1.0 / least, 256.0 * out.qparams.step / x.qparams.step) / 2**22
         fine = b.integer_table(y, np.clip(np.round(reciprocals / unit), -(2**22), 2**22))
         (xv, yv), dims = b.aligned(x, QTensor(fine.value, fine.dims, y.q))
@@ -105,7 +104,7 @@ def _powers_and_inverses(b: Builder, y: Value, zp: int) -> tuple[Value, Value]:
         return b.const(np.full((1,) * y.rank, number, np.int32))
 
     divisor = b.rescale(y, 1.0, input_zp=zp, dtype="INT32")
-    # CLZ of 2**14..2**15 - 1 is 17. 0 has a CLZ of 32 and uses the power of 1; -2**15 uses that of 2**14.
+    # CLZ of 2**14..2**15 - 1 is 17. 0 (CLZ 32) uses the power of 1, and -2**15 that of 2**14.
     zeros = b.emit("CLZ", b.emit("ABS", divisor))
     exponent = b.emit("SUB", b.emit("MINIMUM", b.emit("MAXIMUM", zeros, plain(17)), plain(31)), plain(17))
     power = b.rescale(b.emit("LOGICAL_LEFT_SHIFT", plain(1), exponent), 1.0, dtype="INT16")
@@ -122,8 +121,7 @@ def _multiply(b: Builder, codes: Value, factor: Value) -> Value:
     return b.emit("MUL", codes, b.rescale(factor, 1.0, dtype="INT32"), shift=0)
 
 
-#: Bounds of operators that round a quotient to an integer. One code of the quotient may decide between two integers, which
-#: differ by this number of steps of the result.
+#: Bounds of operators that round a quotient: one integer, in steps of the result.
 _ONE_INTEGER, _ONE_INTEGER_16 = 128, 20_000
 _INTEGER_QUOTIENTS = [
     Sample(Ints(3, 40), Ints(3, 40, low=1, high=30)),
@@ -160,7 +158,6 @@ def _integer_quotient(b: Builder, x: Any, y: Any, is_floor: bool) -> QTensor:
 
 
 def _sign_bits(b: Builder, x: Value) -> Value:
-    """Return -1 if x is negative, 0 otherwise."""
     return b.emit("ARITHMETIC_RIGHT_SHIFT", x, b.const(np.full((1,) * x.rank, 31, np.int32)), round=False)
 
 
@@ -233,5 +230,5 @@ def fmod(s: AtenBuilder, x: Node, y: Node) -> Node | None:
     bound16=400,
 )
 def power(s: AtenBuilder, x: Node, y: Node) -> Node:
-    """out = x ** y = exp(y * log(x)). A base below 0 becomes the smallest positive code. The bound: three roundings."""
+    """out = x ** y = exp(y * log(x)). A base of 0 or less becomes the smallest positive code. The bound: three roundings."""
     return s(aten.exp.default, s(aten.mul.Tensor, y, s(aten.log.default, x)))

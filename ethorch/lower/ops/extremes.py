@@ -141,7 +141,6 @@ def _first_of_equals(b: Builder, rows: Value, extreme_of: Callable[[Builder, Val
 
 
 def decompose_index_of_extreme(s: AtenBuilder, x: Node, dim: int | None = None, keepdim: bool = False) -> Node | None:
-    """Draw the index as int32 on the NPU, and its cast to int64 on the CPU."""
     narrow = index_as_int32(s, x)
     casts = all(isinstance(user.target, OpOverload) and user.meta["val"].dtype == torch.int32 for user in s.node.users)
     if casts and narrow is None:

@@ -32,7 +32,7 @@ from ethorch.tosa.ir import Value
 
 aten = torch.ops.aten
 
-#: x is quantized and keeps its qparams; an index is not quantized.
+#: Only x is quantized, and keeps its qparams.
 _FIRST_ONLY = QuantRule(only_first=True, output="same")
 
 
@@ -218,10 +218,7 @@ def decompose_gather(s: AtenBuilder, x: Node, dim: int, index: Any, sparse_grad:
     ],
 )
 def gather(b: Builder, x: QTensor, dim: int, index: Any, sparse_grad: bool = False, *, out: Result) -> QTensor:
-    """out[i, j] = x[i, index[i, j]] for dim 1, similarly for other dims; exact: slices and a CONCAT, or TOSA GATHER.
-
-    A computed index is a GATHER from a row of x along ``dim`` for each position in the other dims.
-    """
+    """out[i, j] = x[i, index[i, j]] for dim 1, similarly for other dims; exact: slices and a CONCAT, or TOSA GATHER."""
     dim %= x.rank
     shape = tuple(index.shape)
     constant = constant_numbers(index)

@@ -26,13 +26,13 @@ aten = torch.ops.aten
 #: PyTorch's interpolation modes and padding modes.
 BILINEAR, NEAREST = 0, 1
 ZEROS, BORDER, REFLECTION = 0, 1, 2
-#: Largest number of elements of the matrix of a constant grid: 16 MiB of weights.
+#: Largest matrix of a constant grid: 16 MiB of weights.
 _LARGEST_MATRIX = 1 << 24
-#: Fractional bits of a coordinate. A product of two fractions and a code fits int32 with 11, or with 14 if it is rounded between.
+#: Fractional bits of a coordinate. A code times two fractions of 11 bits fits int32; fractions of 14 bits need a rounding between.
 _FRACTION = {"INT8": 11, "INT16": 14}
-#: Fractional bits of a coordinate that is multiplied with a code. The sum of four such products is below 2**31.
+#: Fractional bits of a coordinate of ``affine_grid``. A sum of four products is below 2**31.
 _COORDINATE = {"INT8": 20, "INT16": 14}
-#: Largest number of fractional bits of a coordinate that is rounded.
+#: Largest number of fractional bits of a rounded coordinate.
 _FINEST = 20
 
 
@@ -87,7 +87,6 @@ def _place(b: Builder, grid: QTensor, axis: int, extent: int, bits: int, align_c
 
 
 def _bits(grid: QTensor, extent: int, most: int) -> int:
-    """Return the number of fractional bits of a 30-bit coordinate."""
     codes = max(abs(grid.qparams.qmin - grid.qparams.zp), abs(grid.qparams.qmax - grid.qparams.zp))
     return min(most, 29 - math.ceil(math.log2(max(2.0, (codes * grid.qparams.step + 1) * extent))))
 
@@ -105,7 +104,7 @@ def _reflect(place: _IntegerTensor, extent: int, bits: int, align_corners: bool)
 
 
 def _move_into_map(place: _IntegerTensor, extent: int, bits: int, padding: int, align_corners: bool) -> _IntegerTensor:
-    """Move the coordinate into the map, or one pixel outside for padding with zeros."""
+    """Move the coordinate into the map, or to one pixel outside if zeros are there."""
     if padding == ZEROS:
         return place.clamp(-(1 << bits), extent << bits)
     if padding == REFLECTION:
@@ -142,13 +141,11 @@ def check_grid_sampler(x: Any, grid: Any, interpolation: int, padding: int, alig
 
 
 def _find_constant_grid(s: AtenBuilder, grid: Any) -> torch.Tensor | None:
-    """Return a constant grid that is the same for the whole batch."""
     constant = tensor_of(s.model, grid) if isinstance(grid, Node) and grid.op == "get_attr" else None
     return constant.detach()[:1] if constant is not None and bool((constant == constant[:1]).all()) else None
 
 
 def decompose_grid_sampler(s: AtenBuilder, x: Node, grid: Any, interpolation: int, padding: int, align: bool) -> Node | None:
-    """Draw a linear layer for a constant grid. Its matrix is a sampled identity."""
     constant, shape = _find_constant_grid(s, grid), shape_of(x)
     if constant is None or len(shape) != 4:
         return None

@@ -19,8 +19,7 @@ from ethorch.support.errors import Reason
 
 aten = torch.ops.aten
 
-#: Largest number of runs of a constant index. For more, a GATHER is better, because Vela's time is quadratic in the number of
-#: slices.
+#: Largest number of runs of a constant index, because Vela's time is quadratic in the number of slices.
 MOST_PIECES = 1024
 
 

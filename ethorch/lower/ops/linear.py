@@ -22,7 +22,7 @@ from ethorch.lower.ops.weights import accumulator_scales, bias_codes, real_value
 from ethorch.support.errors import Reason
 
 aten = torch.ops.aten
-#: Largest number of outputs of one CONV2D, because Vela's time is quadratic: 14 s for 200,000, half a second in parts.
+#: Largest number of outputs of one CONV2D, because Vela's time is quadratic (14 s for 200,000).
 MOST_OUTPUTS = 65536
 
 
@@ -80,7 +80,6 @@ def check_linear(x: Any, w: Any, bias: Any = None, factors: Any = None) -> Reaso
 
 
 def linear_of_floats(b: Builder, x: QTensor, w: QTensor, bias: Any = None, *, out: Result, factors: Any = None) -> Any:
-    """Emit a CONV2D for a constant weight, or a MATMUL in FP32 for a computed weight or factors."""
     if w.rank == 1:
         column = linear_of_floats(b, x, b.view(w, (1, *w.shape)), bias, out=out, factors=factors)
         return b.view(column, x.shape[:-1])
@@ -112,7 +111,7 @@ def linear_of_floats(b: Builder, x: QTensor, w: QTensor, bias: Any = None, *, ou
 def linear(b: Builder, x: QTensor, w: QTensor, bias: Any = None, *, out: Result, factors: Any = None) -> QTensor:
     """out = x @ w.T + bias: int8[..., I] -> int8[..., O], exact in int32, or int48 for int16; rounded once. TOSA CONV2D.
 
-    The rows of x are along the width of the map, because NPUs need up to twice the time along its height.
+    The rows of x are along the width of the map, which NPUs process up to twice as fast.
     """
     weight = weight_array(w)
     outputs, inputs = weight.shape

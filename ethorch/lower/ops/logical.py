@@ -81,7 +81,7 @@ def logical_not(b: Builder, x: Any, *, out: Result) -> QTensor:
 
 
 def reduce_truth_over(b: Builder, name: str, x: Any, dims: Sequence[int]) -> QTensor:
-    """Reduce x by any or all over ``dims``, which keep extent 1. TOSA REDUCE_ANY, REDUCE_ALL; or REDUCE_MAX, MINIMUM."""
+    """Reduce x by any or all over ``dims``, which keep extent 1."""
     x = as_truth(b, x)
     value = x.value
     for axis in sorted({axis for dim in dims for axis in x.dims[dim] if value.shape[axis] > 1}):

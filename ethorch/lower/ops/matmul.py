@@ -69,7 +69,7 @@ def _halves(b: Builder, value: Value) -> tuple[Value, Value]:
         return b.emit("SUB", b.rescale(value, 1.0, dtype="INT32"), subtrahend)
 
     half = b.const(np.full((1,) * value.rank, 128, np.int32))
-    high = b.rescale(subtract(value, half), 1 / 256, dtype="INT8")  # rounds to nearest
+    high = b.rescale(subtract(value, half), 1 / 256, dtype="INT8")
     return high, b.rescale(subtract(value, b.rescale(high, 256.0, dtype="INT32")), 1.0, output_zp=-128, dtype="INT8")
 
 
@@ -102,7 +102,7 @@ def is_parameter(x: Any) -> bool:
 
 
 def _product(s: AtenBuilder, x: Node, y: Node, bias: Node | None = None) -> Node:
-    """Return x[..., H, C] @ y[C, W] + bias: a linear layer if y is a parameter, or a bmm of one matrix."""
+    """Return x @ y[C, W] + bias: a linear layer if y is a parameter, or a bmm of one matrix."""
     if is_parameter(y):
         return s(aten.linear.default, x, s.transpose_parameter(y), bias)
     rows = math.prod(shape_of(x)[:-1])
@@ -134,9 +134,8 @@ def mm(s: AtenBuilder, x: Node, y: Node) -> Any:
 def matmul(s: AtenBuilder, x: Node, y: Node) -> Any:
     """out = x @ y with PyTorch's broadcasting.
 
-    - A vector is a matrix of one row or column.
-    - A matrix on the right is multiplied with all rows at once, like ``mm``.
-    - Batches on both sides are expanded to one bmm.
+    A vector is a matrix of one row or column. A matrix on the right is multiplied with all rows at once, like ``mm``. Batches on
+    both sides are expanded to one bmm.
     """
     xs, ys = shape_of(x), shape_of(y)
     if len(xs) == 1:
@@ -164,7 +163,6 @@ def check_baddbmm(bias: Any, x: Any, y: Any, beta: float = 1, alpha: float = 1) 
 
 
 def decompose_baddbmm(s: AtenBuilder, bias: Node, x: Node, y: Node, *, beta: float = 1, alpha: float = 1) -> Any:
-    """Draw bmm, mul and add, except for a bmm with a positive factor."""
     if beta == 0 and alpha > 0:
         return None
     total = s(aten.bmm.default, x, y)

@@ -1,7 +1,4 @@
-"""Normalization by constant statistics (batch norm) and by those of a row (layer, group, instance and RMS norm).
-
-The latter compute exact statistics. A batch norm after them applies gamma and beta, because it is faster than MUL and ADD.
-"""
+"""Batch norm, and norms by exact statistics of rows (layer, group, instance, RMS), whose gamma and beta become a batch norm."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ from ethorch.tosa.ir import Value
 
 aten = torch.ops.aten
 
-#: Ratio of the end to the start of a piece of the table of reciprocal roots.
+#: Ratio of the ends of a piece of the table of reciprocal roots.
 _RATIO = 64.0
 #: Bits of a reciprocal root of int16 in a separate product. In a row of n elements, deviations reach sqrt(n) standard deviations,
 #: so that a root whose product fits int32 loses log2(n) / 2 bits.
@@ -89,7 +86,7 @@ def batch_norm(
     gain = np.asarray(1.0 if weight is None else weight, np.float64) / np.sqrt(np.asarray(var, np.float64) + eps)
     gain = np.broadcast_to(gain, channels)
     offset = (0.0 if bias is None else np.asarray(bias, np.float64)) - np.asarray(mean, np.float64) * gain
-    # The offset must fit the accumulator. If it does not at the scale of the factors, x hardly matters.
+    # The offset must fit the accumulator.
     least = np.abs(offset) * 2.0 ** -(38 if x.qparams.dtype == "INT16" else 30)
     scales = [float(s) for s in np.maximum(x.qparams.step * np.maximum(np.abs(gain), 1e-12) / 127, least)]
     codes = np.rint(x.qparams.step * gain / scales).astype(np.int8)
@@ -148,13 +145,13 @@ def _normalize_rows(b: Builder, x: QTensor, count: int, eps: float, *, centred: 
     pieces = geometric_bounds(lowest, highest, _RATIO) if int8 else _bounds_of_int16(lowest, highest)
     bounds = [(bound - epsilon) * rows / units for bound in pieces]
     if int8:
-        # The fourth root, applied twice, has 15 bits over all variances, and products of INT16 need no RESCALE.
+        # The fourth root, applied twice, has 15 bits over all variances.
         largest = lowest**-0.25
         root = tabulated(b, square, lambda v: variance(v) ** -0.25, bounds, largest / 32767, dtype="INT16")
         reach = _reach(max(out.qmax - out.zp, out.zp - out.qmin) * out.step, codes, highest**-0.25, largest) / 32767
         half = b.rescale(int32_product(b, deviation, root), largest / 32767 / fine / reach, dtype="INT16")
         return QTensor(b.requantize(int32_product(b, half, root), largest / 32767 * reach, out), x.dims, out)
-    unit = math.sqrt(rows) * 2 / 2.0**30  # a deviation is at most sqrt(rows) standard deviations
+    unit = math.sqrt(rows) * 2 / 2.0**30
 
     def reciprocal(v: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return 1 / np.sqrt(variance(v))

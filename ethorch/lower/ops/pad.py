@@ -31,7 +31,6 @@ def index_padding(extent: int, before: int, after: int, mode: str) -> list[int]:
 
 
 def pad_by_index(s: AtenBuilder, x: Node, pad: Sequence[int], mode: str) -> Node:
-    """Pad x by a constant index along each dim. ``mode`` is reflect, replicate or circular."""
     rank = len(shape_of(x))
     for k in range(len(pad) // 2):
         dim, (before, after) = rank - 1 - k, pad[2 * k : 2 * k + 2]

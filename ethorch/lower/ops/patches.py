@@ -19,7 +19,6 @@ aten = torch.ops.aten
 
 
 def _counts(extents: Sequence[int], kernel: Sequence[int], dilation: Sequence[int], stride: Sequence[int]) -> list[int]:
-    """Return the number of patches along each axis of a padded map."""
     axes = zip(extents, kernel, dilation, stride, strict=True)
     return [(extent - (taps - 1) * apart - 1) // step + 1 for extent, taps, apart, step in axes]
 
@@ -71,7 +70,6 @@ def im2col(s: AtenBuilder, x: Node, kernel: Any, dilation: Any, padding: Any, st
 
 
 def _insert_zeros(s: AtenBuilder, x: Node, dim: int, step: int) -> Node:
-    """Insert ``step`` - 1 zeros between the elements along ``dim``."""
     if step == 1:
         return x
     shape = list(shape_of(x))

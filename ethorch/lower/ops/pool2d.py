@@ -177,14 +177,14 @@ def avg_pool2d(
         return mean_over(b, x, (x.rank - 2, x.rank - 1), out.qparams, factor=factor)
     value, window = _window(x, kernel, stride, padding, 1, out).cropped(b, b.nhwc(x))
     if (count_include_pad and any(window.before)) or (divisor_override and window.is_padded):
-        # Padding of ceil_mode at the end is included only with an explicit divisor.
+        # ceil_mode's padding is included only with a divisor.
         most = window.after if divisor_override else explicit.after
         counted = replace(window, after=tuple(min(pair) for pair in zip(window.after, most, strict=True)))
         value = b.emit("PAD", value, padding=(0, 0, *counted.pad, 0, 0), pad_const=x.qparams.zp)
         rest = tuple(pad - included for pad, included in zip(window.after, counted.after, strict=True))
         window = replace(window, before=(0, 0), after=rest)
     zp, fine = x.qparams.zp, 1.0
-    if divisor_override and value.dtype == "INT8":  # one code of x may span several codes of the result
+    if divisor_override and value.dtype == "INT8":  # a code of x may span several of the result
         zp, fine = 0, 128.0
         value = b.rescale(value, fine, input_zp=x.qparams.zp, dtype="INT16")
     value = b.emit("AVG_POOL2D", value, kernel=window.kernel, stride=window.stride, pad=window.pad, input_zp=zp, output_zp=zp)

@@ -196,7 +196,6 @@ def adaptive_max_pool3d(s: AtenBuilder, x: Node, size: Any) -> Any:
 
 
 def _windows_alike(x: Node, sizes: Sequence[int]) -> tuple[list[int], list[int]] | None:
-    """Return (kernel, stride) of the equivalent pooling if the adaptive windows are uniform."""
     alike = [adaptive_windows(extent, size) for extent, size in zip(shape_of(x)[-len(sizes) :], sizes, strict=True)]
     windows = [window for window in alike if window]
     return ([kernel for kernel, _ in windows], [stride for _, stride in windows]) if len(windows) == len(alike) else None

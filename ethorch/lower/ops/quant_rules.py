@@ -1,4 +1,4 @@
-"""Quantization rules of an operator's inputs and output."""
+"""Quantization rules of operators."""
 
 from __future__ import annotations
 

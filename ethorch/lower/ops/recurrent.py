@@ -1,7 +1,7 @@
 """Recurrent layers, decomposed into linear layers and gates.
 
-The inputs of all steps are multiplied by their weights at once, because each product reads the weights. The gates of a GRU are
-separate products, because a common range costs one decibel.
+The inputs of all steps are multiplied at once, because each product reads the weights. The gates of a GRU are separate products,
+because a common range costs one decibel.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ethorch.lower.ops.spec import composite
 
 aten = torch.ops.aten
 
-#: (s, gates of the step's input in one or several tensors, state or None if it is zero, weights) -> parts of the next state
+#: (s, gates of the step's input, state or None if it is zero, weights) -> parts of the next state
 Cell = Callable[[AtenBuilder, list[Node], list[Node] | None, dict[str, Node]], list[Node]]
 
 
@@ -106,7 +106,7 @@ def _direction(
     reverse: bool,
     gru: bool,
 ) -> tuple[list[Node], list[Node]]:
-    """Run one direction of a layer over x [N,T,I] or [T,N,I]. Return the outputs in time order, and the last state."""
+    """Return the outputs of a layer in one direction over x [N,T,I] or [T,N,I], in time order, and its last state."""
     projected, weights = _project_inputs(s, x, parameters, gru)
     outputs: list[Node] = []
     state = start
@@ -128,7 +128,6 @@ def _layers(
     batch_first: bool,
     gru: bool = False,
 ) -> list[Node]:
-    """Run a stack of layers. Return [output, last states...]."""
     time = 1 if batch_first and len(shape_of(x)) == 3 else 0
     steps, directions = shape_of(x)[time], 2 if bidirectional else 1
     refuse_long_sequence(steps)

@@ -1,7 +1,4 @@
-"""Resizing without a RESIZE (bicubic, antialiased, trilinear, exact nearest): a matrix or selected rows along each dim.
-
-PyTorch computes the columns of a matrix by resizing the rows of an identity.
-"""
+"""Resizing without a RESIZE, by a matrix or selected rows along each dim. PyTorch computes the matrix from an identity."""
 
 from __future__ import annotations
 
@@ -18,10 +15,10 @@ from ethorch.lower.ops.spec import composite
 
 aten = torch.ops.aten
 
-#: Function of a map [1, 1, *extents] of float32, the new extents and the scale factors, to the resized map.
+#: (map float32 [1, 1, *extents], new extents, scale factors) -> resized map
 Resize = Callable[[Tensor, list[int], list[float | None]], Tensor]
 
-#: Largest number of elements of a matrix: 16 MiB of weights.
+#: Largest matrix: 16 MiB of weights.
 _LARGEST = 1 << 24
 
 
@@ -32,17 +29,13 @@ def _vec(x: Any, size: Any, *rest: Any) -> Any:
 
 
 def _sizes(x: Node, size: Sequence[int] | None, scales: Sequence[float | None]) -> list[int]:
-    """Return the extents of the result."""
     if size is not None:
         return [int(extent) for extent in size]
     return [int(extent * (scale or 1.0)) for extent, scale in zip(shape_of(x)[2:], scales, strict=True)]
 
 
 def _resize_axis(resize: Resize, rows: Tensor, dims: int, axis: int, size: int, scale: float | None) -> Tensor:
-    """Resize float32[N, extent] along one of ``dims`` axes.
-
-    The other axes have extent 2, because PyTorch 2.13's antialiased kernels are incorrect on maps one column wide.
-    """
+    """Resize float32[N, extent] along one axis. PyTorch 2.13's antialiased kernels need an extent of 2 along the others."""
     shape = [rows.shape[1] if k == axis else 2 for k in range(dims)]
     spread = rows.reshape(len(rows), 1, *(rows.shape[1] if k == axis else 1 for k in range(dims))).expand(-1, 1, *shape)
     extents = [size if k == axis else 2 for k in range(dims)]
@@ -51,7 +44,6 @@ def _resize_axis(resize: Resize, rows: Tensor, dims: int, axis: int, size: int, 
 
 
 def _matrix(resize: Resize, extent: int, dims: int, axis: int, size: int, scale: float | None) -> Tensor:
-    """Return the operator along one axis as float32[size, extent]."""
     if extent * extent <= _LARGEST:
         return _resize_axis(resize, torch.eye(extent), dims, axis, size, scale).T.contiguous()
     with torch.enable_grad():  # by its transpose, because an identity of the long axis needs gigabytes

@@ -32,7 +32,7 @@ def _resize(b: Builder, x: QTensor, sizes: Sequence[int], numbers: Sequence[tupl
     ]
     scale = tuple(part for num, den, _ in numbers for part in (num, den))
     result = b.emit("RESIZE", value, scale=scale, offset=tuple(n[2] for n in numbers), border=tuple(border), mode=mode)
-    if mode == "BILINEAR" and not x.is_float:  # the sum of the weights is the product of the numerators
+    if mode == "BILINEAR" and not x.is_float:  # weights add up to the product of the numerators
         result = b.rescale(result, 1 / (numbers[0][0] * numbers[1][0]), dtype=value.dtype)
     return b.from_nhwc(result, x.q, x.rank)
 
@@ -80,7 +80,7 @@ def nearest(b: Builder, x: QTensor, size: tuple[int, int], scales: Sequence[floa
     for dim, count, scale in zip((-2, -1), size, uneven_scales, strict=True):
         extent = x.shape[dim]
         places = np.arange(count) * extent // count
-        if scale and count != 2 * extent:  # in FP32, as in PyTorch, which handles a factor of two separately
+        if scale and count != 2 * extent:  # in FP32, as in PyTorch except for a factor of two
             places = np.minimum(np.floor(np.arange(count, dtype=np.float32) * np.float32(1 / scale)), extent - 1).astype(int)
         x = rows_of(b, x, dim, places)
     return x
@@ -131,7 +131,6 @@ def _positions(extent: int, size: int, align: bool, scale: float | None) -> npt.
 
 
 def _bilinear_numbers(extent: int, size: int, align: bool, scale: float | None) -> tuple[int, int, int]:
-    """Return (numerator, denominator, offset) of the RESIZE with these ``_positions``."""
     if align:
         ratio = Fraction(max(size - 1, 1), max(extent - 1, 1))
         return ratio.numerator, ratio.denominator, 0
@@ -173,7 +172,7 @@ def _common_denominator(extent: int, size: int, align: bool, scale: float | None
     return math.lcm(*(Fraction((2 * i + 1) * extent - size, 2 * size).denominator for i in range(size)))
 
 
-#: Largest number of weights of an interpolation matrix: 64 MiB of flash.
+#: Largest interpolation matrix: 64 MiB of flash.
 _MOST_WEIGHTS = 2**26
 
 

@@ -35,7 +35,7 @@ Maker = Callable[[float, int], "Threshold"]
 
 #: Resolution of the thresholds between integers, in parts of a code.
 _PARTS = 4096
-#: Parts by which a code may differ from an integer that it represents. float32 represents the largest codes to about 8.
+#: Parts by which a code may differ from its integer. float32 represents the largest codes to about 8.
 _SLACK = (1, 8, 64)
 
 
@@ -146,10 +146,8 @@ def _lower_round_decimals(b: Builder, x: QTensor, *, decimals: int, out: Result)
 
 
 def _lower_rest(function: Callable[..., torch.Tensor], mode: str, threshold: Maker) -> Callable[..., QTensor]:
-    """Return the lowering of a remainder: x minus a multiple of the divisor, or tables."""
-
     def lower_rest(b: Builder, x: QTensor, divisor: float = 1.0, *, out: Result) -> QTensor:
-        # For a negative divisor the quotient is rounded in the opposite direction, which is the same towards 0.
+        # A negative divisor reverses the direction of rounding.
         sign, maker = (1, threshold) if divisor > 0 else (-1, _ceil if mode == "floor" else threshold)
         number = match_thresholds(b, x, lambda r: sign * torch.div(r, divisor, rounding_mode=mode), maker, abs(divisor))
         q = out.qparams

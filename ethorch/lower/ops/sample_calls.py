@@ -14,7 +14,7 @@ INPUTS = (I8, Ints, Bools)
 
 
 class Call(torch.nn.Module):
-    """A module that calls ``torch.ops.<name>`` with a sample's arguments. W become parameters; I8, Ints and Bools become inputs."""
+    """A module that calls an operator with a sample's arguments. W are parameters; I8, Ints and Bools are inputs."""
 
     def __init__(self, name: str, sample: Sample, seed: int = 0):
         super().__init__()
@@ -40,13 +40,13 @@ class Call(torch.nn.Module):
         keywords = {k: getattr(torch, a) if k == "dtype" else fill(a) for k, a in self.sample.kwargs.items()}
         result = self.function(*[fill(a) for a in self.sample.args], **keywords)
         result = result[0] if isinstance(result, tuple) else result
-        if isinstance(result, list):  # operators like split
+        if isinstance(result, list):
             return tuple(result)
         return result.to(torch.int32) if result.dtype == torch.int64 else result
 
 
 def leaves(arg: Any, kind: type | tuple[type, ...]) -> Iterator[Any]:
-    """Iterate over all objects of a kind in a sample or in nested arguments, in order."""
+    """Iterate over all objects of a kind in a sample or in nested arguments."""
     if isinstance(arg, kind):
         yield arg
     elif isinstance(arg, (list, tuple)):

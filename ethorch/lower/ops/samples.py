@@ -1,4 +1,4 @@
-"""Elements of an operator's samples: activations, integers, truth values, weights."""
+"""Elements of an operator's samples."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class W:
 
 @dataclass(frozen=True)
 class Sample:
-    """A call of an operator for tests and documentation: ATen arguments with I8, Ints, Bools and W as tensors."""
+    """A call of an operator for tests and documentation, with I8, Ints, Bools and W as tensors."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]

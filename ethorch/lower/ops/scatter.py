@@ -56,7 +56,7 @@ def _scatter(b: Builder, x: QTensor, dim: int, index: QTensor, source: QTensor) 
     """Emit SCATTER along ``dim``: x with source[..., k, ...] as x[..., index[k], ...]."""
     lead, tail = math.prod(x.shape[:dim]), math.prod(x.shape[dim + 1 :])
     count = source.shape[dim]
-    if tail < _SHORTEST_ROW:  # longer rows of the other dims are worth moving x
+    if tail < _SHORTEST_ROW:  # longer rows are worth moving x
         others = [d for d in range(x.rank) if d != dim]
         rows = b.reshape(b.stored_as(x, [(dim,), tuple(others)]), (1, x.shape[dim], lead * tail))
         updates = b.reshape(b.stored_as(source, [(dim,), tuple(others)]), (1, count, lead * tail))

@@ -19,7 +19,7 @@ from ethorch.lower.ops.spec import composite
 
 aten = torch.ops.aten
 
-#: Largest number of elements of the rows that are selected for extremes.
+#: Largest number of elements selected for extremes.
 _LARGEST = 1 << 20
 
 _ROWS = torch.tensor([3, 0, 0, 2, 3, 3])

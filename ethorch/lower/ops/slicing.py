@@ -94,7 +94,6 @@ def split(s: AtenBuilder, x: Node, sizes: int | Sequence[int], dim: int = 0) -> 
 
 
 def _even(extent: int, sections: int) -> list[int]:
-    """Return the sizes of sections, the first ones larger by one."""
     return [extent // sections + (index < extent % sections) for index in range(sections)]
 
 
@@ -222,7 +221,7 @@ def _cut_at(run: tuple[int, int], count: int) -> list[tuple[int, int]]:
 
 
 def _overwrite_evenly(b: Builder, x: QTensor, dim: int, start: int, step: int, source: QTensor) -> QTensor:
-    """Return x with source[k] at ``start + k * step``. Folded by the step, the rows are the first of each group."""
+    """Return x with source[k] at ``start + k * step``, by a fold of the axis."""
     groups, extent = source.shape[dim] - 1, x.shape[dim]
     last = start + groups * step
     folded = [*x.shape[:dim], groups, step, *x.shape[dim + 1 :]]

@@ -21,12 +21,11 @@ from ethorch.tosa.ir import Value
 
 #: exp(-this) is 0 in 16 bits.
 _LOWEST_EXPONENT = 12.0
-#: Codes. A mask of -1e9 in the scores causes a step of thousands, so that exp(-step) is 0.
+#: Codes. A mask of -1e9 causes a step of thousands, so that exp(-step) is 0.
 _SHORT_SPAN = 16.0
-#: Code of 1. For int8, codes are products of two integers up to 255, which are dense up to this number.
+#: Code of 1. Products of two integers up to 255 are dense up to that of int8.
 _ONE_OF_INT8, _ONE_OF_INT16 = 128 * 255.0, 32767.0
-#: Ratio of the end to the start of each piece of a reciprocal's table. The largest error, at the start, is 1/80 of a step of int8
-#: and 1/4 of a step of int16.
+#: Ratio of the ends of each piece of a reciprocal's table. The error is up to 1/80 of a step of int8, 1/4 of int16.
 _RATIO_OF_INT8, _RATIO_OF_INT16 = 8.0, 4.0
 #: Ratios of a logarithm. If all elements of a row are equal, one step of the result is log(count) / 32767.
 _RATIO_OF_LOG_INT8, _RATIO_OF_LOG_INT16 = 32.0, 4.0
@@ -102,7 +101,7 @@ def _factors(products: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64]
 
 
 def _emit_constant(b: Builder, value: Value, code: int, out: QParams) -> Value:
-    """Return ``code`` in the shape of ``value``. Vela does not support a constant as an operator's result."""
+    """Return ``code`` in the shape of ``value``. Vela supports constants only as operands."""
     nothing = b.emit("MUL", b.rescale(value, 1.0, dtype="INT32"), b.const(np.zeros((1,) * value.rank, np.int32)), shift=0)
     codes = b.emit("ADD", nothing, b.const(np.full((1,) * value.rank, code, np.int32)))
     return b.rescale(codes, 1.0, dtype=out.dtype)

@@ -24,9 +24,9 @@ from ethorch.tosa.ir import FLOATS, Value
 
 aten = torch.ops.aten
 
-#: Longest dim that is sorted by comparisons: 63, with two operations each.
+#: Longest dim that is sorted, by 63 comparisons of two operations.
 _LONGEST = 16
-#: Largest number of comparisons of boundaries with elements that have no table.
+#: Largest number of comparisons with boundaries.
 _MOST_COMPARISONS = 1 << 24
 
 
@@ -209,7 +209,6 @@ def check_bucketize(x: Any, boundaries: Any, out_int32: bool = False, right: boo
 
 
 def decompose_bucketize(s: AtenBuilder, x: Any, boundaries: Node, out_int32: bool = False, right: bool = False) -> Any:
-    """Draw an int32 count, or comparisons and a sum if the boundaries are computed."""
     if not isinstance(x, Node):
         return None
     if boundaries.op != "get_attr":

@@ -8,7 +8,7 @@ Contract of a lowering, ``lower(b, *aten_args, out, **aten_keywords) -> QTensor`
   and the QParams ``out.q``, those of the node's quantize user, also after operators marked ``absorbs``.
 - Without ``out.q``, the result is plain integers or truth values of ``out.dtype``. INT32 in place of INT8 or INT16 is wrapped
   afterwards. An operator that requires QParams reads ``out.qparams``, which refuses the node if there are none.
-- It changes only ``b``. ``out`` describes the result completely. The walk stamps origins and checks shape and QParams.
+- It changes only ``b``. The walk stamps origins and checks shape and QParams.
 - It raises Unsupported if the target or TOSA cannot express the operator. Any other exception is a defect and reaches the user.
 
 A lowering of floats (``OpSpec.floats``) reads floats, plain integers and constants. ``out.q`` is ``float_qparams(out.dtype)`` or
@@ -17,7 +17,7 @@ None. It may return a FloatTensor or any float dtype, which is then cast. Withou
 ``OpSpec.bound`` is the largest difference from fake-quantized PyTorch over all samples in int8, in steps of the output, and
 ``bound16`` in int16. ``python -m tests.helpers.ladder NAME [--int16]`` prints the differences. Rules:
 
-- An operator that rounds once, at its end, needs 1, because it and PyTorch may round a half in different directions.
+- An operator that rounds once, at its end, needs 1, because PyTorch may round a half in the other direction.
 - Each operator inside a composite may round differently, and later operators amplify that. In int8, 1 is mostly enough. In int16
   the bound is about the number of operators in a row, more if one is steep.
 - A table of int16 is interpolated between 513 entries. Its bound is the difference that its samples show.
@@ -70,9 +70,9 @@ class OpSpec:
         moves: Whether the result contains each element of the input exactly once, in another position or shape.
         homogeneous: Number of last axes over which s must be constant so that f(s x) = s f(x) for any s > 0, or None if never.
         steps: Whether the function jumps. Interpolation of an int16 table would smooth the jumps.
-        truths: Whether its operands are truth values. Other operands are true if they are not 0.
+        truths: Whether its operands are truth values (true if not 0).
         int32: Whether its lowering supports activations that are quantized to int32.
-        needs: TOSA operator that reads a computed index. A target without this operator refuses such an index.
+        needs: TOSA operator that reads a computed index.
         samples: Calls for tests and documentation.
         bound: Largest difference from fake-quantized PyTorch in int8, in steps of the output.
         bound16: Largest difference with int16 activations.
@@ -106,7 +106,7 @@ class OpSpec:
         """Positions of the arguments that must be tensors or sequences of tensors."""
         if self.lower is None:
             return frozenset()
-        parameters = list(inspect.signature(self.lower).parameters.values())[1:]  # without the builder
+        parameters = list(inspect.signature(self.lower).parameters.values())[1:]  # no builder
         return frozenset(k for k, p in enumerate(parameters) if p.annotation in ("QTensor", "Sequence[QTensor]"))
 
     @property
@@ -121,7 +121,6 @@ class OpSpec:
 
     @property
     def name(self) -> str:
-        """Canonical ATen name."""
         return self.names[0]
 
     @property
@@ -180,9 +179,7 @@ def op(
 ) -> Callable[[Callable[..., Any]], OpSpec]:
     """Return a decorator that registers a function as the lowering of ``names``.
 
-    Args:
-        doc: Documentation in place of the function's docstring.
-        also: ``OpSpec.adapters``. The other arguments are fields of OpSpec.
+    ``doc`` replaces the function's docstring, and ``also`` is ``OpSpec.adapters``. The other arguments are fields of OpSpec.
     """
 
     def decorate(lower: Callable[..., Any]) -> OpSpec:
@@ -247,12 +244,11 @@ def composite(
 
 
 def _source(function: Callable[..., Any]) -> str:
-    """Return the location of a function's definition, such as ``lower/ops/conv.py:60``."""
     code = inspect.unwrap(function).__code__
     return f"{code.co_filename.rpartition('/ethorch/')[2]}:{code.co_firstlineno}"
 
 
-#: Shapes of the samples of tables, one for each rank. The operator's name selects one.
+#: Shapes of the samples of tables, selected by the operator's name.
 _TABLE_SHAPES = ((211,), (3, 71), (2, 5, 21), (1, 8, 5, 5), (2, 3, 1, 5, 7), (1, 2, 3, 2, 3, 6))
 
 
@@ -275,9 +271,9 @@ def table_op(
 
     Args:
         floats: TOSA operator for floats, or a formula of a FloatTensor and the further arguments.
-        lower: Lowering of inputs without a table: int16 if the function jumps or consists of few exact operators.
+        lower: Lowering of int16 inputs if the function jumps or consists of few exact operators.
         low, high: Range of the samples' inputs.
-        calls: Arguments or keywords after the tensor, one per sample. Ignored if there are ``samples``.
+        calls: Arguments or keywords after the tensor, one per sample.
         decompose: Decomposition of integers. It returns None for floats.
     """
     caller = inspect.currentframe()

@@ -52,7 +52,7 @@ def _root(b: Builder, square: Value, unit: float, largest: float, out: QParams) 
     """Emit sqrt(square * unit), at most sqrt(largest), in codes of ``out``, by tables from half of its step on."""
     highest = largest / unit
     largest = min(largest, (max(out.qmax - out.zp, 1) * out.step * 1.01) ** 2)  # larger roots saturate
-    largest = max(largest, 16 * unit)  # the roots of all pieces of ``tabulated`` must fit
+    largest = max(largest, 16 * unit)  # the roots of all pieces must fit
     lowest = max((out.step / 4) ** 2, largest * 2.0**-34)
     # Lines between 511 entries over v to v * ratio have an error of ((ratio - 1) / 511)**2 / 32 of sqrt(v), at v.
     ratio = 64.0 if out.dtype == "INT8" else 8.0
@@ -142,7 +142,6 @@ def check_vector_norm(x: Any, ord: float = 2, dim: Any = None, keepdim: bool = F
 def decompose_vector_norm(
     s: AtenBuilder, x: Node, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Any:
-    """Draw order 1 as a sum of |x|, and infinity as its maximum."""
     dims = list(range(len(shape_of(x)))) if dim is None else [dim] if isinstance(dim, int) else dim
     if ord == 1:
         return s(aten.sum.dim_IntList, s(aten.abs.default, x), dims, keepdim)

@@ -21,9 +21,9 @@ from ethorch.tosa.layout import joined_axes
 #: Bits of the magnitude of a code without its zero point.
 _MAGNITUDE_BITS = {"INT8": 8, "INT16": 15}
 #: Smallest map whose mean is cheapest as an average of column sums. Vela's cycles of 14x14x96: 5,674 (REDUCE_SUM: 9,496) on
-#: u55-128, 5,003 (AVG_POOL2D: 6,217) on u85-256. Of 7x7x1280: 29,056 (32,120) and 46,842 (18,316).
+#: u55-128, 5,003 (AVG_POOL2D: 6,217) on u85-256.
 _LARGE_MAP = 100
-#: Largest kernel of a convolution and largest window of an AVG_POOL2D in one direction (Vela SUPPORTED_OPS).
+#: Largest kernel of a convolution and window of an AVG_POOL2D in one direction (Vela SUPPORTED_OPS).
 _KERNEL, _WINDOW = 64, 256
 
 
@@ -57,7 +57,7 @@ def _sum_within_int32(b: Builder, acc: Value, axis: int, unit: float, magnitude:
     if extent * magnitude >= 1 << 31:
         most = ((1 << 31) - 1) // magnitude
         first = next(n for n in range(most, 0, -1) if extent % n == 0)
-        if first < most // 8:  # halves are rounded up, which only matters for many sums
+        if first < most // 8:  # rounding halves up matters only for many sums
             parts = -(-extent // most)
             first = -(-extent // parts)
             padding = [0] * (2 * acc.rank)
@@ -155,7 +155,7 @@ def _average_sums(b: Builder, value: Value, step: float, zp: int, out: QParams) 
 def mean(b: Builder, x: QTensor, dim: Any = None, keepdim: bool = False, *, out: Result, dtype: Any = None) -> QTensor:
     """out = mean of x over ``dim``: int8 or int16, the sum exact, rounded once.
 
-    The mean of a large map is first rounded to an eighth of a step. The bound: on a target that prefers AVG_POOL2D, the mean of a
+    The mean of a large map is first rounded to an eighth of a step. The bound: if the target prefers AVG_POOL2D, the mean of a
     small map is first rounded to the step of x, unless that is coarser.
     """
     return b.view(mean_over(b, x, all_dims(x, dim), out.qparams), out.shape)

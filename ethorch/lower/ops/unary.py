@@ -1,8 +1,7 @@
 """Elementwise functions of one tensor. A chain of them on one tensor, with constants, is one TABLE.
 
 - int8: 256 entries, computed by running the functions.
-- int16: 513 entries, between which the NPU interpolates. A steep function or one with jumps is a sum of such tables
-  (ethorch.lower.builder.int16_tables).
+- int16: 513 entries, between which the NPU interpolates, or a sum of such tables for a steep function or one with jumps.
 
 If a function is undefined, like the log of a negative code, the table continues with its nearest value. Infinities saturate.
 """

@@ -15,7 +15,7 @@ from ethorch.lower.builder.qparams import QParams, QTensor, dtype_range
 from ethorch.lower.builder.window import Window
 from ethorch.tosa.ir import DTYPES, FLOATS, Value
 
-#: Largest number of positions of a batch for which Vela runs a 1x1 CONV2D as one operation.
+#: Largest batch, in positions, that Vela runs as one 1x1 CONV2D.
 MOST_PLACES = 65536
 #: Largest batch of a 1x1 DEPTHWISE_CONV2D that is not computed as one row. Vela writes 20 bytes per map.
 MOST_MAPS = 256
@@ -23,7 +23,7 @@ MOST_MAPS = 256
 
 @dataclass(frozen=True)
 class Filters:
-    """A convolution's weights and bias, before they are arranged for a TOSA operator.
+    """A convolution's weights and bias.
 
     Attributes:
         codes: Weights, int8 or floats. Each method documents its order of axes.
@@ -110,7 +110,6 @@ class Filters:
         )
 
     def _of_channels(self, first: int, count: int) -> Filters:
-        """Return the filters of some input channels."""
         each = self.codes.shape[3]
         return self.with_codes(self.codes[:, :, first : first + count], slice(first * each, (first + count) * each))
 
@@ -138,7 +137,6 @@ def bias_codes(b: Builder, bias: Any, scales: Sequence[float], channels: int, ac
 
 
 def real_values(bias: Any) -> npt.NDArray[Any]:
-    """Return the real values of a float or quantized bias."""
     if not isinstance(bias, QTensor):
         return np.asarray(bias)
     q, data = bias.qparams, bias.value.data
@@ -148,7 +146,7 @@ def real_values(bias: Any) -> npt.NDArray[Any]:
 
 
 def accumulator_scales(x: QTensor, w: QTensor, channels: int) -> list[float]:
-    """Return the real value of one unit of the accumulator per output channel: input scale x weight scale."""
+    """Return the real value of one unit of the accumulator per output channel."""
     scales = w.qparams.scale
     return [x.qparams.step * scale for scale in (scales if len(scales) == channels else scales * channels)]
 
