@@ -88,7 +88,7 @@ def no_float_constant(name: str) -> Callable[..., Reason | None]:
             if isinstance(value, (float, np.ndarray)) and np.asarray(value).dtype.kind == "f":
                 return Reason(
                     f"{name}.operand",
-                    "an operand is a float constant; expected quantized tensors and integers",
+                    "an operand is a float constant; expected a quantized tensor or integers",
                     "Quantize the module that contains it.",
                 )
         return None

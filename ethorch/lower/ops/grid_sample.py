@@ -104,7 +104,7 @@ def _reflect(place: _IntegerTensor, extent: int, bits: int, align_corners: bool)
 
 
 def _move_into_map(place: _IntegerTensor, extent: int, bits: int, padding: int, align_corners: bool) -> _IntegerTensor:
-    """Move the coordinate into the map, or to one pixel outside if zeros are there."""
+    """Clamp the coordinate to the map, or one pixel outside for padding with zeros."""
     if padding == ZEROS:
         return place.clamp(-(1 << bits), extent << bits)
     if padding == REFLECTION:

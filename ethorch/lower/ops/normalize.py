@@ -321,7 +321,11 @@ def rms_norm(b: Builder, x: QTensor, shape: Sequence[int], weight: Any = None, e
 _EPS = float(torch.finfo(torch.float32).eps)
 
 
-_AFFINE = Reason("norm.affine", "it applies gamma and beta itself", "Quantize it with EthosUQuantizer, which separates them.")
+_AFFINE = Reason(
+    "norm.affine",
+    "it applies gamma and beta; expected a batch norm that does",
+    "Quantize it with EthosUQuantizer, which separates them.",
+)
 
 
 def _affine(s: AtenBuilder, x: Node, weight: Node | None, bias: Node | None) -> Node:

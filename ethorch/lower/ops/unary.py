@@ -97,7 +97,7 @@ table_op("aten.mish.default", doc="x * tanh(log(1 + exp(x)))", bound16=2, floats
 table_op("aten.log_sigmoid.default", "aten.log_sigmoid_forward.default", doc="-log(1 + exp(-x))", floats=lambda x: -f.softplus(-x))
 table_op(
     "aten.hardshrink.default",
-    doc="x, or 0 where |x| <= lambd",
+    doc="0 if |x| <= lambd, x otherwise",
     calls=[(), (1.0,)],
     steps=True,
     floats=lambda x, lambd=0.5: (x.abs() <= lambd).then(0, x),
@@ -111,14 +111,14 @@ table_op(
 )
 table_op(
     "aten.threshold.default",
-    doc="x, or value where x <= threshold",
+    doc="value if x <= threshold, x otherwise",
     calls=[(0.5, -1.0)],
     steps=True,
     floats=lambda x, threshold, value: (x <= threshold).then(value, x),
 )
 table_op(
     "aten.rrelu.default",
-    doc="in evaluation: x, or x times the middle of (lower, upper) below 0",
+    doc="in evaluation: x, or x times the mean of lower and upper below 0",
     floats=lambda x, lower=1 / 8, upper=1 / 3, *_: (x > 0).then(x, x * ((lower + upper) / 2)),
 )
 
@@ -199,7 +199,7 @@ table_op("aten.special_i1.default", doc="modified Bessel function of the first k
 table_op("aten.special_i1e.default", doc="exp(-|x|) * i1(x)")
 table_op("aten.special_bessel_j0.default", doc="Bessel function of the first kind of x, order 0")
 table_op("aten.special_bessel_j1.default", doc="Bessel function of the first kind of x, order 1")
-table_op("aten.special_ndtri.default", doc="x whose standard normal distribution function is given", low=0.05, high=0.95, bound16=3)
+table_op("aten.special_ndtri.default", doc="quantile function of the standard normal distribution", low=0.05, high=0.95, bound16=3)
 table_op("aten.special_erfcx.default", doc="exp(x * x) * erfc(x)", low=-1.0, high=3.0, bound16=2)
 
 # --- signs ----------------------------------------------------------------------------------------------------------------
@@ -209,5 +209,5 @@ rsub = table_op(
     "aten.rsub.Scalar", doc="other - alpha * x", calls=[(1.5,), (1, 2)], floats=lambda x, other, alpha=1: other - x * alpha
 )
 table_op("aten.div.Scalar", doc="x / other", calls=[(1.7,)], floats=lambda x, other: x / other)
-table_op("aten.nan_to_num.default", doc="x, with numbers in place of NaN and infinities", floats=f.nan_to_num)
+table_op("aten.nan_to_num.default", doc="x with numbers instead of NaN and infinities", floats=f.nan_to_num)
 table_op("aten.sign.default", "aten.sgn.default", doc="-1, 0 or 1", steps=True, floats=lambda x: x.sign())
