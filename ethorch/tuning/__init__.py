@@ -1,4 +1,4 @@
-"""What a quantized model loses, and how to get it back; and fewer weight bytes (``compress``)."""
+"""Recover the accuracy of quantized models, and reduce weight bytes (``compress``)."""
 
 import lazy_loader
 

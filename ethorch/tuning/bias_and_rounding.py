@@ -1,8 +1,8 @@
-"""Bias correction and adaptive rounding: one walk over the calibrated graph, float and quantized side by side.
+"""Bias correction and adaptive rounding, computed node by node in float and quantized.
 
-Each layer sees the inputs that the quantized layers before it give, so errors do not pile up. Its weights are rounded so that
-the layer's output comes out right, rather than each weight (``weight_rounding``). What the output's mean is off by goes into the
-bias (Nagel et al. 2019, Data-Free Quantization Through Weight Equalization and Bias Correction, section 4.2).
+Each layer reads the outputs of the quantized layers before it, so errors do not accumulate. Weights are rounded to minimize the
+error of the layer's output (``weight_rounding``). The mean error is added to the bias (Nagel et al. 2019, Data-Free Quantization
+Through Weight Equalization and Bias Correction, section 4.2).
 """
 
 from __future__ import annotations
@@ -29,48 +29,48 @@ _ROWS = 4096  # of a layer's input that go into its second moments
 
 
 def correct_bias(prepared: GraphModule, samples: Sequence[Inputs]) -> GraphModule:
-    """Let each layer's quantized output have the mean of its float output, channel by channel, over the samples.
+    """Correct biases so that each channel of a quantized layer's output has the mean of the float output over the samples.
 
     Args:
-        prepared: by ``prepare_pt2e``, and calibrated; its biases are changed in place, and added where there are none.
-        samples: input tuples, some ten; all are held in memory at once.
+        prepared: Calibrated graph module from ``prepare_pt2e``. Biases are changed in place, or added.
+        samples: About ten input tuples; all are in memory at once.
 
     Returns:
         ``prepared``, for ``convert_pt2e``.
 
     Raises:
-        QuantizationError: there are no samples.
+        QuantizationError: There are no samples.
     """
     return _SideBySide(prepared, samples, bias=True, rounding=False).run()
 
 
 def round_weights(prepared: GraphModule, samples: Sequence[Inputs], *, bias: bool = True) -> GraphModule:
-    """Round each layer's weights so that its output is right, rather than each weight to its nearest code.
+    """Round weights to minimize the error of each layer's output.
 
-    Takes seconds per layer; worth it for weights of four bits, and for the last decibel with eight.
+    Rounding takes seconds per layer. It helps most with four-bit weights.
 
     Args:
-        prepared: by ``prepare_pt2e``, and calibrated; its weights are changed in place.
-        samples: input tuples, some ten; all are held in memory at once.
-        bias: correct biases on the way, as ``correct_bias`` does.
+        prepared: Calibrated graph module from ``prepare_pt2e``. Weights are changed in place.
+        samples: About ten input tuples; all are in memory at once.
+        bias: Whether to correct biases, too.
 
     Returns:
         ``prepared``, for ``convert_pt2e``.
 
     Raises:
-        QuantizationError: there are no samples.
+        QuantizationError: There are no samples.
     """
     return _SideBySide(prepared, samples, bias=bias, rounding=True).run()
 
 
 class _SideBySide:
-    """A calibrated graph on all samples, node by node: ``exact`` in float, ``rough`` with all before the node quantized.
+    """A calibrated graph on all samples, node by node: ``exact`` in float, ``rough`` with all earlier nodes quantized.
 
     Args:
-        graph: its parameters are changed.
-        samples: input tuples.
-        bias: correct biases.
-        rounding: round weights.
+        graph: Graph whose parameters are changed.
+        samples: Input tuples.
+        bias: Whether to correct biases.
+        rounding: Whether to round weights.
     """
 
     def __init__(self, graph: GraphModule, samples: Sequence[Inputs], bias: bool, rounding: bool):
@@ -84,7 +84,7 @@ class _SideBySide:
         """Change the parameters, layer by layer, and return the graph."""
         with torch.no_grad():
             for node, _ in zip(self.exact, self.rough, strict=True):
-                layer = self.quantized_layer(node)
+                layer = self.find_quantized_layer(node)
                 if layer is None:
                     continue
                 self.exact.run_node(node)
@@ -113,7 +113,7 @@ class _SideBySide:
         switch = Switch(observer)
         return [switch(x) for x in values[node.all_input_nodes[0]]]
 
-    def quantized_layer(self, node: Node) -> Layer | None:
+    def find_quantized_layer(self, node: Node) -> Layer | None:
         """Return the layer that a node is, if its weight is a constant that has an observer."""
         spec = find(node.target) if node.op == "call_function" else None
         rule = spec.rule(node) if spec is not None else None
@@ -127,7 +127,7 @@ class _SideBySide:
     # --- bias ---------------------------------------------------------------------------------------------------------
 
     def correct(self, node: Node, layer: Layer) -> None:
-        """Add to the bias what the mean of each output channel is off by."""
+        """Add the mean error of each output channel to the bias."""
         axis, position = layer.output_axis, layer.bias
         off = mean_error(self.exact.values[node], self.rough.values[node], axis)
         bias = node.args[position] if position < len(node.args) else None
@@ -146,21 +146,21 @@ class _SideBySide:
         self.rough.values[node] = [x + off.reshape(shape) for x in outputs]
 
     def new_bias(self, node: Node, position: int, tensor: torch.nn.Parameter) -> None:
-        """Give the node ``tensor`` as its argument ``position``."""
+        """Set argument ``position`` of the node to ``tensor``."""
         name = f"_bias_of_{node.name}"
         self.graph.register_parameter(name, tensor)
         with self.graph.graph.inserting_before(node):
-            made = self.graph.graph.get_attr(name)
-        made.meta = {key: node.meta[key] for key in ("nn_module_stack", "stack_trace") if key in node.meta}
-        made.meta["val"] = node.meta["val"].new_empty(tuple(tensor.shape))
+            bias_node = self.graph.graph.get_attr(name)
+        bias_node.meta = {key: node.meta[key] for key in ("nn_module_stack", "stack_trace") if key in node.meta}
+        bias_node.meta["val"] = node.meta["val"].new_empty(tuple(tensor.shape))
         args = list(node.args) + [None] * (position + 1 - len(node.args))
-        args[position] = made
+        args[position] = bias_node
         node.args = tuple(args)
 
     # --- rounding -----------------------------------------------------------------------------------------------------
 
     def round(self, node: Node, layer: Layer) -> None:
-        """Replace the weight by codes x scale that keep the layer's output."""
+        """Replace the weight by quantized values that preserve the layer's output."""
         watch = node.args[layer.weight]
         assert isinstance(watch, Node)
         observer = self.graph.get_submodule(str(watch.target))
@@ -179,7 +179,7 @@ class _SideBySide:
         self.rough.values[watch] = [weight] * self.rough.count
 
     def rows(self, node: Node, layer: Layer) -> Tensor | None:
-        """The layer's quantized inputs as float[groups, rows, weights of one output]; None for a transposed convolution."""
+        """Return the layer's quantized inputs as float[groups, rows, weights of one output]; None for a transposed convolution."""
         source, watch = node.args[0], node.args[layer.weight]
         assert isinstance(source, Node) and isinstance(watch, Node)
         inputs, window = self.rough.values[source], layer.window
@@ -202,7 +202,7 @@ def mean_error(exact: Sequence[Tensor], rough: Sequence[Tensor], axis: int) -> T
 
 
 def average_significant(each: Tensor) -> Tensor:
-    """The mean of each column of float[samples, channels], less where the samples do not agree on it: m (1 - s^2 / m^2)."""
+    """Return the mean of each column of float[samples, channels], shrunk by 1 - s^2 / m^2 if the samples disagree."""
     mean = each.mean(0)
     if len(each) < 2:
         return mean

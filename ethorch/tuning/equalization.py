@@ -1,7 +1,7 @@
-"""Cross-layer equalization: channels of neighbouring layers are rescaled against each other, the function stays the same.
+"""Cross-layer equalization: rescale channels of adjacent layers without a change of the function.
 
-Nagel et al. 2019, Data-Free Quantization Through Weight Equalization and Bias Correction, section 4.1. It pays where
-weights have one scale per tensor, and where the channels of an activation differ widely in range.
+Nagel et al. 2019, Data-Free Quantization Through Weight Equalization and Bias Correction, section 4.1. It helps if weights have one
+scale per tensor, or if the ranges of an activation's channels differ.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ethorch.support.errors import QuantizationError
 class _Layer:
     """A convolution or linear layer: weight[O, I / groups, ...], bias[O] or None.
 
-    ``axis`` holds the channels of what it reads and of what it makes, counted from the last axis, which is -1.
+    ``axis`` is the axis of the channels of its input and output, counted from the last, which is -1.
     """
 
     weight: Tensor
@@ -45,20 +45,20 @@ class _Layer:
 
 
 def equalize(model: GraphModule, rounds: int = 20) -> GraphModule:
-    """Rescale pairs of layers so that each channel is as large in the first one's output as in the second one's input.
+    """Rescale pairs of layers so that each channel has equal ranges in the output of the first and the input of the second.
 
-    Pairs are convolutions or linear layers with nothing but ReLU, leaky ReLU or pooling between them, first folding batch
-    normalization. Parameters are changed in place; outputs stay the same up to float rounding.
+    Pairs are convolutions or linear layers that only ReLU, leaky ReLU or pooling separates. Batch norms are folded first.
+    Parameters are changed in place; outputs stay the same up to float rounding.
 
     Args:
-        model: from ``torch.export.export(...).module()``, in eval mode, not yet prepared.
-        rounds: passes over all pairs; chains of layers settle within some ten.
+        model: Graph module from ``torch.export.export(...).module()``, in evaluation mode, not prepared.
+        rounds: Number of passes over all pairs; about ten suffice.
 
     Returns:
         ``model``.
 
     Raises:
-        QuantizationError: it is no graph module.
+        QuantizationError: ``model`` is not a graph module.
     """
     if not isinstance(model, GraphModule):
         raise QuantizationError(
@@ -94,7 +94,7 @@ def _layer(model: GraphModule, node: Node) -> _Layer | None:
 
 
 def _pairs(model: GraphModule) -> Iterator[tuple[_Layer, _Layer]]:
-    """Neighbouring layers that nothing but homogeneous operators separates."""
+    """Yield adjacent layers that only homogeneous operators separate."""
     for node in model.graph.nodes:
         first = _layer(model, node)
         if first is None:
@@ -115,7 +115,7 @@ def _pairs(model: GraphModule) -> Iterator[tuple[_Layer, _Layer]]:
 
 
 def _balance(first: _Layer, second: _Layer) -> float:
-    """Rescale one pair; returns the largest change as |log scale|."""
+    """Rescale one pair and return the largest change as |log scale|."""
     out, into = first.output_ranges(), second.input_ranges()
     usable = (out > 0) & (into > 0)
     scale = torch.where(usable, torch.sqrt(out / into.clamp(min=1e-30)), torch.ones_like(out)).clamp(1e-4, 1e4)

@@ -1,4 +1,4 @@
-"""The accuracy that each module and each operator outside modules costs: quantized alone, and left in float alone."""
+"""The accuracy that each module, and each operator outside modules, costs."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _INTERRUPTED = "Interrupted: the modules so far."
 
 @dataclass(frozen=True)
 class ModuleSensitivity:
-    """One module, or one operator that is called outside the innermost modules.
+    """A module, or an operator outside the innermost modules.
 
     Attributes:
-        module: its name, e.g. ``features.3.conv``; the FX node's name of an operator, e.g. ``log``.
-        only: the metric if nothing but this module is quantized. Low: it alone does damage.
-        all_but: the metric if everything else is quantized.
-        gain: ``all_but`` minus the metric of the whole model quantized: what leaving it in float (or int16) brings.
+        module: Name of the module, e.g. ``features.3.conv``, or of the operator's FX node, e.g. ``log``.
+        only: Metric if only this module is quantized. A low value means that the module alone does damage.
+        all_but: Metric if everything else is quantized.
+        gain: ``all_but`` minus the metric of the fully quantized model: the benefit of float or int16.
         operator: ATen name and source line of an operator, e.g. ``aten.log.default, net.py:41``; empty for a module.
     """
 
@@ -47,18 +47,18 @@ class ModuleSensitivity:
 
     @property
     def label(self) -> str:
-        """The module's name, or the operator's with its ATen name and source line."""
+        """Name of the module, or of the operator with its ATen name and source line."""
         return f"{self.module} ({self.operator})" if self.operator else self.module
 
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """Result of ``ethorch.tuning.sensitivity``: modules and operators, those with the largest gain first.
+    """Result of ``ethorch.tuning.sensitivity``, sorted by gain.
 
     Attributes:
-        whole: the metric with everything quantized.
-        rows: one per module, and per operator that is called outside the innermost modules.
-        interrupted: somebody stopped it; the rows are of the modules so far.
+        whole: Metric with everything quantized.
+        rows: One entry per module, and per operator outside the innermost modules.
+        interrupted: Whether the measurement was interrupted; ``rows`` then lists the finished modules.
     """
 
     whole: float
@@ -66,7 +66,7 @@ class Sensitivity:
     interrupted: bool = False
 
     def table(self) -> str:
-        """As Markdown."""
+        """Return the rows as Markdown."""
         lines = [f"whole model: {self.whole:.2f}", "", "| module or operator | only it | all but it | gain |", "|---|--:|--:|--:|"]
         lines += [f"| {r.label} | {r.only:.2f} | {r.all_but:.2f} | {r.gain:+.2f} |" for r in self.rows]
         return "\n".join([*lines, *(["", _INTERRUPTED] if self.interrupted else [])])
@@ -74,7 +74,7 @@ class Sensitivity:
     __str__ = table
 
     def rich(self) -> RenderableType:
-        """A table of Rich."""
+        """Return the rows as a Rich table."""
         from rich.console import Group
 
         table = tables.table()
@@ -83,18 +83,18 @@ class Sensitivity:
             table.add_column(name, justify="right")
         for row in self.rows:
             table.add_row(row.label, f"{row.only:.2f}", f"{row.all_but:.2f}", f"{row.gain:+.2f}")
-        first = f"The whole model quantized: {self.whole:.2f} dB. Gain: what leaving the module in float brings."
+        first = f"The whole model quantized: {self.whole:.2f} dB. Gain: benefit of leaving the module in float."
         return Group(first, "", table, *(["", _INTERRUPTED] if self.interrupted else []))
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return plain data."""
         return asdict(self)
 
     def plot(self, path: str | Path) -> None:
-        """Bars of the gain per module, worst first, as an image file (needs matplotlib).
+        """Save a bar chart of the gain per module. Requires matplotlib.
 
         Args:
-            path: its ending says the format, e.g. ``.png`` or ``.svg``.
+            path: Image file; the suffix selects the format, e.g. ``.png`` or ``.svg``.
         """
         from matplotlib.figure import Figure
 
@@ -118,27 +118,26 @@ def sensitivity(
     judge: str = FAKE,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Sensitivity:
-    """Measure how much accuracy the quantization of each module, and of each operator outside modules, costs.
+    """Measure the accuracy that the quantization of each module, and of each operator outside modules, costs.
 
-    The model is calibrated once; then the quantization of each is switched on alone and off alone. Ctrl-C between stops that and
-    gives the rows so far.
+    The model is calibrated once. The quantization of each module is then enabled alone and disabled alone. Ctrl-C stops the
+    measurement and returns the finished rows.
 
     Args:
-        model: in eval mode, or a graph module from torch.export.
-        spec: what is compiled for; or a quantizer, whose settings then say what is quantized.
-        samples: input tuples; ranges come from them and the metric is measured on them.
-        metric: (float outputs, quantized outputs), one entry per sample -> a number, larger is better; ``ethorch.sqnr_db`` by
-            default.
-        config: scheme of the whole model where ``spec`` is no quantizer; int8, weights per channel, by default.
-        modules: names of modules, or of FX nodes, to try; by default the innermost modules in which something is quantized, and
-            the operators outside them, such as a ``torch.log`` in ``forward``.
-        judge: whose outputs the metric gets: ``"quantized"``, the fake-quantized model's; or ``"npu"``, those of the simulated NPU,
-            for which each of the two models of a module is compiled. What is in float then runs on the CPU.
-        progress: called as ``progress(done, total, module)``.
+        model: Module in evaluation mode, or a graph module from torch.export.
+        spec: Compile spec, or a quantizer with its settings.
+        samples: Input tuples for calibration and measurement.
+        metric: Function of (float outputs, quantized outputs), with one entry per sample, that returns a number; larger is
+            better. ``ethorch.sqnr_db`` by default.
+        config: Scheme of the model if ``spec`` is not a quantizer; int8 with weights per channel by default.
+        modules: Names of modules or FX nodes; by default the innermost quantized modules and the operators outside them.
+        judge: ``"quantized"`` measures the fake-quantized model. ``"npu"`` compiles each model for the simulated NPU, with float
+            parts on the CPU.
+        progress: Called as ``progress(finished, total, module)``.
 
     Raises:
-        QuantizationError: there are no samples, a named module or node has nothing quantized in it, ``judge`` is something else, or
-            ``"npu"`` without an ``EthosUCompileSpec``.
+        QuantizationError: There are no samples, a named module is not quantized, ``judge`` has another value, or it is ``"npu"``
+            without an ``EthosUCompileSpec``.
     """
     check_judge(judge)
     quantizer = spec if isinstance(spec, TOSAQuantizer) else TOSAQuantizer(spec)
@@ -159,15 +158,15 @@ def sensitivity(
     if judge == NPU and not isinstance(target, EthosUCompileSpec):
         raise QuantizationError("accuracy.judge", f"judge={NPU!r} needs an EthosUCompileSpec; {type(target).__name__} names no NPU")
 
-    def judged() -> float:
-        """The metric with the switches as they are."""
+    def compute_metric() -> float:
+        """Compute the metric with the current switches."""
         if judge == NPU:
             assert isinstance(target, EthosUCompileSpec)
             return metric(reference, switched.run_on_npu(samples, target))
         return metric(reference, switched.run(samples))
 
     switched.switch(lambda path: True)
-    whole = judged()
+    whole = compute_metric()
     rows: list[ModuleSensitivity] = []
     with suppress(KeyboardInterrupt):
         for number, name in enumerate(names):
@@ -176,7 +175,7 @@ def sensitivity(
             figures = []
             for only in (True, False):
                 switched.switch(lambda path, name=name, only=only: (name in path) == only)  # type: ignore[misc]
-                figures.append(judged())
+                figures.append(compute_metric())
             rows.append(ModuleSensitivity(name, figures[0], figures[1], figures[1] - whole, switched.operators.get(name, "")))
     if progress and len(rows) == len(names):
         progress(len(names), len(names), "")

@@ -1,4 +1,4 @@
-"""Accuracy for cycles: the modules that lose most are raised to int16 activations, or left in float, until a target holds."""
+"""Search for the modules that need int16 activations or float to reach an accuracy."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Step:
-    """The model after one more module was raised; the first step is the model as the base scheme has it.
+    """The model after one more module was raised; the first step uses the base scheme only.
 
     Attributes:
-        module: what was raised; empty for the first step.
-        metric: SQNR in dB, or the user's figure, on the samples.
-        cycles: Vela's estimate of total cycles, all delegates together.
-        sram_bytes: peak use of SRAM, the largest of the delegates'.
-        constant_bytes: weights and command streams, of the .pte as a whole.
-        delegates: parts on the NPU.
-        cpu_operators: operators the NPU does not run.
+        module: Name of the raised module; empty for the first step.
+        metric: SQNR in dB, or the user's metric, on the samples.
+        cycles: Vela's estimate of all delegates.
+        sram_bytes: Largest peak of SRAM among the delegates.
+        constant_bytes: Weights and command streams of the ``.pte``.
+        delegates: Number of delegates.
+        cpu_operators: Number of operators on the CPU.
     """
 
     module: str
@@ -71,13 +71,13 @@ class Step:
 
 @dataclass(frozen=True)
 class MixedPrecision:
-    """What ``ethorch.tuning.mixed_precision`` chose.
+    """Result of ``ethorch.tuning.mixed_precision``.
 
     Attributes:
-        model: quantized, ready for torch.export and lowering; the best of the steps.
-        raised: names of the modules that are raised in it, worst first.
-        steps: what was tried, and its price. Each has one module more than the one before; the first has none.
-        reached: True if ``model`` keeps the target and the limit.
+        model: Quantized model of the best step, ready for torch.export and lowering.
+        raised: Names of the raised modules, most sensitive first.
+        steps: Attempts with their costs. Each raises one module more than the previous one.
+        reached: Whether ``model`` meets the target and the limit.
     """
 
     model: GraphModule
@@ -87,11 +87,11 @@ class MixedPrecision:
 
     @property
     def best(self) -> Step:
-        """The step that ``model`` is of."""
+        """The step of ``model``."""
         return self.steps[len(self.raised)]
 
     def table(self) -> str:
-        """The steps as Markdown, and which of them was chosen."""
+        """Return the steps and the choice as Markdown."""
         lines = [
             "| raised | metric | cycles | SRAM bytes | .pte bytes | delegates | CPU operators |",
             "|---|--:|--:|--:|--:|--:|--:|",
@@ -107,7 +107,7 @@ class MixedPrecision:
     __str__ = table
 
     def rich(self) -> RenderableType:
-        """Return the steps as a table, and which of them was chosen."""
+        """Return the steps and the choice as a Rich table."""
         from rich.console import Group
 
         table = tables.table()
@@ -120,7 +120,7 @@ class MixedPrecision:
         return Group(table, "", f"chosen: {len(self.raised)} raised, metric {self.best.metric:.2f}; {goal}")
 
     def to_json(self) -> dict[str, Any]:
-        """Return the steps as plain data."""
+        """Return plain data."""
         return {"raised": list(self.raised), "reached": self.reached, "steps": [asdict(step) for step in self.steps]}
 
 
@@ -139,28 +139,27 @@ def mixed_precision(
     judge: str = FAKE,
     progress: Callable[[Step], None] | None = None,
 ) -> MixedPrecision:
-    """Raise the modules that lose most until the accuracy is reached or the cycles are spent.
+    """Raise the most sensitive modules until the accuracy is reached or the cycles are spent.
 
-    Modules are raised one after the other, those first whose quantization costs most. The result is the first step that reaches
-    the target. Where none does, it is the step with the best metric within the limit, and a warning says so; that may be the
-    first step, in which nothing is raised.
+    The result is the first step that reaches the target. If there is none, it is the step with the best metric within the limit,
+    and a warning is issued.
 
     Args:
-        model: in eval mode, or a graph module from torch.export.
-        spec: what is compiled for; each step is compiled for it to know its price.
-        samples: input tuples; ranges come from them and the metric is measured on them.
-        target_sqnr_db: stop when the metric is at least this.
-        max_cycles: leave out each module with which Vela's estimate exceeds this.
-        metric: as for ``ethorch.tuning.sensitivity``; ``target_sqnr_db`` is then in its unit.
-        base: scheme of what is not raised; int8, weights per channel, by default.
+        model: Module in evaluation mode, or a graph module from torch.export.
+        spec: Compile spec; each step is compiled to measure its cost.
+        samples: Input tuples for calibration and measurement.
+        target_sqnr_db: Value of the metric at which the search stops.
+        max_cycles: Limit of Vela's estimate; modules that exceed it are skipped.
+        metric: See ``ethorch.tuning.sensitivity``. It replaces SQNR in ``target_sqnr_db``.
+        base: Scheme of the other modules; int8 with weights per channel by default.
         to: ``int16`` (16-bit activations, 8-bit weights) or ``float`` (on the CPU).
-        modules: names of modules, or of FX nodes, that may be raised; by default those that ``ethorch.tuning.sensitivity`` tries.
-        judge: whose outputs the metric gets: ``"quantized"``, the fake-quantized model's; or ``"npu"``, those of the simulated NPU.
-            The order in which modules are tried is always that of ``ethorch.tuning.sensitivity`` by fake quantization.
-        progress: called with each step.
+        modules: Names of modules or FX nodes that may be raised; by default those of ``ethorch.tuning.sensitivity``.
+        judge: ``"quantized"`` or ``"npu"``, see ``ethorch.tuning.sensitivity``. The order of the modules always follows
+            ``"quantized"``.
+        progress: Called with each step.
 
     Raises:
-        QuantizationError: neither a target nor a limit was given, or ``to`` or ``judge`` is something else.
+        QuantizationError: Neither a target nor a limit is set, or ``to`` or ``judge`` has another value.
     """
     check_judge(judge)
     if target_sqnr_db is None and max_cycles is None:
@@ -187,13 +186,13 @@ def mixed_precision(
         compute_outputs(prepared, samples, state)  # calibrates
         converted: GraphModule = convert_pt2e(prepared)
         reset(converted, state)
-        built = build_pte(converted, samples[0], spec)
-        outputs = outputs_on_npu(built, converted, samples) if judge == NPU else compute_outputs(converted, samples, state)
+        build = build_pte(converted, samples[0], spec)
+        outputs = outputs_on_npu(build, converted, samples) if judge == NPU else compute_outputs(converted, samples, state)
         reset(converted, state)
-        return converted, price(built, raised[-1] if raised else "", metric(reference, outputs))
+        return converted, price(build, raised[-1] if raised else "", metric(reference, outputs))
 
     goal = _Goal(target_sqnr_db, max_cycles)
-    found, step = attempt(())
+    chosen_model, step = attempt(())
     steps: list[Step] = [step]
     raised: list[str] = []
     best = 0  # index in steps
@@ -212,13 +211,13 @@ def mixed_precision(
                 continue  # a cheaper one may still fit
             raised.append(row.module)
             steps.append(step)
-            if goal.better(step, steps[best]):
-                found, best = candidate, len(raised)
+            if goal.prefers(step, steps[best]):
+                chosen_model, best = candidate, len(raised)
             if progress:
                 progress(step)
             if goal.accurate(step):
                 break
-    result = MixedPrecision(found, tuple(raised[:best]), tuple(steps), goal.reached(steps[best]))
+    result = MixedPrecision(chosen_model, tuple(raised[:best]), tuple(steps), goal.is_reached_by(steps[best]))
     if not result.reached:
         logger.warning("mixed_precision: %s [mixed_precision.not_reached]", goal.shortfall(result))
     return result
@@ -226,7 +225,7 @@ def mixed_precision(
 
 @dataclass(frozen=True)
 class _Goal:
-    """What the user wants of a step: a metric of at least ``target``, at most ``max_cycles``; None where it does not matter."""
+    """The requirements on a step: least metric and most cycles; None disables a requirement."""
 
     target: float | None
     max_cycles: int | None
@@ -239,18 +238,18 @@ class _Goal:
         """Return True if the step is within the limit."""
         return self.max_cycles is None or step.cycles <= self.max_cycles
 
-    def reached(self, step: Step) -> bool:
+    def is_reached_by(self, step: Step) -> bool:
         """Return True if the step reaches the target within the limit."""
         return self.affordable(step) and (self.target is None or self.accurate(step))
 
-    def better(self, step: Step, other: Step) -> bool:
-        """Return True if an affordable step is preferred to ``other``. A step without a metric (NaN) is not."""
+    def prefers(self, step: Step, best: Step) -> bool:
+        """Return True if an affordable step is preferred to ``best``. A step without a metric (NaN) is not."""
         if math.isnan(step.metric):
             return False
-        return step.metric > other.metric or math.isnan(other.metric) or not self.affordable(other)
+        return step.metric > best.metric or math.isnan(best.metric) or not self.affordable(best)
 
     def shortfall(self, result: MixedPrecision) -> str:
-        """Why the goal is not reached, in a sentence or two."""
+        """Return why the goal is not reached."""
         step, raised = result.best, ", ".join(result.raised) or "nothing"
         if not self.affordable(step):
             return f"with nothing raised the model takes {step.cycles} cycles already, the limit is {self.max_cycles}"
@@ -261,15 +260,15 @@ class _Goal:
         )
 
 
-def price(built: Build, module: str, figure: float) -> Step:
-    """What the compiled model costs on the NPU."""
-    performances: list[Any] = [delegate.performance for delegate in built.delegates]
+def price(build: Build, module: str, figure: float) -> Step:
+    """Return the step of a compiled model, with its costs."""
+    performances: list[Any] = [delegate.performance for delegate in build.delegates]
     return Step(
         module,
         figure,
         sum(p.total_cycles for p in performances),
         max((p.sram_bytes for p in performances), default=0),
-        len(built.pte),
+        len(build.pte),
         len(performances),
-        len(built.partition.refusals),
+        len(build.partition.refusals),
     )

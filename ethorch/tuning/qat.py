@@ -1,4 +1,4 @@
-"""Quantization-aware training: ``prepare_qat`` makes a model that trains as the NPU will compute, ``convert_qat`` ends it."""
+"""Quantization-aware training."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ def prepare_qat(
     target: str | None = None,
     settings: Settings | None = None,
 ) -> GraphModule:
-    """A copy of the model that rounds as the NPU will, and trains: call it, backpropagate, then ``convert_qat`` it.
+    """Return a trainable copy of the model that rounds as the NPU does.
 
-    Its ``train()`` and ``eval()`` work as a module's. Train it as the float model was trained, with a smaller learning rate; call
-    ``freeze_qat`` for the last epochs. Weights that ``ethorch.tuning.compress.constrain`` constrained stay so.
+    Train it like the float model, with a smaller learning rate. Call ``freeze_qat`` for the last epochs, then ``convert_qat``.
+    Constraints of ``ethorch.tuning.compress.constrain`` are kept.
 
     Args:
-        model: trained in float.
-        example_inputs: one training batch; its batch size may differ from what ``convert_qat`` is given.
-        scheme: A name in ``ethorch.targets.settings.SCHEMES``, or a QuantizationConfig that is made with ``is_qat=True``.
+        model: Float model, already trained.
+        example_inputs: One training batch. ``convert_qat`` may use another batch size.
+        scheme: A name in ``ethorch.targets.settings.SCHEMES``, or a QuantizationConfig with ``is_qat=True``.
         target: Name of the NPU.
-        settings: All choices, with schemes of single modules; the two above change them.
+        settings: All choices, including schemes of single modules. ``scheme`` and ``target`` override them.
 
     Raises:
-        QuantizationError: The QuantizationConfig is not made for training.
-        UserCodeError: the model does not run with these inputs, or cannot be exported.
+        QuantizationError: The QuantizationConfig is not for training.
+        UserCodeError: The model does not run with these inputs, or cannot be exported.
     """
     settings = (settings or Settings()).with_(scheme=scheme, target=target)
     if settings.config is not None and not settings.config.is_qat:
@@ -63,12 +63,12 @@ def prepare_qat(
 
 
 def freeze_qat(prepared: GraphModule, *, batch_norm: bool = True, ranges: bool = True) -> GraphModule:
-    """Stop what moves beside the weights, for the last epochs: the model trains on the numbers it will be deployed with.
+    """Stop observers and batch statistics, so that the last epochs train on the deployed numbers.
 
     Args:
-        prepared: from ``prepare_qat``; it is changed.
-        batch_norm: batch normalization uses its running mean and variance, as at inference.
-        ranges: observers stop; scales and zero points stay.
+        prepared: Graph module from ``prepare_qat``, changed in place.
+        batch_norm: Whether batch norms use their running mean and variance.
+        ranges: Whether scales and zero points stay fixed.
     """
     if ranges:
         prepared.apply(disable_observer)
@@ -96,11 +96,11 @@ def _freeze_batch_norm(prepared: GraphModule) -> None:
 
 @exclusive()
 def convert_qat(prepared: GraphModule, example_inputs: Any = None) -> GraphModule:
-    """The trained model quantized, in eval mode: what ``ethorch.compile`` takes.
+    """Return the trained model quantized, in evaluation mode, for ``ethorch.compile``.
 
     Args:
-        prepared: from ``prepare_qat``, trained; used up.
-        example_inputs: one inference, where its batch size is not that of the training batch.
+        prepared: Trained graph module from ``prepare_qat``. It must not be used afterwards.
+        example_inputs: Inputs of one inference, if its batch size differs from that of training.
     """
     prepared.eval()
     settle(prepared)
@@ -110,5 +110,5 @@ def convert_qat(prepared: GraphModule, example_inputs: Any = None) -> GraphModul
         return converted
     inputs = UserModel(converted, example_inputs).example_inputs
     with torch.no_grad():
-        made: GraphModule = export_module(converted, inputs).module(check_guards=False)
-    return made
+        exported: GraphModule = export_module(converted, inputs).module(check_guards=False)
+    return exported

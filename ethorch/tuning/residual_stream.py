@@ -1,7 +1,7 @@
-"""The residual stream of a transformer in an exported graph: what adds to it, what normalizes it, what reads it.
+"""Find the residual streams of transformers in an exported graph.
 
-A stream begins with rows of an embedding, layers add to it, and all that reads it is normalized first and goes to linear layers.
-Then its channels have no meaning of their own: every orthogonal matrix can turn them, if writers and readers are turned too.
+A stream starts with rows of an embedding, layers add to it, and normalizations before linear layers read it. Any orthogonal
+matrix can then rotate its channels if writers and readers are rotated, too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 from ethorch.lower.fx.node import arguments, first_value, op_name
 from ethorch.tuning.smoothing_sites import ADDMM, LINEAR, READERS, Finder, Parameter, find_users
 
-#: Operators that pick rows, each as a whole: by an axis that is their first argument behind what they read.
+#: Operators that select whole rows, along the axis that is their second argument.
 _PICKS = frozenset({"aten.index_select.default", "aten.slice.Tensor", "aten.select.int"})
 _INDEX, _SWAP = "aten.index.Tensor", "aten.transpose.int"
 _SQUARES = {"aten.pow.Tensor_Scalar", "aten.square.default"}
@@ -27,9 +27,9 @@ class Reader:
     """A linear layer that reads the stream.
 
     Attributes:
-        weight: summed over its axis.
-        bias: or None.
-        owner: path of the module in which it is computed.
+        weight: Weight; the sum is over ``axis``.
+        bias: Bias, or None.
+        owner: Path of the module that computes it.
     """
 
     weight: Parameter
@@ -42,10 +42,10 @@ class Norm:
     """A normalization of the stream.
 
     Attributes:
-        weight: what multiplies the channels; None for ones.
-        bias: what is added to them, or None.
-        centers: True if it subtracts the mean.
-        readers: of what it gives.
+        weight: Factors of the channels; None for ones.
+        bias: Bias of the channels, or None.
+        centers: Whether it subtracts the mean.
+        readers: Layers that read its result.
     """
 
     weight: Parameter | None
@@ -56,14 +56,14 @@ class Norm:
 
 @dataclass(eq=False)
 class Stream:
-    """One stream.
+    """A residual stream.
 
     Attributes:
-        width: its channels.
-        tables: embeddings whose rows are added to it, channels along axis 1.
-        writers: weights of layers that add to it, channels along ``axis``; and their biases.
-        norms: that read it.
-        refused: why it cannot be turned; empty if it can.
+        width: Number of channels.
+        tables: Embeddings whose rows are added, with channels along axis 1.
+        writers: Weights and biases of layers that add to the stream, with channels along ``axis``.
+        norms: Normalizations that read the stream.
+        refused: Reason that it cannot be rotated; empty if it can.
     """
 
     width: int
@@ -74,45 +74,45 @@ class Stream:
 
     @property
     def readers(self) -> Iterator[Reader]:
-        """Of all its normalizations."""
+        """Iterate over the readers of all normalizations."""
         for norm in self.norms:
             yield from norm.readers
 
     def parameters(self) -> Iterator[Parameter]:
-        """All that would be changed, once for each place."""
+        """Iterate over the parameters that a rotation changes, once per place."""
         yield from (*self.tables, *self.writers)
         for norm in self.norms:
-            yield from (one for one in (norm.weight, norm.bias) if one is not None)
+            yield from (parameter for parameter in (norm.weight, norm.bias) if parameter is not None)
         for reader in self.readers:
-            yield from (one for one in (reader.weight, reader.bias) if one is not None)
+            yield from (parameter for parameter in (reader.weight, reader.bias) if parameter is not None)
 
     def refuse(self, why: str) -> None:
-        """It cannot be turned; the first reason stays."""
+        """Record that the stream cannot be rotated; the first reason is kept."""
         self.refused = self.refused or why
 
-    def take(self, other: Stream) -> None:
-        """Be both."""
-        self.tables += other.tables
-        self.writers += other.writers
-        self.norms += other.norms
-        self.refused = self.refused or other.refused
+    def merge(self, stream: Stream) -> None:
+        """Merge another stream into this one."""
+        self.tables += stream.tables
+        self.writers += stream.writers
+        self.norms += stream.norms
+        self.refused = self.refused or stream.refused
 
 
 def find_streams(graph: GraphModule, module: nn.Module) -> tuple[list[Stream], Mapping[int, int]]:
-    """The streams of a graph from torch.export; and memory of a parameter -> how many operators read it, of all that are read."""
+    """Return the streams of a graph from torch.export, and the number of operators that read each parameter, by its memory."""
     finder = Finder(graph, {parameter.data_ptr(): name for name, parameter in module.named_parameters()})
-    return _Streams(finder).found(graph.graph.nodes), finder.uses()
+    return _Streams(finder).find(graph.graph.nodes), finder.uses()
 
 
 class _Streams:
-    """Looks at one graph, node by node."""
+    """Search of one graph, node by node."""
 
     def __init__(self, finder: Finder):
         self._finder = finder
         self._of: dict[Node, Stream] = {}
 
-    def found(self, nodes: Iterable[Node]) -> list[Stream]:
-        """All streams, refused ones too."""
+    def find(self, nodes: Iterable[Node]) -> list[Stream]:
+        """Return all streams, including refused ones."""
         for node in nodes:
             if node.op == "call_function" and op_name(node.target) == "aten.embedding.default":
                 self._begin(node)
@@ -134,7 +134,7 @@ class _Streams:
             self._of[node] = Stream(value.shape[-1], tables=[table])
 
     def _read(self, node: Node, reading: Sequence[Node]) -> None:
-        """One operator that reads the stream."""
+        """Process an operator that reads the stream."""
         name, x, stream = op_name(node.target), node.args[0], self._of[reading[0]]
         if isinstance(x, Node) and x in self._of and (self._finder.moves(node) or self._picks(node, name)):
             self._of[node] = stream
@@ -178,38 +178,38 @@ class _Streams:
         return name == "aten.mul.Tensor" and node.args[0] is node.args[1]
 
     def _add(self, node: Node, reading: Sequence[Node]) -> None:
-        """Two streams are one behind this; or a layer adds to one."""
+        """Process an addition, which merges two streams or adds a layer to one."""
         stream = self._of[reading[0]]
         for arg in node.args[:2]:
             if isinstance(arg, Node) and arg in self._of:
-                if (other := self._of[arg]) is not stream:
-                    stream.take(other)
-                    self._of.update({one: stream for one, own in self._of.items() if own is other})
+                if (merged := self._of[arg]) is not stream:
+                    stream.merge(merged)
+                    self._of.update({one: stream for one, member_stream in self._of.items() if member_stream is merged})
                 continue
-            writer = self._written(arg, node)
+            writer = self._find_writers(arg, node)
             if node.kwargs or not writer:
-                stream.refuse(f"{node} adds what no layer computes")
+                stream.refuse(f"{node} adds a value that no layer computes")
                 return
             stream.writers += writer
         self._of[node] = stream
 
-    def _written(self, node: object, reader: Node) -> tuple[Parameter, ...]:
-        """Weights and biases of the layers whose sum a value is, if nothing but ``reader`` reads that; else none."""
-        found = self._finder.rows(node, reader)
-        if not found and isinstance(node, Node) and op_name(node.target) == "aten.add.Tensor" and find_users(node) == [reader]:
-            parts = [self._written(arg, node) for arg in node.args[:2]]
-            found = tuple(one for part in parts for one in part) if all(parts) and not node.kwargs else ()
-        return found
+    def _find_writers(self, node: object, reader: Node) -> tuple[Parameter, ...]:
+        """Return weights and biases of the layers whose sum a value is, if ``reader`` is its only reader."""
+        parameters = self._finder.rows(node, reader)
+        if not parameters and isinstance(node, Node) and op_name(node.target) == "aten.add.Tensor" and find_users(node) == [reader]:
+            parts = [self._find_writers(arg, node) for arg in node.args[:2]]
+            parameters = tuple(one for part in parts for one in part) if all(parts) and not node.kwargs else ()
+        return parameters
 
     def _multiply(self, node: Node, x: Node) -> None:
-        """By a number for each row, which leaves a stream; or by a weight for each channel, which is a normalization's."""
+        """Process a product with a number per row, which ends a stream, or with a weight per channel, which belongs to a norm."""
         stream = self._of[x]
-        other = node.args[1] if node.args[0] is x else node.args[0]
-        value = first_value(other) if isinstance(other, Node) else None
-        if isinstance(other, (int, float)) or (value is not None and (not value.dim() or value.shape[-1] == 1)):
+        factor = node.args[1] if node.args[0] is x else node.args[0]
+        value = first_value(factor) if isinstance(factor, Node) else None
+        if isinstance(factor, (int, float)) or (value is not None and (not value.dim() or value.shape[-1] == 1)):
             self._of[node] = stream
             return
-        weight = self._finder.vector(other, node)
+        weight = self._finder.vector(factor, node)
         if weight is None or op_name(node.target) != "aten.mul.Tensor":
             stream.refuse(f"{node} multiplies its channels")
             return
@@ -229,8 +229,8 @@ class _Streams:
         self._norm(stream, node, weight, bias, centers, self._readers(find_users(node), node))
 
     def _readers(self, users: Sequence[Node], value: Node) -> tuple[Reader, ...]:
-        """The linear layers among ``users`` and behind what only moves rows; none if something else reads."""
-        found: list[Reader] = []
+        """Return the linear layers that read a value directly or through row moves; empty if it has other readers."""
+        readers: list[Reader] = []
         waiting = [(value, user) for user in users]
         while waiting:
             read, user = waiting.pop(0)
@@ -242,14 +242,14 @@ class _Streams:
                 return ()
             args, _ = arguments(user)
             x, weight, axis = READERS[name]
-            own = self._finder.parameter(args[weight], axis) if args[x] is read else None
-            given = args[0] if name == ADDMM else args[2]
-            bias = self._finder.parameter(given)
-            if own is None or (given is not None and bias is None) or user.kwargs:
+            weight_parameter = self._finder.parameter(args[weight], axis) if args[x] is read else None
+            bias_argument = args[0] if name == ADDMM else args[2]
+            bias = self._finder.parameter(bias_argument)
+            if weight_parameter is None or (bias_argument is not None and bias is None) or user.kwargs:
                 return ()
             stack = list(user.meta.get("nn_module_stack", {}).values())
-            found.append(Reader(own, bias, stack[-1][0] if stack else ""))
-        return tuple(found)
+            readers.append(Reader(weight_parameter, bias, stack[-1][0] if stack else ""))
+        return tuple(readers)
 
     def _norm(
         self,

@@ -1,7 +1,7 @@
-"""Outliers of the residual stream spread over all its channels, by an orthogonal matrix that is folded into the parameters.
+"""Spread outliers of the residual stream over its channels by an orthogonal matrix that is folded into parameters.
 
-What trained transformers keep in a few channels of large values, costs all other channels their resolution. A rotation that is
-random spreads it (QuaRot, Ashkboos et al. 2024); normalizations do not notice, and layers that write and read are turned with it.
+Trained transformers have a few channels with large values, which reduce the resolution of all others. A random rotation spreads
+them (QuaRot, Ashkboos et al. 2024). Normalizations are invariant to it, and the layers that write and read are rotated.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from ethorch.tuning.smoothing_sites import Parameter
 
 @dataclass(frozen=True)
 class Rotated:
-    """What ``rotate`` did.
+    """Result of ``rotate``.
 
     Attributes:
-        parameters: that were changed.
-        untied: weights of a last layer that are no longer the embedding's: a normalization's weights went into them.
-        refused: of the residual streams that were left, why.
+        parameters: Names of the changed parameters.
+        untied: Weights of last layers that no longer share memory with the embedding, because a norm was folded into them.
+        refused: Reasons of the residual streams that were not rotated.
     """
 
     parameters: tuple[str, ...]
@@ -40,38 +40,37 @@ class Rotated:
 
 @exclusive()
 def rotate(model: nn.Module | Mapping[str, nn.Module], example_inputs: Any, *, seed: int = 0) -> Rotated:
-    """Turn a transformer's residual stream by a random orthogonal matrix, where that can be folded into its parameters.
+    """Rotate the residual stream of a transformer by a random orthogonal matrix, if it can be folded into the parameters.
 
-    Parameters are changed in place; outputs stay the same up to float rounding, and nothing is computed more. A stream can be
-    turned if it begins with embeddings, only linear layers add to it, and each of its readers is a normalization (RMS, or of layers
-    whose readers have biases) in front of linear layers. The normalizations' weights are ones afterwards. Streams of other
-    models (normalizations behind the addition, convolutions) stay as they are.
+    Parameters are changed in place; outputs stay the same up to float rounding, and the cost does not change. A stream can be
+    rotated if it starts with embeddings, only linear layers add to it, and only normalizations before linear layers read it. The
+    weights of these normalizations become ones. Other streams (normalization after the addition, convolutions) are not changed.
 
     ::
 
         print(ethorch.tuning.rotate(model, example_inputs).refused)
 
     Args:
-        model: in eval mode; or several by name that share modules, as ``ethorch.compile`` takes them.
-        example_inputs: that the model runs with; of several models by name.
-        seed: of the matrix.
+        model: Module in evaluation mode, or several by name that share modules.
+        example_inputs: Inputs of the model, or of several models by name.
+        seed: Seed of the matrix.
 
     Raises:
-        EthorchError: there are models without example inputs.
-        UserCodeError: a model cannot be exported.
+        EthorchError: A model has no example inputs.
+        UserCodeError: A model cannot be exported.
     """
     models = {"": model} if isinstance(model, nn.Module) else dict(model)
     inputs = {"": example_inputs} if isinstance(model, nn.Module) else example_inputs
     if not isinstance(inputs, Mapping) or set(models) - set(inputs):
         raise EthorchError("rotate: several models need several inputs: give example inputs as a dict of the models' names.")
-    found: list[tuple[list[Stream], Mapping[int, int]]] = []
+    graphs: list[tuple[list[Stream], Mapping[int, int]]] = []
     for name, module in models.items():
-        given = inputs[name] if isinstance(inputs[name], tuple) else (inputs[name],)
+        arguments = inputs[name] if isinstance(inputs[name], tuple) else (inputs[name],)
         with in_eval_mode(module):
-            found.append(find_streams(export_module(module, given).module(check_guards=False), module))
-    untied = _settle(found, list(models.values()))
-    good = [stream for streams, _ in found for stream in streams if not stream.refused]
-    refused = tuple(dict.fromkeys(stream.refused for streams, _ in found for stream in streams if stream.refused))
+            graphs.append(find_streams(export_module(module, arguments).module(check_guards=False), module))
+    untied = _settle(graphs, list(models.values()))
+    good = [stream for streams, _ in graphs for stream in streams if not stream.refused]
+    refused = tuple(dict.fromkeys(stream.refused for streams, _ in graphs for stream in streams if stream.refused))
     with torch.no_grad():
         changed = _Turning(untied, seed).turn(good)
     return Rotated(tuple(changed), tuple(name for name, _ in untied.values()), refused)
@@ -81,39 +80,39 @@ def rotate(model: nn.Module | Mapping[str, nn.Module], example_inputs: Any, *, s
 Untied = dict[int, tuple[str, Tensor]]
 
 
-def _settle(found: Sequence[tuple[list[Stream], Mapping[int, int]]], modules: Sequence[nn.Module]) -> Untied:
-    """Refuse streams whose parameters something else reads too, here or in another model; untie embeddings from last layers."""
+def _settle(graphs: Sequence[tuple[list[Stream], Mapping[int, int]]], modules: Sequence[nn.Module]) -> Untied:
+    """Refuse streams whose parameters have other readers in any model, and untie embeddings from last layers."""
     before = -1
-    while before != (now := sum(bool(stream.refused) for streams, _ in found for stream in streams)):
+    while before != (now := sum(bool(stream.refused) for streams, _ in graphs for stream in streams)):
         before = now
-        for streams, uses in found:
+        for streams, uses in graphs:
             places = _places([stream for stream in streams if not stream.refused])
-            for stream in (stream for other, _ in found for stream in other if not stream.refused):
+            for stream in (stream for other, _ in graphs for stream in other if not stream.refused):
                 wrong = [p.name for p in stream.parameters() if uses.get(key := p.tensor.data_ptr(), 0) not in (0, places[key])]
-                alone = [reader.weight.name for reader in _find_tied_readers(found, stream) if _owner(reader, modules) is None]
+                alone = [reader.weight.name for reader in _find_tied_readers(graphs, stream) if _owner(reader, modules) is None]
                 if wrong:
                     stream.refused = f"something else reads {wrong[0]} too"
                 elif alone:
                     stream.refused = f"{alone[0]} is an embedding and the weight of a layer that has none of its own"
     untied: Untied = {}
-    for stream in (stream for streams, _ in found for stream in streams if not stream.refused):
-        for reader in _find_tied_readers(found, stream):
+    for stream in (stream for streams, _ in graphs for stream in streams if not stream.refused):
+        for reader in _find_tied_readers(graphs, stream):
             owner = _owner(reader, modules)
             if owner is not None and (key := reader.weight.tensor.data_ptr()) not in untied:
-                own = nn.Parameter(owner.weight.detach().clone(), requires_grad=owner.weight.requires_grad)
-                owner.weight = own
-                untied[key] = f"{reader.owner}.weight", own.data
+                copy = nn.Parameter(owner.weight.detach().clone(), requires_grad=owner.weight.requires_grad)
+                owner.weight = copy
+                untied[key] = f"{reader.owner}.weight", copy.data
     return untied
 
 
-def _find_tied_readers(found: Sequence[tuple[list[Stream], Mapping[int, int]]], stream: Stream) -> list[Reader]:
-    """Layers of a stream whose weight is an embedding of one."""
-    tables = {table.tensor.data_ptr() for streams, _ in found for one in streams for table in one.tables}
+def _find_tied_readers(graphs: Sequence[tuple[list[Stream], Mapping[int, int]]], stream: Stream) -> list[Reader]:
+    """Return the layers of a stream that use an embedding as their weight."""
+    tables = {table.tensor.data_ptr() for streams, _ in graphs for candidate in streams for table in candidate.tables}
     return [reader for reader in stream.readers if reader.weight.tensor.data_ptr() in tables]
 
 
 def _owner(reader: Reader, modules: Sequence[nn.Module]) -> Any:
-    """The module that computes a layer and holds its weight; None where it holds none."""
+    """Return the module that computes a layer and holds its weight; None if there is none."""
     for module in modules:
         try:
             owner = module.get_submodule(reader.owner)
@@ -126,7 +125,7 @@ def _owner(reader: Reader, modules: Sequence[nn.Module]) -> Any:
 
 
 def _places(streams: Sequence[Stream]) -> Counter[int]:
-    """Memory of a parameter -> how many operators read it as these streams say: a layer may read one and write to one."""
+    """Count the places of each parameter in the streams, by its memory; a layer may read one stream and write to another."""
     tables, writers, others = Counter[int](), Counter[int](), Counter[int]()
     for stream in streams:
         tables.update(table.tensor.data_ptr() for table in stream.tables)
@@ -137,14 +136,14 @@ def _places(streams: Sequence[Stream]) -> Counter[int]:
 
 
 class _Turning:
-    """Changes the parameters of streams, each once."""
+    """Rotation of the parameters of streams, each once."""
 
     def __init__(self, untied: Untied, seed: int):
         self._untied, self._seed = untied, seed
         self._done: set[tuple[int, str]] = set()
 
     def turn(self, streams: Sequence[Stream]) -> Iterator[str]:
-        """Fold all normalizations into what reads them, then turn; names of what was changed."""
+        """Fold all normalizations into their readers, rotate the streams, and yield the names of the changed parameters."""
         names = dict[str, None]()
         centered = {stream.width for stream in streams if any(norm.centers for norm in stream.norms)}
         for stream in streams:
@@ -166,7 +165,7 @@ class _Turning:
         return reader.weight.tensor if tied is None else tied[1]
 
     def _first(self, tensor: Tensor, what: str) -> bool:
-        """Return True the first time that this is done with the parameter."""
+        """Return True for the first call with a parameter and a purpose."""
         key = tensor.data_ptr(), what
         if key in self._done:
             return False
@@ -189,18 +188,18 @@ class _Turning:
             norm.bias.tensor.zero_()
 
     def _multiply(self, parameter: Parameter, tensor: Tensor, axis: int, turn: Tensor, what: str) -> None:
-        """A row of channels ``x`` becomes ``x @ turn``."""
+        """Multiply rows of channels ``x`` by ``turn``: ``x @ turn``."""
         if self._first(tensor, what):
             tensor.copy_((tensor.double().transpose(axis, -1) @ turn).transpose(axis, -1).to(tensor.dtype))
 
 
 def orthogonal(width: int, seed: int, *, keeps_mean: bool = False) -> Tensor:
-    """float64[width, width]: a random orthogonal matrix; of a power of two Hadamard's with random signs.
+    """Return a random orthogonal matrix float64[width, width]; for powers of two Hadamard's, with random signs.
 
     Args:
-        width: channels.
-        seed: of the random numbers.
-        keeps_mean: rows have the same mean after it as before: what subtracts the mean does not notice it either.
+        width: Number of channels.
+        seed: Seed of the random numbers.
+        keeps_mean: Whether the mean of each row is preserved, so that subtracting the mean commutes with the rotation.
     """
     generator = torch.Generator().manual_seed(seed)
     size = width - 1 if keeps_mean else width

@@ -1,4 +1,4 @@
-"""Running a graph on samples, every time from the same state: a model that writes to its buffers is compared with itself."""
+"""Run graphs on samples from equal initial state."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ JUDGES = FAKE, NPU = "quantized", "npu"
 
 
 def export_copy(model: nn.Module, inputs: Inputs) -> GraphModule:
-    """A graph module of the model that may be run and changed: the user's buffers and graph stay as they are.
+    """Return a graph module of the model that can be run and changed without effect on the user's module.
 
     Args:
-        model: in eval mode, or a graph module from torch.export.
-        inputs: fix the shapes.
+        model: Module in evaluation mode, or a graph module from torch.export.
+        inputs: Example inputs, which fix the shapes.
 
     Raises:
-        QuantizationError, UserCodeError: as of ``lower.fx.export.export_module``.
+        QuantizationError, UserCodeError: See ``lower.fx.export.export_module``.
     """
     if isinstance(model, GraphModule):
         return copy.deepcopy(model)
@@ -42,12 +42,12 @@ def export_copy(model: nn.Module, inputs: Inputs) -> GraphModule:
 
 
 def copy_state(graph: GraphModule) -> State:
-    """Its buffers, copied."""
+    """Return copies of the buffers."""
     return {name: buffer.clone() for name, buffer in graph.named_buffers()}
 
 
 def reset(graph: GraphModule, state: State) -> None:
-    """Write the state back into the buffers of these names; others stay as they are."""
+    """Restore the buffers in ``state``; others are not changed."""
     with torch.no_grad():
         for name, buffer in graph.named_buffers():
             if name in state:
@@ -55,17 +55,17 @@ def reset(graph: GraphModule, state: State) -> None:
 
 
 def compute_outputs(graph: GraphModule, samples: Iterable[Inputs], state: State) -> list[Any]:
-    """What the graph returns for each sample, one after the other, the first of them from ``state``."""
+    """Return the outputs for each sample, run in order from ``state``."""
     reset(graph, state)
     with torch.no_grad():
         return [graph(*inputs) for inputs in samples]
 
 
 def outputs_on_npu(build: Build, graph: GraphModule, samples: Sequence[Inputs]) -> list[Any]:
-    """What a program gives for each sample on the simulated NPU, one after the other, nested as the graph returns it.
+    """Return the outputs of a program on the simulated NPU for each sample, in the structure of the graph's outputs.
 
     Args:
-        graph: that the program is made of.
+        graph: Graph that the program was compiled from.
     """
     structure = graph._out_spec
     assert structure is not None, "of a graph from torch.export"
@@ -73,6 +73,6 @@ def outputs_on_npu(build: Build, graph: GraphModule, samples: Sequence[Inputs]) 
 
 
 def check_judge(judge: str) -> None:
-    """QuantizationError unless the figures are to be of the fake-quantized model or of the NPU."""
+    """Raise QuantizationError unless ``judge`` is ``"quantized"`` or ``"npu"``."""
     if judge not in JUDGES:
         raise QuantizationError("accuracy.judge", f"judge={judge!r}: figures can be of {' or '.join(map(repr, JUDGES))}")

@@ -1,8 +1,8 @@
-"""Outliers of activations moved into weights: channels that a norm makes large are divided there, and multiplied by readers.
+"""Move outliers of activations into weights.
 
-The function stays the same and nothing is computed more, since the factors are folded into parameters. The idea is SmoothQuant's
-(Xiao et al. 2022). How strong it is, is searched for at each place, as AWQ does (Lin et al. 2023), by the error that the layers
-have.
+Channels that a norm makes large are divided there and multiplied in the layers that read them. The factors are folded into
+parameters, so the function and its cost do not change (SmoothQuant, Xiao et al. 2022). The strength is searched at each place by
+the error of the layers (AWQ, Lin et al. 2023).
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ Samples = Sequence[Any]
 
 @dataclass(frozen=True)
 class Smoothed:
-    """One place where factors were folded in.
+    """A place where factors were folded in.
 
     Attributes:
-        source: the parameter that was divided.
-        readers: the weights that were multiplied.
-        strength: exponent of the activations' ranges.
-        gain_db: of the layers' outputs, their inputs and weights quantized, on the samples.
+        source: Parameter that was divided.
+        readers: Weights that were multiplied.
+        strength: Exponent of the activations' ranges.
+        gain_db: Improvement of the layers' quantized outputs on the samples.
     """
 
     source: str
@@ -57,12 +57,11 @@ class Smoothed:
 
 @exclusive()
 def smooth(model: nn.Module | Mapping[str, nn.Module], samples: Samples, *, scheme: str = "int8") -> tuple[Smoothed, ...]:
-    """Let a model's activations have no outlying channels, as far as that can be folded into its parameters.
+    """Reduce outlier channels of activations, as far as factors can be folded into parameters.
 
-    Parameters are changed in place; outputs stay the same up to float rounding, and nothing is computed more. Places are
-    normalizations with weights, and linear layers behind which nothing mixes channels (SwiGLU's ``up``), where all that reads them
-    are linear layers. A place is changed only if its layers' outputs, quantized by the scheme, are nearer to the float ones then.
-    Parameters that something else uses too, such as tied embeddings, stay as they are.
+    Parameters are changed in place; outputs stay the same up to float rounding. Places are normalizations with weights, and linear
+    layers whose channels no later operator mixes (SwiGLU's ``up``), if all readers are linear layers. A place is changed only
+    if its layers' quantized outputs improve. Parameters with other readers, such as tied embeddings, are not changed.
 
     ::
 
@@ -70,17 +69,17 @@ def smooth(model: nn.Module | Mapping[str, nn.Module], samples: Samples, *, sche
         program = ethorch.compile(model, samples[0], calibration=samples)
 
     Args:
-        model: in eval mode; or several by name that share modules, as ``ethorch.compile`` takes them.
-        samples: input tuples in order; of several models (name, inputs), or a list of lists of that.
-        scheme: a name of ``int8``, ``a16w8``, ``a8w4``: what is searched for the best.
+        model: Module in evaluation mode, or several by name that share modules.
+        samples: Input tuples in order; for several models (name, inputs), or sessions of these.
+        scheme: ``int8``, ``a16w8`` or ``a8w4``: the scheme that the search optimizes.
 
     Returns:
-        what was changed, the largest gain first.
+        The changed places, sorted by gain.
 
     Raises:
-        QuantizationError: there are no samples.
-        SpecError: the scheme is another one.
-        UserCodeError: a model cannot be exported.
+        QuantizationError: There are no samples.
+        SpecError: The scheme is unknown.
+        UserCodeError: A model cannot be exported.
     """
     if scheme not in _BITS:
         raise SpecError(f"smooth: scheme is {scheme!r}; allowed are {', '.join(map(repr, _BITS))}.")
@@ -90,35 +89,35 @@ def smooth(model: nn.Module | Mapping[str, nn.Module], samples: Samples, *, sche
         raise QuantizationError("quantize.no_samples", "no samples were given: ranges and losses are measured on them")
     places = _Places()
     for name, module in models.items():
-        inputs = next((given for session in calls for called, given in session if called == name), None)
+        inputs = next((arguments for session in calls for called, arguments in session if called == name), None)
         if inputs is not None:
             with in_eval_mode(module):
                 graph = export_module(module, inputs).module(check_guards=False)
             places.add(name, graph, module)
     places.settle()
     places.watch(calls)
-    done = [found for site in places.sites.values() if (found := places.fold(site, *_BITS[scheme]))]
-    done.sort(key=lambda one: -one.gain_db)
-    logger.info("smooth: %d of %d places", len(done), len(places.sites))
-    return tuple(done)
+    changes = [found for site in places.sites.values() if (found := places.fold(site, *_BITS[scheme]))]
+    changes.sort(key=lambda one: -one.gain_db)
+    logger.info("smooth: %d of %d places", len(changes), len(places.sites))
+    return tuple(changes)
 
 
 def _calls(samples: Samples, models: Mapping[str, nn.Module]) -> list[list[tuple[str, tuple[Any, ...]]]]:
-    """Sessions of (name, inputs)."""
-    given = list(samples)
-    if given and all(_is_call(one, models) for one in given):
-        return [given]
-    if given and all(isinstance(one, list) and all(_is_call(call, models) for call in one) for one in given):
-        return given
-    return [[("", one if isinstance(one, tuple) else (one,)) for one in given]]
+    """Return sessions of (name, inputs)."""
+    calls = list(samples)
+    if calls and all(_is_call(sample, models) for sample in calls):
+        return [calls]
+    if calls and all(isinstance(sample, list) and all(_is_call(call, models) for call in sample) for sample in calls):
+        return calls
+    return [[("", sample if isinstance(sample, tuple) else (sample,)) for sample in calls]]
 
 
-def _is_call(one: Any, models: Mapping[str, nn.Module]) -> bool:
-    return isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], str) and one[0] in models
+def _is_call(call: Any, models: Mapping[str, nn.Module]) -> bool:
+    return isinstance(call, tuple) and len(call) == 2 and isinstance(call[0], str) and call[0] in models
 
 
 class _Places:
-    """The places of all models together, and what is seen there."""
+    """The places of all models, with statistics of their activations."""
 
     def __init__(self) -> None:
         self.sites: dict[Key, Site] = {}
@@ -129,29 +128,29 @@ class _Places:
         self._roles: list[tuple[dict[tuple[int, int], Key], set[int]]] = []
 
     def add(self, name: str, graph: GraphModule, module: nn.Module) -> None:
-        """The places of one model."""
-        found, read = find_sites(graph, module)
+        """Add the places of one model."""
+        sites, read = find_sites(graph, module)
         self._graphs[name] = graph
-        self._watched[name] = {node: site.key for node, site in found}
-        self._roles.append(({used: site.key for _, site in found for used in site.touched()}, read))
-        for _, site in found:
-            self.sites[site.key] = self.sites[site.key].joined(site) if site.key in self.sites else site
+        self._watched[name] = {node: site.key for node, site in sites}
+        self._roles.append(({used: site.key for _, site in sites for used in site.parameter_axes()}, read))
+        for _, site in sites:
+            self.sites[site.key] = self.sites[site.key].merge_readers(site) if site.key in self.sites else site
 
     def settle(self) -> None:
-        """Leave what is no place to every model that reads one of its parameters."""
+        """Drop places that do not exist in every model that reads one of their parameters."""
 
         def everywhere(site: Site) -> bool:
             """Return True if each model that has these parameters has them at this place."""
             return all(
                 place not in read or roles.get((place, axis)) == site.key
                 for roles, read in self._roles
-                for place, axis in site.touched()
+                for place, axis in site.parameter_axes()
             )
 
         self.sites = {key: site for key, site in self.sites.items() if everywhere(site)}
 
     def watch(self, calls: Sequence[Sequence[tuple[str, tuple[Any, ...]]]]) -> None:
-        """Run the calls; what the models keep is as before each session."""
+        """Run the calls and record statistics. Buffers are restored before each session."""
         with torch.no_grad():
             for session in calls:
                 with kept(buffer for graph in self._graphs.values() for buffer in graph.buffers()):
@@ -174,7 +173,7 @@ class _Places:
             held.append(rows[:_ROWS].clone())
 
     def fold(self, site: Site, activation_bits: int, weight_bits: int) -> Smoothed | None:
-        """Fold in the factors with the least error; None where none is better than what is there."""
+        """Fold in the factors with the least error; return None if none is better than the current parameters."""
         key = site.key
         if key not in self._rows:
             return None
@@ -195,7 +194,7 @@ class _Places:
 
 
 def _factors(ranges: Tensor, columns: Tensor, strength: float) -> Tensor:
-    """What each channel is divided by: 1 where nothing is known of it."""
+    """Return the divisor of each channel; 1 for channels without data."""
     if not strength:
         return torch.ones_like(columns)
     usable = (ranges > 0) & (columns > 0)
@@ -205,13 +204,13 @@ def _factors(ranges: Tensor, columns: Tensor, strength: float) -> Tensor:
 
 
 def _error(x: Tensor, ranges: Tensor, weights: Sequence[Tensor], factors: Tensor, activation_bits: int, weight_bits: int) -> float:
-    """Sum of squares by which the layers' outputs are off, inputs in one scale and weights in one for each output."""
+    """Return the squared error of the layers' outputs, with one scale for inputs and one per output for weights."""
     scaled, error = x / factors, 0.0
     rounded = _round_to_bits(scaled, (ranges / factors).amax(), activation_bits)
     for weight in weights:
         multiplied = weight * factors
-        found = rounded @ _round_to_bits(multiplied, multiplied.abs().amax(1, keepdim=True), weight_bits).t()
-        error += float(((found - x @ weight.t()) ** 2).sum())
+        quantized_output = rounded @ _round_to_bits(multiplied, multiplied.abs().amax(1, keepdim=True), weight_bits).t()
+        error += float(((quantized_output - x @ weight.t()) ** 2).sum())
     return error
 
 

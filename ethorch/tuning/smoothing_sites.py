@@ -1,4 +1,4 @@
-"""Where factors of channels can be folded into the parameters of an exported graph: what makes the channels, what reads them."""
+"""Find the places of an exported graph where channel factors can be folded into parameters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ethorch.lower.fx.node import ASSERTIONS, CASTS, arguments, first_value, op_
 #: A place by the memory of its first parameter.
 Key = int
 
-#: Operators whose result has its argument's last axis as it is, where their shapes say so too.
+#: Operators that do not change the last axis, if the shapes agree.
 _MOVES = CASTS | {
     *(f"aten.{name}.default" for name in ("view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "expand")),
     *(f"aten.{name}.default" for name in ("clone", "contiguous", "detach", "alias", "dropout", "type_as")),
@@ -25,7 +25,7 @@ _MOVES = CASTS | {
 _NORMS = {"aten.layer_norm.default": (2, 3), "aten.rms_norm.default": (2, None)}
 LINEAR = "aten.linear.default"
 ADDMM = "aten.addmm.default"
-#: name -> positions of what is read and of the weight, and the axis of the weight that it is summed over.
+#: name -> positions of the input and of the weight, and the axis of the weight that is summed over.
 READERS = {LINEAR: (0, 1, 1), ADDMM: (1, 2, 0)}
 
 
@@ -34,10 +34,10 @@ class Parameter:
     """A parameter that is changed.
 
     Attributes:
-        name: as the module has it.
-        tensor: its own memory.
-        axis: which holds the channels.
-        added: what is added to it before it multiplies (Gemma's norms: 1).
+        name: Name in the module.
+        tensor: The parameter's tensor.
+        axis: Axis of the channels.
+        added: Constant that is added before the multiplication (Gemma's norms: 1).
     """
 
     name: str
@@ -46,12 +46,12 @@ class Parameter:
     added: float = 0.0
 
     def by_output(self) -> Tensor:
-        """float32[O, I] of a weight that sums over its axis."""
+        """Return the weight as float32[O, I], summed over I."""
         weight = self.tensor.detach().float()
         return weight if self.axis else weight.t()
 
     def spread(self, factors: Tensor) -> Tensor:
-        """Factors of channels in the shape that multiplies the parameter."""
+        """Reshape channel factors so that they multiply the parameter."""
         shape = [1] * self.tensor.dim()
         shape[self.axis] = -1
         return factors.to(self.tensor.dtype).reshape(shape)
@@ -62,8 +62,8 @@ class Site:
     """A place where channels can be divided and multiplied.
 
     Attributes:
-        sources: divided; the first is its key.
-        readers: weights of linear layers, multiplied along the axis that is summed over.
+        sources: Parameters that are divided; the first one is the key.
+        readers: Weights of linear layers that are multiplied along the axis of the sum.
     """
 
     sources: tuple[Parameter, ...]
@@ -71,21 +71,21 @@ class Site:
 
     @property
     def key(self) -> Key:
-        """Of the first source."""
+        """Key of the first source."""
         return self.sources[0].tensor.data_ptr()
 
-    def joined(self, other: Site) -> Site:
-        """What two models have at a place: all readers."""
-        known = {reader.tensor.data_ptr() for reader in self.readers}
-        return replace(self, readers=(*self.readers, *(r for r in other.readers if r.tensor.data_ptr() not in known)))
+    def merge_readers(self, site: Site) -> Site:
+        """Return the site with the readers of both models."""
+        memories = {reader.tensor.data_ptr() for reader in self.readers}
+        return replace(self, readers=(*self.readers, *(r for r in site.readers if r.tensor.data_ptr() not in memories)))
 
-    def touched(self) -> Iterator[tuple[int, int]]:
-        """(memory, axis) of all its parameters."""
+    def parameter_axes(self) -> Iterator[tuple[int, int]]:
+        """Iterate over (memory, axis) of all parameters."""
         for parameter in (*self.sources, *self.readers):
             yield parameter.tensor.data_ptr(), parameter.axis
 
     def fold(self, factors: Tensor) -> None:
-        """Divide the sources, multiply what reads them."""
+        """Divide the sources and multiply the readers."""
         for source in self.sources:
             by = source.spread(factors)
             if source.added:
@@ -97,45 +97,45 @@ class Site:
 
 
 def find_sites(graph: GraphModule, module: nn.Module) -> tuple[list[tuple[Node, Site]], set[int]]:
-    """(node whose value is divided, place) of a graph, of parameters that one operator reads; and the memory of all that it reads.
+    """Return (node whose value is divided, site) for each site of a graph, and the memory of all parameters that the graph reads.
 
     Args:
-        graph: from torch.export, before anything is decomposed.
-        module: that it is of: its parameters are what is changed.
+        graph: Graph from torch.export, not decomposed.
+        module: The exported module, whose parameters are changed.
     """
     finder = Finder(graph, {parameter.data_ptr(): name for name, parameter in module.named_parameters()})
     uses = finder.uses()
-    found = []
+    sites = []
     for node in graph.graph.nodes:
         sources = finder.sources(node)
         readers = finder.readers(node) if sources else ()
         if readers and all(uses[parameter.tensor.data_ptr()] == 1 for parameter in (*sources, *readers)):
-            found.append((node, Site(sources, readers)))
-    return found, set(uses)
+            sites.append((node, Site(sources, readers)))
+    return sites, set(uses)
 
 
 def find_users(node: Node) -> list[Node]:
-    """What computes with a node's value."""
+    """Return the nodes that compute with a node's value."""
     return [user for user in node.users if user.op != "call_function" or op_name(user.target) not in ASSERTIONS]
 
 
 class Finder:
-    """Looks at one graph."""
+    """Search of one graph."""
 
-    def __init__(self, graph: GraphModule, own: dict[int, str]):
-        self._graph, self._own = graph, own
+    def __init__(self, graph: GraphModule, names: dict[int, str]):
+        self._graph, self._own = graph, names
         self._tensors = dict(graph.named_parameters(remove_duplicate=False))
 
     def uses(self) -> Counter[int]:
-        """Memory of a parameter -> how many operators read it."""
-        found: Counter[int] = Counter()
+        """Count the operators that read each parameter, by its memory."""
+        counts: Counter[int] = Counter()
         for node in self._graph.graph.nodes:
             if node.op == "get_attr" and find_users(node) and (tensor := self._tensors.get(str(node.target))) is not None:
-                found[tensor.data_ptr()] += len(find_users(node))
-        return found
+                counts[tensor.data_ptr()] += len(find_users(node))
+        return counts
 
     def sources(self, node: Node) -> tuple[Parameter, ...]:
-        """The parameters that divide what a node computes, channel by channel of its last axis; none if there are no such."""
+        """Return the parameters that divide a node's result along the channels of its last axis; empty if there are none."""
         name = op_name(node.target) if node.op == "call_function" else ""
         if name in _NORMS:
             args, _ = arguments(node)
@@ -145,9 +145,9 @@ class Finder:
             return self._all(args[weight], None if bias is None else args[bias])
         if name == "aten.mul.Tensor":
             left, right = node.args[:2]
-            for vector, other in ((left, right), (right, left)):
+            for vector, product in ((left, right), (right, left)):
                 parameter = self.vector(vector, node)
-                if parameter is not None and isinstance(other, Node):
+                if parameter is not None and isinstance(product, Node):
                     return (parameter,)
             for factor in (right, left):  # silu(gate) * up: rows of `up`
                 parameters = self.rows(factor, node)
@@ -156,9 +156,9 @@ class Finder:
         return ()
 
     def _all(self, weight: object, bias: object) -> tuple[Parameter, ...]:
-        given = [value for value in (weight, bias) if value is not None]
-        found = [parameter for value in given if (parameter := self.parameter(value))]
-        return tuple(found) if len(found) == len(given) and weight is not None else ()
+        values = [value for value in (weight, bias) if value is not None]
+        parameters = [parameter for value in values if (parameter := self.parameter(value))]
+        return tuple(parameters) if len(parameters) == len(values) and weight is not None else ()
 
     def parameter(self, node: object, axis: int = 0) -> Parameter | None:
         if not isinstance(node, Node) or node.op != "get_attr":
@@ -169,7 +169,7 @@ class Finder:
         return Parameter(self._own[tensor.data_ptr()], tensor, axis)
 
     def vector(self, node: object, product: Node) -> Parameter | None:
-        """A parameter of one axis, maybe cast, maybe with a number added."""
+        """Return a parameter with one axis, possibly cast or with a constant added."""
         added = 0.0
         while isinstance(node, Node) and node.op == "call_function":
             name = op_name(node.target)
@@ -185,7 +185,7 @@ class Finder:
         return replace(parameter, added=added)
 
     def rows(self, node: object, reader: Node) -> tuple[Parameter, ...]:
-        """Weight and bias of the linear layer that makes a value, if nothing but ``reader`` reads that."""
+        """Return weight and bias of the linear layer that computes a value, if ``reader`` is its only reader."""
         while isinstance(node, Node) and len(find_users(node)) == 1 and self.moves(node):
             node = node.args[0]
         name = op_name(node.target) if isinstance(node, Node) and node.op == "call_function" else ""
@@ -197,11 +197,11 @@ class Finder:
             return ()
         _, weight, summed = READERS[name]
         bias = args[0] if name == ADDMM else args[2]
-        found = [self.parameter(args[weight], 1 - summed), *([] if bias is None else [self.parameter(bias)])]
-        return () if None in found else tuple(one for one in found if one is not None)
+        parameters = [self.parameter(args[weight], 1 - summed), *([] if bias is None else [self.parameter(bias)])]
+        return () if None in parameters else tuple(parameter for parameter in parameters if parameter is not None)
 
     def moves(self, node: Node) -> bool:
-        """Return True if the node keeps the last axis as it is."""
+        """Return True if the node does not change the last axis."""
         if node.op != "call_function" or op_name(node.target) not in _MOVES or not isinstance(node.args[0], Node):
             return False
         value, before = first_value(node), first_value(node.args[0])
@@ -210,8 +210,8 @@ class Finder:
         return value.dtype == before.dtype and value.shape[-1] == before.shape[-1]
 
     def readers(self, node: Node) -> tuple[Parameter, ...]:
-        """The weights of the linear layers that read a node's value; none if something else does."""
-        found: list[Parameter] = []
+        """Return the weights of the linear layers that read a node's value; empty if it has other readers."""
+        readers: list[Parameter] = []
         waiting = [(node, user) for user in find_users(node)]
         while waiting:
             reader, user = waiting.pop(0)
@@ -223,5 +223,5 @@ class Finder:
             value = first_value(reader)
             if found_weight is None or value is None or value.dtype != torch.float32:
                 return ()
-            found.append(found_weight)
-        return tuple(found)
+            readers.append(found_weight)
+        return tuple(readers)

@@ -1,4 +1,4 @@
-"""A calibrated graph whose quantization can be switched on and off per module and operator, without preparing it again."""
+"""A calibrated graph whose quantization can be enabled per module and operator."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ethorch.tuning.sample_runs import Inputs, compute_outputs, copy_state, expo
 
 
 class Switch(nn.Module):
-    """Quantizes and dequantizes while it is on; in the place of one observer."""
+    """A module that replaces an observer and quantizes while it is enabled."""
 
     def __init__(self, observer: Any):
         super().__init__()
@@ -46,19 +46,19 @@ class Switch(nn.Module):
 
 
 class Switched:
-    """The model, calibrated, with a switch in the place of every observer: its quantization goes on and off by part.
+    """A calibrated model with a switch for every observer.
 
-    A part is a module, or an operator that is called outside the innermost modules, such as a ``torch.log`` in ``forward``.
+    A part is a module, or an operator outside the innermost modules, such as a ``torch.log`` in ``forward``.
 
     Args:
-        model: in eval mode, or a graph module from torch.export.
-        quantizer: with its settings made.
-        samples: calibration inputs.
+        model: Module in evaluation mode, or a graph module from torch.export.
+        quantizer: Quantizer with its settings.
+        samples: Calibration inputs.
 
     Attributes:
-        owners: the parts that each switch belongs to, outermost first, by the switch's name.
-        parts: the innermost modules in which something is quantized, and the operators outside them, in the order they run.
-        operators: ATen name and source line of each operator among the parts, by its FX node's name.
+        owners: The parts of each switch by its name, outermost first.
+        parts: The innermost quantized modules and the operators outside them, in execution order.
+        operators: ATen name and source line of each operator among the parts, by the name of its FX node.
     """
 
     def __init__(self, model: nn.Module, quantizer: TOSAQuantizer, samples: Sequence[Inputs]):
@@ -71,7 +71,7 @@ class Switched:
         self._calibrated = copy.deepcopy(self.graph)
         owners: dict[str, tuple[list[str], Node]] = {}
         self._switches: dict[str, Switch] = {}
-        made: dict[int, Switch] = {}
+        switches: dict[int, Switch] = {}
         for node in self.graph.graph.nodes:
             if node.op != "call_module":
                 continue
@@ -79,7 +79,7 @@ class Switched:
             if isinstance(observer, ObserverBase):
                 owner = _owner(self.graph, node)
                 owners[node.target] = [name for name, _ in module_path(owner) if name], owner
-                made[id(observer)] = switch = made.get(id(observer)) or Switch(observer)
+                switches[id(observer)] = switch = switches.get(id(observer)) or Switch(observer)
                 self._switches[node.target] = copy.copy(switch)
                 setattr(self.graph, node.target, self._switches[node.target])
         paths = [path for path, _ in owners.values()]
@@ -99,16 +99,16 @@ class Switched:
         self.parts = list(parts)
 
     def switch(self, on: Callable[[list[str]], bool]) -> None:
-        """Quantize what lies in modules (outermost first) that ``on`` says yes to."""
+        """Enable the switches whose parts (outermost first) satisfy ``on``."""
         for target, path in self.owners.items():
             self._switches[target].on = on(path)
 
     def run(self, samples: Iterable[Inputs]) -> list[Any]:
-        """What the model returns for each sample, with the switches as they are."""
+        """Return the outputs of the model for each sample with the current switches."""
         return compute_outputs(self.graph, samples, self._state)
 
     def run_on_npu(self, samples: Sequence[Inputs], spec: EthosUCompileSpec) -> list[Any]:
-        """The same of the program that is compiled of it, on the simulated NPU; what is not quantized runs on the CPU."""
+        """Return the outputs of the compiled program on the simulated NPU, with float parts on the CPU."""
         graph = copy.deepcopy(self._calibrated)
         for node in list(graph.graph.nodes):
             if node.op == "call_module" and node.target in self._switches and not self._switches[node.target].on:

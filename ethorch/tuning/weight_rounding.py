@@ -1,7 +1,6 @@
-"""Rounding weights so that a layer's output comes out right, rather than each weight.
+"""Round weights to minimize the error of a layer's output.
 
-Column by column, the weights to come make up for what one rounding loses (Frantar et al. 2022, GPTQ). Nagel et al. 2020, Up or
-Down? Adaptive Rounding, has the same aim by gradient descent.
+Later columns compensate for the rounding of a column (GPTQ, Frantar et al. 2022).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from ethorch.lower.builder.window import Window
 
 
 def extract_patches(x: Tensor, window: Window) -> Tensor:
-    """float[N, C, ...] -> float[N * places, C * elements of the kernel]: what of ``x`` each place of the result reads."""
+    """Return the elements of ``x`` that each place of the result reads: float[N, C, ...] to float[N * places, C * kernel]."""
     spatial = len(window.kernel)
     ends = zip(reversed(window.before), reversed(window.after), strict=True)
     x = F.pad(x.reshape(-1, *x.shape[-spatial - 1 :]), [end for both in ends for end in both])
@@ -25,20 +24,20 @@ def extract_patches(x: Tensor, window: Window) -> Tensor:
 
 
 def shrink_moments(moments: Tensor, rows: int) -> Tensor:
-    """Second moments float[groups, K, K] nearer to their diagonal the fewer rows they come from: few rows correlate by chance."""
+    """Shrink second moments float[groups, K, K] towards their diagonal; few rows correlate by chance."""
     size = moments.shape[-1]
     share = size / (size + rows)
     return (1 - share) * moments + share * torch.diag_embed(torch.diagonal(moments, dim1=1, dim2=2))
 
 
 def compensate(weight: Tensor, moments: Tensor, scale: Tensor, low: int, high: int) -> Tensor:
-    """Codes x scale near ``weight``, each rounding made up for by the weights not rounded yet.
+    """Return quantized values near ``weight``; weights that are not rounded yet compensate for each rounding.
 
     Args:
         weight: float[groups, outputs, K].
-        moments: float[groups, K, K], sum of x x^T over the inputs x that the weights see.
+        moments: float[groups, K, K], the sum of x x^T over the inputs x of the weights.
         scale: float[groups, outputs, 1].
-        low, high: codes allowed.
+        low, high: Range of the integer values.
     """
     size = weight.shape[-1]
     diagonal = torch.diagonal(moments, dim1=1, dim2=2)
