@@ -11,7 +11,7 @@ from ethorch.program.attempt import Attempt
 from ethorch.program.measure.accuracy import accuracy
 from ethorch.program.measure.budgets import budgets, fits
 from ethorch.program.record import Record
-from ethorch.quantization.calibration_checks import said_already
+from ethorch.quantization.calibration_checks import mute_sample_warnings
 from ethorch.quantization.schemes import CONFIGS
 from ethorch.support.errors import EthorchError
 from ethorch.support.progress import stage
@@ -68,7 +68,7 @@ class _Search:
     def attempt(self, change: str, settings: Settings, only_compiler: bool = True) -> Record:
         """One program; it joins the list."""
         if change:
-            with stage(f"try {change}"), said_already():
+            with stage(f"try {change}"), mute_sample_warnings():
                 record = self.make(settings, only_compiler)
         else:
             record = self.make(settings, False)
@@ -167,7 +167,7 @@ class _Search:
         settings = _settings(before)
         if settings.scheme != "int8" or before.config is not None:
             return before
-        with stage("raise modules to 16 bits") as step, said_already():
+        with stage("raise modules to 16 bits") as step, mute_sample_warnings():
             found = mixed_precision(
                 user.module,
                 settings.spec,

@@ -21,7 +21,7 @@ from ethorch.models.load import KeywordInputs, in_eval_mode
 from ethorch.models.samples import Sample, Samples, read_samples
 from ethorch.program.measure.meters import meter
 from ethorch.program.program import Program, host_of, load, record_of, select
-from ethorch.quantization.shared_buffers import at_the_beginning
+from ethorch.quantization.shared_buffers import start_from_initial_state
 from ethorch.runtime.many import keeps_state
 from ethorch.support import tables
 from ethorch.support.errors import EthorchError, SpecError
@@ -165,7 +165,7 @@ def evaluate(
     beside = {column: _beside(program, column) for column in columns[1:]}
     with quiet(), shown(progress), stage("evaluate", total) as step, torch.no_grad(), ExitStack() as states:
         for module in beside.values():
-            states.enter_context(at_the_beginning(module))
+            states.enter_context(start_from_initial_state(module))
         try:
             for part, found in _on_npu(program, source, batch, jobs):
                 for sample, outputs in zip(part, found, strict=True):

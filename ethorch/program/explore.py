@@ -27,7 +27,7 @@ from ethorch.program.compile import Model, user_model
 from ethorch.program.measure.accuracy import accuracy as measure_accuracy
 from ethorch.program.measure.budgets import budgets, fits
 from ethorch.program.record import Record
-from ethorch.quantization.calibration_checks import said_already
+from ethorch.quantization.calibration_checks import mute_sample_warnings
 from ethorch.report.page.exploration import exploration_page
 from ethorch.support import tables
 from ethorch.support.errors import EthorchError, SpecError, unknown_name
@@ -318,7 +318,7 @@ def _variants(
     with quiet():
         for number, point in enumerate(points):
             try:
-                with nullcontext() if outspoken and number == 0 else said_already():
+                with nullcontext() if outspoken and number == 0 else mute_sample_warnings():
                     found.append(_variant(user, base.with_(**point), point, accuracy))
             except EthorchError as error:
                 found.append(Variant(dict(point), error=str(error)))

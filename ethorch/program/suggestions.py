@@ -19,7 +19,7 @@ from ethorch.models.load import UserModel
 from ethorch.models.narrower import narrowed
 from ethorch.program.measure.budgets import budgets, fits
 from ethorch.program.record import Record
-from ethorch.quantization.calibration_checks import said_already
+from ethorch.quantization.calibration_checks import mute_sample_warnings
 from ethorch.support import tables
 from ethorch.support.errors import EthorchError
 from ethorch.support.progress import stage
@@ -117,7 +117,7 @@ def suggestions(record: Record, compile_by: Compile) -> Suggestions:
         raise EthorchError("suggestions are tried on the model, which a .pte does not hold: compile the model.")
     found = []
     for change, note, user, settings in _changes(_as_given(record.model, record.settings), record.settings, record):
-        with stage(f"try {change}"), said_already():
+        with stage(f"try {change}"), mute_sample_warnings():
             try:
                 made = compile_by(user, settings)
             except EthorchError:
@@ -255,7 +255,7 @@ def _widths(record: Record, compile_by: Compile) -> Iterator[Suggestion]:
         if c != conv.in_channels:
             continue  # the NPU was given another form of it
         taken = []
-        with stage(f"try {narrow} channels in {layer.module}"), said_already():
+        with stage(f"try {narrow} channels in {layer.module}"), mute_sample_warnings():
             for channels in (conv.out_channels, narrow):
                 other = copy.deepcopy(conv)
                 other.out_channels = channels

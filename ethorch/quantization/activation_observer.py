@@ -1,4 +1,4 @@
-"""ActivationObserver: watches an activation while calibrating, and gives it a scale and a zero point."""
+"""Observer that determines the scale and the zero point of an activation during calibration."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from ethorch.quantization.passes.mask_tensors import SUNK, is_mask
 from ethorch.quantization.range_search import HALF_BINS, Seen, least_squares_range, percentile_range
 from ethorch.support.errors import QuantizationError
 
-#: How an activation's range is found.
+#: Methods that choose the range of an activation.
 ACTIVATION_METHODS = ("mse", "minmax", "moving_average", "percentile")
 
-_SUBSAMPLE = 16384  # elements of one tensor that go into the histogram; extremes come from all of them
-_NEAR = 16  # part of a range that is kept on each side of a threshold: steps are a few times finer than those of what was summed
-_INPUTS = 1000  # tensors of a program's input of which statistics are kept
-#: How far below the least score a masked one lies: exp(-8) is less than a tenth of softmax's step in int8, exp(-16) in int16.
+_SUBSAMPLE = 16384  # elements of one tensor that are added to the histogram; the extremes use all of them
+_NEAR = 16  # share of the range to keep on each side of a threshold, so that its steps are finer than those of the compared sum
+_INPUTS = 1000  # tensors of a program input for which statistics are recorded
+#: Distance of masked scores below the least score: exp(-8) is less than a tenth of softmax's int8 step, exp(-16) in int16.
 ROOM_INT8, ROOM_INT16 = 8.0, 16.0
 
 
 class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]  # torchao has no annotations
-    """Watches an activation and gives it a scale and a zero point.
+    """Observer of an activation.
 
     Args:
-        method: ``mse`` (least expected squared error on unseen inputs, see ``range_search``), ``minmax`` (everything seen fits),
-            ``moving_average`` (exponential average of each input's extremes), ``percentile`` (a share of the values fits).
-        percentile: percent of the values inside the range, for ``percentile``.
-        averaging_constant: weight of the newest input, for ``moving_average``.
-        dtype, qscheme, quant_min, quant_max, eps: as for torchao's observers; ``eps`` is the least scale.
-        known: the range that mathematics gives (softmax: 0..1). The codes cover no more than it, and less where the calibration
-            asks for less: attention over hundreds of tokens has probabilities of a few percent, a small network's tanh is far
-            from 1. Codes kept for the rest would cost up to 6 dB.
+        method: ``mse`` (least expected squared error on unseen inputs, see ``range_search``), ``minmax`` (all observed values),
+            ``moving_average`` (exponential average of the extremes of each input), or ``percentile``.
+        percentile: Percentage of the values inside the range, for ``percentile``.
+        averaging_constant: Weight of the newest input, for ``moving_average``.
+        dtype, qscheme, quant_min, quant_max: See torchao's observers.
+        eps: Minimum scale.
+        fixed_range: Mathematical range of the operator, e.g. 0..1 for softmax. It limits the observed range. A smaller observed
+            range is used as it is, which saves up to 6 dB: attention over hundreds of tokens has probabilities of a few percent.
 
     Attributes:
-        name: FX node whose value is watched, for messages.
-        domain: reals the reader is defined for (asin: -1..1); the range does not go beyond.
-        masked: an attention mask overwrites some of it with the lowest code, which therefore lies well below all that was seen.
-        may_mask: some of it is masked if calibration shows numbers far below all others (``is_mask``).
-        sums: of an input that may mask, the observers of the sums that it is part of.
-        thresholds: numbers that it is compared with, if that is all that its readers do; see ``near_thresholds``.
-        is_input: it watches an input of the program, of whose calibration tensors statistics are kept.
-        statistics: of the program input's tensors, one for each.
-        seen: what was observed, apart from the buffers: assigning to a module's attribute is slow.
+        name: FX node of the observed value, for messages.
+        domain: Real interval in which the reader is defined (asin: -1..1). The range is clipped to it.
+        masked: Whether an attention mask overwrites elements with the lowest integer value.
+        may_mask: Whether to set ``masked`` if calibration shows values far below all others (see ``is_mask``).
+        sums: Observers of the sums that read this input, if ``may_mask``.
+        thresholds: Constants that all readers compare the value with. See ``narrow_to_thresholds``.
+        is_input: Whether the value is a program input, whose statistics are recorded.
+        statistics: One record for each observed tensor of a program input.
+        seen: Observations outside the module's buffers, because assigning to a module's attribute is slow.
     """
 
     min_val: Tensor
@@ -64,7 +64,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         quant_max: int | None = None,
         eps: float = 2.0**-24,
         is_dynamic: bool = False,
-        known: tuple[float, float] | None = None,
+        fixed_range: tuple[float, float] | None = None,
         **kwargs: Any,
     ):
         super().__init__(
@@ -74,15 +74,15 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         if not 50 < percentile <= 100:
             raise QuantizationError(
                 "calibration.percentile",
-                f"percentile {percentile} is outside 50..100: it is the percentage of values inside the range",
+                f"expected a percentage of values inside the range, between 50 and 100, got percentile={percentile}",
             )
         self.method, self.percentile, self.averaging_constant = method, percentile, averaging_constant
         self.register_buffer("min_val", torch.tensor(math.inf))
         self.register_buffer("max_val", torch.tensor(-math.inf))
         self.register_buffer("histogram", torch.zeros(2 * HALF_BINS, dtype=torch.float64))
         self.name = ""
-        self.known = known
-        self.domain = known or (-math.inf, math.inf)
+        self.fixed_range = fixed_range
+        self.domain = fixed_range or (-math.inf, math.inf)
         self.masked = self.may_mask = False
         self.thresholds: list[float] = []
         self._sums: list[ActivationObserver] = []
@@ -93,25 +93,25 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         self.follow(None)
 
     def follow(self, leader: ActivationObserver | Follower | None, feed: bool = False) -> None:
-        """Take the leader's qparams; with ``feed`` the leader also observes what comes by here."""
-        self._leaders: list[ActivationObserver | Follower] = [] if leader is None else [leader]  # a list is no submodule
+        """Use the quantization parameters of ``leader``. If ``feed``, the leader observes this observer's values, too."""
+        self._leaders: list[ActivationObserver | Follower] = [] if leader is None else [leader]  # a list avoids a submodule
         self._feeds = feed
 
     @property
     def leader(self) -> ActivationObserver | Follower | None:
-        """The observer whose qparams this one takes; None where it has its own."""
+        """The observer that provides the quantization parameters; None if this one computes its own."""
         return self._leaders[0] if self._leaders else None
 
     @property
     def sums(self) -> list[ActivationObserver]:
-        """Of an input that may mask: the observers of the sums that it is part of."""
+        """Observers of the sums that read this input."""
         return self._sums
 
     def forward(self, x: Tensor) -> Tensor:
-        """Observe ``x`` and return it, without its gradient: what calibrates does not train.
+        """Observe ``x`` and return it detached, because calibration does not train.
 
         Raises:
-            QuantizationError: there is a NaN in it.
+            QuantizationError: ``x`` contains NaN.
         """
         values = x.detach()
         if self.leader is not None and self._feeds:
@@ -126,7 +126,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         return values if x.requires_grad else x
 
     def _observe_finite(self, values: Tensor) -> None:
-        """Observe what is neither infinite nor masked."""
+        """Observe the values that are neither infinite nor masked."""
         if self.may_mask and not self.masked:
             self.masked = is_mask(values, SUNK)
         if self.masked:
@@ -136,9 +136,9 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         low, high = (float(v) for v in torch.aminmax(values))
         if math.isnan(low) or math.isnan(high):
             raise QuantizationError(
-                "calibration.nan", f"{self.name or 'a tensor'} is NaN for a calibration input; find out why in the float model"
+                "calibration.nan", f"{self.name or 'a tensor'} is NaN for a calibration input. Check the float model."
             )
-        if math.isinf(low) or math.isinf(high):  # attention masks: infinity is the end of any range
+        if math.isinf(low) or math.isinf(high):  # attention masks contain -inf, which no range can represent
             values = values[values.isfinite()]
             if values.numel() == 0:
                 return
@@ -146,7 +146,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         self.observe(values, low, high)
 
     def observe(self, values: Tensor, low: float, high: float) -> None:
-        """Count finite values, of which the least is ``low`` and the largest ``high``."""
+        """Record finite values whose minimum is ``low`` and whose maximum is ``high``."""
         seen, first = self.seen, not self.seen.lows
         seen.lows.append(low)
         seen.highs.append(high)
@@ -162,7 +162,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
             self.count(_subsample(values), max(-low, high))
 
     def count(self, values: Tensor, largest: float) -> None:
-        """Add to the histogram, whose bins double in width until everything fits; bins stay aligned at zero."""
+        """Add values to the histogram. Doubles the width of its bins, which stay aligned at zero, until all values fit."""
         seen = self.seen
         if largest > seen.reach:
             reach = 2.0 ** math.ceil(math.log2(largest)) if largest > 0 else 0.0
@@ -173,14 +173,14 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
             seen.reach = reach
         if seen.reach:
             bins = torch.mul(values.float(), HALF_BINS / seen.reach).add_(HALF_BINS).clamp_(0, 2 * HALF_BINS - 1)
-            self.histogram += torch.bincount(bins.int(), minlength=2 * HALF_BINS)  # a third of the time of torch.histc
+            self.histogram += torch.bincount(bins.int(), minlength=2 * HALF_BINS)  # three times as fast as torch.histc
             seen.nonzero += float((values != 0).sum())
 
     def calculate_qparams(self, **_: Any) -> tuple[Tensor, Tensor]:
-        """(scale, zero point), each of one element.
+        """Return (scale, zero point), each with one element.
 
         Raises:
-            QuantizationError: nothing was observed.
+            QuantizationError: No value was observed.
         """
         if self.leader is not None:
             if self.statistics:
@@ -188,42 +188,42 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
                 self.statistics = []
             return self.leader.calculate_qparams()
         if self._qparams is None:
-            if self.known and self.fills(self.known):
-                scale, zero = known_qparams(self.known, self.dtype, self.quant_min, self.quant_max)
+            if self.fixed_range and self.fills(self.fixed_range):
+                scale, zero = compute_range_qparams(self.fixed_range, self.dtype, self.quant_min, self.quant_max)
                 self._qparams = torch.tensor([scale]), torch.tensor([zero])
                 return self._qparams
             if not self.seen.inputs:
                 raise QuantizationError(
                     "calibration.none",
-                    f"{self.name or 'an observer'} saw no calibration input. Run the prepared model on samples before "
-                    "convert_pt2e; each branch of torch.cond needs one that reaches it.",
+                    f"{self.name or 'an observer'} observed no calibration input. Run the prepared model on samples before "
+                    "convert_pt2e, with at least one sample for each branch of torch.cond.",
                 )
             if self.statistics:
                 warn_about(self.name, self.statistics)
             (low, high), (least, most) = self.range(), self.domain
             if self.masked:
-                low = min(low, self._below())
+                low = min(low, self._lowest_with_mask())
             if self.thresholds:
-                low, high = near_thresholds(low, high, self.thresholds)
+                low, high = narrow_to_thresholds(low, high, self.thresholds)
             low, high = max(low, least), min(high, most)
-            self._qparams = self._calculate_qparams(torch.tensor(min(low, high)), torch.tensor(high))  # a softmax of one place is 1
+            self._qparams = self._calculate_qparams(torch.tensor(min(low, high)), torch.tensor(high))  # softmax of one element is 1
         return self._qparams
 
-    def _below(self) -> float:
-        """What the lowest code stands for where some is masked. It is less than all that was seen, and takes sums below it too."""
+    def _lowest_with_mask(self) -> float:
+        """Return the real value of the lowest integer value, below all observed values and low enough to mask sums."""
         room = ROOM_INT8 if self.quant_max < 1 << 8 else ROOM_INT16
         reach = max((float(total.max_val - total.min_val) for total in self.sums if total.seen.lows), default=0.0)
         return (float(self.min_val) if self.seen.lows else 0.0) - reach - room * (2 if self.sums else 1)
 
-    def fills(self, known: tuple[float, float]) -> bool:
-        """Is all of the known range to be covered, or is nothing known of what is? A symmetric range is filled from one side."""
+    def fills(self, limits: tuple[float, float]) -> bool:
+        """Return True if the observed range covers ``limits`` or is empty. One side suffices for a symmetric range."""
         low, high = self.range()
         if self.qscheme == torch.per_tensor_symmetric:
-            return max(-low, high) >= max(-known[0], known[1]) or low == high == 0
-        return (low <= known[0] and high >= known[1]) or low == high == 0
+            return max(-low, high) >= max(-limits[0], limits[1]) or low == high == 0
+        return (low <= limits[0] and high >= limits[1]) or low == high == 0
 
     def range(self) -> tuple[float, float]:
-        """The real range that the codes are to cover."""
+        """Return the real range that the integer values represent."""
         if not self.seen.lows:
             return 0.0, 0.0
         if self.method in ("minmax", "moving_average") or self.seen.reach == 0 or not self.seen.nonzero:
@@ -240,21 +240,22 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         return f"{self.method}, min={float(self.min_val):.4g}, max={float(self.max_val):.4g}, inputs={self.seen.inputs}"
 
 
-def near_thresholds(low: float, high: float, thresholds: list[float]) -> tuple[float, float]:
+def narrow_to_thresholds(low: float, high: float, thresholds: list[float]) -> tuple[float, float]:
     """Return the part of a range that decides comparisons with the thresholds.
 
-    A value beyond it saturates on its own side of each threshold. Steps near a threshold are finer, so fewer values change sides.
+    Values outside saturate without crossing a threshold, and the finer steps move fewer values across one.
     """
     room = (high - low) / _NEAR
     return max(low, min(thresholds) - room), min(high, max(thresholds) + room)
 
 
-def known_qparams(known: tuple[float, float], dtype: torch.dtype, quant_min: int, quant_max: int) -> tuple[float, int]:
-    """(scale, zero point) that map a known real range to all codes; in int16, which has no zero point on the NPU, around zero.
+def compute_range_qparams(limits: tuple[float, float], dtype: torch.dtype, quant_min: int, quant_max: int) -> tuple[float, int]:
+    """Return the (scale, zero point) that map a real range to all integer values.
 
-    In int32 too, where ExecuTorch's kernel overflows with a zero point. To half of the codes: float32 has no 2**31 - 1.
+    The zero point is 0 for int16, as the NPU requires, and for int32, because ExecuTorch's kernel overflows otherwise. An int32
+    range uses half of the integer values, because float32 cannot represent 2**31 - 1.
     """
-    low, high = known
+    low, high = limits
     if dtype in (torch.int16, torch.int32):
         return max(abs(low), abs(high)) / min(quant_max, 1 << 30), 0
     scale = (high - low) / (quant_max - quant_min)
@@ -262,7 +263,7 @@ def known_qparams(known: tuple[float, float], dtype: torch.dtype, quant_min: int
 
 
 def _subsample(values: Tensor) -> Tensor:
-    """At most about 16384 elements, evenly spread, at a stride that has no factor in common with the extents."""
+    """Return about 16384 evenly spaced elements, at a stride coprime to the number of elements."""
     flat = values.reshape(-1) if values.is_contiguous() else values.flatten()
     stride = flat.numel() // _SUBSAMPLE
     if stride < 2:
@@ -273,7 +274,7 @@ def _subsample(values: Tensor) -> Tensor:
 
 
 class Follower(UniformQuantizationObserverBase):  # type: ignore[misc]  # torchao has no annotations
-    """Stands where data only moved. It has the qparams of the tensor that the data came from, and observes nothing."""
+    """Observer of moved data, with the quantization parameters of the tensor that the data came from."""
 
     def __init__(self, leader: ActivationObserver | Follower):
         super().__init__(
@@ -284,24 +285,24 @@ class Follower(UniformQuantizationObserverBase):  # type: ignore[misc]  # torcha
             eps=float(leader.eps),
             is_dynamic=leader.is_dynamic,
         )
-        self._leaders = [leader]  # a list is no submodule
+        self._leaders = [leader]  # a list avoids a submodule
 
     @property
     def leader(self) -> ActivationObserver | Follower:
-        """The observer whose qparams this one has."""
+        """The observer that provides the quantization parameters."""
         return self._leaders[0]
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x``, unobserved."""
+        """Return ``x``."""
         return x
 
     def calculate_qparams(self, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """The leader's."""
+        """Return the leader's quantization parameters."""
         return self.leader.calculate_qparams(**kwargs)
 
 
-def leading(observer: Any) -> Any:
-    """The observer whose qparams this one has, through those that follow others; itself where it follows none."""
+def find_leader(observer: Any) -> Any:
+    """Return the observer at the end of the chain of leaders; ``observer`` itself if it has no leader."""
     while isinstance(observer, (ActivationObserver, Follower)) and observer.leader is not None:
         observer = observer.leader
     return observer

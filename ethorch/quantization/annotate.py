@@ -1,8 +1,8 @@
-"""Where observers sit: one scan of the graph writes torchao's annotations, by the rules in the operators' OpSpecs.
+"""Write torchao's annotations, which place the observers, by the rules of the operators.
 
-What the NPU does in one step is observed once. A clamp shares the observer of the operator before it, if that one requantizes
-anyway. Pointwise operators that depend on one tensor are a single table, with one observer at their end. A bias is rounded to
-multiples of input scale x weight scale (``bias_observer``).
+Operators that the NPU executes in one step have one observer. A clamp shares the observer of a preceding operator that requantizes.
+Pointwise operators on one tensor become a single table. A bias is rounded to multiples of input scale x weight scale, see
+``bias_observer``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ethorch.quantization.passes.mask_tensors import is_mask_fill
 from ethorch.quantization.specs import ANNOTATION, check_int32, dtype_of, fixed_spec, on_axis, per_tensor
 from ethorch.quantization.states import share_states
 
-#: Key of ``GraphModule.meta``: the graphs that its control flow holds are quantized with it.
+#: Key of ``GraphModule.meta``: whether the subgraphs of control flow are quantized with the graph.
 BRANCHES = "ethorch_branches"
 
 
@@ -43,10 +43,10 @@ class Scan:
         self.config_of = config_of
         self.io = io
         self.sources: dict[Node, tuple[Node, QuantizationConfig] | None] = {}
-        self.ends: set[Node] = set()  # pointwise results that are observed: a chain that reads one starts behind it
+        self.ends: set[Node] = set()  # observed pointwise results, after which a new chain starts
 
     def run(self) -> None:
-        """Annotate every node, and the program's inputs and outputs."""
+        """Annotate every node and the program's inputs and outputs."""
         nodes = list(self.model.graph.nodes)
         self.find_chains(nodes)
         for node in nodes:
@@ -64,10 +64,11 @@ class Scan:
             output.meta[ANNOTATION] = QuantizationAnnotation(input_qspec_map=inputs, _annotated=True)
 
     def find_chains(self, nodes: list[Node]) -> None:
-        """Find what each pointwise node depends on.
+        """Find the tensor that each pointwise node depends on.
 
-        A result that is also read outside its chain is observed, so its readers get another tensor than the chain's first. A reader
-        of both depends on two: it is no table, and what it reads is read outside a chain in its turn.
+        A result that is also read outside its chain is observed and therefore starts a new chain. A reader of this result and of
+        the chain's source depends on two tensors and is not a table. Its operands are then read outside a chain, too, so the
+        search repeats until nothing changes.
         """
         while True:
             for node in nodes:
@@ -78,34 +79,34 @@ class Scan:
             self.ends |= ends
 
     def source(self, node: Node) -> tuple[Node, QuantizationConfig] | None:
-        """(the one tensor that a pointwise node depends on, through pointwise nodes before it; their config), or None."""
+        """Return (the only tensor that a chain of pointwise nodes up to ``node`` depends on, config), or None."""
         spec, config = self.spec(node), self.config_of(node)
-        if spec is None or config is None or not spec.pointwise or not _tables(config, spec):
+        if spec is None or config is None or not spec.pointwise or not _has_table(config, spec):
             return None
-        if not is_float(node) and not _is_truth(node):
+        if not is_float(node) and not _is_bool(node):
             return None
         roots: set[Node] = set()
         for arg in node.all_input_nodes:
             if _is_scalar_constant(arg, self.model):
                 continue
             before = self.sources.get(arg)
-            if _is_truth(arg) and before is None:
+            if _is_bool(arg) and before is None:
                 return None
-            if not _is_truth(arg) and (not is_float(arg) or arg.op == "get_attr" or arg.meta["val"].dtype != torch.float32):
+            if not _is_bool(arg) and (not is_float(arg) or arg.op == "get_attr" or arg.meta["val"].dtype != torch.float32):
                 return None
-            inside = before is not None and before[1] == config and arg not in self.ends and not self.stands_alone(arg)
+            inside = before is not None and before[1] == config and arg not in self.ends and not self.is_absorbed_clamp(arg)
             roots.add(before[0] if inside and before is not None else arg)
         if len(roots) != 1:
             return None
         (root,) = roots
         return (root, config) if root.meta["val"].shape == node.meta["val"].shape else None
 
-    def stands_alone(self, node: Node) -> bool:
-        """Is the node a clamp that the operator before it absorbs? Its result is observed, so a chain starts behind it."""
-        return self.absorbed_by(node) is not None
+    def is_absorbed_clamp(self, node: Node) -> bool:
+        """Return True if the preceding operator absorbs this clamp. A chain starts after its observed result."""
+        return self.find_absorbed(node) is not None
 
-    def absorbed_by(self, node: Node) -> Node | None:
-        """The value before a clamp, if the operator that makes it requantizes anyway, so that ``node`` costs nothing."""
+    def find_absorbed(self, node: Node) -> Node | None:
+        """Return the input of a clamp if its producer requantizes, so that the clamp is free; else None."""
         spec = self.spec(node)
         if spec is None or not node.args or not isinstance(node.args[0], Node):
             return None
@@ -116,24 +117,24 @@ class Scan:
             return None
         if config.is_qat and node.target is torch.ops.aten.batch_norm.default and producer.rule(maker).layer is not None:
             return before  # prepare_qat_pt2e folds it into the convolution's weights
-        if not spec.absorbs or not config.is_static or spec.rule(node).output == "same":  # a copy has the scale of what it copies
+        if not spec.absorbs or not config.is_static or spec.rule(node).output == "same":  # a copy has the scale of its input
             return None
-        if self.sources.get(before) is not None and not self.stands_alone(before):
+        if self.sources.get(before) is not None and not self.is_absorbed_clamp(before):
             return None
         return before if producer.rule(maker).fusable else None
 
     def inside_chain(self, node: Node) -> bool:
-        """Is the result of this pointwise node only read by pointwise nodes on the same tensor?"""
-        own = self.sources[node]
+        """Return True if only pointwise nodes on the same tensor read the result of this pointwise node."""
+        source = self.sources[node]
         return (
-            own is not None
+            source is not None
             and bool(node.users)
-            and all(self.sources.get(user) == own and not self.stands_alone(user) for user in node.users)
+            and all(self.sources.get(user) == source and not self.is_absorbed_clamp(user) for user in node.users)
         )
 
     @staticmethod
     def spec(node: Node) -> OpSpec | None:
-        """The operator that the node calls."""
+        """Return the spec of the operator that the node calls."""
         return find(node.target) if node.op == "call_function" else None
 
     def annotate(self, node: Node) -> None:
@@ -148,15 +149,15 @@ class Scan:
         if not rule.inputs and rule.output == "none":
             return
         if (config.weight is None) if rule.layer is not None else not config.is_static:
-            return  # no scheme for the weight; or ranges found at run time, of which only weighted operators can make use
-        absorbed = self.absorbed_by(node)
+            return  # the weight has no scheme, or ranges are dynamic, which only operators with weights support
+        absorbed = self.find_absorbed(node)
         inputs: dict[Node, QuantizationSpecBase] = {}
-        own = self.sources[node]
+        source = self.sources[node]
         for index, arg in enumerate(_tensor_arguments(node, rule)):
-            if arg is None or absorbed is arg or (own and _is_scalar_constant(arg, self.model)):
+            if arg is None or absorbed is arg or (source and _is_scalar_constant(arg, self.model)):
                 continue
-            if own and arg is not own[0]:
-                continue  # the inside of a chain
+            if source and arg is not source[0]:
+                continue  # inside a chain
             if rule.layer is not None and index == rule.layer.weight:
                 qspec = self.weight(node, arg, rule.layer.weight_axis, config)
             else:
@@ -171,13 +172,13 @@ class Scan:
         if not inputs and output is None:
             return
         first = next((user for user in node.users if user.target is operator.getitem and user.args[1] == 0), None)
-        if output is not None and first is not None:  # several results: the first is observed where it is taken out
+        if output is not None and first is not None:  # multi-output: observe the node that selects the first output
             first.meta[ANNOTATION] = QuantizationAnnotation(output_qspec=output, _annotated=True)
             output = None
         node.meta[ANNOTATION] = QuantizationAnnotation(input_qspec_map=inputs, output_qspec=output, _annotated=True)
 
     def annotate_flow(self, node: Node) -> None:
-        """Annotate what goes into control flow and comes out of it, if the graphs it holds are quantized with the model."""
+        """Annotate the inputs and outputs of control flow if its subgraphs are quantized with the model."""
         config = self.config_of(node)
         if config is None or not config.is_static or BRANCHES not in self.model.meta or ANNOTATION in node.meta:
             return
@@ -189,17 +190,17 @@ class Scan:
                 user.meta[ANNOTATION] = QuantizationAnnotation(output_qspec=config.get_output_act_qspec(user), _annotated=True)
 
     def is_absorbed(self, node: Node) -> bool:
-        """Is the node's result observed one node later, behind the clamp it absorbs?"""
+        """Return True if the observer follows a clamp that the node absorbs."""
         value = next((user for user in node.users if _maker(user) is node), node)
         users = list(value.users)
-        return len(users) == 1 and self.absorbed_by(users[0]) is value
+        return len(users) == 1 and self.find_absorbed(users[0]) is value
 
     def is_joined(self, node: Node) -> bool:
-        """Return True if a concatenation reads the node, whose qparams may become those of the concatenation."""
+        """Return True if a concatenation reads the node and may share its quantization parameters with it."""
         return any(spec.rule(user).joins for user in node.users if (spec := self.spec(user)) is not None)
 
     def edge(self, arg: Node, qspec: QuantizationSpec | None) -> QuantizationSpecBase | None:
-        """The spec of an input: its producer's if that one quantizes to the same dtype, else one of its own."""
+        """Return the spec of an input: shared with its producer if the dtypes match, else ``qspec``."""
         annotation = arg.meta.get(ANNOTATION)
         produced = annotation.output_qspec if annotation else None
         if produced is not None and qspec is not None and dtype_of(produced) == qspec.dtype:
@@ -207,61 +208,66 @@ class Scan:
         return qspec
 
     def weight(self, node: Node, arg: Node, axis: int | None, config: QuantizationConfig) -> QuantizationSpecBase | None:
-        """The weight's spec: a constant gets a scale for each place of the axis, or one scale where ``axis`` is None."""
+        """Return the spec of a weight. A constant has a scale for each index of ``axis``, or one scale without ``axis``."""
         spec = config.get_weight_qspec(node)
         if spec is None or spec.qscheme not in (torch.per_channel_symmetric, torch.per_channel_affine):
             return spec
         if arg.op != "get_attr":
             return self.edge(arg, config.get_input_act_qspec(node, arg))
-        for other in arg.users:  # a recurrent layer's weight, read at every step, is observed and stored once
-            annotation = other.meta.get(ANNOTATION)
-            if annotation and arg in annotation.input_qspec_map and other.target is node.target and self.config_of(other) == config:
-                found = annotation.input_qspec_map[arg]  # torchao recurses for ever on some chains
-                return found if isinstance(found, SharedQuantizationSpec) else SharedQuantizationSpec((arg, other))
+        for reader in arg.users:  # the weight of a recurrent layer, which every step reads, is observed and stored once
+            annotation = reader.meta.get(ANNOTATION)
+            if (
+                annotation
+                and arg in annotation.input_qspec_map
+                and reader.target is node.target
+                and self.config_of(reader) == config
+            ):
+                shared = annotation.input_qspec_map[arg]  # without the check, torchao recurses endlessly on some chains
+                return shared if isinstance(shared, SharedQuantizationSpec) else SharedQuantizationSpec((arg, reader))
         if axis is None:
             return per_tensor(spec, config.per_tensor_weight)
         return spec if axis == spec.ch_axis else on_axis(spec, axis)
 
     def bias(self, node: Node, layer: Layer, config: QuantizationConfig) -> dict[Node, QuantizationSpecBase]:
-        """The bias and its spec, if it is a constant beside a constant weight, and activations are int8."""
-        places = [node.args[index] if index < len(node.args) else None for index in (layer.weight, layer.bias)]
-        are_constants = all(isinstance(arg, Node) and arg.op == "get_attr" for arg in places)
+        """Return {bias: spec} if the bias and the weight are constants and activations are int8, else {}."""
+        operands = [node.args[index] if index < len(node.args) else None for index in (layer.weight, layer.bias)]
+        are_constants = all(isinstance(arg, Node) and arg.op == "get_attr" for arg in operands)
         spec = config.input_activation
         if not are_constants or config.is_qat or not config.is_static or spec is None or spec.dtype != torch.int8:
             return {}
-        return {places[1]: BIAS}  # type: ignore[dict-item]  # a Node, as was asked
+        return {operands[1]: BIAS}  # type: ignore[dict-item]  # checked above to be a Node
 
     def output(
         self, node: Node, rule: QuantRule, config: QuantizationConfig, inputs: dict[Node, QuantizationSpecBase]
     ) -> QuantizationSpecBase | None:
-        """The spec of a node's result, by its rule."""
+        """Return the spec of a node's output according to its rule."""
         qspec = config.get_output_act_qspec(node)
         if qspec is None or rule.output == "none":
             return None
-        if rule.output == "same" and not (config.is_qat and is_mask_fill(node)):  # torchao's fake-quantize would see the mask
+        if rule.output == "same" and not (config.is_qat and is_mask_fill(node)):  # torchao's fake-quantize would observe the mask
             first = next(iter(inputs), None)
             return SharedQuantizationSpec((first, node)) if first is not None else None
         if rule.keeps_codes and not config.is_qat and list(inputs) == list(node.args[:1]) and not self.is_joined(node):
             return SharedQuantizationSpec((node.args[0], node))
         if rule.output == "fixed" and not qspec.is_dynamic:
-            assert rule.fixed_range is not None, f"{node.target} is fixed to no range"
+            assert rule.fixed_range is not None, f"{node.target} has no fixed range"
             return fixed_spec(rule.fixed_range, qspec, config.is_qat)
         return qspec
 
 
-def _tables(config: QuantizationConfig, op: OpSpec) -> bool:
-    """Are activations static and of a dtype for which a chain of the operator on one of them is a table?"""
+def _has_table(config: QuantizationConfig, op: OpSpec) -> bool:
+    """Return True if activations are static and the operator supports tables of their dtype."""
     spec = config.input_activation
     return config.is_static and spec is not None and {torch.int8: "INT8", torch.int16: "INT16"}.get(spec.dtype) in op.table_dtypes
 
 
 def _maker(value: Node) -> Node:
-    """The operator that computes ``value``: itself, or the one of several results of which it is the first."""
+    """Return the operator that computes ``value``; for the first of several outputs, the multi-output operator."""
     source = value.args[0] if value.target is operator.getitem and value.args[1] == 0 else value
     return source if isinstance(source, Node) else value
 
 
-def _is_truth(node: Node) -> bool:
+def _is_bool(node: Node) -> bool:
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and value.dtype == torch.bool
 
@@ -275,7 +281,7 @@ def _is_scalar_constant(node: Node, model: GraphModule) -> bool:
 
 
 def _tensor_arguments(node: Node, rule: QuantRule) -> list[Node | None]:
-    """The arguments that are quantized, by position; None for others. Lists (cat) are flattened."""
+    """Return the arguments to quantize by position, with lists (cat) flattened and None for other arguments."""
     if rule.layer is not None:
         positions = [0, rule.layer.weight]
         chosen = {i: node.args[i] for i in positions if i < len(node.args)}

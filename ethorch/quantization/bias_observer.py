@@ -1,4 +1,4 @@
-"""Observer of a bias: at conversion the bias becomes the multiple of the accumulator's unit that the NPU adds."""
+"""Observer that rounds a bias to the values that the NPU's integer bias can represent."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from ethorch.quantization.weight_observer import PerChannelWeightObserver
 
 
 class BiasObserver(ObserverBase):  # type: ignore[misc]  # torchao has no annotations
-    """Round a bias to multiples of input scale x weight scale when the model is converted.
+    """Observer that rounds a bias to multiples of input scale x weight scale during conversion.
 
-    The converted graph has no quantize node for it: the bias stays a float constant, whose values the int32 bias of the NPU
-    represents exactly. Without that the fake-quantized model and the program differ by up to half a unit of the accumulator.
+    The converted graph has no quantize node for the bias. It remains a float constant that the NPU's int32 bias represents exactly.
+    Without rounding, the fake-quantized model and the program would differ by up to half a unit of the accumulator.
     """
 
     def __init__(self, dtype: torch.dtype = torch.int32, **_: Any):
         super().__init__(dtype=dtype, is_dynamic=False)
         self.qscheme, self.ch_axis = torch.per_channel_symmetric, 0
         self.quant_min, self.quant_max = torch.iinfo(dtype).min, torch.iinfo(dtype).max
-        self._scales: list[Any] = []  # the observers of weight and input, in a list so that they are not submodules
+        self._scales: list[Any] = []  # observers of the weight and the input; a list avoids submodules
 
     def link(self, weight: PerChannelWeightObserver, source: ActivationObserver | Follower) -> None:
-        """Set the observers whose scales give the accumulator's unit."""
+        """Set the observers whose scales determine the unit of the accumulator."""
         self._scales = [weight, source]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ class BiasObserver(ObserverBase):  # type: ignore[misc]  # torchao has no annota
         return scale, torch.zeros_like(scale, dtype=torch.int64)
 
     def convert(self, model: GraphModule, node: Node) -> None:
-        """Replace ``node``, the call of this observer, by the rounded bias. torchao calls it from ``convert_pt2e``."""
+        """Replace ``node``, a call of this observer, with the rounded bias. ``convert_pt2e`` calls this method."""
         (source,) = node.all_input_nodes
         bias = tensor_of(model, source)
         if bias is None or not self._scales:
@@ -60,17 +60,17 @@ class BiasObserver(ObserverBase):  # type: ignore[misc]  # torchao has no annota
             model.graph.erase_node(source)
 
 
-#: Of a bias whose input and weight are quantized to int8.
+#: Spec of a bias whose input and weight are quantized to int8.
 BIAS = QuantizationSpec(dtype=torch.int32, qscheme=torch.per_channel_symmetric, ch_axis=0, observer_or_fake_quant_ctr=BiasObserver)
 
 
-def _register(model: GraphModule, wanted: str, value: Tensor) -> str:
-    """Return the name of a parameter that holds ``value``: one that exists already, or a new one named like ``wanted``."""
-    name, number = wanted, 0
-    while (known := attribute(model, name)) is not None:
-        if isinstance(known, Tensor) and torch.equal(known, value):
+def _register(model: GraphModule, prefix: str, value: Tensor) -> str:
+    """Return the name of a parameter equal to ``value``: an existing one, or a new one that starts with ``prefix``."""
+    name, number = prefix, 0
+    while (existing := attribute(model, name)) is not None:
+        if isinstance(existing, Tensor) and torch.equal(existing, value):
             return name
         number += 1
-        name = f"{wanted}_{number}"
+        name = f"{prefix}_{number}"
     model.register_parameter(name, torch.nn.Parameter(value, requires_grad=False))
     return name

@@ -1,4 +1,4 @@
-"""Run a model on its samples: from a user's model to the converted graph, of one method or of several that share buffers."""
+"""Quantize models post-training: export, prepare, run the calibration samples, convert."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from ethorch.quantization.constrained_weights import fold
 from ethorch.quantization.passes.state_buffers import only_read, state_buffers, write_back
 from ethorch.quantization.prepare import prepare
 from ethorch.quantization.quantizer import TOSAQuantizer
-from ethorch.quantization.shared_buffers import kept, observe_together, with_own_buffers
+from ethorch.quantization.shared_buffers import copy_written_buffers, observe_together, preserve_buffers
 from ethorch.support.errors import EthorchError
 from ethorch.support.garbage import collected_later
 from ethorch.support.progress import stage
 from ethorch.targets.compile_spec import ArmCompileSpec
 
-#: Calls in order: (name of the model, its inputs).
+#: Calls in order: (name of the model, inputs).
 Session = Sequence[tuple[str, Inputs]]
 
 
 def quantize(
     model: UserModel, spec: ArmCompileSpec, config: QuantizationConfig | None = None, *, quantizer: TOSAQuantizer | None = None
 ) -> nn.Module:
-    """The model with calibrated quantize and dequantize operators. Buffers that it changes are copies of the model's.
+    """Return the model with calibrated quantize and dequantize operators and with copies of the buffers that it writes.
 
     Args:
-        model: a model that is quantized already is given back as it is.
-        spec: what is compiled for.
-        config: of the model as a whole; int8, weights per channel, by default.
-        quantizer: with settings of its own, instead of ``spec`` and ``config``.
+        model: Model to quantize. A quantized model is returned unchanged.
+        spec: Compile spec of the target.
+        config: Config of the whole model. Defaults to int8 with per-channel weights.
+        quantizer: Configured quantizer that replaces ``spec`` and ``config``.
 
     Raises:
-        EthorchError: a calibration sample has another shape than the example inputs.
-        UserCodeError: the model does not run with its inputs, or cannot be exported.
+        EthorchError: The shapes of a calibration sample differ from those of the example inputs.
+        UserCodeError: The model fails with its inputs, or its export fails.
     """
     if model.quantized:
         return model.module
@@ -57,90 +57,90 @@ def quantize_methods(
     *,
     alternatives: bool = False,
 ) -> dict[str, GraphModule]:
-    """Models that share buffers, each with calibrated quantize and dequantize operators. One model is the case of a single name.
+    """Quantize one model, or several models that share buffers.
 
-    A buffer that they share has one scale in all, and so has what an operator of a shared submodule computes. The results share a
-    copy of it: running them leaves the models' buffers alone.
+    A shared buffer has one scale in all models, as has the output of each operator in a shared submodule. The returned models share
+    copies of the buffers, so running them does not modify the buffers of ``models``.
 
     Args:
-        models: by name. What they share are the same tensors.
-        sessions: calls in order, as (name, inputs); each session begins with the buffers' initial contents. Empty: of one model,
-            its calibration samples, one after the other; of several, each one's example inputs.
-        quantizers: by name.
-        alternatives: the models are one at several shapes, and have one set of quantization parameters.
+        models: Models by name. They share buffers that are the same tensors.
+        sessions: Calibration calls as (name, inputs). Buffers have their initial values at the start of each session. If empty,
+            one model runs its calibration samples. Several models run their example inputs.
+        quantizers: Quantizers by name.
+        alternatives: Whether the models are one model at several shapes and therefore share all quantization parameters.
 
     Raises:
-        EthorchError: a session calls a model that there is not, or one with other shapes than its example inputs.
-        UserCodeError: as of ``quantize``.
+        EthorchError: A session calls an unknown model or uses other shapes than those of the example inputs.
+        UserCodeError: See :func:`quantize`.
     """
     for number, session in enumerate(sessions):
         for place, (name, inputs) in enumerate(session):
-            what = _call(models, number, place, name)
+            call = _describe_call(models, number, place, name)
             if name not in models:
-                known = ", ".join(map(repr, models))
-                raise EthorchError(f"call {place} of calibration session {number} is of {name!r}; there are {known}.")
-            _check_shapes(what, inputs, models[name])
+                names = ", ".join(map(repr, models))
+                raise EthorchError(f"call {place} of calibration session {number}: expected one of {names}, got {name!r}.")
+            _check_shapes(call, inputs, models[name])
     if len(models) == 1 and not sessions:
         (only,) = models
         for place, inputs in enumerate(models[only].calibration):
-            _check_shapes(_call(models, 0, place, only), inputs, models[only])
+            _check_shapes(_describe_call(models, 0, place, only), inputs, models[only])
         sessions = [[(only, inputs) for inputs in models[only].calibration]] if models[only].calibration else []
     called = {name for session in sessions for name, _ in session}
     if sessions and not alternatives and (never := [name for name in models if name not in called]):
-        raise EthorchError(f"no calibration session calls {', '.join(map(repr, never))}: its activations would have no ranges.")
+        raise EthorchError(
+            f"no calibration session calls {', '.join(map(repr, never))}. Add a call so that activations have ranges."
+        )
     for name, model in models.items():
-        if model.dynamic_shapes:  # what stays on the CPU computes in float
+        if model.dynamic_shapes:  # operators with dynamic shapes run on the CPU in float
             quantizers[name].set_node_finder(None, lambda graph: filter(is_dynamic, graph.graph.nodes))
     prepared, buffers = {}, list[Tensor]()
     for name, model in models.items():
-        prepared[name], own = _prepared(model, quantizers[name])
-        buffers += own
+        prepared[name], model_buffers = _prepare(model, quantizers[name])
+        buffers += model_buffers
     for name, read in only_read(prepared).items():
-        prepared[name], _ = _prepared(models[name], quantizers[name], read)
+        prepared[name], _ = _prepare(models[name], quantizers[name], read)
     if len(models) > 1:
         observe_together(list(prepared.values()), [model.module for model in models.values()], alternatives)
     sessions = sessions or [[(name, model.example_inputs) for name, model in models.items()]]
     with stage("calibrate", sum(len(session) for session in sessions)) as step, torch.no_grad():
         for number, session in enumerate(sessions):
-            with kept(buffers):
+            with preserve_buffers(buffers):
                 for place, (name, inputs) in enumerate(session):
-                    _observe(prepared[name], inputs, models[name], _call(models, number, place, name))
+                    _observe(prepared[name], inputs, models[name], _describe_call(models, number, place, name))
                     step()
     with stage("convert"), collected_later():
         converted: dict[str, GraphModule] = {name: convert_pt2e(module) for name, module in prepared.items()}
-        with_own_buffers(converted)
+        copy_written_buffers(converted)
     return converted
 
 
-def _call(models: Mapping[str, UserModel], session: int, place: int, name: str) -> str:
-    """Return how messages name a call."""
+def _describe_call(models: Mapping[str, UserModel], session: int, place: int, name: str) -> str:
     return f"calibration sample {place}" if len(models) == 1 else f"call {place} of calibration session {session}, of {name!r},"
 
 
-def _observe(prepared: nn.Module, inputs: Inputs, model: UserModel, what: str) -> None:
-    """Run the model with observers; where it fails because the user's model does, the error is of that."""
+def _observe(prepared: nn.Module, inputs: Inputs, model: UserModel, call: str) -> None:
+    """Run the model with observers. If the user's model fails on the same inputs, raise its error instead."""
     try:
         prepared(*inputs)
     except EthorchError:
         raise
     except Exception:
-        with explained(f"the model does not run with {what}, {describe_inputs(inputs)}"):
+        with explained(f"the model does not run with {call}, {describe_inputs(inputs)}"):
             model.module(*inputs)
         raise
 
 
-def _check_shapes(what: str, inputs: Inputs, model: UserModel) -> None:
-    if (given := describe_inputs(inputs, model.dynamic_shapes)) != (
-        wanted := describe_inputs(model.example_inputs, model.dynamic_shapes)
-    ):
-        raise EthorchError(f"{what} is {given}; the example inputs, which fix the shapes, are {wanted}.")
+def _check_shapes(call: str, inputs: Inputs, model: UserModel) -> None:
+    actual, expected = (describe_inputs(tensors, model.dynamic_shapes) for tensors in (inputs, model.example_inputs))
+    if actual != expected:
+        raise EthorchError(f"{call} is {actual}; expected {expected}, the shapes of the example inputs.")
 
 
-def _prepared(model: UserModel, quantizer: TOSAQuantizer, changed: Sequence[str] = ()) -> tuple[GraphModule, list[Tensor]]:
-    """The model with observers, and its own buffers, whose memory is the user's module's.
+def _prepare(model: UserModel, quantizer: TOSAQuantizer, changed: Sequence[str] = ()) -> tuple[GraphModule, list[Tensor]]:
+    """Return the model with observers, and its buffers, which share memory with the user's module.
 
     Args:
-        changed: buffers that it reads and somebody else writes: no constants.
+        changed: Buffers that the model reads and another model writes, and which are therefore not constants.
     """
     with stage("export"), collected_later():
         check_module(model.module, model.example_inputs)
@@ -151,5 +151,5 @@ def _prepared(model: UserModel, quantizer: TOSAQuantizer, changed: Sequence[str]
     names = {name for name, _ in graph.named_buffers()}
     with stage("prepare"), collected_later():
         prepared = prepare(graph, quantizer)
-    names |= {name for name, _ in state_buffers(prepared)}  # a parameter that it writes is a buffer now
+    names |= {name for name, _ in state_buffers(prepared)}  # a parameter that the model writes has become a buffer
     return prepared, [buffer for name, buffer in prepared.named_buffers() if name in names]

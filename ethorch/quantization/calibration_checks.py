@@ -1,4 +1,4 @@
-"""What can be wrong with a calibration: its method, its samples (only one, or noise where images are meant), their shapes."""
+"""Checks of the calibration method and the calibration samples."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from ethorch.support.errors import QuantizationError
 
 logger = logging.getLogger(__name__)
 
-#: Correlation of neighbouring elements below which a tensor looks like noise, and above which it looks like a signal.
+#: Correlation of neighboring elements below which a tensor resembles noise, and above which it resembles a signal.
 _NOISE, _SIGNAL = 0.1, 0.3
-_ENOUGH = 256  # elements, for a correlation that means something
+_ENOUGH = 256  # elements for a significant correlation
 
 
-_SAID: ContextVar[bool] = ContextVar("said", default=False)
+_MUTED: ContextVar[bool] = ContextVar("muted", default=False)
 
 
 @contextmanager
-def said_already() -> Iterator[None]:
-    """Inside, nothing is logged about samples: the same ones were calibrated with before, and that was said then."""
-    token = _SAID.set(True)
+def mute_sample_warnings() -> Iterator[None]:
+    """Mute warnings about calibration samples inside the context, for samples that were checked before."""
+    token = _MUTED.set(True)
     try:
         yield
     finally:
-        _SAID.reset(token)
+        _MUTED.reset(token)
 
 
-def check_method(method: str, known: Sequence[str]) -> None:
-    """Raise QuantizationError for a calibration method that is not ``known``."""
-    if method not in known:
-        raise QuantizationError("calibration.method", f"unknown calibration method {method!r}; known: {', '.join(known)}")
+def check_method(method: str, methods: Sequence[str]) -> None:
+    """Raise QuantizationError if ``method`` is not one of ``methods``."""
+    if method not in methods:
+        raise QuantizationError("calibration.method", f"expected one of {', '.join(methods)}, got calibration method {method!r}")
 
 
 @dataclass(frozen=True)
 class InputStatistics:
-    """One calibration tensor's rank, batch, and how neighbours along its last axis correlate (-1..1; None for a small one)."""
+    """Rank, batch size, and correlation (-1..1; None for a small tensor) of neighbors along the last axis of a tensor."""
 
     rank: int
     batch: int
@@ -50,7 +50,7 @@ class InputStatistics:
 
     @staticmethod
     def of(x: Tensor) -> InputStatistics:
-        """Of one tensor; a small one has no correlation that means something."""
+        """Compute the statistics of one tensor."""
         rows = x.detach().float().flatten(0, -2) if x.dim() > 1 else x.detach().float()[None]
         batch = int(x.shape[0]) if x.dim() > 1 else 1
         if x.numel() < _ENOUGH or x.shape[-1] < 8:
@@ -62,37 +62,37 @@ class InputStatistics:
 
 
 def warn_about(name: str, statistics: Sequence[InputStatistics]) -> None:
-    """Log what is wrong with the calibration tensors of the program input ``name``."""
-    if _SAID.get():
+    """Warn about unsuitable calibration tensors of the program input ``name``."""
+    if _MUTED.get():
         return
     if sum(each.batch for each in statistics) == 1:
         logger.warning(
-            "the ranges come from a single sample of input %s: what other inputs bring beyond it will be clipped. Calibrate with "
-            "some tens of representative inputs. [calibration.single_sample]",
+            "the ranges come from a single sample of input %s; other inputs will be clipped to them. Calibrate with a few dozen "
+            "representative inputs. [calibration.single_sample]",
             name,
         )
     noise = [i for i, each in enumerate(statistics) if each.correlation is not None and abs(each.correlation) < _NOISE]
     signal = [each for each in statistics if each.correlation is not None and each.correlation > _SIGNAL]
     if noise and signal:
         logger.warning(
-            "calibration tensors %s of input %s look like noise next to the others (neighbouring elements do not correlate); "
-            "ranges from random tensors fit no real input. Leave them out. [calibration.noise]",
+            "calibration tensors %s of input %s look like noise compared with the others (neighboring elements do not correlate). "
+            "Remove them, because ranges from random tensors do not fit real inputs. [calibration.noise]",
             noise[:8],
             name,
         )
     elif noise and len(noise) == len(statistics) and statistics[0].rank >= 4:
         logger.warning(
-            "all calibration tensors of input %s look like noise: neighbouring elements do not correlate, as they do in images and "
-            "spectrograms. Ranges from random tensors fit no real input; calibrate with real ones. [calibration.noise]",
+            "all calibration tensors of input %s look like noise: neighboring elements do not correlate. Calibrate with real "
+            "inputs, because ranges from random tensors do not fit them. [calibration.noise]",
             name,
         )
 
 
 class ShapeCheck(nn.Module):
-    """Raises if a sample's tensors do not have the shapes of the example that the model was exported with.
+    """Module that checks the shapes of calibration samples against those of the exported example.
 
     Args:
-        expected: for each tensor the input's name and its shape; None for a dim that the export left dynamic.
+        expected: Name and shape of each input; None for a dynamic dim.
     """
 
     def __init__(self, expected: Sequence[tuple[str, tuple[int | None, ...]]]):
@@ -103,20 +103,20 @@ class ShapeCheck(nn.Module):
         """Compare the shapes.
 
         Raises:
-            QuantizationError: one differs.
+            QuantizationError: A shape differs.
         """
-        for (name, wanted), x in zip(self.expected, tensors, strict=True):
-            if len(wanted) != x.dim() or any(size not in (None, found) for size, found in zip(wanted, x.shape, strict=True)):
-                shown = ", ".join("any" if size is None else str(size) for size in wanted)
+        for (name, sizes), x in zip(self.expected, tensors, strict=True):
+            if len(sizes) != x.dim() or any(size not in (None, extent) for size, extent in zip(sizes, x.shape, strict=True)):
+                shape = ", ".join("any" if size is None else str(size) for size in sizes)
                 raise QuantizationError(
                     "calibration.shape",
-                    f"input {name} of a calibration sample has the shape {list(x.shape)}, the example that the model was exported "
-                    f"with has [{shown}]. Give samples of that shape, or export the model with dynamic_shapes.",
+                    f"input {name} of a calibration sample: expected shape [{shape}], got {list(x.shape)}. Use samples "
+                    "of that shape, or export the model with dynamic_shapes.",
                 )
 
 
 def check_shapes(model: GraphModule) -> None:
-    """Let the graph begin with a ``ShapeCheck`` of its tensor inputs; ``convert_pt2e`` removes it, since nothing reads it."""
+    """Insert a ``ShapeCheck`` of the tensor inputs. ``convert_pt2e`` removes it, because nothing reads its result."""
     places: list[Node] = model.graph.find_nodes(op="placeholder")
     inputs = [node for node in places if isinstance(node.meta.get("val"), Tensor)]
     if not inputs:

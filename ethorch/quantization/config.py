@@ -1,4 +1,4 @@
-"""What a module is quantized to: QuantizationConfig, and the functions that make the usual ones."""
+"""QuantizationConfig and functions that create common configs."""
 
 from __future__ import annotations
 
@@ -23,27 +23,26 @@ from ethorch.quantization.trained_weight_observer import PerChannelTrainedWeight
 from ethorch.quantization.weight_observer import WEIGHT_METHODS, PerChannelWeightObserver, WeightObserver
 from ethorch.support.errors import QuantizationError
 
-#: Smallest scale an observer may choose: a tensor that is always zero still gets a usable one.
+#: Minimum scale of an observer, so that a tensor of zeros has a usable scale.
 _EPS = 2.0**-24
-#: Of fewer codes than this the largest weight asks for too many: three levels leave half of a layer at zero, and digits are
-#: classified with 54 % instead of 90 %. With 255 codes the method makes no difference.
+#: Number of integer values below which weights use ``mse`` by default. With three levels, the largest weight leaves half of a layer
+#: at zero, and digit classification drops from 90 % to 54 %. With 255 integer values the method makes no difference.
 _FEW = 16
 
 
 @dataclass(frozen=True)
 class QuantizationConfig:
-    """Specs for inputs, outputs and weights of what it is applied to; a None leaves that part in float.
+    """Specs for the inputs, outputs and weights of operators. None leaves that part in float.
 
-    A bias has none: its scale is input scale x weight scale, so the lowering quantizes it (int32, int48 with int16
-    activations).
+    A bias has no spec, because the lowering quantizes it with input scale x weight scale (int32; int48 with int16 activations).
 
     Attributes:
         input_activation, output_activation, weight: torchao's ``QuantizationSpec``.
-        bias: kept for configs written for ExecuTorch's Arm backend; not used.
-        label: A name for reports, as in that backend; not used.
-        is_qat: made for ``prepare_qat_pt2e``.
-        per_tensor_weight: makes the observer of a weight whose output channels lie on no one axis (transposed convolution
-            with groups), in a config that is otherwise per channel.
+        bias: Accepted for configs written for ExecuTorch's Arm backend; not used.
+        label: Accepted for configs written for ExecuTorch's Arm backend; not used.
+        is_qat: Whether the config is for ``prepare_qat_pt2e``.
+        per_tensor_weight: Factory of the observer for weights without an output channel axis (grouped transposed convolutions) in
+            a per-channel config.
     """
 
     input_activation: QuantizationSpec | None
@@ -56,7 +55,7 @@ class QuantizationConfig:
 
     @property
     def is_static(self) -> bool:
-        """Are the ranges of activations known before the model runs?"""
+        """True if activation ranges are fixed before the model runs."""
         spec = self.input_activation
         return spec is not None and not spec.is_dynamic and self.output_activation is not None
 
@@ -109,23 +108,23 @@ def get_symmetric_quantization_config(
     percentile: float = 99.99,
     averaging_constant: float = 0.01,
 ) -> QuantizationConfig:
-    """int8 activations (affine, per tensor) and int8 weights (symmetric, per channel or per tensor).
+    """Return a config with int8 activations (affine, per tensor) and int8 weights (symmetric, per channel or per tensor).
 
     Args:
-        is_per_channel: a weight scale for each output channel.
-        is_qat: fake-quantize modules that train, for ``prepare_qat_pt2e``; ranges are moving averages then.
-        is_dynamic: activation ranges found at run time; the NPU has fixed ones, so such modules stay on the CPU.
-        act_qmin, act_qmax, weight_qmin, weight_qmax: codes that may be used, within int8.
-        eps: least scale of activations and weights.
-        calibration: how an activation's range is found: ``mse``, ``minmax``, ``moving_average``, ``percentile``;
-            see ``ethorch.quantization.activation_observer.ActivationObserver``.
-        weight_calibration: ``max`` (the largest weight fits) or ``mse`` (least squared error), in training too. None: ``mse``
-            for weights of four bits and fewer, ``max`` for more.
-        percentile: percent of an activation's values inside its range, for ``calibration="percentile"``.
-        averaging_constant: weight of the newest input, for ``calibration="moving_average"`` and QAT.
+        is_per_channel: Whether each output channel has its own weight scale.
+        is_qat: Whether to use fake-quantize modules for ``prepare_qat_pt2e``, with moving averages as ranges.
+        is_dynamic: Whether activation ranges are computed at run time. Such modules stay on the CPU.
+        act_qmin, act_qmax, weight_qmin, weight_qmax: Limits of the integer values, within int8.
+        eps: Minimum scale of activations and weights.
+        calibration: Method that chooses activation ranges: ``mse``, ``minmax``, ``moving_average`` or ``percentile``. See
+            :class:`ethorch.quantization.activation_observer.ActivationObserver`.
+        weight_calibration: ``max`` (the largest weight fits) or ``mse`` (least squared error), in training as well. Defaults to
+            ``mse`` for weights of at most four bits, else ``max``.
+        percentile: Percentage of an activation's values inside its range, for ``calibration="percentile"``.
+        averaging_constant: Weight of the newest input, for ``calibration="moving_average"`` and QAT.
 
     Raises:
-        QuantizationError: a range is empty, without zero or outside int8; a method is unknown.
+        QuantizationError: A range is empty, excludes zero or exceeds int8, or a method is unknown.
     """
     _check_range("activation", act_qmin, act_qmax, 8)
     _check_range("weight", weight_qmin, weight_qmax, 8)
@@ -158,23 +157,25 @@ def get_symmetric_a16w8_quantization_config(
     averaging_constant: float = 0.01,
     epsilon: float | None = None,
 ) -> QuantizationConfig:
-    """int16 activations (symmetric, codes -32767..32767) and int8 weights: about 25 dB better, at two to four times the cycles.
+    """Return a config with int16 activations (symmetric, -32767..32767) and int8 weights.
+
+    It improves accuracy by about 25 dB at two to four times the cycles of int8.
 
     Args:
-        is_per_channel, is_qat, is_dynamic, weight_qmin, weight_qmax, eps: as in ``get_symmetric_quantization_config``.
-        calibration, weight_calibration, percentile, averaging_constant: as there.
-        epsilon: the Arm backend's name of ``eps`` in this function; give one of the two.
+        is_per_channel, is_qat, is_dynamic, weight_qmin, weight_qmax, eps: See :func:`get_symmetric_quantization_config`.
+        calibration, weight_calibration, percentile, averaging_constant: See :func:`get_symmetric_quantization_config`.
+        epsilon: Alias of ``eps``, for scripts written for ExecuTorch's Arm backend.
 
     Raises:
-        QuantizationError: as there; and for ``is_dynamic``, which torchao has for 8 bits only; and for two different least scales.
+        QuantizationError: An argument is invalid, ``is_dynamic`` is set, or ``eps`` and ``epsilon`` differ.
     """
     if epsilon is not None:
         if eps not in (_EPS, epsilon):
-            raise QuantizationError("config.epsilon", f"eps={eps} and epsilon={epsilon}: two names of one number, give one of them")
+            raise QuantizationError("config.epsilon", f"expected one minimum scale, got eps={eps} and epsilon={epsilon}. Use eps.")
         eps = epsilon
     _check_range("weight", weight_qmin, weight_qmax, 8)
     if is_dynamic:
-        raise QuantizationError("config.dynamic_int16", "is_dynamic: torchao has dynamic ranges for 8 bits only")
+        raise QuantizationError("config.dynamic_int16", "is_dynamic is set, but torchao supports dynamic ranges only for 8 bits")
     act = _activation(
         torch.int16,
         torch.per_tensor_symmetric,
@@ -198,12 +199,12 @@ def get_symmetric_a8w4_quantization_config(
     calibration: str = "mse",
     weight_calibration: str | None = None,
 ) -> QuantizationConfig:
-    """int8 activations and weights of four bits (codes -7..7), which the NPU's weight decoder packs.
+    """Return a config with int8 activations and 4-bit weights (-7..7), which the NPU's weight decoder packs.
 
-    Made for training by default: few networks survive four-bit weights without.
+    ``is_qat`` defaults to True, because few networks stay accurate with 4-bit weights without training.
 
     Args:
-        is_per_channel, is_qat, is_dynamic, calibration, weight_calibration: as in ``get_symmetric_quantization_config``.
+        is_per_channel, is_qat, is_dynamic, calibration, weight_calibration: See :func:`get_symmetric_quantization_config`.
     """
     return get_symmetric_quantization_config(
         is_per_channel,
@@ -219,27 +220,28 @@ def get_symmetric_a8w4_quantization_config(
 def get_uint8_io_quantization_config(
     is_qat: bool = False, is_dynamic: bool = False, eps: float = _EPS, *, calibration: str = "mse"
 ) -> QuantizationConfig:
-    """uint8 inputs and outputs of the program, for ``set_io``; what is inside keeps its own config.
+    """Return a config with uint8 inputs and outputs of the program, for ``set_io``. Operators keep their own config.
 
     Args:
-        is_qat, is_dynamic, eps, calibration: as in ``get_symmetric_quantization_config``.
+        is_qat, is_dynamic, eps, calibration: See :func:`get_symmetric_quantization_config`.
     """
     act = _activation(torch.uint8, torch.per_tensor_affine, 0, 255, eps, is_qat, is_dynamic, calibration, 99.99, 0.01)
     return QuantizationConfig(act, None if is_dynamic else act, None, is_qat=is_qat)
 
 
-def _check_range(what: str, low: int, high: int, bits: int) -> None:
+def _check_range(name: str, low: int, high: int, bits: int) -> None:
     allowed = (-(1 << bits - 1), (1 << bits - 1) - 1)
     if not (allowed[0] <= low <= 0 <= high <= allowed[1] and low < high):
         raise QuantizationError(
             "config.range",
-            f"{what} range {low}..{high} has to lie in {allowed[0]}..{allowed[1]} of int{bits} and to hold zero and one more code",
+            f"expected {name} limits within {allowed[0]}..{allowed[1]} of int{bits} that include zero and another value, got "
+            f"{low}..{high}",
         )
 
 
 @functools.cache
-def _made(kind: Any, /, **arguments: Any) -> Any:
-    """``kind.with_args(**arguments)``, the same object for the same arguments: two configs made alike are equal."""
+def _make_factory(kind: Any, /, **arguments: Any) -> Any:
+    """Return ``kind.with_args(**arguments)``, cached so that configs with equal arguments compare equal."""
     return kind.with_args(**arguments)
 
 
@@ -258,18 +260,18 @@ def _activation(
     check_method(calibration, ACTIVATION_METHODS)
     common = {"dtype": dtype, "quant_min": qmin, "quant_max": qmax, "qscheme": qscheme, "eps": eps}
     if is_dynamic and is_qat:
-        observer: Any = _made(
-            FakeQuantize, observer=_made(MovingAverageMinMaxObserver, averaging_constant=1, is_dynamic=True), **common
+        observer: Any = _make_factory(
+            FakeQuantize, observer=_make_factory(MovingAverageMinMaxObserver, averaging_constant=1, is_dynamic=True), **common
         )
     elif is_dynamic:
-        observer = _made(PlaceholderObserver, **common, is_dynamic=True)
+        observer = _make_factory(PlaceholderObserver, **common, is_dynamic=True)
     elif is_qat:
-        observer = _made(
+        observer = _make_factory(
             FusedMovingAvgObsFakeQuantize, observer=MovingAverageMinMaxObserver, averaging_constant=averaging_constant, **common
         )
     else:
-        ActivationObserver(calibration, percentile)  # an argument that it refuses is refused here, not in prepare_pt2e
-        observer = _made(
+        ActivationObserver(calibration, percentile)  # reject invalid arguments here rather than in prepare_pt2e
+        observer = _make_factory(
             ActivationObserver, method=calibration, percentile=percentile, averaging_constant=averaging_constant, eps=eps
         )
     return QuantizationSpec(
@@ -308,11 +310,11 @@ def _with_weights(
 
 def _weight_observer(is_qat: bool, is_per_channel: bool, qmin: int, qmax: int, eps: float, method: str) -> Any:
     if not is_qat:
-        return _made(PerChannelWeightObserver if is_per_channel else WeightObserver, method=method, eps=eps)
+        return _make_factory(PerChannelWeightObserver if is_per_channel else WeightObserver, method=method, eps=eps)
     scheme = torch.per_channel_symmetric if is_per_channel else torch.per_tensor_symmetric
     if method == "mse":
         observer = PerChannelTrainedWeightObserver if is_per_channel else TrainedWeightObserver
     else:
         following = MovingAveragePerChannelMinMaxObserver if is_per_channel else MovingAverageMinMaxObserver
-        observer = _made(following, averaging_constant=1.0)  # the weight as it is now, not the largest it ever was
-    return _made(FakeQuantize, observer=observer, dtype=torch.int8, quant_min=qmin, quant_max=qmax, qscheme=scheme, eps=eps)
+        observer = _make_factory(following, averaging_constant=1.0)  # the current weight, not its maximum over all steps
+    return _make_factory(FakeQuantize, observer=observer, dtype=torch.int8, quant_min=qmin, quant_max=qmax, qscheme=scheme, eps=eps)

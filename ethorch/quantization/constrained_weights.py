@@ -1,8 +1,8 @@
-"""Weights that obey a rule while they train: few values, zeros, or both; and that are still quantized to just those codes.
+"""Weights that are constrained to few values, zeros, or both, during training and in the quantized model.
 
-The rule is one operator, ``ethorch::constrained_weight``, which ``ethorch.tuning.compress.constrain`` puts before a layer. Each
-output channel keeps its largest magnitude at code 127, and the levels are symmetric. So whoever takes the largest weight for 127
-finds the same codes again, and a batch normalization that is folded into the weight only changes the channel's scale or sign.
+``ethorch.tuning.compress.constrain`` inserts the operator ``ethorch::constrained_weight`` before a layer. The levels are symmetric,
+and the largest magnitude of each output channel stays at 127. Max-scaled quantization therefore finds the same integer values.
+A folded batch normalization changes only the scale or the sign of a channel.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from torch.fx import GraphModule, Node
 from ethorch.lower.fx.node import attribute, op_name
 
 _OPERATOR = "ethorch.constrained_weight.default"
-_MOST = 127  # largest code of a weight
-_SMALLEST = 2.0**-24  # a channel of zeros has a scale all the same
+_MOST = 127  # largest integer value of a weight
+_SMALLEST = 2.0**-24  # minimum scale, for channels of zeros
 
 
-def constrained_weight(weight: Tensor, kept: Tensor, table: Tensor, axis: int) -> Tensor:
-    """The weight with zeros and few values: float, as ``weight``; its gradient goes to ``weight`` where that is kept.
+def constrain_weight(weight: Tensor, mask: Tensor, table: Tensor, axis: int) -> Tensor:
+    """Return the weight rounded to the allowed values. The gradient reaches ``weight`` where ``mask`` is True.
 
     Args:
-        weight: float.
-        kept: bool, as ``weight``: False makes a zero.
-        table: int64[255], the code that each of -127 to 127 becomes; empty: no rounding.
-        axis: of the output channels; each has its largest kept magnitude at 127.
+        weight: Float tensor.
+        mask: Bool tensor of the same shape; False sets an element to zero.
+        table: int64[255], the integer value that replaces each of -127..127. Empty for no rounding.
+        axis: Axis of the output channels, whose largest magnitudes map to 127.
     """
-    masked = torch.where(kept, weight, 0.0)
+    masked = torch.where(mask, weight, 0.0)
     if not table.numel():
         return masked
     others = [dim for dim in range(weight.dim()) if dim != axis]
     scale = torch.clamp(masked.abs().amax(others, keepdim=True) / _MOST, min=_SMALLEST)
     codes = torch.clamp(torch.round(masked / scale), -_MOST, _MOST).long()
-    return torch.where(kept, table[codes + _MOST] * scale, 0.0).to(weight.dtype)
+    return torch.where(mask, table[codes + _MOST] * scale, 0.0).to(weight.dtype)
 
 
-def _like_the_weight(weight: Tensor, kept: Tensor, table: Tensor, axis: int) -> Tensor:
+def _empty_like_weight(weight: Tensor, mask: Tensor, table: Tensor, axis: int) -> Tensor:
     return torch.empty_like(weight)
 
 
@@ -49,64 +49,64 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _straight_through(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-    (kept,) = ctx.saved_tensors
-    return torch.where(kept, gradient, 0.0), None, None, None
+    (mask,) = ctx.saved_tensors
+    return torch.where(mask, gradient, 0.0), None, None, None
 
 
 def _define() -> torch.library.Library:
-    """Define the operator. ``torch.library.custom_op`` would search all modules for its caller, which takes 25 ms."""
+    """Define the operator. ``torch.library.custom_op`` would take 25 ms to search all modules for its caller."""
     library = torch.library.Library("ethorch", "FRAGMENT")
     library.define("constrained_weight(Tensor weight, Tensor kept, Tensor table, SymInt axis) -> Tensor")
-    library.impl("constrained_weight", constrained_weight, "CompositeExplicitAutograd")
-    library.impl("constrained_weight", _like_the_weight, "Meta")
+    library.impl("constrained_weight", constrain_weight, "CompositeExplicitAutograd")
+    library.impl("constrained_weight", _empty_like_weight, "Meta")
     torch.library.register_autograd("ethorch::constrained_weight", _straight_through, setup_context=_save, lib=library)
     return library
 
 
-_LIBRARY = _define()  # the operator goes with it
+_LIBRARY = _define()  # the operator exists as long as the library object
 
 
 @dataclass(frozen=True, eq=False)
 class Rule:
-    """What ``constrained_weight`` is told besides the weight."""
+    """Arguments of ``constrained_weight`` besides the weight."""
 
     kept: Tensor
     table: Tensor
     axis: int
 
     def of(self, weight: Tensor) -> Tensor:
-        """The weight by the rule."""
-        made: Tensor = torch.ops.ethorch.constrained_weight(weight, self.kept, self.table, self.axis)
-        return made
+        """Return the constrained weight."""
+        constrained: Tensor = torch.ops.ethorch.constrained_weight(weight, self.kept, self.table, self.axis)
+        return constrained
 
 
 def fold(graph: GraphModule) -> GraphModule:
-    """Make parameters of constrained weights: for a model that is not trained any more. The graph itself, changed."""
+    """Replace constrained weights with constant parameters, in place, for a model whose training is complete. Return the graph."""
     rules = take_out(graph)
-    made: dict[str, str] = {}
+    names: dict[str, str] = {}
     for node in graph.graph.nodes:
         if node.op == "get_attr" and node.target in rules:
-            name = made.get(node.target)
+            name = names.get(node.target)
             if name is None:
-                name = made[node.target] = f"_constrained_weight_{len(made)}"
+                name = names[node.target] = f"_constrained_weight_{len(names)}"
                 weight = attribute(graph, node)
                 graph.register_parameter(name, nn.Parameter(rules[node.target].of(weight.detach()), weight.requires_grad))
             node.target = name
-    if made:
+    if names:
         graph.recompile()
     return graph
 
 
 def take_out(graph: GraphModule) -> dict[str, Rule]:
-    """Let layers read the plain weights; which of them have a rule, by the name of the parameter. The graph is changed."""
+    """Remove the operators from the graph. Return the rules by the name of their parameter."""
     rules: dict[str, Rule] = {}
     for node in list(graph.graph.nodes):
         if node.op != "call_function" or op_name(node.target) != _OPERATOR:
             continue
-        weight, kept, table, axis = node.args
+        weight, mask, table, axis = node.args
         if not isinstance(weight, Node) or weight.op != "get_attr":
-            continue  # behind another parametrization: it stays as it is
-        rules[str(weight.target)] = Rule(attribute(graph, kept), attribute(graph, table), axis)
+            continue  # the input is another parametrization
+        rules[str(weight.target)] = Rule(attribute(graph, mask), attribute(graph, table), axis)
         node.replace_all_uses_with(weight)
         graph.graph.erase_node(node)
     if rules:
@@ -116,11 +116,11 @@ def take_out(graph: GraphModule) -> dict[str, Rule]:
 
 
 class ConstrainedFakeQuantize(nn.Module):
-    """In the place of a weight's fake-quantize module: the codes are those that the rule allows.
+    """Fake-quantize module of a constrained weight.
 
     Args:
-        inner: torchao's module, whose observer goes on watching.
-        rule: of the weight.
+        inner: Fake-quantize module of torchao, whose observer remains active.
+        rule: Rule of the weight.
     """
 
     kept: Tensor
@@ -135,33 +135,33 @@ class ConstrainedFakeQuantize(nn.Module):
 
     @property
     def rule(self) -> Rule:
-        """As it is now."""
+        """Rule with the current mask and table."""
         return Rule(self.kept, self.table, self.axis)
 
     def forward(self, weight: Tensor) -> Tensor:
-        """The weight as the NPU will have it."""
+        """Return the weight that the NPU will use."""
         rounded: Tensor = self.inner(torch.where(self.kept, weight, 0.0))
         return self.rule.of(weight) if self.table.numel() else rounded
 
 
 def constrain_prepared(prepared: GraphModule, rules: Mapping[str, Rule]) -> None:
-    """Let the fake-quantize modules of these parameters obey their rules.
+    """Constrain the fake-quantize modules of the parameters that have rules.
 
     Args:
-        prepared: by ``prepare_qat_pt2e``.
-        rules: from ``take_out``, of the graph that was prepared.
+        prepared: Graph from ``prepare_qat_pt2e``.
+        rules: Rules that ``take_out`` removed from the graph.
     """
     for node in prepared.graph.nodes:
-        name = _parameter_behind(node, rules) if node.op == "call_module" else None
+        name = _find_constrained_parameter(node, rules) if node.op == "call_module" else None
         if name is not None:
             prepared.set_submodule(str(node.target), ConstrainedFakeQuantize(prepared.get_submodule(str(node.target)), rules[name]))
 
 
 def settle(prepared: GraphModule) -> None:
-    """Write what the rules make of the weights into the parameters, with their scales, and give torchao its modules back.
+    """Write the constrained weights into the parameters, update their scales, and restore torchao's modules.
 
     Args:
-        prepared: trained; ``convert_pt2e`` is next.
+        prepared: Trained graph, ready for ``convert_pt2e``.
     """
     with torch.no_grad():
         for node in prepared.graph.nodes:
@@ -169,21 +169,21 @@ def settle(prepared: GraphModule) -> None:
             if isinstance(module, ConstrainedFakeQuantize):
                 weight, inner = attribute(prepared, _parameter(node)), module.inner
                 weight.copy_(module.rule.of(weight))
-                inner.activation_post_process(_value(prepared, node.all_input_nodes[0]))
+                inner.activation_post_process(_evaluate(prepared, node.all_input_nodes[0]))
                 prepared.set_submodule(str(node.target), inner)
 
 
-def _parameter_behind(node: Node, rules: Mapping[str, Rule]) -> str | None:
-    """The parameter with a rule that a fake-quantize node watches, alone or times the factors of a batch normalization."""
+def _find_constrained_parameter(node: Node, rules: Mapping[str, Rule]) -> str | None:
+    """Return the parameter with a rule that a fake-quantize node reads, possibly scaled by a batch normalization."""
     ready = [node.all_input_nodes[0]] if node.all_input_nodes else []
     if not ready or ready[0].op == "placeholder":
         return None
-    found = _parameter(node)
-    return str(found.target) if found is not None and str(found.target) in rules else None
+    parameter = _parameter(node)
+    return str(parameter.target) if parameter is not None and str(parameter.target) in rules else None
 
 
 def _parameter(node: Node) -> Any:
-    """The first get_attr node on the way of first arguments before ``node``; None where there is none."""
+    """Return the first get_attr node on the path of first arguments before ``node``, or None."""
     while node.op != "get_attr":
         if not node.all_input_nodes:
             return None
@@ -191,13 +191,13 @@ def _parameter(node: Node) -> Any:
     return node
 
 
-def _value(graph: GraphModule, node: Node) -> Any:
-    """What a node computes from parameters and buffers alone."""
+def _evaluate(graph: GraphModule, node: Node) -> Any:
+    """Compute a node that depends only on parameters and buffers."""
     if node.op == "get_attr":
         return attribute(graph, node)
     assert node.op == "call_function" and callable(node.target)
 
-    def value(arg: Node) -> Any:
-        return _value(graph, arg)
+    def evaluate(arg: Node) -> Any:
+        return _evaluate(graph, arg)
 
-    return node.target(*torch.fx.map_arg(node.args, value), **torch.fx.map_arg(node.kwargs, value))
+    return node.target(*torch.fx.map_arg(node.args, evaluate), **torch.fx.map_arg(node.kwargs, evaluate))

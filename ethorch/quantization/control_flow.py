@@ -1,4 +1,4 @@
-"""Quantizing a model whose control flow holds graphs of its own: the branches of torch.cond, the two parts of while_loop."""
+"""Quantize models with control flow: the branches of torch.cond and the two graphs of while_loop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torchao.quantization.pt2e.quantizer import Quantizer
 
 from ethorch.lower.fx.control_flow import Subgraph, is_control_flow, subgraphs_of
 from ethorch.lower.fx.node import is_in_place, tensor_of
-from ethorch.quantization.activation_observer import ActivationObserver, Follower, leading
+from ethorch.quantization.activation_observer import ActivationObserver, Follower, find_leader
 from ethorch.quantization.annotate import BRANCHES
 from ethorch.quantization.passes.context import PassContext
 from ethorch.quantization.passes.wrapped_graphs import inline_wrapped_graphs
@@ -27,9 +27,9 @@ logger = logging.getLogger(__name__)
 
 
 def join_control_flow(model: GraphModule) -> None:
-    """Let a tensor have one scale on its way into the graphs that control flow holds, and one on its way out.
+    """Share observers across the boundaries of control flow, so that tensors are not rescaled there.
 
-    It would be rescaled at the border otherwise. What a loop carries has one scale in all rounds.
+    A value that a loop carries has the same scale in all iterations.
     """
     for node in model.graph.nodes:
         if not is_control_flow(node):
@@ -50,7 +50,7 @@ def join_control_flow(model: GraphModule) -> None:
             if index < len(carried):
                 leader = next(iter(_readers(graphs[1], _placeholder(graphs[1], index))), outside)
                 _lead(leader, [outside, *inside, _observer(graphs[1], returned[index])])
-                _lead(leader, results.get(index, []), feed=True)  # what the last round returns
+                _lead(leader, results.get(index, []), feed=True)  # outputs of the last iteration
             else:
                 _lead(outside, inside)
         if not loops:
@@ -67,12 +67,12 @@ def _placeholder(graph: GraphModule, index: int) -> Node:
 
 
 def _observer(model: GraphModule, node: Any) -> Any:
-    """The module that ``node`` calls."""
+    """Return the module that ``node`` calls, or None."""
     return model.get_submodule(str(node.target)) if isinstance(node, Node) and node.op == "call_module" else None
 
 
 def _readers(model: GraphModule, node: Node) -> Iterator[ActivationObserver]:
-    """Observers of a value."""
+    """Yield the observers that read a value."""
     for user in node.users:
         observer = _observer(model, user)
         if isinstance(observer, ActivationObserver):
@@ -80,24 +80,24 @@ def _readers(model: GraphModule, node: Node) -> Iterator[ActivationObserver]:
 
 
 def _lead(leader: Any, observers: list[Any], feed: bool = False) -> None:
-    """Have the observers follow the leader: those of the same kind that follow nobody and watch nothing special."""
+    """Make observers follow the leader if they have the same quantized type, no leader, no mask and no domain."""
     kind = ("dtype", "qscheme", "quant_min", "quant_max")
     if not isinstance(leader, (ActivationObserver, Follower)):
         return
     for observer in observers:
         plain = isinstance(observer, ActivationObserver) and observer.leader is None and not observer.masked
-        if not plain or observer is leading(leader) or observer.domain != (-math.inf, math.inf):
+        if not plain or observer is find_leader(leader) or observer.domain != (-math.inf, math.inf):
             continue
         if all(getattr(observer, name) == getattr(leader, name) for name in kind):
             observer.follow(leader, feed)
 
 
-#: Prepared by torchao itself, together with the graph they are in.
+#: Subgraphs that torchao prepares together with the graph that contains them.
 _BY_TORCHAO = {(torch.ops.higher_order.while_loop, 1)}
 
 
 def branches(model: GraphModule) -> Iterator[tuple[Node, int, str, str]]:
-    """(control flow node, argument index, attribute name, what it is) of each graph that the model's control flow holds."""
+    """Yield (control flow node, argument index, attribute name, description) of each subgraph of the model's control flow."""
     for node in model.graph.nodes:
         for part in subgraphs_of(node) if is_control_flow(node) else ():
             yield node, part.index, part.name, part.description
@@ -106,10 +106,10 @@ def branches(model: GraphModule) -> Iterator[tuple[Node, int, str, str]]:
 def quantize_with_submodules(
     quantizer: Quantizer, model: GraphModule, samples: Sequence[tuple[Any, ...]], is_qat: bool, fold_quantize: bool
 ) -> GraphModule:
-    """See ``TOSAQuantizer.quantize_with_submodules``."""
+    """Implement ``TOSAQuantizer.quantize_with_submodules``."""
     if not samples:
         raise QuantizationError(
-            "quantize.no_samples", "quantize_with_submodules got no calibration samples; give one for each path at least"
+            "quantize.no_samples", "got no calibration samples. Pass at least one for each path to quantize_with_submodules."
         )
     inline_wrapped_graphs(model, PassContext(trainable=is_qat))
     for graph in model.modules():
@@ -118,7 +118,7 @@ def quantize_with_submodules(
     _inline(model)
     prepared = _prepare(model, quantizer, is_qat)
     join_control_flow(prepared)
-    branches = list(_observed_branches(prepared))
+    branches = list(_watch_branches(prepared))
     try:
         with torch.no_grad():
             for sample in samples:
@@ -131,9 +131,9 @@ def quantize_with_submodules(
 
 
 def _inline(model: GraphModule) -> None:
-    """Parameters that a branch gets as arguments become its own attributes, so that quantizing them can be done once.
+    """Turn the parameters that branches receive as arguments into their own attributes, so that they are quantized once.
 
-    So do those of the branches inside of it, at any depth.
+    Branches inside branches are processed recursively.
     """
     for node in _control_flow(model):
         carried = len(node.args[2]) if node.target is torch.ops.higher_order.while_loop else 0  # type: ignore[arg-type]
@@ -145,9 +145,9 @@ def _inline(model: GraphModule) -> None:
                 continue
             del operands[index]
             for branch in _graphs(model, node):
-                places = [n for n in branch.graph.nodes if n.op == "placeholder"]
-                placeholder = places[carried + index]
-                with branch.graph.inserting_after(places[-1]):  # what becomes of it must stand behind all arguments
+                placeholders = [n for n in branch.graph.nodes if n.op == "placeholder"]
+                placeholder = placeholders[carried + index]
+                with branch.graph.inserting_after(placeholders[-1]):  # its quantize nodes must follow all placeholders
                     inner = branch.graph.get_attr(_register(branch, f"{operand.name}", tensor))
                 inner.meta = dict(placeholder.meta)
                 placeholder.replace_all_uses_with(inner)
@@ -159,7 +159,7 @@ def _inline(model: GraphModule) -> None:
 
 
 def _lift(model: GraphModule) -> None:
-    """Tensors that a branch holds become arguments again, as torch.export wants them."""
+    """Turn the tensors of branches into arguments, as torch.export requires."""
     for node in _control_flow(model):
         graphs = _graphs(model, node)
         for number, owner in enumerate(graphs):
@@ -167,23 +167,23 @@ def _lift(model: GraphModule) -> None:
                 tensor = tensor_of(owner, inner)
                 assert tensor is not None
                 with model.graph.inserting_before(node):
-                    name = f"{node.name}_graph{number}_{inner.target}".replace(".", "_")  # no name of a branch's node
+                    name = f"{node.name}_graph{number}_{inner.target}".replace(".", "_")  # must differ from names in the branch
                     outer = model.graph.get_attr(_register(model, name, tensor))
                 outer.meta = dict(inner.meta)
                 node.update_arg(3, (*node.args[3], outer))  # type: ignore[misc]
                 for branch in graphs:
                     placeholders = [n for n in branch.graph.nodes if n.op == "placeholder"]
-                    behind = branch.graph.inserting_after(placeholders[-1]) if placeholders else branch.graph.inserting_before()
-                    with behind:
+                    position = branch.graph.inserting_after(placeholders[-1]) if placeholders else branch.graph.inserting_before()
+                    with position:
                         placeholder = branch.graph.placeholder(outer.name)
                     placeholder.meta = dict(inner.meta)
                     if branch is owner:
-                        given = placeholder
-                        if branch.graph.output_node() in inner.users:  # a branch may not return its argument itself
+                        replacement = placeholder
+                        if branch.graph.output_node() in inner.users:  # a branch must not return its argument
                             with branch.graph.inserting_before(inner):
-                                given = branch.graph.call_function(torch.ops.aten.clone.default, (placeholder,))
-                            given.meta = dict(inner.meta)
-                        inner.replace_all_uses_with(given)
+                                replacement = branch.graph.call_function(torch.ops.aten.clone.default, (placeholder,))
+                            replacement.meta = dict(inner.meta)
+                        inner.replace_all_uses_with(replacement)
                         branch.graph.erase_node(inner)
         for branch in graphs:
             branch.graph.lint()
@@ -196,16 +196,16 @@ def _control_flow(model: GraphModule) -> list[Node]:
 
 
 def _graphs(model: GraphModule, node: Node) -> list[GraphModule]:
-    """The graphs of one control flow node, each once."""
+    """Return the graphs of a control flow node without duplicates."""
     return list(dict.fromkeys(part.of(model) for part in subgraphs_of(node)))
 
 
-def _register(model: GraphModule, wanted: str, tensor: torch.Tensor) -> str:
-    """Make the tensor a parameter or buffer of the model, under that name or one like it."""
-    name, number = wanted, 0
+def _register(model: GraphModule, prefix: str, tensor: torch.Tensor) -> str:
+    """Register the tensor as a parameter or buffer, and return its name: ``prefix``, with a number if it is in use."""
+    name, number = prefix, 0
     while hasattr(model, name):
         number += 1
-        name = f"{wanted}_{number}"
+        name = f"{prefix}_{number}"
     if isinstance(tensor, torch.nn.Parameter):
         model.register_parameter(name, tensor)
     else:
@@ -221,9 +221,9 @@ def _prepare(model: GraphModule, quantizer: Quantizer, is_qat: bool) -> GraphMod
     prepared: GraphModule = (prepare_qat_pt2e if is_qat else prepare_pt2e)(model, quantizer)
     for node, index, name, _ in branches(prepared):
         branch = prepared.get_submodule(name)
-        done = (node.target, index) in _BY_TORCHAO and not is_qat
+        is_prepared = (node.target, index) in _BY_TORCHAO and not is_qat
         assert isinstance(branch, GraphModule)
-        if not done:
+        if not is_prepared:
             setattr(prepared, name, _prepare(branch, quantizer, is_qat))
         else:
             for _, _, inner, _ in branches(branch):
@@ -232,7 +232,7 @@ def _prepare(model: GraphModule, quantizer: Quantizer, is_qat: bool) -> GraphMod
 
 
 def _convert(prepared: GraphModule, fold_quantize: bool) -> GraphModule:
-    """The converted graph. Its branches are away meanwhile: torchao deletes the modules inside of them as unused."""
+    """Convert the graph without its branches, because torchao would delete the modules inside of them as unused."""
     graphs: dict[str, GraphModule] = {}
     for _, _, name, _ in branches(prepared):
         if name not in graphs:
@@ -248,7 +248,7 @@ def _convert(prepared: GraphModule, fold_quantize: bool) -> GraphModule:
 
 
 def _stub(prepared: GraphModule) -> GraphModule:
-    """An empty graph that ``convert_pt2e`` takes for the prepared one."""
+    """Return an empty graph that ``convert_pt2e`` accepts in place of the prepared one."""
     graph = Graph()
     graph.output(())
     stub = GraphModule(torch.nn.Module(), graph)
@@ -258,16 +258,16 @@ def _stub(prepared: GraphModule) -> GraphModule:
 
 @dataclass
 class _ObservedBranch:
-    """A graph that control flow holds, while samples run.
+    """A graph of control flow while samples run.
 
     Attributes:
-        part: The graph's place in the control flow.
-        owner: The graph that contains the control flow.
-        graph: The prepared graph.
-        alternatives: The graphs of the same control flow node, including this one.
-        around: The branches that contain this one, the outermost first.
-        operands: The operands of the first call; empty if there was none.
-        hook: The hook that records the operands.
+        part: Position of the graph in the control flow.
+        owner: Graph that contains the control flow.
+        graph: Prepared graph.
+        alternatives: Graphs of the same control flow node, including this one.
+        around: Branches that contain this one, outermost first.
+        operands: Operands of the first call; empty before it.
+        hook: Hook that records the operands.
     """
 
     part: Subgraph
@@ -280,16 +280,16 @@ class _ObservedBranch:
 
     @property
     def label(self) -> str:
-        """The path of the graph and what it is, for messages."""
+        """Path and description of the graph, for messages."""
         path = ".".join(branch.part.name for branch in (*self.around, self))
         return f"{path} ({self.part.description} of {self.part.node.name})"
 
 
-#: The number of samples to run again for each branch that no sample reached.
+#: Maximum number of samples to repeat for each branch that no sample reached.
 _MOST_FORCED = 16
 
 
-def _observed_branches(model: GraphModule, around: tuple[_ObservedBranch, ...] = ()) -> Iterator[_ObservedBranch]:
+def _watch_branches(model: GraphModule, around: tuple[_ObservedBranch, ...] = ()) -> Iterator[_ObservedBranch]:
     """Yield the graphs of control flow at any depth, each with a hook that records its operands."""
     for node in _control_flow(model):
         alternatives: list[_ObservedBranch] = []
@@ -304,24 +304,24 @@ def _observed_branches(model: GraphModule, around: tuple[_ObservedBranch, ...] =
             alternatives.append(_ObservedBranch(part, model, graph, alternatives, around, operands, hook))
         for branch in alternatives:
             yield branch
-            yield from _observed_branches(branch.graph, (*around, branch))
+            yield from _watch_branches(branch.graph, (*around, branch))
 
 
 @contextmanager
-def _forced(branches: Sequence[_ObservedBranch]) -> Iterator[None]:
-    """Make control flow take these branches, whatever the value of its condition."""
-    replaced = [(branch, other) for branch in branches for other in branch.alternatives]
-    for branch, other in replaced:
-        setattr(branch.owner, other.part.name, branch.graph)
+def _force(branches: Sequence[_ObservedBranch]) -> Iterator[None]:
+    """Make control flow run these branches regardless of its condition."""
+    replaced = [(branch, alternative) for branch in branches for alternative in branch.alternatives]
+    for branch, alternative in replaced:
+        setattr(branch.owner, alternative.part.name, branch.graph)
     try:
         yield
     finally:
-        for _, other in replaced:
-            setattr(other.owner, other.part.name, other.graph)
+        for _, alternative in replaced:
+            setattr(alternative.owner, alternative.part.name, alternative.graph)
 
 
 def _observe_unreached(model: GraphModule, branches: Sequence[_ObservedBranch], samples: Sequence[tuple[Any, ...]]) -> None:
-    """Run each branch that no sample reached, outer branches first, so that its values and their readers are observed.
+    """Run each branch that no sample reached, outer branches first, so that its values are observed.
 
     A branch of ``cond`` replaces the other branch. The body of a loop runs once, on the operands of the loop's condition.
 
@@ -334,22 +334,22 @@ def _observe_unreached(model: GraphModule, branches: Sequence[_ObservedBranch], 
             continue
         path = (*branch.around, branch)
         if all(step.part.node.target is torch.ops.higher_order.cond for step in path):
-            with _forced(path):
+            with _force(path):
                 for sample in samples[:_MOST_FORCED]:
                     model(*sample)
-        elif any(other.operands for other in branch.alternatives):
-            branch.graph(*next(other.operands[0] for other in branch.alternatives if other.operands))
+        elif any(alternative.operands for alternative in branch.alternatives):
+            branch.graph(*next(alternative.operands[0] for alternative in branch.alternatives if alternative.operands))
         (unreached if branch.operands else unseen).append(branch.label)
     if unseen:
         raise QuantizationError(
             "submodules.unreached_branch",
-            f"no calibration sample of {len(samples)} reached {'; '.join(unseen)}. What it computes was not observed: add "
-            "a sample that takes this path.",
+            f"none of {len(samples)} calibration samples reached {'; '.join(unseen)}, so its values were not observed. Add "
+            "a sample that reaches it.",
         )
     if unreached:
         logger.warning(
-            "no calibration sample of %d reached %s. Calibration used the operands of the path that was taken. If this path gets "
-            "other values, add a sample that takes it. [submodules.unreached_branch]",
+            "none of %d calibration samples reached %s. Calibration used the operands of the executed path. If this path reads "
+            "other values, add a sample that reaches it. [submodules.unreached_branch]",
             len(samples),
             "; ".join(unreached),
         )

@@ -1,8 +1,8 @@
-"""Programs whose inputs and outputs are codes: int8, uint8 or int16 instead of float32.
+"""Programs whose inputs and outputs are int8, uint8 or int16 instead of float32.
 
-The camera or microphone delivers integers, and firmware saves the buffer of floats and the two loops. The quantize node behind an
-input and the dequantize node in front of an output go; their scale and zero point become constant methods of the .pte, named as
-ExecuTorch's own passes name them (``input0_scale``, ``input0_zp``, ``input0_quant_min``, ``input0_quant_max``, ``input0_dtype``).
+Firmware then needs neither float buffers nor conversions of sensor data. The quantize nodes of inputs and the dequantize nodes of
+outputs are removed. Their quantization parameters become constant methods of the .pte, with the names of ExecuTorch's passes:
+``input0_scale``, ``input0_zp``, ``input0_quant_min``, ``input0_quant_max``, ``input0_dtype``.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ _CODES = {name: code for code, (name, _) in DTYPES.items()}
 
 
 def with_integer_io(quantized: GraphModule, io: str) -> GraphModule:
-    """A copy of the graph whose quantized inputs and outputs are codes of type ``io``; integer ones of the model stay as they are.
+    """Return a copy of the graph whose quantized inputs and outputs have type ``io``. Integer ones do not change.
 
     Args:
-        quantized: as ``convert_pt2e`` returned it, calibrated with ``set_io(schemes.IO_CONFIGS[io]())``.
+        quantized: Graph from ``convert_pt2e``, calibrated with ``set_io(schemes.IO_CONFIGS[io]())``.
         io: int8, uint8 or int16.
 
     Raises:
-        QuantizationError: an input or output is quantized to another type, or used as float too.
+        QuantizationError: An input or output is quantized to another type, or is also used as float.
     """
     module = copy.copy(quantized)
     module.graph = copy.deepcopy(quantized.graph)
     dtype = getattr(torch, io)
     for number, node in enumerate([n for n in module.graph.nodes if n.op == "placeholder"]):
         if _is_float(node):
-            _take_codes(node, f"input {number}", dtype)
+            _quantize_input(node, f"input {number}", dtype)
     output = next(n for n in module.graph.nodes if n.op == "output")
     leaves, spec = pytree.tree_flatten(output.args)
     for number, node in enumerate(leaves):
         if isinstance(node, Node) and _is_float(node):
-            leaves[number] = _given_codes(node, f"output {number}", dtype)
+            leaves[number] = _find_quantized_output(node, f"output {number}", dtype)
     output.args = pytree.tree_unflatten(leaves, spec)
     module.graph.eliminate_dead_code()
     module.recompile()
@@ -59,8 +59,8 @@ def _is_float(node: Node) -> bool:
     return op_name(node.target) in DEQUANTIZE or (isinstance(value, Tensor) and value.dtype.is_floating_point)
 
 
-def _take_codes(node: Node, what: str, dtype: torch.dtype) -> None:
-    """The placeholder is codes now; the quantize nodes behind it are gone."""
+def _quantize_input(node: Node, label: str, dtype: torch.dtype) -> None:
+    """Change the dtype of a placeholder and remove the quantize nodes that read it."""
     readers = list(node.users)
     if not readers:
         return
@@ -69,11 +69,11 @@ def _take_codes(node: Node, what: str, dtype: torch.dtype) -> None:
         others = ", ".join(reader.name for reader in readers if op_name(reader.target) not in QUANTIZE)
         raise QuantizationError(
             "io.float_use",
-            f"{what} ({node.name}) cannot be {dtype}: "
-            + (f"{others} takes it as float" if others else "it is quantized twice, differently")
-            + ". Quantize what reads it alike, or leave the program's inputs in float32",
+            f"{label} ({node.name}) cannot be {dtype}: "
+            + (f"{others} reads it as float" if others else "its readers quantize it differently")
+            + ". Quantize all its readers alike, or keep float32 inputs",
         )
-    _check_type(readers[0].args[5], dtype, what)
+    _check_type(readers[0].args[5], dtype, label)
     for reader in readers:
         reader.replace_all_uses_with(node)
         node.meta["val"] = reader.meta.get("val", node.meta["val"].to(dtype))
@@ -82,38 +82,38 @@ def _take_codes(node: Node, what: str, dtype: torch.dtype) -> None:
     node.meta.pop("tensor_meta", None)
 
 
-def _given_codes(node: Node, what: str, dtype: torch.dtype) -> Node:
-    """What the output is as codes."""
+def _find_quantized_output(node: Node, label: str, dtype: torch.dtype) -> Node:
+    """Return the input of the dequantize node of an output."""
     if op_name(node.target) not in DEQUANTIZE:
         raise QuantizationError(
             "io.float_use",
-            f"{what} ({node.name}) cannot be {dtype}: it is computed in float, on the CPU. Quantize what makes it, or leave the "
-            "program's outputs in float32",
+            f"{label} ({node.name}) cannot be {dtype}: it is computed in float on the CPU. Quantize its producer, or keep float32 "
+            "outputs",
         )
-    _check_type(node.args[5], dtype, what)
+    _check_type(node.args[5], dtype, label)
     codes: Node = node.args[0]  # type: ignore[assignment]
     return codes
 
 
-def _check_type(found: Any, wanted: torch.dtype, what: str) -> None:
-    if found != wanted:
+def _check_type(actual: Any, expected: torch.dtype, label: str) -> None:
+    if actual != expected:
         raise QuantizationError(
-            "io.type", f"{what} is quantized to {found}, not {wanted}: call the quantizer's set_io with a config of that type"
+            "io.type", f"{label}: expected quantization to {expected}, got {actual}. Use set_io with a config of {expected}."
         )
 
 
 def boundary_codes(quantized: GraphModule) -> dict[str, Codes]:
-    """``input0``, ``output1``, ... -> what its codes mean, for the quantized inputs and outputs of a converted graph."""
-    found: dict[str, Codes] = {}
+    """Return the quantization parameters of the quantized inputs and outputs of a converted graph, by ``input0``, ``output1``."""
+    codes: dict[str, Codes] = {}
     for number, node in enumerate([n for n in quantized.graph.nodes if n.op == "placeholder"]):
         for reader in node.users:
             if op_name(reader.target) in QUANTIZE:
-                found[f"input{number}"] = _codes(reader)
+                codes[f"input{number}"] = _codes(reader)
     output = next(n for n in quantized.graph.nodes if n.op == "output")
     for number, node in enumerate(pytree.tree_leaves(output.args)):
         if isinstance(node, Node) and op_name(node.target) in DEQUANTIZE:
-            found[f"output{number}"] = _codes(node)
-    return found
+            codes[f"output{number}"] = _codes(node)
+    return codes
 
 
 def _codes(node: Node) -> Codes:
@@ -122,16 +122,16 @@ def _codes(node: Node) -> Codes:
 
 
 def with_constants(program: bytes, codes: Mapping[str, Codes]) -> bytes:
-    """The .pte with a constant method for each figure of ``codes``; firmware and ``boundary_of`` read them."""
+    """Return the .pte with a constant method for each quantization parameter, which firmware and ``boundary_of`` read."""
     parsed = pte.read(program)
     methods = dict(parsed.methods)
-    for name, one in codes.items():
+    for name, parameters in codes.items():
         for key, value in (
-            ("scale", Value("double", number=one.scale)),
-            ("zp", Value("int", number=one.zero_point)),
-            ("quant_min", Value("int", number=one.low)),
-            ("quant_max", Value("int", number=one.high)),
-            ("dtype", Value("int", number=_CODES[one.dtype])),
+            ("scale", Value("double", number=parameters.scale)),
+            ("zp", Value("int", number=parameters.zero_point)),
+            ("quant_min", Value("int", number=parameters.low)),
+            ("quant_max", Value("int", number=parameters.high)),
+            ("dtype", Value("int", number=_CODES[parameters.dtype])),
         ):
             methods[f"{name}_{key}"] = Method(f"{name}_{key}", (value,), (), (0,), (), (), (Chain(()),))
     return write(replace(parsed, methods=methods))

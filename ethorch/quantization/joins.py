@@ -1,7 +1,4 @@
-"""Concatenations: what only a concatenation reads gets the concatenation's qparams.
-
-It would be rounded twice otherwise, once to qparams of its own and once to those of the result, by a RESCALE that is not needed.
-"""
+"""Share quantization parameters between a concatenation and the inputs that only it reads, which avoids a second rounding."""
 
 from __future__ import annotations
 
@@ -17,14 +14,13 @@ Edge = Node | tuple[Node, Node]
 
 
 def join(nodes: Sequence[Node], is_absorbed: Callable[[Node], bool]) -> None:
-    """Let what only a concatenation reads share its observer. All members of a group share the observer of the first one.
+    """Share the observer of each concatenation with the inputs that only it reads. The first member of a group has the observer.
 
-    A member is a node whose result is observed, or an edge, (argument, reader), whose argument nothing quantizes: an input of the
-    program or a constant.
+    A member is a node whose result is observed, or an edge (argument, reader) from an unquantized program input or constant.
 
     Args:
-        nodes: of the graph, in order; annotated.
-        is_absorbed: is a node's result observed one node later, behind a clamp?
+        nodes: Annotated nodes of the graph, in order.
+        is_absorbed: Returns True if the observer of a node follows a clamp that it absorbs.
     """
     groups: list[set[Edge]] = []
     for node in nodes:
@@ -32,21 +28,21 @@ def join(nodes: Sequence[Node], is_absorbed: Callable[[Node], bool]) -> None:
         annotation = node.meta.get(ANNOTATION)
         if spec is None or annotation is None or not spec.rule(node).joins:
             continue
-        whole = node
-        while is_absorbed(whole):
-            (whole,) = whole.users
-        qspec = whole.meta[ANNOTATION].output_qspec if ANNOTATION in whole.meta else None
+        end = node
+        while is_absorbed(end):
+            (end,) = end.users
+        qspec = end.meta[ANNOTATION].output_qspec if ANNOTATION in end.meta else None
         if type(qspec) is not QuantizationSpec:
             continue
-        observed = [_observed(arg, node) for arg in annotation.input_qspec_map]
-        alike = len({part for part, _ in observed}) == 1  # one tensor and what was moved or pooled of it
-        parts = {part for part, alone in observed if part and (alone or alike)}
-        group = {whole} | {part for part in parts if _qspec(part) == qspec}
-        for other in [other for other in groups if other & group]:
-            group |= other
-            groups.remove(other)
+        sources = [_find_source(arg, node) for arg in annotation.input_qspec_map]
+        alike = len({part for part, _ in sources}) == 1  # views or pooled values of a single tensor
+        parts = {part for part, alone in sources if part and (alone or alike)}
+        group = {end} | {part for part in parts if _qspec(part) == qspec}
+        for overlapping in [members for members in groups if members & group]:
+            group |= overlapping
+            groups.remove(overlapping)
         groups.append(group)
-    place: dict[Edge, int] = {}  # in the order in which torchao reads them
+    place: dict[Edge, int] = {}  # order in which torchao reads the members
     for node in nodes:
         annotation = node.meta.get(ANNOTATION)
         for edge in [(arg, node) for arg in annotation.input_qspec_map] if annotation else []:
@@ -63,14 +59,14 @@ def join(nodes: Sequence[Node], is_absorbed: Callable[[Node], bool]) -> None:
 
 
 def _qspec(part: Edge) -> object:
-    """Return the spec of a member of a group."""
+    """Return the spec of a member."""
     if isinstance(part, Node):
         return part.meta[ANNOTATION].output_qspec
     return part[1].meta[ANNOTATION].input_qspec_map[part[0]]
 
 
-def _observed(value: Node, reader: Node) -> tuple[Edge | None, bool]:
-    """Return (the member that gives ``value`` its qparams, followed through moved data; True if nothing else reads it)."""
+def _find_source(value: Node, reader: Node) -> tuple[Edge | None, bool]:
+    """Return (member that determines the quantization parameters of ``value``, True if nothing else reads it)."""
     alone = True
     while True:
         alone = alone and len(value.users) == 1

@@ -1,4 +1,4 @@
-"""What observers are told once torchao has made them: their names, the biases that weights must fit, whom they follow."""
+"""Configure observers after torchao created them: names, biases, masks, and leaders."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from torchao.quantization.pt2e import FakeQuantizeBase
 from ethorch.lower.fx.node import tensor_of
 from ethorch.lower.ops.quant_rules import Layer
 from ethorch.lower.ops.spec import find
-from ethorch.quantization.activation_observer import ActivationObserver, Follower, leading
+from ethorch.quantization.activation_observer import ActivationObserver, Follower, find_leader
 from ethorch.quantization.bias_observer import BiasObserver
-from ethorch.quantization.mask_inputs import lift_masked, tell_mask_inputs
+from ethorch.quantization.mask_inputs import lift_masked, mark_mask_inputs
 from ethorch.quantization.passes.mask_tensors import is_mask_fill
 from ethorch.quantization.weight_observer import PerChannelWeightObserver
 
-#: Key of ``GraphModule.meta``: a graph that control flow holds, whose inputs and outputs are not the program's.
+#: Key of ``GraphModule.meta``: whether the graph is a subgraph of control flow, so that its inputs are not program inputs.
 INNER = "ethorch_inner"
 Edge = Node | tuple[Node, Node]
 
 
 def link_observers(model: GraphModule, observers: dict[Edge, Any]) -> None:
-    """Tell ethorch's observers what they watch; observers of moved data become followers.
+    """Configure ethorch's observers. Observers of moved data become followers.
 
     Args:
-        model: the annotated graph.
-        observers: (argument, node) or node -> its observer, as torchao's ``prepare`` holds them; changed in place.
+        model: Annotated graph.
+        observers: Observers by (argument, node) or node, as passed by torchao's ``prepare``; changed in place.
     """
-    inputs: set[Node] = set()  # an input that is watched twice is complained of once
+    inputs: set[Node] = set()  # an input with two observers has one set of statistics
     for key, observer in observers.items():
         if isinstance(observer, (ActivationObserver, PerChannelWeightObserver)) and not observer.name:
             watched = key if isinstance(key, Node) else key[0]
@@ -47,51 +47,51 @@ def link_observers(model: GraphModule, observers: dict[Edge, Any]) -> None:
             if isinstance(watcher, ActivationObserver):
                 watcher.domain = rule.domain
         if is_mask_fill(node):
-            watcher = leading(observers.get((node.all_input_nodes[0], node)))
+            watcher = find_leader(observers.get((node.all_input_nodes[0], node)))
             trained = observers.get(node)
             if isinstance(watcher, ActivationObserver):
                 watcher.masked = True
             elif isinstance(trained, FakeQuantizeBase):
                 trained.register_forward_pre_hook(lift_masked)
-            _tell_readers(node, observers)
+            _mark_readers(node, observers)
         if rule.is_threshold:
-            _tell_thresholds(model, node, observers)
+            _set_thresholds(model, node, observers)
         if rule.layer is not None:
-            _tell_bias(model, node, rule.layer, observers)
+            _link_bias(model, node, rule.layer, observers)
         elif rule.output == "same" or rule.keeps_codes:
             _follow(node, observers)
-    tell_mask_inputs(model, observers)
-    _observe_wholes(model, observers)
+    mark_mask_inputs(model, observers)
+    _observe_outermost_joins(model, observers)
 
 
-def _tell_readers(node: Node, observers: dict[Edge, Any]) -> None:
-    """Let observers of masked scores know it that readers with a config of their own have, behind what only moves them too."""
+def _mark_readers(node: Node, observers: dict[Edge, Any]) -> None:
+    """Mark separate observers of the readers of masked scores as masked, including those that read moved scores."""
     waiting = [node]
     while waiting:
         masked = waiting.pop()
         for user in masked.users:
-            own = leading(observers.get((masked, user)))
-            if isinstance(own, ActivationObserver):
-                own.masked = True
+            observer = find_leader(observers.get((masked, user)))
+            if isinstance(observer, ActivationObserver):
+                observer.masked = True
             spec = find(user.target) if user.op == "call_function" else None
             if spec is not None and spec.rule(user).output == "same" and not is_mask_fill(user):
                 waiting.append(user)
 
 
-def _tell_thresholds(model: GraphModule, node: Node, observers: dict[Edge, Any]) -> None:
-    """Set the numbers that all readers of ``node``'s first input compare it with, if nothing else shares its observer."""
+def _set_thresholds(model: GraphModule, node: Node, observers: dict[Edge, Any]) -> None:
+    """Set the constants that all readers of ``node``'s first input compare it with, if nothing else shares its observer."""
     value = node.args[0]
     observer = observers.get(value) if isinstance(value, Node) else None
     if not isinstance(value, Node) or not isinstance(observer, ActivationObserver) or observer.thresholds:
         return
     numbers = [_threshold(model, value, user) for user in value.users]
-    edges = {edge for edge, other in observers.items() if other is observer}
+    edges = {edge for edge, candidate in observers.items() if candidate is observer}
     if None not in numbers and edges <= {value, *((value, user) for user in value.users)}:
         observer.thresholds = [number for number in numbers if number is not None]
 
 
 def _threshold(model: GraphModule, value: Node, user: Node) -> float | None:
-    """Return the number that ``user`` compares ``value`` with; None if it does anything else with it."""
+    """Return the constant that ``user`` compares ``value`` with, or None if ``user`` is not such a comparison."""
     spec = find(user.target) if user.op == "call_function" else None
     if spec is None or not spec.rule(user).is_threshold or user.args[0] is not value:
         return None
@@ -102,8 +102,8 @@ def _threshold(model: GraphModule, value: Node, user: Node) -> float | None:
     return float(bound) if isinstance(bound, (int, float)) else None
 
 
-def _tell_bias(model: GraphModule, node: Node, layer: Layer, observers: dict[Edge, Any]) -> None:
-    """Link the observers of weight, input and bias: their scales must fit together."""
+def _link_bias(model: GraphModule, node: Node, layer: Layer, observers: dict[Edge, Any]) -> None:
+    """Link the observers of weight, input and bias, whose scales depend on each other."""
     args: list[Any] = [*node.args, *[None] * 3]
     if not all(isinstance(arg, Node) for arg in (args[0], args[layer.weight], args[layer.bias])):
         return
@@ -117,13 +117,12 @@ def _tell_bias(model: GraphModule, node: Node, layer: Layer, observers: dict[Edg
 
 
 def _follow(node: Node, observers: dict[Edge, Any]) -> None:
-    """The result of moved data, and all its readers that share its observer, get a follower instead.
+    """Replace the observer of moved data, and of its readers that share the observer, with a follower.
 
-    Observing it would tell nothing new: a pad adds its value, a slice or pooling leaves some out, and the range of what
-    they read holds for them as well.
+    Moved, padded or pooled data does not exceed the range of its source.
     """
     leader = observers.get(node)
-    source = next((arg for arg in node.all_input_nodes if leading(observers.get((arg, node))) is leader), None)
+    source = next((arg for arg in node.all_input_nodes if find_leader(observers.get((arg, node))) is leader), None)
     if not isinstance(leader, ActivationObserver) or source is None:
         return
     follower = Follower(leader)
@@ -133,28 +132,28 @@ def _follow(node: Node, observers: dict[Edge, Any]) -> None:
             observers[(node, user)] = follower
 
 
-def _observe_wholes(model: GraphModule, observers: dict[Edge, Any]) -> None:
-    """Let a concatenation alone feed the observer that it shares with its parts; the parts get followers.
+def _observe_outermost_joins(model: GraphModule, observers: dict[Edge, Any]) -> None:
+    """Feed the observer that a concatenation shares with its parts only with the concatenation. The parts become followers.
 
-    The extremes of parts differ although those of the whole do not, so a range that is to fit unseen inputs would be too wide.
+    The extremes of the parts vary more than those of the concatenation, which would widen the range for unseen inputs.
     """
     joins = [node for node in model.graph.nodes if (spec := find(node.target)) is not None and spec.rule(node).joins]
     joined = {observer for node in joins if isinstance(observer := observers.get(node), ActivationObserver)}
-    wholes = {
+    outermost = {
         node for node in joins if not any(user in joins and observers.get(user) is observers.get(node) for user in node.users)
     }
     followers: dict[Node, ActivationObserver | Follower] = {}
     for key, observer in observers.items():
         value = key if isinstance(key, Node) else key[0]
-        if observer not in joined or value in wholes:
+        if observer not in joined or value in outermost:
             continue
         if value not in followers:
             followers[value] = Follower(observer)
-            if value.op == "placeholder" and not model.meta.get(INNER):  # of which statistics are kept
-                followers[value] = own = copy.deepcopy(observer)
-                own.follow(observer)
-                own.name, own.is_input = value.name, True
+            if value.op == "placeholder" and not model.meta.get(INNER):  # record the statistics of program inputs
+                followers[value] = recorder = copy.deepcopy(observer)
+                recorder.follow(observer)
+                recorder.name, recorder.is_input = value.name, True
         observers[key] = followers[value]
-    for node in wholes:
+    for node in outermost:
         if observers.get(node) in joined:
             observers[node].name, observers[node].is_input = node.name, False

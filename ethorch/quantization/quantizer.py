@@ -1,7 +1,4 @@
-"""EthosUQuantizer and TOSAQuantizer: torchao's interface, and what users set.
-
-What they do is in ``ethorch/quantizer``: in-place operators as values, which config a node gets, where observers sit.
-"""
+"""EthosUQuantizer and TOSAQuantizer, which implement torchao's quantizer interface."""
 
 from __future__ import annotations
 
@@ -39,18 +36,18 @@ Finder = NodeFinder | Callable[[GraphModule], Iterable[Node]]
 
 
 class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotations
-    """Annotates a graph from ``torch.export`` for an NPU, for ``prepare_pt2e`` and ``prepare_qat_pt2e``.
+    """Quantizer that annotates a graph from ``torch.export`` for an NPU, for ``prepare_pt2e`` and ``prepare_qat_pt2e``.
 
-    Setters return the quantizer, so they chain. Where several match a node, the narrower wins, also when it says None:
-    node name, node finder (the last one set), node target, module name (the innermost), module type (the innermost),
-    global. A setting that matches nothing is a warning that names near misses.
+    Setters return the quantizer, so calls chain. If several settings match a node, the most specific one applies, even ``None``.
+    The order is node name, node finder (the last one set), node target, module name (the innermost), module type (the innermost),
+    global. A setting that matches nothing causes a warning with similar names.
 
     Args:
         compile_spec: A compile spec, its list form, or a TOSA specification such as ``"TOSA-1.0+INT"``.
-        use_composable_quantizer: Accepted for scripts written for ExecuTorch's Arm backend. Has no effect: there is one quantizer.
+        use_composable_quantizer: Accepted for scripts written for ExecuTorch's Arm backend. Has no effect.
 
     Raises:
-        SpecError: ``compile_spec`` is something else.
+        SpecError: ``compile_spec`` has another type.
     """
 
     def __init__(
@@ -65,61 +62,58 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
 
     @property
     def tosa_spec(self) -> TosaSpecification:
-        """The TOSA specification of the target."""
+        """TOSA specification of the target."""
         spec: TosaSpecification = self.compile_spec.tosa_spec
         return spec
 
     @property
     def global_config(self) -> QuantizationConfig | None:
-        """The config of operators that no narrower setting matches."""
+        """Config of operators that no more specific setting matches."""
         return self.settings.everything
 
     def set_global(self, quantization_config: QuantizationConfig | None) -> Self:
-        """Quantize every operator that no narrower setting matches; None leaves them in float."""
+        """Quantize every operator that no more specific setting matches. None leaves them in float."""
         self.settings.everything = quantization_config
         return self
 
     def set_io(self, quantization_config: QuantizationConfig | None) -> Self:
-        """Quantize the program's float inputs and outputs by this config, whatever their readers and makers have.
+        """Quantize the program's float inputs and outputs with this config, regardless of the operators that use them.
 
-        None leaves that to the operators: an input is quantized as its reader wants it, an output as its maker does.
-
-        This decides how they are quantized. The program still takes and gives floats, since ``convert_pt2e`` puts the quantize
-        nodes inside it; ``ethorch.compile(..., io="uint8")`` takes them off, and so do ExecuTorch's passes ``QuantizeInputs`` and
-        ``QuantizeOutputs``.
+        None quantizes inputs like their readers and outputs like their producers. The converted program still has float inputs and
+        outputs. ``ethorch.compile(..., io="uint8")`` changes that, as do ExecuTorch's ``QuantizeInputs`` and ``QuantizeOutputs``.
         """
         self._io = quantization_config
         return self
 
     def set_module_name(self, module_name: str | Sequence[str], quantization_config: QuantizationConfig | None) -> Self:
-        """Quantize the submodule ``module_name``, e.g. ``"blocks.sub"``, or several; None leaves them in float."""
-        self.settings.module_names.update(dict.fromkeys(_listed(module_name), quantization_config))
+        """Quantize the submodule ``module_name``, e.g. ``"blocks.sub"``, or several submodules. None leaves them in float."""
+        self.settings.module_names.update(dict.fromkeys(_as_list(module_name), quantization_config))
         return self
 
     def set_module_type(
         self, module_type: type | str | Sequence[type | str], quantization_config: QuantizationConfig | None
     ) -> Self:
-        """Quantize the submodules of a class, given by itself or by its name, or of several; None leaves them in float."""
-        self.settings.module_types.update(dict.fromkeys(_listed(module_type), quantization_config))
+        """Quantize the submodules of one or several classes, given as a class or its name. None leaves them in float."""
+        self.settings.module_types.update(dict.fromkeys(_as_list(module_type), quantization_config))
         return self
 
     def set_node_target(self, node_target: Any, quantization_config: QuantizationConfig | None) -> Self:
-        """Quantize the nodes that call ``node_target``, an ``OpOverload`` such as ``torch.ops.aten.add.Tensor``, or several."""
-        self.settings.targets.update(dict.fromkeys(_listed(node_target), quantization_config))
+        """Quantize the nodes that call one or several targets, e.g. ``torch.ops.aten.add.Tensor``. None leaves them in float."""
+        self.settings.targets.update(dict.fromkeys(_as_list(node_target), quantization_config))
         return self
 
     def set_node_name(self, node_name: str | Sequence[str], quantization_config: QuantizationConfig | None) -> Self:
-        """Quantize the FX node of that name, or the nodes of several names."""
-        self.settings.names.update(dict.fromkeys(_listed(node_name), quantization_config))
+        """Quantize the FX nodes with one or several names. None leaves them in float."""
+        self.settings.names.update(dict.fromkeys(_as_list(node_name), quantization_config))
         return self
 
     def set_node_finder(self, quantization_config: QuantizationConfig | None, node_finder: Finder) -> Self:
-        """Quantize the nodes that ``node_finder`` picks.
+        """Quantize the nodes that ``node_finder`` returns.
 
         Args:
-            quantization_config: None leaves them in float.
-            node_finder: an object with ``find_nodes(graph_module)``, or a function of the graph module; it returns nodes
-                and is called on the graph as it is annotated, and once before it is decomposed.
+            quantization_config: Config of the nodes. None leaves them in float.
+            node_finder: Object with ``find_nodes(graph_module)``, or a function of the graph module, that returns nodes. It is
+                called before the graph is decomposed and when it is annotated.
         """
         self.settings.finders.append((node_finder, quantization_config))
         return self
@@ -130,30 +124,28 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
         """Prepare, calibrate and convert ``model`` and the branches of its ``torch.cond`` and ``while_loop``.
 
         Args:
-            model: from ``torch.export.export(...).module()``.
-            calibration_samples: argument tuples, at least one for each path through the branches.
-            is_qat: prepare with ``prepare_qat_pt2e``.
-            fold_quantize: as for ``convert_pt2e``.
+            model: Module from ``torch.export.export(...).module()``.
+            calibration_samples: Argument tuples, at least one for each path through the branches.
+            is_qat: Whether to prepare with ``prepare_qat_pt2e``.
+            fold_quantize: See ``convert_pt2e``.
 
         Raises:
-            QuantizationError: there is no sample, or none reached a branch; it is named.
+            QuantizationError: There are no samples, or no sample reached a branch.
         """
         return quantize_with_submodules(self, model, calibration_samples, is_qat, fold_quantize)
 
     # --- torchao's interface ------------------------------------------------------------------------------------------
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
-        """Make the graph one that can be annotated: ``ethorch.quantization.passes.pipeline`` says by which steps, and why in that
-        order.
+        """Run the passes that prepare the graph for annotation. See ``ethorch.quantization.passes.pipeline``.
 
         Raises:
-            QuantizationError: an in-place operator has no functional form; a parameter or an input is a float of another dtype than
-                float32.
+            QuantizationError: An in-place operator has no functional form, or a float parameter or input is not float32.
         """
         inputs = ((node.name, node.meta.get("val")) for node in model.graph.find_nodes(op="placeholder"))
         check_float32((f"parameter {name}", parameter.dtype) for name, parameter in model.named_parameters())
         check_float32((f"input {name}", value.dtype) for name, value in inputs if isinstance(value, torch.Tensor))
-        config_of = functools.cache(lambda: self.settings.of(model, warn=False))  # asked when in-place operators are values
+        config_of = functools.cache(lambda: self.settings.of(model, warn=False))  # evaluated after in-place operators are replaced
         limits = self.compile_spec.target.limits if isinstance(self.compile_spec, EthosUCompileSpec) else None
         run_passes(model, PassContext(lambda node: config_of()(node) is None, limits, self.settings.trains))
         for child in model.children():
@@ -162,27 +154,28 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
         return model
 
     def annotate(self, model: GraphModule) -> GraphModule:
-        """Annotate every operator that a config matches and that the table of operators knows.
+        """Annotate every supported operator that a config matches.
 
         Raises:
-            QuantizationError: ``quantize.dtype``, one of them reads or makes float64.
+            QuantizationError: An annotated operator reads or computes float64 (``quantize.dtype``).
         """
         inner = bool(model.meta.get(INNER))
         Scan(model, self.settings.of(model, warn=not inner), None if inner else self._io).run()
-        said = self.settings.said(model)
+        explicit_config = self.settings.match_explicit(model)
         for node in model.graph.nodes:
-            if (annotation := node.meta.get(ANNOTATION)) is not None:  # torch's quantize has no float64; half floats it promotes
+            if (annotation := node.meta.get(ANNOTATION)) is not None:  # quantize lacks float64, but promotes half precision
                 values = ((arg.name, arg.meta["val"]) for arg in (*annotation.input_qspec_map, node) if "val" in arg.meta)
                 check_float32((name, x.dtype) for name, x in values if isinstance(x, torch.Tensor) and x.dtype == torch.float64)
-            if node.op == "call_function" and said(node) == (None,) and any(map(is_float, (node, *node.all_input_nodes))):
+            is_excluded = node.op == "call_function" and explicit_config(node) == (None,)
+            if is_excluded and any(map(is_float, (node, *node.all_input_nodes))):
                 leave_out(node)
         return model
 
     def validate(self, model: GraphModule) -> None:
-        """Check an annotated graph. Warn if no operator is annotated: the converted model would be the float model.
+        """Check an annotated graph. Warn if no operator is annotated, because the converted model would be the float model.
 
         Raises:
-            QuantizationError: the tensors that an operator reads are on several devices.
+            QuantizationError: The inputs of an operator are on different devices.
         """
         for node in model.graph.nodes:
             inputs = flat([arg.meta.get("val") for arg in node.all_input_nodes])
@@ -196,22 +189,22 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
         nodes = model.graph.nodes
         if not model.meta.get(INNER) and not any(ANNOTATION in node.meta or is_dynamic(node) for node in nodes):
             logger.warning(
-                "nothing was quantized: no config matches an operator; call set_global or a narrower setting [quantize.nothing]"
+                "nothing was quantized because no config matches an operator. Call set_global or another setter. [quantize.nothing]"
             )
 
     def prepare_obs_or_fq_callback(self, model: GraphModule, edge_or_node_to_obs_or_fq: dict[Any, Any]) -> None:
-        """Called by prepare with the observers it made: tell them what they watch, and have samples' shapes checked."""
+        """Configure the observers that prepare created, and add a check of the samples' shapes."""
         link_observers(model, edge_or_node_to_obs_or_fq)
         if not model.meta.get(INNER) and not self.settings.trains:
             check_shapes(model)
 
 
-def _listed(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 class EthosUQuantizer(TOSAQuantizer):
-    """The quantizer for an Ethos-U: ``EthosUQuantizer(EthosUCompileSpec("ethos-u55-128"))``.
+    """Quantizer for an Ethos-U, e.g. ``EthosUQuantizer(EthosUCompileSpec("ethos-u55-128"))``.
 
     Args:
         compile_spec: An ``EthosUCompileSpec``, or its list form.

@@ -1,8 +1,8 @@
-"""Choose the range of an activation of least expected squared error, on the calibration inputs and on inputs that were not seen.
+"""Choose the activation range that minimizes the expected squared error on calibration inputs and on unseen inputs.
 
-Three errors add up: rounding inside the range, clipping of calibration values outside it, and clipping of what a fresh input may
-bring. The last is estimated from how far the extremes of the calibration inputs differ. Only small tensors, such as pooled features
-and logits, need it: eight samples of 64 values contain little information about the next sample's largest.
+The error has three parts: rounding inside the range, clipping of calibration values, and clipping of values in unseen inputs.
+The last is estimated from the variation of the extremes between calibration inputs. It matters for small tensors, such as pooled
+features and logits, because eight samples of 64 values determine the next maximum poorly.
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 
 HALF_BINS = 2048  # histogram bins on each side of zero
-#: Weight of what was clipped while calibrating, relative to rounding. The range was fitted to it, so a fresh input clips more.
+#: Weight of clipped calibration values relative to rounding. The range is fitted to them, so unseen inputs clip more.
 _CLIPPED = 2.0
-#: Weight of what a fresh input may clip. Squared errors average over inputs, and few inputs clip much: with 1, the range of a small
-#: tensor costs all other inputs up to 5 dB. Means over 11 networks of ``bench.accuracy``, eight calibration inputs: fresh inputs
-#: are 4.0 dB above the Arm backend's and calibration inputs 0.5 below. With 1 they are 3.8 above and 1.7 below.
+#: Weight of clipping in unseen inputs. Errors average over inputs, and few inputs clip much. With 1, the range of a small tensor
+#: costs all other inputs up to 5 dB. Means over 11 networks of ``bench.accuracy`` with eight calibration inputs, relative to the
+#: Arm backend: unseen inputs +4.0 dB and calibration inputs -0.5 dB. With 1: +3.8 and -1.7 dB.
 _UNSEEN = 0.1
-#: A tensor of ``_MANY`` elements or more gets no room for fresh inputs in int8: their extremes clip too few elements to pay for it.
+#: Number of elements from which an int8 tensor has no room for unseen inputs, because their extremes clip too few elements.
 _MANY = 2000
-#: The standard deviation of the largest of so many normal values, in units of theirs. The extreme of a smaller tensor is supposed
-#: to deviate so much of the elements' own deviation, which counts as ``_SUPPOSED_INPUTS`` more inputs, until there are
-#: ``_ENOUGH_INPUTS``. With 16 inputs, pooled features that hardly vary would get room that costs 4 dB.
+#: Standard deviation of the maximum of ``_ELEMENTS`` normal values, in units of their own. It is the prior of the extreme of a
+#: smaller tensor and counts as ``_SUPPOSED_INPUTS`` inputs if there are fewer than ``_ENOUGH_INPUTS``. With 16 inputs, pooled
+#: features that hardly vary would have room that costs 4 dB.
 _ELEMENTS, _DEVIATIONS = (1, 4, 16, 64, 500, 2000), (1.0, 0.70, 0.56, 0.44, 0.36, 0.31)
 _SUPPOSED_INPUTS, _ENOUGH_INPUTS = 4, 10
-#: In 16 bits room costs nothing. The extreme of ``_HUNDREDS`` of elements or more is supposed to deviate by ``_USUAL`` of itself
-#: from one input to the next, which counts as ``_USUAL_INPUTS`` more inputs.
+#: Room costs nothing in 16 bits. The extreme of ``_HUNDREDS`` or more elements has a prior deviation of ``_USUAL`` times itself
+#: between inputs, which counts as ``_USUAL_INPUTS`` inputs.
 _HUNDREDS, _USUAL, _USUAL_INPUTS = 500, 0.15, 6
-#: Of fewer elements the extremes of some inputs may differ tenfold (gates, features of one outlying picture), and their deviation
-#: asks for room that no input ever fills. No bound is further than this many times the largest value seen. Gains with four inputs:
-#: ghostnetv3_050 2.6 dB (two seeds), patch_tst, small_gru and sorted 0.8 to 1.3 (eight), joined_inputs -0.4 +-1.0; with 2 instead
-#: joined_inputs loses 1.3, with 1.5 six.
+#: Limit of a bound as a multiple of the largest observed value. The extremes of tensors with fewer elements may differ tenfold
+#: between inputs (gates, features of an outlier image), which would reserve room that no input fills. Gains with four inputs:
+#: ghostnetv3_050 2.6 dB (two seeds), patch_tst, small_gru and sorted 0.8 to 1.3 dB (eight), joined_inputs -0.4 +-1.0 dB. With 2,
+#: joined_inputs loses 1.3 dB, with 1.5 it loses 6 dB.
 _FARTHEST = 2.5
 
 
 @dataclass
 class Seen:
-    """What an observer knows of an activation besides its histogram.
+    """Observations of an activation besides its histogram.
 
     Attributes:
-        inputs: tensors observed.
-        lows, highs: the extremes of each that has finite elements.
-        elements: of all tensors.
-        reach: the histogram covers -reach..reach, a power of two; 0 before it covers anything.
-        nonzero: elements in the histogram that are not exactly zero.
+        inputs: Number of observed tensors.
+        lows, highs: Extremes of each tensor that has finite elements.
+        elements: Number of elements of all tensors.
+        reach: Half width of the histogram, which covers -reach..reach; a power of two, or 0 for an empty histogram.
+        nonzero: Number of nonzero elements in the histogram.
     """
 
     inputs: int = 0
@@ -61,12 +61,12 @@ class Seen:
 
 
 def bin_centres(reach: float) -> Floats:
-    """The number in the middle of each bin of a histogram over -reach..reach."""
+    """Return the center of each bin of a histogram over -reach..reach."""
     return np.asarray((np.arange(-HALF_BINS, HALF_BINS) + 0.5) * (reach / HALF_BINS))
 
 
 def percentile_range(counts: Floats, reach: float, percentile: float) -> tuple[float, float]:
-    """(low, high) such that ``percentile`` percent of the counted values lie between, and as many below as above."""
+    """Return the (low, high) that enclose ``percentile`` percent of the counted values, with equal shares below and above."""
     centres = bin_centres(reach)
     share = np.cumsum(counts) / counts.sum()
     outside = (1 - percentile / 100) / 2
@@ -75,16 +75,16 @@ def percentile_range(counts: Floats, reach: float, percentile: float) -> tuple[f
 
 
 def least_squares_range(seen: Seen, counts: Floats, levels: int, symmetric: bool) -> tuple[float, float]:
-    """(low, high) of least expected squared error.
+    """Return the (low, high) with the least expected squared error.
 
     Args:
-        seen: with a reach above 0 and elements that are not zero.
-        counts: the histogram.
-        levels: steps between the least code and the largest.
-        symmetric: the range is -x..x.
+        seen: Observations with a positive reach and nonzero elements.
+        counts: Histogram.
+        levels: Number of steps between the lowest and the highest integer value.
+        symmetric: Whether the range is -x..x.
     """
     centres, inputs = bin_centres(seen.reach), len(seen.lows)
-    weight = seen.elements / counts.sum()  # histogram counts stand for this many elements each
+    weight = seen.elements / counts.sum()  # elements that one histogram count represents
     rounding = seen.nonzero * weight / 12
     fine = levels > 255
     highs, above = _candidates(np.asarray(seen.highs), counts, centres, weight, inputs, fine)
@@ -101,14 +101,14 @@ def least_squares_range(seen: Seen, counts: Floats, levels: int, symmetric: bool
 
 
 def _candidates(extremes: Floats, counts: Floats, centres: Floats, weight: float, inputs: int, fine: bool) -> tuple[Floats, Floats]:
-    """Upper bounds worth trying, and for each the squared error of clipping there, summed over all inputs.
+    """Return candidate upper bounds and, for each, the squared error of clipping there, summed over all inputs.
 
     Args:
-        extremes: the largest value of each input.
-        counts, centres: histogram, ascending.
-        weight: elements that a count stands for.
-        inputs: number of inputs.
-        fine: rounding costs so little that an extreme which the histogram's share of the elements lacks counts by itself.
+        extremes: Maximum of each input.
+        counts, centres: Histogram, ascending.
+        weight: Elements that one count represents.
+        inputs: Number of inputs.
+        fine: Whether rounding is so cheap that each extreme counts by itself, even if the histogram's subsample lacks it.
     """
     largest = max(float(extremes.max()), 0.0)
     elements = counts.sum() * weight / inputs
@@ -125,7 +125,7 @@ def _candidates(extremes: Floats, counts: Floats, centres: Floats, weight: float
         seen = np.maximum(seen, (np.maximum(extremes[:, None] - bounds, 0) ** 2).sum(axis=0))
     seen[bounds >= largest] = 0
     unseen = np.zeros_like(bounds)
-    if spread > 0:  # the next input's largest value M follows Student's distribution: E[max(M - bound, 0)^2]
+    if spread > 0:  # the maximum M of the next input follows Student's t distribution: E[max(M - bound, 0)^2]
         sigma = spread * math.sqrt(1 + 1 / inputs)
         z, excess = _student_excess(freedom)
         unseen = sigma**2 * np.interp((np.maximum(bounds, largest) - float(extremes.mean())) / sigma, z, excess)
@@ -139,9 +139,9 @@ def _deviation(counts: Floats, centres: Floats) -> float:
 
 
 def _spread(extremes: Floats, elements: float, deviation: float, fine: bool) -> tuple[float, int]:
-    """Return (standard deviation of the extreme of an input of so many elements, degrees of freedom); 0 if it gets no room.
+    """Return (standard deviation of the extreme of an input, degrees of freedom), with a deviation of 0 for no room.
 
-    If codes are many (``fine``), room costs nothing and clipping much: extremes vary as they usually do, whatever was seen.
+    With many integer values (``fine``), room is cheap and clipping is expensive, so a typical variation is always assumed.
     """
     freedom = len(extremes) - 1
     variance = float(np.var(extremes, ddof=1)) if freedom else 0.0
@@ -157,10 +157,10 @@ def _spread(extremes: Floats, elements: float, deviation: float, fine: bool) -> 
 
 @functools.cache
 def _student_excess(freedom: int) -> tuple[Floats, Floats]:
-    """(z, E[max(T - z, 0)^2]) for T of Student's t distribution, which is what is known of the next of a few normal values.
+    """Return (z, E[max(T - z, 0)^2]) for T of Student's t distribution, which predicts the next of a few normal values.
 
     Args:
-        freedom: degrees of freedom, at least 3: the integral diverges below.
+        freedom: Degrees of freedom, at least 3, because the integral diverges below.
     """
     t = np.concatenate([np.linspace(-2, 40, 1051), 40 + np.geomspace(1e-3, 1e4, 200)])
     scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(freedom * math.pi)

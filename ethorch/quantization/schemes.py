@@ -1,4 +1,4 @@
-"""What the schemes of ``Settings`` are to the quantizer."""
+"""Quantizers and configs for the schemes of ``Settings``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ethorch.quantization.quantizer import EthosUQuantizer
 from ethorch.support.errors import SpecError
 from ethorch.targets.settings import CUSTOM, FLOAT, Settings
 
-#: Name of a scheme -> makes its config; the argument says whether it is for training.
+#: Name of a scheme -> function that creates its config; the argument is whether it is for training.
 CONFIGS: dict[str, Callable[[bool], QuantizationConfig]] = {
     "int8": lambda is_qat: get_symmetric_quantization_config(is_qat=is_qat),
     "int8-per-tensor": lambda is_qat: get_symmetric_quantization_config(is_per_channel=False, is_qat=is_qat),
@@ -24,7 +24,7 @@ CONFIGS: dict[str, Callable[[bool], QuantizationConfig]] = {
 }
 
 
-#: Type of a program's inputs and outputs -> makes the config for ``set_io``.
+#: Type of a program's inputs and outputs -> function that creates the config for ``set_io``.
 IO_CONFIGS: dict[str, Callable[[], QuantizationConfig]] = {
     "int8": get_symmetric_quantization_config,
     "uint8": get_uint8_io_quantization_config,
@@ -33,19 +33,19 @@ IO_CONFIGS: dict[str, Callable[[], QuantizationConfig]] = {
 
 
 def quantizer_for(settings: Settings, is_qat: bool = False) -> EthosUQuantizer:
-    """Return the quantizer with the settings' schemes.
+    """Return the quantizer for the schemes in the settings.
 
     Args:
-        settings: What the user chose.
-        is_qat: Made for training.
+        settings: User settings.
+        is_qat: Whether the quantizer is for training.
 
     Raises:
-        SpecError: The settings are of a file, which does not contain the QuantizationConfig that they were compiled with.
+        SpecError: The settings come from a file that does not contain their QuantizationConfig.
     """
     if settings.scheme == CUSTOM:
         raise SpecError(
-            f"scheme is {CUSTOM}: these settings were compiled with a QuantizationConfig, which a file does not contain. Give the "
-            f"config as scheme, or one of {', '.join(CONFIGS)}."
+            f"expected scheme to be a QuantizationConfig or one of {', '.join(CONFIGS)}, got {CUSTOM} from a file, which does not "
+            "contain the QuantizationConfig. Pass the config as scheme."
         )
     config: QuantizationConfig = settings.config or CONFIGS[settings.scheme](is_qat)
     quantizer = EthosUQuantizer(settings.spec).set_global(config)

@@ -1,4 +1,4 @@
-"""Buffers that several models write and read: found by their memory, and observed with one range in all of them."""
+"""Detect buffers shared by several models, by their memory, and observe them with one range."""
 
 from __future__ import annotations
 
@@ -10,59 +10,58 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-from ethorch.quantization.activation_observer import ActivationObserver, leading
+from ethorch.quantization.activation_observer import ActivationObserver, find_leader
 from ethorch.quantization.passes.state_buffers import memory_of, state_buffers
 
-#: Key of ``GraphModule.meta``: name -> what a buffer of its own held when the model was quantized.
+#: Key of ``GraphModule.meta``: name -> initial value of a buffer when the model was quantized.
 INITIAL = "ethorch_initial"
 
 
 def names_in_whole(modules: Mapping[str, GraphModule]) -> dict[str, dict[str, str]]:
-    """For each model, its names of the buffers that any of them writes -> the buffer's name in all: that of the first model."""
+    """Return, by model, the common name of each buffer that any model writes, which is its name in the first model that has it."""
     written = {memory_of(buffer) for module in modules.values() for _, buffer in state_buffers(module)}
-    chosen: dict[tuple[int, ...], str] = {}
-    found: dict[str, dict[str, str]] = {}
+    common_names: dict[tuple[int, ...], str] = {}
+    renames: dict[str, dict[str, str]] = {}
     for method, module in modules.items():
-        found[method] = {}
+        renames[method] = {}
         for name, buffer in module.named_buffers(remove_duplicate=False):
-            place = memory_of(buffer)
-            if place in written:
-                if place not in chosen:
-                    taken = set(chosen.values())
-                    chosen[place] = name if name not in taken else f"{method}.{name}"
-                found[method][name] = chosen[place]
-    return found
+            memory = memory_of(buffer)
+            if memory in written:
+                if memory not in common_names:
+                    common_names[memory] = f"{method}.{name}" if name in common_names.values() else name
+                renames[method][name] = common_names[memory]
+    return renames
 
 
-def with_own_buffers(modules: Mapping[str, GraphModule]) -> None:
-    """Let the buffers that any of these models writes be their own: torch.export and ``convert_pt2e`` leave them the user's.
+def copy_written_buffers(modules: Mapping[str, GraphModule]) -> None:
+    """Replace the buffers that any model writes with copies, because torch.export and ``convert_pt2e`` keep the user's tensors.
 
-    What the models share, they go on sharing: a buffer that two of them have is one tensor in both.
+    A buffer that several models share remains shared.
     """
     written = {memory_of(buffer) for module in modules.values() for _, buffer in state_buffers(module)}
     copies: dict[tuple[int, ...], Tensor] = {}
     for module in modules.values():
         for name, buffer in list(module.named_buffers(remove_duplicate=False)):
-            if (place := memory_of(buffer)) in written:
-                if place not in copies:
-                    copies[place] = buffer.detach().clone()
+            if (memory := memory_of(buffer)) in written:
+                if memory not in copies:
+                    copies[memory] = buffer.detach().clone()
                 owner, _, leaf = name.rpartition(".")
-                module.get_submodule(owner)._buffers[leaf] = copies[place]
-                module.meta.setdefault(INITIAL, {})[name] = copies[place].clone()
+                module.get_submodule(owner)._buffers[leaf] = copies[memory]
+                module.meta.setdefault(INITIAL, {})[name] = copies[memory].clone()
 
 
 @contextmanager
-def at_the_beginning(module: nn.Module) -> Iterator[None]:
-    """Inside, a quantized model's state is what a program begins with; afterwards it is what it was."""
-    with kept(module.buffers()):
+def start_from_initial_state(module: nn.Module) -> Iterator[None]:
+    """Set the buffers of a quantized model to their initial values inside the context, and restore them afterwards."""
+    with preserve_buffers(module.buffers()):
         for name, contents in getattr(module, "meta", {}).get(INITIAL, {}).items():
             module.get_buffer(name).copy_(contents)
         yield
 
 
 @contextmanager
-def kept(buffers: Iterable[Tensor]) -> Iterator[None]:
-    """What these buffers hold afterwards is what they held before. Buffers of one memory are kept once."""
+def preserve_buffers(buffers: Iterable[Tensor]) -> Iterator[None]:
+    """Restore the values of these buffers at the end of the context. Buffers with the same memory are saved once."""
     before = {memory_of(buffer): (buffer, buffer.clone()) for buffer in buffers}
     try:
         yield
@@ -73,16 +72,15 @@ def kept(buffers: Iterable[Tensor]) -> Iterator[None]:
 
 
 def observe_together(graphs: Sequence[GraphModule], modules: Sequence[nn.Module], alternatives: bool = False) -> None:
-    """Let observers of one thing in several models have one range: that of all their calls.
+    """Share the range of each common value of several models.
 
-    One thing is a buffer that one of the models writes; and what an operator of a shared submodule computes: the first ``linear``
-    of one model's layer and the first of another's, if the layer is the same object. So a token has the same codes in prefill and
-    in decode, and the encoded weights, biases and scales are the same bytes.
+    Common values are buffers that a model writes, and results of corresponding operators in a shared submodule, e.g. its first
+    ``linear``. A token then has the same integer values in prefill and in decode, and encoded weights, biases and scales are equal.
 
     Args:
-        graphs: the models with observers.
-        modules: the users' modules that they were exported from.
-        alternatives: they are one module at several shapes: its inputs, and operators outside of submodules, are shared too.
+        graphs: Models with observers.
+        modules: User modules that were exported.
+        alternatives: Whether the models are one module at several shapes, which share inputs and operators outside of submodules.
     """
     written = {memory_of(buffer) for graph in graphs for _, buffer in state_buffers(graph)}
     first: dict[object, ActivationObserver] = {}
@@ -90,35 +88,36 @@ def observe_together(graphs: Sequence[GraphModule], modules: Sequence[nn.Module]
         keys = _keys(graph, module, written, alternatives)
         for node in graph.graph.nodes:
             key = keys.get(node.args[0]) if node.op == "call_module" and node.args else None
-            own = graph.get_submodule(str(node.target)) if key is not None else None
+            observer = graph.get_submodule(str(node.target)) if key is not None else None
             if node.args and isinstance(node.args[0], Node) and node.args[0].op == "get_attr":
-                own = leading(own)  # a concatenation may observe for the buffer
-            if not isinstance(own, ActivationObserver) or own.leader is not None:
+                observer = find_leader(observer)  # a concatenation may observe on behalf of the buffer
+            if not isinstance(observer, ActivationObserver) or observer.leader is not None:
                 continue
-            chosen = first.setdefault((key, own.dtype, own.quant_min, own.quant_max, own.qscheme), own)
-            if chosen is not own:
-                own.follow(chosen, feed=True)
+            kind = key, observer.dtype, observer.quant_min, observer.quant_max, observer.qscheme
+            chosen = first.setdefault(kind, observer)
+            if chosen is not observer:
+                observer.follow(chosen, feed=True)
 
 
 def _keys(graph: GraphModule, module: nn.Module, written: Collection[tuple[int, ...]], alternatives: bool) -> dict[object, object]:
-    """What a node's value is, in words that are the same for another model."""
+    """Return a key for each node whose value may be shared, equal for corresponding nodes of different models."""
     buffers = dict(graph.named_buffers(remove_duplicate=False))
     submodules = dict(module.named_modules(remove_duplicate=False))
-    found: dict[object, object] = {}
+    keys: dict[object, object] = {}
     counts: Counter[tuple[int, object]] = Counter()
     for node in graph.graph.nodes:
         if node.op == "get_attr":
             buffer = buffers.get(str(node.target))
             if buffer is not None and memory_of(buffer) in written:
-                found[node] = memory_of(buffer)
+                keys[node] = memory_of(buffer)
         elif node.op == "placeholder" and alternatives:
-            found[node] = "input", str(node.target)
+            keys[node] = "input", str(node.target)
         elif node.op == "call_function" and (alternatives or node.meta.get("nn_module_stack")):
             stack = node.meta.get("nn_module_stack") or {"": ("", "")}
             path = list(stack.values())[-1][0]
             owner = submodules.get(path, module if alternatives else None)
             if owner is not None and (path or alternatives):
-                place = id(owner), node.target
-                found[node] = (*place, counts[place])
-                counts[place] += 1
-    return found
+                operator = id(owner), node.target
+                keys[node] = (*operator, counts[operator])
+                counts[operator] += 1
+    return keys

@@ -1,4 +1,4 @@
-"""Specs of torchao's, made to fit one operand: a range that is known, a weight whose channels lie on another axis."""
+"""Specs of torchao that are adapted to an operand: fixed ranges, and weights with another channel axis."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torchao.quantization.pt2e.quantizer import (
     SharedQuantizationSpec,
 )
 
-from ethorch.quantization.activation_observer import ActivationObserver, known_qparams
+from ethorch.quantization.activation_observer import ActivationObserver, compute_range_qparams
 from ethorch.quantization.config import QuantizationConfig
 from ethorch.quantization.weight_observer import WeightObserver
 from ethorch.support.errors import QuantizationError
 
-#: Key of ``Node.meta`` under which torchao looks for a node's annotation.
+#: Key of ``Node.meta`` at which torchao stores a node's annotation.
 ANNOTATION = "quantization_annotation"
 
 
@@ -32,69 +32,72 @@ def is_annotated(node: Node) -> bool:
 
 @dataclass(frozen=True)
 class KnownRange(QuantizationSpec):  # type: ignore[misc]  # torchao has no annotations
-    """A spec whose range mathematics knows; the observer is told. See ``ActivationObserver.known``."""
+    """Spec with a fixed range that the observer limits itself to. See ``ActivationObserver``."""
 
-    known: tuple[float, float] = (0.0, 1.0)
+    fixed_range: tuple[float, float] = (0.0, 1.0)
 
 
-def fixed_spec(known: tuple[float, float], like: QuantizationSpec, is_qat: bool) -> QuantizationSpecBase:
-    """The spec of a result whose real range is ``known``.
+def fixed_spec(fixed_range: tuple[float, float], like: QuantizationSpec, is_qat: bool) -> QuantizationSpecBase:
+    """Return the spec of an output whose real range is fixed.
 
-    An ``ActivationObserver`` is told the range. Where the model trains, or the spec's observer is another, the qparams are fixed.
+    An ``ActivationObserver`` may choose a smaller range. Otherwise, and in training, the quantization parameters are fixed.
 
     Args:
-        like: the spec of other results. All codes of its dtype are used where it gives no bounds, as torchao's observers do.
+        fixed_range: Real range of the output.
+        like: Spec of other outputs. Its missing bounds default to those of its dtype.
+        is_qat: Whether the spec is for training.
     """
     if not is_qat and _class_of(like.observer_or_fake_quant_ctr) is ActivationObserver:
-        return KnownRange(**{f.name: getattr(like, f.name) for f in dataclasses.fields(like)}, known=known)
+        fields = {f.name: getattr(like, f.name) for f in dataclasses.fields(like)}
+        return KnownRange(**fields, fixed_range=fixed_range)
     codes = torch.iinfo(like.dtype)
     low = codes.min if like.quant_min is None else like.quant_min
     high = codes.max if like.quant_max is None else like.quant_max
-    scale, zero = known_qparams(known, like.dtype, low, high)
+    scale, zero = compute_range_qparams(fixed_range, like.dtype, low, high)
     return FixedQParamsQuantizationSpec(
         dtype=like.dtype, scale=scale, zero_point=zero, quant_min=low, quant_max=high, qscheme=torch.per_tensor_affine
     )
 
 
 def check_int32(config: QuantizationConfig) -> None:
-    """Check that int32 activations have no zero point.
+    """Check that int32 activations are symmetric.
 
     Raises:
-        QuantizationError: they may have one: ExecuTorch's CPU kernel subtracts it in 32 bits, which overflows.
+        QuantizationError: A zero point is possible, and ExecuTorch's CPU kernel overflows when it subtracts it in 32 bits.
     """
     for spec in (config.input_activation, config.output_activation):
         if spec is not None and spec.dtype == torch.int32 and spec.qscheme != torch.per_tensor_symmetric:
             raise QuantizationError(
                 "config.int32_zero_point",
-                f"int32 activations are quantized by {spec.qscheme}, whose zero point overflows in ExecuTorch's CPU kernel; "
-                "expected torch.per_tensor_symmetric",
+                f"expected torch.per_tensor_symmetric for int32 activations, got {spec.qscheme}, whose zero point overflows in "
+                "ExecuTorch's CPU kernel",
             )
 
 
 def _class_of(maker: Any) -> Any:
-    """The observer or fake-quantize class that ``maker`` makes: a class, or what its ``with_args`` returns."""
+    """Return the observer or fake-quantize class that ``maker``, a class or the result of ``with_args``, creates."""
     partial = getattr(maker, "p", None)
     return partial.func if isinstance(partial, functools.partial) else maker
 
 
 def per_tensor(spec: QuantizationSpec, maker: Any) -> QuantizationSpec:
-    """A weight's spec with one scale for all of it; ``maker`` makes its observer, a ``WeightObserver`` where it is None."""
+    """Return a weight's spec with one scale. ``maker`` creates its observer and defaults to ``WeightObserver``."""
     return dataclasses.replace(
         spec, qscheme=torch.per_tensor_symmetric, ch_axis=None, observer_or_fake_quant_ctr=maker or WeightObserver
     )
 
 
 def on_axis(spec: QuantizationSpec, axis: int) -> QuantizationSpec:
-    """A weight's spec with a scale for each place of ``axis``."""
+    """Return a weight's spec with a scale for each index of ``axis``."""
     maker = spec.observer_or_fake_quant_ctr
     partial = getattr(maker, "p", None)
-    if isinstance(partial, functools.partial):  # torchao reads the name of partial.func, which with_args would hide
+    if isinstance(partial, functools.partial):  # torchao reads the name of partial.func, which with_args hides
         maker = type(maker)(functools.partial(partial.func, *partial.args, **{**partial.keywords, "ch_axis": axis}))
     return dataclasses.replace(spec, ch_axis=axis, observer_or_fake_quant_ctr=maker)
 
 
 def dtype_of(qspec: QuantizationSpecBase) -> torch.dtype | None:
-    """The dtype that a spec ends up with, followed through sharing."""
+    """Return the dtype of a spec, resolving shared specs."""
     for _ in range(10_000):
         if not isinstance(qspec, SharedQuantizationSpec):
             return getattr(qspec, "dtype", None)
@@ -105,4 +108,4 @@ def dtype_of(qspec: QuantizationSpecBase) -> torch.dtype | None:
             qspec = shared.meta[ANNOTATION].output_qspec
         if qspec is None:
             return None
-    raise QuantizationError("quantize.shared_circle", "annotations share in a circle")
+    raise QuantizationError("quantize.shared_circle", "annotations share specs in a circle")

@@ -1,7 +1,6 @@
-"""State: a buffer that the model changes is one quantized value, whoever reads it and whatever is written to it.
+"""Share one observer between all reads and writes of a mutable buffer.
 
-A cache that is read in one scale and written in another would be requantized in every step, and its old entries with it. So the
-observer that sees a buffer's first reader sees all its readers, and what is written back to it.
+If a cache were read and written with different scales, every step would requantize its old entries.
 """
 
 from __future__ import annotations
@@ -22,25 +21,24 @@ from ethorch.lower.fx.states import writes_of
 from ethorch.lower.ops.spec import find
 from ethorch.quantization.specs import ANNOTATION, dtype_of
 
-#: What torchao annotates: an operator's result, or (argument, operator that reads it).
+#: A position that torchao annotates: a node's result, or an edge (argument, reader).
 Place = Node | tuple[Node, Node]
 
 
 def share_states(model: GraphModule, nodes: Sequence[Node]) -> None:
-    """Let all readers of a buffer that the model changes share one observer with what is written to it.
+    """Share one observer between the readers of each buffer that the model writes and the written value.
 
-    So do the values between the two that hold its elements: a cache with one row replaced, and then another. Where they differ in
-    dtype, or the value that is written is not quantized, the buffer is left as it is. An input of the program that is written as it
-    is (a frame that the next call looks back at) is quantized for it.
+    Values between the two that contain the buffer's elements (a cache with a replaced row) are included. The buffer is unchanged if
+    dtypes differ or the written value is not quantized. A program input that is written unmodified is quantized like the buffer.
 
     Args:
-        model: the annotated graph; its writes are ``copy_`` nodes.
-        nodes: of the graph, in order.
+        model: Annotated graph whose writes are ``copy_`` nodes.
+        nodes: Nodes of the graph, in order.
     """
     numbers = {node: number for number, node in enumerate(nodes)}
 
     def order(place: Place) -> tuple[int, int]:
-        """Torchao makes observers in this order, and shares only those that it has made."""
+        """Return the order in which torchao creates observers. It can share only observers that exist."""
         return (numbers[place], 1) if isinstance(place, Node) else (numbers[place[1]], 0)
 
     for name, write in writes_of(model.graph).items():
@@ -57,7 +55,7 @@ def share_states(model: GraphModule, nodes: Sequence[Node]) -> None:
             written.meta[ANNOTATION] = QuantizationAnnotation(output_qspec=_spec(places[0]), _annotated=True)
         if not places or _leader(written) is None:
             continue
-        places += _on_the_way(written, set(readers))
+        places += _find_carriers(written, set(readers))
         leaders = sorted({place for place in map(_leader, [*places, written]) if place is not None}, key=order)
         specs = [_spec(place) for place in leaders]
         plain = next((spec for spec in specs if type(spec) is QuantizationSpec), None)
@@ -69,13 +67,13 @@ def share_states(model: GraphModule, nodes: Sequence[Node]) -> None:
             _annotate(place, SharedQuantizationSpec(first))
 
 
-def _on_the_way(written: Node, buffers: Set[Node]) -> list[Place]:
-    """The values between a buffer and what is written to it that hold its elements, some of them replaced or moved on."""
+def _find_carriers(written: Node, buffers: Set[Node]) -> list[Place]:
+    """Return the positions between a buffer and the written value that contain elements of the buffer."""
     reaches: dict[Node, bool] = {}
-    found: list[Place] = []
+    carriers: list[Place] = []
 
     def follow(node: Node) -> bool:
-        """Whether ``node`` holds elements of the buffer. Sources come before what reads them, so that nothing is asked twice."""
+        """Return True if ``node`` contains elements of the buffer. Visits sources first, so that each node is visited once."""
         stack = [node]
         while stack:
             at = stack[-1]
@@ -84,19 +82,19 @@ def _on_the_way(written: Node, buffers: Set[Node]) -> list[Place]:
             if at in reaches or at in buffers or not waiting:
                 stack.pop()
                 if at not in reaches:
-                    held = [source for source in sources if reaches.get(source)]
-                    reaches[at] = at in buffers or bool(held)
-                    found.extend([at, *((source, at) for source in held)] if held else [])
+                    matches = [source for source in sources if reaches.get(source)]
+                    reaches[at] = at in buffers or bool(matches)
+                    carriers.extend([at, *((source, at) for source in matches)] if matches else [])
             else:
                 stack += waiting
         return reaches[node]
 
     follow(written)
-    return found
+    return carriers
 
 
 def _holders(node: Node) -> list[Node]:
-    """The operands whose elements an operator passes on as they are."""
+    """Return the operands whose elements an operator passes on unchanged."""
     spec = find(node.target) if node.op == "call_function" else None
     if spec is None or not is_float(node):
         return []
@@ -122,7 +120,7 @@ def _annotate(place: Place, spec: QuantizationSpecBase) -> None:
 
 
 def _leader(place: Place) -> Place | None:
-    """The place whose observer this one shares, itself where it has one of its own; None where nothing observes it."""
+    """Return the position whose observer this one shares, itself if it has its own observer, or None if it has no observer."""
     spec = _spec(place)
     while isinstance(spec, SharedQuantizationSpec):
         place = spec.edge_or_node

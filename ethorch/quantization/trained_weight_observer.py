@@ -1,4 +1,4 @@
-"""Observers of weights that train: the range of least squared error, found anew in each step."""
+"""Observers of weights in training, which search for the range of least squared error in each step."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from torchao.quantization.pt2e import MovingAverageMinMaxObserver, MovingAverage
 
 from ethorch.quantization.weight_observer import least_squares_scales
 
-_TRIED = 15  # scales, in each training step: a finer grid gains nothing, since the weights adapt
+_TRIED = 15  # scales to try in each training step; a finer grid has no benefit, because the weights adapt
 
 
 class PerChannelTrainedWeightObserver(MovingAveragePerChannelMinMaxObserver):  # type: ignore[misc]  # torchao has no annotations
-    """Keeps, of the weight as it is now, the range per channel that has the least squared error.
+    """Observer with the per-channel range of least squared error of the current weight.
 
-    The range lies in ``min_val`` and ``max_val``, so that a checkpoint holds it.
+    ``min_val`` and ``max_val`` contain the range, so that checkpoints include it.
     """
 
     min_val: Tensor
@@ -28,7 +28,7 @@ class PerChannelTrainedWeightObserver(MovingAveragePerChannelMinMaxObserver):  #
 
 
 class TrainedWeightObserver(MovingAverageMinMaxObserver):  # type: ignore[misc]  # torchao has no annotations
-    """The same with one range for a whole weight."""
+    """Observer with one range of least squared error for a weight."""
 
     min_val: Tensor
     max_val: Tensor
@@ -41,7 +41,7 @@ class TrainedWeightObserver(MovingAverageMinMaxObserver):  # type: ignore[misc] 
 
 
 def _keep_range(observer: PerChannelTrainedWeightObserver | TrainedWeightObserver, rows: Tensor) -> None:
-    """Set the observer's extremes to -+ the codes' half width times the scale of least squared error."""
+    """Set the observer's extremes to -+ half the width of the integer range times the scale of least squared error."""
     half = (observer.quant_max - observer.quant_min) / 2
     rows = rows.to(observer.min_val.dtype)
     largest = torch.maximum(rows.abs().amax(1) / half, observer.eps)

@@ -15,13 +15,13 @@ from ethorch.support.errors import QuantizationError
 
 logger = logging.getLogger(__name__)
 
-#: How a weight's scale is found.
+#: Methods that choose the scale of a weight.
 WEIGHT_METHODS = ("max", "mse")
-_BIAS_BITS = {torch.int8: 30, torch.int16: 46}  # of the accumulator, one left for the sum (TOSA 1.0 CONV2D: int32, int48)
+_BIAS_BITS = {torch.int8: 30, torch.int16: 46}  # bits of the accumulator minus one for the sum (TOSA 1.0 CONV2D: int32, int48)
 
 
 def least_squares_scales(rows: Tensor, scales: Tensor, quant_min: int, quant_max: int, tried: int) -> Tensor:
-    """For each row the scale of least squared error, of as many as ``tried`` between 0.3 and 1 times the one in ``scales``."""
+    """Return the scale of least squared error of each row, out of ``tried`` factors 0.3..1 times ``scales``."""
     best, least = scales.clone(), torch.full_like(scales, math.inf)
     for factor in torch.linspace(0.3, 1.0, tried).tolist():
         trial = scales * factor
@@ -32,14 +32,14 @@ def least_squares_scales(rows: Tensor, scales: Tensor, quant_min: int, quant_max
 
 
 class PerChannelWeightObserver(UniformQuantizationObserverBase):  # type: ignore[misc]  # torchao has no annotations
-    """A scale per output channel: the largest magnitude, or the one of least squared error.
+    """Observer with a scale per output channel, from the largest magnitude or the least squared error.
 
-    A channel whose bias would leave the accumulator gets a larger scale, and a warning says so.
+    A channel whose bias exceeds the accumulator gets a larger scale, with a warning.
 
     Args:
         method: ``max`` or ``mse``.
-        ch_axis: the output channels' axis; None for one scale in all.
-        dtype, qscheme, quant_min, quant_max, eps: as for torchao's observers.
+        ch_axis: Axis of the output channels.
+        dtype, qscheme, quant_min, quant_max, eps: See torchao's observers.
     """
 
     min_val: Tensor
@@ -66,13 +66,13 @@ class PerChannelWeightObserver(UniformQuantizationObserverBase):  # type: ignore
         self.register_buffer("min_val", torch.tensor([]))
         self.register_buffer("max_val", torch.tensor([]))
         self.name = ""
-        self.uses: list[tuple[Tensor, list[Any]]] = []  # bias and, in a list so that it is no submodule, the input's observer
-        self.fixed: tuple[Tensor, Tensor] | None = None  # qparams that weights were rounded with
+        self.uses: list[tuple[Tensor, list[Any]]] = []  # (bias, [observer of the input]); the list avoids a submodule
+        self.fixed: tuple[Tensor, Tensor] | None = None  # quantization parameters with which the weights were rounded
         self._weight: Tensor | None = None
         self._seen: tuple[int, int] | None = None
 
     def forward(self, w: Tensor) -> Tensor:
-        """Observe ``w``, once for each value it has, and return it."""
+        """Observe ``w`` if it has changed, and return it."""
         seen = (w.data_ptr(), w._version)
         if seen != self._seen:
             rows = w.detach().transpose(0, self.ch_axis).flatten(1) if self.per_channel else w.detach().reshape(1, -1)
@@ -82,13 +82,13 @@ class PerChannelWeightObserver(UniformQuantizationObserverBase):  # type: ignore
         return w
 
     def calculate_qparams(self, **_: Any) -> tuple[Tensor, Tensor]:
-        """(scales, zero points), int32 zeros: one each, or one per channel."""
+        """Return (scales, int32 zero points), with one element, or one per channel."""
         if self.fixed is not None:
             return self.fixed
         if self._weight is None:
             raise QuantizationError(
                 "calibration.none",
-                f"{self.name or 'a weight'} saw no calibration input. Run the prepared model on samples before convert_pt2e.",
+                f"{self.name or 'a weight'} observed no calibration input. Run the prepared model on samples before convert_pt2e.",
             )
         scale, zero = self._calculate_qparams(self.min_val, self.max_val)
         if self.method == "mse":
@@ -96,13 +96,13 @@ class PerChannelWeightObserver(UniformQuantizationObserverBase):  # type: ignore
         return self.fit_bias(scale), zero
 
     def least_squares(self, scale: Tensor) -> Tensor:
-        """Of 71 scales per channel between 0.3 and 1 times the largest, the one of least squared error."""
+        """Return the scale of least squared error per channel, out of 71 factors 0.3..1 times ``scale``."""
         assert self._weight is not None
         rows = self._weight.transpose(0, self.ch_axis).flatten(1) if self.per_channel else self._weight.reshape(1, -1)
         return torch.maximum(least_squares_scales(rows, scale, self.quant_min, self.quant_max, 71), self.eps)
 
     def fit_bias(self, scale: Tensor) -> Tensor:
-        """Scales large enough for bias / (input scale x weight scale) to fit the accumulator."""
+        """Increase scales until bias / (input scale x weight scale) fits the accumulator."""
         needed = torch.zeros_like(scale)
         for bias, (observer,) in self.uses:
             limit = float(1 << _BIAS_BITS.get(observer.dtype, 30))
@@ -112,8 +112,8 @@ class PerChannelWeightObserver(UniformQuantizationObserverBase):  # type: ignore
         if bool(short.any()):
             channels = torch.nonzero(short).flatten().tolist()
             logger.warning(
-                "%s: the bias of channels %s is beyond the accumulator in units of input scale x weight scale; their weights get "
-                "a scale up to %.3g times coarser so that it fits [bias.accumulator]",
+                "%s: the bias of channels %s exceeds the accumulator in units of input scale x weight scale. The scales of their "
+                "weights increase by up to %.3g so that it fits. [bias.accumulator]",
                 self.name or "a weight",
                 channels[:8],
                 float((needed / scale)[short].max()),
@@ -125,4 +125,4 @@ class PerChannelWeightObserver(UniformQuantizationObserverBase):  # type: ignore
 
 
 class WeightObserver(PerChannelWeightObserver):
-    """One scale for a whole weight; torchao gives per-channel arguments only to classes named PerChannel..."""
+    """Observer with one scale for a weight, because torchao passes per-channel arguments only to classes named PerChannel..."""

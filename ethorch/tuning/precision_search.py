@@ -14,7 +14,7 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 from ethorch.backend.build import build_pte
 from ethorch.backend.emit.build import Build
-from ethorch.quantization.calibration_checks import said_already
+from ethorch.quantization.calibration_checks import mute_sample_warnings
 from ethorch.quantization.config import (
     QuantizationConfig,
     get_symmetric_a16w8_quantization_config,
@@ -199,13 +199,13 @@ def mixed_precision(
     if progress:
         progress(step)
     if not goal.accurate(step):
-        with said_already():
+        with mute_sample_warnings():
             order = sensitivity(graph, EthosUQuantizer(spec).set_global(base), samples, metric, modules=modules)
             if order.interrupted:
                 raise KeyboardInterrupt
         operators |= {row.module for row in order.rows if row.operator}
         for row in order.rows:
-            with said_already():
+            with mute_sample_warnings():
                 candidate, step = attempt([*raised, row.module])
             if not goal.affordable(step):
                 continue  # a cheaper one may still fit

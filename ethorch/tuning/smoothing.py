@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 
 from ethorch.lower.fx.export import export_module
 from ethorch.models.load import in_eval_mode
-from ethorch.quantization.shared_buffers import kept
+from ethorch.quantization.shared_buffers import preserve_buffers
 from ethorch.support.errors import QuantizationError, SpecError
 from ethorch.support.exclusive import exclusive
 from ethorch.tuning.node_runner import NodeRunner
@@ -153,7 +153,7 @@ class _Places:
         """Run the calls and record statistics. Buffers are restored before each session."""
         with torch.no_grad():
             for session in calls:
-                with kept(buffer for graph in self._graphs.values() for buffer in graph.buffers()):
+                with preserve_buffers(buffer for graph in self._graphs.values() for buffer in graph.buffers()):
                     for name, inputs in session:
                         self._observe(NodeRunner(self._graphs[name], [inputs], write_back=True), self._watched[name])
 

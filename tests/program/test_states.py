@@ -14,7 +14,7 @@ from ethorch.backend.through_executorch import built_by_executorch
 from ethorch.lower.fx.states import with_codes
 from ethorch.program.program import Program, record_of
 from ethorch.program.record import Record
-from ethorch.quantization.shared_buffers import at_the_beginning
+from ethorch.quantization.shared_buffers import start_from_initial_state
 from ethorch.support.errors import SpecError
 from tests.helpers.states import CASES, run
 
@@ -98,7 +98,7 @@ def test_a_stateful_program_is_evaluated_in_order_from_its_beginning(mixed: Prog
     record_of(mixed).quantized(*steps[0])  # what it holds now is no beginning
     before = [buffer.clone() for buffer in record_of(mixed).model.module.buffers()]
     found = ethorch.evaluate(mixed, steps, keep=True)
-    with at_the_beginning(begun):
+    with start_from_initial_state(begun):
         wanted_of = {"float": run(copy.deepcopy(record_of(mixed).model.module), steps), "quantized": run(begun, steps)}
     for column, outputs in wanted_of.items():
         for wanted, one in zip(outputs, found.kept, strict=True):

@@ -21,7 +21,7 @@ from ethorch.program.program import record_of
 from ethorch.quantization.calibrate import quantize
 from ethorch.quantization.passes.context import PassContext
 from ethorch.quantization.passes.pipeline import run_passes
-from ethorch.quantization.shared_buffers import at_the_beginning
+from ethorch.quantization.shared_buffers import start_from_initial_state
 from ethorch.targets import TARGETS
 
 ROWS, WIDTH = 300, 16
@@ -185,7 +185,7 @@ def test_a_counter_of_int64_becomes_one_of_int32(counted: type[Counted], write: 
         "index_put_", "quantize_per_tensor.out", "dequantize_per_tensor.out"
     }  # fmt: skip
     assert record_of(program).quantized is not None and record_of(program).quantized.get_buffer("count").dtype == torch.int64
-    with at_the_beginning(record_of(program).quantized):
+    with start_from_initial_state(record_of(program).quantized):
         for call in calls:
             torch.testing.assert_close(program(*call), record_of(program).quantized(*call), rtol=0, atol=0.05)
         assert record_of(program).quantized.get_buffer("count").item() == (12 if counted is Counted else 36 % 16)
@@ -247,7 +247,7 @@ def test_positions_modulo_a_power_of_two_stay_on_the_npu(
     program = ethorch.compile(Modulo(write).eval(), calls[0], target, scheme=scheme, calibration=[calls], progress=False)
     assert not program.to_json()["cpu"]
     assert record_of(program).quantized is not None
-    with at_the_beginning(record_of(program).quantized):
+    with start_from_initial_state(record_of(program).quantized):
         for call in calls:
             torch.testing.assert_close(program(*call), record_of(program).quantized(*call), rtol=0, atol=0.05)
 
@@ -285,7 +285,7 @@ def test_a_counter_that_is_no_index_stays_of_int64(rows: int, dtype: str) -> Non
     program = ethorch.compile(Wrapped(rows, begin).eval(), calls[0], "ethos-u85-256", calibration=[calls], progress=False)
     assert {state.name: state.dtype for state in program.explain().states} == {"cache": "int8", "count": dtype}
     assert record_of(program).quantized is not None
-    with at_the_beginning(record_of(program).quantized):
+    with start_from_initial_state(record_of(program).quantized):
         for call in calls:
             torch.testing.assert_close(program(*call), record_of(program).quantized(*call), rtol=0, atol=0.05)
 

@@ -123,7 +123,7 @@ def test_one_outlying_input_of_few_elements_does_not_stretch_the_range_fivefold(
 
 @pytest.mark.parametrize("method", ["mse", "minmax"])
 def test_a_softmax_of_one_place_has_a_range(method: str) -> None:
-    observer = observed([torch.ones(8)] * 4, method=method, known=(0.0, 255 / 256))
+    observer = observed([torch.ones(8)] * 4, method=method, fixed_range=(0.0, 255 / 256))
     assert ends(observer)[1] == pytest.approx(255 / 256, abs=1e-3)
 
 
@@ -207,7 +207,7 @@ def test_a_bias_beyond_the_accumulator_is_said_and_made_to_fit(caplog: pytest.Lo
     with caplog.at_level(logging.WARNING):
         graph = convert_pt2e(prepared(Model(), calibration, quantizer()))
     assert all(
-        x in caplog.text for x in ("linear_weight: the bias of channels [0] is beyond the accumulator", "[bias.accumulator]")
+        x in caplog.text for x in ("linear_weight: the bias of channels [0] exceeds the accumulator", "[bias.accumulator]")
     )
     scales = next(b for name, b in graph.named_buffers() if "scale" in name)
     first = next(n for n in graph.graph.nodes if "quantize_per_tensor" in str(n.target))
@@ -253,7 +253,7 @@ def test_a_single_sample_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_noise_next_to_pictures_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     mixed = [torch.randn(1, 3, 32, 32), *map(picture, range(3))]
-    assert "tensors [0] of input x look like noise next to" in warnings_for(mixed, caplog)
+    assert "tensors [0] of input x look like noise compared with" in warnings_for(mixed, caplog)
 
 
 def test_nothing_but_noise_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:

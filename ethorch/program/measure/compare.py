@@ -21,7 +21,7 @@ from ethorch.program.measure.nodes_on_npu import NodesOnNpu
 from ethorch.program.record import Record
 from ethorch.quantization.prepare import prepare
 from ethorch.quantization.schemes import quantizer_for
-from ethorch.quantization.shared_buffers import at_the_beginning
+from ethorch.quantization.shared_buffers import start_from_initial_state
 from ethorch.support.errors import EthorchError
 from ethorch.support.progress import stage
 
@@ -82,7 +82,7 @@ class _Outputs(list[list[Any]]):
 
 def _run(module: nn.Module, sample: Inputs) -> Any:
     """What the model returns, its buffers put back behind."""
-    with at_the_beginning(module):
+    with start_from_initial_state(module):
         return pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, module(*sample))
 
 

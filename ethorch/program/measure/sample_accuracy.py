@@ -14,7 +14,7 @@ from ethorch import runtime
 from ethorch.models.load import UserModel, in_eval_mode
 from ethorch.program.facts import Accuracy
 from ethorch.program.record import Record
-from ethorch.quantization.shared_buffers import kept
+from ethorch.quantization.shared_buffers import preserve_buffers
 from ethorch.support.metrics import sqnr_db
 
 _MEASURED_SAMPLES = 8
@@ -26,7 +26,7 @@ def accuracy_of_samples(record: Record) -> Accuracy:
     samples = (model.calibration or [model.example_inputs])[:_MEASURED_SAMPLES]
     wanted, found = [], []
     loaded = runtime.load(record.pte, record.method)
-    with torch.no_grad(), in_eval_mode(model.module), kept(model.module.buffers()):
+    with torch.no_grad(), in_eval_mode(model.module), preserve_buffers(model.module.buffers()):
         for sample in samples:
             wanted.append(_exact(model, sample))
             found.append(_made(record, loaded, sample))
@@ -50,7 +50,7 @@ def accuracy_in_sessions(record: Record) -> Accuracy | None:
             context.enter_context(in_eval_mode(model.module))
         for session in sessions:
             loaded.reset()
-            with kept(buffer for model in models.values() for buffer in model.module.buffers()):
+            with preserve_buffers(buffer for model in models.values() for buffer in model.module.buffers()):
                 for name, inputs in session:
                     exact = _exact(models[name], inputs)
                     made = _made(parts[name], loaded.methods[name], inputs)
