@@ -112,12 +112,12 @@ class Two(nn.Module):
 def test_a_sample_of_another_shape_is_an_error_that_names_the_input() -> None:
     graph = prepare_pt2e(exported(Two(), (torch.ones(1, 3, 8, 8), torch.tensor([0, 2]))), quantizer())
     graph(torch.randn(1, 3, 8, 8), torch.tensor([0, 2]))
-    wanted = r"input image of a calibration sample has the shape \[1, 3, 8, 9\], .* with has \[1, 3, 8, 8\].*\[calibration\.shape\]"
+    wanted = r"input image of a calibration sample: expected shape \[1, 3, 8, 8\], got \[1, 3, 8, 9\].*\[calibration\.shape\]"
     with pytest.raises(QuantizationError, match=wanted):
         graph(torch.randn(1, 3, 8, 9), torch.tensor([0, 2]))
-    with pytest.raises(QuantizationError, match=r"input index .* \[3\], .* \[2\]"):
+    with pytest.raises(QuantizationError, match=r"input index .* \[2\], got \[3\]"):
         graph(torch.randn(1, 3, 8, 8), torch.tensor([0, 1, 2]))
-    with pytest.raises(QuantizationError, match=r"input image .* \[3, 8, 8\]"):
+    with pytest.raises(QuantizationError, match=r"input image .* got \[3, 8, 8\]"):
         graph(torch.randn(3, 8, 8), torch.tensor([0, 2]))
 
 
@@ -127,7 +127,7 @@ def test_shapes_that_the_export_leaves_open_stay_open() -> None:
     prepared = prepare_pt2e(graph, quantizer())
     for batch in (2, 5):
         prepared(torch.randn(batch, 3, 10, 10))
-    with pytest.raises(QuantizationError, match=r"\[2, 3, 9, 10\], .* \[any, 3, 10, 10\]"):
+    with pytest.raises(QuantizationError, match=r"\[any, 3, 10, 10\], got \[2, 3, 9, 10\]"):
         prepared(torch.randn(2, 3, 9, 10))
 
 

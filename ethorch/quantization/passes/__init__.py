@@ -1,1 +1,1 @@
-"""Graph passes between ``torch.export`` and annotation; ``pipeline`` lists them."""
+"""Graph passes between ``torch.export`` and annotation, listed in ``pipeline``."""

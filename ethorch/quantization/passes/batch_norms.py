@@ -1,4 +1,4 @@
-"""Batch norms folded into the convolutions before them, in time that is linear in their number."""
+"""Fold batch norms into convolutions in linear time."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ _NORMS = ("aten.batch_norm.default", "aten._native_batch_norm_legit_no_training.
 
 
 def fold_batch_norms(graph: GraphModule) -> None:
-    """Fold what ``prepare_pt2e`` would fold first of all, in place, to the same nodes and weights.
+    """Fold batch norms in place, with the same nodes and weights as ``prepare_pt2e``.
 
-    torchao looks through all of the graph for dead code after each batch norm, so that 200 of them take most of the time of
-    preparing; here that is done once. Convolutions that share a weight and have different batch norms behind them, as the heads of
-    detectors for several levels, get a weight for each: torchao would fold the first one into all. And a batch norm stays where
-    others read its convolution, too, as in front of a residual branch that begins with one: torchao would let them read the
-    normalized values. So does one whose convolution has a computed weight, which torchao refuses.
+    torchao eliminates dead code after each batch norm, which dominates the time for 200 of them. Here it runs once. Convolutions
+    that share a weight but have different batch norms (detector heads) get separate weights, because torchao would fold the first
+    batch norm into all of them. A batch norm is not folded if its convolution has other readers, which would then read normalized
+    values, or a computed weight, which torchao rejects.
     """
     settle_batch_norms(graph, lambda norm: _shares_convolution(norm) or _has_computed_weight(norm))
     _part_weights(graph)
@@ -38,44 +37,44 @@ def fold_batch_norms(graph: GraphModule) -> None:
 
 
 def rename_shared_weights(graph_module: GraphModule, context: PassContext) -> None:
-    """A name for the weight and bias of each convolution that shares them and has a batch norm behind it, in place, for training.
+    """Give each convolution that shares parameters and has a batch norm its own names for them, in place, for training.
 
-    It is one parameter still, of which the optimizer knows nothing new. ``prepare_qat_pt2e`` scales the weight by each batch norm
-    and fails where two are observed as one; ``convert_pt2e`` folds each batch norm into what has the name.
+    The parameters remain shared for the optimizer. ``prepare_qat_pt2e`` scales the weight for each batch norm and fails if two
+    observed weights are one node. ``convert_pt2e`` folds each batch norm into the named parameter.
     """
     for name, convolutions in _uses(graph_module).items():
         for number, convolution in enumerate(convolutions if len(convolutions) > 1 else ()):
             if _norm_of(convolution) is not None:
-                for place in (1, 2):
-                    _give_own(
+                for position in (1, 2):
+                    _separate_argument(
                         graph_module,
                         [convolution],
-                        place,
-                        f"{name.replace('.', '_')}_at_{number}" + "_bias" * (place == 2),
+                        position,
+                        f"{name.replace('.', '_')}_at_{number}" + "_bias" * (position == 2),
                         tied=True,
                     )
 
 
 def _part_weights(graph: GraphModule) -> None:
-    """A weight and a bias for each batch norm that follows their convolutions.
+    """Separate the weights and biases of convolutions with different batch norms.
 
-    Where a weight is read several times and no bias is there, torchao would give all but the first a bias of zeros.
+    Convolutions that share a weight and have no bias share a bias of zeros. Otherwise torchao would add one to all but the first.
     """
     for name, convolutions in _uses(graph).items():
         groups: dict[tuple[str, ...], list[Node]] = {}
         for node in convolutions:
-            groups.setdefault(_norm_behind(node), []).append(node)
+            groups.setdefault(_norm_parameters(node), []).append(node)
         for number, group in enumerate(group for norm, group in groups.items() if norm):
-            own = f"{name.replace('.', '_')}_of_norm_{number}"
+            prefix = f"{name.replace('.', '_')}_of_norm_{number}"
             if len(groups) > 1:
-                for place in (1, 2):
-                    _give_own(graph, group, place, own + "_bias" * (place == 2))
+                for position in (1, 2):
+                    _separate_argument(graph, group, position, prefix + "_bias" * (position == 2))
             if len(group) > 1:
-                _give_bias(graph, group, f"{own}_bias")
+                _add_zero_bias(graph, group, f"{prefix}_bias")
 
 
 def _uses(graph: GraphModule) -> dict[str, list[Node]]:
-    """The convolutions that read each weight, by its name."""
+    """Return the convolutions that read each weight, by its name."""
     uses: dict[str, list[Node]] = {}
     for node in graph.graph.nodes:
         if node.op == "call_function" and op_name(node.target).startswith("aten.conv") and len(node.args) > 1:
@@ -86,7 +85,7 @@ def _uses(graph: GraphModule) -> dict[str, list[Node]]:
 
 
 def _shares_convolution(norm: Node) -> bool:
-    """Is it a batch norm of a convolution that has other readers, or of such a one's batch norm?"""
+    """Return True for a batch norm, possibly after others, of a convolution or batch norm that has several readers."""
     if not _is_norm(norm):
         return False
     source, shared = norm, False
@@ -97,7 +96,7 @@ def _shares_convolution(norm: Node) -> bool:
 
 
 def _has_computed_weight(norm: Node) -> bool:
-    """Return True if a batch norm follows a convolution whose weight or bias is an input or a result."""
+    """Return True for a batch norm of a convolution whose weight or bias is not a constant."""
     source = norm.args[0] if _is_norm(norm) else None
     if not (isinstance(source, Node) and source.op == "call_function" and op_name(source.target).startswith("aten.conv")):
         return False
@@ -109,20 +108,20 @@ def _is_norm(node: Node) -> bool:
 
 
 def _norm_of(convolution: Node) -> Node | None:
-    """The batch norm that reads it."""
+    """Return the batch norm that reads a convolution, or None."""
     return next(filter(_is_norm, convolution.users), None)
 
 
-def _norm_behind(convolution: Node) -> tuple[str, ...]:
-    """The parameters of the batch norm that reads it; empty where none does."""
+def _norm_parameters(convolution: Node) -> tuple[str, ...]:
+    """Return the arguments of the batch norm that reads a convolution, or an empty tuple."""
     norm = _norm_of(convolution)
     return () if norm is None else tuple(str(arg.target) if isinstance(arg, Node) else str(arg) for arg in norm.args[1:])
 
 
-def _give_own(graph: GraphModule, convolutions: list[Node], place: int, name: str, *, tied: bool = False) -> None:
-    """Let convolutions read what they have at a place of their arguments by one node and this name: a copy, or ``tied``, itself."""
+def _separate_argument(graph: GraphModule, convolutions: list[Node], position: int, name: str, *, tied: bool = False) -> None:
+    """Replace a parameter of convolutions by a copy with its own name, or by a second name of the parameter if ``tied``."""
     first = convolutions[0]
-    source = first.args[place] if len(first.args) > place else None
+    source = first.args[position] if len(first.args) > position else None
     tensor = tensor_of(graph, source) if isinstance(source, Node) else None
     if tensor is None or not isinstance(source, Node):
         return
@@ -130,14 +129,14 @@ def _give_own(graph: GraphModule, convolutions: list[Node], place: int, name: st
         tensor = nn.Parameter(tensor.detach().clone(), requires_grad=tensor.requires_grad)
     graph.register_parameter(name, tensor)  # type: ignore[arg-type]  # a weight is a parameter
     with graph.graph.inserting_before(first), torch.no_grad():
-        own = graph.graph.get_attr(name)
-    own.meta = dict(source.meta)
+        parameter = graph.graph.get_attr(name)
+    parameter.meta = dict(source.meta)
     for convolution in convolutions:
-        convolution.update_arg(place, own)
+        convolution.update_arg(position, parameter)
 
 
-def _give_bias(graph: GraphModule, convolutions: list[Node], name: str) -> None:
-    """One bias of zeros for convolutions that have none."""
+def _add_zero_bias(graph: GraphModule, convolutions: list[Node], name: str) -> None:
+    """Add a shared bias of zeros to convolutions without bias."""
     if any(len(convolution.args) > 2 and convolution.args[2] is not None for convolution in convolutions):
         return
     norm = _norm_of(convolutions[0])
@@ -156,9 +155,9 @@ def _give_bias(graph: GraphModule, convolutions: list[Node], name: str) -> None:
 def _fuse_weights(
     weight: Tensor, bias: Tensor | None, mean: Tensor, variance: Tensor, *norm: Any, transpose: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return what ``fuse_conv_bn_weights`` returns, also for transposed convolutions in groups.
+    """Call ``fuse_conv_bn_weights``, with support for grouped transposed convolutions.
 
-    Their weight is [inputs, outputs / groups, ...], and PyTorch scales the second axis as if it were all outputs.
+    Their weight is [inputs, outputs / groups, ...], and PyTorch scales its second axis as if it contained all outputs.
     """
     groups = mean.numel() // weight.shape[1] if transpose else 1
     by_output = weight.unflatten(0, (groups, -1)).transpose(0, 1).flatten(1, 2)
@@ -174,7 +173,7 @@ def _fuse_weights(
 
 @contextmanager
 def _without_search(graph: Graph) -> Iterator[None]:
-    """Calls of ``graph.eliminate_dead_code`` do nothing."""
+    """Disable ``graph.eliminate_dead_code`` inside the context."""
     setattr(graph, "eliminate_dead_code", lambda *_: False)  # noqa: B010
     try:
         yield

@@ -1,4 +1,4 @@
-"""What torch.export leaves in a graph and calibration has no use for: guards, assertions, idle dropouts and casts, gradients."""
+"""Remove guards, assertions, idle operators and gradients, which calibration does not need."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SOFTMAXES = (softmax, log_softmax)
 
 
 def remove_guards(graph_module: GraphModule, context: PassContext) -> None:
-    """Erase the call of the module that checks a program's inputs."""
+    """Erase the call of the module that checks program inputs."""
     for node in list(graph_module.graph.nodes):
         if node.op == "call_module" and node.target == "_guards_fn":
             graph_module.graph.erase_node(node)
@@ -35,9 +35,9 @@ def remove_assertions(graph_module: GraphModule, context: PassContext) -> None:
 
 
 def remove_no_ops(graph_module: GraphModule, context: PassContext) -> None:
-    """Let readers of an idle operator read its input; one of a parameter or an input stays: its result is quantized.
+    """Remove dropouts in evaluation mode and casts that change nothing.
 
-    Idle are dropouts in evaluation, and casts to the dtype that is there already.
+    Operators on a parameter or program input are kept, because their outputs are quantized.
     """
     for node in list(graph_module.graph.nodes):
         if (_is_idle_dropout(node) or _is_idle_cast(node)) and node.all_input_nodes[0].op == "call_function":
@@ -46,16 +46,16 @@ def remove_no_ops(graph_module: GraphModule, context: PassContext) -> None:
 
 
 def lift_scalars(graph_module: GraphModule, context: PassContext) -> None:
-    """Compute along a dim of a scalar, as PyTorch allows, along the only axis of its reshape to one element. In place."""
+    """Reshape scalars to [1] for operators with a dim, which PyTorch also allows for scalars. In place."""
     for node in list(graph_module.graph.nodes):
         if node.op != "call_function" or find(node.target) is None or not has_scalar_dim(node) or context.is_excluded(node):
             continue
         s = AtenBuilder(graph_module, node)
 
-        def lifted(operand: Node, s: AtenBuilder = s) -> Node:
+        def lift(operand: Node, s: AtenBuilder = s) -> Node:
             return s(aten.reshape.default, operand, [1]) if operand.meta["val"].dim() == 0 else operand
 
-        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lifted)
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lift)
         value = node.meta["val"]
         if isinstance(value, torch.Tensor):
             node.replace_all_uses_with(s(aten.reshape.default, s(node.target, *args, **kwargs), list(value.shape)))
@@ -70,9 +70,9 @@ def lift_scalars(graph_module: GraphModule, context: PassContext) -> None:
 
 
 def remove_softmax_shifts(graph_module: GraphModule, context: PassContext) -> None:
-    """Let a softmax read x where it reads x less the largest of each of its rows, which it takes off itself.
+    """Replace softmax(x - x.amax(dim)) with softmax(x), which subtracts the maximum itself.
 
-    Written out it costs scores their range: it reaches as far below 0 as the scores lie apart.
+    The explicit difference would need a range as wide as the spread of the scores.
     """
     for node in list(graph_module.graph.nodes):
         if node.op == "call_function" and find(node.target) in _SOFTMAXES:
@@ -84,32 +84,32 @@ def remove_softmax_shifts(graph_module: GraphModule, context: PassContext) -> No
 
 
 def _above(difference: Node, dim: int) -> Node | None:
-    """x of ``x - x.amax(dim, keepdim=True)``, however that is written."""
+    """Return x of ``x - x.amax(dim, keepdim=True)`` and of equivalent forms, else None."""
     if difference.op != "call_function" or find(difference.target) is not sub:
         return None
-    (x, taken, *_), options = arguments(difference)
-    while isinstance(taken, Node) and (taken.target is operator.getitem or op_name(taken.target).startswith("aten.detach")):
-        taken = taken.all_input_nodes[0]
-    if options.get("alpha", 1) != 1 or not isinstance(taken, Node) or find(taken.target) not in (amax, max_dim):
+    (x, largest, *_), options = arguments(difference)
+    while isinstance(largest, Node) and (largest.target is operator.getitem or op_name(largest.target).startswith("aten.detach")):
+        largest = largest.all_input_nodes[0]
+    if options.get("alpha", 1) != 1 or not isinstance(largest, Node) or find(largest.target) not in (amax, max_dim):
         return None
-    (of, dims, *keepdim), _ = arguments(taken)
+    (source, dims, *keepdim), _ = arguments(largest)
     dims = [dims] if isinstance(dims, int) else list(dims)
-    kept = bool(keepdim and keepdim[0])
-    return x if of is x and kept and [each % x.meta["val"].dim() for each in dims] == [dim] else None
+    keeps_dim = bool(keepdim and keepdim[0])
+    return x if source is x and keeps_dim and [each % x.meta["val"].dim() for each in dims] == [dim] else None
 
 
 def _is_idle_cast(node: Node) -> bool:
-    """Does it say what its first operand is already: dtype, shape, and how it lies in memory?"""
+    """Return True for a cast that keeps dtype, shape, strides and device."""
     if node.op != "call_function" or find(node.target) is not OPS["aten._to_copy.default"]:
         return False
-    given, result = (each.meta.get("val") for each in (node.all_input_nodes[0], node))
-    if not isinstance(given, torch.Tensor) or not isinstance(result, torch.Tensor):
+    before, after = (each.meta.get("val") for each in (node.all_input_nodes[0], node))
+    if not isinstance(before, torch.Tensor) or not isinstance(after, torch.Tensor):
         return False
-    return (given.dtype, given.shape, given.stride(), given.device) == (result.dtype, result.shape, result.stride(), result.device)
+    return (before.dtype, before.shape, before.stride(), before.device) == (after.dtype, after.shape, after.stride(), after.device)
 
 
 def _is_idle_dropout(node: Node) -> bool:
-    """Is it of the form (input, p, train=False) -> tensor? PyTorch has dropout, feature_dropout, alpha_dropout and both at once."""
+    """Return True for an operator (input, p, train=False): dropout, feature_dropout, alpha_dropout, feature_alpha_dropout."""
     schema = getattr(node.target, "_schema", None)
     if schema is None or [argument.name for argument in schema.arguments] != ["input", "p", "train"] or len(schema.returns) != 1:
         return False
@@ -118,10 +118,10 @@ def _is_idle_dropout(node: Node) -> bool:
 
 
 def freeze_parameters(graph_module: GraphModule, context: PassContext) -> None:
-    """Let each parameter of the graph be one without gradient, over the same memory.
+    """Replace each parameter with one that shares its memory and requires no gradient.
 
-    A model that writes to its buffers would otherwise write a value there that needs a gradient, and can be neither copied nor
-    exported from then on. The user's module keeps its own parameters.
+    Otherwise a model that writes to its buffers would store values with gradients, which cannot be copied or exported. The user's
+    module keeps its parameters.
     """
     frozen: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
     for module in graph_module.modules():

@@ -1,7 +1,7 @@
-"""Complex tensors become two real ones, and Fourier transforms products with constant matrices of cosines and sines.
+"""Replace complex tensors by pairs of real ones, and Fourier transforms by products with constant matrices.
 
-No NPU has complex numbers, and ExecuTorch has hardly a CPU kernel for them. Rotary embeddings written with ``view_as_complex``,
-spectrograms (``torch.stft``) and mixers in the frequency domain (FNet, GFNet) run as a whole this way.
+Ethos-U does not support complex numbers, and ExecuTorch has few CPU kernels for them. With this pass, rotary embeddings that use
+``view_as_complex``, spectrograms (``torch.stft``) and mixers in the frequency domain (FNet, GFNet) are fully delegated.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ Matrix = npt.NDArray[np.float64]
 
 
 class Pair(NamedTuple):
-    """A complex tensor. ``imaginary`` is None where it is 0, of a real operand."""
+    """A complex tensor. A real tensor has ``imaginary=None``."""
 
     real: Node
     imaginary: Node | None
 
 
-#: A rule gets the operator's arguments with a Pair for each complex tensor. What it returns stands for the result.
+#: Lowering of an operator. Complex arguments are Pairs; the return value replaces the output.
 Rule = Callable[..., Any]
 
 
 def lower_complex(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace every complex tensor by two real ones, in place; nothing at all where one operator has no rule.
+    """Replace every complex tensor by two real ones in place, or change nothing if an operator has no rule.
 
-    The graph has no in-place operators, and its constants are folded.
+    Requires a graph without in-place operators and with folded constants.
     """
     graph_module.graph.eliminate_dead_code()
     touched = [node for node in graph_module.graph.nodes if is_complex(node) or any(map(is_complex, node.all_input_nodes))]
@@ -53,26 +53,28 @@ def lower_complex(graph_module: GraphModule, context: PassContext) -> None:
         args, kwargs = arguments(node)
         rule = rule_of(node)
         assert rule is not None
-        made = rule(s, *torch.fx.map_arg(args, lambda n: pairs.get(n, n)), **torch.fx.map_arg(kwargs, lambda n: pairs.get(n, n)))
-        if isinstance(made, Pair):
-            pairs[node] = made
+        replacement = rule(
+            s, *torch.fx.map_arg(args, lambda n: pairs.get(n, n)), **torch.fx.map_arg(kwargs, lambda n: pairs.get(n, n))
+        )
+        if isinstance(replacement, Pair):
+            pairs[node] = replacement
         else:
-            node.replace_all_uses_with(made)
+            node.replace_all_uses_with(replacement)
     for node in reversed(touched):
         graph_module.graph.erase_node(node)
     graph_module.graph.eliminate_dead_code()
 
 
 def is_complex(node: Node) -> bool:
-    """Is its result a complex tensor, or its first one?"""
+    """Return True if the node's output, or its first one, is complex."""
     value = first_value(node)
     return value is not None and value.is_complex()
 
 
 def rule_of(node: Node) -> Rule | None:
-    """The rule of a node that makes or reads complex tensors; of a constant, anything."""
+    """Return the rule of a node that computes or reads complex tensors, or None. For a constant, the rule is not used."""
     if node.op == "get_attr":
-        return _moved
+        return _move
     name = op_name(node.target) if node.op == "call_function" else ""
     if any(isinstance(value, complex) for value in flat([*node.args, *node.kwargs.values()])):
         return None
@@ -81,13 +83,13 @@ def rule_of(node: Node) -> Rule | None:
     spec = find(node.target) if node.op == "call_function" else None
     moves = spec is not None and (spec.moves or name in _ALIKE)
     return (
-        _moved
+        _move
         if moves and node.all_input_nodes[:1] == [node.args[0]] and not any(map(is_complex, node.all_input_nodes[1:]))
         else None
     )
 
 
-#: What moves or picks elements of its first operand, without saying so in its OpSpec.
+#: Operators that move or select elements of their first operand, but whose OpSpec has not set ``moves``.
 _ALIKE = frozenset(
     f"aten.{name}"
     for name in ("clone.default", "contiguous.default", "alias.default", "slice.Tensor", "select.int", "narrow.default",
@@ -95,18 +97,18 @@ _ALIKE = frozenset(
 )  # fmt: skip
 
 
-def _moved(s: AtenBuilder, x: Pair, *args: Any, **kwargs: Any) -> Pair:
-    """What only moves data moves both parts."""
+def _move(s: AtenBuilder, x: Pair, *args: Any, **kwargs: Any) -> Pair:
+    """Move both parts."""
     assert x.imaginary is not None
     return Pair(*(s(s.node.target, part, *args, **kwargs) for part in x))
 
 
-def _joined(s: AtenBuilder, tensors: Sequence[Pair], dim: int = 0) -> Pair:
+def _join(s: AtenBuilder, tensors: Sequence[Pair], dim: int = 0) -> Pair:
     return Pair(*(s(s.node.target, [x[k] for x in tensors], dim) for k in range(2)))
 
 
 def _product(s: AtenBuilder, x: Any, y: Any) -> Pair:
-    """(a + bi)(c + di); a number or a real tensor has no imaginary part."""
+    """Return (a + bi)(c + di), where one factor may be a number or a real tensor."""
     if not isinstance(x, Pair):
         x, y = y, x
     a, b = x
@@ -116,20 +118,20 @@ def _product(s: AtenBuilder, x: Any, y: Any) -> Pair:
     c, d = y
     assert d is not None
 
-    def products(one: Node, other: Node, third: Node, fourth: Node, join: Any) -> Node:
-        return s(join, s(aten.mul.Tensor, one, other), s(aten.mul.Tensor, third, fourth))
+    def combine(join: Any, first: tuple[Node, Node], second: tuple[Node, Node]) -> Node:
+        return s(join, s(aten.mul.Tensor, *first), s(aten.mul.Tensor, *second))
 
-    return Pair(products(a, c, b, d, aten.sub.Tensor), products(a, d, b, c, aten.add.Tensor))
+    return Pair(combine(aten.sub.Tensor, (a, c), (b, d)), combine(aten.add.Tensor, (a, d), (b, c)))
 
 
 def _quotient(s: AtenBuilder, x: Pair, y: Any) -> Pair:
-    """(a + bi) / y of a real y."""
+    """Return (a + bi) / y for a real y."""
     assert x.imaginary is not None
     return Pair(*(s(aten.div.Tensor, part, y) for part in x))
 
 
 def _sum(s: AtenBuilder, x: Any, y: Any, *, alpha: float = 1) -> Pair:
-    """x + alpha * y, or x - alpha * y, part by part."""
+    """Return x + alpha * y or x - alpha * y, part by part."""
     (a, b), (c, d) = (v if isinstance(v, Pair) else Pair(v, None) for v in (x, y))
     target = s.node.target
     real = s(target, a, c, alpha=alpha)
@@ -150,7 +152,7 @@ def _conjugate(s: AtenBuilder, x: Pair) -> Pair:
 
 
 def _magnitude(s: AtenBuilder, x: Pair) -> Node:
-    """sqrt(a**2 + b**2)."""
+    """Return sqrt(a**2 + b**2)."""
     squares = [s(aten.mul.Tensor, part, part) for part in x]
     return s(aten.sqrt.default, s(aten.add.Tensor, *squares))
 
@@ -160,7 +162,7 @@ def _polar(s: AtenBuilder, size: Node, angle: Node) -> Pair:
 
 
 def _from_real(s: AtenBuilder, x: Node) -> Pair:
-    """The last dim holds both parts."""
+    """Split the last dim into both parts."""
     return Pair(s(aten.select.int, x, -1, 0), s(aten.select.int, x, -1, 1))
 
 
@@ -169,9 +171,9 @@ def _as_real(s: AtenBuilder, x: Pair) -> Node:
 
 
 def _dft(size: int, n: int, outputs: int, inverse: bool, norm: str | None) -> tuple[Matrix, Matrix]:
-    """(cosines, sines) [outputs, size] of a transform of length n: real and imaginary part of its matrix. What is beyond n is 0.
+    """Return the (cosines, sines) [outputs, size] of a transform of length n. Columns from n on are 0.
 
-    ``norm`` as in torch.fft: the factor 1 / n is the inverse's, the forward one's ("forward") or half of either's ("ortho").
+    ``norm`` selects the direction with the factor 1 / n, as in torch.fft: inverse, forward ("forward") or half in each ("ortho").
     """
     turns = np.outer(np.arange(outputs), np.arange(size)) % n * (2 * math.pi / n)
     share = {"ortho": 0.5, "forward": float(not inverse)}.get(norm or "backward", float(inverse))
@@ -180,21 +182,21 @@ def _dft(size: int, n: int, outputs: int, inverse: bool, norm: str | None) -> tu
 
 
 def _times(s: AtenBuilder, parts: Sequence[Node], matrices: Sequence[Matrix]) -> Node:
-    """The sum of each part, over its last dim, by its matrix: a linear layer without a bias."""
+    """Return the sum of each part, along its last dim, times its matrix, as a linear layer without bias."""
     joined = parts[0] if len(parts) == 1 else s(aten.cat.default, list(parts), -1)
     weight = torch.from_numpy(np.concatenate(matrices, axis=1).astype(np.float32))
     return s(aten.linear.default, joined, s.constant(weight))
 
 
 def _along(s: AtenBuilder, x: Pair, dim: int, n: int | None, norm: str | None, kind: str) -> Pair:
-    """The transform along one dim. ``kind``: fft, ifft, rfft (of real numbers, half of the result) or irfft (its inverse)."""
+    """Return the transform along one dim. ``kind`` is fft, ifft, rfft (real input, half of the output) or irfft (its inverse)."""
     rank = len(shape_of(x.real))
     parts = [s(aten.transpose.int, part, dim, -1) if dim % rank != rank - 1 else part for part in x if part is not None]
     size = shape_of(parts[0])[-1]
     if kind == "irfft":
         n = n or 2 * (size - 1)
-        kept = np.arange(size) <= n // 2
-        twice = np.where((np.arange(size) == 0) | (2 * np.arange(size) == n), 1.0, 2.0) * kept
+        nonzero = np.arange(size) <= n // 2
+        twice = np.where((np.arange(size) == 0) | (2 * np.arange(size) == n), 1.0, 2.0) * nonzero
         cosines, sines = (matrix * twice for matrix in _dft(size, n, n, True, norm))
         results = [_times(s, parts, [cosines, -sines][: len(parts)])]
     else:
@@ -206,7 +208,7 @@ def _along(s: AtenBuilder, x: Pair, dim: int, n: int | None, norm: str | None, k
 
 
 def _transform(kind: str, dims: Sequence[int] | None) -> Rule:
-    """The rule of torch.fft's function ``kind`` over one dim, or of its form over several (by default ``dims``, or all)."""
+    """Return the rule of the function ``kind`` of torch.fft, by default along ``dims``, or along all dims if None."""
 
     def rule(s: AtenBuilder, x: Any, n: Any = None, dim: Any = dims, norm: str | None = None) -> Any:
         pair = x if isinstance(x, Pair) else Pair(x, None)
@@ -215,7 +217,7 @@ def _transform(kind: str, dims: Sequence[int] | None) -> Rule:
         over = list(range(rank))[-len(lengths) :] if dim is None and lengths else list(range(rank)) if dim is None else flat([dim])
         steps = list(zip(over, lengths or [None] * len(over), strict=True))
         last = steps[-1]
-        if kind == "irfft":  # the half that is missing is along the last dim, which comes last
+        if kind == "irfft":  # the last dim, which lacks half of its elements, must be transformed last
             for axis, length in steps[:-1]:
                 pair = _along(s, pair, axis, length, norm, "ifft")
             return _along(s, pair, *last, norm, kind).real
@@ -230,7 +232,7 @@ def _stft(
     s: AtenBuilder, x: Node, n_fft: int, hop: int | None = None, win: int | None = None, window: Node | None = None,
     normalized: bool = False, onesided: bool | None = None, return_complex: bool | None = None, align_to_window: bool | None = None,
 ) -> Any:  # fmt: skip
-    """torch.stft: a convolution by the window's cosines and sines, [B, L] -> [B, F, frames]."""
+    """Lower torch.stft to a convolution with the window's cosines and sines, [B, L] -> [B, F, frames]."""
     width = win or n_fft
     shape = torch.ones(width) if window is None else tensor_of(s.model, window)
     assert shape is not None
@@ -265,8 +267,8 @@ _RULES: dict[str, Rule] = {
     "aten.polar.default": _polar,
     "aten.view_as_complex.default": _from_real,
     "aten.view_as_real.default": _as_real,
-    "aten.cat.default": _joined,
-    "aten.stack.default": _joined,
+    "aten.cat.default": _join,
+    "aten.stack.default": _join,
     "aten.stft.default": _stft,
     **{f"aten.fft_{kind}.default": _transform(kind, [-1]) for kind in ("fft", "ifft", "rfft", "irfft")},
     **{f"aten.fft_{kind}2.default": _transform(kind, [-2, -1]) for kind in ("fft", "ifft", "rfft", "irfft")},

@@ -1,4 +1,4 @@
-"""Operators of constants: computed once before annotation, or promoted to the dtype that their readers want."""
+"""Fold operators on constants, and promote integers that float operators read."""
 
 from __future__ import annotations
 
@@ -17,51 +17,51 @@ from ethorch.lower.ops.spec import find
 from ethorch.models.open_sizes import has_open_size
 from ethorch.quantization.passes.context import PassContext
 
-#: Operators that take a number out of a tensor.
+#: Operators that extract a number from a tensor.
 _NUMBERS = frozenset({"aten.item.default", "aten._local_scalar_dense.default"})
-#: Operators that read the shape of one of their arguments, and not what it holds -> which one that is.
+#: Operators that read only the shape of one of their arguments -> position of the argument.
 _LIKE = dict.fromkeys(LIKE, 0) | {"aten.expand_as.default": 1, "aten.view_as.default": 1, "aten.reshape_as.default": 1}
-#: Elements of the largest constant that is folded. What makes a larger one (an expanded mask) stays an operator.
+#: Maximum elements of a folded constant. Larger ones, such as an expanded mask, remain operators.
 _LARGEST_CONSTANT = 1 << 24
 
 
 def fold_constants(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace what depends on no input (masks, position tables, arange, a table of biases looked up) by a buffer that holds it.
+    """Replace values that do not depend on inputs (masks, position tables, arange, gathered bias tables) by buffers.
 
-    A number taken out of a constant becomes a number, and a tensor without elements a constant. What is made of random numbers or
-    of a buffer that the program writes to is no constant; of a trainable model what is made of a parameter is none either.
+    A number extracted from a constant becomes a number, and an empty tensor a constant. Random numbers and written buffers are not
+    constant, and neither are parameters of a trainable model.
     """
     graph = graph_module.graph
-    known: dict[Node, Any] = {}
+    constants: dict[Node, Any] = {}
     for node in graph.nodes:
         if node.op == "get_attr" and not any(_writes(user, node) for user in node.users):
             tensor = tensor_of(graph_module, node)
             if tensor is not None and not (context.trainable and isinstance(tensor, torch.nn.Parameter)):
-                known[node] = tensor
-        elif node.op == "call_function" and _foldable(node, known):
+                constants[node] = tensor
+        elif node.op == "call_function" and _is_foldable(node, constants):
             if is_float(node) and any(user.op == "output" for user in node.users):
-                continue  # a result of the program, which is quantized as what computes it
-            known[node] = _evaluate(node, known)
+                continue  # an output of the program is quantized like its producer
+            constants[node] = _evaluate(node, constants)
     for node in list(graph.nodes):
-        if node.op != "call_function" or node not in known:
+        if node.op != "call_function" or node not in constants:
             continue
-        if isinstance(known[node], (bool, int, float)):
-            _put_number(node, known[node])
+        if isinstance(constants[node], (bool, int, float)):
+            _put_number(node, constants[node])
             continue
-        if not isinstance(known[node], torch.Tensor):
+        if not isinstance(constants[node], torch.Tensor):
             continue
-        if all(user in known for user in node.users) or known[node].numel() > _LARGEST_CONSTANT:
+        if all(user in constants for user in node.users) or constants[node].numel() > _LARGEST_CONSTANT:
             continue
         mode = detect_fake_mode([node.meta["val"]]) or detect_fake_mode([n.meta["val"] for n in graph.nodes if "val" in n.meta])
         with graph.inserting_before(node):
-            folded = constant(graph_module, known[node], mode, {k: node.meta[k] for k in INHERITED if k in node.meta})
+            folded = constant(graph_module, constants[node], mode, {k: node.meta[k] for k in INHERITED if k in node.meta})
         for user in list(node.users):
-            if user not in known:
+            if user not in constants:
                 user.replace_input_with(node, folded)
 
 
 def promote_constants(graph_module: GraphModule, context: PassContext) -> None:
-    """Integer tensors that meet floats in an elementwise operator (``x * torch.arange(8)``) as floats, which are quantized."""
+    """Convert constant integer tensors to float if an elementwise operator reads them with floats (``x * torch.arange(8)``)."""
     for node in list(graph_module.graph.nodes):
         pointwise = isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
         if not pointwise or not is_float(node):
@@ -81,11 +81,11 @@ _INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 
 
 def promote_integers(graph_module: GraphModule, context: PassContext) -> None:
-    """Cast computed integers that meet floats in an elementwise operator, as PyTorch does, so that they are quantized.
+    """Cast computed integers that an elementwise operator reads with floats, as PyTorch does, so that they are quantized.
 
-    So are int64 tensors, and others that meet constants only: lowerings take those as they are beside a quantized tensor. Python
-    integers among the operands become floats. ExecuTorch would make them int64 tensors, and cast those whenever the program runs on
-    the CPU.
+    Applies to int64 tensors, and to other integers that are combined only with constants. Lowerings accept other integers next to a
+    quantized tensor. Python integers become floats. Otherwise ExecuTorch would create int64 tensors and cast them on the CPU in
+    every call.
     """
     casts: dict[tuple[Node, torch.dtype], Node] = {}
     for node in list(graph_module.graph.nodes):
@@ -107,7 +107,7 @@ def promote_integers(graph_module: GraphModule, context: PassContext) -> None:
 
 
 def _promote_numbers(node: Node) -> None:
-    """Replace Python integers that are operands of an elementwise operator by floats of the same value."""
+    """Replace Python integers among the operands of an elementwise operator by floats of the same value."""
     for index, (argument, value) in enumerate(zip(node.target._schema.arguments, node.args, strict=False)):  # type: ignore[union-attr]
         is_operand = isinstance(argument.type, torch.TensorType) or argument.name == "other"
         if is_operand and type(value) is int and int(float(value)) == value:
@@ -115,15 +115,15 @@ def _promote_numbers(node: Node) -> None:
 
 
 def _put_number(node: Node, number: float) -> None:
-    """Write ``number`` into the operators that read ``node``."""
+    """Replace ``node`` by ``number`` in its users."""
     for user in list(node.users):
         user.args, user.kwargs = map_arg((user.args, user.kwargs), lambda arg: number if arg is node else arg)
 
 
-def _foldable(node: Node, known: dict[Node, Any]) -> bool:
+def _is_foldable(node: Node, constants: dict[Node, Any]) -> bool:
     target = node.target
     if op_name(target) in _NUMBERS:
-        return all(arg in known for arg in node.all_input_nodes)
+        return all(arg in constants for arg in node.all_input_nodes)
     if not isinstance(node.meta.get("val"), (torch.Tensor, tuple, list)):
         return False
     if target is not operator.getitem:
@@ -134,33 +134,35 @@ def _foldable(node: Node, known: dict[Node, Any]) -> bool:
     if _is_empty(node):
         return True
     if (like := _like(node)) is not None:
-        return isinstance(node.meta["val"], torch.Tensor) and all(arg in known for arg in node.all_input_nodes if arg is not like)
-    return all(arg in known for arg in node.all_input_nodes)
+        return isinstance(node.meta["val"], torch.Tensor) and all(
+            arg in constants for arg in node.all_input_nodes if arg is not like
+        )
+    return all(arg in constants for arg in node.all_input_nodes)
 
 
 def _like(node: Node) -> Node | None:
-    """Return the argument of which only the shape counts, if there is one and it has no open size."""
+    """Return the argument of which only the shape matters, or None if there is no such argument or its size is open."""
     place = _LIKE.get(op_name(node.target))
     like = node.args[place] if place is not None and place < len(node.args) else None
     return like if isinstance(like, Node) and not has_open_size(like.meta["val"]) else None
 
 
 def _is_empty(node: Node) -> bool:
-    """Return True if the result is one tensor without elements."""
+    """Return True if the output is one tensor without elements."""
     value = node.meta["val"]
     return isinstance(value, torch.Tensor) and not has_open_size(value) and 0 in value.shape
 
 
-def _evaluate(node: Node, known: dict[Node, Any]) -> Any:
+def _evaluate(node: Node, constants: dict[Node, Any]) -> Any:
     value = node.meta.get("val")
     if isinstance(value, torch.Tensor) and _is_empty(node):
         return torch.empty(value.shape, dtype=value.dtype)
     like = _like(node)
-    given = known if like is None else {**known, like: torch.empty(like.meta["val"].shape, dtype=like.meta["val"].dtype)}
-    args, kwargs = map_arg((node.args, node.kwargs), given.__getitem__)
+    operands = constants if like is None else {**constants, like: torch.empty(like.meta["val"].shape, dtype=like.meta["val"].dtype)}
+    args, kwargs = map_arg((node.args, node.kwargs), operands.__getitem__)
     with torch.no_grad():
         value = node.target(*args, **kwargs)  # type: ignore[operator]
-    # Memory may hold NaN, and numbers that calibration would take for some of the network's.
+    # Uninitialized memory may contain NaN, or values that would widen the calibrated range.
     return torch.zeros_like(value) if op_name(node.target) in UNINITIALIZED else value
 
 

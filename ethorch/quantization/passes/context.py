@@ -1,4 +1,4 @@
-"""``PassContext``: what graph passes need to know beside the graph."""
+"""Information that graph passes need beyond the graph."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class PassContext:
     """Information that passes need beyond the graph.
 
     Attributes:
-        is_excluded: Predicate for nodes that stay as they are, because nobody asked to quantize them.
+        is_excluded: Predicate for nodes without a config, which passes must not change.
         limits: Limits of the target per TOSA operator, or None if the target is unknown.
         trainable: Whether parameters change later (QAT). Values computed from parameters are then not constant.
     """

@@ -1,8 +1,8 @@
-"""Composite operators become the operators they are made of, before annotation.
+"""Decompose composite operators before annotation.
 
-What is inside a composite (attention's scores, a cell's gates) can only be calibrated if it is there while PyTorch's
-observers watch. So each operator whose OpSpec has a ``decompose`` is replaced here by a small ATen graph that its
-function draws on a ``AtenBuilder``; source lines, module paths and parameters stay what they were.
+Values inside a composite (attention scores, gates of a cell) can only be calibrated if they exist in the graph. Each operator whose
+OpSpec has ``decompose`` is replaced by a small ATen graph that the function emits to an ``AtenBuilder``. Source lines, module
+paths and parameters are preserved.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ aten = torch.ops.aten
 
 
 def decompose_composites(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace every composite operator, in place, and those that what is drawn for it holds.
+    """Replace every composite operator, and composites in its decomposition, in place.
 
-    The graph has no in-place operators.
+    Requires a graph without in-place operators.
     """
     pending = deque(node for node in graph_module.graph.nodes if node.op == "call_function")
-    relaid: set[Node] = set()  # what is laid out in another way than what it replaces
+    relaid: set[Node] = set()  # nodes whose strides differ from those of the nodes that they replace
     while pending:
         node = pending.popleft()
         spec = find(node.target)
@@ -59,37 +59,37 @@ def decompose_composites(graph_module: GraphModule, context: PassContext) -> Non
         if not (is_float(node) or (spec is not None and spec.decomposes_integers) or (spec is None and _reads_floats(node))):
             continue
         if shape_of_values(node) or any(map(shape_of_values, node.all_input_nodes)):
-            continue  # the CPU's, whatever it is made of
+            continue  # data-dependent shapes stay on the CPU
         before, s = node.prev, AtenBuilder(graph_module, node, context.limits)
         try:
             if spec is None:
-                made = _by_pytorch(s, node)
+                replacement = _by_pytorch(s, node)
             else:
                 assert spec.decompose is not None
                 args, kwargs = spec.canonical(op_name(node.target), *arguments(node))
-                made = spec.decompose(s, *args, **kwargs)
-        except (OpenSize, RuntimeError) as error:  # the parts would be of one size only
+                replacement = spec.decompose(s, *args, **kwargs)
+        except (OpenSize, RuntimeError) as error:  # the decomposition requires a fixed size
             if not isinstance(error, OpenSize) and not is_dynamic(node):
                 raise
             while node.prev is not before:
                 graph_module.graph.erase_node(node.prev)
             continue
-        if made is None:
+        if replacement is None:
             continue
-        relaid |= _relaid(node, made)
-        drawn = node.prev
-        while drawn is not before:  # in the order of the graph, before what follows
-            pending.extendleft([drawn] if drawn.op == "call_function" else [])
-            drawn = drawn.prev
-        replace(node, made)
+        relaid |= _find_relaid(node, replacement)
+        emitted = node.prev
+        while emitted is not before:  # process them in graph order, before the following nodes
+            pending.extendleft([emitted] if emitted.op == "call_function" else [])
+            emitted = emitted.prev
+        replace(node, replacement)
         graph_module.graph.erase_node(node)
-    _reshape_behind(graph_module.graph, relaid)
+    _replace_views(graph_module.graph, relaid)
 
 
 def _without_shape_operands(s: AtenBuilder, node: Node, spec: OpSpec) -> Node | None:
-    """Draw the canonical spelling of a call that reads a tensor only for its shape, as ``expand_as`` does.
+    """Emit the canonical form of a call that reads a tensor only for its shape, such as ``expand_as``.
 
-    Such a tensor need not be quantized. Return None for other calls, and for open sizes.
+    The tensor then needs no quantization. Return None for other calls and for open sizes.
     """
     name = op_name(node.target)
     if name not in spec.adapters or spec.lower is None or len(node.all_input_nodes) < 2 or is_dynamic(node):
@@ -100,20 +100,20 @@ def _without_shape_operands(s: AtenBuilder, node: Node, spec: OpSpec) -> Node | 
     left = [arg for arg in flat([*args, *kwargs.values()]) if isinstance(arg, Node)]
     if len(set(left)) == len(nodes):
         return None
-    made: Node = s(operator.attrgetter(spec.name)(torch.ops), *args, **kwargs)
-    return made
+    canonical: Node = s(operator.attrgetter(spec.name)(torch.ops), *args, **kwargs)
+    return canonical
 
 
-def _relaid(node: Node, made: Any) -> set[Node]:
-    """Of the results of ``made``, those that lie in memory in another way than the results of ``node`` do."""
+def _find_relaid(node: Node, replacement: Any) -> set[Node]:
+    """Return the outputs of ``replacement`` whose strides differ from those of ``node``'s outputs."""
     values = node.meta["val"]
-    pairs = zip(made, values, strict=False) if isinstance(made, (list, tuple)) else [(made, values)]
-    known = [(new, old) for new, old in pairs if isinstance(new, Node) and isinstance(old, torch.Tensor)]
-    return {new for new, old in known if new.meta["val"].stride() != old.stride()}
+    pairs = zip(replacement, values, strict=False) if isinstance(replacement, (list, tuple)) else [(replacement, values)]
+    tensors = [(new, old) for new, old in pairs if isinstance(new, Node) and isinstance(old, torch.Tensor)]
+    return {new for new, old in tensors if new.meta["val"].stride() != old.stride()}
 
 
-def _reshape_behind(graph: Graph, relaid: set[Node]) -> None:
-    """Views become reshapes behind what is laid out in another way now: of its elements a view may not be possible any more."""
+def _replace_views(graph: Graph, relaid: set[Node]) -> None:
+    """Replace views after nodes with other strides by reshapes, because a view may be impossible."""
     for node in graph.nodes if relaid else ():
         if not relaid.isdisjoint(node.all_input_nodes):
             relaid.add(node)
@@ -126,9 +126,9 @@ def _reads_floats(node: Node) -> bool:
 
 
 def _by_pytorch(s: AtenBuilder, node: Node) -> Any:
-    """What PyTorch makes of an operator that ethorch does not know (``torch.multiply``, ``vstack``, ``lerp``), if it knows that.
+    """Return PyTorch's decomposition of an operator without OpSpec (``torch.multiply``, ``vstack``, ``lerp``).
 
-    None where one of those would be unknown too.
+    Return None if PyTorch has none, or if it contains unsupported operators.
     """
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten" or not node.all_input_nodes:
@@ -141,22 +141,19 @@ def _by_pytorch(s: AtenBuilder, node: Node) -> Any:
         return None
 
     def function(*tensors: Any) -> Any:
-        given = dict(zip(inputs, tensors, strict=True))
-        return target(*torch.fx.map_arg(node.args, given.__getitem__), **torch.fx.map_arg(node.kwargs, given.__getitem__))
+        operands = dict(zip(inputs, tensors, strict=True))
+        return target(*torch.fx.map_arg(node.args, operands.__getitem__), **torch.fx.map_arg(node.kwargs, operands.__getitem__))
 
-    def known(graph: Graph) -> bool:
+    def is_supported(graph: Graph) -> bool:
         calls = [each for each in graph.nodes if each.op == "call_function" and each.target is not operator.getitem]
-        floats = {value.dtype for value in map(first_value, inputs) if value is not None}
-        made = {value.dtype for value in map(first_value, calls) if value is not None and value.is_floating_point()}
-        nothing = all(each.op == "placeholder" for each in graph.output_node().all_input_nodes)  # tensors of one shape broadcast
-        return (bool(calls) or nothing) and made <= floats and all(map(_is_known, calls))
+        before = {value.dtype for value in map(first_value, inputs) if value is not None}
+        after = {value.dtype for value in map(first_value, calls) if value is not None and value.is_floating_point()}
+        nothing = all(each.op == "placeholder" for each in graph.output_node().all_input_nodes)  # broadcast of equal shapes
+        return (bool(calls) or nothing) and after <= before and all(map(_is_known, calls))
 
     try:
-        return s.inline(function, *inputs, table=table, where=known)
-    except (
-        RuntimeError,
-        NotImplementedError,
-    ):  # an operator that cannot be traced without data stays on the CPU, as any unknown one
+        return s.inline(function, *inputs, table=table, where=is_supported)
+    except (RuntimeError, NotImplementedError):  # an operator that cannot be traced without data stays on the CPU
         return None
 
 
@@ -166,31 +163,31 @@ def _is_known(node: Node) -> bool:
 
 @functools.cache
 def _table_of_unknown() -> dict[Any, Callable[..., Any]]:
-    """PyTorch's decompositions of the operators that ethorch does not know."""
+    """Return PyTorch's decompositions of operators without OpSpec."""
     return {target: function for target, function in core_aten_decompositions().items() if find(target) is None}
 
 
-def replace(node: Node, made: Node | Sequence[Node | None]) -> None:
-    """Let the users of ``node`` read ``made``: a node, or one per result of an operator that has several."""
-    if isinstance(made, Node):
-        node.replace_all_uses_with(made)
+def replace(node: Node, replacement: Node | Sequence[Node | None]) -> None:
+    """Replace ``node`` in its users, by a node or by one node for each of its outputs."""
+    if isinstance(replacement, Node):
+        node.replace_all_uses_with(replacement)
         return
     for user in list(node.users):
-        assert user.target is operator.getitem, f"{user.format_node()} reads several results at once"
-        result = made[user.args[1]]  # type: ignore[index]
-        assert result is not None or not user.users, f"nothing computes result {user.args[1]} of {node.format_node()}"
+        assert user.target is operator.getitem, f"{user.format_node()} reads several outputs at once"
+        result = replacement[user.args[1]]  # type: ignore[index]
+        assert result is not None or not user.users, f"output {user.args[1]} of {node.format_node()} has no replacement"
         if result is not None:
             user.replace_all_uses_with(result)
         user.graph.erase_node(user)
 
 
 def hoist_clamps(graph_module: GraphModule, context: PassContext) -> None:
-    """``relu(view(y))`` becomes ``view(relu(y))`` where a decomposition drew the view: the clamp then costs nothing, in place."""
+    """Replace ``relu(view(y))`` with ``view(relu(y))`` for views from decompositions, so that the clamp is free. In place."""
     for node in list(graph_module.graph.nodes):
         spec = find(node.target) if node.op == "call_function" else None
         if spec is None or not spec.absorbs or is_in_place(node) or len(node.all_input_nodes) != 1:
             continue
-        if spec.rule(node).output == "same":  # a copy, behind which a view finds the elements in order
+        if spec.rule(node).output == "same":  # a copy, after which a view may rely on the strides
             continue
         (move,) = node.all_input_nodes
         while MADE_FOR in move.meta and _moves(move) and len(move.users) == 1 and node.meta["val"].shape == move.meta["val"].shape:
@@ -209,14 +206,18 @@ def _moves(node: Node) -> bool:
 
 
 def fix_batch_norms(graph_module: GraphModule, context: PassContext) -> None:
-    """Give all batch norms the form with fixed statistics, in place."""
+    """Convert all batch norms to the form with fixed statistics, in place."""
     settle_batch_norms(graph_module)
 
 
 def settle_batch_norms(model: GraphModule, stays: Callable[[Node], bool] = lambda node: True) -> None:
-    """Batch norms that stay become the form with fixed statistics, in place.
+    """Convert batch norms that are not folded to the form with fixed statistics, in place.
 
-    ``convert_pt2e`` takes the other forms for a sign of training and exports 96 patterns to look for (10 s).
+    ``convert_pt2e`` interprets other forms as training and exports 96 patterns to match (10 s).
+
+    Args:
+        model: Exported graph.
+        stays: Predicate for batch norms that are not folded.
     """
     for node in filter(stays, list(model.graph.nodes)):
         if node.op == "call_function" and op_name(node.target) == "aten._native_batch_norm_legit_no_training.default":
@@ -227,6 +228,6 @@ def settle_batch_norms(model: GraphModule, stays: Callable[[Node], bool] = lambd
         elif node.op == "call_function" and op_name(node.target) == "aten.batch_norm.default" and not node.args[5]:
             x, weight, bias, mean, var, _, momentum, eps = node.args[:8]
             s = AtenBuilder(model, node)
-            made = s.results(aten.native_batch_norm.default, x, weight, bias, mean, var, False, momentum, eps)
-            replace(node, made[0])
+            outputs = s.results(aten.native_batch_norm.default, x, weight, bias, mean, var, False, momentum, eps)
+            replace(node, outputs[0])
             model.graph.erase_node(node)

@@ -1,4 +1,4 @@
-"""float64 between float32, as rotary embeddings compute: float32, which is more than codes of 8 or 16 bits can hold."""
+"""Replace float64 and complex128, as computed by rotary embeddings, by float32 and complex64."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _NARROW = {torch.float64: torch.float32, torch.complex128: torch.complex64}
 
 
 def narrow_doubles(graph_module: GraphModule, context: PassContext) -> None:
-    """Compute in float32 and complex64 what is computed in float64 and complex128, in place, but for excluded nodes.
+    """Replace float64 and complex128 by float32 and complex64 in place, except in excluded nodes and outputs of the program.
 
-    A result of the program keeps its dtype.
+    The precision of float32 exceeds that of 8 and 16 bits.
     """
     graph, changed = graph_module.graph, set[Node]()
     mode = detect_fake_mode([node.meta["val"] for node in graph.nodes if "val" in node.meta])
@@ -30,16 +30,16 @@ def narrow_doubles(graph_module: GraphModule, context: PassContext) -> None:
             tensor = tensor_of(graph_module, node)
             if tensor is not None and not isinstance(tensor, torch.nn.Parameter):
                 with graph.inserting_after(node):
-                    made = constant(graph_module, tensor.to(_NARROW[tensor.dtype]), mode, node.meta)
-                node.replace_all_uses_with(made, delete_user_cb=lambda user: user is not output and not context.is_excluded(user))
-                changed.add(made)
+                    narrow = constant(graph_module, tensor.to(_NARROW[tensor.dtype]), mode, node.meta)
+                node.replace_all_uses_with(narrow, delete_user_cb=lambda user: user is not output and not context.is_excluded(user))
+                changed.add(narrow)
         elif (
             node.op == "call_function"
             and "val" in node.meta
             and not context.is_excluded(node)
             and (_is_double(node) or not changed.isdisjoint(node.all_input_nodes))
         ):
-            node.args, node.kwargs = pytree.tree_map(_narrowed, (node.args, node.kwargs))
+            node.args, node.kwargs = pytree.tree_map(_narrow_dtype, (node.args, node.kwargs))
             args, kwargs = map_arg((node.args, node.kwargs), lambda arg: arg.meta.get("val"))
             assert mode is not None
             with mode:
@@ -59,5 +59,5 @@ def _is_double(node: Node) -> bool:
     return any(isinstance(value, torch.Tensor) and value.dtype in _NARROW for value in pytree.tree_leaves(node.meta.get("val")))
 
 
-def _narrowed(value: Any) -> Any:
+def _narrow_dtype(value: Any) -> Any:
     return _NARROW.get(value, value) if isinstance(value, torch.dtype) else value

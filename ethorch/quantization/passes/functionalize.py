@@ -1,7 +1,7 @@
-"""In-place operators as values: ``y[:, :4] += 1`` becomes a new y, and whoever reads y or a view of it afterwards reads that.
+"""Replace in-place operators by functional ones: ``y[:, :4] += 1`` computes a new y, which later readers of y and its views read.
 
-Quantize and dequantize operators make copies, so a write through a view would be lost in a quantized model. Node names,
-parameters and metadata stay as they are; a graph without in-place operators is not touched.
+Quantize and dequantize operators create copies, so a quantized model would lose writes through views. Node names, parameters and
+metadata are preserved. A graph without in-place operators is not modified.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ethorch.support.errors import QuantizationError
 
 aten = torch.ops.aten
 
-#: Pointwise operators whose functional form returns bool, whatever it reads.
+#: Pointwise operators whose functional form always returns bool.
 _TRUTHS = {
     "eq_", "ne_", "lt_", "le_", "gt_", "ge_", "not_equal_", "less_", "less_equal_", "greater_", "greater_equal_", "logical_and_",
     "logical_or_", "logical_xor_", "logical_not_",
@@ -37,20 +37,20 @@ _TRUTHS = {
 
 
 def functionalize(graph_module: GraphModule, context: PassContext) -> None:
-    """Rewrite every in-place operator of the graph, and of the graphs that its control flow holds, in place.
+    """Replace every in-place operator of the graph and of its control flow subgraphs.
 
-    Writes into a buffer or an input become one ``copy_`` at the end of the graph, so that state still changes. What reads such a
-    buffer reads a ``clone`` of it. The caller recompiles ``graph_module``.
+    Writes to a buffer or an input become one ``copy_`` at the end of the graph, so that state still changes. Readers of such a
+    buffer read a ``clone`` of it. The caller must recompile ``graph_module``.
 
     Raises:
-        QuantizationError: an in-place operator has no functional form, or writes through a view that cannot be undone.
+        QuantizationError: An in-place operator has no functional form, or writes through a view that cannot be inverted.
     """
     for _, child in list(graph_module.named_children()):
         if isinstance(child, GraphModule) and not str(type(child).__name__).startswith("GuardsFn"):
             functionalize(child, context)
             child.recompile()
     for node in filter(is_in_place, graph_module.graph.nodes):
-        if (counter := _counter(node)) is not None:  # torchao takes those of batch norms out, one by one
+        if (counter := _counter(node)) is not None:  # torchao removes the counters of batch norms one by one
             node.update_arg(0, counter)
     if any(_is_write(node) for node in graph_module.graph.nodes):
         _Functionalizer(graph_module).run()
@@ -58,27 +58,27 @@ def functionalize(graph_module: GraphModule, context: PassContext) -> None:
 
 
 def _is_write(node: Node) -> bool:
-    """An in-place operator whose effect someone can see; a counter that is only counted up is left as it is."""
+    """Return True for an in-place operator with an observable effect. Write-only counters are not changed."""
     return is_in_place(node) and _counter(node) is None
 
 
 def _counter(node: Node) -> Node | None:
-    """The attribute that an in-place operator writes, where nothing but such ones read it."""
+    """Return the attribute that an in-place operator writes, if only in-place operators read it, else None."""
     written = node.args[0] if node.args else None
-    while isinstance(written, Node) and is_in_place(written):  # counted up before, as by a batch norm that is called twice
+    while isinstance(written, Node) and is_in_place(written):  # a batch norm that is called twice counts twice
         written = written.args[0]
     counts = isinstance(written, Node) and written.op == "get_attr" and _is_only_written(written)
     return written if counts and isinstance(written, Node) else None
 
 
 def _is_only_written(value: Node) -> bool:
-    """Is it read by in-place operators alone, which write to it?"""
+    """Return True if only in-place operators that write to ``value`` read it."""
     return all(is_in_place(user) and user.args[0] is value and _is_only_written(user) for user in value.users)
 
 
 @dataclass
 class _Memory:
-    """One piece of memory: the node it came from, and the nodes that hold the present value of it and of its views."""
+    """A block of memory: its origin, and the nodes that hold the current values of it and of its views."""
 
     root: Node
     version: int = 0
@@ -87,7 +87,7 @@ class _Memory:
 
 @dataclass(frozen=True)
 class _View:
-    """A node's tensor as a place in memory: the steps that lead there from the root."""
+    """A tensor as a position in memory, reached from the root by view steps."""
 
     memory: _Memory
     steps: tuple[Step, ...] = ()
@@ -98,7 +98,7 @@ class _View:
 
 
 class _Functionalizer:
-    """One pass in graph order. The graph's original nodes say where a tensor lies; what is read there is ``current``."""
+    """Functionalization in graph order. Original nodes identify positions in memory; ``current`` returns their values."""
 
     def __init__(self, model: GraphModule):
         self.graph = model.graph
@@ -130,7 +130,7 @@ class _Functionalizer:
             self.graph.erase_node(node)
 
     def read_through_clone(self, buffer: Node) -> None:
-        """Let readers of a buffer that is written read a ``clone`` of it: a get_attr node that is read is a constant to them."""
+        """Replace a written buffer by a ``clone`` in its readers, because they treat a get_attr node as a constant."""
         if not buffer.users:
             return
         with self.graph.inserting_after(buffer):
@@ -141,7 +141,7 @@ class _Functionalizer:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def place(self, node: Node) -> _View:
-        """Where the node's tensor lies; memory of its own unless it is known as a view."""
+        """Return the position of the node's tensor, which is new memory unless the node is a known view."""
         if node not in self.views:
             memory = _Memory(node)
             memory.values[()] = (0, node)
@@ -149,12 +149,12 @@ class _Functionalizer:
         return self.views[node]
 
     def current(self, node: Node) -> Node:
-        """The node that holds what ``node`` would read now."""
+        """Return the node with the current value of ``node``'s tensor."""
         view = self.views.get(node)
         return node if view is None else self.value(view)
 
     def read(self, node: Node) -> None:
-        """Let the node read present values."""
+        """Replace the arguments of the node by their current values."""
         if node not in self.dead and any(arg in self.views for arg in node.all_input_nodes):
             node.args, node.kwargs = torch.fx.map_arg(node.args, self.current), torch.fx.map_arg(node.kwargs, self.current)
 
@@ -177,45 +177,45 @@ class _Functionalizer:
             place = self.place(sources[0])
             self.enter(node, _View(place.memory, (*place.steps, self.step(node, sources[0]))), place.memory.version)
 
-    def enter(self, node: Node, view: _View, taken_at: int) -> None:
-        """Register the node as that view. It holds its value, unless it was written since or another node holds it."""
-        version, _ = view.memory.values.get(view.key, (-1, node))
-        if version < taken_at == view.memory.version:
-            view.memory.values[view.key] = (taken_at, node)
+    def enter(self, node: Node, view: _View, version: int) -> None:
+        """Register the node as a view of ``version``. It holds the value of the view unless that is outdated or registered."""
+        last, _ = view.memory.values.get(view.key, (-1, node))
+        if last < version == view.memory.version:
+            view.memory.values[view.key] = (version, node)
         self.views[node] = view
 
     def item(self, node: Node) -> None:
         source, index = node.args
         if isinstance(source, Node) and source in self.lists:
             assert isinstance(index, int)
-            found = self.lists[source][index]
-            if found is not None:
-                self.enter(node, *found)
+            part = self.lists[source][index]
+            if part is not None:
+                self.enter(node, *part)
 
     def parts(self, node: Node, sources: list[Node | None]) -> list[tuple[_View, int] | None]:
-        """The views that an operator of several results returns, each with its memory's version."""
+        """Return the view and the version of its memory for each output of a multi-output operator."""
         first = sources[0]
         steps = parts_of(node, shape_of(self.current(first)), self.emit) if first is not None else None
-        found: list[tuple[_View, int] | None] = []
+        parts: list[tuple[_View, int] | None] = []
         for index, source in enumerate(sources):
             if source is None:
-                found.append(None)
+                parts.append(None)
                 continue
             place = self.place(source)
             step = steps[index] if steps else one_way(node, source, self.emit, self.refuse_origin, index)
-            found.append((_View(place.memory, (*place.steps, step)), place.memory.version))
-        return found
+            parts.append((_View(place.memory, (*place.steps, step)), place.memory.version))
+        return parts
 
     def step(self, node: Node, source: Node) -> Step:
-        """The view that ``node`` is of ``source``; a write through it is refused in the name of the node that writes."""
+        """Return the view step from ``source`` to ``node``. An error of a write through it names the writing node."""
         return step_of(node, source, shape_of(self.current(source)), self.emit, self.refuse_origin)
 
     def refuse_origin(self, why: str) -> NoReturn:
-        """Refuse the node that the pass is at."""
+        """Raise an error for the current node."""
         self.refuse(self.origin, why)
 
     def shares_memory_with(self, node: Node) -> list[Node | None]:
-        """For each result the argument whose memory it is, found by running the operator on tensors without data."""
+        """Return the argument that each output shares memory with, by running the operator on tensors without data."""
         target = node.target
         if not isinstance(target, torch._ops.OpOverload) or not node.all_input_nodes:
             return []
@@ -231,7 +231,7 @@ class _Functionalizer:
 
         try:
             result = target(*torch.fx.map_arg(node.args, standin), **torch.fx.map_arg(node.kwargs, standin))
-        except Exception:  # an operator that has no kernel for tensors without data: believe its schema
+        except Exception:  # the operator has no kernel for tensors without data, so rely on its schema
             return [node.all_input_nodes[0]] if annotated else []
         owners = {tensor.untyped_storage()._cdata: arg for arg, tensor in standins.items() if isinstance(tensor, torch.Tensor)}
         results = result if isinstance(result, (tuple, list)) else [result]
@@ -240,16 +240,16 @@ class _Functionalizer:
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def write(self, node: Node) -> None:
-        """``dest.op_(...)`` -> ``new = op(dest, ...)``, and ``new`` put back into the memory dest is a view of."""
+        """Replace ``dest.op_(...)`` by ``new = op(dest, ...)``, and write ``new`` to the memory that dest is a view of."""
         schema, name = node.target._schema, name_of(node)  # type: ignore[union-attr]
         written = [i for i, argument in enumerate(schema.arguments) if argument.alias_info and argument.alias_info.is_write]
         dest = node.args[0] if node.args else None
         if written != [0] or not isinstance(dest, Node) or not name.endswith("_"):
-            self.refuse(node, "it writes into something other than its first argument")
+            self.refuse(node, "it writes to an argument other than the first one")
         place = self.place(dest)
         if name in RESHAPE_IN_PLACE:
             node.target = functional_of(node.target)
-            self.reshaped(node, dest)
+            self.reshape_in_place(node, dest)
             return
         new = self.new_value(node, name, dest)
         memory = place.memory
@@ -257,23 +257,23 @@ class _Functionalizer:
             self.dead.append(node)
         self.views[node] = place
         if new is self.value(place):
-            return  # y[0] = y[0]: what Python makes of y[0] += 1, after the addition in place
+            return  # y[0] = y[0], which Python executes after the in-place addition of y[0] += 1
         memory.version += 1
         memory.values[place.key] = (memory.version, new)
         for depth in range(len(place.steps) - 1, -1, -1):
-            whole = _View(memory, place.steps[:depth])
-            new = place.steps[depth].put(self.before(whole), new)
-            memory.values[whole.key] = (memory.version, new)
+            outer = _View(memory, place.steps[:depth])
+            new = place.steps[depth].put(self.before(outer), new)
+            memory.values[outer.key] = (memory.version, new)
 
     def before(self, view: _View) -> Node:
-        """The value of ``view`` before the write that is being done."""
+        """Return the value of ``view`` before the current write."""
         view.memory.version -= 1
         node = self.value(view)
         view.memory.version += 1
         return node
 
-    def reshaped(self, node: Node, dest: Node) -> None:
-        """``x.unsqueeze_(0)`` changes what x is: from here on readers of x read the view."""
+    def reshape_in_place(self, node: Node, dest: Node) -> None:
+        """Make later readers of ``dest`` read its view, e.g. for ``x.unsqueeze_(0)``."""
         place = self.place(dest)
         view = _View(place.memory, (*place.steps, self.step(node, dest)))
         self.read(node)
@@ -281,20 +281,20 @@ class _Functionalizer:
         self.views[dest] = view
 
     def new_value(self, node: Node, name: str, dest: Node) -> Node:
-        """The node whose result is written: the operator's functional form, or simply the source of a copy."""
+        """Return the node of the written value: the source of a copy, or the functional form of the operator."""
         self.read(node)
         value = node.args[0].meta["val"]  # type: ignore[union-attr]
         if name == "copy_":
             source = node.args[1]
             assert isinstance(source, Node)
-            return self.fitted(source, value)
+            return self.convert_like(source, value)
         if name in ("fill_", "zero_"):
             filled = node.args[1] if name == "fill_" else 0
             if not isinstance(filled, Node):
                 return self.emit(
                     aten.full.default, list(value.shape), filled, dtype=value.dtype, device=value.device, pin_memory=False
                 )
-            return self.fitted(filled, value)
+            return self.convert_like(filled, value)
         functional = functional_of(node.target)
         if functional is None:
             self.refuse(node, f"aten.{name} has no functional form")
@@ -303,10 +303,10 @@ class _Functionalizer:
         if not keeps:
             node.meta["val"] = _run(node.target, node.args, node.kwargs)
         self.here = node.next
-        return self.fitted(node, value)
+        return self.convert_like(node, value)
 
-    def fitted(self, node: Node, like: torch.Tensor) -> Node:
-        """The value in the dtype and shape of what it is written into."""
+    def convert_like(self, node: Node, like: torch.Tensor) -> Node:
+        """Cast and expand the value to the dtype and shape of ``like``."""
         value = node.meta["val"]
         if value.dtype != like.dtype:
             node = self.emit(aten.to.dtype, node, like.dtype)
@@ -317,7 +317,7 @@ class _Functionalizer:
     # --- nodes --------------------------------------------------------------------------------------------------------
 
     def emit(self, target: Any, *args: Any, **kwargs: Any) -> Node:
-        """A new node before the present one, with the metadata of the operator it stands for."""
+        """Insert a node before the current one, with the metadata of the operator that it replaces."""
         with self.graph.inserting_before(self.here):
             node = self.graph.call_function(target, args, kwargs)
         for key in ("nn_module_stack", "stack_trace", "source_fn_stack", "torch_fn"):
@@ -328,18 +328,18 @@ class _Functionalizer:
 
     @staticmethod
     def refuse(node: Node, why: str) -> NoReturn:
-        """Raise, with the node and the line of the user's code that it comes from."""
+        """Raise an error that names the node and its source line."""
         trace = (node.meta.get("stack_trace") or "").strip().splitlines()
-        where = f" ({trace[-1].strip()})" if trace else ""
+        line = f" ({trace[-1].strip()})" if trace else ""
         raise QuantizationError(
             "quantize.in_place",
-            f"{node.format_node()}{where}: {why}, so the quantized model would not do what the float model does. "
-            "Write this line without an in-place operator.",
+            f"{node.format_node()}{line}: {why}, so the quantized model would differ from the float model. "
+            "Rewrite this line without an in-place operator.",
         )
 
 
 def _keeps_type(node: Node, name: str) -> bool:
-    """Has the functional form's result the shape and dtype of what the in-place form writes? Then nothing needs to be run."""
+    """Return True if the functional form has the shape and dtype of the in-place form, without running it."""
     if torch.Tag.pointwise not in node.target.tags or name in _TRUTHS:  # type: ignore[union-attr]
         return False
     values = [arg.meta.get("val") for arg in node.all_input_nodes]
@@ -351,7 +351,7 @@ def _without_data(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _run(target: Any, args: Any, kwargs: Any) -> Any:
-    """What the operator returns for the fake tensors of its arguments."""
+    """Run the operator on the fake tensors of its arguments."""
 
     def fake(node: Node) -> Any:
         return node.meta.get("val")
@@ -366,6 +366,6 @@ def _run(target: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _nodes(args: Any) -> list[Node]:
-    found: list[Node] = []
-    torch.fx.map_arg(args, lambda node: found.append(node) or node)  # type: ignore[func-returns-value]
-    return found
+    nodes: list[Node] = []
+    torch.fx.map_arg(args, lambda node: nodes.append(node) or node)  # type: ignore[func-returns-value]
+    return nodes

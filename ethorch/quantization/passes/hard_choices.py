@@ -1,7 +1,7 @@
-"""``scatter`` at the place of the greatest or least, as a hard choice among scores is written: a mark in place of an index.
+"""Replace ``scatter`` at the position of an extreme, as in a hard choice among scores, by a comparison and a selection.
 
-A place along a dim is one number, so what is written there is chosen where the places' numbers equal it. torch.argmax and
-torch.argmin run on the NPU, and so does this choice; a scatter would be on the CPU, between them.
+An element is written if its position equals the argmax or argmin. The NPU supports these operators, and a scatter would run on the
+CPU between them.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ aten = torch.ops.aten
 
 _SCATTERS = frozenset({"aten.scatter.value", "aten.scatter.src"})
 _PLACES = (argmax, argmin)
-_BOTH = (max_dim, min_dim)  #: the extreme, and its place
+_BOTH = (max_dim, min_dim)  #: operators with outputs (extreme, position)
 
 
 def lower_hard_choices(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace each scatter of floats to one place of a row where an extreme was found, but for excluded nodes. In place."""
+    """Replace each scatter of floats to the position of an extreme in place, except excluded nodes."""
     for node in list(graph_module.graph.nodes):
         if op_name(node.target) in _SCATTERS and not context.is_excluded(node) and _is_choice(node):
-            node.replace_all_uses_with(_chosen(AtenBuilder(graph_module, node), node))
+            node.replace_all_uses_with(_select(AtenBuilder(graph_module, node), node))
 
 
 def _is_choice(scatter: Node) -> bool:
-    """Are floats written to one place of each row, which an extreme of something is in?"""
+    """Return True if the scatter writes floats to one position of each row, which is the position of an extreme."""
     (x, dim, places, written, *_), _ = arguments(scatter)
     if not is_float(x) or not _is_place(places):
         return False
@@ -52,7 +52,7 @@ def _is_place(places: Node) -> bool:
     return find(places.target) in _PLACES
 
 
-def _chosen(s: AtenBuilder, scatter: Node) -> Node:
+def _select(s: AtenBuilder, scatter: Node) -> Node:
     (x, dim, places, written, *_), _ = arguments(scatter)
     shape = shape_of(x)
     numbers = torch.arange(shape[dim]).reshape([-1 if d == dim % len(shape) else 1 for d in range(len(shape))])

@@ -1,13 +1,13 @@
-"""Inputs that are read as indices (token ids, positions): as int32, once, and what is computed of a position as a table.
+"""Narrow index inputs (token ids, positions) to int32, and replace computations on positions by tables.
 
-PyTorch's indices are int64, and the NPU has integers of 32 bits. What is somewhere read as an index is less than the extent that it
-indexes, so it fits, and so does what a constant is added to for an index: one cast behind the input replaces one for each reader,
-and shapes, sums and comparisons of the index follow to the NPU. A counter that is state is written as a cast of an int32, too, so
-that its buffer can be of int32 (``lower.fx.states``).
+PyTorch's indices are int64, and the NPU supports integers up to 32 bits. An index is smaller than the extent that it indexes, so
+it fits, also with a constant added. One cast after the input replaces one for each reader. Shape operators, sums and comparisons of
+the index move to the NPU. A counter in a mutable buffer is written as a cast of an int32, so that the buffer can be int32, too
+(``lower.fx.states``).
 
-Floats that are computed of a position (the angles of a rotary embedding and their cosines, a bias by distance) would be calibrated
-like all floats: int8 has 256 codes for all positions, and a cosine of such an angle is noise. The extent says which positions there
-are, so that all values are known: they become rows of a constant, of which the index picks one.
+Floats computed from a position (angles of a rotary embedding, a relative position bias) would be calibrated like all floats. With
+the 256 values of int8 for all positions, the cosine of an angle is noise. The extent limits the positions, so all values can be
+computed in advance. They become rows of a constant that the index selects.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from ethorch.quantization.passes.context import PassContext
 
 aten = torch.ops.aten
 
-_LARGEST_TABLE = 1 << 23  #: elements of a table that is made; a larger one would cost more flash than computing costs accuracy
-_WITHIN = (add, sub, where, masked_fill)  #: what computes a number of 32 bits of such, as far as indices go
-_TRIES = 3  #: draws of positions with which a table is held against what it stands for
+_LARGEST_TABLE = 1 << 23  #: maximum elements of a table; larger ones would need too much flash for the gain in accuracy
+_WITHIN = (add, sub, where, masked_fill)  #: operators whose results fit 32 bits if their operands are indices
+_TRIES = 3  #: number of random position tensors with which a table is verified
 
 
 def narrow_indices(graph_module: GraphModule, context: PassContext) -> None:
-    """Cast each int64 input and state that is read as an index to int32 once. In place.
+    """Cast each int64 input and state that is used as an index to int32 once. In place.
 
-    What moves it, adds to it and compares it reads that, and what is written to a state is made of it. So does its remainder by a
-    power of two, which depends on its lower bits alone. Where the NPU has no GATHER the kernels of the CPU take int64: there only
-    inputs and states are cast that no such kernel reads, and casts that there are for the NPU become one. An input that is only
-    compared with constants is clamped to the range of the constants, widened by one, and cast.
+    The cast replaces the input in operators that move it, add to it or compare it, and in writes to a state. It also replaces it in
+    remainders by a power of two, which depend only on the lower bits. If the NPU has no GATHER, CPU kernels require int64. Then only
+    inputs and states that no such kernel reads are cast, and several casts for the NPU become one. An input that is only compared
+    with constants is cast after a clamp to the range of the constants, widened by one.
     """
     inputs = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     states = [node for node in graph_module.graph.nodes if _reads_state(node)]
@@ -54,8 +54,8 @@ def narrow_indices(graph_module: GraphModule, context: PassContext) -> None:
                 _narrow(graph_module, s(aten.to.dtype, source, torch.int32), source, context.is_excluded)
             elif len(casts) > 1:
                 cast = s(aten.to.dtype, source, torch.int32)
-                for other in casts:
-                    other.replace_all_uses_with(cast)
+                for duplicate in casts:
+                    duplicate.replace_all_uses_with(cast)
     for node in list(graph_module.graph.nodes):
         on_npu = not AtenBuilder(graph_module, node, context.limits).absent("GATHER") or not _is_index_on_cpu(node)
         if on_npu and _widens(node) and (_is_index(node) or _is_wrapped(node)):
@@ -66,7 +66,7 @@ def narrow_indices(graph_module: GraphModule, context: PassContext) -> None:
 
 
 def cast_inputs_first(graph_module: GraphModule, context: PassContext) -> None:
-    """Move casts of int64 inputs to floats before the views between input and cast: the NPU moves no int64. In place."""
+    """Move casts of int64 inputs to float before views of the input, because the NPU does not move int64 data. In place."""
     casts: dict[tuple[Node, torch.dtype], Node] = {}
     for node in list(graph_module.graph.nodes):
         if node.op != "call_function" or find(node.target) is not to or not is_float(node) or not is_int64(node.all_input_nodes[0]):
@@ -88,7 +88,7 @@ def cast_inputs_first(graph_module: GraphModule, context: PassContext) -> None:
 
 
 def _moves_one(node: Node) -> bool:
-    """Return True for an operator that moves elements of one int64 tensor."""
+    """Return True for an operator that moves the elements of one int64 tensor."""
     spec = find(node.target) if node.op == "call_function" else None
     return spec is not None and is_int64(node) and (_is_view(node) or spec.moves) and len(node.all_input_nodes) == 1
 
@@ -100,7 +100,7 @@ def _widens(node: Node) -> bool:
 
 
 def _reads_state(node: Node) -> bool:
-    """Is it what a tensor that the model writes holds at first? A clone is all that reads such a tensor (functionalize)."""
+    """Return True for the clone that reads a written buffer, which is its only reader after functionalization."""
     sources = node.all_input_nodes
     return node.op == "call_function" and not is_in_place(node) and len(sources) == 1 and _is_written(sources[0])
 
@@ -131,7 +131,7 @@ def _narrow(model: GraphModule, cast: Node, source: Node, keep: Callable[[Node],
             narrowed = integer_remainder(s, narrow[node.all_input_nodes[0]], node.args[1], "floor")
             assert narrowed is not None
             narrow[node] = narrowed
-        elif spec is remainder and (wrapped := _wrapped(AtenBuilder(model, node), node, narrow, source, bound)):
+        elif spec is remainder and (wrapped := _wrap(AtenBuilder(model, node), node, narrow, source, bound)):
             narrow[node] = wrapped
         elif spec.pointwise and node.meta["val"].dtype == torch.bool:
             args = _as_int32(AtenBuilder(model, node), node.args, narrow)
@@ -140,7 +140,7 @@ def _narrow(model: GraphModule, cast: Node, source: Node, keep: Callable[[Node],
 
 
 def _narrow_compared(model: GraphModule, source: Node, place: Node, keep: Callable[[Node], bool]) -> None:
-    """Let comparisons of an int64 input with constants, of the input as it is or moved, read int32: exact for every number."""
+    """Make comparisons of an int64 input, possibly moved, with constants read int32. The result is exact for every input."""
     compared: dict[Node, Tensor] = {}
     moved = {source}
     for node in model.graph.nodes:
@@ -170,13 +170,13 @@ def _narrow_compared(model: GraphModule, source: Node, place: Node, keep: Callab
 
 
 def _fits(numbers: Tensor) -> bool:
-    """Return True if these are integers well within 32 bits."""
+    """Return True if all numbers are integers below 2**30 in magnitude."""
     integers = not numbers.dtype.is_floating_point and numbers.dtype != torch.bool and numbers.numel() > 0
     return integers and int(numbers.min()) > -(1 << 30) and int(numbers.max()) < 1 << 30
 
 
-def _wrapped(s: AtenBuilder, node: Node, narrow: Mapping[Node, Node], source: Node, bound: int) -> Node | None:
-    """``(source + k) % n`` of what indexes ``bound`` elements, where that is at most one n off: by comparisons, exact in int32."""
+def _wrap(s: AtenBuilder, node: Node, narrow: Mapping[Node, Node], source: Node, bound: int) -> Node | None:
+    """Emit ``(source + k) % n`` in int32 by comparisons, for an index below ``bound`` if the sum is at most one n out of range."""
     x, n = node.args
     if not isinstance(x, Node) or x not in narrow or not isinstance(n, int):
         return None
@@ -194,19 +194,19 @@ def _wrapped(s: AtenBuilder, node: Node, narrow: Mapping[Node, Node], source: No
 
 
 def _is_index(node: Node) -> bool:
-    """Return True if it is somewhere read as an index, as it is, moved, or with a constant added."""
+    """Return True if the node is used as an index, directly, moved, or with a constant added."""
     return any(True for _ in _extents(node, summed=True))
 
 
 def _is_wrapped(node: Node) -> bool:
-    """Return True if it is only read modulo powers of two: then its lower 32 bits are all that matters, however large it is."""
+    """Return True if the node is read only modulo powers of two, so that its lower 32 bits suffice."""
     readers = list(_readers(node))
     wrapped = [user for user in readers if find(user.target) is remainder and _is_power_of_two(user.args[1])]
     return len(wrapped) == len(readers) and any(map(_is_index, wrapped))
 
 
 def _readers(node: Node) -> Iterator[Node]:
-    """Yield what reads an int64 tensor, as it is, moved or with a constant added; but for what writes it to a state."""
+    """Yield the readers of an int64 tensor, also moved or with a constant added, except those that write it to a state."""
     for user in node.users:
         spec = find(user.target) if user.op == "call_function" else None
         if spec is not None and (spec.moves or (spec in (add, sub) and _with_constant(user)) or (spec is to and is_int64(user))):
@@ -220,13 +220,13 @@ def _is_power_of_two(number: Any) -> bool:
 
 
 def _is_index_on_cpu(index: Node) -> bool:
-    """Return True if an operator that an NPU without GATHER leaves to the CPU takes it as it is: all but writers of one row."""
+    """Return True if an operator that runs on the CPU without GATHER reads the index unchanged. Writes of one row do not count."""
     for user in index.users:
         spec = find(user.target) if user.op == "call_function" else None
         if spec is None or not isinstance(user.meta["val"], Tensor):
             continue
         if spec.needs:
-            if _indexed(user, index) is not None and (spec.needs != "SCATTER" or index.meta["val"].numel() != 1):
+            if _extent_of(user, index) is not None and (spec.needs != "SCATTER" or index.meta["val"].numel() != 1):
                 return True
         elif not is_float(user) and user.meta["val"].dtype != torch.bool and spec is not to and _is_index_on_cpu(user):
             return True
@@ -234,13 +234,13 @@ def _is_index_on_cpu(index: Node) -> bool:
 
 
 def _is_view(node: Node) -> bool:
-    """Are the elements of its result those of its input, some or all?"""
+    """Return True if the output shares the elements of the input."""
     schema = getattr(node.target, "_schema", None)
     return schema is not None and len(schema.returns) == 1 and schema.returns[0].alias_info is not None and not schema.is_mutable
 
 
 def _narrow_cast(node: Node, narrow: dict[Node, Node]) -> None:
-    """A cast of an index reads the int32 one; one to int32 or int64 is that."""
+    """Replace the operand of a cast of an index by the int32 index, and the cast itself if it is to an integer type."""
     source = node.all_input_nodes[0]
     if is_int64(node):
         narrow[node] = narrow[source]
@@ -251,8 +251,8 @@ def _narrow_cast(node: Node, narrow: dict[Node, Node]) -> None:
 
 
 def _as_int32(s: AtenBuilder, args: Any, narrow: Mapping[Node, Node]) -> tuple[Any, ...] | None:
-    """The arguments with int64 tensors as int32; None where one is neither an index nor a constant that fits."""
-    made = []
+    """Return the arguments with int64 tensors as int32, or None if one is neither an index nor a constant that fits."""
+    narrowed = []
     for arg in args:
         if isinstance(arg, Node) and arg in narrow:
             arg = narrow[arg]
@@ -263,23 +263,24 @@ def _as_int32(s: AtenBuilder, args: Any, narrow: Mapping[Node, Node]) -> tuple[A
             arg = s.constant(constant.to(torch.int32))
         elif isinstance(arg, int) and abs(arg) >= 1 << 30:
             return None
-        made.append(arg)
-    return tuple(made)
+        narrowed.append(arg)
+    return tuple(narrowed)
 
 
 def _extents(index: Node, summed: bool = False, cast: bool = True) -> Iterator[int]:
-    """Of each tensor that ``index`` is an index into, as it is or moved: the extent of the dim that it indexes.
+    """Yield the extent of the dim that ``index`` indexes, for each tensor that is read at it directly or moved.
 
     Args:
-        summed: where a constant is added to it, too.
-        cast: as another type of integer, too.
+        index: Integer tensor.
+        summed: Whether to include uses with a constant added.
+        cast: Whether to include casts to other integer types.
     """
     for user in index.users:
         spec = find(user.target) if user.op == "call_function" else None
         if spec is None:
             continue
         if spec.needs:
-            extent = _indexed(user, index)
+            extent = _extent_of(user, index)
             if extent is not None:
                 yield extent
         elif is_float(user) or not isinstance(user.meta["val"], Tensor) or user.meta["val"].dtype == torch.bool:
@@ -289,31 +290,31 @@ def _extents(index: Node, summed: bool = False, cast: bool = True) -> Iterator[i
 
 
 def _with_constant(node: Node) -> bool:
-    """Is one operand alone not known before the program runs?"""
-    return sum(one.op != "get_attr" or _is_written(one) for one in node.all_input_nodes) == 1
+    """Return True if all operands but one are constant."""
+    return sum(arg.op != "get_attr" or _is_written(arg) for arg in node.all_input_nodes) == 1
 
 
-def _indexed(user: Node, index: Node) -> int | None:
-    """The extent that a reading or writing operator indexes with ``index``; None where it is another operand."""
+def _extent_of(user: Node, index: Node) -> int | None:
+    """Return the extent that an operator indexes with ``index``, or None if ``index`` is another operand."""
     x, *rest = user.args
     if not isinstance(x, Node) or not rest:
         return None
     if isinstance(rest[0], (list, tuple)):
-        return next((extent for extent, one in zip(shape_of(x), rest[0], strict=False) if one is index), None)
+        return next((extent for extent, arg in zip(shape_of(x), rest[0], strict=False) if arg is index), None)
     if rest[0] is index:
         return shape_of(x)[0]
     return shape_of(x)[rest[0]] if isinstance(rest[0], int) and len(rest) > 1 and rest[1] is index else None
 
 
 def tabulate_positions(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace floats that depend on one index and constants alone by rows of a constant table. In place.
+    """Replace floats that depend only on an index and constants by rows of a constant table. In place.
 
-    Only what the index is made a float for: rows that it picks already are a table. In a trainable model a parameter is no
-    constant.
+    Only values after a cast of the index to float are replaced, because rows that it selects are a table already. Parameters of a
+    trainable model are not constant.
     """
     inputs = [node for node in graph_module.graph.nodes if node.op == "placeholder" and _is_number(node)]
     casts = [user for node in inputs for user in node.users if find(user.target) is to and _is_number(user)]
-    for index in casts + inputs:  # an input has what a cast of it left
+    for index in casts + inputs:  # inputs last, for the nodes that their casts did not replace
         extents = list(_extents(index))
         count = index.meta["val"].numel()
         if extents and count and min(extents) >= count:
@@ -326,20 +327,20 @@ def _is_number(node: Node) -> bool:
 
 
 def _tabulate(model: GraphModule, index: Node, extent: int, region: list[Node]) -> None:
-    made_float: set[Node] = set()  # what depends on a float of the index
+    made_float: set[Node] = set()  # nodes that depend on a float value of the index
     for node in region:
         of_numbers = any(_is_number(arg) for arg in node.all_input_nodes if arg in region or arg is index)
         if any(arg in made_float for arg in node.all_input_nodes) or (is_float(node) and of_numbers and find(node.target) is to):
             made_float.add(node)
-    known: list[tuple[Tensor, Node]] = []
+    tables: list[tuple[Tensor, Node]] = []
     for node in region:
         outside = [user for user in node.users if user not in region]
         if node in made_float and is_float(node) and outside:
-            _replace_by_rows(model, index, node, region, extent, outside, known)
+            _replace_by_rows(model, index, node, region, extent, outside, tables)
 
 
 def _region(model: GraphModule, index: Node, keep: Callable[[Node], bool], trains: bool) -> list[Node]:
-    """In order: operators that depend on ``index`` and constants alone."""
+    """Return the operators that depend only on ``index`` and constants, in order."""
     region: dict[Node, None] = {}
     for node in model.graph.nodes:
         if node.op != "call_function" or not isinstance(node.meta.get("val"), Tensor) or is_in_place(node) or keep(node):
@@ -348,10 +349,10 @@ def _region(model: GraphModule, index: Node, keep: Callable[[Node], bool], train
         if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in target.tags:
             continue
         inputs = node.all_input_nodes
-        known = all(arg is index or arg in region or _is_constant(model, arg, trains) for arg in inputs)
-        if known and any(arg is index or arg in region for arg in inputs):
+        depends_only = all(arg is index or arg in region or _is_constant(model, arg, trains) for arg in inputs)
+        if depends_only and any(arg is index or arg in region for arg in inputs):
             region[node] = None
-    for node in reversed(list(region)):  # rows are moved where they are read, so that all readers share one table
+    for node in reversed(list(region)):  # rows are moved after they are selected, so that all readers share one table
         spec = find(node.target)
         if spec is not None and spec.moves and not any(user in region for user in node.users):
             del region[node]
@@ -372,11 +373,18 @@ def _replace_by_rows(
     region: list[Node],
     extent: int,
     readers: list[Node],
-    known: list[tuple[Tensor, Node]],
+    tables: list[tuple[Tensor, Node]],
 ) -> None:
-    """Have the readers of ``node`` read rows of a table, if it has one row for each number of the index.
+    """Replace ``node`` in its readers by rows of a table, if it has one row for each element of the index.
 
-    ``known``: the tables made of that index so far, each with its rows in the place of a node; equal ones are not made twice.
+    Args:
+        model: Exported graph.
+        index: Index tensor.
+        node: Node to replace.
+        region: Nodes that depend only on the index and constants.
+        extent: Number of possible index values.
+        readers: Users of ``node`` outside of the region.
+        tables: Tables of this index and the nodes of their rows, to which a new table is added. Equal tables are shared.
     """
     shape, count = shape_of(node), index.meta["val"].numel()
     if not node.meta["val"].numel() or extent * (node.meta["val"].numel() // count) > _LARGEST_TABLE:
@@ -388,28 +396,28 @@ def _replace_by_rows(
             break
     else:
         return
-    made = next((rows for one, rows in known if shape_of(rows) == shape and torch.equal(one, table)), None)
-    if made is None:
+    replacement = next((rows for values, rows in tables if shape_of(rows) == shape and torch.equal(values, table)), None)
+    if replacement is None:
         s = AtenBuilder(model, node)
         flat = index if shape_of(index) == (count,) else s(aten.reshape.default, index, [count])  # the CPU may read it
         rows = s(aten.index_select.default, s.constant(table), 0, flat)
         others = list(range(1, len(shape)))
         if dim is None or count == 1:
-            made = s(aten.reshape.default, rows, list(shape))
+            replacement = s(aten.reshape.default, rows, list(shape))
         else:
-            made = s(aten.permute.default, rows, [*others[:dim], 0, *others[dim:]])
-        known.append((table, made))
+            replacement = s(aten.permute.default, rows, [*others[:dim], 0, *others[dim:]])
+        tables.append((table, replacement))
     for reader in readers:
-        reader.replace_input_with(node, made)
+        reader.replace_input_with(node, replacement)
 
 
 def _table(model: GraphModule, index: Node, node: Node, region: list[Node], extent: int, dim: int | None) -> Tensor | None:
-    """[extent, ...]: what ``node`` is at each number of the index, along ``dim``; None where a row is not of one number."""
+    """Return [extent, ...], the rows of ``node`` along ``dim`` for each index value; None if a row depends on several elements."""
     count, shape = index.meta["val"].numel(), index.meta["val"].shape
 
     def rows(numbers: Tensor) -> Tensor:
-        found = _evaluate(model, index, node, region, numbers.reshape(shape).to(index.meta["val"].dtype))
-        return found[None] if dim is None else found.movedim(dim, 0)
+        output = _evaluate(model, index, node, region, numbers.reshape(shape).to(index.meta["val"].dtype))
+        return output[None] if dim is None else output.movedim(dim, 0)
 
     each = [torch.arange(first, first + count).clamp(max=extent - 1) for first in range(0, extent, count)]
     table = torch.cat([rows(numbers) for numbers in each])[:extent].contiguous()
@@ -424,17 +432,17 @@ def _table(model: GraphModule, index: Node, node: Node, region: list[Node], exte
 
 
 def _evaluate(model: GraphModule, index: Node, node: Node, region: list[Node], numbers: Tensor) -> Tensor:
-    known: dict[Node, Any] = {index: numbers}
+    values: dict[Node, Any] = {index: numbers}
 
-    def value(arg: Node) -> Any:
-        return known[arg] if arg in known else tensor_of(model, arg)
+    def operand(arg: Node) -> Any:
+        return values[arg] if arg in values else tensor_of(model, arg)
 
     with torch.no_grad():
         for each in region:
-            args, kwargs = torch.fx.map_arg((each.args, each.kwargs), value)
-            known[each] = each.target(*args, **kwargs)  # type: ignore[operator]
+            args, kwargs = torch.fx.map_arg((each.args, each.kwargs), operand)
+            values[each] = each.target(*args, **kwargs)  # type: ignore[operator]
             if each is node:
                 break
-    result = known[node]
-    assert isinstance(result, Tensor)
-    return result
+    output = values[node]
+    assert isinstance(output, Tensor)
+    return output

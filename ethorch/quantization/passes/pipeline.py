@@ -44,13 +44,13 @@ from ethorch.support.errors import QuantizationError
 
 @dataclass(frozen=True)
 class Pass:
-    """One step of ``PASSES``.
+    """A pass of ``PASSES``.
 
     Attributes:
-        name: The function's name, or another one if it runs twice.
-        run: Transforms the graph in place.
-        after, before: Names of passes that have to run earlier or later.
-        only: The pass runs only if parameters train, or only if they do not; None: in both cases.
+        name: Name of the function, or another name if it runs twice.
+        run: Function that transforms the graph in place.
+        after, before: Names of passes that must run earlier or later.
+        only: Whether the pass runs only if parameters train, or only if they do not. None runs it in both cases.
     """
 
     name: str
@@ -61,13 +61,13 @@ class Pass:
 
 
 PASSES = (
-    # A guard is a call of a module, which breaks re-export.
+    # A guard is a module call, which breaks re-export.
     Pass("remove_guards", remove_guards, before=("inline_wrapped_graphs",)),
     # Bodies of torch.no_grad() and torch.autocast() are part of the network.
     Pass("inline_wrapped_graphs", inline_wrapped_graphs, before=("functionalize",)),
-    # Later passes ask who reads a value, and assume that values do not change.
+    # Later passes inspect the readers of a value, and assume that values do not change.
     Pass("functionalize", functionalize, before=("register_written_parameters",)),
-    # A parameter that the model writes is no constant.
+    # A parameter that the model writes is not constant.
     Pass("register_written_parameters", register_written_parameters, before=("fold_constants",), only="fixed"),
     Pass("freeze_parameters", freeze_parameters, before=("fold_constants",), only="fixed"),
     # Composites that become batch norms emit the fixed form themselves.
@@ -75,49 +75,49 @@ PASSES = (
     Pass("rename_shared_weights", rename_shared_weights, only="trainable"),
     # An assertion is a reader that would keep a constant alive.
     Pass("remove_assertions", remove_assertions, before=("fold_constants",)),
-    # Decompositions look through their operands, where a dropout would be in the way.
+    # Decompositions match patterns through their operands, which a dropout would hide.
     Pass("remove_no_ops", remove_no_ops, before=("decompose_composites",)),
     Pass("promote_integers", promote_integers, after=("remove_no_ops",), before=("narrow_indices", "tabulate_positions")),
-    # The passes below count the dimensions of what an operator reads.
+    # The passes below use the number of dimensions of operands.
     Pass("lift_scalars", lift_scalars, before=("remove_softmax_shifts", "fold_constants", "decompose_composites")),
     Pass("remove_softmax_shifts", remove_softmax_shifts, after=("remove_no_ops",), before=("unify_masks",)),
-    # It looks for ``full`` operators, which folding would replace.
+    # Matches ``full`` operators, which folding would replace.
     Pass("lower_top_k", lower_top_k, after=("functionalize",), before=("fold_constants",)),
-    # It looks for the places of a maximum.
+    # Matches argmax and argmin.
     Pass("lower_hard_choices", lower_hard_choices, after=("functionalize",), before=("decompose_composites",)),
-    # It looks through casts, and emits constants.
+    # Matches through casts, and emits constants.
     Pass("lower_experts", lower_experts, after=("remove_no_ops",), before=("fold_constants",)),
-    # Decompositions ask whether an operand is constant, and which number it holds.
+    # Decompositions depend on constant operands and their values.
     Pass("fold_constants", fold_constants, before=("decompose_composites",)),
-    # Constants are computed as precisely as the model does.
+    # Constants are computed with the precision of the model.
     Pass("narrow_doubles", narrow_doubles, after=("fold_constants",), before=("lower_complex",), only="fixed"),
-    # A window or a rotation has to be one constant; it emits composites.
+    # Requires windows and rotations as single constants; emits composites.
     Pass("lower_complex", lower_complex, after=("fold_constants",), before=("decompose_composites",)),
     Pass("decompose_composites", decompose_composites, after=("fold_constants",), before=("fold_constants_again",)),
     # Decompositions emit operators of constants, such as an attention's mask.
     Pass("fold_constants_again", fold_constants, after=("decompose_composites",)),
-    # Attention is decomposed, and a mask that is added is one tensor.
+    # Requires decomposed attention, and added masks as single tensors.
     Pass("unify_masks", unify_masks, after=("decompose_composites", "fold_constants_again")),
-    # Decompositions emit the operators that index.
+    # Decompositions emit index operators.
     Pass("narrow_indices", narrow_indices, after=("decompose_composites",)),
-    # The narrowed index picks the rows of a table; the numbers of a mask are no table.
+    # The narrowed index selects rows of a table; masks must not become tables.
     Pass("tabulate_positions", tabulate_positions, after=("narrow_indices", "unify_masks")),
-    # Both look for views of an index in front of its cast.
+    # Both match views of an index before its cast.
     Pass("cast_inputs_first", cast_inputs_first, after=("narrow_indices", "tabulate_positions")),
     # Constants that are emitted later would not be promoted.
     Pass("promote_constants", promote_constants, after=("fold_constants_again", "unify_masks", "tabulate_positions")),
-    # It moves clamps over the views that decompositions emit; no pass looks for clamps behind those views.
+    # Moves clamps over the views that decompositions emit, where no other pass matches them.
     Pass("hoist_clamps", hoist_clamps, after=("decompose_composites", "promote_constants")),
 )
 
 
 def run_passes(graph_module: GraphModule, context: PassContext) -> GraphModule:
-    """Run all of ``PASSES`` in place, and drop what nothing reads after each of them.
+    """Run all of ``PASSES`` in place, and eliminate dead code after each of them.
 
-    Sizes that the program leaves open stay open, unless parameters train: what is trained is exported anew.
+    Open sizes of the program stay open, unless parameters train, because a trained model is exported again.
 
     Raises:
-        QuantizationError: an in-place operator has no functional form; a pass needs to know a shape that depends on values.
+        QuantizationError: An in-place operator has no functional form, or a pass requires a data-dependent shape.
     """
     kind = "trainable" if context.trainable else "fixed"
     for each in PASSES:
@@ -130,8 +130,8 @@ def run_passes(graph_module: GraphModule, context: PassContext) -> GraphModule:
             line = (first.meta.get("stack_trace") or "").strip().splitlines()[-1:]
             raise QuantizationError(
                 "quantize.shape_of_values",
-                f"{first.name}{''.join(f' ({one.strip()})' for one in line)}: a shape depends on what tensors hold, and something "
-                "is written in place into such a tensor. Keep all elements, and put 0 in place of the others with torch.where.",
+                f"{first.name}{''.join(f' ({source.strip()})' for source in line)}: in-place writes to tensors with data-dependent "
+                "shapes are not supported. Keep all elements, and set the others to 0 with torch.where.",
             ) from error
         graph_module.graph.eliminate_dead_code()
     graph_module.recompile()

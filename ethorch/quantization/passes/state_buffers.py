@@ -1,4 +1,4 @@
-"""Buffers that a graph writes: its state."""
+"""Buffers that a graph writes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch.fx import GraphModule, Node
 from ethorch.lower.fx.node import changes_in_place
 from ethorch.quantization.passes.context import PassContext
 
-#: Key of ``GraphModule.meta``: name -> what a buffer of its own held when the model was quantized.
+#: Key of ``GraphModule.meta``: name -> initial value of a buffer when the model was quantized.
 INITIAL = "ethorch_initial"
 
 
 def state_buffers(module: GraphModule) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor) of each buffer that the model's graph writes."""
+    """Yield (name, tensor) of each buffer that the graph writes."""
     buffers = dict(module.named_buffers())
     seen: set[str] = set()
     for node in module.graph.nodes:
@@ -28,26 +28,26 @@ def state_buffers(module: GraphModule) -> Iterator[tuple[str, Tensor]]:
 
 
 def memory_of(buffer: Tensor) -> tuple[int, ...]:
-    """Return what tells the memory of a buffer from that of others."""
+    """Return a key that identifies the memory of a buffer."""
     return (buffer.data_ptr(), *buffer.shape)
 
 
 def only_read(modules: Mapping[str, GraphModule]) -> dict[str, list[str]]:
-    """For each model that has some, its names of buffers that it reads and another one writes."""
+    """Return, for each model, the names of buffers that it reads and only other models write. Omits models without such buffers."""
     written = {name: {memory_of(buffer) for _, buffer in state_buffers(module)} for name, module in modules.items()}
     every = set().union(*written.values())
-    found = {}
+    names_by_model = {}
     for method, module in modules.items():
         read = {str(node.target) for node in module.graph.nodes if node.op == "get_attr" and node.users}
         buffers = module.named_buffers(remove_duplicate=False)
         names = [name for name, buffer in buffers if name in read and memory_of(buffer) in every - written[method]]
         if names:
-            found[method] = names
-    return found
+            names_by_model[method] = names
+    return names_by_model
 
 
 def register_written_parameters(graph_module: GraphModule, context: PassContext) -> None:
-    """Let parameters that the graph writes be buffers: a program has a place for state, and a parameter is a constant to it."""
+    """Convert written parameters to buffers, because a program supports state only in buffers."""
     parameters = dict(graph_module.named_parameters())
     for node in graph_module.graph.nodes:
         if node.op == "call_function" and changes_in_place(node) and isinstance(node.args[0], Node):
@@ -60,7 +60,7 @@ def register_written_parameters(graph_module: GraphModule, context: PassContext)
 
 
 def write_back(graph: GraphModule, names: Sequence[str]) -> None:
-    """Let a graph write to these buffers what it read: to all that looks at it, they are no constants then."""
+    """Write these buffers back unchanged at the end of the graph, so that they are not treated as constants."""
     for name in names:
         first, *others = [node for node in graph.graph.nodes if node.op == "get_attr" and str(node.target) == name]
         for node in others:

@@ -1,4 +1,4 @@
-"""Views: how one is taken of a tensor, and how a new value of it is put back into what it was taken from."""
+"""Views: create a view of a tensor, and write a new value of it back to the tensor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.fx import Node
 
 aten = torch.ops.aten
 
-#: Views by their names in PyTorch, grouped by what undoes them.
+#: Views by PyTorch names, grouped by their inverse.
 _SAME_ORDER = {
     "view", "_unsafe_view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "view_as", "reshape_as",
     "_reshape_alias", "ravel",
@@ -24,21 +24,21 @@ _IDENTITIES = {
     "alias", "detach", "contiguous", "to", "dropout", "feature_dropout", "alpha_dropout", "lift_fresh", "type_as", "positive",
     "resolve_conj", "resolve_neg", "expand", "expand_as", "atleast_1d",
 }  # fmt: skip
-#: Operators that make their argument a view of what it was, and write nothing.
+#: Operators that turn their argument into a view of itself without writing data.
 RESHAPE_IN_PLACE = {"squeeze_", "unsqueeze_", "transpose_", "t_", "swapaxes_", "swapdims_"}
 
-#: ``emit(target, *args)`` adds a node to the graph.
+#: Function ``emit(target, *args)`` that adds a node to the graph.
 Emit = Callable[..., Node]
 
 
 @dataclass(frozen=True)
 class Step:
-    """One view.
+    """A view operation.
 
     Attributes:
-        key: equal for equal views.
-        take: the node of a tensor -> the node of the view.
-        put: (a tensor, a new value of the view) -> the tensor with that value in it.
+        key: Equal for equal views.
+        take: Function from the node of a tensor to the node of the view.
+        put: Function from (tensor, new value of the view) to the updated tensor.
     """
 
     key: tuple[Any, ...]
@@ -47,27 +47,29 @@ class Step:
 
 
 def step_of(node: Node, source: Node, shape: tuple[int, ...], emit: Emit, refuse: Callable[[str], NoReturn]) -> Step:
-    """The view that ``node`` is of its argument ``source``.
+    """Return the view step from ``source`` to ``node``.
 
     Args:
-        shape: of the source.
-        emit: adds a node where the view is taken or put back.
-        refuse: raises, for a view that cannot be put back.
+        node: View operator.
+        source: Argument that it is a view of.
+        shape: Shape of the source.
+        emit: Function that adds a node when the view is created or written back.
+        refuse: Function that raises an error, for a view that cannot be written back.
     """
     assert isinstance(node.target, torch._ops.OpOverload)
     name = name_of(node)
     if name in RESHAPE_IN_PLACE:
         name = name[:-1]
     if name in ("slice", "narrow"):
-        return _sliced(node, name, shape, emit)
+        return _slice_view(node, name, shape, emit)
     if name == "select":
         dim = argument(node, "dim") % len(shape)
         return select_step(shape, dim, argument(node, "index") % shape[dim], emit)
     if name in _SAME_ORDER:
-        wanted = list(shape_of(node))
+        shape_of_view = list(shape_of(node))
         return Step(
-            ("view", *wanted),
-            lambda x: emit(aten.reshape.default, x, wanted),
+            ("view", *shape_of_view),
+            lambda x: emit(aten.reshape.default, x, shape_of_view),
             lambda _, new: emit(aten.reshape.default, new, list(shape)),
         )
     if name in _PERMUTATIONS:
@@ -91,24 +93,24 @@ def step_of(node: Node, source: Node, shape: tuple[int, ...], emit: Emit, refuse
 
 
 def one_way(node: Node, source: Node, emit: Emit, refuse: Callable[[str], NoReturn], index: int | None = None) -> Step:
-    """A view that can be taken by its own operator, and not put back; of several results the one of that index."""
+    """Return a view step that cannot be written back, for output ``index`` of a multi-output operator."""
     target, args, kwargs = node.target, node.args, node.kwargs
 
     def take(x: Node) -> Node:
         def follow(arg: Node) -> Node:
             return x if arg is source else arg
 
-        taken = emit(target, *torch.fx.map_arg(args, follow), **torch.fx.map_arg(kwargs, follow))
-        return taken if index is None else emit(operator.getitem, taken, index)
+        output = emit(target, *torch.fx.map_arg(args, follow), **torch.fx.map_arg(kwargs, follow))
+        return output if index is None else emit(operator.getitem, output, index)
 
     def put(_: Node, __: Node) -> Node:
-        refuse(f"it writes through a view that {target} made")
+        refuse(f"it writes through a view that {target} created")
 
     return Step((str(target), str(args), str(kwargs), index), take, put)
 
 
 def parts_of(node: Node, shape: tuple[int, ...], emit: Emit) -> list[Step] | None:
-    """The views that split, chunk, unbind and their kin return of a tensor of that shape; None for other operators."""
+    """Return the view steps for the outputs of split, chunk, unbind and similar operators, or None for other operators."""
     name, values = name_of(node), node.meta["val"]
     if name == "unbind":
         dim = argument(node, "dim") % len(shape)
@@ -124,7 +126,7 @@ def parts_of(node: Node, shape: tuple[int, ...], emit: Emit) -> list[Step] | Non
     return steps
 
 
-def _sliced(node: Node, name: str, shape: Sequence[int], emit: Emit) -> Step:
+def _slice_view(node: Node, name: str, shape: Sequence[int], emit: Emit) -> Step:
     dim = argument(node, "dim") % len(shape)
     computed = (argument(node, "start"), argument(node, "length" if name == "narrow" else "end"))
     if any(isinstance(bound, Node) for bound in computed):
@@ -140,7 +142,7 @@ def _sliced(node: Node, name: str, shape: Sequence[int], emit: Emit) -> Step:
 
 
 def _slice_of_computed_bounds(node: Node, name: str, dim: int, emit: Emit) -> Step:
-    """Return the step of a slice whose bounds the model computes, such as a length that is the sum of a mask."""
+    """Return the step of a slice with computed bounds, such as a length that is the sum of a mask."""
     if name == "narrow":
         start, step = argument(node, "start"), 1
         end = emit(operator.add, start, argument(node, "length"))
@@ -154,7 +156,7 @@ def _slice_of_computed_bounds(node: Node, name: str, dim: int, emit: Emit) -> St
 
 
 def slice_step(shape: Sequence[int], dim: int, start: int, end: int, step: int, emit: Emit) -> Step:
-    """``x[..., start:end:step]`` along ``dim`` of a tensor of that shape."""
+    """Return the step of ``x[..., start:end:step]`` along ``dim``."""
     end = max(start, end)
 
     def take(x: Node) -> Node:
@@ -173,33 +175,33 @@ def slice_step(shape: Sequence[int], dim: int, start: int, end: int, step: int, 
 
 
 def select_step(shape: Sequence[int], dim: int, index: int, emit: Emit) -> Step:
-    """``x[..., index]`` along ``dim`` of a tensor of that shape."""
-    kept = slice_step(shape, dim, index, index + 1, 1, emit)
+    """Return the step of ``x[..., index]`` along ``dim``."""
+    narrow = slice_step(shape, dim, index, index + 1, 1, emit)
     return Step(
         ("select", dim, index),
         lambda x: emit(aten.select.int, x, dim, index),
-        lambda old, new: kept.put(old, emit(aten.unsqueeze.default, new, dim)),
+        lambda old, new: narrow.put(old, emit(aten.unsqueeze.default, new, dim)),
     )
 
 
 def _permutation(node: Node, rank: int) -> list[int]:
-    """Source dimension of each result dimension, from running the operator on extents that all differ."""
+    """Return the source dimension of each output dimension, by running the operator on distinct extents."""
     probe = torch.empty(tuple(range(2, 2 + rank)), device="meta")
     result = functional_of(node.target)(probe, *node.args[1:], **node.kwargs)
     return [int(extent) - 2 for extent in result.shape]
 
 
-# --- what a call says -------------------------------------------------------------------------------------------------------
+# --- arguments of calls -----------------------------------------------------------------------------------------------------
 
 
 def name_of(node: Node) -> str:
-    """``relu_`` for ``aten::relu_``."""
+    """Return the operator's name without namespace, e.g. ``relu_`` for ``aten::relu_``."""
     name: str = node.target._schema.name  # type: ignore[union-attr]
     return name.split("::")[1]
 
 
 def argument(node: Node, name: str) -> Any:
-    """An argument by name, its default where the call leaves it out."""
+    """Return an argument by name, or its default if the call omits it."""
     for index, declared in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
         if declared.name == name:
             return node.args[index] if index < len(node.args) else node.kwargs.get(name, declared.default_value)
@@ -207,15 +209,15 @@ def argument(node: Node, name: str) -> Any:
 
 
 def shape_of(node: Node) -> tuple[int, ...]:
-    """Of the node's result."""
+    """Return the shape of the node's output."""
     return tuple(int(extent) for extent in node.meta["val"].shape)
 
 
 def functional_of(target: Any) -> Any:
     """Return the functional operator of an in-place one, or None: ``aten.relu_.default`` -> ``aten.relu.default``.
 
-    It is the overload with arguments of the same types. Its name may differ: ``aten.pow.Scalar`` raises a number to a tensor, so
-    that the functional form of ``aten.pow_.Scalar`` is ``aten.pow.Tensor_Scalar``.
+    The overload has the same argument types. Its name may differ: the functional form of ``aten.pow_.Scalar`` is
+    ``aten.pow.Tensor_Scalar``, because ``aten.pow.Scalar`` raises a number to a tensor.
     """
     packet = getattr(aten, target._schema.name.split("::")[1].removesuffix("_"), None)
     if packet is None:
@@ -224,5 +226,5 @@ def functional_of(target: Any) -> Any:
     def types(overload: Any) -> list[str]:
         return [str(argument.type) for argument in overload._schema.arguments]
 
-    found = [getattr(packet, name) for name in packet.overloads() if types(getattr(packet, name)) == types(target)]
-    return next((overload for overload in found if overload._overloadname == target._overloadname), next(iter(found), None))
+    matches = [getattr(packet, name) for name in packet.overloads() if types(getattr(packet, name)) == types(target)]
+    return next((overload for overload in matches if overload._overloadname == target._overloadname), next(iter(matches), None))

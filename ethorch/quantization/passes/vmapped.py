@@ -1,7 +1,7 @@
-"""Code under ``torch.vmap``, and ``flex_attention`` with its functions of one score: replaced by operators of whole tensors.
+"""Replace ``torch.vmap`` and ``flex_attention`` by operators on whole tensors.
 
-Between ``_vmap_increment_nesting`` and ``_vmap_decrement_nesting`` an exported graph holds operators of one element of the batch,
-such as those of the attention masks that ``create_block_mask`` makes. They compute nothing outside that pair.
+In an exported graph, the nodes between ``_vmap_increment_nesting`` and ``_vmap_decrement_nesting`` operate on one element of the
+batch, e.g. in the attention masks of ``create_block_mask``. They are not valid outside of this region.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ENTER, _LEAVE = predispatch._vmap_increment_nesting, predispatch._vmap_decremen
 
 
 def inline_vmapped(model: GraphModule) -> None:
-    """Replace the operators of each ``torch.vmap`` by those of whole tensors, in place, also in the branches of control flow."""
+    """Replace the operators of each ``torch.vmap`` by operators on whole tensors, in place and in control flow subgraphs."""
     for child in model.children():
         if isinstance(child, GraphModule):
             inline_vmapped(child)
@@ -34,7 +34,7 @@ def inline_vmapped(model: GraphModule) -> None:
 
 
 def _regions(model: GraphModule) -> list[list[Node]]:
-    """Return the nodes of each outermost ``torch.vmap``, and of each ``flex_attention``, in order."""
+    """Return the nodes of each outermost ``torch.vmap`` and of each ``flex_attention``, in order."""
     regions: list[list[Node]] = []
     depth = 0
     for node in model.graph.nodes:
@@ -57,11 +57,11 @@ def _inline(model: GraphModule, region: list[Node]) -> None:
         inside.remove(node)
     operators = [node for node in region if node in inside]
     read = dict.fromkeys(arg for node in operators for arg in node.all_input_nodes if arg not in inside)
-    graphs = {node: getattr(model, str(node.target)) for node in read if "val" not in node.meta}  # such as that of torch.no_grad()
+    graphs = {node: getattr(model, str(node.target)) for node in read if "val" not in node.meta}  # e.g. of torch.no_grad()
     inputs = [node for node in read if node not in graphs]
     results = [node for node in operators if any(user not in inside for user in node.users)]
 
-    def whole(*tensors: Any) -> tuple[Any, ...]:
+    def compute(*tensors: Any) -> tuple[Any, ...]:
         values: dict[Node, Any] = graphs | dict(zip(inputs, tensors, strict=True))
         for node in operators:
             args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
@@ -69,8 +69,8 @@ def _inline(model: GraphModule, region: list[Node]) -> None:
             values[node] = target(*args, **kwargs)
         return tuple(values[node] for node in results)
 
-    made = AtenBuilder(model, results[0 if region[0].target is _FLEX else -1]).inline(whole, *inputs) if results else ()
-    for node, new in zip(results, made, strict=True):
+    outputs = AtenBuilder(model, results[0 if region[0].target is _FLEX else -1]).inline(compute, *inputs) if results else ()
+    for node, new in zip(results, outputs, strict=True):
         node.replace_all_uses_with(new, delete_user_cb=lambda user: user not in inside)
     for node in reversed(operators):
         model.graph.erase_node(node)

@@ -1,7 +1,7 @@
-"""Code under ``torch.no_grad()`` or ``torch.autocast()``: torch.export wraps it into a graph of its own, which is inlined here.
+"""Inline the graphs that torch.export creates for code under ``torch.no_grad()`` or ``torch.autocast()``.
 
-What computes does not depend on whether gradients are recorded. Autocast would have it computed in fewer bits, which is the
-quantizer's business: it is inlined in float32, and a result of the program keeps the dtype that autocast gave it.
+Autocast would compute with fewer bits, which the quantizer decides. Its body is inlined in float32, and outputs of the program keep
+the dtype of autocast.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ aten = torch.ops.aten
 _GRADIENTS = torch.ops.higher_order.wrap_with_set_grad_enabled
 _AUTOCAST = torch.ops.higher_order.wrap_with_autocast
 
-#: Operator -> which of its arguments is the graph; those behind it are what the graph is called with.
+#: Operator -> position of its graph among the arguments; the graph's operands follow it.
 _GRAPH = {_GRADIENTS: 1, _AUTOCAST: 4}
-#: What torch.export leaves in place of a wrapped graph where the program holds control flow.
+#: Nodes that torch.export emits in place of wrapped graphs if the program contains control flow.
 _MARKS = {_enter_autocast, _exit_autocast, torch._C._set_grad_enabled}
 
 
 def inline_wrapped_graphs(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace each wrapped graph by its nodes, also where one holds others and in the branches of control flow. In place.
+    """Replace each wrapped graph by its nodes in place, recursively and in the branches of control flow.
 
-    Where parameters train, gradients matter: what ``torch.no_grad()`` computed is detached.
+    If parameters train, results of ``torch.no_grad()`` are detached.
     """
     for child in graph_module.children():
         if isinstance(child, GraphModule):
@@ -43,11 +43,11 @@ def inline_wrapped_graphs(graph_module: GraphModule, context: PassContext) -> No
 
 
 class _Inliner:
-    """One pass in graph order.
+    """Inlining in graph order.
 
     Attributes:
-        lower: the dtype of each autocast that the present node is under, the innermost last; None of one that is not enabled.
-        changed: did a value change its dtype?
+        lower: Dtypes of the autocasts that enclose the current node, innermost last; None for a disabled one.
+        changed: Whether a value has changed its dtype.
     """
 
     def __init__(self, model: GraphModule, trains: bool):
@@ -75,7 +75,7 @@ class _Inliner:
                     output.replace_input_with(node, _cast(node, value.dtype))
 
     def inline(self, node: Node) -> None:
-        """Copy the nodes of the graph that ``node`` wraps to the place before it, and let the readers of its results read them."""
+        """Copy the nodes of the graph that ``node`` wraps before it, and replace its outputs."""
         index = _GRAPH[node.target]  # type: ignore[index]
         inner = attribute(self.model, node.args[index])  # type: ignore[arg-type]
         assert isinstance(inner, GraphModule), node.format_node()
@@ -99,22 +99,22 @@ class _Inliner:
             result = results[item.args[1]]
             if detached:
                 with self.graph.inserting_before(node):
-                    result = _made(aten.detach.default, result)
+                    result = _emit(aten.detach.default, result)
             item.replace_all_uses_with(result)
             self.graph.erase_node(item)
 
     def drop(self, node: Node) -> None:
-        """Erase a node, and the graph that it wraps unless another node does so too."""
-        held = node.args[_GRAPH[node.target]]  # type: ignore[index]
-        assert isinstance(held, Node)
+        """Erase a node, and its graph unless another node wraps it."""
+        graph = node.args[_GRAPH[node.target]]  # type: ignore[index]
+        assert isinstance(graph, Node)
         self.graph.erase_node(node)
-        if not held.users:
-            self.graph.erase_node(held)
-            if all(other.target != held.target for other in self.graph.find_nodes(op="get_attr")):
-                self.model.delete_submodule(str(held.target))
+        if not graph.users:
+            self.graph.erase_node(graph)
+            if all(reference.target != graph.target for reference in self.graph.find_nodes(op="get_attr")):
+                self.model.delete_submodule(str(graph.target))
 
     def mark(self, node: Node) -> None:
-        """A node that only turns something on or off."""
+        """Process a node that only enables or disables autocast or gradients."""
         if node.target is _enter_autocast:
             self.lower.append(_dtype_of(node))
         elif node.target is _exit_autocast:
@@ -124,7 +124,7 @@ class _Inliner:
     # --- autocast -----------------------------------------------------------------------------------------------------
 
     def adapt(self, node: Node) -> None:
-        """Compute in float32 what autocast computes in another dtype, and renew the fake value where an operand's changed."""
+        """Compute in float32 instead of the dtype of autocast, and update the fake value if an operand's has changed."""
         lower = self.lower[-1]
         if lower is None and not self.changed:
             return
@@ -148,25 +148,25 @@ class _Inliner:
 
 
 def _dtype_of(node: Node) -> torch.dtype | None:
-    """What an autocast computes in; None where it is not enabled."""
+    """Return the dtype of an autocast, or None if it is disabled."""
     _, dtype, enabled, *_ = node.args
     return dtype if enabled else None  # type: ignore[return-value]
 
 
 def _cast(node: Node, dtype: torch.dtype) -> Node:
-    return _made(aten.to.dtype, node, dtype)
+    return _emit(aten.to.dtype, node, dtype)
 
 
-def _made(target: Any, node: Node, *args: Any) -> Node:
-    """A new node that reads ``node``, at the graph's insertion point; it comes from where ``node`` does."""
-    made: Node = node.graph.call_function(target, (node, *args))
-    made.meta = dict(node.meta)
-    made.meta["val"] = _run(made)
-    return made
+def _emit(target: Any, node: Node, *args: Any) -> Node:
+    """Insert a node that reads ``node``, with its metadata, at the graph's insertion point."""
+    emitted: Node = node.graph.call_function(target, (node, *args))
+    emitted.meta = dict(node.meta)
+    emitted.meta["val"] = _run(emitted)
+    return emitted
 
 
 def _run(node: Node) -> Any:
-    """The fake value of what an operator returns."""
+    """Return the fake value of an operator's output."""
     mode = detect_fake_mode([value_of(arg) for arg in node.all_input_nodes])
     if mode is None:
         return node.meta.get("val")
