@@ -75,7 +75,10 @@ def measure_here(model: str, target: str) -> Record:
     with step("export"):
         graph = torch.export.export(module, inputs).module(check_guards=False)
     converted = converted_in_steps(graph, quantizer, samples, step, prepare)  # as quantize does
-    with step("build"), mock.patch.object(delegate, "repaired", functools.partial(_repaired, steps, repair.repaired)):
+    with (
+        step("build"),
+        mock.patch.object(delegate, "repair_delegate", functools.partial(_time_repair, steps, repair.repair_delegate)),
+    ):
         built = build_pte(converted, inputs, spec)
     compared = steps.seconds.pop("compare", 0.0)
     steps.seconds["build"] -= compared
@@ -100,11 +103,11 @@ def measure_here(model: str, target: str) -> Record:
     }
 
 
-def _repaired(steps: Steps, repaired: Callable[..., Any], *arguments: Any) -> Any:
-    """Call ``ethorch.vela.repair.repaired``, and add its CPU seconds to those of the step "compare"."""
+def _time_repair(steps: Steps, repair_delegate: Callable[..., Any], *arguments: Any) -> Any:
+    """Call ``ethorch.vela.repair.repair_delegate``, and add its CPU seconds to those of the step "compare"."""
     before = steps.seconds.get("compare", 0.0)
     with steps("compare"):
-        result = repaired(*arguments)
+        result = repair_delegate(*arguments)
     steps.seconds["compare"] += before
     return result
 

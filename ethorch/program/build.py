@@ -30,7 +30,7 @@ from ethorch.quantization.shared_buffers import names_in_whole
 from ethorch.support.errors import EthorchError, SpecError, unknown_name
 from ethorch.support.exclusive import exclusive
 from ethorch.targets.settings import AUTO_LAYOUT, COST, CPU_MATMUL, Settings
-from ethorch.vela.shared_constants import sharing
+from ethorch.vela.shared_constants import share_constants
 
 #: The name of a single method.
 FORWARD = "forward"
@@ -146,7 +146,7 @@ def _wide_counters(quantized: Mapping[str, GraphModule], names: Mapping[str, Map
 def _with_shared_constants(parts: Mapping[str, File], builds: Mapping[str, Build]) -> tuple[dict[str, File], dict[str, Build]]:
     """The programs, whose Ethos-U delegates share what is equal of their constants; and what is known of them."""
     old = [d.payload for part in parts.values() for m in part.methods.values() for d in m.delegates if d.id == BACKEND_ID]
-    new = sharing(list(dict.fromkeys(old)))
+    new = share_constants(list(dict.fromkeys(old)))
     if new is None:
         return dict(parts), dict(builds)
     changed = dict(zip(dict.fromkeys(old), new, strict=True))

@@ -1,4 +1,4 @@
-"""Vela in this process: TOSA flatbuffer in, command stream, constants, I/O map, estimates and operator table out."""
+"""In-process Vela compiler from TOSA flatbuffers to command streams, constants, tensor offsets, estimates and operator tables."""
 
 from ethorch.vela.compiled_model import Access, CompiledModel, Memory, Performance, ScheduledOp
 from ethorch.vela.compiler import compile, options_text, system_text

@@ -1,4 +1,4 @@
-"""``python -m ethorch.vela FOLDER PARENT``: the child's side of ``compile_apart``."""
+"""Child process of ``compile_apart``: ``python -m ethorch.vela FOLDER PARENT``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ethorch.vela.compiler import compile
 
 
 def main(folder: Path) -> None:
-    """Compile the folder's graph and leave the result, or Vela's refusal, beside it."""
+    """Compile the graph in the folder, and write the result or Vela's error next to it."""
     target, flags = json.loads((folder / "spec.json").read_text())
     *configs, ini = [flag.removeprefix("--config=") for flag in flags if flag.startswith("--config=")]
     others = [flag for flag in flags if not flag.startswith("--config=")] + [f"--config={name}" for name in configs]

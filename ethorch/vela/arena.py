@@ -1,6 +1,7 @@
-"""How large the arena has to be: Vela takes all the memory it may, and often needs half of it for the same cycles.
+"""Search for the size of the arena, because Vela uses all available memory but often needs only half for the same cycles.
 
-``--arena-cache-size`` is a wish, and neither bytes nor cycles fall steadily with it, so the sizes are tried.
+Vela treats ``--arena-cache-size`` as a request. Neither bytes nor cycles decrease monotonically with it, so several sizes are
+compiled.
 """
 
 from __future__ import annotations
@@ -20,96 +21,96 @@ from ethorch.targets.compile_spec import FAST, FREE, EthosUCompileSpec
 from ethorch.vela.compiled_model import CompiledModel
 from ethorch.vela.compiler import compile, options_text, system_text
 
-#: A wish for the arena in bytes, or None for Vela's smallest schedule (--optimise=Size) -> what Vela makes of it.
+#: Function from a requested arena in bytes, or None for Vela's smallest schedule (--optimise=Size), to the compiled model.
 Compile = Callable[[int | None], CompiledModel]
 
-#: More cycles than the fastest schedule that a smaller arena may cost and still be called free.
+#: Share of the fastest schedule's cycles that a smaller arena may add.
 TOLERANCE = 0.005
-#: Of the largest arena: what is gained by a smaller one has to be more.
+#: Minimum saving of a smaller arena as a share of the largest one.
 _WORTH = 0.04
 _STEPS = 5
-_FORMAT = 2  # of what the cache keeps: another number where the search changes
-_SMALLEST = 16 * 1024  # an arena that nobody has to save on
+_FORMAT = 2  # version of the cache entries, to increase when the search changes
+_SMALLEST = 16 * 1024  # bytes of an arena that is small enough
 _WISHES = (1.0, 0.9, 0.75)
 
 
 def arena_bytes(model: CompiledModel) -> int:
-    """What the limit is for: the staging memory where there is one, otherwise the scratch region."""
+    """Return the bytes that the limit applies to: the staging memory if there is one, else the scratch region."""
     return model.scratch_fast_bytes or model.scratch_bytes
 
 
 def total_bytes(model: CompiledModel) -> int:
-    """RAM of both: what leaves the staging memory may come back in the scratch region, one for one or worse."""
+    """Return the bytes of staging memory and scratch region, because data that leaves one may move to the other."""
     return model.scratch_fast_bytes + model.scratch_bytes
 
 
-def without_waste(first: CompiledModel, again: Compile, tolerance: float = TOLERANCE) -> tuple[CompiledModel, int | None]:
-    """The schedule with the smallest arena found that takes hardly more cycles than ``first``, and the wish it came from.
+def minimize_arena(first: CompiledModel, again: Compile, tolerance: float = TOLERANCE) -> tuple[CompiledModel, int | None]:
+    """Search the smallest arena that adds hardly any cycles.
 
-    Vela's smallest schedule says what is needed at least. From there upwards the first size is taken whose cycles are free. A
-    smaller staging memory is taken only where staging memory and scratch region together do not grow.
+    The search starts at the size of Vela's smallest schedule and stops at the first size within the tolerance. A smaller staging
+    memory is accepted only if the total of staging memory and scratch region does not increase.
 
     Args:
-        first: what Vela makes without a wish.
-        again: what it makes with one.
-        tolerance: how many more cycles are free, of those of ``first``.
+        first: Model compiled without a requested size.
+        again: Function that compiles with a requested size.
+        tolerance: Share of the cycles of ``first`` that may be added.
 
     Returns:
-        the model, and the wish in bytes; None where ``first`` is kept, 0 for Vela's smallest schedule.
+        The model and the requested size in bytes; None for ``first``, 0 for Vela's smallest schedule.
     """
     most, largest = first.performance.total_cycles * (1 + tolerance), arena_bytes(first)
 
-    def free(model: CompiledModel) -> bool:
+    def is_free(model: CompiledModel) -> bool:
         return model.performance.total_cycles <= most and total_bytes(model) <= total_bytes(first)
 
-    smallest = None if largest <= _SMALLEST else _tried(again, None)
+    smallest = None if largest <= _SMALLEST else _try_compile(again, None)
     if smallest is None or arena_bytes(smallest) >= largest * (1 - _WORTH):
         return first, None
-    if free(smallest):
+    if is_free(smallest):
         return smallest, 0
     least = arena_bytes(smallest)
     for step in range(_STEPS):
         wish = int(least * (largest / least) ** (step / _STEPS))
-        found = _tried(again, wish)
-        if found is not None and free(found) and arena_bytes(found) < largest * (1 - _WORTH):
-            return found, wish
+        model = _try_compile(again, wish)
+        if model is not None and is_free(model) and arena_bytes(model) < largest * (1 - _WORTH):
+            return model, wish
     return first, None
 
 
-def within(limit: int, first: CompiledModel, again: Compile) -> tuple[CompiledModel, int | None]:
-    """The fastest schedule found whose arena holds in ``limit`` bytes; the one with the smallest arena where none does.
+def fit_arena(limit: int, first: CompiledModel, again: Compile) -> tuple[CompiledModel, int | None]:
+    """Search the fastest schedule whose arena fits in ``limit`` bytes, or the smallest arena if no schedule fits.
 
     Returns:
-        the model, and the wish in bytes it came from; None for ``first``, 0 for Vela's smallest schedule.
+        The model and the requested size in bytes; None for ``first``, 0 for Vela's smallest schedule.
     """
     if arena_bytes(first) <= limit:
         return first, None
     tries: list[tuple[CompiledModel, int | None]] = [(first, None)]
-    if (smallest := _tried(again, None)) is not None:
+    if (smallest := _try_compile(again, None)) is not None:
         tries.append((smallest, 0))
     most = max(limit, min(arena_bytes(model) for model, _ in tries))
     for share in _WISHES:
         wish = int(most * share)
-        if (found := _tried(again, wish)) is not None:
-            tries.append((found, wish))
+        if (model := _try_compile(again, wish)) is not None:
+            tries.append((model, wish))
     most = max(limit, min(arena_bytes(model) for model, _ in tries))
-    holding = [entry for entry in tries if arena_bytes(entry[0]) <= most]
-    return min(holding, key=lambda entry: (entry[0].performance.total_cycles, arena_bytes(entry[0])))
+    fitting = [attempt for attempt in tries if arena_bytes(attempt[0]) <= most]
+    return min(fitting, key=lambda attempt: (attempt[0].performance.total_cycles, arena_bytes(attempt[0])))
 
 
-def _tried(again: Compile, wish: int | None) -> CompiledModel | None:
-    """None where Vela finds no schedule."""
+def _try_compile(again: Compile, wish: int | None) -> CompiledModel | None:
+    """Return the model, or None if Vela finds no schedule."""
     try:
         return again(wish)
     except VelaError:
         return None
 
 
-class Known:
-    """What earlier searches ended with (a wish, or which of two ways), in the user's cache: the same graph is compiled once then.
+class SearchCache:
+    """Cached result of an earlier search in the user's cache folder, which saves repeated compilations of a graph.
 
     Args:
-        parts: all that the result depends on.
+        parts: All values that the result depends on.
     """
 
     def __init__(self, *parts: bytes | str):
@@ -120,7 +121,7 @@ class Known:
         self._path: Path = cache_folder() / "arenas" / f"{digest.hexdigest()[:40]}.json"
 
     def get(self) -> tuple[bool, int | None]:
-        """(is it known, the wish)."""
+        """Return (True if there is a valid entry, its number)."""
         try:
             wish = json.loads(self._path.read_text(encoding="utf-8"))["wish"]
         except (OSError, ValueError, TypeError, KeyError):
@@ -129,7 +130,7 @@ class Known:
         return good, wish if good else None
 
     def put(self, wish: int | None) -> None:
-        """Keep it; a cache that cannot be written to is none."""
+        """Store a number. Errors are ignored, because the cache is optional."""
         try:
             os.makedirs(self._path.parent, exist_ok=True)
             write_whole(self._path, json.dumps({"wish": wish}).encode())
@@ -138,12 +139,12 @@ class Known:
 
 
 def keys(spec: EthosUCompileSpec) -> tuple[str, ...]:
-    """All besides a graph that the cache's answers depend on."""
+    """Return all values except the graph that a cached result depends on."""
     return system_text(spec), options_text(spec), version("ethos-u-vela"), str(spec.arena), str(_FORMAT)
 
 
-def searched(tosa: bytes, spec: EthosUCompileSpec) -> CompiledModel:
-    """What Vela makes of a TOSA flatbuffer with the arena that ``spec.arena`` asks for.
+def compile_with_arena(tosa: bytes, spec: EthosUCompileSpec) -> CompiledModel:
+    """Compile a TOSA flatbuffer with the arena that ``spec.arena`` requests.
 
     Raises:
         VelaError: Vela refused the graph.
@@ -152,15 +153,15 @@ def searched(tosa: bytes, spec: EthosUCompileSpec) -> CompiledModel:
         return compile(tosa, spec)
 
     def again(wish: int | None) -> CompiledModel:
-        other = copy.copy(spec)
-        other.flags = {**spec.flags, **({"--optimise": "Size"} if wish is None else {"--arena-cache-size": wish})}
-        return compile(tosa, other)
+        spec_with_wish = copy.copy(spec)
+        spec_with_wish.flags = {**spec.flags, **({"--optimise": "Size"} if wish is None else {"--arena-cache-size": wish})}
+        return compile(tosa, spec_with_wish)
 
-    known = Known(tosa, *keys(spec))
-    found, wish = known.get()
-    if found:
+    cache = SearchCache(tosa, *keys(spec))
+    is_cached, wish = cache.get()
+    if is_cached:
         return compile(tosa, spec) if wish is None else again(wish or None)
     first = compile(tosa, spec)
-    model, wish = without_waste(first, again) if spec.arena == FREE else within(int(spec.arena), first, again)
-    known.put(wish)
+    model, wish = minimize_arena(first, again) if spec.arena == FREE else fit_arena(int(spec.arena), first, again)
+    cache.put(wish)
     return model

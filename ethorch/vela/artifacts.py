@@ -1,6 +1,6 @@
-"""What ``dump_intermediate_artifacts_to`` leaves in a folder, and the way back: which operator each NPU command works for.
+"""Files written by ``dump_intermediate_artifacts_to``, which relate NPU commands to operators.
 
-A .pte has no place for that: firmware refuses payloads with blocks it does not know.
+A .pte cannot contain this information, because firmware rejects payloads with unknown blocks.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ def write(
     sources: Sources | None = None,
     debug: ArmCompileSpec.DebugMode | None = None,
 ) -> None:
-    """Write one delegate's artifacts under the first free number in ``folder``, each file whole or not at all.
+    """Write the artifacts of a delegate with the first free number in ``folder``. Each file is written atomically.
 
-    ``delegate_N.tosa`` comes last: a number that an interrupted call has left without it is free.
+    ``delegate_N.tosa`` is written last, so a number without it is free after an interrupted call.
 
     Args:
-        folder: made if need be.
-        graph, tosa: the TOSA as text and as a flatbuffer.
-        payload, sources: what firmware gets, and which operator each of its commands works for; None writes none.
-        debug: ``TOSA`` gives the operators in ``delegate_N.tosa`` locations. ``JSON`` writes ``debug.json``, a list of the
+        folder: Folder, created if missing.
+        graph, tosa: TOSA graph and its flatbuffer.
+        payload: Delegate payload for firmware. Not written if None.
+        sources: Operator of each command. Not written if None.
+        debug: ``TOSA`` adds locations to the operators in ``delegate_N.tosa``. ``JSON`` writes ``debug.json``, a list of the
             operators of all delegates in the folder.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -71,7 +72,7 @@ def contents(graph: Graph, tosa: bytes, payload: DelegatePayload | None, sources
 
 
 def next_delegate(folder: Path) -> Path:
-    """``folder/delegate_0``, or the first number of which there is no .tosa yet."""
+    """Return ``folder/delegate_N`` with the first number that has no .tosa file."""
     number = 0
     while (folder / f"delegate_{number}.tosa").exists():
         number += 1
@@ -79,32 +80,32 @@ def next_delegate(folder: Path) -> Path:
 
 
 def sources(folder: str | os.PathLike[str], payload: DelegatePayload, specs: Iterable[tuple[str, bytes]]) -> Sources:
-    """The operators of a delegate whose artifacts are in ``folder``.
+    """Return the operators of a delegate from the artifacts in ``folder``.
 
-    ethorch's are found by the payload. The folder of another backend has TOSA files only (``executorch.backends.arm``
-    leaves those): each is compiled again with the delegate's compile specs, until one gives this payload.
+    Artifacts of ethorch are identified by the payload. Folders of ``executorch.backends.arm`` contain only TOSA files. These are
+    compiled with the delegate's compile specs until the payload matches.
 
     Raises:
-        EthorchError: nothing in the folder belongs to the payload.
+        EthorchError: No artifact matches the payload.
     """
-    for path in sorted(Path(folder).rglob("*.payload")):  # a folder for each of several methods
+    for path in sorted(Path(folder).rglob("*.payload")):  # each method has its own folder
         if (table := path.with_suffix(".sources.json")).is_file() and DelegatePayload.unpack(path.read_bytes()) == payload:
             return Sources.from_json(read_text(table), str(table))
-    found = _compiled_again(sorted(Path(folder).glob("*.tosa")), payload, specs)
-    if found is None:
+    recompiled = _recompile(sorted(Path(folder).glob("*.tosa")), payload, specs)
+    if recompiled is None:
         raise EthorchError(
-            f"{os.fspath(folder)} has no graphs of this program: give the folder that Program.save wrote, or that of a compile "
+            f"{os.fspath(folder)} has no graphs of this program. Use the folder written by Program.save or by a compile "
             "spec's dump_intermediate_artifacts_to()."
         )
-    return found
+    return recompiled
 
 
 def reader(folder: str | os.PathLike[str]) -> Callable[[DelegatePayload, Iterable[tuple[str, bytes]]], Sources]:
-    """Return ``sources`` of one folder, as ``ethorch.runtime.load`` takes it."""
+    """Return :func:`sources` bound to a folder, for ``ethorch.runtime.load``."""
     return functools.partial(sources, folder)
 
 
-def _compiled_again(paths: list[Path], payload: DelegatePayload, specs: Iterable[tuple[str, bytes]]) -> Sources | None:
+def _recompile(paths: list[Path], payload: DelegatePayload, specs: Iterable[tuple[str, bytes]]) -> Sources | None:
     if not paths:
         return None
     spec = EthosUCompileSpec.from_pairs(specs)

@@ -1,4 +1,4 @@
-"""Where no schedule of Vela's keeps a limit for the arena: parts of the graph in bands of rows, as few as keep it."""
+"""Split parts of a graph into bands of rows if no schedule of Vela fits the arena limit."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from ethorch.tosa.ir import Graph
 from ethorch.vela import arena
 from ethorch.vela.compiled_model import CompiledModel
 
-#: A graph as it was lowered -> what Vela makes of it in the smallest arena it finds.
+#: Function from a lowered graph to the compiled model with the smallest arena.
 Smallest = Callable[[Graph], CompiledModel]
 
 _COUNTS = (2, 4, 8)
-_ROUNDS = 2  # parts that are cut one after the other
-_TRIES = 6  # of each round
-_MOST_WORK = 2.0  # of what windows compute at once
-_WORTH = 0.04  # of the arena: what a part has to save
-_AT_THE_PEAK = 0.95  # of the arena: an operator with so many bytes alive stands in the way
-_BITS = 20  # that tell of a part and its bands in the cache
+_ROUNDS = 2  # maximum number of parts to split, one after the other
+_TRIES = 6  # compilations in each round
+_MOST_WORK = 2.0  # maximum work relative to the unsplit part
+_WORTH = 0.04  # minimum share of the arena that a part must save
+_AT_THE_PEAK = 0.95  # share of the arena from which the operands of an operator form the peak
+_BITS = 20  # bits of a cache entry per part
 
 
 @dataclass(frozen=True)
 class Way:
-    """How a graph is cut.
+    """A way to split a graph.
 
     Attributes:
-        number: of the part among the graph's ``parts``.
-        count: of its bands, by its place in ``_COUNTS``.
-        part: that one.
+        number: Index among the graph's ``parts``.
+        count: Index of the number of bands in ``_COUNTS``.
+        part: The part.
     """
 
     number: int
@@ -41,23 +41,23 @@ class Way:
 
     @property
     def code(self) -> int:
-        """Both in one positive integer."""
+        """Number and count as one positive integer."""
         return 1 + self.number * len(_COUNTS) + self.count
 
 
-def with_bands(graph: Graph, first: CompiledModel, smallest: Smallest, limit: int, known: arena.Known) -> Graph | None:
-    """A copy of the graph with parts in bands, whose smallest arena holds in the limit or at least is smaller; None without one.
+def split_into_bands(graph: Graph, first: CompiledModel, smallest: Smallest, limit: int, cache: arena.SearchCache) -> Graph | None:
+    """Return a copy of the graph with parts in bands whose smallest arena fits the limit or is at least smaller, or None.
 
     Args:
-        graph: as it was lowered.
-        first: what Vela makes of it in its smallest arena.
-        smallest: compiles.
-        limit: bytes.
-        known: keeps which parts.
+        graph: Lowered graph.
+        first: Model of ``graph`` with the smallest arena.
+        smallest: Function that compiles a graph with the smallest arena.
+        limit: Arena limit in bytes.
+        cache: Cache of the selected parts.
     """
-    found, code = known.get()
-    if found:
-        return _decoded(graph, code or 0)
+    is_cached, code = cache.get()
+    if is_cached:
+        return _decode(graph, code or 0)
     best, size, codes = graph, arena.arena_bytes(first), 0
     for turn in range(_ROUNDS):
         with stage("try bands of rows"):
@@ -68,71 +68,72 @@ def with_bands(graph: Graph, first: CompiledModel, smallest: Smallest, limit: in
         size, codes = arena.arena_bytes(first), codes | code << (_BITS * turn)
         if size <= limit:
             break
-    known.put(codes)
+    cache.put(codes)
     return best if codes else None
 
 
-def _decoded(graph: Graph, codes: int) -> Graph | None:
-    """The copy that the cache's number stands for; None for the number of none."""
-    found = None
+def _decode(graph: Graph, codes: int) -> Graph | None:
+    """Return the copy of the graph that a cache entry describes, or None if it describes no parts or missing parts."""
+    banded = None
     while codes:
         number, count = divmod((codes & (1 << _BITS) - 1) - 1, len(_COUNTS))
-        part = next((part for at, part in enumerate(parts(found or graph)) if at == number), None)
+        part = next((part for at, part in enumerate(parts(banded or graph)) if at == number), None)
         if part is None:
             return None
-        found = in_bands(found or graph, Way(number, count, part))
+        banded = apply_bands(banded or graph, Way(number, count, part))
         codes >>= _BITS
-    return found
+    return banded
 
 
 def _better(
     graph: Graph, before: CompiledModel, size: int, smallest: Smallest, limit: int
 ) -> tuple[Graph, CompiledModel, int] | None:
-    """A copy with one part more in bands, what Vela makes of it, and which part: the first that holds, else the smallest."""
+    """Split one more part. Return (graph, model, code) of the first way that fits the limit, else of the smallest arena."""
     best: tuple[Graph, CompiledModel, int] | None = None
     for way in _ways(graph, before, size, limit):
-        made = in_bands(graph, way)
+        banded = apply_bands(graph, way)
         try:
-            model = smallest(made.copy())
+            model = smallest(banded.copy())
         except VelaError:
             continue
         if arena.arena_bytes(model) < size:
-            best, size = (made, model, way.code), arena.arena_bytes(model)
+            best, size = (banded, model, way.code), arena.arena_bytes(model)
         if size <= limit:
             break
     return best
 
 
 def _ways(graph: Graph, before: CompiledModel, size: int, limit: int) -> Iterator[Way]:
-    """Parts with an operator at the peak: of those that may hold the limit the least work first, then those that save most."""
+    """Return ways to split parts at the peak: first those that may fit the limit, by work, then others by saving."""
     peak = before.around_peak(_AT_THE_PEAK)
     ranked = []
     for number, part in enumerate(parts(graph)):
         if peak.isdisjoint(op.result.name for op in part.ops):
             continue
-        whole = part.alive_bytes(1)
+        full = part.alive_bytes(1)
         for count, bands in enumerate(_COUNTS):
             alive, work = part.alive_bytes(bands), part.work(bands)
-            saved = min(whole, size) - alive
+            saved = min(full, size) - alive
             if bands * 2 <= part.result.shape[1] and saved > _WORTH * size and work <= _MOST_WORK:
-                short = alive > limit or whole - alive < size - limit
+                short = alive > limit or full - alive < size - limit
                 ranked.append(((short, -saved if short else work, alive), Way(number, count, part)))
     ranked.sort(key=lambda entry: entry[0])
     return (way for _, way in ranked[:_TRIES])
 
 
-def in_bands(graph: Graph, way: Way) -> Graph:
-    """A copy of the graph with a part in bands.
+def apply_bands(graph: Graph, way: Way) -> Graph:
+    """Return a copy of the graph with a part in bands.
 
     Args:
-        way: which part, of this graph.
+        graph: Lowered graph.
+        way: Part of this graph and number of bands.
     """
     copied = graph.copy()
     now = {value.name: value for op in copied.ops for value in (*op.operands, *op.results)}
     places = {id(op): number for number, op in enumerate(graph.ops)}
-    own = Part(
+    part = Part(
         tuple(copied.ops[places[id(op)]] for op in way.part.ops), {now[value.name]: axis for value, axis in way.part.axes.items()}
     )
     r = Rewriter(copied)
-    split_rows(r, own, _COUNTS[way.count])
+    split_rows(r, part, _COUNTS[way.count])
     return r.finish()

@@ -1,4 +1,4 @@
-"""A Vela compilation in a process of its own, which a crash or a time limit may end."""
+"""Compile with Vela in a child process, which may crash or exceed a time limit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ethorch.vela.compiled_model import Access, CompiledModel, Memory, Performan
 
 
 def compile_apart(tosa: bytes, spec: EthosUCompileSpec, timeout_seconds: float) -> CompiledModel:
-    """``python -m ethorch.vela FOLDER PARENT``: the graph and the flags go in as files, the result comes back as files."""
+    """Compile in a child process that exchanges the graph, the flags and the result through files."""
     with tempfile.TemporaryDirectory(prefix="ethorch-vela-") as name:
         folder = Path(name)
         (folder / "graph.tosa").write_bytes(tosa)
@@ -32,11 +32,11 @@ def compile_apart(tosa: bytes, spec: EthosUCompileSpec, timeout_seconds: float) 
             )
         except subprocess.TimeoutExpired:
             raise VelaError(
-                f"Vela did not finish within {timeout_seconds:g} seconds. The graph may be damaged; a larger "
-                "timeout_seconds gives it longer."
+                f"Vela did not finish within {timeout_seconds:g} seconds. The graph may be damaged. Otherwise increase "
+                "timeout_seconds."
             ) from None
         if child.returncode < 0:
-            raise VelaError(f"Vela died of signal {-child.returncode} on this graph; it is damaged, or Vela has a bug.")
+            raise VelaError(f"Vela died of signal {-child.returncode}. The graph is damaged, or Vela has a bug.")
         try:
             result = json.loads((folder / "result.json").read_text())
         except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What Vela made of a TOSA graph: command stream, constants, memory, and its estimate."""
+"""Output of Vela: command stream, constants, memory and estimates."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Access:
 
 @dataclass(frozen=True)
 class Memory:
-    """One memory, as Vela estimates its use: peak bytes allocated, cycles spent on it, traffic by kind."""
+    """Estimated use of a memory: peak bytes, access cycles, and traffic by kind."""
 
     peak_bytes: int
     access_cycles: int
@@ -35,18 +35,18 @@ class Memory:
 
 @dataclass(frozen=True)
 class Performance:
-    """Vela's estimate, not a measurement. Cycles are of the NPU core clock.
+    """Vela's estimate in cycles of the NPU core clock.
 
     Attributes:
-        npu_cycles: computing, with exposed weight and table transfers: the sum over operations.
-        total_cycles: the larger of computing and each memory's access, summed over operations.
-        mac_count: multiply-accumulates.
-        npu_ops, cascades, cascaded_ops: scheduled operations; groups computed in stripes; operations in such groups.
-        original_weight_bytes, encoded_weight_bytes: before and after Vela's weight compression.
-        read_only_bytes: size of region 0 that is kept in flash or DRAM.
-        staging_area: name of the memory that staging uses.
-        memories: memory name (Sram, Dram, OffChipFlash, OnChipFlash, shram, lutram) to its use.
-        core_clock_hz: clock of the system config.
+        npu_cycles: Computation with exposed transfers of weights and tables, summed over operations.
+        total_cycles: Maximum of computation and each memory's access, summed over operations.
+        mac_count: Multiply-accumulates.
+        npu_ops, cascades, cascaded_ops: Scheduled operations, groups computed in stripes, and operations in such groups.
+        original_weight_bytes, encoded_weight_bytes: Before and after weight compression.
+        read_only_bytes: Bytes of region 0 in flash or DRAM.
+        staging_area: Name of the staging memory.
+        memories: Use by memory name (Sram, Dram, OffChipFlash, OnChipFlash, shram, lutram).
+        core_clock_hz: Clock of the system config.
     """
 
     npu_cycles: int
@@ -64,7 +64,7 @@ class Performance:
 
     @property
     def sram_bytes(self) -> int:
-        """Peak use of SRAM; with Sram_Only that includes the constants."""
+        """Peak use of SRAM, including the constants in Sram_Only mode."""
         return self._peak("Sram")
 
     @property
@@ -85,17 +85,17 @@ class Performance:
 
 @dataclass(frozen=True)
 class ScheduledOp:
-    """One operation of Vela's schedule, and the way back to the TOSA operator it was made from.
+    """An operation of Vela's schedule and its TOSA operator.
 
     Attributes:
-        name: the tensor it writes; of a fused operation, the last one.
+        name: Name of the output tensor; of the last operation if several are fused.
         operator: Vela's name of the operation.
-        op_cycles: estimate; the largest of npu_cycles and each memory's access cycles.
-        npu_cycles: computing alone.
-        macs: multiply-accumulates.
-        access_cycles: cycles per memory.
-        tosa_op: index in the TOSA block's operator list, CONST included; None where Vela made the operation up.
-        command_offsets: byte offset, from the first command word, of the last NPU_OP of each of its stripes, ascending.
+        op_cycles: Estimate, the maximum of npu_cycles and each memory's access cycles.
+        npu_cycles: Cycles of the computation.
+        macs: Multiply-accumulates.
+        access_cycles: Cycles per memory.
+        tosa_op: Index in the operator list of the TOSA block, including CONST. None if Vela inserted the operation.
+        command_offsets: Byte offset from the first command word of the last NPU_OP of each stripe, ascending.
     """
 
     name: str
@@ -110,16 +110,16 @@ class ScheduledOp:
 
 @dataclass(frozen=True)
 class CompiledModel:
-    """What Vela made of one graph.
+    """Compiled TOSA graph.
 
     Attributes:
-        command_stream: the driver payload, COP1 or COP2 header included.
-        constants: region 0.
-        scratch_bytes: size of region 1.
-        scratch_fast_bytes: size of region 2, the staging memory of Dedicated_Sram modes; 0 where there is none.
-        inputs, outputs: in the order of the TOSA graph.
+        command_stream: Driver payload, including the COP1 or COP2 header.
+        constants: Region 0.
+        scratch_bytes: Size of region 1.
+        scratch_fast_bytes: Size of region 2, the staging memory of Dedicated_Sram modes, else 0.
+        inputs, outputs: Tensors in the order of the TOSA graph.
         performance: Vela's estimates.
-        load_tables: reads Vela's database; ``tables`` keeps what it returns.
+        load_tables: Function that reads Vela's database, which ``tables`` caches.
     """
 
     command_stream: bytes = field(repr=False)
@@ -132,21 +132,25 @@ class CompiledModel:
     load_tables: Callable[[], Tables] = field(repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without Vela's own objects: the database is read first."""
+        """Return the state with the database as text instead of Vela's objects."""
         return {**self.__dict__, "load_tables": partial(dict, self.tables)}
 
     @cached_property
     def payload(self) -> DelegatePayload:
-        """What firmware gets. PayloadError where Vela made what no payload can say."""
+        """Payload for firmware.
+
+        Raises:
+            PayloadError: A payload cannot represent Vela's output.
+        """
         return DelegatePayload(self.command_stream, self.constants, self.scratch_bytes, self.inputs, self.outputs)
 
     @cached_property
     def tables(self) -> Tables:
-        """Vela's database as it is: table name to column names and rows of text."""
+        """Vela's database, by table name as column names and rows of text."""
         return self.load_tables()
 
     def rows(self) -> tuple[ScheduledOp, ...]:
-        """The schedule, an entry for each operation, in Vela's order."""
+        """Return the operations of the schedule, in Vela's order."""
         return self._rows
 
     @cached_property
@@ -180,10 +184,10 @@ class CompiledModel:
         return tuple(scheduled)
 
     def around_peak(self, share: float) -> frozenset[str]:
-        """Names of the operations while which so much of the arena's peak is alive, and of those beside them.
+        """Return the names of operations at which the given share of the arena's peak is alive, and of their neighbors.
 
         Args:
-            share: of the peak, at least.
+            share: Minimum share of the peak.
         """
         header, rows = self.tables["perf"]
         name, usage = header.index("name"), header.index("staging_usage")
@@ -192,9 +196,9 @@ class CompiledModel:
         return frozenset(rows[number][name] for place in at for number in range(max(place - 1, 0), min(place + 2, len(rows))))
 
     def op_at(self, offset: int) -> ScheduledOp | None:
-        """The operation that the command at this byte offset belongs to; None behind the last.
+        """Return the operation of the command at this byte offset, or None after the last one.
 
-        A command belongs to the first queue entry at or behind it: the registers, transfers and helper operations of
+        A command belongs to the first queue entry at or after it, because the registers, transfers and helper operations of
         an operation precede its last NPU_OP (npu-reference 10).
         """
         return next((op for end, op in self._by_offset if end >= offset), None)
@@ -206,10 +210,11 @@ class CompiledModel:
 
 
 def with_offsets(tables: Tables, moved: Callable[[int], int]) -> Tables:
-    """Vela's database of a stream whose commands lie elsewhere.
+    """Return Vela's database with updated offsets of commands.
 
     Args:
-        moved: byte offset of a command, from the first command word -> the one that it has now.
+        tables: Vela's database.
+        moved: Function from old to new byte offset of a command, relative to the first command word.
     """
     if "queue" not in tables:
         return tables
@@ -219,15 +224,15 @@ def with_offsets(tables: Tables, moved: Callable[[int], int]) -> Tables:
 
 
 def _add_regions(performance: list[dict[str, str]], offsets: dict[str, list[int]]) -> None:
-    """Give control flow the commands of its regions: those before the operation behind it that no entry of the table has.
+    """Assign commands to control flow: those before the next operation that no entry of the table has.
 
-    Vela's table of performance has one entry for the control flow, whose id its table of commands does not have, and none
-    for what the regions hold. Where two control flows stand side by side, the first gets the commands of both.
+    In Vela's performance table, control flow is one entry without commands, and its regions have no entries. Of two adjacent
+    control flow operators, the first gets the commands of both.
     """
-    known = {row["id"] for row in performance}
-    inside = sorted(offset for id, found in offsets.items() if id not in known for offset in found)
+    ids = {row["id"] for row in performance}
+    inside = sorted(offset for id, starts in offsets.items() if id not in ids for offset in starts)
     for position, row in enumerate(performance):
         if row["operator"] in _CONTROL_FLOW and row["id"] not in offsets:
-            behind = next((min(offsets[later["id"]]) for later in performance[position + 1 :] if later["id"] in offsets), math.inf)
-            offsets[row["id"]] = [offset for offset in inside if offset < behind]
-            inside = [offset for offset in inside if offset >= behind]
+            end = next((min(offsets[later["id"]]) for later in performance[position + 1 :] if later["id"] in offsets), math.inf)
+            offsets[row["id"]] = [offset for offset in inside if offset < end]
+            inside = [offset for offset in inside if offset >= end]

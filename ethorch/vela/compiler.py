@@ -1,8 +1,7 @@
-"""Vela in this process: TOSA flatbuffer in, command stream, constants, I/O map, estimates and operator table out.
+"""Compile TOSA flatbuffers with Vela in this process.
 
-Vela's compiler ("regor", C++) reports every refusal as a Python exception; nothing of what it says is lost to a
-terminal. Fuzzing it with 1700 damaged TOSA files gave no crash, but one endless compilation, so graphs that come from
-outside can be compiled in a process of their own, with a time limit.
+Vela's C++ compiler ("regor") reports every refusal as a Python exception. Fuzzing with 1700 damaged TOSA files caused no crash, but
+one endless compilation. Untrusted graphs can therefore be compiled in a child process with a time limit.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from ethorch.vela.compiled_model import Access, CompiledModel, Memory, Performan
 from ethorch.vela.declared import Declared, Shape
 
 _MAX_TOSA_BYTES = 2**31 - 1  # flatbuffers address 2 GiB
-_NPU_NAME = "Ethos_U"  # how names of system configurations begin that say of which NPU they are
+_NPU_NAME = "Ethos_U"  # prefix of names of system configs that contain the NPU
 
-# Vela's own words for parts of its scheduler that a flag switches off (vela.py, get_compiler_config).
+# Vela's names of scheduler features that a flag disables (vela.py, get_compiler_config).
 _FEATURES = {
     "--disable-chaining": "Grouping",
     "--disable-fwd": "FWD",
@@ -32,12 +31,12 @@ _FEATURES = {
     "--disable-buffering": "WeightBuffering",
     "--disable-ifm-reuse": "ReuseIFM",
 }
-# What Vela 5.1 prints whatever its flags, of a cost that it cannot estimate: SCATTER's.
+# Lines that Vela 5.1 prints regardless of its flags, because it cannot estimate SCATTER.
 _NOISE = (b"Missing element access estimation",)
-#: Beginnings of lines that Vela prints instead of raising: an address outside a memory, an operator without a command, one that it
-#: cannot decompose. It returns a program all the same, which cannot run.
+#: Prefixes of lines that Vela prints instead of raising: an address outside a memory, an operator without a command, an operator
+#: that it cannot decompose. The returned program cannot run.
 _ERRORS = (b"Error", b"Register command stream generator", b"!!!!", b"Failed", b"Invalid graph")
-# Flags that make Vela print: section of its options, key.
+# Flags that make Vela print, with their option section and key.
 _VERBOSE = {
     "--verbose-high-level-command-stream": ("compiler", "verbose_high_level_command_stream"),
     "--verbose-register-command-stream": ("compiler", "verbose_register_command_stream"),
@@ -52,35 +51,37 @@ def compile(tosa: bytes, spec: EthosUCompileSpec, *, timeout_seconds: float | No
     """Compile a TOSA 1.0 flatbuffer for the spec's NPU.
 
     Args:
-        tosa: the flatbuffer.
-        spec: target, memories and flags.
-        timeout_seconds: compile in a child process and give it this long: for graphs from outside, on which Vela may
-            not return. None compiles in this process, which is quicker by about half a second.
+        tosa: TOSA flatbuffer.
+        spec: Target, memories and flags.
+        timeout_seconds: Time limit of a compilation in a child process, for untrusted graphs. None compiles in this process, which
+            saves about half a second.
 
     Raises:
-        VelaError: Vela refused the graph (its own words follow), took too long, or died.
+        VelaError: Vela refused the graph, exceeded the time limit, or crashed.
     """
     if len(tosa) < 8 or bytes(tosa[4:8]) != b"TOSA":
-        raise VelaError(f"not a TOSA flatbuffer: bytes 4 to 8 are {bytes(tosa[4:8])!r}, not b'TOSA'.")
+        raise VelaError(f"not a TOSA flatbuffer: expected b'TOSA' in bytes 4 to 8, got {bytes(tosa[4:8])!r}.")
     if len(tosa) > _MAX_TOSA_BYTES:
-        raise VelaError(f"the TOSA flatbuffer is {len(tosa)} bytes long; Vela reads at most {_MAX_TOSA_BYTES}.")
+        raise VelaError(f"the TOSA flatbuffer has {len(tosa)} bytes; Vela reads at most {_MAX_TOSA_BYTES}.")
     if timeout_seconds is not None:
         return compile_apart(tosa, spec, timeout_seconds)
-    from ethorch.lower.rewrite.vela_bugs import BY_ID  # with NumPy, of which `import ethorch.vela` is 0.1 s quicker
+    from ethorch.lower.rewrite.vela_bugs import BY_ID  # imports NumPy, which would slow down `import ethorch.vela` by 0.1 s
 
-    model = compile_as_it_stands(tosa, spec)
+    model = compile_unchecked(tosa, spec)
     declared = Declared.of(tosa)
     cascading = BY_ID["vela.int32-slice-in-cascade"]
     if model.performance.cascades and declared.cuts_int32 and cascading.concerns(spec.target.family):
-        model = compile_as_it_stands(tosa, spec, cascading=False)
-    return _with_declared_ends(declared, model)
+        model = compile_unchecked(tosa, spec, cascading=False)
+    return _restore_shapes(declared, model)
 
 
-def compile_as_it_stands(tosa: bytes, spec: EthosUCompileSpec, *, cascading: bool = True) -> CompiledModel:
-    """What Vela makes of a TOSA flatbuffer, with its bugs.
+def compile_unchecked(tosa: bytes, spec: EthosUCompileSpec, *, cascading: bool = True) -> CompiledModel:
+    """Compile a TOSA flatbuffer without workarounds for Vela's bugs.
 
     Args:
-        cascading: False is as the flag --disable-cascading.
+        tosa: TOSA flatbuffer.
+        spec: Target, memories and flags.
+        cascading: Whether to allow cascades. False corresponds to --disable-cascading.
 
     Raises:
         VelaError: Vela refused the graph, or printed an error and returned a program that cannot run.
@@ -88,10 +89,10 @@ def compile_as_it_stands(tosa: bytes, spec: EthosUCompileSpec, *, cascading: boo
     try:
         from ethosu import regor
     except ImportError as error:
-        raise VelaError(f"Vela cannot be imported ({error}): pip install 'ethos-u-vela>=5.1'.") from None
+        raise VelaError(f"Vela cannot be imported ({error}). Run pip install 'ethos-u-vela>=5.1'.") from None
     options = options_text(spec, cascading=cascading)
     try:
-        with COUT_LOCK, without_lines(*_NOISE, *_ERRORS) as omitted:  # nor does anything say that two compilations may overlap
+        with COUT_LOCK, without_lines(*_NOISE, *_ERRORS) as omitted:  # concurrent compilations are not known to be safe
             raw = regor.compile(spec.target.vela_arch, tosa, "TOSA", system_text(spec), options=options, verbose=False)
     except Exception as error:  # RuntimeError and ValueError; UnicodeDecodeError when it quotes a damaged name
         raise VelaError(f"Vela refused the graph for {spec.target.name}: {_words(error)}") from error
@@ -104,10 +105,10 @@ def compile_as_it_stands(tosa: bytes, spec: EthosUCompileSpec, *, cascading: boo
 
 
 def system_text(spec: EthosUCompileSpec) -> str:
-    """The hardware half of Vela's configuration: architecture, section names, then the ini files (vela.py, main).
+    """Return the hardware part of Vela's configuration: architecture, section names and ini files (vela.py, main).
 
-    Vela tells the width of the NPU's ports by the name of the section: 8 bytes where it begins with ``Ethos_U55``, else 16. Under
-    a board's own name a U55 would read twice as fast as it can, so a section of another name gets the family's in front.
+    Vela derives the width of the NPU's ports from the section name: 8 bytes if it starts with ``Ethos_U55``, else 16. A U55 with
+    another section name would seem to read twice as fast, so other names get the family as a prefix.
     """
     target, name, text = spec.target, spec.system_config, spec.vela_config.text
     if not name.startswith(_NPU_NAME):
@@ -122,10 +123,11 @@ def system_text(spec: EthosUCompileSpec) -> str:
 
 
 def options_text(spec: EthosUCompileSpec, *, cascading: bool = True) -> str:
-    """The compiler half: flags as Vela's driver translates them (vela.py, get_compiler_config).
+    """Return the compiler part of Vela's configuration, translated from the flags (vela.py, get_compiler_config).
 
     Args:
-        cascading: False is as the flag --disable-cascading.
+        spec: Compile spec with the flags.
+        cascading: Whether to allow cascades. False corresponds to --disable-cascading.
     """
     flags = spec.flags if cascading else {**spec.flags, "--disable-cascading": True}
     sections: dict[str, dict[str, Any]] = {
@@ -147,11 +149,11 @@ def options_text(spec: EthosUCompileSpec, *, cascading: bool = True) -> str:
     )
 
 
-def _with_declared_ends(declared: Declared, model: CompiledModel) -> CompiledModel:
-    """The model with its inputs and outputs in the shapes the graph declares; VelaError when Vela lost one.
+def _restore_shapes(declared: Declared, model: CompiledModel) -> CompiledModel:
+    """Return the model with the declared shapes of inputs and outputs, or raise VelaError if Vela dropped one.
 
-    The payload's tensors would belong to other arguments then. Vela's bugs: ``vela.unread-input``,
-    ``vela.undone-transpose-output``, ``vela.input-in-its-readers-shape``.
+    Otherwise the payload's tensors would belong to other arguments. The bugs are ``vela.unread-input``,
+    ``vela.undone-transpose-output`` and ``vela.input-in-its-readers-shape``.
     """
     return replace(
         model,
@@ -161,21 +163,21 @@ def _with_declared_ends(declared: Declared, model: CompiledModel) -> CompiledMod
 
 
 def _in_declared_shapes(kind: str, declared: Sequence[tuple[str, Shape]], compiled: Sequence[IoTensor]) -> tuple[IoTensor, ...]:
-    wanted = [(*[1] * (RANK - len(shape)), *shape) for _, shape in declared]
-    if [math.prod(shape) for shape in wanted] != [math.prod(tensor.shape) for tensor in compiled]:
-        names, found = (name for name, _ in declared), (str(list(tensor.shape)) for tensor in compiled)
+    shapes = [(*[1] * (RANK - len(shape)), *shape) for _, shape in declared]
+    if [math.prod(shape) for shape in shapes] != [math.prod(tensor.shape) for tensor in compiled]:
+        names, actual = (name for name, _ in declared), (str(list(tensor.shape)) for tensor in compiled)
         raise VelaError(
             f"Vela returned {len(compiled)} of {len(declared)} {kind}s, or in another order: "
-            f"{', '.join(found) or 'none'} for {', '.join(names)}. It drops "
-            "inputs that nothing reads, and outputs that a TRANSPOSE writes and another TRANSPOSE undoes: keep those "
-            "out of the graph.",
+            f"expected {', '.join(names)}, got {', '.join(actual) or 'none'}. Vela drops "
+            "unused inputs, and outputs of a TRANSPOSE that another TRANSPOSE inverts. Remove them "
+            "from the graph.",
             lost_output=kind == "output",
         )
-    return tuple(replace(tensor, shape=shape) for tensor, shape in zip(compiled, wanted, strict=True))
+    return tuple(replace(tensor, shape=shape) for tensor, shape in zip(compiled, shapes, strict=True))
 
 
 def _read(raw: Any, spec: EthosUCompileSpec) -> CompiledModel:
-    """Copy out of Vela's own objects everything but the database, which is large and seldom asked for."""
+    """Copy everything from Vela's objects except the database, which is large and seldom needed."""
     report = raw.perf_report
     performance = Performance(
         npu_cycles=report.npuCycles,
@@ -202,9 +204,9 @@ def _read(raw: Any, spec: EthosUCompileSpec) -> CompiledModel:
         core_clock_hz=spec.memory_system.core_clock_hz,
     )
     if report.cpuOps:
-        raise VelaError(f"Vela left {report.cpuOps} operators to the CPU, which a delegate cannot do.")
+        raise VelaError(f"Vela assigned {report.cpuOps} operators to the CPU, which a delegate does not support.")
     if raw.variables:
-        raise VelaError(f"the graph has {len(raw.variables)} persistent variables; the payload has no place for them.")
+        raise VelaError(f"the graph has {len(raw.variables)} persistent variables, which a payload does not support.")
 
     def io(tensors: Any) -> tuple[IoTensor, ...]:
         return tuple(IoTensor(tuple(t.shape), t.element_size, t.address, t.region) for t in tensors)
@@ -225,7 +227,7 @@ def _read(raw: Any, spec: EthosUCompileSpec) -> CompiledModel:
 
 
 def _words(error: BaseException) -> str:
-    """Vela's message on one line."""
+    """Return Vela's message on one line."""
     text = str(error).removeprefix("Compilation failed: ")
     words = "; ".join(line.strip(" -") for line in text.splitlines() if line.strip(" -"))
     return words.replace(":; ", ": ") or type(error).__name__

@@ -1,4 +1,4 @@
-"""What a TOSA flatbuffer declares, read without TOSA's library: its inputs and outputs, and what tells Vela's bugs."""
+"""Declarations of a TOSA flatbuffer, read without TOSA's library: inputs, outputs, and properties that trigger Vela's bugs."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from ethorch.support.errors import VelaError
 
 Shape = tuple[int, ...]
 
-# Numbers of tosa.fbs of TOSA 1.0, as those of the fields below.
+# Enum values of tosa.fbs of TOSA 1.0; the field numbers below are from the same schema.
 _SLICE, _INT32 = 59, 5
 
 
 @dataclass(frozen=True)
 class Declared:
-    """Of a TOSA graph.
+    """Declarations of a TOSA graph.
 
     Attributes:
-        inputs, outputs: name and shape of each, in order.
-        cuts_int32: it has a SLICE of INT32, perhaps in a region of control flow.
+        inputs, outputs: Name and shape of each tensor, in order.
+        cuts_int32: Whether the graph or a region of its control flow contains a SLICE of INT32.
     """
 
     inputs: tuple[tuple[str, Shape], ...]
@@ -32,7 +32,7 @@ class Declared:
         """Read a TOSA 1.0 flatbuffer.
 
         Raises:
-            VelaError: it is damaged.
+            VelaError: The flatbuffer is damaged.
         """
         reader = _Tosa(memoryview(tosa), 20_000_000)
         graph = Table(reader, reader.number("<I", 0, "graph"), "graph")
@@ -43,8 +43,8 @@ class Declared:
         tensors = by_block[0]
 
         def shapes(field: int, what: str) -> tuple[tuple[str, Shape], ...]:
-            found = [(name, tensors[name]) for name in blocks[0].texts(field, what) if name in tensors]
-            return tuple((name, tuple(tensor.numbers(1, "i", "shape")) if tensor.has(1) else ()) for name, tensor in found)
+            selected = [(name, tensors[name]) for name in blocks[0].texts(field, what) if name in tensors]
+            return tuple((name, tuple(tensor.numbers(1, "i", "shape")) if tensor.has(1) else ()) for name, tensor in selected)
 
         return cls(shapes(3, "inputs"), shapes(4, "outputs"), any(map(_cuts_int32, blocks, by_block)))
 

@@ -1,4 +1,4 @@
-"""Rewrite the TOSA graph of a delegate, have Vela compile it, and check the result."""
+"""Compile the TOSA graph of a delegate: rewrite it, run Vela, and check the result."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from ethorch.targets.tuning import ReadPlanes, Tuning
 from ethorch.tosa.ir import Graph
 from ethorch.tosa.serialize import serialize
 from ethorch.vela import arena, artifacts
-from ethorch.vela.bands import with_bands
+from ethorch.vela.bands import split_into_bands
 from ethorch.vela.compiled_model import CompiledModel
 from ethorch.vela.compiler import compile
-from ethorch.vela.diagnose import explained
+from ethorch.vela.diagnose import explain_refusal
 from ethorch.vela.lowered import Lowered
 from ethorch.vela.planes import with_planes
-from ethorch.vela.repair import repaired
+from ethorch.vela.repair import repair_delegate
 from ethorch.vela.resident import with_resident_weights
 
 logger = logging.getLogger(__name__)
 
-_SURE = 0.8  # of the staging memory: where pixels and what is made of them take less, planes are read faster (docs/benchmarks.md)
+_SURE = 0.8  # share of the staging memory up to which reading pixels in planes is faster (docs/benchmarks.md)
 
 
 def builder_for(target: Target | TosaTarget) -> Builder:
-    """An empty Builder that checks what ``target`` can run and is tuned for it."""
+    """Return an empty Builder with the limits and the tuning of ``target``."""
     return Builder(target.limits, tuning=target.tuning, target=target.name, floats=target.floats, integers=target.integers)
 
 
 def rewritten(graph: Graph, tuning: Tuning, spec: ArmCompileSpec) -> Graph:
-    """The graph as the target likes it, verified.
+    """Return the graph after the target's rewrites, verified.
 
-    In the folder of ``spec.dump_intermediate_artifacts_to``, if it names one, ``delegate_0.steps`` holds the graph as text: as it
-    was lowered, and after each step of ``lower.rewrite.pipeline`` that changed it.
+    If ``spec.dump_intermediate_artifacts_to`` has set a folder, its ``delegate_0.steps`` contains the graph as text, before the
+    rewrites and after each step of ``lower.rewrite.pipeline`` that changed it.
     """
     folder = spec.path_for_intermediates
     return rewrite(
@@ -52,82 +52,84 @@ def rewritten(graph: Graph, tuning: Tuning, spec: ArmCompileSpec) -> Graph:
 
 
 def _check_arena(compiled: CompiledModel, spec: EthosUCompileSpec) -> None:
-    """Warn where the user's limit does not hold: to Vela it is a wish."""
+    """Warn if the arena exceeds the user's limit, which Vela treats as a request."""
     limit = spec.flags.get("--arena-cache-size")
-    found = compiled.scratch_fast_bytes or compiled.scratch_bytes
-    if limit is not None and found > limit:
+    size = compiled.scratch_fast_bytes or compiled.scratch_bytes
+    if limit is not None and size > limit:
         logger.warning(
-            "the NPU's arena takes %s bytes, %s more than --arena-cache-size allows: Vela found no schedule that fits. "
-            "Program.memory.peak_owners names the tensors to make smaller. [vela.arena_exceeded]",
-            f"{found:,}",
-            f"{found - limit:,}",
+            "the NPU's arena needs %s bytes, %s more than --arena-cache-size allows, because Vela found no schedule that fits. "
+            "Program.memory.peak_owners lists the tensors to reduce. [vela.arena_exceeded]",
+            f"{size:,}",
+            f"{size - limit:,}",
         )
 
 
 def compile_lowered(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec) -> Lowered:
-    """A TOSA graph as it was lowered: rewritten, and through Vela.
+    """Rewrite and compile a lowered TOSA graph.
 
-    An input in planes is read as it lies (``lower.rewrite.planes``) where that takes fewer cycles; which way is better is kept in
-    the user's cache. Where a limit for the arena does not hold, bands of rows are tried. Unless ``spec.verify`` is False, the
-    result is compared with the graph on random inputs, and mended by copies if it differs (``vela.repair``).
+    Inputs in planes are read directly (``lower.rewrite.planes``) if that needs fewer cycles; the user's cache records the choice.
+    Bands of rows are tried if the arena exceeds its limit. Unless ``spec.verify`` is False, the result is compared with the graph
+    on random inputs, and repaired with copies if it differs (``vela.repair``).
 
     Args:
-        graph: is changed.
+        graph: Lowered graph, which is modified.
+        tuning: Tuning of the target.
+        spec: Compile spec.
 
     Raises:
-        VelaError: Vela declined the graph; the operators it declines by themselves are named with their source lines.
-        VerificationError: The commands compute something else than the graph, and no copies mend it.
+        VelaError: Vela refused the graph. The error names operators that Vela refuses individually, with their source lines.
+        VerificationError: The commands compute another result than the graph, and copies do not repair it.
     """
     by_flags = not {"--arena-cache-size", "--optimise"}.isdisjoint(spec.flags)
     limit = None if by_flags or spec.arena in (FAST, FREE) else int(spec.arena)
     source = graph.copy()
-    result = _in_either_way(graph, tuning, spec)
+    result = _compile_faster_layout(graph, tuning, spec)
     if limit is not None and arena.arena_bytes(result.compiled) > limit:
-        result = _in_bands(source, tuning, spec, result, limit)
+        result = _compile_bands(source, tuning, spec, result, limit)
     result = replace(result, source=source)
-    return repaired(result, lambda changed: _compiled(changed, spec)) if spec.verify else result
+    return repair_delegate(result, lambda changed: _compile(changed, spec)) if spec.verify else result
 
 
-def _in_bands(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec, usual: Lowered, limit: int) -> Lowered:
-    """The program with parts in bands of rows (``lower.rewrite.split_rows``), where its arena is smaller than the usual one's."""
+def _compile_bands(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec, usual: Lowered, limit: int) -> Lowered:
+    """Compile with parts in bands of rows (``lower.rewrite.split_rows``). Return ``usual`` unless the arena is smaller."""
     smallest = copy.copy(spec)
     smallest.arena, smallest.flags = FAST, {**spec.flags, "--optimise": "Size"}
-    known = arena.Known(serialize(graph), *arena.keys(spec), "bands")
-    given = with_bands(graph, usual.compiled, lambda made: compile(serialize(rewrite(made, tuning)), smallest), limit, known)
-    if given is None:
+    cache = arena.SearchCache(serialize(graph), *arena.keys(spec), "bands")
+    banded = split_into_bands(graph, usual.compiled, lambda part: compile(serialize(rewrite(part, tuning)), smallest), limit, cache)
+    if banded is None:
         return usual
     try:
-        found = compile_graph(rewritten(given, tuning, spec), spec)
+        lowered = compile_graph(rewritten(banded, tuning, spec), spec)
     except VelaError:
         return usual
-    return found if arena.arena_bytes(found.compiled) < arena.arena_bytes(usual.compiled) else usual
+    return lowered if arena.arena_bytes(lowered.compiled) < arena.arena_bytes(usual.compiled) else usual
 
 
-def _in_either_way(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec) -> Lowered:
-    """With its inputs turned, or read in planes: whichever takes fewer cycles.
+def _compile_faster_layout(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec) -> Lowered:
+    """Compile with inputs transposed or read in planes, whichever needs fewer cycles.
 
-    Turned pixels are few bytes each, and slow to read from DRAM. Where they and what is made of them have much room in SRAM, planes
-    are always faster; where they have none, never: only in between both are compiled, and the cache keeps which was better.
+    Transposed pixels are few bytes each, which are slow to read from DRAM. Planes are faster if the pixels and values computed
+    from them occupy little of the SRAM, and slower if they do not fit. In between, both are compiled, and the choice is cached.
     """
     way = tuning.read_planes
     if way is None or not turned_inputs(graph, way.most):
         return compile_graph(rewritten(graph, tuning, spec), spec)
-    filled = _filled(graph, way, spec)
-    if filled > 1:
+    share = _arena_share(graph, way, spec)
+    if share > 1:
         return compile_graph(rewritten(graph, tuning, spec), spec)
-    known = arena.Known(serialize(graph), *arena.keys(spec), f"planes {way}")
-    found, answer = (True, 1) if filled < _SURE else known.get()
-    read = _reading_planes(graph, tuning, way, spec) if answer or not found else None
-    if read is not None and answer:
-        return read
-    other = compile_graph(rewritten(graph, tuning, spec), spec)
-    better = read is not None and read.performance.total_cycles < other.performance.total_cycles
-    known.put(int(better))
-    return read if read is not None and better else other
+    cache = arena.SearchCache(serialize(graph), *arena.keys(spec), f"planes {way}")
+    is_cached, answer = (True, 1) if share < _SURE else cache.get()
+    planar = _compile_planes(graph, tuning, way, spec) if answer or not is_cached else None
+    if planar is not None and answer:
+        return planar
+    transposed = compile_graph(rewritten(graph, tuning, spec), spec)
+    better = planar is not None and planar.performance.total_cycles < transposed.performance.total_cycles
+    cache.put(int(better))
+    return planar if planar is not None and better else transposed
 
 
-def _filled(graph: Graph, way: ReadPlanes, spec: EthosUCompileSpec) -> float:
-    """How much of the arena in SRAM the pixels take, with what is made of them: 0 where Vela may take as much as it likes."""
+def _arena_share(graph: Graph, way: ReadPlanes, spec: EthosUCompileSpec) -> float:
+    """Return the share of the SRAM arena that pixels and values computed from them need; 0 for an unlimited arena."""
     memory = spec.memory_system
     if not memory.staged:
         return 0.0 if memory.arena_area == "Sram" else 1.0
@@ -135,48 +137,48 @@ def _filled(graph: Graph, way: ReadPlanes, spec: EthosUCompileSpec) -> float:
     return bytes_beside_pixels(graph, way.most) / limit
 
 
-def _reading_planes(graph: Graph, tuning: Tuning, way: ReadPlanes, spec: EthosUCompileSpec) -> Lowered | None:
-    """The program in which convolutions read what comes in planes; None where Vela leaves no way to."""
-    meant = rewrite(graph.copy(), replace(tuning, fold_strides=way.fold))
-    copy_selected_inputs(meant, way.most)
-    given, planes = without_turned_inputs(meant, way.most)
+def _compile_planes(graph: Graph, tuning: Tuning, way: ReadPlanes, spec: EthosUCompileSpec) -> Lowered | None:
+    """Compile with convolutions that read inputs in planes, or return None if Vela's output does not allow it."""
+    reference = rewrite(graph.copy(), replace(tuning, fold_strides=way.fold))
+    copy_selected_inputs(reference, way.most)
+    planar, planes = without_turned_inputs(reference, way.most)
     if not planes:
         return None
     try:
-        with stage(f"Vela, {len(given.ops)} TOSA operators"):
-            compiled = with_planes(arena.searched(serialize(given), spec), given, meant, planes, spec)
+        with stage(f"Vela, {len(planar.ops)} TOSA operators"):
+            compiled = with_planes(arena.compile_with_arena(serialize(planar), spec), planar, reference, planes, spec)
     except VelaError:
         return None
-    return None if compiled is None else _finished(meant, serialize(meant), compiled, spec)
+    return None if compiled is None else _finish(reference, serialize(reference), compiled, spec)
 
 
 def compile_graph(graph: Graph, spec: EthosUCompileSpec) -> Lowered:
-    """A rewritten TOSA graph through Vela.
+    """Compile a rewritten TOSA graph.
 
-    Where Vela loses an output, it gets the graph once more, with outputs that are read inside as copies.
+    If Vela drops an output, the graph is compiled again with copies of outputs that operators read.
 
     Raises:
-        VelaError: Vela declined the graph; the operators it declines by themselves are named with their source lines.
+        VelaError: Vela refused the graph. The error names operators that Vela refuses individually, with their source lines.
     """
     try:
-        return _compiled(graph, spec)
+        return _compile(graph, spec)
     except VelaError as error:
         if error.lost_output:
             try:
-                return _compiled(copy_outputs(graph), spec)
+                return _compile(copy_outputs(graph), spec)
             except VelaError:
-                logger.debug("with copies of its outputs, Vela declines the graph too")
-        raise explained(error, graph, spec) from error
+                logger.debug("Vela refuses the graph with copies of its outputs as well")
+        raise explain_refusal(error, graph, spec) from error
 
 
-def _compiled(graph: Graph, spec: EthosUCompileSpec) -> Lowered:
+def _compile(graph: Graph, spec: EthosUCompileSpec) -> Lowered:
     tosa = serialize(graph)
     with stage(f"Vela, {len(graph.ops)} TOSA operators"):
-        compiled = arena.searched(tosa, spec)
-    return _finished(graph, tosa, compiled, spec)
+        compiled = arena.compile_with_arena(tosa, spec)
+    return _finish(graph, tosa, compiled, spec)
 
 
-def _finished(graph: Graph, tosa: bytes, compiled: CompiledModel, spec: EthosUCompileSpec) -> Lowered:
+def _finish(graph: Graph, tosa: bytes, compiled: CompiledModel, spec: EthosUCompileSpec) -> Lowered:
     _check_arena(compiled, spec)
     if spec.resident_bytes:
         compiled = with_resident_weights(compiled, spec, spec.resident_bytes)

@@ -1,4 +1,4 @@
-"""When Vela declines a graph: which of its operators it declines on their own, and where they come from."""
+"""Find the operators of a refused graph that Vela refuses individually, and their source lines."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ethorch.targets.compile_spec import EthosUCompileSpec
 from ethorch.tosa.ir import NOWHERE, Graph, Op, Value
 from ethorch.tosa.serialize import serialize
 
-#: Vela 5.2's words for a delegate of more than 16 MiB of commands, which the NPU cannot address.
+#: Error text of Vela 5.2 for a delegate with more than 16 MiB of commands, which the NPU cannot address.
 STREAM_TOO_LONG = "command stream exceeds the hardware limit"
 
 
 def alone(op: Op) -> Graph:
-    """A graph of this operator only: its constants as they are, its other operands as inputs."""
+    """Return a graph with only this operator. Its constants are kept, and other operands become inputs."""
     graph = Graph()
     operands: list[Value] = []
     seen: dict[int, Value] = {}
@@ -30,8 +30,8 @@ def alone(op: Op) -> Graph:
     return graph
 
 
-def refused(graph: Graph, spec: EthosUCompileSpec) -> Iterator[tuple[Op, str]]:
-    """(operator, Vela's words) for each operator of the graph that Vela declines by itself; each kind is tried once."""
+def find_refused(graph: Graph, spec: EthosUCompileSpec) -> Iterator[tuple[Op, str]]:
+    """Yield (operator, Vela's message) for each operator that Vela refuses individually. Each kind is compiled once."""
     verdicts: dict[str, str] = {}
     for op in graph.ops:
         operands = [(value.shape, value.dtype, value.is_const) for value in op.operands]
@@ -46,11 +46,11 @@ def refused(graph: Graph, spec: EthosUCompileSpec) -> Iterator[tuple[Op, str]]:
             yield op, verdicts[kind]
 
 
-def first_refused(graph: Graph, spec: EthosUCompileSpec) -> tuple[Op, str] | None:
-    """(operator, Vela's words): Vela takes the graph as far as before this operator, and no further. Found by halving."""
+def find_first_refused(graph: Graph, spec: EthosUCompileSpec) -> tuple[Op, str] | None:
+    """Return (first operator with which Vela refuses the graph, Vela's message), found by bisection, or None."""
 
     def refusal(count: int) -> str:
-        """Vela's words for the first ``count`` operators, or nothing."""
+        """Return Vela's message for the first ``count`` operators, or an empty string."""
         ops = graph.ops[:count]
         read = {id(value) for op in ops for value in op.operands}
         ends = [value for op in ops for value in op.results if id(value) not in read or value in graph.outputs]
@@ -61,25 +61,25 @@ def first_refused(graph: Graph, spec: EthosUCompileSpec) -> tuple[Op, str] | Non
             return str(error)
         return ""
 
-    low, high, words = 0, len(graph.ops), refusal(len(graph.ops))  # taken with ``low`` operators, refused with ``high``
+    low, high, words = 0, len(graph.ops), refusal(len(graph.ops))  # accepted with ``low`` operators, refused with ``high``
     while words and high - low > 1:
         middle = (low + high) // 2
-        found = refusal(middle)
-        low, high, words = (low, middle, found) if found else (middle, high, words)
+        message = refusal(middle)
+        low, high, words = (low, middle, message) if message else (middle, high, words)
     return (graph.ops[high - 1], words) if words else None
 
 
-def explained(error: VelaError, graph: Graph, spec: EthosUCompileSpec) -> VelaError:
-    """The error with the user's operators named, in its text and in ``declined``, as far as they can be told."""
-    found, too_long = list(refused(graph, spec)), None
-    names = "; ".join(sorted({f"{op.name} of {op.result.origin}" for op, _ in found}))
-    text = f"{error} Vela declines these by themselves: {names}."
-    if not found:
-        text = f"{error} Vela takes each operator of the graph by itself; it is their combination."
-        last = first_refused(graph, spec)
+def explain_refusal(error: VelaError, graph: Graph, spec: EthosUCompileSpec) -> VelaError:
+    """Return the error with the refused operators in its text and in ``declined``, if they can be determined."""
+    operators, too_long = list(find_refused(graph, spec)), None
+    names = "; ".join(sorted({f"{op.name} of {op.result.origin}" for op, _ in operators}))
+    text = f"{error} Vela refuses these operators individually: {names}."
+    if not operators:
+        text = f"{error} Vela accepts each operator of the graph individually, but not their combination."
+        last = find_first_refused(graph, spec)
         if last is not None:
-            found = [last]
+            operators = [last]
             too_long = last[0].result.origin if STREAM_TOO_LONG in str(error) and last[0].result.origin != NOWHERE else None
-            text += f" It takes what is before {last[0].name} of {last[0].result.origin}."
+            text += f" It accepts the operators before {last[0].name} of {last[0].result.origin}."
     text += " Keep an operator on the CPU with EthosUPartitioner(..., additional_checks=[...])."
-    return VelaError(text, {op.result.origin: words for op, words in found if op.result.origin != NOWHERE}, too_long)
+    return VelaError(text, {op.result.origin: words for op, words in operators if op.result.origin != NOWHERE}, too_long)

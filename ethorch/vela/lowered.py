@@ -1,4 +1,4 @@
-"""One delegate at each of its stages: lowered, rewritten, compiled by Vela, packed."""
+"""Stages of a delegate: lowered, rewritten, compiled and packed."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from ethorch.tosa.ir import NOWHERE, Graph, Value
 from ethorch.tosa.text import to_text
 from ethorch.vela.compiled_model import CompiledModel, Performance, Tables, with_offsets
 
-_INSERTED_BYTES = 8  # of a command that writes an address
+_INSERTED_BYTES = 8  # size of a command that writes an address
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """One delegate at each of its stages.
+    """A delegate at each of its stages.
 
     Attributes:
-        graph: the TOSA graph, after the rewrites.
-        source: The TOSA graph before the rewrites: the reference for what the delegate computes.
-        tosa: the flatbuffer of it, which Vela compiled, but for how inputs in planes are read (``vela.planes``).
-        compiled: what Vela made of that.
-        repairs: Operators before which a copy was inserted because Vela's commands were wrong without.
+        graph: TOSA graph after the rewrites.
+        source: TOSA graph before the rewrites, the reference for the delegate's results.
+        tosa: Flatbuffer that Vela compiled. It differs if inputs are read in planes (``vela.planes``).
+        compiled: Vela's output.
+        repairs: Operators before which a copy was inserted because Vela's commands were wrong otherwise.
     """
 
     graph: Graph = field(repr=False)
@@ -35,12 +35,12 @@ class Lowered:
 
     @cached_property
     def text(self) -> str:
-        """The graph to read, each operator with the place in the user's code it comes from."""
+        """Graph as text, with the source location of each operator."""
         return to_text(self.graph)
 
     @property
     def inputs(self) -> list[Value]:
-        """The graph's inputs, in order; the payload's are the same ones."""
+        """Inputs of the graph, in the order of the payload."""
         return self.graph.inputs
 
     @property
@@ -50,14 +50,15 @@ class Lowered:
 
     @property
     def payload(self) -> DelegatePayload:
-        """What firmware, or the simulator, gets."""
+        """Payload for firmware and the simulator."""
         return self.compiled.payload
 
     def with_payload(self, payload: DelegatePayload, inserted: tuple[int, ...] = ()) -> Lowered:
-        """The same with other commands and constants that do the same.
+        """Return a copy with equivalent commands and constants.
 
         Args:
-            inserted: where commands were inserted, as ``npu.relocate.Relocated`` has it.
+            payload: New payload.
+            inserted: Offsets of inserted commands, as in ``npu.relocate.Relocated``.
         """
         before = self.compiled
 
@@ -69,7 +70,7 @@ class Lowered:
 
     @property
     def sources(self) -> Sources:
-        """Which operator each command works for, with its place in the user's code."""
+        """Operator of each command, with its source location."""
         ops = [op for region in self.graph.regions() for op in region.ops]
         origins = {op.result.name: str(op.result.origin) for op in ops if op.result.origin != NOWHERE}
         return Sources.from_schedule(self.compiled.rows(), origins)

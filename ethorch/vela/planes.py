@@ -1,7 +1,7 @@
-"""Commands that read an input in planes (NCHW) as a map in the NPU's brick format (see ``ethorch.lower.rewrite.planes``).
+"""Make commands read an input in planes (NCHW) as a feature map in the NPU's brick format (``ethorch.lower.rewrite.planes``).
 
-Vela takes the input for a map whose channels lie together. Each command that reads it is given the strides of planes, and what
-the registers held is put back behind it.
+Vela treats the input as a map with interleaved channels (NHWC). Each command that reads it gets the strides of planes, and the
+registers are restored after it.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from ethorch.tosa.serialize import serialize_with_positions
 from ethorch.vela.compiled_model import CompiledModel, ScheduledOp, Tables, with_offsets
 
 _NO_KERNELS = ("NPU_OP_DMA_START", "NPU_OP_DMA_WAIT", "NPU_OP_KERNEL_WAIT", "NPU_OP_STOP")
-_NHWC, _BRICKS = 0, 1 << 6  # of IFM_PRECISION.format, and of the parameter that holds it (npu-reference 2.3)
+_NHWC, _BRICKS = 0, 1 << 6  # values of IFM_PRECISION.format and of the parameter that contains it (npu-reference 2.3)
 
 
 @dataclass(frozen=True)
 class _Map:
-    """Where the map lies that a convolution reads: the input, or a copy of it.
+    """Location of the map that a convolution reads: the input, or a copy of it.
 
     Attributes:
-        copies: the operations that make the copy.
+        copies: Operations that create the copy.
     """
 
     region: int
@@ -41,18 +41,18 @@ class _Map:
 
 
 def with_planes(
-    model: CompiledModel, given: Graph, meant: Graph, planes: Sequence[Planes], spec: EthosUCompileSpec
+    model: CompiledModel, planar: Graph, reference: Graph, planes: Sequence[Planes], spec: EthosUCompileSpec
 ) -> CompiledModel | None:
-    """The program that reads its inputs in planes; None where the commands that do so are not what they should be.
+    """Return the program that reads its inputs in planes, or None if its commands do not have the expected form.
 
-    Where Vela copies an input into faster memory by a pool, a DMA does it.
+    If Vela copies an input to faster memory by pooling, a DMA transfer replaces the pooling.
 
     Args:
-        model: what Vela made of ``given``.
-        given: the graph with convolutions that read planes.
-        meant: the graph with TRANSPOSEs. The model's tables speak of its operators then.
-        planes: the inputs.
-        spec: what the model was made for.
+        model: Compiled ``planar``.
+        planar: Graph with convolutions that read planes.
+        reference: Graph with TRANSPOSEs, whose operators the tables of the returned model refer to.
+        planes: Inputs in planes.
+        spec: Compile spec of the model.
     """
     if model.command_stream[:4] != stream.COP1:
         return None
@@ -63,16 +63,16 @@ def with_planes(
     instead: dict[int, list[int]] = {}
     copied: dict[str, int] = {}
     turning: set[str] = set()
-    for each, rows in zip(planes, _made_from(model, given, planes), strict=True):
+    for each, rows in zip(planes, _find_rows(model, planar, planes), strict=True):
         source = model.inputs[each.input]
         readers = [op for op in program.operations() if op.name not in _NO_KERNELS and model.op_at(op.offset) in rows]
         where = _map_of(readers, source)
         seen = np.zeros(each.rows * each.columns, bool)
-        found = None if where is None else [_in_planes(op, where, each, source.element_size, seen) for op in readers]
-        if where is None or found is None or None in found[len(where.copies) :] or not seen.all():
+        registers = None if where is None else [_in_planes(op, where, each, source.element_size, seen) for op in readers]
+        if where is None or registers is None or None in registers[len(where.copies) :] or not seen.all():
             return None
         turning |= {row.name for row in rows}
-        settings |= {op.offset: own for op, own in zip(readers, found, strict=True) if own is not None}
+        settings |= {op.offset: values for op, values in zip(readers, registers, strict=True) if values is not None}
         for number, op in enumerate(where.copies):
             row = model.op_at(op.offset)
             assert row is not None
@@ -82,21 +82,21 @@ def with_planes(
                 values = source.region, where.region, source.offset, where.offset, source.nbytes
                 settings[op.offset] = dict(zip(DMA_REGISTERS, values, strict=True))
     commands, offsets = with_registers(model.command_stream, program, settings, instead=instead)
-    tables = with_offsets(_of_meant(model.tables, given, meant, planes), offsets.__getitem__)
-    tables, saved, products = _estimated(tables, copied, turning, spec)
+    tables = with_offsets(_of_reference(model.tables, planar, reference, planes), offsets.__getitem__)
+    tables, saved, products = _estimate(tables, copied, turning, spec)
     before = model.performance
     performance = replace(before, total_cycles=before.total_cycles - saved, mac_count=before.mac_count - products)
     return replace(model, command_stream=commands, performance=performance, load_tables=lambda: tables)
 
 
 def _dma(program: Program) -> list[int]:
-    """A transfer that waits for what ran before, and for which all that follows waits."""
+    """Return the words of a DMA transfer that waits for all previous operations and is waited for."""
     names = ("NPU_OP_KERNEL_WAIT", "NPU_OP_DMA_START", "NPU_OP_DMA_WAIT")
     return [word for name in names for word in operation(program.config, name)]
 
 
 def _map_of(readers: Sequence[Operation], source: IoTensor) -> _Map | None:
-    """What convolutions read, behind the pools that copy the input as it is; None where anything else is done to it."""
+    """Return the map that convolutions read after pooling operations that copy the input, or None for other readers."""
     copies = [op for op in readers if op.name == "NPU_OP_POOL"]
     if readers[: len(copies)] != copies or any(op.name != "NPU_OP_CONV" for op in readers[len(copies) :]):
         return None
@@ -113,18 +113,20 @@ def _map_of(readers: Sequence[Operation], source: IoTensor) -> _Map | None:
     return _Map(region, offset, tuple(copies)) if size == source.nbytes and offset % BRICK == 0 else None
 
 
-def _estimated(
+def _estimate(
     tables: Tables, copied: Mapping[str, int], turning: Collection[str], spec: EthosUCompileSpec
 ) -> tuple[Tables, int, int]:
-    """Vela's database with transfers for copies, and without products where data only moves; the cycles and products less.
+    """Return (Vela's database with DMA transfers for copies and without products of data movement, saved cycles, saved products).
 
     Args:
-        copied: name of a copy's row -> bytes.
-        turning: names of the rows of convolutions that move data.
+        tables: Vela's database.
+        copied: Bytes by row name of each copy.
+        turning: Row names of convolutions that only move data.
+        spec: Compile spec of the model.
     """
     header, rows = tables["perf"]
     slow = spec.memory_system.arena_area
-    saved, products, made = 0, 0, []
+    saved, products, estimated = 0, 0, []
     for row in rows:
         cells = dict(zip(header, row, strict=True))
         if cells["name"] in copied:
@@ -134,28 +136,28 @@ def _estimated(
         if cells["name"] in turning:
             products += int(cells["mac_count"])
             cells["mac_count"] = "0"
-        made.append([cells[name] for name in header])
-    return {**tables, "perf": (header, made)}, saved, products
+        estimated.append([cells[name] for name in header])
+    return {**tables, "perf": (header, estimated)}, saved, products
 
 
-def _made_from(model: CompiledModel, given: Graph, planes: Sequence[Planes]) -> list[list[ScheduledOp]]:
-    """For each input the operations of Vela's schedule that its convolution became."""
-    _, positions = serialize_with_positions(given)
-    index = {op.result.name: position for op, position in zip(given.ops, positions, strict=True)}
-    made = [{index[name] for name in each.made} for each in planes]
-    return [[row for row in model.rows() if row.tosa_op in own] for own in made]
+def _find_rows(model: CompiledModel, planar: Graph, planes: Sequence[Planes]) -> list[list[ScheduledOp]]:
+    """Return, for each input, the scheduled operations of its convolution."""
+    _, positions = serialize_with_positions(planar)
+    index = {op.result.name: position for op, position in zip(planar.ops, positions, strict=True)}
+    operators = [{index[name] for name in each.made} for each in planes]
+    return [[row for row in model.rows() if row.tosa_op in indices] for indices in operators]
 
 
 def _in_planes(
     op: Operation, where: _Map, planes: Planes, element_size: int, seen: npt.NDArray[np.bool_]
 ) -> Mapping[str, int | Bits] | None:
-    """The registers of a command that reads planes, and what it reads marked as ``seen``; None if it reads anything else."""
+    """Return the registers of a command that reads planes and mark its pixels in ``seen``, or return None for other reads."""
     brick = BRICK * element_size
     pixel, plane = brick * planes.count, brick * planes.rows * planes.columns
     at, inside = divmod(op["IFM_BASE0"] - where.offset, pixel)
     strides = op["IFM_STRIDE_Y"], op["IFM_STRIDE_X"]
-    whole = all(stride % pixel == 0 for stride in strides) and inside % brick == 0 and op["IFM_DEPTH"] % BRICK == 0
-    if op["IFM_REGION"] != where.region or op["IFM_PRECISION.format"] != _NHWC or not whole:
+    is_aligned = all(stride % pixel == 0 for stride in strides) and inside % brick == 0 and op["IFM_DEPTH"] % BRICK == 0
+    if op["IFM_REGION"] != where.region or op["IFM_PRECISION.format"] != _NHWC or not is_aligned:
         return None
     high, wide = strides[0] // pixel, strides[1] // pixel
     y, x = np.ogrid[: op["OFM_HEIGHT"], : op["OFM_WIDTH"]]
@@ -172,16 +174,16 @@ def _in_planes(
     }
 
 
-def _of_meant(tables: Tables, given: Graph, meant: Graph, planes: Sequence[Planes]) -> Tables:
-    """Vela's database, whose sources are the operators of the graph that is meant: a convolution stands for its TRANSPOSE."""
+def _of_reference(tables: Tables, planar: Graph, reference: Graph, planes: Sequence[Planes]) -> Tables:
+    """Return Vela's database with the operators of the reference graph as sources: a TRANSPOSE for each convolution."""
     if "source" not in tables:
         return tables
-    _, before = serialize_with_positions(given)
-    _, after = serialize_with_positions(meant)
-    now = {op.result.name: position for op, position in zip(meant.ops, after, strict=True)}
+    _, before = serialize_with_positions(planar)
+    _, after = serialize_with_positions(reference)
+    now = {op.result.name: position for op, position in zip(reference.ops, after, strict=True)}
     turned = {name: each.name for each in planes for name in each.made}
     moved = {
-        str(position): str(now[turned.get(op.result.name, op.result.name)]) for op, position in zip(given.ops, before, strict=True)
+        str(position): str(now[turned.get(op.result.name, op.result.name)]) for op, position in zip(planar.ops, before, strict=True)
     }
     header, rows = tables["source"]
     key = header.index("ext_key")

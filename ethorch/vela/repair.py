@@ -1,7 +1,7 @@
-"""Run each compiled delegate on random inputs; if it differs from its TOSA graph, insert copies until it does not.
+"""Run each compiled delegate on random inputs, and insert copies if its results differ from its TOSA graph.
 
-``lower.rewrite.vela_bugs`` avoids the bugs of Vela that are known. This module catches the others: nearly all of them are lost
-offsets and shapes of values that Vela does not write to memory, and disappear if such a value is copied first.
+``lower.rewrite.vela_bugs`` avoids known bugs of Vela. This module handles others. Nearly all of them are lost offsets and shapes of
+values that Vela does not write to memory, so a copy of such a value avoids them.
 """
 
 from __future__ import annotations
@@ -30,31 +30,32 @@ Array = npt.NDArray[Any]
 
 logger = logging.getLogger(__name__)
 
-_MOST_COMPILATIONS, _MOST_SECONDS = 60, 120.0  # for one delegate
-_DISTANCES = (0, 1, 2, 4)  # of operators from the one that is wrong; then all of the graph
-_NARROW = ("INT8", "INT16", "BOOL")  # what costs little to copy
-_MOST_RANDOM_INT32 = 8  # an int32 input may be an index, and must be inside of its axis
+_MOST_COMPILATIONS, _MOST_SECONDS = 60, 120.0  # limits for one delegate
+_DISTANCES = (0, 1, 2, 4)  # distances of operators from the wrong one, before the whole graph is tried
+_NARROW = ("INT8", "INT16", "BOOL")  # dtypes that are cheap to copy
+_MOST_RANDOM_INT32 = 8  # limit of random int32 inputs, which may be indices of short axes
 
 
 @dataclass(frozen=True)
 class _Operand:
-    """An operand of the operator whose first result has the name ``reader``; or, of place None, that result, if it is an output."""
+    """An operand of the operator whose first result is ``reader``. With place None, that result as an output of the graph."""
 
     reader: str
     place: int | None
 
 
-def repaired(lowered: Lowered, compile_graph: Callable[[Graph], Lowered]) -> Lowered:
-    """Return the delegate if it computes what its TOSA graph does, and otherwise one with copies that does.
+def repair_delegate(lowered: Lowered, compile_graph: Callable[[Graph], Lowered]) -> Lowered:
+    """Return the delegate if it computes the results of its TOSA graph, else a correct one with copies.
 
-    A delegate is not compared if it has a loop, which may not end on random inputs, if its graph has no result for them, or if it
-    needs more memory than the simulator has.
+    A delegate is not compared if it contains a loop, which may not end for random inputs, or if its graph has no result for them.
+    It is not compared either if the simulator lacks memory.
 
     Args:
-        compile_graph: Compiles a rewritten graph.
+        lowered: Compiled delegate.
+        compile_graph: Function that compiles a rewritten graph.
 
     Raises:
-        VerificationError: The delegate differs, and no copies mend it.
+        VerificationError: The delegate differs, and copies do not repair it.
     """
     inputs = random_inputs(lowered)
     if inputs is None:
@@ -71,18 +72,18 @@ def repaired(lowered: Lowered, compile_graph: Callable[[Graph], Lowered]) -> Low
         if mended is None:
             raise
         logger.warning(
-            "Vela compiles %s to commands that compute something else. %s inserted before %s, and the result is right. "
+            "Vela's commands for %s compute a wrong result. %s inserted before %s, which corrects the result. "
             "Please report this with the model. [vela.repaired]",
             error.operator or "an operator",
             "A copy is" if len(mended.repairs) == 1 else f"{len(mended.repairs)} copies are",
             ", ".join(dict.fromkeys(mended.repairs)),
         )
         return mended
-    raise AssertionError("outputs differ, and the check found no difference")
+    raise AssertionError("outputs differ, but the check found no difference")
 
 
 def random_inputs(lowered: Lowered) -> tuple[list[Array], list[Array]] | None:
-    """Return bytes of random inputs and of the graph's results; None if it has a loop, or no result for any that are tried."""
+    """Return bytes of random inputs and of the graph's results, or None if it has a loop or no result for the inputs."""
     source = lowered.source
     has_loop = any(op.name == "WHILE_LOOP" for region in source.regions() for op in region.ops)
     if has_loop or len(lowered.inputs) != len(lowered.compiled.inputs):
@@ -98,20 +99,20 @@ def random_inputs(lowered: Lowered) -> tuple[list[Array], list[Array]] | None:
 
 
 def _random(value: Value, generator: np.random.Generator, most: int) -> Array:
-    """Return random codes; booleans; or, for int32, numbers below ``most``."""
+    """Return random integers of the full range, booleans, or int32 numbers below ``most``."""
     bits = {"INT8": 8, "INT16": 16}.get(value.dtype)
     low, high = (-(1 << bits - 1), 1 << bits - 1) if bits else (0, 2 if value.dtype == "BOOL" else most)
     return generator.integers(low, high, value.shape).astype(DTYPES[value.dtype])
 
 
 def _run(lowered: Lowered, inputs: Sequence[Array]) -> list[Array] | MachineFault | None:
-    """Return the output bytes of a run over memory that is full of noise, or the fault that it stops with.
+    """Return the output bytes of a run with random initial memory, or its fault.
 
-    None if the simulator has less memory than the delegate needs.
+    Return None if the simulator has less memory than the delegate needs.
     """
     try:
         payload = lowered.payload
-    except PayloadError as error:  # a tensor lies outside of its region
+    except PayloadError as error:  # a tensor exceeds its region
         return MachineFault(str(error))
     try:
         machine = npu_machine(payload)
@@ -136,7 +137,7 @@ def _equal(outputs: Sequence[Array] | MachineFault | None, expected: Sequence[Ar
 
 
 class _Repair:
-    """The search for copies that mend a delegate."""
+    """Search for copies that repair a delegate."""
 
     def __init__(self, lowered: Lowered, compile_graph: Callable[[Graph], Lowered], inputs: list[Array], expected: list[Array]):
         self._lowered, self._compile, self._inputs, self._expected = lowered, compile_graph, inputs, expected
@@ -147,10 +148,10 @@ class _Repair:
         return self._left <= 0 or time.monotonic() > self._end
 
     def find(self, suspect: str) -> Lowered | None:
-        """Return a delegate that is right and has few copies; None if there is none.
+        """Return a correct delegate with few copies, or None.
 
         Args:
-            suspect: Name of the first value that is wrong; empty if a rewrite made it wrong, which copies do not mend.
+            suspect: Name of the first wrong value; empty if a rewrite caused the error, which copies do not repair.
         """
         if not suspect:
             return None
@@ -163,7 +164,7 @@ class _Repair:
         return None
 
     def _with_copies(self, operands: Sequence[_Operand]) -> Lowered | None:
-        """Return the delegate with copies of these; None if it is not right."""
+        """Return the delegate with copies of the operands, or None if it is not correct."""
         self._left -= 1
         graph = self._lowered.graph.copy()
         repairs = insert_copies(graph, operands)
@@ -176,7 +177,7 @@ class _Repair:
         return replace(compiled, source=self._lowered.source, repairs=repairs)
 
     def _fewest(self, operands: Sequence[_Operand], base: Sequence[_Operand]) -> list[_Operand]:
-        """Return the fewest of ``operands`` that mend together with ``base``, as far as halves tell (QuickXplain)."""
+        """Return a minimal subset of ``operands`` that repairs the delegate together with ``base``, by bisection (QuickXplain)."""
         if len(operands) == 1 or self._is_over:
             return list(operands)
         middle = len(operands) // 2
@@ -189,7 +190,7 @@ class _Repair:
 
 
 def insert_copies(graph: Graph, operands: Sequence[_Operand]) -> tuple[str, ...]:
-    """Copy these operands before their operators read them; return the operators, with their places in the user's code."""
+    """Copy operands before their operators read them. Return the operators with their source locations."""
     names, readers = Names(graph), []
     for region in list(graph.regions()):
         r = Rewriter(region, names, is_region=region is not graph)
@@ -207,45 +208,45 @@ def insert_copies(graph: Graph, operands: Sequence[_Operand]) -> tuple[str, ...]
 
 
 def _candidates(graph: Graph, suspect: str) -> Iterator[list[_Operand]]:
-    """Yield sets of operands to copy: those around the suspect, then further away, then each by itself."""
+    """Yield sets of operands to copy, at increasing distances from the suspect, and then each operand."""
     distances = _distances(graph, suspect)
-    known = [(distance, wide, operand) for op, distance in distances for wide, operand in _operands(graph, op)]
+    entries = [(distance, wide, operand) for op, distance in distances for wide, operand in _operands(graph, op)]
     seen: list[list[_Operand]] = []
     for most in (*_DISTANCES, len(distances)):
         for with_wide in (False, True):
-            chosen = [operand for distance, wide, operand in known if distance <= most and (with_wide or not wide)]
+            chosen = [operand for distance, wide, operand in entries if distance <= most and (with_wide or not wide)]
             if chosen and chosen not in seen:
                 seen.append(chosen)
                 yield chosen
-    for _, _, operand in sorted(known, key=lambda entry: entry[:2]):
+    for _, _, operand in sorted(entries, key=lambda entry: entry[:2]):
         yield [operand]
 
 
 def _distances(graph: Graph, suspect: str) -> list[tuple[Op, int]]:
-    """Return each operator with the number of edges between it and the one that makes the suspect."""
-    found: list[tuple[Op, int]] = []
+    """Return each operator with the number of edges to the producer of the suspect."""
+    distances: list[tuple[Op, int]] = []
     for region in graph.regions():
         producers = {id(value): op for op in region.ops for value in op.results}
-        neighbours: dict[int, list[Op]] = {id(op): [] for op in region.ops}
+        neighbors: dict[int, list[Op]] = {id(op): [] for op in region.ops}
         for op in region.ops:
             for value in op.operands:
                 if (before := producers.get(id(value))) is not None:
-                    neighbours[id(op)].append(before)
-                    neighbours[id(before)].append(op)
+                    neighbors[id(op)].append(before)
+                    neighbors[id(before)].append(op)
         steps = {id(op): 0 for op in region.ops if any(value.name == suspect for value in op.results)}
         queue = deque(op for op in region.ops if id(op) in steps)
         while queue:
             op = queue.popleft()
-            for other in neighbours[id(op)]:
-                if id(other) not in steps:
-                    steps[id(other)] = steps[id(op)] + 1
-                    queue.append(other)
-        found += [(op, steps.get(id(op), len(graph.ops))) for op in region.ops]
-    return found
+            for neighbor in neighbors[id(op)]:
+                if id(neighbor) not in steps:
+                    steps[id(neighbor)] = steps[id(op)] + 1
+                    queue.append(neighbor)
+        distances += [(op, steps.get(id(op), len(graph.ops))) for op in region.ops]
+    return distances
 
 
 def _operands(graph: Graph, op: Op) -> Iterator[tuple[bool, _Operand]]:
-    """Yield what can be copied at an operator, and whether it is wide."""
+    """Yield (whether it is wide, operand) for each operand or output of an operator that can be copied."""
     for place, value in enumerate(op.operands):
         if not value.is_const and value.dtype in (*_NARROW, "INT32"):
             yield value.dtype not in _NARROW, _Operand(op.result.name, place)

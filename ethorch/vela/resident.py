@@ -1,8 +1,7 @@
-"""Weights that are read several times in a call, copied into SRAM once: a recurrent network reads the same ones in every step.
+"""Copy weights that are read several times in a call to SRAM, e.g. those of a recurrent network.
 
-The stream is given a beginning that copies them by DMA from region 0 to the end of region 1, and what read them in flash reads the
-copies. Firmware sees a payload like any other, with a larger scratch region. Each register is put back to what Vela left in it, so
-that all other operations are as they were.
+A prefix of the stream copies them by DMA from region 0 to the end of region 1, and their readers read the copies. The scratch
+region grows accordingly. Each register is restored to Vela's value, so other operations are unchanged.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from ethorch.targets.compile_spec import EthosUCompileSpec
 from ethorch.vela.compiled_model import CompiledModel, ScheduledOp, Tables, with_offsets
 
 _CONSTANTS, _SCRATCH = 0, 1  # regions (npu-reference 1.4)
-_ALIGNMENT = 16  # of constants and of DMA (npu-reference 7)
-#: Registers of what is read: name of the span -> region, base.
+_ALIGNMENT = 16  # bytes, of constants and DMA (npu-reference 7)
+#: Name of a span -> registers of its region and base.
 _REGISTERS = {
     **{name: ("WEIGHT_REGION", f"{name}_BASE") for name in ("WEIGHT", "WEIGHT1", "WEIGHT2", "WEIGHT3")},
     **{name: ("SCALE_REGION", f"{name}_BASE") for name in ("SCALE", "SCALE1")},
@@ -34,7 +33,7 @@ _Run = tuple[int, int]  # first byte in region 0, bytes
 
 @dataclass(frozen=True)
 class _Reader:
-    """An operation, and what it reads in region 0 by one of its region registers: weights, or scales."""
+    """An operation, and the weights or scales that it reads in region 0."""
 
     offset: int
     spans: tuple[Span, ...]
@@ -42,22 +41,22 @@ class _Reader:
 
     @property
     def run(self) -> _Run:
-        """From the first byte to the last."""
+        """The (first byte, size) that the spans cover."""
         first = min(span.base for span in self.spans)
         return first, max(span.base + span.size_bytes for span in self.spans) - first
 
 
 def with_resident_weights(model: CompiledModel, spec: EthosUCompileSpec, most: int) -> CompiledModel:
-    """The same program with weights that are read most often in SRAM, where fewer cycles are estimated then.
+    """Copy weights that are read most often to SRAM if that is estimated to need fewer cycles.
 
     Args:
-        model: what Vela made.
-        spec: what it was made for.
-        most: bytes that the scratch region may grow by.
+        model: Vela's output.
+        spec: Compile spec of the model.
+        most: Maximum growth of the scratch region in bytes.
 
     Returns:
-        ``model`` itself where nothing is gained: no weights are read twice, or they lie in SRAM already, or the scratch region does
-        not; or the stream has branches.
+        The changed program; ``model`` if no weights are read twice, if weights are in SRAM, if the scratch region is not, or if the
+        stream has branches.
     """
     memory = spec.memory_system
     program = Program(model.command_stream, model.constants)
@@ -69,7 +68,7 @@ def with_resident_weights(model: CompiledModel, spec: EthosUCompileSpec, most: i
     rate = spec.bytes_per_cycle
     flash, sram = rate[memory.const_area], rate["Sram"]
     rows = {reader.offset: model.op_at(reader.offset) for reader in readers}
-    chosen = _chosen(readers, rows, memory.const_area, flash, most)
+    chosen = _choose_runs(readers, rows, memory.const_area, flash, most)
     if not chosen:
         return model
     places, end = {}, -(-model.scratch_bytes // _ALIGNMENT) * _ALIGNMENT
@@ -77,8 +76,8 @@ def with_resident_weights(model: CompiledModel, spec: EthosUCompileSpec, most: i
         places[first, size] = end
         end += -(-size // _ALIGNMENT) * _ALIGNMENT
     moved = [reader for reader in readers if reader.run in places]
-    commands, offsets = _rewritten(model.command_stream, program, moved, places)
-    saved = _saved(moved, rows, memory.const_area, flash, sram)
+    commands, offsets = _insert_copies(model.command_stream, program, moved, places)
+    saved = _estimate_rows(moved, rows, memory.const_area, flash, sram)
     copied = math.ceil(sum(size for _, size in chosen) / flash)
     performance = model.performance
     total = performance.total_cycles - sum(row.op_cycles - now[0] for row, now in saved) + copied
@@ -96,7 +95,7 @@ def with_resident_weights(model: CompiledModel, spec: EthosUCompileSpec, most: i
 
 
 def _readers(program: Program) -> list[_Reader]:
-    found = []
+    readers = []
     for op in program.operations():
         prepare = PREPARE.get((op.name, op.npu.family))
         if prepare is None or op.name == "NPU_OP_DMA_START":
@@ -106,12 +105,14 @@ def _readers(program: Program) -> list[_Reader]:
             spans = tuple(span for span in named if _REGISTERS[span.name][0] == region and span.region == _CONSTANTS)
             if spans:
                 names = {name for span in spans for name in _REGISTERS[span.name]}
-                found.append(_Reader(op.offset, spans, {name: op[name] for name in names}))
-    return found
+                readers.append(_Reader(op.offset, spans, {name: op[name] for name in names}))
+    return readers
 
 
-def _chosen(readers: Sequence[_Reader], rows: Mapping[int, ScheduledOp | None], flash: str, rate: float, most: int) -> list[_Run]:
-    """Runs to copy, those first that save most cycles a byte; the copy's own cycles are taken off."""
+def _choose_runs(
+    readers: Sequence[_Reader], rows: Mapping[int, ScheduledOp | None], flash: str, rate: float, most: int
+) -> list[_Run]:
+    """Return runs to copy, ordered by saved cycles per byte. The cycles of the copy are subtracted."""
     waits: dict[_Run, float] = defaultdict(float)
     for reader in readers:
         row = rows[reader.offset]
@@ -120,7 +121,7 @@ def _chosen(readers: Sequence[_Reader], rows: Mapping[int, ScheduledOp | None], 
     gains = {run: wait - run[1] / rate for run, wait in waits.items() if not run[0] % _ALIGNMENT and not run[1] % _ALIGNMENT}
     chosen: list[_Run] = []
     for run in sorted(gains, key=lambda run: -gains[run] / run[1]):
-        apart = all(run[0] + run[1] <= other[0] or other[0] + other[1] <= run[0] for other in chosen)
+        apart = all(run[0] + run[1] <= start or start + size <= run[0] for start, size in chosen)
         if gains[run] > 0 and apart and run[1] <= most:
             chosen.append(run)
             most -= run[1]
@@ -128,33 +129,33 @@ def _chosen(readers: Sequence[_Reader], rows: Mapping[int, ScheduledOp | None], 
 
 
 def _without_flash(row: ScheduledOp, flash: str) -> int:
-    """The row's cycles if nothing came from flash."""
+    """Return the row's cycles without access to flash."""
     return max([row.npu_cycles, *(cycles for name, cycles in row.access_cycles.items() if name != flash)])
 
 
-def _saved(
+def _estimate_rows(
     moved: Iterable[_Reader], rows: Mapping[int, ScheduledOp | None], flash: str, flash_rate: float, sram_rate: float
 ) -> list[tuple[ScheduledOp, tuple[int, int, int]]]:
-    """For each row whose weights moved: its cycles, and those of flash and SRAM, as they are then."""
+    """Return the new (total, flash, SRAM) cycles of each row whose weights moved."""
     read: dict[int, tuple[ScheduledOp, int]] = {}
     for reader in moved:
         row = rows[reader.offset]
         if row is not None:
             before = read.get(id(row), (row, 0))[1]
             read[id(row)] = row, before + sum(span.size_bytes for span in reader.spans)
-    found = []
+    estimates = []
     for row, size in read.values():
         in_flash = max(0, row.access_cycles.get(flash, 0) - math.ceil(size / flash_rate))
         in_sram = row.access_cycles.get("Sram", 0) + math.ceil(size / sram_rate)
         others = [cycles for name, cycles in row.access_cycles.items() if name not in (flash, "Sram")]
-        found.append((row, (max([row.npu_cycles, in_flash, in_sram, *others]), in_flash, in_sram)))
-    return found
+        estimates.append((row, (max([row.npu_cycles, in_flash, in_sram, *others]), in_flash, in_sram)))
+    return estimates
 
 
-def _rewritten(
+def _insert_copies(
     payload: bytes, program: Program, moved: Sequence[_Reader], places: Mapping[_Run, int]
 ) -> tuple[bytes, dict[int, int]]:
-    """The driver payload with the copies and with their readers, and the new byte offset of each command's old one."""
+    """Return the driver payload with copies and changed readers, and the new byte offsets of commands by the old ones."""
     settings: dict[int, dict[str, int | Bits]] = defaultdict(dict)
     for reader in moved:
         shift = places[reader.run] - reader.run[0]
@@ -165,26 +166,26 @@ def _rewritten(
 
 
 def _copies(npu: Npu, places: Mapping[_Run, int]) -> list[int]:
-    """The words of all copies, each waited for, and of registers at zero again, as a stream finds them."""
-    made: list[int] = []
+    """Return the words of all copies, each waited for, and of the registers' reset to zero, their initial value."""
+    words: list[int] = []
     for (first, size), place in places.items():
         values = (_CONSTANTS, _SCRATCH, first, place, size)
         for name, value in zip(DMA_REGISTERS, values, strict=True):
-            made += write_register(npu, name, value)
-        made += [*operation(npu, "NPU_OP_DMA_START"), *operation(npu, "NPU_OP_DMA_WAIT")]
+            words += write_register(npu, name, value)
+        words += [*operation(npu, "NPU_OP_DMA_START"), *operation(npu, "NPU_OP_DMA_WAIT")]
     for name in DMA_REGISTERS:
-        made += write_register(npu, name, 0)
-    return made
+        words += write_register(npu, name, 0)
+    return words
 
 
 def _tables(
     before: Tables, offsets: Mapping[int, int], saved: Sequence[tuple[ScheduledOp, tuple[int, int, int]]], flash: str, copied: int
 ) -> Tables:
-    """Vela's database with the new offsets and cycles; the copies' cycles are those of the first operation."""
+    """Return Vela's database with new offsets and cycles. The cycles of the copies are added to the first operation."""
     tables = dict(with_offsets(before, offsets.__getitem__))
     header, rows = tables["perf"]
     names = {row.name: now for row, now in saved}
-    made = []
+    updated = []
     for number, row in enumerate(rows):
         cells = dict(zip(header, row, strict=True))
         if cells["name"] in names:
@@ -192,17 +193,17 @@ def _tables(
             cells |= {"op_cycles": str(total), f"{flash}_ac": str(in_flash), "Sram_ac": str(in_sram)}
         if number == 0:
             cells["op_cycles"] = str(int(cells["op_cycles"]) + copied)
-        made.append([cells[name] for name in header])
-    tables["perf"] = header, made
+        updated.append([cells[name] for name in header])
+    tables["perf"] = header, updated
     return tables
 
 
-def unchanged(before: Iterable[Operation], after: Iterable[Operation]) -> bool:
-    """Are the operations the same but for the weights' places? For those who check a rewritten stream.
+def is_unchanged(before: Iterable[Operation], after: Iterable[Operation]) -> bool:
+    """Return True if operations differ only in the locations of weights.
 
     Args:
-        before: of the stream that Vela made.
-        after: of the rewritten one; its copies come first.
+        before: Operations of Vela's stream.
+        after: Operations of the changed stream, which starts with copies.
     """
     places = {name for pair in _REGISTERS.values() for name in pair}
     old, new = list(before), list(after)

@@ -1,4 +1,4 @@
-"""Constants that several delegates store once: what one stream reads and another one too lies in one place for both."""
+"""Store constants that several delegates read only once."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from ethorch.support.errors import MachineFault
 logger = logging.getLogger(__name__)
 
 
-def sharing(payloads: Sequence[DelegatePayload]) -> list[tuple[DelegatePayload, tuple[int, ...]]] | None:
-    """Payloads of the same results, all with the same ``weights``, in which equal pieces of theirs are there once.
+def share_constants(payloads: Sequence[DelegatePayload]) -> list[tuple[DelegatePayload, tuple[int, ...]]] | None:
+    """Return equivalent payloads with common ``weights``, in which equal constants are stored once.
 
-    Encoded weights are equal where Vela chose blocks of one depth for both; biases and scales, where activations have equal scales.
+    Encoded weights are equal if Vela chose blocks of equal depth. Biases and scales are equal if the scales of activations are.
 
     Returns:
-        each with the result of ``relocate``; None where nothing would be saved, or a stream's addresses depend on data.
+        Each payload with the offsets of inserted commands (see ``relocate``). None if nothing would be saved, or if addresses in a
+        stream depend on data.
     """
     store, places = bytearray(), dict[bytes, int]()
     moves: list[dict[tuple[int, int], int]] = []
     for payload in payloads:
         try:
-            found = constants_of(payload.commands)
+            ranges = constants_of(payload.commands)
         except MachineFault as fault:
             logger.debug("constants are not shared: %s", fault)
             return None
         moves.append({})
-        for start, stop in found:
+        for start, stop in ranges:
             data = payload.weights[start:stop]
             if start % CONSTANTS_ALIGNMENT or len(data) < stop - start:
                 return None
@@ -41,12 +42,12 @@ def sharing(payloads: Sequence[DelegatePayload]) -> list[tuple[DelegatePayload, 
     if len(store) >= sum(len(payload.weights) for payload in payloads):
         return None
     weights = bytes(store)
-    result = []
-    for payload, own in zip(payloads, moves, strict=True):
+    shared = []
+    for payload, places_of_payload in zip(payloads, moves, strict=True):
         try:
-            there = relocate(payload.commands, own)
+            moved = relocate(payload.commands, places_of_payload)
         except MachineFault as fault:
             logger.debug("constants are not shared: %s", fault)
             return None
-        result.append((replace(payload, commands=there.payload, weights=weights), there.inserted))
-    return result
+        shared.append((replace(payload, commands=moved.payload, weights=weights), moved.inserted))
+    return shared

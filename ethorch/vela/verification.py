@@ -1,4 +1,4 @@
-"""Compare what the NPU made of a delegate with the TOSA reference, and name the first operator that differs."""
+"""Compare the NPU's results of a delegate with the TOSA reference, and find the first operator that differs."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from ethorch.vela.lowered import Lowered
 
 Array = npt.NDArray[Any]
 
-_FUSED = ("RESCALE", "CLAMP", "TABLE", "RESHAPE", "CAST")  # what the NPU computes with the operator before it
+_FUSED = ("RESCALE", "CLAMP", "TABLE", "RESHAPE", "CAST")  # operators that the NPU fuses into the preceding one
 _ADVICE = (
-    "This is a bug of Vela or of ethorch: please report it. The setting verify=False (--set verify=false) returns the program as "
-    "it is."
+    "This is a bug of Vela or of ethorch. Please report it. The setting verify=False (--set verify=false) returns the program "
+    "unchecked."
 )
 
 
 def delegate_arrays(delegate: Lowered, inputs: Sequence[Array]) -> list[Array]:
-    """Return a delegate's input bytes as the arrays that its TOSA graph takes."""
+    """Return a delegate's input bytes as arrays for its TOSA graph."""
     return [x.view(DTYPES[v.dtype]).reshape(v.shape) for x, v in zip(inputs, delegate.inputs, strict=True)]
 
 
@@ -34,8 +34,10 @@ def check_outputs(delegate: Lowered, name: str, inputs: Sequence[Array], outputs
     """Compare the outputs of one run with those of the TOSA graph before its rewrites.
 
     Args:
-        name: The delegate, for the error.
-        inputs, outputs: Bytes of the delegate's tensors; instead of outputs, the fault that the simulator stopped with.
+        delegate: Compiled delegate.
+        name: Name of the delegate in errors.
+        inputs: Bytes of the delegate's inputs.
+        outputs: Bytes of the delegate's outputs, or the simulator's fault.
 
     Raises:
         VerificationError: A byte differs, or the simulator stopped.
@@ -44,43 +46,45 @@ def check_outputs(delegate: Lowered, name: str, inputs: Sequence[Array], outputs
     arrays = delegate_arrays(delegate, inputs)
     expected = interpreter.run(delegate.source, arrays)
     if isinstance(outputs, MachineFault):
-        raise _stopped(delegate, name, outputs) from outputs
-    for number, (wanted, found) in enumerate(zip(expected, outputs, strict=True)):
-        wrong = np.flatnonzero(as_bytes(wanted) != found)
+        raise _stop_error(delegate, name, outputs) from outputs
+    for number, (reference, output) in enumerate(zip(expected, outputs, strict=True)):
+        wrong = np.flatnonzero(as_bytes(reference) != output)
         if wrong.size:
-            index = np.unravel_index(int(wrong[0]) // wanted.itemsize, wanted.shape)
-            got = found.view(wanted.dtype).reshape(wanted.shape)[index]
+            index = np.unravel_index(int(wrong[0]) // reference.itemsize, reference.shape)
+            got = output.view(reference.dtype).reshape(reference.shape)[index]
             value, operator, where = _first_difference(delegate, arrays, expected, number)
             raise VerificationError(
-                f"{name} computes another result than its TOSA graph: {wrong.size:,} of {found.size:,} bytes of output {number} "
-                f"differ, the first at {[int(i) for i in index]}: expected {wanted[index]}, got {got}. The first operator that "
+                f"{name} computes another result than its TOSA graph: {wrong.size:,} of {output.size:,} bytes of output {number} "
+                f"differ, the first at {[int(i) for i in index]}: expected {reference[index]}, got {got}. The first operator that "
                 f"differs is {operator}, {where}. {_ADVICE}",
                 operator,
                 value,
             )
 
 
-def _stopped(delegate: Lowered, name: str, fault: MachineFault) -> VerificationError:
-    """Return the error for commands that the simulator refuses; it names the operator they work for."""
+def _stop_error(delegate: Lowered, name: str, fault: MachineFault) -> VerificationError:
+    """Return the error for a fault of the simulator, with the operator of the command."""
     source = None if fault.operation is None else delegate.sources.at(fault.operation.offset)
-    operator = "" if source is None else _named(delegate.graph, source.name)
-    works = f" The command works for {operator}." if operator else ""
+    operator = "" if source is None else _describe_operator(delegate.graph, source.name)
+    works = f" The command belongs to {operator}." if operator else ""
     return VerificationError(
         f"{name} cannot run: {fault}{works} {_ADVICE}", operator, source.name if source else delegate.graph.outputs[0].name
     )
 
 
 def as_bytes(array: Array) -> Array:
-    """Return the bytes of an array, in one row."""
+    """Return the bytes of an array as one row."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def _first_difference(delegate: Lowered, arrays: Sequence[Array], expected: Sequence[Array], output: int) -> tuple[str, str, str]:
-    """Return the first value that differs, its operator, and the stage that made it wrong; no value if a rewrite did.
+    """Return the first value that differs, its operator, and the stage of the error. The value is empty for a rewrite.
 
     Args:
+        delegate: Compiled delegate.
+        arrays: Inputs of the graph.
         expected: Outputs of the graph before its rewrites.
-        output: Number of one that differs.
+        output: Index of an output that differs.
     """
     values: dict[str, Array] = {}
 
@@ -94,20 +98,20 @@ def _first_difference(delegate: Lowered, arrays: Sequence[Array], expected: Sequ
     last = delegate.graph.outputs[output].name
     if not all(map(np.array_equal, rewritten, expected)):
         wrong = next((name for name, array in values.items() if _differs(array, of_source.get(name))), last)
-        return "", _named(delegate.graph, wrong), "changed by a rewrite"
-    written = _written_values(delegate, arrays)
+        return "", _describe_operator(delegate.graph, wrong), "changed by a rewrite"
+    written = _record_values(delegate, arrays)
     wrong = _first_wrong(written, values) or last
-    return wrong, _named(delegate.graph, wrong, written), "as the command stream computes it"
+    return wrong, _describe_operator(delegate.graph, wrong, written), "as the command stream computes it"
 
 
-def _differs(array: Array, other: Array | None) -> bool:
-    return other is not None and array.shape == other.shape and not np.array_equal(array, other)
+def _differs(array: Array, reference: Array | None) -> bool:
+    return reference is not None and array.shape == reference.shape and not np.array_equal(array, reference)
 
 
-def _written_values(delegate: Lowered, arrays: Sequence[Array]) -> dict[str, list[Array]]:
-    """Run the commands one by one; return what those for each value of the graph write, in the order of their last command.
+def _record_values(delegate: Lowered, arrays: Sequence[Array]) -> dict[str, list[Array]]:
+    """Run the commands one by one. Return the arrays written for each value of the graph, in the order of its last command.
 
-    Vela's database records which value a command works for.
+    Vela's database relates commands to values.
     """
     written: dict[str, list[Array]] = {}
 
@@ -126,17 +130,17 @@ def _written_values(delegate: Lowered, arrays: Sequence[Array]) -> dict[str, lis
 
 
 def _first_wrong(written: Mapping[str, Sequence[Array]], values: Mapping[str, Array]) -> str:
-    """Return the name of the first value that is not written as ``values`` have it; empty if there is none.
+    """Return the name of the first written value that differs from ``values``, or an empty string.
 
-    A value may be written in stripes of rows or of channels, and in another order if it is transposed: that one differs only if no
-    other does.
+    A value may be written in stripes of rows or channels, or in another order if it is transposed. A value in another order counts
+    as different only if no other value differs.
     """
     moved = ""
     for name, parts in written.items():
-        wanted = values.get(name)
-        if wanted is None or sum(part.size for part in parts) != wanted.size:
+        expected = values.get(name)
+        if expected is None or sum(part.size for part in parts) != expected.size:
             continue
-        flat = wanted.reshape(-1)
+        flat = expected.reshape(-1)
         rows = np.concatenate([part.reshape(-1) for part in parts])
         same_rows = len({part.shape[:-1] for part in parts}) == 1
         if np.array_equal(rows, flat) or (same_rows and np.array_equal(np.concatenate(parts, -1).reshape(-1), flat)):
@@ -147,10 +151,12 @@ def _first_wrong(written: Mapping[str, Sequence[Array]], values: Mapping[str, Ar
     return moved
 
 
-def _named(graph: Graph, name: str, written: Collection[str] = ()) -> str:
-    """Return the operator that makes a value, with its place in the user's code; of operators fused into it, the first.
+def _describe_operator(graph: Graph, name: str, written: Collection[str] = ()) -> str:
+    """Return the producer of a value with its source location; of fused operators, the first.
 
     Args:
+        graph: TOSA graph.
+        name: Name of the value.
         written: Names of the values that commands write.
     """
     producers = {value.name: op for region in graph.regions() for op in region.ops for value in op.results}

@@ -272,7 +272,7 @@ def test_an_arena_that_is_too_small_is_said(model: nn.Module, images: list[Tenso
     scratch = record_of(program).payloads[0].scratch_bytes
     assert scratch > 1024
     (said,) = [record.getMessage() for record in caplog.records]
-    assert f"takes {scratch:,} bytes, {scratch - 1024:,} more than" in said and "[vela.arena_exceeded]" in said
+    assert f"needs {scratch:,} bytes, {scratch - 1024:,} more than" in said and "[vela.arena_exceeded]" in said
     caplog.clear()
     ethorch.compile(model, images[0], calibration=images, settings=ethorch.Settings(vela_flags=["--arena-cache-size=65536"]))
     assert not caplog.records

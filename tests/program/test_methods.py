@@ -279,7 +279,11 @@ def test_one_session_is_taken_and_none_too() -> None:
     [
         ({"steps": (torch.zeros(4, 6),)}, None, "method 'step' has no example inputs"),
         ({**INPUTS, "other": ()}, None, "example inputs for 'other', but no model; there are 'steps', 'step'"),
-        (INPUTS, [[("jump", (torch.zeros(1, 6),))]], "call 0 of calibration session 0: expected one of 'steps', 'step', got 'jump'"),
+        (
+            INPUTS,
+            [[("jump", (torch.zeros(1, 6),))]],
+            "call 0 of calibration session 0: expected one of 'steps', 'step', got 'jump'",
+        ),
         (INPUTS, [[("step", (torch.zeros(3, 7),))]], r"call 0 of calibration session 0, of 'step', 0 is float32\[3, 7\]"),
         (INPUTS, [[torch.zeros(1, 6)]], "call 0 of calibration session 0 is Tensor; it has to be"),
         (torch.zeros(1, 6), None, "several methods need several inputs"),

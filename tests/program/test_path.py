@@ -22,14 +22,14 @@ from ethorch.program.compile import compile as compile_model
 from ethorch.program.compile import load_methods
 from ethorch.program.verification import verified
 from ethorch.vela.delegate import compile_lowered
-from ethorch.vela.repair import repaired
+from ethorch.vela.repair import repair_delegate
 
 pytestmark = pytest.mark.core
 ROOT = Path(ethorch.__file__).parent
 #: What one default compilation enters, in this order, each of them once.
 STEPS = (
-    compile_model, load_methods, search_budgets, quantize, build_program, lower_whole, compile_lowered, rewrite, repaired, write,
-    verified,
+    compile_model, load_methods, search_budgets, quantize, build_program, lower_whole, compile_lowered, rewrite, repair_delegate,
+    write, verified,
 )  # fmt: skip
 
 

@@ -109,8 +109,8 @@ def with_weight(graph: Graph) -> Graph:
 @pytest.mark.core
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_changed_command_is_found_and_its_operator_named(small: nn.Module, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    searched = arena.searched
-    monkeypatch.setattr(arena, "searched", lambda tosa, spec: reading_elsewhere(searched(tosa, spec)))
+    compile_with_arena = arena.compile_with_arena
+    monkeypatch.setattr(arena, "compile_with_arena", lambda tosa, spec: reading_elsewhere(compile_with_arena(tosa, spec)))
     error = refused(small, target)
     assert error.operator.startswith(MIDDLE) and f"{__file__.rpartition('/')[2]}:" in error.operator
     assert "as the command stream computes it" in str(error) and "verify=False" in str(error)

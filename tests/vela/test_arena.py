@@ -59,13 +59,13 @@ def first(model: CompiledModel, size: int, cycles: int) -> CompiledModel:
 
 def test_the_smallest_schedule_is_taken_where_it_costs_nothing(model: CompiledModel) -> None:
     asked, again = drawn(model, {None: (300_000, 1_004)})
-    found, wish = arena.without_waste(first(model, 900_000, 1_000), again)
+    found, wish = arena.minimize_arena(first(model, 900_000, 1_000), again)
     assert (found.scratch_bytes, wish, asked) == (300_000, 0, [None])
 
 
 def test_from_the_smallest_upwards_the_first_that_is_free(model: CompiledModel) -> None:
     asked, again = drawn(model, {None: (300_000, 1_100), 300_000: (300_000, 1_050), 400_000: (390_000, 1_003)})
-    found, wish = arena.without_waste(first(model, 900_000, 1_000), again)
+    found, wish = arena.minimize_arena(first(model, 900_000, 1_000), again)
     assert (found.scratch_bytes, wish) == (390_000, asked[-1]) and asked[:2] == [None, 300_000]
     assert found.performance.total_cycles == 1_003
 
@@ -83,28 +83,28 @@ def test_what_is_not_worth_it_stays(
 ) -> None:
     asked, again = drawn(model, sizes)
     start = first(model, largest, 1_000)
-    assert arena.without_waste(start, again) == (start, None) and len(asked) == asked_of
+    assert arena.minimize_arena(start, again) == (start, None) and len(asked) == asked_of
 
 
 def test_a_smaller_staging_memory_is_not_paid_for_with_more_scratch(model: CompiledModel) -> None:
     start = replace(first(model, 2_000_000, 1_000), scratch_fast_bytes=380_000)
     for scratch, taken in ((2_030_000, True), (2_031_000, False)):
         other = replace(first(model, scratch, 1_000), scratch_fast_bytes=350_000)
-        found, wish = arena.without_waste(start, lambda _, other=other: other)  # type: ignore[misc]
+        found, wish = arena.minimize_arena(start, lambda _, other=other: other)  # type: ignore[misc]
         assert (found, wish) == ((other, 0) if taken else (start, None))
 
 
 def test_under_a_limit_the_fastest_is_taken(model: CompiledModel) -> None:
     _, again = drawn(model, {None: (300_000, 1_500), 0: (320_000, 1_200), 360_000: (350_000, 1_050), 400_000: (400_000, 1_100)})
-    found, wish = arena.within(400_000, first(model, 900_000, 1_000), again)
+    found, wish = arena.fit_arena(400_000, first(model, 900_000, 1_000), again)
     assert (found.scratch_bytes, found.performance.total_cycles, wish) == (350_000, 1_050, 360_000)
     start = first(model, 100, 1_000)
-    assert arena.within(400_000, start, again) == (start, None)
+    assert arena.fit_arena(400_000, start, again) == (start, None)
 
 
 def test_where_no_schedule_holds_the_smallest_arena_is_taken_at_its_fewest_cycles(model: CompiledModel) -> None:
     _, again = drawn(model, {None: (300_000, 1_500), 0: (300_000, 1_400), 290_000: (300_000, 1_200)})
-    found, _ = arena.within(100_000, first(model, 900_000, 1_000), again)
+    found, _ = arena.fit_arena(100_000, first(model, 900_000, 1_000), again)
     assert (found.scratch_bytes, found.performance.total_cycles) == (300_000, 1_200)
 
 
@@ -115,7 +115,7 @@ def test_a_smaller_arena_keeps_the_bits(target: str, tmp_path: Path, monkeypatch
     fast = vela.compile(TOSA, EthosUCompileSpec(target))
     whole = arena.arena_bytes(fast)
     (wanted,) = run_compiled(fast, [x])
-    found = {kept: arena.searched(TOSA, EthosUCompileSpec(target, arena=kept)) for kept in (FREE, whole // 2)}
+    found = {kept: arena.compile_with_arena(TOSA, EthosUCompileSpec(target, arena=kept)) for kept in (FREE, whole // 2)}
     for kept, made in found.items():
         assert arena.arena_bytes(made) < whole or kept == FREE
         np.testing.assert_array_equal(run_compiled(made, [x])[0], wanted)
@@ -128,22 +128,22 @@ def test_a_search_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     compile_once = arena.compile
     monkeypatch.setattr(arena, "compile", lambda *args: asked.append(args) or compile_once(*args))
     spec = EthosUCompileSpec("ethos-u55-128", arena=FREE)
-    made = arena.searched(TOSA, spec)
+    made = arena.compile_with_arena(TOSA, spec)
     first_time = len(asked)
-    assert first_time > 1 and arena.searched(TOSA, spec).payload == made.payload and len(asked) == first_time + 1
+    assert first_time > 1 and arena.compile_with_arena(TOSA, spec).payload == made.payload and len(asked) == first_time + 1
     (kept,) = (tmp_path / "arenas").iterdir()
     kept.write_text("{}")  # a damaged cache is none
-    assert arena.searched(TOSA, spec).payload == made.payload and len(asked) == 2 * first_time + 1
+    assert arena.compile_with_arena(TOSA, spec).payload == made.payload and len(asked) == 2 * first_time + 1
     kept.unlink()
     (tmp_path / "arenas").rmdir()
     (tmp_path / "arenas").write_text("no folder")  # nor is one that cannot be written to
-    assert arena.searched(TOSA, spec).payload == made.payload
+    assert arena.compile_with_arena(TOSA, spec).payload == made.payload
 
 
 def test_flags_of_vela_go_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ETHORCH_CACHE_DIR", str(tmp_path))
     spec = EthosUCompileSpec("ethos-u55-128", extra_flags=["--optimise=Size"], arena=FREE)
-    assert arena.searched(TOSA, spec).payload == vela.compile(TOSA, spec).payload and not (tmp_path / "arenas").exists()
+    assert arena.compile_with_arena(TOSA, spec).payload == vela.compile(TOSA, spec).payload and not (tmp_path / "arenas").exists()
 
 
 def test_the_list_form_keeps_the_arena() -> None:

@@ -10,7 +10,7 @@ from ethorch.lower.builder.builder import Builder
 from ethorch.support.errors import VelaError
 from ethorch.tosa.ir import Graph, Origin
 from ethorch.tosa.serialize import serialize
-from ethorch.vela.diagnose import explained, refused
+from ethorch.vela.diagnose import explain_refusal, find_refused
 
 SPEC = EthosUCompileSpec("ethos-u55-128")
 
@@ -31,8 +31,8 @@ def graph() -> Graph:
 def test_the_operator_that_vela_declines_is_named_with_its_line() -> None:
     with pytest.raises(VelaError) as declined:
         vela.compile(serialize(graph()), SPEC)
-    assert [op.name for op, _ in refused(graph(), SPEC)] == ["AVG_POOL2D"]
-    text = str(explained(declined.value, graph(), SPEC))
+    assert [op.name for op, _ in find_refused(graph(), SPEC)] == ["AVG_POOL2D"]
+    text = str(explain_refusal(declined.value, graph(), SPEC))
     assert "AVG_POOL2D of aten.avg_pool2d.default at body.pool (net.py:9)" in text
     assert "additional_checks" in text
     assert "net.py:7" not in text

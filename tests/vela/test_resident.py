@@ -19,7 +19,7 @@ from ethorch.quantization.calibrate import quantize
 from ethorch.support.errors import SpecError
 from ethorch.targets.settings import Settings
 from ethorch.vela.compiled_model import CompiledModel
-from ethorch.vela.resident import unchanged, with_resident_weights
+from ethorch.vela.resident import is_unchanged, with_resident_weights
 from tests.helpers.compiling import compile_with
 from tests.helpers.tosa_runs import run_compiled
 
@@ -65,10 +65,10 @@ def test_the_same_bits_in_fewer_cycles(model: CompiledModel) -> None:
 def test_all_other_registers_are_as_they_were(model: CompiledModel) -> None:
     found = with_resident_weights(model, SPEC, 1 << 20)
     before, after = (list(Program(each.command_stream, each.constants).operations()) for each in (model, found))
-    assert len(after) > len(before) and unchanged(before, after)
+    assert len(after) > len(before) and is_unchanged(before, after)
     copies = after[: len(after) - len(before)]
     assert {op.name for op in copies} == {"NPU_OP_DMA_START", "NPU_OP_DMA_WAIT"} and copies[-1].name == "NPU_OP_DMA_WAIT"
-    assert not unchanged(before, [*after[:-2], after[-1], after[-2]])
+    assert not is_unchanged(before, [*after[:-2], after[-1], after[-2]])
 
 
 def test_the_schedule_follows_the_stream(model: CompiledModel) -> None:

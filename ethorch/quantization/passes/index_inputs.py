@@ -40,9 +40,9 @@ def narrow_indices(graph_module: GraphModule, context: PassContext) -> None:
     """Cast each int64 input and state that is used as an index to int32 once. In place.
 
     The cast replaces the input in operators that move it, add to it or compare it, and in writes to a state. It also replaces it in
-    remainders by a power of two, which depend only on the lower bits. If the NPU has no GATHER, CPU kernels require int64. Then only
-    inputs and states that no such kernel reads are cast, and several casts for the NPU become one. An input that is only compared
-    with constants is cast after a clamp to the range of the constants, widened by one.
+    remainders by a power of two, which depend only on the lower bits. If the NPU has no GATHER, CPU kernels require int64. Then
+    only inputs and states that no such kernel reads are cast, and several casts for the NPU become one. An input that is only
+    compared with constants is cast after a clamp to the range of the constants, widened by one.
     """
     inputs = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     states = [node for node in graph_module.graph.nodes if _reads_state(node)]

@@ -20,7 +20,7 @@ from ethorch.tosa.ir import Graph
 from ethorch.tosa.serialize import serialize
 from ethorch.tosa.verify import verify
 from ethorch.vela import arena
-from ethorch.vela.bands import Way, in_bands
+from ethorch.vela.bands import Way, apply_bands
 from tests.helpers.tosa_runs import reference
 
 
@@ -82,11 +82,11 @@ def test_bits(scheme: str, target: str) -> None:
     }  # fmt: skip
     for number in (*range(0, len(found), 5), len(found) - 1):
         for count in (0, 1):
-            banded = in_bands(graph, Way(number, count, found[number]))
+            banded = apply_bands(graph, Way(number, count, found[number]))
             verify(banded)
             assert len(banded.ops) > len(graph.ops)
             np.testing.assert_array_equal(reference(serialize(banded), codes)[0], wanted)
-    both = rewrite(in_bands(graph, Way(0, 1, max(found, key=lambda part: len(part.ops)))), TUNING[target.split("-")[1]])
+    both = rewrite(apply_bands(graph, Way(0, 1, max(found, key=lambda part: len(part.ops)))), TUNING[target.split("-")[1]])
     np.testing.assert_array_equal(reference(serialize(both), codes)[0], wanted)
 
 
@@ -123,7 +123,7 @@ def test_a_limit_that_no_schedule_keeps(pictures: Sequence[Tensor], monkeypatch:
         patched.setattr("ethorch.vela.bands._better", lambda *_: pytest.fail("the cache knows"))
         again = compiled(limit)
     assert again.pte == small.pte
-    monkeypatch.setattr("ethorch.vela.delegate.with_bands", lambda *_: None)
+    monkeypatch.setattr("ethorch.vela.delegate.split_into_bands", lambda *_: None)
     assert arena_of(compiled(limit)) > limit
 
 

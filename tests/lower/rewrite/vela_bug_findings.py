@@ -24,7 +24,7 @@ from ethorch.support.errors import MachineFault, VelaError
 from ethorch.targets.npus import TARGETS
 from ethorch.tosa.ir import Graph, Value
 from ethorch.tosa.serialize import serialize
-from ethorch.vela.compiler import compile_as_it_stands
+from ethorch.vela.compiler import compile_unchecked
 from tests.helpers.tosa_runs import reference, run_compiled
 from tests.lower.rewrite.vela_bug_graphs import GRAPHS
 from tests.lower.rewrite.vela_bug_makers import Avoided, Make
@@ -64,7 +64,7 @@ def as_it_stands(graph: Make | Avoided, npu: str) -> str:
 
 def _send_outcome(send: Connection, graph: Graph, npu: str) -> None:
     faulthandler.disable()  # pytest has it print where the process died
-    send.send(_outcome(graph, npu, compile_as_it_stands))
+    send.send(_outcome(graph, npu, compile_unchecked))
 
 
 def led_around(graph: Make | Avoided, npu: str) -> tuple[str, int]:
