@@ -55,10 +55,10 @@ def write(
 
 
 def _extend(file: Path, graph: Graph, delegate: str) -> None:
-    """Append the debug events of a delegate to a file of them; the first delegate of a folder starts the file anew."""
-    known = json.loads(read_text(file)) if file.is_file() and delegate != "delegate_0" else []
-    found = [event | {"delegate": delegate} for event in events(graph, len(known))]
-    write_whole(file, json.dumps([*known, *found], indent=4).encode())
+    """Append the debug events of a delegate to a file. The first delegate of a folder overwrites it."""
+    old = json.loads(read_text(file)) if file.is_file() and delegate != "delegate_0" else []
+    new = [event | {"delegate": delegate} for event in events(graph, len(old))]
+    write_whole(file, json.dumps([*old, *new], indent=4).encode())
 
 
 def contents(graph: Graph, tosa: bytes, payload: DelegatePayload | None, sources: Sources | None) -> dict[str, bytes]:
