@@ -28,25 +28,25 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
     """Observer of an activation.
 
     Args:
-        method: ``mse`` (least expected squared error on unseen inputs, see ``range_search``), ``minmax`` (all observed values),
-            ``moving_average`` (exponential average of the extremes of each input), or ``percentile``.
-        percentile: Percentage of the values inside the range, for ``percentile``.
-        averaging_constant: Weight of the newest input, for ``moving_average``.
+        method: ``mse`` (least expected squared error on unseen inputs, see ``range_search``), ``minmax``, ``moving_average`` (of
+            the extremes of each input), or ``percentile``.
+        percentile: Percentage of values inside the range.
+        averaging_constant: Weight of the newest input.
         dtype, qscheme, quant_min, quant_max: See torchao's observers.
         eps: Minimum scale.
-        fixed_range: Mathematical range of the operator, e.g. 0..1 for softmax. It limits the observed range. A smaller observed
-            range is used as it is, which saves up to 6 dB: attention over hundreds of tokens has probabilities of a few percent.
+        fixed_range: Mathematical range of the operator, e.g. 0..1 for softmax. A smaller observed range is kept, which gains up to
+            6 dB: attention over hundreds of tokens has probabilities of a few percent.
 
     Attributes:
-        name: FX node of the observed value, for messages.
-        domain: Real interval in which the reader is defined (asin: -1..1). The range is clipped to it.
-        masked: Whether an attention mask overwrites elements with the lowest integer value.
-        may_mask: Whether to set ``masked`` if calibration shows values far below all others (see ``is_mask``).
-        sums: Observers of the sums that read this input, if ``may_mask``.
-        thresholds: Constants that all readers compare the value with. See ``narrow_to_thresholds``.
-        is_input: Whether the value is a program input, whose statistics are recorded.
-        statistics: One record for each observed tensor of a program input.
-        seen: Observations outside the module's buffers, because assigning to a module's attribute is slow.
+        name: FX node of the value, for messages.
+        domain: Domain of the reader (asin: -1..1), which limits the range.
+        masked: Whether an attention mask sets elements to the lowest integer value.
+        may_mask: Whether to set ``masked`` for values far below all others.
+        sums: Observers of sums that read this input, if ``may_mask``.
+        thresholds: Constants that all readers compare the value with.
+        is_input: Whether to record statistics of a program input.
+        statistics: Statistics of each tensor.
+        seen: Observations outside of buffers, because assigning to a module's attribute is slow.
     """
 
     min_val: Tensor
@@ -104,7 +104,6 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
 
     @property
     def sums(self) -> list[ActivationObserver]:
-        """Observers of the sums that read this input."""
         return self._sums
 
     def forward(self, x: Tensor) -> Tensor:
@@ -126,7 +125,6 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         return values if x.requires_grad else x
 
     def _observe_finite(self, values: Tensor) -> None:
-        """Observe the values that are neither infinite nor masked."""
         if self.may_mask and not self.masked:
             self.masked = is_mask(values, SUNK)
         if self.masked:
@@ -241,10 +239,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
 
 
 def narrow_to_thresholds(low: float, high: float, thresholds: list[float]) -> tuple[float, float]:
-    """Return the part of a range that decides comparisons with the thresholds.
-
-    Values outside saturate without crossing a threshold, and the finer steps move fewer values across one.
-    """
+    """Return the part of a range near the thresholds. Values outside saturate on their side, and finer steps lose fewer values."""
     room = (high - low) / _NEAR
     return max(low, min(thresholds) - room), min(high, max(thresholds) + room)
 
@@ -252,8 +247,8 @@ def narrow_to_thresholds(low: float, high: float, thresholds: list[float]) -> tu
 def compute_range_qparams(limits: tuple[float, float], dtype: torch.dtype, quant_min: int, quant_max: int) -> tuple[float, int]:
     """Return the (scale, zero point) that map a real range to all integer values.
 
-    The zero point is 0 for int16, as the NPU requires, and for int32, because ExecuTorch's kernel overflows otherwise. An int32
-    range uses half of the integer values, because float32 cannot represent 2**31 - 1.
+    The zero point is 0 for int16 (NPU) and int32 (ExecuTorch's kernel would overflow). int32 uses half of the integer values,
+    because float32 cannot represent 2**31 - 1.
     """
     low, high = limits
     if dtype in (torch.int16, torch.int32):

@@ -1,8 +1,6 @@
-"""Write torchao's annotations, which place the observers, by the rules of the operators.
+"""Annotate operators for torchao, so that operators that the NPU executes in one step have one observer.
 
-Operators that the NPU executes in one step have one observer. A clamp shares the observer of a preceding operator that requantizes.
-Pointwise operators on one tensor become a single table. A bias is rounded to multiples of input scale x weight scale, see
-``bias_observer``.
+A clamp shares the observer of its producer if that requantizes. Pointwise operators on one tensor become a table.
 """
 
 from __future__ import annotations
@@ -46,7 +44,6 @@ class Scan:
         self.ends: set[Node] = set()  # observed pointwise results, after which a new chain starts
 
     def run(self) -> None:
-        """Annotate every node and the program's inputs and outputs."""
         nodes = list(self.model.graph.nodes)
         self.find_chains(nodes)
         for node in nodes:
@@ -66,9 +63,8 @@ class Scan:
     def find_chains(self, nodes: list[Node]) -> None:
         """Find the tensor that each pointwise node depends on.
 
-        A result that is also read outside its chain is observed and therefore starts a new chain. A reader of this result and of
-        the chain's source depends on two tensors and is not a table. Its operands are then read outside a chain, too, so the
-        search repeats until nothing changes.
+        A result that is also read outside its chain is observed and starts a new chain. Its readers may then depend on two tensors
+        and become observed in turn, so the search repeats until nothing changes.
         """
         while True:
             for node in nodes:
@@ -124,7 +120,6 @@ class Scan:
         return before if producer.rule(maker).fusable else None
 
     def inside_chain(self, node: Node) -> bool:
-        """Return True if only pointwise nodes on the same tensor read the result of this pointwise node."""
         source = self.sources[node]
         return (
             source is not None
@@ -134,11 +129,9 @@ class Scan:
 
     @staticmethod
     def spec(node: Node) -> OpSpec | None:
-        """Return the spec of the operator that the node calls."""
         return find(node.target) if node.op == "call_function" else None
 
     def annotate(self, node: Node) -> None:
-        """Annotate one operator, if a config matches it."""
         spec, config = self.spec(node), self.config_of(node)
         if spec is None or config is None or ANNOTATION in node.meta or is_in_place(node):
             return
@@ -240,7 +233,6 @@ class Scan:
     def output(
         self, node: Node, rule: QuantRule, config: QuantizationConfig, inputs: dict[Node, QuantizationSpecBase]
     ) -> QuantizationSpecBase | None:
-        """Return the spec of a node's output according to its rule."""
         qspec = config.get_output_act_qspec(node)
         if qspec is None or rule.output == "none":
             return None

@@ -18,8 +18,8 @@ from ethorch.quantization.weight_observer import PerChannelWeightObserver
 class BiasObserver(ObserverBase):  # type: ignore[misc]  # torchao has no annotations
     """Observer that rounds a bias to multiples of input scale x weight scale during conversion.
 
-    The converted graph has no quantize node for the bias. It remains a float constant that the NPU's int32 bias represents exactly.
-    Without rounding, the fake-quantized model and the program would differ by up to half a unit of the accumulator.
+    The bias remains a float constant, which the NPU's int32 bias represents exactly. Otherwise the fake-quantized model would
+    differ by up to half a unit of the accumulator.
     """
 
     def __init__(self, dtype: torch.dtype = torch.int32, **_: Any):

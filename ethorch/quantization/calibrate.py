@@ -31,17 +31,17 @@ Session = Sequence[tuple[str, Inputs]]
 def quantize(
     model: UserModel, spec: ArmCompileSpec, config: QuantizationConfig | None = None, *, quantizer: TOSAQuantizer | None = None
 ) -> nn.Module:
-    """Return the model with calibrated quantize and dequantize operators and with copies of the buffers that it writes.
+    """Quantize a model by calibration, with copies of the buffers that it writes.
 
     Args:
-        model: Model to quantize. A quantized model is returned unchanged.
-        spec: Compile spec of the target.
+        model: Model. A quantized model is returned unchanged.
+        spec: Compile spec.
         config: Config of the whole model. Defaults to int8 with per-channel weights.
-        quantizer: Configured quantizer that replaces ``spec`` and ``config``.
+        quantizer: Quantizer that replaces ``spec`` and ``config``.
 
     Raises:
-        EthorchError: The shapes of a calibration sample differ from those of the example inputs.
-        UserCodeError: The model fails with its inputs, or its export fails.
+        EthorchError: A calibration sample has other shapes than the example inputs.
+        UserCodeError: The model fails, or cannot be exported.
     """
     if model.quantized:
         return model.module
@@ -57,20 +57,20 @@ def quantize_methods(
     *,
     alternatives: bool = False,
 ) -> dict[str, GraphModule]:
-    """Quantize one model, or several models that share buffers.
+    """Quantize a model, or several models that share buffers.
 
-    A shared buffer has one scale in all models, as has the output of each operator in a shared submodule. The returned models share
-    copies of the buffers, so running them does not modify the buffers of ``models``.
+    Shared buffers and results of operators in shared submodules have one scale in all models. The returned models share copies of
+    the buffers.
 
     Args:
-        models: Models by name. They share buffers that are the same tensors.
-        sessions: Calibration calls as (name, inputs). Buffers have their initial values at the start of each session. If empty,
-            one model runs its calibration samples. Several models run their example inputs.
+        models: Models by name.
+        sessions: Calibration calls as (name, inputs). Each session starts with the initial values of the buffers. Defaults to the
+            calibration samples of a single model, or to the example inputs of several models.
         quantizers: Quantizers by name.
-        alternatives: Whether the models are one model at several shapes and therefore share all quantization parameters.
+        alternatives: Whether the models are one model at several shapes, which shares all quantization parameters.
 
     Raises:
-        EthorchError: A session calls an unknown model or uses other shapes than those of the example inputs.
+        EthorchError: A session calls an unknown model, or with other shapes than the example inputs.
         UserCodeError: See :func:`quantize`.
     """
     for number, session in enumerate(sessions):
@@ -137,10 +137,10 @@ def _check_shapes(call: str, inputs: Inputs, model: UserModel) -> None:
 
 
 def _prepare(model: UserModel, quantizer: TOSAQuantizer, changed: Sequence[str] = ()) -> tuple[GraphModule, list[Tensor]]:
-    """Return the model with observers, and its buffers, which share memory with the user's module.
+    """Return the model with observers, and its buffers, which are the user's tensors.
 
     Args:
-        changed: Buffers that the model reads and another model writes, and which are therefore not constants.
+        changed: Buffers that another model writes, and which are therefore not constants.
     """
     with stage("export"), collected_later():
         check_module(model.module, model.example_inputs)

@@ -89,7 +89,7 @@ def warn_about(name: str, statistics: Sequence[InputStatistics]) -> None:
 
 
 class ShapeCheck(nn.Module):
-    """Module that checks the shapes of calibration samples against those of the exported example.
+    """Module that checks the shapes of calibration samples.
 
     Args:
         expected: Name and shape of each input; None for a dynamic dim.

@@ -32,17 +32,15 @@ _FEW = 16
 
 @dataclass(frozen=True)
 class QuantizationConfig:
-    """Specs for the inputs, outputs and weights of operators. None leaves that part in float.
+    """Specs of operators' inputs, outputs and weights. None leaves them in float.
 
-    A bias has no spec, because the lowering quantizes it with input scale x weight scale (int32; int48 with int16 activations).
+    The lowering quantizes biases with input scale x weight scale (int32; int48 with int16 activations).
 
     Attributes:
         input_activation, output_activation, weight: torchao's ``QuantizationSpec``.
-        bias: Accepted for configs written for ExecuTorch's Arm backend; not used.
-        label: Accepted for configs written for ExecuTorch's Arm backend; not used.
+        bias, label: Accepted for configs written for ExecuTorch's Arm backend; not used.
         is_qat: Whether the config is for ``prepare_qat_pt2e``.
-        per_tensor_weight: Factory of the observer for weights without an output channel axis (grouped transposed convolutions) in
-            a per-channel config.
+        per_tensor_weight: Observer factory for weights without a channel axis (grouped transposed convolutions).
     """
 
     input_activation: QuantizationSpec | None
@@ -60,7 +58,7 @@ class QuantizationConfig:
         return spec is not None and not spec.is_dynamic and self.output_activation is not None
 
     def get_input_act_qspec(self, node: Node | None = None, input_node: Node | None = None) -> QuantizationSpecBase | None:
-        """Return the spec of an input. The quantizer calls it for each operator, so a subclass can choose one for each.
+        """Return the spec of an input. A subclass can choose one for each operator.
 
         Args:
             node: Operator that reads the input.
@@ -77,7 +75,7 @@ class QuantizationConfig:
         return self.output_activation
 
     def get_weight_qspec(self, node: Node | None = None) -> QuantizationSpecBase | None:
-        """Return the spec of a weight. The quantizer moves its channel axis to the axis of the operator's output channels.
+        """Return the spec of a weight, whose channel axis the quantizer adapts to the operator.
 
         Args:
             node: Operator that reads the weight.
@@ -85,7 +83,7 @@ class QuantizationConfig:
         return self.weight
 
     def get_bias_qspec(self, node: Node | None = None) -> Any:
-        """Return ``bias``: None unless set by the user, because the lowering derives the scale of a bias.
+        """Return ``bias``.
 
         Args:
             node: Operator that reads the bias.
@@ -113,14 +111,14 @@ def get_symmetric_quantization_config(
     Args:
         is_per_channel: Whether each output channel has its own weight scale.
         is_qat: Whether to use fake-quantize modules for ``prepare_qat_pt2e``, with moving averages as ranges.
-        is_dynamic: Whether activation ranges are computed at run time. Such modules stay on the CPU.
+        is_dynamic: Whether activation ranges are computed at run time, on the CPU.
         act_qmin, act_qmax, weight_qmin, weight_qmax: Limits of the integer values, within int8.
-        eps: Minimum scale of activations and weights.
-        calibration: Method that chooses activation ranges: ``mse``, ``minmax``, ``moving_average`` or ``percentile``. See
+        eps: Minimum scale.
+        calibration: ``mse``, ``minmax``, ``moving_average`` or ``percentile``. See
             :class:`ethorch.quantization.activation_observer.ActivationObserver`.
-        weight_calibration: ``max`` (the largest weight fits) or ``mse`` (least squared error), in training as well. Defaults to
-            ``mse`` for weights of at most four bits, else ``max``.
-        percentile: Percentage of an activation's values inside its range, for ``calibration="percentile"``.
+        weight_calibration: ``max`` (largest weight) or ``mse`` (least squared error). Defaults to ``mse`` for up to four bits, else
+            ``max``.
+        percentile: Percentage of values inside the range, for ``calibration="percentile"``.
         averaging_constant: Weight of the newest input, for ``calibration="moving_average"`` and QAT.
 
     Raises:
@@ -157,9 +155,7 @@ def get_symmetric_a16w8_quantization_config(
     averaging_constant: float = 0.01,
     epsilon: float | None = None,
 ) -> QuantizationConfig:
-    """Return a config with int16 activations (symmetric, -32767..32767) and int8 weights.
-
-    It improves accuracy by about 25 dB at two to four times the cycles of int8.
+    """Return a config with int16 activations (symmetric, -32767..32767) and int8 weights: +25 dB at two to four times the cycles.
 
     Args:
         is_per_channel, is_qat, is_dynamic, weight_qmin, weight_qmax, eps: See :func:`get_symmetric_quantization_config`.
@@ -199,9 +195,7 @@ def get_symmetric_a8w4_quantization_config(
     calibration: str = "mse",
     weight_calibration: str | None = None,
 ) -> QuantizationConfig:
-    """Return a config with int8 activations and 4-bit weights (-7..7), which the NPU's weight decoder packs.
-
-    ``is_qat`` defaults to True, because few networks stay accurate with 4-bit weights without training.
+    """Return a config with int8 activations and 4-bit weights (-7..7), which few networks tolerate without training.
 
     Args:
         is_per_channel, is_qat, is_dynamic, calibration, weight_calibration: See :func:`get_symmetric_quantization_config`.
@@ -220,7 +214,7 @@ def get_symmetric_a8w4_quantization_config(
 def get_uint8_io_quantization_config(
     is_qat: bool = False, is_dynamic: bool = False, eps: float = _EPS, *, calibration: str = "mse"
 ) -> QuantizationConfig:
-    """Return a config with uint8 inputs and outputs of the program, for ``set_io``. Operators keep their own config.
+    """Return a config with uint8 program inputs and outputs, for ``set_io``.
 
     Args:
         is_qat, is_dynamic, eps, calibration: See :func:`get_symmetric_quantization_config`.

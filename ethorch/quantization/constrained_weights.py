@@ -1,8 +1,7 @@
-"""Weights that are constrained to few values, zeros, or both, during training and in the quantized model.
+"""Weights constrained to few values or zeros, in training and in the quantized model.
 
-``ethorch.tuning.compress.constrain`` inserts the operator ``ethorch::constrained_weight`` before a layer. The levels are symmetric,
-and the largest magnitude of each output channel stays at 127. Max-scaled quantization therefore finds the same integer values.
-A folded batch normalization changes only the scale or the sign of a channel.
+``ethorch.tuning.compress.constrain`` inserts ``ethorch::constrained_weight`` before a layer. Levels are symmetric, and the largest
+magnitude of each output channel is 127, so quantization finds the same integer values.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ _SMALLEST = 2.0**-24  # minimum scale, for channels of zeros
 
 
 def constrain_weight(weight: Tensor, mask: Tensor, table: Tensor, axis: int) -> Tensor:
-    """Return the weight rounded to the allowed values. The gradient reaches ``weight`` where ``mask`` is True.
+    """Return the weight rounded to the allowed values, with the gradient of unmasked elements.
 
     Args:
         weight: Float tensor.
         mask: Bool tensor of the same shape; False sets an element to zero.
-        table: int64[255], the integer value that replaces each of -127..127. Empty for no rounding.
+        table: int64[255], the replacements of -127..127. Empty for no rounding.
         axis: Axis of the output channels, whose largest magnitudes map to 127.
     """
     masked = torch.where(mask, weight, 0.0)
@@ -135,7 +134,6 @@ class ConstrainedFakeQuantize(nn.Module):
 
     @property
     def rule(self) -> Rule:
-        """Rule with the current mask and table."""
         return Rule(self.kept, self.table, self.axis)
 
     def forward(self, weight: Tensor) -> Tensor:
@@ -174,7 +172,6 @@ def settle(prepared: GraphModule) -> None:
 
 
 def _find_constrained_parameter(node: Node, rules: Mapping[str, Rule]) -> str | None:
-    """Return the parameter with a rule that a fake-quantize node reads, possibly scaled by a batch normalization."""
     ready = [node.all_input_nodes[0]] if node.all_input_nodes else []
     if not ready or ready[0].op == "placeholder":
         return None
@@ -192,7 +189,6 @@ def _parameter(node: Node) -> Any:
 
 
 def _evaluate(graph: GraphModule, node: Node) -> Any:
-    """Compute a node that depends only on parameters and buffers."""
     if node.op == "get_attr":
         return attribute(graph, node)
     assert node.op == "call_function" and callable(node.target)

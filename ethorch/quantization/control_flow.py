@@ -27,10 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 def join_control_flow(model: GraphModule) -> None:
-    """Share observers across the boundaries of control flow, so that tensors are not rescaled there.
-
-    A value that a loop carries has the same scale in all iterations.
-    """
+    """Share observers across the boundaries of control flow and between the iterations of loops, to avoid rescaling."""
     for node in model.graph.nodes:
         if not is_control_flow(node):
             continue
@@ -67,12 +64,10 @@ def _placeholder(graph: GraphModule, index: int) -> Node:
 
 
 def _observer(model: GraphModule, node: Any) -> Any:
-    """Return the module that ``node`` calls, or None."""
     return model.get_submodule(str(node.target)) if isinstance(node, Node) and node.op == "call_module" else None
 
 
 def _readers(model: GraphModule, node: Node) -> Iterator[ActivationObserver]:
-    """Yield the observers that read a value."""
     for user in node.users:
         observer = _observer(model, user)
         if isinstance(observer, ActivationObserver):
@@ -131,10 +126,7 @@ def quantize_with_submodules(
 
 
 def _inline(model: GraphModule) -> None:
-    """Turn the parameters that branches receive as arguments into their own attributes, so that they are quantized once.
-
-    Branches inside branches are processed recursively.
-    """
+    """Turn parameters that branches receive as arguments into attributes, so that they are quantized once. Recursive."""
     for node in _control_flow(model):
         carried = len(node.args[2]) if node.target is torch.ops.higher_order.while_loop else 0  # type: ignore[arg-type]
         operands = list(node.args[3])  # type: ignore[arg-type]
@@ -159,7 +151,6 @@ def _inline(model: GraphModule) -> None:
 
 
 def _lift(model: GraphModule) -> None:
-    """Turn the tensors of branches into arguments, as torch.export requires."""
     for node in _control_flow(model):
         graphs = _graphs(model, node)
         for number, owner in enumerate(graphs):
@@ -196,12 +187,10 @@ def _control_flow(model: GraphModule) -> list[Node]:
 
 
 def _graphs(model: GraphModule, node: Node) -> list[GraphModule]:
-    """Return the graphs of a control flow node without duplicates."""
     return list(dict.fromkeys(part.of(model) for part in subgraphs_of(node)))
 
 
 def _register(model: GraphModule, prefix: str, tensor: torch.Tensor) -> str:
-    """Register the tensor as a parameter or buffer, and return its name: ``prefix``, with a number if it is in use."""
     name, number = prefix, 0
     while hasattr(model, name):
         number += 1
@@ -261,12 +250,12 @@ class _ObservedBranch:
     """A graph of control flow while samples run.
 
     Attributes:
-        part: Position of the graph in the control flow.
+        part: Position in the control flow.
         owner: Graph that contains the control flow.
         graph: Prepared graph.
-        alternatives: Graphs of the same control flow node, including this one.
-        around: Branches that contain this one, outermost first.
-        operands: Operands of the first call; empty before it.
+        alternatives: All graphs of the control flow node.
+        around: Enclosing branches, outermost first.
+        operands: Operands of the first call.
         hook: Hook that records the operands.
     """
 
@@ -280,7 +269,6 @@ class _ObservedBranch:
 
     @property
     def label(self) -> str:
-        """Path and description of the graph, for messages."""
         path = ".".join(branch.part.name for branch in (*self.around, self))
         return f"{path} ({self.part.description} of {self.part.node.name})"
 
@@ -323,7 +311,7 @@ def _force(branches: Sequence[_ObservedBranch]) -> Iterator[None]:
 def _observe_unreached(model: GraphModule, branches: Sequence[_ObservedBranch], samples: Sequence[tuple[Any, ...]]) -> None:
     """Run each branch that no sample reached, outer branches first, so that its values are observed.
 
-    A branch of ``cond`` replaces the other branch. The body of a loop runs once, on the operands of the loop's condition.
+    A branch of ``cond`` replaces the other branch. The body of a loop runs once, on the operands of the condition.
 
     Raises:
         QuantizationError: No sample reached the control flow itself.

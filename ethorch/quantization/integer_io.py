@@ -1,8 +1,7 @@
-"""Programs whose inputs and outputs are int8, uint8 or int16 instead of float32.
+"""Programs with int8, uint8 or int16 inputs and outputs, which need no float buffers and conversions in firmware.
 
-Firmware then needs neither float buffers nor conversions of sensor data. The quantize nodes of inputs and the dequantize nodes of
-outputs are removed. Their quantization parameters become constant methods of the .pte, with the names of ExecuTorch's passes:
-``input0_scale``, ``input0_zp``, ``input0_quant_min``, ``input0_quant_max``, ``input0_dtype``.
+The quantization parameters become constant methods of the .pte, named as by ExecuTorch's passes: ``input0_scale``, ``input0_zp``,
+``input0_quant_min``, ``input0_quant_max``, ``input0_dtype``.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _CODES = {name: code for code, (name, _) in DTYPES.items()}
 
 
 def with_integer_io(quantized: GraphModule, io: str) -> GraphModule:
-    """Return a copy of the graph whose quantized inputs and outputs have type ``io``. Integer ones do not change.
+    """Return a copy of the graph whose quantized inputs and outputs have type ``io``.
 
     Args:
         quantized: Graph from ``convert_pt2e``, calibrated with ``set_io(schemes.IO_CONFIGS[io]())``.
@@ -60,7 +59,6 @@ def _is_float(node: Node) -> bool:
 
 
 def _quantize_input(node: Node, label: str, dtype: torch.dtype) -> None:
-    """Change the dtype of a placeholder and remove the quantize nodes that read it."""
     readers = list(node.users)
     if not readers:
         return
@@ -83,7 +81,6 @@ def _quantize_input(node: Node, label: str, dtype: torch.dtype) -> None:
 
 
 def _find_quantized_output(node: Node, label: str, dtype: torch.dtype) -> Node:
-    """Return the input of the dequantize node of an output."""
     if op_name(node.target) not in DEQUANTIZE:
         raise QuantizationError(
             "io.float_use",

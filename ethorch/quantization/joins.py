@@ -14,13 +14,13 @@ Edge = Node | tuple[Node, Node]
 
 
 def join(nodes: Sequence[Node], is_absorbed: Callable[[Node], bool]) -> None:
-    """Share the observer of each concatenation with the inputs that only it reads. The first member of a group has the observer.
+    """Share the observer of each concatenation with the inputs that only it reads, by the first member of a group.
 
     A member is a node whose result is observed, or an edge (argument, reader) from an unquantized program input or constant.
 
     Args:
-        nodes: Annotated nodes of the graph, in order.
-        is_absorbed: Returns True if the observer of a node follows a clamp that it absorbs.
+        nodes: Annotated nodes, in order.
+        is_absorbed: Predicate for nodes whose observer follows an absorbed clamp.
     """
     groups: list[set[Edge]] = []
     for node in nodes:
@@ -59,7 +59,6 @@ def join(nodes: Sequence[Node], is_absorbed: Callable[[Node], bool]) -> None:
 
 
 def _qspec(part: Edge) -> object:
-    """Return the spec of a member."""
     if isinstance(part, Node):
         return part.meta[ANNOTATION].output_qspec
     return part[1].meta[ANNOTATION].input_qspec_map[part[0]]

@@ -27,7 +27,7 @@ def link_observers(model: GraphModule, observers: dict[Edge, Any]) -> None:
 
     Args:
         model: Annotated graph.
-        observers: Observers by (argument, node) or node, as passed by torchao's ``prepare``; changed in place.
+        observers: Observers by (argument, node) or node, changed in place.
     """
     inputs: set[Node] = set()  # an input with two observers has one set of statistics
     for key, observer in observers.items():
@@ -79,7 +79,6 @@ def _mark_readers(node: Node, observers: dict[Edge, Any]) -> None:
 
 
 def _set_thresholds(model: GraphModule, node: Node, observers: dict[Edge, Any]) -> None:
-    """Set the constants that all readers of ``node``'s first input compare it with, if nothing else shares its observer."""
     value = node.args[0]
     observer = observers.get(value) if isinstance(value, Node) else None
     if not isinstance(value, Node) or not isinstance(observer, ActivationObserver) or observer.thresholds:
@@ -91,7 +90,6 @@ def _set_thresholds(model: GraphModule, node: Node, observers: dict[Edge, Any]) 
 
 
 def _threshold(model: GraphModule, value: Node, user: Node) -> float | None:
-    """Return the constant that ``user`` compares ``value`` with, or None if ``user`` is not such a comparison."""
     spec = find(user.target) if user.op == "call_function" else None
     if spec is None or not spec.rule(user).is_threshold or user.args[0] is not value:
         return None
@@ -103,7 +101,6 @@ def _threshold(model: GraphModule, value: Node, user: Node) -> float | None:
 
 
 def _link_bias(model: GraphModule, node: Node, layer: Layer, observers: dict[Edge, Any]) -> None:
-    """Link the observers of weight, input and bias, whose scales depend on each other."""
     args: list[Any] = [*node.args, *[None] * 3]
     if not all(isinstance(arg, Node) for arg in (args[0], args[layer.weight], args[layer.bias])):
         return
@@ -117,10 +114,7 @@ def _link_bias(model: GraphModule, node: Node, layer: Layer, observers: dict[Edg
 
 
 def _follow(node: Node, observers: dict[Edge, Any]) -> None:
-    """Replace the observer of moved data, and of its readers that share the observer, with a follower.
-
-    Moved, padded or pooled data does not exceed the range of its source.
-    """
+    """Replace the observer of moved, padded or pooled data, whose range its source limits, with a follower."""
     leader = observers.get(node)
     source = next((arg for arg in node.all_input_nodes if find_leader(observers.get((arg, node))) is leader), None)
     if not isinstance(leader, ActivationObserver) or source is None:
@@ -133,9 +127,9 @@ def _follow(node: Node, observers: dict[Edge, Any]) -> None:
 
 
 def _observe_outermost_joins(model: GraphModule, observers: dict[Edge, Any]) -> None:
-    """Feed the observer that a concatenation shares with its parts only with the concatenation. The parts become followers.
+    """Feed the observer that a concatenation shares with its parts only with the concatenation.
 
-    The extremes of the parts vary more than those of the concatenation, which would widen the range for unseen inputs.
+    The extremes of the parts vary more, which would widen the range for unseen inputs.
     """
     joins = [node for node in model.graph.nodes if (spec := find(node.target)) is not None and spec.rule(node).joins]
     joined = {observer for node in joins if isinstance(observer := observers.get(node), ActivationObserver)}

@@ -1,7 +1,7 @@
 """Additive masks passed as float inputs, which mix masking values such as -inf with ordinary biases.
 
-Only calibration inputs distinguish such a mask from other tensors that are added to scores. The lowest integer value of a mask
-represents a number that moves every score below the range of the sum. The sum has room below its scores.
+Only calibration distinguishes them from other addends. The lowest integer value of a mask then moves every score below the range of
+the sum, which has room for it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _DEPTH = 64.0
 
 
 def mark_mask_inputs(model: GraphModule, observers: dict[Any, Any]) -> None:
-    """Enable mask detection in the observers of float inputs that are added to the scores of a softmax, and of the sums.
+    """Enable mask detection in the observers of float inputs that are added to softmax scores, and of the sums.
 
     Args:
         model: Annotated graph.
-        observers: Observers by (argument, node) or node, as passed by torchao's ``prepare``.
+        observers: Observers by (argument, node) or node.
     """
     for node in model.graph.nodes:
         if node.op == "call_function" and find(node.target) is softmax:
@@ -43,7 +43,6 @@ def mark_mask_inputs(model: GraphModule, observers: dict[Any, Any]) -> None:
 
 
 def _mark(mask: Any, sums: list[Any]) -> None:
-    """Enable mask detection in the observer or fake-quantize module of an input, and in those of its sums."""
     if isinstance(mask, FakeQuantizeBase):
         mask.register_forward_pre_hook(partial(lift_masked, depth=_DEPTH))
     leader = find_leader(mask)
@@ -59,7 +58,6 @@ def _mark(mask: Any, sums: list[Any]) -> None:
 
 
 def _find_moved(source: Node) -> list[Node]:
-    """Return a node and all nodes that only move its elements."""
     moved = [source]
     for node in moved:
         moved += [user for user in node.users if user not in moved and user.op == "call_function" and find(user.target) in MOVERS]
@@ -67,7 +65,6 @@ def _find_moved(source: Node) -> list[Node]:
 
 
 def _is_sum(node: Node) -> bool:
-    """Return True if the node is a sum that a softmax reads, directly or moved."""
     if node.op != "call_function" or find(node.target) is not add:
         return False
     readers = [user for moved in _find_moved(node) for user in moved.users if user.op == "call_function"]

@@ -33,10 +33,7 @@ def prepare(graph: GraphModule, quantizer: Quantizer) -> GraphModule:
 
 @contextmanager
 def _continue_numbering() -> Iterator[None]:
-    """Make torch search for the name of a new observer from the last number on, with the same result as from 0.
-
-    With 500 observers, the search takes a fifth of the time of ``prepare_pt2e``.
-    """
+    """Make torch number new observers from the last number on, which saves a fifth of the time for 500 observers."""
     numbers: Counter[tuple[int, str]] = Counter()
 
     def names(prefix: str) -> Callable[[nn.Module], str]:

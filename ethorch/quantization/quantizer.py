@@ -36,11 +36,11 @@ Finder = NodeFinder | Callable[[GraphModule], Iterable[Node]]
 
 
 class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotations
-    """Quantizer that annotates a graph from ``torch.export`` for an NPU, for ``prepare_pt2e`` and ``prepare_qat_pt2e``.
+    """Quantizer that annotates a graph from ``torch.export`` for ``prepare_pt2e`` and ``prepare_qat_pt2e``.
 
-    Setters return the quantizer, so calls chain. If several settings match a node, the most specific one applies, even ``None``.
-    The order is node name, node finder (the last one set), node target, module name (the innermost), module type (the innermost),
-    global. A setting that matches nothing causes a warning with similar names.
+    Setters return the quantizer. If several settings match a node, the most specific one applies, even ``None``: node name, node
+    finder (the last one set), node target, module name (the innermost), module type (the innermost), global. Unmatched settings
+    cause a warning.
 
     Args:
         compile_spec: A compile spec, its list form, or a TOSA specification such as ``"TOSA-1.0+INT"``.
@@ -77,10 +77,10 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
         return self
 
     def set_io(self, quantization_config: QuantizationConfig | None) -> Self:
-        """Quantize the program's float inputs and outputs with this config, regardless of the operators that use them.
+        """Quantize the program's float inputs and outputs with this config, or with None like the operators that use them.
 
-        None quantizes inputs like their readers and outputs like their producers. The converted program still has float inputs and
-        outputs. ``ethorch.compile(..., io="uint8")`` changes that, as do ExecuTorch's ``QuantizeInputs`` and ``QuantizeOutputs``.
+        The converted program still has float inputs and outputs. ``ethorch.compile(..., io="uint8")`` changes that, as do
+        ExecuTorch's ``QuantizeInputs`` and ``QuantizeOutputs``.
         """
         self._io = quantization_config
         return self
@@ -112,8 +112,8 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
 
         Args:
             quantization_config: Config of the nodes. None leaves them in float.
-            node_finder: Object with ``find_nodes(graph_module)``, or a function of the graph module, that returns nodes. It is
-                called before the graph is decomposed and when it is annotated.
+            node_finder: Object with ``find_nodes(graph_module)``, or a function of the graph module. It is called before the graph
+                is decomposed and when it is annotated.
         """
         self.settings.finders.append((node_finder, quantization_config))
         return self
@@ -137,7 +137,7 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
     # --- torchao's interface ------------------------------------------------------------------------------------------
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
-        """Run the passes that prepare the graph for annotation. See ``ethorch.quantization.passes.pipeline``.
+        """Run the passes of ``ethorch.quantization.passes.pipeline``.
 
         Raises:
             QuantizationError: An in-place operator has no functional form, or a float parameter or input is not float32.
@@ -172,7 +172,7 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
         return model
 
     def validate(self, model: GraphModule) -> None:
-        """Check an annotated graph. Warn if no operator is annotated, because the converted model would be the float model.
+        """Check an annotated graph, and warn if no operator is annotated.
 
         Raises:
             QuantizationError: The inputs of an operator are on different devices.

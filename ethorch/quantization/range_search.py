@@ -1,8 +1,7 @@
 """Choose the activation range that minimizes the expected squared error on calibration inputs and on unseen inputs.
 
-The error has three parts: rounding inside the range, clipping of calibration values, and clipping of values in unseen inputs.
-The last is estimated from the variation of the extremes between calibration inputs. It matters for small tensors, such as pooled
-features and logits, because eight samples of 64 values determine the next maximum poorly.
+The error consists of rounding, clipping of calibration values, and clipping in unseen inputs. The last is estimated from the
+variation of the extremes between inputs. It matters for small tensors, such as pooled features and logits.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Seen:
         inputs: Number of observed tensors.
         lows, highs: Extremes of each tensor that has finite elements.
         elements: Number of elements of all tensors.
-        reach: Half width of the histogram, which covers -reach..reach; a power of two, or 0 for an empty histogram.
+        reach: Half width of the histogram, a power of two, or 0 for an empty one.
         nonzero: Number of nonzero elements in the histogram.
     """
 
@@ -80,7 +79,7 @@ def least_squares_range(seen: Seen, counts: Floats, levels: int, symmetric: bool
     Args:
         seen: Observations with a positive reach and nonzero elements.
         counts: Histogram.
-        levels: Number of steps between the lowest and the highest integer value.
+        levels: Steps between the lowest and the highest integer value.
         symmetric: Whether the range is -x..x.
     """
     centres, inputs = bin_centres(seen.reach), len(seen.lows)
@@ -101,14 +100,14 @@ def least_squares_range(seen: Seen, counts: Floats, levels: int, symmetric: bool
 
 
 def _candidates(extremes: Floats, counts: Floats, centres: Floats, weight: float, inputs: int, fine: bool) -> tuple[Floats, Floats]:
-    """Return candidate upper bounds and, for each, the squared error of clipping there, summed over all inputs.
+    """Return candidate upper bounds and the squared error of clipping at each, summed over all inputs.
 
     Args:
         extremes: Maximum of each input.
         counts, centres: Histogram, ascending.
         weight: Elements that one count represents.
         inputs: Number of inputs.
-        fine: Whether rounding is so cheap that each extreme counts by itself, even if the histogram's subsample lacks it.
+        fine: Whether each extreme counts by itself, even if the histogram's subsample lacks it.
     """
     largest = max(float(extremes.max()), 0.0)
     elements = counts.sum() * weight / inputs
@@ -133,15 +132,14 @@ def _candidates(extremes: Floats, counts: Floats, centres: Floats, weight: float
 
 
 def _deviation(counts: Floats, centres: Floats) -> float:
-    """Return the standard deviation of the values in a histogram."""
     mean = float((counts * centres).sum() / counts.sum())
     return math.sqrt(float((counts * (centres - mean) ** 2).sum() / counts.sum()))
 
 
 def _spread(extremes: Floats, elements: float, deviation: float, fine: bool) -> tuple[float, int]:
-    """Return (standard deviation of the extreme of an input, degrees of freedom), with a deviation of 0 for no room.
+    """Return (standard deviation of an input's extreme, degrees of freedom). A deviation of 0 reserves no room.
 
-    With many integer values (``fine``), room is cheap and clipping is expensive, so a typical variation is always assumed.
+    With many integer values (``fine``) room is cheap, so a typical variation is assumed.
     """
     freedom = len(extremes) - 1
     variance = float(np.var(extremes, ddof=1)) if freedom else 0.0
@@ -157,10 +155,10 @@ def _spread(extremes: Floats, elements: float, deviation: float, fine: bool) -> 
 
 @functools.cache
 def _student_excess(freedom: int) -> tuple[Floats, Floats]:
-    """Return (z, E[max(T - z, 0)^2]) for T of Student's t distribution, which predicts the next of a few normal values.
+    """Return (z, E[max(T - z, 0)^2]) for T of Student's t distribution.
 
     Args:
-        freedom: Degrees of freedom, at least 3, because the integral diverges below.
+        freedom: Degrees of freedom, at least 3 for convergence.
     """
     t = np.concatenate([np.linspace(-2, 40, 1051), 40 + np.geomspace(1e-3, 1e4, 200)])
     scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(freedom * math.pi)

@@ -40,7 +40,7 @@ def quantizer_for(settings: Settings, is_qat: bool = False) -> EthosUQuantizer:
         is_qat: Whether the quantizer is for training.
 
     Raises:
-        SpecError: The settings come from a file that does not contain their QuantizationConfig.
+        SpecError: The settings come from a file, which does not contain their QuantizationConfig.
     """
     if settings.scheme == CUSTOM:
         raise SpecError(

@@ -48,20 +48,11 @@ class Settings:
         return any(config is not None and config.is_qat for config in configs)
 
     def of(self, model: GraphModule, warn: bool = True) -> Callable[[Node], Config]:
-        """Return a function from a node to its config. The first match applies, even ``None``:
-
-        - node name
-        - node finder (the last one set)
-        - node target
-        - module name (the innermost module)
-        - module type (the innermost module)
-        - global
+        """Return a function from a node to its config. The most specific setting applies (see ``TOSAQuantizer``), even ``None``.
 
         A decomposed node matches the name and the target of its composite operator. An operator without weights (relu, add, cat,
-        pool, matmul, view) adopts the config of its neighbors if all of them have the same one. The search continues through other
-        operators without weights. Values between two 16-bit modules are therefore not rounded to 8 bits. Only a config is adopted:
-        next to a float module, the global config applies. Nothing is adopted without a global config. Program inputs and outputs do
-        not count as neighbors.
+        pool, matmul, view) adopts the config that all its neighbors share, past others of its kind, if there is a global config.
+        Values between two 16-bit modules are therefore not rounded to 8 bits. Next to a float module, the global config applies.
 
         Args:
             model: Exported graph.
@@ -82,7 +73,7 @@ class Settings:
         return config_of
 
     def match_explicit(self, model: GraphModule, warn: bool = False) -> Callable[[Node], tuple[Config] | None]:
-        """Return a function from a node to (config,) of the setting that matches it, other than the global one, or to None.
+        """Return a function from a node to (config,) of the matching setting other than the global one, or None.
 
         Args:
             model: Exported graph.
@@ -152,7 +143,6 @@ def _may_follow(node: Node) -> bool:
 
 
 def _is_table(node: Node) -> bool:
-    """Return True if the node is a constant with several elements."""
     value = first_value(node)
     return node.op == "get_attr" and (value is None or value.numel() > 1)
 
@@ -191,7 +181,6 @@ def type_name(module_type: Any) -> str:
 
 
 def _is_type(kind: str, module_type: Any) -> bool:
-    """Return True if ``kind`` names the class. A string may omit the module path."""
     name = type_name(module_type)
     is_short = isinstance(module_type, str) and "." not in module_type
     return kind == name or (is_short and kind.rpartition(".")[2] == module_type)

@@ -18,7 +18,7 @@ INITIAL = "ethorch_initial"
 
 
 def names_in_whole(modules: Mapping[str, GraphModule]) -> dict[str, dict[str, str]]:
-    """Return, by model, the common name of each buffer that any model writes, which is its name in the first model that has it."""
+    """Return, by model, the common name of each written buffer, which is its name in the first model that has it."""
     written = {memory_of(buffer) for module in modules.values() for _, buffer in state_buffers(module)}
     common_names: dict[tuple[int, ...], str] = {}
     renames: dict[str, dict[str, str]] = {}
@@ -34,10 +34,7 @@ def names_in_whole(modules: Mapping[str, GraphModule]) -> dict[str, dict[str, st
 
 
 def copy_written_buffers(modules: Mapping[str, GraphModule]) -> None:
-    """Replace the buffers that any model writes with copies, because torch.export and ``convert_pt2e`` keep the user's tensors.
-
-    A buffer that several models share remains shared.
-    """
+    """Replace written buffers with copies, which remain shared. torch.export and ``convert_pt2e`` keep the user's tensors."""
     written = {memory_of(buffer) for module in modules.values() for _, buffer in state_buffers(module)}
     copies: dict[tuple[int, ...], Tensor] = {}
     for module in modules.values():
@@ -72,15 +69,14 @@ def preserve_buffers(buffers: Iterable[Tensor]) -> Iterator[None]:
 
 
 def observe_together(graphs: Sequence[GraphModule], modules: Sequence[nn.Module], alternatives: bool = False) -> None:
-    """Share the range of each common value of several models.
+    """Share the ranges of written buffers, and of corresponding operators in shared submodules, between models.
 
-    Common values are buffers that a model writes, and results of corresponding operators in a shared submodule, e.g. its first
-    ``linear``. A token then has the same integer values in prefill and in decode, and encoded weights, biases and scales are equal.
+    A token then has the same integer values in prefill and in decode, and encoded weights, biases and scales are equal.
 
     Args:
         graphs: Models with observers.
         modules: User modules that were exported.
-        alternatives: Whether the models are one module at several shapes, which share inputs and operators outside of submodules.
+        alternatives: Whether the models are one module at several shapes, which share inputs and all operators.
     """
     written = {memory_of(buffer) for graph in graphs for _, buffer in state_buffers(graph)}
     first: dict[object, ActivationObserver] = {}

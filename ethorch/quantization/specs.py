@@ -38,13 +38,11 @@ class KnownRange(QuantizationSpec):  # type: ignore[misc]  # torchao has no anno
 
 
 def fixed_spec(fixed_range: tuple[float, float], like: QuantizationSpec, is_qat: bool) -> QuantizationSpecBase:
-    """Return the spec of an output whose real range is fixed.
-
-    An ``ActivationObserver`` may choose a smaller range. Otherwise, and in training, the quantization parameters are fixed.
+    """Return the spec of an output whose real range is fixed, or limited for an ``ActivationObserver``.
 
     Args:
         fixed_range: Real range of the output.
-        like: Spec of other outputs. Its missing bounds default to those of its dtype.
+        like: Spec of other outputs. Missing bounds default to those of its dtype.
         is_qat: Whether the spec is for training.
     """
     if not is_qat and _class_of(like.observer_or_fake_quant_ctr) is ActivationObserver:
@@ -63,7 +61,7 @@ def check_int32(config: QuantizationConfig) -> None:
     """Check that int32 activations are symmetric.
 
     Raises:
-        QuantizationError: A zero point is possible, and ExecuTorch's CPU kernel overflows when it subtracts it in 32 bits.
+        QuantizationError: A zero point is possible, which overflows in ExecuTorch's CPU kernel.
     """
     for spec in (config.input_activation, config.output_activation):
         if spec is not None and spec.dtype == torch.int32 and spec.qscheme != torch.per_tensor_symmetric:

@@ -26,14 +26,14 @@ Place = Node | tuple[Node, Node]
 
 
 def share_states(model: GraphModule, nodes: Sequence[Node]) -> None:
-    """Share one observer between the readers of each buffer that the model writes and the written value.
+    """Share one observer between the readers of each written buffer, the written value, and values that carry its elements.
 
-    Values between the two that contain the buffer's elements (a cache with a replaced row) are included. The buffer is unchanged if
-    dtypes differ or the written value is not quantized. A program input that is written unmodified is quantized like the buffer.
+    A buffer is skipped if dtypes differ or the written value is not quantized. A program input that is written unmodified is
+    quantized like the buffer.
 
     Args:
         model: Annotated graph whose writes are ``copy_`` nodes.
-        nodes: Nodes of the graph, in order.
+        nodes: Nodes in order.
     """
     numbers = {node: number for number, node in enumerate(nodes)}
 
@@ -94,7 +94,6 @@ def _find_carriers(written: Node, buffers: Set[Node]) -> list[Place]:
 
 
 def _holders(node: Node) -> list[Node]:
-    """Return the operands whose elements an operator passes on unchanged."""
     spec = find(node.target) if node.op == "call_function" else None
     if spec is None or not is_float(node):
         return []

@@ -1,8 +1,7 @@
 """Fold batch norms into convolutions after quantization-aware training.
 
-``prepare_qat_pt2e`` writes a convolution with a batch norm as ``norm(conv(x, round(w * s)) / s + b)`` with the factor
-s = gamma / sqrt(variance + eps). After training, it equals ``conv(x, round(w * s), beta + (b - mean) * s)``. ``convert_pt2e`` needs
-15 s to export 96 patterns of it. This module matches the graph directly.
+``prepare_qat_pt2e`` writes ``norm(conv(x, round(w * s)) / s + b)`` with s = gamma / sqrt(variance + eps), which equals
+``conv(x, round(w * s), beta + (b - mean) * s)``. ``convert_pt2e`` would export 96 patterns to find it (15 s).
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ class _TrainedNorm:
 
     Attributes:
         scaled: Product of the weight and the factor of the norm, which is rounded.
-        bias: Bias of the convolution, or None.
     """
 
     norm: Node
@@ -103,7 +101,6 @@ def _match_trained_norm(norm: Node) -> _TrainedNorm | None:
 
 
 def _is_factor(factor: Node | None, norm: Node) -> bool:
-    """Return True if ``factor`` is gamma / sqrt(variance + eps) of the batch norm."""
     if factor is None or not _calls(factor, "aten.div.Tensor"):
         return False
     gamma, root = factor.args[:2]
@@ -118,13 +115,11 @@ def _same(a: object, b: object) -> bool:
 
 
 def _reshape_input(node: object) -> Node | None:
-    """Return the input of a reshape, or None for other nodes."""
     source = node.args[0] if isinstance(node, Node) and _calls(node, "aten.reshape.default") else None
     return source if isinstance(source, Node) else None
 
 
 def _only(node: object) -> Node | None:
-    """Return ``node`` if it is an operator with a single reader, else None."""
     return node if isinstance(node, Node) and node.op == "call_function" and len(node.users) == 1 else None
 
 
@@ -133,7 +128,6 @@ def _calls(node: Node, name: str) -> bool:
 
 
 def _counts_batches(node: Node) -> bool:
-    """Return True if the node only counts training batches."""
     counter = node.args[0] if _calls(node, "aten.add.Tensor") and not node.users and node.args else None
     return isinstance(counter, Node) and counter.op == "get_attr" and str(counter.target).endswith("num_batches_tracked")
 

@@ -12,10 +12,7 @@ _TRIED = 15  # scales to try in each training step; a finer grid has no benefit,
 
 
 class PerChannelTrainedWeightObserver(MovingAveragePerChannelMinMaxObserver):  # type: ignore[misc]  # torchao has no annotations
-    """Observer with the per-channel range of least squared error of the current weight.
-
-    ``min_val`` and ``max_val`` contain the range, so that checkpoints include it.
-    """
+    """Observer with the per-channel range of least squared error of the current weight, in ``min_val`` and ``max_val``."""
 
     min_val: Tensor
     max_val: Tensor
@@ -28,8 +25,6 @@ class PerChannelTrainedWeightObserver(MovingAveragePerChannelMinMaxObserver):  #
 
 
 class TrainedWeightObserver(MovingAverageMinMaxObserver):  # type: ignore[misc]  # torchao has no annotations
-    """Observer with one range of least squared error for a weight."""
-
     min_val: Tensor
     max_val: Tensor
 

@@ -1,7 +1,6 @@
-"""Search for the size of the arena, because Vela uses all available memory but often needs only half for the same cycles.
+"""Search for the size of the arena, because Vela often needs only half of the memory that it uses.
 
-Vela treats ``--arena-cache-size`` as a request. Neither bytes nor cycles decrease monotonically with it, so several sizes are
-compiled.
+Neither bytes nor cycles decrease monotonically with ``--arena-cache-size``, so several sizes are compiled.
 """
 
 from __future__ import annotations
@@ -35,20 +34,19 @@ _WISHES = (1.0, 0.9, 0.75)
 
 
 def arena_bytes(model: CompiledModel) -> int:
-    """Return the bytes that the limit applies to: the staging memory if there is one, else the scratch region."""
+    """Return the bytes that the limit applies to: the staging memory, or the scratch region if there is none."""
     return model.scratch_fast_bytes or model.scratch_bytes
 
 
 def total_bytes(model: CompiledModel) -> int:
-    """Return the bytes of staging memory and scratch region, because data that leaves one may move to the other."""
+    """Return the bytes of staging memory and scratch region, between which data may move."""
     return model.scratch_fast_bytes + model.scratch_bytes
 
 
 def minimize_arena(first: CompiledModel, again: Compile, tolerance: float = TOLERANCE) -> tuple[CompiledModel, int | None]:
-    """Search the smallest arena that adds hardly any cycles.
+    """Search the smallest arena that adds hardly any cycles, upwards from Vela's smallest schedule.
 
-    The search starts at the size of Vela's smallest schedule and stops at the first size within the tolerance. A smaller staging
-    memory is accepted only if the total of staging memory and scratch region does not increase.
+    The total of staging memory and scratch region must not increase.
 
     Args:
         first: Model compiled without a requested size.
@@ -78,11 +76,7 @@ def minimize_arena(first: CompiledModel, again: Compile, tolerance: float = TOLE
 
 
 def fit_arena(limit: int, first: CompiledModel, again: Compile) -> tuple[CompiledModel, int | None]:
-    """Search the fastest schedule whose arena fits in ``limit`` bytes, or the smallest arena if no schedule fits.
-
-    Returns:
-        The model and the requested size in bytes; None for ``first``, 0 for Vela's smallest schedule.
-    """
+    """Search the fastest schedule that fits in ``limit`` bytes, or the smallest arena. Return values as ``minimize_arena``."""
     if arena_bytes(first) <= limit:
         return first, None
     tries: list[tuple[CompiledModel, int | None]] = [(first, None)]
@@ -107,10 +101,10 @@ def _try_compile(again: Compile, wish: int | None) -> CompiledModel | None:
 
 
 class SearchCache:
-    """Cached result of an earlier search in the user's cache folder, which saves repeated compilations of a graph.
+    """Cached result of an earlier search, in the user's cache folder.
 
     Args:
-        parts: All values that the result depends on.
+        parts: Values that the result depends on.
     """
 
     def __init__(self, *parts: bytes | str):

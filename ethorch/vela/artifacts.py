@@ -32,17 +32,13 @@ def write(
     sources: Sources | None = None,
     debug: ArmCompileSpec.DebugMode | None = None,
 ) -> None:
-    """Write the artifacts of a delegate with the first free number in ``folder``. Each file is written atomically.
-
-    ``delegate_N.tosa`` is written last, so a number without it is free after an interrupted call.
+    """Write the artifacts of a delegate with the first free number in ``folder``, ``delegate_N.tosa`` last.
 
     Args:
         folder: Folder, created if missing.
         graph, tosa: TOSA graph and its flatbuffer.
-        payload: Delegate payload for firmware. Not written if None.
-        sources: Operator of each command. Not written if None.
-        debug: ``TOSA`` adds locations to the operators in ``delegate_N.tosa``. ``JSON`` writes ``debug.json``, a list of the
-            operators of all delegates in the folder.
+        payload, sources: Delegate payload, and the operator of each command.
+        debug: ``TOSA`` adds locations to ``delegate_N.tosa``. ``JSON`` writes ``debug.json``, a list of all operators.
     """
     folder.mkdir(parents=True, exist_ok=True)
     delegate = next_delegate(folder)
@@ -62,7 +58,7 @@ def _extend(file: Path, graph: Graph, delegate: str) -> None:
 
 
 def contents(graph: Graph, tosa: bytes, payload: DelegatePayload | None, sources: Sources | None) -> dict[str, bytes]:
-    """Return the artifacts of a delegate by the suffix of their file, ``.tosa`` last. See :func:`write`."""
+    """Return the artifacts of a delegate by file suffix, ``.tosa`` last."""
     artifacts = {".txt": to_text(graph).encode()}
     if payload is not None:
         artifacts[".payload"] = payload.pack()
@@ -80,10 +76,9 @@ def next_delegate(folder: Path) -> Path:
 
 
 def sources(folder: str | os.PathLike[str], payload: DelegatePayload, specs: Iterable[tuple[str, bytes]]) -> Sources:
-    """Return the operators of a delegate from the artifacts in ``folder``.
+    """Return the operators of a delegate from the artifacts in ``folder``, which the payload identifies.
 
-    Artifacts of ethorch are identified by the payload. Folders of ``executorch.backends.arm`` contain only TOSA files. These are
-    compiled with the delegate's compile specs until the payload matches.
+    Folders of ``executorch.backends.arm`` contain only TOSA files, which are compiled until the payload matches.
 
     Raises:
         EthorchError: No artifact matches the payload.

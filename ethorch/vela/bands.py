@@ -30,7 +30,7 @@ class Way:
     """A way to split a graph.
 
     Attributes:
-        number: Index among the graph's ``parts``.
+        number: Index of the part.
         count: Index of the number of bands in ``_COUNTS``.
         part: The part.
     """
@@ -46,7 +46,7 @@ class Way:
 
 
 def split_into_bands(graph: Graph, first: CompiledModel, smallest: Smallest, limit: int, cache: arena.SearchCache) -> Graph | None:
-    """Return a copy of the graph with parts in bands whose smallest arena fits the limit or is at least smaller, or None.
+    """Return a copy of the graph with parts in bands that needs a smaller arena, or None.
 
     Args:
         graph: Lowered graph.
@@ -73,7 +73,7 @@ def split_into_bands(graph: Graph, first: CompiledModel, smallest: Smallest, lim
 
 
 def _decode(graph: Graph, codes: int) -> Graph | None:
-    """Return the copy of the graph that a cache entry describes, or None if it describes no parts or missing parts."""
+    """Return the copy of the graph that a cache entry describes, or None."""
     banded = None
     while codes:
         number, count = divmod((codes & (1 << _BITS) - 1) - 1, len(_COUNTS))
@@ -88,7 +88,7 @@ def _decode(graph: Graph, codes: int) -> Graph | None:
 def _better(
     graph: Graph, before: CompiledModel, size: int, smallest: Smallest, limit: int
 ) -> tuple[Graph, CompiledModel, int] | None:
-    """Split one more part. Return (graph, model, code) of the first way that fits the limit, else of the smallest arena."""
+    """Split one more part. Return (graph, model, code) of the first fit, else of the smallest arena."""
     best: tuple[Graph, CompiledModel, int] | None = None
     for way in _ways(graph, before, size, limit):
         banded = apply_bands(graph, way)
@@ -104,7 +104,7 @@ def _better(
 
 
 def _ways(graph: Graph, before: CompiledModel, size: int, limit: int) -> Iterator[Way]:
-    """Return ways to split parts at the peak: first those that may fit the limit, by work, then others by saving."""
+    """Return ways to split parts at the peak: those that may fit the limit by work, then others by saving."""
     peak = before.around_peak(_AT_THE_PEAK)
     ranked = []
     for number, part in enumerate(parts(graph)):
@@ -122,12 +122,7 @@ def _ways(graph: Graph, before: CompiledModel, size: int, limit: int) -> Iterato
 
 
 def apply_bands(graph: Graph, way: Way) -> Graph:
-    """Return a copy of the graph with a part in bands.
-
-    Args:
-        graph: Lowered graph.
-        way: Part of this graph and number of bands.
-    """
+    """Return a copy of the graph with a part in bands."""
     copied = graph.copy()
     now = {value.name: value for op in copied.ops for value in (*op.operands, *op.results)}
     places = {id(op): number for number, op in enumerate(graph.ops)}

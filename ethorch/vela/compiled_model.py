@@ -38,11 +38,11 @@ class Performance:
     """Vela's estimate in cycles of the NPU core clock.
 
     Attributes:
-        npu_cycles: Computation with exposed transfers of weights and tables, summed over operations.
-        total_cycles: Maximum of computation and each memory's access, summed over operations.
+        npu_cycles: Computation and exposed transfers of weights and tables.
+        total_cycles: Sum over operations of the maximum of computation and each memory's access.
         mac_count: Multiply-accumulates.
-        npu_ops, cascades, cascaded_ops: Scheduled operations, groups computed in stripes, and operations in such groups.
-        original_weight_bytes, encoded_weight_bytes: Before and after weight compression.
+        npu_ops, cascades, cascaded_ops: Operations, groups computed in stripes, and operations in them.
+        original_weight_bytes, encoded_weight_bytes: Before and after compression.
         read_only_bytes: Bytes of region 0 in flash or DRAM.
         staging_area: Name of the staging memory.
         memories: Use by memory name (Sram, Dram, OffChipFlash, OnChipFlash, shram, lutram).
@@ -88,13 +88,13 @@ class ScheduledOp:
     """An operation of Vela's schedule and its TOSA operator.
 
     Attributes:
-        name: Name of the output tensor; of the last operation if several are fused.
+        name: Output tensor; of the last operation if several are fused.
         operator: Vela's name of the operation.
-        op_cycles: Estimate, the maximum of npu_cycles and each memory's access cycles.
+        op_cycles: Maximum of npu_cycles and each memory's access cycles.
         npu_cycles: Cycles of the computation.
         macs: Multiply-accumulates.
         access_cycles: Cycles per memory.
-        tosa_op: Index in the operator list of the TOSA block, including CONST. None if Vela inserted the operation.
+        tosa_op: Index in the TOSA block's operator list, or None for an inserted operation.
         command_offsets: Byte offset from the first command word of the last NPU_OP of each stripe, ascending.
     """
 
@@ -116,10 +116,10 @@ class CompiledModel:
         command_stream: Driver payload, including the COP1 or COP2 header.
         constants: Region 0.
         scratch_bytes: Size of region 1.
-        scratch_fast_bytes: Size of region 2, the staging memory of Dedicated_Sram modes, else 0.
+        scratch_fast_bytes: Size of region 2, the staging memory of Dedicated_Sram modes.
         inputs, outputs: Tensors in the order of the TOSA graph.
         performance: Vela's estimates.
-        load_tables: Function that reads Vela's database, which ``tables`` caches.
+        load_tables: Function that reads Vela's database.
     """
 
     command_stream: bytes = field(repr=False)
@@ -184,11 +184,7 @@ class CompiledModel:
         return tuple(scheduled)
 
     def around_peak(self, share: float) -> frozenset[str]:
-        """Return the names of operations at which the given share of the arena's peak is alive, and of their neighbors.
-
-        Args:
-            share: Minimum share of the peak.
-        """
+        """Return the names of operations at which ``share`` of the arena's peak is alive, and of their neighbors."""
         header, rows = self.tables["perf"]
         name, usage = header.index("name"), header.index("staging_usage")
         alive = [int(row[usage]) for row in rows]
@@ -198,8 +194,7 @@ class CompiledModel:
     def op_at(self, offset: int) -> ScheduledOp | None:
         """Return the operation of the command at this byte offset, or None after the last one.
 
-        A command belongs to the first queue entry at or after it, because the registers, transfers and helper operations of
-        an operation precede its last NPU_OP (npu-reference 10).
+        Registers, transfers and helper operations precede the last NPU_OP of their operation (npu-reference 10).
         """
         return next((op for end, op in self._by_offset if end >= offset), None)
 
@@ -210,12 +205,7 @@ class CompiledModel:
 
 
 def with_offsets(tables: Tables, moved: Callable[[int], int]) -> Tables:
-    """Return Vela's database with updated offsets of commands.
-
-    Args:
-        tables: Vela's database.
-        moved: Function from old to new byte offset of a command, relative to the first command word.
-    """
+    """Return Vela's database with command offsets mapped by ``moved``, in bytes from the first command word."""
     if "queue" not in tables:
         return tables
     header, rows = tables["queue"]
@@ -224,10 +214,10 @@ def with_offsets(tables: Tables, moved: Callable[[int], int]) -> Tables:
 
 
 def _add_regions(performance: list[dict[str, str]], offsets: dict[str, list[int]]) -> None:
-    """Assign commands to control flow: those before the next operation that no entry of the table has.
+    """Assign the commands before the next operation that have no entry to control flow.
 
-    In Vela's performance table, control flow is one entry without commands, and its regions have no entries. Of two adjacent
-    control flow operators, the first gets the commands of both.
+    In Vela's performance table, the regions of control flow have no entries. Of two adjacent control flow operators, the first gets
+    the commands of both.
     """
     ids = {row["id"] for row in performance}
     inside = sorted(offset for id, starts in offsets.items() if id not in ids for offset in starts)

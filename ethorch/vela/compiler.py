@@ -1,7 +1,7 @@
 """Compile TOSA flatbuffers with Vela in this process.
 
-Vela's C++ compiler ("regor") reports every refusal as a Python exception. Fuzzing with 1700 damaged TOSA files caused no crash, but
-one endless compilation. Untrusted graphs can therefore be compiled in a child process with a time limit.
+Fuzzing with 1700 damaged TOSA files caused no crash, but one endless compilation. Untrusted graphs can therefore be compiled in a
+child process with a time limit.
 """
 
 from __future__ import annotations
@@ -53,8 +53,7 @@ def compile(tosa: bytes, spec: EthosUCompileSpec, *, timeout_seconds: float | No
     Args:
         tosa: TOSA flatbuffer.
         spec: Target, memories and flags.
-        timeout_seconds: Time limit of a compilation in a child process, for untrusted graphs. None compiles in this process, which
-            saves about half a second.
+        timeout_seconds: Time limit, which requires a child process (0.5 s). For untrusted graphs.
 
     Raises:
         VelaError: Vela refused the graph, exceeded the time limit, or crashed.
@@ -79,12 +78,11 @@ def compile_unchecked(tosa: bytes, spec: EthosUCompileSpec, *, cascading: bool =
     """Compile a TOSA flatbuffer without workarounds for Vela's bugs.
 
     Args:
-        tosa: TOSA flatbuffer.
-        spec: Target, memories and flags.
-        cascading: Whether to allow cascades. False corresponds to --disable-cascading.
+        tosa, spec: See :func:`compile`.
+        cascading: Whether to allow cascades.
 
     Raises:
-        VelaError: Vela refused the graph, or printed an error and returned a program that cannot run.
+        VelaError: Vela refused the graph, or returned a program that cannot run.
     """
     try:
         from ethosu import regor
@@ -107,8 +105,8 @@ def compile_unchecked(tosa: bytes, spec: EthosUCompileSpec, *, cascading: bool =
 def system_text(spec: EthosUCompileSpec) -> str:
     """Return the hardware part of Vela's configuration: architecture, section names and ini files (vela.py, main).
 
-    Vela derives the width of the NPU's ports from the section name: 8 bytes if it starts with ``Ethos_U55``, else 16. A U55 with
-    another section name would seem to read twice as fast, so other names get the family as a prefix.
+    Vela derives the width of the NPU's ports from the section name: 8 bytes if it starts with ``Ethos_U55``, else 16. Other names
+    therefore get the family as a prefix.
     """
     target, name, text = spec.target, spec.system_config, spec.vela_config.text
     if not name.startswith(_NPU_NAME):
@@ -123,12 +121,7 @@ def system_text(spec: EthosUCompileSpec) -> str:
 
 
 def options_text(spec: EthosUCompileSpec, *, cascading: bool = True) -> str:
-    """Return the compiler part of Vela's configuration, translated from the flags (vela.py, get_compiler_config).
-
-    Args:
-        spec: Compile spec with the flags.
-        cascading: Whether to allow cascades. False corresponds to --disable-cascading.
-    """
+    """Return the compiler part of Vela's configuration, translated from the flags (vela.py, get_compiler_config)."""
     flags = spec.flags if cascading else {**spec.flags, "--disable-cascading": True}
     sections: dict[str, dict[str, Any]] = {
         "compiler": {"enable_db": "true", "output_format": "Raw", "cop_format": flags.get("--cop-format", "COP1")},
@@ -150,10 +143,9 @@ def options_text(spec: EthosUCompileSpec, *, cascading: bool = True) -> str:
 
 
 def _restore_shapes(declared: Declared, model: CompiledModel) -> CompiledModel:
-    """Return the model with the declared shapes of inputs and outputs, or raise VelaError if Vela dropped one.
+    """Return the model with the declared shapes of inputs and outputs. Raise VelaError if Vela dropped one.
 
-    Otherwise the payload's tensors would belong to other arguments. The bugs are ``vela.unread-input``,
-    ``vela.undone-transpose-output`` and ``vela.input-in-its-readers-shape``.
+    The bugs are ``vela.unread-input``, ``vela.undone-transpose-output`` and ``vela.input-in-its-readers-shape``.
     """
     return replace(
         model,

@@ -19,8 +19,8 @@ class Declared:
     """Declarations of a TOSA graph.
 
     Attributes:
-        inputs, outputs: Name and shape of each tensor, in order.
-        cuts_int32: Whether the graph or a region of its control flow contains a SLICE of INT32.
+        inputs, outputs: Name and shape of each tensor.
+        cuts_int32: Whether the graph contains a SLICE of INT32.
     """
 
     inputs: tuple[tuple[str, Shape], ...]

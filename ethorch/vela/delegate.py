@@ -40,10 +40,9 @@ def builder_for(target: Target | TosaTarget) -> Builder:
 
 
 def rewritten(graph: Graph, tuning: Tuning, spec: ArmCompileSpec) -> Graph:
-    """Return the graph after the target's rewrites, verified.
+    """Return the verified graph after the target's rewrites.
 
-    If ``spec.dump_intermediate_artifacts_to`` has set a folder, its ``delegate_0.steps`` contains the graph as text, before the
-    rewrites and after each step of ``lower.rewrite.pipeline`` that changed it.
+    With ``spec.dump_intermediate_artifacts_to``, ``delegate_0.steps`` contains the graph before and after each effective rewrite.
     """
     folder = spec.path_for_intermediates
     return rewrite(
@@ -65,11 +64,10 @@ def _check_arena(compiled: CompiledModel, spec: EthosUCompileSpec) -> None:
 
 
 def compile_lowered(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec) -> Lowered:
-    """Rewrite and compile a lowered TOSA graph.
+    """Rewrite, compile and verify a lowered TOSA graph.
 
-    Inputs in planes are read directly (``lower.rewrite.planes``) if that needs fewer cycles; the user's cache records the choice.
-    Bands of rows are tried if the arena exceeds its limit. Unless ``spec.verify`` is False, the result is compared with the graph
-    on random inputs, and repaired with copies if it differs (``vela.repair``).
+    Inputs are read in planes (``lower.rewrite.planes``) if that needs fewer cycles. Bands of rows are tried if the arena exceeds
+    its limit. Unless ``spec.verify`` is False, a wrong result is repaired with copies (``vela.repair``).
 
     Args:
         graph: Lowered graph, which is modified.
@@ -77,7 +75,7 @@ def compile_lowered(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec) -> Lo
         spec: Compile spec.
 
     Raises:
-        VelaError: Vela refused the graph. The error names operators that Vela refuses individually, with their source lines.
+        VelaError: Vela refused the graph.
         VerificationError: The commands compute another result than the graph, and copies do not repair it.
     """
     by_flags = not {"--arena-cache-size", "--optimise"}.isdisjoint(spec.flags)
@@ -91,7 +89,7 @@ def compile_lowered(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec) -> Lo
 
 
 def _compile_bands(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec, usual: Lowered, limit: int) -> Lowered:
-    """Compile with parts in bands of rows (``lower.rewrite.split_rows``). Return ``usual`` unless the arena is smaller."""
+    """Compile with parts in bands of rows (``lower.rewrite.split_rows``), if that needs a smaller arena than ``usual``."""
     smallest = copy.copy(spec)
     smallest.arena, smallest.flags = FAST, {**spec.flags, "--optimise": "Size"}
     cache = arena.SearchCache(serialize(graph), *arena.keys(spec), "bands")
@@ -108,8 +106,8 @@ def _compile_bands(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec, usual:
 def _compile_faster_layout(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec) -> Lowered:
     """Compile with inputs transposed or read in planes, whichever needs fewer cycles.
 
-    Transposed pixels are few bytes each, which are slow to read from DRAM. Planes are faster if the pixels and values computed
-    from them occupy little of the SRAM, and slower if they do not fit. In between, both are compiled, and the choice is cached.
+    Planes are faster if pixels and values computed from them occupy little of the SRAM, and slower if they do not fit. In between,
+    both are compiled, and the choice is cached.
     """
     way = tuning.read_planes
     if way is None or not turned_inputs(graph, way.most):
@@ -138,7 +136,7 @@ def _arena_share(graph: Graph, way: ReadPlanes, spec: EthosUCompileSpec) -> floa
 
 
 def _compile_planes(graph: Graph, tuning: Tuning, way: ReadPlanes, spec: EthosUCompileSpec) -> Lowered | None:
-    """Compile with convolutions that read inputs in planes, or return None if Vela's output does not allow it."""
+    """Compile with convolutions that read inputs in planes, or return None."""
     reference = rewrite(graph.copy(), replace(tuning, fold_strides=way.fold))
     copy_selected_inputs(reference, way.most)
     planar, planes = without_turned_inputs(reference, way.most)
@@ -153,12 +151,10 @@ def _compile_planes(graph: Graph, tuning: Tuning, way: ReadPlanes, spec: EthosUC
 
 
 def compile_graph(graph: Graph, spec: EthosUCompileSpec) -> Lowered:
-    """Compile a rewritten TOSA graph.
-
-    If Vela drops an output, the graph is compiled again with copies of outputs that operators read.
+    """Compile a rewritten TOSA graph, with copies of outputs if Vela drops one.
 
     Raises:
-        VelaError: Vela refused the graph. The error names operators that Vela refuses individually, with their source lines.
+        VelaError: Vela refused the graph.
     """
     try:
         return _compile(graph, spec)

@@ -15,7 +15,7 @@ STREAM_TOO_LONG = "command stream exceeds the hardware limit"
 
 
 def alone(op: Op) -> Graph:
-    """Return a graph with only this operator. Its constants are kept, and other operands become inputs."""
+    """Return a graph with only this operator, whose operands become inputs unless they are constant."""
     graph = Graph()
     operands: list[Value] = []
     seen: dict[int, Value] = {}
@@ -47,7 +47,7 @@ def find_refused(graph: Graph, spec: EthosUCompileSpec) -> Iterator[tuple[Op, st
 
 
 def find_first_refused(graph: Graph, spec: EthosUCompileSpec) -> tuple[Op, str] | None:
-    """Return (first operator with which Vela refuses the graph, Vela's message), found by bisection, or None."""
+    """Return (first operator with which Vela refuses the graph, Vela's message), by bisection."""
 
     def refusal(count: int) -> str:
         """Return Vela's message for the first ``count`` operators, or an empty string."""
@@ -70,7 +70,7 @@ def find_first_refused(graph: Graph, spec: EthosUCompileSpec) -> tuple[Op, str] 
 
 
 def explain_refusal(error: VelaError, graph: Graph, spec: EthosUCompileSpec) -> VelaError:
-    """Return the error with the refused operators in its text and in ``declined``, if they can be determined."""
+    """Return the error with the refused operators in its text and in ``declined``."""
     operators, too_long = list(find_refused(graph, spec)), None
     names = "; ".join(sorted({f"{op.name} of {op.result.origin}" for op, _ in operators}))
     text = f"{error} Vela refuses these operators individually: {names}."

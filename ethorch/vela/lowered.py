@@ -21,10 +21,10 @@ class Lowered:
 
     Attributes:
         graph: TOSA graph after the rewrites.
-        source: TOSA graph before the rewrites, the reference for the delegate's results.
-        tosa: Flatbuffer that Vela compiled. It differs if inputs are read in planes (``vela.planes``).
+        source: TOSA graph before the rewrites, the reference for results.
+        tosa: Flatbuffer that Vela compiled, apart from inputs in planes (``vela.planes``).
         compiled: Vela's output.
-        repairs: Operators before which a copy was inserted because Vela's commands were wrong otherwise.
+        repairs: Operators before which a copy corrects Vela's commands.
     """
 
     graph: Graph = field(repr=False)
@@ -58,7 +58,7 @@ class Lowered:
 
         Args:
             payload: New payload.
-            inserted: Offsets of inserted commands, as in ``npu.relocate.Relocated``.
+            inserted: Offsets of inserted commands (``npu.relocate.Relocated``).
         """
         before = self.compiled
 

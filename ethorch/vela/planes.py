@@ -1,7 +1,6 @@
 """Make commands read an input in planes (NCHW) as a feature map in the NPU's brick format (``ethorch.lower.rewrite.planes``).
 
-Vela treats the input as a map with interleaved channels (NHWC). Each command that reads it gets the strides of planes, and the
-registers are restored after it.
+Each command gets the strides of planes instead of those of NHWC. The registers are restored after it.
 """
 
 from __future__ import annotations
@@ -29,11 +28,7 @@ _NHWC, _BRICKS = 0, 1 << 6  # values of IFM_PRECISION.format and of the paramete
 
 @dataclass(frozen=True)
 class _Map:
-    """Location of the map that a convolution reads: the input, or a copy of it.
-
-    Attributes:
-        copies: Operations that create the copy.
-    """
+    """Location of the map that a convolution reads: the input, or a copy by the operations ``copies``."""
 
     region: int
     offset: int
@@ -43,16 +38,16 @@ class _Map:
 def with_planes(
     model: CompiledModel, planar: Graph, reference: Graph, planes: Sequence[Planes], spec: EthosUCompileSpec
 ) -> CompiledModel | None:
-    """Return the program that reads its inputs in planes, or None if its commands do not have the expected form.
+    """Return the program that reads its inputs in planes, or None if its commands have an unexpected form.
 
-    If Vela copies an input to faster memory by pooling, a DMA transfer replaces the pooling.
+    DMA transfers replace copies by pooling.
 
     Args:
         model: Compiled ``planar``.
         planar: Graph with convolutions that read planes.
-        reference: Graph with TRANSPOSEs, whose operators the tables of the returned model refer to.
+        reference: Graph with TRANSPOSEs, which the returned tables refer to.
         planes: Inputs in planes.
-        spec: Compile spec of the model.
+        spec: Compile spec.
     """
     if model.command_stream[:4] != stream.COP1:
         return None
@@ -90,13 +85,13 @@ def with_planes(
 
 
 def _dma(program: Program) -> list[int]:
-    """Return the words of a DMA transfer that waits for all previous operations and is waited for."""
+    """Return the words of a DMA transfer that runs alone."""
     names = ("NPU_OP_KERNEL_WAIT", "NPU_OP_DMA_START", "NPU_OP_DMA_WAIT")
     return [word for name in names for word in operation(program.config, name)]
 
 
 def _map_of(readers: Sequence[Operation], source: IoTensor) -> _Map | None:
-    """Return the map that convolutions read after pooling operations that copy the input, or None for other readers."""
+    """Return the map that convolutions read, after copies by pooling, or None for other readers."""
     copies = [op for op in readers if op.name == "NPU_OP_POOL"]
     if readers[: len(copies)] != copies or any(op.name != "NPU_OP_CONV" for op in readers[len(copies) :]):
         return None
@@ -116,13 +111,12 @@ def _map_of(readers: Sequence[Operation], source: IoTensor) -> _Map | None:
 def _estimate(
     tables: Tables, copied: Mapping[str, int], turning: Collection[str], spec: EthosUCompileSpec
 ) -> tuple[Tables, int, int]:
-    """Return (Vela's database with DMA transfers for copies and without products of data movement, saved cycles, saved products).
+    """Return (tables with transfers for copies and without products of data movement, saved cycles, saved products).
 
     Args:
-        tables: Vela's database.
+        tables, spec: Vela's database and the compile spec.
         copied: Bytes by row name of each copy.
         turning: Row names of convolutions that only move data.
-        spec: Compile spec of the model.
     """
     header, rows = tables["perf"]
     slow = spec.memory_system.arena_area
@@ -141,7 +135,6 @@ def _estimate(
 
 
 def _find_rows(model: CompiledModel, planar: Graph, planes: Sequence[Planes]) -> list[list[ScheduledOp]]:
-    """Return, for each input, the scheduled operations of its convolution."""
     _, positions = serialize_with_positions(planar)
     index = {op.result.name: position for op, position in zip(planar.ops, positions, strict=True)}
     operators = [{index[name] for name in each.made} for each in planes]
@@ -151,7 +144,7 @@ def _find_rows(model: CompiledModel, planar: Graph, planes: Sequence[Planes]) ->
 def _in_planes(
     op: Operation, where: _Map, planes: Planes, element_size: int, seen: npt.NDArray[np.bool_]
 ) -> Mapping[str, int | Bits] | None:
-    """Return the registers of a command that reads planes and mark its pixels in ``seen``, or return None for other reads."""
+    """Return the registers of a command that reads planes and mark its pixels in ``seen``, or return None."""
     brick = BRICK * element_size
     pixel, plane = brick * planes.count, brick * planes.rows * planes.columns
     at, inside = divmod(op["IFM_BASE0"] - where.offset, pixel)
@@ -175,7 +168,7 @@ def _in_planes(
 
 
 def _of_reference(tables: Tables, planar: Graph, reference: Graph, planes: Sequence[Planes]) -> Tables:
-    """Return Vela's database with the operators of the reference graph as sources: a TRANSPOSE for each convolution."""
+    """Return the tables with operators of the reference graph: a TRANSPOSE for each convolution."""
     if "source" not in tables:
         return tables
     _, before = serialize_with_positions(planar)

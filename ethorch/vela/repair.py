@@ -1,7 +1,7 @@
 """Run each compiled delegate on random inputs, and insert copies if its results differ from its TOSA graph.
 
-``lower.rewrite.vela_bugs`` avoids known bugs of Vela. This module handles others. Nearly all of them are lost offsets and shapes of
-values that Vela does not write to memory, so a copy of such a value avoids them.
+This handles bugs of Vela that ``lower.rewrite.vela_bugs`` does not avoid. Nearly all are lost offsets and shapes of values that
+Vela does not write to memory, which a copy avoids.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class _Operand:
 def repair_delegate(lowered: Lowered, compile_graph: Callable[[Graph], Lowered]) -> Lowered:
     """Return the delegate if it computes the results of its TOSA graph, else a correct one with copies.
 
-    A delegate is not compared if it contains a loop, which may not end for random inputs, or if its graph has no result for them.
-    It is not compared either if the simulator lacks memory.
+    A delegate is not compared if it contains a loop, which may not end, or if its graph has no result for random inputs. It is not
+    compared either if the simulator lacks memory.
 
     Args:
         lowered: Compiled delegate.
@@ -83,7 +83,7 @@ def repair_delegate(lowered: Lowered, compile_graph: Callable[[Graph], Lowered])
 
 
 def random_inputs(lowered: Lowered) -> tuple[list[Array], list[Array]] | None:
-    """Return bytes of random inputs and of the graph's results, or None if it has a loop or no result for the inputs."""
+    """Return bytes of random inputs and of the graph's results, or None if they cannot be compared."""
     source = lowered.source
     has_loop = any(op.name == "WHILE_LOOP" for region in source.regions() for op in region.ops)
     if has_loop or len(lowered.inputs) != len(lowered.compiled.inputs):
@@ -106,10 +106,7 @@ def _random(value: Value, generator: np.random.Generator, most: int) -> Array:
 
 
 def _run(lowered: Lowered, inputs: Sequence[Array]) -> list[Array] | MachineFault | None:
-    """Return the output bytes of a run with random initial memory, or its fault.
-
-    Return None if the simulator has less memory than the delegate needs.
-    """
+    """Return the output bytes of a run with random initial memory, its fault, or None if the simulator lacks memory."""
     try:
         payload = lowered.payload
     except PayloadError as error:  # a tensor exceeds its region
@@ -151,7 +148,7 @@ class _Repair:
         """Return a correct delegate with few copies, or None.
 
         Args:
-            suspect: Name of the first wrong value; empty if a rewrite caused the error, which copies do not repair.
+            suspect: Name of the first wrong value; empty if a rewrite caused the error.
         """
         if not suspect:
             return None
@@ -164,7 +161,6 @@ class _Repair:
         return None
 
     def _with_copies(self, operands: Sequence[_Operand]) -> Lowered | None:
-        """Return the delegate with copies of the operands, or None if it is not correct."""
         self._left -= 1
         graph = self._lowered.graph.copy()
         repairs = insert_copies(graph, operands)
@@ -177,7 +173,7 @@ class _Repair:
         return replace(compiled, source=self._lowered.source, repairs=repairs)
 
     def _fewest(self, operands: Sequence[_Operand], base: Sequence[_Operand]) -> list[_Operand]:
-        """Return a minimal subset of ``operands`` that repairs the delegate together with ``base``, by bisection (QuickXplain)."""
+        """Return a minimal subset of ``operands`` that suffices together with ``base`` (QuickXplain)."""
         if len(operands) == 1 or self._is_over:
             return list(operands)
         middle = len(operands) // 2
@@ -223,7 +219,6 @@ def _candidates(graph: Graph, suspect: str) -> Iterator[list[_Operand]]:
 
 
 def _distances(graph: Graph, suspect: str) -> list[tuple[Op, int]]:
-    """Return each operator with the number of edges to the producer of the suspect."""
     distances: list[tuple[Op, int]] = []
     for region in graph.regions():
         producers = {id(value): op for op in region.ops for value in op.results}
@@ -246,7 +241,7 @@ def _distances(graph: Graph, suspect: str) -> list[tuple[Op, int]]:
 
 
 def _operands(graph: Graph, op: Op) -> Iterator[tuple[bool, _Operand]]:
-    """Yield (whether it is wide, operand) for each operand or output of an operator that can be copied."""
+    """Yield (is wide, operand) for each operand or output of an operator that can be copied."""
     for place, value in enumerate(op.operands):
         if not value.is_const and value.dtype in (*_NARROW, "INT32"):
             yield value.dtype not in _NARROW, _Operand(op.result.name, place)

@@ -1,7 +1,6 @@
 """Copy weights that are read several times in a call to SRAM, e.g. those of a recurrent network.
 
-A prefix of the stream copies them by DMA from region 0 to the end of region 1, and their readers read the copies. The scratch
-region grows accordingly. Each register is restored to Vela's value, so other operations are unchanged.
+A prefix of the stream copies them by DMA from region 0 to the end of region 1. Registers are restored to Vela's values afterwards.
 """
 
 from __future__ import annotations
@@ -47,16 +46,15 @@ class _Reader:
 
 
 def with_resident_weights(model: CompiledModel, spec: EthosUCompileSpec, most: int) -> CompiledModel:
-    """Copy weights that are read most often to SRAM if that is estimated to need fewer cycles.
+    """Copy the weights that are read most often to SRAM if that is estimated to need fewer cycles.
 
     Args:
         model: Vela's output.
-        spec: Compile spec of the model.
+        spec: Compile spec.
         most: Maximum growth of the scratch region in bytes.
 
     Returns:
-        The changed program; ``model`` if no weights are read twice, if weights are in SRAM, if the scratch region is not, or if the
-        stream has branches.
+        The changed program; ``model`` if nothing is gained, if the scratch region is not in SRAM, or if the stream has branches.
     """
     memory = spec.memory_system
     program = Program(model.command_stream, model.constants)
@@ -112,7 +110,7 @@ def _readers(program: Program) -> list[_Reader]:
 def _choose_runs(
     readers: Sequence[_Reader], rows: Mapping[int, ScheduledOp | None], flash: str, rate: float, most: int
 ) -> list[_Run]:
-    """Return runs to copy, ordered by saved cycles per byte. The cycles of the copy are subtracted."""
+    """Return runs to copy, by saved cycles per byte, less the cycles of the copy."""
     waits: dict[_Run, float] = defaultdict(float)
     for reader in readers:
         row = rows[reader.offset]
@@ -129,7 +127,6 @@ def _choose_runs(
 
 
 def _without_flash(row: ScheduledOp, flash: str) -> int:
-    """Return the row's cycles without access to flash."""
     return max([row.npu_cycles, *(cycles for name, cycles in row.access_cycles.items() if name != flash)])
 
 
@@ -155,7 +152,7 @@ def _estimate_rows(
 def _insert_copies(
     payload: bytes, program: Program, moved: Sequence[_Reader], places: Mapping[_Run, int]
 ) -> tuple[bytes, dict[int, int]]:
-    """Return the driver payload with copies and changed readers, and the new byte offsets of commands by the old ones."""
+    """Return the driver payload with copies and changed readers, and new byte offsets of commands by old ones."""
     settings: dict[int, dict[str, int | Bits]] = defaultdict(dict)
     for reader in moved:
         shift = places[reader.run] - reader.run[0]
@@ -166,7 +163,7 @@ def _insert_copies(
 
 
 def _copies(npu: Npu, places: Mapping[_Run, int]) -> list[int]:
-    """Return the words of all copies, each waited for, and of the registers' reset to zero, their initial value."""
+    """Return the words of all copies and of the registers' reset to zero, their initial value."""
     words: list[int] = []
     for (first, size), place in places.items():
         values = (_CONSTANTS, _SCRATCH, first, place, size)
@@ -181,7 +178,7 @@ def _copies(npu: Npu, places: Mapping[_Run, int]) -> list[int]:
 def _tables(
     before: Tables, offsets: Mapping[int, int], saved: Sequence[tuple[ScheduledOp, tuple[int, int, int]]], flash: str, copied: int
 ) -> Tables:
-    """Return Vela's database with new offsets and cycles. The cycles of the copies are added to the first operation."""
+    """Return the tables with new offsets and cycles. The first operation includes the copies."""
     tables = dict(with_offsets(before, offsets.__getitem__))
     header, rows = tables["perf"]
     names = {row.name: now for row, now in saved}
@@ -199,12 +196,7 @@ def _tables(
 
 
 def is_unchanged(before: Iterable[Operation], after: Iterable[Operation]) -> bool:
-    """Return True if operations differ only in the locations of weights.
-
-    Args:
-        before: Operations of Vela's stream.
-        after: Operations of the changed stream, which starts with copies.
-    """
+    """Return True if operations differ only in the locations of weights, ignoring the copies at the start of ``after``."""
     places = {name for pair in _REGISTERS.values() for name in pair}
     old, new = list(before), list(after)
     return all(

@@ -16,11 +16,10 @@ logger = logging.getLogger(__name__)
 def share_constants(payloads: Sequence[DelegatePayload]) -> list[tuple[DelegatePayload, tuple[int, ...]]] | None:
     """Return equivalent payloads with common ``weights``, in which equal constants are stored once.
 
-    Encoded weights are equal if Vela chose blocks of equal depth. Biases and scales are equal if the scales of activations are.
+    Encoded weights are equal if Vela chose blocks of equal depth, biases and scales if the scales of activations are equal.
 
     Returns:
-        Each payload with the offsets of inserted commands (see ``relocate``). None if nothing would be saved, or if addresses in a
-        stream depend on data.
+        Each payload with the offsets of inserted commands. None if nothing is saved, or if addresses in a stream depend on data.
     """
     store, places = bytearray(), dict[bytes, int]()
     moves: list[dict[tuple[int, int], int]] = []

@@ -34,10 +34,8 @@ def check_outputs(delegate: Lowered, name: str, inputs: Sequence[Array], outputs
     """Compare the outputs of one run with those of the TOSA graph before its rewrites.
 
     Args:
-        delegate: Compiled delegate.
-        name: Name of the delegate in errors.
-        inputs: Bytes of the delegate's inputs.
-        outputs: Bytes of the delegate's outputs, or the simulator's fault.
+        delegate, name: Compiled delegate, and its name in errors.
+        inputs, outputs: Bytes of the tensors, or the simulator's fault instead of outputs.
 
     Raises:
         VerificationError: A byte differs, or the simulator stopped.
@@ -63,7 +61,6 @@ def check_outputs(delegate: Lowered, name: str, inputs: Sequence[Array], outputs
 
 
 def _stop_error(delegate: Lowered, name: str, fault: MachineFault) -> VerificationError:
-    """Return the error for a fault of the simulator, with the operator of the command."""
     source = None if fault.operation is None else delegate.sources.at(fault.operation.offset)
     operator = "" if source is None else _describe_operator(delegate.graph, source.name)
     works = f" The command belongs to {operator}." if operator else ""
@@ -73,18 +70,15 @@ def _stop_error(delegate: Lowered, name: str, fault: MachineFault) -> Verificati
 
 
 def as_bytes(array: Array) -> Array:
-    """Return the bytes of an array as one row."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def _first_difference(delegate: Lowered, arrays: Sequence[Array], expected: Sequence[Array], output: int) -> tuple[str, str, str]:
-    """Return the first value that differs, its operator, and the stage of the error. The value is empty for a rewrite.
+    """Return (first value that differs, its operator, stage of the error). The value is empty for an error of a rewrite.
 
     Args:
-        delegate: Compiled delegate.
-        arrays: Inputs of the graph.
-        expected: Outputs of the graph before its rewrites.
-        output: Index of an output that differs.
+        delegate, arrays: Compiled delegate and its inputs.
+        expected, output: Outputs of the source graph, and the index of one that differs.
     """
     values: dict[str, Array] = {}
 
@@ -109,10 +103,7 @@ def _differs(array: Array, reference: Array | None) -> bool:
 
 
 def _record_values(delegate: Lowered, arrays: Sequence[Array]) -> dict[str, list[Array]]:
-    """Run the commands one by one. Return the arrays written for each value of the graph, in the order of its last command.
-
-    Vela's database relates commands to values.
-    """
+    """Run the commands one by one. Return the arrays written for each value, in the order of its last command."""
     written: dict[str, list[Array]] = {}
 
     def record(trace: Trace) -> None:
@@ -132,8 +123,7 @@ def _record_values(delegate: Lowered, arrays: Sequence[Array]) -> dict[str, list
 def _first_wrong(written: Mapping[str, Sequence[Array]], values: Mapping[str, Array]) -> str:
     """Return the name of the first written value that differs from ``values``, or an empty string.
 
-    A value may be written in stripes of rows or channels, or in another order if it is transposed. A value in another order counts
-    as different only if no other value differs.
+    A value may be written in stripes, or in another order if it is transposed, which counts only if no other value differs.
     """
     moved = ""
     for name, parts in written.items():
@@ -152,13 +142,7 @@ def _first_wrong(written: Mapping[str, Sequence[Array]], values: Mapping[str, Ar
 
 
 def _describe_operator(graph: Graph, name: str, written: Collection[str] = ()) -> str:
-    """Return the producer of a value with its source location; of fused operators, the first.
-
-    Args:
-        graph: TOSA graph.
-        name: Name of the value.
-        written: Names of the values that commands write.
-    """
+    """Return the producer of a value with its source location; of fused operators, the first that commands write."""
     producers = {value.name: op for region in graph.regions() for op in region.ops for value in op.results}
     op = producers.get(name)
     if op is None:

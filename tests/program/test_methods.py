@@ -282,7 +282,7 @@ def test_one_session_is_taken_and_none_too() -> None:
         (
             INPUTS,
             [[("jump", (torch.zeros(1, 6),))]],
-            "call 0 of calibration session 0: expected one of 'steps', 'step', got 'jump'",
+            "call 0 of calibration session 0 is of 'jump'; there are 'steps', 'step'",
         ),
         (INPUTS, [[("step", (torch.zeros(3, 7),))]], r"call 0 of calibration session 0, of 'step', 0 is float32\[3, 7\]"),
         (INPUTS, [[torch.zeros(1, 6)]], "call 0 of calibration session 0 is Tensor; it has to be"),

@@ -1,9 +1,8 @@
 """Rewrite masks of attention scores to the form that quantization supports.
 
 User code masks with -inf, -1e9 or the minimum float, by ``masked_fill``, ``where`` or an added mask. A range that includes such a
-number leaves no integer values for the scores. All forms therefore become ``masked_fill`` with ``MASKED``, which maps to the lowest
-integer value. ``link_observers`` reserves room for it in the scores' observer. Operators that scale, add, concatenate or clamp
-masked scores move before the mask. ``ethorch.quantization.passes.mask_tensors`` recognizes added masks.
+number has no integer values left for the scores. All forms become ``masked_fill`` with ``MASKED``, which maps to the lowest integer
+value. Operators that scale, add, concatenate or clamp masked scores move before the mask.
 """
 
 from __future__ import annotations
@@ -48,7 +47,6 @@ def unify_masks(graph_module: GraphModule, context: PassContext) -> None:
 
 
 def _erase(node: Node) -> None:
-    """Remove an unused node and the nodes that only it reads."""
     waiting = [node]
     while waiting:
         unread = waiting.pop()
@@ -92,7 +90,6 @@ def _add(s: AtenBuilder, node: Node, x: Any, y: Any, alpha: Any = 1) -> Node | N
 
 
 def _add_masks(s: AtenBuilder, node: Node, x: Any, y: Any) -> Node | None:
-    """Add two masks, or two masked scores."""
     if not (isinstance(x, Node) and isinstance(y, Node)):
         return None
     first, second = mask_of(s, x), mask_of(s, y)
@@ -138,7 +135,6 @@ def _quotient(s: AtenBuilder, node: Node, x: Any, y: Any) -> Node | None:
 
 
 def _maximum(s: AtenBuilder, node: Node, x: Any, y: Any) -> Any:
-    """Return the scores for the maximum of masked scores and a masking number."""
     for scores, bound in ((x, y), (y, x)):
         if huge(s, bound) is not None and is_unified(scores) and _as_large(scores, node):
             return scores
@@ -146,7 +142,6 @@ def _maximum(s: AtenBuilder, node: Node, x: Any, y: Any) -> Any:
 
 
 def _minimum(s: AtenBuilder, node: Node, x: Any, y: Any) -> Node | None:
-    """Return the minimum of two masks, which masks the elements that either of them masks."""
     first, second = mask_of(s, x), mask_of(s, y)
     if first is None or second is None or not (first.masks or second.masks):
         return None
@@ -159,7 +154,6 @@ def _clamp(s: AtenBuilder, node: Node, x: Any, low: Any = None, high: Any = None
 
 
 def _concatenate(s: AtenBuilder, node: Node, tensors: list[Any], dim: int = 0) -> Node | None:
-    """Concatenate scores and their masks separately; unmasked scores have a mask of False."""
     if not any(is_unified(part) and len(part.users) == 1 for part in tensors):
         return None
     masks = [_mask_of(s, part) for part in tensors]
@@ -174,7 +168,6 @@ def _concatenate(s: AtenBuilder, node: Node, tensors: list[Any], dim: int = 0) -
 
 
 def _mask_of(s: AtenBuilder, scores: Node) -> mask_tensors.Truth:
-    """Return the mask of ``scores``, a bool tensor of their shape."""
     shape = shape_of(scores)
     if not is_unified(scores):
         return torch.zeros(shape, dtype=torch.bool)

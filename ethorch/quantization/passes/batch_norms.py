@@ -21,12 +21,10 @@ _NORMS = ("aten.batch_norm.default", "aten._native_batch_norm_legit_no_training.
 
 
 def fold_batch_norms(graph: GraphModule) -> None:
-    """Fold batch norms in place, with the same nodes and weights as ``prepare_pt2e``.
+    """Fold batch norms in place, like ``prepare_pt2e``, but eliminate dead code only once.
 
-    torchao eliminates dead code after each batch norm, which dominates the time for 200 of them. Here it runs once. Convolutions
-    that share a weight but have different batch norms (detector heads) get separate weights, because torchao would fold the first
-    batch norm into all of them. A batch norm is not folded if its convolution has other readers, which would then read normalized
-    values, or a computed weight, which torchao rejects.
+    Convolutions that share a weight but have different batch norms (detector heads) get separate weights, because torchao would
+    fold the first batch norm into all. A batch norm is not folded if its convolution has other readers or a computed weight.
     """
     settle_batch_norms(graph, lambda norm: _shares_convolution(norm) or _has_computed_weight(norm))
     _part_weights(graph)
@@ -37,10 +35,9 @@ def fold_batch_norms(graph: GraphModule) -> None:
 
 
 def rename_shared_weights(graph_module: GraphModule, context: PassContext) -> None:
-    """Give each convolution that shares parameters and has a batch norm its own names for them, in place, for training.
+    """Name the parameters of each convolution with a batch norm separately if they are shared, in place, for training.
 
-    The parameters remain shared for the optimizer. ``prepare_qat_pt2e`` scales the weight for each batch norm and fails if two
-    observed weights are one node. ``convert_pt2e`` folds each batch norm into the named parameter.
+    ``prepare_qat_pt2e`` fails for two observed weights that are one node. The optimizer still has one parameter.
     """
     for name, convolutions in _uses(graph_module).items():
         for number, convolution in enumerate(convolutions if len(convolutions) > 1 else ()):
@@ -58,7 +55,7 @@ def rename_shared_weights(graph_module: GraphModule, context: PassContext) -> No
 def _part_weights(graph: GraphModule) -> None:
     """Separate the weights and biases of convolutions with different batch norms.
 
-    Convolutions that share a weight and have no bias share a bias of zeros. Otherwise torchao would add one to all but the first.
+    Convolutions with one batch norm and no bias share zeros, which torchao would add to all but the first.
     """
     for name, convolutions in _uses(graph).items():
         groups: dict[tuple[str, ...], list[Node]] = {}
@@ -74,7 +71,6 @@ def _part_weights(graph: GraphModule) -> None:
 
 
 def _uses(graph: GraphModule) -> dict[str, list[Node]]:
-    """Return the convolutions that read each weight, by its name."""
     uses: dict[str, list[Node]] = {}
     for node in graph.graph.nodes:
         if node.op == "call_function" and op_name(node.target).startswith("aten.conv") and len(node.args) > 1:
@@ -96,7 +92,6 @@ def _shares_convolution(norm: Node) -> bool:
 
 
 def _has_computed_weight(norm: Node) -> bool:
-    """Return True for a batch norm of a convolution whose weight or bias is not a constant."""
     source = norm.args[0] if _is_norm(norm) else None
     if not (isinstance(source, Node) and source.op == "call_function" and op_name(source.target).startswith("aten.conv")):
         return False
@@ -108,12 +103,10 @@ def _is_norm(node: Node) -> bool:
 
 
 def _norm_of(convolution: Node) -> Node | None:
-    """Return the batch norm that reads a convolution, or None."""
     return next(filter(_is_norm, convolution.users), None)
 
 
 def _norm_parameters(convolution: Node) -> tuple[str, ...]:
-    """Return the arguments of the batch norm that reads a convolution, or an empty tuple."""
     norm = _norm_of(convolution)
     return () if norm is None else tuple(str(arg.target) if isinstance(arg, Node) else str(arg) for arg in norm.args[1:])
 
@@ -136,7 +129,6 @@ def _separate_argument(graph: GraphModule, convolutions: list[Node], position: i
 
 
 def _add_zero_bias(graph: GraphModule, convolutions: list[Node], name: str) -> None:
-    """Add a shared bias of zeros to convolutions without bias."""
     if any(len(convolution.args) > 2 and convolution.args[2] is not None for convolution in convolutions):
         return
     norm = _norm_of(convolutions[0])
@@ -157,7 +149,7 @@ def _fuse_weights(
 ) -> tuple[Tensor, Tensor]:
     """Call ``fuse_conv_bn_weights``, with support for grouped transposed convolutions.
 
-    Their weight is [inputs, outputs / groups, ...], and PyTorch scales its second axis as if it contained all outputs.
+    Their weight is [inputs, outputs / groups, ...], and PyTorch scales the second axis as if it contained all outputs.
     """
     groups = mean.numel() // weight.shape[1] if transpose else 1
     by_output = weight.unflatten(0, (groups, -1)).transpose(0, 1).flatten(1, 2)
@@ -173,7 +165,6 @@ def _fuse_weights(
 
 @contextmanager
 def _without_search(graph: Graph) -> Iterator[None]:
-    """Disable ``graph.eliminate_dead_code`` inside the context."""
     setattr(graph, "eliminate_dead_code", lambda *_: False)  # noqa: B010
     try:
         yield

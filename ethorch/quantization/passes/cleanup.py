@@ -35,10 +35,7 @@ def remove_assertions(graph_module: GraphModule, context: PassContext) -> None:
 
 
 def remove_no_ops(graph_module: GraphModule, context: PassContext) -> None:
-    """Remove dropouts in evaluation mode and casts that change nothing.
-
-    Operators on a parameter or program input are kept, because their outputs are quantized.
-    """
+    """Remove dropouts in evaluation mode and idle casts, except of parameters and inputs, whose results are quantized."""
     for node in list(graph_module.graph.nodes):
         if (_is_idle_dropout(node) or _is_idle_cast(node)) and node.all_input_nodes[0].op == "call_function":
             node.replace_all_uses_with(node.all_input_nodes[0])
@@ -70,10 +67,7 @@ def lift_scalars(graph_module: GraphModule, context: PassContext) -> None:
 
 
 def remove_softmax_shifts(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace softmax(x - x.amax(dim)) with softmax(x), which subtracts the maximum itself.
-
-    The explicit difference would need a range as wide as the spread of the scores.
-    """
+    """Replace softmax(x - x.amax(dim)) with softmax(x), because the difference would widen the range of the scores."""
     for node in list(graph_module.graph.nodes):
         if node.op == "call_function" and find(node.target) in _SOFTMAXES:
             difference, dim = node.all_input_nodes[0], node.args[1]
@@ -99,7 +93,6 @@ def _above(difference: Node, dim: int) -> Node | None:
 
 
 def _is_idle_cast(node: Node) -> bool:
-    """Return True for a cast that keeps dtype, shape, strides and device."""
     if node.op != "call_function" or find(node.target) is not OPS["aten._to_copy.default"]:
         return False
     before, after = (each.meta.get("val") for each in (node.all_input_nodes[0], node))
@@ -118,10 +111,9 @@ def _is_idle_dropout(node: Node) -> bool:
 
 
 def freeze_parameters(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace each parameter with one that shares its memory and requires no gradient.
+    """Replace parameters with ones without gradient over the same memory.
 
-    Otherwise a model that writes to its buffers would store values with gradients, which cannot be copied or exported. The user's
-    module keeps its parameters.
+    Otherwise a written buffer would store a value with a gradient, which cannot be copied or exported.
     """
     frozen: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
     for module in graph_module.modules():

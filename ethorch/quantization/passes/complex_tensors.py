@@ -1,7 +1,7 @@
 """Replace complex tensors by pairs of real ones, and Fourier transforms by products with constant matrices.
 
-Ethos-U does not support complex numbers, and ExecuTorch has few CPU kernels for them. With this pass, rotary embeddings that use
-``view_as_complex``, spectrograms (``torch.stft``) and mixers in the frequency domain (FNet, GFNet) are fully delegated.
+The NPU has no complex numbers, and ExecuTorch few CPU kernels for them. Rotary embeddings with ``view_as_complex``, ``torch.stft``,
+FNet and GFNet are then fully delegated.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ Rule = Callable[..., Any]
 
 
 def lower_complex(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace every complex tensor by two real ones in place, or change nothing if an operator has no rule.
+    """Replace all complex tensors in place, unless an operator has no rule.
 
-    Requires a graph without in-place operators and with folded constants.
+    Requires functional operators and folded constants.
     """
     graph_module.graph.eliminate_dead_code()
     touched = [node for node in graph_module.graph.nodes if is_complex(node) or any(map(is_complex, node.all_input_nodes))]
@@ -98,7 +98,6 @@ _ALIKE = frozenset(
 
 
 def _move(s: AtenBuilder, x: Pair, *args: Any, **kwargs: Any) -> Pair:
-    """Move both parts."""
     assert x.imaginary is not None
     return Pair(*(s(s.node.target, part, *args, **kwargs) for part in x))
 
@@ -108,7 +107,6 @@ def _join(s: AtenBuilder, tensors: Sequence[Pair], dim: int = 0) -> Pair:
 
 
 def _product(s: AtenBuilder, x: Any, y: Any) -> Pair:
-    """Return (a + bi)(c + di), where one factor may be a number or a real tensor."""
     if not isinstance(x, Pair):
         x, y = y, x
     a, b = x
@@ -125,13 +123,11 @@ def _product(s: AtenBuilder, x: Any, y: Any) -> Pair:
 
 
 def _quotient(s: AtenBuilder, x: Pair, y: Any) -> Pair:
-    """Return (a + bi) / y for a real y."""
     assert x.imaginary is not None
     return Pair(*(s(aten.div.Tensor, part, y) for part in x))
 
 
 def _sum(s: AtenBuilder, x: Any, y: Any, *, alpha: float = 1) -> Pair:
-    """Return x + alpha * y or x - alpha * y, part by part."""
     (a, b), (c, d) = (v if isinstance(v, Pair) else Pair(v, None) for v in (x, y))
     target = s.node.target
     real = s(target, a, c, alpha=alpha)
@@ -152,7 +148,6 @@ def _conjugate(s: AtenBuilder, x: Pair) -> Pair:
 
 
 def _magnitude(s: AtenBuilder, x: Pair) -> Node:
-    """Return sqrt(a**2 + b**2)."""
     squares = [s(aten.mul.Tensor, part, part) for part in x]
     return s(aten.sqrt.default, s(aten.add.Tensor, *squares))
 
@@ -162,7 +157,6 @@ def _polar(s: AtenBuilder, size: Node, angle: Node) -> Pair:
 
 
 def _from_real(s: AtenBuilder, x: Node) -> Pair:
-    """Split the last dim into both parts."""
     return Pair(s(aten.select.int, x, -1, 0), s(aten.select.int, x, -1, 1))
 
 
@@ -173,7 +167,7 @@ def _as_real(s: AtenBuilder, x: Pair) -> Node:
 def _dft(size: int, n: int, outputs: int, inverse: bool, norm: str | None) -> tuple[Matrix, Matrix]:
     """Return the (cosines, sines) [outputs, size] of a transform of length n. Columns from n on are 0.
 
-    ``norm`` selects the direction with the factor 1 / n, as in torch.fft: inverse, forward ("forward") or half in each ("ortho").
+    ``norm`` assigns the factor 1 / n as in torch.fft: to the inverse, the forward ("forward") or both transforms ("ortho").
     """
     turns = np.outer(np.arange(outputs), np.arange(size)) % n * (2 * math.pi / n)
     share = {"ortho": 0.5, "forward": float(not inverse)}.get(norm or "backward", float(inverse))

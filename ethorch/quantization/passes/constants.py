@@ -26,10 +26,9 @@ _LARGEST_CONSTANT = 1 << 24
 
 
 def fold_constants(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace values that do not depend on inputs (masks, position tables, arange, gathered bias tables) by buffers.
+    """Replace values that do not depend on inputs (masks, position tables, arange) by buffers or numbers.
 
-    A number extracted from a constant becomes a number, and an empty tensor a constant. Random numbers and written buffers are not
-    constant, and neither are parameters of a trainable model.
+    Random numbers, written buffers and parameters of a trainable model are not constant.
     """
     graph = graph_module.graph
     constants: dict[Node, Any] = {}
@@ -81,11 +80,10 @@ _INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 
 
 def promote_integers(graph_module: GraphModule, context: PassContext) -> None:
-    """Cast computed integers that an elementwise operator reads with floats, as PyTorch does, so that they are quantized.
+    """Cast integers that an elementwise operator reads with floats, so that they are quantized.
 
-    Applies to int64 tensors, and to other integers that are combined only with constants. Lowerings accept other integers next to a
-    quantized tensor. Python integers become floats. Otherwise ExecuTorch would create int64 tensors and cast them on the CPU in
-    every call.
+    Applies to int64, and to other integers combined only with constants; lowerings accept others. Python integers become floats,
+    because ExecuTorch would create int64 tensors and cast them in every call.
     """
     casts: dict[tuple[Node, torch.dtype], Node] = {}
     for node in list(graph_module.graph.nodes):
@@ -107,7 +105,6 @@ def promote_integers(graph_module: GraphModule, context: PassContext) -> None:
 
 
 def _promote_numbers(node: Node) -> None:
-    """Replace Python integers among the operands of an elementwise operator by floats of the same value."""
     for index, (argument, value) in enumerate(zip(node.target._schema.arguments, node.args, strict=False)):  # type: ignore[union-attr]
         is_operand = isinstance(argument.type, torch.TensorType) or argument.name == "other"
         if is_operand and type(value) is int and int(float(value)) == value:
@@ -115,7 +112,6 @@ def _promote_numbers(node: Node) -> None:
 
 
 def _put_number(node: Node, number: float) -> None:
-    """Replace ``node`` by ``number`` in its users."""
     for user in list(node.users):
         user.args, user.kwargs = map_arg((user.args, user.kwargs), lambda arg: number if arg is node else arg)
 
@@ -148,7 +144,6 @@ def _like(node: Node) -> Node | None:
 
 
 def _is_empty(node: Node) -> bool:
-    """Return True if the output is one tensor without elements."""
     value = node.meta["val"]
     return isinstance(value, torch.Tensor) and not has_open_size(value) and 0 in value.shape
 

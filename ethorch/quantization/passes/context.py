@@ -17,7 +17,7 @@ class PassContext:
     Attributes:
         is_excluded: Predicate for nodes without a config, which passes must not change.
         limits: Limits of the target per TOSA operator, or None if the target is unknown.
-        trainable: Whether parameters change later (QAT). Values computed from parameters are then not constant.
+        trainable: Whether parameters may change later (QAT).
     """
 
     is_excluded: Callable[[Node], bool] = lambda node: False

@@ -1,8 +1,6 @@
-"""Decompose composite operators before annotation.
+"""Decompose composite operators before annotation, so that their inner values (attention scores, gates) can be calibrated.
 
-Values inside a composite (attention scores, gates of a cell) can only be calibrated if they exist in the graph. Each operator whose
-OpSpec has ``decompose`` is replaced by a small ATen graph that the function emits to an ``AtenBuilder``. Source lines, module
-paths and parameters are preserved.
+The ``decompose`` function of an OpSpec emits a small ATen graph to an ``AtenBuilder``.
 """
 
 from __future__ import annotations
@@ -87,10 +85,7 @@ def decompose_composites(graph_module: GraphModule, context: PassContext) -> Non
 
 
 def _without_shape_operands(s: AtenBuilder, node: Node, spec: OpSpec) -> Node | None:
-    """Emit the canonical form of a call that reads a tensor only for its shape, such as ``expand_as``.
-
-    The tensor then needs no quantization. Return None for other calls and for open sizes.
-    """
+    """Emit the canonical form of a call that reads a tensor only for its shape (``expand_as``), which then is not quantized."""
     name = op_name(node.target)
     if name not in spec.adapters or spec.lower is None or len(node.all_input_nodes) < 2 or is_dynamic(node):
         return None
@@ -105,7 +100,6 @@ def _without_shape_operands(s: AtenBuilder, node: Node, spec: OpSpec) -> Node | 
 
 
 def _find_relaid(node: Node, replacement: Any) -> set[Node]:
-    """Return the outputs of ``replacement`` whose strides differ from those of ``node``'s outputs."""
     values = node.meta["val"]
     pairs = zip(replacement, values, strict=False) if isinstance(replacement, (list, tuple)) else [(replacement, values)]
     tensors = [(new, old) for new, old in pairs if isinstance(new, Node) and isinstance(old, torch.Tensor)]
@@ -113,7 +107,6 @@ def _find_relaid(node: Node, replacement: Any) -> set[Node]:
 
 
 def _replace_views(graph: Graph, relaid: set[Node]) -> None:
-    """Replace views after nodes with other strides by reshapes, because a view may be impossible."""
     for node in graph.nodes if relaid else ():
         if not relaid.isdisjoint(node.all_input_nodes):
             relaid.add(node)
@@ -163,7 +156,6 @@ def _is_known(node: Node) -> bool:
 
 @functools.cache
 def _table_of_unknown() -> dict[Any, Callable[..., Any]]:
-    """Return PyTorch's decompositions of operators without OpSpec."""
     return {target: function for target, function in core_aten_decompositions().items() if find(target) is None}
 
 
@@ -211,13 +203,13 @@ def fix_batch_norms(graph_module: GraphModule, context: PassContext) -> None:
 
 
 def settle_batch_norms(model: GraphModule, stays: Callable[[Node], bool] = lambda node: True) -> None:
-    """Convert batch norms that are not folded to the form with fixed statistics, in place.
+    """Convert batch norms to the form with fixed statistics, in place.
 
     ``convert_pt2e`` interprets other forms as training and exports 96 patterns to match (10 s).
 
     Args:
         model: Exported graph.
-        stays: Predicate for batch norms that are not folded.
+        stays: Predicate for batch norms to convert, which will not be folded.
     """
     for node in filter(stays, list(model.graph.nodes)):
         if node.op == "call_function" and op_name(node.target) == "aten._native_batch_norm_legit_no_training.default":

@@ -18,10 +18,7 @@ _NARROW = {torch.float64: torch.float32, torch.complex128: torch.complex64}
 
 
 def narrow_doubles(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace float64 and complex128 by float32 and complex64 in place, except in excluded nodes and outputs of the program.
-
-    The precision of float32 exceeds that of 8 and 16 bits.
-    """
+    """Replace float64 and complex128 in place, except in excluded nodes and outputs of the program."""
     graph, changed = graph_module.graph, set[Node]()
     mode = detect_fake_mode([node.meta["val"] for node in graph.nodes if "val" in node.meta])
     output = graph.output_node()

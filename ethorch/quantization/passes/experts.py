@@ -1,8 +1,8 @@
 """Compute mixtures of experts without sorting.
 
-transformers sorts the rows by expert, multiplies each run of rows by the matrix of its expert (grouped product), and restores the
-order. Neither the NPU nor ExecuTorch has kernels for the sort and the product. Here rows keep their order. Each row is placed
-between zeros at the position of its expert, and one linear layer multiplies it by the matrices of all experts.
+transformers sorts rows by expert, multiplies each run by the matrix of its expert (grouped product), and restores the order. The
+NPU and ExecuTorch lack these kernels. Here each row is placed between zeros at the position of its expert, and one linear layer
+multiplies it by the matrices of all experts.
 """
 
 from __future__ import annotations
@@ -27,10 +27,7 @@ _VIEWS = frozenset({"aten.reshape.default", "aten.view.default", "aten.flatten.u
 
 
 def lower_experts(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace the sort, the grouped products and the restored order of each mixture of experts in place, except excluded nodes.
-
-    Routing by ``torch.topk`` becomes ``amax`` and ``argmax``, see ``ethorch.quantization.passes.top_k``.
-    """
+    """Replace the sort, the grouped products and the restored order of each mixture in place, except excluded nodes."""
     grouped = [node for node in graph_module.graph.nodes if op_name(node.target) in _GROUPED and not context.is_excluded(node)]
     for sort in dict.fromkeys(filter(None, map(_find_sort, grouped))):
         products = [node for node in grouped if _find_sort(node) is sort]
@@ -53,7 +50,6 @@ def _find_sort(grouped: Node) -> Node | None:
 
 
 def _inverses(sort: Node) -> Iterator[Node]:
-    """Yield the nodes that compute the inverse of the permutation: ``inverse[permutation] = arange``."""
     for permutation in results(sort, 1):
         for user in permutation.users:
             if op_name(user.target) in ("aten.index_put.default", "aten.index_put_.default") and user.args[1] == [permutation]:
@@ -92,14 +88,12 @@ def _remove_sort(model: GraphModule, sort: Node, grouped: list[Node]) -> None:
 
 
 def _drop_index(order: Node) -> None:
-    """Replace ``x[order]`` by ``x``, because ``order`` is the identity."""
     for user in list(order.users):
         if op_name(user.target) == "aten.index.Tensor" and user.args[1] == [order]:
             user.replace_all_uses_with(user.args[0])  # type: ignore[arg-type]
 
 
 def _repeat_rows(model: GraphModule, index: Node, times: int) -> None:
-    """Replace ``x[row // times]`` by each row of x repeated ``times`` times."""
     for user in list(index.users):
         if op_name(user.target) == "aten.index.Tensor" and user.args[1] == [index]:
             s, x = AtenBuilder(model, user), user.args[0]
@@ -131,7 +125,6 @@ def _matrix(s: AtenBuilder, weights: Node, height: int, width: int) -> Node:
 
 
 def _biases(s: AtenBuilder, node: Node, marks: Node) -> None:
-    """Replace ``biases[expert of the row]``, for biases [experts, N], by a product with the marks."""
     biases = node.args[0]
     if isinstance(biases, Node) and len(shape_of(biases)) == 2:
         transposed = s.transpose_parameter(biases) if tensor_of(s.model, biases) is not None else s(aten.t.default, biases)
@@ -139,7 +132,6 @@ def _biases(s: AtenBuilder, node: Node, marks: Node) -> None:
 
 
 def _lower_routing(model: GraphModule, ids: Node) -> Node:
-    """Replace a torch.topk that selects the experts by amax and argmax. Return the experts of each row, int[rows]."""
     source = ids
     while op_name(source.target) in _VIEWS:
         source = source.all_input_nodes[0]

@@ -1,7 +1,6 @@
-"""Replace in-place operators by functional ones: ``y[:, :4] += 1`` computes a new y, which later readers of y and its views read.
+"""Replace in-place operators by functional ones: ``y[:, :4] += 1`` computes a new y for later readers of y and its views.
 
-Quantize and dequantize operators create copies, so a quantized model would lose writes through views. Node names, parameters and
-metadata are preserved. A graph without in-place operators is not modified.
+Quantize and dequantize operators create copies, so a quantized model would lose writes through views.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ _TRUTHS = {
 def functionalize(graph_module: GraphModule, context: PassContext) -> None:
     """Replace every in-place operator of the graph and of its control flow subgraphs.
 
-    Writes to a buffer or an input become one ``copy_`` at the end of the graph, so that state still changes. Readers of such a
-    buffer read a ``clone`` of it. The caller must recompile ``graph_module``.
+    Writes to a buffer or an input become one ``copy_`` at the end of the graph. Readers of such a buffer read a ``clone``. The
+    caller must recompile ``graph_module``.
 
     Raises:
         QuantizationError: An in-place operator has no functional form, or writes through a view that cannot be inverted.
@@ -72,7 +71,6 @@ def _counter(node: Node) -> Node | None:
 
 
 def _is_only_written(value: Node) -> bool:
-    """Return True if only in-place operators that write to ``value`` read it."""
     return all(is_in_place(user) and user.args[0] is value and _is_only_written(user) for user in value.users)
 
 
@@ -149,12 +147,10 @@ class _Functionalizer:
         return self.views[node]
 
     def current(self, node: Node) -> Node:
-        """Return the node with the current value of ``node``'s tensor."""
         view = self.views.get(node)
         return node if view is None else self.value(view)
 
     def read(self, node: Node) -> None:
-        """Replace the arguments of the node by their current values."""
         if node not in self.dead and any(arg in self.views for arg in node.all_input_nodes):
             node.args, node.kwargs = torch.fx.map_arg(node.args, self.current), torch.fx.map_arg(node.kwargs, self.current)
 
@@ -193,7 +189,6 @@ class _Functionalizer:
                 self.enter(node, *part)
 
     def parts(self, node: Node, sources: list[Node | None]) -> list[tuple[_View, int] | None]:
-        """Return the view and the version of its memory for each output of a multi-output operator."""
         first = sources[0]
         steps = parts_of(node, shape_of(self.current(first)), self.emit) if first is not None else None
         parts: list[tuple[_View, int] | None] = []
@@ -211,7 +206,6 @@ class _Functionalizer:
         return step_of(node, source, shape_of(self.current(source)), self.emit, self.refuse_origin)
 
     def refuse_origin(self, why: str) -> NoReturn:
-        """Raise an error for the current node."""
         self.refuse(self.origin, why)
 
     def shares_memory_with(self, node: Node) -> list[Node | None]:
@@ -266,7 +260,6 @@ class _Functionalizer:
             memory.values[outer.key] = (memory.version, new)
 
     def before(self, view: _View) -> Node:
-        """Return the value of ``view`` before the current write."""
         view.memory.version -= 1
         node = self.value(view)
         view.memory.version += 1
@@ -328,7 +321,6 @@ class _Functionalizer:
 
     @staticmethod
     def refuse(node: Node, why: str) -> NoReturn:
-        """Raise an error that names the node and its source line."""
         trace = (node.meta.get("stack_trace") or "").strip().splitlines()
         line = f" ({trace[-1].strip()})" if trace else ""
         raise QuantizationError(
@@ -339,7 +331,6 @@ class _Functionalizer:
 
 
 def _keeps_type(node: Node, name: str) -> bool:
-    """Return True if the functional form has the shape and dtype of the in-place form, without running it."""
     if torch.Tag.pointwise not in node.target.tags or name in _TRUTHS:  # type: ignore[union-attr]
         return False
     values = [arg.meta.get("val") for arg in node.all_input_nodes]
@@ -351,8 +342,6 @@ def _without_data(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _run(target: Any, args: Any, kwargs: Any) -> Any:
-    """Run the operator on the fake tensors of its arguments."""
-
     def fake(node: Node) -> Any:
         return node.meta.get("val")
 

@@ -1,7 +1,6 @@
-"""Replace ``scatter`` at the position of an extreme, as in a hard choice among scores, by a comparison and a selection.
+"""Replace ``scatter`` at an argmax or argmin, as in a hard choice among scores, by a comparison and a selection.
 
-An element is written if its position equals the argmax or argmin. The NPU supports these operators, and a scatter would run on the
-CPU between them.
+A scatter would run on the CPU, between operators that the NPU supports.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ def lower_hard_choices(graph_module: GraphModule, context: PassContext) -> None:
 
 
 def _is_choice(scatter: Node) -> bool:
-    """Return True if the scatter writes floats to one position of each row, which is the position of an extreme."""
     (x, dim, places, written, *_), _ = arguments(scatter)
     if not is_float(x) or not _is_place(places):
         return False

@@ -1,13 +1,11 @@
 """Narrow index inputs (token ids, positions) to int32, and replace computations on positions by tables.
 
-PyTorch's indices are int64, and the NPU supports integers up to 32 bits. An index is smaller than the extent that it indexes, so
-it fits, also with a constant added. One cast after the input replaces one for each reader. Shape operators, sums and comparisons of
-the index move to the NPU. A counter in a mutable buffer is written as a cast of an int32, so that the buffer can be int32, too
+An index is smaller than the extent that it indexes, so it fits the NPU's 32 bits. One cast after the input replaces one for each
+reader, and shape operators, sums and comparisons of the index move to the NPU. Counters in mutable buffers are narrowed, too
 (``lower.fx.states``).
 
-Floats computed from a position (angles of a rotary embedding, a relative position bias) would be calibrated like all floats. With
-the 256 values of int8 for all positions, the cosine of an angle is noise. The extent limits the positions, so all values can be
-computed in advance. They become rows of a constant that the index selects.
+Floats computed from a position (angles of a rotary embedding) would be noise in the 256 values of int8. Because the extent limits
+the positions, all values are computed in advance, as rows of a constant that the index selects.
 """
 
 from __future__ import annotations
@@ -39,10 +37,9 @@ _TRIES = 3  #: number of random position tensors with which a table is verified
 def narrow_indices(graph_module: GraphModule, context: PassContext) -> None:
     """Cast each int64 input and state that is used as an index to int32 once. In place.
 
-    The cast replaces the input in operators that move it, add to it or compare it, and in writes to a state. It also replaces it in
-    remainders by a power of two, which depend only on the lower bits. If the NPU has no GATHER, CPU kernels require int64. Then
-    only inputs and states that no such kernel reads are cast, and several casts for the NPU become one. An input that is only
-    compared with constants is cast after a clamp to the range of the constants, widened by one.
+    The cast replaces the input in operators that move it, add to it or compare it, in writes to a state, and in remainders by
+    powers of two. Without GATHER, CPU kernels require int64. Then only inputs and states that they do not read are cast. An input
+    that is only compared with constants is cast after a clamp to their range, widened by one.
     """
     inputs = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     states = [node for node in graph_module.graph.nodes if _reads_state(node)]
@@ -88,13 +85,11 @@ def cast_inputs_first(graph_module: GraphModule, context: PassContext) -> None:
 
 
 def _moves_one(node: Node) -> bool:
-    """Return True for an operator that moves the elements of one int64 tensor."""
     spec = find(node.target) if node.op == "call_function" else None
     return spec is not None and is_int64(node) and (_is_view(node) or spec.moves) and len(node.all_input_nodes) == 1
 
 
 def _widens(node: Node) -> bool:
-    """Return True for a cast of int32 to int64."""
     is_cast = node.op == "call_function" and find(node.target) is to and is_int64(node)
     return is_cast and node.all_input_nodes[0].meta["val"].dtype == torch.int32
 
@@ -170,13 +165,12 @@ def _narrow_compared(model: GraphModule, source: Node, place: Node, keep: Callab
 
 
 def _fits(numbers: Tensor) -> bool:
-    """Return True if all numbers are integers below 2**30 in magnitude."""
     integers = not numbers.dtype.is_floating_point and numbers.dtype != torch.bool and numbers.numel() > 0
     return integers and int(numbers.min()) > -(1 << 30) and int(numbers.max()) < 1 << 30
 
 
 def _wrap(s: AtenBuilder, node: Node, narrow: Mapping[Node, Node], source: Node, bound: int) -> Node | None:
-    """Emit ``(source + k) % n`` in int32 by comparisons, for an index below ``bound`` if the sum is at most one n out of range."""
+    """Emit ``(source + k) % n`` in int32 by comparisons, if the index below ``bound`` makes the sum at most one n out of range."""
     x, n = node.args
     if not isinstance(x, Node) or x not in narrow or not isinstance(n, int):
         return None
@@ -194,7 +188,6 @@ def _wrap(s: AtenBuilder, node: Node, narrow: Mapping[Node, Node], source: Node,
 
 
 def _is_index(node: Node) -> bool:
-    """Return True if the node is used as an index, directly, moved, or with a constant added."""
     return any(True for _ in _extents(node, summed=True))
 
 
@@ -234,13 +227,12 @@ def _is_index_on_cpu(index: Node) -> bool:
 
 
 def _is_view(node: Node) -> bool:
-    """Return True if the output shares the elements of the input."""
     schema = getattr(node.target, "_schema", None)
     return schema is not None and len(schema.returns) == 1 and schema.returns[0].alias_info is not None and not schema.is_mutable
 
 
 def _narrow_cast(node: Node, narrow: dict[Node, Node]) -> None:
-    """Replace the operand of a cast of an index by the int32 index, and the cast itself if it is to an integer type."""
+    """Replace the operand of a cast of an index by the int32 index, or the whole cast if it is to integers."""
     source = node.all_input_nodes[0]
     if is_int64(node):
         narrow[node] = narrow[source]
@@ -268,7 +260,7 @@ def _as_int32(s: AtenBuilder, args: Any, narrow: Mapping[Node, Node]) -> tuple[A
 
 
 def _extents(index: Node, summed: bool = False, cast: bool = True) -> Iterator[int]:
-    """Yield the extent of the dim that ``index`` indexes, for each tensor that is read at it directly or moved.
+    """Yield the extents of the dims that ``index`` indexes, directly or moved.
 
     Args:
         index: Integer tensor.
@@ -290,7 +282,6 @@ def _extents(index: Node, summed: bool = False, cast: bool = True) -> Iterator[i
 
 
 def _with_constant(node: Node) -> bool:
-    """Return True if all operands but one are constant."""
     return sum(arg.op != "get_attr" or _is_written(arg) for arg in node.all_input_nodes) == 1
 
 
@@ -309,8 +300,7 @@ def _extent_of(user: Node, index: Node) -> int | None:
 def tabulate_positions(graph_module: GraphModule, context: PassContext) -> None:
     """Replace floats that depend only on an index and constants by rows of a constant table. In place.
 
-    Only values after a cast of the index to float are replaced, because rows that it selects are a table already. Parameters of a
-    trainable model are not constant.
+    Rows that the index selects are a table already. Parameters of a trainable model are not constant.
     """
     inputs = [node for node in graph_module.graph.nodes if node.op == "placeholder" and _is_number(node)]
     casts = [user for node in inputs for user in node.users if find(user.target) is to and _is_number(user)]
@@ -340,7 +330,6 @@ def _tabulate(model: GraphModule, index: Node, extent: int, region: list[Node]) 
 
 
 def _region(model: GraphModule, index: Node, keep: Callable[[Node], bool], trains: bool) -> list[Node]:
-    """Return the operators that depend only on ``index`` and constants, in order."""
     region: dict[Node, None] = {}
     for node in model.graph.nodes:
         if node.op != "call_function" or not isinstance(node.meta.get("val"), Tensor) or is_in_place(node) or keep(node):
@@ -378,13 +367,11 @@ def _replace_by_rows(
     """Replace ``node`` in its readers by rows of a table, if it has one row for each element of the index.
 
     Args:
-        model: Exported graph.
-        index: Index tensor.
-        node: Node to replace.
+        model, index, node: Graph, index tensor and node to replace.
         region: Nodes that depend only on the index and constants.
         extent: Number of possible index values.
         readers: Users of ``node`` outside of the region.
-        tables: Tables of this index and the nodes of their rows, to which a new table is added. Equal tables are shared.
+        tables: Existing tables of this index and the nodes of their rows. Equal tables are shared.
     """
     shape, count = shape_of(node), index.meta["val"].numel()
     if not node.meta["val"].numel() or extent * (node.meta["val"].numel() // count) > _LARGEST_TABLE:

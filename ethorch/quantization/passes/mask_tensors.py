@@ -1,7 +1,6 @@
 """Masks that are tensors to add to scores.
 
-A computed mask consists of operators on bool tensors: ``where``, ``masked_fill``, or a product of 0 or 1 and a masking number. It
-may be moved, expanded and concatenated. ``mask_of`` returns such a value as ``Mask``.
+A computed mask is a ``where``, a ``masked_fill``, or a product of 0 or 1 and a masking number, possibly moved and concatenated.
 """
 
 from __future__ import annotations
@@ -63,7 +62,6 @@ class Mask:
 
 
 def is_mask_fill(node: Node) -> bool:
-    """Return True if the node masks scores."""
     if find(node.target) is not masked_fill:
         return False
     value = node.args[2]
@@ -139,7 +137,7 @@ def select_mask(s: AtenBuilder, node: Node, condition: Node, x: Any, y: Any) -> 
 def product(s: AtenBuilder, node: Node, x: Any, y: Any) -> Node | None:
     """Emit the product of a tensor of 0 and 1 and a masking number, or return None.
 
-    If a softmax reads the product with a number of -1e9 or less, any factor is treated as 0 or 1, because only 0 keeps a score.
+    A factor of a number up to -1e9 that a softmax reads is treated as 0 or 1, because only 0 keeps a score.
     """
     for factor, number in ((x, y), (y, x)):
         value = s.number(number)
@@ -166,10 +164,7 @@ def subtrahend(s: AtenBuilder, arg: Any) -> Truth | None:
 
 
 def move_mask(s: AtenBuilder, node: Node) -> Node | None:
-    """Move the bool tensor of a mask instead of its numbers, or return None.
-
-    Masked scores are moved only if the program computed a mask of their full shape.
-    """
+    """Move the bool tensor of a mask instead of its numbers, or return None. Moves scores only with a mask of full shape."""
     source = node.args[0] if node.args else None
     if not is_unified(source):
         return None
@@ -202,12 +197,10 @@ def gather_mask(s: AtenBuilder, node: Node) -> Node | None:
 
 
 def emit_mask(s: AtenBuilder, node: Node, mask: Mask) -> Node:
-    """Emit the mask as a masked constant of ``node``'s shape."""
     return mask_scores(s, s.constant(mask.rest.expand(shape_of(node))), mask.masked)
 
 
 def _move(s: AtenBuilder, node: Node, value: Truth) -> Truth:
-    """Apply ``node`` to another tensor of its input's shape."""
     rest = node.args[1:]
     if isinstance(value, torch.Tensor):
         return cast(torch.Tensor, cast(Any, node.target)(value, *rest, **node.kwargs))
@@ -215,10 +208,9 @@ def _move(s: AtenBuilder, node: Node, value: Truth) -> Truth:
 
 
 def _is_one(s: AtenBuilder, x: Node, *, softens: bool) -> Truth | None:
-    """Return the bool tensor of the elements of ``x`` that are 1, or None if ``x`` may have elements other than 0 and 1.
+    """Return the bool tensor of the elements of ``x`` that are 1, or None if it may have elements other than 0 and 1.
 
-    Accepts casts of bool tensors, moved, subtracted from 1 or multiplied. A program input is accepted if a softmax reads the
-    product (``softens``), which then has the same result.
+    Accepts casts of bool tensors, moved, subtracted from 1 or multiplied. Accepts a program input if a softmax reads the product.
     """
     spec = find(x.target) if x.op == "call_function" else None
     if x.meta["val"].dtype == torch.bool:
@@ -241,7 +233,6 @@ def _is_one(s: AtenBuilder, x: Node, *, softens: bool) -> Truth | None:
 
 
 def _one_minus(s: AtenBuilder, node: Node) -> Node | None:
-    """Return the operand that the node subtracts from 1, or None."""
     spec = find(node.target) if node.op == "call_function" else None
     if spec is sub:
         (minuend, operand, *_), settings = spec.canonical(op_name(node.target), *arguments(node))
@@ -271,13 +262,11 @@ def _reaches_softmax(node: Node) -> bool:
 
 
 def truth_of(s: AtenBuilder, node: Node) -> Truth:
-    """Return the value of ``node`` if it is constant, else the node."""
     constant = constant_of(s, node)
     return node if constant is None else constant
 
 
 def as_node(s: AtenBuilder, value: Truth) -> Node:
-    """Return a bool tensor as a node."""
     return value if isinstance(value, Node) else s.constant(value)
 
 

@@ -1,8 +1,7 @@
 """Graph passes that run between ``torch.export`` and annotation.
 
-Passes transform the exported graph in place. After annotation the graph is read-only, so every transformation that makes a model
-easier to quantize or to lower belongs here. Passes do not depend on each other's code; ``after`` and ``before`` state the order
-that they need, and a test compares them with ``PASSES``.
+Passes transform the exported graph in place. After annotation it is read-only. ``after`` and ``before`` state the order that passes
+need, and a test compares them with ``PASSES``.
 """
 
 from __future__ import annotations
@@ -49,8 +48,8 @@ class Pass:
     Attributes:
         name: Name of the function, or another name if it runs twice.
         run: Function that transforms the graph in place.
-        after, before: Names of passes that must run earlier or later.
-        only: Whether the pass runs only if parameters train, or only if they do not. None runs it in both cases.
+        after, before: Passes that must run earlier or later.
+        only: Whether to run only if parameters train, or only if they do not.
     """
 
     name: str
@@ -112,9 +111,7 @@ PASSES = (
 
 
 def run_passes(graph_module: GraphModule, context: PassContext) -> GraphModule:
-    """Run all of ``PASSES`` in place, and eliminate dead code after each of them.
-
-    Open sizes of the program stay open, unless parameters train, because a trained model is exported again.
+    """Run ``PASSES`` in place, with dead code elimination after each. Open sizes stay open unless parameters train.
 
     Raises:
         QuantizationError: An in-place operator has no functional form, or a pass requires a data-dependent shape.

@@ -28,7 +28,6 @@ def state_buffers(module: GraphModule) -> Iterator[tuple[str, Tensor]]:
 
 
 def memory_of(buffer: Tensor) -> tuple[int, ...]:
-    """Return a key that identifies the memory of a buffer."""
     return (buffer.data_ptr(), *buffer.shape)
 
 

@@ -1,10 +1,7 @@
 """Replace ``torch.topk`` with small k by repeated ``amax`` and ``argmax``.
 
-Reads and writes at the resulting indices along the same dim, as in a router of a mixture of experts, use one-hot marks instead.
-A mark is 1 at its index and 0 elsewhere.
-
-Of equal values the first is chosen. PyTorch does not define the choice, and quantized values are equal more often, so two
-experts with similar scores may be swapped.
+Reads and writes at its indices, as in a router of experts, use one-hot marks instead. Of equal values the first is chosen. PyTorch
+does not define the choice, and quantized values are equal more often, so two experts with similar scores may be swapped.
 """
 
 from __future__ import annotations
@@ -26,9 +23,9 @@ _AT_PLACES = frozenset({"aten.gather.default", "aten.scatter.value", "aten.scatt
 
 
 def lower_top_k(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace each ``torch.topk`` with small k if its indices are read only along its own dim, in place, except excluded nodes.
+    """Replace each ``torch.topk`` with small k if its indices are read only along its dim, in place, except excluded nodes.
 
-    If there is one, others whose indices are unused are replaced, too, because they select the groups of experts.
+    Others with unused indices, which select groups of experts, are then replaced as well.
     """
     few = [node for node in graph_module.graph.nodes if is_few(node) and not context.is_excluded(node)]
     readers = {node: [user for places in results(node, 1) for user in places.users] for node in few}
@@ -77,7 +74,6 @@ def _concatenate(s: AtenBuilder, parts: list[Node]) -> Node:
 
 
 def _reads(node: Node, row: Node) -> bool:
-    """Return True if the node gathers elements of ``row``, which are the values of the topk."""
     return op_name(node.target) == "aten.gather.default" and node.args[0] is row
 
 
@@ -95,7 +91,6 @@ def _is_along(node: Node, topk: Node) -> bool:
 
 
 def _at_marks(s: AtenBuilder, node: Node, marks: list[Node]) -> Node:
-    """Emit a read or write at the marks, as products or selections."""
     x, _, _, *rest = node.args
     assert isinstance(x, Node)
     if op_name(node.target) == "aten.gather.default":
@@ -115,7 +110,6 @@ def _at_marks(s: AtenBuilder, node: Node, marks: list[Node]) -> Node:
 
 
 def _number_of(x: Node) -> float | None:
-    """Return the number that a tensor is filled with, or None."""
     name, args = op_name(x.target), x.args
     if name in ("aten.full_like.default", "aten.full.default"):
         return float(args[1]) if isinstance(args[1], (int, float)) else None

@@ -50,11 +50,9 @@ def step_of(node: Node, source: Node, shape: tuple[int, ...], emit: Emit, refuse
     """Return the view step from ``source`` to ``node``.
 
     Args:
-        node: View operator.
-        source: Argument that it is a view of.
-        shape: Shape of the source.
+        node, source, shape: View operator, the argument that it views, and its shape.
         emit: Function that adds a node when the view is created or written back.
-        refuse: Function that raises an error, for a view that cannot be written back.
+        refuse: Function that raises an error for a view that cannot be written back.
     """
     assert isinstance(node.target, torch._ops.OpOverload)
     name = name_of(node)
@@ -156,7 +154,6 @@ def _slice_of_computed_bounds(node: Node, name: str, dim: int, emit: Emit) -> St
 
 
 def slice_step(shape: Sequence[int], dim: int, start: int, end: int, step: int, emit: Emit) -> Step:
-    """Return the step of ``x[..., start:end:step]`` along ``dim``."""
     end = max(start, end)
 
     def take(x: Node) -> Node:
@@ -175,7 +172,6 @@ def slice_step(shape: Sequence[int], dim: int, start: int, end: int, step: int, 
 
 
 def select_step(shape: Sequence[int], dim: int, index: int, emit: Emit) -> Step:
-    """Return the step of ``x[..., index]`` along ``dim``."""
     narrow = slice_step(shape, dim, index, index + 1, 1, emit)
     return Step(
         ("select", dim, index),
@@ -209,15 +205,13 @@ def argument(node: Node, name: str) -> Any:
 
 
 def shape_of(node: Node) -> tuple[int, ...]:
-    """Return the shape of the node's output."""
     return tuple(int(extent) for extent in node.meta["val"].shape)
 
 
 def functional_of(target: Any) -> Any:
-    """Return the functional operator of an in-place one, or None: ``aten.relu_.default`` -> ``aten.relu.default``.
+    """Return the functional operator of an in-place one with the same argument types, or None.
 
-    The overload has the same argument types. Its name may differ: the functional form of ``aten.pow_.Scalar`` is
-    ``aten.pow.Tensor_Scalar``, because ``aten.pow.Scalar`` raises a number to a tensor.
+    The name may differ: the form of ``aten.pow_.Scalar`` is ``aten.pow.Tensor_Scalar``.
     """
     packet = getattr(aten, target._schema.name.split("::")[1].removesuffix("_"), None)
     if packet is None:

@@ -1,7 +1,7 @@
 """Replace ``torch.vmap`` and ``flex_attention`` by operators on whole tensors.
 
-In an exported graph, the nodes between ``_vmap_increment_nesting`` and ``_vmap_decrement_nesting`` operate on one element of the
-batch, e.g. in the attention masks of ``create_block_mask``. They are not valid outside of this region.
+Exported nodes between ``_vmap_increment_nesting`` and ``_vmap_decrement_nesting`` operate on one element of the batch, e.g. in
+masks of ``create_block_mask``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def inline_vmapped(model: GraphModule) -> None:
 
 
 def _regions(model: GraphModule) -> list[list[Node]]:
-    """Return the nodes of each outermost ``torch.vmap`` and of each ``flex_attention``, in order."""
+    """Return the nodes of each outermost ``torch.vmap`` and of each ``flex_attention``."""
     regions: list[list[Node]] = []
     depth = 0
     for node in model.graph.nodes:

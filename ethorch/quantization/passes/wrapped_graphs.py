@@ -1,7 +1,6 @@
 """Inline the graphs that torch.export creates for code under ``torch.no_grad()`` or ``torch.autocast()``.
 
-Autocast would compute with fewer bits, which the quantizer decides. Its body is inlined in float32, and outputs of the program keep
-the dtype of autocast.
+The quantizer chooses the precision, so autocast is inlined in float32. Outputs of the program keep its dtype.
 """
 
 from __future__ import annotations
@@ -29,10 +28,7 @@ _MARKS = {_enter_autocast, _exit_autocast, torch._C._set_grad_enabled}
 
 
 def inline_wrapped_graphs(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace each wrapped graph by its nodes in place, recursively and in the branches of control flow.
-
-    If parameters train, results of ``torch.no_grad()`` are detached.
-    """
+    """Replace wrapped graphs by their nodes in place, recursively. In training, results of ``torch.no_grad()`` are detached."""
     for child in graph_module.children():
         if isinstance(child, GraphModule):
             inline_wrapped_graphs(child, context)
@@ -46,7 +42,7 @@ class _Inliner:
     """Inlining in graph order.
 
     Attributes:
-        lower: Dtypes of the autocasts that enclose the current node, innermost last; None for a disabled one.
+        lower: Dtypes of enclosing autocasts, innermost last; None for a disabled one.
         changed: Whether a value has changed its dtype.
     """
 
@@ -114,7 +110,6 @@ class _Inliner:
                 self.model.delete_submodule(str(graph.target))
 
     def mark(self, node: Node) -> None:
-        """Process a node that only enables or disables autocast or gradients."""
         if node.target is _enter_autocast:
             self.lower.append(_dtype_of(node))
         elif node.target is _exit_autocast:
@@ -148,7 +143,6 @@ class _Inliner:
 
 
 def _dtype_of(node: Node) -> torch.dtype | None:
-    """Return the dtype of an autocast, or None if it is disabled."""
     _, dtype, enabled, *_ = node.args
     return dtype if enabled else None  # type: ignore[return-value]
 
@@ -158,7 +152,6 @@ def _cast(node: Node, dtype: torch.dtype) -> Node:
 
 
 def _emit(target: Any, node: Node, *args: Any) -> Node:
-    """Insert a node that reads ``node``, with its metadata, at the graph's insertion point."""
     emitted: Node = node.graph.call_function(target, (node, *args))
     emitted.meta = dict(node.meta)
     emitted.meta["val"] = _run(emitted)
@@ -166,7 +159,6 @@ def _emit(target: Any, node: Node, *args: Any) -> Node:
 
 
 def _run(node: Node) -> Any:
-    """Return the fake value of an operator's output."""
     mode = detect_fake_mode([value_of(arg) for arg in node.all_input_nodes])
     if mode is None:
         return node.meta.get("val")
