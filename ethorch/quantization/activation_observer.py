@@ -20,7 +20,7 @@ ACTIVATION_METHODS = ("mse", "minmax", "moving_average", "percentile")
 _SUBSAMPLE = 16384  # elements of one tensor that are added to the histogram; the extremes use all of them
 _NEAR = 16  # share of the range to keep on each side of a threshold, so that its steps are finer than those of the compared sum
 _INPUTS = 1000  # tensors of a program input for which statistics are recorded
-#: Distance of masked scores below the least score: exp(-8) is less than a tenth of softmax's int8 step, exp(-16) in int16.
+#: Distance of masked scores below the least: exp(-8) and exp(-16) are below a tenth of softmax's step.
 ROOM_INT8, ROOM_INT16 = 8.0, 16.0
 
 

@@ -29,7 +29,7 @@ from ethorch.quantization.passes.mask_tensors import is_mask_fill
 from ethorch.quantization.specs import ANNOTATION, check_int32, dtype_of, fixed_spec, on_axis, per_tensor
 from ethorch.quantization.states import share_states
 
-#: Key of ``GraphModule.meta``: whether the subgraphs of control flow are quantized with the graph.
+#: Key of ``GraphModule.meta``: whether control flow is quantized with the graph.
 BRANCHES = "ethorch_branches"
 
 
@@ -222,7 +222,6 @@ class Scan:
         return spec if axis == spec.ch_axis else on_axis(spec, axis)
 
     def bias(self, node: Node, layer: Layer, config: QuantizationConfig) -> dict[Node, QuantizationSpecBase]:
-        """Return {bias: spec} if the bias and the weight are constants and activations are int8, else {}."""
         operands = [node.args[index] if index < len(node.args) else None for index in (layer.weight, layer.bias)]
         are_constants = all(isinstance(arg, Node) and arg.op == "get_attr" for arg in operands)
         spec = config.input_activation

@@ -16,7 +16,7 @@ from ethorch.support.errors import QuantizationError
 
 logger = logging.getLogger(__name__)
 
-#: Correlation of neighboring elements below which a tensor resembles noise, and above which it resembles a signal.
+#: Maximum correlation of neighbors in noise, and minimum in a signal.
 _NOISE, _SIGNAL = 0.1, 0.3
 _ENOUGH = 256  # elements for a significant correlation
 

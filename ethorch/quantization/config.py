@@ -23,10 +23,10 @@ from ethorch.quantization.trained_weight_observer import PerChannelTrainedWeight
 from ethorch.quantization.weight_observer import WEIGHT_METHODS, PerChannelWeightObserver, WeightObserver
 from ethorch.support.errors import QuantizationError
 
-#: Minimum scale of an observer, so that a tensor of zeros has a usable scale.
+#: Minimum scale, for tensors of zeros.
 _EPS = 2.0**-24
-#: Number of integer values below which weights use ``mse`` by default. With three levels, the largest weight leaves half of a layer
-#: at zero, and digit classification drops from 90 % to 54 %. With 255 integer values the method makes no difference.
+#: Number of integer values below which weights default to ``mse``. With three levels, ``max`` sets half of a layer to zero (digit
+#: classification: 54 % instead of 90 %).
 _FEW = 16
 
 

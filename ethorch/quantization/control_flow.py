@@ -87,7 +87,7 @@ def _lead(leader: Any, observers: list[Any], feed: bool = False) -> None:
             observer.follow(leader, feed)
 
 
-#: Subgraphs that torchao prepares together with the graph that contains them.
+#: Subgraphs that torchao prepares itself.
 _BY_TORCHAO = {(torch.ops.higher_order.while_loop, 1)}
 
 
@@ -273,7 +273,7 @@ class _ObservedBranch:
         return f"{path} ({self.part.description} of {self.part.node.name})"
 
 
-#: Maximum number of samples to repeat for each branch that no sample reached.
+#: Maximum samples for each unreached branch.
 _MOST_FORCED = 16
 
 

@@ -17,7 +17,7 @@ from ethorch.quantization.mask_inputs import lift_masked, mark_mask_inputs
 from ethorch.quantization.passes.mask_tensors import is_mask_fill
 from ethorch.quantization.weight_observer import PerChannelWeightObserver
 
-#: Key of ``GraphModule.meta``: whether the graph is a subgraph of control flow, so that its inputs are not program inputs.
+#: Key of ``GraphModule.meta``: whether the graph is a subgraph of control flow.
 INNER = "ethorch_inner"
 Edge = Node | tuple[Node, Node]
 

@@ -19,7 +19,7 @@ from ethorch.lower.ops.spec import find
 from ethorch.quantization.activation_observer import ROOM_INT8, ActivationObserver, find_leader
 from ethorch.quantization.passes.mask_tensors import MOVERS, SOFTMAX, SUNK
 
-#: Distance of masked values below all others in training, when the range of the scores is unknown.
+#: Distance of masked inputs below all others in training.
 _DEPTH = 64.0
 
 

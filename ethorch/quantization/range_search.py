@@ -16,26 +16,23 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 
 HALF_BINS = 2048  # histogram bins on each side of zero
-#: Weight of clipped calibration values relative to rounding. The range is fitted to them, so unseen inputs clip more.
+#: Weight of clipped calibration values. The range is fitted to them, so unseen inputs clip more.
 _CLIPPED = 2.0
-#: Weight of clipping in unseen inputs. Errors average over inputs, and few inputs clip much. With 1, the range of a small tensor
-#: costs all other inputs up to 5 dB. Means over 11 networks of ``bench.accuracy`` with eight calibration inputs, relative to the
-#: Arm backend: unseen inputs +4.0 dB and calibration inputs -0.5 dB. With 1: +3.8 and -1.7 dB.
+#: Weight of clipping in unseen inputs, of which few clip much. Means over 11 networks of ``bench.accuracy`` with eight calibration
+#: inputs, relative to the Arm backend: unseen inputs +4.0 dB, calibration inputs -0.5 dB. With 1: +3.8 and -1.7 dB.
 _UNSEEN = 0.1
-#: Number of elements from which an int8 tensor has no room for unseen inputs, because their extremes clip too few elements.
+#: Number of elements from which an int8 tensor has no room for unseen inputs.
 _MANY = 2000
-#: Standard deviation of the maximum of ``_ELEMENTS`` normal values, in units of their own. It is the prior of the extreme of a
-#: smaller tensor and counts as ``_SUPPOSED_INPUTS`` inputs if there are fewer than ``_ENOUGH_INPUTS``. With 16 inputs, pooled
-#: features that hardly vary would have room that costs 4 dB.
+#: Standard deviation of the maximum of ``_ELEMENTS`` normal values, in units of their own. This prior of a tensor's extreme counts
+#: as ``_SUPPOSED_INPUTS`` inputs if there are fewer than ``_ENOUGH_INPUTS``. With 16, pooled features lose 4 dB.
 _ELEMENTS, _DEVIATIONS = (1, 4, 16, 64, 500, 2000), (1.0, 0.70, 0.56, 0.44, 0.36, 0.31)
 _SUPPOSED_INPUTS, _ENOUGH_INPUTS = 4, 10
 #: Room costs nothing in 16 bits. The extreme of ``_HUNDREDS`` or more elements has a prior deviation of ``_USUAL`` times itself
 #: between inputs, which counts as ``_USUAL_INPUTS`` inputs.
 _HUNDREDS, _USUAL, _USUAL_INPUTS = 500, 0.15, 6
-#: Limit of a bound as a multiple of the largest observed value. The extremes of tensors with fewer elements may differ tenfold
-#: between inputs (gates, features of an outlier image), which would reserve room that no input fills. Gains with four inputs:
-#: ghostnetv3_050 2.6 dB (two seeds), patch_tst, small_gru and sorted 0.8 to 1.3 dB (eight), joined_inputs -0.4 +-1.0 dB. With 2,
-#: joined_inputs loses 1.3 dB, with 1.5 it loses 6 dB.
+#: Limit of a bound as a multiple of the largest observed value, because the extremes of small tensors (gates) may differ tenfold
+#: between inputs. Gains with four inputs: ghostnetv3_050 2.6 dB, patch_tst, small_gru and sorted 0.8 to 1.3 dB, joined_inputs
+#: -0.4 +-1.0 dB. With 2, joined_inputs loses 1.3 dB, with 1.5 it loses 6 dB.
 _FARTHEST = 2.5
 
 

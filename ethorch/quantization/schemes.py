@@ -15,7 +15,7 @@ from ethorch.quantization.quantizer import EthosUQuantizer
 from ethorch.support.errors import SpecError
 from ethorch.targets.settings import CUSTOM, FLOAT, Settings
 
-#: Name of a scheme -> function that creates its config; the argument is whether it is for training.
+#: Name of a scheme -> function from ``is_qat`` to its config.
 CONFIGS: dict[str, Callable[[bool], QuantizationConfig]] = {
     "int8": lambda is_qat: get_symmetric_quantization_config(is_qat=is_qat),
     "int8-per-tensor": lambda is_qat: get_symmetric_quantization_config(is_per_channel=False, is_qat=is_qat),
@@ -24,7 +24,7 @@ CONFIGS: dict[str, Callable[[bool], QuantizationConfig]] = {
 }
 
 
-#: Type of a program's inputs and outputs -> function that creates the config for ``set_io``.
+#: Type of program inputs and outputs -> factory of the config for ``set_io``.
 IO_CONFIGS: dict[str, Callable[[], QuantizationConfig]] = {
     "int8": get_symmetric_quantization_config,
     "uint8": get_uint8_io_quantization_config,

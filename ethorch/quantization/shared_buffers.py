@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node
 from ethorch.quantization.activation_observer import ActivationObserver, find_leader
 from ethorch.quantization.passes.state_buffers import memory_of, state_buffers
 
-#: Key of ``GraphModule.meta``: name -> initial value of a buffer when the model was quantized.
+#: Key of ``GraphModule.meta``: name -> initial value of a buffer.
 INITIAL = "ethorch_initial"
 
 

@@ -68,7 +68,6 @@ def share_states(model: GraphModule, nodes: Sequence[Node]) -> None:
 
 
 def _find_carriers(written: Node, buffers: Set[Node]) -> list[Place]:
-    """Return the positions between a buffer and the written value that contain elements of the buffer."""
     reaches: dict[Node, bool] = {}
     carriers: list[Place] = []
 

@@ -20,12 +20,12 @@ from ethorch.targets.compile_spec import FAST, FREE, EthosUCompileSpec
 from ethorch.vela.compiled_model import CompiledModel
 from ethorch.vela.compiler import compile, options_text, system_text
 
-#: Function from a requested arena in bytes, or None for Vela's smallest schedule (--optimise=Size), to the compiled model.
+#: Function from requested bytes, or None for Vela's smallest schedule (--optimise=Size), to the model.
 Compile = Callable[[int | None], CompiledModel]
 
-#: Share of the fastest schedule's cycles that a smaller arena may add.
+#: Share of cycles that a smaller arena may add.
 TOLERANCE = 0.005
-#: Minimum saving of a smaller arena as a share of the largest one.
+#: Minimum share of the arena to save.
 _WORTH = 0.04
 _STEPS = 5
 _FORMAT = 2  # version of the cache entries, to increase when the search changes
@@ -93,7 +93,6 @@ def fit_arena(limit: int, first: CompiledModel, again: Compile) -> tuple[Compile
 
 
 def _try_compile(again: Compile, wish: int | None) -> CompiledModel | None:
-    """Return the model, or None if Vela finds no schedule."""
     try:
         return again(wish)
     except VelaError:
@@ -115,7 +114,6 @@ class SearchCache:
         self._path: Path = cache_folder() / "arenas" / f"{digest.hexdigest()[:40]}.json"
 
     def get(self) -> tuple[bool, int | None]:
-        """Return (True if there is a valid entry, its number)."""
         try:
             wish = json.loads(self._path.read_text(encoding="utf-8"))["wish"]
         except (OSError, ValueError, TypeError, KeyError):
@@ -124,7 +122,6 @@ class SearchCache:
         return good, wish if good else None
 
     def put(self, wish: int | None) -> None:
-        """Store a number. Errors are ignored, because the cache is optional."""
         try:
             os.makedirs(self._path.parent, exist_ok=True)
             write_whole(self._path, json.dumps({"wish": wish}).encode())

@@ -58,7 +58,6 @@ def _extend(file: Path, graph: Graph, delegate: str) -> None:
 
 
 def contents(graph: Graph, tosa: bytes, payload: DelegatePayload | None, sources: Sources | None) -> dict[str, bytes]:
-    """Return the artifacts of a delegate by file suffix, ``.tosa`` last."""
     artifacts = {".txt": to_text(graph).encode()}
     if payload is not None:
         artifacts[".payload"] = payload.pack()
@@ -96,7 +95,6 @@ def sources(folder: str | os.PathLike[str], payload: DelegatePayload, specs: Ite
 
 
 def reader(folder: str | os.PathLike[str]) -> Callable[[DelegatePayload, Iterable[tuple[str, bytes]]], Sources]:
-    """Return :func:`sources` bound to a folder, for ``ethorch.runtime.load``."""
     return functools.partial(sources, folder)
 
 

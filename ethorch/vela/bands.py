@@ -73,7 +73,6 @@ def split_into_bands(graph: Graph, first: CompiledModel, smallest: Smallest, lim
 
 
 def _decode(graph: Graph, codes: int) -> Graph | None:
-    """Return the copy of the graph that a cache entry describes, or None."""
     banded = None
     while codes:
         number, count = divmod((codes & (1 << _BITS) - 1) - 1, len(_COUNTS))
@@ -122,7 +121,6 @@ def _ways(graph: Graph, before: CompiledModel, size: int, limit: int) -> Iterato
 
 
 def apply_bands(graph: Graph, way: Way) -> Graph:
-    """Return a copy of the graph with a part in bands."""
     copied = graph.copy()
     now = {value.name: value for op in copied.ops for value in (*op.operands, *op.results)}
     places = {id(op): number for number, op in enumerate(graph.ops)}

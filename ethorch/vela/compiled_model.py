@@ -132,7 +132,6 @@ class CompiledModel:
     load_tables: Callable[[], Tables] = field(repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state with the database as text instead of Vela's objects."""
         return {**self.__dict__, "load_tables": partial(dict, self.tables)}
 
     @cached_property
@@ -150,7 +149,6 @@ class CompiledModel:
         return self.load_tables()
 
     def rows(self) -> tuple[ScheduledOp, ...]:
-        """Return the operations of the schedule, in Vela's order."""
         return self._rows
 
     @cached_property

@@ -23,7 +23,7 @@ from ethorch.vela.declared import Declared, Shape
 _MAX_TOSA_BYTES = 2**31 - 1  # flatbuffers address 2 GiB
 _NPU_NAME = "Ethos_U"  # prefix of names of system configs that contain the NPU
 
-# Vela's names of scheduler features that a flag disables (vela.py, get_compiler_config).
+# Flag -> scheduler feature that it disables (vela.py, get_compiler_config).
 _FEATURES = {
     "--disable-chaining": "Grouping",
     "--disable-fwd": "FWD",
@@ -33,10 +33,9 @@ _FEATURES = {
 }
 # Lines that Vela 5.1 prints regardless of its flags, because it cannot estimate SCATTER.
 _NOISE = (b"Missing element access estimation",)
-#: Prefixes of lines that Vela prints instead of raising: an address outside a memory, an operator without a command, an operator
-#: that it cannot decompose. The returned program cannot run.
+#: Prefixes of lines that Vela prints instead of raising. The returned program cannot run.
 _ERRORS = (b"Error", b"Register command stream generator", b"!!!!", b"Failed", b"Invalid graph")
-# Flags that make Vela print, with their option section and key.
+# Flag -> option section and key.
 _VERBOSE = {
     "--verbose-high-level-command-stream": ("compiler", "verbose_high_level_command_stream"),
     "--verbose-register-command-stream": ("compiler", "verbose_register_command_stream"),
@@ -219,7 +218,6 @@ def _read(raw: Any, spec: EthosUCompileSpec) -> CompiledModel:
 
 
 def _words(error: BaseException) -> str:
-    """Return Vela's message on one line."""
     text = str(error).removeprefix("Compilation failed: ")
     words = "; ".join(line.strip(" -") for line in text.splitlines() if line.strip(" -"))
     return words.replace(":; ", ": ") or type(error).__name__

@@ -10,7 +10,7 @@ from ethorch.support.errors import VelaError
 
 Shape = tuple[int, ...]
 
-# Enum values of tosa.fbs of TOSA 1.0; the field numbers below are from the same schema.
+# Enum values of tosa.fbs of TOSA 1.0.
 _SLICE, _INT32 = 59, 5
 
 

@@ -35,7 +35,6 @@ _SURE = 0.8  # share of the staging memory up to which reading pixels in planes 
 
 
 def builder_for(target: Target | TosaTarget) -> Builder:
-    """Return an empty Builder with the limits and the tuning of ``target``."""
     return Builder(target.limits, tuning=target.tuning, target=target.name, floats=target.floats, integers=target.integers)
 
 
@@ -136,7 +135,6 @@ def _arena_share(graph: Graph, way: ReadPlanes, spec: EthosUCompileSpec) -> floa
 
 
 def _compile_planes(graph: Graph, tuning: Tuning, way: ReadPlanes, spec: EthosUCompileSpec) -> Lowered | None:
-    """Compile with convolutions that read inputs in planes, or return None."""
     reference = rewrite(graph.copy(), replace(tuning, fold_strides=way.fold))
     copy_selected_inputs(reference, way.most)
     planar, planes = without_turned_inputs(reference, way.most)

@@ -10,7 +10,7 @@ from ethorch.targets.compile_spec import EthosUCompileSpec
 from ethorch.tosa.ir import NOWHERE, Graph, Op, Value
 from ethorch.tosa.serialize import serialize
 
-#: Error text of Vela 5.2 for a delegate with more than 16 MiB of commands, which the NPU cannot address.
+#: Error text of Vela 5.2 for more than 16 MiB of commands.
 STREAM_TOO_LONG = "command stream exceeds the hardware limit"
 
 
@@ -50,7 +50,6 @@ def find_first_refused(graph: Graph, spec: EthosUCompileSpec) -> tuple[Op, str] 
     """Return (first operator with which Vela refuses the graph, Vela's message), by bisection."""
 
     def refusal(count: int) -> str:
-        """Return Vela's message for the first ``count`` operators, or an empty string."""
         ops = graph.ops[:count]
         read = {id(value) for op in ops for value in op.operands}
         ends = [value for op in ops for value in op.results if id(value) not in read or value in graph.outputs]

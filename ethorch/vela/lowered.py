@@ -40,12 +40,10 @@ class Lowered:
 
     @property
     def inputs(self) -> list[Value]:
-        """Inputs of the graph, in the order of the payload."""
         return self.graph.inputs
 
     @property
     def performance(self) -> Performance:
-        """Vela's estimate."""
         return self.compiled.performance
 
     @property

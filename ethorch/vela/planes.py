@@ -85,7 +85,6 @@ def with_planes(
 
 
 def _dma(program: Program) -> list[int]:
-    """Return the words of a DMA transfer that runs alone."""
     names = ("NPU_OP_KERNEL_WAIT", "NPU_OP_DMA_START", "NPU_OP_DMA_WAIT")
     return [word for name in names for word in operation(program.config, name)]
 
@@ -168,7 +167,6 @@ def _in_planes(
 
 
 def _of_reference(tables: Tables, planar: Graph, reference: Graph, planes: Sequence[Planes]) -> Tables:
-    """Return the tables with operators of the reference graph: a TRANSPOSE for each convolution."""
     if "source" not in tables:
         return tables
     _, before = serialize_with_positions(planar)

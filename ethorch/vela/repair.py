@@ -99,7 +99,6 @@ def random_inputs(lowered: Lowered) -> tuple[list[Array], list[Array]] | None:
 
 
 def _random(value: Value, generator: np.random.Generator, most: int) -> Array:
-    """Return random integers of the full range, booleans, or int32 numbers below ``most``."""
     bits = {"INT8": 8, "INT16": 16}.get(value.dtype)
     low, high = (-(1 << bits - 1), 1 << bits - 1) if bits else (0, 2 if value.dtype == "BOOL" else most)
     return generator.integers(low, high, value.shape).astype(DTYPES[value.dtype])
@@ -204,7 +203,6 @@ def insert_copies(graph: Graph, operands: Sequence[_Operand]) -> tuple[str, ...]
 
 
 def _candidates(graph: Graph, suspect: str) -> Iterator[list[_Operand]]:
-    """Yield sets of operands to copy, at increasing distances from the suspect, and then each operand."""
     distances = _distances(graph, suspect)
     entries = [(distance, wide, operand) for op, distance in distances for wide, operand in _operands(graph, op)]
     seen: list[list[_Operand]] = []
@@ -241,7 +239,6 @@ def _distances(graph: Graph, suspect: str) -> list[tuple[Op, int]]:
 
 
 def _operands(graph: Graph, op: Op) -> Iterator[tuple[bool, _Operand]]:
-    """Yield (is wide, operand) for each operand or output of an operator that can be copied."""
     for place, value in enumerate(op.operands):
         if not value.is_const and value.dtype in (*_NARROW, "INT32"):
             yield value.dtype not in _NARROW, _Operand(op.result.name, place)

@@ -40,7 +40,6 @@ class _Reader:
 
     @property
     def run(self) -> _Run:
-        """The (first byte, size) that the spans cover."""
         first = min(span.base for span in self.spans)
         return first, max(span.base + span.size_bytes for span in self.spans) - first
 
@@ -110,7 +109,6 @@ def _readers(program: Program) -> list[_Reader]:
 def _choose_runs(
     readers: Sequence[_Reader], rows: Mapping[int, ScheduledOp | None], flash: str, rate: float, most: int
 ) -> list[_Run]:
-    """Return runs to copy, by saved cycles per byte, less the cycles of the copy."""
     waits: dict[_Run, float] = defaultdict(float)
     for reader in readers:
         row = rows[reader.offset]
@@ -133,7 +131,6 @@ def _without_flash(row: ScheduledOp, flash: str) -> int:
 def _estimate_rows(
     moved: Iterable[_Reader], rows: Mapping[int, ScheduledOp | None], flash: str, flash_rate: float, sram_rate: float
 ) -> list[tuple[ScheduledOp, tuple[int, int, int]]]:
-    """Return the new (total, flash, SRAM) cycles of each row whose weights moved."""
     read: dict[int, tuple[ScheduledOp, int]] = {}
     for reader in moved:
         row = rows[reader.offset]
@@ -163,7 +160,6 @@ def _insert_copies(
 
 
 def _copies(npu: Npu, places: Mapping[_Run, int]) -> list[int]:
-    """Return the words of all copies and of the registers' reset to zero, their initial value."""
     words: list[int] = []
     for (first, size), place in places.items():
         values = (_CONSTANTS, _SCRATCH, first, place, size)

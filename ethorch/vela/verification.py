@@ -26,7 +26,6 @@ _ADVICE = (
 
 
 def delegate_arrays(delegate: Lowered, inputs: Sequence[Array]) -> list[Array]:
-    """Return a delegate's input bytes as arrays for its TOSA graph."""
     return [x.view(DTYPES[v.dtype]).reshape(v.shape) for x, v in zip(inputs, delegate.inputs, strict=True)]
 
 

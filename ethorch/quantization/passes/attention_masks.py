@@ -120,7 +120,6 @@ def _later(s: AtenBuilder, node: Node, x: Any, y: Any) -> Node | None:
 
 
 def _product(s: AtenBuilder, node: Node, x: Any, y: Any) -> Node | None:
-    """Multiply by a masking number, or by a positive number, which keeps masked scores far below the others."""
     mask_node = mask_tensors.product(s, node, x, y)
     return _scale(s, node, x, y) if mask_node is None else mask_node
 

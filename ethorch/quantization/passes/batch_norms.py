@@ -81,7 +81,6 @@ def _uses(graph: GraphModule) -> dict[str, list[Node]]:
 
 
 def _shares_convolution(norm: Node) -> bool:
-    """Return True for a batch norm, possibly after others, of a convolution or batch norm that has several readers."""
     if not _is_norm(norm):
         return False
     source, shared = norm, False

@@ -31,7 +31,7 @@ class Pair(NamedTuple):
     imaginary: Node | None
 
 
-#: Lowering of an operator. Complex arguments are Pairs; the return value replaces the output.
+#: Lowering of an operator with Pairs as complex arguments.
 Rule = Callable[..., Any]
 
 
@@ -89,7 +89,7 @@ def rule_of(node: Node) -> Rule | None:
     )
 
 
-#: Operators that move or select elements of their first operand, but whose OpSpec has not set ``moves``.
+#: Operators that move elements, but whose OpSpec has not set ``moves``.
 _ALIKE = frozenset(
     f"aten.{name}"
     for name in ("clone.default", "contiguous.default", "alias.default", "slice.Tensor", "select.int", "narrow.default",

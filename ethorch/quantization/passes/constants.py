@@ -19,9 +19,9 @@ from ethorch.quantization.passes.context import PassContext
 
 #: Operators that extract a number from a tensor.
 _NUMBERS = frozenset({"aten.item.default", "aten._local_scalar_dense.default"})
-#: Operators that read only the shape of one of their arguments -> position of the argument.
+#: Operator -> position of an argument of which it reads only the shape.
 _LIKE = dict.fromkeys(LIKE, 0) | {"aten.expand_as.default": 1, "aten.view_as.default": 1, "aten.reshape_as.default": 1}
-#: Maximum elements of a folded constant. Larger ones, such as an expanded mask, remain operators.
+#: Maximum elements of a folded constant.
 _LARGEST_CONSTANT = 1 << 24
 
 
@@ -157,7 +157,7 @@ def _evaluate(node: Node, constants: dict[Node, Any]) -> Any:
     args, kwargs = map_arg((node.args, node.kwargs), operands.__getitem__)
     with torch.no_grad():
         value = node.target(*args, **kwargs)  # type: ignore[operator]
-    # Uninitialized memory may contain NaN, or values that would widen the calibrated range.
+    # Uninitialized memory may contain NaN or large values.
     return torch.zeros_like(value) if op_name(node.target) in UNINITIALIZED else value
 
 

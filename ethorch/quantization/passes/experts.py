@@ -22,7 +22,7 @@ aten = torch.ops.aten
 
 #: Operators of (rows sorted by expert, weights [experts, K, N], int32 ends of the runs).
 _GROUPED = frozenset({"transformers.grouped_mm_fallback.default", "aten._grouped_mm.default"})
-#: Operators that keep the elements of their first operand in order.
+#: Operators that keep the order of elements.
 _VIEWS = frozenset({"aten.reshape.default", "aten.view.default", "aten.flatten.using_ints", "aten.to.dtype", "aten.clone.default"})
 
 
@@ -39,7 +39,6 @@ def lower_experts(graph_module: GraphModule, context: PassContext) -> None:
 
 
 def _find_sort(grouped: Node) -> Node | None:
-    """Return the sort of the experts, int[rows], from which the ends of the runs are computed."""
     ends = grouped.args[2] if len(grouped.args) > 2 else None
     while isinstance(ends, Node) and ends.all_input_nodes:
         if op_name(ends.target) == "aten.sort.default":

@@ -62,7 +62,6 @@ def _is_write(node: Node) -> bool:
 
 
 def _counter(node: Node) -> Node | None:
-    """Return the attribute that an in-place operator writes, if only in-place operators read it, else None."""
     written = node.args[0] if node.args else None
     while isinstance(written, Node) and is_in_place(written):  # a batch norm that is called twice counts twice
         written = written.args[0]
@@ -274,7 +273,6 @@ class _Functionalizer:
         self.views[dest] = view
 
     def new_value(self, node: Node, name: str, dest: Node) -> Node:
-        """Return the node of the written value: the source of a copy, or the functional form of the operator."""
         self.read(node)
         value = node.args[0].meta["val"]  # type: ignore[union-attr]
         if name == "copy_":
@@ -299,7 +297,6 @@ class _Functionalizer:
         return self.convert_like(node, value)
 
     def convert_like(self, node: Node, like: torch.Tensor) -> Node:
-        """Cast and expand the value to the dtype and shape of ``like``."""
         value = node.meta["val"]
         if value.dtype != like.dtype:
             node = self.emit(aten.to.dtype, node, like.dtype)

@@ -32,9 +32,9 @@ HUGE = -1e4  #: largest number that masks
 SUNK = HUGE / 2  #: upper limit of masked values after scores were added
 _BEYOND = -1e9  #: a number whose product with any factor other than 0 masks
 _APART = 100.0  #: minimum ratio of a mask's numbers to all other added numbers
-#: Operators that move elements and keep their values, through which masks are recognized.
+#: Operators that only move elements.
 MOVERS = (view, permute, expand, slice_, select, flip, roll)
-#: Operators that select elements of their first operand and keep their values.
+#: Operators that select elements of their first operand.
 PICKERS = (index, index_select, gather, embedding)
 #: Operators that return about 0 for masked scores.
 SOFTMAX = (softmax, log_softmax, exp)

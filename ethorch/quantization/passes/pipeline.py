@@ -60,24 +60,23 @@ class Pass:
 
 
 PASSES = (
-    # A guard is a module call, which breaks re-export.
+    # Guards break re-export.
     Pass("remove_guards", remove_guards, before=("inline_wrapped_graphs",)),
-    # Bodies of torch.no_grad() and torch.autocast() are part of the network.
     Pass("inline_wrapped_graphs", inline_wrapped_graphs, before=("functionalize",)),
-    # Later passes inspect the readers of a value, and assume that values do not change.
+    # Later passes assume that values do not change.
     Pass("functionalize", functionalize, before=("register_written_parameters",)),
-    # A parameter that the model writes is not constant.
+    # Written parameters are not constant.
     Pass("register_written_parameters", register_written_parameters, before=("fold_constants",), only="fixed"),
     Pass("freeze_parameters", freeze_parameters, before=("fold_constants",), only="fixed"),
-    # Composites that become batch norms emit the fixed form themselves.
+    # Decompositions emit the fixed form.
     Pass("fix_batch_norms", fix_batch_norms, before=("decompose_composites",), only="fixed"),
     Pass("rename_shared_weights", rename_shared_weights, only="trainable"),
-    # An assertion is a reader that would keep a constant alive.
+    # Assertions would keep constants alive.
     Pass("remove_assertions", remove_assertions, before=("fold_constants",)),
-    # Decompositions match patterns through their operands, which a dropout would hide.
+    # Decompositions match patterns that a dropout would hide.
     Pass("remove_no_ops", remove_no_ops, before=("decompose_composites",)),
     Pass("promote_integers", promote_integers, after=("remove_no_ops",), before=("narrow_indices", "tabulate_positions")),
-    # The passes below use the number of dimensions of operands.
+    # The passes below use the rank of operands.
     Pass("lift_scalars", lift_scalars, before=("remove_softmax_shifts", "fold_constants", "decompose_composites")),
     Pass("remove_softmax_shifts", remove_softmax_shifts, after=("remove_no_ops",), before=("unify_masks",)),
     # Matches ``full`` operators, which folding would replace.
@@ -90,22 +89,22 @@ PASSES = (
     Pass("fold_constants", fold_constants, before=("decompose_composites",)),
     # Constants are computed with the precision of the model.
     Pass("narrow_doubles", narrow_doubles, after=("fold_constants",), before=("lower_complex",), only="fixed"),
-    # Requires windows and rotations as single constants; emits composites.
+    # Requires constant windows and rotations; emits composites.
     Pass("lower_complex", lower_complex, after=("fold_constants",), before=("decompose_composites",)),
     Pass("decompose_composites", decompose_composites, after=("fold_constants",), before=("fold_constants_again",)),
-    # Decompositions emit operators of constants, such as an attention's mask.
+    # Decompositions emit operators of constants (attention masks).
     Pass("fold_constants_again", fold_constants, after=("decompose_composites",)),
-    # Requires decomposed attention, and added masks as single tensors.
+    # Requires decomposed attention and folded masks.
     Pass("unify_masks", unify_masks, after=("decompose_composites", "fold_constants_again")),
     # Decompositions emit index operators.
     Pass("narrow_indices", narrow_indices, after=("decompose_composites",)),
-    # The narrowed index selects rows of a table; masks must not become tables.
+    # The narrowed index selects rows; masks must not become tables.
     Pass("tabulate_positions", tabulate_positions, after=("narrow_indices", "unify_masks")),
     # Both match views of an index before its cast.
     Pass("cast_inputs_first", cast_inputs_first, after=("narrow_indices", "tabulate_positions")),
-    # Constants that are emitted later would not be promoted.
+    # Later constants would not be promoted.
     Pass("promote_constants", promote_constants, after=("fold_constants_again", "unify_masks", "tabulate_positions")),
-    # Moves clamps over the views that decompositions emit, where no other pass matches them.
+    # Other passes do not match clamps before views.
     Pass("hoist_clamps", hoist_clamps, after=("decompose_composites", "promote_constants")),
 )
 

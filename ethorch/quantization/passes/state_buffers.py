@@ -11,12 +11,11 @@ from torch.fx import GraphModule, Node
 from ethorch.lower.fx.node import changes_in_place
 from ethorch.quantization.passes.context import PassContext
 
-#: Key of ``GraphModule.meta``: name -> initial value of a buffer when the model was quantized.
+#: Key of ``GraphModule.meta``: name -> initial value of a buffer.
 INITIAL = "ethorch_initial"
 
 
 def state_buffers(module: GraphModule) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, tensor) of each buffer that the graph writes."""
     buffers = dict(module.named_buffers())
     seen: set[str] = set()
     for node in module.graph.nodes:

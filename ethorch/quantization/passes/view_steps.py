@@ -24,7 +24,7 @@ _IDENTITIES = {
     "alias", "detach", "contiguous", "to", "dropout", "feature_dropout", "alpha_dropout", "lift_fresh", "type_as", "positive",
     "resolve_conj", "resolve_neg", "expand", "expand_as", "atleast_1d",
 }  # fmt: skip
-#: Operators that turn their argument into a view of itself without writing data.
+#: In-place operators that only change the shape.
 RESHAPE_IN_PLACE = {"squeeze_", "unsqueeze_", "transpose_", "t_", "swapaxes_", "swapdims_"}
 
 #: Function ``emit(target, *args)`` that adds a node to the graph.
@@ -181,7 +181,6 @@ def select_step(shape: Sequence[int], dim: int, index: int, emit: Emit) -> Step:
 
 
 def _permutation(node: Node, rank: int) -> list[int]:
-    """Return the source dimension of each output dimension, by running the operator on distinct extents."""
     probe = torch.empty(tuple(range(2, 2 + rank)), device="meta")
     result = functional_of(node.target)(probe, *node.args[1:], **node.kwargs)
     return [int(extent) - 2 for extent in result.shape]

@@ -21,9 +21,9 @@ aten = torch.ops.aten
 _GRADIENTS = torch.ops.higher_order.wrap_with_set_grad_enabled
 _AUTOCAST = torch.ops.higher_order.wrap_with_autocast
 
-#: Operator -> position of its graph among the arguments; the graph's operands follow it.
+#: Operator -> position of its graph, followed by the graph's operands.
 _GRAPH = {_GRADIENTS: 1, _AUTOCAST: 4}
-#: Nodes that torch.export emits in place of wrapped graphs if the program contains control flow.
+#: Nodes that torch.export emits instead next to control flow.
 _MARKS = {_enter_autocast, _exit_autocast, torch._C._set_grad_enabled}
 
 
@@ -100,7 +100,6 @@ class _Inliner:
             self.graph.erase_node(item)
 
     def drop(self, node: Node) -> None:
-        """Erase a node, and its graph unless another node wraps it."""
         graph = node.args[_GRAPH[node.target]]  # type: ignore[index]
         assert isinstance(graph, Node)
         self.graph.erase_node(node)
