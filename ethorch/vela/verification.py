@@ -102,7 +102,6 @@ def _differs(array: Array, reference: Array | None) -> bool:
 
 
 def _record_values(delegate: Lowered, arrays: Sequence[Array]) -> dict[str, list[Array]]:
-    """Run the commands one by one. Return the arrays written for each value, in the order of its last command."""
     written: dict[str, list[Array]] = {}
 
     def record(trace: Trace) -> None:
