@@ -1,4 +1,4 @@
-"""The ``ethorch`` command. Nothing heavy is imported before a subcommand runs, so ``--help`` answers at once."""
+"""The ``ethorch`` command. Subcommands import heavy modules only when they run."""
 
 from ethorch.cli.app import main
 

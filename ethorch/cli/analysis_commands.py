@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ethorch.cli import options, sources
-from ethorch.cli.answers import Answer, Status, stacked, write_output
+from ethorch.cli.answers import Answer, Status, stack, write_output
 from ethorch.cli.command import command, option
 from ethorch.support.errors import EthorchError, SpecError
 
@@ -38,14 +38,14 @@ def evaluate(
     batch: Annotated[int, option(help="Samples that are run at once [32].", min=1)] = 32,
     jobs: Annotated[int | None, option(help="Processes [threads of this one].", min=1)] = None,
 ) -> Answer:
-    """Run a data set on the simulated NPU, with the float and the quantized model beside it if they are known."""
+    """Run a data set on the simulated NPU, and on the float and quantized models if they are available."""
     from ethorch.targets.settings import Settings
 
     flags = {"mean": options.numbers_of("--mean", mean), "std": options.numbers_of("--std", std), "max_samples": max_samples}
     chosen = Settings() if sources.is_program(program) else options.settings_of(choices)
-    own = {name: value for name, value in chosen.samples.items() if name in ("mean", "std")}
-    own |= {name: value for name, value in flags.items() if value is not None}
-    samples = sources.read_samples(Settings(samples=own), data)
+    normalization = {name: value for name, value in chosen.samples.items() if name in ("mean", "std")}
+    normalization |= {name: value for name, value in flags.items() if value is not None}
+    samples = sources.read_samples(Settings(samples=normalization), data)
     function: Any = metric
     if metric not in (None, "map"):
         from ethorch.cli.search_commands import read_function
@@ -54,8 +54,8 @@ def evaluate(
     subject = sources.program_of(program, choices)
     from ethorch.program.evaluate import evaluate as run_data
 
-    found = run_data(subject, samples, metric=function, batch=batch, jobs=jobs)
-    return Answer(found.to_json(), found.rich, Status.INTERRUPTED if found.interrupted else Status.DONE)
+    evaluation = run_data(subject, samples, metric=function, batch=batch, jobs=jobs)
+    return Answer(evaluation.to_json(), evaluation.rich, Status.INTERRUPTED if evaluation.interrupted else Status.DONE)
 
 
 @command("explain", PANEL)
@@ -80,13 +80,13 @@ def explain(
 
 
 def _explain_memory(program: Program) -> Answer:
-    """RAM and flash by part, and what full ExecuTorch needs: method pool, temporary pool, planned buffers, for each method."""
+    """List RAM and flash by component, and the pools that full ExecuTorch needs for each method."""
     from ethorch.figures.pools import pools
 
-    found = pools(program.pte)
+    memory_pools = pools(program.pte)
     memory = program.memory
-    data = {"memory": memory.to_json(), "pools": [one.to_json() for one in found]}
-    return Answer(data, lambda: stacked(memory.rich(), "", *map(str, found)))
+    data = {"memory": memory.to_json(), "pools": [pool.to_json() for pool in memory_pools]}
+    return Answer(data, lambda: stack(memory.rich(), "", *map(str, memory_pools)))
 
 
 @command("compare", PANEL)
@@ -95,8 +95,8 @@ def compare(
 ) -> Answer:
     """Compare float model, quantized model and NPU, operator by operator. Exit status 3: the NPU is not bit-exact."""
     subject = sources.program_of(program, choices, method)
-    found = subject.compare(*_inputs(subject, inputs))
-    return Answer(found.to_json(), found.to_text, Status.DONE if found.bit_exact else Status.NO)
+    comparison = subject.compare(*_inputs(subject, inputs))
+    return Answer(comparison.to_json(), comparison.to_text, Status.DONE if comparison.bit_exact else Status.NO)
 
 
 def _inputs(program: Program, paths: Sequence[Path] | None) -> tuple[Any, ...]:
@@ -115,7 +115,7 @@ def _inputs(program: Program, paths: Sequence[Path] | None) -> tuple[Any, ...]:
 def report(
     program: Annotated[
         str,
-        typer.Argument(metavar="PROGRAM|MODEL", help="A .pte, a saved folder, what --json printed, or a model, which is compiled."),
+        typer.Argument(metavar="PROGRAM|MODEL", help="A .pte, a saved folder, JSON of --json, or a model, which is compiled."),
     ],
     choices: options.Choices,
     output: Annotated[
@@ -135,17 +135,17 @@ def report(
         float | None, option(help="Exit status 3 if a total is worse by more than this.", min=0, metavar="PERCENT")
     ] = None,
 ) -> Answer:
-    """Report on a program: verdict, layers, cycles, time line, memory, roofline, accuracy, advice.
+    """Write a report: verdict, layers, cycles, timeline, memory, roofline, accuracy, advice.
 
-    With --inputs each operator is compared with the float model; with --profile, estimates with what a board measured; with
+    With --inputs, operators are compared with the float model; with --profile, estimates with measurements of a board; with
     --baseline, the program with an earlier build.
     """
     if profile:
         from ethorch.program.measure.profile import import_profile
         from ethorch.program.program import record_of
 
-        found = import_profile(record_of(sources.program_of(program, choices, method)), *profile)
-        return Answer(found.to_json(), found.rich)
+        measurements = import_profile(record_of(sources.program_of(program, choices, method)), *profile)
+        return Answer(measurements.to_json(), measurements.rich)
     if baseline is not None:
         return _compare_builds(baseline, program, choices, output, format, fail_on_regression)
     if fail_on_regression is not None:
@@ -165,11 +165,11 @@ def report(
     from ethorch.report.advice import advice
     from ethorch.report.verdict import verdicts
 
-    advised = [one.to_json() for one in advice(data)]
+    advised = [entry.to_json() for entry in advice(data)]
     answer = {**data, "output": None if output is None else str(output), "advice": advised}
     if output is not None:
         write_output(output, _contents(kind, data, comparison, program, answer))
-    lines = [f"{one.question} {one.answer}" for one in verdicts(data)]
+    lines = [f"{verdict.question} {verdict.answer}" for verdict in verdicts(data)]
     return Answer(answer, lambda: "\n".join(lines if output is None else [*lines, f"wrote {output}"]))
 
 
@@ -183,14 +183,14 @@ def _format(output: Path | None, format: str | None) -> str:
     for suffix, kind in FORMATS.items():
         if output.name.endswith(suffix):
             return kind
-    raise SpecError(f"--output is {output}; it has to end in {', '.join(FORMATS)}, or --format says what it is.")
+    raise SpecError(f"--output is {output}; expected a name that ends in {', '.join(FORMATS)}, or --format.")
 
 
 def check_output(output: Path, kind: str) -> None:
-    """Check, before anything is computed, that a report can be written.
+    """Check, before the computation, that the report can be written.
 
     Raises:
-        EthorchError: It cannot.
+        EthorchError: The file cannot be written, or a package is missing.
     """
     from ethorch.program.saving import check_folder
     from ethorch.report.page.page import check_page
@@ -222,7 +222,7 @@ def _contents(kind: str, data: Mapping[str, Any], comparison: Any, source: str, 
 
 
 def read_data(source: str, choices: options.Choices, method: str | None = None) -> Mapping[str, Any] | None:
-    """Return the plain data of a program's method: of JSON, a saved folder, or a .pte. None of anything else: a model then."""
+    """Return the plain data of a method from JSON, a saved folder or a .pte; None for a model."""
     from ethorch.report.program_data import is_program_data, read_program_data
 
     if is_program_data(source):
@@ -237,26 +237,26 @@ def read_data(source: str, choices: options.Choices, method: str | None = None) 
 def _compare_builds(
     before: str, after: str, choices: options.Choices, output: Path | None, format: str | None, most: float | None
 ) -> Answer:
-    """What changed between two builds: totals, settings, versions, and cycles per layer."""
+    """Compare two builds: totals, settings, versions, and cycles per layer."""
     from ethorch.report.builds import compare_builds
 
     sides = []
     for source in (before, after):
         data = read_data(source, choices)
         if data is None:
-            raise SpecError(f"{source} is no build: give what --json printed (.json), a saved folder, or a .pte.")
+            raise SpecError(f"{source} is not a build; expected JSON of --json (.json), a saved folder, or a .pte.")
         sides.append(data)
-    found = compare_builds(*sides)
-    worse = [] if most is None else found.regressions(most)
-    answer = {**found.to_json(), "regressions": worse}
+    comparison = compare_builds(*sides)
+    worse = [] if most is None else comparison.regressions(most)
+    answer = {**comparison.to_json(), "regressions": worse}
     if output is not None:
         kind = _format(output, format)
         if kind not in ("md", "json"):
             raise EthorchError(f"cannot write {output}: a comparison of builds is written as .md or .json.")
         check_output(output, kind)
-        write_output(output, found.to_markdown(worse) if kind == "md" else json.dumps(answer, indent=2) + "\n")
+        write_output(output, comparison.to_markdown(worse) if kind == "md" else json.dumps(answer, indent=2) + "\n")
 
     def text() -> Any:
-        return stacked(found.rich(), *(f"WORSE: {line}" for line in worse))
+        return stack(comparison.rich(), *(f"WORSE: {line}" for line in worse))
 
     return Answer(answer, text, Status.NO if worse else Status.DONE)

@@ -1,4 +1,4 @@
-"""How a subcommand answers: plain data for ``--json``, something to read for everybody else, and an exit status."""
+"""Answers of subcommands: plain data for ``--json``, text for readers, and an exit status."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Status(IntEnum):
-    """Exit status of every subcommand. ``NO``: it is done, and the answer is no, such as a budget that does not hold."""
+    """Exit status of every subcommand. ``NO`` means that it finished with a negative answer, such as a budget that is not met."""
 
     DONE = 0
     FAILED = 1
@@ -27,12 +27,12 @@ class Status(IntEnum):
 
 @dataclass(frozen=True)
 class Answer:
-    """What a subcommand found.
+    """The answer of a subcommand.
 
     Attributes:
-        data: for ``--json``; keys are documented in docs/json.md and stay.
-        text: makes what a reader gets: lines, or tables of Rich.
-        status: of the process.
+        data: Plain data for ``--json``, documented in docs/json.md.
+        text: Function that returns lines or Rich tables for readers.
+        status: Exit status of the process.
     """
 
     data: Any
@@ -41,7 +41,7 @@ class Answer:
 
 
 def give(answer: Answer, as_json: bool) -> None:
-    """Print the answer on standard output. Somebody who has read enough (``| head``) is no error."""
+    """Print the answer on standard output. A closed pipe (``| head``) is not an error."""
     try:
         if as_json:
             print(json.dumps(answer.data, indent=2), flush=True)
@@ -51,8 +51,8 @@ def give(answer: Answer, as_json: bool) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def stacked(*parts: RenderableType) -> RenderableType:
-    """Return parts one below the other."""
+def stack(*parts: RenderableType) -> RenderableType:
+    """Return a group of renderables, one per line."""
     from rich.console import Group
 
     return Group(*parts)
@@ -69,7 +69,7 @@ def write_output(path: Path, text: str) -> None:
 
 
 def _print(text: RenderableType) -> None:
-    """On a terminal as wide as it is, in colour; else as lines that are not cut."""
+    """Print in color and at the terminal's width, or without line breaks if standard output is not a terminal."""
     if isinstance(text, str):
         print(text, flush=True)
     elif sys.stdout.isatty():

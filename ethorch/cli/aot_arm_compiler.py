@@ -1,4 +1,4 @@
-"""``ethorch aot-arm-compiler``: the options of ExecuTorch's Arm script, so that existing scripts go on working."""
+"""``ethorch aot-arm-compiler``, with the options of ExecuTorch's Arm script."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ethorch.cli import options
-from ethorch.cli.answers import Answer, stacked
+from ethorch.cli.answers import Answer, stack
 from ethorch.cli.command import command
 from ethorch.support.errors import SpecError
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ethorch.models.load import UserModel
 
 PANEL = "A model"
-#: What may follow -q in some of the script's versions: the scheme.
+#: Schemes, which some versions of the script accept after -q.
 SCHEMES = {"INT8": "int8", "A16W8": "a16w8"}
 #: Options that may have a value, the values, and the name of the option with a value.
 _OPTIONAL = {
@@ -30,14 +30,14 @@ _OPTIONAL = {
 
 
 def with_mode(arguments: Sequence[str]) -> list[str]:
-    """Give a value that may follow an option an option of its own: ``-q A16W8`` becomes ``-q --quant_mode A16W8``."""
-    found: list[str] = []
+    """Turn the optional value of an option into an option: ``-q A16W8`` becomes ``-q --quant_mode A16W8``."""
+    words: list[str] = []
     for argument in arguments:
-        values, option = _OPTIONAL.get(found[-1], ((), "")) if found else ((), "")
+        values, option = _OPTIONAL.get(words[-1], ((), "")) if words else ((), "")
         if argument.upper() in values:
-            found.append(option)
-        found.append(argument)
-    return found
+            words.append(option)
+        words.append(argument)
+    return words
 
 
 @command("aot-arm-compiler", PANEL)
@@ -79,7 +79,7 @@ def aot_arm_compiler(
     debug: Annotated[bool, typer.Option("--debug", help="Accepted; use --verbose.")] = False,
     non_strict_export: Annotated[bool, typer.Option("--non_strict_export", help="Accepted; export always is.")] = False,
     evaluate: Annotated[bool, typer.Option("--evaluate", "-e", help="Accepted without effect; use `ethorch evaluate`.")] = False,
-    evaluate_kind: Annotated[str | None, typer.Option("--evaluate_kind", help="What may follow -e.")] = None,
+    evaluate_kind: Annotated[str | None, typer.Option("--evaluate_kind", help="Value of -e.")] = None,
     evaluate_config: Annotated[
         str | None, typer.Option("--evaluate_config", "-c", help="Accepted without effect; use `ethorch evaluate`.")
     ] = None,
@@ -124,13 +124,15 @@ def aot_arm_compiler(
         chosen = options.settings_of(quantization=options.Quantization(target=target, scheme=SCHEMES[mode.upper()])).with_(
             system_config=system_config, memory_mode=memory_mode, config_ini=config, vela_flags=flags, etrecord=etrecord
         )
-    made = path.parent == Path(output) and not path.parent.exists()  # made, as the script does, when there is something to write
-    if made:
+    is_new_folder = (
+        path.parent == Path(output) and not path.parent.exists()
+    )  # made, as the script does, when there is something to write
+    if is_new_folder:
         check_folder(path.parent)
     else:
         check_writable(path)
     find(name)
-    from ethorch.cli.model_options import inputs_from, loaded
+    from ethorch.cli.model_options import inputs_from, load_with_weights
     from ethorch.formats.files import write_folder
     from ethorch.program.compile import compile as compiled
     from ethorch.program.compile import user_model
@@ -143,19 +145,21 @@ def aot_arm_compiler(
             torch.ops.load_library(str(so_library))
         except OSError as error:
             raise SpecError(f"--so_library is {so_library}, which cannot be loaded: {error}.") from error
-    user = user_model(loaded(name))
+    user = user_model(load_with_weights(name))
     if chosen is not None and delegate and not quantize and not user.quantized:
         raise SpecError("the NPU computes in integers: add -q to quantize the model, or name one that is quantized.")
     if model_input is not None:
         user = user_model(user, inputs_from([model_input], user.example_inputs))
     record = path.with_name(f"{path.stem}_etrecord.bin") if etrecord else None
     calibration = None if calibration_data is None else str(calibration_data)
-    if made and etrecord:
+    if is_new_folder and etrecord:
         path.parent.mkdir(parents=True)
     if chosen is None or not delegate:
         user = user_model(user, calibration=calibration)
-        found = _other(user, target, SCHEMES[mode.upper()], path, record, quantize, delegate, intermediates, explicit_layout)
-        return Answer(found, lambda: f"{found['summary']}wrote {path}")
+        answer_data = _compile_other_target(
+            user, target, SCHEMES[mode.upper()], path, record, quantize, delegate, intermediates, explicit_layout
+        )
+        return Answer(answer_data, lambda: f"{answer_data['summary']}wrote {path}")
     program = compiled(user, settings=chosen, calibration=calibration)
     path.parent.mkdir(parents=True, exist_ok=True)
     program.save(path)
@@ -167,10 +171,10 @@ def aot_arm_compiler(
         write_folder(Path(intermediates), delegate_files(build.delegates), obsolete=["delegate_*"])
     if record is not None:
         save_etrecord(build.etrecord, record)
-    return Answer({"output": str(path), **program.to_json()}, lambda: stacked(program.__rich__(), f"wrote {path}"))
+    return Answer({"output": str(path), **program.to_json()}, lambda: stack(program.__rich__(), f"wrote {path}"))
 
 
-def _other(
+def _compile_other_target(
     user: UserModel,
     target: str,
     scheme: str,
@@ -181,7 +185,7 @@ def _other(
     intermediates: str,
     explicit_layout: bool,
 ) -> dict[str, Any]:
-    """Compile for what is not an NPU, and write the program."""
+    """Compile for a target that is not an NPU, and write the program."""
     from ethorch.backend.other_programs import lower_for_cortex_m, lower_for_cpu, lower_to_tosa
     from ethorch.program.other_targets import quantized_for, save
     from ethorch.targets.compile_spec import EthosUCompileSpec
@@ -211,6 +215,6 @@ def _other(
 
 
 def _stem(model: str) -> str:
-    """What the script calls a model's files."""
+    """Return the script's name for a model's files."""
     place, _, name = model.rpartition(":")
     return name if place and not name.endswith(".py") else Path(model).stem

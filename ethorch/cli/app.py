@@ -1,4 +1,4 @@
-"""The command line as a whole: the modules whose functions are subcommands, and ``main``."""
+"""The command line: the modules with subcommands, and ``main``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = [
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit status."""
+    """Run the command line and return the exit status."""
     try:
         with collected_seldom():
             words = list(sys.argv[1:] if arguments is None else arguments)

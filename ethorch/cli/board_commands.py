@@ -46,31 +46,33 @@ def boards(
         raise SpecError("--output is for a board that --fit makes: give the measured times.")
     from ethorch.targets.boards import load, names
 
-    found = [load(name) for name in ([board] if board else names())]
-    return Answer([_described(each, board is not None) for each in found], lambda: _listed(found, board is not None))
+    descriptions = [load(name) for name in ([board] if board else names())]
+    return Answer(
+        [_describe(each, board is not None) for each in descriptions], lambda: _list_boards(descriptions, board is not None)
+    )
 
 
-def _described(board: BoardType, whole: bool) -> dict[str, Any]:
+def _describe(board: BoardType, in_full: bool) -> dict[str, Any]:
     from dataclasses import asdict
 
-    if not whole:
+    if not in_full:
         return {"name": board.name, "title": board.title, "targets": list(board.targets)}
     data = asdict(board)
     data["path"] = str(board.path)
     return data
 
 
-def _listed(found: list[BoardType], whole: bool) -> Group:
+def _list_boards(descriptions: list[BoardType], in_full: bool) -> Group:
     from rich.console import Group
 
     from ethorch.targets.boards.measured import MEASURED
     from ethorch.targets.boards.memory_roles import roles
 
     parts: list[Any] = []
-    for board in found:
+    for board in descriptions:
         parts.append(f"{board.name}: {board.title}")
         parts.append(f"  {board.cpu.core}, {board.cpu.clock_hz / 1e6:g} MHz; {', '.join(board.targets)}")
-        if not whole:
+        if not in_full:
             continue
         table = tables.table()
         for name in ("memory", "kind", "address", "KiB", "NPU's ports", "MB/s", "source"):
@@ -98,31 +100,31 @@ def _listed(found: list[BoardType], whole: bool) -> Group:
 
 
 def _fit(board: str, measured: Path, output: Path | None) -> Answer:
-    """Fit a board's bandwidths to times that were measured on it."""
+    """Fit the bandwidths of a board to measured times."""
     from ethorch.formats.files import write_whole
     from ethorch.program.calibrate_board import calibrate, read_measured
     from ethorch.targets.boards import load
     from ethorch.targets.boards.loading import parse
 
-    found = calibrate(load(board), read_measured(measured))
+    calibration = calibrate(load(board), read_measured(measured))
     if output is not None:
-        text = found.to_toml(output.stem.lower()).encode()
+        text = calibration.to_toml(output.stem.lower()).encode()
         parse(text, str(output))  # what is written can be read
         write_whole(output, text)
-    data = {**found.to_json(), "output": None if output is None else str(output)}
-    return Answer(data, lambda: _describe_fit(found, output))
+    data = {**calibration.to_json(), "output": None if output is None else str(output)}
+    return Answer(data, lambda: _describe_fit(calibration, output))
 
 
-def _describe_fit(found: Calibration, output: Path | None) -> str:
+def _describe_fit(calibration: Calibration, output: Path | None) -> str:
     lines = [
         f"{row.program}: {row.measured_ms:.3f} ms measured, {row.before_ms:.3f} before, {row.after_ms:.3f} now"
-        for row in found.programs
+        for row in calibration.programs
     ]
-    for name, fitted in found.bytes_per_second.items():
-        had = found.board.memory(name).bytes_per_second
-        lines.append(f"{name}: {fitted / 1e6:,.0f} MB/s" + ("" if had is None else f" instead of {had / 1e6:,.0f}"))
-    if found.error > _NO_FIT:
+    for name, rate in calibration.bytes_per_second.items():
+        had = calibration.board.memory(name).bytes_per_second
+        lines.append(f"{name}: {rate / 1e6:,.0f} MB/s" + ("" if had is None else f" instead of {had / 1e6:,.0f}"))
+    if calibration.error > _NO_FIT:
         lines.append("No bandwidths explain these times: are they milliseconds, of one call each, of these programs?")
-    lines.append(f"error {100 * found.error:.1f} %, before {100 * found.error_before:.1f} %")
+    lines.append(f"error {100 * calibration.error:.1f} %, before {100 * calibration.error_before:.1f} %")
     lines += [] if output is None else [f"wrote {output}"]
     return "\n".join(lines)

@@ -1,7 +1,7 @@
-"""The Typer application and ``command``, the decorator of subcommands: what all of them take, messages and exit statuses.
+"""The Typer application, and ``command``, the decorator of subcommands: common options, messages and exit statuses.
 
-Exit status: 0 done; 1 failed, the reason is on stderr; 2 wrong usage, unknown names included; 3 done, and the answer is no, such as
-a budget that does not hold; 130 interrupted.
+Exit status: 0 success; 1 failure, with the reason on stderr; 2 wrong usage, unknown names included; 3 success with a negative
+answer, such as a budget that is not met; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ app = typer.Typer(
     epilog="Exit status: 0 done, 1 failed, 2 wrong usage, 3 the answer is no, 130 interrupted. Every subcommand takes --json.",
 )
 
-#: What every subcommand takes: parameter, flags, help. A flag that the subcommand has for something else is left out.
+#: Common parameters with flags and help. Flags that a subcommand uses otherwise are omitted.
 _COMMON = (
     ("as_json", ("--json",), "Print plain data as JSON."),
     ("verbose", ("--verbose", "-v"), "Say more on stderr."),
@@ -48,30 +48,34 @@ COMMANDS: dict[str, Function] = {}
 
 
 def option(*names: str, help: str, **more: Any) -> Any:
-    """Return a Typer option; the help may have defaults in brackets, which Rich would take for markup."""
+    """Return a Typer option. Brackets in the help are escaped, because Rich reads them as markup."""
     return typer.Option(*names, help=help.replace("[", "\\["), show_default=False, **more)
 
 
 def command(name: str, panel: str, alias: str | None = None) -> Callable[[Function], Function]:
-    """Decorator: the function is the subcommand ``name``; its docstring is the help, its parameters are the arguments.
+    """Register a function as the subcommand ``name``, with its docstring as the help and its parameters as the arguments.
 
-    A parameter that is a dataclass stands for its fields, each an option of its own. ``alias`` is a second name, not listed.
+    Each field of a dataclass parameter becomes an option. ``alias`` is a second, hidden name.
     """
 
     def register(function: Function) -> Function:
         @functools.wraps(function)
         def run(*, as_json: bool, verbose: bool, quietly: bool, with_traceback: bool, **arguments: Any) -> None:
-            given = functools.partial(function, **_bundled(function, arguments))
-            raise typer.Exit(_answered(name, given, as_json, verbose, quietly, with_traceback))
+            call = functools.partial(function, **_combine_fields(function, arguments))
+            raise typer.Exit(_run(name, call, as_json, verbose, quietly, with_traceback))
 
-        own = parameters(function)
-        taken = {flag for p in own for option in get_args(p.annotation)[1:] for flag in getattr(option, "param_decls", None) or ()}
+        signature = parameters(function)
+        used_flags = {
+            flag for p in signature for option in get_args(p.annotation)[1:] for flag in getattr(option, "param_decls", None) or ()
+        }
         common = [
-            inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_flag(*names, taken=taken, help=text))
+            inspect.Parameter(
+                key, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_flag(*names, used_flags=used_flags, help=text)
+            )
             for key, names, text in _COMMON
         ]
-        run.__signature__ = inspect.Signature([*(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own), *common])  # type: ignore[attr-defined]
-        run.__annotations__ = {p.name: p.annotation for p in (*own, *common)}
+        run.__signature__ = inspect.Signature([*(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in signature), *common])  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in (*signature, *common)}
         app.command(name, rich_help_panel=panel)(run)
         if alias is not None:
             app.command(alias, hidden=True)(run)
@@ -82,35 +86,33 @@ def command(name: str, panel: str, alias: str | None = None) -> Callable[[Functi
 
 
 def parameters(function: Function) -> list[inspect.Parameter]:
-    """Return the parameters of a subcommand; a parameter that is a dataclass is replaced by its fields."""
-    found = []
+    """Return the parameters of a subcommand, with dataclass parameters replaced by their fields."""
+    expanded = []
     for parameter in inspect.signature(function, eval_str=True).parameters.values():
         kind = parameter.annotation
         if not is_dataclass(kind):
-            found.append(parameter)
+            expanded.append(parameter)
             continue
         hints = get_type_hints(kind, include_extras=True)
-        found += [parameter.replace(name=one.name, annotation=hints[one.name], default=one.default) for one in fields(kind)]
-    return found
+        expanded += [parameter.replace(name=one.name, annotation=hints[one.name], default=one.default) for one in fields(kind)]
+    return expanded
 
 
-def _bundled(function: Function, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments as the function takes them: those that are fields of a dataclass together."""
-    found = dict(arguments)
+def _combine_fields(function: Function, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of the function, with the fields of dataclasses combined."""
+    combined = dict(arguments)
     for parameter in inspect.signature(function, eval_str=True).parameters.values():
         kind = parameter.annotation
         if is_dataclass(kind) and isinstance(kind, type):
-            found[parameter.name] = kind(**{one.name: found.pop(one.name) for one in fields(kind)})
-    return found
+            combined[parameter.name] = kind(**{one.name: combined.pop(one.name) for one in fields(kind)})
+    return combined
 
 
-def _flag(*names: str, taken: set[str], help: str) -> Any:
-    return Annotated[bool, typer.Option(*(name for name in names if name not in taken), help=help)]
+def _flag(*names: str, used_flags: set[str], help: str) -> Any:
+    return Annotated[bool, typer.Option(*(name for name in names if name not in used_flags), help=help)]
 
 
-def _answered(
-    name: str, function: Callable[[], Answer], as_json: bool, verbose: bool, quietly: bool, with_traceback: bool
-) -> Status:
+def _run(name: str, function: Callable[[], Answer], as_json: bool, verbose: bool, quietly: bool, with_traceback: bool) -> Status:
     """Run a subcommand and print its answer or its error."""
     try:
         with messages(logging.DEBUG if verbose else logging.ERROR if quietly else logging.WARNING), _progress(quietly):
@@ -122,11 +124,13 @@ def _answered(
         if with_traceback:
             traceback.print_exception(error)
             _print_graph(error)
-        said = sentence(error, with_traceback)
-        print(f"ethorch {name}: {said}", file=sys.stderr)
+        message = sentence(error, with_traceback)
+        print(f"ethorch {name}: {message}", file=sys.stderr)
         if as_json:
             print(
-                json.dumps({"error": {"type": type(error).__name__, "id": getattr(error, "id", None), "message": said}}, indent=2)
+                json.dumps(
+                    {"error": {"type": type(error).__name__, "id": getattr(error, "id", None), "message": message}}, indent=2
+                )
             )
         return Status.USAGE if isinstance(error, SpecError) else Status.FAILED
     give(answer, as_json)
@@ -134,7 +138,7 @@ def _answered(
 
 
 def _print_graph(error: BaseException) -> None:
-    """The graph of the model as far as torch.export came, on stderr, where an error or one of its causes holds it."""
+    """Print the graph to stderr up to which torch.export came, if the error or one of its causes holds it."""
     seen: BaseException | None = error
     while seen is not None:
         if (graph := getattr(seen, "partial_fx_graph", None)) is not None:
@@ -149,15 +153,15 @@ def sentence(error: Exception, with_traceback: bool = False) -> str:
         from ethorch.models.user_code import first_sentence
 
         return f"{first_sentence(error)} This is a bug of ethorch; please report it with what --traceback shows."
-    said = str(error)
+    message = str(error)
     if error.__cause__ is not None and not with_traceback:
-        said += " (--traceback shows where.)"
-    return said
+        message += " (--traceback shows where.)"
+    return message
 
 
 @contextmanager
 def _progress(quietly: bool) -> Iterator[None]:
-    """Progress on stderr, if it is a terminal and nobody wants quiet."""
+    """Display progress on stderr, if it is a terminal and ``--quiet`` is not set."""
     if quietly:
         with listening(Silence()):
             yield
@@ -173,16 +177,16 @@ def _progress(quietly: bool) -> Iterator[None]:
 
 @contextmanager
 def messages(level: int) -> Iterator[None]:
-    """Inside, ethorch's messages of this level go to stderr, each line once; of other libraries errors alone."""
+    """Print ethorch's messages of this level to stderr, each line once, and only errors of other libraries."""
     package = logging.getLogger("ethorch")
     before = package.level, package.propagate
     handler = logging.StreamHandler(sys.stderr)
-    said: set[str] = set()
+    printed: set[str] = set()
 
     def first_time(record: logging.LogRecord) -> bool:
         text = record.getMessage()
-        new = text not in said
-        said.add(text)
+        new = text not in printed
+        printed.add(text)
         return new
 
     handler.addFilter(first_time)
@@ -197,11 +201,11 @@ def messages(level: int) -> Iterator[None]:
         package.level, package.propagate = before
 
 
-def _versions(wanted: bool) -> None:
-    if wanted:
+def _versions(enabled: bool) -> None:
+    if enabled:
         from ethorch.support.versions import versions
 
-        print("\n".join(f"{name} {found}" for name, found in versions().items()))
+        print("\n".join(f"{name} {version}" for name, version in versions().items()))
         raise typer.Exit
 
 

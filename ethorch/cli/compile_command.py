@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from ethorch.cli import options, sources
-from ethorch.cli.answers import Answer, Status, stacked
+from ethorch.cli.answers import Answer, Status, stack
 from ethorch.cli.command import command, option
 from ethorch.support.errors import SpecError
 
@@ -33,7 +33,7 @@ def compile_(
         Path | None, option("--output", "-o", help=".pte, .bpte or .tosa, a folder, or - [none].", metavar="FILE")
     ] = None,
 ) -> Answer:
-    """Quantize a model, compile it for an NPU, and write a program. Exit status 3: a budget does not hold."""
+    """Quantize a model, compile it for an NPU, and write a program. Exit status 3: a budget is not met."""
     from ethorch.program.saving import check_writable, describe_saved
 
     if (quantization.target or "").startswith("TOSA"):
@@ -58,7 +58,7 @@ def compile_(
 
     def text() -> RenderableType:
         parts = [program.__rich__()] if tried is None else [program.__rich__(), "", tried.rich()]
-        return stacked(*parts, *([] if output is None else [describe_saved(output)]))
+        return stack(*parts, *([] if output is None else [describe_saved(output)]))
 
     return Answer(data, text, Status.DONE if program.budgets.met else Status.NO)
 
@@ -70,7 +70,7 @@ def _compile_to_tosa(
     choices: options.Choices,
     output: Path | None,
 ) -> Answer:
-    """The answer of ``compile`` for a TOSA specification as the target."""
+    """Compile for a TOSA specification."""
     from ethorch.program.saving import check_writable, describe_saved
     from ethorch.targets.tosa_spec import TosaCompileSpec
 

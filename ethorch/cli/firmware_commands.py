@@ -1,4 +1,4 @@
-"""Subcommands of firmware: firmware, run-firmware."""
+"""Subcommands for firmware: firmware, run-firmware."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def firmware(
 ) -> Answer:
     """Write a C project that runs a program on a Cortex-M with an Ethos-U; `python DIR/run.py` builds and runs it.
 
-    Without --board it is for corstone-300, or for a U85 corstone-320. Several methods become one project: a function for each
-    (model_prefill_run, model_decode_run), shared state and weights stored once. One --method becomes model_run.
+    The default board is corstone-300, for U85 corstone-320. Several methods become one project with a function each
+    (model_prefill_run, model_decode_run), shared state, and weights stored once. A single --method becomes model_run.
     """
-    for flag, value, known in (("--runtime", runtime, RUNTIMES), ("--build-system", build_system, BUILD_SYSTEMS)):
-        if value not in known:
-            raise SpecError(f"{flag} is {value!r}; expected {' or '.join(known)}.")
+    for flag, value, allowed in (("--runtime", runtime, RUNTIMES), ("--build-system", build_system, BUILD_SYSTEMS)):
+        if value not in allowed:
+            raise SpecError(f"{flag} is {value!r}; expected {' or '.join(allowed)}.")
     if runtime == EXECUTORCH:
         return _write_delegate(output)
     if program is None:
@@ -57,16 +57,16 @@ def firmware(
         return _write_layer(subject, output, choices)
     from ethorch.deploy.firmware.firmware import firmware as write_project
 
-    made = write_project(
+    project = write_project(
         subject, output, board=board, name=name, methods=method, samples=_self_test(subject, inputs, method), embed=embed
     )
-    others = [name for name in subject.methods if name not in made.methods]
+    others = [name for name in subject.methods if name not in project.methods]
     note = f"\nMethods that are not in it: {', '.join(others)}." if others else ""
-    return Answer(made.to_json(), lambda: f"{made}{note}")
+    return Answer(project.to_json(), lambda: f"{project}{note}")
 
 
 def _self_test(program: Program, inputs: list[Path] | None, method: list[str] | None) -> list[Any] | None:
-    """Return the inputs of the project's self-test; None takes those that the program knows."""
+    """Return the inputs of the project's self-test; None selects those of the program."""
     if not inputs:
         return None
     from ethorch.cli.model_options import inputs_for
@@ -74,7 +74,7 @@ def _self_test(program: Program, inputs: list[Path] | None, method: list[str] | 
     methods = method or program.methods
     if len(methods) > 1:
         raise SpecError(
-            f"--inputs are of one method, and the project is of {', '.join(methods)}: say --method NAME, or call "
+            f"--inputs are of one method, and the project is of {', '.join(methods)}. Use --method NAME, or call "
             "ethorch.firmware(program, folder, samples=[(method, inputs), ...])."
         )
     return [inputs_for(program[methods[0]], inputs)]
@@ -93,16 +93,16 @@ def _write_layer(program: Program, output: Path, choices: options.Choices) -> An
     """Write the program as the AI layer of a CMSIS solution."""
     from ethorch.deploy.firmware import mlops
 
-    found = mlops.make_default(program.target)
+    npu_settings = mlops.make_default(program.target)
     if choices.settings is not None and choices.settings.suffix in (".yml", ".yaml"):
-        found = mlops.read_mlops(choices.settings)
-    files = mlops.write_ai_layer(program, output, found)
+        npu_settings = mlops.read_mlops(choices.settings)
+    files = mlops.write_ai_layer(program, output, npu_settings)
     return Answer({"output": str(output), "files": list(files)}, lambda: f"wrote {counted(len(files), 'file')} to {output}")
 
 
 @command("run-firmware", PANEL)
 def run_firmware(
-    elf: Annotated[Path, typer.Argument(metavar="FILE.elf", help="What the linker wrote.")],
+    elf: Annotated[Path, typer.Argument(metavar="FILE.elf", help="The linked firmware.")],
     board: Board = "corstone-300",
     npu: Annotated[str | None, option("--npu", "-n", help="NPU [the first that the board may have].")] = None,
     backend: Annotated[str, option(help="Emulator: unicorn, qemu (Cortex-M55 with Helium) or fvp [unicorn].")] = "unicorn",
@@ -110,21 +110,21 @@ def run_firmware(
     arguments: Annotated[str, option(help="The firmware's command line, by semihosting.")] = "",
     trace: Annotated[Path | None, option(help="Time line of the run, for Perfetto or Chrome.", metavar="FILE.json")] = None,
 ) -> Answer:
-    """Run firmware on a virtual board, the NPU simulated bit for bit; what silicon would punish is named."""
+    """Run firmware on a virtual board with a bit-exact NPU, and report errors that silicon does not report."""
     from ethorch.deploy.virtual_board import run
 
     if trace is not None:
         from ethorch.program.saving import check_folder
 
         check_folder(trace)
-    found = run(elf, board, npu, backend, timeout=timeout, arguments=arguments)
+    outcome = run(elf, board, npu, backend, timeout=timeout, arguments=arguments)
     if trace is not None:
-        found.trace(trace)
-    return Answer(found.to_json(), lambda: _told(found), Status.DONE if found.ok else Status.NO)
+        outcome.trace(trace)
+    return Answer(outcome.to_json(), lambda: _describe_run(outcome), Status.DONE if outcome.ok else Status.NO)
 
 
-def _told(run: Run) -> str:
-    """What it printed, then a line on how it ended, then what was found wrong."""
+def _describe_run(run: Run) -> str:
+    """Return the output of the firmware, the way it ended, and the faults."""
     counts = []
     if run.instructions is not None:
         counts.append(f"{run.instructions} instructions of the CPU")

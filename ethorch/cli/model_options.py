@@ -1,4 +1,4 @@
-"""What the command line says of a model beside its name: example inputs by shape, weights from a file, inputs from files."""
+"""Options of models on the command line: shapes of inputs, weights, and inputs from files."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from ethorch.models.load import UserMethods, UserModel
 
 
-def loaded(reference: str, weights: Path | None = None) -> UserModel | UserMethods:
-    """The model of that name, or the models of several methods.
+def load_with_weights(reference: str, weights: Path | None = None) -> UserModel | UserMethods:
+    """Return the model with this name, or the models of several methods.
 
     Args:
-        reference: see ``ethorch.models.load.load_model``.
-        weights: a file with its state dict.
+        reference: See ``ethorch.models.load.load_model``.
+        weights: File with a state dict.
 
     Raises:
-        SpecError: weights are given for several methods.
-        EthorchError: the weights do not fit.
+        SpecError: Weights were passed for several methods.
+        EthorchError: The weights do not fit.
     """
     from ethorch.models.load import UserMethods, load_model
 
@@ -60,16 +60,16 @@ def _load_weights(module: nn.Module, path: Path) -> None:
     for key in ("state_dict", "model"):  # as training scripts wrap it
         if isinstance(state.get(key), Mapping):
             state = state[key]
-    own = module.state_dict()
+    parameters = module.state_dict()
     differences = [
-        _listed("missing in the file", [key for key in own if key not in state]),
-        _listed("unknown to the model", [key for key in state if key not in own]),
-        _listed(
+        _describe_names("missing in the file", [key for key in parameters if key not in state]),
+        _describe_names("unknown to the model", [key for key in state if key not in parameters]),
+        _describe_names(
             "of another shape",
             [
-                f"{key} {list(state[key].shape)} for {list(own[key].shape)}"
-                for key in own
-                if key in state and own[key].shape != state[key].shape
+                f"{key} {list(state[key].shape)} for {list(parameters[key].shape)}"
+                for key in parameters
+                if key in state and parameters[key].shape != state[key].shape
             ],
         ),
     ]
@@ -78,7 +78,7 @@ def _load_weights(module: nn.Module, path: Path) -> None:
     module.load_state_dict(state)
 
 
-def _listed(problem: str, names: Sequence[str], most: int = 3) -> str:
+def _describe_names(problem: str, names: Sequence[str], most: int = 3) -> str:
     """Return ``2 tensors unknown to the model (a, b)``; empty without names."""
     if not names:
         return ""
@@ -89,36 +89,38 @@ def _listed(problem: str, names: Sequence[str], most: int = 3) -> str:
 def inputs_from(
     paths: Sequence[Path], example_inputs: tuple[Any, ...], open_dims: Sequence[Collection[int]] | None = None
 ) -> tuple[Any, ...]:
-    """The inputs of one inference from files: one that holds all, or one for each.
+    """Read the inputs of one inference: one file with all inputs, or one file each.
 
     Args:
-        open_dims: axes of each example tensor that may have another size.
+        open_dims: Axes of each example tensor that may have another size.
 
     Raises:
-        EthorchError: they do not fit the example inputs.
+        EthorchError: The inputs do not fit the example inputs.
     """
     if len(paths) != 1 and len(paths) != len(example_inputs):
         raise EthorchError(f"{counted(len(paths), 'file')} of inputs given; the model has {counted(len(example_inputs), 'input')}.")
     if len(paths) == 1:
         return _first(paths[0], example_inputs, open_dims)
     dims = [None] * len(paths) if open_dims is None else [[axes] for axes in open_dims]
-    return tuple(_first(path, (example,), own)[0] for path, example, own in zip(paths, example_inputs, dims, strict=True))
+    return tuple(
+        _first(path, (example,), open_axes)[0] for path, example, open_axes in zip(paths, example_inputs, dims, strict=True)
+    )
 
 
 def _first(path: Path, example_inputs: tuple[Any, ...], open_dims: Sequence[Collection[int]] | None) -> tuple[Any, ...]:
-    found = list(read_samples(str(path), example_inputs, open_dims=open_dims, limit=2))
-    if len(found) > 1:
+    samples = list(read_samples(str(path), example_inputs, open_dims=open_dims, limit=2))
+    if len(samples) > 1:
         raise EthorchError(f"{path} holds several samples; give the inputs of one inference.")
-    return found[0].inputs
+    return samples[0].inputs
 
 
 def inputs_for(program: Program, paths: Sequence[Path]) -> tuple[Any, ...]:
-    """The inputs of one inference of a program from files: of its own types, or floats where it takes codes of them.
+    """Read the inputs of one inference of a program: values of its own types, or floats for quantized inputs.
 
-    Of a program that selects a method by shapes, they may have any that fit.
+    If the program selects a method by shapes, any of these shapes fit.
 
     Raises:
-        EthorchError: they do not fit.
+        EthorchError: The inputs do not fit.
     """
     from ethorch.program.program import record_of
 

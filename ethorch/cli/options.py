@@ -1,4 +1,4 @@
-"""Arguments and options that several subcommands share, and the settings that they stand for."""
+"""Arguments and options that several subcommands share, and their settings."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class Quantization:
-    """How the model is quantized, and for which NPU."""
+    """The quantization of the model and the NPU."""
 
     target: Target = None
     board: Board = None
@@ -161,7 +161,7 @@ class Quantization:
 
 @dataclass(frozen=True)
 class Budget:
-    """What the whole application may use."""
+    """Limits of the application."""
 
     ram: Ram = None
     flash: Flash = None
@@ -202,7 +202,7 @@ def settings_of(
     for entry in quantization.module or ():
         name, equals, value = entry.partition("=")
         if not equals:
-            raise SpecError(f"--module is {entry!r}; it has to be NAME=SCHEME, e.g. head=a16w8.")
+            raise SpecError(f"--module is {entry!r}; expected NAME=SCHEME, e.g. head=a16w8.")
         modules[name] = value
     chosen = chosen.with_(
         target=quantization.target,

@@ -1,4 +1,4 @@
-"""Subcommands that run or list a finished program: run, disassemble, generate."""
+"""Subcommands for a finished program: run, disassemble, generate."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run(
     seed: Annotated[int, option(help="Seed of random inputs [0].")] = 0,
     method: options.Method = None,
 ) -> Answer:
-    """Run a program on this computer: ExecuTorch's runtime, the NPU simulated bit for bit."""
+    """Run a program on this computer, in ExecuTorch's runtime with a bit-exact simulator of the NPU."""
     from ethorch.program.saving import check_folder
 
     if output is not None:
@@ -32,17 +32,17 @@ def run(
     from ethorch.program.program import host_of, record_of, select
 
     loaded = sources.read_program(program, method)
-    taken = inputs_for(loaded, inputs) if inputs else arrays.random_inputs(record_of(loaded).description, seed)
-    chosen, filled = select(loaded, taken)
+    arguments = inputs_for(loaded, inputs) if inputs else arrays.random_inputs(record_of(loaded).description, seed)
+    chosen, filled = select(loaded, arguments)
     host = host_of(chosen)
     started = time.perf_counter()
-    outputs = record_of(loaded).cropped(host.arrays(*filled), taken)
+    outputs = record_of(loaded).cropped(host.arrays(*filled), arguments)
     seconds = time.perf_counter() - started
     if output is not None:
         arrays.save_outputs(str(output), outputs)
-    found = [arrays.describe(x) for x in outputs]
+    descriptions = [arrays.describe(x) for x in outputs]
     data = {
-        "outputs": found,
+        "outputs": descriptions,
         "seconds": seconds,
         "random_inputs": not inputs,
         "milliseconds": loaded.estimate.milliseconds,
@@ -50,7 +50,7 @@ def run(
     }
 
     def text() -> str:
-        rows = [f"output {number}  {x['dtype']}{x['shape']}  {x['text']}" for number, x in enumerate(found)]
+        rows = [f"output {number}  {x['dtype']}{x['shape']}  {x['text']}" for number, x in enumerate(descriptions)]
         note = f"simulated in {seconds:.3f} s on this computer"
         if not inputs:
             note += f", on random inputs (seed {seed}); --inputs takes files"
@@ -63,7 +63,7 @@ def run(
 
 @command("disassemble", PANEL, alias="dis")
 def disassemble(program: options.Pte, method: options.Method = None) -> Answer:
-    """List the NPU's commands; of a saved folder with the operator of each."""
+    """List the commands of the NPU; for a saved folder, with the operator of each."""
     loaded = sources.read_program(program, method)
     from ethorch.formats.payload import BACKEND_ID
     from ethorch.npu import Program, disassembly
@@ -100,7 +100,7 @@ def generate(
         option(help="End of the text [of a config.json beside the tokenizer]."),
     ] = "",
 ) -> Answer:
-    """Generate text: a program with a method decode, and prefill for prompts, as ethorch.language makes them."""
+    """Generate text with a program of ethorch.language: a method decode, and prefill for prompts."""
     from ethorch.language import Characters, Choice, Speaker, end_tokens, load_tokenizer
 
     choice = Choice(temperature, top_k, seed)
@@ -112,6 +112,6 @@ def generate(
         raise SpecError(f"--prompt has characters that {tokenizer} has not: {unknown!r}. It has {words.characters[:-1]!r}.")
     ids = words.encode(prompt)
     ends = words.part(stop)[:1] if stop else end_tokens(tokenizer)
-    found = list(speaker.generate(ids, tokens, choice, ends))
-    text = words.decode([*ids, *found])
-    return Answer({"prompt": prompt, "text": text, "tokens": found, "calls": speaker.calls}, lambda: text)
+    generated = list(speaker.generate(ids, tokens, choice, ends))
+    text = words.decode([*ids, *generated])
+    return Answer({"prompt": prompt, "text": text, "tokens": generated, "calls": speaker.calls}, lambda: text)

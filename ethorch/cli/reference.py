@@ -1,4 +1,4 @@
-"""docs/reference/cli.md, from the command line itself: ``python -m ethorch.cli.reference [FILE]``."""
+"""Write docs/reference/cli.md: ``python -m ethorch.cli.reference [FILE]``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ and messages go to standard error; progress is drawn where that is a terminal. `
 
 
 def page() -> str:
-    """A section for each subcommand: what it does, its arguments, its options."""
+    """Return the page, with a section for each subcommand."""
     lines = [_HEAD.rstrip()]
     for name, function in sorted(COMMANDS.items()):
         lines += ["", f"## ethorch {name}", "", " ".join((function.__doc__ or "").split()), ""]

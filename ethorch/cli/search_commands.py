@@ -1,4 +1,4 @@
-"""Subcommands that compile a model in many ways: explore, tune."""
+"""Subcommands that compile a model with several settings: explore, tune."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ethorch.cli import options, sources
-from ethorch.cli.answers import Answer, Status, stacked
+from ethorch.cli.answers import Answer, Status, stack
 from ethorch.cli.command import command, option
 from ethorch.support.errors import SpecError
 
@@ -34,7 +34,7 @@ def explore(
     resume: Annotated[Path | None, option(help="File of finished variants, to continue from.", metavar="FILE.jsonl")] = None,
     jobs: Annotated[int | None, option(help="Processes [one per CPU].", min=1)] = None,
 ) -> Answer:
-    """Compare NPUs, schemes and memories: each combination as a row of a table."""
+    """Compare NPUs, schemes and memories, with one row per combination."""
     from ethorch.program.saving import check_folder
     from ethorch.targets.assignments import parse_axes
 
@@ -47,13 +47,13 @@ def explore(
     user = sources.read_one_model(model, settings)
     from ethorch.program.explore import explore as compile_variants
 
-    found = compile_variants(user, vary=axes, settings=settings, jobs=jobs, resume=resume)
+    exploration = compile_variants(user, vary=axes, settings=settings, jobs=jobs, resume=resume)
     if output is not None:
-        found.save(output)
-    data = {**found.to_json(), "output": None if output is None else str(output)}
-    holds = found.cheapest is not None or all(one.fits is None for one in found.variants)
-    status = Status.INTERRUPTED if found.interrupted else Status.DONE if holds else Status.NO
-    return Answer(data, lambda: found.rich() if output is None else stacked(found.rich(), f"wrote {output}"), status)
+        exploration.save(output)
+    data = {**exploration.to_json(), "output": None if output is None else str(output)}
+    holds = exploration.cheapest is not None or all(one.fits is None for one in exploration.variants)
+    status = Status.INTERRUPTED if exploration.interrupted else Status.DONE if holds else Status.NO
+    return Answer(data, lambda: exploration.rich() if output is None else stack(exploration.rich(), f"wrote {output}"), status)
 
 
 @command("tune", PANEL)
@@ -76,7 +76,7 @@ def tune(
         Path | None, option("--output", "-o", help="The program: .pte or a folder [only the table].", metavar="FILE")
     ] = None,
 ) -> Answer:
-    """Raise accuracy, or shrink weights; without -o, print what would be changed. Exit status 3: the goal is missed."""
+    """Raise accuracy or shrink weights; without -o, print the changes only. Exit status 3: the goal is missed."""
     from ethorch.program.saving import check_writable, describe_saved
 
     settings = options.settings_of(choices, samples=samples, budget=budget)
@@ -92,18 +92,18 @@ def tune(
     if goal == ACCURACY and function is None and settings.min_sqnr_db is None and output is None:
         return _sensitivity(user, settings)
     check_goal(least, function, settings)
-    found = search(user, settings, least, function, recipes=recipe, keep=keep or ())
+    tuned = search(user, settings, least, function, recipes=recipe, keep=keep or ())
     if output is not None:
         from ethorch.program.compile import compile
 
-        compile(found.model, settings=found.settings).save(output)
-    data = {"goal": goal, "reached": found.reached, **found.result.to_json(), "output": None if output is None else str(output)}
-    lines = [found.result.rich()] if output is None else [found.result.rich(), describe_saved(output)]
-    return Answer(data, lambda: stacked(*lines), Status.DONE if found.reached else Status.NO)
+        compile(tuned.model, settings=tuned.settings).save(output)
+    data = {"goal": goal, "reached": tuned.reached, **tuned.result.to_json(), "output": None if output is None else str(output)}
+    lines = [tuned.result.rich()] if output is None else [tuned.result.rich(), describe_saved(output)]
+    return Answer(data, lambda: stack(*lines), Status.DONE if tuned.reached else Status.NO)
 
 
 def _sensitivity(user: UserModel, settings: Settings) -> Answer:
-    """Which modules lose the accuracy: each quantized alone, and each left in float alone."""
+    """List the modules that lose accuracy: each quantized alone, and each left in float alone."""
     from ethorch.quantization.schemes import quantizer_for
     from ethorch.support.progress import stage
     from ethorch.tuning.module_sensitivity import sensitivity
@@ -112,19 +112,19 @@ def _sensitivity(user: UserModel, settings: Settings) -> Answer:
         raise SpecError("the model is quantized already; goal 'accuracy' needs the float model.")
     samples = list(user.calibration) or [user.example_inputs]
     with stage("measure modules") as step:
-        found = sensitivity(user.module, quantizer_for(settings), samples, progress=lambda *_: step())
-    return Answer(found.to_json(), found.rich, Status.INTERRUPTED if found.interrupted else Status.DONE)
+        losses = sensitivity(user.module, quantizer_for(settings), samples, progress=lambda *_: step())
+    return Answer(losses.to_json(), losses.rich, Status.INTERRUPTED if losses.interrupted else Status.DONE)
 
 
 def read_function(name: str) -> Any:
-    """Return the function that ``FILE.py:NAME`` or ``package.module:NAME`` names.
+    """Return the function with the name ``FILE.py:NAME`` or ``package.module:NAME``.
 
     Raises:
-        SpecError: There is none of this name, or it is no function.
+        SpecError: The name does not exist or is not a function.
     """
     from ethorch.models.load import read_object
 
-    found = read_object(name)
-    if not callable(found):
-        raise SpecError(f"{name} is {type(found).__name__}; expected a function.")
-    return found
+    function = read_object(name)
+    if not callable(function):
+        raise SpecError(f"{name} is {type(function).__name__}; expected a function.")
+    return function

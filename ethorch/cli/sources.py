@@ -1,4 +1,4 @@
-"""What MODEL and PROGRAM of the command line are: models with the samples of the settings, and programs from files."""
+"""Read MODEL and PROGRAM of the command line: models with the samples of the settings, and programs from files."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ def read_model(name: str, settings: Settings) -> UserModel | UserMethods:
     """Return the named model with the weights, shapes and calibration samples of the settings.
 
     Raises:
-        SpecError: The samples are of one model, and this one has several methods.
+        SpecError: The settings have samples of one model, and this one has several methods.
         EthorchError: The weights or samples do not fit.
     """
     find(name)  # what is wrong is said before the seconds that the imports below take
-    from ethorch.cli.model_options import loaded
+    from ethorch.cli.model_options import load_with_weights
     from ethorch.models.load import UserMethods
     from ethorch.program.compile import user_model
 
     weights = settings.samples.get("weights")
-    user = loaded(name, None if weights is None else Path(weights))
+    user = load_with_weights(name, None if weights is None else Path(weights))
     calibration = read_samples(settings, settings.samples.get("calibrate"))
     if isinstance(user, UserMethods):
         if calibration is not None:
@@ -55,14 +55,14 @@ def read_model(name: str, settings: Settings) -> UserModel | UserMethods:
 
 
 def read_one_model(name: str, settings: Settings) -> UserModel:
-    """Return the named model, for a command that takes one method.
+    """Return the named model, for a command that accepts one method.
 
     Raises:
-        SpecError: The model has several methods, or several shapes are given.
+        SpecError: The model has several methods, or the settings have several shapes.
     """
     if len(settings.shapes) > 1:
         raise SpecError(
-            "--shape is given several times, and this command is for one method. Give it once, inputs separated by commas."
+            "this command compiles one method, and --shape was passed several times. Pass it once, with commas between inputs."
         )
     from ethorch.models.load import UserMethods
 
@@ -73,10 +73,10 @@ def read_one_model(name: str, settings: Settings) -> UserModel:
 
 
 def read_samples(settings: Settings, paths: Any) -> Any:
-    """Return the samples in files, normalized and limited as the settings say; None without files.
+    """Read samples from files, normalized and limited by the settings; None without files.
 
     Raises:
-        SpecError: Only one of ``mean`` and ``std`` is given.
+        SpecError: Only one of ``mean`` and ``std`` is set.
     """
     mean, std = settings.samples.get("mean"), settings.samples.get("std")
     if (mean is None) != (std is None):
@@ -115,7 +115,7 @@ def program_of(source: str, choices: options.Choices, method: str | None = None)
 
 
 def _check_no_model(name: str) -> None:
-    """SpecError for what `ethorch compile` takes, if a compiled program is expected."""
+    """Raise SpecError for a model name, if a program is expected."""
     file = name.rpartition(":")[0] or name
     if not file.endswith((".py", ".pt2")) and name.partition(":")[0] not in ZOOS:
         return

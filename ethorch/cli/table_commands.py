@@ -1,4 +1,4 @@
-"""Subcommands that need neither model nor program: ops, targets, doctor."""
+"""Subcommands without a model or program: ops, targets, doctor."""
 
 from __future__ import annotations
 
@@ -34,39 +34,39 @@ def ops(
         str, typer.Argument(metavar="NAME", help="Part of an operator's name, or with wildcards; default: all.")
     ] = "*",
 ) -> Answer:
-    """The operators ethorch knows: on which NPUs, in which types, within which limits."""
+    """List the supported operators with their NPUs, types and limits."""
     from ethorch.report import listings
 
-    found = listings.operators(pattern)
-    if not found:
+    listing = listings.operators(pattern)
+    if not listing:
         meant = did_you_mean(pattern, listings.operator_names())
         raise SpecError(f"no operator is called {pattern!r}.{meant} `ethorch ops` lists all.")
-    return Answer(found, lambda: listings.operators_text(found))
+    return Answer(listing, lambda: listings.operators_text(listing))
 
 
 @command("targets", PANEL)
 def targets(
     diff: Annotated[tuple[str, str] | None, option(metavar="A B", help="What differs between two targets.")] = None,
 ) -> Answer:
-    """The NPUs ethorch knows."""
+    """List the NPUs."""
     from ethorch.report import listings
 
     if diff is None:
-        found = listings.targets()
+        listing = listings.targets()
 
         def listed() -> Table:
-            table = _table(*found[0])
-            for row in found:
+            table = _table(*listing[0])
+            for row in listing:
                 table.add_row(*map(str, row.values()))
             return table
 
-        return Answer(found, listed)
+        return Answer(listing, listed)
     differences = listings.target_differences(*diff)
-    return Answer(differences, lambda: _compared(differences))
+    return Answer(differences, lambda: _show_differences(differences))
 
 
-def _compared(differences: dict[str, Any]) -> Group:
-    """Facts, operators that one lacks, limits: tables and lists."""
+def _show_differences(differences: dict[str, Any]) -> Group:
+    """Return tables of facts, missing operators and limits."""
     from rich.console import Group
 
     from ethorch.report.listings import ABSENT
@@ -85,8 +85,8 @@ def _compared(differences: dict[str, Any]) -> Group:
             parts += [f"TOSA operators that {name} does not have: {', '.join(absent)}.", ""]
     for name in names:
         if differences["operators"][name]:
-            other = names[1] if name == names[0] else names[0]
-            parts.append(f"On {name} and not, or in fewer of the tested calls, on {other}:")
+            missing_in = names[1] if name == names[0] else names[0]
+            parts.append(f"On {name} and not, or in fewer of the tested calls, on {missing_in}:")
             parts += [f"  {operator}" for operator in differences["operators"][name]]
     if not any(differences["operators"].values()):
         parts.append("Both run the same operators.")
@@ -95,16 +95,16 @@ def _compared(differences: dict[str, Any]) -> Group:
 
 @command("doctor", PANEL)
 def doctor() -> Answer:
-    """What is installed, whether the versions are known to work together, what is missing and how to get it."""
+    """Check the installation: versions, compatibility, missing parts and how to install them."""
     from ethorch.report.doctor import examine
 
-    found = examine()
+    checks = examine()
 
     def text() -> Table:
         table = _table("", "what", "found", "")
-        for check in found:
+        for check in checks:
             table.add_row(_MARKS[check.state], check.name, check.found, check.advice)
         return table
 
-    wrong = any(check.state == "wrong" for check in found)
-    return Answer([check.to_json() for check in found], text, Status.NO if wrong else Status.DONE)
+    wrong = any(check.state == "wrong" for check in checks)
+    return Answer([check.to_json() for check in checks], text, Status.NO if wrong else Status.DONE)

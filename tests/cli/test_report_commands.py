@@ -121,10 +121,10 @@ def test_an_earlier_build(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("arguments", "words", "status"),
     [
-        (["report", "{}/int8", "--baseline", "{}/net.py"], "is no build", 2),
+        (["report", "{}/int8", "--baseline", "{}/net.py"], "is not a build", 2),
         (["report", "{}/int8", "--baseline", "{}/none.json"], "cannot read", 1),
         (["report", "{}/int8", "--fail-on-regression", "1"], "give it as --baseline", 2),
-        (["report", "{}/int8", "-o", "{}/x.pdf"], "it has to end in .trace.json, .html", 2),
+        (["report", "{}/int8", "-o", "{}/x.pdf"], "a name that ends in .trace.json, .html", 2),
         (["report", "{}/int8", "--format", "pdf"], "expected trace, html, md, json", 2),
         (["report", "{}/int8", "-o", "{}/missing/x.html"], "cannot write", 1),
         (["report", "{}/int8", "--inputs", "{}/net.py"], "give the model", 2),
