@@ -19,7 +19,7 @@ from ethorch.support.errors import Reason
 aten = torch.ops.aten
 
 
-def index_padding(extent: int, before: int, after: int, mode: str) -> list[int]:
+def compute_source_indices(extent: int, before: int, after: int, mode: str) -> list[int]:
     """Return the source index of each element along a padded dim. Negative pads crop."""
     places = range(-before, extent + after)
     if mode == "replicate":
@@ -35,7 +35,7 @@ def pad_by_index(s: AtenBuilder, x: Node, pad: Sequence[int], mode: str) -> Node
     for k in range(len(pad) // 2):
         dim, (before, after) = rank - 1 - k, pad[2 * k : 2 * k + 2]
         if before or after:
-            numbers = index_padding(shape_of(x)[dim], before, after, mode)
+            numbers = compute_source_indices(shape_of(x)[dim], before, after, mode)
             x = s(aten.index_select.default, x, dim, s.constant(torch.tensor(numbers)))
     return x
 
