@@ -24,7 +24,7 @@ aten = torch.ops.aten
 
 #: Longest dim of one triangle of ones (4 MB, 0.7 s in Vela).
 _LONGEST_TRIANGLE = 2048
-#: Number of elements per triangle of a longer dim.
+#: Elements per triangle of a longer dim.
 _PART = 256
 
 

@@ -112,7 +112,7 @@ def _powers_and_inverses(b: Builder, y: Value, zp: int) -> tuple[Value, Value]:
         b.rescale(_multiply(b, divisor, power), 1.0, dtype="INT16"), (), QParams((2.0**-14,), (0,), *dtype_range("INT16"), "INT16")
     )
     real = mantissa.qparams.table_inputs.astype(np.float64)
-    with np.errstate(divide="ignore"):  # only 0 and magnitudes of at least 1 are looked up
+    with np.errstate(divide="ignore"):  # only 0 is looked up below 1
         inverses = np.where(np.abs(real) < 1, np.minimum(1 + 2 * real, 1.0), 1 / real)
     return power, b.table(mantissa, inverses, QParams((1 / 32767,), (0,), -32767, 32767, "INT16")).value
 

@@ -207,13 +207,13 @@ def _slabs(s: AtenBuilder, x: Node, count: int, dim: int = -3) -> list[Node]:
 
 
 def _planes(s: AtenBuilder, x: Node) -> tuple[Node, tuple[int, ...]]:
-    """Return [N, C, D, H, W] as [N, C * D, H, W], and its shape."""
+    """Return x as [N, C * D, H, W], and its shape."""
     shape = shape_of(x)
     lead = shape[:-4] or (1,)
     return s(aten.reshape.default, x, [*lead, shape[-4] * shape[-3], *shape[-2:]]), shape
 
 
 def _columns(s: AtenBuilder, x: Node, shape: tuple[int, ...]) -> tuple[Node, tuple[int, ...]]:
-    """Return [N, C * D, h, w] as [N, C, D, h * w], and (h, w)."""
+    """Return x as [N, C, D, h * w], and (h, w)."""
     area = shape_of(x)[-2:]
     return s(aten.reshape.default, x, [*(shape[:-4] or (1,)), shape[-4], shape[-3], math.prod(area)]), area

@@ -59,7 +59,7 @@ class QuantRule:
 
     @property
     def fusable(self) -> bool:
-        """True if the operator requantizes its result, so that a clamp after it is free."""
+        """True if a clamp after the operator is free, because it requantizes its result."""
         return self.inputs and self.output == "own"
 
 

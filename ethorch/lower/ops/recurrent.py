@@ -60,7 +60,7 @@ def _gru_cell(s: AtenBuilder, parts: list[Node], state: list[Node] | None, weigh
 
 
 def _simple_cell(function: Any) -> Cell:
-    """Return the cell of torch.nn.RNN: h' = function(W x + U h + b)."""
+    """Return the cell h' = function(W x + U h + b)."""
 
     def cell(s: AtenBuilder, parts: list[Node], state: list[Node] | None, weights: dict[str, Node]) -> list[Node]:
         (gates,) = parts

@@ -46,7 +46,7 @@ def _resize_axis(resize: Resize, rows: Tensor, dims: int, axis: int, size: int, 
 def _matrix(resize: Resize, extent: int, dims: int, axis: int, size: int, scale: float | None) -> Tensor:
     if extent * extent <= _LARGEST:
         return _resize_axis(resize, torch.eye(extent), dims, axis, size, scale).T.contiguous()
-    with torch.enable_grad():  # by its transpose, because an identity of the long axis needs gigabytes
+    with torch.enable_grad():  # transposed, because an identity of the long axis needs gigabytes
         rows = torch.zeros(size, extent, requires_grad=True)
         (matrix,) = torch.autograd.grad(_resize_axis(resize, rows, dims, axis, size, scale), rows, torch.eye(size))
     return matrix

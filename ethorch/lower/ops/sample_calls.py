@@ -9,7 +9,7 @@ import torch
 
 from ethorch.lower.ops.samples import I8, Bools, Ints, Sample, W
 
-#: Kinds of arguments that become inputs of a sample's module.
+#: Arguments that become inputs of a sample's module.
 INPUTS = (I8, Ints, Bools)
 
 

@@ -19,7 +19,7 @@ from ethorch.lower.ops.samples import I8, Sample
 from ethorch.lower.ops.spec import op
 from ethorch.tosa.ir import Value
 
-#: exp(-this) is 0 in 16 bits.
+#: exp(-x) is 0 in 16 bits.
 _LOWEST_EXPONENT = 12.0
 #: Codes. A mask of -1e9 causes a step of thousands, so that exp(-step) is 0.
 _SHORT_SPAN = 16.0

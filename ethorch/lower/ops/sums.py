@@ -57,7 +57,7 @@ def _sum_within_int32(b: Builder, acc: Value, axis: int, unit: float, magnitude:
     if extent * magnitude >= 1 << 31:
         most = ((1 << 31) - 1) // magnitude
         first = next(n for n in range(most, 0, -1) if extent % n == 0)
-        if first < most // 8:  # rounding halves up matters only for many sums
+        if first < most // 8:  # many roundings of halves up would drift
             parts = -(-extent // most)
             first = -(-extent // parts)
             padding = [0] * (2 * acc.rank)

@@ -25,7 +25,7 @@ from ethorch.tosa.ir import Value
 
 
 def _hardsigmoid(b: Builder, x: QTensor, unit: float) -> Value:
-    """Return INT16 (x / 6 + 1/2) / unit, neither rounded at the half nor clamped."""
+    """Return INT16 (x / 6 + 1/2) / unit, not clamped."""
     scale = x.qparams.step / 6 / unit
     fine = 2.0 ** math.floor(29 - math.log2(max(32768 * scale, 0.5 / unit)))
     middle = b.const(np.full((1,) * x.value.rank, round(0.5 / unit * fine), np.int32))
