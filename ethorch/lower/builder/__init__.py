@@ -1,1 +1,1 @@
-"""What lowerings are written in: quantized tensors, and a Builder that emits TOSA for them."""
+"""Quantized tensors, and the Builder with which lowerings emit TOSA for them."""

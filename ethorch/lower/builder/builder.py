@@ -1,13 +1,14 @@
-"""Builder: what lowerings are written in.
+"""The Builder that lowerings use.
 
-It is put together of a class per subject, each of which adds words to those below it::
+Each base class adds the methods of one subject:
 
-    tosa.emitter     Emitter             emit, const, refuse, name       TOSA operators, checked
-    movement         MovementBuilder     nhwc, view, permute, aligned    where elements lie
-    scaling          ScalingBuilder      rescale, requantize, cast       what codes mean
-    operands         OperandBuilder      requantized, operand, to_int32  what an operator is given
-    lookup           LookupBuilder       table, integer_table            functions of codes
-    convolution      ConvolutionBuilder  conv2d, depthwise_conv2d        products and sums
+| Class              | Methods                      | Subject                     |
+| Emitter            | emit, const, refuse, name    | TOSA operators, checked     |
+| MovementBuilder    | nhwc, view, permute, narrow  | order and movement          |
+| ScalingBuilder     | rescale, requantize, cast    | scales and dtypes           |
+| OperandBuilder     | operand, to_int32            | conversion of operands      |
+| LookupBuilder      | table, integer_table         | functions of integer values |
+| ConvolutionBuilder | conv2d, depthwise_conv2d     | products and sums           |
 """
 
 from __future__ import annotations
@@ -16,4 +17,4 @@ from ethorch.lower.builder.convolution import ConvolutionBuilder
 
 
 class Builder(ConvolutionBuilder):
-    """Emits TOSA for tensors that are quantized, float, or of plain integers."""
+    """A builder of TOSA for quantized, float and integer tensors."""

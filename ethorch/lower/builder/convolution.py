@@ -1,4 +1,4 @@
-"""CONV2D and DEPTHWISE_CONV2D as lowerings use them: products with constant matrices, sums over windows, convolutions."""
+"""CONV2D and DEPTHWISE_CONV2D: products with constant matrices, sums over windows, convolutions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ethorch.tosa.ir import Value
 
 
 class ConvolutionBuilder(LookupBuilder):
-    """What multiplies by constants and adds up."""
+    """A builder of sums of products with constants."""
 
     def conv2d(
         self,
@@ -22,12 +22,13 @@ class ConvolutionBuilder(LookupBuilder):
         input_zp: int = 0,
         weight_zp: int = 0,
     ) -> Value:
-        """acc[N,OH,OW,O] = bias[O] + sums of value[N,H,W,C] * weight[O,KH,KW,C]. TOSA 1.0 CONV2D.
+        """Return acc[N,OH,OW,O] = bias[O] + sums of value[N,H,W,C] * weight[O,KH,KW,C]. TOSA 1.0 CONV2D.
 
-        Without ``bias`` it is 0. Without ``window`` the kernel steps by one over a map that is not padded; if it is 1x1, that is
-        the product of the map's rows of C with a matrix [C,O].
+        Args:
+            bias: Default: 0.
+            window: Default: stride 1 without padding. A 1x1 kernel is then the product of rows of C with a matrix [C,O].
         """
-        return self._convolved("CONV2D", value, weight, bias, weight.shape[0], weight.shape[1:3], window, input_zp, weight_zp)
+        return self._convolve("CONV2D", value, weight, bias, weight.shape[0], weight.shape[1:3], window, input_zp, weight_zp)
 
     def depthwise_conv2d(
         self,
@@ -39,18 +40,19 @@ class ConvolutionBuilder(LookupBuilder):
         input_zp: int = 0,
         weight_zp: int = 0,
     ) -> Value:
-        """acc[N,OH,OW,C*M] = bias[C*M] + sums of value[N,H,W,C] * weight[KH,KW,C,M], each channel alone. TOSA 1.0 DEPTHWISE_CONV2D.
+        """Return acc[N,OH,OW,C*M] = bias[C*M] + sums of value[N,H,W,C] * weight[KH,KW,C,M] per channel. TOSA 1.0
+        DEPTHWISE_CONV2D.
 
-        Defaults as of ``conv2d``. With weights of 1 it sums what is under the window.
+        Weights of 1 sum the elements of each window. For the defaults see :func:`conv2d`.
         """
         channels, kernel = weight.shape[2] * weight.shape[3], weight.shape[:2]
-        return self._convolved("DEPTHWISE_CONV2D", value, weight, bias, channels, kernel, window, input_zp, weight_zp)
+        return self._convolve("DEPTHWISE_CONV2D", value, weight, bias, channels, kernel, window, input_zp, weight_zp)
 
     def no_bias(self, channels: int, dtype: str) -> Value:
-        """0 for each channel, in the dtype of the accumulator of ``dtype``: INT48 of INT16, else INT32."""
+        """Return zeros in the accumulator dtype of ``dtype``: INT48 for INT16, else INT32."""
         return self.const(np.zeros(channels, np.int64), "INT48") if dtype == "INT16" else self.const(np.zeros(channels, np.int32))
 
-    def _convolved(
+    def _convolve(
         self,
         name: str,
         value: Value,
@@ -63,7 +65,7 @@ class ConvolutionBuilder(LookupBuilder):
         weight_zp: int,
     ) -> Value:
         window = window or Window.of(kernel)
-        assert window.kernel == kernel, f"a window of {window.kernel} and weights of {kernel}"
+        assert window.kernel == kernel, f"expected a window of {kernel}, got {window.kernel}"
         bias = self.no_bias(channels, value.dtype) if bias is None else bias
         return self.emit(
             name,

@@ -1,4 +1,4 @@
-"""Functions of float tensors that TOSA has no operator for, by those it has: accurate to a few steps of FP32.
+"""Float functions without a TOSA operator, composed of TOSA operators with an accuracy of a few ulp in FP32.
 
 Sources of the polynomials: Cephes (asinf, atanf), public domain; M. Giles, "Approximating the erfinv function" (2010), the
 single-precision table.
@@ -20,27 +20,27 @@ _ERFINV_TAIL = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 
 
 
 def gelu(x: FloatTensor, *, approximate: str = "none") -> FloatTensor:
-    """x * P(X <= x), X standard normal; or by tanh."""
+    """Return x * P(X <= x) for a standard normal X, or its tanh approximation."""
     if approximate == "tanh":
         return x * ((x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)).tanh() * 0.5 + x * 0.5
     return x * 0.5 * ((x * math.sqrt(0.5)).erf() + 1)
 
 
 def elu(x: FloatTensor, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> FloatTensor:
-    """scale * x, or scale * alpha * (exp(input_scale * x) - 1) below 0."""
+    """Return scale * x, or scale * alpha * (exp(input_scale * x) - 1) below 0."""
     below = (x * input_scale).minimum(0).expm1() * (alpha * scale)
     return (x > 0).then(x if scale == 1 else x * scale, below)
 
 
 def softplus(x: FloatTensor, beta: float = 1, threshold: float = 20) -> FloatTensor:
-    """log(1 + exp(beta * x)) / beta, with an exponential that cannot overflow: max(y, 0) + log(1 + exp(-|y|))."""
+    """Return log(1 + exp(beta * x)) / beta without overflow: max(y, 0) + log(1 + exp(-|y|)), y = beta * x."""
     y = x if beta == 1 else x * beta
     soft = (y.maximum(0) + (-y.abs()).exp().log1p()) / beta
     return soft if threshold >= 20 else (y > threshold).then(x, soft)
 
 
 def power(x: FloatTensor, exponent: float) -> FloatTensor:
-    """x ** exponent: small whole powers by multiplying, larger ones of |x| with the sign of x where the exponent is odd."""
+    """Return x ** exponent: small integer powers by multiplication, larger ones as |x| ** exponent with the sign of odd powers."""
     if exponent != int(exponent):
         if abs(exponent) == 0.5:
             return x.sqrt() if exponent > 0 else x.rsqrt()
@@ -49,38 +49,38 @@ def power(x: FloatTensor, exponent: float) -> FloatTensor:
     if count == 0:
         return x * 0 + 1
     if count > 4:
-        made = x.abs() ** count
-        made = made.signed_like(x) if count % 2 else made
+        product = x.abs() ** count
+        product = product.signed_like(x) if count % 2 else product
     else:
-        made = x
+        product = x
         for _ in range(count - 1):
-            made = made * x
-    return made if exponent > 0 else made.reciprocal()
+            product = product * x
+    return product if exponent > 0 else product.reciprocal()
 
 
 def exponential(base: FloatTensor, x: QTensor) -> FloatTensor:
-    """base ** x."""
+    """Return base ** x."""
     return base ** FloatTensor.of(base.b, x).minimum(LARGEST).maximum(-LARGEST)
 
 
 def logit(x: FloatTensor, eps: float | None = None) -> FloatTensor:
-    """log(x / (1 - x)), x within eps..1 - eps."""
+    """Return log(x / (1 - x)), with x clamped to eps..1 - eps."""
     x = x if eps is None else x.clamp(eps, 1 - eps)
     return (x / (1 - x)).log()
 
 
 def atan(x: FloatTensor) -> FloatTensor:
-    """Inverse tangent: a polynomial up to tan(pi / 8), around which larger arguments are turned."""
+    """Return the inverse tangent: a polynomial up to tan(pi / 8), to which larger arguments are reduced."""
     y = x.abs()
     high, middle = y > math.tan(3 * math.pi / 8), y > math.tan(math.pi / 8)
-    turned = high.then(-y.reciprocal(), middle.then((y - 1) / (y + 1), y))
+    reduced = high.then(-y.reciprocal(), middle.then((y - 1) / (y + 1), y))
     start = high.then(math.pi / 2, middle.then(math.pi / 4, 0))
-    z = turned * turned
-    return (start + z.polynomial(_ATAN) * z * turned + turned).signed_like(x)
+    z = reduced * reduced
+    return (start + z.polynomial(_ATAN) * z * reduced + reduced).signed_like(x)
 
 
 def _asin_parts(x: FloatTensor) -> tuple[FloatTensor, FloatTensor]:
-    """(asin(|x|) up to 1/2, or asin(sqrt((1 - |x|) / 2)) above, |x|)."""
+    """Return asin(|x|) for |x| up to 1/2 or asin(sqrt((1 - |x|) / 2)) above, and |x|."""
     y = x.abs()
     z = (y > 0.5).then((1 - y) * 0.5, y * y)
     root = (y > 0.5).then(z.sqrt(), y)
@@ -88,63 +88,63 @@ def _asin_parts(x: FloatTensor) -> tuple[FloatTensor, FloatTensor]:
 
 
 def asin(x: FloatTensor) -> FloatTensor:
-    """Inverse sine: a polynomial up to 1/2, above it that of half the angle's complement."""
+    """Return the inverse sine: a polynomial up to 1/2, and half-angle reduction above."""
     part, y = _asin_parts(x)
     return (y > 0.5).then(math.pi / 2 - part * 2, part).signed_like(x)
 
 
 def acos(x: FloatTensor) -> FloatTensor:
-    """Inverse cosine, as ``asin``."""
+    """Return the inverse cosine. See ``asin``."""
     part, y = _asin_parts(x)
     angle = (y > 0.5).then(part * 2, math.pi / 2 - part)
     return (x < 0).then(math.pi - angle, angle)
 
 
 def sinh(x: FloatTensor) -> FloatTensor:
-    """(e + e / (e + 1)) / 2 with e = exp(|x|) - 1, which cancels nowhere."""
+    """Return (e + e / (e + 1)) / 2 with e = exp(|x|) - 1, without cancellation."""
     e = x.abs().expm1()
     finite = e.minimum(1e30)
     return ((e + finite / (finite + 1)) * 0.5).signed_like(x)
 
 
 def asinh(x: FloatTensor) -> FloatTensor:
-    """log(1 + y + y**2 / (1 + sqrt(1 + y**2))), y = |x|."""
+    """Return log(1 + y + y**2 / (1 + sqrt(1 + y**2))), y = |x|, with the sign of x."""
     y = x.abs()
     square = y * y
     return (y + (y > 1e15).then(y, square / ((square + 1).sqrt() + 1))).log1p().signed_like(x)
 
 
 def acosh(x: FloatTensor) -> FloatTensor:
-    """log(1 + t + sqrt(t) * sqrt(t + 2)), t = x - 1."""
+    """Return log(1 + t + sqrt(t) * sqrt(t + 2)), t = x - 1."""
     t = x - 1
     return (t + t.sqrt() * (t + 2).sqrt()).log1p()
 
 
 def atanh(x: FloatTensor) -> FloatTensor:
-    """log(1 + 2 y / (1 - y)) / 2, y = |x|."""
+    """Return log(1 + 2 y / (1 - y)) / 2, y = |x|, with the sign of x."""
     y = x.abs()
     return ((y * 2 / (1 - y)).log1p() * 0.5).signed_like(x)
 
 
 def erfinv(x: FloatTensor) -> FloatTensor:
-    """Inverse error function; w is at most 17, but for the poles."""
+    """Return the inverse error function. Except at the poles, w is at most 17."""
     w = -((1 - x) * (x + 1)).log()
     w = w.minimum(30)
     middle, tail = (w - 2.5).polynomial(_ERFINV_MIDDLE), (w.maximum(5).sqrt() - 3).polynomial(_ERFINV_TAIL)
-    found = (w < 5).then(middle, tail) * x
-    return x.abs().equals(1).then(x * math.inf, found)
+    inside = (w < 5).then(middle, tail) * x
+    return x.abs().equals(1).then(x * math.inf, inside)
 
 
 def nan_to_num(x: FloatTensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> FloatTensor:
-    """x with numbers in place of NaN and infinities."""
+    """Replace NaN and infinities."""
     largest = 3.4028234663852886e38
-    known = x.equals(x).then(x, nan or 0)
-    known = known.equals(math.inf).then(largest if posinf is None else posinf, known)
-    return known.equals(-math.inf).then(-largest if neginf is None else neginf, known)
+    finite = x.equals(x).then(x, nan or 0)
+    finite = finite.equals(math.inf).then(largest if posinf is None else posinf, finite)
+    return finite.equals(-math.inf).then(-largest if neginf is None else neginf, finite)
 
 
 def rounded(x: FloatTensor) -> FloatTensor:
-    """The nearest integer; halves go to the even one, floor(x) where that is even."""
+    """Return the nearest integer; halves are rounded to the even neighbor."""
     low = x.floor()
     rest = x - low
     odd = low - (low * 0.5).floor() * 2

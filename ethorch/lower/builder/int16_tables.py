@@ -1,8 +1,9 @@
-"""A function of int16 codes as few TABLEs: one of 513 entries, and finer ones where it is too steep, bent or broken for that.
+"""Approximation of a function of int16 by few TABLEs: one of 513 entries, and finer ones for steep, curved or jumping sections.
 
-TOSA 1.0 TABLE, int16: entry (code + 32768) >> 7, the low 7 bits interpolate between an entry and the next. A finer table has
-an entry for every 64, 32... or single codes of a window, is flat outside of it, and is added to what the others give.
-Entries do not lie on the function but where the lines between them are closest to it, unless it jumps.
+TOSA 1.0 TABLE, int16, has entry (code + 32768) >> 7, and the low 7 bits interpolate between entries. A finer table has an entry
+for every
+64, 32, ... or single codes of a window, and is constant outside of it; the results of all tables are added. Unless the function
+jumps, entries minimize the error of interpolation and need not be values of the function.
 """
 
 from __future__ import annotations
@@ -16,29 +17,29 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-#: A number for each code of the input, in codes of the output; not rounded.
+#: An output code for each input code, not rounded.
 Codes = npt.NDArray[np.float64]
-#: How far off each code may be.
+#: Maximum error of each code.
 Allowed = Callable[[Codes], Codes]
 
-#: Where one TABLE is further off than so many codes, and than the function changes at one of the next two codes of its input,
-#: finer ones are added.
+#: Maximum error of one TABLE, in output codes, or the change of the function at one of the next two input codes if larger.
+#: Finer TABLEs are added otherwise.
 FAR = 8.0
-#: And where it is further off than this part of it at more than a few of all codes, as tanh is wherever it bends.
+#: Finer TABLEs are also added if the error exceeds this fraction of FAR for more than a few codes, as in the curves of tanh.
 _USUALLY, _FEW = 0.125, 0.04
-#: As many TABLEs as one function may become.
+#: Maximum number of TABLEs of one function.
 MOST = 8
-#: A function that leaves the output's range is tabulated up to here, so that it bends at the range's end and not at an entry.
+#: Range in which a function is tabulated, relative to the output's range, so that clamping is exact at the range's end.
 _BEYOND = 1.25
-#: Fitting entries, an input of 0 counts like so many codes: f(0) = 0 stays, and what a network has most is near it.
+#: Weight of input 0 when fitting entries, because f(0) = 0 should be exact and most values of a network are near 0.
 _WEIGHT_OF_0 = 1000.0
-#: And an entry's own value like this many codes: it decides of those that no code reads.
+#: Weight of an entry's previous value, which determines entries that no code reads.
 _WEIGHT_OF_OLD = 0.01
 
 
 @dataclass(frozen=True)
 class Piece:
-    """One TABLE: entry k, an int16, is for code ``start + 128 * k / zoom``, in steps of ``unit`` output codes."""
+    """A TABLE whose int16 entry k is the result for code ``start + 128 * k / zoom``, in multiples of ``unit`` output codes."""
 
     start: int
     zoom: int
@@ -47,77 +48,79 @@ class Piece:
 
     @property
     def middle(self) -> int:
-        """The code that the TABLE is to see as 0."""
+        """Code that is shifted to 0 before the lookup."""
         return self.start + 32768 // self.zoom
 
     def places(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-        """(The entry for each code, its distance from there in 1/128 of that to the next)."""
-        seen = np.clip((np.arange(-32768, 32768) - self.middle) * self.zoom, -32768, 32767) + 32768
-        return seen >> 7, seen & 127
+        """Return the entry for each code, and its distance from that entry in 1/128 of an interval."""
+        index = np.clip((np.arange(-32768, 32768) - self.middle) * self.zoom, -32768, 32767) + 32768
+        return index >> 7, index & 127
 
     def values(self) -> Codes:
-        """What it adds for each code, before it is rounded to whole codes."""
+        """Return the contribution to each code, before rounding to integer codes."""
         index, rest = self.places()
         entries = self.entries.astype(np.int64)
         looked_up = entries[index] * 128 + (entries[index + 1] - entries[index]) * rest
-        whole: npt.NDArray[np.int64] = (looked_up + 64) >> 7
-        return whole * self.unit
+        rounded: npt.NDArray[np.int64] = (looked_up + 64) >> 7
+        return rounded * self.unit
 
 
-#: What ``pieces`` has found: a program is walked by the partitioner and again by the backend, and a network repeats its functions.
-_found: dict[tuple[bytes, int, int, float, bool], list[Piece]] = {}
-_MOST_FOUND = 256
+#: Cache of ``pieces``, because partitioner and backend both lower a program, and networks repeat functions.
+_cache: dict[tuple[bytes, int, int, float, bool], list[Piece]] = {}
+_MOST_CACHED = 256
 
 
 def pieces(codes: Codes, low: int, high: int, *, far: float = FAR, exact: bool = False) -> list[Piece]:
-    """The TABLEs whose sum, clamped to ``low..high``, is the function; the first spans all codes.
+    """Return the TABLEs whose sum, clamped to ``low..high``, is the function; the first spans all codes.
 
     Args:
-        codes: what each of -32768..32768 becomes, in output codes, neither rounded nor clamped.
-        far: how far off it may be everywhere.
-        exact: to a code, also where it jumps; else as close as few tables come.
-    Returns: empty where ``exact`` needs too many.
+        codes: Output code for each of -32768..32768, neither rounded nor clamped.
+        far: Maximum error in output codes.
+        exact: Whether each code must be exact, including jumps. Default: approximate with few tables.
+
+    Returns:
+        The tables, or an empty list if ``exact`` needs more than ``MOST``.
     """
     key = hashlib.sha256(codes.tobytes()).digest(), low, high, far, exact
-    if key not in _found:
-        if len(_found) >= _MOST_FOUND:
-            _found.clear()
-        _found[key] = _pieces(codes, low, high, far, exact)
-    return _found[key]
+    if key not in _cache:
+        if len(_cache) >= _MOST_CACHED:
+            _cache.clear()
+        _cache[key] = _pieces(codes, low, high, far, exact)
+    return _cache[key]
 
 
 def _pieces(codes: Codes, low: int, high: int, far: float, exact: bool) -> list[Piece]:
     codes, far = (np.rint(codes), 1.0) if exact else (codes, far)
-    wanted = np.clip(codes, low, high)
-    extended = _extended(codes, low, high)
-    single = _table(extended, -32768, 1)
+    clamped = np.clip(codes, low, high)
+    extended_codes = _extend(codes, low, high)
+    single = _table(extended_codes, -32768, 1)
     if exact:
-        allowed = functools.partial(_allowed, far=far, exact=True)
-        if _misses([single], wanted, low, high, allowed) == 0:
+        allowed = functools.partial(_tolerances, far=far, exact=True)
+        if _misses([single], clamped, low, high, allowed) == 0:
             return [single]
-        made = _cover(wanted, -32768, 1, allowed, joined=False)
-        return made if len(made) <= MOST and _misses(made, wanted, low, high, allowed) == 0 else []
-    found = _fitted([single], extended[:-1])
+        cover = _cover(clamped, -32768, 1, allowed, joined=False)
+        return cover if len(cover) <= MOST and _misses(cover, clamped, low, high, allowed) == 0 else []
+    best = _fit([single], extended_codes[:-1])
     for limit, few in ((far, 0), (far * _USUALLY, int(_FEW * 65536))):
-        allowed = functools.partial(_allowed, far=limit, exact=False)
-        if (misses := _misses(found, wanted, low, high, allowed)) > few:
-            made = min((_cover(wanted, -32768, 1, allowed, joined=joined) for joined in (False, True)), key=len)
-            made = _fitted(made, wanted[:-1]) if len(made) <= MOST else found
-            found = made if _misses(made, wanted, low, high, allowed) < misses else found
-    return found
+        allowed = functools.partial(_tolerances, far=limit, exact=False)
+        if (misses := _misses(best, clamped, low, high, allowed)) > few:
+            cover = min((_cover(clamped, -32768, 1, allowed, joined=joined) for joined in (False, True)), key=len)
+            cover = _fit(cover, clamped[:-1]) if len(cover) <= MOST else best
+            best = cover if _misses(cover, clamped, low, high, allowed) < misses else best
+    return best
 
 
-def _fitted(made: Sequence[Piece], wanted: Codes) -> list[Piece]:
-    """The TABLEs with other entries, for the least squares of what they are off.
+def _fit(tables: Sequence[Piece], function: Codes) -> list[Piece]:
+    """Replace the TABLEs' entries by those with the least squared error.
 
-    Where a function bends, lines between entries that lie on it are all on one side of it.
+    In a curved section, interpolating between values of the function would have a systematic error.
     """
-    fitted = list(made)
-    weight = np.ones(wanted.size)
+    fits = list(tables)
+    weight = np.ones(function.size)
     weight[32768] = _WEIGHT_OF_0
-    for k, piece in enumerate(fitted):
-        others = [np.floor(other.values() + 0.5) for other in (*fitted[:k], *fitted[k + 1 :])]
-        target = (wanted - np.sum(others, axis=0)) / piece.unit
+    for k, piece in enumerate(fits):
+        others = [np.floor(table.values() + 0.5) for table in (*fits[:k], *fits[k + 1 :])]
+        target = (function - np.sum(others, axis=0)) / piece.unit
         index, rest = piece.places()
         right: Codes = rest / 128
         left = 1 - right
@@ -126,42 +129,42 @@ def _fitted(made: Sequence[Piece], wanted: Codes) -> list[Piece]:
             return np.bincount(entry, of * weight, 513)
 
         old = piece.entries.astype(np.float64)
-        own = sums(left * left, index) + sums(right * right, index + 1) + _WEIGHT_OF_OLD
+        diagonal = sums(left * left, index) + sums(right * right, index + 1) + _WEIGHT_OF_OLD
         beside = sums(left * right, index)[:-1]
-        normal = np.diag(own) + np.diag(beside, 1) + np.diag(beside, -1)
+        normal = np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1)
         entries = np.linalg.solve(normal, sums(left * target, index) + sums(right * target, index + 1) + _WEIGHT_OF_OLD * old)
-        fitted[k] = replace(piece, entries=np.clip(np.rint(entries), -32768, 32767).astype(np.int16))
-    return fitted
+        fits[k] = replace(piece, entries=np.clip(np.rint(entries), -32768, 32767).astype(np.int16))
+    return fits
 
 
-def sums_fit(made: Sequence[Piece]) -> bool:
-    """Does what the first TABLEs add up to fit INT16, however many they are?"""
-    sums = np.cumsum([np.floor(piece.values() + 0.5) for piece in made], axis=0)
+def sums_fit(tables: Sequence[Piece]) -> bool:
+    """Return True if all partial sums of the TABLEs' results fit INT16."""
+    sums = np.cumsum([np.floor(piece.values() + 0.5) for piece in tables], axis=0)
     return bool(sums.min() >= -32768 and sums.max() <= 32767)
 
 
-def _sum(made: Sequence[Piece], low: int, high: int) -> Codes:
-    total: Codes = np.sum([np.floor(piece.values() + 0.5) for piece in made], axis=0)
+def _sum(tables: Sequence[Piece], low: int, high: int) -> Codes:
+    total: Codes = np.sum([np.floor(piece.values() + 0.5) for piece in tables], axis=0)
     return np.clip(total, low, high)
 
 
-def _misses(made: Sequence[Piece], wanted: Codes, low: int, high: int, allowed: Allowed) -> int:
-    """How many codes are too far off."""
-    found = np.clip(made[0].values(), low, high) if len(made) == 1 else _sum(made, low, high)
-    return int(np.count_nonzero(np.abs(found - wanted[:-1]) > allowed(wanted) + 0.5))
+def _misses(tables: Sequence[Piece], function: Codes, low: int, high: int, allowed: Allowed) -> int:
+    """Return the number of codes with a larger error than allowed."""
+    values = np.clip(tables[0].values(), low, high) if len(tables) == 1 else _sum(tables, low, high)
+    return int(np.count_nonzero(np.abs(values - function[:-1]) > allowed(function) + 0.5))
 
 
-def _allowed(wanted: Codes, *, far: float, exact: bool) -> Codes:
-    """How far off each code but the last may be."""
+def _tolerances(function: Codes, *, far: float, exact: bool) -> Codes:
+    """Return the maximum error of each code except the last."""
     if exact:
-        return np.full(wanted.size - 1, far)
-    change = np.pad(np.abs(np.diff(wanted)), 2, mode="edge")
-    near: Codes = np.lib.stride_tricks.sliding_window_view(change, 4)[: wanted.size - 1].max(axis=1)
+        return np.full(function.size - 1, far)
+    change = np.pad(np.abs(np.diff(function)), 2, mode="edge")
+    near: Codes = np.lib.stride_tricks.sliding_window_view(change, 4)[: function.size - 1].max(axis=1)
     return np.maximum(far, near)
 
 
-def _extended(codes: Codes, low: int, high: int) -> Codes:
-    """``codes`` clamped, but as far beyond ``low..high`` as the ends of intervals in which they leave it."""
+def _extend(codes: Codes, low: int, high: int) -> Codes:
+    """Clamp ``codes`` to ``low..high``, extended to the ends of the intervals in which they leave that range."""
     ends, inside = codes[::128], (codes >= low) & (codes <= high)
     any_inside = np.logical_or.reduceat(inside, np.arange(0, 65536, 128))
     near = np.concatenate((any_inside, [False])) | np.concatenate(([False], any_inside))
@@ -171,22 +174,24 @@ def _extended(codes: Codes, low: int, high: int) -> Codes:
 
 
 def _grid(start: int, zoom: int) -> npt.NDArray[np.intp]:
-    """Indices into all codes of a TABLE's entries; of a finer one the last two are the same, which ends it flat."""
+    """Return the indices of a TABLE's entries among all codes. A finer TABLE repeats its last entry to be constant afterwards."""
     last = 512 if zoom == 1 else 511
     return np.minimum(start + 32768 + np.minimum(np.arange(513), last) * (128 // zoom), 65536)
 
 
 def _table(span: Codes, start: int, zoom: int) -> Piece:
-    """In whole codes, or as fine as INT16 has entries and steps from one to the next (TOSA 1.0 TABLE)."""
+    """Return a TABLE with the finest unit for which entries and differences fit INT16, but at least 1 (TOSA 1.0 TABLE)."""
     entries = span[_grid(start, zoom)]
     unit = max(1.0, float(np.abs(np.diff(entries)).max()) / 32766, float(entries.max()) / 32767, float(-entries.min()) / 32768)
     return Piece(start, zoom, unit, np.rint(entries / unit).astype(np.int16))
 
 
 def _run(bad: npt.NDArray[np.bool_], joined: bool) -> tuple[int, int]:
-    """(The first bad interval, how many one finer table takes): up to the next good one; ``joined``: up to the last bad one."""
-    found = np.flatnonzero(bad)
-    first, span = int(found[0]), int(found[-1] - found[0]) + 1
+    """Return the first bad interval and the number of intervals for a finer table: up to the next good one, or the last bad one
+    if ``joined``.
+    """
+    intervals = np.flatnonzero(bad)
+    first, span = int(intervals[0]), int(intervals[-1] - intervals[0]) + 1
     if joined and span <= 255:
         return first, span
     good = np.flatnonzero(~bad[first : first + 255])
@@ -194,13 +199,13 @@ def _run(bad: npt.NDArray[np.bool_], joined: bool) -> tuple[int, int]:
 
 
 def _cover(span: Codes, start: int, zoom: int, allowed: Allowed, *, joined: bool) -> list[Piece]:
-    """TABLEs that add up to ``span`` over the window of one that starts at ``start``: itself, and finer ones in it."""
+    """Return TABLEs that add up to ``span`` over the window from ``start``: one for the window, and finer ones inside it."""
     grid, step = _grid(start, zoom), 128 // zoom
     codes = np.arange(grid[0], grid[-1])
     count = len(codes) // step
-    whole = codes[: count * step]
-    off = np.abs(np.interp(whole, grid[: count + 1], span[grid[: count + 1]]) - span[whole])
-    bad = (off > allowed(span[whole[0] : whole[-1] + 2])).reshape(count, step).any(axis=1)
+    complete = codes[: count * step]
+    off = np.abs(np.interp(complete, grid[: count + 1], span[grid[: count + 1]]) - span[complete])
+    bad = (off > allowed(span[complete[0] : complete[-1] + 2])).reshape(count, step).any(axis=1)
     finer: list[Piece] = []
     while zoom < 128 and bad.any():
         first, run = _run(bad, joined)

@@ -1,4 +1,4 @@
-"""Lookup tables: TABLE of codes, and sums of tables where one has too few entries."""
+"""Lookup tables: a TABLE, or a sum of TABLEs if one has too few entries."""
 
 from __future__ import annotations
 
@@ -18,17 +18,20 @@ F = TypeVar("F", bound=np.floating[Any])
 
 
 class LookupBuilder(OperandBuilder):
-    """What looks up a function's value for each code of a tensor."""
+    """A builder of functions of integer values."""
 
     def table(self, x: QTensor, real: npt.NDArray[Any], out: QParams, *, exact: bool = False) -> QTensor:
-        """``real``: the function's value at each of ``x.qparams.table_inputs``; in codes of ``out``.
+        """Look up a function of ``x``, given its value ``real`` at each of ``x.qparams.table_inputs``, quantized with ``out``.
 
-        TOSA 1.0 TABLE. int8: 256 entries, index = value + 128. int16: 513 entries, index = (value + 32768) >> 7, the low 7
-        bits interpolate between an entry and the next; the INT32 result has 7 more fractional bits, which a RESCALE rounds off.
-        Where that is too coarse, or the function jumps (``exact``), finer TABLEs are added (see
-        ethorch.lower.builder.int16_tables). Entries are as wide as the input. A wider output is looked up at the grid of a 16-bit
-        table, which is exact; a narrower one is looked up in 1/128 of its steps and then rounded. Codes of int32 are 16 bits of the
-        largest value, scaled.
+        TOSA 1.0 TABLE of int8 has 256 entries: index = value + 128. TABLE of int16 has 513 entries: index = (value + 32768) >>
+        7, and the low 7
+        bits interpolate between two entries. Its INT32 result has 7 more fractional bits, which a RESCALE rounds off. If that
+        is too
+        coarse, or if the function jumps (``exact``), finer TABLEs are added. See ``ethorch.lower.builder.int16_tables``.
+
+        Entries are as wide as the input. A wider output is looked up exactly, at the grid of a 16-bit table. A narrower output
+        is
+        looked up in 1/128 of its scale and then rounded. An int32 output has 16 bits of the largest value, scaled.
         """
         source, real = x.value.dtype, continued(real)
         if source == out.dtype == "INT8":
@@ -38,33 +41,33 @@ class LookupBuilder(OperandBuilder):
             fine = QParams((max(float(np.abs(real).max()) / 32767, out.step),), (0,), -32767, 32767, "INT16")
             return self.requantized(self.table(x, real, fine, exact=exact), out)
         if source == "INT8":
-            value = self.rescale(x.value, 128.0, dtype="INT16")  # code * 128 is entry code + 256
+            value = self.rescale(x.value, 128.0, dtype="INT16")  # code * 128 selects entry code + 256
             entries = out.quantize(np.pad(real, (128, 129), mode="edge")).astype(np.int16)
             looked_up = self.sum_of_tables(value, [Piece(-32768, 1, 1.0, entries)])
             return QTensor(self.clamp(looked_up, out.qmin, out.qmax), x.dims, out)
         fine = in_16_bits(out)
-        made = pieces(codes_of(real, fine), fine.qmin, fine.qmax, exact=True) if exact else []
-        made = made or pieces(codes_of(real, fine), fine.qmin, fine.qmax, far=FAR if fine == out else 4 * FAR)
-        looked_up = self.clamp(self.sum_of_tables(x.value, made), fine.qmin, fine.qmax)
+        tables = pieces(codes_of(real, fine), fine.qmin, fine.qmax, exact=True) if exact else []
+        tables = tables or pieces(codes_of(real, fine), fine.qmin, fine.qmax, far=FAR if fine == out else 4 * FAR)
+        looked_up = self.clamp(self.sum_of_tables(x.value, tables), fine.qmin, fine.qmax)
         return self.requantized(QTensor(looked_up, x.dims, fine), out)
 
     @staticmethod
     def follows_steps(real: npt.NDArray[Any], out: QParams) -> bool:
-        """Is there an ``exact`` table of ``real`` for an int16 input?"""
+        """Return True if an ``exact`` table of ``real`` exists for an int16 input."""
         fine = in_16_bits(out)
         return bool(pieces(codes_of(continued(real), fine), fine.qmin, fine.qmax, exact=True))
 
-    def sum_of_tables(self, value: Value, made: Sequence[Piece]) -> Value:
-        """INT16 sum of what the TABLEs have for an INT16 value, saturated."""
+    def sum_of_tables(self, value: Value, tables: Sequence[Piece]) -> Value:
+        """Return the saturated INT16 sum of the TABLEs' results for an INT16 value."""
         total: Value | None = None
-        fits = sums_fit(made)
-        for piece in made:
-            seen = value
+        fits = sums_fit(tables)
+        for piece in tables:
+            index = value
             if piece.zoom > 1:
                 middle = self.const(np.full((1,) * value.rank, piece.middle, np.int32), name="middle")
-                seen = self.rescale(self.emit("SUB", self.rescale(value, 1.0, dtype="INT32"), middle), piece.zoom, dtype="INT16")
-            looked_up = self.interpolated(seen, piece.entries)
-            if len(made) == 1:
+                index = self.rescale(self.emit("SUB", self.rescale(value, 1.0, dtype="INT32"), middle), piece.zoom, dtype="INT16")
+            looked_up = self.interpolated(index, piece.entries)
+            if len(tables) == 1:
                 return self.rescale(looked_up, piece.unit / 128, dtype="INT16")
             part = self.rescale(looked_up, 1 / 128, dtype="INT16")
             wide = self.rescale(part, piece.unit, dtype="INT32")
@@ -77,9 +80,10 @@ class LookupBuilder(OperandBuilder):
         return total if total.dtype == "INT16" else self.rescale(total, 1.0, dtype="INT16")
 
     def interpolated(self, value: Value, entries: npt.NDArray[np.int16]) -> Value:
-        """Look up INT16 codes in 513 entries: INT32, with 7 fractional bits. TOSA 1.0 TABLE, int16.
+        """Look up INT16 values in 513 entries and return INT32 with 7 fractional bits. TOSA 1.0 TABLE, int16.
 
-        A target without the extension EXT-INT16 gets the same numbers from 8-bit TABLEs: one for each byte of an entry and of the
+        Without the extension EXT-INT16 the same result is computed with 8-bit TABLEs. There is one for each byte of an entry
+        and of the
         difference to the next entry, for each half of the entries.
         """
         if self.accepts("TABLE", "INT16"):
@@ -109,42 +113,43 @@ class LookupBuilder(OperandBuilder):
         return self.emit("ADD", self.emit("MUL", both(numbers[:-1]), const(128), shift=0), slope)
 
     def truth_table(self, x: QTensor, real: npt.NDArray[Any]) -> QTensor:
-        """Truth values: is ``real``, for each of int8 ``x.qparams.table_inputs``, not 0? TOSA 1.0 TABLE."""
+        """Return the truth values ``real != 0``, given for each int8 of ``x.qparams.table_inputs``. TOSA 1.0 TABLE."""
         value = self.emit("TABLE", x.value, self.const((real != 0).astype(np.int8), name="truth"))
         return QTensor(value if self.tuning.truth_dtype == "INT8" else self.emit("CAST", value, dtype="BOOL"), x.dims, None)
 
     def integer_table(self, x: QTensor, real: npt.NDArray[Any]) -> QTensor:
-        """INT32 integers: ``real`` for each of int8 ``x.qparams.table_inputs``, saturated at 30 bits. TOSA 1.0 TABLE.
+        """Return INT32 integers ``real``, given for each int8 of ``x.qparams.table_inputs``, saturated to 30 bits. TOSA 1.0
+        TABLE.
 
-        Integers of more than 8 or 15 bits are looked up in two halves.
+        Integers of more than 8 bits are looked up in two halves.
         """
-        whole = np.clip(np.trunc(continued(real)), -(2**30), 2**30 - 1).astype(np.int64)
-        if np.abs(whole).max() < 128:
-            value = self.emit("TABLE", x.value, self.const(whole.astype(np.int8), name="table"))
+        integers = np.clip(np.trunc(continued(real)), -(2**30), 2**30 - 1).astype(np.int64)
+        if np.abs(integers).max() < 128:
+            value = self.emit("TABLE", x.value, self.const(integers.astype(np.int8), name="table"))
             return QTensor(self.rescale(value, 1.0, dtype="INT32"), x.dims, None)
         unit = QParams((1.0,), (0,), *dtype_range("INT16"), "INT16")
-        low = self.rescale(self.table(x, whole & 0x7FFF, unit).value, 1.0, dtype="INT32")
-        high = self.rescale(self.table(x, whole >> 15, unit).value, 2.0**15, dtype="INT32")
+        low = self.rescale(self.table(x, integers & 0x7FFF, unit).value, 1.0, dtype="INT32")
+        high = self.rescale(self.table(x, integers >> 15, unit).value, 2.0**15, dtype="INT32")
         return QTensor(self.emit("ADD", high, low), x.dims, None)
 
 
 def in_16_bits(out: QParams) -> QParams:
-    """``out``, or 1/128 of its steps if they are of 8 bits."""
+    """Return ``out``, or parameters with 1/128 of its scale if it has 8 bits."""
     return out if out.dtype == "INT16" else QParams((out.step / 128,), (0,), *dtype_range("INT16"), "INT16")
 
 
 def codes_of(real: npt.NDArray[Any], q: QParams) -> npt.NDArray[np.float64]:
-    """``real`` in steps of ``q``, neither rounded nor clamped."""
+    """Return ``real`` in steps of ``q``, neither rounded nor clamped."""
     return real.astype(np.float64) / q.step + q.zp
 
 
 def continued(real: npt.NDArray[F]) -> npt.NDArray[F]:
-    """NaN (outside the function's domain) replaced by the nearest number: log of a negative code is log of the least one."""
-    known = np.flatnonzero(~np.isnan(real))
-    if known.size in (0, real.size):
+    """Replace NaN by the nearest valid entry, e.g. the log of a negative input by that of the smallest positive one."""
+    valid = np.flatnonzero(~np.isnan(real))
+    if valid.size in (0, real.size):
         return np.asarray(np.nan_to_num(real, nan=0.0, posinf=np.inf, neginf=-np.inf), real.dtype)
-    after = np.clip(np.searchsorted(known, np.arange(real.size)), 0, known.size - 1)
+    after = np.clip(np.searchsorted(valid, np.arange(real.size)), 0, valid.size - 1)
     before = np.maximum(after - 1, 0)
     index = np.arange(real.size)
-    nearest = np.where(abs(known[after] - index) <= abs(known[before] - index), known[after], known[before])
+    nearest = np.where(abs(valid[after] - index) <= abs(valid[before] - index), valid[after], valid[before])
     return np.take(real, nearest)

@@ -1,4 +1,4 @@
-"""How tensors lie and move: reshapes, transposes, slices, joins and copies."""
+"""Layout and movement of tensors: reshapes, transposes, slices, joins and copies."""
 
 from __future__ import annotations
 
@@ -14,56 +14,58 @@ from ethorch.tosa.limits import Limits
 
 
 class MovementBuilder(Emitter):
-    """What moves and arranges, and computes nothing. No method changes an element.
+    """A builder of operators that move elements without changing them.
 
     Args:
-        limits: what the target can run of each operator.
-        tuning: which of several exact ways to say the same the target runs fastest.
-        target: its name, for refusals.
+        limits: Limits of the target per operator.
+        tuning: The fastest of equivalent operators on the target.
+        target: Name of the target, for refusals.
     """
 
     def __init__(self, limits: Mapping[str, Limits] | None = None, *, tuning: Tuning = UNTUNED, target: str = ""):
         super().__init__(limits, target=target)
         self.tuning = tuning
 
-    # --- values, by their stored axes ---------------------------------------------------------------------------------
+    # --- values by stored axes ----------------------------------------------------------------------------------------
 
     def reshape(self, value: Value, shape: Sequence[int]) -> Value:
-        """RESHAPE, left out where ``value`` has that shape."""
+        """Emit a RESHAPE, unless ``value`` has that shape."""
         return value if value.shape == tuple(shape) else self.emit("RESHAPE", value, shape=tuple(shape))
 
     def ordered(self, value: Value, order: Sequence[int], shape: Sequence[int]) -> Value:
-        """``value`` with its stored axes in ``order``, as ``shape``: nothing, a RESHAPE, or a TRANSPOSE; made once."""
-        return self.once(("ordered", value, tuple(order), tuple(shape)), lambda: self._ordered(value, order, shape))
+        """Return ``value`` with its stored axes in ``order`` and then reshaped, by at most a TRANSPOSE and RESHAPEs. Repeated
+        calls reuse it.
+        """
+        return self.once(("ordered", value, tuple(order), tuple(shape)), lambda: self._reorder(value, order, shape))
 
-    def _ordered(self, value: Value, order: Sequence[int], shape: Sequence[int]) -> Value:
+    def _reorder(self, value: Value, order: Sequence[int], shape: Sequence[int]) -> Value:
         move = arrangement(value.shape, order)
         moved = value
         if move is not None and self.tuning.transpose == "whole" and value.rank <= 4:
             perms = (*(axis for axis in range(value.rank) if axis not in order), *order)
             moved = self.emit("TRANSPOSE", value, perms=perms)
         elif move is not None:
-            moved = self._turned(self.reshape(value, move[0]), move[1])
+            moved = self._transpose(self.reshape(value, move[0]), move[1])
         return self.reshape(moved, shape)
 
-    def _turned(self, value: Value, order: Sequence[int]) -> Value:
-        """``value`` with its axes in ``order``, as whatever shape: a TRANSPOSE, or several of ``MAX_RANK`` axes at most.
+    def _transpose(self, value: Value, order: Sequence[int]) -> Value:
+        """Return ``value`` with its axes in ``order``, in any shape, by TRANSPOSEs of at most ``MAX_RANK`` axes.
 
-        Each brings two more axes to their places. What lies before and between those moves as one.
+        Each TRANSPOSE moves two more axes to their positions; the other axes move together with their neighbors.
         """
         shape, now = value.shape, list(range(value.rank))
-        done = 0
+        count = 0
         while now != list(order):
-            done = len(shape) if len(shape) <= MAX_RANK or len(shape) - done < MAX_RANK else done + 2
-            wanted = [*order[:done], *(axis for axis in now if axis not in order[:done])]
-            step = arrangement(tuple(shape[axis] for axis in now), [now.index(axis) for axis in wanted])
+            count = len(shape) if len(shape) <= MAX_RANK or len(shape) - count < MAX_RANK else count + 2
+            target = [*order[:count], *(axis for axis in now if axis not in order[:count])]
+            step = arrangement(tuple(shape[axis] for axis in now), [now.index(axis) for axis in target])
             if step is not None:
                 value = self.emit("TRANSPOSE", self.reshape(value, step[0]), perms=step[1])
-            now = wanted
+            now = target
         return value
 
     def sliced(self, value: Value, axis: int, start: int, size: int) -> Value:
-        """value[start : start + size] along a stored axis; left out where that is all of it. TOSA 1.0 SLICE."""
+        """Return value[start : start + size] along a stored axis. TOSA 1.0 SLICE, omitted for the full axis."""
         if size == value.shape[axis]:
             return value
         starts = tuple(start if k == axis else 0 for k in range(value.rank))
@@ -71,49 +73,51 @@ class MovementBuilder(Emitter):
         return self.emit("SLICE", value, start=starts, size=sizes)
 
     def cropped(self, value: Value, shape: Sequence[int]) -> Value:
-        """The first ``shape[k]`` elements along each stored axis k; left out where that is all. TOSA 1.0 SLICE."""
+        """Return the first ``shape[k]`` elements along each stored axis k. TOSA 1.0 SLICE, omitted for the full shape."""
         if tuple(shape) == value.shape:
             return value
         return self.emit("SLICE", value, start=(0,) * value.rank, size=tuple(shape))
 
     def padded(self, value: Value, axis: int, before: int, after: int, code: int) -> Value:
-        """So many elements ``code`` in front of a stored axis and behind it; left out where there are none. TOSA 1.0 PAD."""
+        """Add elements ``code`` before and after a stored axis. TOSA 1.0 PAD, omitted without padding."""
         if before == 0 == after:
             return value
         padding = [0] * (2 * value.rank)
         padding[2 * axis : 2 * axis + 2] = before, after
         return self.emit("PAD", value, padding=tuple(padding), pad_const=code)
 
-    # --- tensors, by their logical dims -------------------------------------------------------------------------------
+    # --- tensors by logical dimensions --------------------------------------------------------------------------------
 
     def stored_as(self, x: QTensor, groups: Sequence[Sequence[int]]) -> Value:
-        """``x`` stored with one axis per group of logical dimensions, in that order (dims in no group have extent 1)."""
+        """Return ``x`` stored with one axis per group of logical dimensions, in that order. Other dimensions must have extent
+        1.
+        """
         shape = x.shape
         order = [axis for group in groups for dim in group for axis in x.dims[dim]]
         return self.ordered(x.value, order, [math.prod(shape[dim] for dim in group) for group in groups])
 
     def logical(self, x: QTensor) -> Value:
-        """``x`` stored contiguously in its logical shape, as PyTorch's contiguous format."""
+        """Return ``x`` stored contiguously in its logical shape."""
         return self.stored_as(x, [(dim,) for dim in range(x.rank)])
 
     def nhwc(self, x: QTensor) -> Value:
-        """A logical [N, C, H, W] (or [C, H, W]) tensor stored [N, H, W, C]."""
+        """Return a logical [N, C, H, W] or [C, H, W] tensor stored as [N, H, W, C]."""
         if x.rank == 3:
             return self.stored_as(x, [(), (1,), (2,), (0,)])
         return self.stored_as(x, [(0,), (2,), (3,), (1,)])
 
     def from_nhwc(self, value: Value, q: QParams | None, rank: int = 4) -> QTensor:
-        """The inverse of ``nhwc``: logical [N, C, H, W] over a value stored [N, H, W, C]."""
+        """Return the logical [N, C, H, W] tensor of a value stored as [N, H, W, C]; the inverse of ``nhwc``."""
         return QTensor(value, ((0,), (3,), (1,), (2,)) if rank == 4 else ((3,), (1,), (2,)), q)
 
     def from_order(self, value: Value, order: Sequence[int], q: QParams | None) -> QTensor:
-        """The tensor whose dims are the stored axes of ``value``: axis k is dim ``order[k]``."""
+        """Return the tensor whose dimension ``order[k]`` is the stored axis k of ``value``."""
         return QTensor(value, tuple((order.index(dim),) for dim in range(len(order))), q)
 
     def view(self, x: QTensor, shape: Sequence[int]) -> QTensor:
-        """Reshape the logical tensor; data moves only where no stored order of up to ``MAX_RANK`` axes can express the new shape.
+        """Reshape the logical tensor; data moves only if no stored order of up to ``MAX_RANK`` axes can express the new shape.
 
-        A shape of more dims than that has as many stored axes; it is there to be permuted, and viewed once more.
+        A shape with more dimensions has one stored axis for each, so that it can be permuted and viewed again.
         """
         refined = refine(x.value.shape, x.dims, shape)
         if refined is not None and len(refined[0]) > MAX_RANK:
@@ -124,20 +128,20 @@ class MovementBuilder(Emitter):
         return QTensor(self.reshape(x.value, stored), dims, x.q)
 
     def permute(self, x: QTensor, order: Sequence[int]) -> QTensor:
-        """Logical permute; nothing moves. Per-channel qparams follow their axis."""
+        """Permute the logical dimensions without moving data. Per-channel parameters follow their axis."""
         q = x.q
         if q is not None and q.axis is not None:
             q = QParams(q.scale, q.zero_point, q.qmin, q.qmax, q.dtype, list(order).index(q.axis))
         return QTensor(x.value, tuple(x.dims[dim] for dim in order), q)
 
     def axis_of(self, x: QTensor, dim: int) -> tuple[Value, int, Dims]:
-        """``x`` so stored that logical ``dim`` is one axis: (value, that axis, dims of the value)."""
+        """Return ``x`` stored so that the logical ``dim`` is one axis: (value, that axis, dims of the value)."""
         dim %= x.rank
         if len(x.dims[dim]) == 1:
             return x.value, x.dims[dim][0], x.dims
         if x.shape[dim] == 1:
             value, axis = x.value, x.value.rank
-            if axis >= MAX_RANK:  # one that no other dim has, if there is one
+            if axis >= MAX_RANK:  # an axis that no other dim uses, if any
                 others = {axis for k, axes in enumerate(x.dims) if k != dim for axis in axes}
                 axis = next((k for k, extent in enumerate(value.shape) if extent == 1 and k not in others), axis)
             if axis < MAX_RANK or x.rank > MAX_RANK:
@@ -147,7 +151,7 @@ class MovementBuilder(Emitter):
         return value, dim, contiguous(x.shape)
 
     def alike(self, tensors: Sequence[QTensor]) -> tuple[list[Value], Dims]:
-        """Tensors of one rank, each stored with one axis per logical dim, all in the order of the largest."""
+        """Return tensors of one rank with one stored axis per logical dimension, in the order of the largest."""
         leader = max((x for x in tensors if not x.value.is_const), key=lambda x: math.prod(x.shape), default=tensors[0])
         order = list(range(leader.rank))
         if all(len(axes) <= 1 for axes in leader.dims):
@@ -156,9 +160,9 @@ class MovementBuilder(Emitter):
         return [self.stored_as(x, [(dim,) for dim in order]) for x in tensors], dims
 
     def aligned(self, *tensors: QTensor) -> tuple[list[Value], Dims]:
-        """Operands of a broadcasting operator, stored alike with equal ranks, and the dims of the result.
+        """Return the operands of a broadcasting operator with equal ranks and orders, and the dims of the result.
 
-        The operand with the most elements keeps its order; the others follow it where the factors agree.
+        The operand with the most elements keeps its order; the others follow it if their factors agree.
         """
         rank = max(x.rank for x in tensors)
         if rank == 0:
@@ -169,7 +173,7 @@ class MovementBuilder(Emitter):
         leader = max((x for x in padded if not x.value.is_const), key=lambda x: math.prod(x.shape), default=padded[0])
         if any(leader.shape[d] not in (1, extents[d]) for d in range(rank)) or not self._follows(leader, padded, extents):
             return [self.logical(x) for x in padded], contiguous(extents)
-        # Slots: the stored axes of the result, in the leader's order; a dim the leader broadcasts is appended.
+        # Slots are the stored axes of the result in the leader's order, after the dims that the leader broadcasts.
         slots: list[tuple[int, int]] = []  # (logical dim, factor index), in stored order
         places = {axis: (dim, k) for dim, axes in enumerate(leader.dims) for k, axis in enumerate(axes)}
         slots = [places[axis] for axis in range(leader.value.rank) if axis in places]
@@ -192,7 +196,7 @@ class MovementBuilder(Emitter):
 
     @staticmethod
     def _follows(leader: QTensor, tensors: Sequence[QTensor], extents: tuple[int, ...]) -> bool:
-        """Do all operands factor every dim as the leader does, or have extent 1 there?"""
+        """Return True if every dimension of each operand has the factors of the leader or extent 1."""
 
         def factors(x: QTensor, dim: int) -> list[int]:
             return [x.value.shape[axis] for axis in x.dims[dim]]
@@ -209,27 +213,27 @@ class MovementBuilder(Emitter):
         return True
 
     def narrow(self, x: QTensor, dim: int, start: int, length: int) -> QTensor:
-        """x[start : start + length] along ``dim``. TOSA 1.0 SLICE."""
+        """Return x[start : start + length] along ``dim``. TOSA 1.0 SLICE."""
         value, axis, dims = self.axis_of(x, dim)
         return x if length == value.shape[axis] else QTensor(self.sliced(value, axis, start, length), dims, x.q)
 
     def every(self, x: QTensor, dim: int, step: int) -> QTensor:
-        """x[::step] along ``dim``: the axis is folded by ``step``, and the first of each group kept. TOSA 1.0 SLICE."""
+        """Return x[::step] along ``dim``. TOSA 1.0 RESHAPE and SLICE."""
         if step == 1 or x.shape[dim] == 1:
             return x
         value, axis, dims = self.axis_of(x, dim)
         count = -(-value.shape[axis] // step)
         missing = count * step - value.shape[axis]
-        value = self.padded(value, axis, 0, missing, 0)  # the last group is short: filled with what is dropped again
+        value = self.padded(value, axis, 0, missing, 0)  # complete the last group
         before, after = value.shape[:axis], value.shape[axis + 1 :]
         if value.rank < MAX_RANK:
-            kept = self.sliced(self.reshape(value, (*before, count, step, *after)), axis + 1, 0, 1)
+            firsts = self.sliced(self.reshape(value, (*before, count, step, *after)), axis + 1, 0, 1)
         else:
-            kept = self.sliced(self.reshape(value, (math.prod(before) * count, step, math.prod(after))), 1, 0, 1)
-        return QTensor(self.reshape(kept, (*before, count, *after)), dims, x.q)
+            firsts = self.sliced(self.reshape(value, (math.prod(before) * count, step, math.prod(after))), 1, 0, 1)
+        return QTensor(self.reshape(firsts, (*before, count, *after)), dims, x.q)
 
     def pad_or_crop(self, x: QTensor, dim: int, before: int, extent: int) -> QTensor:
-        """x with ``before`` zeros in front of ``dim`` (negative: without the first), then cut or padded to ``extent``."""
+        """Add ``before`` zeros at the start of ``dim`` (or remove elements if negative), then crop or pad to ``extent``."""
         after = extent - before - x.shape[dim]
         if before == 0 == after:
             return x
@@ -240,7 +244,7 @@ class MovementBuilder(Emitter):
         return QTensor(self.reshape(flat, (*value.shape[:axis], extent, *value.shape[axis + 1 :])), dims, x.q)
 
     def tile(self, x: QTensor, multiples: Sequence[int]) -> QTensor:
-        """x repeated ``multiples[d]`` times along each logical dim d. TOSA 1.0 TILE."""
+        """Repeat x ``multiples[d]`` times along each logical dimension d. TOSA 1.0 TILE."""
         (value,), dims = self.alike([x])
         stored = [1] * value.rank
         for dim, count in enumerate(multiples):
@@ -248,7 +252,7 @@ class MovementBuilder(Emitter):
         return QTensor(self.emit("TILE", value, multiples=tuple(stored)) if max(stored, default=1) > 1 else value, dims, x.q)
 
     def concat(self, parts: Sequence[QTensor], dim: int) -> QTensor:
-        """Parts of equal qparams side by side along ``dim``. TOSA 1.0 CONCAT."""
+        """Concatenate tensors of equal quantization parameters along ``dim``. TOSA 1.0 CONCAT."""
         if len(parts) == 1:
             return parts[0]
         values, dims = self.alike(parts)

@@ -1,4 +1,4 @@
-"""What an operator is given, in the codes that it computes with: tensors, plain integers, truth values and Python's numbers."""
+"""Conversion of operands to the integer values of a lowering."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _INTEGERS = {"INT8": np.int8, "INT16": np.int16, "INT32": np.int32}
 
 
 class OperandBuilder(ScalingBuilder):
-    """What brings operands into codes.
+    """A builder that converts operands.
 
     Args:
-        limits: what the target can run of each operator.
-        tuning: which of several exact ways to say the same it runs fastest.
-        target: its name, for refusals.
-        floats: the float dtypes it has.
-        integers: has it quantized arithmetic?
+        limits: Limits of the target per operator.
+        tuning: The fastest of equivalent operators on the target.
+        target: Name of the target, for refusals.
+        floats: Float dtypes of the target.
+        integers: Whether the target supports quantized arithmetic.
     """
 
     def __init__(
@@ -45,19 +45,19 @@ class OperandBuilder(ScalingBuilder):
         self.integers = integers
 
     def emptied(self: B) -> B:
-        """Another of the same target, with an empty graph."""
+        """Return a builder of the same target with an empty graph."""
         return type(self)(self.limits, tuning=self.tuning, target=self.target, floats=tuple(self.floats), integers=self.integers)
 
     # --- quantized and float tensors ----------------------------------------------------------------------------------
 
     def to_int32(self, x: QTensor) -> QTensor:
-        """INT32 with the zero point removed; one RESCALE per use, since Vela fuses only those with a single user."""
+        """Return INT32 without zero point. Each use has its own RESCALE, because Vela fuses only those with one user."""
         return QTensor(self.rescale(x.value, 1.0, input_zp=x.qparams.zp, dtype="INT32"), x.dims, x.q)
 
     def requantized(self, x: QTensor, out: QParams | None) -> QTensor:
-        """``x`` in the qparams ``out``: itself where they are equal, else one RESCALE, and a CLAMP if ``out`` is narrow.
+        """Convert ``x`` to the quantization parameters ``out``, by at most one RESCALE and a CLAMP.
 
-        Where ``out`` is None, the result is of plain integers or truth values, as ``x`` is.
+        If ``out`` equals None, ``x`` must be integers or truth values, and is returned unchanged.
         """
         if out is None:
             return x
@@ -77,25 +77,25 @@ class OperandBuilder(ScalingBuilder):
             value = self.clamp(value, out.qmin, out.qmax)
         return QTensor(value, x.dims, out)
 
-    # --- plain integers, truth values, numbers ------------------------------------------------------------------------
+    # --- integers, truth values, numbers ------------------------------------------------------------------------------
 
     def widened(self, value: Value) -> Value:
-        """Plain integers or truth values as INT32."""
+        """Convert integers or truth values to INT32."""
         if value.dtype == "INT32":
             return value
         if value.data is not None:
             return self.const(value.data.astype(np.int32), name=value.name)
-        if not self.integers:  # without the profile INT there is no RESCALE
+        if not self.integers:  # the profile FP has no RESCALE
             return self.cast(value, "INT32")
         if value.dtype == "BOOL":
             value = self.emit("CAST", value, dtype="INT8")
         return self.rescale(value, 1.0, dtype="INT32")
 
     def plain_tensor(self, x: Any, dtype: str = "INT32") -> QTensor:
-        """A tensor as it is; a number or constant array as plain integers of ``dtype``, or as truth values as the NPU holds them.
+        """Convert a number or constant array to integers of ``dtype``, or to the NPU's truth values; return a tensor unchanged.
 
         Raises:
-            Unsupported: ``integer.constant``, where a number has a fraction or more than 32 bits.
+            Unsupported: ``integer.constant`` if a number has a fraction or more than 32 bits.
         """
         if isinstance(x, QTensor):
             return x
@@ -104,12 +104,12 @@ class OperandBuilder(ScalingBuilder):
             array, dtype = array.astype(np.bool_), self.tuning.truth_dtype
             return QTensor(self.const(array.astype(DTYPES[dtype]), dtype), contiguous(array.shape), None)
         if np.any(array < _INT32.min) or np.any(array > _INT32.max) or np.any(array != np.rint(array)):
-            text = f"a constant between {array.min()} and {array.max()}; allowed are integers of 32 bits"
-            raise self.refuse("integer.constant", text, "Convert the tensor that it meets to float in the model, and quantize.")
+            text = f"expected a constant of 32-bit integers, got values between {array.min()} and {array.max()}"
+            raise self.refuse("integer.constant", text, "Convert the other operand to float in the model, and quantize.")
         return QTensor(self.const(array.astype(_INTEGERS[dtype]), dtype), contiguous(array.shape), None)
 
     def operand(self, x: Any, out: QParams) -> QTensor:
-        """A tensor, plain integers, truth values or a number, as codes of ``out``."""
+        """Convert a tensor, integers, truth values or a number to integer values of ``out``."""
         if not isinstance(x, QTensor):
             codes = np.asarray(x) if out.is_float else out.quantize(np.clip(np.asarray(x, np.float64), -3e38, 3e38))
             return QTensor(self.const(codes.astype(DTYPES[out.dtype]), out.dtype), contiguous(codes.shape), out)
@@ -121,22 +121,22 @@ class OperandBuilder(ScalingBuilder):
         return QTensor(self.clamp(scaled, out.qmin, out.qmax), x.dims, out)
 
     def moved_operand(self, x: Any, out: Result) -> QTensor:
-        """``x``, of which a part becomes the result, in the qparams of ``out``; where it has none, plain integers of its dtype."""
+        """Convert ``x``, whose elements are copied to the result, to the parameters of ``out``, or to integers of its dtype."""
         if out.q is not None:
             return self.operand(x, out.q)
         dtype = out.dtype or "INT32"
-        found = self.plain_tensor(x, dtype)
-        if dtype == "BOOL" or found.value.dtype == dtype:
-            return found
-        return QTensor(self.rescale(self.widened(found.value), 1.0, dtype=dtype), found.dims, None)
+        tensor = self.plain_tensor(x, dtype)
+        if dtype == "BOOL" or tensor.value.dtype == dtype:
+            return tensor
+        return QTensor(self.rescale(self.widened(tensor.value), 1.0, dtype=dtype), tensor.dims, None)
 
     def wrapped(self, x: QTensor, dtype: str) -> QTensor:
-        """Plain integers in the ``dtype`` PyTorch gives them, modulo its width: INT32 to INT8 or INT16; anything else as it is."""
+        """Convert INT32 integers to INT8 or INT16 modulo the width of ``dtype``; return any other value unchanged."""
         if x.value.dtype != "INT32" or dtype not in ("INT8", "INT16"):
             return x
         if not self.integers:
             return QTensor(self.cast(x.value, dtype), x.dims, None)
         spare = self.const(np.full((1,) * x.value.rank, {"INT8": 24, "INT16": 16}[dtype], np.int32))
         high = self.emit("LOGICAL_LEFT_SHIFT", x.value, spare)
-        value = self.emit("ARITHMETIC_RIGHT_SHIFT", high, spare, round=True)  # what it shifts out is 0
+        value = self.emit("ARITHMETIC_RIGHT_SHIFT", high, spare, round=True)  # the bits shifted out are 0
         return QTensor(self.rescale(value, 1.0, dtype=dtype), x.dims, None)

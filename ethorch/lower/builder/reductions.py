@@ -1,6 +1,6 @@
-"""Numbers per row (a sum, a variance) inside an operator: exact sums, and functions of them in interpolated tables.
+"""Reductions inside an operator, such as a row's sum or variance: exact sums, and functions of them in interpolated tables.
 
-A row has one such number where the data have hundreds, so 16-bit tables, wherever they are slow, cost little here.
+The number of rows is small compared with that of elements, so that even slow 16-bit tables cost little.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from ethorch.lower.builder.qparams import QParams, QTensor
 from ethorch.tosa.ir import Value
 from ethorch.tosa.layout import around, joined_axes
 
-#: A table's code for the lower and upper end of its piece; above it the table is flat. TOSA 1.0 TABLE, int16: 513 entries.
+#: Input of a table at the start and end of its piece; above the end the table is constant. TOSA 1.0 TABLE, int16: 513 entries.
 _FIRST, _LAST = -32768, -32768 + 511 * 128
-#: How many bits of a mean of int16 are kept below its codes.
+#: Fractional bits of a mean of int16.
 REST_BITS = 6
-#: A row of more elements is summed in parts, and of how many elements at most: of 128 squares of 31 bits each keeps 24. So many
-#: sums are added at once, each without bits for which 32 have no room.
+#: Longest row that is summed at once, largest part of a longer row (128 squares of 31 bits keep 24 bits each), and the number of
+#: sums that are added at once.
 _LONG_ROW, _LARGEST_PART, _FEW_SUMS = 1024, 128, 32
-#: A longer axis would be moved in pieces, and what reads them together costs more than the sums.
+#: Longest axis that is moved. Longer axes would be moved in pieces, whose concatenation costs more than the sums.
 _LONGEST_MOVED = 65536
-#: No INT32 is above it but for the few that a sum of squares stays away from.
+#: Upper bound of the INT32 values that sums of squares can reach.
 _HIGHEST = 2.0**31 - 4096
 
 
 def sum_axes(b: Builder, acc: Value, axes: Collection[int]) -> Value:
-    """Exact INT32 sums over the stored ``axes``, which keep extent 1. Axes that lie side by side are summed as one."""
+    """Return exact INT32 sums over the stored ``axes``, which keep extent 1. Adjacent axes are summed as one."""
     shape = acc.shape
     joined, places = joined_axes(shape, axes)
     acc = b.reshape(acc, joined)
@@ -42,7 +42,7 @@ def sum_axes(b: Builder, acc: Value, axes: Collection[int]) -> Value:
 
 
 def sum_axis(b: Builder, value: Value, axis: int) -> Value:
-    """Exact sum over one stored axis of INT32, by as many REDUCE_SUMs as the target's limits ask for."""
+    """Return exact INT32 sums over one stored axis, with as many REDUCE_SUMs as the target's limits require."""
     shape = value.shape
     folded = around(shape, axis)
     ranges = b.limits["REDUCE_SUM"].ranges if "REDUCE_SUM" in b.limits else {}
@@ -52,9 +52,9 @@ def sum_axis(b: Builder, value: Value, axis: int) -> Value:
         if folded[place] <= most:
             continue
         flat, parts = b.reshape(value, folded), []
-        whole = next((k for k in range(most, folded[place] // most, -1) if folded[place] % k == 0), 0)
-        if feature == "extent" and whole and folded[2] == 1:  # sums of sums: no SLICE of INT32
-            rows = b.emit("REDUCE_SUM", b.reshape(flat, (folded[0], folded[1] // whole, whole)), axis=2)
+        divisor = next((k for k in range(most, folded[place] // most, -1) if folded[place] % k == 0), 0)
+        if feature == "extent" and divisor and folded[2] == 1:  # sums of sums avoid a SLICE of INT32
+            rows = b.emit("REDUCE_SUM", b.reshape(flat, (folded[0], folded[1] // divisor, divisor)), axis=2)
             return b.reshape(b.emit("REDUCE_SUM", rows, axis=1), (*shape[:axis], 1, *shape[axis + 1 :]))
         for start in range(0, folded[place], most):
             parts.append(sum_axis(b, b.sliced(flat, place, start, min(most, folded[place] - start)), 1))
@@ -63,23 +63,23 @@ def sum_axis(b: Builder, value: Value, axis: int) -> Value:
         else:
             total = functools.reduce(lambda x, y: b.emit("ADD", x, y), parts)
         return b.reshape(total, (*shape[:axis], 1, *shape[axis + 1 :]))
-    if folded[2] == 1 and axis < len(shape) - 1:  # by one behind it Vela makes an operation of each place in front
+    if folded[2] == 1 and axis < len(shape) - 1:  # with an inner axis Vela emits an operation per outer index
         total = b.emit("REDUCE_SUM", b.reshape(value, folded[:2]), axis=1)
         return b.reshape(total, (*shape[:axis], 1, *shape[axis + 1 :]))
     return b.emit("REDUCE_SUM", value, axis=axis)
 
 
 def led_by(b: Builder, x: QTensor, dims: Sequence[int]) -> QTensor:
-    """``x`` as it can be summed over ``dims`` at once: their stored axes in front where the target's tuning asks for that.
+    """Move the stored axes of ``dims`` to the front if the target's tuning requires that for a sum over them.
 
-    Of an axis with others in front of it and behind it, an NPU may sum what belongs to one place in front at a time.
+    If an axis is neither first nor last, an NPU may sum it separately for each index of the axes before it.
     """
     most, shape = b.tuning.most_places_before_sum, x.value.shape
     summed = [axis for dim in dims for axis in x.dims[dim] if shape[axis] > 1]
     joined, places = joined_axes(shape, summed)
     folded = [around(joined, place) for place in places]
-    in_front = max((before for before, _, behind in folded if behind > 1), default=0)
-    if most is None or in_front <= most or max(joined) > _LONGEST_MOVED:
+    elements_before = max((before for before, _, after in folded if after > 1), default=0)
+    if most is None or elements_before <= most or max(joined) > _LONGEST_MOVED:
         return x
     order = [*summed, *(axis for axis in range(len(shape)) if axis not in summed)]
     value = b.ordered(x.value, order, [shape[axis] for axis in order])
@@ -87,16 +87,17 @@ def led_by(b: Builder, x: QTensor, dims: Sequence[int]) -> QTensor:
 
 
 def cut_before(b: Builder, x: QTensor, dims: Sequence[int]) -> tuple[int, int] | None:
-    """A stored axis of ``x``, and into pieces of how many places it is cut so that ``led_by`` can move the pieces' axes.
+    """Return a stored axis and the size of the pieces into which it must be cut before ``led_by`` can move axes.
 
-    None where nothing is to be cut: few places are in front of what is summed over ``dims``, or they can be moved as they are.
+    Returns:
+        None if no cut is needed, because few elements precede the summed axes or because the axes can be moved at once.
     """
     most, shape = b.tuning.most_places_before_sum, x.value.shape
     summed = {axis for dim in dims for axis in x.dims[dim] if shape[axis] > 1}
     joined, places = joined_axes(shape, summed)
     folded = [around(joined, place) for place in places]
-    in_front = [before for before, _, behind in folded if behind > 1]
-    if most is None or max(joined, default=1) <= _LONGEST_MOVED or max(in_front, default=0) < max(joined):
+    elements_before = [before for before, _, after in folded if after > 1]
+    if most is None or max(joined, default=1) <= _LONGEST_MOVED or max(elements_before, default=0) < max(joined):
         return None
     axis = max(range(min(summed)), key=lambda axis: shape[axis], default=None)
     pieces = -(-max(joined) // _LONGEST_MOVED)
@@ -104,10 +105,10 @@ def cut_before(b: Builder, x: QTensor, dims: Sequence[int]) -> tuple[int, int] |
 
 
 def led_in_pieces(b: Builder, x: QTensor, dims: Sequence[int], compute: Callable[[QTensor], QTensor]) -> QTensor:
-    """``compute`` of ``x`` as ``led_by`` gives it; joined, of pieces of ``x`` where ``cut_before`` says so.
+    """Apply ``compute`` to the result of ``led_by``, separately for each piece of ``cut_before``, and concatenate the results.
 
     Args:
-        compute: reduces ``dims``, or keeps every extent; where its operand's other dims are stored, its result's are.
+        compute: Function that reduces ``dims`` or keeps every extent, and stores the other dimensions like its operand.
     """
     if (cut := cut_before(b, x, dims)) is None:
         return compute(led_by(b, x, dims))
@@ -117,12 +118,12 @@ def led_in_pieces(b: Builder, x: QTensor, dims: Sequence[int], compute: Callable
         piece = b.sliced(x.value, axis, start, min(size, extent - start))
         pieces.append(led_in_pieces(b, QTensor(piece, x.dims, x.q), dims, compute))
     (dim,) = (d for d, axes in enumerate(x.dims) if axis in axes)
-    there = pieces[0].dims[dim][x.dims[dim].index(axis)]
-    return QTensor(b.emit("CONCAT", *(piece.value for piece in pieces), axis=there), pieces[0].dims, pieces[0].q)
+    concat_axis = pieces[0].dims[dim][x.dims[dim].index(axis)]
+    return QTensor(b.emit("CONCAT", *(piece.value for piece in pieces), axis=concat_axis), pieces[0].dims, pieces[0].q)
 
 
 def reduced_by(b: Builder, name: str, value: Value, axes: Collection[int]) -> Value:
-    """TOSA operator ``name``, a reduction, over the stored ``axes``, which keep extent 1; side by side they are reduced as one."""
+    """Apply the TOSA reduction ``name`` over the stored ``axes``, which keep extent 1. Adjacent axes are reduced as one."""
     shape = value.shape
     joined, places = joined_axes(shape, axes)
     value = b.reshape(value, joined)
@@ -132,15 +133,15 @@ def reduced_by(b: Builder, name: str, value: Value, axes: Collection[int]) -> Va
 
 
 def geometric_bounds(low: float, high: float, ratio: float) -> list[float]:
-    """Bounds between low and high, each the same multiple of the last, at most ``ratio``; as few as possible."""
+    """Return the fewest bounds from low to high with a constant ratio of at most ``ratio``."""
     count = max(1, math.ceil(math.log(high / low) / math.log(ratio))) if high > low else 1
     return [low * (high / low) ** (k / count) for k in range(count)] + [max(high, low * 2)]
 
 
 def piece_before(bound: float, length: float) -> float:
-    """Return the bound that begins a piece of ``tabulated`` of about ``length``, so that its last entry is at ``bound`` exactly."""
+    """Return the start of a piece of ``tabulated`` of about ``length`` whose last entry is at ``bound`` exactly."""
     centre, reach = min(round(bound - length / 2), math.ceil(bound) - 1), (_LAST - _FIRST) / -_FIRST
-    return (reach * centre - bound) / (reach - 1) - 2.0**-30  # the centre is rounded upwards
+    return (reach * centre - bound) / (reach - 1) - 2.0**-30  # the center is rounded up
 
 
 def tabulated(
@@ -154,15 +155,18 @@ def tabulated(
     from_middle: bool = False,
     highest: float = 0.0,
 ) -> Value:
-    """round(function(v) / unit) for INT32 v, clamped near the ends of ``bounds``; ``function`` is monotonic there.
+    """Return round(function(v) / unit) for INT32 v, clamped near the ends of ``bounds``.
 
-    One TABLE of 511 intervals per piece between ``bounds``, linear in between. The piece from a to b gives
-    f(min(max(v, a), b)) - f(b), which is exactly 0 above it; the last piece gives f itself. Entries lie at a and at b, since a line
-    to an entry beyond is off where f is cut. For that a bound moves by a step or two.
+    Each piece between two ``bounds`` is one TABLE with 511 linear intervals. The piece from a to b returns f(min(max(v, a), b))
+    - f(b), which
+    is exactly 0 above b; the last piece returns f. A bound moves by a step or two so that a and b are entries.
 
-    ``highest``: the highest v, where that is above the last of the bounds.
-    ``from_middle``, of INT32 results: the last piece's entries count from the middle of what it gives, which is added at the end.
-    So its 16 bits are for how far f goes there, not for f, whose largest value may well be the largest code of a 16-bit result.
+    Args:
+        function: Monotonic function between the bounds.
+        from_middle: Whether the last piece's entries are relative to the middle of its range, for INT32 results. Its 16 bits
+            then
+            cover the change of f instead of f, whose maximum may be the largest value of a 16-bit result.
+        highest: Largest v if it exceeds the last bound.
     """
     total: Value | None = None
     offset = 0.0
@@ -181,7 +185,7 @@ def tabulated(
         step = max(float(np.abs(real).max()), 1e-30) / 32767
         entries = np.rint(real / step).astype(np.int16)
         inside = v
-        if max(bounds[-1], highest) * scale > 2.0**28:  # a RESCALE may saturate, but not beyond 32 bits (TOSA 1.0, apply_scale_32)
+        if max(bounds[-1], highest) * scale > 2.0**28:  # a RESCALE must not exceed 32 bits (TOSA 1.0, apply_scale_32)
             inside = b.emit("MINIMUM", v, b.const(np.full([1] * v.rank, math.ceil(high) + 1, np.int32), name="end"))
         centred = b.emit("SUB", inside, b.const(np.full([1] * v.rank, centre, np.int32), name="centre")) if centre else inside
         looked_up = b.interpolated(b.rescale(centred, scale, dtype="INT16"), entries)
@@ -196,19 +200,21 @@ def tabulated(
 
 
 def maximum_of(b: Builder, value: Value, axis: int) -> Value:
-    """Maximum over one stored axis, which keeps extent 1: MAX_POOL2D, 4 times cheaper than REDUCE_MAX (Vela's estimate).
+    """Return the maximum over one stored axis, which keeps extent 1. MAX_POOL2D is 4 times faster than REDUCE_MAX (Vela's
+    estimate).
 
-    Pooling runs along a map's height and width, so an axis that is stored last is transposed to the front first. Of few rows,
-    which would be few channels, maps of one channel are pooled where that is cheaper.
+    Pooling reduces height and width, so the last axis is transposed to the front first. Few rows, which would be few channels,
+    are
+    pooled as maps of one channel if that is faster.
     """
     outer, extent, inner = around(value.shape, axis)
-    kept = [1 if k == axis else e for k, e in enumerate(value.shape)]
+    shape = [1 if k == axis else e for k, e in enumerate(value.shape)]
     if extent == 1:
         return value
-    if value.dtype == "INT32":  # plain integers, which no pooling takes
-        return _halved(b, value, axis, "MAXIMUM")
+    if value.dtype == "INT32":  # poolings do not support INT32
+        return _halve(b, value, axis, "MAXIMUM")
     if inner == 1 and 1 < outer <= b.tuning.most_rows_pooled:
-        return b.reshape(_of_rows(b, b.reshape(value, (outer, extent))), kept)
+        return b.reshape(_of_rows(b, b.reshape(value, (outer, extent))), shape)
     if inner == 1:
         moved = b.ordered(value, [axis, *(k for k in range(value.rank) if k != axis)], (extent, outer))
         outer, inner = 1, outer
@@ -225,11 +231,11 @@ def maximum_of(b: Builder, value: Value, axis: int) -> Value:
         moved = b.emit("PAD", b.reshape(moved, (outer, extent, inner)), padding=padding, pad_const=_lowest(value))
     window = b.reshape(moved, (outer, height, width, inner))
     pooled = b.emit("MAX_POOL2D", window, kernel=(height, width), stride=(1, 1), pad=(0, 0, 0, 0))
-    return b.reshape(pooled, kept)
+    return b.reshape(pooled, shape)
 
 
 def _of_rows(b: Builder, value: Value) -> Value:
-    """Maxima of the rows of [N, E], as [N, 1]: pieces of up to 256 elements by MAX_POOL2D, until one is left."""
+    """Return the maxima of the rows of [N, E] as [N, 1], by repeated MAX_POOL2Ds of up to 256 elements."""
     rows, extent = value.shape
     while extent > 1:
         pieces = math.ceil(extent / 256)
@@ -243,26 +249,22 @@ def _of_rows(b: Builder, value: Value) -> Value:
 
 
 def _lowest(value: Value) -> int:
-    """The least code of INT8 or INT16."""
     return int(np.iinfo(np.int8 if value.dtype == "INT8" else np.int16).min)
 
 
 def minimum_of(b: Builder, value: Value, axis: int) -> Value:
-    """Minimum over one stored axis, which keeps extent 1.
-
-    Half the price of REDUCE_MIN by Vela's estimate.
-    """
-    return _halved(b, value, axis, "MINIMUM")
+    """Return the minimum over one stored axis, which keeps extent 1, in half the time of REDUCE_MIN (Vela's estimate)."""
+    return _halve(b, value, axis, "MINIMUM")
 
 
-def _halved(b: Builder, value: Value, axis: int, name: str) -> Value:
-    """MINIMUM or MAXIMUM over one stored axis: halves compared with each other."""
+def _halve(b: Builder, value: Value, axis: int, name: str) -> Value:
+    """Apply MINIMUM or MAXIMUM over one stored axis by comparing halves."""
     shape, dtype = value.shape, value.dtype
     value = b.reshape(value, around(shape, axis))
 
-    def better(one: Value, other: Value) -> Value:
-        found = b.emit(name, *[b.widened(v) for v in (one, other)])
-        return found if dtype == "INT32" else b.rescale(found, 1.0, dtype=dtype)
+    def better(x: Value, y: Value) -> Value:
+        extreme = b.emit(name, *[b.widened(v) for v in (x, y)])
+        return extreme if dtype == "INT32" else b.rescale(extreme, 1.0, dtype=dtype)
 
     while (extent := value.shape[1]) > 1:
         half = extent // 2
@@ -272,19 +274,25 @@ def _halved(b: Builder, value: Value, axis: int, name: str) -> Value:
 
 
 def steps_per_code(codes: int, count: int) -> float:
-    """How many steps of an INT16 deviation a code of x may be: x has ``codes`` codes, and ``count`` deviations are summed."""
+    """Return the maximum number of INT16 deviation steps per integer value of x.
+
+    Args:
+        codes: Number of integer values of x.
+        count: Number of deviations that are summed.
+    """
     return min(32640 / codes, 127.0) / (4 if count > 4096 else 1)
 
 
-def int32_product(b: Builder, one: Value, other: Value) -> Value:
-    """INT32 product of INT16 values. TOSA 1.0 MUL."""
-    return b.emit("MUL", b.rescale(one, 1.0, dtype="INT32"), b.rescale(other, 1.0, dtype="INT32"), shift=0)
+def int32_product(b: Builder, x: Value, y: Value) -> Value:
+    """Return the INT32 product of INT16 values. TOSA 1.0 MUL."""
+    return b.emit("MUL", b.rescale(x, 1.0, dtype="INT32"), b.rescale(y, 1.0, dtype="INT32"), shift=0)
 
 
 def in_finer_steps(b: Builder, value: Value, zp: int, fine: float) -> Value:
-    """INT16 (value - zp) * fine of INT8 codes, ``fine`` at most 127. TOSA 1.0 MUL.
+    """Return INT16 (value - zp) * fine for INT8 values and ``fine`` up to 127. TOSA 1.0 MUL.
 
-    A RESCALE that changes the width is a pass of its own; in front of MUL or behind it, with scale 1 in front, it is free.
+    A RESCALE that changes the width is a separate NPU operation. Vela fuses it with a MUL for free if the RESCALE before has
+    scale 1.
     """
     factor = b.const(np.full((1,) * value.rank, 127, np.int8), name="factor")
     wide = b.emit("MUL", b.rescale(value, 1.0, input_zp=zp, dtype="INT32"), b.rescale(factor, 1.0, dtype="INT32"), shift=0)
@@ -292,7 +300,7 @@ def in_finer_steps(b: Builder, value: Value, zp: int, fine: float) -> Value:
 
 
 def deviations(b: Builder, x: QTensor, axes: Collection[int], fine: float) -> Value:
-    """INT16 (x - mean) * fine, the mean over the stored ``axes`` of the exact sum."""
+    """Return INT16 (x - mean) * fine, with the mean of the exact sum over the stored ``axes``."""
     zp, count = x.qparams.zp, math.prod(x.value.shape[axis] for axis in axes)
     total = sum_axes(b, b.rescale(x.value, 1.0, input_zp=zp, dtype="INT32"), axes)
     if x.value.dtype == "INT8":
@@ -305,50 +313,60 @@ def deviations(b: Builder, x: QTensor, axes: Collection[int], fine: float) -> Va
 
 
 def exact_deviations(b: Builder, x: QTensor, axes: Sequence[int]) -> tuple[Value, Value]:
-    """(INT32 x - m of int16 x, for m the mean over the stored ``axes`` as a whole code; what the mean has beyond m, in 1/64).
+    """Return INT32 x - m for int16 x, and the difference between the mean and m in 1/64.
 
-    Of a row whose deviations are small, the codes of the result are so many to one of x that half a code shows.
+    m is the mean over the stored ``axes``, rounded to an integer. If the deviations of a row are small, half a step of x is
+    visible in the
+    result.
     """
     count = math.prod(x.value.shape[axis] for axis in axes)
     total = sum_axes(b, b.rescale(x.value, 1.0, input_zp=x.qparams.zp, dtype="INT32"), axes)
     mean = b.rescale(total, 2.0**REST_BITS / count, dtype="INT32")
-    whole = b.rescale(mean, 2.0**-REST_BITS, dtype="INT32")
-    rest = b.emit("SUB", mean, b.rescale(whole, 2.0**REST_BITS, dtype="INT32"))
-    return b.emit("SUB", b.rescale(x.value, 1.0, input_zp=x.qparams.zp, dtype="INT32"), whole), rest
+    rounded_mean = b.rescale(mean, 2.0**-REST_BITS, dtype="INT32")
+    rest = b.emit("SUB", mean, b.rescale(rounded_mean, 2.0**REST_BITS, dtype="INT32"))
+    return b.emit("SUB", b.rescale(x.value, 1.0, input_zp=x.qparams.zp, dtype="INT32"), rounded_mean), rest
 
 
 def sum_of_exact_squares(b: Builder, deviation: Value, axes: Sequence[int], codes: int) -> tuple[Value, float]:
-    """(INT32 sum of squares of exact deviations of x, which has so many codes; value of one of its steps in squared codes)."""
-    half = b.rescale(deviation, 0.5, dtype="INT32")  # times the other half it is d * d / 4, or a quarter less
+    """Return the INT32 sum of squares of exact deviations, and the value of one step in squared integer values.
+
+    Args:
+        codes: Number of integer values of x.
+    """
+    half = b.rescale(deviation, 0.5, dtype="INT32")  # the product of both halves is d * d / 4, or 1/4 less
     square, unit = sum_of_products(b, half, b.emit("SUB", deviation, half), axes, (codes - 1) / 2, (codes - 1) / 4)
     return square, 4 * unit
 
 
 def sum_of_squares(b: Builder, deviation: Value, zp: int, axes: Sequence[int], largest: float) -> tuple[Value, float]:
-    """(INT32 sum of squares, value of one of its steps in squared units of ``deviation``), see ``sum_of_products``."""
-    one, two = (b.rescale(deviation, 1.0, input_zp=zp, dtype="INT32") for _ in range(2))
-    return sum_of_products(b, one, two, axes, largest)
+    """Return the INT32 sum of squares and the value of one step in squared units of ``deviation``. See ``sum_of_products``."""
+    factor, second_factor = (b.rescale(deviation, 1.0, input_zp=zp, dtype="INT32") for _ in range(2))
+    return sum_of_products(b, factor, second_factor, axes, largest)
 
 
 def sum_of_products(
-    b: Builder, one: Value, two: Value, axes: Sequence[int], largest: float, mean: float | None = None
+    b: Builder, x: Value, y: Value, axes: Sequence[int], largest: float, mean: float | None = None
 ) -> tuple[Value, float]:
-    """(INT32 sum of products that are not negative, value of one of its steps in products): as fine as 32 bits allow.
+    """Return the INT32 sum of non-negative products and the value of one step, with the precision that 32 bits allow.
 
-    ``largest`` is the largest root of a product, ``mean`` that of a row's mean product. The sum of a short row is made at once: its
-    products have the bits that fit. A long row is summed in parts, with a rescale in front of each sum that needs one: so a row of
-    small products beside a row of large ones keeps its bits.
+    A short row is summed at once, with products that are scaled to fit. A long row is summed in parts, which are scaled only
+    before
+    sums that need it, so that a row of small products keeps its bits next to a row of large ones.
+
+    Args:
+        largest: Largest root of a product.
+        mean: Largest root of a row's mean product. Default: ``largest``.
     """
-    extents, mean = [one.shape[axis] for axis in axes], largest if mean is None else mean
+    extents, mean = [x.shape[axis] for axis in axes], largest if mean is None else mean
     count = math.prod(extents)
-    # Sums of parts with other elements in between are what Vela transposes, or refuses to.
-    behind = [math.prod(e for k, e in enumerate(one.shape) if k > axis and k not in axes) for axis in axes]
+    # Vela transposes, or refuses, sums of parts with other elements between them.
+    behind = [math.prod(e for k, e in enumerate(x.shape) if k > axis and k not in axes) for axis in axes]
     parts = [_parts(e) if count > _LONG_ROW and inner == 1 else [e] for e, inner in zip(extents, behind, strict=True)]
     first = parts[-1][0] if count > _LONG_ROW else count
-    # A power of 2, since U55 has other shifts of INT32 as a pass; each product may be rounded up.
+    # A power of 2, because other scales of INT32 are a separate operation on the U55. Each product may be rounded up.
     highest = first * min(largest**2, mean**2 * count / first)
     scale = min(1.0, 2.0 ** math.floor(math.log2((2.0**31 - first) / highest)))
-    square, unit = b.emit("MUL", one, two, shift=0), 1 / scale
+    square, unit = b.emit("MUL", x, y, shift=0), 1 / scale
     if scale < 1:
         square = b.rescale(square, scale, dtype="INT32")
     if count <= _LONG_ROW:
@@ -356,7 +374,7 @@ def sum_of_products(
     summed, highest = 1, scale * largest**2 + 1
     for axis, sizes in reversed(list(zip(axes, parts, strict=True))):
         for size in sizes:
-            # A part of a row is at most the row. What a RESCALE halves it rounds up at each half: one, and no second one.
+            # The sum of a part is at most that of the row. Each halving by a RESCALE rounds up by at most 1.
             above = min(highest * size, count * mean**2 / unit + summed * size)
             if summed > 1 and (needed := 2.0 ** math.floor(math.log2(2.0**31 / above * 0.999))) < 1:
                 square, unit, above = b.rescale(square, needed, dtype="INT32"), unit / needed, above * needed + size
@@ -365,7 +383,7 @@ def sum_of_products(
 
 
 def _parts(extent: int) -> list[int]:
-    """How many elements are summed at a time: of a long axis a part, then so many sums, and so on. The last may be incomplete."""
+    """Return the numbers of elements summed at a time, from the elements to the last sums. The last part may be incomplete."""
     if extent <= _LONG_ROW:
         return [extent]
     sizes = []
@@ -377,7 +395,7 @@ def _parts(extent: int) -> list[int]:
 
 
 def _sum_of_parts(b: Builder, value: Value, axis: int, size: int) -> Value:
-    """INT32 sums of each ``size`` elements along a stored axis; the last part is filled up with zeros."""
+    """Return INT32 sums of each ``size`` elements along a stored axis, padded with zeros."""
     shape = value.shape
     if size == shape[axis]:
         return sum_axes(b, value, [axis])
@@ -391,11 +409,11 @@ def _sum_of_parts(b: Builder, value: Value, axis: int, size: int) -> Value:
 
 
 def all_dims(x: QTensor, dim: Any) -> list[int]:
-    """PyTorch's dim argument (one, several, none for all) as non-negative dims."""
+    """Convert PyTorch's dim argument (an int, a list or None for all) to non-negative dims."""
     dims = [dim] if isinstance(dim, int) else list(dim) if dim is not None and len(dim) else range(x.rank)
     return [d % x.rank for d in dims]
 
 
 def reduced_tensor(x: QTensor, value: Value, dims: Sequence[int], q: QParams | None) -> QTensor:
-    """``value`` as ``x`` reduced over the logical ``dims``, which have extent 1."""
+    """Return ``value`` as the tensor ``x`` reduced over the logical ``dims``, which have extent 1."""
     return QTensor(value, tuple(() if d in dims else axes for d, axes in enumerate(x.dims)), q)

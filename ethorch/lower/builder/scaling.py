@@ -1,4 +1,4 @@
-"""How numbers change scale and dtype: rescales, casts, clamps."""
+"""Rescaling, casting and clamping of integer values."""
 
 from __future__ import annotations
 
@@ -12,20 +12,23 @@ from ethorch.lower.builder.qparams import QParams, dtype_range, multipliers_and_
 from ethorch.tosa.ir import DTYPES, FLOAT_MAX, FLOATS, Value
 from ethorch.tosa.opset import FROM_UNSIGNED, TO_UNSIGNED
 
-#: Codes of int32 activations are multiples of this: 28 bits, of which float32 represents 24.
+#: Integer values of int32 activations are multiples of this, so 28 bits differ, of which float32 represents 24.
 _INT32_STEPS = 8
 
 
 def saturating_reach(largest: float, scale: float) -> int | None:
-    """Return the magnitude at which ``scale`` saturates every code, if values up to ``largest`` may exceed 32 bits; else None.
+    """Return the magnitude at which ``scale`` saturates every integer value, or None if a RESCALE cannot exceed 32 bits.
 
-    TOSA does not define the result of a RESCALE that exceeds 32 bits (TOSA 1.0 apply_scale_32). 2**17 is beyond all codes of INT16.
+    TOSA does not define the result of a RESCALE that exceeds 32 bits (TOSA 1.0 apply_scale_32). 2**17 is outside INT16.
+
+    Args:
+        largest: Largest magnitude of the values.
     """
     return math.ceil((1 << 17) / scale) if largest * scale >= 2.0**30 else None
 
 
 class ScalingBuilder(MovementBuilder):
-    """What multiplies codes by a scale, rounds, saturates and casts."""
+    """A builder of multiplications by a scale, with rounding and saturation, and of casts."""
 
     def rescale(
         self,
@@ -36,12 +39,13 @@ class ScalingBuilder(MovementBuilder):
         output_zp: int = 0,
         dtype: str = "INT8",
     ) -> Value:
-        """RESCALE, SINGLE_ROUND: dtype((value - input_zp) * scale + output_zp); a sequence is per last stored axis.
+        """Return dtype((value - input_zp) * scale + output_zp). RESCALE, SINGLE_ROUND; a sequence has a scale per last stored
+        axis.
 
-        Floats are multiplied, in their own dtype unless ``dtype`` is another float's: integer dtypes are steps on the way.
+        Floats are multiplied. The result has a float dtype: ``dtype`` if that is a float dtype, otherwise that of ``value``.
 
         Raises:
-            Unsupported: ``requantize.scale``, where a scale is zero, not finite or out of RESCALE's range.
+            Unsupported: ``requantize.scale`` if a scale is zero, not finite or outside RESCALE's range.
         """
         scales = [float(scale)] if isinstance(scale, (int, float)) else [float(s) for s in scale]
         if value.dtype in FLOATS:
@@ -55,9 +59,7 @@ class ScalingBuilder(MovementBuilder):
         try:
             multipliers, shifts = multipliers_and_shifts(scales, bits=16 if value.dtype == "INT48" else 32)
         except OverflowError as error:
-            way_out = (
-                "Calibrate with inputs of a usual range: a scale next to 0, or next to infinity, comes from what was observed."
-            )
+            way_out = "Calibrate with inputs in their usual range; the observed ranges are close to 0 or to infinity."
             raise self.refuse("requantize.scale", f"cannot requantize: {error}", way_out) from None
         return self.emit(
             "RESCALE",
@@ -73,19 +75,20 @@ class ScalingBuilder(MovementBuilder):
         )
 
     def from_unsigned(self, value: Value) -> Value:
-        """uint8, which TOSA holds as INT8, as int8: less 128. TOSA 1.0 RESCALE, input_unsigned."""
+        """Convert uint8, which TOSA stores as INT8, to int8 by subtracting 128. TOSA 1.0 RESCALE, input_unsigned."""
         return self.emit("RESCALE", value, **FROM_UNSIGNED)
 
     def to_unsigned(self, value: Value) -> Value:
-        """The inverse: int8 as uint8, more by 128. TOSA 1.0 RESCALE, output_unsigned."""
+        """Convert int8 to uint8 by adding 128. TOSA 1.0 RESCALE, output_unsigned."""
         return self.emit("RESCALE", value, **TO_UNSIGNED)
 
     def requantize(self, acc: Value, scale: float | Sequence[float], out: QParams, *, largest: float = 0.0) -> Value:
-        """An accumulator that means ``acc * scale`` as codes of ``out``, rounded once, saturated to ``out``'s range.
+        """Quantize ``acc * scale`` with ``out``, rounded once and saturated to its range.
 
         Args:
-            largest: The largest magnitude of ``acc``, if ``acc * scale / out.step`` may exceed 32 bits. Then ``acc`` is clamped,
-                because TOSA does not define what a RESCALE returns (TOSA 1.0 apply_scale_32).
+            largest: Largest magnitude of ``acc`` if ``acc * scale / out.step`` may exceed 32 bits. ``acc`` is then clamped,
+                because TOSA
+                does not define the result of the RESCALE (TOSA 1.0 apply_scale_32).
         """
         scales = [float(scale)] if isinstance(scale, (int, float)) else list(scale)
         reach = saturating_reach(largest, max(scales) / out.step)
@@ -97,9 +100,9 @@ class ScalingBuilder(MovementBuilder):
         return self.clamp(scaled, out.qmin, out.qmax)
 
     def _requantize_to_int32(self, acc: Value, scales: list[float]) -> Value:
-        """Return ``acc * scale`` as a multiple of ``_INT32_STEPS``, saturated. TOSA 1.0 MINIMUM, MAXIMUM, RESCALE, MUL.
+        """Return ``acc * scale`` as a saturated multiple of ``_INT32_STEPS``. TOSA 1.0 MINIMUM, MAXIMUM, RESCALE, MUL.
 
-        A RESCALE to INT32 does not saturate, and what it scales up has to stay below 2**29 (TOSA 1.0 apply_scale_32).
+        A RESCALE to INT32 does not saturate, and its result must stay below 2**29 (TOSA 1.0 apply_scale_32).
         """
         scales = [scale / _INT32_STEPS for scale in scales]
         limit = int(((1 << 31) / _INT32_STEPS - 1) / max(scales))
@@ -109,21 +112,21 @@ class ScalingBuilder(MovementBuilder):
         return self.emit("MUL", self.rescale(acc, scales, dtype="INT32"), steps, shift=0)
 
     def limited(self, value: Value, limit: int) -> Value:
-        """Return INT32 ``value`` clamped to -limit..limit. TOSA 1.0 MINIMUM, MAXIMUM."""
+        """Clamp INT32 ``value`` to -limit..limit. TOSA 1.0 MINIMUM, MAXIMUM."""
         for name, bound in (("MINIMUM", limit), ("MAXIMUM", -limit)):
             value = self.emit(name, value, self.const(np.full((1,) * value.rank, bound, np.int32)))
         return value
 
     def dequantized(self, value: Value, zero_point: int) -> Value:
-        """FP32 value - zero_point of integers; of truth values 0 or 1. TOSA 1.0 CAST, SUB; SELECT."""
+        """Return FP32 value - zero_point; truth values become 0 or 1. TOSA 1.0 CAST, SUB; SELECT."""
         if value.dtype == "BOOL":
-            one, zero = (self.const(np.full((1,) * value.rank, number, np.float32)) for number in (1, 0))
-            return self.emit("SELECT", value, one, zero)
+            ones, zeros = (self.const(np.full((1,) * value.rank, number, np.float32)) for number in (1, 0))
+            return self.emit("SELECT", value, ones, zeros)
         value = self.cast(value, "FP32")
         return value if zero_point == 0 else self.emit("SUB", value, self.const(np.full((1,) * value.rank, zero_point, np.float32)))
 
     def cast(self, value: Value, dtype: str) -> Value:
-        """CAST, left out where it has that dtype already; of a constant, done now."""
+        """Emit a CAST, unless ``value`` has the dtype or is a constant that can be cast now."""
         if value.dtype == dtype:
             return value
         if value.data is not None and dtype in FLOATS:
@@ -131,7 +134,7 @@ class ScalingBuilder(MovementBuilder):
         return self.emit("CAST", value, dtype=dtype)
 
     def clamp(self, value: Value, low: float, high: float) -> Value:
-        """CLAMP, left out where it is the whole range of the dtype."""
+        """Emit a CLAMP, unless it covers the range of the dtype."""
         if value.dtype in FLOATS:
             bound = FLOAT_MAX[value.dtype]
             low, high = max(low, -bound), min(high, bound)
@@ -143,7 +146,7 @@ class ScalingBuilder(MovementBuilder):
         return self.emit("CLAMP", value, min_val=low, max_val=high)
 
     def quantized(self, value: Value, out: QParams) -> Value:
-        """Floats as codes of ``out``: round(value / scale), halves to even, then the zero point. TOSA 1.0 MUL, CAST."""
+        """Quantize floats with ``out``: round(value / scale), halves to even, plus the zero point. TOSA 1.0 MUL, CAST."""
         inverse = float(np.float32(1.0) / np.float32(out.step))
         scaled = self.clamp(self.rescale(value, inverse, dtype="FP32"), -(2.0**22), 2.0**22)
         codes = self.cast(self.cast(scaled, "INT32"), "FP32")

@@ -1,7 +1,7 @@
-"""What comparisons, logic and selection share: truth values, and operands brought to one integer unit.
+"""Truth values, and conversion of two operands to one integer unit, for comparisons, logic and selection.
 
-A truth value is a plain tensor (its QParams are None): BOOL where the NPU has that type, else INT8 holding 0 or 1, which
-has the same bytes at a delegate's boundary. ``Tuning.truth_dtype`` says which.
+A truth value is a tensor without QParams: BOOL if the NPU supports it, otherwise INT8 0 or 1, which has the same bytes at a
+delegate's boundary. See ``Tuning.truth_dtype``.
 """
 
 from __future__ import annotations
@@ -19,37 +19,42 @@ from ethorch.support.errors import Reason
 from ethorch.tosa.ir import Value
 from ethorch.tosa.layout import Dims, contiguous
 
-#: Left shift of the finer of two scales, so that comparing rounds nothing that matters and differences fit in int32.
+#: Left shift of the coarser of two scales: as precise as possible while differences fit int32.
 _HEADROOM = {"INT8": 19, "INT16": 14}
 
 
 def native(b: Builder) -> bool:
-    """Has the NPU the type BOOL and operators on it?"""
+    """Return True if the NPU supports BOOL and its operators."""
     return b.tuning.truth_dtype == "BOOL"
 
 
 def truth_from_int8(b: Builder, value: Value) -> Value:
-    """INT8 holding 0 or 1, as the NPU's truth value."""
+    """Convert INT8 0 or 1 to the NPU's truth value."""
     return b.emit("CAST", value, dtype="BOOL") if native(b) else value
 
 
 def truth_of_codes(b: Builder, value: Value, holds: Callable[[npt.NDArray[Any]], npt.ArrayLike]) -> Value:
-    """Truth values of INT8 codes: ``holds`` says of the array of all codes which of them are true. TOSA 1.0 TABLE."""
+    """Look up truth values of INT8 values. TOSA 1.0 TABLE.
+
+    Args:
+        holds: Function from the array of all values to truth values.
+    """
     codes = np.arange(-128, 128)
     table = b.const(np.asarray(holds(codes)).astype(np.int8), name="truth")
     return truth_from_int8(b, b.emit("TABLE", value, table))
 
 
 def negated(b: Builder, value: Value) -> Value:
-    """Logical not."""
+    """Return the logical not."""
     return b.emit("LOGICAL_NOT", value) if native(b) else truth_of_codes(b, value, lambda v: v == 0)
 
 
 def in_one_unit(b: Builder, x: Any, y: Any) -> tuple[list[Value], Dims]:
-    """Two operands as INT32 in a common unit, aligned for broadcasting.
+    """Convert two operands to INT32 in a common unit, and align them for broadcasting.
 
-    Operands of one scale, constants and plain integers are exact. Two scales are brought to a unit that is 2**19 (int8) or 2**14
-    (int16) times finer than the coarser of them.
+    Operands of one scale, constants and integers are exact. For different scales the unit is 2**19 (int8) or 2**14 (int16)
+    times finer
+    than the coarser scale.
     """
     tensors = [value for value in (x, y) if isinstance(value, QTensor) and not value.is_integer]
     if not tensors:
@@ -76,44 +81,46 @@ def in_one_unit(b: Builder, x: Any, y: Any) -> tuple[list[Value], Dims]:
 
 
 def _constant(x: Any) -> npt.NDArray[Any] | None:
-    """The numbers of a constant that is not quantized; None of anything else."""
+    """Return the values of a constant that is not quantized, or None for any other operand."""
     if isinstance(x, QTensor):
         return x.value.data if x.is_integer and x.value.is_const else None
     return np.asarray(x)
 
 
 def _among_codes(b: Builder, numbers: npt.NDArray[Any], q: QParams) -> QTensor:
-    """Constants in halves of a step of ``q``: even where PyTorch's float32 finds them equal to a code, odd between two codes."""
-    reals, wanted = q.dequantize(q.codes), numbers.astype(np.float32)
-    place = np.searchsorted(reals, wanted)
-    equal = reals[np.minimum(place, reals.size - 1)] == wanted
+    """Return constants in half steps of ``q``: even if equal to an integer value in PyTorch's float32, odd between two."""
+    reals, numbers32 = q.dequantize(q.codes), numbers.astype(np.float32)
+    place = np.searchsorted(reals, numbers32)
+    equal = reals[np.minimum(place, reals.size - 1)] == numbers32
     halves = 2 * (int(q.codes[0]) + place - q.zp) - np.logical_not(equal)
     return QTensor(b.const(halves.astype(np.int32)), contiguous(halves.shape), None)
 
 
 def any_float(*operands: Any) -> bool:
-    """Is there a float tensor among them?"""
+    """Return True if an operand is a float tensor."""
     return any(isinstance(x, QTensor) and x.is_float for x in operands)
 
 
 def in_one_float(b: Builder, x: Any, y: Any) -> tuple[list[Value], Dims]:
-    """Two operands in their float dtype, FP32 where they differ, aligned for broadcasting; integers and numbers become floats."""
+    """Convert two operands to their float dtype (FP32 if they differ), and align them for broadcasting."""
     dtypes = {value.qparams.dtype for value in (x, y) if isinstance(value, QTensor) and not value.is_integer}
     out = float_qparams(dtypes.pop() if len(dtypes) == 1 else "FP32")
     return b.aligned(b.operand(x, out), b.operand(y, out))
 
 
 def difference(b: Builder, x: Value, y: Value, *, below: int) -> Value:
-    """An INT8 that has the sign of x - y and is 0 where x equals y, of INT32.
+    """Return an INT8 with the sign of x - y, which is 0 if x equals y, for INT32 operands.
 
     Args:
-        below: |x - y| is less. From 2**29 on, a RESCALE does not saturate it, and it is clamped to -1..1 first. From 2**31 on, it
-            does not fit INT32, and one of the two is brought next to the other before: next to a constant, that costs no more.
+        below: Exclusive bound of |x - y|. Above 2**29 a RESCALE does not saturate, so the difference is clamped to -1..1 first.
+            Above
+            2**31 the difference exceeds INT32, so one operand is first moved to within 1 of the other, preferably of a
+                constant.
     """
     if below <= 1 << 29:
         value = b.emit("SUB", x, y)
     elif below <= 1 << 31:
-        value = _clamped(b, b.emit("SUB", x, y), *(b.const(np.full((1,) * x.rank, one, np.int32)) for one in (-1, 1)))
+        value = _clamp(b, b.emit("SUB", x, y), *(b.const(np.full((1,) * x.rank, bound, np.int32)) for bound in (-1, 1)))
     elif x.is_const:
         value = b.emit("SUB", x, _next_to(b, y, x))
     else:
@@ -121,12 +128,12 @@ def difference(b: Builder, x: Value, y: Value, *, below: int) -> Value:
     return b.rescale(value, 1.0, dtype="INT8")
 
 
-def _clamped(b: Builder, value: Value, low: Value, high: Value) -> Value:
+def _clamp(b: Builder, value: Value, low: Value, high: Value) -> Value:
     return b.emit("MINIMUM", b.emit("MAXIMUM", value, low), high)
 
 
 def _next_to(b: Builder, x: Value, y: Value) -> Value:
-    """``x`` where it is at most 1 from ``y``; elsewhere the number beside ``y`` on its side. Nothing overflows. TOSA 1.0 INT32."""
+    """Clamp ``x`` to at most 1 from ``y`` without overflow. TOSA 1.0 INT32."""
     low, high = np.iinfo(np.int32).min, np.iinfo(np.int32).max
 
     def number(value: int) -> Value:
@@ -137,11 +144,11 @@ def _next_to(b: Builder, x: Value, y: Value) -> Value:
     else:
         below = b.emit("SUB", b.emit("MAXIMUM", y, number(low + 1)), number(1))
         above = b.emit("ADD", b.emit("MINIMUM", y, number(high - 1)), number(1))
-    return _clamped(b, x, below, above)
+    return _clamp(b, x, below, above)
 
 
 def selected(b: Builder, condition: QTensor, x: QTensor, y: QTensor, q: QParams | None) -> QTensor:
-    """condition ? x : y, whose codes mean the same. TOSA 1.0 SELECT, or c * x + (1 - c) * y, which is exact."""
+    """Return condition ? x : y for equal quantization. TOSA 1.0 SELECT, or c * x + (1 - c) * y, which is exact."""
     (c, xv, yv), dims = b.aligned(condition, x, y)
     if native(b):
         if c.dtype != "BOOL":
@@ -149,33 +156,33 @@ def selected(b: Builder, condition: QTensor, x: QTensor, y: QTensor, q: QParams 
         return QTensor(b.emit("SELECT", c, xv, yv), dims, q)
     dtype, zp = xv.dtype, q.zp if q else 0
 
-    def centred(value: Value) -> Value:
+    def center(value: Value) -> Value:
         if value.is_const:
             assert value.data is not None
             return b.const(value.data.astype(np.int32) - zp)
         return value if value.dtype == "INT32" else b.rescale(value, 1.0, input_zp=zp, dtype="INT32")
 
     # The second operand of a MUL is 0 or 1: no product overflows, and one summand is always 0.
-    taken = b.emit("MUL", centred(xv), b.widened(c), shift=0)
-    other = b.emit("MUL", centred(yv), b.widened(negated(b, c)), shift=0)
-    both = b.emit("ADD", taken, other)
+    selected_x = b.emit("MUL", center(xv), b.widened(c), shift=0)
+    selected_y = b.emit("MUL", center(yv), b.widened(negated(b, c)), shift=0)
+    both = b.emit("ADD", selected_x, selected_y)
     return QTensor(both if dtype == "INT32" else b.rescale(both, 1.0, output_zp=zp, dtype=dtype), dims, q)
 
 
 def finite(value: float, out: QParams) -> float:
-    """An infinite fill value as the end of ``out``'s range."""
+    """Clamp an infinite fill value to the range of ``out``."""
     low, high = ((code - out.zp) * out.step for code in (out.qmin, out.qmax))
     return min(max(value, low), high) if not math.isnan(value) else 0.0
 
 
 def float_operand(name: str, *operands: Any) -> Reason | None:
-    """A Reason where a constant float tensor stands among operands that are not quantized."""
+    """Return a Reason if a constant float is an operand of tensors that are not quantized, or None."""
     if any(isinstance(x, QTensor) and not x.is_integer for x in operands):
         return None
     if any(isinstance(x, (float, np.ndarray)) and np.asarray(x).dtype.kind == "f" and np.any(np.asarray(x) % 1) for x in operands):
         return Reason(
             f"{name}.mixed",
-            "integers with fractions; allowed are integers with integers, or quantized tensors",
+            "expected only integers or only quantized tensors, got integers and fractions",
             "Convert the integers to float in the model, and quantize.",
         )
     return None

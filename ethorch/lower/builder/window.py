@@ -1,4 +1,4 @@
-"""Window: what each result of a convolution or pooling reads."""
+"""Input windows of convolutions and poolings."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from ethorch.tosa.ir import Value
 
 @dataclass(frozen=True)
 class Window:
-    """What the results read along each axis: result i reads elements i * stride - before + k * dilation for k in 0..kernel - 1.
+    """The elements that results read along each axis: result i reads i * stride - before + k * dilation for k in 0..kernel - 1.
 
-    Elements that are not there are padding: ``before`` the first and ``after`` the last. A negative ``after`` says how many of the
-    map's last elements no window reads; ``cropped`` removes those. Every attribute has one entry for each axis.
+    Elements outside the map are padding: the first ``before`` and the last ``after``. A negative ``after`` is the number of
+    last elements
+    that no window reads; ``cropped`` removes them. Every attribute has one entry per axis.
     """
 
     kernel: tuple[int, ...]
@@ -30,12 +31,12 @@ class Window:
         padding: int | Sequence[int | tuple[int, int]] = 0,
         dilation: int | Sequence[int] = 1,
     ) -> Window:
-        """From PyTorch's arguments: a number stands for all axes; a padding is one number for both ends, or a pair."""
+        """Convert PyTorch's arguments: a number applies to all axes; a padding is a number for both ends, or a pair."""
         rank = len(kernel)
 
         def each(values: int | Sequence[int]) -> tuple[int, ...]:
-            found = (values,) if isinstance(values, int) else tuple(values)
-            return found * rank if len(found) == 1 else found
+            entries = (values,) if isinstance(values, int) else tuple(values)
+            return entries * rank if len(entries) == 1 else entries
 
         pads = [padding] * rank if isinstance(padding, int) else list(padding)
         pads = pads * rank if len(pads) == 1 else pads
@@ -45,7 +46,7 @@ class Window:
 
     @property
     def span(self) -> tuple[int, ...]:
-        """How many elements lie between the first that a result reads and the last, both included."""
+        """Number of elements from the first to the last that a result reads, including gaps."""
         return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilation, strict=True))
 
     def counts(self, extents: Sequence[int]) -> tuple[int, ...]:
@@ -55,41 +56,41 @@ class Window:
 
     @property
     def pad(self) -> tuple[int, ...]:
-        """TOSA's attribute: (top, bottom, left, right)."""
+        """TOSA attribute: (top, bottom, left, right)."""
         return tuple(amount for both in zip(self.before, self.after, strict=True) for amount in both)
 
     @property
     def is_padded(self) -> bool:
-        """Does it read padding at any end?"""
+        """True if there is padding, or a negative ``after``, at any end."""
         return any((*self.before, *self.after))
 
     def axes(self, *which: int) -> Window:
-        """The window along some of its axes."""
+        """Return the window along some of its axes."""
         kernel, stride, dilation, before, after = (
             tuple(values[k] for k in which) for values in (self.kernel, self.stride, self.dilation, self.before, self.after)
         )
         return Window(kernel, stride, dilation, before, after)
 
-    def __add__(self, other: Window) -> Window:
-        """The axes of both, one behind the other."""
+    def __add__(self, right: Window) -> Window:
+        """Concatenate the axes of two windows."""
         return Window(
-            self.kernel + other.kernel,
-            self.stride + other.stride,
-            self.dilation + other.dilation,
-            self.before + other.before,
-            self.after + other.after,
+            self.kernel + right.kernel,
+            self.stride + right.stride,
+            self.dilation + right.dilation,
+            self.before + right.before,
+            self.after + right.after,
         )
 
     def unpadded(self) -> Window:
-        """The same over a map that is padded already."""
+        """Return the window over a map that already contains the padding."""
         return replace(self, before=(0,) * len(self.kernel), after=(0,) * len(self.kernel))
 
     def ending(self, extents: Sequence[int], sizes: Sequence[int] | None = None) -> Window:
-        """The same with ``after`` such that the last window ends at the end of the padded map, as TOSA 1.0 demands.
+        """Adjust ``after`` so that the last window ends at the end of the padded map, as TOSA 1.0 requires.
 
         Args:
-            extents: of the map.
-            sizes: how many results there are; as many as fit if it is not given.
+            extents: Extents of the map.
+            sizes: Numbers of results. Default: as many as fit.
         """
         after = []
         for axis, (extent, span, stride) in enumerate(zip(extents, self.span, self.stride, strict=True)):
@@ -99,11 +100,11 @@ class Window:
         return replace(self, after=tuple(after))
 
     def misses(self, extents: Sequence[int], sizes: Sequence[int]) -> bool:
-        """Return True if all elements that windows read along an axis are padding, because the map lies between them.
+        """Return True if, along an axis, all elements that windows read are padding.
 
         Args:
-            extents: The extents of the map.
-            sizes: How many results there are along each axis.
+            extents: Extents of the map.
+            sizes: Number of results along each axis.
         """
         axes = zip(extents, sizes, self.before, self.kernel, self.stride, self.dilation, strict=True)
         return any(
@@ -112,7 +113,9 @@ class Window:
         )
 
     def cropped(self, b: MovementBuilder, value: Value) -> tuple[Value, Window]:
-        """A stored [N,H,W,C] without the far rows and columns that no window reads, and the window over it. TOSA 1.0 SLICE."""
+        """Remove the last rows and columns that no window reads from a stored [N,H,W,C], and return the new window. TOSA 1.0
+        SLICE.
+        """
         n, height, width, c = value.shape
         value = b.cropped(value, (n, height + min(self.after[0], 0), width + min(self.after[1], 0), c))
         return value, replace(self, after=tuple(max(after, 0) for after in self.after))
