@@ -10,7 +10,7 @@ from pathlib import Path
 from ethorch.lower.builder.builder import Builder
 from ethorch.lower.rewrite.insert_copies import copy_outputs
 from ethorch.lower.rewrite.pipeline import dump_to, rewrite
-from ethorch.lower.rewrite.planes import bytes_beside_pixels, copy_selected_inputs, turned_inputs, without_turned_inputs
+from ethorch.lower.rewrite.planes import bytes_beside_pixels, copy_selected_inputs, has_plane_inputs, read_planes
 from ethorch.support.errors import VelaError
 from ethorch.support.progress import stage
 from ethorch.targets.compile_spec import FAST, FREE, ArmCompileSpec, EthosUCompileSpec
@@ -109,7 +109,7 @@ def _compile_faster_layout(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec
     both are compiled, and the choice is cached.
     """
     way = tuning.read_planes
-    if way is None or not turned_inputs(graph, way.most):
+    if way is None or not has_plane_inputs(graph, way.most):
         return compile_graph(rewritten(graph, tuning, spec), spec)
     share = _arena_share(graph, way, spec)
     if share > 1:
@@ -137,7 +137,7 @@ def _arena_share(graph: Graph, way: ReadPlanes, spec: EthosUCompileSpec) -> floa
 def _compile_planes(graph: Graph, tuning: Tuning, way: ReadPlanes, spec: EthosUCompileSpec) -> Lowered | None:
     reference = rewrite(graph.copy(), replace(tuning, fold_strides=way.fold))
     copy_selected_inputs(reference, way.most)
-    planar, planes = without_turned_inputs(reference, way.most)
+    planar, planes = read_planes(reference, way.most)
     if not planes:
         return None
     try:

@@ -136,7 +136,7 @@ def _estimate(
 def _find_rows(model: CompiledModel, planar: Graph, planes: Sequence[Planes]) -> list[list[ScheduledOp]]:
     _, positions = serialize_with_positions(planar)
     index = {op.result.name: position for op, position in zip(planar.ops, positions, strict=True)}
-    operators = [{index[name] for name in each.made} for each in planes]
+    operators = [{index[name] for name in each.results} for each in planes]
     return [[row for row in model.rows() if row.tosa_op in indices] for indices in operators]
 
 
@@ -172,7 +172,7 @@ def _of_reference(tables: Tables, planar: Graph, reference: Graph, planes: Seque
     _, before = serialize_with_positions(planar)
     _, after = serialize_with_positions(reference)
     now = {op.result.name: position for op, position in zip(reference.ops, after, strict=True)}
-    turned = {name: each.name for each in planes for name in each.made}
+    turned = {name: each.name for each in planes for name in each.results}
     moved = {
         str(position): str(now[turned.get(op.result.name, op.result.name)]) for op, position in zip(planar.ops, before, strict=True)
     }

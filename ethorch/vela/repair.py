@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ethorch.lower.rewrite.insert_copies import copied
+from ethorch.lower.rewrite.insert_copies import copy_value
 from ethorch.lower.rewrite.rewriter import Names, Rewriter
 from ethorch.runtime import npu_machine
 from ethorch.support.errors import MachineFault, PayloadError, VelaError, VerificationError
@@ -195,9 +195,9 @@ def insert_copies(graph: Graph, operands: Sequence[_Operand]) -> tuple[str, ...]
                 continue
             readers.append(f"{op.name} of {op.result.origin}")
             if operand.place is None:
-                r.insert_after(op, copied)
+                r.insert_after(op, copy_value)
             else:
-                r.insert_before(op, operand.place, copied)
+                r.insert_before(op, operand.place, copy_value)
         r.finish()
     return tuple(readers)
 

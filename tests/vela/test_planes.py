@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import ethorch
 from ethorch import EthosUCompileSpec
 from ethorch.lower.builder.builder import Builder
-from ethorch.lower.rewrite.planes import BRICK, turned_inputs, without_turned_inputs
+from ethorch.lower.rewrite.planes import BRICK, has_plane_inputs, read_planes
 from ethorch.npu import Program
 from ethorch.program.program import record_of
 from ethorch.targets.npus import TARGETS, TUNING
@@ -146,13 +146,13 @@ def turned(shape: tuple[int, ...] = (1, 3, 16, 32), dtype: str = "INT8") -> Grap
 )
 def test_which_inputs(shape: tuple[int, ...], dtype: str, takes: bool) -> None:
     assert WAY is not None
-    assert turned_inputs(turned(shape, dtype), WAY.most) == takes
+    assert has_plane_inputs(turned(shape, dtype), WAY.most) == takes
 
 
 def test_a_graph_is_not_changed() -> None:
     graph = turned()
     before = serialize(graph)
-    given, planes = without_turned_inputs(graph, 4)
+    given, planes = read_planes(graph, 4)
     assert serialize(graph) == before and [op.name for op in graph.ops] == ["TRANSPOSE"]
     assert [each.rows * each.columns * BRICK for each in planes] == [16 * 32]
     assert "TRANSPOSE" not in {op.name for op in given.ops}
@@ -160,7 +160,7 @@ def test_a_graph_is_not_changed() -> None:
 
 def made_of(target: str = "ethos-u85-256") -> tuple[CompiledModel, Graph, Graph, tuple, EthosUCompileSpec]:
     meant = turned()
-    given, planes = without_turned_inputs(meant.copy(), 4)
+    given, planes = read_planes(meant.copy(), 4)
     spec = EthosUCompileSpec(target)
     return compile(serialize(given), spec), given, meant, planes, spec
 

@@ -1,1 +1,1 @@
-"""Rewrites of TOSA graphs. Each keeps every bit of the result."""
+"""Rewrites of TOSA graphs that keep results bit-exact."""

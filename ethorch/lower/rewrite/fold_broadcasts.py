@@ -1,8 +1,10 @@
-"""Elementwise operators that broadcast over many axes become ones over fewer, neighbours joined.
+"""Elementwise operators with broadcasting over fewer axes.
 
-Vela makes an operation of each index of the axes before the last three: x[8, 56, 56, 64] + y[64] is eight. Where both operands have
-the same shape it joins axes by itself. Where axes that an operand is broadcast along alternate with others, as of y[8, 1, 56, 1],
-nothing can be joined. Of very many indices the operand is copied along some of them before.
+Vela emits an operation for each index of the axes before the last three: x[8, 56, 56, 64] + y[64] is eight operations. It
+merges axes only
+for equal shapes. Axes along which an operand is alternately broadcast, e.g. y[8, 1, 56, 1], cannot be merged. If there are very
+many
+indices, the operand is copied along some of these axes first.
 """
 
 from __future__ import annotations
@@ -13,42 +15,43 @@ from itertools import chain, combinations, pairwise
 
 import numpy as np
 
-from ethorch.lower.rewrite.insert_copies import ELEMENTWISE, LONGEST, copied
+from ethorch.lower.rewrite.insert_copies import ELEMENTWISE, LONGEST, copy_value
 from ethorch.lower.rewrite.rewriter import Place, Rewriter
 from ethorch.tosa.ir import Op, Value
 
-#: What follows an elementwise operator as a part of the same operation.
+#: Operators that Vela fuses with an elementwise operator before.
 _FOLLOWING = ("RESCALE", "CLAMP", "TABLE")
-#: So many operations at least are to be saved. What others read in its own shape, too, is copied by Vela for it.
+#: Minimum number of operations saved. Vela copies operands that others read in another shape.
 _SAVED = 8
-#: Most axes of an operator whose first operand is one element.
+#: Maximum number of axes of an operator whose first operand is one element.
 _MOST_AXES = 4
-#: Most operations that are not worth a copy of an operand: they are some 30 KB of commands.
+#: Maximum number of operations (about 30 KB of commands) without copying an operand.
 _MOST_UNCOPIED = 1024
-#: What a copy costs more than an element of it, in elements: it is an operation of its own.
+#: Fixed cost of a copy, in elements.
 _COPY = 800
 
 Shape = tuple[int, ...]
 
 
 def fold_broadcasts(r: Rewriter) -> None:
-    """Join neighbouring axes of each elementwise operator that broadcasts, where that leaves fewer in front of the last three.
+    """Merge adjacent axes of elementwise operators with broadcasting if that saves operations.
 
-    So are those of one whose first operand is one element and whose axes are more than four: ``vela.one-element-of-five-axes``.
-    The RESCALEs of its operands and what follows it are done in the new shape, too. No bit changes.
+    Operators of more than four axes whose first operand is one element are included, see ``vela.one-element-of-five-axes``.
+    RESCALEs of
+    operands and the operators that Vela fuses also use the new shape.
     """
-    for op in r.named(*ELEMENTWISE, "ARITHMETIC_RIGHT_SHIFT", "LOGICAL_LEFT_SHIFT"):
+    for op in r.select(*ELEMENTWISE, "ARITHMETIC_RIGHT_SHIFT", "LOGICAL_LEFT_SHIFT"):
         result, shapes = op.result.shape, [value.shape for value in op.operands[:2]]
         if shapes == [result, result] or any(len(shape) != len(result) for shape in shapes):
             continue
-        full = _copied(shapes, result)
+        full = _expand_shapes(shapes, result)
         groups = _groups(full, result)
         folded = [math.prod(result[group]) for group in groups]
-        wrong = len(result) > _MOST_AXES and math.prod(shapes[0]) == 1
-        if full == shapes and not wrong and math.prod(result[:-3]) - math.prod(folded[:-3]) < _SAVED:
+        has_bug = len(result) > _MOST_AXES and math.prod(shapes[0]) == 1
+        if full == shapes and not has_bug and math.prod(result[:-3]) - math.prod(folded[:-3]) < _SAVED:
             continue
         at = r.before(op)
-        value = at.again(op, *(_folded(r, at, *operand, groups) for operand in zip(op.operands[:2], full, strict=True)))
+        value = at.again(op, *(_fold_operand(r, at, *operand, groups) for operand in zip(op.operands[:2], full, strict=True)))
         while r.uses(op.result) == 1 and (readers := r.readers(op.result)) and _follows(readers[0]):
             (op,) = readers
             at = r.before(op)
@@ -56,11 +59,8 @@ def fold_broadcasts(r: Rewriter) -> None:
         r.replace(op, at.reshape(value, *result))
 
 
-def _copied(shapes: Sequence[Shape], result: Shape) -> list[Shape]:
-    """The operands' shapes once they are copied along some axes that they are broadcast along, if that saves enough operations.
-
-    Of all such axes those are taken that leave few operations and cost least; ``shapes`` as they are where none do.
-    """
+def _expand_shapes(shapes: Sequence[Shape], result: Shape) -> list[Shape]:
+    """Return the operands' shapes after copies along broadcast axes that leave few operations at the lowest cost, if needed."""
 
     def operations(full: Sequence[Shape]) -> int:
         return math.prod(math.prod(result[group]) for group in _groups(full, result)[:-3])
@@ -72,16 +72,16 @@ def _copied(shapes: Sequence[Shape], result: Shape) -> list[Shape]:
     if operations(shapes) <= _MOST_UNCOPIED:
         return list(shapes)
     axes = [axis for axis, extent in enumerate(result) if extent > 1 and any(shape[axis] == 1 for shape in shapes)]
-    found = []
+    candidates = []
     for filled in chain.from_iterable(combinations(axes, count) for count in range(1, len(axes) + 1)):
         full = [tuple(result[k] if k in filled else extent for k, extent in enumerate(shape)) for shape in shapes]
         if operations(full) <= _MOST_UNCOPIED:
-            found.append(full)
-    return min(found, key=cost, default=list(shapes))
+            candidates.append(full)
+    return min(candidates, key=cost, default=list(shapes))
 
 
 def _groups(shapes: Sequence[Shape], result: Shape) -> list[slice]:
-    """Neighbouring axes along which the same operands are broadcast, together at most as long as an axis may be."""
+    """Return adjacent axes with the same broadcasting whose product is a valid extent."""
     cuts, extent, broadcast = [len(result)], 1, None
     for axis in reversed(range(len(result))):
         if result[axis] == 1:
@@ -94,19 +94,19 @@ def _groups(shapes: Sequence[Shape], result: Shape) -> list[slice]:
     return [slice(start, end) for end, start in pairwise([*cuts, 0])][::-1]
 
 
-def _folded(r: Rewriter, at: Place, value: Value, full: Shape, groups: Sequence[slice]) -> Value:
-    """``value``, an operand, copied to be ``full``, the axes of each group joined, in front of its RESCALE if it has one."""
+def _fold_operand(r: Rewriter, at: Place, value: Value, full: Shape, groups: Sequence[slice]) -> Value:
+    """Copy an operand to the shape ``full`` and merge the axes of each group, before its RESCALE if it has one."""
     shape = [math.prod(full[group]) for group in groups]
     if value.data is not None:
         return at.constant(np.broadcast_to(value.data, full).reshape(shape), value.dtype)
     rescale = r.producer(value, "RESCALE")
     if rescale is not None and not rescale.attrs["per_channel"]:
-        return at.again(rescale, _folded(r, at, rescale.operands[0], full, groups))
-    if value.shape != full:  # a TILE of many axes, even of extent 1, is an operation of each index again
+        return at.again(rescale, _fold_operand(r, at, rescale.operands[0], full, groups))
+    if value.shape != full:  # Vela splits a TILE of many axes, even of extent 1
         runs = _groups([value.shape], full)
         multiples = [math.prod(full[run]) // math.prod(value.shape[run]) for run in runs]
         value = at.emit("TILE", at.reshape(value, *(math.prod(value.shape[run]) for run in runs)), multiples=tuple(multiples))
-        value = copied(at, value)  # a RESCALE of it would be done copy by copy, and what is broadcast with it goes wrong
+        value = copy_value(at, value)  # Vela would split a RESCALE of the TILE by copies
     return at.reshape(value, *shape)
 
 

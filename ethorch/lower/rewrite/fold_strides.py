@@ -1,7 +1,8 @@
-"""A convolution that steps over an input of few channels reads several places of it as channels of one.
+"""Folding of a strided convolution's few input channels: adjacent elements are read as channels of one element.
 
-The multipliers work on blocks of channels that the three of a picture leave mostly idle. With stride 2, two columns of three
-channels are one column of six, and a kernel of 7 columns, on which they need not start, is one of 4.
+The multipliers compute blocks of channels, most of which are idle for the three channels of an image. With stride 2, two
+columns of
+three channels become one column of six, and a kernel of 7 columns becomes one of 4.
 """
 
 from __future__ import annotations
@@ -16,29 +17,29 @@ from ethorch.tosa.ir import Op, Value
 
 
 class _FoldedAxis(NamedTuple):
-    """One direction of a convolution: how ``fold`` neighbours of the input are read as one."""
+    """One axis of a convolution of which ``fold`` adjacent input elements are read as one."""
 
     fold: int
-    extent: int  # of the folded input, without what no window reads
+    extent: int  # of the folded input, without unread elements
     kernel: int
     before: int  # padding
     after: int
-    lead: int  # taps of zeros before the kernel's own
+    lead: int  # zeros before the kernel
 
     @classmethod
     def of(cls, fold: int, extent: int, kernel: int, before: int, after: int) -> _FoldedAxis:
-        """Of a direction with stride ``fold``; ``extent`` may leave a remainder, if the caller fills it with padding."""
+        """Fold an axis with stride ``fold``. The caller must pad an ``extent`` that is not divisible."""
         places = (extent + before + after - kernel) // fold + 1
         folded, front = -(-extent // fold), -(-before // fold)
         lead = front * fold - before
         taps = -(-(lead + kernel) // fold)
-        behind = places - 1 + taps - folded - front
-        return cls(fold, folded + min(behind, 0), taps, front, max(behind, 0), lead)
+        padding_after = places - 1 + taps - folded - front
+        return cls(fold, folded + min(padding_after, 0), taps, front, max(padding_after, 0), lead)
 
 
 def fold_strides(r: Rewriter, fold: FoldColumns | FoldSquares) -> None:
-    """Fold each strided CONV2D of few channels that the NPU then runs faster. No bit changes."""
-    for op in r.named("CONV2D"):
+    """Fold each strided CONV2D of few channels that is then faster on the NPU."""
+    for op in r.select("CONV2D"):
         if op.attrs["dilation"] == (1, 1) and op.operands[1].is_const and not op.operands[0].is_const:
             if isinstance(fold, FoldColumns):
                 _fold_columns(r, op, fold)
@@ -47,7 +48,7 @@ def fold_strides(r: Rewriter, fold: FoldColumns | FoldSquares) -> None:
 
 
 def _fold_columns(r: Rewriter, op: Op, fold: FoldColumns) -> None:
-    """Columns alone, which are neighbours in memory: a RESHAPE."""
+    """Fold columns, which are adjacent in memory, by a RESHAPE."""
     read = op.operands[0]
     cut = r.producer(read, "SLICE", sole=True)
     source = cut.operands[0] if cut and not any(cut.attrs["start"]) and cut.operands[0].shape[3] == read.shape[3] else read
@@ -63,16 +64,16 @@ def _fold_columns(r: Rewriter, op: Op, fold: FoldColumns) -> None:
         return
     at = r.before(op)
     folded = at.reshape(source, n, height, width // stride, channels * stride)
-    r.replace(op, _folded(at, op, folded, high, wide, "hwc"))
+    r.replace(op, _convolve_folded(at, op, folded, high, wide, "hwc"))
 
 
 def _fold_squares(r: Rewriter, op: Op, fold: FoldSquares) -> None:
-    """Rows and columns, on the way from NCHW to NHWC: three TRANSPOSEs that fill bricks, for one that leaves them mostly empty."""
-    turn = r.producer(op.operands[0], "TRANSPOSE", sole=True)
+    """Fold rows and columns during the conversion from NCHW to NHWC, by three TRANSPOSEs that fill bricks."""
+    transpose = r.producer(op.operands[0], "TRANSPOSE", sole=True)
     sy, sx = op.attrs["stride"]
-    if turn is None or tuple(turn.attrs["perms"]) != (0, 2, 3, 1) or min(sy, sx) == 1:
+    if transpose is None or tuple(transpose.attrs["perms"]) != (0, 2, 3, 1) or min(sy, sx) == 1:
         return
-    n, channels, height, width = turn.operands[0].shape
+    n, channels, height, width = transpose.operands[0].shape
     if channels * sy * sx > fold.channels or height % sy or width % sx:
         return
     least = {"INT8": fold.least_places_int8, "INT16": fold.least_places_int16}.get(op.operands[0].dtype)
@@ -81,26 +82,26 @@ def _fold_squares(r: Rewriter, op: Op, fold: FoldSquares) -> None:
     _, rows, columns, _ = op.operands[1].shape
     high, wide = _FoldedAxis.of(sy, height, rows, *op.attrs["pad"][:2]), _FoldedAxis.of(sx, width, columns, *op.attrs["pad"][2:])
     at = r.before(op)
-    value = at.reshape(turn.operands[0], n * channels * height, width // sx, sx)
+    value = at.reshape(transpose.operands[0], n * channels * height, width // sx, sx)
     value = at.emit("TRANSPOSE", value, perms=(0, 2, 1))
     value = at.reshape(value, n, channels, height // sy, sy * width)
     value = at.emit("TRANSPOSE", value, perms=(0, 2, 1, 3))
     value = at.reshape(value, n, height // sy, channels * sy * sx, width // sx)
     value = at.emit("TRANSPOSE", value, perms=(0, 1, 3, 2))
-    r.replace(op, _folded(at, op, value, high, wide, "chw"))
+    r.replace(op, _convolve_folded(at, op, value, high, wide, "chw"))
 
 
-def _folded(at: Place, op: Op, source: Value, high: _FoldedAxis, wide: _FoldedAxis, order: str) -> Value:
-    """The CONV2D on ``source``, whose channels are, as ``order`` says, rows (h), columns (w) and channels (c) of the input."""
+def _convolve_folded(at: Place, op: Op, source: Value, high: _FoldedAxis, wide: _FoldedAxis, order: str) -> Value:
+    """Apply the CONV2D to ``source``, whose channels are rows (h), columns (w) and channels (c) of the input in ``order``."""
     n, *_, depth = source.shape
-    if (shape := (n, high.extent, wide.extent, depth)) != source.shape:  # leave out what no window reads
+    if (shape := (n, high.extent, wide.extent, depth)) != source.shape:  # without unread elements
         source = at.emit("SLICE", source, start=(0, 0, 0, 0), size=shape)
     weight = op.operands[1].data
     assert weight is not None
     outputs, rows, columns, channels = weight.shape
-    whole = np.full((outputs, high.kernel * high.fold, wide.kernel * wide.fold, channels), op.attrs["weight_zp"], weight.dtype)
-    whole[:, high.lead : high.lead + rows, wide.lead : wide.lead + columns] = weight
-    parts = whole.reshape(outputs, high.kernel, high.fold, wide.kernel, wide.fold, channels)
+    padded = np.full((outputs, high.kernel * high.fold, wide.kernel * wide.fold, channels), op.attrs["weight_zp"], weight.dtype)
+    padded[:, high.lead : high.lead + rows, wide.lead : wide.lead + columns] = weight
+    parts = padded.reshape(outputs, high.kernel, high.fold, wide.kernel, wide.fold, channels)
     inner = [{"h": 2, "w": 4, "c": 5}[letter] for letter in order]
     data = np.ascontiguousarray(parts.transpose(0, 1, 3, *inner).reshape(outputs, high.kernel, wide.kernel, -1))
     stride = tuple(s // way.fold for s, way in zip(op.attrs["stride"], (high, wide), strict=True))

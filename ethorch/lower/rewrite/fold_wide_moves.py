@@ -1,4 +1,4 @@
-"""CONCAT, SLICE and PAD of more than four axes, and all that moves many pictures, become ones of fewer axes, neighbours joined."""
+"""CONCAT, SLICE and PAD of more than four axes, and moves of large batches, over fewer axes."""
 
 from __future__ import annotations
 
@@ -8,39 +8,40 @@ from collections.abc import Callable, Sequence
 from ethorch.lower.rewrite.rewriter import Place, Rewriter
 from ethorch.tosa.ir import Op, Value
 
-#: Of more pictures, moves are folded. Vela makes an operation of each picture: of [4096, 2, 2, 2], eight times, 656 KB of commands
-#: in 7 s, and of the same as [1, 4096, 8] 384 bytes at once.
+#: Largest batch whose moves are not folded. Vela emits an operation per image: for eight copies of [4096, 2, 2, 2], 656 KB of
+#: commands in 7 s, compared with 384 bytes for [1, 4096, 8].
 _MOST_PICTURES = 256
-#: The most places along an axis of the NPU; of INT32, whose copies are ones of INT16, along the last one.
+#: Longest axis of the NPU, and longest last axis of INT32, which is copied as INT16.
 _LONGEST, _WIDEST_INT32 = 65536, 32768
 
 
 def fold_wide_moves(r: Rewriter) -> None:
-    """Fold each CONCAT, SLICE and PAD of more than four axes, and those and each TILE of many pictures. No bit changes.
+    """Fold each CONCAT, SLICE and PAD of more than four axes, and these and each TILE of large batches.
 
-    Vela's bugs: ``vela.concat-of-five-axes``, ``vela.slice-of-five-axes``, ``vela.pad-of-five-axes``.
+    See ``vela.concat-of-five-axes``, ``vela.slice-of-five-axes`` and ``vela.pad-of-five-axes``.
     """
     folds = {"CONCAT": _fold_concat, "SLICE": _fold_slice, "PAD": _fold_pad, "TILE": _fold_tile}
-    for op in r.named(*folds):
-        if (op.result.rank > 4 and op.name != "TILE") or _has_many_pictures(op):
+    for op in r.select(*folds):
+        if (op.result.rank > 4 and op.name != "TILE") or _is_large_batch(op):
             folds[op.name](r, op)
 
 
-def _has_many_pictures(op: Op) -> bool:
-    """Has an operand or the result more than ``_MOST_PICTURES``, and would no axis have too many places?"""
+def _is_large_batch(op: Op) -> bool:
+    """Return True if a tensor has more than ``_MOST_PICTURES`` images and the folded axes are valid."""
     shapes = [value.shape for value in (*op.operands, op.result) if value.rank > 3]
     if max((math.prod(shape[:-3]) for shape in shapes), default=0) <= _MOST_PICTURES:
         return False
     widest = _WIDEST_INT32 if op.result.dtype == "INT32" else _LONGEST
     axes = [axis for axis in range(op.result.rank) if any(shape[axis] != shapes[0][axis] for shape in shapes)]
-    longest = math.inf if op.name in ("SLICE", "CONCAT") else _LONGEST  # those Vela cuts by itself
+    longest = math.inf if op.name in ("SLICE", "CONCAT") else _LONGEST  # Vela splits these
     return all(shape[axis] <= longest and math.prod(shape[axis + 1 :]) <= widest for shape in shapes for axis in axes)
 
 
 def _by_rows(at: Place, values: Sequence[Value], move: Callable[[Sequence[Value], int], Value]) -> Value:
-    """Return ``move(values, axis)`` of values [rows,k,inner], whose second axis is moved, with at most ``_LONGEST`` rows a map.
+    """Return ``move(values, axis)`` of values [rows,k,inner] whose second axis is moved, with at most ``_LONGEST`` rows per
+    map.
 
-    More rows become several maps of equal size, or several parts that a CONCAT joins if there is no such size.
+    More rows become several maps of equal size, or parts that a CONCAT joins if no such size exists.
 
     Args:
         move: Emits the operator for values whose axis before the last is moved.
@@ -55,55 +56,55 @@ def _by_rows(at: Place, values: Sequence[Value], move: Callable[[Sequence[Value]
     parts = []
     for first in range(0, rows, _LONGEST):
         count = min(_LONGEST, rows - first)
-        own = [at.emit("SLICE", value, start=(first, 0, 0), size=(count, *value.shape[1:])) for value in values]
-        parts.append(move(own, 1))
+        slices = [at.emit("SLICE", value, start=(first, 0, 0), size=(count, *value.shape[1:])) for value in values]
+        parts.append(move(slices, 1))
     return at.emit("CONCAT", *parts, axis=0)
 
 
 def _fold_concat(r: Rewriter, op: Op) -> None:
-    """It joins parts of at most four axes: its own, what is before it, and two for what is behind; of many pictures, one."""
+    """Merge the axes before the joined axis, and those after it into at most two, or into one for large batches."""
     axis, at = op.attrs["axis"], r.before(op)
-    if _has_many_pictures(op):
-        wholes = [_whole(at, part, axis) for part in op.operands]
-        joined = _by_rows(at, wholes, lambda values, place: at.emit("CONCAT", *values, axis=place))
+    if _is_large_batch(op):
+        operands = [_flatten(at, part, axis) for part in op.operands]
+        joined = _by_rows(at, operands, lambda values, place: at.emit("CONCAT", *values, axis=place))
         r.replace(op, at.reshape(joined, *op.result.shape))
         return
 
-    def folded(shape: tuple[int, ...]) -> tuple[int, ...]:
-        behind = (*shape[axis + 1 :], 1, 1)[:2] if len(shape) <= axis + 3 else (math.prod(shape[axis + 1 : -1]), shape[-1])
-        return (math.prod(shape[:axis]), shape[axis], *behind)
+    def fold_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+        after = (*shape[axis + 1 :], 1, 1)[:2] if len(shape) <= axis + 3 else (math.prod(shape[axis + 1 : -1]), shape[-1])
+        return (math.prod(shape[:axis]), shape[axis], *after)
 
-    parts = [at.reshape(part, *folded(part.shape)) for part in op.operands]
+    parts = [at.reshape(part, *fold_shape(part.shape)) for part in op.operands]
     r.replace(op, at.reshape(at.emit("CONCAT", *parts, axis=1), *op.result.shape))
 
 
-def _whole(at: Place, value: Value, axis: int) -> Value:
-    """Return the value as [all before the axis, the axis, all after it]."""
+def _flatten(at: Place, value: Value, axis: int) -> Value:
+    """Reshape to [all axes before, axis, all axes after]."""
     shape = value.shape
     return at.reshape(value, math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]))
 
 
 def _fold_slice(r: Rewriter, op: Op) -> None:
-    """Several one after the other, each of one axis between all before and all behind it."""
+    """Slice one axis after the other, each as the middle one of three."""
     at, value = r.before(op), op.operands[0]
     for axis, (start, size) in enumerate(zip(op.attrs["start"], op.attrs["size"], strict=True)):
         shape = value.shape
         if size != shape[axis]:
 
             def cut(values: Sequence[Value], place: int, start: int = start, size: int = size) -> Value:
-                (whole,) = values
-                begin, extent = [0] * whole.rank, list(whole.shape)
+                (tensor,) = values
+                begin, extent = [0] * tensor.rank, list(tensor.shape)
                 begin[place], extent[place] = start, size
-                return at.emit("SLICE", whole, start=tuple(begin), size=tuple(extent))
+                return at.emit("SLICE", tensor, start=tuple(begin), size=tuple(extent))
 
-            part = _by_rows(at, [_whole(at, value, axis)], cut)
+            part = _by_rows(at, [_flatten(at, value, axis)], cut)
             value = at.reshape(part, *shape[:axis], size, *shape[axis + 1 :])
     if value is not op.operands[0]:
         r.replace(op, value)
 
 
 def _fold_pad(r: Rewriter, op: Op) -> None:
-    """Several one after the other, each of one axis between all before and all behind it."""
+    """Pad one axis after the other, each as the middle one of three."""
     at, value, padding = r.before(op), op.operands[0], op.attrs["padding"]
     for axis, (before, after) in enumerate(zip(padding[::2], padding[1::2], strict=True)):
         if before or after:
@@ -113,14 +114,14 @@ def _fold_pad(r: Rewriter, op: Op) -> None:
                 padding = (*(0, 0) * place, *ends, 0, 0)
                 return at.emit("PAD", *values, padding=padding, pad_const=op.attrs["pad_const"])
 
-            wider = _by_rows(at, [_whole(at, value, axis)], pad)
+            wider = _by_rows(at, [_flatten(at, value, axis)], pad)
             value = at.reshape(wider, *shape[:axis], wider.shape[1], *shape[axis + 1 :])
     if value is not op.operands[0]:
         r.replace(op, value)
 
 
 def _fold_tile(r: Rewriter, op: Op) -> None:
-    """Several one after the other, the last axis first, each of one axis between all before and all behind it."""
+    """Repeat one axis after the other, last axis first, each as the middle one of three."""
     at, value = r.before(op), op.operands[0]
     for axis, copies in reversed(list(enumerate(op.attrs["multiples"]))):
         if copies > 1:
@@ -129,7 +130,7 @@ def _fold_tile(r: Rewriter, op: Op) -> None:
             def tile(values: Sequence[Value], place: int, copies: int = copies) -> Value:
                 return at.emit("TILE", *values, multiples=(*(1,) * place, copies, 1))
 
-            wider = _by_rows(at, [_whole(at, value, axis)], tile)
+            wider = _by_rows(at, [_flatten(at, value, axis)], tile)
             value = at.reshape(wider, *shape[:axis], wider.shape[1], *shape[axis + 1 :])
     if value is not op.operands[0]:
         r.replace(op, value)

@@ -1,7 +1,8 @@
-"""Elementwise operators take over the shape that a convolution has given what they read.
+"""Propagation of a convolution's shape to the elementwise operators that read its result.
 
-A RESHAPE is free unless what it reads is read in its first shape, too: then Vela copies. A residual connection is such: the
-sum of [64, 128] goes to a convolution as [1, 1, 64, 128] and to the next sum.
+A RESHAPE is free unless its operand is also read in its own shape; then Vela copies. An example is a residual connection, whose
+sum
+[64, 128] is read by a convolution as [1, 1, 64, 128] and by the next sum.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ _ELEMENTWISE = ("RESCALE", "CLAMP", "TABLE", "ADD", "SUB", "MUL", "MAXIMUM", "MI
 
 
 def keep_shapes(r: Rewriter) -> None:
-    """Run each elementwise operator of fewer than four axes in the shape of a four-axis operand that a RESHAPE removed
-    axes of extent 1 from, and reshape its result instead. No bit changes.
+    """Compute elementwise operators in the four-axis shape from which a RESHAPE of an operand removed axes of extent 1.
 
-    Not in the shape of several pictures: Vela makes an operation of each if an operand is broadcast."""
-    for op in r.named(*_ELEMENTWISE):
-        if shape := _kept(r, op):
+    The result is reshaped instead. Batches are skipped, because Vela splits an operator with broadcasting into one per image.
+    """
+    for op in r.select(*_ELEMENTWISE):
+        if shape := _wider_shape(r, op):
             at = r.before(op)
             elements = op.operands[:1] if op.name == "TABLE" else op.operands
-            wide = at.again(op, *(_expanded(at, value, op.result.shape, shape) for value in elements))
+            wide = at.again(op, *(_expand(at, value, op.result.shape, shape) for value in elements))
             r.replace(op, at.reshape(wide, *op.result.shape))
 
 
-def _kept(r: Rewriter, op: Op) -> tuple[int, ...] | None:
-    """The shape that the result of ``op`` takes over, if one of its operands was reshaped from it."""
+def _wider_shape(r: Rewriter, op: Op) -> tuple[int, ...] | None:
+    """Return the four-axis shape for the result of ``op`` from which an operand was reshaped, or None."""
     result = op.result.shape
     if len(result) >= 4 or any(value.rank != len(result) for value in op.operands if value.rank > 1):
         return None
@@ -43,8 +44,8 @@ def _kept(r: Rewriter, op: Op) -> tuple[int, ...] | None:
     return None
 
 
-def _expanded(at: Place, value: Value, result: Sequence[int], shape: Sequence[int]) -> Value:
-    """``value``, an operand where the result has the shape ``result``, as one where that has ``shape``."""
+def _expand(at: Place, value: Value, result: Sequence[int], shape: Sequence[int]) -> Value:
+    """Reshape the operand of a result of shape ``result`` for a result of shape ``shape``."""
     axes = iter([axis for axis, extent in enumerate(result) if extent != 1])
-    expanded = tuple(1 if extent == 1 else value.shape[next(axes)] for extent in shape)
-    return at.reshape(value, *expanded) if value.data is None else at.constant(value.data.reshape(expanded), value.dtype)
+    target = tuple(1 if extent == 1 else value.shape[next(axes)] for extent in shape)
+    return at.reshape(value, *target) if value.data is None else at.constant(value.data.reshape(target), value.dtype)

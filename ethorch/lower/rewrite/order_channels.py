@@ -1,6 +1,6 @@
-"""Channels that a TRANSPOSE behind a convolution puts into another order come out of the convolution in that order.
+"""Reordering of a convolution's output channels in place of a TRANSPOSE that reorders them, e.g. in a pixel shuffle.
 
-The convolution's weights are exchanged, which costs nothing. What is left of the TRANSPOSE moves whole rows of channels, or none.
+The convolution's weights are reordered for free. The remaining TRANSPOSE moves whole rows of channels, or is not needed.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from ethorch.tosa.ir import Op, Value
 
 
 def order_channels(r: Rewriter, *, by_nhwc: bool) -> None:
-    """CONV2D, RESCALE and others element by element, RESHAPE of channels into parts, TRANSPOSE of the parts: a pixel shuffle.
+    """Reorder the channels of a CONV2D that elementwise operators, a RESHAPE of channels into factors and a TRANSPOSE follow.
 
     Args:
-        by_nhwc: where the TRANSPOSE brings channels in front of places that it mixes with other channels, it becomes one that
-            leaves them last, and one of the map that is then there.
+        by_nhwc: Whether to split a TRANSPOSE that moves channels before spatial axes into one that leaves them last and one of
+            the
+            map.
     """
-    for op in r.named("TRANSPOSE"):
+    for op in r.select("TRANSPOSE"):
         reshape = r.producer(op.operands[0], "RESHAPE", sole=True)
         if reshape is None:
             continue
@@ -39,7 +40,7 @@ def order_channels(r: Rewriter, *, by_nhwc: bool) -> None:
 
 
 def _by_nhwc(r: Rewriter, conv: Op, op: Op) -> Op:
-    """``op``, or the TRANSPOSE that leaves channels last if it became two."""
+    """Split ``op`` into a TRANSPOSE that leaves channels last and another one, and return the first, or ``op`` if not split."""
     shape, perms = op.operands[0].shape, [axis for axis in op.attrs["perms"] if op.operands[0].shape[axis] > 1]
     first = _first_part(shape, conv.result.shape[-1])
     if first is None:
@@ -51,7 +52,7 @@ def _by_nhwc(r: Rewriter, conv: Op, op: Op) -> Op:
     if math.prod(shape[axis] for axis in perms[:batch]) != conv.result.shape[0] or len(places) < 2 or places[0] == batch:
         return op
     front, rest = perms[batch : places[0]], perms[places[0] :]
-    if all(axis < first for axis in rest):  # a map as it is
+    if all(axis < first for axis in rest):  # already a map
         return op
     second = places[1] - places[0]
     n, height, width, channels = (
@@ -68,12 +69,12 @@ def _by_nhwc(r: Rewriter, conv: Op, op: Op) -> Op:
 
 
 def _first_part(shape: tuple[int, ...], channels: int) -> int | None:
-    """The first of the last axes that are the channels together; None where an axis has channels and something else."""
+    """Return the first of the last axes that form the channels, or None if an axis contains channels and other elements."""
     return next((k for k in range(len(shape) - 1, -1, -1) if math.prod(shape[k:]) == channels), None)
 
 
 def _order(r: Rewriter, conv: Op, between: list[Op], op: Op) -> None:
-    """Channels in the order of ``op``, if it has another."""
+    """Reorder the convolution's channels if ``op`` changes their order."""
     channels, shape, perms = conv.result.shape[-1], op.operands[0].shape, op.attrs["perms"]
     first = _first_part(shape, channels)
     if first is None:
@@ -82,20 +83,20 @@ def _order(r: Rewriter, conv: Op, between: list[Op], op: Op) -> None:
     if [axis for axis in order if shape[axis] > 1] == [axis for axis in range(first, len(shape)) if shape[axis] > 1]:
         return
     parts = np.arange(channels).reshape(shape[first:])
-    wanted = parts.transpose([axis - first for axis in order]).reshape(-1)
+    permutation = parts.transpose([axis - first for axis in order]).reshape(-1)
     at = r.before(op)
-    weight, bias = (_in_order(at, operand, wanted) for operand in conv.operands[1:3])
+    weight, bias = (_in_order(at, operand, permutation) for operand in conv.operands[1:3])
     value = at.again(conv, conv.operands[0], weight, bias)
     for inner in between:
         each = inner.name == "RESCALE" and inner.attrs["per_channel"]
-        scales = {name: tuple(inner.attrs[name][k] for k in wanted) for name in ("multiplier", "shift")} if each else {}
+        scales = {name: tuple(inner.attrs[name][k] for k in permutation) for name in ("multiplier", "shift")} if each else {}
         value = at.again(inner, value, **scales)
     value = at.reshape(value, *shape[:first], *(shape[axis] for axis in order))
     moved = tuple(first + order.index(axis) if axis >= first else axis for axis in perms)
     r.replace(op, at.again(op, value, perms=moved))
 
 
-def _in_order(at: Place, value: Value, wanted: npt.NDArray[Any]) -> Value:
-    """A constant with its first axis in another order; of one element for all channels, itself."""
+def _in_order(at: Place, value: Value, permutation: npt.NDArray[Any]) -> Value:
+    """Reorder the first axis of a constant; return a constant that is shared by all channels unchanged."""
     assert value.data is not None
-    return value if value.shape[0] == 1 else at.constant(value.data[wanted], value.dtype)
+    return value if value.shape[0] == 1 else at.constant(value.data[permutation], value.dtype)

@@ -1,4 +1,4 @@
-"""Peephole rules: a few neighbouring operators become fewer, and no bit changes."""
+"""Peephole rules, which replace a few adjacent operators by fewer."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ethorch.lower.rewrite.rewriter import Rewriter
 from ethorch.tosa.ir import Op, Value
 from ethorch.tosa.opset import FROM_UNSIGNED, TO_UNSIGNED
 
-#: Of so many channels Vela makes a TABLE a part of the convolution before it.
+#: Fewest channels for which Vela fuses a TABLE with a convolution.
 _CHANNELS_OF_TABLE = 8
 
-#: A rule looks at one operator and its producers, and replaces it or leaves it.
+#: Inspect an operator and its producers, and possibly replace it.
 Rule = Callable[[Rewriter, Op], None]
 
 
 def merge_reshapes(r: Rewriter, op: Op) -> None:
-    """RESHAPE of RESHAPE is the outer one; RESHAPE to the same shape is nothing."""
+    """Merge a RESHAPE of a RESHAPE; remove a RESHAPE to the same shape."""
     source = op.operands[0]
     if source.shape == op.result.shape:
         if not r.is_output(op.result):
@@ -29,7 +29,7 @@ def merge_reshapes(r: Rewriter, op: Op) -> None:
 
 
 def merge_transposes(r: Rewriter, op: Op) -> None:
-    """TRANSPOSE of TRANSPOSE is one, or nothing where they cancel; with RESHAPEs between them those that cancel are a RESHAPE."""
+    """Merge or cancel a TRANSPOSE of a TRANSPOSE; those that cancel across RESHAPEs become a RESHAPE."""
     perms, moves = op.attrs["perms"], [op]
     while move := r.producer(moves[0].operands[0], "TRANSPOSE", "RESHAPE"):
         moves.insert(0, move)
@@ -44,7 +44,7 @@ def merge_transposes(r: Rewriter, op: Op) -> None:
 
 
 def merge_clamps(r: Rewriter, op: Op) -> None:
-    """CLAMP of CLAMP is one with the tighter bounds, where the ranges overlap."""
+    """Merge a CLAMP of a CLAMP if the ranges overlap."""
     inner = r.producer(op.operands[0], "CLAMP", sole=True)
     if inner is None:
         return
@@ -54,7 +54,7 @@ def merge_clamps(r: Rewriter, op: Op) -> None:
 
 
 def compose_tables(r: Rewriter, op: Op) -> None:
-    """TABLE of TABLE, int8, is one table."""
+    """Merge a TABLE of a TABLE of INT8."""
     inner = r.producer(op.operands[0], "TABLE", sole=True)
     if inner is None or op.operands[0].dtype != "INT8":
         return
@@ -65,7 +65,7 @@ def compose_tables(r: Rewriter, op: Op) -> None:
 
 
 def pad_into_convolution(r: Rewriter, op: Op) -> None:
-    """PAD of height and width with the zero point, before a convolution, is the convolution's own padding."""
+    """Merge a PAD of height and width with the zero point into the convolution that reads it."""
     pad = r.producer(op.operands[0], "PAD", sole=True)
     if pad is None or pad.attrs["pad_const"] != op.attrs["input_zp"]:
         return
@@ -75,12 +75,12 @@ def pad_into_convolution(r: Rewriter, op: Op) -> None:
     total = tuple(a + b for a, b in zip(op.attrs["pad"], (top, bottom, left, right), strict=True))
     kernel_axes = (1, 2) if op.name == "CONV2D" else (0, 1)
     spans = [(op.operands[1].shape[axis] - 1) * d + 1 for axis, d in zip(kernel_axes, op.attrs["dilation"], strict=True)]
-    if max(total[:2]) < spans[0] and max(total[2:]) < spans[1]:  # of a window of padding only Vela may refuse it
+    if max(total[:2]) < spans[0] and max(total[2:]) < spans[1]:  # Vela may refuse windows of padding only
         r.replace(op, r.before(op).again(op, pad.operands[0], pad=total))
 
 
 def merge_unsigned(r: Rewriter, op: Op) -> None:
-    """A RESCALE of int8 next to one that makes uint8 int8, or int8 uint8, is one that reads, or gives, uint8."""
+    """Merge a RESCALE of int8 with an adjacent conversion from or to uint8."""
     inner = r.producer(op.operands[0], "RESCALE")
     if inner is None or not inner.operands[0].dtype == inner.result.dtype == op.result.dtype == "INT8":
         return
@@ -92,7 +92,7 @@ def merge_unsigned(r: Rewriter, op: Op) -> None:
         r.replace(op, r.before(op).again(inner, inner.operands[0], **attrs))
 
 
-#: Operator -> the rule for it.
+#: Operator -> rule.
 RULES: Mapping[str, Rule] = {
     "RESHAPE": merge_reshapes,
     "TRANSPOSE": merge_transposes,
@@ -105,17 +105,17 @@ RULES: Mapping[str, Rule] = {
 
 
 def merge_neighbours(r: Rewriter) -> None:
-    """Try each operator's rule once."""
-    for op in r.named(*RULES):
+    """Apply each operator's rule once."""
+    for op in r.select(*RULES):
         RULES[op.name](r, op)
 
 
 def move_reshapes_before_pads(r: Rewriter) -> None:
-    """PAD, then a RESHAPE that only moves axes of extent 1: the other way round a convolution can take the padding over.
+    """Move a RESHAPE that only adds or removes axes of extent 1 before a PAD, which a convolution can then absorb.
 
-    Not of more than four axes: ``vela.pad-of-five-axes``.
+    Results of more than four axes are skipped. See ``vela.pad-of-five-axes``.
     """
-    for op in r.named("RESHAPE"):
+    for op in r.select("RESHAPE"):
         pad = r.producer(op.operands[0], "PAD", sole=True)
         if pad is None or op.result.rank > 4:
             continue
@@ -124,16 +124,16 @@ def move_reshapes_before_pads(r: Rewriter) -> None:
         if [padded[axis] for axis in axes] != [extent for extent in shape if extent != 1]:
             continue
         source, padding, following = pad.operands[0], pad.attrs["padding"], iter(axes)
-        kept = [next(following) if extent != 1 else None for extent in shape]
+        source_axes = [next(following) if extent != 1 else None for extent in shape]
         at = r.before(op)
-        moved = at.reshape(source, *(1 if axis is None else source.shape[axis] for axis in kept))
-        around = tuple(n for axis in kept for n in ((0, 0) if axis is None else padding[2 * axis : 2 * axis + 2]))
+        moved = at.reshape(source, *(1 if axis is None else source.shape[axis] for axis in source_axes))
+        around = tuple(n for axis in source_axes for n in ((0, 0) if axis is None else padding[2 * axis : 2 * axis + 2]))
         r.replace(op, at.again(pad, moved, padding=around))
         r.erase(pad)
 
 
 def moves_before(r: Rewriter, op: Op) -> list[Op]:
-    """Return the TRANSPOSEs and RESHAPEs before ``op`` that nothing else reads, the last one first."""
+    """Return the TRANSPOSEs and RESHAPEs before ``op`` without other readers, the last one first."""
     moves: list[Op] = []
     while move := r.producer((moves or [op])[-1].operands[0], "TRANSPOSE", "RESHAPE", sole=True):
         moves.append(move)
@@ -141,7 +141,7 @@ def moves_before(r: Rewriter, op: Op) -> list[Op]:
 
 
 def run_before_moves(r: Rewriter, op: Op) -> None:
-    """Make ``op`` read what the TRANSPOSEs and RESHAPEs before it read, and move its result by them."""
+    """Move the operator before the TRANSPOSEs and RESHAPEs of its operand."""
     moves, at = moves_before(r, op), r.before(op)
     value = at.again(op, moves[-1].operands[0])
     for move in reversed(moves):
@@ -150,11 +150,12 @@ def run_before_moves(r: Rewriter, op: Op) -> None:
 
 
 def move_tables_before_moves(r: Rewriter) -> None:
-    """TABLE of a TRANSPOSE or RESHAPE becomes one of the TABLE, INT8: it can join what is before it, a convolution for one.
+    """Move INT8 TABLEs before TRANSPOSEs and RESHAPEs, so that they merge with e.g. a convolution.
 
-    Of a RESHAPE only where an operator makes what it reads, of up to four axes. Vela's bug: ``vela.table-between-transposes``.
+    A TABLE moves before a RESHAPE only if the source has a producer and at most four axes. See
+    ``vela.table-between-transposes``.
     """
-    for op in r.named("TABLE"):
+    for op in r.select("TABLE"):
         moves = moves_before(r, op)
         source = (moves or [op])[-1].operands[0]
         joins = bool(moves) and r.producer(source) is not None and source.rank <= 4
@@ -163,12 +164,13 @@ def move_tables_before_moves(r: Rewriter) -> None:
 
 
 def move_tables_behind_transposes(r: Rewriter) -> None:
-    """A TABLE, INT8, of a convolution of few channels, read by a TRANSPOSE alone, becomes that of the last TRANSPOSE behind it.
+    """Move the INT8 TABLE of a convolution with few channels after the TRANSPOSEs that alone read it, where it is free.
 
-    There it costs nothing; of fewer than 8 channels Vela makes it no part of the convolution. Others stay: Vela 5.2 loses the TABLE
-    of a TRANSPOSE of a CLAMP on U85, of one of five axes on U65, and of several that leave all where it was.
+    Vela does not fuse such a TABLE with the convolution. Other TABLEs stay, because Vela 5.2 loses the TABLE of a TRANSPOSE of
+    a CLAMP (U85),
+    of a TRANSPOSE of five axes (U65), and of several TRANSPOSEs that cancel.
     """
-    for op in r.named("TABLE"):
+    for op in r.select("TABLE"):
         rescale = r.producer(op.operands[0], "RESCALE")
         conv = r.producer(rescale.operands[0], "CONV2D", "DEPTHWISE_CONV2D") if rescale else None
         if conv is None or conv.result.shape[-1] >= _CHANNELS_OF_TABLE or op.result.dtype != "INT8":
@@ -189,7 +191,7 @@ def move_tables_behind_transposes(r: Rewriter) -> None:
 
 
 def _move_anything(value: Value, moves: list[Op]) -> bool:
-    """Does any element come to another place, in order of memory?"""
+    """Return True if an element changes its position in memory."""
     places = np.arange(math.prod(value.shape)).reshape(value.shape)
     for move in moves:
         places = places.transpose(move.attrs["perms"]) if move.name == "TRANSPOSE" else places.reshape(move.result.shape)

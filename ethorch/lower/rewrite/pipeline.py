@@ -1,7 +1,4 @@
-"""``PIPELINE``: the steps from TOSA as it was lowered to TOSA as Vela gets it, and ``rewrite``, which runs them.
-
-No step changes a bit of what the graph computes.
-"""
+"""The steps between lowering and Vela, and the function that runs them. No step changes results."""
 
 from __future__ import annotations
 
@@ -39,13 +36,13 @@ from ethorch.tosa.verify import verify
 
 Setting = TypeVar("Setting")
 Run = Callable[[Rewriter, Tuning], None]
-#: Gets the name of a step that changed the graph, and the graph as it then is.
+#: Receives the name of a step that changed the graph, and the changed graph.
 Dump = Callable[[str, Graph], None]
 
 
 @dataclass(frozen=True)
 class Step:
-    """One rewrite: what it does, the function that does it, and why it stands where it stands."""
+    """A rewrite, its function, and the reason for its position."""
 
     name: str
     run: Run
@@ -54,20 +51,20 @@ class Step:
 
 @dataclass(frozen=True)
 class Repeat:
-    """Steps of which the first is tried again after each that changed something, until none does."""
+    """Steps that are repeated from the first after each change, until none changes the graph."""
 
     steps: tuple[Step, ...]
     why_here: str
 
 
 def always(rewrite: Callable[[Rewriter], None]) -> Run:
-    """``rewrite`` for every target."""
+    """Run ``rewrite`` for every target."""
     return lambda r, tuning: rewrite(r)
 
 
 @dataclass(frozen=True)
 class Tuned(Generic[Setting]):
-    """``rewrite`` with a field of the target's tuning; where that is None, not at all."""
+    """A rewrite with a parameter from the target's tuning, which is skipped if the parameter equals None."""
 
     rewrite: Callable[[Rewriter, Setting], None]
     setting: Callable[[Tuning], Setting | None]
@@ -78,7 +75,7 @@ class Tuned(Generic[Setting]):
 
 
 def where(condition: Callable[[Tuning], bool], rewrite: Callable[[Rewriter], None]) -> Run:
-    """``rewrite`` for the targets whose tuning says so."""
+    """Run ``rewrite`` for targets whose tuning fulfills ``condition``."""
 
     def run(r: Rewriter, tuning: Tuning) -> None:
         if condition(tuning):
@@ -91,102 +88,109 @@ PIPELINE: tuple[Step | Repeat, ...] = (
     Step(
         "fold wide moves",
         always(fold_wide_moves),
-        "First: the RESHAPEs that it adds merge with their neighbours in the steps behind.",
+        "First, because later steps merge the RESHAPEs that it adds.",
     ),
     Step(
         "fold broadcasts",
         always(fold_broadcasts),
-        "Before neighbours are merged, which would part the operators from what belongs to them.",
+        "Before neighbours are merged, which would separate operators from their RESCALEs.",
     ),
     Step(
         "fold pools",
         Tuned(fold_pools, lambda t: t.fewest_results_of_wide_stride),
-        "Before neighbours are merged, for the sake of its RESHAPEs.",
+        "Before neighbours are merged, which merges its RESHAPEs.",
     ),
     Step(
         "move tables before moves",
         always(move_tables_before_moves),
-        "Before neighbours are merged: TABLEs and TRANSPOSEs meet their like.",
+        "Before neighbours are merged, so that TABLEs and TRANSPOSEs become adjacent to their kind.",
     ),
     Step(
         "move reshapes before pads",
         always(move_reshapes_before_pads),
-        "Before neighbours are merged: only then does a convolution find the PAD that it can take over.",
+        "Before neighbours are merged, so that convolutions can absorb PADs.",
     ),
     Repeat(
         (
-            Step("merge neighbours", always(merge_neighbours), "The cheapest, and it brings together what the others look for."),
-            Step("split convolutions", always(split_convolutions), "Before shapes are kept, which moves the RESHAPE it looks for."),
+            Step(
+                "merge neighbours",
+                always(merge_neighbours),
+                "First, because it is fast and simplifies the graph.",
+            ),
+            Step(
+                "split convolutions",
+                always(split_convolutions),
+                "Before shapes are kept, which moves its RESHAPE.",
+            ),
             Step(
                 "fold strides",
                 Tuned[FoldColumns | FoldSquares](fold_strides, lambda t: t.fold_strides),
-                "After padding is merged into the convolutions: it folds the padding, too.",
+                "After padding is merged into the convolutions, because it folds that padding.",
             ),
-            Step("keep shapes", always(keep_shapes), "Last: it moves RESHAPEs on, which then merge with others."),
+            Step("keep shapes", always(keep_shapes), "Last, because it moves RESHAPEs, which then merge with others."),
         ),
-        "Each of these makes room for the others.",
+        "Each step enables the others.",
     ),
     Step(
         "select channels",
         Tuned(select_channels, lambda t: t.largest_selection),
-        "After neighbours are merged: it follows RESHAPEs and TRANSPOSEs back, and the fewer there are the more it understands.",
+        "After neighbours are merged, which leaves fewer RESHAPEs and TRANSPOSEs to follow.",
     ),
     Step(
         "order channels",
         lambda r, t: order_channels(r, by_nhwc=t.shuffles_by_nhwc),
-        "After channels are selected, which leaves fewer TRANSPOSEs; before those are split: what is left of one keeps rows whole.",
+        "After channels are selected, which leaves fewer TRANSPOSEs, and before those are split.",
     ),
     Step(
         "split transposes",
         Tuned(split_transposes, lambda t: t.transpose_steps),
-        "After channels are selected, which leaves fewer of them; after neighbours are merged, which would join the steps.",
+        "After channels are selected, which leaves fewer TRANSPOSEs, and after neighbours are merged, which would undo the split.",
     ),
     Step(
         "move tables behind transposes",
         always(move_tables_behind_transposes),
-        "After all that looks for TRANSPOSEs behind a convolution: only then is it clear which of them are left.",
+        "After all steps that remove TRANSPOSEs of convolutions.",
     ),
     Step(
         "split tiles",
         Tuned(split_tiles, lambda t: t.tile_steps),
-        "Before Vela's bugs, some of which are about the SLICE that it adds where steps make too many copies.",
+        "Before Vela's bugs, some of which affect the SLICEs that it adds.",
     ),
     Step(
         "copy broadcast constants",
         where(lambda t: t.copies_broadcast_constants, copy_broadcast_constants),
-        "After shapes are kept, which gives constants the shape that they are broadcast from.",
+        "After shapes are kept, which determines the shapes from which constants are broadcast.",
     ),
     Step(
         "rescale by depthwise convolutions",
         lambda r, t: rescale_to_depthwise(r, t.smallest_rescale_by_depthwise, t.channels_of_rescale_by_depthwise),
-        "After channels are selected: that turns RESCALEs into convolutions that move channels, too.",
+        "After channels are selected, which also replaces RESCALEs by convolutions.",
     ),
     Step(
         "work around Vela's bugs",
         work_around,
-        "Last: its copies stand between operators that Vela must not see side by side.",
+        "Last, because other steps could remove or merge its copies.",
     ),
 )
 
 
 def rewrite(graph: Graph, tuning: Tuning = UNTUNED, *, dump: Dump | None = None) -> Graph:
-    """Run ``PIPELINE`` on the regions of ``graph``, the innermost first, and on itself; the graph. Its outputs keep every bit.
+    """Run ``PIPELINE`` on the regions of ``graph``, innermost first, and on ``graph``. Return the verified graph.
 
-    First, and after each step, what nothing reads is dropped: the next sees who really reads a value. Then the graph is verified.
+    Unused operators are removed before the first step and after each step.
 
     Args:
-        graph: is changed.
-        tuning: the target's; without one, nothing is done for the sake of an NPU.
-        dump: gets the graph as it is now, and each step's name with what it left behind. ``dump_to(folder)`` makes one that writes
-            files; lowering makes that one where the compile spec's ``dump_intermediate_artifacts_to`` names a folder.
+        graph: Graph, which is changed in place.
+        tuning: Tuning of the target. Default: no NPU-specific rewrites.
+        dump: Called with each changing step's name and the graph. Default: none; see :func:`dump_to`.
 
     Raises:
-        AssertionError: a step left a graph that is not TOSA.
+        AssertionError: A step left an invalid graph.
     """
     names = Names(graph)
 
     def run(step: Step, r: Rewriter) -> bool:
-        """True if the step changed something."""
+        """Return True if the step changed the graph."""
         before = r.changes
         step.run(r, tuning)
         if r.changes == before:
@@ -215,7 +219,7 @@ def rewrite(graph: Graph, tuning: Tuning = UNTUNED, *, dump: Dump | None = None)
 
 
 def dump_to(folder: str | os.PathLike[str]) -> Dump:
-    """A ``dump`` that writes files into ``folder``: ``00_as_lowered.txt``, ``01_merge_neighbours.txt`` and so on."""
+    """Return a ``dump`` that writes files to ``folder``: ``00_as_lowered.txt``, ``01_merge_neighbours.txt`` and so on."""
     directory, numbers = Path(folder), count()
 
     def write(name: str, graph: Graph) -> None:

@@ -1,10 +1,11 @@
-"""Pictures that come in planes (NCHW) and are turned to NHWC: a convolution may do it that reads the planes as bricks.
+"""Conversion of NCHW inputs to NHWC by a convolution that reads the planes as bricks.
 
-In memory a picture of C planes is what a map of C * 16 channels would be in the NPU's brick format: 16 columns lie together as
-the channels of a brick do, and a plane is as far from the next as one brick from another. A convolution with a kernel of one that
-puts the channels in the order of pixels then writes NHWC, and costs 16 * C multiply-adds an element. TOSA cannot say how a map
-lies in memory. So the graph that Vela gets reads the input in another order than it means, and ``ethorch.vela.planes`` gives the
-commands that read it the strides of planes.
+An image of C planes has the memory layout of a map of C * 16 channels in the NPU's brick format. 16 columns are adjacent like
+the
+channels of a brick, and planes are as far apart as bricks. A 1x1 convolution that permutes the channels writes NHWC. It costs
+16 * C multiply-adds per element. TOSA cannot express memory layouts. Therefore Vela's graph declares the input in another
+order, and
+``ethorch.vela.planes`` sets the strides in the commands.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from ethorch.lower.rewrite.insert_copies import LONGEST, copied
+from ethorch.lower.rewrite.insert_copies import LONGEST, copy_value
 from ethorch.lower.rewrite.rewriter import Place, Rewriter
 from ethorch.tosa.ir import DTYPES, Graph, Op, Value
 
-BRICK = 16  #: channels that lie together in the NPU's brick format
-#: A RESCALE that changes nothing, by what the convolution adds up to.
+BRICK = 16  #: adjacent channels in the NPU's brick format
+#: Multiplier and shift of a RESCALE by 1, by the dtype of the input.
 _ONE: Mapping[str, dict[str, Any]] = {
     "INT8": {"multiplier": (1 << 30,), "shift": (30,)},
     "INT16": {"multiplier": (1 << 14,), "shift": (14,)},
@@ -36,23 +37,23 @@ class Planes:
     """An input that is read as bricks.
 
     Attributes:
-        name: of the TRANSPOSE that is no more.
-        input: which input of the graph it is.
-        made: the results of the operators in its place.
-        count: planes, which are C.
-        rows, columns: of the map of bricks, each of ``BRICK`` places of all planes.
+        name: Name of the replaced TRANSPOSE's result.
+        input: Index of the graph input.
+        results: Names of the results of the new operators.
+        count: Number of planes C.
+        rows, columns: Shape of the map of bricks, each with ``BRICK`` elements of all planes.
     """
 
     name: str
     input: int
-    made: tuple[str, ...]
+    results: tuple[str, ...]
     count: int
     rows: int
     columns: int
 
 
 def planes_of(op: Op, source: Value, most: int) -> tuple[int, int] | None:
-    """(planes, places of each), if ``op`` turns ``source``, one picture of at most so many planes, to NHWC and bricks fit."""
+    """Return (planes, elements of a plane) if ``op`` converts one image with at most ``most`` planes to NHWC and bricks fit."""
     if op.name != "TRANSPOSE" or source.dtype not in _ONE:
         return None
     read = op.operands[0].shape
@@ -66,84 +67,81 @@ def planes_of(op: Op, source: Value, most: int) -> tuple[int, int] | None:
 
 
 def input_of(r: Rewriter, value: Value) -> Value:
-    """What ``value`` is under another shape: an input of the graph, if nothing else is done to it."""
+    """Return ``value`` before all RESHAPEs."""
     while (op := r.producer(value, "RESHAPE")) is not None:
         value = op.operands[0]
     return value
 
 
-def _turned(r: Rewriter, most: int) -> list[tuple[Op, Value, int, int]]:
-    """The TRANSPOSEs of inputs that convolutions may read in planes, each with its input, planes, and places of a plane."""
-    found = []
-    for op in r.named("TRANSPOSE"):
+def _find_transposes(r: Rewriter, most: int) -> list[tuple[Op, Value, int, int]]:
+    """Return the TRANSPOSEs that a convolution can replace, each with input, planes, and elements of a plane."""
+    transposes = []
+    for op in r.select("TRANSPOSE"):
         source = input_of(r, op.operands[0])
         size = planes_of(op, source, most) if source in r.graph.inputs else None
         if size is not None:
-            found.append((op, source, *size))
-    return found
+            transposes.append((op, source, *size))
+    return transposes
 
 
 def copy_selected_inputs(graph: Graph, most: int) -> None:
-    """Make each SELECT read a copy of the inputs that convolutions may read in planes, which is another shape.
-
-    Vela's bug: ``vela.select-of-reshaped``.
-    """
+    """Copy the inputs that are read as planes and by a SELECT. See ``vela.select-of-reshaped``."""
     r = Rewriter(graph)
-    turned = {source for _, source, *_ in _turned(r, most)}
-    for op in r.named("SELECT"):
+    sources = {source for _, source, *_ in _find_transposes(r, most)}
+    for op in r.select("SELECT"):
         for index, value in enumerate(op.operands):
-            if input_of(r, value) in turned:
-                r.insert_before(op, index, copied)
+            if input_of(r, value) in sources:
+                r.insert_before(op, index, copy_value)
     r.finish()
 
 
-def turned_inputs(graph: Graph, most: int) -> bool:
-    """Is an input of the graph turned that convolutions may read in planes?"""
-    return any(op.name == "TRANSPOSE" for op in graph.ops) and bool(_turned(Rewriter(graph), most))
+def has_plane_inputs(graph: Graph, most: int) -> bool:
+    """Return True if a convolution can replace the TRANSPOSE of an input."""
+    return any(op.name == "TRANSPOSE" for op in graph.ops) and bool(_find_transposes(Rewriter(graph), most))
 
 
 def bytes_beside_pixels(graph: Graph, most: int) -> int:
-    """Of the inputs that convolutions may read in planes: most bytes of one with what the first windows make of it."""
+    """Return the maximum size of an input that is read as planes, together with the first tensors computed from it."""
     r = Rewriter(graph)
-    found = _turned(r, most)
-    return max((math.prod(op.result.shape) * _BYTES[source.dtype] + _made_of(r, op) for op, source, *_ in found), default=0)
+    planes = _find_transposes(r, most)
+    return max((math.prod(op.result.shape) * _BYTES[source.dtype] + _first_bytes(r, op) for op, source, *_ in planes), default=0)
 
 
-def _made_of(r: Rewriter, op: Op) -> int:
-    """Bytes of what is computed from a value first; none where it only gets another shape."""
+def _first_bytes(r: Rewriter, op: Op) -> int:
+    """Return the size of the first tensors computed from the result of ``op``, or 0 if it is only moved."""
     wide = 0
     for reader in r.readers(op.result):
         if reader.name in ("RESHAPE", "SLICE", "PAD", "TRANSPOSE"):
-            wide = max(wide, _made_of(r, reader))
+            wide = max(wide, _first_bytes(r, reader))
         else:
             wide = max(wide, math.prod(reader.result.shape) * _BYTES.get(op.result.dtype, 1))
     return wide
 
 
-def without_turned_inputs(graph: Graph, most: int) -> tuple[Graph, tuple[Planes, ...]]:
-    """A copy of the graph for Vela in which convolutions read inputs that are planes; ``graph`` itself where there is none.
+def read_planes(graph: Graph, most: int) -> tuple[Graph, tuple[Planes, ...]]:
+    """Return a copy of the graph in which convolutions read inputs as planes, or ``graph`` itself if none does.
 
     Args:
-        most: planes that such an input may have.
+        most: Maximum number of planes.
     """
     r = Rewriter(graph.copy())
-    found = tuple(_by_convolution(r, *turned) for turned in _turned(r, most))
-    if not found:
+    planes = tuple(_by_convolution(r, *transpose) for transpose in _find_transposes(r, most))
+    if not planes:
         return graph, ()
     r.drop_dead()
-    return r.finish(), found
+    return r.finish(), planes
 
 
 def _by_convolution(r: Rewriter, op: Op, source: Value, count: int, places: int) -> Planes:
     rows, columns = _as_map(op.result.shape, places // BRICK)
     at, shape, name, before = r.before(op), op.result.shape, op.result.name, set(r)
-    made = _in_pixels(at, at.reshape(source, 1, rows, columns, BRICK * count), count)
-    r.replace(op, at.reshape(made, *shape))
+    pixels = _in_pixels(at, at.reshape(source, 1, rows, columns, BRICK * count), count)
+    r.replace(op, at.reshape(pixels, *shape))
     return Planes(name, r.graph.inputs.index(source), tuple(op.result.name for op in r if op not in before), count, rows, columns)
 
 
 def _in_pixels(at: Place, bricks: Value, count: int) -> Value:
-    """Channels, sixteen places of the first plane, sixteen of the next and so on, in the order of places."""
+    """Permute the channels from 16 elements of each plane to elements of all planes."""
     depth = BRICK * count
     picking = np.zeros((depth, 1, 1, depth), np.int8)
     place, plane = np.divmod(np.arange(depth), count)
@@ -156,7 +154,7 @@ def _in_pixels(at: Place, bricks: Value, count: int) -> Value:
 
 
 def _as_map(shape: tuple[int, ...], bricks: int) -> tuple[int, int]:
-    """Rows and columns for so many bricks: whole rows of the picture where they are whole bricks, else what divides evenly."""
+    """Return rows and columns for ``bricks`` bricks: rows of the image if they are whole bricks, otherwise an even division."""
     height = math.prod(shape[:-2])
     rows = math.gcd(height, bricks)
     while bricks // rows > LONGEST:

@@ -1,4 +1,4 @@
-"""A copy of INT8, rescaled or not, is a depthwise convolution with a kernel of one: half the cycles of a pool on U55."""
+"""INT8 copies and RESCALEs as 1x1 depthwise convolutions, which take half the cycles of a pool on the U55."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from ethorch.tosa.ir import Op
 
 
 def rescale_to_depthwise(r: Rewriter, smallest: int | None, channels: tuple[int, int] | None = None) -> None:
-    """Each RESCALE from INT8 to INT8 that is no part of another operator becomes a DEPTHWISE_CONV2D and the rest of it.
+    """Replace separate RESCALEs from INT8 to INT8 by a DEPTHWISE_CONV2D and a RESCALE that Vela fuses.
 
-    The convolution takes the zero point off and multiplies by 1; what is rounded, and how, stays. One of a longer axis than
-    the NPU's stays: Vela makes a pool of it, which may be as long as it is.
+    The convolution subtracts the zero point and multiplies by 1; rounding does not change. RESCALEs with axes longer than the
+    NPU supports
+    stay, because Vela converts them to pools without that limit.
 
     Args:
-        smallest: elements of a RESCALE from which it is done; None: it is not.
-        channels: fewest and most of those for which it is done; None: any.
+        smallest: Minimum number of elements. Default: replace nothing.
+        channels: Minimum and maximum number of channels. Default: any.
     """
     if smallest is None:
         return
     fewest, most = channels or (1, LONGEST)
-    for op in r.named("RESCALE"):
+    for op in r.select("RESCALE"):
         shape = _as_map(op.result.shape)
         pays = math.prod(shape) >= smallest and fewest <= shape[3] <= most and max(shape) <= LONGEST
         if is_plain(op) and not op.operands[0].is_const and pays:
@@ -38,7 +39,7 @@ def _as_map(shape: Sequence[int]) -> tuple[int, int, int, int]:
 
 
 def is_plain(op: Op) -> bool:
-    """Is ``op`` a RESCALE from INT8 to INT8, signed, with one multiplier?"""
+    """Return True if ``op`` is a signed per-tensor RESCALE from INT8 to INT8."""
     if op.name != "RESCALE" or not op.operands[0].dtype == op.result.dtype == "INT8":
         return False
     return not (op.attrs["per_channel"] or op.attrs["input_unsigned"] or op.attrs["output_unsigned"])
@@ -47,9 +48,9 @@ def is_plain(op: Op) -> bool:
 def _multiply_by_one(r: Rewriter, op: Op) -> None:
     at, value = r.before(op), op.operands[0]
     shape = _as_map(value.shape)
-    one = at.constant(np.ones((1, 1, shape[3], 1), np.int8), "INT8")
-    zero = at.constant(np.zeros(1, np.int32), "INT32")
+    weight = at.constant(np.ones((1, 1, shape[3], 1), np.int8), "INT8")
+    bias = at.constant(np.zeros(1, np.int32), "INT32")
     window = {"pad": (0, 0, 0, 0), "stride": (1, 1), "dilation": (1, 1), "input_zp": op.attrs["input_zp"], "weight_zp": 0}
     value = value if value.shape == shape else at.reshape(value, *shape)
-    value = at.again(op, at.emit("DEPTHWISE_CONV2D", value, one, zero, **window), input_zp=0)
+    value = at.again(op, at.emit("DEPTHWISE_CONV2D", value, weight, bias, **window), input_zp=0)
     r.replace(op, value if value.shape == op.result.shape else at.reshape(value, *op.result.shape))

@@ -1,8 +1,8 @@
-"""Channels that are picked, mixed or put together between convolutions are picked by the convolutions' weights.
+"""Selection of rearranged channels by the weights of the convolutions that read them.
 
-A channel shuffle is a RESHAPE, a TRANSPOSE and a RESHAPE, mostly with slices and concatenations around it: the NPU moves
-every byte several times. A convolution with a kernel of one that reads the channels where they were first takes no longer:
-its weights for channels that it does not want are zero.
+A channel shuffle is a RESHAPE, a TRANSPOSE and a RESHAPE, often with slices and concatenations, so that the NPU moves each byte
+several
+times. A 1x1 convolution that reads the original channels is as fast, with zero weights for the channels that it does not need.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ethorch.tosa.ir import Op, Value
 _MOVES = ("RESHAPE", "TRANSPOSE", "SLICE", "CONCAT")
 #: A convolution with a kernel of one.
 _WINDOW = {"pad": (0, 0, 0, 0), "stride": (1, 1), "dilation": (1, 1), "weight_zp": 0}
-#: A RESCALE that changes nothing.
+#: A RESCALE by 1.
 _ONE: dict[str, Any] = {
     "multiplier": (1 << 30,), "shift": (30,), "input_zp": 0, "output_zp": 0, "dtype": "INT8", "per_channel": False,
     "input_unsigned": False, "output_unsigned": False,
@@ -32,8 +32,8 @@ Places = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True)
-class _Found:
-    """Where each channel of an NHWC value comes from: the sources, NHWC, and for each channel its number in them, joined."""
+class _Channels:
+    """The sources (NHWC) of a value's channels, and the index of each channel in the joined sources."""
 
     sources: tuple[Value, ...]
     channels: Places
@@ -48,24 +48,22 @@ class _Found:
 
     @property
     def is_double(self) -> bool:
-        """Is a channel there twice? Its two weights have a sum that may be no weight."""
+        """True if a channel is repeated, because the sum of its two weights may be out of range."""
         return len(np.unique(self.channels)) < len(self.channels)
 
     @property
     def is_order(self) -> bool:
-        """Are these all channels of the sources, in another order?"""
+        """True if the value has all channels of the sources in another order."""
         return not self.is_source and self.count == self.channels.size and not self.is_double
 
 
 def select_channels(r: Rewriter, most: int) -> None:
-    """Let convolutions and rescales of rearranged channels read them where they are, if that is estimated to be faster.
-
-    No bit changes: sums get terms of zero, and a copy is a product with one.
+    """Let convolutions and RESCALEs of rearranged channels read the original channels if that is estimated to be faster.
 
     Args:
-        most: channels that are read for a copy of some of them.
+        most: Maximum number of channels that are read to copy some of them.
     """
-    if any(True for _ in r.named("CONCAT")):
+    if any(True for _ in r.select("CONCAT")):
         selection = _Selection(r, most)
         for op in r:
             selection.try_on(op)
@@ -74,9 +72,9 @@ def select_channels(r: Rewriter, most: int) -> None:
 class _Selection:
     def __init__(self, r: Rewriter, most: int):
         self.r, self.most = r, most
-        self.twins: dict[Value, tuple[Value, Places]] = {}  # of a value: an NHWC one, and where in it each element is
+        self.twins: dict[Value, tuple[Value, Places]] = {}  # value -> NHWC value, and the position of each element in it
         self.joined: dict[tuple[Value, ...], Value] = {}
-        self.mixed: dict[Value, tuple[Value, Places]] = {}  # of a DEPTHWISE_CONV2D's result: the new one, its channels' order
+        self.mixed: dict[Value, tuple[Value, Places]] = {}  # depthwise result -> new result, order of its channels
 
     def try_on(self, op: Op) -> None:
         source = op.operands[0] if op.operands else None
@@ -94,33 +92,33 @@ class _Selection:
         elif is_plain(op):
             self.rescale(op)
 
-    # --- what is replaced ---------------------------------------------------------------------------------------------
+    # --- replacements -------------------------------------------------------------------------------------------------
 
     def convolution(self, op: Op) -> None:
         weight = op.operands[1].data
-        found = self.found(op.operands[0])
-        if found is None or weight is None:
+        channels = self.find_channels(op.operands[0])
+        if channels is None or weight is None:
             return
         taps = math.prod(weight.shape[1:3])
-        if not found.is_source and (taps > 1 or found.is_double or found.count > min(self.most, 2 * weight.shape[3])):
+        if not channels.is_source and (taps > 1 or channels.is_double or channels.count > min(self.most, 2 * weight.shape[3])):
             return
         at = self.r.before(op)
-        picking = np.zeros((*weight.shape[:3], found.count), weight.dtype)
-        picking[..., found.channels] = weight
-        self.r.replace(op, at.again(op, self.join(at, found), at.constant(picking, op.operands[1].dtype)))
+        picking = np.zeros((*weight.shape[:3], channels.count), weight.dtype)
+        picking[..., channels.channels] = weight
+        self.r.replace(op, at.again(op, self.join(at, channels), at.constant(picking, op.operands[1].dtype)))
 
     def depthwise(self, op: Op) -> None:
-        """In the order of the sources; who reads the result is told."""
+        """Compute in the order of the sources, which ``mixed`` records for the readers."""
         weight, bias = (value.data for value in op.operands[1:])
-        found = self.found(op.operands[0])
-        if found is None or weight is None or bias is None or weight.shape[3] != 1:
+        channels = self.find_channels(op.operands[0])
+        if channels is None or weight is None or bias is None or weight.shape[3] != 1:
             return
-        if not found.is_order or self.r.uses(op.result) > 1:
+        if not channels.is_order or self.r.uses(op.result) > 1:
             return
-        order, at = np.argsort(found.channels), self.r.before(op)
+        order, at = np.argsort(channels.channels), self.r.before(op)
         weights = at.constant(np.ascontiguousarray(weight[:, :, order]), op.operands[1].dtype)
         biases = at.constant(bias[order], op.operands[2].dtype) if bias.size > 1 else op.operands[2]
-        self.mixed[op.result] = at.again(op, self.join(at, found), weights, biases), order
+        self.mixed[op.result] = at.again(op, self.join(at, channels), weights, biases), order
 
     def rescale_of_depthwise(self, op: Op) -> None:
         source, order = self.mixed[op.operands[0]]
@@ -128,48 +126,49 @@ class _Selection:
         if op.attrs["per_channel"]:
             factors = {key: tuple(op.attrs[key][channel] for channel in order) for key in ("multiplier", "shift")}
         result = self.r.before(op).again(op, source, **factors)
-        self.twins[op.result] = result, _counted(result.shape)[..., np.argsort(order)]
+        self.twins[op.result] = result, _number_elements(result.shape)[..., np.argsort(order)]
 
     def rescale(self, op: Op) -> None:
-        """Its result in NCHW is transposed from NHWC, if anyone wants it."""
+        """Select the channels in NHWC, and transpose the result to NCHW."""
         at = self.r.before(op)
-        if (picked := self.pick(at, op.operands[0], op.result, op.attrs)) is not None:
-            self.r.replace(op, at.emit("TRANSPOSE", picked, perms=(0, 3, 1, 2)))
+        if (selected := self.pick(at, op.operands[0], op.result, op.attrs)) is not None:
+            self.r.replace(op, at.emit("TRANSPOSE", selected, perms=(0, 3, 1, 2)))
 
     def concatenation(self, op: Op) -> None:
-        """What it puts together of channels of several tensors is one tensor first, or every later one would read them all."""
+        """Combine channels of several tensors to one tensor, so that later operators do not read all of them."""
         for value in op.operands:
             if value not in self.twins:
                 self.pick(self.r.before(op, of=value), value, value, _ONE)
 
     def pick(self, at: Place, moved: Value, value: Value, attrs: Mapping[str, Any]) -> Value | None:
-        """``value``, NCHW, the RESCALE of ``moved`` with ``attrs``, as a convolution that picks and has an NHWC result."""
+        """Compute ``value``, the NCHW RESCALE of ``moved`` with ``attrs``, by a convolution with an NHWC result."""
         _, c, h, w = moved.shape
-        found = self.found(moved, (0, 2, 3, 1))
-        if found is None or found.is_source or found.count > self.most or h * w == 1:
+        channels = self.find_channels(moved, (0, 2, 3, 1))
+        if channels is None or channels.is_source or channels.count > self.most or h * w == 1:
             return None
-        picking = np.zeros((c, 1, 1, found.count), np.int8)
-        picking[np.arange(c), 0, 0, found.channels] = 1
-        one, zero = at.constant(picking, "INT8"), at.constant(np.zeros(1, np.int32), "INT32")
-        wide = at.emit("CONV2D", self.join(at, found), one, zero, input_zp=attrs["input_zp"], **_WINDOW)
+        picking = np.zeros((c, 1, 1, channels.count), np.int8)
+        picking[np.arange(c), 0, 0, channels.channels] = 1
+        weight, bias = at.constant(picking, "INT8"), at.constant(np.zeros(1, np.int32), "INT32")
+        wide = at.emit("CONV2D", self.join(at, channels), weight, bias, input_zp=attrs["input_zp"], **_WINDOW)
         result = at.emit("RESCALE", wide, **{**attrs, "input_zp": 0})
-        self.twins[value] = result, _counted(result.shape).transpose(0, 3, 1, 2)
+        self.twins[value] = result, _number_elements(result.shape).transpose(0, 3, 1, 2)
         return result
 
-    # --- where channels come from -------------------------------------------------------------------------------------
+    # --- sources of channels ------------------------------------------------------------------------------------------
 
-    def join(self, at: Place, found: _Found) -> Value:
-        """The sources next to each other, made once."""
-        if len(found.sources) == 1:
-            return found.sources[0]
-        if found.sources not in self.joined:
-            self.joined[found.sources] = at.emit("CONCAT", *found.sources, axis=3)
-        return self.joined[found.sources]
+    def join(self, at: Place, channels: _Channels) -> Value:
+        """Concatenate the sources once."""
+        if len(channels.sources) == 1:
+            return channels.sources[0]
+        if channels.sources not in self.joined:
+            self.joined[channels.sources] = at.emit("CONCAT", *channels.sources, axis=3)
+        return self.joined[channels.sources]
 
-    def found(self, value: Value, perms: Sequence[int] = (0, 1, 2, 3)) -> _Found | None:
-        """Where the channels of ``value``, transposed by ``perms`` to NHWC, come from.
+    def find_channels(self, value: Value, perms: Sequence[int] = (0, 1, 2, 3)) -> _Channels | None:
+        """Return the sources of the channels of ``value``, transposed by ``perms`` to NHWC.
 
-        None if more than channels was moved, or nothing through a TRANSPOSE: what is cut and joined in NHWC costs little.
+        Returns:
+            None if other axes were moved too, or if there is no TRANSPOSE, because slices and concatenations in NHWC are fast.
         """
         moves = self.moves(value)
         leaves = [operand for operand in moves if moves[operand] is None]
@@ -191,10 +190,10 @@ class _Selection:
         positions = np.arange(math.prod(shape[:3])).reshape(*shape[:3], 1)
         if (first - bases[which] >= extents[which]).any() or (places != first + positions * extents[which]).any():
             return None
-        return _Found(tuple(sources), np.cumsum([0, *extents])[which] + first - bases[which])
+        return _Channels(tuple(sources), np.cumsum([0, *extents])[which] + first - bases[which])
 
     def moves(self, value: Value) -> dict[Value, Op | None]:
-        """What ``value`` is moved from, and itself, operands first: each with the operator that moves it there, None for a leaf."""
+        """Return the values that ``value`` is moved from, operands first, with the operator of each, or None for a leaf."""
         order: dict[Value, Op | None] = {}
         waiting = [value]
         while waiting:
@@ -207,27 +206,27 @@ class _Selection:
         return order
 
     def places(self, moves: dict[Value, Op | None], bases: Mapping[Value, int]) -> Places:
-        """For each element of the last of ``moves`` its place in the sources, one after the other."""
-        known: dict[Value, Places] = {}
+        """Return the position in the concatenated sources of each element of the last of ``moves``."""
+        positions: dict[Value, Places] = {}
         for value, op in moves.items():
-            parts = [known[operand] for operand in op.operands] if op else []
+            parts = [positions[operand] for operand in op.operands] if op else []
             if value in self.twins:
                 source, places = self.twins[value]
-                known[value] = places + bases[source]
+                positions[value] = places + bases[source]
             elif op is None:
-                known[value] = _counted(value.shape) + bases[value]
+                positions[value] = _number_elements(value.shape) + bases[value]
             elif op.name == "RESHAPE":
-                known[value] = parts[0].reshape(value.shape)
+                positions[value] = parts[0].reshape(value.shape)
             elif op.name == "TRANSPOSE":
-                known[value] = parts[0].transpose(op.attrs["perms"])
+                positions[value] = parts[0].transpose(op.attrs["perms"])
             elif op.name == "CONCAT":
-                known[value] = np.concatenate(parts, op.attrs["axis"])
+                positions[value] = np.concatenate(parts, op.attrs["axis"])
             else:
                 cut = zip(op.attrs["start"], op.attrs["size"], strict=True)
-                known[value] = parts[0][tuple(slice(start, start + size) for start, size in cut)]
-        return known[next(reversed(moves))]
+                positions[value] = parts[0][tuple(slice(start, start + size) for start, size in cut)]
+        return positions[next(reversed(moves))]
 
 
-def _counted(shape: Sequence[int]) -> Places:
-    """The places of a tensor's elements, in its shape."""
+def _number_elements(shape: Sequence[int]) -> Places:
+    """Return the index of each element, in the tensor's shape."""
     return np.arange(math.prod(shape)).reshape(shape)

@@ -1,4 +1,4 @@
-"""One convolution whose result is cut up becomes several, one for each piece, where no bit changes."""
+"""Splitting of a convolution whose result is only read in slices."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import numpy.typing as npt
 from ethorch.lower.rewrite.rewriter import Rewriter
 from ethorch.tosa.ir import Op, Value
 
-#: A convolution of fewer channels leaves most of the multipliers idle (U85 works on blocks of 16).
+#: Fewest channels of a convolution that use the multipliers well (the U85 computes blocks of 16).
 _FEWEST_CHANNELS = 16
-#: What may stand between a convolution and the cut: each works on every element alone.
+#: Elementwise operators that may be between a convolution and a slice.
 _ALONG = ("RESCALE", "CLAMP", "TABLE")
 
 Channels = npt.NDArray[np.intp]
 
 
 def split_convolutions(r: Rewriter) -> None:
-    """A CONV2D that is reshaped and only read in slices of its channels is one CONV2D for each slice.
+    """Replace a CONV2D that is reshaped and only read in slices of its channels by one CONV2D per slice.
 
-    A joint projection of queries, keys and values is such: its slices are copied row by row otherwise.
+    An example is a joint projection of queries, keys and values. Vela would copy its slices row by row.
     """
-    for op in r.named("CONV2D"):
+    for op in r.select("CONV2D"):
         if not all(value.is_const for value in op.operands[1:]):
             continue
         chain = [op]
@@ -46,23 +46,23 @@ def split_convolutions(r: Rewriter) -> None:
 
 
 def _sole_reader(r: Rewriter, value: Value) -> Op | None:
-    """The operator that reads ``value``, if it is the only one, and reads it as data."""
+    """Return the only operator that reads ``value``, if it does so as its first operand."""
     readers = r.readers(value)
     return readers[0] if r.uses(value) == len(readers) == 1 and readers[0].operands[0] is value else None
 
 
 def _channels(shape: Sequence[int], cut: Op) -> Channels | tuple[()]:
-    """The channels, last of ``shape``, that a SLICE of the reshaped tensor takes at every place; none if it takes more or less."""
+    """Return the channels, the last axis of ``shape``, that a SLICE of the reshaped tensor selects everywhere, if any."""
     reshaped, start, size = cut.operands[0].shape, cut.attrs["start"], cut.attrs["size"]
     first = next((k for k in range(len(reshaped), -1, -1) if math.prod(reshaped[k:]) == shape[-1]), None)
     if first is None or tuple(size[:first]) != tuple(reshaped[:first]):
         return ()
-    taken = tuple(slice(s, s + n) for s, n in zip(start[first:], size[first:], strict=True))
-    return np.arange(shape[-1]).reshape(reshaped[first:])[taken].ravel()
+    ranges = tuple(slice(s, s + n) for s, n in zip(start[first:], size[first:], strict=True))
+    return np.arange(shape[-1]).reshape(reshaped[first:])[ranges].ravel()
 
 
 def _compute(r: Rewriter, cut: Op, chain: Sequence[Op], channels: Channels) -> None:
-    """Replace ``cut`` by ``chain``, a convolution and what follows it, for these channels alone."""
+    """Replace ``cut`` by ``chain``, a convolution and the operators after it, for the given channels."""
     at = r.before(cut)
     value = chain[0].operands[0]
     for op in chain:
@@ -70,6 +70,6 @@ def _compute(r: Rewriter, cut: Op, chain: Sequence[Op], channels: Channels) -> N
         if op.attrs.get("per_channel"):
             attrs = {key: tuple(op.attrs[key][channel] for channel in channels) for key in ("multiplier", "shift")}
         constants = op.operands[1:] if op is chain[0] else ()
-        picked = [at.constant(full.data[channels], full.dtype) for full in constants if full.data is not None]
-        value = at.again(op, value, *picked, **attrs)
+        selected = [at.constant(full.data[channels], full.dtype) for full in constants if full.data is not None]
+        value = at.again(op, value, *selected, **attrs)
     r.replace(cut, at.reshape(value, *cut.result.shape))

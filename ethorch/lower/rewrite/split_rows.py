@@ -1,8 +1,8 @@
-"""A part of the graph computed in bands of rows: of what lies between its inputs and its result, no more than a band is alive.
+"""Computation of a subgraph in bands of rows, so that only one band of its intermediate tensors is live.
 
-Vela's cascades do the same for a chain of operators, and compute no row twice. They end where a value has two readers, at CONCAT,
-and where data is moved, as by a TRANSPOSE. A band may go through all of these. It computes the rows again that the windows at its
-edges reach: the more windows, the more of them.
+Vela's cascades do the same for chains without computing rows twice, but end at values with two readers, at CONCAT and at data
+movement.
+Bands may include these. Rows at the edges of bands are computed again, more for each window.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from typing import Any
 from ethorch.lower.rewrite.rewriter import Place, Rewriter
 from ethorch.tosa.ir import Graph, Op, Value
 
-Range = tuple[int, int]  #: from a row to another, without that one
+Range = tuple[int, int]  #: first row, and last row + 1
 
-_BYTES = {"INT8": 1, "BOOL": 1, "INT16": 2}  # of what is stored: a sum in INT32 becomes codes in the operator that made it
+_BYTES = {"INT8": 1, "BOOL": 1, "INT16": 2}  # INT32 sums are quantized before they are stored
 _POINTWISE = frozenset(
     {"RESCALE", "CLAMP", "TABLE", "ADD", "SUB", "MUL", "MAXIMUM", "MINIMUM", "ABS", "ARITHMETIC_RIGHT_SHIFT", "CAST", "IDENTITY"}
 )
 _WINDOWS = frozenset({"CONV2D", "DEPTHWISE_CONV2D", "MAX_POOL2D", "AVG_POOL2D"})
 _VIEWS = frozenset({"RESHAPE", "SLICE"})
-_ROWS = 1  # the axis of rows in NHWC
-_LEAST_ROWS = 4  # of a result that is cut
+_ROWS = 1  # axis in NHWC
+_LEAST_ROWS = 4  # of a result
 
 
 @dataclass(frozen=True)
 class _Read:
-    """Which rows of an operand an operator reads, along which of its axes."""
+    """The rows that an operator reads from an operand along an axis."""
 
     operand: int
     axis: int
@@ -38,24 +38,24 @@ class _Read:
 
 
 def _axis_before(op: Op, axis: int) -> int | None:
-    """The axis of what a RESHAPE reads that becomes its ``axis``, maybe joined with the next or cut; None where there is none."""
+    """Return the operand axis of a RESHAPE that becomes ``axis``, possibly merged or split, or None."""
     before = math.prod(op.result.shape[:axis])
     shape = op.operands[0].shape
-    for other, size in enumerate(shape):
+    for candidate, size in enumerate(shape):
         high, wide = op.result.shape[axis], size
-        if math.prod(shape[:other]) == before and (high % wide == 0 or wide % high == 0) and wide > 1:
-            return other
+        if math.prod(shape[:candidate]) == before and (high % wide == 0 or wide % high == 0) and wide > 1:
+            return candidate
     return None
 
 
 def _window(op: Op) -> tuple[int, int, int, int]:
-    """Rows of a kernel, stride, dilation, and rows of padding in front."""
+    """Return kernel rows, stride, dilation and padding before the first row."""
     kernel = op.attrs["kernel"][0] if "kernel" in op.attrs else op.operands[1].shape[0 if op.name == "DEPTHWISE_CONV2D" else 1]
     return kernel, op.attrs["stride"][0], op.attrs["dilation"][0] if "dilation" in op.attrs else 1, op.attrs["pad"][0]
 
 
-def _wanted(op: Op, axis: int, rows: Range) -> Range:
-    """The rows that are made where ``rows`` are wanted: a RESHAPE that cuts rows makes all that it cuts one into."""
+def _rows_to_compute(op: Op, axis: int, rows: Range) -> Range:
+    """Return the rows that are computed for ``rows``; a RESHAPE that splits rows computes all parts of a row."""
     if op.name != "RESHAPE":
         return rows
     before = _axis_before(op, axis)
@@ -65,7 +65,7 @@ def _wanted(op: Op, axis: int, rows: Range) -> Range:
 
 
 def _reads(op: Op, axis: int, rows: Range) -> list[_Read] | None:
-    """What of its operands an operator reads for these rows; constants are read whole. None where it cannot be cut."""
+    """Return the reads of an operator for these rows except for constants, or None if it cannot be split."""
     first, last = rows
     shape = op.result.shape
     if len(op.results) != 1:
@@ -73,13 +73,13 @@ def _reads(op: Op, axis: int, rows: Range) -> list[_Read] | None:
     if op.name in _POINTWISE:
         if axis == len(shape) - 1:
             return None
-        found = []
+        reads = []
         for number, value in enumerate(op.operands):
             if value.rank == len(shape) and value.shape[axis] == shape[axis]:
                 if value.is_const and shape[axis] > 1:
                     return None
-                found.append(_Read(number, axis, rows))
-        return [read for read in found if not op.operands[read.operand].is_const]
+                reads.append(_Read(number, axis, rows))
+        return [read for read in reads if not op.operands[read.operand].is_const]
     if op.name in _WINDOWS:
         if axis != _ROWS or any(not value.is_const for value in op.operands[1:]):
             return None
@@ -103,7 +103,7 @@ def _reads(op: Op, axis: int, rows: Range) -> list[_Read] | None:
 
 
 def _again(at: Place, op: Op, axis: int, rows: Range, operands: Sequence[Value]) -> Value:
-    """These rows of what ``op`` makes, from the rows that ``_reads`` tells of."""
+    """Compute these rows of the result of ``op`` from the rows of ``_reads``."""
     changed: dict[str, Any] = {}
     if op.name in _WINDOWS:
         kernel, stride, dilation, pad = _window(op)
@@ -122,7 +122,7 @@ def _with(sizes: Sequence[int], axis: int, size: int) -> tuple[int, ...]:
 
 
 def _cut(at: Place, value: Value, axis: int, has: Range, rows: Range) -> Value:
-    """Rows of a value that has the rows ``has``."""
+    """Extract rows of a value that contains the rows ``has``."""
     if has == rows:
         return value
     start = tuple(rows[0] - has[0] if number == axis else 0 for number in range(value.rank))
@@ -134,8 +134,8 @@ class Part:
     """Operators that can be computed in bands of rows of ``result``.
 
     Attributes:
-        ops: in the order of the graph; the last one makes the result.
-        axes: of the rows, of each value that they make or read.
+        ops: Operators in graph order; the last one computes the result.
+        axes: Axis of the rows of each value that they compute or read.
     """
 
     ops: tuple[Op, ...]
@@ -143,20 +143,20 @@ class Part:
 
     @property
     def result(self) -> Value:
-        """What the bands are put together to."""
+        """Value that the bands are concatenated to."""
         return self.ops[-1].result
 
     @property
-    def given(self) -> list[Value]:
-        """What the operators read that others make."""
-        made = {op.result for op in self.ops}
-        return [value for value in self.axes if value not in made]
+    def inputs(self) -> list[Value]:
+        """Values that other operators compute."""
+        computed = {op.result for op in self.ops}
+        return [value for value in self.axes if value not in computed]
 
     def rows(self, band: Range) -> dict[Value, Range]:
-        """The rows of each value that a band of the result needs."""
+        """Return the rows of each value that a band of the result needs."""
         needed = {self.result: band}
         for op in reversed(self.ops):
-            needed[op.result] = _wanted(op, self.axes[op.result], needed[op.result])
+            needed[op.result] = _rows_to_compute(op, self.axes[op.result], needed[op.result])
             for read in _reads(op, self.axes[op.result], needed[op.result]) or ():
                 value = op.operands[read.operand]
                 low, high = needed.get(value, read.rows)
@@ -164,38 +164,38 @@ class Part:
         return needed
 
     def bands(self, count: int) -> list[Range]:
-        """The result's rows in so many bands of about the same size."""
+        """Divide the result's rows into ``count`` bands of similar size."""
         height = self.result.shape[_ROWS]
         cuts = [height * number // count for number in range(count + 1)]
         return [(low, high) for low, high in itertools.pairwise(cuts) if low < high]
 
     def work(self, count: int) -> float:
-        """What the windows compute in so many bands, of what they compute at once."""
-        made = [self.rows(band) for band in self.bands(count)]
-        once, again = 0.0, 0.0
+        """Return the multiply-adds of ``count`` bands, relative to one band."""
+        rows_by_band = [self.rows(band) for band in self.bands(count)]
+        once, banded = 0.0, 0.0
         for op in self.ops:
             if op.name in _WINDOWS:
                 shape = op.result.shape
                 taps = op.attrs["kernel"] if "kernel" in op.attrs else (math.prod(op.operands[1].shape) // shape[-1],)
                 products = math.prod((*taps, *shape))
                 once += products
-                again += products * sum(each[op.result][1] - each[op.result][0] for each in made) / shape[_ROWS]
-        return again / once
+                banded += products * sum(each[op.result][1] - each[op.result][0] for each in rows_by_band) / shape[_ROWS]
+        return banded / once
 
     def alive_bytes(self, count: int) -> int:
-        """An estimate of the bytes alive while the part runs in so many bands: inputs, result, and what a band has at its peak."""
+        """Estimate the live bytes while ``count`` bands run: inputs, result, and the peak of a band."""
         bands = self.bands(count)
         rows = self.rows(bands[len(bands) // 2])
         last = {value: number for number, op in enumerate(self.ops) for value in op.operands}
-        made, alive, most = {op.result for op in self.ops}, 0, 0
+        computed, alive, most = {op.result for op in self.ops}, 0, 0
         for number, op in enumerate(self.ops):
             alive += self._bytes(op, rows)
             most = max(most, alive)
-            for value in set(op.operands) & made:
+            for value in set(op.operands) & computed:
                 if last[value] == number:
                     alive -= self._bytes(self._maker(value), rows)
-        whole = sum(stored_bytes(value) for value in self.given)
-        return whole + (most + stored_bytes(self.result) if count > 1 else most)
+        input_bytes = sum(memory_bytes(value) for value in self.inputs)
+        return input_bytes + (most + memory_bytes(self.result) if count > 1 else most)
 
     def _maker(self, value: Value) -> Op:
         return next(op for op in self.ops if op.result is value)
@@ -203,26 +203,26 @@ class Part:
     def _bytes(self, op: Op, rows: Mapping[Value, Range]) -> int:
         low, high = rows[op.result]
         height = op.result.shape[self.axes[op.result]]
-        return 0 if op.name in _VIEWS else stored_bytes(op.result) * (high - low) // height
+        return 0 if op.name in _VIEWS else memory_bytes(op.result) * (high - low) // height
 
 
-def stored_bytes(value: Value) -> int:
-    """What a value takes in memory; none for sums, which are codes before they are written."""
+def memory_bytes(value: Value) -> int:
+    """Return the size of a stored value; 0 for sums, which are stored only after quantization."""
     return math.prod(value.shape) * _BYTES.get(value.dtype, 0)
 
 
 def part_of(graph: Graph, result: Value, smallest: int) -> Part | None:
-    """The largest part that ends with ``result`` and whose inputs are read by others too, cannot be cut, or are small.
+    """Return the largest part that ends with ``result``. Its inputs have other readers, cannot be split, or are small.
 
     Args:
-        smallest: values of no more bytes are inputs, but for sums and those that only have another shape.
+        smallest: Largest size of a value that is used as an input. Sums and RESHAPEs are not used.
     """
     readers: dict[Value, list[Op]] = {}
     for op in graph.ops:
         for value in op.operands:
             readers.setdefault(value, []).append(op)
     outputs = set(graph.outputs)
-    taken: list[Op] = []
+    ops: list[Op] = []
     inside: set[int] = set()
     axes = {result: _ROWS}
     for op in reversed(graph.ops):
@@ -232,7 +232,7 @@ def part_of(graph: Graph, result: Value, smallest: int) -> Part | None:
         if value is not result:
             if value in outputs or any(id(reader) not in inside for reader in readers.get(value, ())):
                 continue
-            if op.name not in _VIEWS and value.dtype in _BYTES and stored_bytes(value) <= smallest:
+            if op.name not in _VIEWS and value.dtype in _BYTES and memory_bytes(value) <= smallest:
                 continue
         reads = _reads(op, axes[value], (0, value.shape[axes[value]]))
         if not reads or any(axes.get(op.operands[read.operand], read.axis) != read.axis for read in reads):
@@ -240,42 +240,44 @@ def part_of(graph: Graph, result: Value, smallest: int) -> Part | None:
                 return None
             continue
         axes |= {op.operands[read.operand]: read.axis for read in reads}
-        taken.append(op)
+        ops.append(op)
         inside.add(id(op))
-    return Part(tuple(reversed(taken)), axes) if len(taken) > 1 else None
+    return Part(tuple(reversed(ops)), axes) if len(ops) > 1 else None
 
 
 def parts(graph: Graph) -> Iterator[Part]:
-    """Parts of the graph with windows, each once, in an order that only the graph decides."""
+    """Iterate over the distinct parts with windows, in a deterministic order."""
     seen: set[tuple[int, ...]] = set()
     for op in graph.ops:
         value = op.results[0]
         if value.rank != 4 or value.shape[0] != 1 or value.shape[_ROWS] < _LEAST_ROWS or value.dtype not in _BYTES:
             continue
-        whole = None if op.name in _VIEWS else part_of(graph, value, 0)
-        sizes = sorted({stored_bytes(own.result) for own in whole.ops if own.name not in _VIEWS} - {0}) if whole else []
+        largest = None if op.name in _VIEWS else part_of(graph, value, 0)
+        sizes = (
+            sorted({memory_bytes(member.result) for member in largest.ops if member.name not in _VIEWS} - {0}) if largest else []
+        )
         for smallest in [0, *sizes]:
             part = part_of(graph, value, smallest)
-            key = () if part is None else tuple(id(own) for own in part.ops)
-            if part is not None and key not in seen and any(own.name in _WINDOWS for own in part.ops):
+            key = () if part is None else tuple(id(member) for member in part.ops)
+            if part is not None and key not in seen and any(member.name in _WINDOWS for member in part.ops):
                 seen.add(key)
                 yield part
 
 
 def split_rows(r: Rewriter, part: Part, count: int) -> None:
-    """Compute ``part`` in ``count`` bands, one after the other, and join them."""
+    """Compute ``part`` in ``count`` bands and concatenate them."""
     end = part.ops[-1]
     at, joined = r.before(end), []
     for band in part.bands(count):
         rows = part.rows(band)
-        made: dict[Value, tuple[Value, Range]] = {value: (value, (0, value.shape[part.axes[value]])) for value in part.given}
+        values: dict[Value, tuple[Value, Range]] = {value: (value, (0, value.shape[part.axes[value]])) for value in part.inputs}
         for op in part.ops:
             operands = list(op.operands)
             for read in _reads(op, part.axes[op.result], rows[op.result]) or ():
                 value = op.operands[read.operand]
-                operands[read.operand] = _cut(at, made[value][0], read.axis, made[value][1], read.rows)
-            made[op.result] = _again(at, op, part.axes[op.result], rows[op.result], operands), rows[op.result]
-        joined.append(_cut(at, made[end.result][0], _ROWS, made[end.result][1], band))
+                operands[read.operand] = _cut(at, values[value][0], read.axis, values[value][1], read.rows)
+            values[op.result] = _again(at, op, part.axes[op.result], rows[op.result], operands), rows[op.result]
+        joined.append(_cut(at, values[end.result][0], _ROWS, values[end.result][1], band))
     if len(joined) > 1:
         r.replace(end, at.emit("CONCAT", *joined, axis=_ROWS))
         r.drop_dead()

@@ -1,4 +1,4 @@
-"""A TILE of many copies in a few steps: Vela makes each copy an operation of its own, and its time grows with their square."""
+"""Splitting of TILEs. Vela emits an operation per copy, and its compile time is quadratic in the copies."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ _BYTES = {"INT32": 4, "INT16": 2}
 
 
 def split_tiles(r: Rewriter, cost: TileCost) -> None:
-    """Each TILE becomes one for each axis that it repeats, or several, if they are estimated to be faster."""
-    for op in r.named("TILE"):
+    """Split each TILE by axis, and into factors per axis, if that is estimated to be faster."""
+    for op in r.select("TILE"):
         value, multiples = op.operands[0], op.attrs["multiples"]
         shape, factors = list(value.shape), dict[int, list[int]]()
         for axis in reversed(range(value.rank)):
             shape[axis] *= multiples[axis]
             factors[axis] = _factors(multiples[axis], math.prod(shape) * _BYTES.get(value.dtype, 1), cost)
-        if sum(len(found) for found in factors.values()) < 2:
+        if sum(len(parts) for parts in factors.values()) < 2:
             continue
         at = r.before(op)
-        for axis, found in factors.items():
-            wanted = value.shape[axis] * multiples[axis]
-            for factor in found:
+        for axis, parts in factors.items():
+            extent_needed = value.shape[axis] * multiples[axis]
+            for factor in parts:
                 value = at.emit("TILE", value, multiples=tuple(factor if k == axis else 1 for k in range(value.rank)))
-            if value.shape[axis] > wanted:
-                size = tuple(wanted if k == axis else extent for k, extent in enumerate(value.shape))
+            if value.shape[axis] > extent_needed:
+                size = tuple(extent_needed if k == axis else extent for k, extent in enumerate(value.shape))
                 value = at.emit("SLICE", value, start=(0,) * value.rank, size=size)
         r.replace(op, value)
 
 
 def _factors(copies: int, bytes_made: int, cost: TileCost) -> list[int]:
-    """Factors whose product is at least ``copies``, the cheapest there are of about one size; none for one copy."""
+    """Return the fastest factors of similar size whose product is at least ``copies``; none for one copy."""
     if copies == 1:
         return []
     best, least = [copies], math.inf

@@ -1,4 +1,6 @@
-"""A TRANSPOSE of many axes in steps that the NPU runs faster, or that Vela takes: each exchanges two blocks of axes."""
+"""Splitting of a TRANSPOSE of many axes into steps that are faster or that Vela supports. Each step exchanges two blocks of
+axes.
+"""
 
 from __future__ import annotations
 
@@ -11,36 +13,37 @@ from ethorch.targets.tuning import TransposeCost
 from ethorch.tosa.ir import Value
 from ethorch.tosa.layout import arrangement
 
-#: Bytes of an element, as the NPU holds it.
+#: Bytes of an element on the NPU.
 _BYTES = {"INT8": 1, "INT16": 2, "INT32": 4}
 
-#: Longest axis of a TRANSPOSE: Vela 5.2 refuses longer ones on U55 and U65.
+#: Longest axis of a TRANSPOSE that Vela 5.2 supports on U55 and U65.
 _LONGEST = 65536
-#: As how many places an element counts along an axis that is moved as a whole: of INT32 Vela moves bytes.
+#: Number of elements that an element counts as along an axis that moves as a whole, because Vela moves bytes of INT32.
 _PLACES = {"INT32": 4}
 
 Axes = tuple[int, ...]
 Shape = tuple[int, int, int]
 
-#: perm -> the axis that others change places around.
+#: perm -> axis that others are exchanged around.
 _WHOLE: dict[Axes, int] = {(1, 0, 2): 2, (2, 1, 0): 1}
 
 
 def split_transposes(r: Rewriter, cost: TransposeCost) -> None:
-    """Each TRANSPOSE that keeps its last axis and moves three or more becomes several, if they are estimated to be faster.
+    """Split TRANSPOSEs that keep their last axis and move three or more axes, if that is estimated to be faster.
 
-    One that moves its last axis does so where the target moves single elements as fast as rows.
-    So does one that Vela refuses for its extents. Where no steps are short enough, its pieces are transposed, and joined.
+    A TRANSPOSE that moves its last axis is split if single elements move as fast as rows on the target. One that Vela refuses
+    for its
+    extents is always split, if necessary into pieces that are concatenated.
     """
-    for op in r.named("TRANSPOSE"):
+    for op in r.select("TRANSPOSE"):
         dtype, operand, perms = op.result.dtype, op.operands[0], op.attrs["perms"]
         arranged = arrangement(operand.shape, perms)
         if dtype not in _BYTES or arranged is None:
             continue
         at = r.before(op)
         fewest = arranged == (operand.shape, tuple(perms)) or math.prod(operand.shape) * _PLACES.get(dtype, 1) <= _LONGEST
-        if cost.refuses_long_axes and not (fewest and _is_taken(*arranged, dtype)):
-            r.replace(op, at.reshape(_taken(at, operand, *arranged, cost), *op.result.shape))
+        if cost.refuses_long_axes and not (fewest and _is_supported(*arranged, dtype)):
+            r.replace(op, at.reshape(_transpose_supported(at, operand, *arranged, cost), *op.result.shape))
         elif steps := _steps(*arranged, dtype, cost):
             r.replace(op, at.reshape(_in_steps(at, operand, steps), *op.result.shape))
 
@@ -51,11 +54,12 @@ def _in_steps(at: Place, value: Value, steps: Sequence[Shape]) -> Value:
     return value
 
 
-def _is_taken(shape: Sequence[int], perm: Sequence[int], dtype: str) -> bool:
-    """Does Vela 5.2 surely take this TRANSPOSE on U55 and U65?
+def _is_supported(shape: Sequence[int], perm: Sequence[int], dtype: str) -> bool:
+    """Return True if Vela 5.2 supports this TRANSPOSE on U55 and U65.
 
-    Found by trying each extent from 1 to 65,600, those of INT32 to 40,000: no axis may have more than 65,536 places. An axis that
-    others change places around counts four for each INT32; of four axes and more, pairs count as one.
+    Determined by experiments with each extent up to 65,600 (INT32: 40,000). No axis may exceed 65,536 elements. For INT32, an
+    axis that
+    others are exchanged around counts four times; for four and more axes, the product of two axes counts.
     """
     axes, each = tuple(perm), _PLACES.get(dtype, 1)
     if axes in ((1, 0), (0, 2, 1)):
@@ -65,12 +69,12 @@ def _is_taken(shape: Sequence[int], perm: Sequence[int], dtype: str) -> bool:
     return each * math.prod(sorted(shape)[-2:]) <= _LONGEST
 
 
-def _taken(at: Place, value: Value, shape: Axes, perm: Axes, cost: TransposeCost) -> Value:
-    """``value``, reshaped to ``shape`` and its axes ordered as ``perm`` says, by what ``_is_taken``, in steps that are faster."""
-    is_taken = _is_taken(shape, perm, value.dtype)
-    if steps := _steps(shape, perm, value.dtype, cost, refused=not is_taken):
+def _transpose_supported(at: Place, value: Value, shape: Axes, perm: Axes, cost: TransposeCost) -> Value:
+    """Transpose ``value`` as ``shape`` by ``perm`` with supported TRANSPOSEs, in faster steps if possible."""
+    is_supported = _is_supported(shape, perm, value.dtype)
+    if steps := _steps(shape, perm, value.dtype, cost, refused=not is_supported):
         return at.reshape(_in_steps(at, value, steps), *(shape[axis] for axis in perm))
-    if is_taken:
+    if is_supported:
         return at.emit("TRANSPOSE", at.reshape(value, *shape), perms=perm)
     each, around = _PLACES.get(value.dtype, 1), _WHOLE.get(perm)
     if around is not None and each * shape[around] > _LONGEST:
@@ -79,35 +83,35 @@ def _taken(at: Place, value: Value, shape: Axes, perm: Axes, cost: TransposeCost
         axis = max(range(len(shape)), key=shape.__getitem__)
         longest = min(_LONGEST, -(-shape[axis] // 2))
     (folded, place), pieces = _around(shape, axis), []
-    behind, whole = perm.index(axis), at.reshape(value, *folded)
+    target_axis, reshaped = perm.index(axis), at.reshape(value, *folded)
     for start in range(0, shape[axis], longest):
         size = (*shape[:axis], min(longest, shape[axis] - start), *shape[axis + 1 :])
         cut, _ = _around(size, axis)
-        piece = at.emit("SLICE", whole, start=tuple(start if k == place else 0 for k in range(len(cut))), size=cut)
-        made, there = _around([size[k] for k in perm], behind)
-        pieces.append(at.reshape(_taken(at, piece, size, perm, cost), *made))
-    return at.reshape(at.emit("CONCAT", *pieces, axis=there), *(shape[k] for k in perm))
+        piece = at.emit("SLICE", reshaped, start=tuple(start if k == place else 0 for k in range(len(cut))), size=cut)
+        piece_shape, concat_axis = _around([size[k] for k in perm], target_axis)
+        pieces.append(at.reshape(_transpose_supported(at, piece, size, perm, cost), *piece_shape))
+    return at.reshape(at.emit("CONCAT", *pieces, axis=concat_axis), *(shape[k] for k in perm))
 
 
 def _around(shape: Sequence[int], axis: int) -> tuple[Axes, int]:
-    """``shape`` as what is in front of ``axis``, it, and what is behind, and its place there; as it is, where one is too long.
+    """Return ``shape`` as [before, axis, after] and the position of the axis; unchanged if the products are too long.
 
-    Of more axes than three, Vela makes an operation of each index of the others.
+    Vela splits operators of more than three axes into one operation per outer index.
     """
     outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
     return ((outer, shape[axis], inner), 1) if max(outer, inner) <= _LONGEST else (tuple(shape), axis)
 
 
 def _steps(shape: Axes, perm: Axes, dtype: str, cost: TransposeCost, *, refused: bool = False) -> list[Shape]:
-    """What is reshaped to and has its first two axes exchanged, step by step; nothing where it is best as it is.
+    """Return the shapes of the steps, which each exchange the first two axes, or none if a single TRANSPOSE is best.
 
     Args:
-        shape, perm: of what is transposed, in as few axes as possible.
-        refused: Vela takes no such TRANSPOSE: any steps are better.
+        shape, perm: The TRANSPOSE, in as few axes as possible.
+        refused: Whether Vela refuses the TRANSPOSE, so that any steps are better.
     """
     arranged = shape, perm
     if refused:
-        arranged = _shortened(*arranged)
+        arranged = _shorten(*arranged)
     elif len(perm) < 4:
         return []
     elif perm[-1] != len(perm) - 1:
@@ -118,8 +122,8 @@ def _steps(shape: Axes, perm: Axes, dtype: str, cost: TransposeCost, *, refused:
     (*extents, row), perm = arranged
     row_bytes = row * _BYTES[dtype]
     pairs = all(perm[perm[axis]] == axis for axis in perm)
-    own = cost.vela_cycles_per_byte * (1 if pairs else 2)
-    most = math.inf if refused else own * math.prod(extents) * row_bytes
+    cycles_per_byte = cost.vela_cycles_per_byte * (1 if pairs else 2)
+    most = math.inf if refused else cycles_per_byte * math.prod(extents) * row_bytes
 
     def estimate(first: int, second: int, inner: int) -> float:
         fits = max(first, second, inner * row * _PLACES.get(dtype, 1)) <= _LONGEST
@@ -129,22 +133,22 @@ def _steps(shape: Axes, perm: Axes, dtype: str, cost: TransposeCost, *, refused:
     return [(first, second, inner * row) for first, second, inner in path]
 
 
-def _shortened(extents: Sequence[int], perm: Sequence[int]) -> tuple[Axes, Axes]:
-    """As a TRANSPOSE whose axes are at most ``_LONGEST``, where they have divisors, and whose last axis stays."""
+def _shorten(extents: Sequence[int], perm: Sequence[int]) -> tuple[Axes, Axes]:
+    """Factor axes longer than ``_LONGEST``, if they have divisors, and keep the last axis last."""
     parts: list[list[int]] = []
     for extent in extents:
         divisor = next(k for k in range(math.isqrt(extent), 0, -1) if extent % k == 0) if extent > _LONGEST else 1
         parts.append([divisor, extent // divisor] if divisor > 1 else [extent])
     first = [sum(len(part) for part in parts[:axis]) for axis in range(len(parts))]
     split = tuple(first[axis] + k for axis in perm for k in range(len(parts[axis])))
-    whole = tuple(extent for part in parts for extent in part)
-    return (whole, split) if split[-1] == len(whole) - 1 else ((*whole, 1), (*split, len(whole)))
+    factors = tuple(extent for part in parts for extent in part)
+    return (factors, split) if split[-1] == len(factors) - 1 else ((*factors, 1), (*split, len(factors)))
 
 
 def _cheapest(
-    extents: Sequence[int], wanted: Axes, cycles: Callable[[int, int, int], float], most: float
+    extents: Sequence[int], target: Axes, cycles: Callable[[int, int, int], float], most: float
 ) -> list[tuple[int, int, int]]:
-    """The steps (extents of the first block, the second, what lies behind) that order axes as ``wanted``; none above ``most``.
+    """Return the steps (extents of the first block, of the second, and of the rest) to ``target`` that cost at most ``most``.
 
     Dijkstra's algorithm over the orders of the axes.
     """
@@ -154,7 +158,7 @@ def _cheapest(
     heap = [(0.0, start)]
     while heap:
         spent, order = heapq.heappop(heap)
-        if order == wanted:
+        if order == target:
             break
         if spent > best[order]:
             continue
@@ -163,9 +167,9 @@ def _cheapest(
             if total < min(best.get(following, most), most):
                 best[following], came[following] = total, (order, step)
                 heapq.heappush(heap, (total, following))
-    if wanted not in came:
+    if target not in came:
         return []
-    path, order = [], wanted
+    path, order = [], target
     while order != start:
         order, step = came[order]
         path.append(step)
@@ -173,7 +177,7 @@ def _cheapest(
 
 
 def _exchanges(order: Axes, extents: Sequence[int]) -> Iterator[tuple[Axes, tuple[int, int, int]]]:
-    """What one step can make of ``order``: the leading block of axes and the one behind it change places."""
+    """Iterate over the orders after one step, which exchanges the leading block of axes with the next one."""
     n = len(order)
     for i in range(1, n):
         for j in range(i + 1, n + 1):

@@ -1,4 +1,4 @@
-"""What the rows of ``VELA_BUGS`` recognize: predicates of an operator and its surroundings, each the ``which`` of a row."""
+"""Predicates of an operator and its surroundings, which the rows of ``VELA_BUGS`` use to recognize bugs."""
 
 from __future__ import annotations
 
@@ -16,90 +16,90 @@ from ethorch.lower.rewrite.peephole import moves_before
 from ethorch.lower.rewrite.rewriter import Rewriter
 from ethorch.tosa.ir import Op, Value
 
-#: What makes the INT32 of which Vela makes the RESCALE behind it a part.
+#: Operators with INT32 results with which Vela fuses the RESCALE after them.
 ACCUMULATING = ("CONV2D", "DEPTHWISE_CONV2D", "TRANSPOSE_CONV2D", "CONV3D", "MATMUL", "REDUCE_SUM")
-#: Operators that read or make truth values.
+#: Operators that read or return truth values.
 _LOGICAL = (
     "EQUAL", "GREATER", "GREATER_EQUAL", "LOGICAL_AND", "LOGICAL_OR", "LOGICAL_XOR", "LOGICAL_NOT", "SELECT",
     "REDUCE_ANY", "REDUCE_ALL",
 )  # fmt: skip
-#: What takes the RESCALEs of both operands, by whatever they multiply.
+#: Operators with which Vela fuses the RESCALEs of both operands, with any scale.
 _TAKING_BOTH = ("ADD", "SUB", "MAXIMUM", "MINIMUM")
-#: What computes each element of a result of one element of each operand.
+#: Operators that compute each element from one element of each operand.
 POINTWISE = (
     *ELEMENTWISE, "RESCALE", "CLAMP", "CAST", "ABS", "NEGATE", "CLZ", "SELECT", "EQUAL", "GREATER", "GREATER_EQUAL",
     "BITWISE_AND", "BITWISE_OR", "BITWISE_XOR", "BITWISE_NOT", "LOGICAL_AND", "LOGICAL_OR", "LOGICAL_XOR", "LOGICAL_NOT",
     "ARITHMETIC_RIGHT_SHIFT", "LOGICAL_LEFT_SHIFT", "LOGICAL_RIGHT_SHIFT",
 )  # fmt: skip
-#: What Vela makes an elementwise operation of two operands, or several, of.
+#: Operators that Vela converts to binary elementwise operations.
 TAKING_TWO = (
     *ELEMENTWISE, "SELECT", "EQUAL", "GREATER", "GREATER_EQUAL", "BITWISE_AND", "BITWISE_OR", "BITWISE_XOR", "LOGICAL_AND",
     "LOGICAL_OR", "LOGICAL_XOR", "ARITHMETIC_RIGHT_SHIFT", "LOGICAL_LEFT_SHIFT", "LOGICAL_RIGHT_SHIFT", "INTDIV",
 )  # fmt: skip
-#: What Vela makes an elementwise operation of.
+#: Operators that Vela converts to elementwise operations.
 BY_ELEMENT = (*TAKING_TWO, "ABS", "NEGATE", "CLZ", "CAST", "BITWISE_NOT", "LOGICAL_NOT")
-#: What follows an elementwise operator as a part of the same operation.
+#: Operators that Vela fuses with an elementwise operator before.
 FOLLOWING = ("RESCALE", "CLAMP", "TABLE")
-#: NumPy's dtypes of codes.
+#: NumPy dtypes of quantized values.
 CODES: Mapping[str, type[np.signedinteger[Any]]] = {"INT8": np.int8, "INT16": np.int16}
-#: CASTs that keep low bits.
+#: Operand and result dtypes of CASTs that wrap.
 _NARROWING = (("INT16", "INT8"), ("INT32", "INT8"), ("INT32", "INT16"))
 
-#: Places of the last axis up to which a copy of INT32, which Vela makes as twice as many of INT16, fits into 65,536.
+#: Longest last axis of an INT32 copy, which Vela converts to INT16 with twice the extent.
 _WIDEST_INT32 = 32768
-#: Places of an axis up to which Vela makes one operation of a window over it.
+#: Longest axis of windows that Vela does not split.
 _LONGEST_AXIS = 65536
-#: Padding at the upper and left edge of a map: its register has 7 bits (npu-reference, IFM_PAD_TOP).
+#: Largest padding at the top and left of a map, a register of 7 bits (npu-reference, IFM_PAD_TOP).
 _WIDEST_PADDING = 127
-#: Rows that one transfer reads or writes by index: its register has 16 bits (npu-reference 2.3, DMA0_SIZE0).
+#: Maximum number of rows of an indexed transfer, a register of 16 bits (npu-reference 2.3, DMA0_SIZE0).
 MOST_ROWS = 65535
-#: Axes of an operator that Vela takes as they are.
+#: Maximum number of axes that Vela does not split.
 MOST_AXES = 4
-#: Channels of NHCWB16 that lie side by side.
+#: Adjacent channels in NHCWB16.
 _BRICK = 16
-#: Rows and columns of a kernel, as axes of its weights.
+#: Axes of rows and columns in the weights.
 KERNEL_AXES = {"CONV2D": (1, 2), "DEPTHWISE_CONV2D": (0, 1)}
 
 
 def reads(r: Rewriter, value: Value, *names: str) -> bool:
-    """Does one of the operators ``names`` make ``value``, seen through RESHAPEs?"""
+    """Return True if an operator with one of ``names`` computes ``value``, possibly before RESHAPEs."""
     while reshape := r.producer(value, "RESHAPE"):
         value = reshape.operands[0]
     return r.producer(value, *names) is not None
 
 
 def is_placed(r: Rewriter, value: Value, *, reshaped: bool = False) -> bool:
-    """Does a CONCAT or PAD place ``value`` in its result, seen through RESHAPEs?
+    """Return True if a CONCAT or PAD reads ``value``, possibly after RESHAPEs.
 
     Args:
-        reshaped: one RESHAPE at least must be between.
+        reshaped: Whether there must be a RESHAPE.
     """
-    placed = not reshaped and any(reader.name in ("CONCAT", "PAD") for reader in r.readers(value))
-    return placed or any(is_placed(r, reader.result) for reader in r.readers(value) if reader.name == "RESHAPE")
+    is_read = not reshaped and any(reader.name in ("CONCAT", "PAD") for reader in r.readers(value))
+    return is_read or any(is_placed(r, reader.result) for reader in r.readers(value) if reader.name == "RESHAPE")
 
 
 def any_of_them(r: Rewriter, op: Op) -> bool:
-    """Every operator of the row's names."""
+    """Return True for every operator."""
     return True
 
 
 def is_wide(r: Rewriter, op: Op) -> bool:
-    """More than four axes."""
+    """Return True for more than four axes."""
     return op.result.rank > 4
 
 
 def is_very_wide(r: Rewriter, op: Op) -> bool:
-    """More than five axes."""
+    """Return True for more than five axes."""
     return op.result.rank > 5
 
 
 def is_dilated(r: Rewriter, op: Op) -> bool:
-    """A dilation of more than 2, of which Vela makes several convolutions."""
+    """Return True for a dilation above 2, which Vela splits into several convolutions."""
     return any(dilation > 2 for dilation in op.attrs["dilation"])
 
 
 def is_dilated_beyond_map(r: Rewriter, op: Op) -> bool:
-    """Has padding, and along an axis of the kernel a dilation of more than 2 and than the map has places."""
+    """Return True for padding and a dilation above 2 that exceeds the map's extent."""
     extents = zip(op.operands[0].shape[1:3], KERNEL_AXES[op.name], op.attrs["dilation"], strict=True)
     return any(op.attrs["pad"]) and any(
         max(2, places) < dilation and op.operands[1].shape[axis] > 1 for places, axis, dilation in extents
@@ -107,43 +107,45 @@ def is_dilated_beyond_map(r: Rewriter, op: Op) -> bool:
 
 
 def has_weights_of_another(r: Rewriter, op: Op) -> bool:
-    """Constant weights and scales of an operator before it, and another bias or zero point of the weights."""
-    return op in r.known(_of_equal_weights)
+    """Return True for a convolution with the constant weights and scales of an earlier one, but another bias or weight zero
+    point.
+    """
+    return op in r.analyze(_find_equal_weights)
 
 
-def _of_equal_weights(r: Rewriter) -> set[Op]:
-    """Return the convolutions with the weights of one before, as far as Vela compares them, that are to differ from it."""
+def _find_equal_weights(r: Rewriter) -> set[Op]:
+    """Return the convolutions of ``has_weights_of_another``."""
     alike: dict[Any, list[Op]] = {}
-    for op in r.named(*KERNEL_AXES):
+    for op in r.select(*KERNEL_AXES):
         if all(value.is_const for value in op.operands[1:3]):
             rescale = next((reader for reader in r.readers(op.result) if reader.name == "RESCALE"), None)
             scale = () if rescale is None else (rescale.attrs["multiplier"], rescale.attrs["shift"])
             alike.setdefault((op.name, op.operands[1].shape, scale), []).append(op)
-    found, firsts = set[Op](), dict[Any, tuple[Any, npt.NDArray[Any]]]()
+    duplicates, firsts = set[Op](), dict[Any, tuple[Any, npt.NDArray[Any]]]()
     for kind, ops in alike.items():
         for op in ops if len(ops) > 1 else ():
             weight, bias = (np.ascontiguousarray(np.asarray(value.data)) for value in op.operands[1:3])
             zero = op.attrs["weight_zp"]
             first_zero, first_bias = firsts.setdefault((kind, hashlib.sha256(weight.tobytes()).digest()), (zero, bias))
             if zero != first_zero or not np.array_equal(bias, first_bias):
-                found.add(op)
-    return found
+                duplicates.add(op)
+    return duplicates
 
 
 def is_dilated_along_long_axis(r: Rewriter, op: Op) -> bool:
-    """A constant kernel with a dilation of 2 along an axis of which Vela makes several: of more than 65,536 places."""
+    """Return True for constant weights with a dilation of 2 along an axis longer than 65,536, which Vela splits."""
     longest = [max(op.operands[0].shape[1 + axis], op.result.shape[1 + axis]) for axis in (0, 1)]
     return op.operands[1].is_const and any(longest[axis] > _LONGEST_AXIS and op.attrs["dilation"][axis] == 2 for axis in (0, 1))
 
 
 def is_dilated_on_long_map(r: Rewriter, op: Op) -> bool:
-    """A constant kernel with a dilation, on a map of more than 65,536 rows or columns."""
+    """Return True for constant weights with a dilation, on a map with an axis longer than 65,536."""
     longest = max(*op.operands[0].shape[1:3], *op.result.shape[1:3])
     return op.operands[1].is_const and longest > _LONGEST_AXIS and max(op.attrs["dilation"]) > 1
 
 
 def is_padded_stride_along_long_axis(r: Rewriter, op: Op) -> bool:
-    """It has a stride, and padding behind the map or a PAD before it, along an axis of more than 65,536 places."""
+    """Return True for a stride with end padding, or with a PAD before, along an axis longer than 65,536."""
     padded = r.producer(op.operands[0], "PAD") is not None
     return any(
         op.operands[0].shape[1 + axis] > _LONGEST_AXIS
@@ -154,19 +156,19 @@ def is_padded_stride_along_long_axis(r: Rewriter, op: Op) -> bool:
 
 
 def is_padded_stride_beside_long_axis(r: Rewriter, op: Op) -> bool:
-    """It has a stride and padding along one axis, and more than 65,536 places along the other."""
+    """Return True for a stride and end padding along one axis if the other one is longer than 65,536."""
     extents, stride, pad = op.operands[0].shape[1:3], op.attrs["stride"], op.attrs["pad"]
     return any(extents[1 - axis] > _LONGEST_AXIS and stride[axis] > 1 and pad[2 * axis + 1] for axis in (0, 1))
 
 
 def is_widely_padded(r: Rewriter, op: Op) -> bool:
-    """It has more padding at an edge than the NPU's register counts. Of a dilation above 2 Vela makes maps with as much less."""
+    """Return True if the padding exceeds the NPU's register. For dilations above 2 Vela divides the padding by the dilation."""
     steps = [dilation if dilation > 2 else 1 for dilation in op.attrs.get("dilation", (1, 1)) for _ in range(2)]
     return any(-(-pad // step) > _WIDEST_PADDING for pad, step in zip(op.attrs["pad"], steps, strict=True))
 
 
 def is_resized_to_batch(r: Rewriter, op: Op) -> bool:
-    """Enlarges a map by more than 2, and a CONCAT or PAD along the first axis of four reads it."""
+    """Return True if the operator enlarges a map by more than 2 and a CONCAT or PAD along the batch axis reads it."""
     numerator, denominator = op.attrs["scale"][:2]
     places = [reader for reader in r.readers(op.result) if reader.name in ("CONCAT", "PAD")]
     in_batch = [place.attrs["axis"] == 0 if place.name == "CONCAT" else any(place.attrs["padding"][:2]) for place in places]
@@ -174,39 +176,39 @@ def is_resized_to_batch(r: Rewriter, op: Op) -> bool:
 
 
 def is_of_constant(r: Rewriter, op: Op) -> bool:
-    """Its operand is a constant, and its result no output."""
+    """Return True if the operand is constant and the result is not an output."""
     return op.operands[0].is_const and not r.is_output(op.result)
 
 
 def is_multiplied(r: Rewriter, op: Op) -> bool:
-    """A depthwise convolution with several outputs for each channel."""
+    """Return True for a depthwise convolution with channel multiplier > 1."""
     return op.operands[1].shape[3] > 1
 
 
 def is_rescaled_multiplied(r: Rewriter, op: Op) -> bool:
-    """A RESCALE of what ``is_multiplied``."""
+    """Return True for the RESCALE of a depthwise convolution with channel multiplier > 1."""
     depthwise = r.producer(op.operands[0], "DEPTHWISE_CONV2D")
     return depthwise is not None and is_multiplied(r, depthwise)
 
 
 def is_padded_batch(r: Rewriter, op: Op) -> bool:
-    """A window with padding over several pictures."""
+    """Return True for windows with padding over several images."""
     return any(op.attrs["pad"]) and op.operands[0].shape[0] > 1
 
 
 def is_summed_along_channels(r: Rewriter, op: Op) -> bool:
-    """A REDUCE_SUM along the last axis, or the RESCALE that it reads."""
+    """Return True for a REDUCE_SUM along the last axis, or the RESCALE that it reads."""
     sums = r.readers(op.result) if op.name == "RESCALE" else (op,)
     return any(reader.name == "REDUCE_SUM" and reader.attrs["axis"] == reader.result.rank - 1 for reader in sums)
 
 
 def is_of_codes(r: Rewriter, op: Op) -> bool:
-    """Reads INT8 or INT16."""
+    """Return True if the operand is INT8 or INT16."""
     return op.operands[0].dtype in ("INT8", "INT16")
 
 
 def is_lone(r: Rewriter, op: Op) -> bool:
-    """A RESCALE from or to INT32 that is part of no other operator."""
+    """Return True for a RESCALE from or to INT32 that Vela does not fuse with another operator."""
     if "INT32" not in (op.operands[0].dtype, op.result.dtype):
         return False
     if op.result.dtype == "INT32":
@@ -217,12 +219,12 @@ def is_lone(r: Rewriter, op: Op) -> bool:
 
 
 def is_lone_in_slices(r: Rewriter, op: Op) -> bool:
-    """A lone RESCALE whose result a SLICE reads, and something else does, too, or the SLICE's result has several readers."""
+    """Return True for a separate RESCALE that a SLICE reads, if the RESCALE or the SLICE has several readers."""
     return is_lone(r, op) and _is_cut(r, op.result, shared=False)
 
 
 def _is_cut(r: Rewriter, value: Value, *, shared: bool) -> bool:
-    """Does a SLICE read ``value``, seen through RESHAPEs, where ``shared`` or values on the way there are read several times?"""
+    """Return True if a SLICE reads ``value``, possibly after RESHAPEs, and a value before or after it has several readers."""
     shared |= r.uses(value) > 1
     for reader in r.readers(value):
         if reader.name == "SLICE" and (shared or r.uses(reader.result) > 1):
@@ -233,8 +235,11 @@ def _is_cut(r: Rewriter, value: Value, *, shared: bool) -> bool:
 
 
 def is_rescaled_back(r: Rewriter, op: Op) -> bool:
-    """A RESCALE by 1 to INT32 with one reader that it is no part of, behind one by 1 from INT32 with one reader; perhaps RESHAPEs
-    between. Of numbers that may saturate: of others Vela may drop both."""
+    """Return True for a RESCALE by 1 to INT32 after one from INT32, if the values between may saturate.
+
+    Both have one reader, with possible RESHAPEs between, and the first is not fused. If values cannot saturate, Vela may remove
+    both.
+    """
     value = op.operands[0]
     while reshape := r.producer(value, "RESHAPE", sole=True):
         value = reshape.operands[0]
@@ -242,22 +247,22 @@ def is_rescaled_back(r: Rewriter, op: Op) -> bool:
     if before is None or r.uses(op.result) != 1 or not is_lone(r, op) or value.dtype not in ("INT8", "INT16"):
         return False
     back = {before.operands[0].dtype, op.result.dtype} == {"INT32"} and _is_by_one(before) and _is_by_one(op)
-    return back and _bound(r, before.operands[0]) > np.iinfo(CODES[value.dtype]).max
+    return back and _find_bound(r, before.operands[0]) > np.iinfo(CODES[value.dtype]).max
 
 
-def _bound(r: Rewriter, value: Value) -> float:
-    """What no number of ``value`` exceeds, as far as codes, constants, products and sums tell."""
+def _find_bound(r: Rewriter, value: Value) -> float:
+    """Return an upper bound of the magnitude of ``value``, derived from dtypes, constants, products and sums."""
     if value.is_const:
         return float(np.abs(value.data.astype(np.float64)).max(initial=0.0)) if value.data is not None else np.inf
     op = r.producer(value)
     if op is None:
         return np.inf
     if op.name in ("RESHAPE", "TRANSPOSE"):
-        return _bound(r, op.operands[0])
+        return _find_bound(r, op.operands[0])
     if op.name == "MUL":
-        return _bound(r, op.operands[0]) * _bound(r, op.operands[1])
+        return _find_bound(r, op.operands[0]) * _find_bound(r, op.operands[1])
     if op.name in ("ADD", "SUB"):
-        return _bound(r, op.operands[0]) + _bound(r, op.operands[1])
+        return _find_bound(r, op.operands[0]) + _find_bound(r, op.operands[1])
     if op.name == "RESCALE" and op.operands[0].dtype in CODES and not op.attrs["output_zp"]:
         scale = max(multiplier / 2.0**shift for multiplier, shift in zip(op.attrs["multiplier"], op.attrs["shift"], strict=True))
         furthest = abs(int(np.iinfo(CODES[op.operands[0].dtype]).min)) + abs(int(op.attrs["input_zp"]))
@@ -266,20 +271,23 @@ def _bound(r: Rewriter, value: Value) -> float:
 
 
 def _is_by_one(op: Op) -> bool:
-    """Does a RESCALE change nothing but the dtype?"""
+    """Return True if a RESCALE changes only the dtype."""
     attrs = op.attrs
     scales = {multiplier / 2.0**shift for multiplier, shift in zip(attrs["multiplier"], attrs["shift"], strict=True)}
     return scales == {1.0} and not attrs["input_zp"] and not attrs["output_zp"]
 
 
 def _largest_scale(op: Op) -> float:
-    """By what a RESCALE multiplies at most."""
+    """Return the largest scale of a RESCALE."""
     return max(float(multiplier / 2.0**shift) for multiplier, shift in zip(op.attrs["multiplier"], op.attrs["shift"], strict=True))
 
 
 def is_widened(r: Rewriter, op: Op) -> bool:
-    """A RESCALE without zero point of codes that nothing else reads, to a wider dtype, whose results may be outside the narrow one:
-    it multiplies, or another RESCALE reads it. One of both operands of a sum or of an extreme is part of that instead.
+    """Return True for a RESCALE to a wider dtype, without zero point, whose results may exceed the narrow dtype.
+
+    Its operand has no other readers, and its scale exceeds 1 or another RESCALE reads it. RESCALEs of both operands of a sum,
+    minimum or maximum
+    are excluded, because Vela fuses them with that operator.
     """
     value, attrs = op.operands[0], op.attrs
     if op.result.dtype == value.dtype or not is_of_codes(r, op) or attrs["input_zp"] or not _is_only_read(r, value):
@@ -291,7 +299,7 @@ def is_widened(r: Rewriter, op: Op) -> bool:
 
 
 def is_widened_pool_of_wide_stride(r: Rewriter, op: Op) -> bool:
-    """A RESCALE to INT32 of a pool with a stride above 3, perhaps behind RESHAPEs, that nothing else reads."""
+    """Return True for a RESCALE to INT32 that alone reads a pool with a stride above 3, possibly after RESHAPEs."""
     source = root(r, op.operands[0])
     pool = r.producer(source, "AVG_POOL2D", "MAX_POOL2D")
     wide = pool is not None and max(pool.attrs["stride"]) > LARGEST_STRIDE
@@ -299,7 +307,7 @@ def is_widened_pool_of_wide_stride(r: Rewriter, op: Op) -> bool:
 
 
 def _is_only_read(r: Rewriter, value: Value) -> bool:
-    """Is ``value`` read once, and so is what the RESHAPEs before it read?"""
+    """Return True if ``value`` and the values before its RESHAPEs have one reader each."""
     while reshape := r.producer(value, "RESHAPE"):
         if r.uses(value) > 1:
             return False
@@ -308,7 +316,7 @@ def _is_only_read(r: Rewriter, value: Value) -> bool:
 
 
 def is_of_wrapped(r: Rewriter, op: Op) -> bool:
-    """Reads a CAST to fewer bits, perhaps behind RESHAPEs."""
+    """Return True if the operand is a CAST to fewer bits, possibly reshaped."""
     value = op.operands[0]
     while reshape := r.producer(value, "RESHAPE"):
         value = reshape.operands[0]
@@ -317,7 +325,7 @@ def is_of_wrapped(r: Rewriter, op: Op) -> bool:
 
 
 def is_of_shifted(r: Rewriter, op: Op) -> bool:
-    """Reads a logical shift, perhaps behind RESHAPEs and a RESCALE by 1."""
+    """Return True if the operand is a logical shift, possibly reshaped and rescaled by 1."""
     value = op.operands[0]
     while (before := r.producer(value, "RESHAPE", "RESCALE")) and (before.name == "RESHAPE" or _is_by_one(before)):
         value = before.operands[0]
@@ -325,17 +333,20 @@ def is_of_shifted(r: Rewriter, op: Op) -> bool:
 
 
 def takes_rescales(r: Rewriter, op: Op) -> bool:
-    """Does Vela make the RESCALEs to INT32 that ``op`` reads part of it? An elementwise one's, if both are from INT8 or INT16."""
+    """Return True if Vela can fuse RESCALEs to INT32 with ``op``. Those of an elementwise operator must both be from INT8 or
+    INT16.
+    """
     wide = [r.producer(value, "RESCALE") for value in op.operands]
     dtypes = {before.operands[0].dtype if before else "" for before in wide}
     return op.name == "REDUCE_SUM" or (op.name in ELEMENTWISE and dtypes in ({"INT8"}, {"INT16"}))
 
 
 def takes_scales(r: Rewriter, op: Op) -> bool:
-    """Do RESCALEs that ``takes_rescales`` are part of ``op`` on U55 and U65, too, by what they multiply?
+    """Return True if Vela also fuses the RESCALEs of ``takes_rescales`` with ``op`` on U55 and U65.
 
-    By 1 they are. Of a sum of two or a difference that one RESCALE to INT8 or INT16 reads they are, too, where both are one whole
-    number of 15 bits, or the larger one is the shift that the NPU does by itself: 2**19 of INT8, 2**14 of INT16. Found by trying.
+    Scales of 1 are fused. Those of an ADD or SUB with a single reader, a RESCALE to INT8 or INT16, are also fused in two cases:
+    both are the
+    same 15-bit integer, or the larger one is the NPU's shift (2**19 for INT8, 2**14 for INT16). Determined by experiments.
     """
     if not takes_rescales(r, op):
         return False
@@ -352,7 +363,7 @@ def takes_scales(r: Rewriter, op: Op) -> bool:
 
 
 def _sole_reader(r: Rewriter, value: Value) -> Op | None:
-    """The one operator that reads ``value``, seen through RESHAPEs that nothing else reads; None of several, or of an output."""
+    """Return the only operator that reads ``value``, possibly after RESHAPEs, or None."""
     while r.uses(value) == len(readers := r.readers(value)) == 1:
         if readers[0].name != "RESHAPE":
             return readers[0]
@@ -361,18 +372,18 @@ def _sole_reader(r: Rewriter, value: Value) -> Op | None:
 
 
 def is_wide_int32(r: Rewriter, op: Op) -> bool:
-    """Moves INT32 whose last axis, before or behind, has more than 32,768 places."""
+    """Return True if INT32 is moved with a last axis longer than 32,768 before or after."""
     return op.result.dtype == "INT32" and max((v.shape or (1,))[-1] for v in (*op.operands, op.result)) > _WIDEST_INT32
 
 
 def is_wide_int32_input(r: Rewriter, op: Op) -> bool:
-    """Reads an input of the graph that is INT32 and whose last axis has more than 32,768 places."""
+    """Return True if the operand is an INT32 input of the graph with a last axis longer than 32,768."""
     value = op.operands[0]
     return value.dtype == "INT32" and value in r.graph.inputs and value.shape[-1:] > (_WIDEST_INT32,)
 
 
 def is_wide_int32_read_in_shapes(r: Rewriter, op: Op) -> bool:
-    """A RESHAPE of INT32 that others read, too, where one of the shapes has more than 32,768 places along its last axis."""
+    """Return True for a RESHAPE of INT32 with other readers, if a last axis is longer than 32,768."""
     value = op.operands[0]
     if value.dtype != "INT32" or r.uses(value) < 2:
         return False
@@ -381,16 +392,17 @@ def is_wide_int32_read_in_shapes(r: Rewriter, op: Op) -> bool:
 
 
 def is_square_of_reshaped(r: Rewriter, op: Op) -> bool:
-    """Both operands are one RESHAPE, or RESCALEs of one."""
-    first, second = (unscaled(r, value) for value in op.operands)
+    """Return True if both operands are the same RESHAPE, or RESCALEs of it."""
+    first, second = (skip_rescale(r, value) for value in op.operands)
     return first is second and r.producer(second, "RESHAPE") is not None
 
 
 def is_rescale_in_one_shape_of_several(r: Rewriter, op: Op) -> bool:
-    """A RESHAPE of a RESCALE that is no end of another operator and that is read several times, perhaps in SLICEs.
+    """Return True for a RESHAPE, with several readers, of a RESCALE that Vela does not fuse with the operator before it.
 
-    Of INT8 and INT16 both readers are operands of one elementwise operator, or SLICEs are read by elementwise operators alone,
-    perhaps behind RESCALEs.
+    For INT8 and INT16, two of the readers are operands of one elementwise operator, or all are elementwise operators. Readers
+    may be after
+    SLICEs and RESCALEs.
     """
     rescale = r.producer(op.operands[0], "RESCALE")
     if rescale is None:
@@ -398,28 +410,28 @@ def is_rescale_in_one_shape_of_several(r: Rewriter, op: Op) -> bool:
     before = r.producer(rescale.operands[0])
     if before is not None and (before.name in ACCUMULATING or takes_scales(r, before)):
         return False
-    readers = list(_beyond_slices(r, op.result))
+    readers = list(_read_through_slices(r, op.result))
     if op.result.dtype == "INT32":
         return len(readers) > 1
-    readers = [other for reader in readers for other in ([reader] if reader.name != "RESCALE" else r.readers(reader.result))]
+    readers = [last for reader in readers for last in ([reader] if reader.name != "RESCALE" else r.readers(reader.result))]
     if any(reader.name in ELEMENTWISE and readers.count(reader) > 1 for reader in readers):
         return True
     return len(readers) > 1 and all(reader.name in BY_ELEMENT for reader in readers)
 
 
-def _beyond_slices(r: Rewriter, value: Value) -> Iterator[Op]:
-    """What reads ``value`` or a SLICE of it, as often as it does; SLICEs that are outputs, too."""
+def _read_through_slices(r: Rewriter, value: Value) -> Iterator[Op]:
+    """Iterate over the readers of ``value`` and of its SLICEs, once per use, and over SLICEs that are outputs."""
     for reader in r.readers(value):
         if reader.name != "SLICE":
             yield reader
             continue
-        yield from _beyond_slices(r, reader.result)
+        yield from _read_through_slices(r, reader.result)
         if r.is_output(reader.result):
             yield reader
 
 
 def is_of_reshaped_slice(r: Rewriter, op: Op) -> bool:
-    """Reads a RESHAPE of a SLICE, to another last axis, of which one does not fill bricks of 16 channels."""
+    """Return True for a SLICE reshaped to another last axis, if one of them is not a multiple of 16 channels."""
     reshape = r.producer(op.operands[0], "RESHAPE")
     if reshape is None or r.producer(reshape.operands[0], "SLICE") is None:
         return False
@@ -427,66 +439,63 @@ def is_of_reshaped_slice(r: Rewriter, op: Op) -> bool:
     return channels[0] != channels[1] and any(count % _BRICK for count in channels)
 
 
-def is_of_slice_behind_ones(r: Rewriter, op: Op) -> bool:
-    """An operand, perhaps rescaled, is a SLICE reshaped to more than four axes, one of extent 1 before the last three.
+def is_of_slice_with_leading_ones(r: Rewriter, op: Op) -> bool:
+    """Return True if an operand is a SLICE reshaped to more than four axes, with extent 1 before the last three.
 
-    A RESCALE that only elementwise operators read is part of them.
+    The operand may be rescaled. A RESCALE that only elementwise operators read is considered part of them.
     """
     is_part = op.name == "RESCALE" and not r.is_output(op.result) and all(o.name in BY_ELEMENT for o in r.readers(op.result))
-    return not is_part and bool(slices_behind_ones(r, op))
+    return not is_part and bool(slices_with_leading_ones(r, op))
 
 
-def slices_behind_ones(r: Rewriter, op: Op) -> list[int]:
-    """Which operands are such SLICEs."""
-    values = [unscaled(r, value) if op.name in BY_ELEMENT else value for value in op.operands]
-    return [index for index, value in enumerate(values) if _is_slice_behind_ones(r, value)]
+def slices_with_leading_ones(r: Rewriter, op: Op) -> list[int]:
+    """Return the indices of the operands of ``is_of_slice_with_leading_ones``."""
+    values = [skip_rescale(r, value) if op.name in BY_ELEMENT else value for value in op.operands]
+    return [index for index, value in enumerate(values) if _has_leading_ones(r, value)]
 
 
-def _is_slice_behind_ones(r: Rewriter, value: Value) -> bool:
+def _has_leading_ones(r: Rewriter, value: Value) -> bool:
     shape = value.shape
     return len(shape) > MOST_AXES and 1 in shape[:-3] and math.prod(shape) > shape[-1] and reads(r, value, "SLICE")
 
 
-def is_of_slice_behind_ones_for_several(r: Rewriter, op: Op) -> bool:
-    """Reshapes a SLICE to more than four axes, one of extent 1 before the last three, for several readers."""
-    return r.uses(op.result) > 1 and _is_slice_behind_ones(r, op.result)
+def is_of_slice_with_leading_ones_for_several(r: Rewriter, op: Op) -> bool:
+    """Return True for a SLICE reshaped as in ``is_of_slice_with_leading_ones`` with several readers."""
+    return r.uses(op.result) > 1 and _has_leading_ones(r, op.result)
 
 
 def is_spread_in_other_shape(r: Rewriter, op: Op) -> bool:
-    """Both operands are broadcast, and Vela stores the first in another shape than the operator reads."""
+    """Return True if both operands are broadcast and Vela stores the first one in another shape."""
     spread = all(value.shape != op.result.shape for value in op.operands[:2])
     return spread and not has_one_shape(r, op.operands[0])
 
 
 def has_one_shape(r: Rewriter, value: Value) -> bool:
-    """Return True if Vela stores ``value``, and what its RESCALE reads, in the shape of ``value``: no SLICE in another one."""
+    """Return True if Vela stores ``value``, and the operand of its RESCALE, in the shape of ``value``."""
     source = root(r, value)
     rescale = r.producer(source, "RESCALE")
     read = value if rescale is None else rescale.operands[0]
     sources = [source, root(r, read)]
     if root(r, read) is not read and r.producer(root(r, read), "SLICE") is not None:
         return False
-    return all(_stored_shapes(r, each) == {_without_leading_ones(value.shape)} for each in sources)
+    return all(_find_shapes(r, each) == {_without_leading_ones(value.shape)} for each in sources)
 
 
-def _stored_shapes(r: Rewriter, value: Value) -> set[tuple[int, ...]]:
-    """Return the shapes in which Vela may store ``value``: those that RESHAPEs give it, or else its own.
-
-    Of a value that RESHAPEs read Vela keeps one tensor, in the shape of the last RESHAPE.
-    """
-    shapes = {_without_leading_ones(shape) for shape in _shapes_behind(r, value)}
+def _find_shapes(r: Rewriter, value: Value) -> set[tuple[int, ...]]:
+    """Return the shapes in which Vela may store ``value``: those of its RESHAPEs, or its own if it has none."""
+    shapes = {_without_leading_ones(shape) for shape in _shapes_after(r, value)}
     return shapes or {_without_leading_ones(value.shape)}
 
 
-def _shapes_behind(r: Rewriter, value: Value) -> Iterator[tuple[int, ...]]:
+def _shapes_after(r: Rewriter, value: Value) -> Iterator[tuple[int, ...]]:
     for reader in r.readers(value):
-        if reader.name == "RESHAPE" and not _moves_behind_transpose(r, reader):
+        if reader.name == "RESHAPE" and not _is_moved_after_transpose(r, reader):
             yield reader.result.shape
-            yield from _shapes_behind(r, reader.result)
+            yield from _shapes_after(r, reader.result)
 
 
-def _moves_behind_transpose(r: Rewriter, reshape: Op) -> bool:
-    """Return True if Vela moves a RESHAPE that only adds or removes axes of extent 1 behind the TRANSPOSE that alone reads it."""
+def _is_moved_after_transpose(r: Rewriter, reshape: Op) -> bool:
+    """Return True if Vela moves a RESHAPE that only changes axes of extent 1 after the TRANSPOSE that alone reads it."""
     before, after = ([n for n in value.shape if n != 1] for value in (reshape.operands[0], reshape.result))
     readers = r.readers(reshape.result)
     return before == after and r.uses(reshape.result) == len(readers) == 1 and readers[0].name == "TRANSPOSE"
@@ -498,26 +507,26 @@ def _without_leading_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def root(r: Rewriter, value: Value) -> Value:
-    """Return what ``value`` is before all RESHAPEs."""
+    """Return ``value`` before all RESHAPEs."""
     while reshape := r.producer(value, "RESHAPE"):
         value = reshape.operands[0]
     return value
 
 
 def is_of_broadcast_slice_of_as_many(r: Rewriter, op: Op) -> bool:
-    """An operand, perhaps rescaled, is a SLICE of a whole that has as many elements as the result."""
+    """Return True if an operand is a SLICE, possibly rescaled, of a value with as many elements as the result."""
     return bool(slices_of_as_many(r, op))
 
 
 def slices_of_as_many(r: Rewriter, op: Op) -> list[int]:
-    """Return the operands that are SLICEs of a whole with as many elements as the result."""
-    slices = [r.producer(root(r, unscaled(r, root(r, value))), "SLICE") for value in op.operands]
+    """Return the indices of the operands of ``is_of_broadcast_slice_of_as_many``."""
+    slices = [r.producer(root(r, skip_rescale(r, root(r, value))), "SLICE") for value in op.operands]
     count = math.prod(op.result.shape)
     return [index for index, cut in enumerate(slices) if cut is not None and math.prod(cut.operands[0].shape) == count]
 
 
 def is_of_two_sums(r: Rewriter, op: Op) -> bool:
-    """Both operands are REDUCE_SUMs, perhaps rescaled, clamped, looked up and reshaped."""
+    """Return True if both operands are REDUCE_SUMs, possibly rescaled, clamped, looked up and reshaped."""
     return len(op.operands) > 1 and all(_is_of_sum(r, value) for value in op.operands[:2])
 
 
@@ -527,17 +536,20 @@ def _is_of_sum(r: Rewriter, value: Value) -> bool:
     return r.producer(value, "REDUCE_SUM") is not None
 
 
-def is_of_turned_slice(r: Rewriter, op: Op) -> bool:
-    """Reads a TRANSPOSE of a SLICE that others read, too, and Vela's own TRANSPOSE of the operand undoes that one."""
-    return turned_slice(r, op) is not None
+def is_of_transposed_slice(r: Rewriter, op: Op) -> bool:
+    """Return True if ``find_transposed_slice`` returns a SLICE."""
+    return find_transposed_slice(r, op) is not None
 
 
-def turned_slice(r: Rewriter, op: Op) -> Op | None:
-    """Return the SLICE of which a MATMUL's second operand, or the operand of a REDUCE_SUM, is the TRANSPOSE that Vela undoes."""
+def find_transposed_slice(r: Rewriter, op: Op) -> Op | None:
+    """Return the shared SLICE whose TRANSPOSE a MATMUL or REDUCE_SUM reads, or None.
+
+    The TRANSPOSE must be undone by the one that Vela inserts for a MATMUL's second operand or for a REDUCE_SUM.
+    """
     value = op.operands[-1]
     rescale = r.producer(value, "RESCALE") if op.name == "REDUCE_SUM" else None
-    turned = root(r, value if rescale is None else rescale.operands[0])
-    transpose = r.producer(turned, "TRANSPOSE")
+    transposed = root(r, value if rescale is None else rescale.operands[0])
+    transpose = r.producer(transposed, "TRANSPOSE")
     if transpose is None:
         return None
     axes = [axis for axis in transpose.attrs["perms"] if transpose.operands[0].shape[axis] != 1]
@@ -553,12 +565,12 @@ def turned_slice(r: Rewriter, op: Op) -> Op | None:
 
 
 def is_of_transposed(r: Rewriter, op: Op) -> bool:
-    """Reads a TRANSPOSE of INT8, perhaps behind RESHAPEs, that nothing else reads."""
+    """Return True for a TABLE that alone reads a TRANSPOSE of INT8, possibly after RESHAPEs."""
     return op.operands[0].dtype == "INT8" and any(move.name == "TRANSPOSE" for move in moves_before(r, op))
 
 
 def is_of_dilated_convolution(r: Rewriter, op: Op) -> bool:
-    """Reads a convolution of a dilation above 2, perhaps behind what is part of the same operation."""
+    """Return True if the operand is a convolution with a dilation above 2, possibly with fused operators."""
     before = r.producer(op.operands[0])
     while before is not None and before.name in (*FOLLOWING, "RESHAPE"):
         before = r.producer(before.operands[0])
@@ -566,15 +578,16 @@ def is_of_dilated_convolution(r: Rewriter, op: Op) -> bool:
 
 
 def is_of_multiplied_depthwise(r: Rewriter, op: Op) -> bool:
-    """Reads INT8 that is a RESCALE of a depthwise convolution with several outputs for each channel."""
+    """Return True if the operand is the INT8 RESCALE of a depthwise convolution with channel multiplier > 1."""
     rescale = r.producer(op.operands[0], "RESCALE")
     return op.operands[0].dtype == "INT8" and rescale is not None and is_rescaled_multiplied(r, rescale)
 
 
 def is_along_last_axis_of_column(r: Rewriter, op: Op) -> bool:
-    """Its axis is the last one, and what makes its operand has the axis before a last one of extent 1, or is a sum along rows.
+    """Return True if the last axis is reduced of a reshaped column or of a sum along rows.
 
-    Vela has a REDUCE_SUM along the last axis but one write such a column.
+    A column has the reduced axis before a last axis of extent 1. Vela stores a REDUCE_SUM along the last axis but one as such a
+    column.
     """
     value, axis = op.operands[0], op.attrs["axis"]
     if axis != value.rank - 1 or value.rank == 0:
@@ -594,14 +607,14 @@ def _is_sum_along_rows(r: Rewriter, value: Value) -> bool:
     return sums is not None and sums.attrs["axis"] == value.rank - 2
 
 
-def unscaled(r: Rewriter, value: Value) -> Value:
+def skip_rescale(r: Rewriter, value: Value) -> Value:
     rescale = r.producer(value, "RESCALE")
     return rescale.operands[0] if rescale else value
 
 
 def is_read_bool_output(r: Rewriter, value: Value) -> bool:
-    """Is ``value`` a BOOL output, and read: by an operator, or before the RESHAPEs that lead to it?"""
-    if value.dtype != "BOOL" or not r.is_output(value) or not any(True for _ in r.named(*_LOGICAL)):
+    """Return True for a BOOL output that is also read, directly or before its RESHAPEs."""
+    if value.dtype != "BOOL" or not r.is_output(value) or not any(True for _ in r.select(*_LOGICAL)):
         return False
     shared = bool(r.readers(value))
     while reshape := r.producer(value, "RESHAPE"):
@@ -611,5 +624,5 @@ def is_read_bool_output(r: Rewriter, value: Value) -> bool:
 
 
 def is_of_many_rows(r: Rewriter, op: Op) -> bool:
-    """Return True for a GATHER or SCATTER of more rows, or more batches of them, than a transfer counts."""
+    """Return True for a GATHER or SCATTER with more rows or batches than one transfer can count."""
     return max(op.operands[1].shape) > MOST_ROWS

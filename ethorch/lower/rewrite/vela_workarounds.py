@@ -1,4 +1,4 @@
-"""What is done for the rows of ``VELA_BUGS``: each function takes an operator that a row found, and avoids the bug."""
+"""Rewrites that avoid the bugs of ``VELA_BUGS``. Each function receives an operator that a row matches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ethorch.lower.rewrite.insert_copies import copied
+from ethorch.lower.rewrite.insert_copies import copy_value
 from ethorch.lower.rewrite.rewriter import Place, Rewriter
 from ethorch.lower.rewrite.vela_patterns import (
     ACCUMULATING,
@@ -18,42 +18,42 @@ from ethorch.lower.rewrite.vela_patterns import (
     KERNEL_AXES,
     MOST_AXES,
     MOST_ROWS,
+    find_transposed_slice,
     has_one_shape,
     has_weights_of_another,
     is_read_bool_output,
     root,
-    slices_behind_ones,
+    skip_rescale,
     slices_of_as_many,
+    slices_with_leading_ones,
     takes_scales,
-    turned_slice,
-    unscaled,
 )
 from ethorch.tosa.ir import Op, Value
 
 
 def copy_operand(r: Rewriter, op: Op) -> None:
-    """The operator reads a copy of its operand."""
-    r.insert_before(op, 0, copied)
+    """Copy the operand."""
+    r.insert_before(op, 0, copy_value)
 
 
 def copy_result(r: Rewriter, op: Op) -> None:
-    """The readers of the result read a copy of it."""
-    r.insert_after(op, copied)
+    """Copy the result before other operators read it."""
+    r.insert_after(op, copy_value)
 
 
 def clamp_operand(r: Rewriter, op: Op) -> None:
-    """The operator reads its operand through a CLAMP to all of its dtype, which Vela makes a part of what is before it."""
+    """Insert a CLAMP to the full range of the operand, which Vela fuses with the operator before it."""
     info = np.iinfo(CODES[op.operands[0].dtype])
     r.insert_before(op, 0, lambda at, value: at.emit("CLAMP", value, min_val=int(info.min), max_val=int(info.max)))
 
 
 def copy_instead(r: Rewriter, op: Op) -> None:
-    """A copy that Vela leaves where it is takes its place."""
-    r.replace(op, copied(r.before(op), op.operands[0]))
+    """Replace the operator by a copy that Vela does not remove."""
+    r.replace(op, copy_value(r.before(op), op.operands[0]))
 
 
 def fill_kernel(r: Rewriter, op: Op) -> None:
-    """Weights of 0 between the others take the place of the dilation: they read nothing, and Vela cuts the map right."""
+    """Insert weights of 0 between the others in place of the dilation, so that Vela splits the map correctly."""
     weight = op.operands[1]
     assert weight.data is not None
     shape, every = list(weight.shape), [slice(None)] * weight.rank
@@ -65,10 +65,10 @@ def fill_kernel(r: Rewriter, op: Op) -> None:
     r.replace(op, at.again(op, op.operands[0], at.constant(filled, weight.dtype), dilation=(1, 1)))
 
 
-def part_weights(r: Rewriter, op: Op) -> None:
-    """Other numbers stand for the weights: they count from another zero point, which costs nothing.
+def change_weights(r: Rewriter, op: Op) -> None:
+    """Store the weights with another zero point, which is free.
 
-    Where all zero points that the weights leave room for are taken, columns of zeros widen the kernel, over as much padding.
+    If all zero points that fit the weights are used, columns of zeros widen the kernel and the padding.
     """
     axes, weight = KERNEL_AXES[op.name], op.operands[1]
     info, data = np.iinfo(CODES[weight.dtype]), np.asarray(weight.data).astype(np.int64) - op.attrs["weight_zp"]
@@ -88,8 +88,8 @@ def part_weights(r: Rewriter, op: Op) -> None:
                 return
 
 
-def rescale_behind(r: Rewriter, op: Op) -> None:
-    """The RESHAPE comes before the RESCALEs; if others read one of them, too, or it has to keep its shape, it reads a copy."""
+def rescale_after(r: Rewriter, op: Op) -> None:
+    """Move the RESHAPE before the RESCALEs. If that is not possible, copy its operand."""
     value, rescales = op.operands[0], list[Op]()
     while rescale := r.producer(value, "RESCALE"):
         if r.uses(value) > 1 or not _may_be_reshaped(rescale):
@@ -104,30 +104,30 @@ def rescale_behind(r: Rewriter, op: Op) -> None:
 
 
 def _may_be_reshaped(rescale: Op) -> bool:
-    """Return True if a RESHAPE may come before the RESCALE: its scale is one, and Vela has a RESHAPE of its operand's dtype."""
+    """Return True if a RESHAPE may come before the RESCALE: it is per-tensor, and its operand is not INT48."""
     return not rescale.attrs["per_channel"] and rescale.operands[0].dtype != "INT48"
 
 
 def pad_before(r: Rewriter, op: Op) -> None:
-    """The operator reads a copy of the map with its padding."""
+    """Pad the map with a PAD and a copy."""
     at, value, pad = r.before(op), op.operands[0], op.attrs["pad"]
     if any(pad):
         const = int(np.iinfo(CODES[value.dtype]).min) if op.name == "MAX_POOL2D" else op.attrs["input_zp"]
         value = at.emit("PAD", value, padding=(0, 0, *pad, 0, 0), pad_const=const)
-    r.replace(op, at.again(op, copied(at, value), pad=(0, 0, 0, 0)))
+    r.replace(op, at.again(op, copy_value(at, value), pad=(0, 0, 0, 0)))
 
 
 def transpose_now(r: Rewriter, op: Op) -> None:
-    """The constant is transposed at compile time."""
+    """Transpose the constant at compile time."""
     (value,) = op.operands
     assert value.data is not None
     r.bypass(op, r.before(op).constant(np.ascontiguousarray(value.data.transpose(op.attrs["perms"])), value.dtype))
 
 
-def move_along_an_axis_more(r: Rewriter, op: Op) -> None:
-    """It moves tensors with a last axis of extent 1 more. Moves of one tensor read one RESHAPE: Vela mixes up several.
+def move_with_last_axis(r: Rewriter, op: Op) -> None:
+    """Add a last axis of extent 1 to the operands.
 
-    A PAD does so axis by axis.
+    Operators that move one tensor share a RESHAPE, because Vela confuses several. A PAD is applied to one axis after the other.
     """
     if op.name == "PAD":
         return _pad_axis_by_axis(r, op)
@@ -141,7 +141,7 @@ def move_along_an_axis_more(r: Rewriter, op: Op) -> None:
 
 
 def _pad_axis_by_axis(r: Rewriter, op: Op) -> None:
-    """Each axis as the middle one of three, with those behind it joined to it, and the last of extent 1."""
+    """Pad each axis as the middle one of three, merged with the later axes, before a last axis of extent 1."""
     at, value, padding = r.before(op), op.operands[0], op.attrs["padding"]
     shape, const = list(value.shape), op.attrs["pad_const"]
     for axis in reversed(range(value.rank)):
@@ -156,24 +156,24 @@ def _pad_axis_by_axis(r: Rewriter, op: Op) -> None:
 
 
 def _earlier_reshape(r: Rewriter, op: Op, value: Value) -> Value | None:
-    """``value`` with a last axis of extent 1 more, where an operator before ``op`` makes it."""
-    for other in r:
-        if other is op:
+    """Return ``value`` with an additional last axis of extent 1 if an operator before ``op`` computes it."""
+    for candidate in r:
+        if candidate is op:
             return None
-        if other.name == "RESHAPE" and other.operands[0] is value and other.result.shape == (*value.shape, 1):
-            return other.result
+        if candidate.name == "RESHAPE" and candidate.operands[0] is value and candidate.result.shape == (*value.shape, 1):
+            return candidate.result
     return None
 
 
 def copy_reshaped_operands(r: Rewriter, op: Op) -> None:
-    """The operator reads a copy of each operand that others read in another shape: RESHAPEs of one value share its memory."""
+    """Copy each operand that others read in another shape, because RESHAPEs of one value share its memory."""
     for index, value in enumerate(op.operands):
         if not value.is_const and (_is_read_in_other_shapes(r, value) or _is_rescaled_and_reshaped(r, value)):
-            r.insert_before(op, index, copied)
+            r.insert_before(op, index, copy_value)
 
 
 def _is_rescaled_and_reshaped(r: Rewriter, value: Value) -> bool:
-    """Return True if ``value`` is read several times and made by RESHAPEs and by RESCALEs that are not part of another operator."""
+    """Return True if ``value`` is read several times and computed by RESHAPEs and separate RESCALEs."""
     names, uses = set(), r.uses(value)
     while op := r.producer(value, "RESHAPE", "RESCALE"):
         before = r.producer(op.operands[0])
@@ -185,7 +185,7 @@ def _is_rescaled_and_reshaped(r: Rewriter, value: Value) -> bool:
 
 
 def _is_read_in_other_shapes(r: Rewriter, value: Value) -> bool:
-    """Does a RESHAPE read ``value``, or, where a RESHAPE makes it, something else what that one reads?"""
+    """Return True if a RESHAPE reads ``value``, or if ``value`` is a RESHAPE of a value with other readers."""
     if any(reader.name == "RESHAPE" for reader in r.readers(value)):
         return True
     while reshape := r.producer(value, "RESHAPE"):
@@ -196,14 +196,14 @@ def _is_read_in_other_shapes(r: Rewriter, value: Value) -> bool:
 
 
 def copy_shared_operands(r: Rewriter, op: Op) -> None:
-    """The loop gets a copy of each operand that is read elsewhere, too; the input of a region may be, behind it."""
+    """Copy each operand of the loop that is read elsewhere, or that is an input of a region."""
     for index, value in enumerate(op.operands):
         if not value.is_const and (r.uses(value) > 1 or (r.is_region and value in r.graph.inputs)):
-            r.insert_before(op, index, copied)
+            r.insert_before(op, index, copy_value)
 
 
 def copy_read_outputs(r: Rewriter, op: Op) -> None:
-    """A BOOL output that is read is a copy of what is read."""
+    """Copy a BOOL output that is also read."""
     for index, output in enumerate(op.results):
         if is_read_bool_output(r, output):
             readers = r.readers(output)
@@ -213,9 +213,9 @@ def copy_read_outputs(r: Rewriter, op: Op) -> None:
 
 
 def give_first_operand_one_shape(r: Rewriter, op: Op) -> None:
-    """The operands are exchanged if the second has one shape and the operator allows it; else the first is stored for itself.
+    """Exchange the operands if the second has one shape and the operator is commutative; otherwise copy the first.
 
-    What is stored for itself is a RESHAPE of what the RESCALE before it reads, copied if others read that.
+    The copy is a RESHAPE before the RESCALE of the first operand, whose source is copied if others read it.
     """
     first, second = op.operands[:2]
     if op.name != "SUB" and has_one_shape(r, second):
@@ -224,54 +224,59 @@ def give_first_operand_one_shape(r: Rewriter, op: Op) -> None:
         return
     at, rescale = r.before(op), r.producer(root(r, first), "RESCALE")
     if rescale is None or not _may_be_reshaped(rescale):
-        r.read(op, 0, copied(at, first))
+        r.read(op, 0, copy_value(at, first))
         return
     source = rescale.operands[0]
     if r.uses(rescale.result) > 1 or r.uses(source) > 1 or r.producer(source, "RESHAPE") is not None or source in r.graph.inputs:
-        source = copied(at, source)
+        source = copy_value(at, source)
     r.read(op, 0, at.again(rescale, at.reshape(source, *first.shape)))
 
 
 def copy_slices_of_as_many(r: Rewriter, op: Op) -> None:
-    """The operator, or the RESCALE of its operand, reads a copy of each SLICE of a whole with as many elements as the result."""
+    """Copy each SLICE, before its RESCALE if any, whose source has as many elements as the result."""
     for index in slices_of_as_many(r, op):
         rescale = r.producer(root(r, op.operands[index]), "RESCALE")
-        r.insert_before(rescale or op, 0 if rescale else index, copied)
+        r.insert_before(rescale or op, 0 if rescale else index, copy_value)
 
 
 def copy_first_operand(r: Rewriter, op: Op) -> None:
-    """The operator, or the RESCALE of its first operand, reads a copy."""
+    """Copy the first operand, before its RESCALE if it has one."""
     rescale = r.producer(root(r, op.operands[0]), "RESCALE")
-    r.insert_before(rescale or op, 0, copied)
+    r.insert_before(rescale or op, 0, copy_value)
 
 
-def copy_turned_slice(r: Rewriter, op: Op) -> None:
-    """All readers of the SLICE read a copy of it."""
-    cut = turned_slice(r, op)
+def copy_transposed_slice(r: Rewriter, op: Op) -> None:
+    """Copy the SLICE for all readers."""
+    cut = find_transposed_slice(r, op)
     assert cut is not None
-    r.insert_after(cut, copied)
+    r.insert_after(cut, copy_value)
 
 
 def gather_in_parts(r: Rewriter, op: Op) -> None:
-    """Split the GATHER into parts that one transfer can count, and join them with CONCATs."""
+    """Split the GATHER into parts with few enough rows for one transfer, and join them with CONCATs."""
     at, (values, indices) = r.before(op), op.operands
     results = []
     for batch, first in _parts(at, indices, 0):
-        own = _batches(at, values, first, batch.shape[0])
-        parts = [at.again(op, own, part) for part, _ in _parts(at, batch, 1)]
+        values_of_batch = _batches(at, values, first, batch.shape[0])
+        parts = [at.again(op, values_of_batch, part) for part, _ in _parts(at, batch, 1)]
         results.append(parts[0] if len(parts) == 1 else at.emit("CONCAT", *parts, axis=1))
     r.replace(op, results[0] if len(results) == 1 else at.emit("CONCAT", *results, axis=0))
 
 
 def scatter_in_parts(r: Rewriter, op: Op) -> None:
-    """Split the SCATTER into parts that one transfer can count: each writes into the previous result, or other batches."""
+    """Split the SCATTER into parts with few enough rows for one transfer, each into the previous result or other batches."""
     at, (values, indices, rows) = r.before(op), op.operands
     results = []
     for batch, first in _parts(at, indices, 0):
-        result, own = _batches(at, values, first, batch.shape[0]), _batches(at, rows, first, batch.shape[0])
+        result, source = _batches(at, values, first, batch.shape[0]), _batches(at, rows, first, batch.shape[0])
         for part, row in _parts(at, batch, 1):
-            size = (own.shape[0], part.shape[1], own.shape[2])
-            result = at.again(op, result, part, own if size == own.shape else at.emit("SLICE", own, start=(0, row, 0), size=size))
+            size = (source.shape[0], part.shape[1], source.shape[2])
+            result = at.again(
+                op,
+                result,
+                part,
+                source if size == source.shape else at.emit("SLICE", source, start=(0, row, 0), size=size),
+            )
         results.append(result)
     r.replace(op, results[0] if len(results) == 1 else at.emit("CONCAT", *results, axis=0))
 
@@ -285,7 +290,7 @@ def _batches(at: Place, value: Value, first: int, count: int) -> Value:
 
 
 def _parts(at: Place, indices: Value, axis: int) -> Iterator[tuple[Value, int]]:
-    """Yield equal parts of the indices along an axis, and where each begins."""
+    """Iterate over equal parts of the indices along an axis, and their first positions."""
     count = indices.shape[axis]
     most = -(-count // -(-count // MOST_ROWS))
     for first in range(0, count, most):
@@ -301,32 +306,32 @@ def _parts(at: Place, indices: Value, axis: int) -> Iterator[tuple[Value, int]]:
 
 
 def run_along_middle_axis(r: Rewriter, op: Op) -> None:
-    """The operator runs along the middle one of three axes, as Vela has the NPU do it."""
+    """Run the operator along the middle one of three axes, as Vela does on the NPU."""
     value, at = op.operands[0], r.before(op)
     column = at.reshape(value, math.prod(value.shape[:-1]), value.shape[-1], 1)
     r.replace(op, at.reshape(at.again(op, column, axis=1), *op.result.shape))
 
 
 def run_in_four_axes(r: Rewriter, op: Op) -> None:
-    """The operator and the operators fused with it run in four axes. If it broadcasts along the others, the SLICE is copied."""
+    """Run the operator and those that Vela fuses with it in four axes, or copy the SLICE if outer axes are needed."""
     result, at = op.result, r.before(op)
     drop = result.rank - MOST_AXES
     scaled = op.name in BY_ELEMENT
     if math.prod(result.shape[:drop]) > 1:
-        for index in slices_behind_ones(r, op):
+        for index in slices_with_leading_ones(r, op):
             rescale = r.producer(op.operands[index], "RESCALE") if scaled else None
-            r.insert_before(rescale or op, 0 if rescale else index, copied)
+            r.insert_before(rescale or op, 0 if rescale else index, copy_value)
         return
-    values = op.operands[:1] if op.name == "TABLE" else op.operands
-    made = at.again(op, *(_without_ones(r, at, value, drop, scaled) for value in values))
+    elements = op.operands[:1] if op.name == "TABLE" else op.operands
+    value = at.again(op, *(_without_ones(r, at, value, drop, scaled) for value in elements))
     while r.uses(op.result) == 1 and (readers := r.readers(op.result)) and readers[0].name in FOLLOWING:
         (op,), at = readers, r.before(readers[0])
-        made = at.again(op, made)
-    r.replace(op, at.reshape(made, *result.shape))
+        value = at.again(op, value)
+    r.replace(op, at.reshape(value, *result.shape))
 
 
 def _without_ones(r: Rewriter, at: Place, value: Value, drop: int, scaled: bool) -> Value:
-    """``value`` without its first ``drop`` axes, in front of its RESCALE where that is part of the operator."""
+    """Remove the first ``drop`` axes of ``value``, before its RESCALE if that is fused with the operator."""
     if value.data is not None:
         return at.constant(value.data.reshape(value.shape[drop:]), value.dtype)
     rescale = r.producer(value, "RESCALE") if scaled else None
@@ -336,7 +341,7 @@ def _without_ones(r: Rewriter, at: Place, value: Value, drop: int, scaled: bool)
 
 
 def reshape_result(r: Rewriter, op: Op) -> None:
-    """It reads what the RESHAPE of its operand reads, and its result is reshaped."""
+    """Read the operand before its RESHAPE, and reshape the result."""
     reshape = r.producer(op.operands[0], "RESHAPE")
     assert reshape is not None
     at = r.before(op)
@@ -344,10 +349,10 @@ def reshape_result(r: Rewriter, op: Op) -> None:
 
 
 def reshape_twice(r: Rewriter, op: Op) -> None:
-    """Each operand gets a RESHAPE of its own."""
+    """Insert a separate RESHAPE for each operand."""
     value = op.operands[1]
     rescale = r.producer(value, "RESCALE")
-    reshape = r.producer(unscaled(r, value), "RESHAPE")
+    reshape = r.producer(skip_rescale(r, value), "RESHAPE")
     assert reshape is not None
     at = r.before(op)
     again = at.again(reshape)

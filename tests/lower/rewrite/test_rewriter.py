@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ethorch.lower.builder.builder import Builder
-from ethorch.lower.rewrite.insert_copies import copied
+from ethorch.lower.rewrite.insert_copies import copy_value
 from ethorch.lower.rewrite.rewriter import Names, Rewriter
 from ethorch.tosa.ir import Graph, Op, Value
 from ethorch.tosa.text import from_text, to_text
@@ -82,7 +82,7 @@ def test_what_is_inserted_stands_between() -> None:
     clamp, reverse = graph.ops
     r = Rewriter(graph)
     r.insert_after(clamp, lambda at, value: at.emit("ABS", value))
-    r.insert_before(reverse, 0, copied)
+    r.insert_before(reverse, 0, copy_value)
     verify(r.finish())
     assert names(r) == ["CLAMP", "ABS", "RESHAPE", "MAX_POOL2D", "RESHAPE", "REVERSE"]
     r.insert_after(reverse, lambda at, value: at.emit("ABS", value))
@@ -154,9 +154,9 @@ def test_what_is_known_is_found_anew_after_a_change() -> None:
         calls.append(len(list(r)))
         return calls[-1]
 
-    assert r.known(count) == r.known(count) == 3 and len(calls) == 1
-    r.insert_before(next(r.named("ABS")), 0, copied)
-    assert r.known(count) == len(list(r)) > 3 and len(calls) == 2
+    assert r.analyze(count) == r.analyze(count) == 3 and len(calls) == 1
+    r.insert_before(next(r.select("ABS")), 0, copy_value)
+    assert r.analyze(count) == len(list(r)) > 3 and len(calls) == 2
 
 
 @settings(deadline=None, max_examples=60)
@@ -178,9 +178,9 @@ def test_any_sequence_of_edits(seed: int) -> None:
         elif edit == 1 and not r.is_output(op.result) and op.result.shape == op.operands[0].shape:
             r.bypass(op, op.operands[0])
         elif edit == 2:
-            r.insert_before(op, 0, draw.choice([copied, reversed_twice]))
+            r.insert_before(op, 0, draw.choice([copy_value, reversed_twice]))
         elif edit == 3:
-            r.insert_after(op, draw.choice([copied, reversed_twice]))
+            r.insert_after(op, draw.choice([copy_value, reversed_twice]))
         elif edit == 4:
             r.read(op, 0, r.before(op).emit("ABS", op.operands[0]))
         else:
