@@ -18,7 +18,7 @@ from ethorch.lower.ops.spec import OpSpec
 
 @dataclass(frozen=True)
 class OnCpu:
-    """A tensor that the CPU computes. The reason is reported by the operators that read it."""
+    """A tensor that the CPU computes."""
 
     node: Node
 
@@ -39,20 +39,16 @@ class PointwiseChain:
 
 
 def has_chain(args: Any) -> bool:
-    """Return True if a chain is among the arguments."""
     return any(isinstance(value, PointwiseChain) for value in flat(args))
 
 
 def chain_source(node: Node, spec: OpSpec, env: Mapping[Node, Any], shape: tuple[int, ...], *, quantized: bool) -> QTensor | None:
-    """Return the only quantized tensor that a pointwise operator depends on, directly or through a chain.
+    """Return the only quantized tensor that a pointwise operator depends on, directly or through a chain, or None.
 
     Args:
         env: Lowered value of each earlier node.
         shape: Shape of the result, which the tensor must have because a table does not broadcast.
         quantized: Whether a quantize node reads the result.
-
-    Returns:
-        The tensor, or None if there is not exactly one or if a table of its dtype cannot replace the operator.
     """
     if not spec.pointwise:
         return None
@@ -79,13 +75,8 @@ def chain_source(node: Node, spec: OpSpec, env: Mapping[Node, Any], shape: tuple
 
 
 def entries(chain: PointwiseChain, env: Mapping[Node, Any]) -> npt.NDArray[np.float32]:
-    """Compute a chain's operators for each of ``chain.source.qparams.table_inputs``.
-
-    Args:
-        env: Lowered values: chains for the chain's own nodes, tensors and constants for its leaves.
-
-    Returns:
-        float32[entries].
+    """Compute the chain for each of ``chain.source.qparams.table_inputs``: float32[entries]. ``env`` has the lowered values of
+    nodes.
     """
     codes = torch.from_numpy(chain.source.qparams.table_inputs)
     results: dict[Node, Any] = {}
@@ -112,7 +103,6 @@ def entries(chain: PointwiseChain, env: Mapping[Node, Any]) -> npt.NDArray[np.fl
 
 
 def _leaf(x: Any, codes: torch.Tensor) -> torch.Tensor:
-    """Return a leaf of a chain: the source's integer values or a constant."""
     if isinstance(x, np.ndarray):
         return as_tensor(x).reshape(())
     if x.value.data is not None:

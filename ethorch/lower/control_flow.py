@@ -36,7 +36,7 @@ class Regions:
         """Return the results of a torch.cond or while_loop.
 
         Raises:
-            Unsupported: The target does not support the operator, or an operator of a subgraph cannot run. The reason names it.
+            Unsupported: The target does not support the operator or an operator of a subgraph.
         """
         name = "COND_IF" if node.target is torch.ops.higher_order.cond else "WHILE_LOOP"
         refusal = self.b.limits[name].refuse(name, "BOOL", {}, self.b.target) if name in self.b.limits else None
@@ -52,7 +52,7 @@ class Regions:
         return [QTensor(value, x.dims, x.q) for value, x in zip(self.b.graph.ops[-1].results, results, strict=False)]
 
     def cond(self, node: Node) -> tuple[list[Frame], list[Value], list[QTensor]]:
-        """Return the frames of the branches, the COND_IF's operands, and its results as returned by the first branch."""
+        """Return the branches' frames, the operands, and the results of the first branch."""
         args: Any = node.args
         parts = subgraphs_of(node)
         condition, operands = self.condition(args[0]), self.operands(args[3], parts, 0)
@@ -67,7 +67,7 @@ class Regions:
         return frames, [condition, *_tensors(operands)], [pair[0] for pair in pairs]
 
     def loop(self, node: Node) -> tuple[list[Frame], list[Value], list[QTensor]]:
-        """Return the frames of condition and body, the WHILE_LOOP's operands, and the tensors that it carries."""
+        """Return the frames of condition and body, the operands, and the tensors that the loop carries."""
         args: Any = node.args
         parts = subgraphs_of(node)
         body = _placeholders(parts[1].of(self.module))
@@ -86,7 +86,6 @@ class Regions:
 
     @property
     def module(self) -> GraphModule:
-        """The module with the frame's graph and the subgraphs of its control flow."""
         module = self.frame.graph.owning_module
         assert module is not None
         return module
@@ -100,20 +99,19 @@ class Regions:
         return x.value
 
     def operands(self, args: Sequence[Any], parts: Sequence[Subgraph], first: int) -> list[Any]:
-        """Lower the operands of the placeholders from number ``first`` on; operands that no subgraph reads become OnCpu."""
+        """Lower the operands from placeholder ``first`` on. Operands that no subgraph reads become OnCpu."""
         places = zip(*(_placeholders(part.of(self.module))[first:] for part in parts), strict=True)
         reads = [any(place.users for place in alike) for alike in places]
         return [self.operand(arg) if is_read else OnCpu(arg) for arg, is_read in zip(args, reads, strict=True)]
 
     def operand(self, arg: Any) -> Any:
-        """Return an operand: a tensor, the array of a constant, or OnCpu."""
         x = self.frame.plain(self.frame.env[arg]) if isinstance(arg, Node) else np.asarray(arg)
         if isinstance(x, PointwiseChain):
             return self.frame.as_floats(x) if self.b.floats else OnCpu(x.end)
         return x
 
     def start(self, arg: Any, inside: Node) -> QTensor:
-        """Return the initial value of a loop's tensor, with the quantization parameters that the body expects."""
+        """Return the initial value of a loop's tensor with the body's quantization parameters."""
         x, readers = self.operand(arg), [op_name(user.target) in QUANTIZE for user in inside.users]
         qparams = {self.frame.qparams_of(user) for user in inside.users if op_name(user.target) in QUANTIZE}
         q = qparams.pop() if len(qparams) == 1 and all(readers) else None
@@ -131,12 +129,7 @@ class Regions:
     # --- subgraphs ----------------------------------------------------------------------------------------------------
 
     def lower_subgraph(self, part: Subgraph, operands: Sequence[Any], carried: int) -> Frame:
-        """Lower a subgraph, without its outputs.
-
-        Args:
-            operands: Values of the placeholders.
-            carried: Number of leading operands that change in a loop and so are not constants.
-        """
+        """Lower a subgraph, without its outputs. The first ``carried`` operands change in a loop and so are not constants."""
         module = part.of(self.module)
         inner_b = self.b.region(f"{part.node.name}_{part.role}")
         env: dict[Node, Any] = {}
@@ -156,8 +149,6 @@ def _placeholders(module: GraphModule) -> list[Node]:
 
 
 def _constants(module: GraphModule, env: Mapping[Node, Any]) -> Constants:
-    """Return a lookup of constants: placeholders with constant operands, and tensors that belong to the subgraph."""
-
     def lookup(node: Node) -> npt.NDArray[Any] | None:
         if node.op == "get_attr":
             value = attribute(module, node)
@@ -181,7 +172,6 @@ def _output_nodes(frame: Frame) -> list[Node]:
 
 
 def _result(frame: Frame, node: Node, q: QParams | None) -> QTensor:
-    """Return an output of a subgraph, requantized if ``q`` is not None."""
     x = frame.plain(frame.env[node])
     frame.b.origin = origin_of(node)
     if isinstance(x, np.ndarray):
@@ -194,7 +184,6 @@ def _result(frame: Frame, node: Node, q: QParams | None) -> QTensor:
 
 
 def _constant(b: Builder, array: npt.NDArray[Any], q: QParams | None, node: Node) -> QTensor:
-    """Return a constant output or initial value: integers, quantized with ``q``, or floats."""
     if array.dtype.kind in "iub":
         return b.plain_tensor(array, TOSA_DTYPE.get(node.meta["val"].dtype, "INT32"))
     if q is not None and not q.is_float:
@@ -205,11 +194,7 @@ def _constant(b: Builder, array: npt.NDArray[Any], q: QParams | None, node: Node
 
 
 def _unify(frames: Sequence[Frame], pair: list[QTensor]) -> list[QTensor]:
-    """Return the result of both branches with equal dtype and storage order.
-
-    Raises:
-        Unsupported: The scales differ.
-    """
+    """Return the result of both branches with equal dtype and storage order."""
     first, second = pair
     if first.q != second.q:
         raise Unsupported(DIFFERENT_SCALES)
@@ -223,19 +208,17 @@ def _unify(frames: Sequence[Frame], pair: list[QTensor]) -> list[QTensor]:
 
 
 def _is_plain(x: QTensor) -> bool:
-    """Return True if each logical dimension is one stored axis."""
     return x.rank == x.value.rank and all(len(axes) == 1 for axes in x.dims)
 
 
 def _match_layout(b: Builder, x: QTensor, like: QTensor) -> Value:
-    """Return ``x`` with its axes in the order of ``like``, which must be plain."""
+    """Store ``x`` in the order of ``like``, which must be plain."""
     if (x.dims, x.value.shape) == (like.dims, like.value.shape):
         return x.value
     return b.stored_as(x, [(dim,) for dim in sorted(range(x.rank), key=lambda dim: like.dims[dim])])
 
 
 def _finish(b: Builder, values: Sequence[Value]) -> None:
-    """Set the region's outputs, each of which must be the result of a separate operator."""
     for value in values:
         if value.is_const or value in b.graph.inputs or value in b.graph.outputs:
             value = b.emit("IDENTITY", value)

@@ -1,8 +1,7 @@
 """Lowering of float tensors, on targets with the TOSA profile FP.
 
 Quantized operators use integer arithmetic if the target also supports it. All other operators use floats: their quantized
-operands
-are dequantized, composite operators are decomposed, and operators of constants are folded.
+operands are dequantized, composite operators are decomposed, and operators of constants are folded.
 """
 
 from __future__ import annotations
@@ -72,10 +71,10 @@ class Floats:
         return self.of_floats(node, spec)
 
     def of_floats(self, node: Node, spec: OpSpec) -> Any:
-        """Lower an operator of float tensors with ``spec.floats``, or with ``spec.lower`` on float operands.
+        """Lower with ``spec.floats``, or with ``spec.lower`` on float operands.
 
         Raises:
-            Unsupported: The operator has no such lowering, or has an operand or result with an unsupported dtype.
+            Unsupported: The operator has no such lowering, or has an unsupported dtype.
         """
         name = op_name(node.target)
         args, kwargs = self.frame.arguments(node)
@@ -129,7 +128,6 @@ class Floats:
         return (constant_tensor(self.b, dequantized_constant(x)) if x.value.is_const else self.b.requantized(x, _FP32)).value
 
     def end_of(self, chain: PointwiseChain) -> QTensor:
-        """Compute a chain of pointwise operators with floats."""
         return self.b.once(("floats", chain.end), lambda: self._end_of(chain.end))
 
     def _end_of(self, node: Node) -> QTensor:
@@ -141,7 +139,7 @@ class Floats:
         return end
 
     def with_constants(self, node: Node, spec: OpSpec, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return ``args`` with tensors in place of the constants that a quantizer would quantize."""
+        """Convert the constants that a quantizer would quantize to tensors."""
         rule = spec.rule(node)
 
         def tensor(x: Any) -> Any:
@@ -155,10 +153,10 @@ class Floats:
     # --- decompositions -----------------------------------------------------------------------------------------------
 
     def decompose(self, node: Node, spec: OpSpec) -> Any:
-        """Decompose ``node`` in a separate graph, and lower each operator of the decomposition.
+        """Decompose ``node`` in a separate graph, and lower the result.
 
         Raises:
-            Unsupported: The call has no decomposition, or one of its operators cannot run.
+            Unsupported: The call has no decomposition, or an operator cannot run.
         """
         module = GraphModule({}, Graph())
         copy = self._copy_node(node, module)
@@ -178,7 +176,6 @@ class Floats:
         return map_leaves(decomposition, lambda part: env[part] if isinstance(part, Node) else part)
 
     def _copy_node(self, node: Node, module: GraphModule) -> Node:
-        """Copy ``node`` into ``module``, with placeholders or buffers for its inputs, and with its getitem users."""
         env, graph = self.frame.env, module.graph
         copies: dict[Node, Node] = {}
 

@@ -45,7 +45,7 @@ Constants = Callable[[Node], npt.NDArray[Any] | None]
 
 
 def result_of(node: Node, q: QParams | None = None) -> Result:
-    """Return shape and dtype of the first result of ``node``, with the quantization parameters ``q``."""
+    """Return shape and dtype of the first result of ``node``, with ``q``."""
     value = first_value(node)
     if value is None:
         return Result((), "", q)
@@ -53,7 +53,7 @@ def result_of(node: Node, q: QParams | None = None) -> Result:
 
 
 def dequantized_constant(x: QTensor) -> npt.NDArray[np.float32]:
-    """Return the real numbers of a quantized constant, in its logical order."""
+    """Return the real values of a constant, in its logical order."""
     q, codes = x.qparams, weight_array(x).astype(np.int32)
     shape = [-1 if axis == q.axis else 1 for axis in range(x.rank)] if q.per_channel else []
     zero_points, scales = np.reshape(q.zero_point, shape), np.reshape(np.asarray(q.scale, np.float32), shape)
@@ -62,12 +62,11 @@ def dequantized_constant(x: QTensor) -> npt.NDArray[np.float32]:
 
 
 def is_constant(x: Any) -> bool:
-    """Return True for an array and for a constant tensor with quantization parameters."""
     return isinstance(x, np.ndarray) or (isinstance(x, QTensor) and x.is_quantized and x.value.is_const)
 
 
 def constant_tensor(b: Builder, array: npt.NDArray[Any]) -> QTensor:
-    """Return a constant tensor; float64 becomes FP32, and int64 is saturated to INT32."""
+    """Return a constant tensor; float64 becomes FP32, int64 saturates to INT32."""
     if array.dtype == np.bool_:
         return b.plain_tensor(array)
     if array.dtype == np.float64:
@@ -79,12 +78,11 @@ def constant_tensor(b: Builder, array: npt.NDArray[Any]) -> QTensor:
 
 
 def to_signed(codes: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Convert uint8 values to int8 by subtracting 128; return arrays of other dtypes unchanged."""
+    """Convert uint8 values to int8 by subtracting 128."""
     return (codes.astype(np.int16) - 128).astype(np.int8) if codes.dtype == np.uint8 else codes
 
 
 def _is_quantized_input(node: Node) -> bool:
-    """Return True if only dequantize nodes read ``node``."""
     return bool(node.users) and all(op_name(user.target) in DEQUANTIZE for user in node.users)
 
 
@@ -95,16 +93,16 @@ class Frame(ABC):
         graph: FX graph, which is not changed.
         constants: Parameters, buffers and constants of the graph.
         builder: Builder of the TOSA graph.
-        refused: Nodes that an earlier pass of the dry run refused, with their reasons.
-        operands: Lowered values of the placeholders, if the graph is a subgraph of control flow.
+        refused: Nodes that an earlier pass refused, with their reasons.
+        operands: Lowered values of the placeholders of a subgraph.
 
     Attributes:
         inputs: Nodes that are inputs of the TOSA graph.
-        env: Lowered value of each node. A QTensor is on the NPU, a PointwiseChain is not yet computed, an array is a constant.
-            A node with several results has a list.
+        env: Lowered value of each node: a QTensor on the NPU, a chain, the array of a constant, or OnCpu. A node with several
+            results has a list.
         refusals: Reason of each refused node.
         supported: Nodes that can run.
-        inside: Nodes of the subgraphs of control flow.
+        inside: Nodes of subgraphs.
     """
 
     def __init__(
@@ -138,13 +136,11 @@ class Frame(ABC):
 
     @abstractmethod
     def of_integers(self, node: Node, spec: OpSpec) -> Any:
-        """Lower an operator of quantized tensors, integers or truth values. See ``result``."""
+        """Lower an operator of quantized tensors, integers or truth values."""
 
     @abstractmethod
     def as_floats(self, x: Any) -> Any:
-        """Dequantize a quantized tensor or chain; return integers, constants and numbers unchanged.
-
-        Only for targets that support floats.
+        """Dequantize a quantized tensor or chain, on targets with floats.
 
         Raises:
             Unsupported: ``x`` is on the CPU.
@@ -161,16 +157,14 @@ class Frame(ABC):
     # --- leaves -------------------------------------------------------------------------------------------------------
 
     def leaf(self, node: Node) -> Any:
-        """Return the lowered value of a placeholder or get_attr node."""
         array = self.constants(node)
         if array is not None:
             return array
         return self.operands[node] if self.operands is not None and node in self.operands else self.boundary(node)
 
     def boundary(self, node: Node) -> QTensor | OnCpu:
-        """Return an input of the TOSA graph, or OnCpu if the target does not support its dtype.
-
-        A quantized uint8 input becomes int8 by subtracting 128.
+        """Return an input of the TOSA graph, or OnCpu if its dtype is unsupported. Quantized uint8 becomes int8 by subtracting
+        128.
         """
         if self.operands is not None:
             return OnCpu(node)
@@ -192,13 +186,13 @@ class Frame(ABC):
     # --- arguments and constants --------------------------------------------------------------------------------------
 
     def arguments(self, node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the lowered values of the arguments, with defaults, and those of keyword-only arguments by name."""
+        """Return the lowered arguments, with defaults, and keyword-only arguments by name."""
         args, keywords = arguments(node)
         positional: tuple[Any, ...] = torch.fx.map_arg(args, self.env.__getitem__)
         return positional, {name: torch.fx.map_arg(value, self.env.__getitem__) for name, value in keywords.items()}
 
     def fold(self, node: Node) -> npt.NDArray[Any] | list[npt.NDArray[Any]]:
-        """Compute an operator of constants; return an array, or a list of arrays for several results."""
+        """Compute an operator of constants."""
 
         def tensor(argument: Node) -> torch.Tensor:
             value = self.env[argument]
@@ -219,11 +213,7 @@ class Frame(ABC):
     # --- quantize and dequantize --------------------------------------------------------------------------------------
 
     def output_qparams(self, node: Node) -> QParams | None:
-        """Return the quantization parameters of the quantize nodes that read ``node``, directly or through free operators.
-
-        Returns:
-            None if another operator also reads it, or if the quantize nodes differ.
-        """
+        """Return the parameters of the quantize nodes that read ``node``, or None if they differ or another operator reads it."""
         qparams: QParams | None = None
         users, carrier = list(node.users), node
         if isinstance(node.meta.get("val"), (tuple, list)):  # only the first result can be quantized
@@ -242,7 +232,7 @@ class Frame(ABC):
         return qparams
 
     def qparams_of(self, node: Node) -> QParams | None:
-        """Return the parameters of a quantize or dequantize node, or None if one is unknown at compile time."""
+        """Return the parameters of a quantize or dequantize node, or None if unknown at compile time."""
         name = op_name(node.target)
         args: list[Any] = [self.constants(arg) if isinstance(arg, Node) and index else arg for index, arg in enumerate(node.args)]
         if any(arg is None for arg in args[1:]):
@@ -261,7 +251,7 @@ class Frame(ABC):
         return QParams(tuple(scales.astype(np.float64).tolist()), zero_points, int(low), int(high), TOSA_DTYPE[dtype], axis)
 
     def quantize(self, node: Node) -> Any:
-        """Lower a quantize node: a chain to a TABLE, other tensors to a requantization, constants to constants."""
+        """Lower a quantize node: a chain to a TABLE, others to a requantization."""
         if all(isinstance(self.env[arg], np.ndarray) for arg in node.all_input_nodes):
             return self.fold(node)
         x, q = self.env[node.all_input_nodes[0]], self.qparams_of(node)
@@ -275,7 +265,7 @@ class Frame(ABC):
         return self.b.requantized(x, q)
 
     def dequantize(self, node: Node) -> QTensor | OnCpu:
-        """Return the integer values that a dequantize node reads, with its quantization parameters."""
+        """Return the integer values that a dequantize node reads."""
         source = node.all_input_nodes[0]
         x, q = self.env[source], self.qparams_of(node)
         if isinstance(x, np.ndarray) and q is not None:
@@ -287,7 +277,7 @@ class Frame(ABC):
     # --- chains -------------------------------------------------------------------------------------------------------
 
     def plain(self, x: Any) -> Any:
-        """Compute a chain whose result is not float; return any other value unchanged."""
+        """Compute a chain whose result is not float."""
         if not isinstance(x, PointwiseChain) or x.end.meta["val"].dtype.is_floating_point:
             return x
         return self.b.once(("plain", x.end), lambda: self._look_up(x))

@@ -14,9 +14,7 @@ from ethorch.tosa.ir import Origin
 def summarize_placement(npu: int, cpu: int, target: str, delegates: int) -> str:
     """Return e.g. ``5 of 6 PyTorch operators on ethos-u55-128 in 1 delegate``.
 
-    The operators of the quantized graph are counted, after the quantizer's decompositions. Quantize operators, dequantize
-    operators and
-    casts of int64 inputs are not counted.
+    Operators are counted after the quantizer's decompositions, without quantize, dequantize and casts of int64 inputs.
     """
     return f"{npu} of {counted(npu + cpu, 'PyTorch operator')} on {target} in {counted(delegates, 'delegate')}"
 
@@ -33,7 +31,6 @@ class Refusal:
         return f"{self.origin}: {self.reason}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the refusal as JSON data."""
         return {
             "node": self.node,
             "operator": self.origin.target,
@@ -59,11 +56,7 @@ class Refusal:
 
 
 def group_refusals(refusals: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the first refusal of each operator and reason, with the number of refusals in ``count``.
-
-    Args:
-        refusals: JSON data returned by ``Refusal.to_json``.
-    """
+    """Return the first refusal of each operator and reason as JSON data, with the number of refusals in ``count``."""
     groups: dict[tuple[str, ...], dict[str, Any]] = {}
     for refusal in refusals:
         key = tuple(refusal[name] for name in ("operator", "id", "reason", "way_out"))
@@ -72,7 +65,7 @@ def group_refusals(refusals: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]
 
 
 def place_text(refusal: Mapping[str, Any]) -> str:
-    """Return the operator and location of a group's first refusal, and the number of the other refusals."""
+    """Return the operator and location of a group's first refusal, and the number of others."""
     text = f"{refusal['operator']}"
     if refusal["module"]:
         text += f" at {refusal['module']}"
@@ -82,7 +75,7 @@ def place_text(refusal: Mapping[str, Any]) -> str:
 
 
 def refusal_texts(refusals: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return a sentence for each of ``group_refusals``: location, reason, id and remedy."""
+    """Return a sentence for each of ``group_refusals``."""
     return [
         f"{place_text(group)}: {group['reason']} [{group['id']}] {group['way_out']}".rstrip() for group in group_refusals(refusals)
     ]
@@ -105,7 +98,7 @@ class PartitionReport:
     without_kernel: list[Refusal] = field(default_factory=list)
 
     def restore(self, before: PartitionReport) -> None:
-        """Restore the state that was copied to ``before``."""
+        """Restore a copied state."""
         self.delegated, self.refusals, self.without_kernel = before.delegated, before.refusals, before.without_kernel
 
     @property
@@ -113,7 +106,7 @@ class PartitionReport:
         return sum(len(names) for names in self.delegated.values())
 
     def summary(self) -> str:
-        """Return a line with the numbers of operators on the NPU and CPU, and the names of those on the CPU."""
+        """Return a line with the numbers of operators on NPU and CPU."""
         line = summarize_placement(self.npu_operators, len(self.refusals), self.target, len(self.delegated))
         if self.refusals:
             names = sorted({refusal.origin.target for refusal in self.refusals})
@@ -141,7 +134,6 @@ class PartitionReport:
         return cls(target, {tag: [str(name) for name in names] for tag, names in delegated.items()}, cpu, without_kernel)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as JSON data."""
         return {
             "target": self.target,
             "delegates": self.delegated,

@@ -39,7 +39,6 @@ SHAPE_OF_VALUES = Reason(
 
 
 def dynamic_shape(node: Node) -> Reason:
-    """Return the reason for a tensor with a dynamic size (program exported with ``torch.export.Dim``)."""
     return Reason(
         "graph.dynamic_shape",
         f"one of its tensors is {open_shape(node)}; NPU programs have fixed sizes",
@@ -48,7 +47,6 @@ def dynamic_shape(node: Node) -> Reason:
 
 
 def not_quantized(node: Node) -> Reason:
-    """Return the reason for the float input ``node`` on an integer target."""
     return Reason("graph.input_not_quantized", f"its input {node} is float", "Quantize its module and calibrate.")
 
 
@@ -56,7 +54,7 @@ FLOAT_CONSTANT = Reason("graph.input_not_quantized", "its weights or another con
 
 
 def no_table(name: str, spec: OpSpec, args: tuple[Any, ...]) -> Reason:
-    """Return the reason for a pointwise operator that reads more than one quantized tensor and has no lowering but a table."""
+    """Return the reason for a pointwise operator of several tensors."""
     tensors = [x for x in flat(args) if isinstance(x, QTensor)]
     if spec.steps and any(x.is_quantized and x.qparams.dtype == "INT16" for x in tensors):
         return NOT_OUTPUT_QUANTIZED
@@ -146,12 +144,7 @@ WRITTEN_BACK = Reason(
 
 
 def no_dtype(b: Builder, role: str, node: Node) -> Reason:
-    """Return the reason for a tensor whose dtype the target does not support.
-
-    Args:
-        role: Role of the tensor in the operator, e.g. ``its result``.
-        node: Node that computes the tensor.
-    """
+    """Return the reason for an unsupported dtype of e.g. ``its result`` (``role``)."""
     dtype = str(getattr(node.meta.get("val"), "dtype", "no tensor")).removeprefix("torch.")
     allowed = ", ".join(name for name in FLOATS if name in b.floats)
     return Reason(
@@ -162,7 +155,6 @@ def no_dtype(b: Builder, role: str, node: Node) -> Reason:
 
 
 def no_integer_dtype(node: Node) -> Reason:
-    """Return the reason for a result with an integer dtype that no target supports."""
     value = first_value(node)
     dtype = str(value.dtype if value is not None else "no tensor").removeprefix("torch.")
     return Reason(
@@ -176,13 +168,11 @@ def no_integer_dtype(node: Node) -> Reason:
 
 
 def unknown_operator(node: Node) -> Reason:
-    """Return the reason for an operator without a lowering."""
     name = op_name(node.target)
     return Reason("operator.unknown", f"{name} has no lowering to the NPU", instead_of(name))
 
 
 def not_decomposed(node: Node) -> Reason:
-    """Return the reason for a composite operator that the quantizer did not decompose."""
     value = first_value(node)
     if value is not None and not value.dtype.is_floating_point:
         return PLAIN_INTEGERS
@@ -194,12 +184,10 @@ def not_decomposed(node: Node) -> Reason:
 
 
 def no_float_form(name: str) -> Reason:
-    """Return the reason for an operator that is lowered to a table and has no float lowering."""
     return Reason("operator.no_float", f"{name} has no lowering for float tensors", "Quantize it; then it is computed by a table.")
 
 
 def no_tensor(node: Node) -> Reason:
-    """Return the reason for an operator of constants that returns neither a tensor nor a list of tensors."""
     return Reason(
         "graph.constants",
         f"{op_name(node.target)} with constant inputs does not return a tensor; only tensors can be lowered",
@@ -223,7 +211,6 @@ FLOAT_LOOP = Reason(
 
 
 def no_condition(arg: Any) -> Reason:
-    """Return the reason for control flow whose condition is not a truth value on the NPU."""
     return Reason(
         "control_flow.condition",
         f"its condition {arg} is not a truth value on the NPU",
@@ -232,7 +219,7 @@ def no_condition(arg: Any) -> Reason:
 
 
 def holds_refused(subgraph: Subgraph, origin: Origin, reason: Reason) -> Reason:
-    """Return the reason for control flow with an operator at ``origin`` in ``subgraph`` that is refused for ``reason``."""
+    """Return the reason for a refused operator at ``origin`` in ``subgraph``."""
     way_out = reason.way_out
     if subgraph.node.target is torch.ops.higher_order.while_loop:
         way_out = f"{way_out} {NO_LOOP_ON_CPU}.".strip()

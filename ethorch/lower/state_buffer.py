@@ -9,14 +9,14 @@ from ethorch.support.errors import Reason
 
 @dataclass(frozen=True)
 class StateBuffer:
-    """A buffer that a program changes, and its dtype on the NPU.
+    """A mutable buffer and its dtype on the NPU.
 
     Attributes:
         name: Fully qualified name.
         shape: Shape of the buffer.
-        dtype: Name of the torch dtype of the buffer in the program.
+        dtype: Name of the torch dtype in the program.
         scale, zero_point: Quantization parameters, or None if the buffer is not quantized.
-        reason: Reason why the buffer stays float, or None if it is quantized or has an integer dtype in the model.
+        reason: Reason why the buffer stays float, or None.
     """
 
     name: str

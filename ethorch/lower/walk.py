@@ -1,8 +1,6 @@
-"""Lowering of a quantized FX graph to a tosa.Graph in one pass.
+"""Lowering of a quantized FX graph (edge dialect or ATen) to a tosa.Graph.
 
-``EthosUBackend.preprocess`` uses the strict mode, which raises refusals. The partitioner uses a dry run over the whole program,
-which
-collects refusals. The graph is in the edge dialect or ATen, and is not changed.
+``EthosUBackend.preprocess`` uses the strict mode, which raises refusals. The partitioner's dry run collects them.
 """
 
 from __future__ import annotations
@@ -118,7 +116,7 @@ class Walk(Frame):
         return self
 
     def lower_nested(self, graph: Graph, constants: Constants, builder: Builder, operands: Mapping[Node, Any]) -> Walk:
-        """See Frame. The walk of a subgraph is always strict."""
+        """See Frame. The walk of a subgraph is strict."""
         return Walk(graph, constants, builder, refused=self.refusals, operands=operands).run()
 
     def as_floats(self, x: Any) -> Any:
@@ -189,10 +187,10 @@ class Walk(Frame):
         return self.of_integers(node, spec)
 
     def empty(self, node: Node) -> npt.NDArray[Any] | None:
-        """Return the constant for a result without elements, or None for any other result.
+        """Return the constant for a result without elements, or None.
 
         Raises:
-            Unsupported: The program returns the tensor, and TOSA does not support empty tensors.
+            Unsupported: The program returns the tensor.
         """
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor) or value.numel() or is_control_flow(node):
@@ -202,14 +200,14 @@ class Walk(Frame):
         return as_array(torch.empty(value.shape, dtype=value.dtype))
 
     def item(self, node: Node) -> Any:
-        """Return one of several results. Operators that are lowered to their first result have only that one."""
+        """Return one of several results."""
         source, index = self.env[node.all_input_nodes[0]], cast(int, node.args[1])
         if isinstance(source, (list, tuple)):
             return source[index]
         return source if index == 0 else OnCpu(node)
 
     def of_integers(self, node: Node, spec: OpSpec) -> Any:
-        """See Frame. A pointwise operator on one quantized tensor becomes a chain, which is not computed yet."""
+        """See Frame. A pointwise operator on one quantized tensor becomes a chain."""
         name = op_name(node.target)
         args, kwargs = self.arguments(node)
         tensors = [x for x in flat([*args, *kwargs.values()]) if isinstance(x, (QTensor, PointwiseChain, OnCpu, np.ndarray))]
@@ -241,7 +239,7 @@ class Walk(Frame):
         return self.lower(node, spec, args, kwargs, out)
 
     def tensor(self, x: Any) -> Any:
-        """Convert a constant to a tensor, for arguments that the lowering requires as tensors.
+        """Convert a constant to a tensor.
 
         Raises:
             Unsupported: The constant is float and the target supports only integers.
@@ -251,7 +249,7 @@ class Walk(Frame):
         return constant_tensor(self.b, x) if isinstance(x, np.ndarray) else x
 
     def widen_int8(self, arg: Any, x: Any) -> Any:
-        """Return ``x`` widened to INT32 if ``arg`` is int8 in PyTorch, because INT8 without parameters is a truth value."""
+        """Widen int8 of PyTorch to INT32, because INT8 without parameters is a truth value."""
         value = arg.meta.get("val") if isinstance(arg, Node) else None
         if not isinstance(x, QTensor) or not x.is_integer or not isinstance(value, torch.Tensor) or value.dtype != torch.int8:
             return x
@@ -261,8 +259,7 @@ class Walk(Frame):
         """Return the chain.
 
         Raises:
-            Unsupported: An int16 function has more jumps than tables can represent, or TOSA does not support the result's
-                dtype.
+            Unsupported: It has too many jumps for int16 tables, or an unsupported dtype.
         """
         if out.q is None and not out.dtype and not is_int64(chain.end) and is_integer(chain.end):
             raise Unsupported(no_integer_dtype(chain.end))
@@ -272,7 +269,6 @@ class Walk(Frame):
         return chain
 
     def lower(self, node: Node, spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any], out: Result) -> Any:
-        """Call the operator's lowering, and check the result against ``out``."""
         assert spec.lower is not None
         if out.q is None and not out.dtype and not is_int64(node) and is_integer(node):
             raise Unsupported(no_integer_dtype(node))
@@ -298,7 +294,7 @@ class Walk(Frame):
         """Check that every tensor argument is on the NPU.
 
         Raises:
-            Unsupported: A tensor is on the CPU, or a chain ends without a quantize node.
+            Unsupported: A tensor is on the CPU, or a chain is not quantized.
         """
         for x in flat(args):
             if isinstance(x, OnCpu) and is_int64(x.node):
@@ -333,10 +329,7 @@ class Walk(Frame):
         self.give([(result, storage_order(result.meta["val"])) for result in results])
 
     def give(self, results: Sequence[tuple[Node, tuple[int, ...]]]) -> None:
-        """Set the outputs of the TOSA graph, each of which must be the result of a separate operator.
-
-        Args:
-            results: Node and storage order of each output.
+        """Set the outputs of the TOSA graph to nodes with storage orders.
 
         Raises:
             Unsupported: See :func:`outputs`.
@@ -364,7 +357,7 @@ class Walk(Frame):
 
 
 def lower_program(program: ExportedProgram, builder: Builder) -> tosa.Graph:
-    """Lower a program (of one delegate, for ExecuTorch) to a verified TOSA graph.
+    """Lower a program to a verified TOSA graph.
 
     Raises:
         Unsupported: An operator cannot run on the builder's target.
@@ -375,7 +368,7 @@ def lower_program(program: ExportedProgram, builder: Builder) -> tosa.Graph:
 
 
 def _excess_outputs(graph: Graph) -> frozenset[Node]:
-    """Return the operators whose results are outputs after the first ``MOST_RETURNED``."""
+    """Return the operators whose results exceed ``MOST_RETURNED`` outputs."""
     results: list[Node] = []
     for node in graph.nodes:
         if node.op == "output":

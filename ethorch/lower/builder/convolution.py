@@ -26,7 +26,7 @@ class ConvolutionBuilder(LookupBuilder):
 
         Args:
             bias: Default: 0.
-            window: Default: stride 1 without padding. A 1x1 kernel is then the product of rows of C with a matrix [C,O].
+            window: Default: stride 1 without padding.
         """
         return self._convolve("CONV2D", value, weight, bias, weight.shape[0], weight.shape[1:3], window, input_zp, weight_zp)
 
@@ -40,16 +40,12 @@ class ConvolutionBuilder(LookupBuilder):
         input_zp: int = 0,
         weight_zp: int = 0,
     ) -> Value:
-        """Return acc[N,OH,OW,C*M] = bias[C*M] + sums of value[N,H,W,C] * weight[KH,KW,C,M] per channel. TOSA 1.0
-        DEPTHWISE_CONV2D.
-
-        Weights of 1 sum the elements of each window. For the defaults see :func:`conv2d`.
-        """
+        """Return acc[N,OH,OW,C*M] = bias[C*M] + sums of value[N,H,W,C] * weight[KH,KW,C,M]. TOSA 1.0 DEPTHWISE_CONV2D."""
         channels, kernel = weight.shape[2] * weight.shape[3], weight.shape[:2]
         return self._convolve("DEPTHWISE_CONV2D", value, weight, bias, channels, kernel, window, input_zp, weight_zp)
 
     def no_bias(self, channels: int, dtype: str) -> Value:
-        """Return zeros in the accumulator dtype of ``dtype``: INT48 for INT16, else INT32."""
+        """Return zeros in the accumulator dtype of ``dtype``."""
         return self.const(np.zeros(channels, np.int64), "INT48") if dtype == "INT16" else self.const(np.zeros(channels, np.int32))
 
     def _convolve(

@@ -33,14 +33,14 @@ def elu(x: FloatTensor, alpha: float = 1, scale: float = 1, input_scale: float =
 
 
 def softplus(x: FloatTensor, beta: float = 1, threshold: float = 20) -> FloatTensor:
-    """Return log(1 + exp(beta * x)) / beta without overflow: max(y, 0) + log(1 + exp(-|y|)), y = beta * x."""
+    """Return log(1 + exp(beta * x)) / beta without overflow."""
     y = x if beta == 1 else x * beta
     soft = (y.maximum(0) + (-y.abs()).exp().log1p()) / beta
     return soft if threshold >= 20 else (y > threshold).then(x, soft)
 
 
 def power(x: FloatTensor, exponent: float) -> FloatTensor:
-    """Return x ** exponent: small integer powers by multiplication, larger ones as |x| ** exponent with the sign of odd powers."""
+    """Return x ** exponent, by multiplication for small integer powers."""
     if exponent != int(exponent):
         if abs(exponent) == 0.5:
             return x.sqrt() if exponent > 0 else x.rsqrt()
@@ -59,12 +59,10 @@ def power(x: FloatTensor, exponent: float) -> FloatTensor:
 
 
 def exponential(base: FloatTensor, x: QTensor) -> FloatTensor:
-    """Return base ** x."""
     return base ** FloatTensor.of(base.b, x).minimum(LARGEST).maximum(-LARGEST)
 
 
 def logit(x: FloatTensor, eps: float | None = None) -> FloatTensor:
-    """Return log(x / (1 - x)), with x clamped to eps..1 - eps."""
     x = x if eps is None else x.clamp(eps, 1 - eps)
     return (x / (1 - x)).log()
 
@@ -94,7 +92,6 @@ def asin(x: FloatTensor) -> FloatTensor:
 
 
 def acos(x: FloatTensor) -> FloatTensor:
-    """Return the inverse cosine. See ``asin``."""
     part, y = _asin_parts(x)
     angle = (y > 0.5).then(part * 2, math.pi / 2 - part)
     return (x < 0).then(math.pi - angle, angle)
@@ -136,7 +133,6 @@ def erfinv(x: FloatTensor) -> FloatTensor:
 
 
 def nan_to_num(x: FloatTensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> FloatTensor:
-    """Replace NaN and infinities."""
     largest = 3.4028234663852886e38
     finite = x.equals(x).then(x, nan or 0)
     finite = finite.equals(math.inf).then(largest if posinf is None else posinf, finite)

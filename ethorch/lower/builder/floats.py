@@ -25,13 +25,13 @@ LARGEST = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True)
 class Condition:
-    """The result of a comparison, which selects between two numbers or tensors."""
+    """The result of a comparison."""
 
     b: Builder
     t: QTensor
 
     def then(self, yes: FloatTensor | Number, no: FloatTensor | Number) -> FloatTensor:
-        """Return ``yes`` if the condition holds, else ``no``. TOSA 1.0 SELECT."""
+        """Select elements. TOSA 1.0 SELECT."""
         true, false = (FloatTensor.of(self.b, value) for value in (yes, no))
         (c, x, y), dims = self.b.aligned(self.t, true.t, false.t)
         return FloatTensor(self.b, QTensor(self.b.emit("SELECT", c, x, y), dims, FP32))
@@ -39,14 +39,14 @@ class Condition:
 
 @dataclass(frozen=True)
 class FloatTensor:
-    """An FP32 tensor whose operators and functions emit TOSA."""
+    """An FP32 tensor whose operators and functions emit TOSA. Reductions keep dimensions with extent 1."""
 
     b: Builder
     t: QTensor
 
     @staticmethod
     def of(b: Builder, x: Any) -> FloatTensor:
-        """Convert a float tensor, integers, truth values, a constant array or a number."""
+        """Convert a tensor, constant array or number."""
         if isinstance(x, FloatTensor):
             return x
         if not isinstance(x, QTensor):
@@ -58,7 +58,6 @@ class FloatTensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Logical shape."""
         return self.t.shape
 
     # --- binary operators ---------------------------------------------------------------------------------------------
@@ -105,11 +104,9 @@ class FloatTensor:
         return FloatTensor(self.b, finite._with("POW", base, swap=True))
 
     def maximum(self, operand: Any) -> FloatTensor:
-        """Return the larger operand. TOSA 1.0 MAXIMUM."""
         return FloatTensor(self.b, self._with("MAXIMUM", operand))
 
     def minimum(self, operand: Any) -> FloatTensor:
-        """Return the smaller operand. TOSA 1.0 MINIMUM."""
         return FloatTensor(self.b, self._with("MINIMUM", operand))
 
     def _compare(self, name: str, operand: Any, swap: bool) -> Condition:
@@ -129,13 +126,11 @@ class FloatTensor:
         return self._compare("GREATER_EQUAL", operand, True)
 
     def equals(self, operand: Any) -> Condition:
-        """Compare for equality. TOSA 1.0 EQUAL."""
         return self._compare("EQUAL", operand, False)
 
     # --- functions ----------------------------------------------------------------------------------------------------
 
     def apply(self, name: str) -> FloatTensor:
-        """Emit the unary TOSA operator ``name``."""
         return FloatTensor(self.b, QTensor(self.b.emit(name, self.t.value), self.t.dims, FP32))
 
     def abs(self) -> FloatTensor:
@@ -202,7 +197,7 @@ class FloatTensor:
         return u.equals(1).then(self, (self > 1e9).then(u.log(), u.log() * self / (u - 1)))
 
     def polynomial(self, coefficients: Sequence[float]) -> FloatTensor:
-        """Evaluate a polynomial by Horner's rule, with the highest coefficient first."""
+        """Evaluate a polynomial by Horner's rule, highest coefficient first."""
         total = self * coefficients[0] + coefficients[1]
         for coefficient in coefficients[2:]:
             total = total * self + coefficient
@@ -211,29 +206,23 @@ class FloatTensor:
     # --- reductions and shapes ----------------------------------------------------------------------------------------
 
     def _reduce(self, name: str, dims: Sequence[int]) -> FloatTensor:
-        """Apply the reduction ``name`` over the logical ``dims``, which keep extent 1."""
         dims = [dim % self.t.rank for dim in dims]
         value = reduced_by(self.b, name, self.t.value, {axis for dim in dims for axis in self.t.dims[dim]})
         return FloatTensor(self.b, reduced_tensor(self.t, value, dims, FP32))
 
     def sum(self, dims: Sequence[int]) -> FloatTensor:
-        """Sum over the logical ``dims``, which keep extent 1."""
         return self._reduce("REDUCE_SUM", dims)
 
     def mean(self, dims: Sequence[int]) -> FloatTensor:
-        """Average over the logical ``dims``, which keep extent 1."""
         return self.sum(dims) / math.prod(self.shape[dim] for dim in dims)
 
     def amax(self, dims: Sequence[int]) -> FloatTensor:
-        """Return the maximum over the logical ``dims``, which keep extent 1."""
         return self._reduce("REDUCE_MAX", dims)
 
     def amin(self, dims: Sequence[int]) -> FloatTensor:
-        """Return the minimum over the logical ``dims``, which keep extent 1."""
         return self._reduce("REDUCE_MIN", dims)
 
     def prod(self, dims: Sequence[int]) -> FloatTensor:
-        """Multiply over the logical ``dims``, which keep extent 1."""
         return self._reduce("REDUCE_PRODUCT", dims)
 
     def view(self, shape: Sequence[int]) -> FloatTensor:

@@ -1,9 +1,8 @@
-"""Approximation of a function of int16 by few TABLEs: one of 513 entries, and finer ones for steep, curved or jumping sections.
+"""Approximation of a function of int16 by TABLEs: one of 513 entries, and finer ones for steep, curved or jumping sections.
 
-TOSA 1.0 TABLE, int16, has entry (code + 32768) >> 7, and the low 7 bits interpolate between entries. A finer table has an entry
-for every
-64, 32, ... or single codes of a window, and is constant outside of it; the results of all tables are added. Unless the function
-jumps, entries minimize the error of interpolation and need not be values of the function.
+A TABLE of int16 (TOSA 1.0) has entry (code + 32768) >> 7, and the low 7 bits interpolate. A finer table has entries for every
+64, 32, ... or single codes of a window, and is constant outside. Unless the function jumps, entries minimize the error of
+interpolation.
 """
 
 from __future__ import annotations
@@ -52,12 +51,12 @@ class Piece:
         return self.start + 32768 // self.zoom
 
     def places(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-        """Return the entry for each code, and its distance from that entry in 1/128 of an interval."""
+        """Return each code's entry, and its distance from it in 1/128 of an interval."""
         index = np.clip((np.arange(-32768, 32768) - self.middle) * self.zoom, -32768, 32767) + 32768
         return index >> 7, index & 127
 
     def values(self) -> Codes:
-        """Return the contribution to each code, before rounding to integer codes."""
+        """Return the contribution to each code."""
         index, rest = self.places()
         entries = self.entries.astype(np.int64)
         looked_up = entries[index] * 128 + (entries[index + 1] - entries[index]) * rest
@@ -71,12 +70,12 @@ _MOST_CACHED = 256
 
 
 def pieces(codes: Codes, low: int, high: int, *, far: float = FAR, exact: bool = False) -> list[Piece]:
-    """Return the TABLEs whose sum, clamped to ``low..high``, is the function; the first spans all codes.
+    """Return TABLEs whose sum, clamped to ``low..high``, is the function. The first one spans all codes.
 
     Args:
         codes: Output code for each of -32768..32768, neither rounded nor clamped.
         far: Maximum error in output codes.
-        exact: Whether each code must be exact, including jumps. Default: approximate with few tables.
+        exact: Whether each code must be exact, including jumps.
 
     Returns:
         The tables, or an empty list if ``exact`` needs more than ``MOST``.
@@ -111,10 +110,7 @@ def _pieces(codes: Codes, low: int, high: int, far: float, exact: bool) -> list[
 
 
 def _fit(tables: Sequence[Piece], function: Codes) -> list[Piece]:
-    """Replace the TABLEs' entries by those with the least squared error.
-
-    In a curved section, interpolating between values of the function would have a systematic error.
-    """
+    """Minimize the squared error of the TABLEs' entries."""
     fits = list(tables)
     weight = np.ones(function.size)
     weight[32768] = _WEIGHT_OF_0
@@ -138,7 +134,6 @@ def _fit(tables: Sequence[Piece], function: Codes) -> list[Piece]:
 
 
 def sums_fit(tables: Sequence[Piece]) -> bool:
-    """Return True if all partial sums of the TABLEs' results fit INT16."""
     sums = np.cumsum([np.floor(piece.values() + 0.5) for piece in tables], axis=0)
     return bool(sums.min() >= -32768 and sums.max() <= 32767)
 
@@ -149,13 +144,11 @@ def _sum(tables: Sequence[Piece], low: int, high: int) -> Codes:
 
 
 def _misses(tables: Sequence[Piece], function: Codes, low: int, high: int, allowed: Allowed) -> int:
-    """Return the number of codes with a larger error than allowed."""
     values = np.clip(tables[0].values(), low, high) if len(tables) == 1 else _sum(tables, low, high)
     return int(np.count_nonzero(np.abs(values - function[:-1]) > allowed(function) + 0.5))
 
 
 def _tolerances(function: Codes, *, far: float, exact: bool) -> Codes:
-    """Return the maximum error of each code except the last."""
     if exact:
         return np.full(function.size - 1, far)
     change = np.pad(np.abs(np.diff(function)), 2, mode="edge")
@@ -164,7 +157,6 @@ def _tolerances(function: Codes, *, far: float, exact: bool) -> Codes:
 
 
 def _extend(codes: Codes, low: int, high: int) -> Codes:
-    """Clamp ``codes`` to ``low..high``, extended to the ends of the intervals in which they leave that range."""
     ends, inside = codes[::128], (codes >= low) & (codes <= high)
     any_inside = np.logical_or.reduceat(inside, np.arange(0, 65536, 128))
     near = np.concatenate((any_inside, [False])) | np.concatenate(([False], any_inside))
@@ -174,22 +166,20 @@ def _extend(codes: Codes, low: int, high: int) -> Codes:
 
 
 def _grid(start: int, zoom: int) -> npt.NDArray[np.intp]:
-    """Return the indices of a TABLE's entries among all codes. A finer TABLE repeats its last entry to be constant afterwards."""
+    """Return the indices of a TABLE's entries. A finer TABLE repeats its last entry to be constant afterwards."""
     last = 512 if zoom == 1 else 511
     return np.minimum(start + 32768 + np.minimum(np.arange(513), last) * (128 // zoom), 65536)
 
 
 def _table(span: Codes, start: int, zoom: int) -> Piece:
-    """Return a TABLE with the finest unit for which entries and differences fit INT16, but at least 1 (TOSA 1.0 TABLE)."""
+    """Return a TABLE with the finest unit, but at least 1, for which entries and differences fit INT16."""
     entries = span[_grid(start, zoom)]
     unit = max(1.0, float(np.abs(np.diff(entries)).max()) / 32766, float(entries.max()) / 32767, float(-entries.min()) / 32768)
     return Piece(start, zoom, unit, np.rint(entries / unit).astype(np.int16))
 
 
 def _run(bad: npt.NDArray[np.bool_], joined: bool) -> tuple[int, int]:
-    """Return the first bad interval and the number of intervals for a finer table: up to the next good one, or the last bad one
-    if ``joined``.
-    """
+    """Return the first bad interval, and the number of intervals that a finer table covers."""
     intervals = np.flatnonzero(bad)
     first, span = int(intervals[0]), int(intervals[-1] - intervals[0]) + 1
     if joined and span <= 255:
@@ -199,7 +189,7 @@ def _run(bad: npt.NDArray[np.bool_], joined: bool) -> tuple[int, int]:
 
 
 def _cover(span: Codes, start: int, zoom: int, allowed: Allowed, *, joined: bool) -> list[Piece]:
-    """Return TABLEs that add up to ``span`` over the window from ``start``: one for the window, and finer ones inside it."""
+    """Return a TABLE for the window from ``start``, and finer ones inside it, that add up to ``span``."""
     grid, step = _grid(start, zoom), 128 // zoom
     codes = np.arange(grid[0], grid[-1])
     count = len(codes) // step

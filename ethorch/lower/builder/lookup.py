@@ -18,20 +18,18 @@ F = TypeVar("F", bound=np.floating[Any])
 
 
 class LookupBuilder(OperandBuilder):
-    """A builder of functions of integer values."""
+    """A builder of lookup tables."""
 
     def table(self, x: QTensor, real: npt.NDArray[Any], out: QParams, *, exact: bool = False) -> QTensor:
         """Look up a function of ``x``, given its value ``real`` at each of ``x.qparams.table_inputs``, quantized with ``out``.
 
-        TOSA 1.0 TABLE of int8 has 256 entries: index = value + 128. TABLE of int16 has 513 entries: index = (value + 32768) >>
-        7, and the low 7
-        bits interpolate between two entries. Its INT32 result has 7 more fractional bits, which a RESCALE rounds off. If that
-        is too
-        coarse, or if the function jumps (``exact``), finer TABLEs are added. See ``ethorch.lower.builder.int16_tables``.
+        A TABLE of int8 (TOSA 1.0) has 256 entries: index = value + 128. A TABLE of int16 has 513 entries: index = (value +
+        32768) >> 7, and the low 7 bits interpolate. Its INT32 result has 7 more fractional bits, which a RESCALE rounds off.
+        Finer TABLEs are added if that is too coarse or if the function jumps (``exact``). See
+        ``ethorch.lower.builder.int16_tables``.
 
-        Entries are as wide as the input. A wider output is looked up exactly, at the grid of a 16-bit table. A narrower output
-        is
-        looked up in 1/128 of its scale and then rounded. An int32 output has 16 bits of the largest value, scaled.
+        A wider output is looked up exactly, at the grid of a 16-bit table. A narrower output is looked up in 1/128 of its scale
+        and rounded.
         """
         source, real = x.value.dtype, continued(real)
         if source == out.dtype == "INT8":
@@ -58,7 +56,7 @@ class LookupBuilder(OperandBuilder):
         return bool(pieces(codes_of(continued(real), fine), fine.qmin, fine.qmax, exact=True))
 
     def sum_of_tables(self, value: Value, tables: Sequence[Piece]) -> Value:
-        """Return the saturated INT16 sum of the TABLEs' results for an INT16 value."""
+        """Return the saturated INT16 sum of the TABLEs."""
         total: Value | None = None
         fits = sums_fit(tables)
         for piece in tables:
@@ -82,9 +80,8 @@ class LookupBuilder(OperandBuilder):
     def interpolated(self, value: Value, entries: npt.NDArray[np.int16]) -> Value:
         """Look up INT16 values in 513 entries and return INT32 with 7 fractional bits. TOSA 1.0 TABLE, int16.
 
-        Without the extension EXT-INT16 the same result is computed with 8-bit TABLEs. There is one for each byte of an entry
-        and of the
-        difference to the next entry, for each half of the entries.
+        Without the extension EXT-INT16, 8-bit TABLEs compute each byte of the entry and of the difference to the next one, for
+        each half of the entries.
         """
         if self.accepts("TABLE", "INT16"):
             return self.emit("TABLE", value, self.const(entries, name="table"))
@@ -113,16 +110,12 @@ class LookupBuilder(OperandBuilder):
         return self.emit("ADD", self.emit("MUL", both(numbers[:-1]), const(128), shift=0), slope)
 
     def truth_table(self, x: QTensor, real: npt.NDArray[Any]) -> QTensor:
-        """Return the truth values ``real != 0``, given for each int8 of ``x.qparams.table_inputs``. TOSA 1.0 TABLE."""
+        """Look up the truth values ``real != 0`` of int8. TOSA 1.0 TABLE."""
         value = self.emit("TABLE", x.value, self.const((real != 0).astype(np.int8), name="truth"))
         return QTensor(value if self.tuning.truth_dtype == "INT8" else self.emit("CAST", value, dtype="BOOL"), x.dims, None)
 
     def integer_table(self, x: QTensor, real: npt.NDArray[Any]) -> QTensor:
-        """Return INT32 integers ``real``, given for each int8 of ``x.qparams.table_inputs``, saturated to 30 bits. TOSA 1.0
-        TABLE.
-
-        Integers of more than 8 bits are looked up in two halves.
-        """
+        """Look up INT32 integers ``real`` of int8, saturated to 30 bits, in two halves if necessary. TOSA 1.0 TABLE."""
         integers = np.clip(np.trunc(continued(real)), -(2**30), 2**30 - 1).astype(np.int64)
         if np.abs(integers).max() < 128:
             value = self.emit("TABLE", x.value, self.const(integers.astype(np.int8), name="table"))
@@ -134,7 +127,7 @@ class LookupBuilder(OperandBuilder):
 
 
 def in_16_bits(out: QParams) -> QParams:
-    """Return ``out``, or parameters with 1/128 of its scale if it has 8 bits."""
+    """Return ``out``, or 16-bit parameters with 1/128 of its scale."""
     return out if out.dtype == "INT16" else QParams((out.step / 128,), (0,), *dtype_range("INT16"), "INT16")
 
 
@@ -144,7 +137,7 @@ def codes_of(real: npt.NDArray[Any], q: QParams) -> npt.NDArray[np.float64]:
 
 
 def continued(real: npt.NDArray[F]) -> npt.NDArray[F]:
-    """Replace NaN by the nearest valid entry, e.g. the log of a negative input by that of the smallest positive one."""
+    """Replace NaN by the nearest valid entry."""
     valid = np.flatnonzero(~np.isnan(real))
     if valid.size in (0, real.size):
         return np.asarray(np.nan_to_num(real, nan=0.0, posinf=np.inf, neginf=-np.inf), real.dtype)

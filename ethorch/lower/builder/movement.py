@@ -14,7 +14,7 @@ from ethorch.tosa.limits import Limits
 
 
 class MovementBuilder(Emitter):
-    """A builder of operators that move elements without changing them.
+    """A builder of operators that move elements.
 
     Args:
         limits: Limits of the target per operator.
@@ -33,9 +33,7 @@ class MovementBuilder(Emitter):
         return value if value.shape == tuple(shape) else self.emit("RESHAPE", value, shape=tuple(shape))
 
     def ordered(self, value: Value, order: Sequence[int], shape: Sequence[int]) -> Value:
-        """Return ``value`` with its stored axes in ``order`` and then reshaped, by at most a TRANSPOSE and RESHAPEs. Repeated
-        calls reuse it.
-        """
+        """Reorder stored axes and reshape. Repeated calls reuse the result."""
         return self.once(("ordered", value, tuple(order), tuple(shape)), lambda: self._reorder(value, order, shape))
 
     def _reorder(self, value: Value, order: Sequence[int], shape: Sequence[int]) -> Value:
@@ -49,9 +47,8 @@ class MovementBuilder(Emitter):
         return self.reshape(moved, shape)
 
     def _transpose(self, value: Value, order: Sequence[int]) -> Value:
-        """Return ``value`` with its axes in ``order``, in any shape, by TRANSPOSEs of at most ``MAX_RANK`` axes.
-
-        Each TRANSPOSE moves two more axes to their positions; the other axes move together with their neighbors.
+        """Reorder axes, in any shape, by TRANSPOSEs of at most ``MAX_RANK`` axes, which each move two more axes to their
+        positions.
         """
         shape, now = value.shape, list(range(value.rank))
         count = 0
@@ -65,7 +62,7 @@ class MovementBuilder(Emitter):
         return value
 
     def sliced(self, value: Value, axis: int, start: int, size: int) -> Value:
-        """Return value[start : start + size] along a stored axis. TOSA 1.0 SLICE, omitted for the full axis."""
+        """Return value[start : start + size] along a stored axis. TOSA 1.0 SLICE."""
         if size == value.shape[axis]:
             return value
         starts = tuple(start if k == axis else 0 for k in range(value.rank))
@@ -73,13 +70,13 @@ class MovementBuilder(Emitter):
         return self.emit("SLICE", value, start=starts, size=sizes)
 
     def cropped(self, value: Value, shape: Sequence[int]) -> Value:
-        """Return the first ``shape[k]`` elements along each stored axis k. TOSA 1.0 SLICE, omitted for the full shape."""
+        """Return the first ``shape[k]`` elements of each stored axis k. TOSA 1.0 SLICE."""
         if tuple(shape) == value.shape:
             return value
         return self.emit("SLICE", value, start=(0,) * value.rank, size=tuple(shape))
 
     def padded(self, value: Value, axis: int, before: int, after: int, code: int) -> Value:
-        """Add elements ``code`` before and after a stored axis. TOSA 1.0 PAD, omitted without padding."""
+        """Pad a stored axis with ``code``. TOSA 1.0 PAD."""
         if before == 0 == after:
             return value
         padding = [0] * (2 * value.rank)
@@ -89,9 +86,7 @@ class MovementBuilder(Emitter):
     # --- tensors by logical dimensions --------------------------------------------------------------------------------
 
     def stored_as(self, x: QTensor, groups: Sequence[Sequence[int]]) -> Value:
-        """Return ``x`` stored with one axis per group of logical dimensions, in that order. Other dimensions must have extent
-        1.
-        """
+        """Store ``x`` with one axis per group of logical dimensions. Other dimensions must have extent 1."""
         shape = x.shape
         order = [axis for group in groups for dim in group for axis in x.dims[dim]]
         return self.ordered(x.value, order, [math.prod(shape[dim] for dim in group) for group in groups])
@@ -101,13 +96,13 @@ class MovementBuilder(Emitter):
         return self.stored_as(x, [(dim,) for dim in range(x.rank)])
 
     def nhwc(self, x: QTensor) -> Value:
-        """Return a logical [N, C, H, W] or [C, H, W] tensor stored as [N, H, W, C]."""
+        """Store a logical [N, C, H, W] or [C, H, W] tensor as [N, H, W, C]."""
         if x.rank == 3:
             return self.stored_as(x, [(), (1,), (2,), (0,)])
         return self.stored_as(x, [(0,), (2,), (3,), (1,)])
 
     def from_nhwc(self, value: Value, q: QParams | None, rank: int = 4) -> QTensor:
-        """Return the logical [N, C, H, W] tensor of a value stored as [N, H, W, C]; the inverse of ``nhwc``."""
+        """Return the logical tensor of a value stored by ``nhwc``."""
         return QTensor(value, ((0,), (3,), (1,), (2,)) if rank == 4 else ((3,), (1,), (2,)), q)
 
     def from_order(self, value: Value, order: Sequence[int], q: QParams | None) -> QTensor:
@@ -115,10 +110,7 @@ class MovementBuilder(Emitter):
         return QTensor(value, tuple((order.index(dim),) for dim in range(len(order))), q)
 
     def view(self, x: QTensor, shape: Sequence[int]) -> QTensor:
-        """Reshape the logical tensor; data moves only if no stored order of up to ``MAX_RANK`` axes can express the new shape.
-
-        A shape with more dimensions has one stored axis for each, so that it can be permuted and viewed again.
-        """
+        """Reshape the logical tensor. Data moves only if no stored order of up to ``MAX_RANK`` axes can express the new shape."""
         refined = refine(x.value.shape, x.dims, shape)
         if refined is not None and len(refined[0]) > MAX_RANK:
             refined = coarsest(*refined)
@@ -128,14 +120,14 @@ class MovementBuilder(Emitter):
         return QTensor(self.reshape(x.value, stored), dims, x.q)
 
     def permute(self, x: QTensor, order: Sequence[int]) -> QTensor:
-        """Permute the logical dimensions without moving data. Per-channel parameters follow their axis."""
+        """Permute the logical dimensions without moving data."""
         q = x.q
         if q is not None and q.axis is not None:
             q = QParams(q.scale, q.zero_point, q.qmin, q.qmax, q.dtype, list(order).index(q.axis))
         return QTensor(x.value, tuple(x.dims[dim] for dim in order), q)
 
     def axis_of(self, x: QTensor, dim: int) -> tuple[Value, int, Dims]:
-        """Return ``x`` stored so that the logical ``dim`` is one axis: (value, that axis, dims of the value)."""
+        """Store ``x`` with the logical ``dim`` as one axis, and return (value, that axis, dims)."""
         dim %= x.rank
         if len(x.dims[dim]) == 1:
             return x.value, x.dims[dim][0], x.dims
@@ -151,7 +143,7 @@ class MovementBuilder(Emitter):
         return value, dim, contiguous(x.shape)
 
     def alike(self, tensors: Sequence[QTensor]) -> tuple[list[Value], Dims]:
-        """Return tensors of one rank with one stored axis per logical dimension, in the order of the largest."""
+        """Store tensors of one rank with one axis per logical dimension, in the order of the largest."""
         leader = max((x for x in tensors if not x.value.is_const), key=lambda x: math.prod(x.shape), default=tensors[0])
         order = list(range(leader.rank))
         if all(len(axes) <= 1 for axes in leader.dims):
@@ -160,10 +152,7 @@ class MovementBuilder(Emitter):
         return [self.stored_as(x, [(dim,) for dim in order]) for x in tensors], dims
 
     def aligned(self, *tensors: QTensor) -> tuple[list[Value], Dims]:
-        """Return the operands of a broadcasting operator with equal ranks and orders, and the dims of the result.
-
-        The operand with the most elements keeps its order; the others follow it if their factors agree.
-        """
+        """Store the operands of a broadcasting operator with equal ranks, in the order of the largest if possible."""
         rank = max(x.rank for x in tensors)
         if rank == 0:
             return [self.logical(x) for x in tensors], ()
@@ -196,8 +185,6 @@ class MovementBuilder(Emitter):
 
     @staticmethod
     def _follows(leader: QTensor, tensors: Sequence[QTensor], extents: tuple[int, ...]) -> bool:
-        """Return True if every dimension of each operand has the factors of the leader or extent 1."""
-
         def factors(x: QTensor, dim: int) -> list[int]:
             return [x.value.shape[axis] for axis in x.dims[dim]]
 

@@ -51,14 +51,11 @@ class OperandBuilder(ScalingBuilder):
     # --- quantized and float tensors ----------------------------------------------------------------------------------
 
     def to_int32(self, x: QTensor) -> QTensor:
-        """Return INT32 without zero point. Each use has its own RESCALE, because Vela fuses only those with one user."""
+        """Return INT32 without zero point. Vela fuses only RESCALEs with one user, so each use has its own."""
         return QTensor(self.rescale(x.value, 1.0, input_zp=x.qparams.zp, dtype="INT32"), x.dims, x.q)
 
     def requantized(self, x: QTensor, out: QParams | None) -> QTensor:
-        """Convert ``x`` to the quantization parameters ``out``, by at most one RESCALE and a CLAMP.
-
-        If ``out`` equals None, ``x`` must be integers or truth values, and is returned unchanged.
-        """
+        """Convert ``x`` to the quantization parameters ``out``, unless ``out`` equals None."""
         if out is None:
             return x
         q = x.qparams
@@ -92,7 +89,7 @@ class OperandBuilder(ScalingBuilder):
         return self.rescale(value, 1.0, dtype="INT32")
 
     def plain_tensor(self, x: Any, dtype: str = "INT32") -> QTensor:
-        """Convert a number or constant array to integers of ``dtype``, or to the NPU's truth values; return a tensor unchanged.
+        """Convert a constant to integers of ``dtype`` or truth values; return a tensor unchanged.
 
         Raises:
             Unsupported: ``integer.constant`` if a number has a fraction or more than 32 bits.
@@ -109,7 +106,7 @@ class OperandBuilder(ScalingBuilder):
         return QTensor(self.const(array.astype(_INTEGERS[dtype]), dtype), contiguous(array.shape), None)
 
     def operand(self, x: Any, out: QParams) -> QTensor:
-        """Convert a tensor, integers, truth values or a number to integer values of ``out``."""
+        """Convert any operand to integer values of ``out``."""
         if not isinstance(x, QTensor):
             codes = np.asarray(x) if out.is_float else out.quantize(np.clip(np.asarray(x, np.float64), -3e38, 3e38))
             return QTensor(self.const(codes.astype(DTYPES[out.dtype]), out.dtype), contiguous(codes.shape), out)
@@ -121,7 +118,7 @@ class OperandBuilder(ScalingBuilder):
         return QTensor(self.clamp(scaled, out.qmin, out.qmax), x.dims, out)
 
     def moved_operand(self, x: Any, out: Result) -> QTensor:
-        """Convert ``x``, whose elements are copied to the result, to the parameters of ``out``, or to integers of its dtype."""
+        """Convert an operand that is copied to the result to the parameters or dtype of ``out``."""
         if out.q is not None:
             return self.operand(x, out.q)
         dtype = out.dtype or "INT32"
@@ -131,7 +128,7 @@ class OperandBuilder(ScalingBuilder):
         return QTensor(self.rescale(self.widened(tensor.value), 1.0, dtype=dtype), tensor.dims, None)
 
     def wrapped(self, x: QTensor, dtype: str) -> QTensor:
-        """Convert INT32 integers to INT8 or INT16 modulo the width of ``dtype``; return any other value unchanged."""
+        """Convert INT32 integers to INT8 or INT16 modulo the width of ``dtype``."""
         if x.value.dtype != "INT32" or dtype not in ("INT8", "INT16"):
             return x
         if not self.integers:

@@ -50,7 +50,6 @@ class QParams:
 
     @property
     def zp(self) -> int:
-        """Zero point of a per-tensor quantization."""
         assert self.axis is None
         return self.zero_point[0]
 
@@ -62,7 +61,6 @@ class QParams:
 
     @property
     def code_count(self) -> int:
-        """Number of integer values."""
         return self.qmax - self.qmin + 1
 
     @property
@@ -109,12 +107,8 @@ class QTensor:
 
     Attributes:
         value: Stored elements, in any axis order.
-        dims: Stored axes of each logical (PyTorch) dimension. Permutes and reshapes change only ``dims``; a TRANSPOSE is
-            emitted if an
-            operator needs another order.
-        q: Quantization parameters; None for integers and truth values; ``float_qparams(dtype)`` for floats. Float tensors can
-            use
-            the same lowering as quantized ones if it only moves, adds and scales.
+        dims: Stored axes of each logical (PyTorch) dimension. Permutes and reshapes change only ``dims``.
+        q: Quantization parameters; None for integers and truth values; ``float_qparams(dtype)`` for floats.
     """
 
     value: Value
@@ -128,7 +122,6 @@ class QTensor:
 
     @property
     def rank(self) -> int:
-        """Number of logical dimensions."""
         return len(self.dims)
 
     @property
@@ -138,12 +131,10 @@ class QTensor:
 
     @property
     def is_float(self) -> bool:
-        """True if the elements are floats."""
         return self.q is not None and self.q.is_float
 
     @property
     def is_quantized(self) -> bool:
-        """True if the elements are quantized."""
         return self.q is not None and not self.q.is_float
 
     @property
@@ -164,10 +155,8 @@ class Result:
 
     Attributes:
         shape: Logical shape of the first result.
-        dtype: TOSA name of the PyTorch dtype (FP32 for quantized results), or "" if TOSA does not support it, e.g. int64.
-        q: Quantization parameters of the quantize node that reads the result; ``float_qparams(dtype)`` for floats; None for
-            integers
-            and truth values.
+        dtype: TOSA name of the PyTorch dtype (FP32 for quantized results), or "" if TOSA does not support it.
+        q: Quantization parameters of the quantize node that reads the result. See ``QTensor.q``.
     """
 
     shape: tuple[int, ...]
@@ -189,8 +178,6 @@ class Result:
 def multiplier_and_shift(scale: float, *, bits: int = 32) -> tuple[int, int]:
     """Return (multiplier, shift) with scale ~ multiplier * 2**-shift and a ``bits``-wide signed multiplier (TOSA 1.0, RESCALE).
 
-    The top magnitude bit of the multiplier is set unless the shift is at its maximum.
-
     Raises:
         OverflowError: The scale is not positive and finite, or is too large for the smallest shift.
     """
@@ -209,6 +196,5 @@ def multiplier_and_shift(scale: float, *, bits: int = 32) -> tuple[int, int]:
 
 
 def multipliers_and_shifts(scales: Sequence[float], *, bits: int = 32) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the multipliers and the shifts of several scales."""
     pairs = [multiplier_and_shift(scale, bits=bits) for scale in scales]
     return tuple(m for m, _ in pairs), tuple(s for _, s in pairs)

@@ -42,7 +42,7 @@ def sum_axes(b: Builder, acc: Value, axes: Collection[int]) -> Value:
 
 
 def sum_axis(b: Builder, value: Value, axis: int) -> Value:
-    """Return exact INT32 sums over one stored axis, with as many REDUCE_SUMs as the target's limits require."""
+    """Return exact INT32 sums over one stored axis within the target's limits."""
     shape = value.shape
     folded = around(shape, axis)
     ranges = b.limits["REDUCE_SUM"].ranges if "REDUCE_SUM" in b.limits else {}
@@ -70,10 +70,7 @@ def sum_axis(b: Builder, value: Value, axis: int) -> Value:
 
 
 def led_by(b: Builder, x: QTensor, dims: Sequence[int]) -> QTensor:
-    """Move the stored axes of ``dims`` to the front if the target's tuning requires that for a sum over them.
-
-    If an axis is neither first nor last, an NPU may sum it separately for each index of the axes before it.
-    """
+    """Move the stored axes of ``dims`` to the front if the target sums inner axes separately for each outer index."""
     most, shape = b.tuning.most_places_before_sum, x.value.shape
     summed = [axis for dim in dims for axis in x.dims[dim] if shape[axis] > 1]
     joined, places = joined_axes(shape, summed)
@@ -87,11 +84,7 @@ def led_by(b: Builder, x: QTensor, dims: Sequence[int]) -> QTensor:
 
 
 def cut_before(b: Builder, x: QTensor, dims: Sequence[int]) -> tuple[int, int] | None:
-    """Return a stored axis and the size of the pieces into which it must be cut before ``led_by`` can move axes.
-
-    Returns:
-        None if no cut is needed, because few elements precede the summed axes or because the axes can be moved at once.
-    """
+    """Return a stored axis and the piece size with which ``led_by`` can move axes, or None if no cut is needed."""
     most, shape = b.tuning.most_places_before_sum, x.value.shape
     summed = {axis for dim in dims for axis in x.dims[dim] if shape[axis] > 1}
     joined, places = joined_axes(shape, summed)
@@ -105,10 +98,10 @@ def cut_before(b: Builder, x: QTensor, dims: Sequence[int]) -> tuple[int, int] |
 
 
 def led_in_pieces(b: Builder, x: QTensor, dims: Sequence[int], compute: Callable[[QTensor], QTensor]) -> QTensor:
-    """Apply ``compute`` to the result of ``led_by``, separately for each piece of ``cut_before``, and concatenate the results.
+    """Apply ``compute`` to ``led_by(x)``, in pieces if ``cut_before`` requires them.
 
     Args:
-        compute: Function that reduces ``dims`` or keeps every extent, and stores the other dimensions like its operand.
+        compute: Function that reduces ``dims`` or keeps every extent, and keeps the order of other dimensions.
     """
     if (cut := cut_before(b, x, dims)) is None:
         return compute(led_by(b, x, dims))
@@ -123,7 +116,7 @@ def led_in_pieces(b: Builder, x: QTensor, dims: Sequence[int], compute: Callable
 
 
 def reduced_by(b: Builder, name: str, value: Value, axes: Collection[int]) -> Value:
-    """Apply the TOSA reduction ``name`` over the stored ``axes``, which keep extent 1. Adjacent axes are reduced as one."""
+    """Apply the TOSA reduction ``name`` over the stored ``axes``, which keep extent 1."""
     shape = value.shape
     joined, places = joined_axes(shape, axes)
     value = b.reshape(value, joined)
@@ -133,13 +126,13 @@ def reduced_by(b: Builder, name: str, value: Value, axes: Collection[int]) -> Va
 
 
 def geometric_bounds(low: float, high: float, ratio: float) -> list[float]:
-    """Return the fewest bounds from low to high with a constant ratio of at most ``ratio``."""
+    """Return the fewest bounds from low to high with a ratio of at most ``ratio``."""
     count = max(1, math.ceil(math.log(high / low) / math.log(ratio))) if high > low else 1
     return [low * (high / low) ** (k / count) for k in range(count)] + [max(high, low * 2)]
 
 
 def piece_before(bound: float, length: float) -> float:
-    """Return the start of a piece of ``tabulated`` of about ``length`` whose last entry is at ``bound`` exactly."""
+    """Return the start of a piece of ``tabulated`` whose last entry is exactly at ``bound``."""
     centre, reach = min(round(bound - length / 2), math.ceil(bound) - 1), (_LAST - _FIRST) / -_FIRST
     return (reach * centre - bound) / (reach - 1) - 2.0**-30  # the center is rounded up
 
@@ -157,15 +150,12 @@ def tabulated(
 ) -> Value:
     """Return round(function(v) / unit) for INT32 v, clamped near the ends of ``bounds``.
 
-    Each piece between two ``bounds`` is one TABLE with 511 linear intervals. The piece from a to b returns f(min(max(v, a), b))
-    - f(b), which
-    is exactly 0 above b; the last piece returns f. A bound moves by a step or two so that a and b are entries.
+    Each piece is a TABLE with 511 linear intervals. The piece from a to b returns f(min(max(v, a), b)) - f(b); the last piece
+    returns f. Bounds move by a step or two so that a and b are entries.
 
     Args:
         function: Monotonic function between the bounds.
-        from_middle: Whether the last piece's entries are relative to the middle of its range, for INT32 results. Its 16 bits
-            then
-            cover the change of f instead of f, whose maximum may be the largest value of a 16-bit result.
+        from_middle: Whether entries of the last piece are relative to the middle of its range, for more precise INT32 results.
         highest: Largest v if it exceeds the last bound.
     """
     total: Value | None = None
@@ -203,9 +193,8 @@ def maximum_of(b: Builder, value: Value, axis: int) -> Value:
     """Return the maximum over one stored axis, which keeps extent 1. MAX_POOL2D is 4 times faster than REDUCE_MAX (Vela's
     estimate).
 
-    Pooling reduces height and width, so the last axis is transposed to the front first. Few rows, which would be few channels,
-    are
-    pooled as maps of one channel if that is faster.
+    Pooling reduces height and width, so the last axis is transposed to the front first. Few rows are pooled as maps of one
+    channel.
     """
     outer, extent, inner = around(value.shape, axis)
     shape = [1 if k == axis else e for k, e in enumerate(value.shape)]
@@ -235,7 +224,7 @@ def maximum_of(b: Builder, value: Value, axis: int) -> Value:
 
 
 def _of_rows(b: Builder, value: Value) -> Value:
-    """Return the maxima of the rows of [N, E] as [N, 1], by repeated MAX_POOL2Ds of up to 256 elements."""
+    """Return the maxima of the rows of [N, E] as [N, 1]."""
     rows, extent = value.shape
     while extent > 1:
         pieces = math.ceil(extent / 256)
@@ -253,12 +242,11 @@ def _lowest(value: Value) -> int:
 
 
 def minimum_of(b: Builder, value: Value, axis: int) -> Value:
-    """Return the minimum over one stored axis, which keeps extent 1, in half the time of REDUCE_MIN (Vela's estimate)."""
+    """Return the minimum over one stored axis, which keeps extent 1."""
     return _halve(b, value, axis, "MINIMUM")
 
 
 def _halve(b: Builder, value: Value, axis: int, name: str) -> Value:
-    """Apply MINIMUM or MAXIMUM over one stored axis by comparing halves."""
     shape, dtype = value.shape, value.dtype
     value = b.reshape(value, around(shape, axis))
 
@@ -274,12 +262,7 @@ def _halve(b: Builder, value: Value, axis: int, name: str) -> Value:
 
 
 def steps_per_code(codes: int, count: int) -> float:
-    """Return the maximum number of INT16 deviation steps per integer value of x.
-
-    Args:
-        codes: Number of integer values of x.
-        count: Number of deviations that are summed.
-    """
+    """Return the maximum INT16 deviation steps per integer value of x, for ``codes`` values and ``count`` deviations summed."""
     return min(32640 / codes, 127.0) / (4 if count > 4096 else 1)
 
 
@@ -291,8 +274,7 @@ def int32_product(b: Builder, x: Value, y: Value) -> Value:
 def in_finer_steps(b: Builder, value: Value, zp: int, fine: float) -> Value:
     """Return INT16 (value - zp) * fine for INT8 values and ``fine`` up to 127. TOSA 1.0 MUL.
 
-    A RESCALE that changes the width is a separate NPU operation. Vela fuses it with a MUL for free if the RESCALE before has
-    scale 1.
+    A RESCALE that changes the width is a separate NPU operation unless Vela fuses it with a MUL.
     """
     factor = b.const(np.full((1,) * value.rank, 127, np.int8), name="factor")
     wide = b.emit("MUL", b.rescale(value, 1.0, input_zp=zp, dtype="INT32"), b.rescale(factor, 1.0, dtype="INT32"), shift=0)
@@ -300,7 +282,7 @@ def in_finer_steps(b: Builder, value: Value, zp: int, fine: float) -> Value:
 
 
 def deviations(b: Builder, x: QTensor, axes: Collection[int], fine: float) -> Value:
-    """Return INT16 (x - mean) * fine, with the mean of the exact sum over the stored ``axes``."""
+    """Return INT16 (x - mean) * fine over the stored ``axes``."""
     zp, count = x.qparams.zp, math.prod(x.value.shape[axis] for axis in axes)
     total = sum_axes(b, b.rescale(x.value, 1.0, input_zp=zp, dtype="INT32"), axes)
     if x.value.dtype == "INT8":
@@ -313,12 +295,7 @@ def deviations(b: Builder, x: QTensor, axes: Collection[int], fine: float) -> Va
 
 
 def exact_deviations(b: Builder, x: QTensor, axes: Sequence[int]) -> tuple[Value, Value]:
-    """Return INT32 x - m for int16 x, and the difference between the mean and m in 1/64.
-
-    m is the mean over the stored ``axes``, rounded to an integer. If the deviations of a row are small, half a step of x is
-    visible in the
-    result.
-    """
+    """Return INT32 x - m for int16 x and the rounded mean m over the stored ``axes``, and the mean - m in 1/64."""
     count = math.prod(x.value.shape[axis] for axis in axes)
     total = sum_axes(b, b.rescale(x.value, 1.0, input_zp=x.qparams.zp, dtype="INT32"), axes)
     mean = b.rescale(total, 2.0**REST_BITS / count, dtype="INT32")
@@ -328,18 +305,14 @@ def exact_deviations(b: Builder, x: QTensor, axes: Sequence[int]) -> tuple[Value
 
 
 def sum_of_exact_squares(b: Builder, deviation: Value, axes: Sequence[int], codes: int) -> tuple[Value, float]:
-    """Return the INT32 sum of squares of exact deviations, and the value of one step in squared integer values.
-
-    Args:
-        codes: Number of integer values of x.
-    """
+    """Return the INT32 sum of squares of exact deviations of x with ``codes`` values, and the value of one step."""
     half = b.rescale(deviation, 0.5, dtype="INT32")  # the product of both halves is d * d / 4, or 1/4 less
     square, unit = sum_of_products(b, half, b.emit("SUB", deviation, half), axes, (codes - 1) / 2, (codes - 1) / 4)
     return square, 4 * unit
 
 
 def sum_of_squares(b: Builder, deviation: Value, zp: int, axes: Sequence[int], largest: float) -> tuple[Value, float]:
-    """Return the INT32 sum of squares and the value of one step in squared units of ``deviation``. See ``sum_of_products``."""
+    """Return the INT32 sum of squares and the value of one step. See ``sum_of_products``."""
     factor, second_factor = (b.rescale(deviation, 1.0, input_zp=zp, dtype="INT32") for _ in range(2))
     return sum_of_products(b, factor, second_factor, axes, largest)
 
@@ -347,11 +320,10 @@ def sum_of_squares(b: Builder, deviation: Value, zp: int, axes: Sequence[int], l
 def sum_of_products(
     b: Builder, x: Value, y: Value, axes: Sequence[int], largest: float, mean: float | None = None
 ) -> tuple[Value, float]:
-    """Return the INT32 sum of non-negative products and the value of one step, with the precision that 32 bits allow.
+    """Return the INT32 sum of non-negative products and the value of one step.
 
-    A short row is summed at once, with products that are scaled to fit. A long row is summed in parts, which are scaled only
-    before
-    sums that need it, so that a row of small products keeps its bits next to a row of large ones.
+    A short row is summed at once, with scaled products. A long row is summed in parts, which are scaled only if the sum needs
+    it, so that small products keep their bits.
 
     Args:
         largest: Largest root of a product.
@@ -383,7 +355,7 @@ def sum_of_products(
 
 
 def _parts(extent: int) -> list[int]:
-    """Return the numbers of elements summed at a time, from the elements to the last sums. The last part may be incomplete."""
+    """Return the numbers of elements summed at a time. The last part may be incomplete."""
     if extent <= _LONG_ROW:
         return [extent]
     sizes = []
@@ -395,7 +367,6 @@ def _parts(extent: int) -> list[int]:
 
 
 def _sum_of_parts(b: Builder, value: Value, axis: int, size: int) -> Value:
-    """Return INT32 sums of each ``size`` elements along a stored axis, padded with zeros."""
     shape = value.shape
     if size == shape[axis]:
         return sum_axes(b, value, [axis])
@@ -409,11 +380,11 @@ def _sum_of_parts(b: Builder, value: Value, axis: int, size: int) -> Value:
 
 
 def all_dims(x: QTensor, dim: Any) -> list[int]:
-    """Convert PyTorch's dim argument (an int, a list or None for all) to non-negative dims."""
+    """Convert PyTorch's dim argument to non-negative dims."""
     dims = [dim] if isinstance(dim, int) else list(dim) if dim is not None and len(dim) else range(x.rank)
     return [d % x.rank for d in dims]
 
 
 def reduced_tensor(x: QTensor, value: Value, dims: Sequence[int], q: QParams | None) -> QTensor:
-    """Return ``value`` as the tensor ``x`` reduced over the logical ``dims``, which have extent 1."""
+    """Return ``value`` as ``x`` reduced over the logical ``dims``."""
     return QTensor(value, tuple(() if d in dims else axes for d, axes in enumerate(x.dims)), q)

@@ -17,18 +17,15 @@ _INT32_STEPS = 8
 
 
 def saturating_reach(largest: float, scale: float) -> int | None:
-    """Return the magnitude at which ``scale`` saturates every integer value, or None if a RESCALE cannot exceed 32 bits.
+    """Return the magnitude at which ``scale`` saturates every integer value, or None if values up to ``largest`` fit 32 bits.
 
-    TOSA does not define the result of a RESCALE that exceeds 32 bits (TOSA 1.0 apply_scale_32). 2**17 is outside INT16.
-
-    Args:
-        largest: Largest magnitude of the values.
+    TOSA does not define the result of a RESCALE that exceeds 32 bits (TOSA 1.0 apply_scale_32).
     """
     return math.ceil((1 << 17) / scale) if largest * scale >= 2.0**30 else None
 
 
 class ScalingBuilder(MovementBuilder):
-    """A builder of multiplications by a scale, with rounding and saturation, and of casts."""
+    """A builder of rescales and casts."""
 
     def rescale(
         self,
@@ -42,7 +39,7 @@ class ScalingBuilder(MovementBuilder):
         """Return dtype((value - input_zp) * scale + output_zp). RESCALE, SINGLE_ROUND; a sequence has a scale per last stored
         axis.
 
-        Floats are multiplied. The result has a float dtype: ``dtype`` if that is a float dtype, otherwise that of ``value``.
+        Floats are multiplied in ``dtype`` if it is a float dtype, otherwise in their own.
 
         Raises:
             Unsupported: ``requantize.scale`` if a scale is zero, not finite or outside RESCALE's range.
@@ -75,20 +72,18 @@ class ScalingBuilder(MovementBuilder):
         )
 
     def from_unsigned(self, value: Value) -> Value:
-        """Convert uint8, which TOSA stores as INT8, to int8 by subtracting 128. TOSA 1.0 RESCALE, input_unsigned."""
+        """Convert uint8, stored as INT8, to int8. TOSA 1.0 RESCALE, input_unsigned."""
         return self.emit("RESCALE", value, **FROM_UNSIGNED)
 
     def to_unsigned(self, value: Value) -> Value:
-        """Convert int8 to uint8 by adding 128. TOSA 1.0 RESCALE, output_unsigned."""
+        """Convert int8 to uint8. TOSA 1.0 RESCALE, output_unsigned."""
         return self.emit("RESCALE", value, **TO_UNSIGNED)
 
     def requantize(self, acc: Value, scale: float | Sequence[float], out: QParams, *, largest: float = 0.0) -> Value:
         """Quantize ``acc * scale`` with ``out``, rounded once and saturated to its range.
 
         Args:
-            largest: Largest magnitude of ``acc`` if ``acc * scale / out.step`` may exceed 32 bits. ``acc`` is then clamped,
-                because TOSA
-                does not define the result of the RESCALE (TOSA 1.0 apply_scale_32).
+            largest: Largest magnitude of ``acc``, which is clamped first if the RESCALE may exceed 32 bits.
         """
         scales = [float(scale)] if isinstance(scale, (int, float)) else list(scale)
         reach = saturating_reach(largest, max(scales) / out.step)
@@ -100,9 +95,8 @@ class ScalingBuilder(MovementBuilder):
         return self.clamp(scaled, out.qmin, out.qmax)
 
     def _requantize_to_int32(self, acc: Value, scales: list[float]) -> Value:
-        """Return ``acc * scale`` as a saturated multiple of ``_INT32_STEPS``. TOSA 1.0 MINIMUM, MAXIMUM, RESCALE, MUL.
-
-        A RESCALE to INT32 does not saturate, and its result must stay below 2**29 (TOSA 1.0 apply_scale_32).
+        """Return ``acc * scale`` as a multiple of ``_INT32_STEPS``. A RESCALE to INT32 does not saturate and must stay below
+        2**29.
         """
         scales = [scale / _INT32_STEPS for scale in scales]
         limit = int(((1 << 31) / _INT32_STEPS - 1) / max(scales))
@@ -126,7 +120,7 @@ class ScalingBuilder(MovementBuilder):
         return value if zero_point == 0 else self.emit("SUB", value, self.const(np.full((1,) * value.rank, zero_point, np.float32)))
 
     def cast(self, value: Value, dtype: str) -> Value:
-        """Emit a CAST, unless ``value`` has the dtype or is a constant that can be cast now."""
+        """Emit a CAST, unless it is redundant or can be computed now."""
         if value.dtype == dtype:
             return value
         if value.data is not None and dtype in FLOATS:
@@ -146,7 +140,7 @@ class ScalingBuilder(MovementBuilder):
         return self.emit("CLAMP", value, min_val=low, max_val=high)
 
     def quantized(self, value: Value, out: QParams) -> Value:
-        """Quantize floats with ``out``: round(value / scale), halves to even, plus the zero point. TOSA 1.0 MUL, CAST."""
+        """Quantize floats with ``out``. TOSA 1.0 MUL, CAST."""
         inverse = float(np.float32(1.0) / np.float32(out.step))
         scaled = self.clamp(self.rescale(value, inverse, dtype="FP32"), -(2.0**22), 2.0**22)
         codes = self.cast(self.cast(scaled, "INT32"), "FP32")

@@ -1,7 +1,6 @@
-"""Truth values, and conversion of two operands to one integer unit, for comparisons, logic and selection.
+"""Truth values, comparisons and selection.
 
-A truth value is a tensor without QParams: BOOL if the NPU supports it, otherwise INT8 0 or 1, which has the same bytes at a
-delegate's boundary. See ``Tuning.truth_dtype``.
+A truth value is a tensor without QParams: BOOL if the NPU supports it, otherwise INT8 0 or 1. See ``Tuning.truth_dtype``.
 """
 
 from __future__ import annotations
@@ -34,27 +33,21 @@ def truth_from_int8(b: Builder, value: Value) -> Value:
 
 
 def truth_of_codes(b: Builder, value: Value, holds: Callable[[npt.NDArray[Any]], npt.ArrayLike]) -> Value:
-    """Look up truth values of INT8 values. TOSA 1.0 TABLE.
-
-    Args:
-        holds: Function from the array of all values to truth values.
-    """
+    """Look up the truth values ``holds(values)`` of INT8 values. TOSA 1.0 TABLE."""
     codes = np.arange(-128, 128)
     table = b.const(np.asarray(holds(codes)).astype(np.int8), name="truth")
     return truth_from_int8(b, b.emit("TABLE", value, table))
 
 
 def negated(b: Builder, value: Value) -> Value:
-    """Return the logical not."""
     return b.emit("LOGICAL_NOT", value) if native(b) else truth_of_codes(b, value, lambda v: v == 0)
 
 
 def in_one_unit(b: Builder, x: Any, y: Any) -> tuple[list[Value], Dims]:
-    """Convert two operands to INT32 in a common unit, and align them for broadcasting.
+    """Convert two operands to INT32 in a common unit, and align them.
 
-    Operands of one scale, constants and integers are exact. For different scales the unit is 2**19 (int8) or 2**14 (int16)
-    times finer
-    than the coarser scale.
+    The conversion is exact for one scale, constants and integers. For different scales the unit is 2**19 (int8) or 2**14
+    (int16) times finer than the coarser scale.
     """
     tensors = [value for value in (x, y) if isinstance(value, QTensor) and not value.is_integer]
     if not tensors:
@@ -81,14 +74,13 @@ def in_one_unit(b: Builder, x: Any, y: Any) -> tuple[list[Value], Dims]:
 
 
 def _constant(x: Any) -> npt.NDArray[Any] | None:
-    """Return the values of a constant that is not quantized, or None for any other operand."""
     if isinstance(x, QTensor):
         return x.value.data if x.is_integer and x.value.is_const else None
     return np.asarray(x)
 
 
 def _among_codes(b: Builder, numbers: npt.NDArray[Any], q: QParams) -> QTensor:
-    """Return constants in half steps of ``q``: even if equal to an integer value in PyTorch's float32, odd between two."""
+    """Return constants in half steps of ``q``: even if equal to an integer value in float32, odd between two."""
     reals, numbers32 = q.dequantize(q.codes), numbers.astype(np.float32)
     place = np.searchsorted(reals, numbers32)
     equal = reals[np.minimum(place, reals.size - 1)] == numbers32
@@ -97,25 +89,22 @@ def _among_codes(b: Builder, numbers: npt.NDArray[Any], q: QParams) -> QTensor:
 
 
 def any_float(*operands: Any) -> bool:
-    """Return True if an operand is a float tensor."""
     return any(isinstance(x, QTensor) and x.is_float for x in operands)
 
 
 def in_one_float(b: Builder, x: Any, y: Any) -> tuple[list[Value], Dims]:
-    """Convert two operands to their float dtype (FP32 if they differ), and align them for broadcasting."""
+    """Convert two operands to their float dtype (FP32 if they differ), and align them."""
     dtypes = {value.qparams.dtype for value in (x, y) if isinstance(value, QTensor) and not value.is_integer}
     out = float_qparams(dtypes.pop() if len(dtypes) == 1 else "FP32")
     return b.aligned(b.operand(x, out), b.operand(y, out))
 
 
 def difference(b: Builder, x: Value, y: Value, *, below: int) -> Value:
-    """Return an INT8 with the sign of x - y, which is 0 if x equals y, for INT32 operands.
+    """Return an INT8 with the sign of x - y for INT32 operands.
 
     Args:
-        below: Exclusive bound of |x - y|. Above 2**29 a RESCALE does not saturate, so the difference is clamped to -1..1 first.
-            Above
-            2**31 the difference exceeds INT32, so one operand is first moved to within 1 of the other, preferably of a
-                constant.
+        below: Exclusive bound of |x - y|. Above 2**29 the difference is clamped to -1..1 before the RESCALE. Above 2**31 an
+            operand is clamped to within 1 of the other.
     """
     if below <= 1 << 29:
         value = b.emit("SUB", x, y)
@@ -148,7 +137,7 @@ def _next_to(b: Builder, x: Value, y: Value) -> Value:
 
 
 def selected(b: Builder, condition: QTensor, x: QTensor, y: QTensor, q: QParams | None) -> QTensor:
-    """Return condition ? x : y for equal quantization. TOSA 1.0 SELECT, or c * x + (1 - c) * y, which is exact."""
+    """Return condition ? x : y. TOSA 1.0 SELECT, or c * x + (1 - c) * y, which is exact."""
     (c, xv, yv), dims = b.aligned(condition, x, y)
     if native(b):
         if c.dtype != "BOOL":
@@ -176,7 +165,7 @@ def finite(value: float, out: QParams) -> float:
 
 
 def float_operand(name: str, *operands: Any) -> Reason | None:
-    """Return a Reason if a constant float is an operand of tensors that are not quantized, or None."""
+    """Return a Reason if a fraction is an operand of integers, or None."""
     if any(isinstance(x, QTensor) and not x.is_integer for x in operands):
         return None
     if any(isinstance(x, (float, np.ndarray)) and np.asarray(x).dtype.kind == "f" and np.any(np.asarray(x) % 1) for x in operands):

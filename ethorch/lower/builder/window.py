@@ -14,8 +14,7 @@ class Window:
     """The elements that results read along each axis: result i reads i * stride - before + k * dilation for k in 0..kernel - 1.
 
     Elements outside the map are padding: the first ``before`` and the last ``after``. A negative ``after`` is the number of
-    last elements
-    that no window reads; ``cropped`` removes them. Every attribute has one entry per axis.
+    last elements that no window reads; ``cropped`` removes them. Every attribute has one entry per axis.
     """
 
     kernel: tuple[int, ...]
@@ -31,7 +30,7 @@ class Window:
         padding: int | Sequence[int | tuple[int, int]] = 0,
         dilation: int | Sequence[int] = 1,
     ) -> Window:
-        """Convert PyTorch's arguments: a number applies to all axes; a padding is a number for both ends, or a pair."""
+        """Convert PyTorch's arguments. A number applies to all axes; a padding may be a pair."""
         rank = len(kernel)
 
         def each(values: int | Sequence[int]) -> tuple[int, ...]:
@@ -46,11 +45,10 @@ class Window:
 
     @property
     def span(self) -> tuple[int, ...]:
-        """Number of elements from the first to the last that a result reads, including gaps."""
+        """Number of elements from the first to the last that a result reads."""
         return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilation, strict=True))
 
     def counts(self, extents: Sequence[int]) -> tuple[int, ...]:
-        """Return the number of windows along each axis of a map."""
         ends = zip(extents, self.before, self.after, self.span, self.stride, strict=True)
         return tuple((extent + before + after - span) // stride + 1 for extent, before, after, span, stride in ends)
 
@@ -65,14 +63,13 @@ class Window:
         return any((*self.before, *self.after))
 
     def axes(self, *which: int) -> Window:
-        """Return the window along some of its axes."""
         kernel, stride, dilation, before, after = (
             tuple(values[k] for k in which) for values in (self.kernel, self.stride, self.dilation, self.before, self.after)
         )
         return Window(kernel, stride, dilation, before, after)
 
     def __add__(self, right: Window) -> Window:
-        """Concatenate the axes of two windows."""
+        """Concatenate the axes."""
         return Window(
             self.kernel + right.kernel,
             self.stride + right.stride,
@@ -82,16 +79,11 @@ class Window:
         )
 
     def unpadded(self) -> Window:
-        """Return the window over a map that already contains the padding."""
+        """Return the window over a padded map."""
         return replace(self, before=(0,) * len(self.kernel), after=(0,) * len(self.kernel))
 
     def ending(self, extents: Sequence[int], sizes: Sequence[int] | None = None) -> Window:
-        """Adjust ``after`` so that the last window ends at the end of the padded map, as TOSA 1.0 requires.
-
-        Args:
-            extents: Extents of the map.
-            sizes: Numbers of results. Default: as many as fit.
-        """
+        """Adjust ``after`` so that the last of ``sizes`` windows ends at the end of the padded map, as TOSA 1.0 requires."""
         after = []
         for axis, (extent, span, stride) in enumerate(zip(extents, self.span, self.stride, strict=True)):
             fit = (extent + self.before[axis] + self.after[axis] - span) // stride + 1
@@ -100,12 +92,7 @@ class Window:
         return replace(self, after=tuple(after))
 
     def misses(self, extents: Sequence[int], sizes: Sequence[int]) -> bool:
-        """Return True if, along an axis, all elements that windows read are padding.
-
-        Args:
-            extents: Extents of the map.
-            sizes: Number of results along each axis.
-        """
+        """Return True if, along an axis, all elements that ``sizes`` windows read are padding."""
         axes = zip(extents, sizes, self.before, self.kernel, self.stride, self.dilation, strict=True)
         return any(
             not any(0 <= place * stride - before + tap * dilation < extent for place in range(count) for tap in range(kernel))
@@ -113,9 +100,7 @@ class Window:
         )
 
     def cropped(self, b: MovementBuilder, value: Value) -> tuple[Value, Window]:
-        """Remove the last rows and columns that no window reads from a stored [N,H,W,C], and return the new window. TOSA 1.0
-        SLICE.
-        """
+        """Remove unread rows and columns from the end of a stored [N,H,W,C], and return the new window. TOSA 1.0 SLICE."""
         n, height, width, c = value.shape
         value = b.cropped(value, (n, height + min(self.after[0], 0), width + min(self.after[1], 0), c))
         return value, replace(self, after=tuple(max(after, 0) for after in self.after))

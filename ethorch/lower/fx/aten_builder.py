@@ -23,15 +23,13 @@ INHERITED = ("nn_module_stack", "stack_trace", "source_fn_stack", "from_node")
 
 
 class AtenBuilder:
-    """A builder of nodes that replace ``node``: ``s(aten.mul.Tensor, x, y)`` inserts a node before it and returns the new node.
-
-    New nodes have fake values and the source location of the replaced node.
+    """A builder of nodes that replace ``node``: ``s(aten.mul.Tensor, x, y)`` inserts a node before it.
 
     Args:
         model: Graph module of ``node``, which receives the constants.
-        node: Composite operator, which must have a fake value.
-        limits: Limits of the target per TOSA operator. Default: only the limits of TOSA.
-        calibrated: Whether the new nodes are calibrated and quantized later, so that values must be finite.
+        node: Composite operator with a fake value and source location, which new nodes inherit.
+        limits: Limits of the target per TOSA operator. Default: only those of TOSA.
+        calibrated: Whether the new nodes are calibrated later, so that values must be finite.
     """
 
     def __init__(self, model: GraphModule, node: Node, limits: Mapping[str, Limits] | None = None, *, calibrated: bool = True):
@@ -49,7 +47,7 @@ class AtenBuilder:
         return node
 
     def results(self, target: Any, *args: Any, **kwargs: Any) -> list[Node]:
-        """Insert an operator with several results and return a node for each."""
+        """Insert an operator with several results."""
         nodes = self._insert(target, args, kwargs)
         assert isinstance(nodes, list), f"{target} has one result"
         return nodes
@@ -74,23 +72,20 @@ class AtenBuilder:
             return items
 
     def fake_mode(self) -> FakeTensorMode:
-        """Return the mode of the graph's fake values."""
         value = self.node.meta["val"]
         mode = detect_fake_mode(value if isinstance(value, (tuple, list)) else [value])
         assert mode is not None, f"{self.node.format_node()} has no fake value"
         return mode
 
     def constant(self, tensor: torch.Tensor) -> Node:
-        """Register a constant tensor as a buffer of the model."""
         with self.model.graph.inserting_before(self.node):
             return constant(self.model, tensor, self.fake_mode(), self.meta)
 
     def before(self, node: Node) -> AtenBuilder:
-        """Return an AtenBuilder that inserts before an earlier node."""
         return AtenBuilder(self.model, node, self.limits, calibrated=self.calibrated)
 
     def absent(self, operator: str) -> bool:
-        """Return True if the target does not support the TOSA operator at all."""
+        """Return True if the target does not support the TOSA operator."""
         return operator in self.limits and not self.limits[operator].present
 
     def number(self, x: Any) -> float | None:
@@ -103,11 +98,10 @@ class AtenBuilder:
         return None
 
     def transpose_parameter(self, weight: Node) -> Node:
-        """Return a parameter [I, O] as a parameter [O, I], which is quantized and trained like that of a linear layer."""
+        """Return a parameter [I, O] as a parameter [O, I]."""
         return self.parameter(weight, lambda data: data.t().contiguous())
 
     def flatten_parameter(self, weight: Node) -> Node:
-        """Return a parameter with one dimension."""
         return self.parameter(weight, lambda data: data.flatten())
 
     def parameter(self, original: Node, change: Callable[[torch.Tensor], torch.Tensor]) -> Node:
@@ -120,7 +114,6 @@ class AtenBuilder:
         return self._derive(attribute(self.model, first), lambda data: change(data, second))
 
     def is_zero(self, x: Node) -> bool:
-        """Return True if the node is a constant tensor of zeros."""
         tensor = tensor_of(self.model, x)
         return tensor is not None and not isinstance(tensor, torch.nn.Parameter) and not bool(tensor.any())
 
@@ -140,14 +133,8 @@ class AtenBuilder:
         table: Mapping[Any, Callable[..., Any]] | None = None,
         where: Callable[[Graph], bool] = lambda graph: True,
     ) -> Any:
-        """Insert the operators that PyTorch decomposes ``function(*args)`` into.
-
-        Args:
-            table: Additional decompositions.
-            where: Predicate for useful decompositions.
-
-        Returns:
-            The results, or None without insertions if ``where`` returns False.
+        """Insert the decomposition of ``function(*args)``, or return None if ``where`` returns False. ``table`` has additional
+        decompositions.
         """
         with self.fake_mode():
             traced = make_fx(function, decomposition_table=dict(table or {}))(*map(value_of, args))
@@ -189,13 +176,9 @@ def _number(extent: Any) -> Any:
 
 
 def constant(model: GraphModule, tensor: torch.Tensor, mode: FakeTensorMode | None, meta: dict[str, Any]) -> Node:
-    """Insert a get_attr node for a new buffer with the values of ``tensor``, at the graph's insertion point.
+    """Insert a get_attr node for a new buffer at the graph's insertion point.
 
-    The buffer is contiguous, or channels last like a weight. A transposed buffer would prevent compilation without ExecuTorch.
-
-    Args:
-        mode: Mode of the graph's fake values.
-        meta: Metadata of the node.
+    The buffer is contiguous or channels last. A transposed buffer would prevent compilation without ExecuTorch.
     """
     assert mode is not None, "no node of the graph has a fake value"
     number = 0

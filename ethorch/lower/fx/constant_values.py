@@ -1,8 +1,7 @@
 """Values of constants during torch.export, which by default treats constants as unknown.
 
 Values and shapes that depend only on constants become constants of the exported program, e.g. ``x[start:end]`` with bounds from
-a
-buffer, or ``mask.nonzero()`` of a constant mask.
+a buffer, or ``mask.nonzero()`` of a constant mask.
 """
 
 from __future__ import annotations
@@ -29,9 +28,8 @@ _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 class ConstantValues(TorchFunctionMode):
     """A mode that evaluates operators of constants while a module is traced with fake tensors.
 
-    If an operator's value or shape depends on the values of constants, its result becomes a constant of the trace. A constant
-    that
-    receives an unknown value becomes unknown.
+    A result that depends on values of constants in number or shape becomes a constant of the trace. A constant that receives an
+    unknown value becomes unknown.
 
     Args:
         module: The traced module.
@@ -68,7 +66,7 @@ class ConstantValues(TorchFunctionMode):
 
     @property
     def written(self) -> set[str]:
-        """Names of the buffers that the module changed, whose values differ in a later call."""
+        """Names of the buffers that the module changed."""
         return {name for name, value in self._buffers.items() if value._version or self._is_lost(value)}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -96,7 +94,7 @@ class ConstantValues(TorchFunctionMode):
         return result
 
     def _run(self, func: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, bool, bool]:
-        """Return the operator's value, whether it depends on values in number or shape, and whether it is random."""
+        """Return the value, whether it depends on values in number or shape, and whether it is random."""
         args, kwargs = pytree.tree_map_only(Tensor, self._value, (args, kwargs))
         with _disable_tracing(), _Tags() as called:
             value = func(*args, **kwargs)
@@ -104,7 +102,6 @@ class ConstantValues(TorchFunctionMode):
         return value, bool(depends) or func is Tensor.tolist, torch.Tag.nondeterministic_seeded in called.tags
 
     def _without_contents(self, func: Any, args: Any) -> Any:
-        """Replace the first argument by an uninitialized tensor if only its shape matters."""
         first = args[0] if args else None
         if getattr(func, "__name__", "") not in _LIKE or not isinstance(first, Tensor) or self._value(first) is not None:
             return args
@@ -123,7 +120,6 @@ class ConstantValues(TorchFunctionMode):
         return value.untyped_storage()._cdata in self._lost
 
     def _lose(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Drop the values of the tensors that ``func`` changes."""
         if _writes(func, kwargs):
             for tensor in pytree.tree_leaves((args[:1], kwargs.get("out"))):
                 value = self._value(tensor) if isinstance(tensor, Tensor) else None
@@ -146,7 +142,7 @@ class ConstantValues(TorchFunctionMode):
         return places if len(places) != 1 else places[0]
 
     def _places(self, index: Any) -> tuple[Any, ...]:
-        """Return the indices that replace ``index``: one for each dimension of a mask, otherwise one."""
+        """Return the indices that replace ``index``, several for a mask."""
         if isinstance(index, (tuple, list)):
             return (type(index)(self._number(each) for each in index),)
         if isinstance(index, slice):
@@ -174,8 +170,6 @@ def _disable_tracing() -> Iterator[None]:
 
 
 class _Tags(TorchDispatchMode):
-    """A mode that collects the tags of the called operators."""
-
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.tags: set[torch.Tag] = set()
@@ -186,7 +180,6 @@ class _Tags(TorchDispatchMode):
 
 
 def _writes(func: Any, kwargs: Any) -> bool:
-    """Return True if ``func`` writes to its first argument or to ``out``."""
     name = getattr(func, "__name__", "")
     if kwargs.get("out") is not None or name in ("__setitem__", "__set__"):
         return True

@@ -58,8 +58,7 @@ def check_module(module: nn.Module, inputs: Any) -> None:
 
     Raises:
         QuantizationError: ``quantize.dtype`` if a parameter or input is a float of another dtype than float32.
-            ``quantize.name`` if
-            torch.fx cannot write the name of a submodule or parameter as code.
+            ``quantize.name`` if torch.fx cannot write the name of a submodule or parameter as code.
     """
     tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
     check_float32((f"parameter {name}", parameter.dtype) for name, parameter in module.named_parameters())
@@ -97,12 +96,12 @@ def export_module(
     """Return ``torch.export.export(module, inputs)``, with values and shapes that depend only on constants evaluated.
 
     Args:
-        dynamic_shapes: Dynamic dimensions of each input tensor, returned by ``open_sizes.dynamic_shapes_of``.
-        any_batch: Whether the first dimension of each input is dynamic if the model allows it.
+        dynamic_shapes: Dynamic dimensions, returned by ``open_sizes.dynamic_shapes_of``.
+        any_batch: Whether the first dimension of each input is dynamic if possible.
 
     Raises:
         QuantizationError: ``recurrent.steps``, a recurrent layer's sequence is too long.
-        UserCodeError: The module does not run with these inputs, or cannot be exported. The message names the user's line.
+        UserCodeError: The module does not run or cannot be exported. The message names the user's line.
     """
     try:
         with EXPORT_LOCK, short_sequences(module), patch.object(_trace, "print", _ignore_print, create=True):
@@ -154,7 +153,7 @@ def _types_of(inputs: tuple[Any, ...]) -> list[Any]:
 
 
 def _export(module: nn.Module, inputs: tuple[Any, ...], dynamic_shapes: Any) -> ExportedProgram:
-    """Export the module. If the trace depends on values of tensors, export again with the values of constants."""
+    """Export the module, again with the values of constants if the trace depends on values."""
     program, failure = None, None
     try:
         program = torch.export.export(module, inputs, dynamic_shapes=dynamic_shapes)
@@ -185,11 +184,10 @@ def _is_data_dependent(error: Exception) -> bool:
 
 
 def _ignore_print(*_: object, **__: object) -> None:
-    """Replace ``print`` in torch's tracer, which prints the partial graph to stderr before it raises."""
+    """Replace ``print`` in torch's tracer, which prints the partial graph."""
 
 
 def _any_batch(inputs: tuple[Any, ...]) -> Any:
-    """Return the dynamic shapes for inputs with a dynamic first dimension."""
     first = {0: torch.export.Dim.AUTO}
     return pytree.tree_map(lambda leaf: first if isinstance(leaf, torch.Tensor) and leaf.dim() else None, inputs)
 

@@ -35,7 +35,7 @@ def _macs(graph: GraphModule, node: Node) -> int:
 
 
 def _shape(graph: GraphModule, node: Node) -> Shape:
-    """Return the shape of a node; a quantize or dequantize node has the shape of its input."""
+    """Return the shape of a node, or that of its input."""
     value = node.meta.get("val")
     if value is None and node.all_input_nodes:
         return _shape(graph, node.all_input_nodes[0])
@@ -45,7 +45,6 @@ def _shape(graph: GraphModule, node: Node) -> Shape:
 
 
 def _convolution(result: Shape, inputs: Sequence[Shape], transposed: bool) -> int:
-    """Multiply the output size by the window size, or the input size if the convolution is transposed."""
     return math.prod(inputs[0] if transposed else result) * math.prod(inputs[1][1:])
 
 

@@ -46,7 +46,6 @@ def op_name(target: Any) -> str:
 
 @functools.cache
 def _functional(name: str) -> str:
-    """Remove the underscore of an in-place operator's name."""
     parts = name.split(".")
     if len(parts) == 3 and parts[1].endswith("_") and not parts[1].endswith("__"):
         parts[1] = parts[1][:-1]
@@ -59,7 +58,7 @@ def overload_of(target: Any) -> Any:
 
 
 def aten_call(node: Node) -> tuple[Any, dict[str, Any]]:
-    """Return the ATen operator that computes ``node`` and its keywords, without those for the memory format."""
+    """Return the ATen operator that computes ``node``, and its keywords without the memory format."""
     keywords = {key: value for key, value in node.kwargs.items() if key not in ("dim_order", "memory_format")}
     if op_name(node.target) == "dim_order_ops._to_dim_order_copy.default":
         return torch.ops.aten._to_copy.default, keywords
@@ -75,9 +74,7 @@ def writes_back(node: Node) -> bool:
 
 
 def makes_constant(node: Node) -> bool:
-    """Return True if the result depends only on arguments that are not tensors, or on a tensor's shape (arange, eye,
-    zeros_like).
-    """
+    """Return True if the result depends only on shapes and non-tensor arguments (arange, zeros_like)."""
     target = overload_of(node.target)
     if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in target.tags:
         return False
@@ -115,7 +112,6 @@ def map_leaves(args: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def flat(args: Any) -> list[Any]:
-    """Return the leaves of nested tuples and lists."""
     if isinstance(args, (list, tuple)):
         return [value for arg in args for value in flat(arg)]
     return [args]
@@ -143,32 +139,30 @@ _LEFT_OUT = "ethorch_left_out"
 
 
 def first_value(node: Node) -> torch.Tensor | None:
-    """Return the fake tensor of the first result, or None if it is not a tensor."""
+    """Return the fake tensor of the first result, or None."""
     value = node.meta.get("val")
     value = value[0] if isinstance(value, (tuple, list)) and value else value
     return value if isinstance(value, torch.Tensor) else None
 
 
 def shape_of_values(node: Node) -> bool:
-    """Return True if the shape of the first result, or the result itself if it is a number, depends on values of tensors."""
+    """Return True if the first result's shape, or a number, depends on values of tensors."""
     value = first_value(node)
     numbers = value.shape if value is not None else [node.meta.get("val")]
     return any(isinstance(each, torch.SymInt) and has_free_unbacked_symbols(each) for each in numbers)
 
 
 def is_in_place(node: Node) -> bool:
-    """Return True if the node calls an operator that writes to one of its arguments."""
+    """Return True for a call of a mutating ATen operator."""
     return node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def is_float(node: Node) -> bool:
-    """Return True if the first result is a float tensor."""
     value = first_value(node)
     return value is not None and value.dtype.is_floating_point
 
 
 def is_integer(node: Node) -> bool:
-    """Return True if the first result is a tensor of integers or truth values."""
     value = first_value(node)
     return value is not None and not value.dtype.is_floating_point
 
@@ -184,7 +178,7 @@ def is_left_out(node: Node) -> bool:
 
 
 def has_scalar_dim(node: Node) -> bool:
-    """Return True if an operator has a dim argument (0 or -1) for a tensor of rank 0, which PyTorch allows."""
+    """Return True for a dim argument of a tensor of rank 0."""
     schema, x = getattr(node.target, "_schema", None), node.args[0] if node.args else None
     if schema is None or not isinstance(x, Node) or not any(argument.name in ("dim", "dims") for argument in schema.arguments):
         return False
@@ -193,13 +187,12 @@ def has_scalar_dim(node: Node) -> bool:
 
 
 def is_int64(node: Node) -> bool:
-    """Return True if the result is a single int64 tensor."""
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and value.dtype == torch.int64
 
 
 def converts_input(node: Node) -> bool:
-    """Return True if the node casts an int64 input of the program, which the CPU does as it quantizes float inputs.
+    """Return True if the node casts an int64 input of the program, which the CPU does.
 
     A clamp that only such casts read is part of the cast.
     """
@@ -210,16 +203,13 @@ def converts_input(node: Node) -> bool:
 
 
 def _clamps_input(node: Node) -> bool:
-    """Return True if the node clamps an int64 input of the program."""
     if node.op != "call_function" or op_name(node.target) != "aten.clamp.default" or not is_int64(node):
         return False
     return node.all_input_nodes[0].op == "placeholder"
 
 
 def storage_order(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return the dimensions from outermost to innermost in memory (dim order), or the logical order of a tensor that is not
-    dense.
-    """
+    """Return the dimensions from outermost to innermost in memory (dim order)."""
     try:
         return tuple(int(dim) for dim in tensor.dim_order())
     except RuntimeError:
@@ -232,7 +222,7 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 def origin_of(node: Node) -> Origin:
-    """Return module path and source line of a node from the metadata of torch.export."""
+    """Return module path and source line of a node."""
     stack = node.meta.get("nn_module_stack") or {}
     module = ""
     for path, _ in stack.values():
@@ -259,7 +249,7 @@ def origin_of_codes(node: Node) -> Origin:
 
 
 def attribute(model: torch.nn.Module, node: Node | str) -> Any:
-    """Return the attribute of ``model`` with the target of a get_attr node or a dotted name, or None if it does not exist."""
+    """Return the attribute for a get_attr node or a dotted name, or None."""
     value: Any = model
     for part in str(node.target if isinstance(node, Node) else node).split("."):
         value = getattr(value, part, None)
@@ -267,14 +257,14 @@ def attribute(model: torch.nn.Module, node: Node | str) -> Any:
 
 
 def tensor_of(model: torch.nn.Module, node: Node) -> torch.Tensor | None:
-    """Return the parameter, buffer or constant of a get_attr node, or None for any other node."""
+    """Return the tensor of a get_attr node, or None."""
     value = attribute(model, node) if node.op == "get_attr" else None
     return value if isinstance(value, torch.Tensor) else None
 
 
 @dataclass(frozen=True)
 class Converted:
-    """A graph returned by ``convert_pt2e``, with get_attr nodes for its parameters, in place of an ExportedProgram."""
+    """A graph returned by ``convert_pt2e``, in place of an ExportedProgram."""
 
     graph_module: GraphModule
 
@@ -284,7 +274,7 @@ class Converted:
 
 
 def constants_of(program: ExportedProgram | Converted) -> Callable[[Node], npt.NDArray[Any] | None]:
-    """Return a lookup of a node's parameter, buffer or constant as a NumPy view; None for mutable buffers and other nodes."""
+    """Return a lookup of constants as NumPy views, or None for mutable buffers and other nodes."""
     if isinstance(program, Converted):
         return _attributes_of(program.graph_module)
     signature = program.graph_signature
@@ -308,7 +298,6 @@ def constants_of(program: ExportedProgram | Converted) -> Callable[[Node], npt.N
 
 
 def _attributes_of(module: GraphModule) -> Callable[[Node], npt.NDArray[Any] | None]:
-    """Return the lookup of ``constants_of`` for a graph with get_attr nodes."""
     buffers = [target_buffer(node) for node in module.graph.nodes if node.op == "call_function" and changes_in_place(node)]
     changed = {str(node.target) for node in buffers if node is not None}
 
@@ -320,13 +309,13 @@ def _attributes_of(module: GraphModule) -> Callable[[Node], npt.NDArray[Any] | N
 
 
 def changes_in_place(node: Node) -> bool:
-    """Return True if the operator writes to one of its arguments."""
+    """Return True for a mutating operator."""
     target = overload_of(node.target)
     return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
 
 
 def target_buffer(node: Node) -> Node | None:
-    """Return the get_attr node whose tensor an in-place operator changes, directly or through views, or None."""
+    """Return the get_attr node that an in-place operator changes, possibly through views, or None."""
     while node.op == "call_function" and node.args and isinstance(node.args[0], Node):
         node = node.args[0]
     return node if node.op == "get_attr" else None
@@ -335,9 +324,7 @@ def target_buffer(node: Node) -> Node | None:
 def as_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
     """Return the tensor's memory as an array.
 
-    ExecuTorch partitions programs with fake constants. These become arrays of the same shape with one repeated value, because
-    whether an
-    operator can run does not depend on the values of constants.
+    ExecuTorch partitions programs with fake constants, which become arrays with one repeated value.
     """
     tensor = tensor.detach()
     if isinstance(tensor, FakeTensor):

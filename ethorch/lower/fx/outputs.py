@@ -12,8 +12,7 @@ from torch.utils import _pytree as pytree
 def with_serializable_outputs(module: GraphModule) -> GraphModule:
     """Return a copy that returns plain tuples if PyTorch cannot serialize the structure of the outputs.
 
-    A program's file records that structure. PyTorch has no serialized form of the results of operators with several outputs, such
-    as ``torch.return_types.topk``, nor of unregistered named tuples. Any other module is returned unchanged.
+    PyTorch cannot serialize results such as ``torch.return_types.topk`` and unregistered named tuples.
     """
     structure = getattr(module, "_out_spec", None)
     if structure is None or _is_serializable(structure):

@@ -1,10 +1,7 @@
 """Mutable buffers of a converted graph, and their conversion to quantized storage.
 
-``convert_pt2e`` leaves such buffers in float, with a quantize node after each read and a dequantize node before the ``copy_``
-that
-writes. If the written value is quantized with one scale, the buffer can store integer values. An int64 counter that is only
-read as
-int32 and written as a cast of int32 can be stored as int32.
+``convert_pt2e`` leaves such buffers in float, quantized after each read. If the written value is quantized with one scale, the
+buffer can store integer values. An int64 counter that is used as int32 can be stored as int32.
 """
 
 from __future__ import annotations
@@ -55,17 +52,16 @@ def writes_of(graph: Graph) -> dict[str, Node]:
 
 
 def with_codes(module: GraphModule, wide: Collection[str] = ()) -> tuple[GraphModule, tuple[StateBuffer, ...]]:
-    """Return a converted graph whose buffers store integer values ("codes") if that does not change any result.
+    """Return a converted graph whose buffers store integer values ("codes") if results do not change.
 
-    Such a buffer is written without a dequantize node and read without a quantize node of its scale. Its initial value is
-    quantized as
-    PyTorch does it. Counters found by ``narrow_counters`` become int32.
+    Such a buffer is written without a dequantize node and read without a quantize node of its scale. Counters of
+    ``narrow_counters`` become int32.
 
     Args:
         wide: Counters that stay int64.
 
     Returns:
-        The new graph, or ``module`` itself if it has no mutable buffers, and the mutable buffers by name.
+        The graph, which is ``module`` itself without mutable buffers, and the mutable buffers.
     """
     changed = _mutable_buffers(module)
     if not changed:
@@ -115,7 +111,7 @@ def narrow_counters(module: GraphModule) -> set[str]:
 
 
 def _initial_values(graph: Graph, name: str) -> list[Node]:
-    """Return the nodes with a buffer's value before the program changes it: the buffer and its clones."""
+    """Return the nodes with a buffer's initial value: the buffer and its clones."""
     reads = [node for node in graph.nodes if node.op == "get_attr" and str(node.target) == name]
     return reads + [user for node in reads for user in node.users if user.target is torch.ops.aten.clone.default]
 
@@ -126,7 +122,6 @@ def _is_int32(node: Node) -> bool:
 
 
 def _narrow(module: GraphModule, name: str, write: Node) -> torch.Tensor:
-    """Convert a counter to int32, remove its casts, and return its initial value."""
     narrow = _hold(module, name, attribute(module, name).detach().to(torch.int32))
     reads = _initial_values(module.graph, name)
     for node in reads:
@@ -145,9 +140,7 @@ def _narrow(module: GraphModule, name: str, write: Node) -> torch.Tensor:
 def with_reads_first(module: GraphModule) -> GraphModule:
     """Return the graph with a clone for each buffer that receives the previous value of another one.
 
-    ExecuTorch removes pairs of quantize and dequantize nodes, so that one buffer is copied to another. It orders these copies
-    freely and
-    may copy a value that is already overwritten. A graph without such buffers is returned unchanged.
+    ExecuTorch orders copies between buffers freely, and may copy a value that is already overwritten.
     """
     late = _find_copies(module.graph)
     if not late:
@@ -169,7 +162,6 @@ def with_reads_first(module: GraphModule) -> GraphModule:
 
 
 def _find_copies(graph: Graph) -> list[str]:
-    """Return the buffers that receive the value of another mutable buffer, possibly through quantize and dequantize."""
     writes, names = writes_of(graph), []
     for name, write in writes.items():
         node = write.args[1]
@@ -181,10 +173,7 @@ def _find_copies(graph: Graph) -> list[str]:
 
 
 def _drop_clones(graph: Graph, buffers: Mapping[str, torch.Tensor]) -> None:
-    """Remove clones of buffers, except those that are outputs or written to a buffer.
-
-    The exceptions may be read after another write, e.g. in a delay line of buffers.
-    """
+    """Remove clones of buffers that are neither outputs nor written to a buffer."""
     for reader in [node for node in graph.nodes if node.op == "get_attr" and str(node.target) in buffers]:
         for node in [reader, *(user for user in reader.users if op_name(user.target) == _PER_TENSOR[1])]:
             for clone in [user for user in node.users if user.target is torch.ops.aten.clone.default and not user.kwargs]:
@@ -198,14 +187,11 @@ def _drop_clones(graph: Graph, buffers: Mapping[str, torch.Tensor]) -> None:
 
 
 def _keeps(user: Node) -> bool:
-    """Return True for the graph's output and for operators that write to a buffer."""
     return user.op == "output" or changes_in_place(user)
 
 
 def _write_apart(graph: Graph) -> None:
-    """Write a separate value to each buffer, because ExecuTorch's export confuses values that are also returned or written
-    twice.
-    """
+    """Write a separate value to each buffer, because ExecuTorch confuses values with several uses."""
     used = set(graph.output_node().all_input_nodes)
     for write in writes_of(graph).values():
         written = write.args[1]
@@ -221,7 +207,6 @@ def _write_apart(graph: Graph) -> None:
 
 
 def _mutable_buffers(module: GraphModule) -> dict[str, torch.Tensor]:
-    """Return the buffers that a graph changes, by name, in the order of the writes."""
     buffers = {}
     for node in module.graph.nodes:
         written = node.args[0] if node.op == "call_function" and changes_in_place(node) and node.args else None
@@ -239,7 +224,7 @@ def _dtype_name(dtype: torch.dtype) -> str:
 
 
 def _codes_of(tensor: torch.Tensor, write: Node | None, readers: Sequence[Node]) -> Node | Reason:
-    """Return the dequantize node of the value written, or the reason why the buffer cannot be quantized."""
+    """Return the dequantize node of the written value, or the reason why the buffer stays float."""
     if write is None:
         return SEVERAL_WRITES
     written = write.args[1]
@@ -256,7 +241,7 @@ def _codes_of(tensor: torch.Tensor, write: Node | None, readers: Sequence[Node])
 
 
 def _shape(node: Node | None) -> torch.Size | None:
-    """Return the shape of a node; quantize and dequantize nodes of ``convert_pt2e`` have that of their input."""
+    """Return the shape of a node; quantize and dequantize nodes have that of their input."""
     while node is not None and "val" not in node.meta and op_name(node.target).startswith("quantized_decomposed."):
         node = node.args[0] if isinstance(node.args[0], Node) else None
     value = None if node is None else node.meta.get("val")
@@ -264,7 +249,6 @@ def _shape(node: Node | None) -> torch.Size | None:
 
 
 def _quantizes(node: Node, like: Node) -> bool:
-    """Return True for a quantize node with the quantization parameters of the dequantize node ``like``."""
     return op_name(node.target) == _PER_TENSOR[0] and node.args[1:6] == like.args[1:6]
 
 
@@ -281,7 +265,7 @@ def _dequantize(codes: torch.Tensor, like: Node) -> torch.Tensor:
 
 
 def _hold_codes(module: GraphModule, name: str, like: Node, readers: Sequence[Node], write: Node) -> torch.Tensor:
-    """Convert the buffer, its readers and ``write`` to integer values, and return the initial value."""
+    """Convert the buffer, its readers and ``write`` to integer values."""
     codes = _hold(module, name, _quantize(attribute(module, name), like))
     graph = module.graph
     for reader in readers:
@@ -302,7 +286,6 @@ def _hold_codes(module: GraphModule, name: str, like: Node, readers: Sequence[No
 
 
 def _hold(module: GraphModule, name: str, contents: torch.Tensor) -> torch.Tensor:
-    """Replace the initial value of a buffer and return it."""
     path, _, last = name.rpartition(".")
     owner = module.get_submodule(path)
     delattr(owner, last)

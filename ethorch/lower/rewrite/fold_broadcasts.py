@@ -1,10 +1,8 @@
 """Elementwise operators with broadcasting over fewer axes.
 
-Vela emits an operation for each index of the axes before the last three: x[8, 56, 56, 64] + y[64] is eight operations. It
-merges axes only
-for equal shapes. Axes along which an operand is alternately broadcast, e.g. y[8, 1, 56, 1], cannot be merged. If there are very
-many
-indices, the operand is copied along some of these axes first.
+Vela emits an operation for each index of the axes before the last three: x[8, 56, 56, 64] + y[64] is eight operations. Axes
+along which an operand is alternately broadcast, e.g. y[8, 1, 56, 1], cannot be merged. Then the operand is copied if there are
+very many operations.
 """
 
 from __future__ import annotations
@@ -37,8 +35,7 @@ def fold_broadcasts(r: Rewriter) -> None:
     """Merge adjacent axes of elementwise operators with broadcasting if that saves operations.
 
     Operators of more than four axes whose first operand is one element are included, see ``vela.one-element-of-five-axes``.
-    RESCALEs of
-    operands and the operators that Vela fuses also use the new shape.
+    RESCALEs of operands and the operators that Vela fuses also use the new shape.
     """
     for op in r.select(*ELEMENTWISE, "ARITHMETIC_RIGHT_SHIFT", "LOGICAL_LEFT_SHIFT"):
         result, shapes = op.result.shape, [value.shape for value in op.operands[:2]]
@@ -60,7 +57,7 @@ def fold_broadcasts(r: Rewriter) -> None:
 
 
 def _expand_shapes(shapes: Sequence[Shape], result: Shape) -> list[Shape]:
-    """Return the operands' shapes after copies along broadcast axes that leave few operations at the lowest cost, if needed."""
+    """Return the operands' shapes after copies along broadcast axes that leave few operations."""
 
     def operations(full: Sequence[Shape]) -> int:
         return math.prod(math.prod(result[group]) for group in _groups(full, result)[:-3])
@@ -81,7 +78,6 @@ def _expand_shapes(shapes: Sequence[Shape], result: Shape) -> list[Shape]:
 
 
 def _groups(shapes: Sequence[Shape], result: Shape) -> list[slice]:
-    """Return adjacent axes with the same broadcasting whose product is a valid extent."""
     cuts, extent, broadcast = [len(result)], 1, None
     for axis in reversed(range(len(result))):
         if result[axis] == 1:
@@ -95,7 +91,7 @@ def _groups(shapes: Sequence[Shape], result: Shape) -> list[slice]:
 
 
 def _fold_operand(r: Rewriter, at: Place, value: Value, full: Shape, groups: Sequence[slice]) -> Value:
-    """Copy an operand to the shape ``full`` and merge the axes of each group, before its RESCALE if it has one."""
+    """Copy an operand to the shape ``full`` and merge the axes of each group, before its RESCALE."""
     shape = [math.prod(full[group]) for group in groups]
     if value.data is not None:
         return at.constant(np.broadcast_to(value.data, full).reshape(shape), value.dtype)

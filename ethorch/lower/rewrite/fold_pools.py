@@ -1,4 +1,4 @@
-"""Computation of pools with a stride above 3, which Vela splits into one operation per result, in few operations.
+"""Computation of pools with a stride above 3, which Vela splits into one operation per result.
 
 - Windows that do not overlap along an axis become a separate axis, by a RESHAPE.
 - Averages of such squares are computed after a TRANSPOSE of the windows' rows.
@@ -43,7 +43,6 @@ def fold_pools(r: Rewriter, fewest_results: int) -> None:
 
 
 def _along(at: Place, op: Op, value: Value, axis: int) -> Value:
-    """Compute the pool along the height (``axis`` 0) or the width (1) only."""
     kernel, stride, pad = op.attrs["kernel"][axis], op.attrs["stride"][axis], op.attrs["pad"][2 * axis : 2 * axis + 2]
     if (kernel, stride) == (1, 1) and not any(pad):
         return value
@@ -61,7 +60,7 @@ def _along(at: Place, op: Op, value: Value, axis: int) -> Value:
 
 
 def _squares(at: Place, op: Op, value: Value) -> Value:
-    """Convert each window, which must not overlap others, to a row of a map by a TRANSPOSE, and compute the pool of rows."""
+    """Convert disjoint windows to rows by a TRANSPOSE, and compute the pool of rows."""
     (n, height, width, c), (kh, kw) = op.result.shape, op.attrs["kernel"]
     rows = at.emit("TRANSPOSE", at.reshape(value, n * height, kh, width, kw * c), perms=(0, 2, 1, 3))
     maps = _maps(n * height * width)
@@ -71,7 +70,6 @@ def _squares(at: Place, op: Op, value: Value) -> Value:
 
 
 def _maps(rows: int) -> int | None:
-    """Return the number of equal maps for ``rows`` rows, or None if there are too many."""
     return next((maps for maps in range(-(-rows // _LARGEST_EXTENT), 65) if rows % maps == 0), None)
 
 
@@ -85,7 +83,7 @@ def _windows(at: Place, value: Value, count: int, stride: int, kernel: int) -> V
 
 
 def _subsample(at: Place, op: Op, value: Value, kernel: tuple[int, ...], stride: tuple[int, ...], pad: tuple[int, ...]) -> Value:
-    """Compute the pool with the largest divisor of its stride up to 3, and select every n-th result along each axis."""
+    """Compute the pool with a smaller stride, and select every n-th result."""
     steps = tuple(next(step for step in (3, 2, 1) if s % step == 0) if s > LARGEST_STRIDE else s for s in stride)
     if (kernel, math.prod(steps), any(pad)) != ((1, 1), 1, False):
         value = at.again(op, value, kernel=kernel, stride=steps, pad=pad)

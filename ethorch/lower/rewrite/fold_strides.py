@@ -1,8 +1,7 @@
 """Folding of a strided convolution's few input channels: adjacent elements are read as channels of one element.
 
-The multipliers compute blocks of channels, most of which are idle for the three channels of an image. With stride 2, two
-columns of
-three channels become one column of six, and a kernel of 7 columns becomes one of 4.
+Three channels of an image leave most multipliers idle. With stride 2, two columns of three channels become one column of six,
+and a kernel of 7 columns becomes one of 4.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from ethorch.tosa.ir import Op, Value
 
 
 class _FoldedAxis(NamedTuple):
-    """One axis of a convolution of which ``fold`` adjacent input elements are read as one."""
+    """One axis of a convolution of which ``fold`` adjacent elements are read as one."""
 
     fold: int
     extent: int  # of the folded input, without unread elements
@@ -48,7 +47,6 @@ def fold_strides(r: Rewriter, fold: FoldColumns | FoldSquares) -> None:
 
 
 def _fold_columns(r: Rewriter, op: Op, fold: FoldColumns) -> None:
-    """Fold columns, which are adjacent in memory, by a RESHAPE."""
     read = op.operands[0]
     cut = r.producer(read, "SLICE", sole=True)
     source = cut.operands[0] if cut and not any(cut.attrs["start"]) and cut.operands[0].shape[3] == read.shape[3] else read
@@ -68,7 +66,7 @@ def _fold_columns(r: Rewriter, op: Op, fold: FoldColumns) -> None:
 
 
 def _fold_squares(r: Rewriter, op: Op, fold: FoldSquares) -> None:
-    """Fold rows and columns during the conversion from NCHW to NHWC, by three TRANSPOSEs that fill bricks."""
+    """Fold rows and columns during the conversion from NCHW to NHWC."""
     transpose = r.producer(op.operands[0], "TRANSPOSE", sole=True)
     sy, sx = op.attrs["stride"]
     if transpose is None or tuple(transpose.attrs["perms"]) != (0, 2, 3, 1) or min(sy, sx) == 1:
@@ -92,7 +90,7 @@ def _fold_squares(r: Rewriter, op: Op, fold: FoldSquares) -> None:
 
 
 def _convolve_folded(at: Place, op: Op, source: Value, high: _FoldedAxis, wide: _FoldedAxis, order: str) -> Value:
-    """Apply the CONV2D to ``source``, whose channels are rows (h), columns (w) and channels (c) of the input in ``order``."""
+    """Apply the CONV2D to ``source``, whose channels are h, w and c of the input in ``order``."""
     n, *_, depth = source.shape
     if (shape := (n, high.extent, wide.extent, depth)) != source.shape:  # without unread elements
         source = at.emit("SLICE", source, start=(0, 0, 0, 0), size=shape)

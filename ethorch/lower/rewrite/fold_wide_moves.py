@@ -27,7 +27,6 @@ def fold_wide_moves(r: Rewriter) -> None:
 
 
 def _is_large_batch(op: Op) -> bool:
-    """Return True if a tensor has more than ``_MOST_PICTURES`` images and the folded axes are valid."""
     shapes = [value.shape for value in (*op.operands, op.result) if value.rank > 3]
     if max((math.prod(shape[:-3]) for shape in shapes), default=0) <= _MOST_PICTURES:
         return False
@@ -38,13 +37,8 @@ def _is_large_batch(op: Op) -> bool:
 
 
 def _by_rows(at: Place, values: Sequence[Value], move: Callable[[Sequence[Value], int], Value]) -> Value:
-    """Return ``move(values, axis)`` of values [rows,k,inner] whose second axis is moved, with at most ``_LONGEST`` rows per
-    map.
-
-    More rows become several maps of equal size, or parts that a CONCAT joins if no such size exists.
-
-    Args:
-        move: Emits the operator for values whose axis before the last is moved.
+    """Return ``move(values, axis)`` of values [rows,k,inner] whose second axis is moved, as maps or parts of at most
+    ``_LONGEST`` rows.
     """
     rows = values[0].shape[0]
     if rows <= _LONGEST:
@@ -62,7 +56,7 @@ def _by_rows(at: Place, values: Sequence[Value], move: Callable[[Sequence[Value]
 
 
 def _fold_concat(r: Rewriter, op: Op) -> None:
-    """Merge the axes before the joined axis, and those after it into at most two, or into one for large batches."""
+    """Merge the axes before the joined axis, and those after it."""
     axis, at = op.attrs["axis"], r.before(op)
     if _is_large_batch(op):
         operands = [_flatten(at, part, axis) for part in op.operands]
@@ -85,7 +79,6 @@ def _flatten(at: Place, value: Value, axis: int) -> Value:
 
 
 def _fold_slice(r: Rewriter, op: Op) -> None:
-    """Slice one axis after the other, each as the middle one of three."""
     at, value = r.before(op), op.operands[0]
     for axis, (start, size) in enumerate(zip(op.attrs["start"], op.attrs["size"], strict=True)):
         shape = value.shape
@@ -104,7 +97,6 @@ def _fold_slice(r: Rewriter, op: Op) -> None:
 
 
 def _fold_pad(r: Rewriter, op: Op) -> None:
-    """Pad one axis after the other, each as the middle one of three."""
     at, value, padding = r.before(op), op.operands[0], op.attrs["padding"]
     for axis, (before, after) in enumerate(zip(padding[::2], padding[1::2], strict=True)):
         if before or after:
@@ -121,7 +113,6 @@ def _fold_pad(r: Rewriter, op: Op) -> None:
 
 
 def _fold_tile(r: Rewriter, op: Op) -> None:
-    """Repeat one axis after the other, last axis first, each as the middle one of three."""
     at, value = r.before(op), op.operands[0]
     for axis, copies in reversed(list(enumerate(op.attrs["multiples"]))):
         if copies > 1:

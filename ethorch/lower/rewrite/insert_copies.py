@@ -18,7 +18,7 @@ LONGEST = 65536
 
 
 def copy_value(at: Place, value: Value) -> Value:
-    """Copy a value: add 0 to INT32, OR false to BOOL, and take the maximum of 1x1 windows otherwise."""
+    """Copy a value by an operator that Vela does not remove."""
     ones = (1,) * value.rank
     if value.dtype == "INT32":
         return at.emit("ADD", value, at.constant(np.zeros(ones, np.int32), "INT32"))
@@ -29,7 +29,7 @@ def copy_value(at: Place, value: Value) -> Value:
 
 
 def copy_broadcast_constants(r: Rewriter) -> None:
-    """Copy constants that elementwise operators broadcast, so that flash is read once."""
+    """Copy broadcast constants, so that flash is read once."""
     for op in r.select(*ELEMENTWISE):
         for value in op.operands:
             rescale = r.producer(value, "RESCALE", sole=True)
@@ -40,7 +40,7 @@ def copy_broadcast_constants(r: Rewriter) -> None:
 
 
 def copy_outputs(graph: Graph) -> Graph:
-    """Return a copy of the graph in which outputs that are also read inside, or RESHAPEs of shared values, are copied.
+    """Return a copy of the graph in which outputs that are also read inside are copied.
 
     Vela combines layouts across such values and may lose the output. See ``vela.undone-transpose-output``.
     """
@@ -60,14 +60,13 @@ def copy_outputs(graph: Graph) -> Graph:
 
 
 def _is_read_elsewhere(r: Rewriter, value: Value) -> bool:
-    """Return True if ``value``, or the value of which it is a RESHAPE, has several readers."""
     while r.uses(value) == 1 and (reshape := r.producer(value, "RESHAPE")):
         value = reshape.operands[0]
     return r.uses(value) > 1
 
 
 def _as_map(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
-    """Return a shape of one image with as many elements, and axes of at most ``LONGEST`` if divisible."""
+    """Return a shape of one image with axes of at most ``LONGEST`` if divisible."""
     height, width, channels = math.prod(shape[:-2]), *(1, 1, *shape)[-2:]
     if max(height, width, channels) > LONGEST:
         channels = _divisor(math.prod(shape))
@@ -77,5 +76,4 @@ def _as_map(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
 
 
 def _divisor(count: int) -> int:
-    """Return the largest divisor of ``count`` that is at most ``LONGEST``."""
     return next(k for k in range(min(count, LONGEST), 0, -1) if count % k == 0)

@@ -1,8 +1,7 @@
 """Propagation of a convolution's shape to the elementwise operators that read its result.
 
 A RESHAPE is free unless its operand is also read in its own shape; then Vela copies. An example is a residual connection, whose
-sum
-[64, 128] is read by a convolution as [1, 1, 64, 128] and by the next sum.
+sum [64, 128] is read by a convolution as [1, 1, 64, 128] and by the next sum.
 """
 
 from __future__ import annotations
@@ -16,9 +15,8 @@ _ELEMENTWISE = ("RESCALE", "CLAMP", "TABLE", "ADD", "SUB", "MUL", "MAXIMUM", "MI
 
 
 def keep_shapes(r: Rewriter) -> None:
-    """Compute elementwise operators in the four-axis shape from which a RESHAPE of an operand removed axes of extent 1.
-
-    The result is reshaped instead. Batches are skipped, because Vela splits an operator with broadcasting into one per image.
+    """Compute elementwise operators in the four-axis shape from which a RESHAPE of an operand removed axes of extent 1, except
+    for batches.
     """
     for op in r.select(*_ELEMENTWISE):
         if shape := _wider_shape(r, op):
@@ -29,7 +27,7 @@ def keep_shapes(r: Rewriter) -> None:
 
 
 def _wider_shape(r: Rewriter, op: Op) -> tuple[int, ...] | None:
-    """Return the four-axis shape for the result of ``op`` from which an operand was reshaped, or None."""
+    """Return the four-axis shape from which an operand of ``op`` was reshaped, or None."""
     result = op.result.shape
     if len(result) >= 4 or any(value.rank != len(result) for value in op.operands if value.rank > 1):
         return None
@@ -45,7 +43,6 @@ def _wider_shape(r: Rewriter, op: Op) -> tuple[int, ...] | None:
 
 
 def _expand(at: Place, value: Value, result: Sequence[int], shape: Sequence[int]) -> Value:
-    """Reshape the operand of a result of shape ``result`` for a result of shape ``shape``."""
     axes = iter([axis for axis, extent in enumerate(result) if extent != 1])
     target = tuple(1 if extent == 1 else value.shape[next(axes)] for extent in shape)
     return at.reshape(value, *target) if value.data is None else at.constant(value.data.reshape(target), value.dtype)

@@ -16,12 +16,10 @@ from ethorch.tosa.ir import Op, Value
 
 
 def order_channels(r: Rewriter, *, by_nhwc: bool) -> None:
-    """Reorder the channels of a CONV2D that elementwise operators, a RESHAPE of channels into factors and a TRANSPOSE follow.
+    """Reorder the channels of a CONV2D, before elementwise operators, a RESHAPE of the channels and a TRANSPOSE.
 
     Args:
-        by_nhwc: Whether to split a TRANSPOSE that moves channels before spatial axes into one that leaves them last and one of
-            the
-            map.
+        by_nhwc: Whether to split a TRANSPOSE that moves channels before spatial axes.
     """
     for op in r.select("TRANSPOSE"):
         reshape = r.producer(op.operands[0], "RESHAPE", sole=True)
@@ -40,7 +38,7 @@ def order_channels(r: Rewriter, *, by_nhwc: bool) -> None:
 
 
 def _by_nhwc(r: Rewriter, conv: Op, op: Op) -> Op:
-    """Split ``op`` into a TRANSPOSE that leaves channels last and another one, and return the first, or ``op`` if not split."""
+    """Split ``op`` into a TRANSPOSE that leaves channels last and another one, and return the first."""
     shape, perms = op.operands[0].shape, [axis for axis in op.attrs["perms"] if op.operands[0].shape[axis] > 1]
     first = _first_part(shape, conv.result.shape[-1])
     if first is None:
@@ -69,12 +67,11 @@ def _by_nhwc(r: Rewriter, conv: Op, op: Op) -> Op:
 
 
 def _first_part(shape: tuple[int, ...], channels: int) -> int | None:
-    """Return the first of the last axes that form the channels, or None if an axis contains channels and other elements."""
+    """Return the first of the last axes that form the channels, or None."""
     return next((k for k in range(len(shape) - 1, -1, -1) if math.prod(shape[k:]) == channels), None)
 
 
 def _order(r: Rewriter, conv: Op, between: list[Op], op: Op) -> None:
-    """Reorder the convolution's channels if ``op`` changes their order."""
     channels, shape, perms = conv.result.shape[-1], op.operands[0].shape, op.attrs["perms"]
     first = _first_part(shape, channels)
     if first is None:
@@ -97,6 +94,5 @@ def _order(r: Rewriter, conv: Op, between: list[Op], op: Op) -> None:
 
 
 def _in_order(at: Place, value: Value, permutation: npt.NDArray[Any]) -> Value:
-    """Reorder the first axis of a constant; return a constant that is shared by all channels unchanged."""
     assert value.data is not None
     return value if value.shape[0] == 1 else at.constant(value.data[permutation], value.dtype)

@@ -29,7 +29,7 @@ def merge_reshapes(r: Rewriter, op: Op) -> None:
 
 
 def merge_transposes(r: Rewriter, op: Op) -> None:
-    """Merge or cancel a TRANSPOSE of a TRANSPOSE; those that cancel across RESHAPEs become a RESHAPE."""
+    """Merge or cancel TRANSPOSEs, also across RESHAPEs."""
     perms, moves = op.attrs["perms"], [op]
     while move := r.producer(moves[0].operands[0], "TRANSPOSE", "RESHAPE"):
         moves.insert(0, move)
@@ -65,7 +65,7 @@ def compose_tables(r: Rewriter, op: Op) -> None:
 
 
 def pad_into_convolution(r: Rewriter, op: Op) -> None:
-    """Merge a PAD of height and width with the zero point into the convolution that reads it."""
+    """Merge a PAD with the zero point into the convolution that reads it."""
     pad = r.producer(op.operands[0], "PAD", sole=True)
     if pad is None or pad.attrs["pad_const"] != op.attrs["input_zp"]:
         return
@@ -111,9 +111,8 @@ def merge_neighbours(r: Rewriter) -> None:
 
 
 def move_reshapes_before_pads(r: Rewriter) -> None:
-    """Move a RESHAPE that only adds or removes axes of extent 1 before a PAD, which a convolution can then absorb.
-
-    Results of more than four axes are skipped. See ``vela.pad-of-five-axes``.
+    """Move a RESHAPE that only changes axes of extent 1 before a PAD, for ``pad_into_convolution``. See
+    ``vela.pad-of-five-axes``.
     """
     for op in r.select("RESHAPE"):
         pad = r.producer(op.operands[0], "PAD", sole=True)
@@ -150,9 +149,7 @@ def run_before_moves(r: Rewriter, op: Op) -> None:
 
 
 def move_tables_before_moves(r: Rewriter) -> None:
-    """Move INT8 TABLEs before TRANSPOSEs and RESHAPEs, so that they merge with e.g. a convolution.
-
-    A TABLE moves before a RESHAPE only if the source has a producer and at most four axes. See
+    """Move INT8 TABLEs before TRANSPOSEs and RESHAPEs, so that they merge with other operators. See
     ``vela.table-between-transposes``.
     """
     for op in r.select("TABLE"):
@@ -166,9 +163,7 @@ def move_tables_before_moves(r: Rewriter) -> None:
 def move_tables_behind_transposes(r: Rewriter) -> None:
     """Move the INT8 TABLE of a convolution with few channels after the TRANSPOSEs that alone read it, where it is free.
 
-    Vela does not fuse such a TABLE with the convolution. Other TABLEs stay, because Vela 5.2 loses the TABLE of a TRANSPOSE of
-    a CLAMP (U85),
-    of a TRANSPOSE of five axes (U65), and of several TRANSPOSEs that cancel.
+    Vela 5.2 loses the TABLE of a TRANSPOSE of a CLAMP (U85), of a TRANSPOSE of five axes (U65), and of TRANSPOSEs that cancel.
     """
     for op in r.select("TABLE"):
         rescale = r.producer(op.operands[0], "RESCALE")
@@ -191,7 +186,6 @@ def move_tables_behind_transposes(r: Rewriter) -> None:
 
 
 def _move_anything(value: Value, moves: list[Op]) -> bool:
-    """Return True if an element changes its position in memory."""
     places = np.arange(math.prod(value.shape)).reshape(value.shape)
     for move in moves:
         places = places.transpose(move.attrs["perms"]) if move.name == "TRANSPOSE" else places.reshape(move.result.shape)

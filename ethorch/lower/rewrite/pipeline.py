@@ -58,13 +58,12 @@ class Repeat:
 
 
 def always(rewrite: Callable[[Rewriter], None]) -> Run:
-    """Run ``rewrite`` for every target."""
     return lambda r, tuning: rewrite(r)
 
 
 @dataclass(frozen=True)
 class Tuned(Generic[Setting]):
-    """A rewrite with a parameter from the target's tuning, which is skipped if the parameter equals None."""
+    """A rewrite with a parameter from the target's tuning, skipped for None."""
 
     rewrite: Callable[[Rewriter, Setting], None]
     setting: Callable[[Tuning], Setting | None]
@@ -75,8 +74,6 @@ class Tuned(Generic[Setting]):
 
 
 def where(condition: Callable[[Tuning], bool], rewrite: Callable[[Rewriter], None]) -> Run:
-    """Run ``rewrite`` for targets whose tuning fulfills ``condition``."""
-
     def run(r: Rewriter, tuning: Tuning) -> None:
         if condition(tuning):
             rewrite(r)
@@ -175,14 +172,12 @@ PIPELINE: tuple[Step | Repeat, ...] = (
 
 
 def rewrite(graph: Graph, tuning: Tuning = UNTUNED, *, dump: Dump | None = None) -> Graph:
-    """Run ``PIPELINE`` on the regions of ``graph``, innermost first, and on ``graph``. Return the verified graph.
-
-    Unused operators are removed before the first step and after each step.
+    """Run ``PIPELINE`` on ``graph`` and its regions, innermost first, and return the verified graph.
 
     Args:
         graph: Graph, which is changed in place.
         tuning: Tuning of the target. Default: no NPU-specific rewrites.
-        dump: Called with each changing step's name and the graph. Default: none; see :func:`dump_to`.
+        dump: Called with each changing step's name and the graph. See :func:`dump_to`.
 
     Raises:
         AssertionError: A step left an invalid graph.
@@ -219,7 +214,7 @@ def rewrite(graph: Graph, tuning: Tuning = UNTUNED, *, dump: Dump | None = None)
 
 
 def dump_to(folder: str | os.PathLike[str]) -> Dump:
-    """Return a ``dump`` that writes files to ``folder``: ``00_as_lowered.txt``, ``01_merge_neighbours.txt`` and so on."""
+    """Return a ``dump`` that writes files to ``folder``, e.g. ``01_merge_neighbours.txt``."""
     directory, numbers = Path(folder), count()
 
     def write(name: str, graph: Graph) -> None:

@@ -1,11 +1,8 @@
 """Conversion of NCHW inputs to NHWC by a convolution that reads the planes as bricks.
 
-An image of C planes has the memory layout of a map of C * 16 channels in the NPU's brick format. 16 columns are adjacent like
-the
-channels of a brick, and planes are as far apart as bricks. A 1x1 convolution that permutes the channels writes NHWC. It costs
-16 * C multiply-adds per element. TOSA cannot express memory layouts. Therefore Vela's graph declares the input in another
-order, and
-``ethorch.vela.planes`` sets the strides in the commands.
+An image of C planes has the memory layout of a map of C * 16 channels in the NPU's brick format, in which 16 columns are
+adjacent. A 1x1 convolution that permutes the channels writes NHWC. It costs 16 * C multiply-adds per element. TOSA cannot
+express memory layouts, so Vela's graph declares another order, and ``ethorch.vela.planes`` sets the strides in the commands.
 """
 
 from __future__ import annotations
@@ -74,7 +71,7 @@ def input_of(r: Rewriter, value: Value) -> Value:
 
 
 def _find_transposes(r: Rewriter, most: int) -> list[tuple[Op, Value, int, int]]:
-    """Return the TRANSPOSEs that a convolution can replace, each with input, planes, and elements of a plane."""
+    """Return the replaceable TRANSPOSEs with input, planes, and elements of a plane."""
     transposes = []
     for op in r.select("TRANSPOSE"):
         source = input_of(r, op.operands[0])
@@ -85,7 +82,7 @@ def _find_transposes(r: Rewriter, most: int) -> list[tuple[Op, Value, int, int]]
 
 
 def copy_selected_inputs(graph: Graph, most: int) -> None:
-    """Copy the inputs that are read as planes and by a SELECT. See ``vela.select-of-reshaped``."""
+    """Copy inputs that a SELECT reads. See ``vela.select-of-reshaped``."""
     r = Rewriter(graph)
     sources = {source for _, source, *_ in _find_transposes(r, most)}
     for op in r.select("SELECT"):
@@ -101,14 +98,13 @@ def has_plane_inputs(graph: Graph, most: int) -> bool:
 
 
 def bytes_beside_pixels(graph: Graph, most: int) -> int:
-    """Return the maximum size of an input that is read as planes, together with the first tensors computed from it."""
+    """Return the maximum size of such an input with the first tensors computed from it."""
     r = Rewriter(graph)
     planes = _find_transposes(r, most)
     return max((math.prod(op.result.shape) * _BYTES[source.dtype] + _first_bytes(r, op) for op, source, *_ in planes), default=0)
 
 
 def _first_bytes(r: Rewriter, op: Op) -> int:
-    """Return the size of the first tensors computed from the result of ``op``, or 0 if it is only moved."""
     wide = 0
     for reader in r.readers(op.result):
         if reader.name in ("RESHAPE", "SLICE", "PAD", "TRANSPOSE"):
@@ -119,11 +115,7 @@ def _first_bytes(r: Rewriter, op: Op) -> int:
 
 
 def read_planes(graph: Graph, most: int) -> tuple[Graph, tuple[Planes, ...]]:
-    """Return a copy of the graph in which convolutions read inputs as planes, or ``graph`` itself if none does.
-
-    Args:
-        most: Maximum number of planes.
-    """
+    """Return a copy of the graph in which convolutions read inputs of at most ``most`` planes, or ``graph`` itself."""
     r = Rewriter(graph.copy())
     planes = tuple(_by_convolution(r, *transpose) for transpose in _find_transposes(r, most))
     if not planes:
@@ -141,7 +133,7 @@ def _by_convolution(r: Rewriter, op: Op, source: Value, count: int, places: int)
 
 
 def _in_pixels(at: Place, bricks: Value, count: int) -> Value:
-    """Permute the channels from 16 elements of each plane to elements of all planes."""
+    """Permute the channels from planes to pixels."""
     depth = BRICK * count
     picking = np.zeros((depth, 1, 1, depth), np.int8)
     place, plane = np.divmod(np.arange(depth), count)
@@ -154,7 +146,7 @@ def _in_pixels(at: Place, bricks: Value, count: int) -> Value:
 
 
 def _as_map(shape: tuple[int, ...], bricks: int) -> tuple[int, int]:
-    """Return rows and columns for ``bricks`` bricks: rows of the image if they are whole bricks, otherwise an even division."""
+    """Return rows and columns for ``bricks`` bricks, if possible rows of the image."""
     height = math.prod(shape[:-2])
     rows = math.gcd(height, bricks)
     while bricks // rows > LONGEST:

@@ -15,9 +15,7 @@ from ethorch.tosa.ir import Op
 def rescale_to_depthwise(r: Rewriter, smallest: int | None, channels: tuple[int, int] | None = None) -> None:
     """Replace separate RESCALEs from INT8 to INT8 by a DEPTHWISE_CONV2D and a RESCALE that Vela fuses.
 
-    The convolution subtracts the zero point and multiplies by 1; rounding does not change. RESCALEs with axes longer than the
-    NPU supports
-    stay, because Vela converts them to pools without that limit.
+    RESCALEs with axes longer than the NPU supports stay, because Vela converts them to pools without that limit.
 
     Args:
         smallest: Minimum number of elements. Default: replace nothing.

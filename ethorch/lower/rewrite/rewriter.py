@@ -20,8 +20,6 @@ Emit = Callable[["Place", Value], Value]
 
 
 class Names:
-    """The names used in a graph and its regions."""
-
     def __init__(self, graph: Graph):
         regions = list(graph.regions())
         values_of_ops = (value for region in regions for op in region.ops for value in (*op.operands, *op.results))
@@ -43,7 +41,7 @@ class Rewriter:
 
     Args:
         graph: Graph or region. Nested regions are not changed.
-        names: Names used in the whole graph, shared by its regions. Default: the names of ``graph``.
+        names: Names used in the whole graph. Default: those of ``graph``.
         is_region: Whether the graph belongs to a COND_IF or WHILE_LOOP.
     """
 
@@ -79,14 +77,14 @@ class Rewriter:
         return (op for op in ops if op in self._next)
 
     def select(self, *names: str) -> Iterator[Op]:
-        """Iterate over the operators with one of the given names."""
+        """Iterate over the operators with the given names."""
         return (op for op in self if op.name in names)
 
     def producer(self, value: Value, *names: str, sole: bool = False) -> Op | None:
-        """Return the operator that computes ``value``, or None for inputs, constants and operators with other names.
+        """Return the operator that computes ``value``, or None for inputs, constants and other ``names``.
 
         Args:
-            sole: Whether the value must have only one reader. An output of the graph counts as a reader.
+            sole: Whether the value must have only one reader, including outputs.
         """
         op = self._producers.get(value)
         fits = op is not None and (not names or op.name in names) and (not sole or self.uses(value) == 1)
@@ -100,7 +98,7 @@ class Rewriter:
         return value in self._outputs
 
     def uses(self, value: Value) -> int:
-        """Return the number of operands and graph outputs that are ``value``."""
+        """Count the operands and graph outputs that are ``value``."""
         return len(self._readers.get(value, ())) + (self.graph.outputs.count(value) if value in self._outputs else 0)
 
     def analyze(self, compute: Callable[[Rewriter], T]) -> T:
@@ -113,33 +111,28 @@ class Rewriter:
     # --- changes ------------------------------------------------------------------------------------------------------
 
     def before(self, op: Op, *, of: Value | None = None) -> Place:
-        """Insert before ``op``, in order, with names derived from ``of`` or the result of ``op``."""
+        """Insert before ``op``, with names derived from ``of``."""
         of = of or op.results[0]
         return Place(self, op, of.name, of.origin)
 
     def after(self, op: Op) -> Place:
-        """Insert directly after ``op``, in order."""
         return Place(self, self._next[op], op.results[0].name, op.results[0].origin)
 
     def read(self, op: Op, index: int, value: Value) -> None:
-        """Replace an operand of ``op``."""
         self._readers[op.operands[index]].remove(op)
         self._readers.setdefault(value, []).append(op)
         op.operands = (*op.operands[:index], value, *op.operands[index + 1 :])
         self.changes += 1
 
     def replace(self, op: Op, value: Value) -> None:
-        """Erase ``op``, and let the producer of ``value``, which must be unused, compute its result.
-
-        The result keeps its name, readers and position among the outputs.
-        """
+        """Erase ``op``, and let the producer of the unused ``value`` compute its result."""
         assert not self.uses(value), f"expected an unused value to replace {op.result}, got {value}"
         result = op.result
         self.erase(op)
         self._makes(self._producers[value], result)
 
     def bypass(self, op: Op, value: Value) -> None:
-        """Erase ``op``, whose result must not be an output, and let its readers read ``value``."""
+        """Erase ``op``, and let its readers read ``value``."""
         result = op.result
         assert not self.is_output(result), f"expected a result that is not an output, got {result}"
         self.erase(op)
@@ -173,13 +166,11 @@ class Rewriter:
                 self.erase(op)
 
     def _makes(self, op: Op, value: Value, index: int = 0) -> None:
-        """Replace a result of ``op``."""
         self._producers.pop(op.results[index], None)
         op.results = (*op.results[:index], value, *op.results[index + 1 :])
         self._producers[value] = op
 
     def _place(self, op: Op, following: Op | None) -> None:
-        """Insert ``op`` before ``following``, or at the end for None."""
         preceding = self._previous[following]
         self._next[preceding] = self._previous[following] = op
         self._next[op], self._previous[op] = following, preceding
@@ -195,9 +186,9 @@ class Place:
 
     Attributes:
         rewriter: Editor of the graph.
-        following: Operator before which operators are inserted, or None for the end.
-        name: Prefix of their names.
-        origin: Source location of their results.
+        following: Operator after the position, or None.
+        name: Prefix of names.
+        origin: Source location.
     """
 
     rewriter: Rewriter
@@ -206,7 +197,6 @@ class Place:
     origin: Origin
 
     def emit(self, name: str, *operands: Value, **attrs: Any) -> Value:
-        """Insert an operator and return its result."""
         row = OPSET[name]
         expected = {*row.const_operands, *row.attrs}
         assert set(attrs) == expected, f"{name} has attributes {sorted(expected)}, got {sorted(attrs)}"
@@ -216,7 +206,7 @@ class Place:
         return result
 
     def again(self, op: Op, *operands: Value, **changed: Any) -> Value:
-        """Repeat ``op`` with other leading operands and attributes. The result has the origin of its result."""
+        """Repeat ``op`` with other leading operands and attributes."""
         place = Place(self.rewriter, self.following, self.name, op.result.origin)
         return place.emit(op.name, *operands, *op.operands[len(operands) :], **{**op.attrs, **changed})
 

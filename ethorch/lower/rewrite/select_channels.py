@@ -1,8 +1,8 @@
 """Selection of rearranged channels by the weights of the convolutions that read them.
 
 A channel shuffle is a RESHAPE, a TRANSPOSE and a RESHAPE, often with slices and concatenations, so that the NPU moves each byte
-several
-times. A 1x1 convolution that reads the original channels is as fast, with zero weights for the channels that it does not need.
+several times. A 1x1 convolution that reads the original channels is as fast, with zero weights for the channels that it does
+not need.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Places = npt.NDArray[np.intp]
 
 @dataclass(frozen=True)
 class _Channels:
-    """The sources (NHWC) of a value's channels, and the index of each channel in the joined sources."""
+    """The sources (NHWC) of a value's channels, and the index of each channel in them."""
 
     sources: tuple[Value, ...]
     channels: Places
@@ -48,12 +48,11 @@ class _Channels:
 
     @property
     def is_double(self) -> bool:
-        """True if a channel is repeated, because the sum of its two weights may be out of range."""
+        """True if a channel is repeated; the sum of its weights may be out of range."""
         return len(np.unique(self.channels)) < len(self.channels)
 
     @property
     def is_order(self) -> bool:
-        """True if the value has all channels of the sources in another order."""
         return not self.is_source and self.count == self.channels.size and not self.is_double
 
 
@@ -108,7 +107,7 @@ class _Selection:
         self.r.replace(op, at.again(op, self.join(at, channels), at.constant(picking, op.operands[1].dtype)))
 
     def depthwise(self, op: Op) -> None:
-        """Compute in the order of the sources, which ``mixed`` records for the readers."""
+        """Compute in the order of the sources."""
         weight, bias = (value.data for value in op.operands[1:])
         channels = self.find_channels(op.operands[0])
         if channels is None or weight is None or bias is None or weight.shape[3] != 1:
@@ -129,19 +128,18 @@ class _Selection:
         self.twins[op.result] = result, _number_elements(result.shape)[..., np.argsort(order)]
 
     def rescale(self, op: Op) -> None:
-        """Select the channels in NHWC, and transpose the result to NCHW."""
         at = self.r.before(op)
         if (selected := self.pick(at, op.operands[0], op.result, op.attrs)) is not None:
             self.r.replace(op, at.emit("TRANSPOSE", selected, perms=(0, 3, 1, 2)))
 
     def concatenation(self, op: Op) -> None:
-        """Combine channels of several tensors to one tensor, so that later operators do not read all of them."""
+        """Combine channels of several tensors to one tensor first."""
         for value in op.operands:
             if value not in self.twins:
                 self.pick(self.r.before(op, of=value), value, value, _ONE)
 
     def pick(self, at: Place, moved: Value, value: Value, attrs: Mapping[str, Any]) -> Value | None:
-        """Compute ``value``, the NCHW RESCALE of ``moved`` with ``attrs``, by a convolution with an NHWC result."""
+        """Compute the RESCALE of ``moved`` by a convolution with an NHWC result."""
         _, c, h, w = moved.shape
         channels = self.find_channels(moved, (0, 2, 3, 1))
         if channels is None or channels.is_source or channels.count > self.most or h * w == 1:
@@ -157,7 +155,6 @@ class _Selection:
     # --- sources of channels ------------------------------------------------------------------------------------------
 
     def join(self, at: Place, channels: _Channels) -> Value:
-        """Concatenate the sources once."""
         if len(channels.sources) == 1:
             return channels.sources[0]
         if channels.sources not in self.joined:
@@ -165,11 +162,7 @@ class _Selection:
         return self.joined[channels.sources]
 
     def find_channels(self, value: Value, perms: Sequence[int] = (0, 1, 2, 3)) -> _Channels | None:
-        """Return the sources of the channels of ``value``, transposed by ``perms`` to NHWC.
-
-        Returns:
-            None if other axes were moved too, or if there is no TRANSPOSE, because slices and concatenations in NHWC are fast.
-        """
+        """Return the sources of the channels of ``value``, transposed to NHWC, or None."""
         moves = self.moves(value)
         leaves = [operand for operand in moves if moves[operand] is None]
         if not any(leaf in self.twins for leaf in leaves) and not any(op and op.name == "TRANSPOSE" for op in moves.values()):
@@ -193,7 +186,7 @@ class _Selection:
         return _Channels(tuple(sources), np.cumsum([0, *extents])[which] + first - bases[which])
 
     def moves(self, value: Value) -> dict[Value, Op | None]:
-        """Return the values that ``value`` is moved from, operands first, with the operator of each, or None for a leaf."""
+        """Return the values that ``value`` is moved from, operands first, and their operators."""
         order: dict[Value, Op | None] = {}
         waiting = [value]
         while waiting:
@@ -206,7 +199,7 @@ class _Selection:
         return order
 
     def places(self, moves: dict[Value, Op | None], bases: Mapping[Value, int]) -> Places:
-        """Return the position in the concatenated sources of each element of the last of ``moves``."""
+        """Return the position of each element in the concatenated sources."""
         positions: dict[Value, Places] = {}
         for value, op in moves.items():
             parts = [positions[operand] for operand in op.operands] if op else []
@@ -228,5 +221,4 @@ class _Selection:
 
 
 def _number_elements(shape: Sequence[int]) -> Places:
-    """Return the index of each element, in the tensor's shape."""
     return np.arange(math.prod(shape)).reshape(shape)

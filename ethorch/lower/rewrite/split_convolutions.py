@@ -21,10 +21,7 @@ Channels = npt.NDArray[np.intp]
 
 
 def split_convolutions(r: Rewriter) -> None:
-    """Replace a CONV2D that is reshaped and only read in slices of its channels by one CONV2D per slice.
-
-    An example is a joint projection of queries, keys and values. Vela would copy its slices row by row.
-    """
+    """Replace a CONV2D that is only read in slices of its channels, such as a joint projection, by one CONV2D per slice."""
     for op in r.select("CONV2D"):
         if not all(value.is_const for value in op.operands[1:]):
             continue
@@ -46,13 +43,12 @@ def split_convolutions(r: Rewriter) -> None:
 
 
 def _sole_reader(r: Rewriter, value: Value) -> Op | None:
-    """Return the only operator that reads ``value``, if it does so as its first operand."""
     readers = r.readers(value)
     return readers[0] if r.uses(value) == len(readers) == 1 and readers[0].operands[0] is value else None
 
 
 def _channels(shape: Sequence[int], cut: Op) -> Channels | tuple[()]:
-    """Return the channels, the last axis of ``shape``, that a SLICE of the reshaped tensor selects everywhere, if any."""
+    """Return the channels that a SLICE of the reshaped tensor selects everywhere, if any."""
     reshaped, start, size = cut.operands[0].shape, cut.attrs["start"], cut.attrs["size"]
     first = next((k for k in range(len(reshaped), -1, -1) if math.prod(reshaped[k:]) == shape[-1]), None)
     if first is None or tuple(size[:first]) != tuple(reshaped[:first]):
@@ -62,7 +58,6 @@ def _channels(shape: Sequence[int], cut: Op) -> Channels | tuple[()]:
 
 
 def _compute(r: Rewriter, cut: Op, chain: Sequence[Op], channels: Channels) -> None:
-    """Replace ``cut`` by ``chain``, a convolution and the operators after it, for the given channels."""
     at = r.before(cut)
     value = chain[0].operands[0]
     for op in chain:

@@ -1,8 +1,7 @@
 """Computation of a subgraph in bands of rows, so that only one band of its intermediate tensors is live.
 
-Vela's cascades do the same for chains without computing rows twice, but end at values with two readers, at CONCAT and at data
-movement.
-Bands may include these. Rows at the edges of bands are computed again, more for each window.
+Vela's cascades do the same for chains, but end at values with two readers, at CONCAT and at data movement. Bands may include
+these, but compute rows at their edges again.
 """
 
 from __future__ import annotations
@@ -30,15 +29,13 @@ _LEAST_ROWS = 4  # of a result
 
 @dataclass(frozen=True)
 class _Read:
-    """The rows that an operator reads from an operand along an axis."""
-
     operand: int
     axis: int
     rows: Range
 
 
 def _axis_before(op: Op, axis: int) -> int | None:
-    """Return the operand axis of a RESHAPE that becomes ``axis``, possibly merged or split, or None."""
+    """Return the operand axis of a RESHAPE that becomes ``axis``, or None."""
     before = math.prod(op.result.shape[:axis])
     shape = op.operands[0].shape
     for candidate, size in enumerate(shape):
@@ -49,13 +46,12 @@ def _axis_before(op: Op, axis: int) -> int | None:
 
 
 def _window(op: Op) -> tuple[int, int, int, int]:
-    """Return kernel rows, stride, dilation and padding before the first row."""
     kernel = op.attrs["kernel"][0] if "kernel" in op.attrs else op.operands[1].shape[0 if op.name == "DEPTHWISE_CONV2D" else 1]
     return kernel, op.attrs["stride"][0], op.attrs["dilation"][0] if "dilation" in op.attrs else 1, op.attrs["pad"][0]
 
 
 def _rows_to_compute(op: Op, axis: int, rows: Range) -> Range:
-    """Return the rows that are computed for ``rows``; a RESHAPE that splits rows computes all parts of a row."""
+    """Return the rows to compute; a RESHAPE that splits rows computes all parts."""
     if op.name != "RESHAPE":
         return rows
     before = _axis_before(op, axis)
@@ -65,7 +61,7 @@ def _rows_to_compute(op: Op, axis: int, rows: Range) -> Range:
 
 
 def _reads(op: Op, axis: int, rows: Range) -> list[_Read] | None:
-    """Return the reads of an operator for these rows except for constants, or None if it cannot be split."""
+    """Return the reads of these rows without constants, or None if ``op`` cannot be split."""
     first, last = rows
     shape = op.result.shape
     if len(op.results) != 1:
@@ -103,7 +99,6 @@ def _reads(op: Op, axis: int, rows: Range) -> list[_Read] | None:
 
 
 def _again(at: Place, op: Op, axis: int, rows: Range, operands: Sequence[Value]) -> Value:
-    """Compute these rows of the result of ``op`` from the rows of ``_reads``."""
     changed: dict[str, Any] = {}
     if op.name in _WINDOWS:
         kernel, stride, dilation, pad = _window(op)
@@ -122,7 +117,6 @@ def _with(sizes: Sequence[int], axis: int, size: int) -> tuple[int, ...]:
 
 
 def _cut(at: Place, value: Value, axis: int, has: Range, rows: Range) -> Value:
-    """Extract rows of a value that contains the rows ``has``."""
     if has == rows:
         return value
     start = tuple(rows[0] - has[0] if number == axis else 0 for number in range(value.rank))
@@ -153,7 +147,6 @@ class Part:
         return [value for value in self.axes if value not in computed]
 
     def rows(self, band: Range) -> dict[Value, Range]:
-        """Return the rows of each value that a band of the result needs."""
         needed = {self.result: band}
         for op in reversed(self.ops):
             needed[op.result] = _rows_to_compute(op, self.axes[op.result], needed[op.result])
@@ -164,7 +157,6 @@ class Part:
         return needed
 
     def bands(self, count: int) -> list[Range]:
-        """Divide the result's rows into ``count`` bands of similar size."""
         height = self.result.shape[_ROWS]
         cuts = [height * number // count for number in range(count + 1)]
         return [(low, high) for low, high in itertools.pairwise(cuts) if low < high]
@@ -183,7 +175,7 @@ class Part:
         return banded / once
 
     def alive_bytes(self, count: int) -> int:
-        """Estimate the live bytes while ``count`` bands run: inputs, result, and the peak of a band."""
+        """Estimate the peak of live bytes while ``count`` bands run."""
         bands = self.bands(count)
         rows = self.rows(bands[len(bands) // 2])
         last = {value: number for number, op in enumerate(self.ops) for value in op.operands}
@@ -207,16 +199,12 @@ class Part:
 
 
 def memory_bytes(value: Value) -> int:
-    """Return the size of a stored value; 0 for sums, which are stored only after quantization."""
+    """Return the stored size; 0 for sums."""
     return math.prod(value.shape) * _BYTES.get(value.dtype, 0)
 
 
 def part_of(graph: Graph, result: Value, smallest: int) -> Part | None:
-    """Return the largest part that ends with ``result``. Its inputs have other readers, cannot be split, or are small.
-
-    Args:
-        smallest: Largest size of a value that is used as an input. Sums and RESHAPEs are not used.
-    """
+    """Return the largest part that ends with ``result``. Values of at most ``smallest`` bytes are inputs."""
     readers: dict[Value, list[Op]] = {}
     for op in graph.ops:
         for value in op.operands:
@@ -246,7 +234,7 @@ def part_of(graph: Graph, result: Value, smallest: int) -> Part | None:
 
 
 def parts(graph: Graph) -> Iterator[Part]:
-    """Iterate over the distinct parts with windows, in a deterministic order."""
+    """Iterate over the distinct parts with windows."""
     seen: set[tuple[int, ...]] = set()
     for op in graph.ops:
         value = op.results[0]

@@ -32,7 +32,6 @@ def split_tiles(r: Rewriter, cost: TileCost) -> None:
 
 
 def _factors(copies: int, bytes_made: int, cost: TileCost) -> list[int]:
-    """Return the fastest factors of similar size whose product is at least ``copies``; none for one copy."""
     if copies == 1:
         return []
     best, least = [copies], math.inf

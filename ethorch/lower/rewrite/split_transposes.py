@@ -29,11 +29,9 @@ _WHOLE: dict[Axes, int] = {(1, 0, 2): 2, (2, 1, 0): 1}
 
 
 def split_transposes(r: Rewriter, cost: TransposeCost) -> None:
-    """Split TRANSPOSEs that keep their last axis and move three or more axes, if that is estimated to be faster.
+    """Split TRANSPOSEs of three or more axes if that is estimated to be faster.
 
-    A TRANSPOSE that moves its last axis is split if single elements move as fast as rows on the target. One that Vela refuses
-    for its
-    extents is always split, if necessary into pieces that are concatenated.
+    A TRANSPOSE that Vela refuses for its extents is always split, if necessary into pieces that are concatenated.
     """
     for op in r.select("TRANSPOSE"):
         dtype, operand, perms = op.result.dtype, op.operands[0], op.attrs["perms"]
@@ -57,9 +55,8 @@ def _in_steps(at: Place, value: Value, steps: Sequence[Shape]) -> Value:
 def _is_supported(shape: Sequence[int], perm: Sequence[int], dtype: str) -> bool:
     """Return True if Vela 5.2 supports this TRANSPOSE on U55 and U65.
 
-    Determined by experiments with each extent up to 65,600 (INT32: 40,000). No axis may exceed 65,536 elements. For INT32, an
-    axis that
-    others are exchanged around counts four times; for four and more axes, the product of two axes counts.
+    Determined by experiments with extents up to 65,600. No axis may exceed 65,536 elements. For INT32, an axis that others are
+    exchanged around counts four times; for four and more axes, the product of two axes counts.
     """
     axes, each = tuple(perm), _PLACES.get(dtype, 1)
     if axes in ((1, 0), (0, 2, 1)):
@@ -70,7 +67,6 @@ def _is_supported(shape: Sequence[int], perm: Sequence[int], dtype: str) -> bool
 
 
 def _transpose_supported(at: Place, value: Value, shape: Axes, perm: Axes, cost: TransposeCost) -> Value:
-    """Transpose ``value`` as ``shape`` by ``perm`` with supported TRANSPOSEs, in faster steps if possible."""
     is_supported = _is_supported(shape, perm, value.dtype)
     if steps := _steps(shape, perm, value.dtype, cost, refused=not is_supported):
         return at.reshape(_in_steps(at, value, steps), *(shape[axis] for axis in perm))
@@ -94,21 +90,13 @@ def _transpose_supported(at: Place, value: Value, shape: Axes, perm: Axes, cost:
 
 
 def _around(shape: Sequence[int], axis: int) -> tuple[Axes, int]:
-    """Return ``shape`` as [before, axis, after] and the position of the axis; unchanged if the products are too long.
-
-    Vela splits operators of more than three axes into one operation per outer index.
-    """
+    """Return ``shape`` as [before, axis, after] and the position of the axis, if the products are valid."""
     outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
     return ((outer, shape[axis], inner), 1) if max(outer, inner) <= _LONGEST else (tuple(shape), axis)
 
 
 def _steps(shape: Axes, perm: Axes, dtype: str, cost: TransposeCost, *, refused: bool = False) -> list[Shape]:
-    """Return the shapes of the steps, which each exchange the first two axes, or none if a single TRANSPOSE is best.
-
-    Args:
-        shape, perm: The TRANSPOSE, in as few axes as possible.
-        refused: Whether Vela refuses the TRANSPOSE, so that any steps are better.
-    """
+    """Return the shapes of the steps, or none if one TRANSPOSE is best. If it is ``refused``, any steps are better."""
     arranged = shape, perm
     if refused:
         arranged = _shorten(*arranged)
@@ -134,7 +122,6 @@ def _steps(shape: Axes, perm: Axes, dtype: str, cost: TransposeCost, *, refused:
 
 
 def _shorten(extents: Sequence[int], perm: Sequence[int]) -> tuple[Axes, Axes]:
-    """Factor axes longer than ``_LONGEST``, if they have divisors, and keep the last axis last."""
     parts: list[list[int]] = []
     for extent in extents:
         divisor = next(k for k in range(math.isqrt(extent), 0, -1) if extent % k == 0) if extent > _LONGEST else 1
@@ -148,10 +135,7 @@ def _shorten(extents: Sequence[int], perm: Sequence[int]) -> tuple[Axes, Axes]:
 def _cheapest(
     extents: Sequence[int], target: Axes, cycles: Callable[[int, int, int], float], most: float
 ) -> list[tuple[int, int, int]]:
-    """Return the steps (extents of the first block, of the second, and of the rest) to ``target`` that cost at most ``most``.
-
-    Dijkstra's algorithm over the orders of the axes.
-    """
+    """Return the steps to ``target`` that cost at most ``most``, by Dijkstra's algorithm over the orders of the axes."""
     start = tuple(range(len(extents)))
     best: dict[Axes, float] = {start: 0.0}
     came: dict[Axes, tuple[Axes, tuple[int, int, int]]] = {}
@@ -177,7 +161,7 @@ def _cheapest(
 
 
 def _exchanges(order: Axes, extents: Sequence[int]) -> Iterator[tuple[Axes, tuple[int, int, int]]]:
-    """Iterate over the orders after one step, which exchanges the leading block of axes with the next one."""
+    """Iterate over the orders after one step."""
     n = len(order)
     for i in range(1, n):
         for j in range(i + 1, n + 1):

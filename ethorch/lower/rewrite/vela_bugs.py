@@ -1,10 +1,8 @@
 """Known bugs of Vela, one row each, and how they are avoided.
 
 tests/lower/rewrite/vela_bug_graphs.py has small graphs for each row. The tests check that results are correct with the row and
-(in the
-long tests) wrong without it. Remove a row when no supported version of Vela needs it. Code elsewhere that avoids a bug names
-the
-row's id. docs/vela-bugs.md is generated from this table.
+(in the long tests) wrong without it. Remove a row when no supported version of Vela needs it. Code elsewhere that avoids a bug
+names the row's id. docs/vela-bugs.md is generated from this table.
 """
 
 from __future__ import annotations
@@ -30,22 +28,21 @@ SINCE_5_2 = ("5.2.0",)
 
 @dataclass(frozen=True, kw_only=True)
 class VelaBug:
-    """A bug of Vela: a graph that it refuses or compiles incorrectly.
+    """A graph that Vela refuses or compiles incorrectly.
 
     Attributes:
         id: Stable identifier, used in tests and comments.
         wrong: Description of the bug.
         instead: Rewrite of each matching operator, or a description if the bug is avoided elsewhere.
-        operators: TOSA operators that the row matches. Empty matches all.
+        operators: Matching TOSA operators. Empty matches all.
         which: Predicate of the operator.
         of: Operators of which one must compute the first operand.
-        reads: Operators of which one must compute the first operand, possibly before RESHAPEs.
-        placement: Whether a CONCAT or PAD must read the result: ``reshaped`` after at least one RESHAPE, ``anyhow`` after any
-            number.
+        reads: The same, possibly before RESHAPEs.
+        placement: Whether a CONCAT or PAD must read the result: ``reshaped`` after a RESHAPE, ``anyhow`` also without.
         families: NPU families for which a graph reproduces the bug.
         assumed: NPU families for which the bug is avoided without such a graph.
         small_shram: Whether only NPUs with 16 KB of SHRAM have the bug.
-        versions: Versions of Vela that have the bug. The families are those of the last one.
+        versions: Versions of Vela that have the bug.
     """
 
     id: str
@@ -66,7 +63,6 @@ class VelaBug:
         return family in (*self.families, *self.assumed)
 
     def finds(self, r: Rewriter, op: Op) -> bool:
-        """Return True if the row matches ``op``."""
         return (
             (not self.of or r.producer(op.operands[0], *self.of) is not None)
             and (not self.reads or patterns.reads(r, op.operands[0], *self.reads))
@@ -699,7 +695,7 @@ BY_ID: Mapping[str, VelaBug] = {bug.id: bug for bug in VELA_BUGS}
 
 
 def work_around(r: Rewriter, tuning: Tuning) -> None:
-    """Apply the rows for the NPUs of ``tuning`` one after the other."""
+    """Apply the rows for the NPUs of ``tuning``."""
     for bug in VELA_BUGS:
         concerned = bug.concerns(tuning.vela_family) and tuning.vela_small_shram >= bug.small_shram
         if concerned and not isinstance(bug.instead, str):

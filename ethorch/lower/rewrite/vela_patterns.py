@@ -69,27 +69,20 @@ def reads(r: Rewriter, value: Value, *names: str) -> bool:
 
 
 def is_placed(r: Rewriter, value: Value, *, reshaped: bool = False) -> bool:
-    """Return True if a CONCAT or PAD reads ``value``, possibly after RESHAPEs.
-
-    Args:
-        reshaped: Whether there must be a RESHAPE.
-    """
+    """Return True if a CONCAT or PAD reads ``value``, possibly (``reshaped``: only) after RESHAPEs."""
     is_read = not reshaped and any(reader.name in ("CONCAT", "PAD") for reader in r.readers(value))
     return is_read or any(is_placed(r, reader.result) for reader in r.readers(value) if reader.name == "RESHAPE")
 
 
 def any_of_them(r: Rewriter, op: Op) -> bool:
-    """Return True for every operator."""
     return True
 
 
 def is_wide(r: Rewriter, op: Op) -> bool:
-    """Return True for more than four axes."""
     return op.result.rank > 4
 
 
 def is_very_wide(r: Rewriter, op: Op) -> bool:
-    """Return True for more than five axes."""
     return op.result.rank > 5
 
 
@@ -114,7 +107,6 @@ def has_weights_of_another(r: Rewriter, op: Op) -> bool:
 
 
 def _find_equal_weights(r: Rewriter) -> set[Op]:
-    """Return the convolutions of ``has_weights_of_another``."""
     alike: dict[Any, list[Op]] = {}
     for op in r.select(*KERNEL_AXES):
         if all(value.is_const for value in op.operands[1:3]):
@@ -176,7 +168,6 @@ def is_resized_to_batch(r: Rewriter, op: Op) -> bool:
 
 
 def is_of_constant(r: Rewriter, op: Op) -> bool:
-    """Return True if the operand is constant and the result is not an output."""
     return op.operands[0].is_const and not r.is_output(op.result)
 
 
@@ -192,7 +183,6 @@ def is_rescaled_multiplied(r: Rewriter, op: Op) -> bool:
 
 
 def is_padded_batch(r: Rewriter, op: Op) -> bool:
-    """Return True for windows with padding over several images."""
     return any(op.attrs["pad"]) and op.operands[0].shape[0] > 1
 
 
@@ -203,7 +193,6 @@ def is_summed_along_channels(r: Rewriter, op: Op) -> bool:
 
 
 def is_of_codes(r: Rewriter, op: Op) -> bool:
-    """Return True if the operand is INT8 or INT16."""
     return op.operands[0].dtype in ("INT8", "INT16")
 
 
@@ -224,7 +213,6 @@ def is_lone_in_slices(r: Rewriter, op: Op) -> bool:
 
 
 def _is_cut(r: Rewriter, value: Value, *, shared: bool) -> bool:
-    """Return True if a SLICE reads ``value``, possibly after RESHAPEs, and a value before or after it has several readers."""
     shared |= r.uses(value) > 1
     for reader in r.readers(value):
         if reader.name == "SLICE" and (shared or r.uses(reader.result) > 1):
@@ -235,11 +223,7 @@ def _is_cut(r: Rewriter, value: Value, *, shared: bool) -> bool:
 
 
 def is_rescaled_back(r: Rewriter, op: Op) -> bool:
-    """Return True for a RESCALE by 1 to INT32 after one from INT32, if the values between may saturate.
-
-    Both have one reader, with possible RESHAPEs between, and the first is not fused. If values cannot saturate, Vela may remove
-    both.
-    """
+    """Return True for a RESCALE by 1 to INT32 after one from INT32, if the values between may saturate."""
     value = op.operands[0]
     while reshape := r.producer(value, "RESHAPE", sole=True):
         value = reshape.operands[0]
@@ -251,7 +235,7 @@ def is_rescaled_back(r: Rewriter, op: Op) -> bool:
 
 
 def _find_bound(r: Rewriter, value: Value) -> float:
-    """Return an upper bound of the magnitude of ``value``, derived from dtypes, constants, products and sums."""
+    """Return an upper bound of the magnitude of ``value``."""
     if value.is_const:
         return float(np.abs(value.data.astype(np.float64)).max(initial=0.0)) if value.data is not None else np.inf
     op = r.producer(value)
@@ -271,23 +255,19 @@ def _find_bound(r: Rewriter, value: Value) -> float:
 
 
 def _is_by_one(op: Op) -> bool:
-    """Return True if a RESCALE changes only the dtype."""
     attrs = op.attrs
     scales = {multiplier / 2.0**shift for multiplier, shift in zip(attrs["multiplier"], attrs["shift"], strict=True)}
     return scales == {1.0} and not attrs["input_zp"] and not attrs["output_zp"]
 
 
 def _largest_scale(op: Op) -> float:
-    """Return the largest scale of a RESCALE."""
     return max(float(multiplier / 2.0**shift) for multiplier, shift in zip(op.attrs["multiplier"], op.attrs["shift"], strict=True))
 
 
 def is_widened(r: Rewriter, op: Op) -> bool:
-    """Return True for a RESCALE to a wider dtype, without zero point, whose results may exceed the narrow dtype.
+    """Return True for a RESCALE to a wider dtype whose results may exceed the narrow dtype.
 
-    Its operand has no other readers, and its scale exceeds 1 or another RESCALE reads it. RESCALEs of both operands of a sum,
-    minimum or maximum
-    are excluded, because Vela fuses them with that operator.
+    Pairs of RESCALEs that Vela fuses with a sum, minimum or maximum are excluded.
     """
     value, attrs = op.operands[0], op.attrs
     if op.result.dtype == value.dtype or not is_of_codes(r, op) or attrs["input_zp"] or not _is_only_read(r, value):
@@ -307,7 +287,6 @@ def is_widened_pool_of_wide_stride(r: Rewriter, op: Op) -> bool:
 
 
 def _is_only_read(r: Rewriter, value: Value) -> bool:
-    """Return True if ``value`` and the values before its RESHAPEs have one reader each."""
     while reshape := r.producer(value, "RESHAPE"):
         if r.uses(value) > 1:
             return False
@@ -342,11 +321,11 @@ def takes_rescales(r: Rewriter, op: Op) -> bool:
 
 
 def takes_scales(r: Rewriter, op: Op) -> bool:
-    """Return True if Vela also fuses the RESCALEs of ``takes_rescales`` with ``op`` on U55 and U65.
+    """Return True if Vela also fuses the RESCALEs of ``takes_rescales`` on U55 and U65.
 
-    Scales of 1 are fused. Those of an ADD or SUB with a single reader, a RESCALE to INT8 or INT16, are also fused in two cases:
-    both are the
-    same 15-bit integer, or the larger one is the NPU's shift (2**19 for INT8, 2**14 for INT16). Determined by experiments.
+    Scales of 1 are fused. Before a RESCALE to INT8 or INT16, an ADD or SUB is also fused in two cases. Both scales are the same
+    15-bit integer,
+    or the larger one is the NPU's shift (2**19 for INT8, 2**14 for INT16). Determined by experiments.
     """
     if not takes_rescales(r, op):
         return False
@@ -363,7 +342,6 @@ def takes_scales(r: Rewriter, op: Op) -> bool:
 
 
 def _sole_reader(r: Rewriter, value: Value) -> Op | None:
-    """Return the only operator that reads ``value``, possibly after RESHAPEs, or None."""
     while r.uses(value) == len(readers := r.readers(value)) == 1:
         if readers[0].name != "RESHAPE":
             return readers[0]
@@ -392,18 +370,12 @@ def is_wide_int32_read_in_shapes(r: Rewriter, op: Op) -> bool:
 
 
 def is_square_of_reshaped(r: Rewriter, op: Op) -> bool:
-    """Return True if both operands are the same RESHAPE, or RESCALEs of it."""
     first, second = (skip_rescale(r, value) for value in op.operands)
     return first is second and r.producer(second, "RESHAPE") is not None
 
 
 def is_rescale_in_one_shape_of_several(r: Rewriter, op: Op) -> bool:
-    """Return True for a RESHAPE, with several readers, of a RESCALE that Vela does not fuse with the operator before it.
-
-    For INT8 and INT16, two of the readers are operands of one elementwise operator, or all are elementwise operators. Readers
-    may be after
-    SLICEs and RESCALEs.
-    """
+    """Return True for a RESHAPE, with several readers, of a RESCALE that Vela does not fuse with the operator before it."""
     rescale = r.producer(op.operands[0], "RESCALE")
     if rescale is None:
         return False
@@ -420,7 +392,7 @@ def is_rescale_in_one_shape_of_several(r: Rewriter, op: Op) -> bool:
 
 
 def _read_through_slices(r: Rewriter, value: Value) -> Iterator[Op]:
-    """Iterate over the readers of ``value`` and of its SLICEs, once per use, and over SLICEs that are outputs."""
+    """Iterate over the readers of ``value`` and of its SLICEs, and over SLICEs that are outputs."""
     for reader in r.readers(value):
         if reader.name != "SLICE":
             yield reader
@@ -440,16 +412,12 @@ def is_of_reshaped_slice(r: Rewriter, op: Op) -> bool:
 
 
 def is_of_slice_with_leading_ones(r: Rewriter, op: Op) -> bool:
-    """Return True if an operand is a SLICE reshaped to more than four axes, with extent 1 before the last three.
-
-    The operand may be rescaled. A RESCALE that only elementwise operators read is considered part of them.
-    """
+    """Return True if an operand is a SLICE reshaped to more than four axes, with extent 1 before the last three."""
     is_part = op.name == "RESCALE" and not r.is_output(op.result) and all(o.name in BY_ELEMENT for o in r.readers(op.result))
     return not is_part and bool(slices_with_leading_ones(r, op))
 
 
 def slices_with_leading_ones(r: Rewriter, op: Op) -> list[int]:
-    """Return the indices of the operands of ``is_of_slice_with_leading_ones``."""
     values = [skip_rescale(r, value) if op.name in BY_ELEMENT else value for value in op.operands]
     return [index for index, value in enumerate(values) if _has_leading_ones(r, value)]
 
@@ -482,7 +450,7 @@ def has_one_shape(r: Rewriter, value: Value) -> bool:
 
 
 def _find_shapes(r: Rewriter, value: Value) -> set[tuple[int, ...]]:
-    """Return the shapes in which Vela may store ``value``: those of its RESHAPEs, or its own if it has none."""
+    """Return the shapes in which Vela may store ``value``."""
     shapes = {_without_leading_ones(shape) for shape in _shapes_after(r, value)}
     return shapes or {_without_leading_ones(value.shape)}
 
@@ -495,7 +463,7 @@ def _shapes_after(r: Rewriter, value: Value) -> Iterator[tuple[int, ...]]:
 
 
 def _is_moved_after_transpose(r: Rewriter, reshape: Op) -> bool:
-    """Return True if Vela moves a RESHAPE that only changes axes of extent 1 after the TRANSPOSE that alone reads it."""
+    """Return True if Vela moves the RESHAPE after the TRANSPOSE that reads it."""
     before, after = ([n for n in value.shape if n != 1] for value in (reshape.operands[0], reshape.result))
     readers = r.readers(reshape.result)
     return before == after and r.uses(reshape.result) == len(readers) == 1 and readers[0].name == "TRANSPOSE"
@@ -519,14 +487,12 @@ def is_of_broadcast_slice_of_as_many(r: Rewriter, op: Op) -> bool:
 
 
 def slices_of_as_many(r: Rewriter, op: Op) -> list[int]:
-    """Return the indices of the operands of ``is_of_broadcast_slice_of_as_many``."""
     slices = [r.producer(root(r, skip_rescale(r, root(r, value))), "SLICE") for value in op.operands]
     count = math.prod(op.result.shape)
     return [index for index, cut in enumerate(slices) if cut is not None and math.prod(cut.operands[0].shape) == count]
 
 
 def is_of_two_sums(r: Rewriter, op: Op) -> bool:
-    """Return True if both operands are REDUCE_SUMs, possibly rescaled, clamped, looked up and reshaped."""
     return len(op.operands) > 1 and all(_is_of_sum(r, value) for value in op.operands[:2])
 
 
@@ -537,15 +503,11 @@ def _is_of_sum(r: Rewriter, value: Value) -> bool:
 
 
 def is_of_transposed_slice(r: Rewriter, op: Op) -> bool:
-    """Return True if ``find_transposed_slice`` returns a SLICE."""
     return find_transposed_slice(r, op) is not None
 
 
 def find_transposed_slice(r: Rewriter, op: Op) -> Op | None:
-    """Return the shared SLICE whose TRANSPOSE a MATMUL or REDUCE_SUM reads, or None.
-
-    The TRANSPOSE must be undone by the one that Vela inserts for a MATMUL's second operand or for a REDUCE_SUM.
-    """
+    """Return the shared SLICE whose TRANSPOSE is undone by Vela's for a MATMUL or REDUCE_SUM, or None."""
     value = op.operands[-1]
     rescale = r.producer(value, "RESCALE") if op.name == "REDUCE_SUM" else None
     transposed = root(r, value if rescale is None else rescale.operands[0])
@@ -586,8 +548,7 @@ def is_of_multiplied_depthwise(r: Rewriter, op: Op) -> bool:
 def is_along_last_axis_of_column(r: Rewriter, op: Op) -> bool:
     """Return True if the last axis is reduced of a reshaped column or of a sum along rows.
 
-    A column has the reduced axis before a last axis of extent 1. Vela stores a REDUCE_SUM along the last axis but one as such a
-    column.
+    A column has the reduced axis before a last axis of extent 1.
     """
     value, axis = op.operands[0], op.attrs["axis"]
     if axis != value.rank - 1 or value.rank == 0:

@@ -68,7 +68,7 @@ def fill_kernel(r: Rewriter, op: Op) -> None:
 def change_weights(r: Rewriter, op: Op) -> None:
     """Store the weights with another zero point, which is free.
 
-    If all zero points that fit the weights are used, columns of zeros widen the kernel and the padding.
+    If all zero points are used, columns of zeros widen the kernel.
     """
     axes, weight = KERNEL_AXES[op.name], op.operands[1]
     info, data = np.iinfo(CODES[weight.dtype]), np.asarray(weight.data).astype(np.int64) - op.attrs["weight_zp"]
@@ -104,7 +104,7 @@ def rescale_after(r: Rewriter, op: Op) -> None:
 
 
 def _may_be_reshaped(rescale: Op) -> bool:
-    """Return True if a RESHAPE may come before the RESCALE: it is per-tensor, and its operand is not INT48."""
+    """Return True if a RESHAPE may come before the RESCALE."""
     return not rescale.attrs["per_channel"] and rescale.operands[0].dtype != "INT48"
 
 
@@ -127,7 +127,7 @@ def transpose_now(r: Rewriter, op: Op) -> None:
 def move_with_last_axis(r: Rewriter, op: Op) -> None:
     """Add a last axis of extent 1 to the operands.
 
-    Operators that move one tensor share a RESHAPE, because Vela confuses several. A PAD is applied to one axis after the other.
+    Operators that move one tensor share a RESHAPE, because Vela confuses several.
     """
     if op.name == "PAD":
         return _pad_axis_by_axis(r, op)
@@ -141,7 +141,7 @@ def move_with_last_axis(r: Rewriter, op: Op) -> None:
 
 
 def _pad_axis_by_axis(r: Rewriter, op: Op) -> None:
-    """Pad each axis as the middle one of three, merged with the later axes, before a last axis of extent 1."""
+    """Pad each axis as the middle one of three, before a last axis of extent 1."""
     at, value, padding = r.before(op), op.operands[0], op.attrs["padding"]
     shape, const = list(value.shape), op.attrs["pad_const"]
     for axis in reversed(range(value.rank)):
@@ -156,7 +156,6 @@ def _pad_axis_by_axis(r: Rewriter, op: Op) -> None:
 
 
 def _earlier_reshape(r: Rewriter, op: Op, value: Value) -> Value | None:
-    """Return ``value`` with an additional last axis of extent 1 if an operator before ``op`` computes it."""
     for candidate in r:
         if candidate is op:
             return None
@@ -173,7 +172,6 @@ def copy_reshaped_operands(r: Rewriter, op: Op) -> None:
 
 
 def _is_rescaled_and_reshaped(r: Rewriter, value: Value) -> bool:
-    """Return True if ``value`` is read several times and computed by RESHAPEs and separate RESCALEs."""
     names, uses = set(), r.uses(value)
     while op := r.producer(value, "RESHAPE", "RESCALE"):
         before = r.producer(op.operands[0])
@@ -185,7 +183,6 @@ def _is_rescaled_and_reshaped(r: Rewriter, value: Value) -> bool:
 
 
 def _is_read_in_other_shapes(r: Rewriter, value: Value) -> bool:
-    """Return True if a RESHAPE reads ``value``, or if ``value`` is a RESHAPE of a value with other readers."""
     if any(reader.name == "RESHAPE" for reader in r.readers(value)):
         return True
     while reshape := r.producer(value, "RESHAPE"):
@@ -213,10 +210,7 @@ def copy_read_outputs(r: Rewriter, op: Op) -> None:
 
 
 def give_first_operand_one_shape(r: Rewriter, op: Op) -> None:
-    """Exchange the operands if the second has one shape and the operator is commutative; otherwise copy the first.
-
-    The copy is a RESHAPE before the RESCALE of the first operand, whose source is copied if others read it.
-    """
+    """Exchange the operands if the second has one shape and the operator is commutative; otherwise copy the first."""
     first, second = op.operands[:2]
     if op.name != "SUB" and has_one_shape(r, second):
         r.read(op, 0, second)
@@ -290,7 +284,6 @@ def _batches(at: Place, value: Value, first: int, count: int) -> Value:
 
 
 def _parts(at: Place, indices: Value, axis: int) -> Iterator[tuple[Value, int]]:
-    """Iterate over equal parts of the indices along an axis, and their first positions."""
     count = indices.shape[axis]
     most = -(-count // -(-count // MOST_ROWS))
     for first in range(0, count, most):
@@ -331,7 +324,6 @@ def run_in_four_axes(r: Rewriter, op: Op) -> None:
 
 
 def _without_ones(r: Rewriter, at: Place, value: Value, drop: int, scaled: bool) -> Value:
-    """Remove the first ``drop`` axes of ``value``, before its RESCALE if that is fused with the operator."""
     if value.data is not None:
         return at.constant(value.data.reshape(value.shape[drop:]), value.dtype)
     rescale = r.producer(value, "RESCALE") if scaled else None
