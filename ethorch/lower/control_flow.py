@@ -121,7 +121,7 @@ class Regions:
             x = _constant(self.b, x, q, inside)
         assert isinstance(x, QTensor)
         if q is not None and not x.is_integer:
-            x = self.b.requantized(x, q)
+            x = self.b.to_qparams(x, q)
         elif not x.is_integer and self.b.floats:
             x = self.frame.as_floats(x)
         return x if _is_plain(x) else QTensor(self.b.logical(x), contiguous(x.shape), x.q)
@@ -180,7 +180,7 @@ def _result(frame: Frame, node: Node, q: QParams | None) -> QTensor:
         x = frame.as_floats(x)
     if not isinstance(x, QTensor):
         raise Unsupported(NOT_OUTPUT_QUANTIZED)
-    return frame.b.requantized(x, q) if q is not None and not x.is_integer else x
+    return frame.b.to_qparams(x, q) if q is not None and not x.is_integer else x
 
 
 def _constant(b: Builder, array: npt.NDArray[Any], q: QParams | None, node: Node) -> QTensor:
@@ -199,7 +199,7 @@ def _unify(frames: Sequence[Frame], pair: list[QTensor]) -> list[QTensor]:
     if first.q != second.q:
         raise Unsupported(DIFFERENT_SCALES)
     if first.value.dtype != second.value.dtype:
-        first, second = (QTensor(w.b.widened(x.value), x.dims, x.q) for w, x in zip(frames, pair, strict=True))
+        first, second = (QTensor(w.b.widen(x.value), x.dims, x.q) for w, x in zip(frames, pair, strict=True))
     if (first.dims, first.value.shape) != (second.dims, second.value.shape):
         if not _is_plain(first):
             first = QTensor(frames[0].b.logical(first), contiguous(first.shape), first.q)
@@ -215,7 +215,7 @@ def _match_layout(b: Builder, x: QTensor, like: QTensor) -> Value:
     """Store ``x`` in the order of ``like``, which must be plain."""
     if (x.dims, x.value.shape) == (like.dims, like.value.shape):
         return x.value
-    return b.stored_as(x, [(dim,) for dim in sorted(range(x.rank), key=lambda dim: like.dims[dim])])
+    return b.store_as(x, [(dim,) for dim in sorted(range(x.rank), key=lambda dim: like.dims[dim])])
 
 
 def _finish(b: Builder, values: Sequence[Value]) -> None:

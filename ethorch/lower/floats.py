@@ -17,7 +17,7 @@ from torch.fx import Graph, GraphModule, Node
 from ethorch.lower.builder.floats import FloatTensor
 from ethorch.lower.builder.qparams import QTensor, float_qparams
 from ethorch.lower.chains import OnCpu, PointwiseChain
-from ethorch.lower.frame import Frame, constant_tensor, dequantized_constant, result_of
+from ethorch.lower.frame import Frame, constant_tensor, dequantize_constant, result_of
 from ethorch.lower.fx.aten_builder import AtenBuilder
 from ethorch.lower.fx.node import (
     arguments,
@@ -102,7 +102,7 @@ class Floats:
         lowered = lowered.t if isinstance(lowered, FloatTensor) else lowered
         if isinstance(lowered, QTensor):
             assert lowered.shape == out.shape, f"{node.format_node()}: lowered to {lowered.shape}, expected {out.shape}"
-            lowered = lowered if out.q is None else self.b.requantized(lowered, out.q)
+            lowered = lowered if out.q is None else self.b.to_qparams(lowered, out.q)
         return lowered
 
     # --- operands -----------------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ class Floats:
         return x
 
     def _dequantize(self, x: QTensor) -> Value:
-        return (constant_tensor(self.b, dequantized_constant(x)) if x.value.is_const else self.b.requantized(x, _FP32)).value
+        return (constant_tensor(self.b, dequantize_constant(x)) if x.value.is_const else self.b.to_qparams(x, _FP32)).value
 
     def end_of(self, chain: PointwiseChain) -> QTensor:
         return self.b.once(("floats", chain.end), lambda: self._end_of(chain.end))

@@ -52,7 +52,7 @@ def result_of(node: Node, q: QParams | None = None) -> Result:
     return Result(tuple(int(extent) for extent in value.shape), TOSA_DTYPE.get(value.dtype, ""), q)
 
 
-def dequantized_constant(x: QTensor) -> npt.NDArray[np.float32]:
+def dequantize_constant(x: QTensor) -> npt.NDArray[np.float32]:
     """Return the real values of a constant, in its logical order."""
     q, codes = x.qparams, weight_array(x).astype(np.int32)
     shape = [-1 if axis == q.axis else 1 for axis in range(x.rank)] if q.per_channel else []
@@ -196,7 +196,7 @@ class Frame(ABC):
 
         def tensor(argument: Node) -> torch.Tensor:
             value = self.env[argument]
-            return as_tensor(dequantized_constant(value) if isinstance(value, QTensor) else value)
+            return as_tensor(dequantize_constant(value) if isinstance(value, QTensor) else value)
 
         target, keywords = aten_call(node)
         if node.all_input_nodes and not all(map(is_constant, (self.env[n] for n in node.all_input_nodes))):  # full_like(x)
@@ -262,7 +262,7 @@ class Frame(ABC):
         if isinstance(x, PointwiseChain):
             return self.b.table(x.source, entries(x, self.env), q, exact=x.steps)
         assert isinstance(x, QTensor)
-        return self.b.requantized(x, q)
+        return self.b.to_qparams(x, q)
 
     def dequantize(self, node: Node) -> QTensor | OnCpu:
         """Return the integer values that a dequantize node reads."""
@@ -286,4 +286,4 @@ class Frame(ABC):
         real = entries(chain, self.env)
         if chain.end.meta["val"].dtype == torch.bool:
             return self.b.truth_table(chain.source, real)
-        return self.b.wrapped(self.b.integer_table(chain.source, real), TOSA_DTYPE.get(chain.end.meta["val"].dtype, ""))
+        return self.b.wrap(self.b.integer_table(chain.source, real), TOSA_DTYPE.get(chain.end.meta["val"].dtype, ""))

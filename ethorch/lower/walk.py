@@ -253,7 +253,7 @@ class Walk(Frame):
         value = arg.meta.get("val") if isinstance(arg, Node) else None
         if not isinstance(x, QTensor) or not x.is_integer or not isinstance(value, torch.Tensor) or value.dtype != torch.int8:
             return x
-        return QTensor(self.b.widened(x.value), x.dims, None)
+        return QTensor(self.b.widen(x.value), x.dims, None)
 
     def check_chain(self, chain: PointwiseChain, out: Result) -> PointwiseChain:
         """Return the chain.
@@ -284,7 +284,7 @@ class Walk(Frame):
         with self.b.attempt():
             result = spec.lower(self.b, *args, **kwargs, out=out)
         if isinstance(result, QTensor) and result.is_integer:
-            result = self.b.wrapped(result, out.dtype)
+            result = self.b.wrap(result, out.dtype)
         if isinstance(result, QTensor):
             assert result.shape == out.shape, f"{node.format_node()}: lowered to {result.shape}, expected {out.shape}"
             assert result.q == out.q or out.q is None, f"{node.format_node()}: result in {result.q}, expected {out.q}"
@@ -346,7 +346,7 @@ class Walk(Frame):
             if result.meta["val"].dtype == torch.int64:
                 raise Unsupported(INT64_OUTPUT)
             self.b.origin = origin_of_codes(result)
-            value = self.b.stored_as(x, [(dim,) for dim in order])
+            value = self.b.store_as(x, [(dim,) for dim in order])
             if result.meta["val"].dtype == torch.uint8:
                 value = self.b.to_unsigned(value)
             if value.is_const or value in self.b.graph.inputs or id(value) in seen:
@@ -393,7 +393,7 @@ def _read_all_inputs(b: Builder) -> None:
         if id(value) in read or place is None or value.dtype not in INTEGERS:
             continue
         total, dtype = outputs[place], outputs[place].dtype
-        first = b.widened(b.reshape(b.cropped(value, (1,) * value.rank), (1,) * total.rank))
+        first = b.widen(b.reshape(b.crop(value, (1,) * value.rank), (1,) * total.rank))
         zero = b.emit("MUL", first, b.const(np.zeros((1,) * total.rank, np.int32)), shift=0)
-        total = b.emit("ADD", b.widened(total), zero)
+        total = b.emit("ADD", b.widen(total), zero)
         outputs[place] = total if dtype == "INT32" else b.rescale(total, 1.0, dtype=dtype)

@@ -39,13 +39,13 @@ class Emitter:
         self._names: dict[str, int] = {}
         self._made: dict[Hashable, Any] = {}
 
-    def emptied(self: E) -> E:
+    def copy_empty(self: E) -> E:
         """Another of the same target, with an empty graph."""
         return type(self)(self.limits, target=self.target)
 
     def region(self: E, name: str) -> E:
         """Another of the same target, for a region of this graph. No value of one is named as a value of the other."""
-        inner = self.emptied()
+        inner = self.copy_empty()
         inner.graph.name, inner._names = self.name(name), self._names
         return inner
 

@@ -50,7 +50,7 @@ def power(x: FloatTensor, exponent: float) -> FloatTensor:
         return x * 0 + 1
     if count > 4:
         product = x.abs() ** count
-        product = product.signed_like(x) if count % 2 else product
+        product = product.copy_sign(x) if count % 2 else product
     else:
         product = x
         for _ in range(count - 1):
@@ -74,7 +74,7 @@ def atan(x: FloatTensor) -> FloatTensor:
     reduced = high.then(-y.reciprocal(), middle.then((y - 1) / (y + 1), y))
     start = high.then(math.pi / 2, middle.then(math.pi / 4, 0))
     z = reduced * reduced
-    return (start + z.polynomial(_ATAN) * z * reduced + reduced).signed_like(x)
+    return (start + z.polynomial(_ATAN) * z * reduced + reduced).copy_sign(x)
 
 
 def _asin_parts(x: FloatTensor) -> tuple[FloatTensor, FloatTensor]:
@@ -88,7 +88,7 @@ def _asin_parts(x: FloatTensor) -> tuple[FloatTensor, FloatTensor]:
 def asin(x: FloatTensor) -> FloatTensor:
     """Return the inverse sine: a polynomial up to 1/2, and half-angle reduction above."""
     part, y = _asin_parts(x)
-    return (y > 0.5).then(math.pi / 2 - part * 2, part).signed_like(x)
+    return (y > 0.5).then(math.pi / 2 - part * 2, part).copy_sign(x)
 
 
 def acos(x: FloatTensor) -> FloatTensor:
@@ -101,14 +101,14 @@ def sinh(x: FloatTensor) -> FloatTensor:
     """Return (e + e / (e + 1)) / 2 with e = exp(|x|) - 1, without cancellation."""
     e = x.abs().expm1()
     finite = e.minimum(1e30)
-    return ((e + finite / (finite + 1)) * 0.5).signed_like(x)
+    return ((e + finite / (finite + 1)) * 0.5).copy_sign(x)
 
 
 def asinh(x: FloatTensor) -> FloatTensor:
     """Return log(1 + y + y**2 / (1 + sqrt(1 + y**2))), y = |x|, with the sign of x."""
     y = x.abs()
     square = y * y
-    return (y + (y > 1e15).then(y, square / ((square + 1).sqrt() + 1))).log1p().signed_like(x)
+    return (y + (y > 1e15).then(y, square / ((square + 1).sqrt() + 1))).log1p().copy_sign(x)
 
 
 def acosh(x: FloatTensor) -> FloatTensor:
@@ -120,7 +120,7 @@ def acosh(x: FloatTensor) -> FloatTensor:
 def atanh(x: FloatTensor) -> FloatTensor:
     """Return log(1 + 2 y / (1 - y)) / 2, y = |x|, with the sign of x."""
     y = x.abs()
-    return ((y * 2 / (1 - y)).log1p() * 0.5).signed_like(x)
+    return ((y * 2 / (1 - y)).log1p() * 0.5).copy_sign(x)
 
 
 def erfinv(x: FloatTensor) -> FloatTensor:
@@ -139,7 +139,7 @@ def nan_to_num(x: FloatTensor, nan: float | None = None, posinf: float | None = 
     return finite.equals(-math.inf).then(-largest if neginf is None else neginf, finite)
 
 
-def rounded(x: FloatTensor) -> FloatTensor:
+def round_half_even(x: FloatTensor) -> FloatTensor:
     """Return the nearest integer; halves are rounded to the even neighbor."""
     low = x.floor()
     rest = x - low

@@ -14,7 +14,7 @@ import numpy as np
 
 from ethorch.lower.builder.builder import Builder
 from ethorch.lower.builder.qparams import QTensor, float_qparams
-from ethorch.lower.builder.reductions import reduced_by, reduced_tensor
+from ethorch.lower.builder.reductions import reduce_axes, with_reduced_dims
 from ethorch.tosa.layout import contiguous
 
 Number = float | int
@@ -33,7 +33,7 @@ class Condition:
     def then(self, yes: FloatTensor | Number, no: FloatTensor | Number) -> FloatTensor:
         """Select elements. TOSA 1.0 SELECT."""
         true, false = (FloatTensor.of(self.b, value) for value in (yes, no))
-        (c, x, y), dims = self.b.aligned(self.t, true.t, false.t)
+        (c, x, y), dims = self.b.align(self.t, true.t, false.t)
         return FloatTensor(self.b, QTensor(self.b.emit("SELECT", c, x, y), dims, FP32))
 
 
@@ -54,7 +54,7 @@ class FloatTensor:
             return FloatTensor(b, QTensor(b.const(array), contiguous(array.shape), FP32))
         if x.is_integer:
             return FloatTensor(b, QTensor(b.rescale(x.value, 1.0, dtype="FP32"), x.dims, FP32))
-        return FloatTensor(b, b.requantized(x, FP32))
+        return FloatTensor(b, b.to_qparams(x, FP32))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -64,7 +64,7 @@ class FloatTensor:
 
     def _with(self, name: str, operand: Any, *, swap: bool = False, **attrs: Any) -> QTensor:
         y = FloatTensor.of(self.b, operand)
-        values, dims = self.b.aligned(*((y.t, self.t) if swap else (self.t, y.t)))
+        values, dims = self.b.align(*((y.t, self.t) if swap else (self.t, y.t)))
         return QTensor(self.b.emit(name, *values, **attrs), dims, FP32)
 
     def __add__(self, operand: Any) -> FloatTensor:
@@ -182,7 +182,7 @@ class FloatTensor:
     def sign(self) -> FloatTensor:
         return (self > 0).then(1, (self < 0).then(-1, 0))
 
-    def signed_like(self, sign: FloatTensor) -> FloatTensor:
+    def copy_sign(self, sign: FloatTensor) -> FloatTensor:
         """Negate the tensor if ``sign`` is negative."""
         return (sign < 0).then(-self, self)
 
@@ -207,8 +207,8 @@ class FloatTensor:
 
     def _reduce(self, name: str, dims: Sequence[int]) -> FloatTensor:
         dims = [dim % self.t.rank for dim in dims]
-        value = reduced_by(self.b, name, self.t.value, {axis for dim in dims for axis in self.t.dims[dim]})
-        return FloatTensor(self.b, reduced_tensor(self.t, value, dims, FP32))
+        value = reduce_axes(self.b, name, self.t.value, {axis for dim in dims for axis in self.t.dims[dim]})
+        return FloatTensor(self.b, with_reduced_dims(self.t, value, dims, FP32))
 
     def sum(self, dims: Sequence[int]) -> FloatTensor:
         return self._reduce("REDUCE_SUM", dims)
@@ -238,7 +238,7 @@ def quotient(x: FloatTensor, y: FloatTensor, rounding: str | None) -> FloatTenso
         return x / y
     if rounding == "trunc":
         integer = quotient(x.abs(), y.abs(), "floor")
-        return integer.signed_like(x * y.sign())
+        return integer.copy_sign(x * y.sign())
     integer = (x / y).floor()
     rest = (x - integer * y) * y.sign()
     return (rest >= y.abs()).then(integer + 1, (rest < 0).then(integer - 1, integer))

@@ -31,13 +31,13 @@ class LookupBuilder(OperandBuilder):
         A wider output is looked up exactly, at the grid of a 16-bit table. A narrower output is looked up in 1/128 of its scale
         and rounded.
         """
-        source, real = x.value.dtype, continued(real)
+        source, real = x.value.dtype, fill_nan(real)
         if source == out.dtype == "INT8":
             looked_up = self.emit("TABLE", x.value, self.const(out.quantize(real).astype(np.int8), name="table"))
-            return self.requantized(QTensor(looked_up, x.dims, out), out)
+            return self.to_qparams(QTensor(looked_up, x.dims, out), out)
         if out.dtype == "INT32":
             fine = QParams((max(float(np.abs(real).max()) / 32767, out.step),), (0,), -32767, 32767, "INT16")
-            return self.requantized(self.table(x, real, fine, exact=exact), out)
+            return self.to_qparams(self.table(x, real, fine, exact=exact), out)
         if source == "INT8":
             value = self.rescale(x.value, 128.0, dtype="INT16")  # code * 128 selects entry code + 256
             entries = out.quantize(np.pad(real, (128, 129), mode="edge")).astype(np.int16)
@@ -47,13 +47,13 @@ class LookupBuilder(OperandBuilder):
         tables = pieces(codes_of(real, fine), fine.qmin, fine.qmax, exact=True) if exact else []
         tables = tables or pieces(codes_of(real, fine), fine.qmin, fine.qmax, far=FAR if fine == out else 4 * FAR)
         looked_up = self.clamp(self.sum_of_tables(x.value, tables), fine.qmin, fine.qmax)
-        return self.requantized(QTensor(looked_up, x.dims, fine), out)
+        return self.to_qparams(QTensor(looked_up, x.dims, fine), out)
 
     @staticmethod
     def follows_steps(real: npt.NDArray[Any], out: QParams) -> bool:
         """Return True if an ``exact`` table of ``real`` exists for an int16 input."""
         fine = in_16_bits(out)
-        return bool(pieces(codes_of(continued(real), fine), fine.qmin, fine.qmax, exact=True))
+        return bool(pieces(codes_of(fill_nan(real), fine), fine.qmin, fine.qmax, exact=True))
 
     def sum_of_tables(self, value: Value, tables: Sequence[Piece]) -> Value:
         """Return the saturated INT16 sum of the TABLEs."""
@@ -64,7 +64,7 @@ class LookupBuilder(OperandBuilder):
             if piece.zoom > 1:
                 middle = self.const(np.full((1,) * value.rank, piece.middle, np.int32), name="middle")
                 index = self.rescale(self.emit("SUB", self.rescale(value, 1.0, dtype="INT32"), middle), piece.zoom, dtype="INT16")
-            looked_up = self.interpolated(index, piece.entries)
+            looked_up = self.interpolate(index, piece.entries)
             if len(tables) == 1:
                 return self.rescale(looked_up, piece.unit / 128, dtype="INT16")
             part = self.rescale(looked_up, 1 / 128, dtype="INT16")
@@ -77,7 +77,7 @@ class LookupBuilder(OperandBuilder):
         assert total is not None
         return total if total.dtype == "INT16" else self.rescale(total, 1.0, dtype="INT16")
 
-    def interpolated(self, value: Value, entries: npt.NDArray[np.int16]) -> Value:
+    def interpolate(self, value: Value, entries: npt.NDArray[np.int16]) -> Value:
         """Look up INT16 values in 513 entries and return INT32 with 7 fractional bits. TOSA 1.0 TABLE, int16.
 
         Without the extension EXT-INT16, 8-bit TABLEs compute each byte of the entry and of the difference to the next one, for
@@ -116,7 +116,7 @@ class LookupBuilder(OperandBuilder):
 
     def integer_table(self, x: QTensor, real: npt.NDArray[Any]) -> QTensor:
         """Look up INT32 integers ``real`` of int8, saturated to 30 bits, in two halves if necessary. TOSA 1.0 TABLE."""
-        integers = np.clip(np.trunc(continued(real)), -(2**30), 2**30 - 1).astype(np.int64)
+        integers = np.clip(np.trunc(fill_nan(real)), -(2**30), 2**30 - 1).astype(np.int64)
         if np.abs(integers).max() < 128:
             value = self.emit("TABLE", x.value, self.const(integers.astype(np.int8), name="table"))
             return QTensor(self.rescale(value, 1.0, dtype="INT32"), x.dims, None)
@@ -136,7 +136,7 @@ def codes_of(real: npt.NDArray[Any], q: QParams) -> npt.NDArray[np.float64]:
     return real.astype(np.float64) / q.step + q.zp
 
 
-def continued(real: npt.NDArray[F]) -> npt.NDArray[F]:
+def fill_nan(real: npt.NDArray[F]) -> npt.NDArray[F]:
     """Replace NaN by the nearest valid entry."""
     valid = np.flatnonzero(~np.isnan(real))
     if valid.size in (0, real.size):

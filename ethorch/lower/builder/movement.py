@@ -32,7 +32,7 @@ class MovementBuilder(Emitter):
         """Emit a RESHAPE, unless ``value`` has that shape."""
         return value if value.shape == tuple(shape) else self.emit("RESHAPE", value, shape=tuple(shape))
 
-    def ordered(self, value: Value, order: Sequence[int], shape: Sequence[int]) -> Value:
+    def reorder(self, value: Value, order: Sequence[int], shape: Sequence[int]) -> Value:
         """Reorder stored axes and reshape. Repeated calls reuse the result."""
         return self.once(("ordered", value, tuple(order), tuple(shape)), lambda: self._reorder(value, order, shape))
 
@@ -61,7 +61,7 @@ class MovementBuilder(Emitter):
             now = target
         return value
 
-    def sliced(self, value: Value, axis: int, start: int, size: int) -> Value:
+    def slice_axis(self, value: Value, axis: int, start: int, size: int) -> Value:
         """Return value[start : start + size] along a stored axis. TOSA 1.0 SLICE."""
         if size == value.shape[axis]:
             return value
@@ -69,13 +69,13 @@ class MovementBuilder(Emitter):
         sizes = tuple(size if k == axis else extent for k, extent in enumerate(value.shape))
         return self.emit("SLICE", value, start=starts, size=sizes)
 
-    def cropped(self, value: Value, shape: Sequence[int]) -> Value:
+    def crop(self, value: Value, shape: Sequence[int]) -> Value:
         """Return the first ``shape[k]`` elements of each stored axis k. TOSA 1.0 SLICE."""
         if tuple(shape) == value.shape:
             return value
         return self.emit("SLICE", value, start=(0,) * value.rank, size=tuple(shape))
 
-    def padded(self, value: Value, axis: int, before: int, after: int, code: int) -> Value:
+    def pad_axis(self, value: Value, axis: int, before: int, after: int, code: int) -> Value:
         """Pad a stored axis with ``code``. TOSA 1.0 PAD."""
         if before == 0 == after:
             return value
@@ -85,21 +85,21 @@ class MovementBuilder(Emitter):
 
     # --- tensors by logical dimensions --------------------------------------------------------------------------------
 
-    def stored_as(self, x: QTensor, groups: Sequence[Sequence[int]]) -> Value:
+    def store_as(self, x: QTensor, groups: Sequence[Sequence[int]]) -> Value:
         """Store ``x`` with one axis per group of logical dimensions. Other dimensions must have extent 1."""
         shape = x.shape
         order = [axis for group in groups for dim in group for axis in x.dims[dim]]
-        return self.ordered(x.value, order, [math.prod(shape[dim] for dim in group) for group in groups])
+        return self.reorder(x.value, order, [math.prod(shape[dim] for dim in group) for group in groups])
 
     def logical(self, x: QTensor) -> Value:
         """Return ``x`` stored contiguously in its logical shape."""
-        return self.stored_as(x, [(dim,) for dim in range(x.rank)])
+        return self.store_as(x, [(dim,) for dim in range(x.rank)])
 
     def nhwc(self, x: QTensor) -> Value:
         """Store a logical [N, C, H, W] or [C, H, W] tensor as [N, H, W, C]."""
         if x.rank == 3:
-            return self.stored_as(x, [(), (1,), (2,), (0,)])
-        return self.stored_as(x, [(0,), (2,), (3,), (1,)])
+            return self.store_as(x, [(), (1,), (2,), (0,)])
+        return self.store_as(x, [(0,), (2,), (3,), (1,)])
 
     def from_nhwc(self, value: Value, q: QParams | None, rank: int = 4) -> QTensor:
         """Return the logical tensor of a value stored by ``nhwc``."""
@@ -149,9 +149,9 @@ class MovementBuilder(Emitter):
         if all(len(axes) <= 1 for axes in leader.dims):
             order.sort(key=lambda dim: leader.dims[dim] or (-1,))
         dims = tuple((order.index(dim),) for dim in range(leader.rank))
-        return [self.stored_as(x, [(dim,) for dim in order]) for x in tensors], dims
+        return [self.store_as(x, [(dim,) for dim in order]) for x in tensors], dims
 
-    def aligned(self, *tensors: QTensor) -> tuple[list[Value], Dims]:
+    def align(self, *tensors: QTensor) -> tuple[list[Value], Dims]:
         """Store the operands of a broadcasting operator with equal ranks, in the order of the largest if possible."""
         rank = max(x.rank for x in tensors)
         if rank == 0:
@@ -178,7 +178,7 @@ class MovementBuilder(Emitter):
                 else:
                     order.append(axes[k])
                     shape.append(x.value.shape[axes[k]])
-            values.append(self.ordered(x.value, order, shape))
+            values.append(self.reorder(x.value, order, shape))
         index = {slot: k for k, slot in enumerate(slots)}
         dims = tuple(tuple(index[dim, k] for k in range(len(leader.dims[dim]) or 1) if (dim, k) in index) for dim in range(rank))
         return values, dims
@@ -202,7 +202,7 @@ class MovementBuilder(Emitter):
     def narrow(self, x: QTensor, dim: int, start: int, length: int) -> QTensor:
         """Return x[start : start + length] along ``dim``. TOSA 1.0 SLICE."""
         value, axis, dims = self.axis_of(x, dim)
-        return x if length == value.shape[axis] else QTensor(self.sliced(value, axis, start, length), dims, x.q)
+        return x if length == value.shape[axis] else QTensor(self.slice_axis(value, axis, start, length), dims, x.q)
 
     def every(self, x: QTensor, dim: int, step: int) -> QTensor:
         """Return x[::step] along ``dim``. TOSA 1.0 RESHAPE and SLICE."""
@@ -211,12 +211,12 @@ class MovementBuilder(Emitter):
         value, axis, dims = self.axis_of(x, dim)
         count = -(-value.shape[axis] // step)
         missing = count * step - value.shape[axis]
-        value = self.padded(value, axis, 0, missing, 0)  # complete the last group
+        value = self.pad_axis(value, axis, 0, missing, 0)  # complete the last group
         before, after = value.shape[:axis], value.shape[axis + 1 :]
         if value.rank < MAX_RANK:
-            firsts = self.sliced(self.reshape(value, (*before, count, step, *after)), axis + 1, 0, 1)
+            firsts = self.slice_axis(self.reshape(value, (*before, count, step, *after)), axis + 1, 0, 1)
         else:
-            firsts = self.sliced(self.reshape(value, (math.prod(before) * count, step, math.prod(after))), 1, 0, 1)
+            firsts = self.slice_axis(self.reshape(value, (math.prod(before) * count, step, math.prod(after))), 1, 0, 1)
         return QTensor(self.reshape(firsts, (*before, count, *after)), dims, x.q)
 
     def pad_or_crop(self, x: QTensor, dim: int, before: int, extent: int) -> QTensor:
@@ -226,8 +226,8 @@ class MovementBuilder(Emitter):
             return x
         value, axis, dims = self.axis_of(x, dim)
         flat = self.reshape(value, around(value.shape, axis))
-        flat = self.sliced(flat, 1, max(-before, 0), flat.shape[1] + min(before, 0) + min(after, 0))
-        flat = self.padded(flat, 1, max(before, 0), max(after, 0), x.qparams.zp if max(before, after) > 0 else 0)
+        flat = self.slice_axis(flat, 1, max(-before, 0), flat.shape[1] + min(before, 0) + min(after, 0))
+        flat = self.pad_axis(flat, 1, max(before, 0), max(after, 0), x.qparams.zp if max(before, after) > 0 else 0)
         return QTensor(self.reshape(flat, (*value.shape[:axis], extent, *value.shape[axis + 1 :])), dims, x.q)
 
     def tile(self, x: QTensor, multiples: Sequence[int]) -> QTensor:

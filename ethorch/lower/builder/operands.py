@@ -44,7 +44,7 @@ class OperandBuilder(ScalingBuilder):
         self.floats = frozenset(floats)
         self.integers = integers
 
-    def emptied(self: B) -> B:
+    def copy_empty(self: B) -> B:
         """Return a builder of the same target with an empty graph."""
         return type(self)(self.limits, tuning=self.tuning, target=self.target, floats=tuple(self.floats), integers=self.integers)
 
@@ -54,13 +54,13 @@ class OperandBuilder(ScalingBuilder):
         """Return INT32 without zero point. Vela fuses only RESCALEs with one user, so each use has its own."""
         return QTensor(self.rescale(x.value, 1.0, input_zp=x.qparams.zp, dtype="INT32"), x.dims, x.q)
 
-    def requantized(self, x: QTensor, out: QParams | None) -> QTensor:
+    def to_qparams(self, x: QTensor, out: QParams | None) -> QTensor:
         """Convert ``x`` to the quantization parameters ``out``, unless ``out`` equals None."""
         if out is None:
             return x
         q = x.qparams
         if q.is_float and not out.is_float:
-            return QTensor(self.quantized(x.value, out), x.dims, out)
+            return QTensor(self.quantize(x.value, out), x.dims, out)
         if (q.scale, q.zero_point, q.dtype) == (out.scale, out.zero_point, out.dtype):
             value = x.value if out.qmin <= q.qmin and q.qmax <= out.qmax else self.clamp(x.value, out.qmin, out.qmax)
         elif out.dtype == "INT32":
@@ -76,7 +76,7 @@ class OperandBuilder(ScalingBuilder):
 
     # --- integers, truth values, numbers ------------------------------------------------------------------------------
 
-    def widened(self, value: Value) -> Value:
+    def widen(self, value: Value) -> Value:
         """Convert integers or truth values to INT32."""
         if value.dtype == "INT32":
             return value
@@ -111,13 +111,13 @@ class OperandBuilder(ScalingBuilder):
             codes = np.asarray(x) if out.is_float else out.quantize(np.clip(np.asarray(x, np.float64), -3e38, 3e38))
             return QTensor(self.const(codes.astype(DTYPES[out.dtype]), out.dtype), contiguous(codes.shape), out)
         if not x.is_integer:
-            return self.requantized(x, out)
+            return self.to_qparams(x, out)
         if out.is_float:
             return QTensor(self.rescale(x.value, 1.0, dtype=out.dtype), x.dims, out)
-        scaled = self.rescale(self.widened(x.value), 1.0 / out.step, output_zp=out.zp, dtype=out.dtype)
+        scaled = self.rescale(self.widen(x.value), 1.0 / out.step, output_zp=out.zp, dtype=out.dtype)
         return QTensor(self.clamp(scaled, out.qmin, out.qmax), x.dims, out)
 
-    def moved_operand(self, x: Any, out: Result) -> QTensor:
+    def convert_operand(self, x: Any, out: Result) -> QTensor:
         """Convert an operand that is copied to the result to the parameters or dtype of ``out``."""
         if out.q is not None:
             return self.operand(x, out.q)
@@ -125,9 +125,9 @@ class OperandBuilder(ScalingBuilder):
         tensor = self.plain_tensor(x, dtype)
         if dtype == "BOOL" or tensor.value.dtype == dtype:
             return tensor
-        return QTensor(self.rescale(self.widened(tensor.value), 1.0, dtype=dtype), tensor.dims, None)
+        return QTensor(self.rescale(self.widen(tensor.value), 1.0, dtype=dtype), tensor.dims, None)
 
-    def wrapped(self, x: QTensor, dtype: str) -> QTensor:
+    def wrap(self, x: QTensor, dtype: str) -> QTensor:
         """Convert INT32 integers to INT8 or INT16 modulo the width of ``dtype``."""
         if x.value.dtype != "INT32" or dtype not in ("INT8", "INT16"):
             return x

@@ -57,7 +57,7 @@ def sum_axis(b: Builder, value: Value, axis: int) -> Value:
             rows = b.emit("REDUCE_SUM", b.reshape(flat, (folded[0], folded[1] // divisor, divisor)), axis=2)
             return b.reshape(b.emit("REDUCE_SUM", rows, axis=1), (*shape[:axis], 1, *shape[axis + 1 :]))
         for start in range(0, folded[place], most):
-            parts.append(sum_axis(b, b.sliced(flat, place, start, min(most, folded[place] - start)), 1))
+            parts.append(sum_axis(b, b.slice_axis(flat, place, start, min(most, folded[place] - start)), 1))
         if feature != "extent":
             total = b.emit("CONCAT", *parts, axis=place)
         else:
@@ -69,7 +69,7 @@ def sum_axis(b: Builder, value: Value, axis: int) -> Value:
     return b.emit("REDUCE_SUM", value, axis=axis)
 
 
-def led_by(b: Builder, x: QTensor, dims: Sequence[int]) -> QTensor:
+def lead_with(b: Builder, x: QTensor, dims: Sequence[int]) -> QTensor:
     """Move the stored axes of ``dims`` to the front if the target sums inner axes separately for each outer index."""
     most, shape = b.tuning.most_places_before_sum, x.value.shape
     summed = [axis for dim in dims for axis in x.dims[dim] if shape[axis] > 1]
@@ -79,12 +79,12 @@ def led_by(b: Builder, x: QTensor, dims: Sequence[int]) -> QTensor:
     if most is None or elements_before <= most or max(joined) > _LONGEST_MOVED:
         return x
     order = [*summed, *(axis for axis in range(len(shape)) if axis not in summed)]
-    value = b.ordered(x.value, order, [shape[axis] for axis in order])
+    value = b.reorder(x.value, order, [shape[axis] for axis in order])
     return QTensor(value, tuple(tuple(order.index(axis) for axis in axes) for axes in x.dims), x.q)
 
 
 def cut_before(b: Builder, x: QTensor, dims: Sequence[int]) -> tuple[int, int] | None:
-    """Return a stored axis and the piece size with which ``led_by`` can move axes, or None if no cut is needed."""
+    """Return a stored axis and the piece size with which ``lead_with`` can move axes, or None if no cut is needed."""
     most, shape = b.tuning.most_places_before_sum, x.value.shape
     summed = {axis for dim in dims for axis in x.dims[dim] if shape[axis] > 1}
     joined, places = joined_axes(shape, summed)
@@ -97,25 +97,25 @@ def cut_before(b: Builder, x: QTensor, dims: Sequence[int]) -> tuple[int, int] |
     return None if axis is None or shape[axis] < pieces else (axis, -(-shape[axis] // pieces))
 
 
-def led_in_pieces(b: Builder, x: QTensor, dims: Sequence[int], compute: Callable[[QTensor], QTensor]) -> QTensor:
+def compute_in_pieces(b: Builder, x: QTensor, dims: Sequence[int], compute: Callable[[QTensor], QTensor]) -> QTensor:
     """Apply ``compute`` to ``led_by(x)``, in pieces if ``cut_before`` requires them.
 
     Args:
         compute: Function that reduces ``dims`` or keeps every extent, and keeps the order of other dimensions.
     """
     if (cut := cut_before(b, x, dims)) is None:
-        return compute(led_by(b, x, dims))
+        return compute(lead_with(b, x, dims))
     axis, size = cut
     extent, pieces = x.value.shape[axis], []
     for start in range(0, extent, size):
-        piece = b.sliced(x.value, axis, start, min(size, extent - start))
-        pieces.append(led_in_pieces(b, QTensor(piece, x.dims, x.q), dims, compute))
+        piece = b.slice_axis(x.value, axis, start, min(size, extent - start))
+        pieces.append(compute_in_pieces(b, QTensor(piece, x.dims, x.q), dims, compute))
     (dim,) = (d for d, axes in enumerate(x.dims) if axis in axes)
     concat_axis = pieces[0].dims[dim][x.dims[dim].index(axis)]
     return QTensor(b.emit("CONCAT", *(piece.value for piece in pieces), axis=concat_axis), pieces[0].dims, pieces[0].q)
 
 
-def reduced_by(b: Builder, name: str, value: Value, axes: Collection[int]) -> Value:
+def reduce_axes(b: Builder, name: str, value: Value, axes: Collection[int]) -> Value:
     """Apply the TOSA reduction ``name`` over the stored ``axes``, which keep extent 1."""
     shape = value.shape
     joined, places = joined_axes(shape, axes)
@@ -132,12 +132,12 @@ def geometric_bounds(low: float, high: float, ratio: float) -> list[float]:
 
 
 def piece_before(bound: float, length: float) -> float:
-    """Return the start of a piece of ``tabulated`` whose last entry is exactly at ``bound``."""
+    """Return the start of a piece of ``tabulate`` whose last entry is exactly at ``bound``."""
     centre, reach = min(round(bound - length / 2), math.ceil(bound) - 1), (_LAST - _FIRST) / -_FIRST
     return (reach * centre - bound) / (reach - 1) - 2.0**-30  # the center is rounded up
 
 
-def tabulated(
+def tabulate(
     b: Builder,
     v: Value,
     function: Callable[[npt.NDArray[Any]], npt.NDArray[Any]],
@@ -178,7 +178,7 @@ def tabulated(
         if max(bounds[-1], highest) * scale > 2.0**28:  # a RESCALE must not exceed 32 bits (TOSA 1.0, apply_scale_32)
             inside = b.emit("MINIMUM", v, b.const(np.full([1] * v.rank, math.ceil(high) + 1, np.int32), name="end"))
         centred = b.emit("SUB", inside, b.const(np.full([1] * v.rank, centre, np.int32), name="centre")) if centre else inside
-        looked_up = b.interpolated(b.rescale(centred, scale, dtype="INT16"), entries)
+        looked_up = b.interpolate(b.rescale(centred, scale, dtype="INT16"), entries)
         if dtype == "INT16" and len(bounds) == 2:
             return b.rescale(looked_up, step / 128 / unit, dtype="INT16")
         part = b.rescale(b.rescale(looked_up, 1 / 128, dtype="INT16"), step / unit, dtype="INT32")
@@ -205,7 +205,7 @@ def maximum_of(b: Builder, value: Value, axis: int) -> Value:
     if inner == 1 and 1 < outer <= b.tuning.most_rows_pooled:
         return b.reshape(_of_rows(b, b.reshape(value, (outer, extent))), shape)
     if inner == 1:
-        moved = b.ordered(value, [axis, *(k for k in range(value.rank) if k != axis)], (extent, outer))
+        moved = b.reorder(value, [axis, *(k for k in range(value.rank) if k != axis)], (extent, outer))
         outer, inner = 1, outer
     else:
         moved = value
@@ -251,13 +251,13 @@ def _halve(b: Builder, value: Value, axis: int, name: str) -> Value:
     value = b.reshape(value, around(shape, axis))
 
     def better(x: Value, y: Value) -> Value:
-        extreme = b.emit(name, *[b.widened(v) for v in (x, y)])
+        extreme = b.emit(name, *[b.widen(v) for v in (x, y)])
         return extreme if dtype == "INT32" else b.rescale(extreme, 1.0, dtype=dtype)
 
     while (extent := value.shape[1]) > 1:
         half = extent // 2
-        pairs = better(b.sliced(value, 1, 0, half), b.sliced(value, 1, half, half))
-        value = pairs if extent % 2 == 0 else b.emit("CONCAT", pairs, b.sliced(value, 1, extent - 1, 1), axis=1)
+        pairs = better(b.slice_axis(value, 1, 0, half), b.slice_axis(value, 1, half, half))
+        value = pairs if extent % 2 == 0 else b.emit("CONCAT", pairs, b.slice_axis(value, 1, extent - 1, 1), axis=1)
     return b.reshape(value, [1 if k == axis else e for k, e in enumerate(shape)])
 
 
@@ -385,6 +385,6 @@ def all_dims(x: QTensor, dim: Any) -> list[int]:
     return [d % x.rank for d in dims]
 
 
-def reduced_tensor(x: QTensor, value: Value, dims: Sequence[int], q: QParams | None) -> QTensor:
+def with_reduced_dims(x: QTensor, value: Value, dims: Sequence[int], q: QParams | None) -> QTensor:
     """Return ``value`` as ``x`` reduced over the logical ``dims``."""
     return QTensor(value, tuple(() if d in dims else axes for d, axes in enumerate(x.dims)), q)

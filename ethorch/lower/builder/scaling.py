@@ -52,7 +52,7 @@ class ScalingBuilder(MovementBuilder):
                 value = self.emit("MUL", value, self.const(factors.reshape(shape), value.dtype), shift=0)
             return self.cast(value, dtype if dtype in FLOATS else value.dtype)
         if dtype in FLOATS:
-            return self.rescale(self.dequantized(value, input_zp), scale, dtype=dtype)
+            return self.rescale(self.dequantize(value, input_zp), scale, dtype=dtype)
         try:
             multipliers, shifts = multipliers_and_shifts(scales, bits=16 if value.dtype == "INT48" else 32)
         except OverflowError as error:
@@ -88,7 +88,7 @@ class ScalingBuilder(MovementBuilder):
         scales = [float(scale)] if isinstance(scale, (int, float)) else list(scale)
         reach = saturating_reach(largest, max(scales) / out.step)
         if out.dtype != "INT32" and reach:
-            acc = self.limited(acc, reach)
+            acc = self.limit(acc, reach)
         if out.dtype == "INT32":
             return self._requantize_to_int32(acc, [s / out.step for s in scales])
         scaled = self.rescale(acc, [s / out.step for s in scales], output_zp=out.zp, dtype=out.dtype)
@@ -101,17 +101,17 @@ class ScalingBuilder(MovementBuilder):
         scales = [scale / _INT32_STEPS for scale in scales]
         limit = int(((1 << 31) / _INT32_STEPS - 1) / max(scales))
         if limit < 1 << 31:
-            acc = self.limited(acc, limit)
+            acc = self.limit(acc, limit)
         steps = self.const(np.full((1,) * acc.rank, _INT32_STEPS, np.int32))
         return self.emit("MUL", self.rescale(acc, scales, dtype="INT32"), steps, shift=0)
 
-    def limited(self, value: Value, limit: int) -> Value:
+    def limit(self, value: Value, limit: int) -> Value:
         """Clamp INT32 ``value`` to -limit..limit. TOSA 1.0 MINIMUM, MAXIMUM."""
         for name, bound in (("MINIMUM", limit), ("MAXIMUM", -limit)):
             value = self.emit(name, value, self.const(np.full((1,) * value.rank, bound, np.int32)))
         return value
 
-    def dequantized(self, value: Value, zero_point: int) -> Value:
+    def dequantize(self, value: Value, zero_point: int) -> Value:
         """Return FP32 value - zero_point; truth values become 0 or 1. TOSA 1.0 CAST, SUB; SELECT."""
         if value.dtype == "BOOL":
             ones, zeros = (self.const(np.full((1,) * value.rank, number, np.float32)) for number in (1, 0))
@@ -139,7 +139,7 @@ class ScalingBuilder(MovementBuilder):
             return value
         return self.emit("CLAMP", value, min_val=low, max_val=high)
 
-    def quantized(self, value: Value, out: QParams) -> Value:
+    def quantize(self, value: Value, out: QParams) -> Value:
         """Quantize floats with ``out``. TOSA 1.0 MUL, CAST."""
         inverse = float(np.float32(1.0) / np.float32(out.step))
         scaled = self.clamp(self.rescale(value, inverse, dtype="FP32"), -(2.0**22), 2.0**22)

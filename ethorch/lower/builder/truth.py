@@ -39,7 +39,7 @@ def truth_of_codes(b: Builder, value: Value, holds: Callable[[npt.NDArray[Any]],
     return truth_from_int8(b, b.emit("TABLE", value, table))
 
 
-def negated(b: Builder, value: Value) -> Value:
+def invert_truth(b: Builder, value: Value) -> Value:
     return b.emit("LOGICAL_NOT", value) if native(b) else truth_of_codes(b, value, lambda v: v == 0)
 
 
@@ -51,20 +51,20 @@ def in_one_unit(b: Builder, x: Any, y: Any) -> tuple[list[Value], Dims]:
     """
     tensors = [value for value in (x, y) if isinstance(value, QTensor) and not value.is_integer]
     if not tensors:
-        values, dims = b.aligned(b.plain_tensor(x), b.plain_tensor(y))
-        return [b.widened(value) for value in values], dims
+        values, dims = b.align(b.plain_tensor(x), b.plain_tensor(y))
+        return [b.widen(value) for value in values], dims
     constants = [_constant(value) for value in (x, y)]
     if any(constant is not None for constant in constants):
         q = tensors[0].qparams
         operands = [v if c is None else _among_codes(b, c, q) for v, c in zip((x, y), constants, strict=True)]
-        values, dims = b.aligned(*operands)
+        values, dims = b.align(*operands)
         return [value if value.dtype == "INT32" else b.rescale(value, 2.0, input_zp=q.zp, dtype="INT32") for value in values], dims
     wide = "INT16" if any(t.qparams.dtype == "INT16" for t in tensors) else "INT8"
     coarse = max(t.qparams.step for t in tensors)
     exact = len(tensors) == 2 and tensors[0].qparams.step == tensors[1].qparams.step
     unit = coarse if exact else coarse / (1 << _HEADROOM[wide])
 
-    values, dims = b.aligned(x, y)
+    values, dims = b.align(x, y)
     for k, t in enumerate((x, y)):
         if not t.is_integer:
             values[k] = b.rescale(values[k], t.qparams.step / unit, input_zp=t.qparams.zp, dtype="INT32")
@@ -96,7 +96,7 @@ def in_one_float(b: Builder, x: Any, y: Any) -> tuple[list[Value], Dims]:
     """Convert two operands to their float dtype (FP32 if they differ), and align them."""
     dtypes = {value.qparams.dtype for value in (x, y) if isinstance(value, QTensor) and not value.is_integer}
     out = float_qparams(dtypes.pop() if len(dtypes) == 1 else "FP32")
-    return b.aligned(b.operand(x, out), b.operand(y, out))
+    return b.align(b.operand(x, out), b.operand(y, out))
 
 
 def difference(b: Builder, x: Value, y: Value, *, below: int) -> Value:
@@ -136,9 +136,9 @@ def _next_to(b: Builder, x: Value, y: Value) -> Value:
     return _clamp(b, x, below, above)
 
 
-def selected(b: Builder, condition: QTensor, x: QTensor, y: QTensor, q: QParams | None) -> QTensor:
+def select_elements(b: Builder, condition: QTensor, x: QTensor, y: QTensor, q: QParams | None) -> QTensor:
     """Return condition ? x : y. TOSA 1.0 SELECT, or c * x + (1 - c) * y, which is exact."""
-    (c, xv, yv), dims = b.aligned(condition, x, y)
+    (c, xv, yv), dims = b.align(condition, x, y)
     if native(b):
         if c.dtype != "BOOL":
             c = b.emit("CAST", c, dtype="BOOL")
@@ -152,8 +152,8 @@ def selected(b: Builder, condition: QTensor, x: QTensor, y: QTensor, q: QParams 
         return value if value.dtype == "INT32" else b.rescale(value, 1.0, input_zp=zp, dtype="INT32")
 
     # The second operand of a MUL is 0 or 1: no product overflows, and one summand is always 0.
-    selected_x = b.emit("MUL", center(xv), b.widened(c), shift=0)
-    selected_y = b.emit("MUL", center(yv), b.widened(negated(b, c)), shift=0)
+    selected_x = b.emit("MUL", center(xv), b.widen(c), shift=0)
+    selected_y = b.emit("MUL", center(yv), b.widen(invert_truth(b, c)), shift=0)
     both = b.emit("ADD", selected_x, selected_y)
     return QTensor(both if dtype == "INT32" else b.rescale(both, 1.0, output_zp=zp, dtype=dtype), dims, q)
 

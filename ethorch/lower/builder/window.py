@@ -14,7 +14,7 @@ class Window:
     """The elements that results read along each axis: result i reads i * stride - before + k * dilation for k in 0..kernel - 1.
 
     Elements outside the map are padding: the first ``before`` and the last ``after``. A negative ``after`` is the number of
-    last elements that no window reads; ``cropped`` removes them. Every attribute has one entry per axis.
+    last elements that no window reads; ``crop`` removes them. Every attribute has one entry per axis.
     """
 
     kernel: tuple[int, ...]
@@ -78,7 +78,7 @@ class Window:
             self.after + right.after,
         )
 
-    def unpadded(self) -> Window:
+    def without_padding(self) -> Window:
         """Return the window over a padded map."""
         return replace(self, before=(0,) * len(self.kernel), after=(0,) * len(self.kernel))
 
@@ -99,8 +99,8 @@ class Window:
             for extent, count, before, kernel, stride, dilation in axes
         )
 
-    def cropped(self, b: MovementBuilder, value: Value) -> tuple[Value, Window]:
+    def crop(self, b: MovementBuilder, value: Value) -> tuple[Value, Window]:
         """Remove unread rows and columns from the end of a stored [N,H,W,C], and return the new window. TOSA 1.0 SLICE."""
         n, height, width, c = value.shape
-        value = b.cropped(value, (n, height + min(self.after[0], 0), width + min(self.after[1], 0), c))
+        value = b.crop(value, (n, height + min(self.after[0], 0), width + min(self.after[1], 0), c))
         return value, replace(self, after=tuple(max(after, 0) for after in self.after))

@@ -106,10 +106,10 @@ def export_module(
     try:
         with EXPORT_LOCK, short_sequences(module), patch.object(_trace, "print", _ignore_print, create=True):
             open_dims = in_structure(module, inputs, dynamic_shapes) if dynamic_shapes else None
-            found = _export(module, inputs, _any_batch(inputs) if any_batch else open_dims)
+            program = _export(module, inputs, _any_batch(inputs) if any_batch else open_dims)
             if not dynamic_shapes and not any_batch:
-                _LAST[module] = (_state_of(module), _types_of(inputs), found)
-            return found
+                _LAST[module] = (_state_of(module), _types_of(inputs), program)
+            return program
     except QuantizationError:
         raise
     except Exception as error:
@@ -125,7 +125,7 @@ def export_module(
 
 
 def _remedy(error: Exception) -> str:
-    """Return a remedy for a common reason that a model cannot be exported; empty if the reason is unknown."""
+    """Return a remedy for a common reason of a failed export, or an empty text."""
     text = f"{at(error)} {error}"
     if "numpy" in text:
         return " Use torch operators instead of NumPy in forward."
@@ -135,13 +135,13 @@ def _remedy(error: Exception) -> str:
 
 
 def last_export(module: nn.Module, inputs: tuple[Any, ...]) -> ExportedProgram | None:
-    """Return the last result of ``export_module``; None if the module, or a type or shape of the inputs, has changed since."""
-    state, types, found = _LAST.get(module, (None, None, None))
-    return found if state == _state_of(module) and types == _types_of(inputs) else None
+    """Return the last result of ``export_module``, or None if the module or a type or shape of the inputs has changed since."""
+    state, types, program = _LAST.get(module, (None, None, None))
+    return program if state == _state_of(module) and types == _types_of(inputs) else None
 
 
 def _state_of(module: nn.Module) -> list[Any]:
-    """Return what a change of the module changes: its mode, its submodules, its tensors and their versions."""
+    """Return the mode, the submodules, the tensors and their versions, which differ after a change of the module."""
     modules = [(name, id(part), part.training) for name, part in module.named_modules()]
     tensors = (*module.named_parameters(), *module.named_buffers())
     return [*modules, *((name, id(tensor), tensor._version) for name, tensor in tensors)]

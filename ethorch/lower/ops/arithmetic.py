@@ -39,13 +39,13 @@ def as_quantized(b: Builder, x: Any) -> QTensor:
     if isinstance(x, QTensor) and not x.is_integer:
         return x
     x = b.plain_tensor(x)
-    return QTensor(b.widened(x.value), x.dims, _INTEGERS)
+    return QTensor(b.widen(x.value), x.dims, _INTEGERS)
 
 
 def plain_pair(b: Builder, x: Any, y: Any, compute: Callable[[Value, Value], Value]) -> QTensor:
     """Apply ``compute`` to two operands of plain integers in INT32. A narrower result keeps the low bits."""
-    (xv, yv), dims = b.aligned(b.plain_tensor(x), b.plain_tensor(y))
-    return QTensor(compute(b.widened(xv), b.widened(yv)), dims, None)
+    (xv, yv), dims = b.align(b.plain_tensor(x), b.plain_tensor(y))
+    return QTensor(compute(b.widen(xv), b.widen(yv)), dims, None)
 
 
 def narrow_integers(b: Builder, value: Value, dims: Dims, dtype: str) -> QTensor:
@@ -73,7 +73,7 @@ def emit_sum(b: Builder, name: str, x: Any, y: Any, alpha: float, out: QParams |
     headroom = min(_HEADROOM[x.qparams.dtype], _HEADROOM[y.qparams.dtype])
     wide_codes = any(q is not _INTEGERS and q.dtype == "INT32" for q in (x.qparams, y.qparams))
     unit = max(scales) * 4 if wide_codes else max(scales) / (1 if scales[0] == scales[1] else 1 << headroom)
-    (xv, yv), dims = b.aligned(x, y)
+    (xv, yv), dims = b.align(x, y)
     wide = [
         b.rescale(value, scale / unit, input_zp=q.zp, dtype="INT32")
         for value, scale, q in ((xv, scales[0], x.qparams), (yv, scales[1], y.qparams))
@@ -102,7 +102,7 @@ def float_pair(b: Builder, name: str, x: Any, y: Any, **attrs: Any) -> QTensor:
     numbers = [np.asarray(value, np.float64) for value in (x, y) if not isinstance(value, QTensor)]
     fits = len(dtypes) == 1 and all(np.all(n.astype(DTYPES[dtype]).astype(np.float64) == n) for n in numbers for dtype in dtypes)
     out = float_qparams(dtypes.pop() if fits else "FP32")
-    values, dims = b.aligned(b.operand(x, out), b.operand(y, out))
+    values, dims = b.align(b.operand(x, out), b.operand(y, out))
     return QTensor(b.emit(name, *values, **attrs), dims, out)
 
 
@@ -169,7 +169,7 @@ def sub(b: Builder, x: Any, y: Any, *, out: Result, alpha: float = 1) -> QTensor
 
 def product(b: Builder, x: QTensor, y: QTensor, scale: float, out: QParams) -> QTensor:
     """Return scale * (x - zp) * (y - zp), exact in int32, rounded once."""
-    (xv, yv), dims = b.aligned(x, y)
+    (xv, yv), dims = b.align(x, y)
     x32 = b.rescale(xv, 1.0, input_zp=x.qparams.zp, dtype="INT32")
     y32 = b.rescale(yv, 1.0, input_zp=y.qparams.zp, dtype="INT32")
     return QTensor(b.requantize(b.emit("MUL", x32, y32, shift=0), scale, out), dims, out)
@@ -211,7 +211,7 @@ def mul(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
 )
 def absolute(b: Builder, x: QTensor, *, out: Result) -> QTensor:
     """out = |x|: a table, or TOSA ABS of plain integers."""
-    return QTensor(b.emit("ABS", b.widened(x.value)), x.dims, None)
+    return QTensor(b.emit("ABS", b.widen(x.value)), x.dims, None)
 
 
 @op(
@@ -224,7 +224,7 @@ def absolute(b: Builder, x: QTensor, *, out: Result) -> QTensor:
 def neg(b: Builder, x: QTensor, *, out: Result) -> QTensor:
     """out = -x: a table, or TOSA SUB from 0 of plain integers."""
     zero = b.const(np.zeros((1,) * x.value.rank, np.int32))
-    return QTensor(b.emit("SUB", zero, b.widened(x.value)), x.dims, None)
+    return QTensor(b.emit("SUB", zero, b.widen(x.value)), x.dims, None)
 
 
 @composite(

@@ -8,7 +8,7 @@ import numpy as np
 
 from ethorch.lower.builder.builder import Builder
 from ethorch.lower.builder.qparams import QTensor, Result
-from ethorch.lower.builder.truth import negated
+from ethorch.lower.builder.truth import invert_truth
 from ethorch.lower.ops.logical import logical
 from ethorch.lower.ops.quant_rules import NOT_QUANTIZED
 from ethorch.lower.ops.samples import Bools, Ints, Sample
@@ -25,8 +25,8 @@ def _is_truth(x: Any, out: Result) -> bool:
 def _alike(b: Builder, x: Any, y: Any, dtype: str) -> tuple[list[Value], Any]:
     """Return both operands in ``dtype``, and the dims."""
     tensors = [b.plain_tensor(value, dtype) for value in (x, y)]
-    values, dims = b.aligned(*tensors)
-    return [value if value.dtype == dtype else b.widened(value) for value in values], dims
+    values, dims = b.align(*tensors)
+    return [value if value.dtype == dtype else b.widen(value) for value in values], dims
 
 
 def check_integers(x: Any, *rest: Any) -> Reason | None:
@@ -72,15 +72,15 @@ for _name in ("and", "or", "xor"):
 def bitwise_not(b: Builder, x: QTensor, *, out: Result) -> QTensor:
     """out = not x, bit by bit. For integers it is -1 - x. TOSA LOGICAL_NOT, SUB."""
     if _is_truth(x, out):
-        return QTensor(negated(b, x.value), x.dims, None)
+        return QTensor(invert_truth(b, x.value), x.dims, None)
     minus_one = b.const(np.full((1,) * x.value.rank, -1, np.int32))
-    value = b.emit("SUB", minus_one, b.widened(x.value))
+    value = b.emit("SUB", minus_one, b.widen(x.value))
     return QTensor(value if out.dtype == "INT32" else b.rescale(value, 1.0, dtype=out.dtype), x.dims, None)
 
 
 def _shift_operands(b: Builder, x: Any, y: Any) -> tuple[Value, Value, Any]:
-    (xv, yv), dims = b.aligned(b.plain_tensor(x), b.plain_tensor(y))
-    return b.widened(xv), b.widened(yv), dims
+    (xv, yv), dims = b.align(b.plain_tensor(x), b.plain_tensor(y))
+    return b.widen(xv), b.widen(yv), dims
 
 
 def _shifts(scalar: str) -> list[Sample]:

@@ -46,7 +46,7 @@ def to_of_floats(b: Builder, x: QTensor, *_: Any, out: Result, **__: Any) -> QTe
     if x.is_integer:
         return QTensor(b.rescale(x.value, 1.0, dtype=dtype), x.dims, float_qparams(dtype))
     if dtype in FLOATS:
-        return b.requantized(x, float_qparams(dtype))
+        return b.to_qparams(x, float_qparams(dtype))
     if dtype == "BOOL":
         return emit_comparison(b, "ne", x, 0)
     truncated = FloatTensor.of(b, x).trunc().t
@@ -108,6 +108,6 @@ def to(b: Builder, x: QTensor, *_: Any, out: Result, **__: Any) -> QTensor:
         return x
     if x.value.dtype == "BOOL" and native(b):
         return QTensor(b.emit("CAST", x.value, dtype=dtype), x.dims, None)
-    wide = b.widened(x.value)
+    wide = b.widen(x.value)
     fits = x.value.dtype == "BOOL" or (x.value.dtype, dtype) == ("INT8", "INT16")
     return QTensor(b.rescale(wide, 1.0, dtype=dtype) if fits else wide, x.dims, None)

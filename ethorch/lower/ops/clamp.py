@@ -24,8 +24,8 @@ def extreme_of(b: Builder, name: str, x: Any, y: Any, out: QParams | None, dtype
     if out is None:
         result = plain_pair(b, x, y, lambda xv, yv: b.emit(name, xv, yv))
         return narrow_integers(b, result.value, result.dims, dtype)
-    x, y = (b.requantized(as_quantized(b, value), out) for value in (x, y))
-    (xv, yv), dims = b.aligned(x, y)
+    x, y = (b.to_qparams(as_quantized(b, value), out) for value in (x, y))
+    (xv, yv), dims = b.align(x, y)
     wide = [b.rescale(value, 1.0, input_zp=out.zp, dtype="INT32") for value in (xv, yv)]
     return QTensor(b.clamp(b.rescale(b.emit(name, *wide), 1.0, output_zp=out.zp, dtype=out.dtype), out.qmin, out.qmax), dims, out)
 
@@ -82,7 +82,7 @@ def clamp_tensor(b: Builder, x: Any, low: Any = None, high: Any = None, *, out: 
     """out = min(max(x, low), high) with broadcasting; a bound may be missing. TOSA MAXIMUM, MINIMUM."""
     y = x if low is None else extreme_of(b, "MAXIMUM", x, low, out.q, out.dtype)
     y = y if high is None else extreme_of(b, "MINIMUM", y, high, out.q, out.dtype)
-    return y if out.q is None else b.requantized(y, out.q)
+    return y if out.q is None else b.to_qparams(y, out.q)
 
 
 def _clamp_integers(b: Builder, x: QTensor, low: float, high: float, dtype: str) -> QTensor:

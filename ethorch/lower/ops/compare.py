@@ -17,8 +17,8 @@ from ethorch.lower.builder.truth import (
     float_operand,
     in_one_float,
     in_one_unit,
+    invert_truth,
     native,
-    negated,
     truth_of_codes,
 )
 from ethorch.lower.ops.quant_rules import QuantRule
@@ -79,7 +79,7 @@ def emit_comparison(b: Builder, name: str, x: Any, y: Any) -> QTensor:
         xv = b.emit("SUB", xv, yv)
         yv = b.const(np.zeros((1,) * xv.rank, np.int32))
     result = b.emit(comparison.operator, *((yv, xv) if comparison.swapped else (xv, yv)))
-    return QTensor(negated(b, result) if comparison.negated else result, dims, None)
+    return QTensor(invert_truth(b, result) if comparison.negated else result, dims, None)
 
 
 _PAIRS = (

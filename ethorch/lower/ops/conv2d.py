@@ -36,7 +36,7 @@ def conv2d(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int
     value = b.nhwc(x)
     if value is not x.value and b.tuning.crop == "kernel":
         filters, window = _pad_kernel(filters, window)
-    value, window = window.cropped(b, value)
+    value, window = window.crop(b, value)
     channels, wide = filters.codes.shape[:2]
     each = channels // groups
     if groups > 1 and wide == 1:
@@ -47,7 +47,7 @@ def conv2d(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int
         for group in range(groups):
             rows = slice(group * each, (group + 1) * each)
             group_filters = filters.with_codes(filters.codes[rows].transpose(0, 2, 3, 1), rows)
-            parts.append(group_filters.conv2d(b, b.sliced(value, 3, group * wide, wide), window, out.qparams))
+            parts.append(group_filters.conv2d(b, b.slice_axis(value, 3, group * wide, wide), window, out.qparams))
         result = parts[0] if groups == 1 else b.emit("CONCAT", *parts, axis=3)
     y = b.from_nhwc(result, out.qparams)
     for axis in (0, 1):
@@ -85,7 +85,7 @@ def _patches(b: Builder, x: QTensor, filters: Filters, window: Window, out: Resu
     codes = np.pad(filters.codes, [(0, 0), (0, 0), *fill]).reshape(-1, c, blocks[0], steps[0], blocks[1], steps[1])
     x = b.view(x, (n, c, counts[0], steps[0], counts[1], steps[1]))
     inside = sorted((1, 3, 5), key=lambda dim: x.dims[dim] or (-1,))
-    value = b.stored_as(x, [(0,), (2,), (4,), tuple(inside)])
+    value = b.store_as(x, [(0,), (2,), (4,), tuple(inside)])
     codes = codes.transpose(0, 2, 4, *inside).reshape(len(codes), *blocks, -1)
     result = filters.with_codes(codes).conv2d(b, value, None, out.qparams)
     return b.view(b.from_nhwc(result, out.qparams), out.shape)

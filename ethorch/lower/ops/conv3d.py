@@ -33,7 +33,7 @@ def conv3d(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int
     if groups == 1 and depth.dilation == (1,) and c * (d + 2 * depth.before[0] + depth.kernel[0]) <= MOST_CHANNELS:
         return _of_channels(b, x, filters, depth, plane, out)
     taps = _taps(b, x, depth, out.shape[2])
-    cropped = [plane.cropped(b, tap) for tap in taps]
+    cropped = [plane.crop(b, tap) for tap in taps]
     taps, plane = [tap for tap, _ in cropped], cropped[0][1]
     channels = len(filters.codes)
     if groups == channels == c and x.qparams.dtype == "INT8":
@@ -47,7 +47,7 @@ def conv3d(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int
     else:
         parts, wide, each = [], c // groups, channels // groups
         for group in range(groups):
-            rows, group_taps = slice(group * each, (group + 1) * each), [b.sliced(tap, 3, group * wide, wide) for tap in taps]
+            rows, group_taps = slice(group * each, (group + 1) * each), [b.slice_axis(tap, 3, group * wide, wide) for tap in taps]
             value = b.emit("CONCAT", *group_taps, axis=3) if len(group_taps) > 1 else group_taps[0]
             codes = filters.codes[rows].transpose(0, 3, 4, 2, 1).reshape(each, *plane.kernel, -1)
             parts.append(filters.with_codes(codes, rows).conv2d(b, value, plane, out.qparams))
@@ -60,17 +60,17 @@ def _of_channels(b: Builder, x: QTensor, filters: Filters, depth: Window, plane:
     """Convolve x stored as [N,H,W,D*C]: one CONV2D per plane of the result, over the channels that it reads."""
     n, c, d = x.shape[:3]
     if x.dims[1][-1:] == (x.value.rank - 1,) or not x.dims[1]:
-        value = b.stored_as(x, [(0,), (3,), (4,), (2, 1)])
+        value = b.store_as(x, [(0,), (3,), (4,), (2, 1)])
     else:  # move whole maps first
-        maps = b.stored_as(x, [(0,), (2, 1), (3,), (4,)])
+        maps = b.store_as(x, [(0,), (2, 1), (3,), (4,)])
         value = b.nhwc(QTensor(maps, ((0,), (1,), (2,), (3,)), x.q))
-    value, plane = plane.cropped(b, value)
+    value, plane = plane.crop(b, value)
     starts = [place * depth.stride[0] - depth.before[0] for place in range(out.shape[2])]
     planes = [(max(start, 0), min(start + depth.kernel[0], d)) for start in starts]
     weights = math.prod(filters.codes.shape) // depth.kernel[0]
     extra = {(first - start, last - start) for start, (first, last) in zip(starts, planes, strict=True)} - {(0, depth.kernel[0])}
     if sum(max(last - first, 1) for first, last in extra) * weights > math.prod(value.shape):  # padding the map costs less
-        value = b.padded(value, 3, max(-starts[0], 0) * c, max(starts[-1] + depth.kernel[0] - d, 0) * c, x.qparams.zp)
+        value = b.pad_axis(value, 3, max(-starts[0], 0) * c, max(starts[-1] + depth.kernel[0] - d, 0) * c, x.qparams.zp)
         starts = [start + max(depth.before[0], 0) for start in starts]
         planes = [(start, start + depth.kernel[0]) for start in starts]
     parts = []
@@ -79,7 +79,7 @@ def _of_channels(b: Builder, x: QTensor, filters: Filters, depth: Window, plane:
         if first >= last:
             first, codes = 0, np.zeros_like(filters.codes[:, :, :1])
         plane_filters = filters.with_codes(codes.transpose(0, 3, 4, 2, 1).reshape(len(codes), *plane.kernel, -1))
-        read = b.sliced(value, 3, first * c, codes.shape[2] * c)
+        read = b.slice_axis(value, 3, first * c, codes.shape[2] * c)
         parts.append(plane_filters.conv2d(b, read, plane, out.qparams))
     result = b.emit("CONCAT", *parts, axis=3) if len(parts) > 1 else parts[0]
     stored = (n, *result.shape[1:3], out.shape[2], len(filters.codes))
@@ -94,5 +94,5 @@ def _taps(b: Builder, x: QTensor, depth: Window, planes: int) -> list[Value]:
     taps = []
     for k in range(kernel):
         plane = b.pad_or_crop(x, 2, -k * dilation, last + 1)
-        taps.append(b.stored_as(b.every(plane, 2, stride), [(0, 2), (3,), (4,), (1,)]))
+        taps.append(b.store_as(b.every(plane, 2, stride), [(0, 2), (3,), (4,), (1,)]))
     return taps

@@ -36,7 +36,7 @@ def conv_transpose(b: Builder, x: QTensor, filters: Filters, window: Window, gro
     parts = []
     value = b.nhwc(x)
     for group in range(groups):
-        part = b.from_nhwc(b.sliced(value, 3, group * inputs, inputs), x.q)
+        part = b.from_nhwc(b.slice_axis(value, 3, group * inputs, inputs), x.q)
         codes = filters.codes[group * inputs : (group + 1) * inputs]
         group_filters = filters.with_codes(codes, slice(group * outputs, (group + 1) * outputs))
         if groups == 1 and window.stride == (2, 2) and b.tuning.transpose_conv == "TRANSPOSE_CONV2D":
@@ -65,7 +65,7 @@ def conv_transpose3d(b: Builder, x: QTensor, filters: Filters, window: Window, g
         firsts = {k: places // stride for k, places in ahead.items() if places % stride == 0 and -count < places // stride < d}
         if firsts:
             read = [b.pad_or_crop(x, 2, -first, count) for first in firsts.values()]
-            maps = _concat_by_group(b, [b.from_nhwc(b.stored_as(tap, [(0, 2), (3,), (4,), (1,)]), x.q) for tap in read], groups)
+            maps = _concat_by_group(b, [b.from_nhwc(b.store_as(tap, [(0, 2), (3,), (4,), (1,)]), x.q) for tap in read], groups)
             codes = np.stack([filters.codes[:, :, k].reshape(groups, c // groups, -1, *plane.kernel) for k in firsts], axis=1)
             phase_filters = filters.with_codes(codes.reshape(c * len(firsts), -1, *plane.kernel))
             result = conv_transpose(b, maps, phase_filters, plane, groups, replace(out, shape=(n * count, channels, *extents)))

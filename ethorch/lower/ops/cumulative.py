@@ -41,7 +41,7 @@ def cumsum_of_floats(b: Builder, x: QTensor, dim: int, *, out: Result, dtype: An
     extent, others = x.shape[dim], [d for d in range(x.rank) if d != dim]
     if extent > _LONGEST_TRIANGLE:
         raise _too_long(b, extent)
-    value = b.stored_as(FloatTensor.of(b, x).t, [(), tuple(others), (dim,)])
+    value = b.store_as(FloatTensor.of(b, x).t, [(), tuple(others), (dim,)])
     ones = b.const(np.triu(np.ones((extent, extent), np.float32))[None], name="ones")
     result = b.emit("MATMUL", value, ones, a_zp=0, b_zp=0)
     return b.from_order(b.reshape(result, (*(x.shape[d] for d in others), extent)), [*others, dim], FP32)
@@ -61,7 +61,7 @@ def cumsum(b: Builder, x: QTensor, dim: int, *, out: Result, dtype: Any = None) 
     dim %= x.rank
     extent = x.shape[dim]
     others = [d for d in range(x.rank) if d != dim]
-    value = b.stored_as(x, [(), tuple(others), (), (dim,)])
+    value = b.store_as(x, [(), tuple(others), (), (dim,)])
     if extent <= _LONGEST_TRIANGLE:
         sums = b.requantize(_sum_running(b, value, x.qparams.zp), x.qparams.step, out.qparams)
     elif value.dtype == "INT8":

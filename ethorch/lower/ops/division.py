@@ -70,7 +70,7 @@ def div(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
         # 9 + 22 bits fit int32. The smallest x / 0 exceeds the result's range.
         unit = max(1.0 / least, 256.0 * out.qparams.step / x.qparams.step) / 2**22
         fine = b.integer_table(y, np.clip(np.round(reciprocals / unit), -(2**22), 2**22))
-        (xv, yv), dims = b.aligned(x, QTensor(fine.value, fine.dims, y.q))
+        (xv, yv), dims = b.align(x, QTensor(fine.value, fine.dims, y.q))
         acc = b.emit("MUL", b.rescale(xv, 1.0, input_zp=x.qparams.zp, dtype="INT32"), yv, shift=0)
         return QTensor(b.requantize(acc, x.qparams.step * unit, out.qparams), dims, out.qparams)
     inverse = QParams((1.0 / least / 32767,), (0,), -32767, 32767, "INT16")
@@ -82,7 +82,7 @@ def _divide_in_two_steps(b: Builder, x: QTensor, y: QTensor, out: QParams) -> QT
 
     A single reciprocal is clipped for small divisors or coarse for large ones, which costs 20 dB if both occur in one tensor.
     """
-    (xv, yv), dims = b.aligned(x, y)
+    (xv, yv), dims = b.align(x, y)
     power, inverse = _powers_and_inverses(b, yv, y.qparams.zp)
     # |x * 2**e| is at most twice the largest quotient.
     half = 2 * max(out.qmax - out.zp, out.zp - out.qmin) * out.step / 32767
@@ -142,8 +142,8 @@ def _integer_quotient(b: Builder, x: Any, y: Any, is_floor: bool) -> QTensor:
     reason = row.refuse("INTDIV", "INT32", {}, b.target) if row and not row.present else None
     if reason:
         raise Unsupported(reason)
-    (xv, yv), dims = b.aligned(b.plain_tensor(x), b.plain_tensor(y))
-    xv, yv = b.widened(xv), b.widened(yv)
+    (xv, yv), dims = b.align(b.plain_tensor(x), b.plain_tensor(y))
+    xv, yv = b.widen(xv), b.widen(yv)
     if yv.data is None:
         sign = b.emit("BITWISE_OR", _sign_bits(b, yv), b.const(np.ones((1,) * yv.rank, np.int32)))
         xv, yv = b.emit("MUL", xv, sign, shift=0), b.emit("MUL", yv, sign, shift=0)

@@ -12,8 +12,8 @@ from torch.fx import Node
 
 from ethorch.lower.builder.builder import Builder
 from ethorch.lower.builder.qparams import QTensor, Result
-from ethorch.lower.builder.reductions import all_dims, maximum_of, minimum_of, reduced_tensor
-from ethorch.lower.builder.truth import selected
+from ethorch.lower.builder.reductions import all_dims, maximum_of, minimum_of, with_reduced_dims
+from ethorch.lower.builder.truth import select_elements
 from ethorch.lower.fx.aten_builder import AtenBuilder
 from ethorch.lower.ops.compare import emit_comparison
 from ethorch.lower.ops.indices import index_as_int32
@@ -33,7 +33,7 @@ def _extreme_of_floats(name: str) -> Callable[..., QTensor]:
         value, dims = x.value, all_dims(x, dim)
         for axis in (axis for d in dims for axis in x.dims[d] if value.shape[axis] > 1):
             value = b.emit(name, value, axis=axis)
-        return b.view(reduced_tensor(x, value, dims, x.q), out.shape)
+        return b.view(with_reduced_dims(x, value, dims, x.q), out.shape)
 
     return extreme_of_floats
 
@@ -45,7 +45,7 @@ def extreme(b: Builder, x: QTensor, dims: Sequence[int], name: str) -> QTensor:
     value = x.value
     for axis in (axis for d in dims for axis in x.dims[d] if x.value.shape[axis] > 1):
         value = (maximum_of if name == "max" else minimum_of)(b, value, axis)
-    return reduced_tensor(x, value, dims, x.q)
+    return with_reduced_dims(x, value, dims, x.q)
 
 
 _EXTREMES = [
@@ -57,13 +57,13 @@ _EXTREMES = [
 @op("aten.amax.default", quant=SAME_AS_INPUT, floats=_extreme_of_floats("REDUCE_MAX"), samples=_EXTREMES)
 def amax(b: Builder, x: QTensor, dim: Any = (), keepdim: bool = False, *, out: Result) -> QTensor:
     """out = maximum of x over ``dim``, exact: quantized tensors or plain integers. TOSA MAX_POOL2D, MAXIMUM."""
-    return b.requantized(b.view(extreme(b, x, all_dims(x, dim), "max"), out.shape), out.q)
+    return b.to_qparams(b.view(extreme(b, x, all_dims(x, dim), "max"), out.shape), out.q)
 
 
 @op("aten.amin.default", quant=SAME_AS_INPUT, floats=_extreme_of_floats("REDUCE_MIN"), samples=_EXTREMES)
 def amin(b: Builder, x: QTensor, dim: Any = (), keepdim: bool = False, *, out: Result) -> QTensor:
     """out = minimum of x over ``dim``, exact: quantized tensors or plain integers. TOSA MINIMUM."""
-    return b.requantized(b.view(extreme(b, x, all_dims(x, dim), "min"), out.shape), out.q)
+    return b.to_qparams(b.view(extreme(b, x, all_dims(x, dim), "min"), out.shape), out.q)
 
 
 @composite("aten.max.default", decomposes_integers=True, samples=[Sample(I8(2, 5, 7)), Sample(Ints(30, 9))])
@@ -108,8 +108,8 @@ def _index_of_extreme(b: Builder, x: QTensor, dim: int | None, least: bool, shap
     dims = list(range(x.rank)) if dim is None else [dim % x.rank]
     rest = [d for d in range(x.rank) if d not in dims]
     if x.value.dtype == "INT32":
-        return b.view(_first_of_equals(b, b.stored_as(x, [rest, dims]), minimum_of if least else maximum_of), shape)
-    value = b.stored_as(x, [(), (), rest, dims])
+        return b.view(_first_of_equals(b, b.store_as(x, [rest, dims]), minimum_of if least else maximum_of), shape)
+    value = b.store_as(x, [(), (), rest, dims])
     if least:
         minus_one = b.const(np.full((1, 1, 1, 1), -1, np.int32))
         reversed_ = b.emit("SUB", minus_one, b.rescale(value, 1.0, dtype="INT32"))  # -1 - code is also in range
@@ -135,7 +135,7 @@ def _first_of_equals(b: Builder, rows: Value, extreme_of: Callable[[Builder, Val
     numbers, best = (QTensor(value, contiguous(value.shape), None) for value in (rows, extreme_of(b, rows, 1)))
     counts = b.plain_tensor(np.arange(extent, 0, -1, dtype=np.int32)[None])
     nothing = b.plain_tensor(np.zeros((1, 1), np.int32))
-    first = maximum_of(b, selected(b, emit_comparison(b, "eq", numbers, best), counts, nothing, None).value, 1)
+    first = maximum_of(b, select_elements(b, emit_comparison(b, "eq", numbers, best), counts, nothing, None).value, 1)
     index = b.reshape(b.emit("SUB", b.const(np.full((1, 1), extent, np.int32)), first), (rows.shape[0],))
     return QTensor(index, contiguous(index.shape), None)
 

@@ -70,7 +70,7 @@ def gather_along(b: Builder, x: QTensor, dim: int, index: Value, shape: tuple[in
     """Emit GATHER along ``dim``. ``index`` contains the INT32 indices for ``shape``."""
     others = [d for d in range(x.rank) if d != dim]
     inner = math.prod(x.shape[d] for d in others)
-    value = b.reshape(b.stored_as(x, [(dim,), tuple(others)]), (1, x.shape[dim], inner))
+    value = b.reshape(b.store_as(x, [(dim,), tuple(others)]), (1, x.shape[dim], inner))
     rows = _gather(b, value, b.reshape(index, (1, math.prod(shape))))
     places = range(dim, dim + len(shape))
     order = [*places, *range(dim), *range(places.stop, len(shape) + len(others))]
@@ -102,7 +102,7 @@ def decompose_index_select(s: AtenBuilder, x: Node, dim: int, index: Any) -> Any
 )
 def index_select(b: Builder, x: QTensor, dim: int, index: Any, *, out: Result) -> QTensor:
     """out[..., k, ...] = x[..., index[k], ...], exact: slices and a CONCAT, or TOSA GATHER."""
-    return b.requantized(rows_of(b, x, dim, index), out.q)
+    return b.to_qparams(rows_of(b, x, dim, index), out.q)
 
 
 def check_embedding(
@@ -139,7 +139,7 @@ def embedding(
     out: Result,
 ) -> QTensor:
     """out = weight[indices]: rows of a table, exact: slices and a CONCAT, or TOSA GATHER."""
-    return b.requantized(rows_of(b, weight, 0, indices), out.q)
+    return b.to_qparams(rows_of(b, weight, 0, indices), out.q)
 
 
 def check_index(x: Any, indices: Any) -> Reason | None:
@@ -187,13 +187,13 @@ def index(b: Builder, x: QTensor, indices: Sequence[Any], *, out: Result) -> QTe
     """
     indexed_dims = [k for k, array in enumerate(indices) if array is not None]
     if len(indexed_dims) == 1:
-        return b.requantized(rows_of(b, x, indexed_dims[0], indices[indexed_dims[0]]), out.q)
+        return b.to_qparams(rows_of(b, x, indexed_dims[0], indices[indexed_dims[0]]), out.q)
     arrays = np.broadcast_arrays(*(np.asarray(constant_numbers(indices[k])) for k in indexed_dims))
     first, last = indexed_dims[0], indexed_dims[-1]
     extents = x.shape[first : last + 1]
     flat = np.ravel_multi_index([a % extent for a, extent in zip(arrays, extents, strict=True)], extents)
     merged = b.view(x, (*x.shape[:first], math.prod(extents), *x.shape[last + 1 :]))
-    return b.requantized(rows_of(b, merged, first, np.asarray(flat).reshape(arrays[0].shape)), out.q)
+    return b.to_qparams(rows_of(b, merged, first, np.asarray(flat).reshape(arrays[0].shape)), out.q)
 
 
 def check_gather(x: Any, dim: int, index: Any, sparse_grad: bool = False) -> Reason | None:
@@ -227,7 +227,7 @@ def gather(b: Builder, x: QTensor, dim: int, index: Any, sparse_grad: bool = Fal
         places[dim] = constant % x.shape[dim]
         flat = np.ravel_multi_index(tuple(np.broadcast_arrays(*places)), x.shape)
         rows = rows_of(b, b.view(x, (math.prod(x.shape),)), 0, flat)
-        return b.requantized(rows, out.q)
+        return b.to_qparams(rows, out.q)
     for d in range(x.rank):
         if d != dim:
             x = b.narrow(x, d, 0, shape[d])
@@ -236,4 +236,4 @@ def gather(b: Builder, x: QTensor, dim: int, index: Any, sparse_grad: bool = Fal
     values = b.reshape(b.logical(b.permute(x, order)), (lines, x.shape[dim], 1))
     numbers = b.reshape(b.logical(b.permute(index, order)), (lines, shape[dim]))
     elements = b.reshape(_gather(b, values, numbers), [shape[d] for d in order])
-    return b.requantized(b.from_order(elements, order, x.q), out.q)
+    return b.to_qparams(b.from_order(elements, order, x.q), out.q)

@@ -247,7 +247,7 @@ def grid_sampler(b: Builder, x: QTensor, grid: QTensor, interpolation: int, padd
         return b.emit("GATHER", values, index)
 
     if interpolation == NEAREST:
-        return b.requantized(b.from_nhwc(b.reshape(read(0), (n, *grid.shape[1:-1], x.shape[1])), x.q), out.qparams)
+        return b.to_qparams(b.from_nhwc(b.reshape(read(0), (n, *grid.shape[1:-1], x.shape[1])), x.q), out.qparams)
 
     def wide(offset: int) -> Value:
         return b.rescale(read(offset), 1.0, input_zp=x.qparams.zp, dtype="INT32")
@@ -271,7 +271,7 @@ def _affine_sum(b: Builder, theta: Value, size: Sequence[int], align_corners: bo
     def term(column: int, numbers: Any) -> Value:
         codes = np.round(np.asarray(numbers) * unit) if unit != 1 else np.asarray(numbers)
         factors = b.const(codes.astype(DTYPES[theta.dtype]))
-        return b.emit("MUL", b.reshape(b.sliced(columns, 1, column, 1), (rows, *[1] * axes)), factors, shift=0)
+        return b.emit("MUL", b.reshape(b.slice_axis(columns, 1, column, 1), (rows, *[1] * axes)), factors, shift=0)
 
     total = term(axes, np.ones((1,) * (axes + 1)))
     for axis in reversed(range(axes)):  # z, y, x: only the last sum is full size

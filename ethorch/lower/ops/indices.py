@@ -47,7 +47,7 @@ def slice_strided(b: Builder, x: QTensor, dim: int, start: int | None, end: int 
     first, last, step = slice(start, end, step).indices(extent)
     count = len(range(first, last, step))
     size = count if step == 1 else min(count * step, extent - first)
-    return b.every(QTensor(b.sliced(value, axis, first, size), dims, x.q), dim, step)
+    return b.every(QTensor(b.slice_axis(value, axis, first, size), dims, x.q), dim, step)
 
 
 def constant_numbers(index: Any) -> npt.NDArray[Any] | None:

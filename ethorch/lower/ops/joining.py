@@ -31,7 +31,7 @@ aten = torch.ops.aten
 def expand(b: Builder, x: QTensor, size: Sequence[int], implicit: bool = False, *, out: Result) -> QTensor:
     """out = x repeated along the dims of extent 1 that are larger in ``size``. TOSA TILE."""
     x = b.view(x, (1,) * (len(out.shape) - x.rank) + x.shape)
-    return b.requantized(b.tile(x, [want // have if have else 1 for want, have in zip(out.shape, x.shape, strict=True)]), out.q)
+    return b.to_qparams(b.tile(x, [want // have if have else 1 for want, have in zip(out.shape, x.shape, strict=True)]), out.q)
 
 
 @op(
@@ -44,7 +44,7 @@ def expand(b: Builder, x: QTensor, size: Sequence[int], implicit: bool = False, 
 def repeat(b: Builder, x: QTensor, repeats: Sequence[int], *, out: Result) -> QTensor:
     """out = x, ``repeats[d]`` times along each dim d. TOSA TILE."""
     x = b.view(x, (1,) * (len(repeats) - x.rank) + x.shape)
-    return b.requantized(b.tile(x, list(repeats)), out.q)
+    return b.to_qparams(b.tile(x, list(repeats)), out.q)
 
 
 @op(
@@ -92,7 +92,7 @@ def cat(b: Builder, tensors: Sequence[QTensor], dim: int = 0, *, out: Result) ->
 
     A quantized tensor whose scale differs from that of ``out`` is rescaled first.
     """
-    parts = [b.moved_operand(x, out) for x in tensors if 0 not in x.shape]
+    parts = [b.convert_operand(x, out) for x in tensors if 0 not in x.shape]
     values, dims = b.alike(parts)
     axis = dims[dim % parts[0].rank][0]
     return QTensor(b.emit("CONCAT", *values, axis=axis) if len(values) > 1 else values[0], dims, out.q)

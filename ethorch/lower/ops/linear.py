@@ -86,8 +86,8 @@ def linear_of_floats(b: Builder, x: QTensor, w: QTensor, bias: Any = None, *, ou
     beta, alpha = factors or (1, 1)
     if w.value.is_const and (bias is None or (isinstance(bias, np.ndarray) and bias.ndim == 1)) and not factors:
         return linear(b, x, w, bias, out=replace(out, q=x.q))
-    value = b.stored_as(x, [(), tuple(range(x.rank - 1)), (x.rank - 1,)])
-    product = b.emit("MATMUL", value, b.stored_as(w, [(), (1,), (0,)]), a_zp=0, b_zp=0)
+    value = b.store_as(x, [(), tuple(range(x.rank - 1)), (x.rank - 1,)])
+    product = b.emit("MATMUL", value, b.store_as(w, [(), (1,), (0,)]), a_zp=0, b_zp=0)
     y = FloatTensor.of(b, b.view(QTensor(product, ((1,), (2,)), FP32), (*x.shape[:-1], w.shape[0])))
     y = y if alpha == 1 else y * alpha
     return y if bias is None or beta == 0 else y + FloatTensor.of(b, bias) * beta
@@ -117,7 +117,7 @@ def linear(b: Builder, x: QTensor, w: QTensor, bias: Any = None, *, out: Result,
     outputs, inputs = weight.shape
     rows = math.prod(x.shape[:-1])
     x, weight = _contraction_as_stored(x, weight)
-    value = b.stored_as(x, [tuple(range(x.rank - 1)), (x.rank - 1,)])
+    value = b.store_as(x, [tuple(range(x.rank - 1)), (x.rank - 1,)])
     scales = accumulator_scales(x, w, outputs)
     value = b.reshape(value, (1, 1, rows, inputs))
     real = np.zeros(outputs) if bias is None else real_values(bias)

@@ -8,7 +8,7 @@ from typing import Any
 from ethorch.lower.builder.builder import Builder
 from ethorch.lower.builder.qparams import QTensor, Result
 from ethorch.lower.builder.reductions import minimum_of
-from ethorch.lower.builder.truth import difference, native, negated, truth_of_codes
+from ethorch.lower.builder.truth import difference, invert_truth, native, truth_of_codes
 from ethorch.lower.ops.compare import COMPARED, emit_comparison
 from ethorch.lower.ops.samples import Bools, Ints, Sample
 from ethorch.lower.ops.spec import op
@@ -24,10 +24,10 @@ def as_truth(b: Builder, x: Any) -> QTensor:
 
 def logical(b: Builder, name: str, x: Any, y: Any) -> QTensor:
     """Emit x ``name`` y by the operators of ``_LOGICAL``."""
-    (xv, yv), dims = b.aligned(as_truth(b, x), as_truth(b, y))
+    (xv, yv), dims = b.align(as_truth(b, x), as_truth(b, y))
     if native(b):
         return QTensor(b.emit(f"LOGICAL_{name.upper()}", xv, yv), dims, None)
-    wide = b.widened(xv), b.widened(yv)
+    wide = b.widen(xv), b.widen(yv)
     if name == "xor":
         return QTensor(truth_of_codes(b, difference(b, *wide, below=1 << 8), lambda d: d != 0), dims, None)
     result = b.emit({"and": "MINIMUM", "or": "MAXIMUM"}[name], *wide)
@@ -77,7 +77,7 @@ for _name in ("and", "or", "xor"):
 def logical_not(b: Builder, x: Any, *, out: Result) -> QTensor:
     """out = not x. TOSA LOGICAL_NOT, or a TABLE."""
     x = as_truth(b, x)
-    return QTensor(negated(b, x.value), x.dims, None)
+    return QTensor(invert_truth(b, x.value), x.dims, None)
 
 
 def reduce_truth_over(b: Builder, name: str, x: Any, dims: Sequence[int]) -> QTensor:

@@ -16,16 +16,16 @@ from ethorch.lower.builder.floats import FloatTensor
 from ethorch.lower.builder.qparams import QParams, QTensor, Result
 from ethorch.lower.builder.reductions import (
     REST_BITS,
+    compute_in_pieces,
     deviations,
     exact_deviations,
     geometric_bounds,
     in_finer_steps,
     int32_product,
-    led_in_pieces,
     steps_per_code,
     sum_of_exact_squares,
     sum_of_squares,
-    tabulated,
+    tabulate,
 )
 from ethorch.lower.fx.aten_builder import AtenBuilder, shape_of
 from ethorch.lower.ops.quant_rules import EACH_INPUT, FIRST_INPUT
@@ -91,7 +91,7 @@ def batch_norm(
     scales = [float(s) for s in np.maximum(x.qparams.step * np.maximum(np.abs(gain), 1e-12) / 127, least)]
     codes = np.rint(x.qparams.step * gain / scales).astype(np.int8)
     spatial = tuple(range(2, x.rank))
-    value, bias_of_all = b.stored_as(x, [(), (), (0, *spatial), (1,)]), np.broadcast_to(offset, channels)
+    value, bias_of_all = b.store_as(x, [(), (), (0, *spatial), (1,)]), np.broadcast_to(offset, channels)
     limits = b.limits.get("DEPTHWISE_CONV2D")
     parts, most = [], limits.ranges["ifm_c"].high if limits is not None and "ifm_c" in limits.ranges else channels
     for start in range(0, channels, most):  # a layer norm may have more channels than the NPU supports
@@ -99,7 +99,7 @@ def batch_norm(
         count = part.stop - start
         factors = b.const(codes[part].reshape(1, 1, count, 1), name="gain")
         bias_part = bias_codes(b, bias_of_all[part], scales[part], count, x.qparams.dtype)
-        rows = value if count == channels else b.sliced(value, 3, start, count)
+        rows = value if count == channels else b.slice_axis(value, 3, start, count)
         acc = b.depthwise_conv2d(rows, factors, bias_part, input_zp=x.qparams.zp)
         parts.append(b.requantize(acc, scales[part], out.qparams))
     channels_last = parts[0] if len(parts) == 1 else b.emit("CONCAT", *parts, axis=3)
@@ -116,7 +116,7 @@ def _normalize(b: Builder, x: QTensor, count: int, eps: float, centred: bool, ou
     - The reciprocal root of a row comes from tables, with 15 bits in each piece of its range. In a long row
       of int16, the root has 7 more bits, in a separate product.
     """
-    return led_in_pieces(
+    return compute_in_pieces(
         b, x, range(x.rank - count, x.rank), lambda rows: _normalize_rows(b, rows, count, eps, centred=centred, out=out)
     )
 
@@ -147,7 +147,7 @@ def _normalize_rows(b: Builder, x: QTensor, count: int, eps: float, *, centred: 
     if int8:
         # The fourth root, applied twice, has 15 bits over all variances.
         largest = lowest**-0.25
-        root = tabulated(b, square, lambda v: variance(v) ** -0.25, bounds, largest / 32767, dtype="INT16")
+        root = tabulate(b, square, lambda v: variance(v) ** -0.25, bounds, largest / 32767, dtype="INT16")
         reach = _reach(max(out.qmax - out.zp, out.zp - out.qmin) * out.step, codes, highest**-0.25, largest) / 32767
         half = b.rescale(int32_product(b, deviation, root), largest / 32767 / fine / reach, dtype="INT16")
         return QTensor(b.requantize(int32_product(b, half, root), largest / 32767 * reach, out), x.dims, out)
@@ -161,7 +161,7 @@ def _normalize_rows(b: Builder, x: QTensor, count: int, eps: float, *, centred: 
         part = b.rescale(b.emit("MUL", deviation, below, shift=0), 2.0**-_ROOT_BITS, dtype="INT32")
         acc = b.emit("ADD", b.emit("MUL", deviation, root, shift=0), part)
     else:
-        root = tabulated(b, square, reciprocal, bounds, unit)
+        root = tabulate(b, square, reciprocal, bounds, unit)
         acc = b.emit("MUL", deviation, root, shift=0)
     if centred:
         acc = b.emit("SUB", acc, b.emit("MUL", rest, b.rescale(root, 2.0**-REST_BITS, dtype="INT32"), shift=0))
@@ -180,12 +180,12 @@ def _in_two_parts(
     Above 2**23 units, r is precise enough and rest is 0.
     """
     first = next((k for k, bound in enumerate(bounds[:-1]) if function(np.asarray([bound]))[0] < 2.0**23 * unit), len(bounds) - 2)
-    both = tabulated(b, v, function, bounds[first:], unit * 2.0**-_ROOT_BITS)
+    both = tabulate(b, v, function, bounds[first:], unit * 2.0**-_ROOT_BITS)
     r = b.rescale(both, 2.0**-_ROOT_BITS, dtype="INT32")
     rest = b.emit("SUB", both, b.rescale(r, 2.0**_ROOT_BITS, dtype="INT32"))
     if first:
         end = function(np.asarray([bounds[first]]))
-        above = tabulated(b, v, lambda v: np.maximum(function(v) - end, 0.0), bounds[: first + 1], unit, highest=bounds[-1])
+        above = tabulate(b, v, lambda v: np.maximum(function(v) - end, 0.0), bounds[: first + 1], unit, highest=bounds[-1])
         r = b.emit("ADD", r, above)
     return r, rest
 

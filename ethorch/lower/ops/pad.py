@@ -90,7 +90,7 @@ def decompose_constant_pad(s: AtenBuilder, x: Node, pad: Sequence[int], value: f
 )
 def constant_pad(b: Builder, x: QTensor, pad: Sequence[int], value: float = 0.0, *, out: Result, mode: str = "constant") -> QTensor:
     """out = x with ``value`` around it; negative pads crop. TOSA PAD with the code of ``value``, SLICE."""
-    stored, dims = b.alike([b.requantized(x, out.q)])
+    stored, dims = b.alike([b.to_qparams(x, out.q)])
     values = stored[0]
     pads = [(0, 0)] * values.rank
     for k in range(len(pad) // 2):

@@ -64,15 +64,15 @@ def max_pool2d(
     out: Result,
 ) -> Any:
     """out = maximum over each window, padding excluded: int8[N,C,H,W] -> int8[N,C,OH,OW], exact. TOSA MAX_POOL2D."""
-    value, window = _window(x, kernel, stride, padding, dilation, out).cropped(b, b.nhwc(x))
+    value, window = _window(x, kernel, stride, padding, dilation, out).crop(b, b.nhwc(x))
     if max(window.stride) > 3 and window.is_padded and not x.is_float:  # NPUs cannot pad with a stride above 3
-        value, window = _pad_with_lowest(b, value, window), window.unpadded()
+        value, window = _pad_with_lowest(b, value, window), window.without_padding()
     if max(window.dilation) > 1 or _by_axes(b, value, window):
         for axis in (1, 0):
             value = _pool_along(b, value, axis, window.axes(axis))
     else:
         value = b.emit("MAX_POOL2D", value, kernel=window.kernel, stride=window.stride, pad=window.pad)
-    return b.requantized(b.from_nhwc(value, x.q, x.rank), out.qparams)
+    return b.to_qparams(b.from_nhwc(value, x.q, x.rank), out.qparams)
 
 
 def _by_axes(b: Builder, value: Value, window: Window) -> bool:
@@ -112,7 +112,7 @@ def _pool_along(b: Builder, value: Value, axis: int, window: Window) -> Value:
     shape[1 + axis] = value.shape[1 + axis] * dilation
     value = b.reshape(value, shape)
     shape[1 + axis] = (results - 1) // stride * stride + 1
-    value = b.cropped(value, shape)
+    value = b.crop(value, shape)
     return pool(value, Window.of((1,), stride)) if stride > 1 else value
 
 
@@ -175,7 +175,7 @@ def avg_pool2d(
     factor = math.prod(explicit.kernel) / divisor_override if divisor_override else 1.0
     if explicit.kernel == x.shape[-2:] and not explicit.is_padded:
         return mean_over(b, x, (x.rank - 2, x.rank - 1), out.qparams, factor=factor)
-    value, window = _window(x, kernel, stride, padding, 1, out).cropped(b, b.nhwc(x))
+    value, window = _window(x, kernel, stride, padding, 1, out).crop(b, b.nhwc(x))
     if (count_include_pad and any(window.before)) or (divisor_override and window.is_padded):
         # ceil_mode's padding is included only with a divisor.
         most = window.after if divisor_override else explicit.after
@@ -191,7 +191,7 @@ def avg_pool2d(
     if divisor_override:
         value = b.requantize(b.rescale(value, 1.0, input_zp=zp, dtype="INT32"), x.qparams.step * factor / fine, out.qparams)
         return b.from_nhwc(value, out.qparams, x.rank)
-    return b.requantized(b.from_nhwc(value, x.q, x.rank), out.qparams)
+    return b.to_qparams(b.from_nhwc(value, x.q, x.rank), out.qparams)
 
 
 def adaptive_windows(extent: int, size: int) -> tuple[int, int] | None:
@@ -247,4 +247,4 @@ def adaptive_avg_pool2d(b: Builder, x: QTensor, size: Sequence[int], *, out: Res
             columns.append(b.emit("AVG_POOL2D", part, kernel=kernel, stride=(1, 1), pad=(0, 0, 0, 0), input_zp=zp, output_zp=zp))
         rows.append(b.emit("CONCAT", *columns, axis=2) if len(columns) > 1 else columns[0])
     result = b.emit("CONCAT", *rows, axis=1) if len(rows) > 1 else rows[0]
-    return b.requantized(b.from_nhwc(result, x.q, x.rank), out.qparams)
+    return b.to_qparams(b.from_nhwc(result, x.q, x.rank), out.qparams)

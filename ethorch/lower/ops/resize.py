@@ -107,7 +107,7 @@ _UPSAMPLE = [
 def upsample_nearest2d(b: Builder, x: QTensor, size: Any, scales_h: Any = None, scales_w: Any = None, *, out: Result) -> QTensor:
     """out[n,c,i,j] = x[n,c, floor(i * H / OH), floor(j * W / OW)]: int8[N,C,H,W] -> int8[N,C,OH,OW], exact."""
     height, width = out.shape[-2:]
-    return b.requantized(nearest(b, x, (height, width), (scales_h, scales_w)), out.q)
+    return b.to_qparams(nearest(b, x, (height, width), (scales_h, scales_w)), out.q)
 
 
 @op(
@@ -119,7 +119,7 @@ def upsample_nearest2d(b: Builder, x: QTensor, size: Any, scales_h: Any = None, 
 def upsample_nearest1d(b: Builder, x: QTensor, size: Any, scales: Any = None, *, out: Result) -> QTensor:
     """out[n,c,i] = x[n,c, floor(i * L / OL)]: int8[N,C,L] -> int8[N,C,OL], exact."""
     flat = b.view(x, (*x.shape[:2], 1, x.shape[2]))
-    return b.requantized(b.view(nearest(b, flat, (1, out.shape[-1]), (None, scales)), out.shape), out.q)
+    return b.to_qparams(b.view(nearest(b, flat, (1, out.shape[-1]), (None, scales)), out.shape), out.q)
 
 
 def _positions(extent: int, size: int, align: bool, scale: float | None) -> npt.NDArray[np.float64]:
@@ -203,7 +203,7 @@ def _by_matrix(b: Builder, x: QTensor, dim: int, size: int, align: bool, scale: 
     if extent > 1:
         weight[np.arange(size), low + 1] += upper.astype(np.int8)
     others = [d for d in range(x.rank) if d != dim % x.rank]
-    value = b.stored_as(x, [(), tuple(others), (), (dim % x.rank,)])
+    value = b.store_as(x, [(), tuple(others), (), (dim % x.rank,)])
     result = _product(b, value, weight, 1 / steps, x.qparams.zp)
     if steps != common and value.dtype == "INT16" and extent > 1:
         rest = np.zeros((size, extent), np.int8)
@@ -266,7 +266,7 @@ def upsample_bilinear2d(
     The bound: products with matrices round twice.
     """
     height, width = out.shape[-2:]
-    return b.requantized(bilinear(b, x, (height, width), align_corners, (scales_h, scales_w)), out.q)
+    return b.to_qparams(bilinear(b, x, (height, width), align_corners, (scales_h, scales_w)), out.q)
 
 
 def upsample_linear1d_of_floats(
@@ -287,7 +287,7 @@ def upsample_linear1d(b: Builder, x: QTensor, size: Any, align_corners: bool, sc
     """out = linear interpolation of x: int8[N,C,L] -> int8[N,C,OL], rounded once. TOSA CONV2D, DEPTHWISE_CONV2D."""
     flat = b.view(x, (*x.shape[:2], 1, x.shape[2]))
     target = (1, out.shape[-1])
-    return b.requantized(b.view(_linear(b, flat, target, align_corners, scales), out.shape), out.q)
+    return b.to_qparams(b.view(_linear(b, flat, target, align_corners, scales), out.shape), out.q)
 
 
 def _linear(b: Builder, x: QTensor, size: tuple[int, int], align: bool, scale: float | None) -> QTensor:

@@ -185,7 +185,7 @@ table_op(
     "aten.round.default",
     doc="the nearest integer, halves to even",
     steps=True,
-    floats=f.rounded,
+    floats=f.round_half_even,
     lower=_lower_rounding(torch.round, _nearest),
 )
 table_op(
@@ -201,7 +201,7 @@ table_op(
     doc="the nearest multiple of 10**-decimals",
     calls=[{"decimals": 1}],
     steps=True,
-    floats=lambda x, decimals: f.rounded(x * 10.0**decimals) / 10.0**decimals,
+    floats=lambda x, decimals: f.round_half_even(x * 10.0**decimals) / 10.0**decimals,
     lower=_lower_round_decimals,
 )
 table_op(

@@ -58,8 +58,8 @@ def _scatter(b: Builder, x: QTensor, dim: int, index: QTensor, source: QTensor) 
     count = source.shape[dim]
     if tail < _SHORTEST_ROW:  # longer rows are worth moving x
         others = [d for d in range(x.rank) if d != dim]
-        rows = b.reshape(b.stored_as(x, [(dim,), tuple(others)]), (1, x.shape[dim], lead * tail))
-        updates = b.reshape(b.stored_as(source, [(dim,), tuple(others)]), (1, count, lead * tail))
+        rows = b.reshape(b.store_as(x, [(dim,), tuple(others)]), (1, x.shape[dim], lead * tail))
+        updates = b.reshape(b.store_as(source, [(dim,), tuple(others)]), (1, count, lead * tail))
         put = b.emit("SCATTER", rows, b.reshape(b.logical(index), (1, count)), updates)
         return b.from_order(b.reshape(put, (x.shape[dim], *(x.shape[d] for d in others))), [dim, *others], x.q)
     rows, updates = b.reshape(b.logical(x), (lead, x.shape[dim], tail)), b.reshape(b.logical(source), (lead, count, tail))
@@ -103,7 +103,7 @@ def index_copy(b: Builder, x: QTensor, dim: int, index: Any, source: QTensor, *,
     numbers = constant_numbers(index)
     assert numbers is not None
     places = [int(k) % x.shape[dim] for k in numbers.ravel()]
-    return overwrite_rows(b, b.moved_operand(x, out), dim, places, b.moved_operand(source, out))
+    return overwrite_rows(b, b.convert_operand(x, out), dim, places, b.convert_operand(source, out))
 
 
 def check_index_put(x: Any, indices: Any, values: Any, accumulate: bool = False) -> Reason | None:
@@ -239,9 +239,9 @@ def index_put(b: Builder, x: QTensor, indices: Sequence[Any], values: QTensor, a
     values = b.view(values, (1,) * (x.rank - values.rank) + values.shape) if isinstance(values, QTensor) else values
     if numbers is None and count == 1 and not accumulate:
         return _with_row(b, x, dim, indices[dim], values, out.q)
-    values = b.moved_operand(values, out)
+    values = b.convert_operand(values, out)
     full = (*x.shape[:dim], count, *x.shape[dim + 1 :])
     source = b.tile(values, [want // have for want, have in zip(full, values.shape, strict=True)])
     if numbers is None:
-        return _scatter(b, b.moved_operand(x, out), dim, indices[dim], source)
-    return b.view(overwrite_rows(b, b.moved_operand(x, out), dim, places, source), shape)
+        return _scatter(b, b.convert_operand(x, out), dim, indices[dim], source)
+    return b.view(overwrite_rows(b, b.convert_operand(x, out), dim, places, source), shape)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ethorch.lower.builder.builder import Builder
 from ethorch.lower.builder.qparams import QParams, QTensor, Result, dtype_range
-from ethorch.lower.builder.truth import finite, float_operand, native, selected
+from ethorch.lower.builder.truth import finite, float_operand, native, select_elements
 from ethorch.lower.ops.arithmetic import emit_sum
 from ethorch.lower.ops.quant_rules import EACH_INPUT, SAME_AS_INPUT, QuantRule
 from ethorch.lower.ops.samples import I8, Bools, Ints, Sample
@@ -35,10 +35,10 @@ def either(b: Builder, condition: Any, x: Any, y: Any, q: QParams | None, dtype:
     """Return condition ? x : y in the qparams ``q``, or as integers or truth values of ``dtype``."""
     condition = b.plain_tensor(condition)
     if q is not None:
-        return selected(b, condition, _rescale_by_add(b, x, q), _rescale_by_add(b, y, q), q)
+        return select_elements(b, condition, _rescale_by_add(b, x, q), _rescale_by_add(b, y, q), q)
     dtype = dtype or next((value.value.dtype for value in (x, y) if isinstance(value, QTensor)), "INT32")
-    x, y = (b.moved_operand(value, Result((), dtype)) for value in (x, y))
-    return selected(b, condition, x, y, None)
+    x, y = (b.convert_operand(value, Result((), dtype)) for value in (x, y))
+    return select_elements(b, condition, x, y, None)
 
 
 def check_where(condition: Any, x: Any, y: Any) -> Reason | None:

@@ -114,7 +114,7 @@ def copy(s: AtenBuilder, x: Node, source: Node, non_blocking: bool = False) -> A
 )
 def view(b: Builder, x: QTensor, *_: Any, out: Result) -> QTensor:
     """out = the elements of x in PyTorch's order, in another shape. Data moves only if necessary. TOSA RESHAPE."""
-    return b.requantized(b.view(x, out.shape), out.q)
+    return b.to_qparams(b.view(x, out.shape), out.q)
 
 
 @op(
@@ -132,7 +132,7 @@ def view(b: Builder, x: QTensor, *_: Any, out: Result) -> QTensor:
 )
 def permute(b: Builder, x: QTensor, dims: Sequence[int], *, out: Result) -> QTensor:
     """out = x with its dims in the order ``dims``. Data moves only if an operator requires another order."""
-    return b.requantized(b.permute(x, [dim % x.rank for dim in dims]), out.q)
+    return b.to_qparams(b.permute(x, [dim % x.rank for dim in dims]), out.q)
 
 
 def _swap(x: Any, first: int, second: int) -> list[int]:
@@ -159,7 +159,7 @@ def _swap(x: Any, first: int, second: int) -> list[int]:
 )
 def identity(b: Builder, x: QTensor, *_: Any, out: Result, **__: Any) -> QTensor:
     """out = x: copies, and dropout in evaluation."""
-    return b.requantized(x, out.q)
+    return b.to_qparams(x, out.q)
 
 
 @composite("aten.view_as.default", samples=[Sample(I8(2, 6), I8(3, 4))])

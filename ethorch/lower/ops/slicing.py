@@ -36,7 +36,7 @@ def flip(b: Builder, x: QTensor, dims: Sequence[int], *, out: Result) -> QTensor
     for dim in dims:
         if x.shape[dim] > 1:
             x = _reverse(b, x, dim % x.rank)
-    return b.requantized(x, out.q)
+    return b.to_qparams(x, out.q)
 
 
 def _reverse(b: Builder, x: QTensor, dim: int) -> QTensor:
@@ -63,7 +63,7 @@ def roll(b: Builder, x: QTensor, shifts: Sequence[int], dims: Sequence[int] = ()
         cut = -shift % extent
         if cut:
             x = b.concat([b.narrow(x, dim, cut, extent - cut), b.narrow(x, dim, 0, cut)], dim)
-    return b.requantized(b.view(x, full), out.q)
+    return b.to_qparams(b.view(x, full), out.q)
 
 
 def _sizes(extent: int, size: int) -> list[int]:
@@ -152,12 +152,12 @@ def unfold(b: Builder, x: QTensor, dim: int, size: int, step: int, *, out: Resul
     order = [*range(dim + 1), *range(dim + 2, x.rank + 1), dim + 1]
     if size == step:
         tiles = b.view(b.narrow(x, dim, 0, count * step), (*x.shape[:dim], count, step, *x.shape[dim + 1 :]))
-        return b.requantized(b.permute(tiles, order), out.q)
+        return b.to_qparams(b.permute(tiles, order), out.q)
     taps = []
     for k in range(size):
         tap = slice_strided(b, x, dim, k, k + (count - 1) * step + 1, step)
         taps.append(b.view(tap, (*x.shape[:dim], count, 1, *x.shape[dim + 1 :])))
-    return b.requantized(b.permute(b.concat(taps, dim + 1), order), out.q)
+    return b.to_qparams(b.permute(b.concat(taps, dim + 1), order), out.q)
 
 
 def decompose_slice_scatter(
@@ -190,7 +190,7 @@ def slice_scatter(
 ) -> QTensor:
     """out = x with ``source`` at [start:end:step] along ``dim``. TOSA SLICE, CONCAT."""
     places = list(range(x.shape[dim]))[slice(start, end, step)]
-    x, source = b.moved_operand(x, out), b.moved_operand(source, out)
+    x, source = b.convert_operand(x, out), b.convert_operand(source, out)
     return overwrite_rows(b, x, dim, places, source)
 
 
@@ -257,7 +257,7 @@ def slice_(
     out: Result,
 ) -> QTensor:
     """out = x[start:end:step] along ``dim``. TOSA SLICE; a step is a SLICE of the folded axis."""
-    return b.requantized(slice_strided(b, x, dim, start, end, step), out.q)
+    return b.to_qparams(slice_strided(b, x, dim, start, end, step), out.q)
 
 
 @op(
@@ -269,4 +269,4 @@ def slice_(
 def select(b: Builder, x: QTensor, dim: int, index: int, *, out: Result) -> QTensor:
     """out = x[index] along ``dim``, which is dropped. TOSA SLICE."""
     index %= x.shape[dim]
-    return b.view(b.requantized(slice_strided(b, x, dim, index, index + 1, 1), out.q), out.shape)
+    return b.view(b.to_qparams(slice_strided(b, x, dim, index, index + 1, 1), out.q), out.shape)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ethorch.lower.builder.builder import Builder
 from ethorch.lower.builder.floats import FloatTensor
 from ethorch.lower.builder.qparams import QParams, QTensor, Result
-from ethorch.lower.builder.reductions import geometric_bounds, maximum_of, piece_before, sum_axes, tabulated
+from ethorch.lower.builder.reductions import geometric_bounds, maximum_of, piece_before, sum_axes, tabulate
 from ethorch.lower.ops.quant_rules import EACH_INPUT, fixed_output
 from ethorch.lower.ops.samples import I8, Sample
 from ethorch.lower.ops.spec import op
@@ -74,7 +74,7 @@ def _exponentials(b: Builder, x: QTensor, dim: int) -> _Exponentials:
             below = b.emit("MAXIMUM", below, b.const(np.full((1,) * value.rank, -round(_SHORT_SPAN), np.int32)))
             last = piece_before(0.0, 1.0)  # 0 must be an entry, because exp between entries is not linear
             bounds = [piece_before(last, max(span - 1.0, 3.0)), last, 0.0]
-        codes = tabulated(
+        codes = tabulate(
             b, below, lambda v: np.exp(np.where(np.abs(v) < 1e-6, 0.0, v) * step), bounds, 1 / code_of_one, dtype="INT16"
         )
     else:
@@ -134,7 +134,7 @@ def softmax(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, out: Result)
     least = min(max(1.0, 1 / (4 * q.step * (q.qmax - q.zp))), count)
     bounds = [bound * e.code_of_one for bound in geometric_bounds(least, count, _RATIO_OF_INT8 if int8 else _RATIO_OF_INT16)]
     unit = 1 / least / (32767 if int8 else 65535)  # so that code times reciprocal stays below 2**31
-    reciprocal = tabulated(b, e.sums, lambda v: e.code_of_one / v, bounds, unit, dtype="INT16" if int8 else "INT32")
+    reciprocal = tabulate(b, e.sums, lambda v: e.code_of_one / v, bounds, unit, dtype="INT16" if int8 else "INT32")
     acc = b.emit("MUL", *(b.rescale(part, 1.0, dtype="INT32") for part in (e.codes, reciprocal)), shift=0)
     return QTensor(b.requantize(acc, unit / e.code_of_one, q), dims, q)
 
@@ -171,7 +171,7 @@ def _log_sum(b: Builder, x: QTensor, dim: int, zp: int) -> tuple[Value, float]:
     bounds = [
         bound * e.code_of_one for bound in geometric_bounds(1.0, float(count), _RATIO_OF_LOG_INT16 if int16 else _RATIO_OF_LOG_INT8)
     ]
-    log = tabulated(b, e.sums, lambda v: np.log(v / e.code_of_one), bounds, fraction, from_middle=int16)
+    log = tabulate(b, e.sums, lambda v: np.log(v / e.code_of_one), bounds, fraction, from_middle=int16)
     return b.emit("ADD", b.rescale(e.maxima.value, step / fraction, input_zp=zp, dtype="INT32"), log), fraction
 
 
@@ -193,7 +193,7 @@ def logsumexp(b: Builder, x: QTensor, dim: Any, keepdim: bool = False, *, out: R
     rows = math.prod(x.shape[d] for d in others)
     flat = b.view(b.permute(x, [*others, *reduced]), (rows, math.prod(x.shape[d] for d in reduced)))
     if flat.shape[1] == 1:
-        return b.view(b.requantized(flat, out.qparams), out.shape)
+        return b.view(b.to_qparams(flat, out.qparams), out.shape)
     value, _, dims = b.axis_of(flat, 1)
     offset, fraction = _log_sum(b, QTensor(value, dims, x.q), 1, x.qparams.zp)
     return b.view(QTensor(b.requantize(offset, fraction, out.qparams), dims, out.qparams), out.shape)

@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from ethorch.lower.builder.builder import Builder
 from ethorch.lower.builder.qparams import QTensor, Result
-from ethorch.lower.builder.reductions import reduced_tensor, sum_axes
+from ethorch.lower.builder.reductions import sum_axes, with_reduced_dims
 from ethorch.lower.fx.aten_builder import AtenBuilder, shape_of
 from ethorch.lower.ops.compare import emit_comparison
 from ethorch.lower.ops.extremes import are_indices_read
@@ -47,7 +47,7 @@ def comparisons(count: int) -> Iterator[tuple[int, int]]:
 def _select_ranks(b: Builder, x: QTensor, dim: int, ranks: Sequence[int]) -> list[QTensor]:
     """Return the values of these ranks along ``dim``, 0 for the smallest, each with extent 1."""
     value, axis, dims = b.axis_of(x, dim)
-    columns = [b.sliced(value, axis, place, 1) for place in range(value.shape[axis])]
+    columns = [b.slice_axis(value, axis, place, 1) for place in range(value.shape[axis])]
     needed, steps = set(ranks), list[tuple[int, int, bool, bool]]()
     for low, high in reversed(list(comparisons(len(columns)))):
         if low in needed or high in needed:
@@ -65,7 +65,7 @@ def _select_ranks(b: Builder, x: QTensor, dim: int, ranks: Sequence[int]) -> lis
 def _extreme(b: Builder, name: str, x: Value, y: Value) -> Value:
     if x.dtype in FLOATS or x.dtype == "INT32":
         return b.emit(name, x, y)
-    return b.rescale(b.emit(name, b.widened(x), b.widened(y)), 1.0, dtype=x.dtype)
+    return b.rescale(b.emit(name, b.widen(x), b.widen(y)), 1.0, dtype=x.dtype)
 
 
 def _draw_topk(s: AtenBuilder, x: Node, dim: int, count: int, largest: bool) -> list[Node] | None:
@@ -96,7 +96,7 @@ def sort(b: Builder, x: QTensor, dim: int = -1, descending: bool = False, *, out
     A longer dim, or a sort with used indices, is a topk on the CPU.
     """
     ranks = range(x.shape[dim])
-    return b.requantized(b.concat(_select_ranks(b, x, dim, ranks[::-1] if descending else ranks), dim), out.q)
+    return b.to_qparams(b.concat(_select_ranks(b, x, dim, ranks[::-1] if descending else ranks), dim), out.q)
 
 
 def _decompose_rank(s: AtenBuilder, x: Node, rank: int, dim: int, keepdim: bool) -> Any:
@@ -127,7 +127,7 @@ def kthvalue(b: Builder, x: QTensor, k: int, dim: int = -1, keepdim: bool = Fals
     Along a longer dim, or with a used index, it is a topk on the CPU.
     """
     (ranked,) = _select_ranks(b, x, dim, [k - 1])
-    return b.view(b.requantized(ranked, out.q), out.shape)
+    return b.view(b.to_qparams(ranked, out.q), out.shape)
 
 
 def decompose_median(s: AtenBuilder, x: Node, dim: int, keepdim: bool = False) -> Any:
@@ -145,7 +145,7 @@ def decompose_median(s: AtenBuilder, x: Node, dim: int, keepdim: bool = False) -
 def median(b: Builder, x: QTensor, dim: int, keepdim: bool = False, *, out: Result) -> QTensor:
     """out = median of x along ``dim``, the lower one of an even number. See ``kthvalue``. TOSA MINIMUM, MAXIMUM."""
     (ranked,) = _select_ranks(b, x, dim, [(x.shape[dim] - 1) // 2])
-    return b.view(b.requantized(ranked, out.q), out.shape)
+    return b.view(b.to_qparams(ranked, out.q), out.shape)
 
 
 @composite(
@@ -252,7 +252,7 @@ def bucketize(b: Builder, x: QTensor, boundaries: Any, *, out: Result, out_int32
         )
         return b.integer_table(x, counts.astype(np.float32))
     less = emit_comparison(b, "ge" if right else "gt", b.view(x, (*x.shape, 1)), boundaries)
-    counted = reduced_tensor(less, sum_axes(b, b.widened(less.value), list(less.dims[-1])), [x.rank], None)
+    counted = with_reduced_dims(less, sum_axes(b, b.widen(less.value), list(less.dims[-1])), [x.rank], None)
     return b.view(counted, out.shape)
 
 

@@ -15,15 +15,15 @@ from ethorch.lower.builder.floats import FloatTensor
 from ethorch.lower.builder.qparams import QParams, QTensor, Result
 from ethorch.lower.builder.reductions import (
     all_dims,
+    compute_in_pieces,
     deviations,
     exact_deviations,
     geometric_bounds,
-    led_in_pieces,
-    reduced_tensor,
     steps_per_code,
     sum_of_exact_squares,
     sum_of_squares,
-    tabulated,
+    tabulate,
+    with_reduced_dims,
 )
 from ethorch.lower.fx.aten_builder import AtenBuilder, shape_of
 from ethorch.lower.ops.quant_rules import EACH_INPUT
@@ -59,7 +59,7 @@ def _root(b: Builder, square: Value, unit: float, largest: float, out: QParams) 
     bounds = [0.0, *(bound / unit for bound in geometric_bounds(lowest, largest, ratio))]
     fraction = math.sqrt(largest) / 2.0**22
     int16 = out.dtype == "INT16"  # a table of all roots may have the same step
-    root = tabulated(b, square, lambda v: np.sqrt(np.maximum(v, 0) * unit), bounds, fraction, from_middle=int16, highest=highest)
+    root = tabulate(b, square, lambda v: np.sqrt(np.maximum(v, 0) * unit), bounds, fraction, from_middle=int16, highest=highest)
     return b.requantize(root, fraction, out)
 
 
@@ -98,9 +98,9 @@ def var(b: Builder, x: QTensor, dim: Any = None, *, out: Result, correction: flo
     def of_rows(rows: QTensor) -> QTensor:
         square, unit = _squares(b, rows, dims, True)
         result = b.requantize(square, unit * step**2 / max(count, 1e-9), out.qparams)
-        return reduced_tensor(rows, result, dims, out.qparams)
+        return with_reduced_dims(rows, result, dims, out.qparams)
 
-    return b.view(led_in_pieces(b, x, dims, of_rows), out.shape)
+    return b.view(compute_in_pieces(b, x, dims, of_rows), out.shape)
 
 
 def std_of_floats(
@@ -129,9 +129,9 @@ def std(b: Builder, x: QTensor, dim: Any = None, *, out: Result, correction: flo
     def of_rows(rows: QTensor) -> QTensor:
         square, unit = _squares(b, rows, dims, True)
         root = _root(b, square, unit * step**2 / max(count, 1e-9), (codes * step) ** 2, out.qparams)
-        return reduced_tensor(rows, root, dims, out.qparams)
+        return with_reduced_dims(rows, root, dims, out.qparams)
 
-    return b.view(led_in_pieces(b, x, dims, of_rows), out.shape)
+    return b.view(compute_in_pieces(b, x, dims, of_rows), out.shape)
 
 
 def check_vector_norm(x: Any, ord: float = 2, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Reason | None:
@@ -195,9 +195,9 @@ def vector_norm(
     def of_rows(rows: QTensor) -> QTensor:
         square, unit = _squares(b, rows, dims, False)
         root = _root(b, square, unit * step**2, count * (codes * step) ** 2, out.qparams)
-        return reduced_tensor(rows, root, dims, out.qparams)
+        return with_reduced_dims(rows, root, dims, out.qparams)
 
-    return b.view(led_in_pieces(b, x, dims, of_rows), out.shape)
+    return b.view(compute_in_pieces(b, x, dims, of_rows), out.shape)
 
 
 @composite("aten.var_mean.correction", samples=_VARIANCE)

@@ -11,7 +11,7 @@ import numpy as np
 from ethorch.lower.builder.builder import Builder
 from ethorch.lower.builder.floats import FloatTensor
 from ethorch.lower.builder.qparams import QParams, QTensor, Result
-from ethorch.lower.builder.reductions import all_dims, led_in_pieces, reduced_tensor, sum_axes, sum_axis
+from ethorch.lower.builder.reductions import all_dims, compute_in_pieces, sum_axes, sum_axis, with_reduced_dims
 from ethorch.lower.ops.quant_rules import EACH_INPUT
 from ethorch.lower.ops.samples import I8, Bools, Ints, Sample
 from ethorch.lower.ops.spec import op
@@ -35,7 +35,7 @@ def sum_over(b: Builder, x: QTensor, dims: Sequence[int], out: QParams, factor: 
     if out.is_float:
         total = (FloatTensor.of(b, x).sum(dims) * factor).t
         return QTensor(b.cast(total.value, out.dtype), total.dims, out)
-    return led_in_pieces(b, x, dims, lambda rows: _sum_integers(b, rows, dims, out, factor))
+    return compute_in_pieces(b, x, dims, lambda rows: _sum_integers(b, rows, dims, out, factor))
 
 
 def _sum_integers(b: Builder, x: QTensor, dims: Sequence[int], out: QParams, factor: float) -> QTensor:
@@ -48,7 +48,7 @@ def _sum_integers(b: Builder, x: QTensor, dims: Sequence[int], out: QParams, fac
         acc, unit, magnitude = _sum_within_int32(b, acc, place, unit, magnitude)
     result = b.requantize(acc, x.qparams.step * factor * unit, out)
     result = b.reshape(result, [1 if axis in reduced else extent for axis, extent in enumerate(x.value.shape)])
-    return reduced_tensor(x, result, dims, out)
+    return with_reduced_dims(x, result, dims, out)
 
 
 def _sum_within_int32(b: Builder, acc: Value, axis: int, unit: float, magnitude: int) -> tuple[Value, float, int]:
@@ -115,7 +115,7 @@ def _average_sums(b: Builder, value: Value, step: float, zp: int, out: QParams) 
     sums: list[Value] = []
     for start in range(0, extent, most):
         rows = min(most, extent - start)
-        part = b.sliced(value, axis, start, rows)
+        part = b.slice_axis(value, axis, start, rows)
         ones = b.const(np.ones((rows, 1, channels, 1) if axis == 1 else (1, rows, channels, 1), np.int8))
         acc = b.depthwise_conv2d(part, ones, no_bias, input_zp=zp)
         if part.shape[1:3] == (rows, 1) == (height, width):
@@ -185,7 +185,7 @@ def sum_(b: Builder, x: QTensor, dim: Any = None, keepdim: bool = False, *, out:
 
         def total(rows: QTensor) -> QTensor:
             axes = [axis for d in all_dims(x, dim) for axis in rows.dims[d]]
-            return QTensor(sum_axes(b, b.widened(rows.value), axes), rows.dims, None)
+            return QTensor(sum_axes(b, b.widen(rows.value), axes), rows.dims, None)
 
-        return b.view(led_in_pieces(b, x, all_dims(x, dim), total), out.shape)
+        return b.view(compute_in_pieces(b, x, all_dims(x, dim), total), out.shape)
     return b.view(sum_over(b, x, all_dims(x, dim), out.q, 1.0), out.shape)

@@ -34,7 +34,7 @@ def _hardsigmoid(b: Builder, x: QTensor, unit: float) -> Value:
 
 def _lower_hardsigmoid(b: Builder, x: QTensor, *, out: Result) -> QTensor:
     if out.qparams.dtype != "INT16":
-        return b.requantized(_lower_hardsigmoid(b, x, out=Result(out.shape, out.dtype, _UNIT)), out.qparams)
+        return b.to_qparams(_lower_hardsigmoid(b, x, out=Result(out.shape, out.dtype, _UNIT)), out.qparams)
     q = out.qparams
     return QTensor(b.clamp(_hardsigmoid(b, x, q.step), 0, min(round(1 / q.step), q.qmax)), x.dims, q)
 

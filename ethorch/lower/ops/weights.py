@@ -97,7 +97,7 @@ class Filters:
         for first in range(0, channels, most):
             count = min(most, channels - first)
             part_filters = self if count == channels else self._of_channels(first, count)
-            part = value if count == channels else b.sliced(value, 3, first, count)
+            part = value if count == channels else b.slice_axis(value, 3, first, count)
             parts.append(part_filters.requantize(b, part_filters.depthwise(b, part, window), out))
         return parts[0] if len(parts) == 1 else b.emit("CONCAT", *parts, axis=3)
 

@@ -7,7 +7,7 @@ import pytest
 
 from ethorch.lower.builder.builder import Builder
 from ethorch.lower.builder.qparams import QParams, QTensor
-from ethorch.lower.builder.reductions import reduced_by
+from ethorch.lower.builder.reductions import reduce_axes
 from ethorch.tosa.layout import MAX_RANK, Dims, contiguous
 from ethorch.tosa.limits import Limits, Range
 from ethorch.tosa.serialize import serialize
@@ -42,7 +42,7 @@ def found(build) -> np.ndarray:
         (lambda b, x: b.pad_or_crop(x, 2, -2, 9), np.pad(DATA[:, :, 2:], ((0, 0), (0, 0), (0, 1)), constant_values=3)),
         (lambda b, x: b.concat([x, b.narrow(x, 1, 0, 1)], 1), np.concatenate([DATA, DATA[:, :1]], 1)),
         (lambda b, x: b.tile(x, [2, 1, 3]), np.tile(DATA, (2, 1, 3))),
-        (lambda b, x: b.from_order(b.stored_as(x, [(1,), (2,), (0,)]), [1, 2, 0], x.q), DATA),
+        (lambda b, x: b.from_order(b.store_as(x, [(1,), (2,), (0,)]), [1, 2, 0], x.q), DATA),
     ],
 )
 def test_against_numpy(build, wanted: np.ndarray) -> None:
@@ -69,14 +69,14 @@ def test_what_moves_nothing_emits_nothing() -> None:
     x = QTensor(b.input("x", (2, 3, 4), "INT8"), contiguous((2, 3, 4)), Q)
     for same in (b.narrow(x, 1, 0, 3), b.every(x, 1, 1), b.pad_or_crop(x, 1, 0, 3), b.tile(x, [1, 1, 1]), b.concat([x], 0)):
         assert same.value is x.value
-    assert b.reshape(x.value, (2, 3, 4)) is b.cropped(x.value, (2, 3, 4)) is b.padded(x.value, 0, 0, 0, 0) is x.value
-    assert b.requantized(x, None) is x and not b.graph.ops
+    assert b.reshape(x.value, (2, 3, 4)) is b.crop(x.value, (2, 3, 4)) is b.pad_axis(x.value, 0, 0, 0, 0) is x.value
+    assert b.to_qparams(x, None) is x and not b.graph.ops
 
 
 @pytest.mark.parametrize(("axes", "reductions"), [({0, 1}, 1), ({0, 2}, 2), ({1}, 1), ({0, 1, 2}, 1), (set(), 0)])
 def test_neighbours_are_reduced_as_one(axes: set[int], reductions: int) -> None:
     b = Builder()
-    result = reduced_by(b, "REDUCE_SUM", b.input("x", (2, 3, 4), "INT32"), axes)
+    result = reduce_axes(b, "REDUCE_SUM", b.input("x", (2, 3, 4), "INT32"), axes)
     b.graph.outputs.append(result)
     assert sum(op.name == "REDUCE_SUM" for op in b.graph.ops) == reductions
     data = np.arange(24, dtype=np.int32).reshape(2, 3, 4)

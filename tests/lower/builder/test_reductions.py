@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ethorch.lower.builder.builder import Builder
-from ethorch.lower.builder.reductions import geometric_bounds, sum_of_squares, tabulated
+from ethorch.lower.builder.reductions import geometric_bounds, sum_of_squares, tabulate
 from ethorch.tosa.serialize import serialize
 from ethorch.tosa.verify import verify
 from tests.helpers.ladder import reference
@@ -24,7 +24,7 @@ def test_a_piece_is_exactly_nothing_above_its_end(power: float, least: float, dt
     v = b.input("v", values.shape, "INT32")
     unit = least**power / (2.0**22 if dtype == "INT32" else 32767)
     bounds = [(bound - least) / 4 for bound in geometric_bounds(least, 4.29e9 + least, 64.0)]
-    b.graph.outputs.append(tabulated(b, v, lambda x: (4 * np.maximum(x, 0) + least) ** power, bounds, unit, dtype=dtype))
+    b.graph.outputs.append(tabulate(b, v, lambda x: (4 * np.maximum(x, 0) + least) ** power, bounds, unit, dtype=dtype))
     verify(b.graph)
     found = reference(serialize(b.graph), [values])[0].astype(np.float64)
     wanted = (4 * values.astype(np.float64) + least) ** power / unit
@@ -38,7 +38,7 @@ def test_the_ends_of_the_bounds_are_entries() -> None:
     b = Builder()
     values = np.arange(-9000, 1, dtype=np.int32).reshape(1, -1, 1)
     v = b.input("v", values.shape, "INT32")
-    b.graph.outputs.append(tabulated(b, v, lambda x: np.exp(x / 800), [-9600.7, -2400.3, 0.0], 1 / 32767, dtype="INT16"))
+    b.graph.outputs.append(tabulate(b, v, lambda x: np.exp(x / 800), [-9600.7, -2400.3, 0.0], 1 / 32767, dtype="INT16"))
     found = reference(serialize(b.graph), [values])[0].astype(np.float64)
     assert np.abs(found - np.exp(values / 800) * 32767).max() < 2
 

@@ -50,9 +50,9 @@ def test_axes_are_taken_and_put_together() -> None:
 def test_what_no_window_reads_is_sliced_off() -> None:
     b = Builder()
     value = b.input("x", (2, 8, 9, 3), "INT8")
-    cropped, window = Window.of((3, 3), (3, 2)).ending((8, 9)).cropped(b, value)
+    cropped, window = Window.of((3, 3), (3, 2)).ending((8, 9)).crop(b, value)
     assert cropped.shape == (2, 6, 9, 3) and window.pad == (0, 0, 0, 0)
-    assert Window.of((3, 3), 2, 1).ending((9, 9)).cropped(b, value)[0] is value
+    assert Window.of((3, 3), 2, 1).ending((9, 9)).crop(b, value)[0] is value
 
 
 @pytest.mark.parametrize(("dtype", "accumulator"), [("INT8", "INT32"), ("INT16", "INT48")])
