@@ -97,16 +97,16 @@ def targets_page() -> str:
 
 
 def vela_bugs_page() -> str:
-    """A row for each of Vela's known bugs: what it does, where, and what ethorch does about it."""
+    """Return a table of Vela's known bugs and their workarounds."""
     lines = [
         "# Vela's known bugs",
         _WRITTEN,
         "",
-        "What Vela compiles to a stream that computes something else, or refuses, or does not survive; and what ethorch does",
-        "about it. Found with the TOSA reference model and ethorch's simulator. `python -m tests.lower.rewrite.vela_bug_findings`",
-        "compiles small graphs for each, as they stand and as ethorch gives them to Vela.",
+        "Graphs that Vela refuses or compiles incorrectly, and ethorch's workarounds. The bugs were found by comparing Vela's output",
+        "in ethorch's simulator with the TOSA reference model. `python -m tests.lower.rewrite.vela_bug_findings` compiles small graphs",
+        "for each bug, with and without the workaround.",
         "",
-        "| bug | what Vela does | NPUs | versions | what ethorch does |",
+        "| Bug | Description | NPUs | Vela versions | Workaround |",
         "| --- | --- | --- | --- | --- |",
     ]
     for bug in VELA_BUGS:

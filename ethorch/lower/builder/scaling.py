@@ -21,6 +21,7 @@ def saturating_reach(largest: float, scale: float) -> int | None:
 
     TOSA does not define the result of a RESCALE that exceeds 32 bits (TOSA 1.0 apply_scale_32).
     """
+    # 2**17 is outside INT16
     return math.ceil((1 << 17) / scale) if largest * scale >= 2.0**30 else None
 
 

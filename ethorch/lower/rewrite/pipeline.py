@@ -19,8 +19,8 @@ from ethorch.lower.rewrite.order_channels import order_channels
 from ethorch.lower.rewrite.peephole import (
     merge_neighbours,
     move_reshapes_before_pads,
+    move_tables_after_transposes,
     move_tables_before_moves,
-    move_tables_behind_transposes,
 )
 from ethorch.lower.rewrite.rescale_to_depthwise import rescale_to_depthwise
 from ethorch.lower.rewrite.rewriter import Names, Rewriter
@@ -144,8 +144,8 @@ PIPELINE: tuple[Step | Repeat, ...] = (
         "After channels are selected, which leaves fewer TRANSPOSEs, and after neighbours are merged, which would undo the split.",
     ),
     Step(
-        "move tables behind transposes",
-        always(move_tables_behind_transposes),
+        "move tables after transposes",
+        always(move_tables_after_transposes),
         "After all steps that remove TRANSPOSEs of convolutions.",
     ),
     Step(

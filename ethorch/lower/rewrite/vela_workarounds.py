@@ -316,11 +316,11 @@ def run_in_four_axes(r: Rewriter, op: Op) -> None:
             r.insert_before(rescale or op, 0 if rescale else index, copy_value)
         return
     elements = op.operands[:1] if op.name == "TABLE" else op.operands
-    value = at.again(op, *(_without_ones(r, at, value, drop, scaled) for value in elements))
+    output = at.again(op, *(_without_ones(r, at, value, drop, scaled) for value in elements))
     while r.uses(op.result) == 1 and (readers := r.readers(op.result)) and readers[0].name in FOLLOWING:
         (op,), at = readers, r.before(readers[0])
-        value = at.again(op, value)
-    r.replace(op, at.reshape(value, *result.shape))
+        output = at.again(op, output)
+    r.replace(op, at.reshape(output, *result.shape))
 
 
 def _without_ones(r: Rewriter, at: Place, value: Value, drop: int, scaled: bool) -> Value:
