@@ -321,7 +321,7 @@ def test_refusals(partitioner: Any, model: type[nn.Module], reason: str) -> None
     found = [refused[node] for node in program.graph.nodes if node in refused and str(node.target) in ("cond", "while_loop")]
     assert [r.id for r in found] == [reason]
     if reason == "control_flow.branch":
-        assert found[0].text.count("[user.check]") == 1 and "the body holds cond" in found[0].text
+        assert found[0].text.count("[user.check]") == 1 and "the body contains cond" in found[0].text
     if isinstance(partitioner, EthosUPartitioner):
         assert "to_executorch cannot write a while_loop" in found[0].way_out
 

@@ -63,7 +63,7 @@ def test_a_replacement_takes_over_name_and_readers() -> None:
     r.replace(last, r.before(last).again(last, min_val=0))
     assert r.finish().outputs == [output]
     verify(graph)
-    with pytest.raises(AssertionError, match="has readers"):
+    with pytest.raises(AssertionError, match="expected an unused value"):
         r.replace(graph.ops[-1], graph.ops[0].result)
 
 
@@ -73,7 +73,7 @@ def test_a_bypass_leaves_an_output_its_operator() -> None:
     r.bypass(graph.ops[1], graph.ops[0].result)
     verify(r.finish())
     assert names(r) == ["CLAMP", "CLAMP"]
-    with pytest.raises(AssertionError, match="an operator of its own"):
+    with pytest.raises(AssertionError, match="is not an output"):
         r.bypass(graph.ops[-1], graph.ops[0].result)
 
 
