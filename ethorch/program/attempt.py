@@ -1,4 +1,4 @@
-"""What a program that was tried came to."""
+"""A program that a search compiled."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Attempt:
-    """A program that was tried.
+    """A program that a search compiled.
 
     Attributes:
-        change: what is other than the settings say; empty for the first.
-        ram_bytes, flash_bytes: of the whole application.
-        milliseconds: of one inference by the estimate; None where unknown.
-        sqnr_db: against the float model; None where it was not measured.
-        fits: do all budgets hold?
+        change: Difference from the settings; empty for the first attempt.
+        ram_bytes, flash_bytes: Memory of the whole application.
+        milliseconds: Estimated time of one inference; None if unknown.
+        sqnr_db: SQNR against the float model; None if not measured.
+        fits: Whether all budgets are met.
     """
 
     change: str
@@ -26,5 +26,5 @@ class Attempt:
     fits: bool
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data; keys are the attributes' names."""
+        """Return plain data with the attributes' names as keys."""
         return asdict(self)

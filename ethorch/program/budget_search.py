@@ -1,4 +1,4 @@
-"""Budgets that do not hold at once: other arenas, weights in SRAM and 16 bits for single modules are tried until they do."""
+"""Search for settings that meet the budgets: other arenas, weights in SRAM, and 16 bits for modules."""
 
 from __future__ import annotations
 
@@ -30,17 +30,16 @@ _STEPS = 3  # times that a limit for the arena is corrected by what the rest of 
 
 
 def search_budgets(settings: Settings, make: Make, user: UserModel, fixed: Collection[str] = ()) -> Record:
-    """The program by these settings; where a budget does not hold, the first that keeps all of them, or else the nearest.
+    """Return the program with these settings, or the first one that meets all budgets, or the nearest.
 
-    Tried are, in this order: what the settings say; channels last, where the layout is ``auto``; products on the CPU,
-    where the partition is by cost; an arena as
-    small as the RAM asks for; the fastest arena, and weights in SRAM,
-    where time is short and RAM is left; 16 bits for the modules that lose most, where accuracy is short.
+    The order is: the settings; channels last, if the layout is ``auto``; products on the CPU, if the partition is by cost; an
+    arena as small as the RAM requires; the fastest arena and weights in SRAM, if the time is exceeded; 16 bits for the most
+    sensitive modules, if the accuracy is missed.
 
     Args:
-        make: compiles.
-        user: the float model and its samples.
-        fixed: names of settings that are not changed for a budget; ``modules`` among them leaves the accuracy as it is.
+        make: Function that compiles.
+        user: Float model and its samples.
+        fixed: Names of settings that do not change; ``modules`` disables the search for accuracy.
     """
     search = _Search(make, frozenset(fixed))
     best = search.attempt("", settings)
@@ -66,7 +65,7 @@ class _Search:
         self.tried: list[Attempt] = []
 
     def attempt(self, change: str, settings: Settings, only_compiler: bool = True) -> Record:
-        """One program; it joins the list."""
+        """Compile one program and add it to the list."""
         if change:
             with stage(f"try {change}"), mute_sample_warnings():
                 record = self.make(settings, only_compiler)
@@ -79,7 +78,7 @@ class _Search:
         return record
 
     def with_layout(self, before: Record) -> Record:
-        """Channels last at both ends, where inputs or outputs have channels and milliseconds are saved."""
+        """Use channels-last inputs and outputs if that saves time."""
         first = _settings(before).with_(io_layout=NCHW)
         before.settings = first
         if not any(len(info.shape) in (4, 5) for info in (*before.inputs, *before.outputs)):
@@ -89,7 +88,7 @@ class _Search:
         return found if saved > _WORTH_OF_LAYOUT * (before.milliseconds or 0) else before
 
     def with_partition(self, before: Record) -> Record:
-        """Products of two activations on the CPU, where it has a kernel for them, the RAM allows it and milliseconds are saved."""
+        """Compute products of two activations on the CPU if it has kernels, the RAM suffices, and that saves time."""
         first = _settings(before).with_(partition=NPU)
         before.settings = first
         try:
@@ -99,7 +98,7 @@ class _Search:
         return found if self.pays(found, before) else before
 
     def with_constants(self, before: Record) -> Record:
-        """Weights in SRAM, all or those that are read several times, where the RAM allows it and milliseconds are saved."""
+        """Put weights into SRAM, all or those that are read several times, if the RAM suffices and that saves time."""
         found = self.attempt("weights in SRAM", _settings(before).with_(constants=SRAM))
         if _missed(found, "ram"):
             found = self.with_less_ram(found)
@@ -112,12 +111,12 @@ class _Search:
         return before
 
     def pays(self, found: Record, before: Record) -> bool:
-        """Does the RAM allow it, and are milliseconds saved?"""
+        """Return True if the RAM suffices and time is saved."""
         saved = (before.milliseconds or 0) - (found.milliseconds or 0)
         return not _missed(found, "ram") and saved > _WORTH * (before.milliseconds or 0)
 
     def with_resident(self, before: Record) -> Record:
-        """Weights that are read several times in a call in what is left of the RAM; ``before`` where nothing is left."""
+        """Put weights that are read several times into the remaining RAM; return ``before`` if none remains."""
         settings = _settings(before)
         room = (settings.ram_limit or 0) - before.memory.ram_bytes
         if room <= 0:
@@ -125,7 +124,7 @@ class _Search:
         return self.attempt(f"{room:,} bytes for weights that are read several times", settings.with_(constants=room))
 
     def with_less_ram(self, before: Record) -> Record:
-        """A smaller arena, by as much as the application takes too much."""
+        """Reduce the arena by the excess of the application."""
         best = before
         for _ in range(0 if "arena" in self.fixed else _STEPS):
             settings, arena = _settings(best), _arena(best)
@@ -140,7 +139,7 @@ class _Search:
         return best
 
     def with_fewer_cycles(self, before: Record) -> Record:
-        """The fastest arena, then weights in SRAM; neither where it costs the RAM."""
+        """Use the fastest arena, then weights in SRAM, if the RAM suffices."""
         best = before
         changes: list[tuple[str, dict[str, Any]]] = []
         if _settings(before).arena == FREE and "arena" not in self.fixed:
@@ -163,7 +162,7 @@ class _Search:
         return best
 
     def with_more_bits(self, before: Record, user: UserModel, least: float | None) -> Record:
-        """16 bits for activations of the modules that lose most, as few as the least SQNR in dB asks for."""
+        """Use 16-bit activations for as few sensitive modules as the least SQNR requires."""
         settings = _settings(before)
         if settings.scheme != "int8" or before.config is not None:
             return before
@@ -197,10 +196,10 @@ def _sqnr_db(record: Record) -> float:
 
 
 def _missed(record: Record, name: str) -> bool:
-    """Does this budget not hold?"""
+    """Return True if the budget is not met."""
     return any(budget.name == name and budget.holds is False for budget in budgets(record))
 
 
 def _arena(record: Record) -> int:
-    """Bytes of the largest scratch region; 0 where nothing is on the NPU."""
+    """Return the bytes of the largest scratch region; 0 without delegates."""
     return max((payload.scratch_bytes for payload in record.payloads), default=0)

@@ -1,4 +1,4 @@
-"""``build_program``: user's methods to the record of a program, by the settings as they are. One method is the case of one name."""
+"""Build the record of a program from the user's methods, with fixed settings."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ def single_method(user: UserModel) -> UserMethods:
 
 
 def is_single(methods: UserMethods) -> bool:
-    """Return True if the program will be one method under the usual name, which needs no merging."""
+    """Return True if the program has one method with the default name, which needs no merging."""
     return set(methods.models) == {FORWARD}
 
 
 def quantize(methods: UserMethods, settings: Settings) -> dict[str, GraphModule]:
-    """Return each method with quantize and dequantize operators, in the settings' layout.
+    """Return each method with quantize and dequantize operators, in the layout of the settings.
 
     Raises:
-        EthorchError: Some of the models are quantized already and some are not, or as of ``ethorch.compile``.
+        EthorchError: Only some of the models are quantized. See also ``ethorch.compile``.
     """
     if not any(user.quantized for user in methods.models.values()):
         check_modules([user.module for user in methods.models.values()], settings)
@@ -81,14 +81,14 @@ def build_program(
     settings: Settings,
     quantized: Mapping[str, GraphModule] | None = None,
 ) -> Record:
-    """Return the record of the program of these methods. Budgets are compared later, and not searched for.
+    """Return the record of the program of these methods. Budgets are not searched.
 
     Args:
-        methods: In eval mode, with their channels as the models have them.
-        quantized: What ``quantize`` returned for the same methods and settings; None calls it.
+        methods: Methods in evaluation mode and in the layout of the models.
+        quantized: Result of ``quantize`` for the same methods and settings. Default: calls it.
 
     Raises:
-        EthorchError: As of ``ethorch.compile``.
+        EthorchError: See ``ethorch.compile``.
     """
     if quantized is None:
         quantized = quantize(methods, settings)
@@ -117,7 +117,7 @@ def build_program(
 def _build_several(
     methods: UserMethods, quantized: Mapping[str, GraphModule], settings: Settings
 ) -> tuple[bytes, dict[str, Build]]:
-    """Return the ``.pte`` of several methods in the settings' layout, and what is known of each."""
+    """Return the ``.pte`` of several methods in the layout of the settings, and the build of each."""
     if settings.partition == COST:
         raise SpecError(f"partition={COST!r} is of one method: several need one of npu and cpu-matmul.")
     if settings.etrecord:
@@ -137,14 +137,14 @@ def _build_several(
 
 
 def _wide_counters(quantized: Mapping[str, GraphModule], names: Mapping[str, Mapping[str, str]]) -> dict[str, set[str]]:
-    """For each method, its names of buffers that one of the methods needs in int64: what they share has one type."""
+    """Return for each method the buffers that any of the methods needs in int64, because shared buffers have one type."""
     changed = {method: {name for name, _ in state_buffers(module)} for method, module in quantized.items()}
     needed = {names[method][name] for method, module in quantized.items() for name in changed[method] - narrow_counters(module)}
     return {method: {name for name in changed[method] if names[method][name] in needed} for method in quantized}
 
 
 def _with_shared_constants(parts: Mapping[str, File], builds: Mapping[str, Build]) -> tuple[dict[str, File], dict[str, Build]]:
-    """The programs, whose Ethos-U delegates share what is equal of their constants; and what is known of them."""
+    """Return the programs and builds, with equal constants of the delegates stored once."""
     old = [d.payload for part in parts.values() for m in part.methods.values() for d in m.delegates if d.id == BACKEND_ID]
     new = share_constants(list(dict.fromkeys(old)))
     if new is None:
@@ -171,7 +171,7 @@ def _with_shared_constants(parts: Mapping[str, File], builds: Mapping[str, Build
 
 
 def _in_layout(methods: UserMethods, settings: Settings) -> UserMethods:
-    """The models and their calls with channels last, where the settings ask for that."""
+    """Return the models and their calls in channels-last layout, if the settings request it."""
     if settings.io_layout == AUTO_LAYOUT and not is_single(methods):
         raise SpecError(f"io_layout={AUTO_LAYOUT!r} is of one method: several need one of nchw and nhwc, which they share.")
     if not settings.channels_last:
@@ -181,7 +181,7 @@ def _in_layout(methods: UserMethods, settings: Settings) -> UserMethods:
 
 
 def check_modules(models: Iterable[nn.Module], settings: Settings) -> None:
-    """SpecError where the settings name a submodule that none of the models has."""
+    """Raise SpecError if the settings name a submodule that none of the models has."""
     known = {name for model in models for name, _ in model.named_modules()}
     for name in settings.modules:
         if name not in known and f"module.{name}" not in known:
@@ -196,11 +196,11 @@ def lower_method(
     shared: bool = False,
     wide: Collection[str] = (),
 ) -> Build:
-    """Lower one quantized method to a ``.pte``, its inputs and outputs of the settings' type.
+    """Lower one quantized method to a ``.pte`` with inputs and outputs of the settings' type.
 
     Args:
-        user: in the settings' layout.
-        shared, wide: as of ``build_pte``.
+        user: Model in the layout of the settings.
+        shared, wide: See ``build_pte``.
     """
     codes = boundary_codes(quantized)
     taken, inputs = quantized, user.example_inputs
@@ -218,7 +218,7 @@ def lower_method(
 
 
 def compile_beside(record: Record) -> Callable[[UserModel, Settings], Record]:
-    """Compiles as ``compile`` does, without a search for budgets; what ``record`` has of the same model is not done again."""
+    """Return a function that compiles without a search, and reuses the results of ``record`` for the same model."""
 
     def once(user: UserModel, settings: Settings) -> Record:
         assert record.settings is not None

@@ -1,4 +1,4 @@
-"""One call from a model to a program: quantize, compile for the NPU, and keep what became of it."""
+"""Compile a model to a program in one call."""
 
 from __future__ import annotations
 
@@ -72,49 +72,48 @@ def compile(
     settings: Settings | None = None,
     progress: bool | None = None,
 ) -> Program:
-    """A model as a program for an Ethos-U NPU: quantized, compiled by Vela, in an ExecuTorch ``.pte``.
+    """Quantize a model and compile it for an Ethos-U NPU.
 
-    The model itself is not changed. What the NPU cannot run stays on the CPU; ``Program.explain`` says why, and what to do::
+    The model is not changed. Operators that the NPU does not support run on the CPU; ``Program.explain`` shows reasons and
+    remedies::
 
         program = ethorch.compile(model, torch.rand(1, 3, 32, 32), "ethos-u55-128", calibration=images)
         program.save("model.pte")
         print(program)
 
     Args:
-        model: an ``nn.Module``; one that ``convert_pt2e`` returned is taken as it is; an ``ExportedProgram``; or the name of
-            one, as on the command line: ``FILE.py:NAME``, ``package.module:NAME``, ``FILE.pt2``, ``torchvision:NAME``,
-            ``timm:NAME``, ``hf:FOLDER``, ``executorch:NAME``. Or several modules by the names that the program's methods get, such
-            as ``prefill`` and ``decode``: what they share are the same parameters and buffers.
-        example_inputs: a tensor, a tuple of inputs, or a dict of keyword inputs; they fix the shapes. A model by name brings its
-            own. Of several methods: their inputs by name.
-        target: name of the NPU, see ``ethorch targets``; the board's first by default, or ``ethos-u55-128``.
-        calibration: representative inputs, some tens: any iterable of samples, a Dataset or DataLoader, a batch, a file or a
-            folder, or ``ethorch.samples`` of these. The ranges of all activations come from them. None: the example inputs alone.
-            Of several methods: sessions, each a list of calls in order, ``("decode", inputs)``; a session begins with the buffers'
-            initial contents.
+        model: An ``nn.Module``, a module from ``convert_pt2e``, an ``ExportedProgram``, or a name as on the command line:
+            ``FILE.py:NAME``, ``package.module:NAME``, ``FILE.pt2``, ``torchvision:NAME``, ``timm:NAME``, ``hf:FOLDER``,
+            ``executorch:NAME``. A dict of modules compiles to several methods, such as ``prefill`` and ``decode``; they share the
+            parameters and buffers that are the same objects.
+        example_inputs: A tensor, a tuple of inputs, or a dict of keyword inputs, which fix the shapes. Several methods need a dict
+            of inputs. A named model brings its own.
+        target: Name of the NPU, see ``ethorch targets``. Default: the first NPU of the board, or ``ethos-u55-128``.
+        calibration: A few dozen representative inputs, from which the ranges of activations are derived: an iterable of samples, a
+            Dataset or DataLoader, a batch, a file or folder, or ``ethorch.samples`` of these. Several methods need sessions: lists
+            of calls in order, ``("decode", inputs)``, that start with the initial state. Default: the example inputs.
         shapes: A tuple of input shapes for each method, such as ``[((1, 64, 32), (1, 64)), ((1, 128, 32), (1, 128))]``, or
-            ``["1x64x32,1x64", "1x128x32,1x128"]``. The methods share weights and quantization parameters; calling the program calls
-            the smallest method that fits (``ethorch.targets.selection``). Default: one method of the example inputs' shapes.
-        scheme: ``int8`` (default), ``a16w8``, ``a8w4`` or ``int8-per-tensor``; or a QuantizationConfig.
-        modules: submodule name -> a scheme of its own, e.g. ``{"head": "a16w8"}``; ``"float"`` leaves it to the CPU.
-        io: type of the program's inputs and outputs that are float in the model: ``float32`` (default), ``int8``, ``uint8`` or
-            ``int16``. ``Program.inputs`` and ``outputs`` have their scales.
-        board: a board of ``ethorch boards``, such as ``alif-e8-hp``, or a TOML file of yours: its clocks and bandwidths go to Vela,
-            its NPU is the target unless you name one, and its RAM and flash are the limits unless you set some.
-        ram, flash: bytes that the whole application may take, or texts such as ``"256K"``.
-        latency_ms: milliseconds that one inference may take by the estimate.
-        min_sqnr_db: least SQNR of the program against the float model, measured on the first calibration samples. Where one of
-            these budgets does not hold, other arenas, weights in SRAM and 16 bits for single modules are tried
-            (``ethorch.program.budget_search``).
-        settings: Every choice as one value, these and those that have no parameter; the parameters change it.
-        progress: draw progress on stderr; None: on a terminal.
+            ``["1x64x32,1x64", "1x128x32,1x128"]``. The methods share weights and quantization parameters. Calls select the smallest
+            method that fits (``ethorch.targets.selection``). Default: one method with the shapes of the example inputs.
+        scheme: ``int8`` (default), ``a16w8``, ``a8w4``, ``int8-per-tensor``, or a QuantizationConfig.
+        modules: Schemes of submodules, e.g. ``{"head": "a16w8"}``; ``"float"`` leaves the module on the CPU.
+        io: Type of float inputs and outputs: ``float32`` (default), ``int8``, ``uint8`` or ``int16``. ``Program.inputs`` and
+            ``outputs`` have the scales.
+        board: A board of ``ethorch boards``, such as ``alif-e8-hp``, or a TOML file. It sets clocks and bandwidths, and the
+            defaults of ``target``, ``ram`` and ``flash``.
+        ram, flash: Limits of the whole application in bytes, or texts such as ``"256K"``.
+        latency_ms: Limit of the estimated time of one inference in milliseconds.
+        min_sqnr_db: Least SQNR against the float model in dB, measured on the first calibration samples. If one of these budgets is
+            not met, other arenas, weights in SRAM and 16-bit modules are tried (``ethorch.program.budget_search``).
+        settings: All choices as one value. The other parameters override it.
+        progress: Whether to display progress. Default: on a terminal or in a notebook.
 
     Raises:
-        SpecError: a target, scheme, type, size or flag is unknown.
-        UserCodeError: the model does not run with its inputs, or cannot be exported.
-        QuantizationError: it cannot be quantized as asked.
-        VerificationError: A delegate computes something else than its TOSA graph: a bug of Vela or of ethorch.
-        EthorchError: samples do not fit, or ExecuTorch cannot make a program of it.
+        SpecError: A target, scheme, type, size or flag is unknown.
+        UserCodeError: The model does not run with its inputs, or cannot be exported.
+        QuantizationError: The model cannot be quantized as requested.
+        VerificationError: A delegate differs from its TOSA graph: a bug of Vela or of ethorch.
+        EthorchError: Samples do not fit, or ExecuTorch cannot write the program.
     """
     chosen = (settings or Settings()).with_(
         target=target,
@@ -139,10 +138,10 @@ def compile(
 
 
 def load_methods(model: Model | Methods, example_inputs: Any, calibration: Any, settings: Settings) -> UserMethods:
-    """Return whatever names a model, or several, as methods: modules with checked inputs and samples.
+    """Return a model, or several, as methods with checked inputs and samples.
 
     Args:
-        settings: Of several ``shapes``, each becomes a method.
+        settings: Each of several ``shapes`` becomes a method.
     """
     if isinstance(model, str):
         model = load_model(model)
@@ -177,15 +176,14 @@ def quantize(
     settings: Settings | None = None,
     progress: bool | None = None,
 ) -> GraphModule:
-    """The model with calibrated quantize and dequantize operators: what ``convert_pt2e`` returns, ready for ``compile``.
+    """Return the model with calibrated quantize and dequantize operators, like ``convert_pt2e``, for ``compile``.
 
-    It computes in float what the NPU will compute in integers, so its accuracy can be measured with PyTorch alone::
+    It computes in float with the rounding of the NPU, so PyTorch can measure its accuracy::
 
         quantized = ethorch.quantize(model, images[0], calibration=images)
         print(ethorch.sqnr_db(model(images[0]), quantized(images[0])))
 
-    Arguments are those of ``compile``, and so are the errors. With ``settings.io`` it still takes and gives floats, rounded to that
-    type.
+    See ``compile`` for the arguments and errors. With ``settings.io``, inputs and outputs are float values rounded to that type.
     """
     chosen = (settings or Settings()).with_(target=target, scheme=scheme)
     with exclusive(), shown(progress):
@@ -202,10 +200,10 @@ def user_model(
     *,
     shapes: Sequence[Shapes] = (),
 ) -> UserModel:
-    """Whatever names a model, with its inputs and calibration samples checked.
+    """Return the model with checked inputs and calibration samples.
 
     Raises:
-        EthorchError: there are no example inputs, or a sample does not fit them.
+        EthorchError: Example inputs are missing, or a sample does not fit.
     """
     if isinstance(model, str):
         model = load_model(model)
@@ -264,7 +262,7 @@ def _compare_ranges(example_inputs: Sequence[Any], samples: Sequence[Sequence[An
 
 
 def _build_within_budgets(methods: UserMethods, settings: Settings) -> Record:
-    """Build by the settings; of one method, search for others if a budget does not hold."""
+    """Build the program; for a single method, search for settings that meet the budgets."""
     if not is_single(methods):
         return build_program(methods, settings)
     quantized: dict[bool, dict[str, GraphModule]] = {}  # what was quantized last, by layout
@@ -283,7 +281,7 @@ def _build_within_budgets(methods: UserMethods, settings: Settings) -> Record:
 
 
 def _check_arena(record: Record, settings: Settings) -> None:
-    """Warn where the limit for the arena that the user gave does not hold."""
+    """Warn if the program exceeds the user's limit of the arena."""
     assert record.build is not None and record.settings is not None
     found = max((arena_bytes(delegate.compiled) for delegate in record.build.delegates), default=0)
     if isinstance(settings.arena, int) and settings.arena == record.settings.arena and found > settings.arena:

@@ -1,4 +1,4 @@
-"""A data set through a program on the simulated NPU, the float and the fake-quantized model beside it."""
+"""Evaluate a data set on the simulated NPU, the float model and the fake-quantized model."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _BATCH = 32
 
 @dataclass(frozen=True)
 class SampleResult:
-    """One sample: its name, its label, and what each column answered (flat outputs; codes as what they mean)."""
+    """A sample with its name, its label, and the flat outputs of each column, dequantized."""
 
     name: str
     label: Any
@@ -51,16 +51,15 @@ class SampleResult:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What ``ethorch.evaluate`` found.
+    """Result of ``ethorch.evaluate``.
 
     Attributes:
-        samples: how many were run.
-        seconds: of all columns together, on this computer.
-        results: column (``npu``, ``float``, ``quantized``) -> name of a figure -> its value. ``sqnr_db`` is against the float
-            model.
-        confusion: column -> rows of labels, columns of answers, for a classification with labels.
-        interrupted: somebody stopped it; the figures are of the samples so far.
-        kept: what became of each sample, where that was asked for.
+        samples: Number of samples.
+        seconds: Time of all columns on this computer.
+        results: Figures by column (``npu``, ``float``, ``quantized``) and name. ``sqnr_db`` is against the float model.
+        confusion: Confusion matrix of each column, with labels as rows, for classification.
+        interrupted: Whether the evaluation was interrupted; the figures then cover the finished samples.
+        kept: Results of each sample, if requested.
     """
 
     samples: int
@@ -71,13 +70,13 @@ class Evaluation:
     kept: tuple[SampleResult, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data; keys are the attributes' names. Kept samples are not among them."""
+        """Return plain data with the attributes' names as keys, without kept samples."""
         data = asdict(self)
         del data["kept"]
         return data
 
     def rich(self) -> RenderableType:
-        """A table of Rich: a row for each column, a column for each figure."""
+        """Return a Rich table with a row per column and a column per figure."""
         from rich.console import Group
 
         names = list(dict.fromkeys(name for figures in self.results.values() for name in figures))
@@ -116,31 +115,29 @@ def evaluate(
     keep: bool = False,
     progress: bool | None = None,
 ) -> Evaluation:
-    """Run a data set through the program on the simulated NPU, and say how good its answers are.
+    """Run a data set on the simulated NPU and compute metrics.
 
-    Where the float model is known, it and the fake-quantized one run the same samples, and ``sqnr_db`` and ``agreement`` (the
-    same answer as the float model's) are among the figures. Where the program keeps state from call to call, the samples are one
-    sequence: NPU and quantized model begin with the program's initial contents, the float model with what its buffers hold.
+    If the float model is known, it and the fake-quantized model run the same samples, and the figures include ``sqnr_db`` and
+    ``agreement`` (share of equal answers). If the program keeps state, the samples are one sequence from the initial state.
 
     Args:
-        program: from ``ethorch.compile`` or ``ethorch.load``, or the path of a ``.pte``.
-        data: samples with labels, in any form that ``ethorch.samples`` takes: a Dataset, a DataLoader, a folder of classes, ...
-        metric: None takes top-1 and top-5 where there are labels; ``"map"`` is torchmetrics' mean average precision of detections;
-            a function of (list of outputs, list of labels) returns a number or a dict of numbers; an object of torchmetrics has
-            ``update`` and ``compute``.
-        postprocess: what the metric gets, made of a model's outputs: boxes of a detector's maps, for instance. For ``"map"``
-            a dict of ``boxes`` (float[N, 4]: left, top, right, bottom), ``scores`` (float[N]) and ``labels`` (int[N]); the labels
-            of samples are such dicts, without scores.
-        against: columns beside the NPU's.
-        batch: samples that are handed on at once; memory grows with it, results do not change.
-        jobs: processes; None runs here, in threads. joblib starts them, so that ``joblib.parallel_config(backend="dask")`` or
-            another backend takes over.
-        keep: keep every sample's outputs.
-        progress: draw progress on stderr; None: on a terminal.
+        program: Program, or the path of a ``.pte``.
+        data: Samples with labels, in any form that ``ethorch.samples`` accepts: a Dataset, a DataLoader, a folder of classes, ...
+        metric: Function of (list of outputs, list of labels) that returns a number or a dict; an object of torchmetrics
+            (``update``, ``compute``); or ``"map"``, the mean average precision of detections. Default: top-1 and top-5 if there
+            are labels.
+        postprocess: Function from a model's outputs to the input of the metric. For ``"map"`` it returns a dict of ``boxes``
+            (float[N, 4]: left, top, right, bottom), ``scores`` (float[N]) and ``labels`` (int[N]); labels of samples are such dicts
+            without scores.
+        against: Columns to compare with.
+        batch: Number of samples per call. It affects memory, not results.
+        jobs: Number of processes, started by joblib, so that ``joblib.parallel_config(backend="dask")`` applies. Default: threads.
+        keep: Whether to keep the outputs of every sample.
+        progress: Whether to display progress. Default: on a terminal or in a notebook.
 
     Raises:
-        SpecError: a column is unknown; or jobs, for a program that keeps state.
-        EthorchError: the data set is empty, or a sample does not fit; or a package that ``"map"`` needs is not installed.
+        SpecError: A column is unknown, or ``jobs`` is set for a program with state.
+        EthorchError: The data set is empty, a sample does not fit, or a package for ``"map"`` is not installed.
     """
     if not isinstance(program, Program):
         program = load(program)
@@ -215,7 +212,7 @@ def _length(dataset: Any) -> int | None:
 
 
 def _beside(program: Program, column: str) -> nn.Module:
-    """What a column runs."""
+    """Return the module of a column."""
     if column == QUANTIZED:
         quantized = record_of(program).quantized
         assert quantized is not None
@@ -226,7 +223,7 @@ def _beside(program: Program, column: str) -> nn.Module:
 
 
 def _answer(program: Program, column: str, module: nn.Module, sample: Sample) -> list[Any]:
-    """The flat outputs of the float model, or of the quantized one of the shapes that the program takes the sample in."""
+    """Return the flat outputs of the float model, or of the quantized model with the shapes of the sample."""
     if column == FLOAT or record_of(program).selection is None:
         return list(pytree.tree_leaves(module(*sample.inputs)))
     flat = pytree.tree_leaves(sample.inputs)
@@ -237,14 +234,14 @@ def _answer(program: Program, column: str, module: nn.Module, sample: Sample) ->
 
 
 def _own(leaf: Any) -> Any:
-    """A copy of what may be a buffer that the next call changes."""
+    """Return a copy of a tensor, which may be a buffer that the next call changes."""
     return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _on_npu(
     program: Program, source: Iterable[Sample], batch: int, workers: int | None
 ) -> Iterator[tuple[list[Sample], list[list[Any]]]]:
-    """(samples, flat outputs of each) for one part of the data set after the other, in order."""
+    """Yield (samples, flat outputs of each) for consecutive parts of the data set."""
     parts = _parts(iter(source), max(batch, 1))
     if record_of(program).selection is not None:
         for part in parts:
@@ -268,7 +265,7 @@ def _on_npu(
 
 
 def _of_methods(program: Program, samples: Sequence[Sample]) -> list[list[Any]]:
-    """The flat outputs of samples of several shapes, each by the method that takes it."""
+    """Return the flat outputs of samples with several shapes, each computed by the method that fits."""
     flat = [pytree.tree_leaves(sample.inputs) for sample in samples]
     groups: dict[str, list[tuple[int, list[Any]]]] = {}
     for number, inputs in enumerate(flat):
@@ -292,7 +289,7 @@ def _flat(program: Program, sample: Sample) -> list[Any]:
 
 
 def _run(data: bytes, method: str, inputs: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    """A part of the data set, in a process of its own."""
+    """Run a part of the data set in a separate process."""
     return _loaded(data, method).run_many(inputs, threads=1)
 
 
@@ -302,7 +299,7 @@ def _loaded(data: bytes, method: str) -> runtime.HostProgram:
 
 
 class _Closeness:
-    """How near each column is to the float model's: SQNR over all samples, and how often the first output's largest is the same."""
+    """SQNR over all samples against the float model, and the share of equal largest outputs, by column."""
 
     def __init__(self) -> None:
         self._answers: dict[str, list[Any]] = {}
@@ -310,7 +307,7 @@ class _Closeness:
         self._count = 0
 
     def add(self, answers: Mapping[str, Sequence[Any]]) -> None:
-        """One sample's answers."""
+        """Add the outputs of one sample."""
         if FLOAT not in answers:
             return
         self._count += 1
@@ -327,7 +324,7 @@ class _Closeness:
                 self._same[column] = self._same.get(column, 0) + int(wanted[0].argmax() == found[0].argmax())
 
     def figures(self, column: str) -> dict[str, float]:
-        """``sqnr_db`` and ``agreement`` of a column; nothing of the float model itself."""
+        """Return ``sqnr_db`` and ``agreement`` of a column; empty for the float model."""
         if column not in self._answers or not self._count:
             return {}
         signal, noise = self._answers[column]

@@ -1,4 +1,4 @@
-"""Where each operator of a program runs, what it costs, why it is there, and what would change that."""
+"""Explain where each operator runs, its cost, its reason and its remedy."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ class Operator:
     """One row.
 
     Attributes:
-        operator: PyTorch's operators; of a file, the NPU's operation or ExecuTorch's kernel.
+        operator: PyTorch operators; for a file, the NPU operation or ExecuTorch kernel.
         where: ``NPU`` or ``CPU``.
-        delegate: number of the delegate, None on the CPU.
-        module, source: path of the module, ``file.py:line``; empty where unknown.
-        cycles: estimated; None where only the file is known, or of an operator that has no layer of its own.
-        share: of the program's cycles, 0 to 1.
-        bound: what its cycles are spent on.
-        id, reason, way_out: of an operator that the NPU does not run: a stable name, a sentence, what to do.
+        delegate: Number of the delegate; None on the CPU.
+        module, source: Path of the module, ``file.py:line``; empty if unknown.
+        cycles: Estimate; None for a file, or for an operator without a layer.
+        share: Share of the program's cycles, 0 to 1.
+        bound: Limit of the layer.
+        id, reason, way_out: Identifier, reason and remedy of an operator on the CPU.
     """
 
     operator: str
@@ -73,20 +73,17 @@ class Operator:
 
 @dataclass(frozen=True)
 class State:
-    """What became of a buffer that the model changes.
+    """A buffer that the model changes.
 
     Attributes:
-        name: its fully qualified name in the model.
-        dtype, shape: of what it holds in the program.
-        size_bytes: of RAM, beside what a delegate's scratch has of it.
-        scale, zero_point: of its codes; None of one that holds no codes, and of a file, which does not say.
-        where: who reads and writes it: ``NPU 0``, ``CPU``.
-        to_npu_bytes, from_npu_bytes: what ExecuTorch's delegate copies between it and the NPU in each call; an operator on the CPU
-            may do the last step of what comes from it.
-        id, reason, way_out: of one that stays in float, and of one that is copied in every runtime: a stable name, a sentence, what
-            to do.
-        in_place: whether the NPU reads it where it is kept, in generated firmware and on the desk; False, too, where it does not
-            read it at all.
+        name: Qualified name in the model.
+        dtype, shape: Type and shape in the program.
+        size_bytes: RAM, in addition to copies in the scratch region.
+        scale, zero_point: Quantization parameters; None for float buffers and for files.
+        where: Processors that read and write it: ``NPU 0``, ``CPU``.
+        to_npu_bytes, from_npu_bytes: Bytes that ExecuTorch's delegate copies in each call.
+        id, reason, way_out: Identifier, reason and remedy of a buffer that stays in float or is always copied.
+        in_place: Whether the NPU reads it in place, in generated firmware and on this computer.
     """
 
     name: str
@@ -106,13 +103,13 @@ class State:
 
 @dataclass(frozen=True)
 class Explanation:
-    """All operators of a program, and what it keeps from call to call; ``print`` it, or take ``operators`` and ``states``.
+    """All operators of a program, and its mutable buffers.
 
     Attributes:
-        target: name of the NPU.
-        operators: in the order of execution; what the NPU refused comes last, with its reasons.
-        states: the buffers that it changes.
-        placed: how many of the model's operators are on the NPU, as ``print(program)`` says it; empty of a file.
+        target: Name of the NPU.
+        operators: Operators in execution order; refused ones follow.
+        states: Mutable buffers.
+        placed: Count of the operators on the NPU, as in ``print(program)``; empty for a file.
     """
 
     target: str
@@ -121,7 +118,7 @@ class Explanation:
     placed: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data; keys are the attributes' names."""
+        """Return plain data with the attributes' names as keys."""
         return {
             "target": self.target,
             "operators": [asdict(operator) for operator in self.operators],
@@ -129,7 +126,7 @@ class Explanation:
         }
 
     def rich(self) -> RenderableType:
-        """A table of Rich, and a paragraph for each reason."""
+        """Return a Rich table, and a paragraph for each reason."""
         from rich.console import Group
 
         table = tables.table()
@@ -183,18 +180,18 @@ def explanation(
     cpu_only: bool = False,
     states: Sequence[State] = (),
 ) -> Explanation:
-    """The rows, from the layers and from what the partitioner said.
+    """Return the rows of the layers and of the partition.
 
     Args:
-        target: name of the NPU.
-        layers: of the program.
-        partition: None of a file: it does not say why an operator is on the CPU.
-        operator: only rows with this in the operator's name.
-        cpu_only: only what is not on the NPU.
-        states: what ``states_of`` found; left out where ``operator`` is given.
+        target: Name of the NPU.
+        layers: Layers of the program.
+        partition: Partition; None for a file, which has no reasons.
+        operator: Part of the operator's name.
+        cpu_only: Whether to return CPU operators only.
+        states: Result of ``states_of``, omitted if ``operator`` is set.
 
     Raises:
-        SpecError: no operator has this in its name.
+        SpecError: No operator matches.
     """
     rows = [
         Operator(
@@ -230,7 +227,7 @@ _CONVERSIONS = ("quantize_per_tensor", "dequantize_per_tensor", "quantize_per_ch
 
 
 def _with_conversion(row: Operator, layer: Layer) -> Operator:
-    """Of quantize and dequantize on the CPU, why they are there; other rows as they are."""
+    """Add the reason to a quantize or dequantize operator on the CPU; return other rows unchanged."""
     if layer.where != CPU or layer.operator.partition("::")[2].partition(".")[0] not in _CONVERSIONS:
         return row
     end = re.search(r" (input|output) \d+$", layer.name)
@@ -244,12 +241,12 @@ _IN_PLACE = (
 
 
 def states_of(method: Method, payloads: Sequence[DelegatePayload], buffers: Sequence[StateBuffer]) -> tuple[State, ...]:
-    """The buffers that a method keeps from call to call.
+    """Return the mutable buffers of a method.
 
     Args:
-        method: as the file has it.
-        payloads: of its delegates, in their order.
-        buffers: what became of each in the build; none of a file, which has names, shapes and dtypes alone.
+        method: Method of the file.
+        payloads: Payloads of its delegates, in order.
+        buffers: Buffers of the build; empty for a file, which has names, shapes and dtypes only.
     """
     found = []
     results: set[int] = set()  # of the delegates
@@ -300,7 +297,7 @@ def states_of(method: Method, payloads: Sequence[DelegatePayload], buffers: Sequ
 
 
 def _add(rows: list[Operator], refusal: Refusal) -> None:
-    """Give the row that is meant its reason; a new row where the operator has none of its own, or has another reason."""
+    """Add a refusal to its row, or add a row if there is none or it has another reason."""
     origin, reason = refusal.origin, refusal.reason
     new = Operator(
         origin.target, "CPU", None, origin.module, origin.source, id=reason.id, reason=reason.text, way_out=reason.way_out
@@ -314,7 +311,7 @@ def _add(rows: list[Operator], refusal: Refusal) -> None:
 
 
 def _overlap(value: Value, other: Value) -> bool:
-    """Do two tensors of the plan share memory?"""
+    """Return True if two tensors of the plan share memory."""
     if other.kind != "tensor" or value.place is None or other.place is None or value.place[0] != other.place[0]:
         return False
     return value.place[1] < other.place[1] + other.nbytes and other.place[1] < value.place[1] + value.nbytes

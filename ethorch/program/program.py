@@ -46,19 +46,18 @@ _BUNDLED_SAMPLES = 8
 
 
 class Program:
-    """One method of a ``.pte``, and all that is known of it. ``ethorch.compile`` and ``ethorch.load`` make them.
+    """One method of a ``.pte``, returned by ``ethorch.compile`` and ``ethorch.load``.
 
-    ``program["decode"]`` is another method of the same file, which sees the buffers that this one wrote, if they share some.
-
-    A program can be pickled and deep-copied, with all methods of its file. The copy begins with the buffers' initial contents.
+    ``program["decode"]`` is another method of the same file, with the same shared buffers. A program can be pickled and
+    deep-copied, with all methods of its file. The copy starts with the initial state.
     """
 
     def __init__(self, record: Record, loaded: dict[str, runtime.HostProgram] | None = None):
-        """Create the program that a record describes.
+        """Create the program of a record.
 
         Args:
-            record: What is known of the method.
-            loaded: The methods of the file that are in the runtime, which programs of one file share.
+            record: Facts about the method.
+            loaded: Methods of the file that are loaded in the runtime, shared by the programs of one file.
         """
         self._record = record
         self._loaded: dict[str, runtime.HostProgram] = {} if loaded is None else loaded
@@ -112,7 +111,7 @@ class Program:
 
     @property
     def delegates(self) -> tuple[Delegate, ...]:
-        """The parts on the NPU, with their layers, payloads, and TOSA graphs."""
+        """The delegates with their layers, payloads and TOSA graphs."""
         return delegates_of(self._record)
 
     @property
@@ -145,18 +144,18 @@ class Program:
         host_of(self).reset()
 
     def __call__(self, *inputs: Any, **keywords: Any) -> Any:
-        """Run in ExecuTorch's runtime, the NPU simulated bit for bit.
+        """Run in ExecuTorch's runtime with the simulated NPU.
 
-        Inputs are as the model's. Where the program takes codes, float inputs are quantized to them first. A batch of several
-        inferences (each input's first dimension the same multiple of the program's) runs one per CPU (``HostProgram.run_many``),
-        and each output has its results one behind the other.
+        Inputs are those of the model, by position or by name. If the program has quantized inputs, float inputs are quantized. A
+        batch of several inferences (the first dimension of each input is the same multiple of the program's) runs on all CPUs, and
+        the outputs are concatenated.
 
         Returns:
-            what the model returns: a tensor, or a nest of them. Where the program gives codes, so does this.
+            The outputs in the structure that the model returns, quantized if the program's outputs are.
 
         Raises:
-            HostError: number, dtype or shape of the inputs is not the program's.
-            MachineFault: the simulator stopped.
+            HostError: Number, dtype or shape of the inputs is wrong.
+            MachineFault: The simulator stopped.
         """
         import torch
 
@@ -204,20 +203,20 @@ class Program:
     # saving -----------------------------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the program: what the end of the name says.
+        """Write the program to a file; the suffix selects the format.
 
-        - ``.pte``: the program.
-        - ``.bpte``: with inputs and expected outputs, for ExecuTorch's test runners; the samples are the model's.
-        - ``.tosa``: the TOSA flatbuffer that was compiled; only of a program with one delegate.
-        - no ending: a folder with ``model.pte``, ``settings.toml``, ``program.json``, ``comparison.json``, and each delegate's TOSA
-          and payload. ``compare`` is called for each method, if the model has at most 5 billion multiply-accumulates and 2,000
-          operators.
+        - ``.pte``: The program.
+        - ``.bpte``: The program with the model's samples and expected outputs, for ExecuTorch's test runners.
+        - ``.tosa``: The compiled TOSA flatbuffer of a program with one delegate.
+        - No suffix: A folder with ``model.pte``, ``settings.toml``, ``program.json``, ``comparison.json``, and the TOSA graph and
+          payload of each delegate. ``compare`` runs for each method, if the model has at most 5 billion multiply-accumulates and
+          2,000 operators.
 
         Returns:
-            the path.
+            The path.
 
         Raises:
-            EthorchError: the ending is another one, what it asks for is not known, or the file cannot be written.
+            EthorchError: The suffix is unknown, the program lacks the data, or the file cannot be written.
         """
         target = Path(path)
         check_writable(target)
@@ -235,7 +234,7 @@ class Program:
         return target
 
     def _bundled(self) -> bytes:
-        """With at most 8 of the model's samples and what it makes of them in this order: a board has to compute the same."""
+        """Return the program with at most 8 samples of the model and the outputs that a board has to compute."""
         record = self._record
         if record.model is None:
             raise EthorchError("a .pte holds no samples to bundle: save a program that ethorch.compile returned.")
@@ -250,27 +249,27 @@ class Program:
     # checking ---------------------------------------------------------------------------------------------------------
 
     def compare(self, *inputs: Any, samples: Any = None, model: nn.Module | None = None, **keywords: Any) -> Comparison:
-        """Float model, quantized model and NPU side by side: for the outputs, and for each operator that has a counterpart.
+        """Compare float model, quantized model and NPU: outputs, and each operator that has a counterpart.
 
         ::
 
-            found = program.compare(samples=images[:8])
-            print(found)                                      # a table
-            print(found.largest_loss, found.first_divergence)  # where to look, in the model's source
+            comparison = program.compare(samples=images[:8])
+            print(comparison)
+            print(comparison.largest_loss, comparison.first_divergence)  # with lines of the model's source
 
-        The operators of the NPU run in the TOSA reference model, which the simulator equals bit for bit (``bit_exact`` says so of
-        these samples); those of the CPU in PyTorch. Several samples are added up: dB are of the sums of squares.
+        NPU operators run in the TOSA reference model, which equals the simulator bit for bit (``bit_exact`` for these samples), and
+        CPU operators in PyTorch. For several samples, squared errors are summed.
 
         Args:
-            inputs: of one inference, as the program is called. Without any, and without samples: the example inputs. A program
-                that was loaded from a folder returns the comparison that the folder contains.
-            samples: several instead, in any form that ``ethorch.compile`` takes for calibration.
-            model: the float model, of a program that does not know it: one loaded from a file has its outputs compared.
-            keywords: inputs by name.
+            inputs: Inputs of one inference; the example inputs by default. A program loaded from a folder returns the comparison of
+                the folder.
+            samples: Several inputs, in any form that ``ethorch.compile`` accepts for calibration.
+            model: Float model of a program that was loaded from a file, which compares its outputs only.
+            keywords: Inputs by name.
 
         Raises:
-            EthorchError: the float model is not known, or a sample does not fit.
-            HostError: the inputs are not the program's.
+            EthorchError: The float model is unknown, or a sample does not fit.
+            HostError: The inputs do not fit the program.
         """
         if not inputs and not keywords and samples is None and model is None:
             found = known_comparison(self._record)
@@ -305,26 +304,26 @@ class Program:
     # answers ----------------------------------------------------------------------------------------------------------
 
     def explain(self, operator: str | None = None, cpu_only: bool = False) -> Explanation:
-        """Where each operator runs, what it costs, and why it is not on the NPU; ``print`` it.
+        """Return each operator with its location, cost, reason and remedy.
 
         Args:
-            operator: only those with this in their name, e.g. ``softmax``.
-            cpu_only: only those on the CPU.
+            operator: Part of the operator's name, e.g. ``softmax``.
+            cpu_only: Whether to list CPU operators only.
         """
         record = self._record
         return explanation(record.target, record.layers, record.partition, operator, cpu_only, record.states)
 
     def suggest(self, limit: int | None = None) -> Suggestions:
-        """Return changes that make it smaller or faster. Each was compiled.
+        """Compile changes that make the program smaller or faster, and return them with their effects.
 
-        Tried are codes and channels last at the ends, other arenas, weights in SRAM, cheaper schemes, smaller images, and fewer
-        channels in the layers that cost most and in those just above a multiple of 16.
+        The changes are quantized and channels-last inputs and outputs, other arenas, weights in SRAM, cheaper schemes, smaller
+        images, and fewer channels in expensive layers.
 
         Args:
-            limit: Keep the first so many, those that meet all budgets first.
+            limit: Number of changes to return; those that meet all budgets come first.
 
         Raises:
-            EthorchError: the program is of a file: its model is not known.
+            EthorchError: The program was loaded from a file and has no model.
         """
         # 2 seconds of torchao, which a file needs not
         from ethorch.program.build import compile_beside
@@ -344,22 +343,22 @@ class Program:
         runs: int = 1,
         etrecord: str | os.PathLike[str] | None = None,
     ) -> Inspection | Profile:
-        """Return measured times beside the estimated cycles: of this computer, or of a board or FVP; ``print`` them.
+        """Return measured times with the estimated cycles.
 
         Without files, the program runs with ExecuTorch's event tracer. ``profile(x).to_dataframe()`` is the table of ExecuTorch's
-        Inspector with the estimates as columns; the times are those of this computer.
+        Inspector with the estimates as columns; its times are those of this computer.
 
         Args:
-            inputs: of one inference, as the program is called; the model's example inputs by default.
-            files: logs with the NPU's counters, as ExecuTorch's runner, Arm's evaluation kit, Zephyr and ethorch's firmware print
-                them; CSV of QREAD's positions, ``qread_bytes,samples``; CSV of ``milliseconds`` of calls.
-            runs: how often; times are over all runs.
-            etrecord: ``etrecord.bin`` of the program's folder, by which the Inspector maps events to operators.
+            inputs: Inputs of one inference; the model's example inputs by default.
+            files: Logs with PMU counters, as printed by ExecuTorch's runner, Arm's evaluation kit, Zephyr and ethorch's firmware;
+                CSV of QREAD samples, ``qread_bytes,samples``; CSV of ``milliseconds`` of calls.
+            runs: Number of runs.
+            etrecord: ``etrecord.bin`` of the program's folder, which maps events to operators.
 
         Raises:
-            HostError: the inputs are not the program's, or there are none to take.
-            SpecError: files and inputs are given.
-            FormatError: a file has none of the forms, or a line is wrong: with its number.
+            HostError: The inputs do not fit, or are missing.
+            SpecError: Files and inputs were passed.
+            FormatError: A file has another format, or a line is wrong.
         """
         if files:
             if inputs:
@@ -385,17 +384,17 @@ class Program:
         return Inspection(inspector, cycles_of(sources), cpu_cycles_of(record.layers), record.core_clock_hz)
 
     def report(self, path: str | os.PathLike[str], samples: Any = None, title: str = "") -> Path:
-        """Write the report: one HTML page that needs no network, of all that is known.
+        """Write the report, one HTML page without network access.
 
-        Where the float model is known, the accuracy is measured, as ``accuracy`` does.
+        If the float model is known, the accuracy is measured, see ``accuracy``.
 
         Args:
-            path: of the page.
-            samples: inputs to ``compare`` each operator on, as ``ethorch.compile`` takes calibration; None leaves that out.
-            title: a name for the program.
+            path: HTML file.
+            samples: Inputs for ``compare``, in any form that ``ethorch.compile`` accepts for calibration. Default: no comparison.
+            title: Name of the program.
 
         Raises:
-            EthorchError: the plotting library is not installed, the file cannot be written, or as of ``compare``.
+            EthorchError: The plotting library is not installed, the file cannot be written, or ``compare`` failed.
         """
         target = Path(path)
         check_folder(target)
@@ -419,12 +418,12 @@ class Program:
 
 
 def record_of(program: Program) -> Record:
-    """Return what is known of a program's method, for modules of ethorch."""
+    """Return the record of a program's method, for modules of ethorch."""
     return program._record
 
 
 def host_of(program: Program) -> runtime.HostProgram:
-    """Return a program's method in ExecuTorch's runtime, with the simulated NPU, loaded on first use."""
+    """Return a program's method in ExecuTorch's runtime with the simulated NPU, loaded on first use."""
     record, loaded = program._record, program._loaded
     if record.method not in loaded:
         folder = record.sources
@@ -434,10 +433,10 @@ def host_of(program: Program) -> runtime.HostProgram:
 
 
 def select(program: Program, inputs: Sequence[Any]) -> tuple[Program, list[Any]]:
-    """Return the method that fits flat inputs, and the inputs padded to its shapes. A program of one shape returns itself.
+    """Return the method that fits flat inputs, and the padded inputs. A program with one shape returns itself.
 
     Raises:
-        HostError: they fit none.
+        HostError: No method fits.
     """
     record, filled = program._record.chosen(inputs)
     return (program if record is program._record else type(program)(record, program._loaded)), filled
@@ -446,17 +445,17 @@ def select(program: Program, inputs: Sequence[Any]) -> tuple[Program, list[Any]]
 def load(
     path: str | os.PathLike[str] | bytes, method: str | None = None, *, sources: str | os.PathLike[str] | None = None
 ) -> Program:
-    """A ``.pte`` as a Program: of ethorch, of ExecuTorch's Arm backend, or a folder that ``Program.save`` wrote.
+    """Load a ``.pte`` compiled by ethorch or by ExecuTorch's Arm backend, or a folder written by ``Program.save``.
 
-    What only compiling knows (reasons, source lines, Vela's cycles) is there as far as the file tells; ``sources`` tells more.
+    Compile-time information (reasons, source lines, Vela's cycles) is available only if the file or ``sources`` records it.
 
     Args:
-        path: the file or folder, or a file's contents.
-        method: which entry point; None is ``forward``, or the first of a file without it.
-        sources: a folder of ``dump_intermediate_artifacts_to``, which names the operator of each command.
+        path: File, folder, or contents of a file.
+        method: Entry point; ``forward`` by default, or the first.
+        sources: Folder of ``dump_intermediate_artifacts_to``, which names the operator of each command.
 
     Raises:
-        EthorchError: there is no such file or method, or it is no program.
+        EthorchError: The file or method does not exist, or the file is not a program.
     """
     settings = folder = None
     if isinstance(path, (bytes, bytearray, memoryview)):

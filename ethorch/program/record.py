@@ -90,7 +90,7 @@ class Record:
     if not TYPE_CHECKING:  # a name that is wrong stays an error for mypy
 
         def __getattr__(self, name: str) -> Any:
-            """The models of a record that was unpickled, read on first use."""
+            """Load the models of an unpickled record on first use."""
             if name not in DEFERRED or "_deferred" not in self.__dict__:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
             self.__dict__.update(self.__dict__["_deferred"].models[self.method])
@@ -122,10 +122,10 @@ class Record:
         return found
 
     def chosen(self, inputs: Sequence[Any]) -> tuple[Record, list[Any]]:
-        """Return the method that fits flat inputs, and the inputs padded to its shapes. A program of one shape returns itself.
+        """Return the method that fits flat inputs, and the padded inputs. A program with one shape returns itself.
 
         Raises:
-            HostError: they fit none.
+            HostError: No method fits.
         """
         if self.selection is None:
             return self, list(inputs)
@@ -162,7 +162,7 @@ class Record:
         return list(outputs) if self.selection is None else self.selection.cropped(outputs, shapes_of(inputs))
 
     def with_method(self, other: Record) -> Record:
-        """Itself, which knows another method of the same file now."""
+        """Add another method of the same file and return this record."""
         self.methods_by_name[other.method] = other
         other.methods_by_name = self.methods_by_name
         return self
@@ -204,7 +204,7 @@ class Record:
         return as_codes(inputs, {f"input{number}": info.codes for number, info in enumerate(self.inputs) if info.codes is not None})
 
     def batch(self, flat: Sequence[Any]) -> int:
-        """How many inferences the inputs hold; 1 too where they do not fit, for the runtime to say so."""
+        """Return the number of inferences in the inputs; 1 if they do not fit, so that the runtime reports it."""
         wanted = self.inputs
         if len(flat) != len(wanted):
             return 1
@@ -236,7 +236,7 @@ class Record:
 
     @cached_property
     def _known_sources(self) -> dict[int, Sources] | None:
-        """Which operator each command works for, by the delegate's number in the file, where a folder says it."""
+        """Operator of each command, by the delegate's number, if a folder records it."""
         if self.sources is None or self.build is not None:
             return None
         return {
@@ -269,7 +269,7 @@ class Record:
 
     @property
     def board(self) -> Board | None:
-        """The board that it was compiled for, if any."""
+        """Board of the compilation, if any."""
         return None if self.settings is None else self.settings.described
 
     @cached_property
@@ -293,9 +293,9 @@ class Record:
 
     @cached_property
     def mac_count(self) -> int:
-        """Multiply-accumulates of one inference: counted on the model's graph, the same for every NPU; of a file, its layers'.
+        """Multiply-accumulates of one inference, counted on the model's graph; for a file, those of its layers.
 
-        What the NPU does may be more: channels that are padded, and other operators that it computes as products.
+        The graph's number is the same for every NPU. The NPU may compute more, for padded channels.
         """
         if self.quantized is not None:
             from torch.fx import GraphModule

@@ -1,4 +1,4 @@
-"""``tune``: change a model until it reaches a goal: 16 bits for single modules, or fewer weight bytes, then compile it."""
+"""Tune a model to a goal: 16 bits for modules, or fewer weight bytes."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ GOALS = ACCURACY, FLASH, CYCLES = "accuracy", "flash", "cycles"
 
 @dataclass(frozen=True)
 class Tuning:
-    """What a search found, before anything is compiled.
+    """Result of a search, before the compilation.
 
     Attributes:
         model: The model to compile, and its samples.
-        settings: The settings to compile it with.
-        result: The steps and figures of the search; ``print`` it.
-        reached: True if the goal is reached.
+        settings: Settings of the compilation.
+        result: Steps and figures of the search.
+        reached: Whether the goal is reached.
     """
 
     model: UserModel
@@ -55,26 +55,26 @@ def tune(
     settings: Settings | None = None,
     progress: bool | None = None,
 ) -> Program:
-    """Return a program of the model that reaches a goal, or comes closest to it; a warning then says what is missing.
+    """Return a program that reaches a goal, or the closest one with a warning.
 
     ::
 
         program = ethorch.tune(model, image, goal="accuracy", calibration=images, settings=Settings(min_sqnr_db=30))
 
     Args:
-        model, example_inputs, calibration: As of ``ethorch.compile``, of one method.
-        goal: ``"accuracy"``: 16-bit activations for the modules that lose most, until ``settings.min_sqnr_db`` is met; a number:
-            likewise, until ``metric`` returns at least this. ``"flash"`` or ``"cycles"``: fewer values, zeros and 2:4 sparsity in
-            weights, until ``settings.flash`` or ``settings.latency_ms`` is met; without that budget, as much as
-            ``settings.min_sqnr_db`` allows. The model is not trained; ``ethorch.tuning.compress`` has plans for training.
-        metric: A function of two lists, the model's outputs and the quantized model's for each calibration sample in order, which
-            returns a number; larger is better.
-        settings: All other choices, and the budgets.
-        progress: Draw progress on stderr; None: if it is a terminal.
+        model, example_inputs, calibration: See ``ethorch.compile``; one method only.
+        goal: ``"accuracy"`` uses 16-bit activations for the most sensitive modules until ``settings.min_sqnr_db`` is met. A number
+            does so until ``metric`` returns at least this value. ``"flash"`` and ``"cycles"`` reduce weights to fewer values, zeros
+            and 2:4 sparsity until ``settings.flash`` or ``settings.latency_ms`` is met, or as far as ``settings.min_sqnr_db``
+            permits. The model is not trained; see ``ethorch.tuning.compress`` for training.
+        metric: Function of two lists, the outputs of the model and of the quantized model for each calibration sample, that returns
+            a number; larger is better.
+        settings: All other choices and the budgets.
+        progress: Whether to display progress. Default: on a terminal or in a notebook.
 
     Raises:
-        SpecError: The goal is unknown, or a budget or metric that it needs is missing.
-        EthorchError: As of ``ethorch.compile``.
+        SpecError: The goal is unknown, or its budget or metric is missing.
+        EthorchError: See ``ethorch.compile``.
     """
     chosen = settings or Settings()
     check_goal(goal, metric, chosen)
@@ -85,10 +85,10 @@ def tune(
 
 
 def check_goal(goal: str | float, metric: Metric | None, settings: Settings) -> None:
-    """Check that a goal has the budget or the metric that it needs.
+    """Check that a goal has its budget or metric.
 
     Raises:
-        SpecError: It has not, or the goal is unknown.
+        SpecError: The budget or metric is missing, or the goal is unknown.
     """
     if isinstance(goal, (int, float)) and not isinstance(goal, bool):
         if metric is None:
@@ -120,10 +120,10 @@ def search(
     """Search for the change of the model that reaches a goal.
 
     Args:
-        user: The float model, with samples.
-        goal, metric: As of ``tune``, checked.
-        recipes: Of ``flash`` and ``cycles``: what to choose from, such as ``["32-values", "2:4"]``.
-        keep: Likewise: names of weights, or of modules, that stay as they are.
+        user: Float model with samples.
+        goal, metric: See ``tune``.
+        recipes: Recipes for ``flash`` and ``cycles``, such as ``["32-values", "2:4"]``.
+        keep: Names of weights or modules that do not change.
     """
     samples = list(user.calibration) or [user.example_inputs]
     with in_eval_mode(user.module):
@@ -135,7 +135,7 @@ def search(
 def _search_modules(
     user: UserModel, settings: Settings, least: float | None, metric: Metric | None, samples: Sequence[Any]
 ) -> Tuning:
-    """16 bits for the modules that lose most, as few as the goal asks for."""
+    """Search for the fewest modules that need 16 bits."""
     if user.quantized:
         raise SpecError("the model is quantized already; goal 'accuracy' needs the float model.")
     if settings.scheme not in CONFIGS:
@@ -157,7 +157,7 @@ def _search_modules(
 def _search_weights(
     user: UserModel, settings: Settings, goal: str, samples: Sequence[Any], recipes: Sequence[str] | None, keep: Sequence[str]
 ) -> Tuning:
-    """A recipe for each weight, with which the application meets its budget."""
+    """Search for recipes of the weights that meet the budget of the application."""
     flash = cycles = None
     if goal == FLASH and settings.flash_limit is not None:
         record = build_program(single_method(user), settings)
