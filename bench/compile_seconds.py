@@ -84,11 +84,11 @@ def measure_here(model: str, target: str) -> Record:
     steps.seconds["build"] -= compared
     from ethorch.models.load import UserModel
     from ethorch.program.record import Record
-    from ethorch.program.verification import verified
+    from ethorch.program.verification import verify_program
 
     record = Record(built.pte, build=built, model=UserModel(module, inputs, samples))
     with steps("verify"):  # as ethorch.compile does
-        verified(record)
+        verify_program(record)
     steps.seconds["verify"] += compared
     return {
         "import_seconds": import_seconds,

@@ -187,7 +187,7 @@ def _compile_other_target(
 ) -> dict[str, Any]:
     """Compile for a target that is not an NPU, and write the program."""
     from ethorch.backend.other_programs import lower_for_cortex_m, lower_for_cpu, lower_to_tosa
-    from ethorch.program.other_targets import quantized_for, save
+    from ethorch.program.other_targets import quantize_for, save
     from ethorch.targets.compile_spec import EthosUCompileSpec
     from ethorch.targets.tosa_spec import TosaCompileSpec
 
@@ -203,7 +203,7 @@ def _compile_other_target(
     else:
         spec = TosaCompileSpec(target) if target.startswith("TOSA") else EthosUCompileSpec(target)
         if quantize:
-            user = quantized_for(user, spec, scheme)
+            user = quantize_for(user, spec, scheme)
         if delegate and isinstance(spec, TosaCompileSpec):
             spec.dump_intermediate_artifacts_to(intermediates or None)
             program = lower_to_tosa(user.module, inputs, spec, record=with_record)

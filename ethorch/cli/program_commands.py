@@ -36,7 +36,7 @@ def run(
     chosen, filled = select(loaded, arguments)
     host = host_of(chosen)
     started = time.perf_counter()
-    outputs = record_of(loaded).cropped(host.arrays(*filled), arguments)
+    outputs = record_of(loaded).crop(host.arrays(*filled), arguments)
     seconds = time.perf_counter() - started
     if output is not None:
         arrays.save_outputs(str(output), outputs)

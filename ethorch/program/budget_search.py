@@ -49,11 +49,11 @@ def search_budgets(settings: Settings, make: Make, user: UserModel, fixed: Colle
         best = search.with_partition(best)
     if settings.constants == AUTO:
         best = search.with_constants(best)
-    if _missed(best, "ram"):
+    if _is_missed(best, "ram"):
         best = search.with_less_ram(best)
-    if _missed(best, "latency_ms"):
+    if _is_missed(best, "latency_ms"):
         best = search.with_fewer_cycles(best)
-    if not user.quantized and "modules" not in fixed and _missed(best, "min_sqnr_db"):
+    if not user.quantized and "modules" not in fixed and _is_missed(best, "min_sqnr_db"):
         best = search.with_more_bits(best, user, settings.min_sqnr_db)
     best.tried = tuple(search.tried)
     return best
@@ -83,37 +83,37 @@ class _Search:
         before.settings = first
         if not any(len(info.shape) in (4, 5) for info in (*before.inputs, *before.outputs)):
             return before
-        found = self.attempt("channels last at inputs and outputs", first.with_(io_layout=NHWC))
-        saved = (before.milliseconds or 0) - (found.milliseconds or 0)
-        return found if saved > _WORTH_OF_LAYOUT * (before.milliseconds or 0) else before
+        candidate = self.attempt("channels last at inputs and outputs", first.with_(io_layout=NHWC))
+        saved = (before.milliseconds or 0) - (candidate.milliseconds or 0)
+        return candidate if saved > _WORTH_OF_LAYOUT * (before.milliseconds or 0) else before
 
     def with_partition(self, before: Record) -> Record:
         """Compute products of two activations on the CPU if it has kernels, the RAM suffices, and that saves time."""
         first = _settings(before).with_(partition=NPU)
         before.settings = first
         try:
-            found = self.attempt("products of two activations on the CPU", first.with_(partition=CPU_MATMUL))
+            candidate = self.attempt("products of two activations on the CPU", first.with_(partition=CPU_MATMUL))
         except EthorchError:
             return before  # there is none
-        return found if self.pays(found, before) else before
+        return candidate if self.pays(candidate, before) else before
 
     def with_constants(self, before: Record) -> Record:
         """Put weights into SRAM, all or those that are read several times, if the RAM suffices and that saves time."""
-        found = self.attempt("weights in SRAM", _settings(before).with_(constants=SRAM))
-        if _missed(found, "ram"):
-            found = self.with_less_ram(found)
-        if self.pays(found, before):
-            return found
-        found = self.with_resident(before)
-        if self.pays(found, before):
-            return found
+        candidate = self.attempt("weights in SRAM", _settings(before).with_(constants=SRAM))
+        if _is_missed(candidate, "ram"):
+            candidate = self.with_less_ram(candidate)
+        if self.pays(candidate, before):
+            return candidate
+        candidate = self.with_resident(before)
+        if self.pays(candidate, before):
+            return candidate
         before.settings = _settings(before).with_(constants=FLASH)
         return before
 
-    def pays(self, found: Record, before: Record) -> bool:
+    def pays(self, candidate: Record, before: Record) -> bool:
         """Return True if the RAM suffices and time is saved."""
-        saved = (before.milliseconds or 0) - (found.milliseconds or 0)
-        return not _missed(found, "ram") and saved > _WORTH * (before.milliseconds or 0)
+        saved = (before.milliseconds or 0) - (candidate.milliseconds or 0)
+        return not _is_missed(candidate, "ram") and saved > _WORTH * (before.milliseconds or 0)
 
     def with_resident(self, before: Record) -> Record:
         """Put weights that are read several times into the remaining RAM; return ``before`` if none remains."""
@@ -128,13 +128,13 @@ class _Search:
         best = before
         for _ in range(0 if "arena" in self.fixed else _STEPS):
             settings, arena = _settings(best), _arena(best)
-            if settings.ram_limit is None or not arena or not _missed(best, "ram"):
+            if settings.ram_limit is None or not arena or not _is_missed(best, "ram"):
                 break
             limit = max(arena - (best.memory.ram_bytes - settings.ram_limit), 1)
-            found = self.attempt(f"an arena of {limit:,} bytes", settings.with_(arena=limit))
-            if found.memory.ram_bytes < best.memory.ram_bytes:
-                best = found
-            if _arena(found) > limit:
+            candidate = self.attempt(f"an arena of {limit:,} bytes", settings.with_(arena=limit))
+            if candidate.memory.ram_bytes < best.memory.ram_bytes:
+                best = candidate
+            if _arena(candidate) > limit:
                 break  # there is no smaller one
         return best
 
@@ -152,12 +152,12 @@ class _Search:
         ):
             changes.append(("weights in SRAM", {"constants": SRAM}))
         for change, values in changes:
-            found = self.attempt(change, _settings(best).with_(**values))
-            if _missed(found, "ram") and values.get("constants"):
-                found = self.with_less_ram(found)
-            if not _missed(found, "ram") and (found.milliseconds or 0) < (best.milliseconds or 0):
-                best = found
-            if not _missed(best, "latency_ms"):
+            candidate = self.attempt(change, _settings(best).with_(**values))
+            if _is_missed(candidate, "ram") and values.get("constants"):
+                candidate = self.with_less_ram(candidate)
+            if not _is_missed(candidate, "ram") and (candidate.milliseconds or 0) < (best.milliseconds or 0):
+                best = candidate
+            if not _is_missed(best, "latency_ms"):
                 break
         return best
 
@@ -167,7 +167,7 @@ class _Search:
         if settings.scheme != "int8" or before.config is not None:
             return before
         with stage("raise modules to 16 bits") as step, mute_sample_warnings():
-            found = mixed_precision(
+            search = mixed_precision(
                 user.module,
                 settings.spec,
                 list(user.calibration) or [user.example_inputs],
@@ -175,12 +175,12 @@ class _Search:
                 base=CONFIGS[settings.scheme](False),
                 progress=lambda _: step(),
             )
-        if not found.raised:
+        if not search.raised:
             return before
-        raised = {name: "a16w8" for name in found.raised if name not in settings.modules}
+        raised = {name: "a16w8" for name in search.raised if name not in settings.modules}
         change = f"16 bits for {', '.join(raised)}"
-        made = self.attempt(change, settings.with_(modules={**settings.modules, **raised}), only_compiler=False)
-        return made if _sqnr_db(made) > _sqnr_db(before) else before
+        candidate = self.attempt(change, settings.with_(modules={**settings.modules, **raised}), only_compiler=False)
+        return candidate if _sqnr_db(candidate) > _sqnr_db(before) else before
 
 
 def _settings(record: Record) -> Settings:
@@ -195,7 +195,7 @@ def _sqnr_db(record: Record) -> float:
     return -math.inf if measured is None else measured.sqnr_db
 
 
-def _missed(record: Record, name: str) -> bool:
+def _is_missed(record: Record, name: str) -> bool:
     """Return True if the budget is not met."""
     return any(budget.name == name and budget.holds is False for budget in budgets(record))
 

@@ -55,24 +55,24 @@ def quantize(methods: UserMethods, settings: Settings) -> dict[str, GraphModule]
     if not any(user.quantized for user in methods.models.values()):
         check_modules([user.module for user in methods.models.values()], settings)
     methods = _in_layout(methods, settings)
-    done = {}
+    quantized_methods = {}
     for name, user in methods.models.items():
         if user.quantized:
             if not isinstance(user.module, GraphModule):
                 kind = type(user.module).__name__
                 raise EthorchError(f"the quantized model is {kind}, not the graph module that convert_pt2e returns.")
-            done[name] = user.module
-    if done and len(done) < len(methods.models):
-        missing = ", ".join(repr(name) for name in methods.models if name not in done)
+            quantized_methods[name] = user.module
+    if quantized_methods and len(quantized_methods) < len(methods.models):
+        missing = ", ".join(repr(name) for name in methods.models if name not in quantized_methods)
         raise EthorchError(f"some methods are quantized already, but not {missing}: quantize all, or leave it to ethorch.")
-    if done:
-        return done
+    if quantized_methods:
+        return quantized_methods
     quantizers = {}
     for name, user in methods.models.items():
-        known = {module for module, _ in user.module.named_modules()}
+        module_names = {module for module, _ in user.module.named_modules()}
         places = {place: scheme for module, scheme in settings.modules.items() for place in (module, f"module.{module}")}
-        own = {place: scheme for place, scheme in places.items() if place in known}
-        quantizers[name] = quantizer_for(replace(settings, modules=own))
+        module_schemes = {place: scheme for place, scheme in places.items() if place in module_names}
+        quantizers[name] = quantizer_for(replace(settings, modules=module_schemes))
     return quantize_methods(methods.models, methods.sessions, quantizers, alternatives=methods.alternatives)
 
 
@@ -130,10 +130,10 @@ def _build_several(
     parts = {name: pte.read(build.pte) for name, build in builds.items()}
     if settings.share_weights:
         parts, builds = _with_shared_constants(parts, builds)
-    whole = merged(parts, names)
+    program = merged(parts, names)
     if methods.alternatives:
-        whole = with_selection(whole, list(builds), methods.paddings, settings.channels_last)
-    return write(whole), builds
+        program = with_selection(program, list(builds), methods.paddings, settings.channels_last)
+    return write(program), builds
 
 
 def _wide_counters(quantized: Mapping[str, GraphModule], names: Mapping[str, Mapping[str, str]]) -> dict[str, set[str]]:
@@ -181,11 +181,11 @@ def _in_layout(methods: UserMethods, settings: Settings) -> UserMethods:
 
 
 def check_modules(models: Iterable[nn.Module], settings: Settings) -> None:
-    """Raise SpecError if the settings name a submodule that none of the models has."""
-    known = {name for model in models for name, _ in model.named_modules()}
+    """Raise SpecError if the settings name a submodule that no model has."""
+    module_names = {name for model in models for name, _ in model.named_modules()}
     for name in settings.modules:
-        if name not in known and f"module.{name}" not in known:
-            raise unknown_name("module", name, {name for name in known if name} or {"(none)"})
+        if name not in module_names and f"module.{name}" not in module_names:
+            raise unknown_name("module", name, {name for name in module_names if name} or {"(none)"})
 
 
 def lower_method(
@@ -203,18 +203,18 @@ def lower_method(
         shared, wide: See ``build_pte``.
     """
     codes = boundary_codes(quantized)
-    taken, inputs = quantized, user.example_inputs
+    graph, inputs = quantized, user.example_inputs
     if settings.io != "float32":
-        taken = with_integer_io(quantized, settings.io)
+        graph = with_integer_io(quantized, settings.io)
         inputs = as_codes(inputs, codes)
     if settings.partition == CPU_MATMUL:
         from ethorch.backend.products_on_cpu import on_cpu  # 2 seconds of ExecuTorch, by its package
 
-        taken = on_cpu(taken)
-    made = build_pte(
-        taken, inputs, settings.spec, etrecord=settings.etrecord, shared=shared, wide=wide, dynamic_shapes=user.dynamic_shapes
+        graph = on_cpu(graph)
+    build = build_pte(
+        graph, inputs, settings.spec, etrecord=settings.etrecord, shared=shared, wide=wide, dynamic_shapes=user.dynamic_shapes
     )
-    return made if settings.io == "float32" else replace(made, pte=with_constants(made.pte, codes))
+    return build if settings.io == "float32" else replace(build, pte=with_constants(build.pte, codes))
 
 
 def compile_beside(record: Record) -> Callable[[UserModel, Settings], Record]:

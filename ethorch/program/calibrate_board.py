@@ -1,7 +1,7 @@
-"""A board's bandwidths from times that were measured on it: ``ethorch boards NAME --fit FILE``.
+"""Fit the bandwidths of a board to measured times: ``ethorch boards NAME --fit FILE``.
 
-What a program takes is modelled layer by layer: the longer of computing and of moving its bytes from or to each memory. The
-bandwidths that bring the sums nearest to what was measured, by relative least squares, replace those of the board's file.
+The time of a program is the sum over its layers of the longer of computing and of transferring bytes. Bandwidths are fitted by
+relative least squares.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _SRAM = "Sram"
 
 @dataclass(frozen=True)
 class Fitted:
-    """What one program was measured to take, and what the model says before and after.
+    """Measured time of a program, and its model before and after the fit.
 
     Attributes:
-        program: its file.
-        measured_ms, before_ms, after_ms: of one call.
+        program: File.
+        measured_ms, before_ms, after_ms: Milliseconds of one call.
     """
 
     program: str
@@ -52,12 +52,12 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The result.
+    """Result of a calibration.
 
     Attributes:
-        board: the board that was calibrated.
-        bytes_per_second: memory -> fitted bandwidth; those that no layer of the programs waits for are not there.
-        programs: each with its times.
+        board: Calibrated board.
+        bytes_per_second: Fitted bandwidth of each memory that a layer waits for.
+        programs: Programs with their times.
     """
 
     board: Board
@@ -66,21 +66,21 @@ class Calibration:
 
     @property
     def error(self) -> float:
-        """Root of the mean squared relative error of the fitted model."""
+        """Root mean square of the relative error after the fit."""
         return _rms([row.after_ms / row.measured_ms - 1 for row in self.programs])
 
     @property
     def error_before(self) -> float:
-        """Likewise with the file's bandwidths."""
+        """Root mean square of the relative error with the bandwidths of the file."""
         return _rms([row.before_ms / row.measured_ms - 1 for row in self.programs])
 
     @property
     def source(self) -> str:
-        """What the new file says of where its numbers are from."""
+        """Source of the figures in the new file."""
         return f"fitted from {counted(len(self.programs), 'measurement')}, error {100 * self.error:.0f} %"
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return plain data."""
         return {
             "board": self.board.name,
             "bytes_per_second": dict(self.bytes_per_second),
@@ -90,7 +90,7 @@ class Calibration:
         }
 
     def to_toml(self, name: str) -> str:
-        """The board's file with the fitted numbers and their source, under a name of its own."""
+        """Return the board's file with the fitted figures, their source, and a new name."""
         assert self.board.path is not None
         data = parse_toml(self.board.path.read_text(encoding="utf-8"), str(self.board.path))
         data["name"] = name
@@ -102,12 +102,12 @@ class Calibration:
 
 
 def read_measured(path: Path) -> tuple[tuple[Path, float], ...]:
-    """Programs and milliseconds: CSV with the columns ``program,milliseconds``, or TOML with ``[[measured]]`` tables.
+    """Read programs and milliseconds: CSV with ``program,milliseconds``, or TOML with ``[[measured]]`` tables.
 
-    Names of programs are relative to the file.
+    Paths are relative to the file.
 
     Raises:
-        SpecError: the file cannot be read, or a row is not of this form.
+        SpecError: The file cannot be read, or a row has another form.
     """
     try:
         text = read_text(path)
@@ -116,28 +116,28 @@ def read_measured(path: Path) -> tuple[tuple[Path, float], ...]:
         raise SpecError(str(error) if isinstance(error, FormatError) else f"{path} is not CSV: {error}.") from None
     if not isinstance(rows, list) or not rows:
         raise SpecError(f"{path} has no measurements: a CSV file with the columns program,milliseconds, or [[measured]] tables.")
-    found = []
+    pairs = []
     for number, row in enumerate(rows, 1):
         try:
-            taken = float(row["milliseconds"])
-            found.append((path.parent / row["program"], taken))
+            milliseconds = float(row["milliseconds"])
+            pairs.append((path.parent / row["program"], milliseconds))
         except (KeyError, TypeError, ValueError):
             raise SpecError(f"{path}, measurement {number}: found {row!r}; it has to have program and milliseconds.") from None
-        if not (math.isfinite(taken) and taken > 0):
-            raise SpecError(f"{path}, measurement {number}: milliseconds is {taken:g}; it has to be more than 0.")
-    return tuple(found)
+        if not (math.isfinite(milliseconds) and milliseconds > 0):
+            raise SpecError(f"{path}, measurement {number}: milliseconds is {milliseconds:g}; expected more than 0.")
+    return tuple(pairs)
 
 
 def calibrate(board: Board, measured: Sequence[tuple[Path | bytes, float]]) -> Calibration:
-    """Fit the bandwidths of the memories that the NPU works on.
+    """Fit the bandwidths of the NPU's memories.
 
     Args:
-        measured: programs for an NPU of the board, and the milliseconds that a call of each took on it.
+        measured: Programs for an NPU of the board, with the measured milliseconds of one call.
 
     Raises:
-        SpecError: a program is for another NPU.
-        BoardError: the board was not read from a file.
-        EthorchError: a program cannot be read.
+        SpecError: A program is for another NPU.
+        BoardError: The board was not read from a file.
+        EthorchError: A program cannot be read.
     """
     if board.path is None:
         raise BoardError(f"board {board.name} was not read from a file: write it to one first.")
@@ -146,33 +146,33 @@ def calibrate(board: Board, measured: Sequence[tuple[Path | bytes, float]]) -> C
     models = [_Model(board, load(path)) for path, _ in measured]
     names = tuple(dict.fromkeys(name for model in models for name in model.memories))
     start = np.array([1 / (board.memory(name).bytes_per_second or board.npus[0].clock_hz) for name in names])
-    wanted = np.array([taken / 1e3 for _, taken in measured])
+    measured_seconds = np.array([taken / 1e3 for _, taken in measured])
     best, least, waited = start, math.inf, np.zeros(len(names), bool)
     now = start
     for _ in range(_ROUNDS):
         parts = [model.parts(dict(zip(names, now, strict=True)), names) for model in models]
         fixed, moved = np.array([f for f, _ in parts]), np.stack([m for _, m in parts])
-        error = float(np.mean(((fixed + moved @ now) / wanted - 1) ** 2))
+        error = float(np.mean(((fixed + moved @ now) / measured_seconds - 1) ** 2))
         if error < least:
             best, least = now, error
         waited |= moved.any(0)
-        rows = np.vstack([moved * start / wanted[:, None], math.sqrt(_TIE) * np.eye(len(names))])
-        right = np.concatenate([1 - fixed / wanted, np.full(len(names), math.sqrt(_TIE))])
+        rows = np.vstack([moved * start / measured_seconds[:, None], math.sqrt(_TIE) * np.eye(len(names))])
+        right = np.concatenate([1 - fixed / measured_seconds, np.full(len(names), math.sqrt(_TIE))])
         solved = np.linalg.lstsq(rows, right, rcond=None)[0]
         now = np.sqrt(now * start * np.clip(solved, 1 / _RANGE, _RANGE))  # half the way, in logarithms: bounds change as they move
     seconds = [
         (model.seconds(dict(zip(names, start, strict=True))), model.seconds(dict(zip(names, best, strict=True))))
         for model in models
     ]
-    fitted = tuple(
+    programs = tuple(
         Fitted(str(path) if isinstance(path, Path) else "a program", taken, 1e3 * before, 1e3 * after)
         for (path, taken), (before, after) in zip(measured, seconds, strict=True)
     )
-    return Calibration(board, {name: 1 / x for name, x, w in zip(names, best, waited, strict=True) if w}, fitted)
+    return Calibration(board, {name: 1 / x for name, x, w in zip(names, best, waited, strict=True) if w}, programs)
 
 
 class _Model:
-    """The layers of a program: seconds of computing, and bytes of each memory of the board."""
+    """Layers of a program: seconds of computing, and bytes per memory of the board."""
 
     def __init__(self, board: Board, program: Program):
         spec = record_of(program).spec
@@ -196,7 +196,7 @@ class _Model:
         self.memories = tuple(dict.fromkeys(name for _, moved in self.layers for name in moved))
 
     def parts(self, per_byte: Mapping[str, float], names: Sequence[str]) -> tuple[float, NDArray[np.float64]]:
-        """Seconds of layers that compute, and of each memory the bytes of layers that wait for it, at these seconds a byte."""
+        """Return the seconds of layers that compute, and the bytes of layers that wait for each memory."""
         fixed, waiting = self.cpu_seconds, np.zeros(len(names))
         for computing, moved in self.layers:
             slowest = max(moved, key=lambda name: moved[name] * per_byte[name], default=None)
@@ -207,14 +207,14 @@ class _Model:
         return fixed, waiting
 
     def seconds(self, per_byte: Mapping[str, float]) -> float:
-        """Of the program, at these seconds a byte."""
+        """Return the seconds of the program."""
         return self.cpu_seconds + sum(
             max(computing, *(count * per_byte[name] for name, count in moved.items()), 0.0) for computing, moved in self.layers
         )
 
 
 def _of_board(memory: str, used: Roles, constants_in_sram: bool) -> str:
-    """The board's name of what Vela calls a memory."""
+    """Return the board's name of a memory of Vela."""
     return used.staging.name if memory == _SRAM or constants_in_sram else used.constants.name
 
 

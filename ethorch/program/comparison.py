@@ -1,6 +1,6 @@
-"""``Comparison``: float model, quantized model and NPU side by side, as plain data, tables and text.
+"""Comparison of float model, quantized model and NPU as plain data, tables and text.
 
-``program.measure`` makes it; ``program.comparison_file`` writes it to a program's folder and reads it.
+``program.measure`` computes it; ``program.comparison_file`` stores it in a program's folder.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ from typing import Any, cast
 
 @dataclass(frozen=True)
 class LayerComparison:
-    """One result that has a float, a fake-quantized and an NPU form: an operator with those that share its quantize node.
+    """An operator, with those that share its quantize node, in float, fake-quantized and on the NPU.
 
-    dB are signal-to-noise ratios over all samples: inf where nothing differs, None where there is no float value.
+    Signal-to-noise ratios in dB cover all samples: inf for equal values, None without float values.
 
     Attributes:
-        node: FX name of the operator whose result is quantized, in the graph that ``convert_pt2e`` returned.
-        operator: its ATen name; ``input`` for an input of the program, ``requantize`` for a change of scale alone.
-        fused: ATen names of the operators before it that are computed with it, in order.
-        module: path of the user's module.
-        source: file and line of the user's code.
-        on_npu: does the NPU compute it? If not, the CPU hands it to the NPU.
-        dtype: of the codes.
-        scale: a step of the codes; None for integers and truth values, whose step is 1.
-        elements: in one sample.
-        float_fake_db: the fake-quantized result against the float one: all the noise of quantization so far.
-        fake_npu_db: the NPU's result against the fake-quantized one.
-        float_npu_db: the NPU's result against the float one.
-        own_db: the fake-quantized operator, given the float model's operands, against the float result: the noise that this
-            operator adds by its weights, its rounding and its clipping. What moves codes as they are adds none.
-        steps: largest difference between NPU and fake-quantized result, in steps; it sums up what came before.
-        own_steps: the same where PyTorch gets the operands that the NPU had: what this operator alone adds.
-        allowed_steps: how far its rounding may part the two (see ``ethorch.lower.ops.spec``); 0 on the CPU.
-        saturated: share of the elements that quantization clips, 0..1; None for integers.
-        range_used: share of the codes between the least and the largest that occur, 0..1; None for integers.
+        node: FX name of the operator whose result is quantized, in the converted graph.
+        operator: ATen name; ``input`` for an input of the program, ``requantize`` for a change of scale.
+        fused: ATen names of the earlier operators that are computed with it, in order.
+        module: Path of the user's module.
+        source: File and line of the user's code.
+        on_npu: Whether the NPU computes it.
+        dtype: Integer type.
+        scale: Quantization step; None for integers and booleans, whose step is 1.
+        elements: Number of elements per sample.
+        float_fake_db: Fake-quantized result against float: all noise of quantization so far.
+        fake_npu_db: NPU result against fake-quantized.
+        float_npu_db: NPU result against float.
+        own_db: Fake-quantized operator with the operands of the float model, against float: the noise that this operator adds.
+            Operators that only move data add none.
+        steps: Largest difference between NPU and fake-quantized result in steps, including earlier operators.
+        own_steps: The same with equal operands: the difference that this operator adds.
+        allowed_steps: Difference that its rounding permits (see ``ethorch.lower.ops.spec``); 0 on the CPU.
+        saturated: Share of clipped elements, 0..1; None for integers.
+        range_used: Share of the integer range between the least and the largest value, 0..1; None for integers.
     """
 
     node: str
@@ -70,13 +70,13 @@ class LayerComparison:
 
 @dataclass(frozen=True)
 class OutputComparison:
-    """One output of the program. Figures of the quantized model are nan where it is not known.
+    """One output of the program. Figures of the quantized model are nan if it is unknown.
 
     Attributes:
-        quantized_db: SQNR of the quantized model against the float one.
-        npu_db: SQNR of the program on the NPU against the float model.
-        agreement_db: SQNR of the program on the NPU against the quantized model.
-        largest_difference: between the program and the quantized model.
+        quantized_db: SQNR of the quantized model against float.
+        npu_db: SQNR of the program against float.
+        agreement_db: SQNR of the program against the quantized model.
+        largest_difference: Largest difference between program and quantized model.
     """
 
     shape: tuple[int, ...]
@@ -88,7 +88,7 @@ class OutputComparison:
 
 @dataclass(frozen=True)
 class DelegateComparison:
-    """One delegate in the simulator against the TOSA reference model: how many output elements differ, and of how many."""
+    """Number of output elements of a delegate that differ between simulator and TOSA reference model, and of all elements."""
 
     elements: int
     different: int
@@ -97,7 +97,7 @@ class DelegateComparison:
 
 @dataclass(frozen=True)
 class Ladder:
-    """All rungs for one input."""
+    """All steps of the comparison for one input."""
 
     outputs: tuple[OutputComparison, ...]
     delegates: tuple[DelegateComparison, ...]
@@ -128,12 +128,12 @@ class Ladder:
 
 @dataclass(frozen=True)
 class Comparison(Ladder):
-    """The ladder over one sample or several, and each operator's figures.
+    """The comparison over all samples, with the figures of each operator.
 
     Attributes:
         layers: Operators in execution order.
         samples: Number of samples.
-        missing: What is left out and why; empty if nothing is.
+        missing: Omitted parts with the reason; empty if complete.
     """
 
     layers: tuple[LayerComparison, ...] = ()
@@ -142,29 +142,29 @@ class Comparison(Ladder):
 
     @property
     def first_divergence(self) -> LayerComparison | None:
-        """The first operator whose result on the NPU differs from PyTorch's by more than its rounding allows, if there is one."""
+        """First operator whose NPU result differs from PyTorch by more than its rounding permits; or None."""
         return next((layer for layer in self.layers if layer.diverges), None)
 
     @property
     def largest_loss(self) -> LayerComparison | None:
-        """The operator that adds most noise for its signal; None if nothing is lost or there are no float figures."""
-        known = [layer for layer in self.layers if layer.own_db is not None and not math.isnan(layer.own_db)]
-        least = min(known, key=lambda layer: layer.own_db or 0.0, default=None)
+        """Operator that adds the most noise relative to its signal; None without float figures."""
+        layers = [layer for layer in self.layers if layer.own_db is not None and not math.isnan(layer.own_db)]
+        least = min(layers, key=lambda layer: layer.own_db or 0.0, default=None)
         return None if least is None or least.own_db == math.inf else least
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data. A figure that is not finite, such as the dB of equal values, is None."""
+        """Return plain data. Infinite figures, such as the dB of equal values, become None."""
         first, loss = self.first_divergence, self.largest_loss
-        found = {
+        outputs = {
             **asdict(self),
             "bit_exact": self.bit_exact,
             "first_divergence": None if first is None else first.node,
             "largest_loss": None if loss is None else loss.node,
         }
-        return cast(dict[str, Any], _finite(found))
+        return cast(dict[str, Any], _finite(outputs))
 
     def to_text(self) -> str:
-        """Return the ladder, the table of operators, and the operators to look at."""
+        """Return the comparison, the table of operators, and the operators to inspect."""
         first, loss = self.first_divergence, self.largest_loss
         lines = [super().to_text()]
         if self.layers:
@@ -182,7 +182,7 @@ class Comparison(Ladder):
     __str__ = to_text
 
     def table(self) -> str:
-        """Return a line per operator with its figures; an exclamation mark where NPU and PyTorch differ too much."""
+        """Return a line per operator; an exclamation mark means that NPU and PyTorch differ too much."""
         heads = ("", "", "", "", "fake", "NPU", "own", "NPU", "NPU/fake", "own", "clipped", "range")
         rows: list[tuple[str, ...]] = [
             heads,
@@ -223,5 +223,5 @@ def _finite(data: Any) -> Any:
 
 
 def short_name(name: str) -> str:
-    """``aten.conv2d.default`` -> ``conv2d``."""
+    """Return ``conv2d`` for ``aten.conv2d.default``."""
     return name.removeprefix("aten.").partition(".")[0]

@@ -45,9 +45,9 @@ def read_comparisons(folder: Path) -> dict[str, Comparison]:
             f"{file} has format {data.get('format')!r:.60}; this ethorch reads format {_FORMAT}. Install a newer one."
         )
     try:
-        return {name: _comparison(found) for name, found in data["methods"].items()}
+        return {name: _comparison(method_data) for name, method_data in data["methods"].items()}
     except (FormatError, TypeError, KeyError, ValueError, AttributeError) as error:
-        raise FormatError(f"{file} is not what Program.save wrote: {error} Save the program again.") from None
+        raise FormatError(f"{file} was not written by Program.save: {error} Save the program again.") from None
 
 
 def _comparison(data: Mapping[str, Any]) -> Comparison:

@@ -35,7 +35,7 @@ from ethorch.program.padding import paddings_of
 from ethorch.program.program import Program
 from ethorch.program.record import Record
 from ethorch.program.shapes import elements, methods_of, of_shapes, samples_like
-from ethorch.program.verification import verified
+from ethorch.program.verification import verify_program
 from ethorch.quantization.config import QuantizationConfig
 from ethorch.support.errors import EthorchError, SpecError
 from ethorch.support.exclusive import exclusive
@@ -134,7 +134,7 @@ def compile(
                 mention_training(user.module)
                 modes.enter_context(in_eval_mode(user.module))
             record = _build_within_budgets(methods, chosen)
-        return Program(verified(record) if chosen.verify else record)
+        return Program(verify_program(record) if chosen.verify else record)
 
 
 def load_methods(model: Model | Methods, example_inputs: Any, calibration: Any, settings: Settings) -> UserMethods:
@@ -226,7 +226,7 @@ def user_model(
         return user
     names = user.module.names if isinstance(user.module, KeywordInputs) else ()
     with stage("read samples") as step:
-        taken = []
+        checked = []
         for sample in read_samples(
             calibration,
             examples[0],
@@ -235,12 +235,12 @@ def user_model(
             open_dims=None if shapes else user.dynamic_shapes,
             what=_SAMPLE,
         ):
-            taken.append(sample.inputs)
+            checked.append(sample.inputs)
             step()
-    if not taken:
+    if not checked:
         raise EthorchError("calibration holds no sample; give some tens of representative inputs, or None for the example inputs.")
-    _compare_ranges(user.example_inputs, taken)
-    return replace(user, calibration=taken)
+    _compare_ranges(user.example_inputs, checked)
+    return replace(user, calibration=checked)
 
 
 def _compare_ranges(example_inputs: Sequence[Any], samples: Sequence[Sequence[Any]]) -> None:
@@ -283,11 +283,11 @@ def _build_within_budgets(methods: UserMethods, settings: Settings) -> Record:
 def _check_arena(record: Record, settings: Settings) -> None:
     """Warn if the program exceeds the user's limit of the arena."""
     assert record.build is not None and record.settings is not None
-    found = max((arena_bytes(delegate.compiled) for delegate in record.build.delegates), default=0)
-    if isinstance(settings.arena, int) and settings.arena == record.settings.arena and found > settings.arena:
+    arena_size = max((arena_bytes(delegate.compiled) for delegate in record.build.delegates), default=0)
+    if isinstance(settings.arena, int) and settings.arena == record.settings.arena and arena_size > settings.arena:
         logger.warning(
-            "the NPU's arena takes %s bytes, %s more than arena allows: no smaller one was found, nor with parts in bands of rows. "
-            "Program.memory.peak_owners names the tensors to make smaller. [arena.exceeded]",
-            f"{found:,}",
-            f"{found - settings.arena:,}",
+            "the arena of the NPU has %s bytes, %s more than the setting arena allows. No smaller schedule was found, even with "
+            "bands of rows. Program.memory.peak_owners names the tensors to make smaller. [arena.exceeded]",
+            f"{arena_size:,}",
+            f"{arena_size - settings.arena:,}",
         )

@@ -1,4 +1,4 @@
-"""The delegates of a program as a user sees them: layers, payload, TOSA graph."""
+"""Delegates of a program: layers, payload, TOSA graph."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ethorch.program.record import Record
 
 @dataclass(frozen=True)
 class Delegate:
-    """A part of the program on the NPU.
+    """A part of the program that runs on the NPU.
 
     Attributes:
-        number: Its place among the delegates of the method.
-        layers: Its operations in the order of execution.
-        payload: The command stream, weights, and the layout of inputs and outputs.
-        tosa: The TOSA flatbuffer that was compiled; None if the program was loaded from a ``.pte``.
-        encoded_bytes: Size of the weights as Vela encoded them; of a loaded program, of all constants.
+        number: Position among the delegates of the method.
+        layers: Operations in execution order.
+        payload: Command stream, weights, and layout of inputs and outputs.
+        tosa: Compiled TOSA flatbuffer; None for a loaded ``.pte``.
+        encoded_bytes: Size of the encoded weights; for a loaded program, of all constants.
     """
 
     number: int
@@ -32,10 +32,10 @@ def delegates_of(record: Record) -> tuple[Delegate, ...]:
     """Return the NPU delegates of a record's method."""
     lowered = {} if record.build is None else {delegate.payload: delegate for delegate in record.build.delegates}
     numbers = [number for number, delegate in enumerate(record.description.delegates) if delegate.id == BACKEND_ID]
-    found = []
+    delegates = []
     for number, payload in zip(numbers, record.payloads, strict=True):
         layers = tuple(layer for layer in record.layers if layer.delegate == number)
-        known = lowered.get(payload)
-        encoded = len(payload.weights) if known is None else known.performance.encoded_weight_bytes
-        found.append(Delegate(number, layers, payload, None if known is None else known.tosa, encoded))
-    return tuple(found)
+        delegate_lowered = lowered.get(payload)
+        encoded = len(payload.weights) if delegate_lowered is None else delegate_lowered.performance.encoded_weight_bytes
+        delegates.append(Delegate(number, layers, payload, None if delegate_lowered is None else delegate_lowered.tosa, encoded))
+    return tuple(delegates)

@@ -169,7 +169,7 @@ def evaluate(
                     answers = {NPU: record_of(program).floats(outputs)}
                     for column, module in beside.items():
                         with in_eval_mode(module):
-                            answers[column] = [_own(leaf) for leaf in _answer(program, column, module, sample)]
+                            answers[column] = [_copy_tensor(leaf) for leaf in _answer(program, column, module, sample)]
                     for column, flat in answers.items():
                         meters[column].add(postprocess(flat) if postprocess else flat, sample.label)
                     closeness.add(answers)
@@ -190,11 +190,11 @@ def _columns(program: Program, against: Sequence[str]) -> list[str]:
     for name in against:
         if name not in (FLOAT, QUANTIZED):
             raise SpecError(f"against has {name!r}; it can have {FLOAT!r} and {QUANTIZED!r}.")
-    known = {QUANTIZED} if record_of(program).quantized is not None else set()
+    columns = {QUANTIZED} if record_of(program).quantized is not None else set()
     model = record_of(program).model
     if model is not None and not model.quantized:
-        known.add(FLOAT)
-    return [NPU, *(name for name in (FLOAT, QUANTIZED) if name in against and name in known)]
+        columns.add(FLOAT)
+    return [NPU, *(name for name in (FLOAT, QUANTIZED) if name in against and name in columns)]
 
 
 def _length(dataset: Any) -> int | None:
@@ -230,10 +230,10 @@ def _answer(program: Program, column: str, module: nn.Module, sample: Sample) ->
     part, filled = select(program, flat)
     quantized = record_of(part).quantized
     assert quantized is not None
-    return record_of(program).cropped(pytree.tree_leaves(quantized(*filled)), flat)
+    return record_of(program).crop(pytree.tree_leaves(quantized(*filled)), flat)
 
 
-def _own(leaf: Any) -> Any:
+def _copy_tensor(leaf: Any) -> Any:
     """Return a copy of a tensor, which may be a buffer that the next call changes."""
     return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
 
@@ -260,8 +260,8 @@ def _on_npu(
             sent.append(part)
             yield joblib.delayed(task)(program.pte, record_of(program).method, [_flat(program, sample) for sample in part])
 
-    for found in joblib.Parallel(n_jobs=workers, return_as="generator")(tasks()):
-        yield sent.pop(0), found
+    for outputs_of_part in joblib.Parallel(n_jobs=workers, return_as="generator")(tasks()):
+        yield sent.pop(0), outputs_of_part
 
 
 def _of_methods(program: Program, samples: Sequence[Sample]) -> list[list[Any]]:
@@ -271,12 +271,12 @@ def _of_methods(program: Program, samples: Sequence[Sample]) -> list[list[Any]]:
     for number, inputs in enumerate(flat):
         part, filled = select(program, inputs)
         groups.setdefault(record_of(part).method, []).append((number, filled))
-    found: dict[int, list[Any]] = {}
+    outputs: dict[int, list[Any]] = {}
     for name, group in groups.items():
         part = program[name]
         runs = host_of(part).run_many([list(pytree.tree_leaves(record_of(part).as_taken(tuple(filled)))) for _, filled in group])
-        found |= {number: record_of(program).cropped(run, flat[number]) for (number, _), run in zip(group, runs, strict=True)}
-    return [found[number] for number in range(len(samples))]
+        outputs |= {number: record_of(program).crop(run, flat[number]) for (number, _), run in zip(group, runs, strict=True)}
+    return [outputs[number] for number in range(len(samples))]
 
 
 def _parts(source: Iterator[Sample], size: int) -> Iterator[list[Sample]]:
@@ -290,11 +290,11 @@ def _flat(program: Program, sample: Sample) -> list[Any]:
 
 def _run(data: bytes, method: str, inputs: Sequence[Sequence[Any]]) -> list[list[Any]]:
     """Run a part of the data set in a separate process."""
-    return _loaded(data, method).run_many(inputs, threads=1)
+    return _load(data, method).run_many(inputs, threads=1)
 
 
 @functools.lru_cache(maxsize=2)
-def _loaded(data: bytes, method: str) -> runtime.HostProgram:
+def _load(data: bytes, method: str) -> runtime.HostProgram:
     return runtime.load(data, method)
 
 
@@ -311,23 +311,23 @@ class _Closeness:
         if FLOAT not in answers:
             return
         self._count += 1
-        wanted = answers[FLOAT]
-        for column, found in answers.items():
+        reference = answers[FLOAT]
+        for column, outputs in answers.items():
             if column == FLOAT:
                 continue
             sums = self._answers.setdefault(column, [0.0, 0.0])
-            for a, b in zip(wanted, found, strict=True):
+            for a, b in zip(reference, outputs, strict=True):
                 if isinstance(a, torch.Tensor) and a.dtype.is_floating_point:
                     sums[0] += float((a.double() ** 2).sum())
                     sums[1] += float(((a.double() - b.double()) ** 2).sum())
-            if isinstance(wanted[0], torch.Tensor) and wanted[0].numel():
-                self._same[column] = self._same.get(column, 0) + int(wanted[0].argmax() == found[0].argmax())
+            if isinstance(reference[0], torch.Tensor) and reference[0].numel():
+                self._same[column] = self._same.get(column, 0) + int(reference[0].argmax() == outputs[0].argmax())
 
     def figures(self, column: str) -> dict[str, float]:
         """Return ``sqnr_db`` and ``agreement`` of a column; empty for the float model."""
         if column not in self._answers or not self._count:
             return {}
         signal, noise = self._answers[column]
-        one = torch.tensor([signal**0.5, 0.0], dtype=torch.float64)
-        other = torch.tensor([signal**0.5, noise**0.5], dtype=torch.float64)
-        return {"sqnr_db": sqnr_db(one, other), "agreement": self._same.get(column, 0) / self._count}
+        signal_vector = torch.tensor([signal**0.5, 0.0], dtype=torch.float64)
+        noisy_vector = torch.tensor([signal**0.5, noise**0.5], dtype=torch.float64)
+        return {"sqnr_db": sqnr_db(signal_vector, noisy_vector), "agreement": self._same.get(column, 0) / self._count}

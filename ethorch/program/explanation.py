@@ -25,21 +25,19 @@ if TYPE_CHECKING:
 
 AT_THE_ENDS = Reason(
     "io.floats",
-    "the program takes and gives floats, and the NPU codes: the CPU converts them in each call",
-    'With io="int8" (--io int8; int16 of scheme a16w8) the firmware hands codes over, and neither cycles nor RAM go there.',
+    "the inputs and outputs are float32, so the CPU quantizes or dequantizes them in each call",
+    'Use io="int8" (--io int8; int16 for scheme a16w8), and quantized values in firmware.',
 )
-BETWEEN_SIDES = Reason(
-    "io.between", "it converts what goes between an operator on the CPU, which computes floats, and the NPU", BETWEEN
-)
+BETWEEN_SIDES = Reason("io.between", "it converts values between a float operator on the CPU and the NPU", BETWEEN)
 STATE_COPIED = Reason(
     "state.copied",
-    "an operation of the NPU reads some of its bytes and some of what has been written over it in the arena",
-    "The results are the same; the copy takes the CPU half a cycle for each byte.",
+    "an operation of the NPU reads old and new bytes of the buffer together",
+    "The results are equal; the copy costs half a CPU cycle per byte.",
 )
 STATE_AMONG_TENSORS = Reason(
     "state.among_tensors",
-    "ExecuTorch planned it among the tensors that a call writes, since the CPU has operators that ethorch does not write by itself",
-    "Keep these operators out of the model, or on the NPU: then it lies apart, and the NPU reads it there.",
+    "ExecuTorch planned the buffer among tensors that a call writes, because the CPU runs operators that ethorch does not write",
+    "Remove these operators or delegate them, so that the buffer has a place of its own.",
 )
 
 
@@ -145,11 +143,11 @@ class Explanation:
         rows = f"{counted(npu, 'operation')} of the NPU, {counted(len(self.operators) - npu, 'operator')} on the CPU"
         last = f"Rows: {rows}, quantize and dequantize included." if self.operators else "Nothing of it is on the CPU."
         last += f" Of the model: {self.placed}." if self.placed else ""
-        kept = ["", "Kept from call to call:", self._states()] if self.states else []
-        kept += [_IN_PLACE] if any(state.in_place for state in self.states) else []
+        lines_of_states = ["", "Kept from call to call:", self._states()] if self.states else []
+        lines_of_states += [_IN_PLACE] if any(state.in_place for state in self.states) else []
         for state in self.states:
-            kept += [f"{state.name}: {state.reason} [{state.id}] {state.way_out}"] if state.reason else []
-        return Group(table, *(["", "On the CPU:"] if lines else []), *lines, *kept, "", last)
+            lines_of_states += [f"{state.name}: {state.reason} [{state.id}] {state.way_out}"] if state.reason else []
+        return Group(table, *(["", "On the CPU:"] if lines else []), *lines, *lines_of_states, "", last)
 
     def _states(self) -> RenderableType:
         table = tables.table()
@@ -213,13 +211,13 @@ def explanation(
         names = list(dict.fromkeys(name for row in rows for name in row.operator.split(", ")))
         meant = did_you_mean(operator, [part for name in names for part in (name, *name.split(".")[1:2])])
         raise SpecError(f"no operator of the program has {operator!r} in its name.{meant} It has: {', '.join(names) or 'none'}.")
-    wanted = [row for row in rows if (operator is None or operator in row.operator) and (row.where == "CPU" or not cpu_only)]
+    selected = [row for row in rows if (operator is None or operator in row.operator) and (row.where == "CPU" or not cpu_only)]
     counts = (
         ""
         if partition is None
         else summarize_placement(partition.npu_operators, len(partition.refusals), target, len(partition.delegated))
     )
-    return Explanation(target, tuple(wanted), tuple(states) if operator is None else (), counts)
+    return Explanation(target, tuple(selected), tuple(states) if operator is None else (), counts)
 
 
 #: Names of the CPU's kernels that make codes of floats and floats of codes: ExecuTorch's, and those of its Arm backend.
@@ -248,37 +246,39 @@ def states_of(method: Method, payloads: Sequence[DelegatePayload], buffers: Sequ
         payloads: Payloads of its delegates, in order.
         buffers: Buffers of the build; empty for a file, which has names, shapes and dtypes only.
     """
-    found = []
+    states = []
     results: set[int] = set()  # of the delegates
     decided = {buffer.name: buffer for buffer in buffers}
     reads = reads_in_place(method, dict(enumerate(payloads)))
     for value in method.values:
         if value.kind != "tensor" or not value.planned or value.extra is None or not value.extra.name:
             continue
-        inside = {number for number, other in enumerate(method.values) if _overlap(value, other)}
+        members = {number for number, other in enumerate(method.values) if _overlap(value, other)}
         where: list[str] = []
-        taken = given = 0
+        bytes_to_npu = bytes_from_npu = 0
         copied = False
         for call in method.calls:
             if call.delegate is None:
-                if inside & set(call.args):
+                if members & set(call.args):
                     where.append("CPU")
-                    given += (
-                        sum(method.values[arg].nbytes for arg in call.args[:-1] if arg in results) if call.args[-1] in inside else 0
+                    bytes_from_npu += (
+                        sum(method.values[arg].nbytes for arg in call.args[:-1] if arg in results)
+                        if call.args[-1] in members
+                        else 0
                     )
                 continue
             count = len(payloads[call.delegate].inputs)
             results |= set(call.args[count:])
-            where += [f"NPU {call.delegate}"] if inside & set(call.args) else []
-            taken += sum(method.values[arg].nbytes for arg in call.args[:count] if arg in inside)
-            own = reads[call.delegate].numbers if call.delegate in reads else {}
-            copied |= any(number not in own for number, arg in enumerate(call.args[:count]) if arg in inside)
-            given += sum(method.values[arg].nbytes for arg in call.args[count:] if arg in inside)
+            where += [f"NPU {call.delegate}"] if members & set(call.args) else []
+            bytes_to_npu += sum(method.values[arg].nbytes for arg in call.args[:count] if arg in members)
+            read_numbers = reads[call.delegate].numbers if call.delegate in reads else {}
+            copied |= any(number not in read_numbers for number, arg in enumerate(call.args[:count]) if arg in members)
+            bytes_from_npu += sum(method.values[arg].nbytes for arg in call.args[count:] if arg in members)
         buffer = decided.get(value.extra.name)
         reason = None if buffer is None else buffer.reason
         if reason is None and copied:
             reason = STATE_COPIED if is_kept(value) else STATE_AMONG_TENSORS
-        found.append(
+        states.append(
             State(
                 value.extra.name,
                 value.dtype,
@@ -287,13 +287,13 @@ def states_of(method: Method, payloads: Sequence[DelegatePayload], buffers: Sequ
                 None if buffer is None else buffer.scale,
                 None if buffer is None else buffer.zero_point,
                 tuple(dict.fromkeys(where)),
-                taken,
-                given,
+                bytes_to_npu,
+                bytes_from_npu,
                 *(("", "", "") if reason is None else (reason.id, reason.text, reason.way_out)),
-                taken > 0 and not copied,
+                bytes_to_npu > 0 and not copied,
             )
         )
-    return tuple(found)
+    return tuple(states)
 
 
 def _add(rows: list[Operator], refusal: Refusal) -> None:
@@ -310,8 +310,8 @@ def _add(rows: list[Operator], refusal: Refusal) -> None:
     rows.append(new)
 
 
-def _overlap(value: Value, other: Value) -> bool:
+def _overlap(value: Value, second: Value) -> bool:
     """Return True if two tensors of the plan share memory."""
-    if other.kind != "tensor" or value.place is None or other.place is None or value.place[0] != other.place[0]:
+    if second.kind != "tensor" or value.place is None or second.place is None or value.place[0] != second.place[0]:
         return False
-    return value.place[1] < other.place[1] + other.nbytes and other.place[1] < value.place[1] + value.nbytes
+    return value.place[1] < second.place[1] + second.nbytes and second.place[1] < value.place[1] + value.nbytes

@@ -1,4 +1,4 @@
-"""One model in many ways: NPUs, boards, schemes, memory modes, each as a program, side by side."""
+"""Compile a model with several settings and compare the programs."""
 
 from __future__ import annotations
 
@@ -54,20 +54,20 @@ _WORTH = 15.0  # seconds that the rest has to take here, by what the first ones 
 
 @dataclass(frozen=True)
 class Variant:
-    """One program of the product.
+    """One combination of settings.
 
     Attributes:
-        settings: what is varied: name -> value.
-        milliseconds: of one inference by the estimate; None where it could not be made.
-        total_cycles: of the NPU.
-        core_clock_hz: which the milliseconds are at.
-        ram_bytes, flash_bytes: of the whole application.
-        sqnr_db: against the float model, on the samples; None where it was not measured, or the outputs are equal.
-        cpu_operators: operators that stay on the CPU.
-        fits: do all budgets hold, a board's own memories among them? None where there are none.
-        searched: settings that were changed to keep the budgets, or that were left to the compiler (``auto``): name -> value.
-        error: why there is no program; empty where there is one.
-        front: no other variant is at least as good in everything and better in something.
+        settings: Values of the varied settings.
+        milliseconds: Estimated time of one inference; None if there is no program.
+        total_cycles: NPU cycles.
+        core_clock_hz: NPU clock of the estimate.
+        ram_bytes, flash_bytes: Memory of the whole application.
+        sqnr_db: SQNR against the float model; None if not measured or infinite.
+        cpu_operators: Number of operators on the CPU.
+        fits: Whether all budgets and the board's memories suffice; None without budgets.
+        searched: Settings that the search changed, or that ``auto`` selected.
+        error: Reason that there is no program; empty otherwise.
+        front: Whether the variant is on the Pareto front.
     """
 
     settings: Mapping[str, Any]
@@ -85,24 +85,23 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """What is varied, in a word or two."""
+        """The varied settings in a few words."""
         return " ".join(str(value) for value in self.settings.values() if value is not None) or "as it is"
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data; keys are the attributes' names."""
+        """Return plain data with the attributes' names as keys."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class Exploration:
-    """What ``ethorch.explore`` found.
+    """Result of ``ethorch.explore``.
 
     Attributes:
-        variants: in the order of the product.
-        cheapest: name of the smallest NPU with a variant that keeps all budgets (in the order of ``ethorch targets``), and that
-            variant; None where none does.
-        budgets: the limits that were given.
-        interrupted: somebody stopped it; the variants are those so far.
+        variants: Variants in the order of the product.
+        cheapest: Name of the smallest NPU (in the order of ``ethorch targets``) that meets all budgets, and its variant; or None.
+        budgets: The limits.
+        interrupted: Whether the exploration was interrupted.
     """
 
     variants: tuple[Variant, ...]
@@ -111,7 +110,7 @@ class Exploration:
     interrupted: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data; keys are the attributes' names, and ``versions``."""
+        """Return plain data with the attributes' names as keys, and ``versions``."""
         return {
             "variants": [variant.to_json() for variant in self.variants],
             "cheapest": None if self.cheapest is None else self.cheapest.to_json(),
@@ -121,7 +120,7 @@ class Exploration:
         }
 
     def rich(self) -> RenderableType:
-        """A table of Rich: a row for each variant; ``*`` marks the Pareto front."""
+        """Return a Rich table with a row per variant; ``*`` marks the Pareto front."""
         from rich.console import Group
 
         table = tables.table()
@@ -151,10 +150,10 @@ class Exploration:
         return Group(*lines)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write a page with the table and a plot of time against RAM (``.html``), or the plain data (``.json``).
+        """Write a page with the table and a plot of time against RAM (``.html``), or plain data (``.json``).
 
         Raises:
-            EthorchError: the ending is another one, the plotting library is not installed, or the file cannot be written.
+            EthorchError: The suffix is unknown, the plotting library is not installed, or the file cannot be written.
         """
         target = Path(path)
         if target.suffix == ".json":
@@ -187,44 +186,43 @@ def explore(
     jobs: int | None = None,
     progress: bool | None = None,
 ) -> Exploration:
-    """Compile a model in many ways and put them side by side.
+    """Compile a model with all combinations of settings and compare the programs.
 
-    Where a variant does not keep a limit of RAM or time, other arenas and weights in SRAM are tried for it as ``ethorch.compile``
-    does, but for what is varied; 16 bits for single modules are not: schemes can be varied. ::
+    If a variant exceeds a limit of RAM or time, other arenas and weights in SRAM are tried, except for varied settings. 16-bit
+    modules are not tried; vary the scheme instead::
 
-        found = ethorch.explore(
+        exploration = ethorch.explore(
             model, image, calibration=images, vary={"target": ["u55-64", "u55-128"], "scheme": ["int8", "a16w8"]}
         )
-        print(found)
-        found.save("front.html")
+        print(exploration)
+        exploration.save("front.html")
 
-    The product of all values is compiled; the model is quantized once for each scheme and family of NPUs. All figures are of the
-    whole application, milliseconds at the clock of each variant's own system. SQNR against the float model is measured if there
-    are calibration samples.
+    The model is quantized once per scheme and NPU family. Figures are those of the whole application, with times at the clock of
+    each variant's system. SQNR is measured if there are calibration samples.
 
     Args:
-        model, example_inputs, calibration: as of ``ethorch.compile``.
-        vary: Field of ``Settings`` -> its values: ``target``, ``board``, ``scheme``, ``io``, ``memory_mode``, ``system_config``,
+        model, example_inputs, calibration: See ``ethorch.compile``.
+        vary: Values of fields of ``Settings``: ``target``, ``board``, ``scheme``, ``io``, ``memory_mode``, ``system_config``,
             ``constants``, ``arena``.
-        settings: of what is not varied, budgets among them.
-        jobs: processes; None: one for each CPU, once what is left takes longer than starting them. Inside
+        settings: Other settings, including budgets.
+        jobs: Number of processes. Default: one per CPU, if the remaining work takes longer than their start. Inside
             ``joblib.parallel_config`` with a cluster's backend (Dask, Ray), that cluster.
-        resume: a file of finished variants, a line of JSON for each: those that are there are not made again, new ones are added.
-        progress: draw progress on stderr; None: on a terminal.
+        resume: File of finished variants, one line of JSON each. Finished variants are reused, and new ones are appended.
+        progress: Whether to display progress. Default: on a terminal or in a notebook.
 
     Raises:
-        SpecError: an axis or one of its values is unknown, or no axis is given.
-        EthorchError: as of ``ethorch.compile``; what only one variant cannot do is in its ``error``.
+        SpecError: A setting is unknown or cannot be varied, or a value is wrong.
+        EthorchError: See ``ethorch.compile``.
     """
     base = settings or Settings()
-    known = [axis for axis in AXES if axis in {entry.name for entry in fields(Settings)}]
+    axes = [axis for axis in AXES if axis in {entry.name for entry in fields(Settings)}]
     varied = {axis: list(values) for axis, values in vary.items() if values is not None and list(values)}
     for axis in varied:
-        if axis not in known:
-            raise unknown_name("axis", axis, known)
+        if axis not in axes:
+            raise unknown_name("axis", axis, axes)
     if not varied:
-        raise SpecError(f"nothing is varied: give values of at least one of {', '.join(known)}.")
-    names = [axis for axis in known if axis in varied]
+        raise SpecError(f"nothing is varied: give values of at least one of {', '.join(axes)}.")
+    names = [axis for axis in axes if axis in varied]
     _check_values(base, varied)
     points = [dict(zip(names, values, strict=True)) for values in itertools.product(*(varied[axis] for axis in names))]
     with quiet(), shown(progress):
@@ -236,22 +234,22 @@ def explore(
         interrupted = False
         with stage("explore", len(open_points)) as step:
             try:
-                for group in _made(user, base, groups, accuracy, jobs):
+                for group in _compile_groups(user, base, groups, accuracy, jobs):
                     for variant in group:
                         log.add(variant)
                         step()
             except KeyboardInterrupt:
                 interrupted = True
-    found = [one for point in points if (one := log.find(point)) is not None]
-    if found and not interrupted and all(variant.error for variant in found):
-        raise EthorchError(f"no variant could be made; the first says: {found[0].error}")
-    marked = tuple(_with_front(found))
+    finished = [one for point in points if (one := log.find(point)) is not None]
+    if finished and not interrupted and all(variant.error for variant in finished):
+        raise EthorchError(f"no variant could be compiled; the first error is: {finished[0].error}")
+    marked = tuple(_with_front(finished))
     limits = {name: value for name in ("ram", "flash", "latency_ms", "min_sqnr_db") if (value := getattr(base, name)) is not None}
     return Exploration(marked, _cheapest(marked, base), limits, interrupted)
 
 
 def _check_values(base: Settings, varied: Mapping[str, Sequence[Any]]) -> None:
-    """SpecError for a value that is wrong by itself: it would be so in every variant."""
+    """Raise SpecError for values that are wrong in every variant."""
     without_board = base if "board" not in varied else replace(base, board=None)
     for axis, values in varied.items():
         for value in values:
@@ -260,7 +258,7 @@ def _check_values(base: Settings, varied: Mapping[str, Sequence[Any]]) -> None:
 
 
 def _groups(points: Sequence[dict[str, Any]], base: Settings) -> list[list[dict[str, Any]]]:
-    """Points that share a quantized model."""
+    """Group the points that share a quantized model."""
     by_model: dict[Any, list[dict[str, Any]]] = {}
     for point in points:
         try:
@@ -273,32 +271,32 @@ def _groups(points: Sequence[dict[str, Any]], base: Settings) -> list[list[dict[
 
 
 def _cut(groups: Sequence[list[dict[str, Any]]], workers: int | None) -> list[list[dict[str, Any]]]:
-    """The groups, cut where there are more workers than groups."""
+    """Split the groups if there are more workers than groups."""
     parts = -(-(workers or os.cpu_count() or 1) // len(groups))
     return [group[i::parts] for group in groups for i in range(min(parts, len(group)))]
 
 
-def _made(
+def _compile_groups(
     user: UserModel, base: Settings, groups: Sequence[list[dict[str, Any]]], accuracy: bool, workers: int | None
 ) -> Iterable[list[Variant]]:
-    """The variants of each group as they are finished: here, one by one, until processes are worth their start."""
-    own = functools.partial(_variants, user, base, accuracy)
+    """Yield the variants of each group: in this process, until other processes are worth their start."""
+    compile_points = functools.partial(_variants, user, base, accuracy)
     left, first = [list(group) for group in groups], True
     started = time.monotonic()
-    done = 0
-    while left and not _spreads(sum(map(len, left)), done, time.monotonic() - started, workers):
-        yield own([left[0].pop(0)], first)  # one by one, so that an interrupt keeps the figures so far
-        first, done = False, done + 1
+    count = 0
+    while left and not _spreads(sum(map(len, left)), count, time.monotonic() - started, workers):
+        yield compile_points([left[0].pop(0)], first)  # one by one, so that an interrupt keeps the figures so far
+        first, count = False, count + 1
         left = [group for group in left if group]
     if left:
-        task = Task.of(own, *user.module.modules())
+        task = Task.of(compile_points, *user.module.modules())
         yield from joblib.Parallel(n_jobs=workers or -1, return_as="generator_unordered")(
             joblib.delayed(task)(group, first and number == 0) for number, group in enumerate(_cut(left, workers))
         )
 
 
 def _spreads(left: int, done: int, seconds: float, workers: int | None) -> bool:
-    """Are the programs that are left made in processes, after so many that took so long?"""
+    """Return True if the remaining programs are compiled in other processes."""
     if left <= _ALONE or (workers or os.cpu_count()) == 1:
         return False
     backend, count = get_active_backend()
@@ -313,25 +311,25 @@ _last: list[Any] = []  # the model that this process quantized last: key, quanti
 def _variants(
     user: UserModel, base: Settings, accuracy: bool, points: Sequence[Mapping[str, Any]], outspoken: bool
 ) -> list[Variant]:
-    """A program for each point; where ``outspoken``, what is wrong with the samples is said with the first."""
-    found = []
+    """Compile a program for each point; if ``outspoken``, the first one warns about the samples."""
+    variants = []
     with quiet():
         for number, point in enumerate(points):
             try:
                 with nullcontext() if outspoken and number == 0 else mute_sample_warnings():
-                    found.append(_variant(user, base.with_(**point), point, accuracy))
+                    variants.append(_variant(user, base.with_(**point), point, accuracy))
             except EthorchError as error:
-                found.append(Variant(dict(point), error=str(error)))
-    return found
+                variants.append(Variant(dict(point), error=str(error)))
+    return variants
 
 
 def _variant(user: UserModel, settings: Settings, point: Mapping[str, Any], accuracy: bool) -> Variant:
     def make(chosen: Settings, _: bool) -> Record:
-        return build_program(single_method(user), chosen, {FORWARD: _quantized(user, chosen)})
+        return build_program(single_method(user), chosen, {FORWARD: _quantize(user, chosen)})
 
     with exclusive(), in_eval_mode(user.module):
         record = search_budgets(settings, make, user, fixed=(*point, "modules"))
-    made = record.settings or settings
+    used = record.settings or settings
     measured = measure_accuracy(record) if accuracy else None
     memory = record.memory
     return Variant(
@@ -344,12 +342,12 @@ def _variant(user: UserModel, settings: Settings, point: Mapping[str, Any], accu
         None if measured is None or measured.sqnr_db == float("inf") else measured.sqnr_db,
         0 if record.build is None else len(record.build.partition.refusals),
         fits(record) if budgets(record) else None,
-        {name: getattr(made, name) for name in _SEARCHED if getattr(made, name) != getattr(settings, name)},
+        {name: getattr(used, name) for name in _SEARCHED if getattr(used, name) != getattr(settings, name)},
     )
 
 
-def _quantized(user: UserModel, settings: Settings) -> GraphModule:
-    """The model quantized by the settings; that of the last variant where it is the same."""
+def _quantize(user: UserModel, settings: Settings) -> GraphModule:
+    """Return the quantized model, reused from the previous variant if it is the same."""
     layout = settings.io, settings.channels_last
     key = (id(user), settings.scheme, lookup(settings.target).family, *layout, json.dumps(dict(settings.modules)))
     if not _last or _last[0] != key or _last[2] is not user:
@@ -359,11 +357,11 @@ def _quantized(user: UserModel, settings: Settings) -> GraphModule:
 
 
 def _with_front(variants: Sequence[Variant]) -> Iterable[Variant]:
-    """The same, those of the Pareto front marked: least time, RAM and flash, most accuracy."""
+    """Mark the Pareto front: least time, RAM and flash, most accuracy."""
 
-    def costs(one: Variant) -> tuple[float, ...]:
-        sqnr = float("inf") if one.sqnr_db is None else one.sqnr_db
-        return (one.milliseconds or float("inf"), one.ram_bytes or 0, one.flash_bytes or 0, -sqnr)
+    def costs(candidate: Variant) -> tuple[float, ...]:
+        sqnr = float("inf") if candidate.sqnr_db is None else candidate.sqnr_db
+        return (candidate.milliseconds or float("inf"), candidate.ram_bytes or 0, candidate.flash_bytes or 0, -sqnr)
 
     good = [one for one in variants if not one.error]
     for one in variants:
@@ -373,18 +371,18 @@ def _with_front(variants: Sequence[Variant]) -> Iterable[Variant]:
 
 
 def _cheapest(variants: Sequence[Variant], base: Settings) -> Variant | None:
-    """Of those that keep the budgets, on the smallest NPU the quickest."""
+    """Return the fastest variant on the smallest NPU that meets the budgets."""
     order = list(TARGETS)
-    holding = [one for one in variants if not one.error and one.fits]
+    affordable = [one for one in variants if not one.error and one.fits]
 
     def size(one: Variant) -> tuple[int, float]:
         return order.index(base.with_(**one.settings).target), one.milliseconds or float("inf")
 
-    return min(holding, key=size, default=None)
+    return min(affordable, key=size, default=None)
 
 
 class _Log:
-    """Finished variants in a file, so that an exploration that was stopped goes on."""
+    """File of finished variants, from which an interrupted exploration continues."""
 
     def __init__(self, path: str | os.PathLike[str] | None, user: UserModel, base: Settings, accuracy: bool):
         self.path = None if path is None else Path(path)
@@ -403,16 +401,16 @@ class _Log:
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
                 if number == len(lines):
                     break  # cut off when it was stopped
-                raise EthorchError(f"{self.path}, line {number}, is no variant of an exploration: give another file.") from None
+                raise EthorchError(f"{self.path}, line {number}, is not a variant of an exploration. Use another file.") from None
             if of == self.of:
                 self.found[_key(variant.settings)] = variant
 
     def find(self, point: Mapping[str, Any]) -> Variant | None:
-        """The finished variant of these settings."""
+        """Return the finished variant of these settings."""
         return self.found.get(_key(point))
 
     def add(self, variant: Variant) -> None:
-        """Keep it; what has an error is tried again next time."""
+        """Append a variant, unless it has an error."""
         self.found[_key(variant.settings)] = variant
         if self.path is None or variant.error:
             return
@@ -430,7 +428,7 @@ def _key(point: Mapping[str, Any]) -> str:
 
 
 def _digest(user: UserModel, base: Settings, accuracy: bool) -> str:
-    """Of all that a variant depends on, besides its own settings."""
+    """Return a digest of everything that variants depend on besides their settings."""
     digest = hashlib.sha256()
 
     def add(*parts: Any) -> None:
@@ -452,13 +450,13 @@ def _digest(user: UserModel, base: Settings, accuracy: bool) -> str:
     return digest.hexdigest()[:32]
 
 
-def _figures(one: Variant) -> list[str]:
+def _figures(variant: Variant) -> list[str]:
     return [
-        "" if one.milliseconds is None else f"{one.milliseconds:,.3f}",
-        "" if one.total_cycles is None else f"{one.total_cycles:,}",
-        "" if not one.core_clock_hz else f"{one.core_clock_hz / 1e6:,.0f}",
-        f"{(one.ram_bytes or 0) / 1024:,.1f}",
-        f"{(one.flash_bytes or 0) / 1024:,.1f}",
-        "" if one.sqnr_db is None else f"{one.sqnr_db:.1f}",
-        str(one.cpu_operators),
+        "" if variant.milliseconds is None else f"{variant.milliseconds:,.3f}",
+        "" if variant.total_cycles is None else f"{variant.total_cycles:,}",
+        "" if not variant.core_clock_hz else f"{variant.core_clock_hz / 1e6:,.0f}",
+        f"{(variant.ram_bytes or 0) / 1024:,.1f}",
+        f"{(variant.flash_bytes or 0) / 1024:,.1f}",
+        "" if variant.sqnr_db is None else f"{variant.sqnr_db:.1f}",
+        str(variant.cpu_operators),
     ]

@@ -12,8 +12,8 @@ class TensorInfo:
     """An input or output of a program.
 
     Attributes:
-        dtype: torch's name of the type that firmware hands over.
-        codes: what the numbers mean where they are codes of floats; None where they are what they are.
+        dtype: torch's name of the type in firmware.
+        codes: Quantization parameters of a quantized tensor; None otherwise.
     """
 
     dtype: str
@@ -27,7 +27,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """How near the program's outputs are to the float model's: SQNR in dB over so many samples."""
+    """SQNR in dB of the program against the float model, and the number of samples."""
 
     sqnr_db: float
     samples: int
@@ -35,7 +35,7 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Budget:
-    """A limit of the settings, what was found, and whether it holds; None where that cannot be known."""
+    """A limit, the figure of the program, and whether it is met; None if unknown."""
 
     name: str
     limit: float
@@ -49,8 +49,8 @@ class Unchecked:
 
     Attributes:
         method: Name of its method.
-        delegate: Its number in the method.
-        reason: Why not.
+        delegate: Number in the method.
+        reason: Reason.
     """
 
     method: str
@@ -60,13 +60,13 @@ class Unchecked:
 
 @dataclass(frozen=True)
 class Verification:
-    """The result of comparing a program's delegates with the TOSA reference.
+    """Result of comparing a program's delegates with the TOSA reference.
 
     Attributes:
-        delegates: How many the program has, over all methods.
-        equal: How many gave the bytes of the reference.
-        unchecked: The others, with the reason. A delegate that differs is an error.
-        repairs: Operators before which a copy was inserted because Vela's commands were wrong without (``ethorch.vela.repair``).
+        delegates: Number of delegates of all methods.
+        equal: Number of delegates that equal the reference.
+        unchecked: Delegates that were not compared. A difference is an error.
+        repairs: Operators before which a copy was inserted to avoid a bug of Vela (``ethorch.vela.repair``).
     """
 
     delegates: int

@@ -1,4 +1,4 @@
-"""Compilation for what is not an Ethos-U: TOSA, and the CPU alone."""
+"""Compilation for other targets than Ethos-U: TOSA, and the CPU alone."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from ethorch.targets.tosa_spec import TosaCompileSpec
 
 
 def compile_to_tosa(user: UserModel, spec: TosaCompileSpec, scheme: str, *, record: bool = False) -> OtherProgram:
-    """Compile a model to TOSA delegates. It is quantized if the specification has the profile INT."""
+    """Compile a model to TOSA delegates; it is quantized if the specification has the profile INT."""
     if spec.tosa_spec.support_integer():
-        user = quantized_for(user, spec, scheme)
+        user = quantize_for(user, spec, scheme)
     with quiet(), in_eval_mode(user.module):
         return lower_to_tosa(user.module, user.example_inputs, spec, record=record)
 
 
-def quantized_for(user: UserModel, spec: ArmCompileSpec, scheme: str) -> UserModel:
+def quantize_for(user: UserModel, spec: ArmCompileSpec, scheme: str) -> UserModel:
     """Quantize a model for any target."""
     with quiet(), in_eval_mode(user.module):
         quantizer = TOSAQuantizer(spec).set_global(CONFIGS[scheme](False))

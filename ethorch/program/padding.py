@@ -1,8 +1,8 @@
 """Find input axes that can be padded: no operator may mix an element of the axis with later ones.
 
 The model is exported at two sizes of an axis, and the graphs are compared operator by operator. Each operator runs at the small
-size, and at the large one with the small one's elements in front of two fillings that are far apart. It passes if what it computes
-for the elements in front is the same three times.
+size, and twice at the large size with the same leading elements and two different paddings. It passes if the leading results are
+equal.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ethorch.targets.settings import Shapes
 logger = logging.getLogger(__name__)
 
 _FAR = 1e4
-#: Operators that read or write at computed places of their first operand -> position of the argument that says along which axis.
+#: Operators that read or write at computed places of their first operand -> position of the argument with the axis.
 _INDEXING = {
     "aten.gather.default": 1, "aten.index_select.default": 1, "aten.scatter.src": 1, "aten.scatter.value": 1,
     "aten.scatter_add.default": 1, "aten.scatter_reduce.two": 1, "aten.index_add.default": 1, "aten.index_copy.default": 1,
@@ -38,27 +38,27 @@ _INDEXING = {
 
 
 def paddings_of(user: UserModel, shapes: Sequence[Shapes]) -> tuple[Padding, ...]:
-    """Return the axes in which the shapes differ and along which inputs may be filled up.
+    """Return the axes in which the shapes differ and along which inputs can be padded.
 
     Args:
-        shapes: tuples of input shapes, the smallest first.
+        shapes: Tuples of input shapes, the smallest first.
     """
-    found = []
+    axes = []
     for places, sizes in _axes(shapes):
         small, large = (_with_sizes(shapes[0], places, size) for size in (min(sizes), max(sizes)))
         outputs = _outputs_along(user, small, large, (min(sizes), max(sizes)))
         if outputs is not None:
-            found.append(Padding(places, outputs))
-    return tuple(found)
+            axes.append(Padding(places, outputs))
+    return tuple(axes)
 
 
 def _axes(shapes: Sequence[Shapes]) -> Iterator[tuple[Places, list[int]]]:
-    """(places of an axis among the inputs, its size in each of the shapes). Axes whose sizes are multiples are one."""
+    """Yield the places of an axis among the inputs with its sizes. Axes whose sizes are multiples are one axis."""
     columns = {
-        (number, axis): [one[number][axis] for one in shapes]
+        (number, axis): [tensor_shapes[number][axis] for tensor_shapes in shapes]
         for number, shape in enumerate(shapes[0])
         for axis, _ in enumerate(shape)
-        if len({one[number][axis] for one in shapes}) > 1
+        if len({tensor_shapes[number][axis] for tensor_shapes in shapes}) > 1
     }
     while columns:
         base = min(columns.values())
@@ -79,28 +79,28 @@ def _with_sizes(shapes: Shapes, places: Places, size: int) -> Shapes:
 
 
 def _outputs_along(user: UserModel, small: Shapes, large: Shapes, sizes: tuple[int, int]) -> Places | None:
-    """The axis among those of the outputs; None if inputs may not be filled up along it."""
+    """Return the places of the axis among the outputs; None if inputs cannot be padded along it."""
     try:
         inputs, more = samples_like(user, [small, large])
         with in_eval_mode(user.module), torch.no_grad():
-            graphs = [export_module(user.module, given).module(check_guards=False) for given in (inputs, more)]
-            return _compared(graphs[0], graphs[1], list(pytree.tree_leaves(inputs)), sizes)
+            graphs = [export_module(user.module, graph_inputs).module(check_guards=False) for graph_inputs in (inputs, more)]
+            return _compare_graphs(graphs[0], graphs[1], list(pytree.tree_leaves(inputs)), sizes)
     except (EthorchError, RuntimeError, TypeError, ValueError, IndexError) as error:
         logger.debug("not filled up: %s", error)
         return None
 
 
-def _compared(small: GraphModule, large: GraphModule, inputs: list[Any], sizes: tuple[int, int]) -> Places | None:
+def _compare_graphs(small: GraphModule, large: GraphModule, inputs: list[Any], sizes: tuple[int, int]) -> Places | None:
     pairs = list(zip(small.graph.nodes, large.graph.nodes, strict=True))
     values: dict[Node, Any] = {}
     twins: dict[Node, Node] = {}
-    given = iter(inputs)
+    remaining = iter(inputs)
     for node, twin in pairs:
         twins[twin] = node
         if node.op != twin.op or (node.op == "call_function" and node.target is not twin.target):
             return None
         if node.op == "placeholder":
-            values[node] = next(given)
+            values[node] = next(remaining)
         elif node.op == "get_attr":
             values[node] = pytree.tree_map(lambda x: x, _attribute(small, node))
         elif node.op == "call_function":
@@ -129,78 +129,78 @@ def _map(args: Any, function: Any) -> Any:
 
 def _stays(node: Node, twin: Node, values: dict[Node, Any], twins: dict[Node, Node]) -> bool:
     """Return True if the operator's results for the first elements do not depend on the later ones."""
-    wanted = pytree.tree_leaves(values[node])
+    expected = pytree.tree_leaves(values[node])
     for above in (True, False):
 
-        def filled(arg: Node, above: bool = above) -> Any:
-            return _filled(values[twins[arg]], arg.meta["val"], above)
+        def pad(arg: Node, above: bool = above) -> Any:
+            return _pad(values[twins[arg]], arg.meta["val"], above)
 
         target: Any = twin.target
-        found = pytree.tree_leaves(target(*_map(twin.args, filled), **_map(twin.kwargs, filled)))
-        for one, other in zip(wanted, found, strict=True):
-            if isinstance(one, Tensor):
-                if one.dim() != other.dim() or any(a > b for a, b in zip(one.shape, other.shape, strict=True)):
+        actual = pytree.tree_leaves(target(*_map(twin.args, pad), **_map(twin.kwargs, pad)))
+        for first, other in zip(expected, actual, strict=True):
+            if isinstance(first, Tensor):
+                if first.dim() != other.dim() or any(a > b for a, b in zip(first.shape, other.shape, strict=True)):
                     return False
-                if not _equal(one, other[tuple(map(slice, one.shape))]):
+                if not _equal(first, other[tuple(map(slice, first.shape))]):
                     return False
-            elif one != other:
+            elif first != other:
                 return False
     return True
 
 
-def _filled(value: Any, like: Any, above: bool) -> Any:
-    """A tensor in front of a filling of large numbers, above or below all others, in the shape of ``like``; each of a list."""
+def _pad(value: Any, like: Any, above: bool) -> Any:
+    """Return ``value`` padded with large numbers to the shape of ``like``; for lists, each tensor."""
     if isinstance(value, (tuple, list)):
-        return type(value)(_filled(one, other, above) for one, other in zip(value, like, strict=True))
+        return type(value)(_pad(one, other, above) for one, other in zip(value, like, strict=True))
     if not isinstance(value, Tensor) or value.shape == like.shape:
         return value
     if value.dtype == torch.bool:
-        whole = torch.full(tuple(like.shape), above)
+        padded = torch.full(tuple(like.shape), above)
     elif value.dtype.is_floating_point:
-        whole = torch.rand(tuple(like.shape)).to(value.dtype).add_(1).mul_(_FAR if above else -_FAR)
+        padded = torch.rand(tuple(like.shape)).to(value.dtype).add_(1).mul_(_FAR if above else -_FAR)
     else:  # numbers that occur, since they may be indices
         most = int(value.max()) if value.numel() else 0
-        whole = torch.full(tuple(like.shape), (most or 1) if above else 0, dtype=value.dtype)
-    whole[tuple(map(slice, value.shape))] = value
-    return whole
+        padded = torch.full(tuple(like.shape), (most or 1) if above else 0, dtype=value.dtype)
+    padded[tuple(map(slice, value.shape))] = value
+    return padded
 
 
-def _equal(one: Tensor, other: Tensor) -> bool:
-    if not one.dtype.is_floating_point:
-        return torch.equal(one, other)
-    largest = float(one[one.isfinite()].abs().max()) if one.isfinite().any() else 1.0
-    return torch.allclose(one, other, rtol=1e-4, atol=1e-5 * largest, equal_nan=True)
+def _equal(first: Tensor, second: Tensor) -> bool:
+    if not first.dtype.is_floating_point:
+        return torch.equal(first, second)
+    largest = float(first[first.isfinite()].abs().max()) if first.isfinite().any() else 1.0
+    return torch.allclose(first, second, rtol=1e-4, atol=1e-5 * largest, equal_nan=True)
 
 
 def _indexes_along(node: Node, twin: Node) -> bool:
-    """Return True if the operator may read or write what it is filled up with: an index of -1 is behind the elements in front."""
+    """Return True if the operator may read or write the padding, e.g. by an index of -1."""
     name = op_name(node.target)
     if name not in _INDEXING or not isinstance(node.args[0], Node):
         return False
-    one, other = node.args[0].meta["val"], twin.args[0].meta["val"]  # type: ignore[union-attr]
-    differ = {axis for axis, (a, b) in enumerate(zip(one.shape, other.shape, strict=True)) if a != b}
+    small_value, large_value = node.args[0].meta["val"], twin.args[0].meta["val"]  # type: ignore[union-attr]
+    differ = {axis for axis, (a, b) in enumerate(zip(small_value.shape, large_value.shape, strict=True)) if a != b}
     if name in ("aten.index.Tensor", "aten.index_put.default"):
         indices: Any = node.args[1]
         return any(axis in differ for axis, index in enumerate(indices) if index is not None)
     position = _INDEXING[name]
     if position is None or position >= len(node.args) or not isinstance(node.args[position], int):
         return bool(differ)
-    return int(node.args[position]) % max(one.dim(), 1) in differ  # type: ignore[arg-type]
+    return int(node.args[position]) % max(small_value.dim(), 1) in differ  # type: ignore[arg-type]
 
 
 def _places(small: Node, large: Node, sizes: tuple[int, int]) -> Places | None:
     """Locate the axis in the outputs."""
-    found = []
+    places = []
     leaves = zip(pytree.tree_leaves(small.args), pytree.tree_leaves(large.args), strict=True)
-    for number, (one, other) in enumerate((a, b) for a, b in leaves):
-        if not isinstance(one, Node):
+    for number, (small_leaf, large_leaf) in enumerate((a, b) for a, b in leaves):
+        if not isinstance(small_leaf, Node):
             continue
-        shapes = zip(one.meta["val"].shape, other.meta["val"].shape, strict=True)
+        shapes = zip(small_leaf.meta["val"].shape, large_leaf.meta["val"].shape, strict=True)
         for axis, (less, more) in enumerate(shapes):
             if less == more:
                 continue
             step, rest = divmod(less, sizes[0])
             if rest or more != step * sizes[1]:
                 return None
-            found.append((number, axis, step))
-    return tuple(found)
+            places.append((number, axis, step))
+    return tuple(places)

@@ -1,4 +1,4 @@
-"""A program as plain data: what ``Program.to_json`` gives, and every ``--json``."""
+"""Plain data of a program, for ``Program.to_json`` and ``--json``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ethorch.targets.settings import FORMAT
 
 
 def plain_data(record: Record) -> dict[str, Any]:
-    """Everything that is known of a program as plain data; docs/json.md says what each key means."""
+    """Return all facts about a program as plain data; docs/json.md describes the keys."""
     npu, cpu, taken, macs = (
         record.total_cycles,
         record.cpu_cycles,
@@ -73,7 +73,7 @@ def plain_data(record: Record) -> dict[str, Any]:
 
 
 def _board_facts(record: Record) -> dict[str, Any] | None:
-    """The board; None without one."""
+    """Return the facts about the board; None without one."""
     board, slot = record.board, None if record.settings is None else record.settings.slot
     if board is None or slot is None:
         return None
@@ -88,12 +88,12 @@ def _board_facts(record: Record) -> dict[str, Any] | None:
 
 
 def finite(data: dict[str, Any]) -> dict[str, Any]:
-    """The same with None for what is not finite, which JSON cannot say: the SQNR of outputs that are equal."""
+    """Replace infinite figures, which JSON does not support, by None."""
     return {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in data.items()}
 
 
 def memory_system(spec: EthosUCompileSpec) -> dict[str, Any]:
-    """What bounds the NPU, as plain data; docs/json.md says what each key means."""
+    """Return the limits of the NPU and its memories as plain data; docs/json.md describes the keys."""
     memory = spec.memory_system
     return {
         "system_config": spec.system_config,

@@ -68,7 +68,7 @@ class Program:
     def __deepcopy__(self, memo: dict[int, Any]) -> Program:
         return type(self)(copy.deepcopy(self._record, memo))
 
-    # what it is -------------------------------------------------------------------------------------------------------
+    # facts -----------------------------------------------------------------------------------------------------------
 
     def __getitem__(self, method: str) -> Program:
         """Return another method of the same file; raise HostError if it has no method of this name."""
@@ -163,15 +163,15 @@ class Program:
         record, host = self._record, host_of(self)
         if record.selection is not None:
             part, filled = select(self, flat)
-            return part._nested(record.cropped(trees.leaves(part(*filled)), flat))
+            return part._nest(record.crop(trees.leaves(part(*filled)), flat))
         flat = list(record.as_taken(tuple(flat)))
         count = record.batch(flat)
         if count == 1:
-            return self._nested(host(*flat))
+            return self._nest(host(*flat))
         batches = [info.shape[0] for info in self.inputs]
         samples = [[x[i * size : (i + 1) * size] for x, size in zip(flat, batches, strict=True)] for i in range(count)]
         runs = host.run_many(samples)
-        return self._nested([torch.cat(parts) if parts[0].dim() else torch.stack(parts) for parts in zip(*runs, strict=True)])
+        return self._nest([torch.cat(parts) if parts[0].dim() else torch.stack(parts) for parts in zip(*runs, strict=True)])
 
     def _positional(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
         """Return the inputs with keyword arguments in their positions."""
@@ -188,7 +188,7 @@ class Program:
             )
         return (*inputs, *(keywords[name] for name in names))
 
-    def _nested(self, outputs: list[Any]) -> Any:
+    def _nest(self, outputs: list[Any]) -> Any:
         """Return the flat outputs in the structure that the model returns."""
         structure = self._record.description.structure
         if structure is not None and structure[1]:
@@ -224,7 +224,7 @@ class Program:
             if target.suffix == ".pte":
                 write_whole(target, self.pte)
             elif target.suffix == ".bpte":
-                write_whole(target, self._bundled())
+                write_whole(target, self._bundle())
             elif target.suffix == ".tosa":
                 write_whole(target, tosa_of(self._record.build))
             else:
@@ -233,7 +233,7 @@ class Program:
             raise EthorchError(f"cannot write {target}: {error.strerror}. It is unchanged.") from error
         return target
 
-    def _bundled(self) -> bytes:
+    def _bundle(self) -> bytes:
         """Return the program with at most 8 samples of the model and the outputs that a board has to compute."""
         record = self._record
         if record.model is None:
@@ -272,34 +272,34 @@ class Program:
             HostError: The inputs do not fit the program.
         """
         if not inputs and not keywords and samples is None and model is None:
-            found = known_comparison(self._record)
+            comparison = known_comparison(self._record)
             if self._record.model is not None and self._record.model.example_inputs:
-                found = example_comparison(self._record)
-            if found is not None:
-                if not found.samples:
-                    raise EthorchError(found.missing)
-                return found
+                comparison = example_comparison(self._record)
+            if comparison is not None:
+                if not comparison.samples:
+                    raise EthorchError(comparison.missing)
+                return comparison
         from ethorch.models.samples import read_samples  # 1 second of torch
         from ethorch.program.measure.compare import compared  # 2 seconds of torchao and ExecuTorch
 
         example = inputs if self._record.model is None else self._record.model.example_inputs
-        given = [self._positional(inputs, keywords)] if inputs or keywords else [example]
+        calls = [self._positional(inputs, keywords)] if inputs or keywords else [example]
         if samples is not None:
             names = getattr(getattr(self._record.model, "module", None), "names", ())
-            taken = read_samples(
+            checked = read_samples(
                 samples, example, keywords=names, others=self._record.examples[1:], open_dims=self._record.open_dims
             )
-            given = list(samples) if self._record.model is None else [one.inputs for one in taken]
-        given = [sample if isinstance(sample, tuple) else (sample,) for sample in given]
-        if not given or given == [()]:
+            calls = list(samples) if self._record.model is None else [one.inputs for one in checked]
+        calls = [sample if isinstance(sample, tuple) else (sample,) for sample in calls]
+        if not calls or calls == [()]:
             raise EthorchError("there is no sample to compare with: give the inputs of an inference, or samples.")
         if self._record.selection is not None:
-            chosen = [select(self, trees.leaves(sample)) for sample in given]
+            chosen = [select(self, trees.leaves(sample)) for sample in calls]
             if len({part._record.method for part, _ in chosen}) > 1:
                 raise EthorchError("the samples are for several methods; give those of one shape, or compare program['NAME'].")
             return chosen[0][0].compare(samples=[tuple(inputs) for _, inputs in chosen], model=model)
         with exclusive():
-            return compared(self._record, given, model)
+            return compared(self._record, calls, model)
 
     # answers ----------------------------------------------------------------------------------------------------------
 
@@ -329,8 +329,8 @@ class Program:
         from ethorch.program.build import compile_beside
         from ethorch.program.suggestions import suggestions  # the same 2 seconds
 
-        found = suggestions(self._record, compile_beside(self._record))
-        return replace(found, entries=found.entries[:limit])
+        changes = suggestions(self._record, compile_beside(self._record))
+        return replace(changes, entries=changes.entries[:limit])
 
     def to_json(self) -> dict[str, Any]:
         """Return all facts as plain data; docs/json.md describes the keys."""
@@ -367,7 +367,7 @@ class Program:
         record = self._record
         if not inputs and record.inputs:
             if record.model is None:
-                raise HostError(f"a .pte holds no inputs: give the {len(record.inputs)} that the program takes.")
+                raise HostError(f"a .pte has no example inputs. Pass the {len(record.inputs)} inputs of the program.")
             inputs = record.model.example_inputs
         sources = record.command_sources or {}
         by_payload = {d.payload: sources[number] for number, d in enumerate(record.description.delegates) if number in sources}
@@ -438,7 +438,7 @@ def select(program: Program, inputs: Sequence[Any]) -> tuple[Program, list[Any]]
     Raises:
         HostError: No method fits.
     """
-    record, filled = program._record.chosen(inputs)
+    record, filled = program._record.choose(inputs)
     return (program if record is program._record else type(program)(record, program._loaded)), filled
 
 
@@ -464,12 +464,12 @@ def load(
         file = Path(path)
         if file.is_dir():
             folder = file
-            if (kept := file / "settings.toml").is_file():
-                settings = Settings.read(kept)
+            if (settings_file := file / "settings.toml").is_file():
+                settings = Settings.read(settings_file)
             sources = sources or (file / "delegates" if (file / "delegates").is_dir() else None)
             file = file / "model.pte"
         data = pte.contents(file)
-    found = Record(data, pte.entry_point(pte.read(data), method), settings=settings, sources=sources)
+    record = Record(data, pte.entry_point(pte.read(data), method), settings=settings, sources=sources)
     if folder is not None:
-        restore(found, folder)
-    return Program(found.selecting() if method is None else found)
+        restore(record, folder)
+    return Program(record.selecting() if method is None else record)

@@ -117,11 +117,11 @@ class Record:
 
     def selecting(self) -> Record:
         """Return a copy that calls the smallest method that fits the inputs, if the methods are one model at several shapes."""
-        found = object.__new__(type(self))
-        found.__dict__.update(self.__dict__, selection=Selection.of(self._parsed))
-        return found
+        copy = object.__new__(type(self))
+        copy.__dict__.update(self.__dict__, selection=Selection.of(self._parsed))
+        return copy
 
-    def chosen(self, inputs: Sequence[Any]) -> tuple[Record, list[Any]]:
+    def choose(self, inputs: Sequence[Any]) -> tuple[Record, list[Any]]:
         """Return the method that fits flat inputs, and the padded inputs. A program with one shape returns itself.
 
         Raises:
@@ -157,14 +157,14 @@ class Record:
         dtypes = [torch.float32 if info.codes is not None else getattr(torch, info.dtype) for info in self.inputs]
         return [tuple(torch.zeros(info.shape, dtype=dtype) for info, dtype in zip(self.inputs, dtypes, strict=True))]
 
-    def cropped(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+    def crop(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
         """Return flat outputs without the padding of the inputs."""
         return list(outputs) if self.selection is None else self.selection.cropped(outputs, shapes_of(inputs))
 
-    def with_method(self, other: Record) -> Record:
+    def with_method(self, method: Record) -> Record:
         """Add another method of the same file and return this record."""
-        self.methods_by_name[other.method] = other
-        other.methods_by_name = self.methods_by_name
+        self.methods_by_name[method.method] = method
+        method.methods_by_name = self.methods_by_name
         return self
 
     @property
@@ -200,16 +200,16 @@ class Record:
         )
 
     def as_taken(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the inputs, with floats quantized if the program takes codes."""
+        """Return the inputs, with floats quantized if the program's inputs are."""
         return as_codes(inputs, {f"input{number}": info.codes for number, info in enumerate(self.inputs) if info.codes is not None})
 
     def batch(self, flat: Sequence[Any]) -> int:
         """Return the number of inferences in the inputs; 1 if they do not fit, so that the runtime reports it."""
-        wanted = self.inputs
-        if len(flat) != len(wanted):
+        expected_inputs = self.inputs
+        if len(flat) != len(expected_inputs):
             return 1
         counts = set()
-        for x, info in zip(flat, wanted, strict=True):
+        for x, info in zip(flat, expected_inputs, strict=True):
             if not hasattr(x, "shape") or not x.ndim or tuple(x.shape[1:]) != info.shape[1:] or not info.shape[0]:
                 return 1
             counts.add(x.shape[0] // info.shape[0] if x.shape[0] % info.shape[0] == 0 else 1)
@@ -230,9 +230,9 @@ class Record:
         """Operator of each NPU command, by the delegate's number in the file; None if it is unknown."""
         if self.build is None:
             return self._known_sources
-        known = {delegate.payload: delegate.sources for delegate in self.build.delegates}
+        sources_by_payload = {delegate.payload: delegate.sources for delegate in self.build.delegates}
         payloads = {n: d.payload for n, d in enumerate(self.description.delegates) if d.id == BACKEND_ID}
-        return {number: known[payload] for number, payload in payloads.items() if payload in known}
+        return {number: sources_by_payload[payload] for number, payload in payloads.items() if payload in sources_by_payload}
 
     @cached_property
     def _known_sources(self) -> dict[int, Sources] | None:

@@ -1,4 +1,4 @@
-"""Facts of a compilation, read back from a program's folder."""
+"""Restore the facts of a compilation from a program's folder."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def restore(record: Record, folder: Path) -> None:
     file = folder / IN_FOLDER
     if not file.is_file():
         return
-    known = read_methods_data(folder)
+    methods_data = read_methods_data(folder)
     comparisons = read_comparisons(folder)
     for name in record.methods:
-        if name not in known:
+        if name not in methods_data:
             continue
         part = record[name]
         try:
-            _restore(part, known[name])
+            _restore(part, methods_data[name])
         except (FormatError, TypeError, KeyError, ValueError, AttributeError) as error:
-            raise FormatError(f"{file} is not what Program.save wrote: {error} Save the program again.") from None
+            raise FormatError(f"{file} was not written by Program.save: {error} Save the program again.") from None
         if name in comparisons:
             part.measured["comparison"] = comparisons[name]
 
@@ -50,12 +50,12 @@ def _restore(record: Record, data: Mapping[str, Any]) -> None:
     if data["delegated"] is not None:
         delegates = {"target": data["target"], "delegates": data["delegated"]}
         record.partition = PartitionReport.from_json({**delegates, "cpu": data["cpu"], "without_kernel": data["without_kernel"]})
-    if (found := data["verification"]) is not None:
-        unchecked = tuple(read_row(Unchecked, row) for row in found["unchecked"])
-        record.verification = Verification(found["delegates"], found["equal"], unchecked, tuple(map(str, found["repairs"])))
-    if (found := data["accuracy"]) is not None:
-        sqnr_db = math.inf if found["sqnr_db"] is None else found["sqnr_db"]
-        record.measured["accuracy"] = read_row(Accuracy, {**found, "sqnr_db": sqnr_db})
+    if (section := data["verification"]) is not None:
+        unchecked = tuple(read_row(Unchecked, row) for row in section["unchecked"])
+        record.verification = Verification(section["delegates"], section["equal"], unchecked, tuple(map(str, section["repairs"])))
+    if (section := data["accuracy"]) is not None:
+        sqnr_db = math.inf if section["sqnr_db"] is None else section["sqnr_db"]
+        record.measured["accuracy"] = read_row(Accuracy, {**section, "sqnr_db": sqnr_db})
     record.tried = tuple(read_row(Attempt, row) for row in data["tried"])
     record.states = tuple(read_row(State, row) for row in data["states"])
     record.memory = MemoryReport.from_json(data["memory"])

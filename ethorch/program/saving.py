@@ -1,4 +1,4 @@
-"""Files that a program is saved to."""
+"""Save programs to files."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from ethorch.vela.lowered import Lowered
 
 #: The program in a saved folder.
 PROGRAM = "model.pte"
-#: The file of a saved folder that ExecuTorch's Inspector takes.
+#: ETRecord in a saved folder, for ExecuTorch's Inspector.
 ETRECORD = "etrecord.bin"
 ENDINGS = (".pte", ".bpte", ".tosa")
 
 
 def check_writable(path: Path) -> None:
-    """EthorchError, before anything is computed, when a program cannot be saved there."""
+    """Raise EthorchError, before the computation, if a program cannot be saved there."""
     if path.suffix not in (*ENDINGS, ""):
         raise EthorchError(f"cannot write {path}: a program is saved as {', '.join(ENDINGS)} or, without an ending, as a folder.")
     if path.suffix and path.is_dir():
@@ -41,7 +41,7 @@ def check_writable(path: Path) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """EthorchError when no file can be written there; the folders of a name without an ending may be missing."""
+    """Raise EthorchError if no file can be written to the folder. Folders of a path without suffix may be missing."""
     folder = path.absolute().parent
     while not path.suffix and not folder.exists():
         folder = folder.parent
@@ -50,7 +50,7 @@ def check_folder(path: Path) -> None:
 
 
 def check_file(path: Path) -> None:
-    """EthorchError when no file of this very name can be written."""
+    """Raise EthorchError if the file cannot be written."""
     folder = path.absolute().parent
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
         why = "it is a folder" if path.is_dir() else f"{folder} is not a directory one may write to"
@@ -58,10 +58,10 @@ def check_file(path: Path) -> None:
 
 
 def tosa_of(build: Build | None) -> bytes:
-    """The TOSA flatbuffer of a program with one delegate.
+    """Return the TOSA flatbuffer of a program with one delegate.
 
     Raises:
-        EthorchError: it was read from a file, or has not one delegate.
+        EthorchError: The program was loaded from a file, or has another number of delegates.
     """
     if build is None:
         raise EthorchError("a .pte does not hold the TOSA graph it was made from: save a program that ethorch.compile returned.")
@@ -73,11 +73,11 @@ def tosa_of(build: Build | None) -> bytes:
 
 
 def write_program(folder: Path, record: Record) -> None:
-    """Write a program's folder, which ``load`` reads, completely or not at all.
+    """Write a program's folder, which ``load`` reads, atomically.
 
-    It has ``model.pte``, ``program.json``, ``comparison.json`` and, if they are known, ``settings.toml``, ``delegates/`` and
-    ``etrecord.bin``. All files are about all methods. A board of the user's is copied to ``board.toml``, so that the folder is
-    complete on any computer.
+    It has ``model.pte``, ``program.json``, ``comparison.json`` and, if known, ``settings.toml``, ``delegates/`` and
+    ``etrecord.bin``. All files cover all methods. A user's board is copied to ``board.toml``, so that the folder is complete on
+    other computers.
     """
     methods = [record[name] for name in (record.method, *(name for name in record.methods if name != record.method))]
     data = write_methods_data([plain_data(method) for method in methods])
@@ -87,7 +87,7 @@ def write_program(folder: Path, record: Record) -> None:
         comparison_file.NAME: comparison_file.write_comparisons(comparisons_to_save(record)),
     }
     settings = record.settings
-    builds = [known.build for known in record.methods_by_name.values() if known.build is not None]
+    builds = [method_record.build for method_record in record.methods_by_name.values() if method_record.build is not None]
     if settings is not None:
         board = None
         path = settings.described.path if settings.described else None
@@ -103,26 +103,26 @@ def write_program(folder: Path, record: Record) -> None:
 
 
 def describe_saved(path: Path) -> str:
-    """Return a line about a program that was saved: the file, or the folder with its files; and a line if data is left out."""
+    """Return a line with the saved file, or the folder with its files; and a line if data is omitted."""
     if not path.is_dir():
         return f"Saved {path}"
     names = (PROGRAM, "settings.toml", "board.toml", IN_FOLDER, comparison_file.NAME, ETRECORD, "delegates")
-    found = [f"{name}/" if (path / name).is_dir() else name for name in names if (path / name).exists()]
-    missing = {known.missing: None for known in comparison_file.read_comparisons(path).values() if not known.samples}
-    return "\n".join([f"Saved {path}/: {', '.join(found)}", *missing])
+    existing = [f"{name}/" if (path / name).is_dir() else name for name in names if (path / name).exists()]
+    missing = {comparison.missing: None for comparison in comparison_file.read_comparisons(path).values() if not comparison.samples}
+    return "\n".join([f"Saved {path}/: {', '.join(existing)}", *missing])
 
 
 def delegate_files(delegates: Sequence[Lowered]) -> dict[str, bytes]:
     """Return the TOSA graph, payload and sources of each delegate by file name."""
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     for number, delegate in enumerate(delegates):
         files = artifacts.contents(delegate.graph, delegate.tosa, delegate.payload, delegate.sources)
-        found |= {f"delegate_{number}{suffix}": content for suffix, content in files.items()}
-    return found
+        contents |= {f"delegate_{number}{suffix}": content for suffix, content in files.items()}
+    return contents
 
 
 def save_etrecord(record: Any, path: Path) -> None:
-    """Write an ``executorch.devtools.etrecord.ETRecord``, whole or not at all."""
+    """Write an ``executorch.devtools.etrecord.ETRecord`` atomically."""
     write_whole(path, _etrecord_bytes(record))
 
 

@@ -1,4 +1,4 @@
-"""One model compiled for several input shapes: a method each, and the smallest that fits is called."""
+"""Compile one model for several input shapes, with one method each."""
 
 from __future__ import annotations
 
@@ -22,35 +22,38 @@ from ethorch.targets.settings import Shapes
 
 
 def with_selection(program: Program, names: Sequence[str], paddings: tuple[Padding, ...], nhwc: bool) -> Program:
-    """The program with a record that these methods are one model at several shapes.
+    """Record that these methods are one model at several shapes, and return the program.
 
     Args:
-        paddings: of the model's own axes.
-        nhwc: the methods have their channels last.
+        paddings: Padding along the model's own axes.
+        nhwc: Whether the methods have channels last.
     """
-    found = Selection({name: input_shapes(program.methods[name]) for name in names}, paddings)
+    selection = Selection({name: input_shapes(program.methods[name]) for name in names}, paddings)
     if nhwc:
-        one = program.methods[names[0]]
-        inputs, outputs = ([len(one.values[index].shape) for index in side] for side in (one.inputs, one.outputs))
-        found = found.nhwc((inputs, outputs))
-    return replace(program, methods={**program.methods, SHAPES: found.method()})
+        first_method = program.methods[names[0]]
+        inputs, outputs = (
+            [len(first_method.values[index].shape) for index in side] for side in (first_method.inputs, first_method.outputs)
+        )
+        selection = selection.nhwc((inputs, outputs))
+    return replace(program, methods={**program.methods, SHAPES: selection.method()})
 
 
 def methods_of(user: UserModel, shapes: Sequence[Shapes]) -> UserMethods:
-    """A model as methods, one for each tuple of input shapes, the smallest first.
+    """Return a model as methods, one for each tuple of input shapes, the smallest first.
 
-    Calibration samples become one session, each a call of the method of its shapes. A method whose shapes no sample has is
-    calibrated with all of them, cropped or repeated.
+    Calibration samples become one session of calls of the methods with their shapes. Methods without samples are calibrated with
+    all samples, cropped or repeated.
 
     Raises:
-        SpecError: a tuple has another number of shapes than the model has inputs, or one of another rank; or the exported program
-            has a size fixed, or in another range.
+        SpecError: A tuple has the wrong number of shapes or a wrong rank, or the exported program fixes a size or its range.
     """
     ordered = sorted(shapes, key=elements)
     names = _names(ordered)
-    models = {name: of_shapes(user, one) for name, one in zip(names, ordered, strict=True)}
+    models = {name: of_shapes(user, sample_shapes) for name, sample_shapes in zip(names, ordered, strict=True)}
     by_shapes = dict(zip(ordered, names, strict=True))
-    calls = [(by_shapes[one], sample) for sample in user.calibration if (one := _tensor_shapes(sample)) in by_shapes]
+    calls = [
+        (by_shapes[sample_shapes], sample) for sample in user.calibration if (sample_shapes := _tensor_shapes(sample)) in by_shapes
+    ]
     for name in sorted(set(names) - {name for name, _ in calls}, key=names.index):
         calls += [(name, _inputs(sample, ordered[names.index(name)])) for sample in user.calibration]
     return UserMethods(models, [calls] if calls else [], alternatives=True)
@@ -62,10 +65,10 @@ def elements(shapes: Shapes) -> int:
 
 
 def of_shapes(user: UserModel, shapes: Shapes) -> UserModel:
-    """The model at fixed input shapes, with the calibration samples that have these.
+    """Return the model at fixed input shapes, with the matching calibration samples.
 
     Raises:
-        SpecError: as of ``methods_of``.
+        SpecError: See ``methods_of``.
     """
     _check(user, shapes)
     samples = [sample for sample in user.calibration if _tensor_shapes(sample) == shapes]
@@ -77,10 +80,10 @@ def of_shapes(user: UserModel, shapes: Shapes) -> UserModel:
 
 
 def samples_like(user: UserModel, shapes: Sequence[Shapes]) -> list[Inputs]:
-    """Example inputs of each of the shapes."""
-    for one in shapes:
-        _check(user, one)
-    return [_inputs(user.example_inputs, one) for one in shapes]
+    """Return example inputs of each shape."""
+    for target_shapes in shapes:
+        _check(user, target_shapes)
+    return [_inputs(user.example_inputs, target_shapes) for target_shapes in shapes]
 
 
 def _tensor_shapes(inputs: Any) -> Shapes:
@@ -130,7 +133,7 @@ def _check(user: UserModel, shapes: Shapes) -> None:
 
 
 def _root(dim: Any, size: int) -> tuple[Any, int | None]:
-    """(the Dim that a dim is or is linear in, the value that it has where the dim is ``size``); (None, None) of ``Dim.AUTO``."""
+    """Return the Dim that a dimension is linear in, and its value if the dimension is ``size``; (None, None) for ``Dim.AUTO``."""
     if not isinstance(dim, torch.export.Dim):
         return None, None
     root, of_root = getattr(dim, "root", None), getattr(dim, "fn", None)
@@ -141,7 +144,7 @@ def _root(dim: Any, size: int) -> tuple[Any, int | None]:
 
 
 def _inputs(example: Inputs, shapes: Shapes) -> Inputs:
-    """Return inputs of these shapes: the example's own elements, cropped, or repeated where they are fewer."""
+    """Return inputs of these shapes with the example's elements, cropped or repeated."""
     remaining = iter(shapes)
 
     def of_shape(leaf: Any) -> Any:
@@ -157,12 +160,12 @@ def _inputs(example: Inputs, shapes: Shapes) -> Inputs:
                 leaf = leaf.index_select(axis, torch.arange(size) % leaf.shape[axis])
         return leaf.clone()
 
-    found: Inputs = pytree.tree_map(of_shape, example)
-    return found
+    resized: Inputs = pytree.tree_map(of_shape, example)
+    return resized
 
 
 def _names(shapes: Sequence[Shapes]) -> list[str]:
-    """``forward_64``: the sizes in which the shapes differ, each once; ``forward`` of one alone."""
+    """Return names like ``forward_64`` with the sizes that differ; ``forward`` for a single shape."""
     columns = list(zip(*([size for shape in one for size in shape] for one in shapes), strict=True))
     differing = list(dict.fromkeys(column for column in columns if len(set(column)) > 1))
     return ["_".join(["forward", *(str(column[number]) for column in differing)]) for number in range(len(shapes))]

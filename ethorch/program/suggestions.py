@@ -1,4 +1,4 @@
-"""What would make a program smaller or faster: each change made and compiled, so that its effect is known and not guessed."""
+"""Suggest changes that make a program smaller or faster. Each change is compiled and measured."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ _WORTH = 0.005  # share of what there is now below which a change is not told
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A change and what it came to.
+    """A change with its effect.
 
     Attributes:
-        change: what to do, as an argument of ``ethorch.compile`` where it is one.
-        ram_bytes, flash_bytes: of the whole application, more (positive) or less than now.
-        milliseconds: of one inference by the estimate, likewise; None where unknown.
-        fits: do all budgets hold with it? None where it was tried on one layer alone.
-        note: what it asks of the user.
+        change: The change, as an argument of ``ethorch.compile`` if it is one.
+        ram_bytes, flash_bytes: Difference of the whole application; negative is less.
+        milliseconds: Difference of the estimated time; None if unknown.
+        fits: Whether all budgets are met; None if the change was tried on one layer.
+        note: Consequence for the user.
     """
 
     change: str
@@ -63,31 +63,31 @@ class Suggestion:
     note: str
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data; keys are the attributes' names."""
+        """Return plain data with the attributes' names as keys."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class Suggestions:
-    """Changes that help, those that keep all budgets first.
+    """Changes that help; those that meet all budgets come first.
 
     Attributes:
-        entries: one for each change.
-        standing_in_the_way: which budgets do not hold, and what takes the most of each.
+        entries: The changes.
+        standing_in_the_way: Budgets that are not met, with their largest components.
     """
 
     entries: tuple[Suggestion, ...]
     standing_in_the_way: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data; keys are the attributes' names."""
+        """Return plain data with the attributes' names as keys."""
         return {
             "entries": [entry.to_json() for entry in self.entries],
             "standing_in_the_way": list(self.standing_in_the_way),
         }
 
     def rich(self) -> RenderableType:
-        """A table: change, RAM, flash, milliseconds, budgets."""
+        """Return a Rich table: change, RAM, flash, milliseconds, budgets."""
         from rich.console import Group
 
         table = tables.table()
@@ -96,7 +96,7 @@ class Suggestions:
         for entry in self.entries:
             time = "" if entry.milliseconds is None else f"{entry.milliseconds:+.3f}"
             holds = "" if entry.fits is None else "hold" if entry.fits else "do not hold"
-            table.add_row(entry.change, _signed(entry.ram_bytes), _signed(entry.flash_bytes), time, holds, entry.note)
+            table.add_row(entry.change, _format_signed(entry.ram_bytes), _format_signed(entry.flash_bytes), time, holds, entry.note)
         return Group(*self.standing_in_the_way, table if self.entries else "Nothing that was tried helps.")
 
     def __str__(self) -> str:
@@ -104,34 +104,34 @@ class Suggestions:
 
 
 def suggestions(record: Record, compile_by: Compile) -> Suggestions:
-    """What was tried and helps.
+    """Return the changes that help.
 
     Args:
-        record: Of a program that ``ethorch.compile`` made.
-        compile_by: makes a program of another model or by other settings, budgets compared and not searched for.
+        record: Record of a program from ``ethorch.compile``.
+        compile_by: Function that compiles a model by settings, without a search.
 
     Raises:
-        EthorchError: the program is of a file: its model is not known.
+        EthorchError: The program was loaded from a file and has no model.
     """
     if record.model is None or record.settings is None or record.config is not None:
         raise EthorchError("suggestions are tried on the model, which a .pte does not hold: compile the model.")
-    found = []
+    entries = []
     for change, note, user, settings in _changes(_as_given(record.model, record.settings), record.settings, record):
         with stage(f"try {change}"), mute_sample_warnings():
             try:
-                made = compile_by(user, settings)
+                changed = compile_by(user, settings)
             except EthorchError:
                 continue  # not for this model
-        entry = _compared(change, note, record, made)
+        entry = _compare_builds(change, note, record, changed)
         if _worth(entry, record):
-            found.append(entry)
-    found += _widths(record, compile_by)
-    found.sort(key=lambda entry: (entry.fits is not True, entry.ram_bytes + entry.flash_bytes))
-    return Suggestions(tuple(found), tuple(_in_the_way(record)))
+            entries.append(entry)
+    entries += _widths(record, compile_by)
+    entries.sort(key=lambda entry: (entry.fits is not True, entry.ram_bytes + entry.flash_bytes))
+    return Suggestions(tuple(entries), tuple(_in_the_way(record)))
 
 
 def _changes(user: UserModel, settings: Settings, record: Record) -> Iterator[tuple[str, str, UserModel, Settings]]:
-    """Each change with what it asks of the user."""
+    """Yield each change with its consequence for the user."""
     if settings.io == "float32" and any(info.dtype == "float32" for info in (*record.inputs, *record.outputs)):
         io = "int16" if settings.scheme == "a16w8" else "int8"
         yield f'io="{io}"', "the firmware hands codes over", user, settings.with_(io=io)
@@ -160,9 +160,9 @@ def _changes(user: UserModel, settings: Settings, record: Record) -> Iterator[tu
 
 
 def _costly(record: Record, modules: Mapping[str, nn.Module]) -> Iterator[str]:
-    """Convolutions whose width is worth a try: of the most bytes at the peak of RAM, of the most time, of the most weights.
+    """Yield the convolutions with the most bytes at the RAM peak, the most time, or the most weights.
 
-    Of those that matter to the budgets that do not hold, or of all where all hold.
+    If budgets are exceeded, only those budgets count.
     """
     missed = {budget.name for budget in budgets(record) if budget.holds is False} or {"ram", "latency_ms", "flash"}
     ranked: list[list[str]] = []
@@ -172,13 +172,13 @@ def _costly(record: Record, modules: Mapping[str, nn.Module]) -> Iterator[str]:
         ranked.append([place for place, _, _ in _by_place(record.layers)])
     if "flash" in missed:
         ranked.append(sorted(modules, key=lambda name: -_weights(modules[name])))
-    taken = set()
+    seen = set()
     for names in ranked:
         inner = (name if name in modules else name.partition(".")[2] for name in names)  # the module may be in a NhwcIo
-        found = next((name for name in inner if isinstance(modules.get(name), nn.Conv2d)), None)
-        if found is not None and found not in taken:
-            taken.add(found)
-            yield found
+        conv_name = next((name for name in inner if isinstance(modules.get(name), nn.Conv2d)), None)
+        if conv_name is not None and conv_name not in seen:
+            seen.add(conv_name)
+            yield conv_name
 
 
 def _weights(module: nn.Module) -> int:
@@ -186,11 +186,14 @@ def _weights(module: nn.Module) -> int:
 
 
 def _as_given(user: UserModel, settings: Settings) -> UserModel:
-    """The model as the user has it, with its channels first."""
+    """Return the user's model, with channels first."""
     if not settings.channels_last:
         return user
     assert isinstance(user.module, NhwcIo)
-    inputs, samples = pytree.tree_map(from_nhwc, user.example_inputs), [pytree.tree_map(from_nhwc, one) for one in user.calibration]
+    inputs, samples = (
+        pytree.tree_map(from_nhwc, user.example_inputs),
+        [pytree.tree_map(from_nhwc, sample) for sample in user.calibration],
+    )
     return replace(user, module=user.module.module, example_inputs=inputs, calibration=samples)
 
 
@@ -199,7 +202,7 @@ def _has_images(user: UserModel) -> bool:
 
 
 def _shrunk(user: UserModel) -> UserModel | None:
-    """The model for images of three quarters the size, in steps of eight; None where there are none."""
+    """Return the model for images of three quarters the size, a multiple of eight; None without images."""
 
     def image(x: Any) -> bool:
         return isinstance(x, Tensor) and x.dim() == 4 and x.dtype == torch.float32 and min(x.shape[2:]) >= _LEAST_IMAGE
@@ -212,7 +215,10 @@ def _shrunk(user: UserModel) -> UserModel | None:
 
     if user.quantized or not any(image(x) for x in pytree.tree_leaves(user.example_inputs)):
         return None
-    inputs, samples = pytree.tree_map(smaller, user.example_inputs), [pytree.tree_map(smaller, one) for one in user.calibration]
+    inputs, samples = (
+        pytree.tree_map(smaller, user.example_inputs),
+        [pytree.tree_map(smaller, sample) for sample in user.calibration],
+    )
     return replace(user, example_inputs=inputs, calibration=samples)
 
 
@@ -220,7 +226,7 @@ def _image_text(user: UserModel) -> str:
     return ", ".join("x".join(map(str, x.shape)) for x in pytree.tree_leaves(user.example_inputs) if isinstance(x, Tensor))
 
 
-def _compared(change: str, note: str, before: Record, after: Record) -> Suggestion:
+def _compare_builds(change: str, note: str, before: Record, after: Record) -> Suggestion:
     times = before.milliseconds, after.milliseconds
     return Suggestion(
         change,
@@ -238,11 +244,11 @@ def _worth(entry: Suggestion, record: Record) -> bool:
         (entry.flash_bytes, record.memory.flash_bytes),
         (entry.milliseconds or 0, record.milliseconds or 0),
     )
-    return any(change < -_WORTH * whole for change, whole in least)
+    return any(change < -_WORTH * total for change, total in least)
 
 
 def _widths(record: Record, compile_by: Compile) -> Iterator[Suggestion]:
-    """Convolutions with a few channels more than a multiple of a block, alone and narrower."""
+    """Yield convolutions with slightly more channels than a multiple of a block, compiled alone and narrower."""
     assert record.settings is not None
     wide = [x for x in record.layers if x.where == NPU and _is_wide(x)]
     modules = dict(record.model.module.named_modules()) if record.model is not None else {}
@@ -254,25 +260,25 @@ def _widths(record: Record, compile_by: Compile) -> Iterator[Suggestion]:
         n, h, w, c = layer.ifm_shapes[0]
         if c != conv.in_channels:
             continue  # the NPU was given another form of it
-        taken = []
+        seen = []
         with stage(f"try {narrow} channels in {layer.module}"), mute_sample_warnings():
             for channels in (conv.out_channels, narrow):
-                other = copy.deepcopy(conv)
-                other.out_channels = channels
-                other.weight = nn.Parameter(conv.weight[:channels].detach().clone())
-                other.bias = None if conv.bias is None else nn.Parameter(conv.bias[:channels].detach().clone())
-                user = UserModel(nn.Sequential(other).eval(), (torch.randn(n, c, h, w),))
+                narrower = copy.deepcopy(conv)
+                narrower.out_channels = channels
+                narrower.weight = nn.Parameter(conv.weight[:channels].detach().clone())
+                narrower.bias = None if conv.bias is None else nn.Parameter(conv.bias[:channels].detach().clone())
+                user = UserModel(nn.Sequential(narrower).eval(), (torch.randn(n, c, h, w),))
                 alone = replace(record.settings, modules={}, io="int8", io_layout=NHWC, ram=None, flash=None, latency_ms=None)
-                taken.append(compile_by(user, replace(alone, min_sqnr_db=None)))
-        found = _compared(
+                seen.append(compile_by(user, replace(alone, min_sqnr_db=None)))
+        suggestion = _compare_builds(
             f"{narrow} channels in {layer.module}, which has {conv.out_channels}",
             "this layer alone; train it so",
-            taken[0],
-            taken[1],
+            seen[0],
+            seen[1],
         )
-        found = replace(found, fits=None)
-        if (found.milliseconds or 0) < -_WORTH * (taken[0].milliseconds or 0):
-            yield found
+        suggestion = replace(suggestion, fits=None)
+        if (suggestion.milliseconds or 0) < -_WORTH * (seen[0].milliseconds or 0):
+            yield suggestion
 
 
 def _is_wide(layer: Layer) -> bool:
@@ -281,15 +287,15 @@ def _is_wide(layer: Layer) -> bool:
 
 
 def _in_the_way(record: Record) -> Iterator[str]:
-    """A sentence for each budget that does not hold."""
+    """Yield a sentence for each budget that is not met."""
     for budget in budgets(record):
         if budget.holds is not False or budget.found is None:
             continue
         over = f"{kib(int(budget.found))}, {kib(int(budget.found - budget.limit))} more than the limit."
         if budget.name == "ram":
             owners = _at_the_peak(record)
-            held = ", ".join(f"{t.name}{f' of {t.module}' if t.module else ''} ({kib(t.size_bytes)})" for t in owners[:3])
-            peak = f" At the peak of region {owners[0].region} are alive: {held}." if held else ""
+            largest = ", ".join(f"{t.name}{f' of {t.module}' if t.module else ''} ({kib(t.size_bytes)})" for t in owners[:3])
+            peak = f" At the peak of region {owners[0].region} are alive: {largest}." if largest else ""
             yield f"RAM: {over} Most of it: {_largest(record, 'ram_bytes')}.{peak}"
         elif budget.name == "flash":
             yield f"Flash: {over} Most of it: {_largest(record, 'flash_bytes')}."
@@ -304,17 +310,17 @@ def _in_the_way(record: Record) -> Iterator[str]:
 
 
 def _largest(record: Record, size: str) -> str:
-    """The two components that take most of RAM or flash."""
+    """Return the two largest components of RAM or flash."""
     parts = sorted(record.memory.components, key=lambda part: -getattr(part, size))[:2]
     return ", ".join(f"{part.name} ({kib(getattr(part, size))})" for part in parts)
 
 
 def _at_the_peak(record: Record) -> Sequence[TensorPlace]:
-    """The tensors that are alive when the largest region of RAM is fullest, the largest first."""
+    """Return the tensors at the peak of the largest RAM region, largest first."""
     memory = record.memory
     region = max(memory.regions, key=lambda name: memory.regions[name], default=None)
-    known = {tensor.region for tensor in memory.tensors}
-    return memory.peak_owners(region) if region in known and region is not None else ()
+    regions = {tensor.region for tensor in memory.tensors}
+    return memory.peak_owners(region) if region in regions and region is not None else ()
 
 
 def _slowest(layers: Sequence[Layer]) -> str:
@@ -322,7 +328,7 @@ def _slowest(layers: Sequence[Layer]) -> str:
 
 
 def _by_place(layers: Sequence[Layer]) -> list[tuple[str, float, str]]:
-    """Modules with their share of the time and what bounds most of it, the slowest first; a module may be many operations."""
+    """Return modules with their share of the time and its bound, the slowest first."""
     by_place: dict[str, list[Layer]] = {}
     for layer in layers:
         by_place.setdefault(layer.module or layer.name, []).append(layer)
@@ -333,5 +339,5 @@ def _by_place(layers: Sequence[Layer]) -> list[tuple[str, float, str]]:
     return sorted(rows, key=lambda row: -row[1])
 
 
-def _signed(size: int) -> str:
+def _format_signed(size: int) -> str:
     return "" if not size else f"{size / 1024:+,.1f} KiB"

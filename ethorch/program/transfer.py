@@ -1,6 +1,6 @@
-"""Records of programs in pickles and deep copies: what runs them is made anew, and the models are read on first use.
+"""Pickle and copy the records of programs. Runtime objects are created again, and models are read on first use.
 
-A process that only runs a program needs neither the user's modules nor what they import.
+A process that only runs a program does not need the user's modules.
 """
 
 from __future__ import annotations
@@ -13,45 +13,45 @@ from typing import Any
 from ethorch.formats import pte
 from ethorch.targets.settings import CUSTOM
 
-#: What is read on first use: modules of the user and what was made of them.
+#: Attributes that are read on first use, because they need the user's modules.
 DEFERRED = ("model", "quantized", "config", "sessions")
 
 
 class Deferred:
-    """The models of the methods of one record, in a pickle."""
+    """Pickled models of the methods of one record."""
 
     def __init__(self, content: bytes):
         self.content = content
 
     @cached_property
     def models(self) -> Mapping[str, Mapping[str, Any]]:
-        """Method -> name of DEFERRED -> value."""
+        """Return the deferred values by method and name."""
         from ethorch.lower.fx import pickles  # 2 seconds of torch, which a process that runs programs may not need
 
-        found: Mapping[str, Mapping[str, Any]] = pickles.loads(self.content)
-        return found
+        models: Mapping[str, Mapping[str, Any]] = pickles.loads(self.content)
+        return models
 
     def __reduce__(self) -> tuple[type, tuple[bytes]]:
         return type(self), (self.content,)
 
 
 class Methods(dict[str, Any]):
-    """The records of one file by method, which share what is kept from call to call."""
+    """Records of one file by method, which share mutable buffers."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         from ethorch.lower.fx import pickles  # 2 seconds of torch, which is there in a process that compiles
 
         states = {name: _state(record) for name, record in self.items()}
-        deferred = next((found for record in self.values() if (found := record.__dict__.get("_deferred")) is not None), None)
+        deferred = next((value for record in self.values() if (value := record.__dict__.get("_deferred")) is not None), None)
         if deferred is None:
             models = {name: {key: getattr(record, key) for key in DEFERRED} for name, record in self.items()}
             deferred = Deferred(pickles.dumps(models))
-        return _restored, (type(next(iter(self.values()))), states, deferred)
+        return _restore, (type(next(iter(self.values()))), states, deferred)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Methods:
         states = {name: _state(record) for name, record in self.items()}
         models = {name: {key: getattr(record, key) for key in DEFERRED} for name, record in self.items()}
-        result = _restored(type(next(iter(self.values()))), states, None)
+        result = _restore(type(next(iter(self.values()))), states, None)
         memo[id(self)] = result
         for name, values in copy.deepcopy(models, memo).items():
             result[name].__dict__.update(values)
@@ -59,7 +59,7 @@ class Methods(dict[str, Any]):
 
 
 def _state(record: Any) -> dict[str, Any]:
-    """All but the models, what belongs to this process, and figures that are cheap to compute again."""
+    """Return all attributes except models, objects of this process, and figures that are cheap to compute."""
     cached = {name for name in dir(type(record)) if isinstance(getattr(type(record), name), cached_property)}
     dropped = {*DEFERRED, "methods_by_name", "_deferred", "_parsed", *cached}
     state = {name: value for name, value in record.__dict__.items() if name not in dropped}
@@ -68,7 +68,7 @@ def _state(record: Any) -> dict[str, Any]:
     return state
 
 
-def _restored(kind: type[Any], states: Mapping[str, Mapping[str, Any]], deferred: Deferred | None) -> Methods:
+def _restore(kind: type[Any], states: Mapping[str, Mapping[str, Any]], deferred: Deferred | None) -> Methods:
     result = Methods()
     for name, state in states.items():
         record = result[name] = object.__new__(kind)
@@ -83,6 +83,6 @@ def method_of(methods: Methods, name: str, selects: bool = False) -> Any:
     """Return one of the methods.
 
     Args:
-        selects: The program calls the method that its inputs fit.
+        selects: Whether the program calls the method that its inputs fit.
     """
     return methods[name].selecting() if selects else methods[name]

@@ -24,7 +24,7 @@ from ethorch.targets.settings import NCHW, Settings
 from ethorch.tuning.compress import Plan, apply, plan
 from ethorch.tuning.precision_search import MixedPrecision, mixed_precision
 
-#: What ``tune`` can improve.
+#: Goals of ``tune``.
 GOALS = ACCURACY, FLASH, CYCLES = "accuracy", "flash", "cycles"
 
 
@@ -80,8 +80,8 @@ def tune(
     check_goal(goal, metric, chosen)
     with exclusive(), shown(progress):
         user = user_model(model, example_inputs, calibration, shapes=chosen.shapes)
-        found = search(user, chosen, goal, metric)
-        return compile(found.model, settings=found.settings, progress=progress)
+        tuning = search(user, chosen, goal, metric)
+        return compile(tuning.model, settings=tuning.settings, progress=progress)
 
 
 def check_goal(goal: str | float, metric: Metric | None, settings: Settings) -> None:
@@ -103,7 +103,7 @@ def check_goal(goal: str | float, metric: Metric | None, settings: Settings) -> 
     budget = {ACCURACY: None, FLASH: settings.flash_limit, CYCLES: settings.latency_ms}[goal]
     if budget is None and settings.min_sqnr_db is None:
         also = {ACCURACY: "", FLASH: "flash or ", CYCLES: "latency_ms or "}[goal]
-        raise SpecError(f"nothing says how far to go with goal {goal!r}: set the budget {also}min_sqnr_db.")
+        raise SpecError(f"goal {goal!r} needs a budget. Set {also}min_sqnr_db.")
     if goal != ACCURACY and settings.io_layout != NCHW:
         raise SpecError(f"goal {goal!r} plans for inputs and outputs as the model has them: leave io_layout out.")
 
@@ -141,7 +141,7 @@ def _search_modules(
     if settings.scheme not in CONFIGS:
         raise SpecError(f"goal 'accuracy' starts from a scheme, one of {', '.join(CONFIGS)}; found a QuantizationConfig.")
     with stage("raise modules to 16 bits") as step:
-        found = mixed_precision(
+        mixed = mixed_precision(
             user.module,
             settings.spec,
             samples,
@@ -150,8 +150,8 @@ def _search_modules(
             base=CONFIGS[settings.scheme](False),
             progress=lambda _: step(),
         )
-    raised = {name: "a16w8" for name in found.raised if name not in settings.modules}
-    return Tuning(user, settings.with_(modules={**settings.modules, **raised}), found, found.reached)
+    raised = {name: "a16w8" for name in mixed.raised if name not in settings.modules}
+    return Tuning(user, settings.with_(modules={**settings.modules, **raised}), mixed, mixed.reached)
 
 
 def _search_weights(
@@ -166,7 +166,7 @@ def _search_weights(
         record = build_program(single_method(user), settings)
         others = (record.milliseconds or 0.0) - 1000 * (record.total_cycles or 0) / record.core_clock_hz
         cycles = max(math.floor((settings.latency_ms - others) / 1000 * record.core_clock_hz), 1)
-    found = plan(
+    weights_plan = plan(
         user.module,
         settings.spec,
         samples,
@@ -178,7 +178,7 @@ def _search_weights(
         leave_out=keep,
         quantizer=quantizer_for(settings),
     )
-    compressed: nn.Module = apply(found.quantized, found.recipes, samples)
-    flags = [*settings.vela_flags, *found.vela_flags]
+    compressed: nn.Module = apply(weights_plan.quantized, weights_plan.recipes, samples)
+    flags = [*settings.vela_flags, *weights_plan.vela_flags]
     model = replace(user, module=compressed, quantized=True)
-    return Tuning(model, settings.with_(vela_flags=flags), found, found.reached)
+    return Tuning(model, settings.with_(vela_flags=flags), weights_plan, weights_plan.reached)

@@ -37,12 +37,12 @@ _CALLS_WITH_STATE = 3  # of each method of a program that keeps state
 
 
 class _Check:
-    """One payload: the delegate that it was packed from, and what the runs so far have shown.
+    """Verification of one payload.
 
     Attributes:
-        inputs: Those of the last comparison; None before the first.
-        is_settled: It was compared on outputs that vary.
-        reason: Why it was not compared; empty if it was.
+        inputs: Inputs of the last comparison; None before the first.
+        is_settled: Whether it was compared on outputs that vary.
+        reason: Reason that it was not compared; empty if it was.
     """
 
     def __init__(self, name: str, payload: DelegatePayload, delegate: Lowered | None):
@@ -52,12 +52,12 @@ class _Check:
         self.reason = "its TOSA graph is not known" if delegate is None else "no sample reaches it"
 
     def run(self, machine: Any) -> None:
-        """Run a machine whose inputs are in place, and compare the outputs.
+        """Run a machine with its inputs in place, and compare the outputs.
 
-        Inputs for which the TOSA graph has no result, such as an index outside of its axis, are left out.
+        Inputs without a result of the TOSA graph, such as an index out of range, are skipped.
 
         Raises:
-            VerificationError: They differ, or the machine stops.
+            VerificationError: The outputs differ, or the machine stops.
         """
         inputs = [_bytes(machine, tensor) for tensor in self.payload.inputs]
         if self.delegate is None:
@@ -80,7 +80,7 @@ class _Check:
         self.is_settled |= all(output.size < 2 or bool((output != output[0]).any()) for output in outputs)
 
     def run_on(self, inputs: Sequence[Array]) -> None:
-        """Run a fresh machine on the bytes of the inputs."""
+        """Run a new machine on the bytes of the inputs."""
         try:
             machine = runtime.npu_machine(self.payload)
         except MachineFault as fault:
@@ -91,9 +91,9 @@ class _Check:
         self.run(machine)
 
     def run_on_random_inputs(self) -> None:
-        """Compare a delegate that no sample reached, as ``vela.repair`` did when it was compiled."""
-        if self.delegate is not None and self.inputs is None and (drawn := random_inputs(self.delegate)) is not None:
-            self.run_on(drawn[0])
+        """Compare a delegate that no sample reached, like ``vela.repair`` during the compilation."""
+        if self.delegate is not None and self.inputs is None and (inputs := random_inputs(self.delegate)) is not None:
+            self.run_on(inputs[0])
 
 
 class _Checking:
@@ -111,26 +111,26 @@ class _Checking:
 
 
 def _bytes(machine: Any, tensor: IoTensor) -> Array:
-    found: Array = machine.region(tensor.region)[tensor.offset : tensor.offset + tensor.nbytes].copy()
-    return found
+    actual: Array = machine.region(tensor.region)[tensor.offset : tensor.offset + tensor.nbytes].copy()
+    return actual
 
 
-def verified(record: Record) -> Record:
-    """Compare each delegate of each method with the TOSA reference; return the record, which holds the result.
+def verify_program(record: Record) -> Record:
+    """Compare each delegate of each method with the TOSA reference, and return the record with the result.
 
     Raises:
-        VerificationError: A delegate computes something else, or cannot run.
+        VerificationError: A delegate differs, or cannot run.
     """
     parts = {name: record[name] for name in record.methods}
     checks: dict[DelegatePayload, _Check] = {}
     places: list[tuple[str, int, _Check]] = []
     for name, part in parts.items():
-        known = {} if part.build is None else {delegate.payload: delegate for delegate in part.build.delegates}
+        delegates = {} if part.build is None else {delegate.payload: delegate for delegate in part.build.delegates}
         for number, delegate in enumerate(part.description.delegates):
             if delegate.id == BACKEND_ID:
                 payload = delegate.payload
                 if payload not in checks:
-                    checks[payload] = _Check(f"delegate {number} of method {name!r}", payload, known.get(payload))
+                    checks[payload] = _Check(f"delegate {number} of method {name!r}", payload, delegates.get(payload))
                 places.append((name, number, checks[payload]))
     if checks:
         with stage("verify"), torch.no_grad():
@@ -151,14 +151,14 @@ def _run_samples(parts: Mapping[str, Record], checks: Mapping[DelegatePayload, _
     while left:
         name, part = next(iter(left.items()))
         group = together(descriptions, name)
-        left = {other: value for other, value in left.items() if other not in group}
+        left = {name: value for name, value in left.items() if name not in group}
         has_state = any(map(keeps_state, group.values()))
         if not has_state and _run_directly(part, checks):
             continue
         try:
             loaded = runtime.load(part.pte, name, machine=lambda payload: _Checking(checks[payload]))
             calls = Counter[str]()
-            for method, inputs in _calls([parts[other] for other in group]):
+            for method, inputs in _calls([parts[name] for name in group]):
                 if calls[method] < (_CALLS_WITH_STATE if has_state else _MOST_SAMPLES):
                     loaded[method](*pytree.tree_leaves(parts[method].as_taken(inputs)))
                     calls[method] += 1
@@ -171,7 +171,7 @@ def _run_samples(parts: Mapping[str, Record], checks: Mapping[DelegatePayload, _
 
 
 def _calls(parts: Sequence[Record]) -> list[tuple[str, Inputs]]:
-    """The calls that the user gave: of the sessions, or each method's samples."""
+    """Return the user's calls: those of the sessions, or each method's samples."""
     if sessions := parts[0].sessions:
         names = {part.method for part in parts}
         return [(name, inputs) for session in sessions for name, inputs in session if name in names]
@@ -180,43 +180,47 @@ def _calls(parts: Sequence[Record]) -> list[tuple[str, Inputs]]:
 
 
 def _run_directly(part: Record, checks: Mapping[DelegatePayload, _Check]) -> bool:
-    """Run the one delegate of a method without ExecuTorch, whose import takes a second; False if the method has more than that."""
+    """Run the only delegate of a method without ExecuTorch, whose import takes a second; False if the method has more."""
     if len(part.description.delegates) != 1 or len(part.payloads) != 1:
         return False
     check = checks[part.payloads[0]]
     for _, inputs in _calls([part])[:_MOST_SAMPLES]:
-        found = _delegate_inputs(part.description, pytree.tree_leaves(part.as_taken(inputs)))
-        if found is None:
+        arrays = _delegate_inputs(part.description, pytree.tree_leaves(part.as_taken(inputs)))
+        if arrays is None:
             return False
-        check.run_on(found)
+        check.run_on(arrays)
         if check.is_settled:
             break
     return True
 
 
 def _delegate_inputs(method: Method, inputs: Sequence[Any]) -> list[Array] | None:
-    """Return the bytes that the first call of a delegate gets; None if operators other than quantize and casts come before it."""
+    """Return the bytes that the first delegate reads; None if operators other than quantize and casts come before it."""
     if len(method.chains) != 1 or len(inputs) != len(method.inputs) or not all(isinstance(x, Tensor) for x in inputs):
         return None
-    known: dict[int, Array] = {}
+    arrays: dict[int, Array] = {}
     for index, tensor in zip(method.inputs, inputs, strict=True):
         if method.values[index].dim_order != tuple(range(tensor.dim())):
             return None
-        known[index] = tensor.detach().contiguous().numpy()
+        arrays[index] = tensor.detach().contiguous().numpy()
     for step in method.chains[0].instructions:
-        if not isinstance(step, Call) or any(arg not in known for arg in (step.args[:1] if step.delegate is None else ())):
+        if not isinstance(step, Call) or any(arg not in arrays for arg in (step.args[:1] if step.delegate is None else ())):
             return None
         if step.delegate is not None:
-            found = [known.get(arg) for arg in step.args]
-            taken = len(method.delegates[step.delegate].payload.inputs)
-            return None if any(x is None for x in found[:taken]) else [_flat(x) for x in found[:taken] if x is not None]
+            arguments = [arrays.get(arg) for arg in step.args]
+            input_count = len(method.delegates[step.delegate].payload.inputs)
+            return (
+                None
+                if any(x is None for x in arguments[:input_count])
+                else [_flat(x) for x in arguments[:input_count] if x is not None]
+            )
         target = method.values[step.args[-1]]
         if step.operator == QUANTIZE_KERNEL:
             scale, zero, low, high = (method.values[arg].number for arg in step.args[1:5])
-            codes = np.rint(np.nan_to_num(known[step.args[0]]).astype(np.float64) / scale) + zero
-            known[step.args[-1]] = np.clip(codes, low, high).astype(target.dtype)
+            codes = np.rint(np.nan_to_num(arrays[step.args[0]]).astype(np.float64) / scale) + zero
+            arrays[step.args[-1]] = np.clip(codes, low, high).astype(target.dtype)
         elif step.operator == CAST_KERNEL:
-            known[step.args[-1]] = known[step.args[0]].astype(target.dtype)
+            arrays[step.args[-1]] = arrays[step.args[0]].astype(target.dtype)
         else:
             return None
     return None

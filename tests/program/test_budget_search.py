@@ -87,8 +87,8 @@ def test_an_arena_that_does_not_hold_is_said(images: list[Tensor], caplog: pytes
     wide(images, ram="64K")
     assert "[arena.exceeded]" not in caplog.text, "a search for the RAM says it by its budget"
     program = wide(images, arena="4K")
-    assert f"arena takes {max(payload.scratch_bytes for payload in record_of(program).payloads):,} bytes, " in caplog.text
-    assert "more than arena allows" in caplog.text and "[arena.exceeded]" in caplog.text
+    assert f"arena of the NPU has {max(payload.scratch_bytes for payload in record_of(program).payloads):,} bytes, " in caplog.text
+    assert "more than the setting arena allows" in caplog.text and "[arena.exceeded]" in caplog.text
 
 
 def test_weights_go_to_sram_where_they_fit_and_help(vectors: list[Tensor]) -> None:

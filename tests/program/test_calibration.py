@@ -84,7 +84,7 @@ def test_files_of_measurements(tmp_path: Path) -> None:
     for text, said in (
         ("", "has no measurements"),
         ("[[measured]]\nprogram = 'a.pte'\n", "measurement 1: found"),
-        ("[[measured]]\nprogram = 'a.pte'\nmilliseconds = 0\n", "has to be more than 0"),
+        ("[[measured]]\nprogram = 'a.pte'\nmilliseconds = 0\n", "expected more than 0"),
         ("[[", "is not TOML"),
         ("a = " + "9" * 5000, "is not TOML"),
     ):

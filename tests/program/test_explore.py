@@ -65,7 +65,7 @@ def test_what_one_variant_cannot_do_is_said_in_its_row(model: nn.Module, images:
     found = explored(model, images, scheme=["int8"], memory_mode=["Shared_Sram", "No_Such_Mode"], target=["ethos-u55-128"])
     good, bad = found.variants
     assert not good.error and "No_Such_Mode" in bad.error and bad.milliseconds is None and "No_Such_Mode" in str(found)
-    with pytest.raises(ethorch.EthorchError, match=r"no variant could be made; the first says: .*No_Such_Mode"):
+    with pytest.raises(ethorch.EthorchError, match=r"no variant could be compiled; the first error is: .*No_Such_Mode"):
         explored(model, images, scheme=["int8"], memory_mode=["No_Such_Mode"])
 
 
@@ -112,7 +112,7 @@ def test_an_exploration_goes_on_where_it_was_stopped(
     explored(other, images, resume=log, target=TARGETS[:1], scheme=["int8"])
     assert len(made) == 5, "another model is another exploration"
     log.write_text("no variant\n" + log.read_text())
-    with pytest.raises(ethorch.EthorchError, match="line 1, is no variant"):
+    with pytest.raises(ethorch.EthorchError, match="line 1, is not a variant"):
         explored(model, images, resume=log)
 
 

@@ -44,7 +44,7 @@ def test_it_prints_and_a_file_has_as_much_as_it_tells(program: Program, tmp_path
     text = str(program.profile())
     assert "estimated_cycles" in text.splitlines()[0] and "aten.conv2d.default at stem" in text
     saved = ethorch.load(program.save(tmp_path / "saved"))
-    with pytest.raises(HostError, match="holds no inputs"):
+    with pytest.raises(HostError, match="has no example inputs"):
         saved.profile()
     known = saved.profile(*image()).to_dataframe()
     assert known["estimated_cycles"].dropna().sum() == program.profile(*image()).to_dataframe()["estimated_cycles"].dropna().sum()

@@ -47,8 +47,8 @@ REFUSED: dict[str, tuple[nn.Module, Tensor, str, str]] = {
     "buffer of float64": (Scaled(WIDE), X, "quantize.dtype", "float64"),
     "empty batch": (network(), X[:0], "quantize.empty", "batch of at least 1"),
     "quotation mark": (named('a"b'), X, "quantize.name", "quotation mark"),
-    "backslash": (named("a\\"), X, "quantize.name", "rename"),
-    "line": (named("a\nb"), X, "quantize.name", "rename"),
+    "backslash": (named("a\\"), X, "quantize.name", "Rename"),
+    "line": (named("a\nb"), X, "quantize.name", "Rename"),
 }
 
 

@@ -20,7 +20,7 @@ from ethorch.program.budget_search import search_budgets
 from ethorch.program.build import build_program, quantize
 from ethorch.program.compile import compile as compile_model
 from ethorch.program.compile import load_methods
-from ethorch.program.verification import verified
+from ethorch.program.verification import verify_program
 from ethorch.vela.delegate import compile_lowered
 from ethorch.vela.repair import repair_delegate
 
@@ -29,7 +29,7 @@ ROOT = Path(ethorch.__file__).parent
 #: What one default compilation enters, in this order, each of them once.
 STEPS = (
     compile_model, load_methods, search_budgets, quantize, build_program, lower_whole, compile_lowered, rewrite, repair_delegate,
-    write, verified,
+    write, verify_program,
 )  # fmt: skip
 
 
@@ -80,4 +80,4 @@ def test_lowering_and_the_stream_are_entered_once_for_each_delegate() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)).eval()
     found = entries(model, torch.randn(2, 8), modules={"1": "float"})
     assert found.count(place(compile_lowered.__code__)) == found.count(place(rewrite.__code__)) == 2
-    assert found.count(place(write.__code__)) == found.count(place(verified.__code__)) == 1
+    assert found.count(place(write.__code__)) == found.count(place(verify_program.__code__)) == 1

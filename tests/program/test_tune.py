@@ -71,8 +71,8 @@ def test_weights_shrink_until_the_budget_is_met(goal: str) -> None:
     [
         ({"goal": "speed"}, "unknown goal 'speed'"),
         ({"goal": None}, "goal is None; expected one of accuracy, flash, cycles"),
-        ({"goal": "accuracy"}, "set the budget min_sqnr_db"),
-        ({"goal": "flash"}, "set the budget flash or min_sqnr_db"),
+        ({"goal": "accuracy"}, "needs a budget. Set min_sqnr_db"),
+        ({"goal": "flash"}, "needs a budget. Set flash or min_sqnr_db"),
         ({"goal": 0.5}, "there is no metric"),
         ({"goal": "accuracy", "metric": max}, "metric needs a goal in its unit"),
         ({"goal": "flash", "settings": Settings(flash="1M", io_layout="nhwc")}, "leave io_layout out"),
