@@ -87,7 +87,7 @@ def test_int8_codes_are_what_the_float_program_computes_with(
 
 
 def test_codes_are_refused_where_the_model_has_others(model: nn.Module, images: list[Tensor]) -> None:
-    with pytest.raises(QuantizationError, match=r"input 0 is quantized to torch.int8, not torch.int16.*io\.type"):
+    with pytest.raises(QuantizationError, match=r"input 0: expected quantization to torch.int16, got torch.int8.*io\.type"):
         ethorch.compile(ethorch.quantize(model, images[0], calibration=images), images[0], io="int16")
 
 
