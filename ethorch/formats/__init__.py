@@ -1,1 +1,1 @@
-"""File formats read and written without ExecuTorch: .pte programs, delegate payloads, flatbuffers."""
+"""File formats: .pte programs, delegate payloads and flatbuffers, without ExecuTorch."""

@@ -1,6 +1,6 @@
-"""What the codes at a program's boundary mean, as constant methods of the .pte say it.
+"""Quantization parameters of a program's inputs and outputs, stored as constant methods of the .pte.
 
-Their names are those of ExecuTorch's own passes: ``input0_scale``, ``input0_zp``, ``input0_quant_min``, ``input0_quant_max``,
+Method names follow ExecuTorch's passes: ``input0_scale``, ``input0_zp``, ``input0_quant_min``, ``input0_quant_max``,
 ``input0_dtype``.
 """
 
@@ -21,11 +21,11 @@ _METHOD = re.compile(r"(?:(?P<method>.+)_)?(?P<side>input|output)(?P<index>\d+)_
 
 @dataclass(frozen=True)
 class Codes:
-    """What the codes of one input or output mean: real value = (code - zero_point) * scale.
+    """Quantization parameters of an input or output: real value = (code - zero_point) * scale.
 
     Attributes:
-        dtype: torch's name of their type.
-        low, high: the least and the largest code.
+        low, high: Least and largest code.
+        dtype: Torch name of the integer type.
     """
 
     scale: float
@@ -35,33 +35,29 @@ class Codes:
     dtype: str
 
     def quantize(self, values: Any) -> Any:
-        """float32 -> codes: round(values / scale) half to even, plus zero_point, clamped to low..high.
-
-        Args:
-            values: A tensor, or an array.
-        """
+        """Quantize a float32 tensor or array: round half to even, add ``zero_point``, clamp to ``low..high``."""
         if isinstance(values, np.ndarray):
             codes = np.rint(values * (1.0 / self.scale)) + self.zero_point
             return codes.clip(self.low, self.high).astype(self.dtype)
-        import torch  # is there: the values are a tensor
+        import torch  # available, because the values are a tensor
 
         codes = torch.round(values * (1.0 / self.scale)) + self.zero_point
         return codes.clamp(self.low, self.high).to(getattr(torch, self.dtype))
 
     def dequantize(self, codes: Any) -> Any:
-        """codes -> float32, of a tensor or an array."""
+        """Convert the codes of a tensor or array to float32."""
         values = codes.astype(np.float32) if isinstance(codes, np.ndarray) else codes.float()
         return (values - self.zero_point) * self.scale
 
 
 def as_codes(inputs: tuple[Any, ...], codes: Mapping[str, Codes]) -> tuple[Any, ...]:
-    """Inputs with the floats that ``codes`` has an entry for as codes."""
+    """Quantize the float inputs that have an entry in ``codes``."""
     leaves, nested = trees.flatten(inputs)
     for number, leaf in enumerate(leaves):
-        if (one := codes.get(f"input{number}")) is not None and _is_float(leaf):
-            leaves[number] = one.quantize(leaf)
-    made: tuple[Any, ...] = nested(leaves)
-    return made
+        if (parameters := codes.get(f"input{number}")) is not None and _is_float(leaf):
+            leaves[number] = parameters.quantize(leaf)
+    quantized: tuple[Any, ...] = nested(leaves)
+    return quantized
 
 
 def _is_float(value: Any) -> bool:
@@ -71,16 +67,16 @@ def _is_float(value: Any) -> bool:
 
 
 def boundary_of(program: Program, method: str = "forward") -> dict[str, Codes]:
-    """What ``with_constants`` put into a program, or ExecuTorch's passes did: ``input0``, ... -> Codes.
+    """Return the quantization parameters that a program records, by name (``input0``, ...).
 
-    Where a program has several methods, their names stand in front: ``decode_input0_scale``.
+    In programs with several methods, constant methods have the method's name as prefix: ``decode_input0_scale``.
     """
-    found: dict[str, dict[str, Any]] = {}
+    parameters: dict[str, dict[str, Any]] = {}
     for name, figure in program.methods.items():
         if (match := _METHOD.fullmatch(name)) and match["method"] in (None, method) and len(figure.outputs) == 1:
-            found.setdefault(match["side"] + match["index"], {})[match["key"]] = figure.values[figure.outputs[0]].number
+            parameters.setdefault(match["side"] + match["index"], {})[match["key"]] = figure.values[figure.outputs[0]].number
     codes = {}
-    for name, keys in found.items():
+    for name, keys in parameters.items():
         if keys.keys() >= {"scale", "zp", "quant_min", "quant_max", "dtype"} and int(keys["dtype"]) in DTYPES:
             dtype = DTYPES[int(keys["dtype"])][0]
             codes[name] = Codes(keys["scale"], int(keys["zp"]), int(keys["quant_min"]), int(keys["quant_max"]), dtype)

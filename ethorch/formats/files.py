@@ -1,4 +1,4 @@
-"""Files and folders that are written completely or not at all."""
+"""Atomic writes of files and folders."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file that is either complete or not there at all: under another name first, which is then changed."""
+    """Write a file atomically, by renaming a temporary file."""
     target = Path(path)
     partial = _temporary(target.parent, target.name)
     try:
@@ -22,18 +22,17 @@ def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
 
 
 def write_folder(folder: str | os.PathLike[str], contents: Mapping[str, bytes], obsolete: Iterable[str] = ()) -> None:
-    """Write all files of a folder or none; other files in it stay.
+    """Write all files of a folder or none. Other files in the folder are kept.
 
-    The files are written to a temporary folder first, so that a full disk leaves the folder as it is. Then they are renamed; if a
-    name cannot be changed, the earlier files return. A folder that does not exist appears by one rename.
+    The files are written to a temporary folder first and then renamed. If a rename fails, the previous files are restored.
 
     Args:
-        folder: The folder to write to. It and the folders above it are created if needed.
-        contents: The bytes of each file, by its path inside the folder.
+        folder: Folder to write to, created if needed.
+        contents: Bytes of each file, by its path inside the folder.
         obsolete: Glob patterns of files to remove, such as those of an earlier write.
 
     Raises:
-        OSError: A file could not be written; nothing has changed.
+        OSError: A file could not be written. The folder is unchanged.
     """
     target = Path(folder)
     with contextlib.ExitStack() as undo:
@@ -50,7 +49,7 @@ def write_folder(folder: str | os.PathLike[str], contents: Mapping[str, bytes], 
                 if not exists:
                     os.rename(temporary / "new", target)
             except OSError:
-                exists = target.is_dir()  # another process was quicker
+                exists = target.is_dir()  # another process created it first
                 if not exists:
                     raise
             if exists:
@@ -61,7 +60,7 @@ def write_folder(folder: str | os.PathLike[str], contents: Mapping[str, bytes], 
 
 
 def _move_files(temporary: Path, target: Path, contents: Iterable[str], obsolete: Iterable[str]) -> None:
-    """Rename files from ``temporary/new`` to the target folder, and what they replace to ``temporary/old``; or change nothing."""
+    """Rename files from ``temporary/new`` to the target folder and replaced files to ``temporary/old``, or change nothing."""
     with contextlib.ExitStack() as undo:
 
         def move(source: Path, destination: Path) -> None:
@@ -80,7 +79,7 @@ def _move_files(temporary: Path, target: Path, contents: Iterable[str], obsolete
 
 
 def _temporary(folder: Path, name: str) -> Path:
-    """Return a hidden path in a folder that no other process or thread uses."""
+    """Return a hidden path that no other process or thread uses."""
     return folder / f".{name}.{os.getpid()}.{threading.get_ident()}"
 
 

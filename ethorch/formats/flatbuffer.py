@@ -1,4 +1,4 @@
-"""Reads flatbuffers from outside: every offset is checked before it is followed, and the whole is bounded in time."""
+"""Read untrusted flatbuffers. Offsets are checked before use, and the number of items is limited."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from collections.abc import Iterator
 
 
 class Buffer(ABC):
-    """Bytes to read tables from.
+    """Bytes that contain tables.
 
-    A subclass says what kind of error a malformed file is. ``max_items`` bounds all vectors read together: those of a
-    hostile file may all overlap.
+    Subclasses define the error of a malformed file. ``max_items`` limits the total length of all vectors, which may overlap.
     """
 
     def __init__(self, data: memoryview, max_items: int):
@@ -19,25 +18,25 @@ class Buffer(ABC):
 
     @abstractmethod
     def error(self, what: str, problem: str) -> Exception:
-        """The exception for a part of the file, ``what``, that has a ``problem``."""
+        """Return the exception for ``what``, a part of the file with a ``problem``."""
 
     def check(self, position: int, size: int, what: str) -> None:
         if position < 0 or position + size > len(self.data):
-            raise self.error(what, f"lies at bytes {position} to {position + size} of {len(self.data)}")
+            raise self.error(what, f"is located at bytes {position} to {position + size} of {len(self.data)}")
 
     def spend(self, items: int, what: str) -> None:
         self.budget -= items
         if self.budget < 0:
-            raise self.error(what, f"takes the file past {self.max_items} items, more than any real one has")
+            raise self.error(what, f"exceeds the limit of {self.max_items} items in a file")
 
     def number(self, form: str, position: int, what: str) -> int:
-        """One integer; ``form`` as in the struct module, e.g. ``<I``."""
+        """Return an integer. ``form`` is a format of the struct module, e.g. ``<I``."""
         self.check(position, struct.calcsize(form), what)
         return int(struct.unpack_from(form, self.data, position)[0])
 
 
 class Table:
-    """A flatbuffer table inside ``reader.data``; a field that is absent reads as its default."""
+    """A flatbuffer table inside ``reader.data``. Absent fields have their default."""
 
     def __init__(self, reader: Buffer, position: int, what: str):
         self.reader, self.position, self.what = reader, position, what
@@ -67,14 +66,14 @@ class Table:
         at = self._at(field)
         return Table(self.reader, at + self.reader.number("<I", at, what), what) if at else None
 
-    def required(self, field: int, what: str) -> Table:
+    def require_table(self, field: int, what: str) -> Table:
         table = self.table(field, what)
         if table is None:
             raise self.reader.error(self.what, f"has no {what}")
         return table
 
     def _vector(self, field: int, item_bytes: int, what: str) -> tuple[int, int]:
-        """Position of the first item and number of items. The runtime does not ask whether it exists, so this does."""
+        """Return the position of the first item and the number of items. Raise an error if the vector is absent."""
         at = self._at(field)
         if not at:
             raise self.reader.error(what, "is missing")
@@ -103,7 +102,7 @@ class Table:
             raise self.reader.error(what, f"is not text: {raw[:40]!r}") from None
 
     def texts(self, field: int, what: str) -> list[str]:
-        """A vector of strings; empty when absent."""
+        """Return a vector of strings, or an empty list if it is absent."""
         if not self.has(field):
             return []
         start, count = self._vector(field, 4, what)

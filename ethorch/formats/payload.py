@@ -1,14 +1,15 @@
-"""The delegate payload: the blob inside a .pte that Ethos-U firmware reads, packed and unpacked.
+"""Delegate payloads: the blob of a .pte that Ethos-U firmware reads.
 
-A sequence of blocks, all little endian: name (16 bytes, zero padded), length of the data (int32), whether it is external (1 byte,
-then 11 zero bytes), data padded to a multiple of 16. ``vela_bin_stream`` and ``vela_end_stream``, both empty, come first and last;
-between them ``cmd_data``, ``weight_data``, ``scratch_size`` (uint32), ``inputs`` and ``outputs``. The latter two hold a count and
-nine int32 for each tensor: shape (6, left-padded with ones), element size, byte offset, region. An external block holds a key of 64
-characters: its data are what the program has under that name.
+A payload is a sequence of little-endian blocks. A block has a name (16 bytes, zero padded), length of the data (int32), whether
+it is external (1 byte, then 11 zero bytes), and data padded to a multiple of 16.
 
-The blob is what ``executorch.backends.arm`` 1.4 and 1.5 write, byte for byte. It does not say how much staging memory
-(region 2, in Dedicated_Sram modes) the commands use: firmware has one buffer of its own for all delegates.
-``runtime/cpp/payload.cpp`` mirrors this file.
+The empty blocks ``vela_bin_stream`` and ``vela_end_stream`` are first and last. Between them are ``cmd_data``, ``weight_data``,
+``scratch_size`` (uint32), ``inputs`` and ``outputs``. The latter two contain a count and nine int32 per tensor: shape (6,
+left-padded with ones), element size, byte offset, region. An external block contains a key of 64 characters, the name of its data
+in the program.
+
+The bytes are identical to those of ``executorch.backends.arm`` 1.4 and 1.5. The staging memory (region 2, in Dedicated_Sram
+modes) is not recorded: firmware has one buffer for all delegates. ``runtime/cpp/payload.cpp`` mirrors this file.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from ethorch.support.errors import PayloadError
 ALIGNMENT = 16
 RANK = 6
 WEIGHTS = "weight_data"
-BACKEND_ID = "EthosUBackend"  # what a .pte calls the delegate
+BACKEND_ID = "EthosUBackend"  # id of the delegate in a .pte
 SCRATCH_REGION = 1
-ELEMENT_SIZES = (1, 2, 4, 8)  # int8 and bool, int16, int32, int48 kept in 8 bytes
-MAX_BYTES = 2**31 - 1  # a block's length is an int32
+ELEMENT_SIZES = (1, 2, 4, 8)  # int8 and bool, int16, int32, int48 stored in 8 bytes
+MAX_BYTES = 2**31 - 1  # the length of a block is an int32
 
 _BEGIN, _END = "vela_bin_stream", "vela_end_stream"
 _BLOCKS = ("cmd_data", "weight_data", "scratch_size", "inputs", "outputs")
@@ -40,13 +41,13 @@ _MAGICS = (b"COP1", b"COP2")  # driver payload headers, npu-reference 1.2
 
 @dataclass(frozen=True)
 class IoTensor:
-    """An input or output of a delegate: where the NPU expects or leaves it.
+    """The location of an input or output of a delegate.
 
     Attributes:
-        shape: six sizes, left-padded with ones, in the order of the TOSA graph; the bytes are row-major.
-        element_size: bytes per element.
-        offset: first byte inside the region.
-        region: base pointer the offset counts from.
+        shape: Six sizes, left-padded with ones, in the order of the TOSA graph. The bytes are row-major.
+        element_size: Bytes per element.
+        offset: First byte inside the region.
+        region: Region of the offset.
     """
 
     shape: tuple[int, ...]
@@ -61,16 +62,16 @@ class IoTensor:
 
 @dataclass(frozen=True)
 class DelegatePayload:
-    """What one delegate needs to run. Checked when built: an instance is always valid.
+    """The contents of a delegate, validated on construction.
 
     Attributes:
         commands: Vela's command stream with its COP1 (or COP2) header.
-        weights: region 0: weights, scales, tables, constants.
-        scratch_bytes: size of region 1, which holds feature maps, inputs and outputs.
-        inputs, outputs: in the order of the delegate's arguments.
+        weights: Region 0: weights, scales, tables, constants.
+        scratch_bytes: Size of region 1, which contains feature maps, inputs and outputs.
+        inputs, outputs: Tensors in the order of the delegate's arguments.
 
     Raises:
-        PayloadError: a field out of range.
+        PayloadError: A field is out of range.
     """
 
     commands: bytes = field(repr=False)
@@ -81,39 +82,39 @@ class DelegatePayload:
 
     def __post_init__(self) -> None:
         if self.commands[:4] not in _MAGICS:
-            raise PayloadError(f"cmd_data starts with {bytes(self.commands[:4])!r}; a driver payload starts with COP1 or COP2.")
+            raise PayloadError(f"cmd_data starts with {bytes(self.commands[:4])!r}; expected COP1 or COP2.")
         if len(self.commands) % 4:
-            raise PayloadError(f"cmd_data is {len(self.commands)} bytes long, not a whole number of 32-bit words.")
+            raise PayloadError(f"cmd_data has {len(self.commands)} bytes; expected a multiple of 4.")
         for name, data in (("cmd_data", self.commands), ("weight_data", self.weights)):
             if len(data) > MAX_BYTES:
-                raise PayloadError(f"{name} is {len(data)} bytes long; a block holds at most {MAX_BYTES}.")
+                raise PayloadError(f"{name} has {len(data)} bytes; expected at most {MAX_BYTES}.")
         if not 0 <= self.scratch_bytes < 2**32:
-            raise PayloadError(f"scratch_size is {self.scratch_bytes}; allowed: 0 to {2**32 - 1} bytes.")
+            raise PayloadError(f"scratch_size is {self.scratch_bytes}; expected 0 to {2**32 - 1} bytes.")
         for kind, tensors in (("input", self.inputs), ("output", self.outputs)):
             for index, tensor in enumerate(tensors):
                 self._check_tensor(f"{kind} {index}", tensor)
 
     def _check_tensor(self, what: str, tensor: IoTensor) -> None:
         if len(tensor.shape) != RANK or any(not 1 <= size < 2**31 for size in tensor.shape):
-            raise PayloadError(f"{what} has shape {list(tensor.shape)}; {RANK} sizes of at least 1 are allowed.")
+            raise PayloadError(f"{what} has shape {list(tensor.shape)}; expected {RANK} sizes of at least 1.")
         if tensor.element_size not in ELEMENT_SIZES:
-            raise PayloadError(f"{what} has element size {tensor.element_size}; allowed: {ELEMENT_SIZES} bytes.")
+            raise PayloadError(f"{what} has element size {tensor.element_size}; expected one of {ELEMENT_SIZES} bytes.")
         if tensor.region != SCRATCH_REGION:
             raise PayloadError(
-                f"{what} is in region {tensor.region}; firmware copies inputs and outputs to and from region {SCRATCH_REGION} only."
+                f"{what} is in region {tensor.region}; firmware supports inputs and outputs only in region {SCRATCH_REGION}."
             )
         if not 0 <= tensor.offset < 2**31 or tensor.offset + tensor.nbytes > self.scratch_bytes:
             raise PayloadError(
-                f"{what} lies at bytes {tensor.offset} to {tensor.offset + tensor.nbytes} of a scratch region of "
+                f"{what} is located at bytes {tensor.offset} to {tensor.offset + tensor.nbytes} of a scratch region of "
                 f"{self.scratch_bytes} bytes."
             )
 
     def pack(self, external: Collection[str] = ()) -> bytes:
-        """The blob. ``unpack(pack(), named)`` is the same payload.
+        """Return the blob, which ``unpack`` converts to an equal payload.
 
         Args:
-            external: names of blocks, such as ``weight_data``, that are the program's named data under ``external_key``: delegates
-                with equal ones share them. ExecuTorch's own delegate reads such blocks from 1.5 on.
+            external: Blocks, such as ``weight_data``, that are stored as the program's named data under ``external_key``.
+                Delegates with equal data share them. ExecuTorch's own delegate supports such blocks since 1.5.
         """
         blocks = {
             _BEGIN: b"",
@@ -134,14 +135,17 @@ class DelegatePayload:
 
     @classmethod
     def unpack(cls, blob: bytes | bytearray | memoryview, named: Mapping[str, bytes] | None = None) -> DelegatePayload:
-        """Read a blob from outside. PayloadError names the block and what is wrong with it, for anything malformed.
+        """Parse an untrusted blob.
 
         Args:
-            named: the program's named data, for external blocks.
+            named: The program's named data, for external blocks.
+
+        Raises:
+            PayloadError: The blob is malformed. The message names the block.
         """
         blocks = _read_blocks(memoryview(blob).cast("B"), named or {})
         if len(blocks["scratch_size"]) != 4:
-            raise PayloadError(f"block scratch_size is {len(blocks['scratch_size'])} bytes long; a uint32 has 4.")
+            raise PayloadError(f"block scratch_size has {len(blocks['scratch_size'])} bytes; expected 4.")
         return cls(
             bytes(blocks["cmd_data"]),
             bytes(blocks["weight_data"]),
@@ -152,45 +156,45 @@ class DelegatePayload:
 
 
 def external_key(data: bytes) -> str:
-    """The name that an external block's data have in a program."""
+    """Return the name of an external block's data in a program."""
     return hashlib.sha256(b"\0" + data).hexdigest()
 
 
 def _read_blocks(blob: memoryview, named: Mapping[str, bytes]) -> dict[str, memoryview]:
-    """Block name to data, begin and end marks excluded. Bytes that only pad data to 16 may hold anything."""
+    """Return the data of each block except the first and last. Padding bytes are ignored."""
     blocks: dict[str, memoryview] = {}
     position = 0
     while True:
         if len(blob) - position < _HEADER.size:
             raise PayloadError(
-                f"the payload ends at byte {len(blob)}, inside the header of a block at byte {position}: it is "
-                f"truncated, or {_END} is missing."
+                f"the payload ends at byte {len(blob)}, inside the header of a block at byte {position}. It is truncated, or "
+                f"{_END} is missing."
             )
         raw_name, length, external, zeros = _HEADER.unpack_from(blob, position)
         name = raw_name.rstrip(b"\0").decode("ascii", "backslashreplace")
         if position == 0 and name != _BEGIN:
-            raise PayloadError(f"the first block is {name!r}, not {_BEGIN}: this is no Ethos-U delegate payload.")
+            raise PayloadError(f"the first block is {name!r}; expected {_BEGIN}. The file is not an Ethos-U delegate payload.")
         if position and name not in (*_BLOCKS, _END):
-            known = ", ".join((*_BLOCKS, _END))
+            supported = ", ".join((*_BLOCKS, _END))
             raise PayloadError(
-                f"unknown block {name!r} at byte {position}. Known: {known}. If a newer ExecuTorch made this file, its "
-                "payload needs a newer reader."
+                f"unknown block {name!r} at byte {position}; expected one of {supported}. If a newer ExecuTorch wrote this file, "
+                "use a newer reader."
             )
         if any(zeros) or external not in (0, _EXTERNAL):
-            raise PayloadError(f"block {name} at byte {position}: the 12 bytes after its length are not zero, but for a first 1.")
+            raise PayloadError(f"block {name} at byte {position}: the 12 bytes after its length must be zero, but for a first 1.")
         start = position + _HEADER.size
         if length < 0 or length > len(blob) - start:
             raise PayloadError(f"block {name} at byte {position} claims {length} bytes of data; {len(blob) - start} bytes follow.")
         if name in blocks:
             raise PayloadError(f"block {name} occurs twice, the second time at byte {position}.")
         if name in (_BEGIN, _END) and length:
-            raise PayloadError(f"block {name} at byte {position} holds {length} bytes; it marks a place and is empty.")
+            raise PayloadError(f"block {name} at byte {position} has {length} bytes; expected an empty block.")
         position = start + length + -length % ALIGNMENT
         if name == _END:
             break
         if name != _BEGIN:
             data = blob[start : start + length]
-            blocks[name] = _named(name, bytes(data), named) if external else data
+            blocks[name] = _find_external(name, bytes(data), named) if external else data
     if position != len(blob):
         raise PayloadError(f"{len(blob) - position} bytes follow {_END}, which ends a payload.")
     if missing := [name for name in _BLOCKS if name not in blocks]:
@@ -198,14 +202,13 @@ def _read_blocks(blob: memoryview, named: Mapping[str, bytes]) -> dict[str, memo
     return blocks
 
 
-def _named(block: str, key: bytes, named: Mapping[str, bytes]) -> memoryview:
-    """The data of an external block."""
+def _find_external(block: str, key: bytes, named: Mapping[str, bytes]) -> memoryview:
     if len(key) != _KEY_BYTES or not key.isascii():
-        raise PayloadError(f"block {block} is external, and its key has {len(key)} bytes; a key has {_KEY_BYTES} of ASCII.")
+        raise PayloadError(f"block {block} is external with a key of {len(key)} bytes; expected {_KEY_BYTES} ASCII bytes.")
     if (name := key.decode()) not in named:
         raise PayloadError(
-            f"block {block} is external, and the program has no data named {name}: they are in a .ptd file beside it, or lost. "
-            "Compile the model with ethorch, which keeps all in the .pte, or without external blocks."
+            f"block {block} is external, but the program has no data named {name}. They are in a .ptd file or lost. "
+            "Compile the model with ethorch, which stores all data in the .pte, or without external blocks."
         )
     return memoryview(named[name])
 
@@ -219,7 +222,7 @@ def _unpack_tensors(name: str, data: memoryview) -> tuple[IoTensor, ...]:
     count = struct.unpack_from("<i", data)[0] if len(data) >= 4 else -1
     if count < 0 or len(data) != 4 + count * _TENSOR.size:
         raise PayloadError(
-            f"block {name} is {len(data)} bytes long and counts {count} tensors; n tensors need 4 + n * {_TENSOR.size}."
+            f"block {name} has {len(data)} bytes and {count} tensors; expected 4 + n * {_TENSOR.size} bytes for n tensors."
         )
     rows = (_TENSOR.unpack_from(data, 4 + index * _TENSOR.size) for index in range(count))
     return tuple(IoTensor(row[:RANK], *row[RANK:]) for row in rows)

@@ -1,7 +1,7 @@
-"""Reads ExecuTorch's .pte without ExecuTorch: methods, values, instructions, delegates, constants; ``pte_writer`` writes them.
+"""Read ExecuTorch's .pte without ExecuTorch. ``pte_writer`` writes it.
 
-The file comes from outside, so every offset is checked before it is followed and every index before it is used; what
-ExecuTorch's own verification leaves unchecked, and would crash on, is checked here. ProgramError names the place.
+Files are untrusted: every offset and index is checked before use, including those that ExecuTorch's own verification omits. A
+ProgramError names the position.
 
 Field numbers follow executorch/schema/program.fbs of executorch 1.4 (file identifier ET12).
 """
@@ -40,23 +40,23 @@ from ethorch.support.errors import HostError, ProgramError
 from ethorch.support.wording import did_you_mean
 
 IDENTIFIER = b"ET12"
-EXTENDED_MAGIC = b"eh00"  #: runtime/executor's extended header: where the flatbuffer ends and segments begin
+EXTENDED_MAGIC = b"eh00"  #: extended header of runtime/executor, with the end of the flatbuffer and the start of segments
 
-# More than any real program has: bounds the time a file of vectors that all overlap can take.
+# Exceeds any real program. Limits the time for files with overlapping vectors.
 _MAX_ITEMS = 20_000_000
 MAX_PLANNED_BYTES = 2**31  # the runtime allocates and clears the plan; NPU systems have a thousandth of this
 
 
 def read(data: bytes) -> Program:
-    """Parse and check a .pte; ProgramError for anything malformed."""
+    """Parse and check a .pte. Raise ProgramError if it is malformed."""
     return _Reader(data).program()
 
 
 def contents(path: str | os.PathLike[str]) -> bytes:
-    """The bytes of a .pte.
+    """Return the bytes of a .pte.
 
     Raises:
-        ProgramError: the file cannot be read, or what is in it is none; the message names the file.
+        ProgramError: The file cannot be read or is malformed. The message names the file.
     """
     try:
         data = Path(path).read_bytes()
@@ -70,10 +70,10 @@ def contents(path: str | os.PathLike[str]) -> bytes:
 
 
 def entry_point(program: Program, method: str | None = None) -> str:
-    """The name of a method that can be called: ``method``, or where it is None ``forward`` or the first.
+    """Return the name of a callable method: ``method``, or by default ``forward`` or the first.
 
     Raises:
-        HostError: there is no such method.
+        HostError: The method does not exist.
     """
     entries = [name for name, found in program.methods.items() if not is_figure(found)]
     if method is None and entries:
@@ -86,7 +86,7 @@ def entry_point(program: Program, method: str | None = None) -> str:
 
 
 def is_figure(method: Method) -> bool:
-    """Is it no entry point but a figure that a program carries?"""
+    """Return True if a method only returns a constant."""
     return not method.inputs and not method.calls and not method.delegates
 
 
@@ -103,9 +103,9 @@ class _Reader(Buffer):
 
     def program(self) -> Program:
         if len(self.file) < 8 or bytes(self.file[4:8]) != IDENTIFIER:
-            raise ProgramError(f"this is no .pte of ExecuTorch: bytes 4 to 8 are {bytes(self.file[4:8])!r}, not {IDENTIFIER!r}.")
+            raise ProgramError(f"bytes 4 to 8 of the file are {bytes(self.file[4:8])!r}; expected {IDENTIFIER!r} of a .pte.")
         if bytes(self.file[8:12]) == EXTENDED_MAGIC:
-            self._extended_header()
+            self._read_extended_header()
         root = Table(self, self.number("<I", 0, "program"), "program")
         self.segments = list(self._segments(root))
         entries = root.tables(7, "named data", optional=True)
@@ -125,22 +125,22 @@ class _Reader(Buffer):
         )
         for value in tensors:
             if value.planned and (value.extra.segment if value.extra else 0) >= len(mutable):
-                raise self.error(f"tensor {value}", "has its initial contents in mutable data that is not there")
+                raise self.error(f"tensor {value}", "has its initial value in mutable data that does not exist")
         constants = self._constants(root, [v for v in tensors if not v.planned])
         return Program(methods, constants, mutable, self.named, root.number(0, "<I"))
 
-    def _extended_header(self) -> None:
+    def _read_extended_header(self) -> None:
         self.check(8, 24, "extended header")
         length, program_bytes, self.segment_base = struct.unpack_from("<IQQ", self.file, 12)
         if length < 24 or not 32 <= program_bytes <= len(self.file):
-            raise self.error("extended header", f"({length} bytes) claims a program of {program_bytes} bytes")
+            raise self.error("extended header", f"({length} bytes) declares a program of {program_bytes} bytes")
         if self.segment_base > len(self.file) or (self.segment_base and self.segment_base < program_bytes):
-            raise self.error("extended header", f"puts segments at byte {self.segment_base} of {len(self.file)}")
+            raise self.error("extended header", f"locates segments at byte {self.segment_base} of {len(self.file)}")
         if length >= 32:
             segment_bytes = self.number("<Q", 32, "extended header")
             if self.segment_base + segment_bytes > len(self.file):
                 end = self.segment_base + segment_bytes
-                raise ProgramError(f"the .pte is truncated: it has {len(self.file)} bytes, its segments end at {end}.")
+                raise ProgramError(f"the .pte is truncated: it has {len(self.file)} bytes, but its segments end at {end}.")
         self.data = self.file[:program_bytes]
 
     def _segments(self, root: Table) -> Iterator[memoryview]:
@@ -148,14 +148,14 @@ class _Reader(Buffer):
             offset, size = segment.number(0, "<Q"), segment.number(1, "<Q")
             start = self.segment_base + offset
             if (size and not self.segment_base) or start + size > len(self.file):
-                raise self.error(segment.what, f"({size} bytes at {offset}) lies outside the file")
+                raise self.error(segment.what, f"({size} bytes at {offset}) is located outside the file")
             yield self.file[start : start + size]
 
     def _segment(self, index: int, what: str) -> bytes:
         return bytes(self.segments[self._index(index, len(self.segments), what, "segment")])
 
     def _constants(self, root: Table, tensors: list[Value]) -> tuple[bytes | memoryview, ...]:
-        """The contents of constant tensors. Files before ExecuTorch 0.4 have them inside the flatbuffer."""
+        """Return the contents of constant tensors. Before ExecuTorch 0.4 they are in the flatbuffer."""
         if root.has(2) and root.length(2, "constant buffer"):
             return (b"", *(entry.blob(0, entry.what) for entry in list(root.tables(2, "constant buffer"))[1:]))
         entry = root.table(5, "constant segment")
@@ -166,7 +166,7 @@ class _Reader(Buffer):
         return self._contents(entry, tensors)
 
     def _contents(self, entry: Table, tensors: list[Value]) -> tuple[bytes | memoryview, ...]:
-        """What lies at the offsets of a segment, as many bytes as the largest of the tensors that have it."""
+        """Return the bytes at the offsets of a segment, each as long as the largest of its tensors."""
         offsets = entry.numbers(1, "Q", f"{entry.what} offsets")
         sizes = dict.fromkeys(range(1, len(offsets)), 0)
         for value in tensors:
@@ -178,8 +178,8 @@ class _Reader(Buffer):
         contents: list[bytes | memoryview] = [b""]
         for index, size in sizes.items():
             if offsets[index] + size > len(segment):
-                raise self.error(entry.what, f"puts {size} bytes at {offsets[index]} of a segment of {len(segment)}")
-            contents.append(segment[offsets[index] : offsets[index] + size])  # no copies: many may overlap
+                raise self.error(entry.what, f"locates {size} bytes at {offsets[index]} of a segment of {len(segment)}")
+            contents.append(segment[offsets[index] : offsets[index] + size])  # views, because many may overlap
         return tuple(contents)
 
     def _method(self, root: Table, plan: Table) -> Method:
@@ -205,7 +205,7 @@ class _Reader(Buffer):
                 self._index(index, len(values), f"{what} {kind}", "value")
             ends.append(indices)
         chains = tuple(self._chains(plan, what, values, operators, delegates))
-        given = {*ends[0], *ends[1], *(step.target for chain in chains for step in chain.instructions if isinstance(step, Move))}
+        assigned = {*ends[0], *ends[1], *(step.target for chain in chains for step in chain.instructions if isinstance(step, Move))}
         container = plan.table(1, f"{what} structure")
         described = container is not None and container.has(0) and container.has(1)
         structure = (container.text(0, what), container.text(1, what)) if container is not None and described else None
@@ -214,7 +214,7 @@ class _Reader(Buffer):
             for arg in call.args:
                 for index in (arg, *(item for item in values[arg].items if values[arg].kind.startswith("tensor"))):
                     value = values[index] if index >= 0 else Value("none")
-                    if value.kind == "tensor" and not (value.planned or value.constant or index in given):
+                    if value.kind == "tensor" and not (value.planned or value.constant or index in assigned):
                         raise self.error(f"{what} value {index}", f"({value}) is used, but has no memory")
         return method
 
@@ -228,7 +228,7 @@ class _Reader(Buffer):
         if not 1 <= number < len(KINDS):
             raise self.error(entry.what, f"is of unknown type {number}")
         kind = KINDS[number]
-        table = entry.required(1, entry.what)
+        table = entry.require_table(1, entry.what)
         if kind == "tensor":
             return self._tensor(table, buffers)
         if kind in ("tensor[]", "tensor?[]", "int[]"):
@@ -253,7 +253,7 @@ class _Reader(Buffer):
         if sorted(order) != list(range(len(shape))):
             raise self.error(what, f"has dim order {list(order)} for {len(shape)} dimensions")
         if not item_bytes:
-            raise self.error(what, f"has {dtype}, which no kernel here knows")
+            raise self.error(what, f"has {dtype}, which is not supported")
         nbytes = prod(shape) * item_bytes
         if nbytes > MAX_PLANNED_BYTES:
             raise self.error(what, f"of shape {list(shape)} has {nbytes} bytes")
@@ -281,7 +281,7 @@ class _Reader(Buffer):
 
     def _delegate(self, root: Table, entry: Table) -> Delegate:
         name = entry.text(0, f"{entry.what} id")
-        processed = entry.required(1, f"{entry.what} data")
+        processed = entry.require_table(1, f"{entry.what} data")
         index = processed.number(1, "<I")
         if processed.number(0, "<b"):
             blob = self._segment(index, processed.what)
@@ -291,7 +291,7 @@ class _Reader(Buffer):
                     blob = inline.blob(0, inline.what)
                     break
             else:
-                raise self.error(processed.what, f"refers to inline data {index}, which is not there")
+                raise self.error(processed.what, f"refers to inline data {index}, which does not exist")
         specs = entry.tables(2, f"{entry.what} compile spec")
         return Delegate(name, blob, tuple((spec.text(0, spec.what), spec.blob(1, spec.what)) for spec in specs), self.named)
 
@@ -308,7 +308,7 @@ class _Reader(Buffer):
                     if values[step.condition].kind not in ("bool", "tensor"):
                         raise self.error(entry.what, f"jumps on {values[step.condition]}")
                     if step.to <= len(body) and not _counts(body[step.to :], step.condition):
-                        raise self.error(entry.what, f"jumps back to instruction {step.to} without counting: it may never end")
+                        raise self.error(entry.what, f"jumps back to instruction {step.to} without counting, so it may never end")
                 body.append(step)
             ends = [chain.numbers(number, "i", chain.what) if chain.has(number) else () for number in (0, 1)]
             yield Chain(tuple(body), *ends)
@@ -316,7 +316,7 @@ class _Reader(Buffer):
     def _instruction(
         self, entry: Table, values: tuple[Value, ...], operators: tuple[str, ...], delegates: tuple[Delegate, ...]
     ) -> Instruction:
-        kind, table = entry.number(0, "<B"), entry.required(1, entry.what)
+        kind, table = entry.number(0, "<B"), entry.require_table(1, entry.what)
 
         def value(index: int) -> int:
             return self._index(index, len(values), table.what, "value")
@@ -337,9 +337,9 @@ class _Reader(Buffer):
 
 
 def _counts(loop: list[Instruction], condition: int) -> bool:
-    """Whether a loop ends by counting, as all that ExecuTorch emits do: its condition compares what it adds to.
+    """Return True if a loop ends by counting: its condition compares a value that it increments.
 
-    exir/emit/_emitter.py makes loops only for map and scan, with executorch_prim::add and executorch_prim::eq.
+    exir/emit/_emitter.py emits loops only for map and scan, with executorch_prim::add and executorch_prim::eq.
     """
     calls = [step for step in loop if isinstance(step, Call)]
     compared = {

@@ -1,4 +1,4 @@
-"""What a .pte holds: a program's methods, their values, instructions and delegates. ``pte`` reads it, ``pte_writer`` writes it.
+"""Contents of a .pte. ``pte`` reads it, ``pte_writer`` writes it.
 
 Numbers follow executorch/schema/program.fbs of executorch 1.4 and 1.5.
 """
@@ -30,10 +30,10 @@ DTYPES = {
     28: ("uint32", 4),
     29: ("uint64", 8),
 }
-#: Bytes of an element, by torch's name of its dtype.
+#: Bytes of an element by torch's dtype name.
 ITEM_BYTES = dict(DTYPES.values())
 
-#: Union members, in order: number -> kind of value.
+#: Union members in order, i.e. kind of value by number.
 KINDS = (
     "missing",
     "none",
@@ -48,19 +48,19 @@ KINDS = (
     "tensor[]",
     "tensor?[]",
 )
-#: Members of the union of instructions.
+#: Members of the instruction union.
 KERNEL, DELEGATE, MOVE, JUMP_FALSE, FREE = range(1, 6)
 
 
 @dataclass(frozen=True)
 class Extra:
-    """What few tensors have.
+    """Rarely used properties of a tensor.
 
     Attributes:
-        segment: which of the program's ``mutable`` the initial contents are in.
-        name: the tensor's name in the user's module.
-        external: whether its bytes are in another file, under that name.
-        device: number of a kind of device and of a device of that kind; CPU is (0, 0).
+        segment: Index in the program's ``mutable`` of the initial value.
+        name: Name in the user's module.
+        external: Whether the bytes are in another file, under ``name``.
+        device: Device type and index; CPU is (0, 0).
     """
 
     segment: int = 0
@@ -75,17 +75,14 @@ class Value:
 
     Attributes:
         kind: ``tensor``, ``int``, ``double``, ``bool``, ``string``, ``none``, or a list such as ``int[]``.
-        dtype, shape, dim_order: of a tensor; ``dtype`` is torch's name of it.
-        dynamism: 0, or 1 where a tensor's shape is an upper bound, or 2 where it is nothing.
-        place: (number of a memory, byte in it) that the memory plan has for a tensor.
-        data: where a tensor's bytes are in the file: the index among the program's ``constants``, or among ``mutable`` for a tensor
-            that has a place too; 0 for no bytes.
-        extra: see Extra.
-        items: of a list of tensors, their indices in the value table; of a list of ints, those.
-        number: of an int, bool or double.
-        numbers: of a list of doubles or bools.
-        text: of a string.
-        requires_grad, layout: as the file has them; the runtime reads neither.
+        dtype: Torch name of a tensor's type.
+        dynamism: 0 for a static shape. 1 if the shape is an upper bound, 2 if it is unbounded.
+        place: Memory and byte offset of a planned tensor.
+        data: Index of a tensor's bytes in ``constants``, or in ``mutable`` for planned tensors. 0 without bytes.
+        items: Value indices of a list of tensors, or the elements of a list of ints.
+        number: Value of an int, bool or double.
+        numbers: Elements of a list of doubles or bools.
+        requires_grad, layout: Stored only, because the runtime ignores both.
     """
 
     kind: str
@@ -105,12 +102,12 @@ class Value:
 
     @property
     def planned(self) -> bool:
-        """Has the memory plan a place for the tensor?"""
+        """True if the memory plan contains the tensor."""
         return self.place is not None
 
     @property
     def constant(self) -> bool:
-        """Are a tensor's bytes, or its initial ones, in the file?"""
+        """True if the file contains a tensor's bytes or initial bytes."""
         return self.data > 0
 
     @property
@@ -127,10 +124,10 @@ class Delegate:
     """A delegate.
 
     Attributes:
-        id: whom it is for.
-        blob: what it is given.
-        compile_specs: what it was made with.
-        named: the program's named data, which it may refer to.
+        id: Name of the backend.
+        blob: Data for the backend.
+        compile_specs: Options of the compilation.
+        named: The program's named data, which the blob may reference.
     """
 
     id: str
@@ -140,13 +137,13 @@ class Delegate:
 
     @property
     def payload(self) -> DelegatePayload:
-        """The blob of an Ethos-U delegate, read. PayloadError for anything malformed, and what no Ethos-U delegate is."""
+        """The parsed blob of an Ethos-U delegate. Raises PayloadError for other blobs."""
         return DelegatePayload.unpack(self.blob, self.named)
 
 
 @dataclass(frozen=True)
 class Call:
-    """An instruction that calls an operator (by full name) or a delegate (by number), with indices of its values."""
+    """An instruction that calls an operator (by full name) or a delegate (by index). ``args`` are value indices."""
 
     operator: str
     delegate: int | None
@@ -155,7 +152,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Move:
-    """An instruction that lets one value stand for another; both are indices."""
+    """An instruction that assigns value ``source`` to value ``target``."""
 
     source: int
     target: int
@@ -163,7 +160,7 @@ class Move:
 
 @dataclass(frozen=True)
 class JumpFalse:
-    """An instruction that goes on at instruction ``to`` of its chain if the value ``condition`` is false."""
+    """An instruction that jumps to instruction ``to`` of its chain if the value ``condition`` is false."""
 
     condition: int
     to: int
@@ -181,7 +178,7 @@ Instruction = Call | Move | JumpFalse | Free
 
 @dataclass(frozen=True)
 class Chain:
-    """Instructions that run one after the other; what it takes and gives, as indices of values. No program of today fills those."""
+    """Consecutive instructions. ``inputs`` and ``outputs`` are value indices, which current programs omit."""
 
     instructions: tuple[Instruction, ...]
     inputs: tuple[int, ...] = ()
@@ -193,8 +190,8 @@ class Method:
     """One entry point. ``inputs`` and ``outputs`` are indices into ``values``.
 
     Attributes:
-        memories: bytes of each memory that the plan has; the first is no memory and has 0.
-        structure: how the inputs and the outputs nest, in the words of torch's pytree; None where the file does not say.
+        memories: Size in bytes of each planned memory. Memory 0 does not exist and has size 0.
+        structure: Nesting of the inputs and outputs in torch's pytree format, or None if not recorded.
     """
 
     name: str
@@ -209,7 +206,7 @@ class Method:
 
     @property
     def calls(self) -> tuple[Call, ...]:
-        """The calls of all chains in order."""
+        """Calls of all chains in order."""
         return tuple(step for chain in self.chains for step in chain.instructions if isinstance(step, Call))
 
 
@@ -218,11 +215,11 @@ class Program:
     """A .pte.
 
     Attributes:
-        methods: by name.
-        constants: contents of constant tensors; the first stands for none.
-        mutable: for each such segment, the initial contents of mutable tensors; the first of each stands for none.
-        named: contents that delegates find by name.
-        version: of the schema.
+        methods: Methods by name.
+        constants: Contents of constant tensors. Index 0 means no contents.
+        mutable: Initial values of mutable tensors, by segment. Index 0 means no initial value.
+        named: Contents that delegates reference by name.
+        version: Schema version.
     """
 
     methods: dict[str, Method]

@@ -1,7 +1,7 @@
-"""Writes ExecuTorch's .pte with the ``flatbuffers`` package alone; ``pte`` reads it back to an equal ``Program``.
+"""Write ExecuTorch's .pte with the ``flatbuffers`` package. ``pte`` reads it back to an equal ``Program``.
 
-Delegates' blobs lie inside the flatbuffer. Constants, initial contents of mutable tensors and named data lie in segments
-behind it, which the extended header finds: the runtime reads them in no other place.
+Delegate blobs are inside the flatbuffer. Constants, initial values and named data are in segments after it, located by the
+extended header, because the runtime reads them only there.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from ethorch.formats.pte_types import (
 )
 from ethorch.support.errors import ProgramError
 
-TENSOR_ALIGNMENT = 16  # of constants in their segment, and of the plan's tensors: what kernels and NPUs ask for
-_BLOB_ALIGNMENT = 16  # of a delegate's blob in the file: ``ethosu`` firmware reads it where it lies
-_SEGMENT_ALIGNMENT = 128  # ExecuTorch's own
-_HEADER_BYTES = 32  # a multiple of every alignment inside the flatbuffer, in front of which it goes
+TENSOR_ALIGNMENT = 16  # of constants in their segment and of planned tensors, required by kernels and NPUs
+_BLOB_ALIGNMENT = 16  # of a delegate's blob in the file, because ``ethosu`` firmware reads it in place
+_SEGMENT_ALIGNMENT = 128  # the same as ExecuTorch
+_HEADER_BYTES = 32  # a multiple of every alignment in the flatbuffer, which follows the header
 _CODES = {name: code for code, (name, _) in DTYPES.items()}
 
 Fields = dict[int, tuple[str, int | float]]
 
 
 def write(program: Program) -> bytes:
-    """The .pte of ``program``.
+    """Return ``program`` as a .pte.
 
     Raises:
-        ProgramError: a value is of an unknown kind or dtype, or an instruction calls an operator that its method does not list.
+        ProgramError: The kind or dtype of a value is unknown, or a called operator is not in its method's list.
     """
     writer = _Writer()
     root = writer.program(program)
@@ -56,33 +56,33 @@ def write(program: Program) -> bytes:
 
 
 def _with_segments(data: bytes, segments: Sequence[bytes]) -> bytes:
-    """The flatbuffer with the extended header in it and the segments behind it."""
+    """Add the extended header and the segments to the flatbuffer."""
     program_bytes = len(data) + _HEADER_BYTES
-    base = _aligned(program_bytes, _SEGMENT_ALIGNMENT)
-    body = b"".join(segment.ljust(_aligned(len(segment), _SEGMENT_ALIGNMENT), b"\0") for segment in segments)
+    base = _align(program_bytes, _SEGMENT_ALIGNMENT)
+    body = b"".join(segment.ljust(_align(len(segment), _SEGMENT_ALIGNMENT), b"\0") for segment in segments)
     header = EXTENDED_MAGIC + struct.pack("<IQQQ", _HEADER_BYTES, program_bytes, base, len(body))
     root = struct.unpack_from("<I", data)[0] + _HEADER_BYTES
-    whole = struct.pack("<I", root) + data[4:8] + header + data[8:]
-    return whole.ljust(base, b"\0") + body
+    head = struct.pack("<I", root) + data[4:8] + header + data[8:]
+    return head.ljust(base, b"\0") + body
 
 
-def _aligned(size: int, alignment: int) -> int:
+def _align(size: int, alignment: int) -> int:
     return -(-size // alignment) * alignment
 
 
 class _Writer:
-    """One file in the making. Methods that write a table or vector return its offset in the builder."""
+    """Writer of one file. Methods that write a table or vector return its offset in the builder."""
 
     def __init__(self) -> None:
         self.builder = flatbuffers.Builder(1 << 16)
         self.segments: list[bytes] = []
-        self.places: list[tuple[int, int]] = []  # of each segment: offset, size
-        self.blobs: list[bytes] = []  # of delegates; equal ones are stored once
+        self.places: list[tuple[int, int]] = []  # offset and size of each segment
+        self.blobs: list[bytes] = []  # deduplicated blobs of delegates
 
     # --- flatbuffers --------------------------------------------------------------------------------------------------
 
     def table(self, fields: Fields) -> int:
-        """``fields``: number -> (kind, value); kinds as in ``struct``, or ``o`` for an offset. Zeros are left out: defaults."""
+        """Write a table. Fields are (kind, value) by number, with kinds of ``struct`` or ``o`` for an offset. Zeros are omitted."""
         b = self.builder
         b.StartObject(max(fields, default=-1) + 1)
         put: dict[str, Callable[[int, int | float, int], None]] = {
@@ -111,7 +111,7 @@ class _Writer:
         return self.block(struct.pack(f"<{len(items)}{kind}", *items), len(items), size, size)
 
     def block(self, data: bytes, count: int, item_bytes: int, alignment: int) -> int:
-        """A vector of items that are bytes already: in one piece, where the builder would take them one by one."""
+        """Write a vector of serialized items at once; the builder would write them individually."""
         b = self.builder
         self.make_room(len(data) + alignment + 16)
         b.StartVector(item_bytes, count, alignment)
@@ -120,7 +120,7 @@ class _Writer:
         return int(b.EndVector())
 
     def make_room(self, size: int) -> None:
-        """The builder doubles and copies until it fits; a large blob gets its room at once."""
+        """Reserve space for a large blob at once; the builder would double and copy repeatedly."""
         b = self.builder
         if b.head < size:
             more = max(size, len(b.Bytes))
@@ -153,18 +153,18 @@ class _Writer:
         return self.block(blob, len(blob), 1, _BLOB_ALIGNMENT)
 
     def segment(self, data: bytes) -> int:
-        """The number of a new segment."""
-        offset = sum(_aligned(len(segment), _SEGMENT_ALIGNMENT) for segment in self.segments)
+        """Add a segment and return its index."""
+        offset = sum(_align(len(segment), _SEGMENT_ALIGNMENT) for segment in self.segments)
         self.places.append((offset, len(data)))
         self.segments.append(data)
         return len(self.segments) - 1
 
     def contents(self, contents: Sequence[bytes | memoryview]) -> int:
-        """SubsegmentOffsets of tensors' bytes, in a segment of their own if there are any."""
+        """Write SubsegmentOffsets of tensors' bytes, with a new segment if there are any."""
         offsets, pieces, at = [], [], 0
         for data in contents:
             offsets.append(at)
-            padded = bytes(data).ljust(_aligned(len(data), TENSOR_ALIGNMENT), b"\0")
+            padded = bytes(data).ljust(_align(len(data), TENSOR_ALIGNMENT), b"\0")
             pieces.append(padded)
             at += len(padded)
         number = self.segment(b"".join(pieces)) if at else 0
@@ -203,7 +203,7 @@ class _Writer:
 
     def value(self, value: Value) -> int:
         if value.kind not in KINDS[1:]:
-            raise ProgramError(f"a value of kind {value.kind!r} cannot be written; known are {', '.join(KINDS[1:])}.")
+            raise ProgramError(f"cannot write a value of kind {value.kind!r}; expected one of {', '.join(KINDS[1:])}.")
         content = self.tensor(value) if value.kind == "tensor" else self.table(self.simple(value))
         return self.table({0: ("B", KINDS.index(value.kind)), 1: ("o", content)})
 
@@ -220,7 +220,7 @@ class _Writer:
 
     def tensor(self, value: Value) -> int:
         if value.dtype not in _CODES:
-            raise ProgramError(f"a tensor of dtype {value.dtype!r} cannot be written; known are {', '.join(_CODES)}.")
+            raise ProgramError(f"cannot write a tensor of dtype {value.dtype!r}; expected one of {', '.join(_CODES)}.")
         fields: Fields = {
             0: ("b", _CODES[value.dtype]),
             4: ("?", value.requires_grad),
@@ -262,7 +262,7 @@ class _Writer:
             if step.delegate is not None:
                 return DELEGATE, {0: ("i", step.delegate), 1: ("o", args)}
             if step.operator not in numbers:
-                raise ProgramError(f"an instruction calls {step.operator}, which is not among the method's operators.")
+                raise ProgramError(f"an instruction calls {step.operator}, which is not one of the method's operators.")
             return KERNEL, {0: ("i", numbers[step.operator]), 1: ("o", args)}
         if isinstance(step, Move):
             return MOVE, {0: ("i", step.source), 1: ("i", step.target)}

@@ -13,7 +13,7 @@ from ethorch.backend.emit.build import Build
 from ethorch.formats import pte
 from ethorch.formats.boundary import as_codes
 from ethorch.formats.payload import BACKEND_ID, WEIGHTS, external_key
-from ethorch.formats.pte_merge import merged
+from ethorch.formats.pte_merge import merge
 from ethorch.formats.pte_types import Delegate
 from ethorch.formats.pte_types import Program as File
 from ethorch.formats.pte_writer import write
@@ -130,7 +130,7 @@ def _build_several(
     parts = {name: pte.read(build.pte) for name, build in builds.items()}
     if settings.share_weights:
         parts, builds = _with_shared_constants(parts, builds)
-    program = merged(parts, names)
+    program = merge(parts, names)
     if methods.alternatives:
         program = with_selection(program, list(builds), methods.paddings, settings.channels_last)
     return write(program), builds

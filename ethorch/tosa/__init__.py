@@ -1,6 +1,6 @@
-"""TOSA 1.0 alone: operators, graphs, their text and flatbuffers; ``run`` executes one in the reference model.
+"""TOSA 1.0: operators, graphs, text and flatbuffers. ``run`` executes a flatbuffer in the reference model.
 
-``run`` is loaded on first use: whoever reads ``tosa.limits`` alone needs no NumPy.
+``run`` is loaded on first use because it requires NumPy.
 """
 
 from __future__ import annotations

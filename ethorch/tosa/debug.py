@@ -11,11 +11,11 @@ Record = dict[str, Any]
 
 
 def event_of(op: Op, number: int) -> Record:
-    """Return the origin of an operator: its node and its place in the user's code.
+    """Return the origin of an operator: its node and its location in the user's code.
 
     Args:
-        op: A TOSA operator.
-        number: The value of ``event_id``.
+        op: TOSA operator.
+        number: Value of ``event_id``.
     """
     origin = op.result.origin
     return {
@@ -29,8 +29,8 @@ def events(graph: Graph, start: int = 0) -> list[Record]:
     """Return ``event_of`` each operator, regions included, with the TOSA operator in ``tosa_info``.
 
     Args:
-        graph: The graph of a delegate.
-        start: The first ``event_id``.
+        graph: Graph of a delegate.
+        start: First ``event_id``.
     """
     ops = [op for region in graph.regions() for op in region.ops]
     return [

@@ -1,4 +1,4 @@
-"""Emitter: appends TOSA operators to a graph, one at a time, each checked against its row of the opset and the target's limits."""
+"""Emit TOSA operators into a graph, checked against the opset and the target's limits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ethorch.support.errors import Reason, Unsupported
-from ethorch.tosa.fold import evaluate, foldable
+from ethorch.tosa.fold import evaluate, is_foldable
 from ethorch.tosa.ir import DTYPES, NOWHERE, Graph, Op, Origin, Value
 from ethorch.tosa.limits import Limits
 from ethorch.tosa.opset import OPSET
@@ -20,15 +20,15 @@ T = TypeVar("T")
 
 
 class Emitter:
-    """Appends to ``graph``.
+    """Builder of a graph.
 
     Args:
-        limits: what the target can run of each operator; an operator without a row has no limit.
-        target: its name, for refusals.
+        limits: Limits of the target by operator. An operator without an entry is unlimited.
+        target: Name of the target, for refusals.
 
     Attributes:
-        graph: what was emitted.
-        origin: the user's code that what is emitted next belongs to.
+        graph: The emitted graph.
+        origin: Origin of the operators that are emitted next.
     """
 
     def __init__(self, limits: Mapping[str, Limits] | None = None, *, target: str = ""):
@@ -37,56 +37,56 @@ class Emitter:
         self.target = target
         self.origin: Origin = NOWHERE
         self._names: dict[str, int] = {}
-        self._made: dict[Hashable, Any] = {}
+        self._cached: dict[Hashable, Any] = {}
 
     def copy_empty(self: E) -> E:
-        """Another of the same target, with an empty graph."""
+        """Return an emitter for the same target with an empty graph."""
         return type(self)(self.limits, target=self.target)
 
     def region(self: E, name: str) -> E:
-        """Another of the same target, for a region of this graph. No value of one is named as a value of the other."""
+        """Return an emitter for a region of this graph. Value names are unique across both."""
         inner = self.copy_empty()
         inner.graph.name, inner._names = self.name(name), self._names
         return inner
 
     def name(self, base: str) -> str:
-        """``base``, or ``base_1``, ``base_2``... where it is taken."""
+        """Return a unique name: ``base``, ``base_1``, ``base_2``, ..."""
         count = self._names.get(base, 0)
         self._names[base] = count + 1
         return self.name(f"{base}_{count}") if count else base
 
     def input(self, name: str, shape: Sequence[int], dtype: str) -> Value:
-        """An input of the graph, of TOSA dtype ``dtype``."""
+        """Add an input of TOSA dtype ``dtype``."""
         value = Value(self.name(name), tuple(shape), dtype, self.origin)
         self.graph.inputs.append(value)
         return value
 
     def const(self, data: npt.ArrayLike, dtype: str | None = None, name: str = "const") -> Value:
-        """A constant. Its TOSA dtype follows from the array's unless it is given (INT4, INT48, BF16)."""
+        """Return a constant. Its TOSA dtype is derived from the array unless specified (INT4, INT48, BF16)."""
         array = np.asarray(data)
         if dtype is None:
             dtype = next(tosa for tosa, numpy_type in DTYPES.items() if array.dtype == numpy_type and tosa != "INT4")
         return Value(self.name(name), array.shape, dtype, self.origin, array)
 
     def emit(self, name: str, *operands: Value, **attrs: Any) -> Value:
-        """Append one operator and return its first result; it is evaluated now if all its operands are constants.
+        """Append an operator and return its first result. An operator of constants is evaluated immediately.
 
         Args:
-            attrs: the row's attributes and constant operands, by name; all of them.
+            attrs: All attributes and constant operands of the opset row, by name.
 
         Raises:
-            Unsupported: TOSA has no such operator of that dtype, or the target's limits do not allow these operands.
+            Unsupported: TOSA does not define the operator for the dtype, or the target's limits exclude the operands.
         """
         row = OPSET[name]
-        assert row.operands is None or len(operands) == len(row.operands), f"{name} takes {row.operands}, got {operands}"
+        assert row.operands is None or len(operands) == len(row.operands), f"{name}: expected {row.operands}, got {operands}"
         expected = {*row.const_operands, *row.attrs}
-        assert set(attrs) == expected, f"{name} has attributes {sorted(expected)}, got {sorted(attrs)}"
+        assert set(attrs) == expected, f"{name}: expected attributes {sorted(expected)}, got {sorted(attrs)}"
         if row.dtypes is not None and operands[0].dtype not in row.dtypes:
             allowed = ", ".join(sorted(row.dtypes))
             text = f"{name} of {operands[0].dtype}; TOSA 1.0 allows {allowed}"
             raise self.refuse(f"{name}.dtype", text, "Cast it in the model, or quantize the module to int8.")
         inferred = row.infer(operands, attrs)
-        if foldable(name, operands, attrs):
+        if is_foldable(name, operands, attrs):
             data = evaluate(name, [value.data for value in operands if value.data is not None], attrs)
             return Value(self.name("folded"), inferred[0][0], inferred[0][1], self.origin, data)
         if name in self.limits:
@@ -100,22 +100,22 @@ class Emitter:
         return results[0]
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What ``make()`` returned when it was called for ``key``: the first time, or the first after an attempt failed."""
-        if key not in self._made:
-            self._made[key] = make()
-        made: T = self._made[key]
-        return made
+        """Return ``make()``, cached by ``key``. Results of a failed ``attempt`` are not cached."""
+        if key not in self._cached:
+            self._cached[key] = make()
+        cached: T = self._cached[key]
+        return cached
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """What is emitted inside is taken back if that ends in a refusal, which is passed on."""
-        emitted, made = len(self.graph.ops), len(self._made)
+        """Remove the operators emitted inside if the block is refused, and raise the refusal again."""
+        op_count, cached_count = len(self.graph.ops), len(self._cached)
         try:
             yield
         except Unsupported:
-            del self.graph.ops[emitted:]
-            while len(self._made) > made:
-                self._made.popitem()  # the latest
+            del self.graph.ops[op_count:]
+            while len(self._cached) > cached_count:
+                self._cached.popitem()  # removes the latest
             raise
 
     def accepts(self, operator: str, dtype: str) -> bool:
@@ -124,5 +124,5 @@ class Emitter:
         return limits is None or (limits.present and (limits.dtypes is None or dtype in limits.dtypes))
 
     def refuse(self, id: str, text: str, way_out: str) -> Unsupported:
-        """The exception to raise for a refusal of the current operator."""
+        """Return the exception for a refusal of the current operator."""
         return Unsupported(Reason(id, text, way_out))

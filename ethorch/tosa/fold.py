@@ -1,4 +1,4 @@
-"""Constant folding: which operators of constants the builder computes at once."""
+"""Constant folding of single operators."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ Array = npt.NDArray[Any]
 FOLDABLE = ("RESHAPE", "TRANSPOSE", "CONCAT", "REVERSE", "TILE", "CLAMP", "SLICE", "PAD", "TABLE", "RESCALE")
 
 
-def foldable(name: str, operands: Sequence[Value], attrs: Attrs) -> bool:
-    """Can and should ``evaluate`` compute this operator here and now?
+def is_foldable(name: str, operands: Sequence[Value], attrs: Attrs) -> bool:
+    """Return True if ``evaluate`` can and should compute an operator.
 
-    int16 tables interpolate and are left to the NPU, and so are unsigned numbers. Codes are not made INT32: an elementwise operator
-    of an INT32 constant and a RESCALE of INT8 is three operations on U55, two on U85, and one where both are RESCALEs of INT8.
+    Interpolating int16 tables and unsigned integers are left to the NPU. Quantized constants are not converted to INT32: an
+    elementwise operator with an INT32 constant needs three operations on U55 and two on U85, but one if both operands are
+    RESCALEs of INT8.
     """
     if name == "RESCALE" and (attrs["input_unsigned"] or attrs["output_unsigned"]):
         return False
@@ -31,5 +32,5 @@ def foldable(name: str, operands: Sequence[Value], attrs: Attrs) -> bool:
 
 
 def evaluate(name: str, operands: Sequence[Array], attrs: Attrs) -> Array:
-    """The result of one operator of ``FOLDABLE``."""
+    """Compute an operator of ``FOLDABLE``."""
     return np.asarray(MEANING[name](attrs, *operands))

@@ -1,7 +1,7 @@
-"""Run integer TOSA graphs in NumPy: the TOSA 1.0 semantics of every operator that an Ethos-U delegate contains.
+"""Run integer TOSA graphs in NumPy, with the TOSA 1.0 semantics of all operators in Ethos-U delegates.
 
-Products run in BLAS, in the narrowest float type that holds every partial sum exactly. Tests compare each operator with the TOSA
-reference model, bit for bit.
+Products run in BLAS, in the narrowest float type that holds every partial sum exactly. Tests compare each operator bit for bit
+with the TOSA reference model.
 """
 
 from __future__ import annotations
@@ -21,39 +21,39 @@ Array = npt.NDArray[Any]
 Attrs = Mapping[str, Any]
 
 _EXACT = {np.float32: 2.0**24, np.float64: 2.0**53}
-_PATCH_ELEMENTS = 1 << 21  # of the patches of a convolution that are copied at a time
-_MOST_CHUNKS = 3  # of a product in float32; more take longer than one in float64
-_MOST_TURNS = 1 << 16  # of a loop
+_PATCH_ELEMENTS = 1 << 21  # elements of convolution patches that are copied at a time
+_MOST_CHUNKS = 3  # parts of a float32 product; more are slower than one float64 product
+_MOST_TURNS = 1 << 16  # iterations of a loop
 
 
 def run(graph: Graph, inputs: Sequence[Array], seen: Callable[[Op, Sequence[Array]], None] | None = None) -> list[Array]:
     """Return the outputs of a graph.
 
     Args:
-        graph: A graph without floats.
-        inputs: Arrays of the shapes and dtypes that the graph declares, in its order.
-        seen: Called with each operator outside of regions and its results, in order.
+        graph: Graph without floats.
+        inputs: Arrays with the shapes and dtypes of the graph's inputs, in order.
+        seen: Function called with each operator outside of regions and its results.
 
     Raises:
         IndexError: An index is outside of its axis.
         ZeroDivisionError: A divisor is 0.
         OverflowError: A loop does not end.
     """
-    known: dict[int, Array] = {id(value): array for value, array in zip(graph.inputs, inputs, strict=True)}
+    arrays: dict[int, Array] = {id(value): array for value, array in zip(graph.inputs, inputs, strict=True)}
     last = {id(value): number for number, op in enumerate(graph.ops) for value in op.operands}
     last |= {id(value): len(graph.ops) for value in graph.outputs}
 
     def content(value: Value) -> Array:
-        return known[id(value)] if value.data is None else np.asarray(value.data, DTYPES[value.dtype]).reshape(value.shape)
+        return arrays[id(value)] if value.data is None else np.asarray(value.data, DTYPES[value.dtype]).reshape(value.shape)
 
     for number, op in enumerate(graph.ops):
         results = results_of(op, [content(value) for value in op.operands])
         if seen is not None:
             seen(op, results)
-        known.update((id(value), array) for value, array in zip(op.results, results, strict=True))
+        arrays.update((id(value), array) for value, array in zip(op.results, results, strict=True))
         for value in (*op.operands, *op.results):
             if last.get(id(value), -1) <= number:
-                known.pop(id(value), None)
+                arrays.pop(id(value), None)
     return [content(value) for value in graph.outputs]
 
 
@@ -68,14 +68,14 @@ def results_of(op: Op, operands: Sequence[Array]) -> list[Array]:
             if not run(op.attrs["cond_graph"], values)[0].item():
                 return values
             values = run(op.attrs["body_graph"], values)
-        raise OverflowError(f"WHILE_LOOP did not end within {_MOST_TURNS:,} turns")
+        raise OverflowError(f"WHILE_LOOP did not end within {_MOST_TURNS:,} iterations")
     assert op.result.dtype not in FLOATS, f"{op.name} of floats"
     result = MEANING[op.name](op.attrs, *operands)
     return [np.asarray(result).astype(DTYPES[op.result.dtype], copy=False).reshape(op.result.shape)]
 
 
 def _number(attribute: Any) -> int:
-    """Return a zero point or a shift, which may be held as an array of one."""
+    """Return a zero point or shift, which may be an array with one element."""
     return int(np.asarray(attribute).item())
 
 
@@ -87,34 +87,34 @@ def _largest(x: Array) -> float:
 
 
 def _product(x: Array, weights: Array, largest: float) -> Array:
-    """Return x @ weights as int64, exactly.
+    """Return x @ weights exactly, as int64.
 
     Args:
-        x: Whole numbers ``[..., m, k]``.
-        weights: Whole numbers ``[..., k, n]``.
-        largest: The largest magnitude in ``x``.
+        x: Integers ``[..., m, k]``.
+        weights: Integers ``[..., k, n]``.
+        largest: Largest magnitude in ``x``.
     """
     sums = np.abs(weights, dtype=np.float64).sum(-2).max(initial=0) * largest
     dtype = _sum_dtype(float(sums))
     count = 1 if dtype is np.float64 else max(1, math.ceil(sums / _EXACT[np.float32]))
     edges = np.linspace(0, x.shape[-1], count + 1).astype(int)
-    result: Array | None = None
+    total: Array | None = None
     for start, stop in itertools.pairwise(edges.tolist()):
         part = weights[..., start:stop, :]
         exact = dtype if count == 1 or np.abs(part, dtype=np.float64).sum(-2).max() * largest < _EXACT[np.float32] else np.float64
-        found = np.matmul(x[..., start:stop].astype(exact, copy=False), part.astype(exact, copy=False)).astype(np.int64)
-        result = found if result is None else result + found
-    assert result is not None
-    return result
+        partial = np.matmul(x[..., start:stop].astype(exact, copy=False), part.astype(exact, copy=False)).astype(np.int64)
+        total = partial if total is None else total + partial
+    assert total is not None
+    return total
 
 
 def _sum_dtype(sums: float) -> type[np.floating[Any]]:
-    """Return the type in which sums of this magnitude are exact and quick."""
+    """Return the fastest type in which sums of this magnitude are exact."""
     return np.float32 if sums < _MOST_CHUNKS * _EXACT[np.float32] else np.float64
 
 
 def _conv(a: Attrs, x: Array, weights: Array, bias: Array) -> Array:
-    """CONV2D and CONV3D: the product of patches and weights."""
+    """Compute CONV2D and CONV3D as products of patches and weights."""
     kernel = weights.shape[1:-1]
     pads = [(0, 0), *zip(a["pad"][::2], a["pad"][1::2], strict=True), (0, 0)]
     matrix = (weights.astype(np.int64) - _number(a["weight_zp"])).reshape(len(weights), -1).T
@@ -140,8 +140,8 @@ def _conv(a: Attrs, x: Array, weights: Array, bias: Array) -> Array:
     for image in range(len(x)):
         for first in range(0, sizes[0], rows):
             block = patches[image, first : first + rows]
-            found = _product(block.reshape(-1, matrix.shape[0]), matrix, largest)
-            out[image, first : first + rows] = found.reshape(len(block), *sizes[1:], len(weights))
+            products = _product(block.reshape(-1, matrix.shape[0]), matrix, largest)
+            out[image, first : first + rows] = products.reshape(len(block), *sizes[1:], len(weights))
     return out + bias
 
 
@@ -171,12 +171,12 @@ def _transpose_conv(a: Attrs, x: Array, weights: Array, bias: Array) -> Array:
     centred = x.astype(np.int32) - _number(a["input_zp"])
     factors = weights.astype(np.int64) - _number(a["weight_zp"])
     largest = _largest(centred)
-    whole = np.zeros((n, (h - 1) * sy + kh, (w - 1) * sx + kw, o), np.int64)
+    padded_sums = np.zeros((n, (h - 1) * sy + kh, (w - 1) * sx + kw, o), np.int64)
     for y in range(kh):
         for i in range(kw):
-            found = _product(centred.reshape(-1, x.shape[-1]), factors[:, y, i].T, largest)
-            whole[:, y : y + (h - 1) * sy + 1 : sy, i : i + (w - 1) * sx + 1 : sx] += found.reshape(n, h, w, o)
-    positive = np.pad(whole, ((0, 0), (max(top, 0), max(bottom, 0)), (max(left, 0), max(right, 0)), (0, 0)))
+            products = _product(centred.reshape(-1, x.shape[-1]), factors[:, y, i].T, largest)
+            padded_sums[:, y : y + (h - 1) * sy + 1 : sy, i : i + (w - 1) * sx + 1 : sx] += products.reshape(n, h, w, o)
+    positive = np.pad(padded_sums, ((0, 0), (max(top, 0), max(bottom, 0)), (max(left, 0), max(right, 0)), (0, 0)))
     rows = slice(max(-top, 0), positive.shape[1] - max(-bottom, 0))
     columns = slice(max(-left, 0), positive.shape[2] - max(-right, 0))
     return positive[:, rows, columns] + bias
@@ -191,7 +191,7 @@ def _matmul(a: Attrs, x: Array, y: Array) -> Array:
 
 
 def _windows(a: Attrs, x: Array, fill: int) -> list[Array]:
-    """Return for each place of the kernel the element that every window has there."""
+    """Return one array per kernel position, with its element in every window."""
     (kh, kw), (sy, sx) = a["kernel"], a["stride"]
     top, bottom, left, right = a["pad"]
     padded = np.pad(x, ((0, 0), (top, bottom), (left, right), (0, 0)), constant_values=fill)
@@ -200,7 +200,7 @@ def _windows(a: Attrs, x: Array, fill: int) -> list[Array]:
 
 
 def _avg_pool(a: Attrs, x: Array) -> Array:
-    """The sum over the elements inside the input, times the reciprocal of their count. TOSA 1.0 AVG_POOL2D, 1.9.3."""
+    """Compute the sum over valid elements times the reciprocal of their count. TOSA 1.0 AVG_POOL2D, 1.9.3."""
     sums, counts = (
         functools.reduce(np.add, _windows(a, values, 0))
         for values in (x.astype(np.int64) - _number(a["input_zp"]), np.ones((1, *x.shape[1:3], 1), np.int64))
@@ -209,15 +209,15 @@ def _avg_pool(a: Attrs, x: Array) -> Array:
     multiplier = (((1 << 30) + 1) << bits) // counts
     shift = 30 + bits
     scaled = (sums * multiplier + (np.int64(1) << (shift - 1))) >> shift
-    return _saturated(scaled + _number(a["output_zp"]), x.dtype)
+    return _saturate(scaled + _number(a["output_zp"]), x.dtype)
 
 
 def _max_pool(a: Attrs, x: Array) -> Array:
-    found, *rest = _windows(a, x, np.iinfo(x.dtype).min)
-    result: Array = found.copy()
+    first, *rest = _windows(a, x, np.iinfo(x.dtype).min)
+    largest: Array = first.copy()
     for window in rest:
-        np.maximum(result, window, out=result)
-    return result
+        np.maximum(largest, window, out=largest)
+    return largest
 
 
 def _reduce(name: str) -> Callable[..., Array]:
@@ -225,7 +225,7 @@ def _reduce(name: str) -> Callable[..., Array]:
 
 
 def _resize(a: Attrs, x: Array) -> Array:
-    """TOSA 1.0 RESIZE: offsets and scales are whole numbers of 1 / scale_n."""
+    """Compute RESIZE. Offsets and scales are multiples of 1 / scale_n."""
     (yn, yd, xn, xd), (oy, ox) = a["scale"], a["offset"]
     _, h, w, _ = x.shape
     border_y, border_x = a["border"]
@@ -249,28 +249,28 @@ def _resize(a: Attrs, x: Array) -> Array:
 # --- numbers ------------------------------------------------------------------------------------------------------------
 
 
-def _saturated(x: Array, dtype: npt.DTypeLike) -> Array:
+def _saturate(x: Array, dtype: npt.DTypeLike) -> Array:
     info = np.iinfo(np.dtype(dtype))
     return np.clip(x, info.min, info.max)
 
 
 def _rescale(a: Attrs, x: Array) -> Array:
-    """TOSA 1.0 RESCALE, SINGLE_ROUND: ((x - input_zp) * multiplier + 2**(shift - 1)) >> shift, plus output_zp, saturated."""
-    shape = (-1,) if a["per_channel"] else ()  # a tensor of rank 0 stays one
+    """Compute RESCALE, SINGLE_ROUND: ((x - input_zp) * multiplier + 2**(shift - 1)) >> shift, plus output_zp, saturated."""
+    shape = (-1,) if a["per_channel"] else ()  # keeps tensors of rank 0
     multiplier, shift = (np.asarray(a[key], np.int64).reshape(shape) for key in ("multiplier", "shift"))
     if a["input_unsigned"]:
         x = x.view(f"u{x.dtype}")
-    result: Array = np.array(x, np.int64)
-    result -= _number(a["input_zp"])
-    result *= multiplier
-    result += np.int64(1) << (shift - 1)
-    result >>= shift
-    result += _number(a["output_zp"])
+    scaled: Array = np.array(x, np.int64)
+    scaled -= _number(a["input_zp"])
+    scaled *= multiplier
+    scaled += np.int64(1) << (shift - 1)
+    scaled >>= shift
+    scaled += _number(a["output_zp"])
     dtype = np.dtype(DTYPES[a["dtype"]])
     if a["output_unsigned"]:
         unsigned = np.dtype(f"u{dtype}")
-        return _saturated(result, unsigned).astype(unsigned).view(dtype)
-    return _saturated(result, dtype).astype(dtype)
+        return _saturate(scaled, unsigned).astype(unsigned).view(dtype)
+    return _saturate(scaled, dtype).astype(dtype)
 
 
 def _cast(a: Attrs, x: Array) -> Array:
@@ -278,7 +278,7 @@ def _cast(a: Attrs, x: Array) -> Array:
 
 
 def _table(a: Attrs, x: Array, table: Array) -> Array:
-    """INT8: a look-up. INT16: 513 entries, between which 7 bits interpolate, as INT32."""
+    """Look up INT8, or interpolate INT16 between 513 entries with 7 bits to INT32."""
     if x.dtype == np.int8:
         return np.take(table, x.astype(np.int32) + 128)
     at = x.astype(np.int32)
@@ -315,7 +315,7 @@ def _logical_right_shift(a: Attrs, x: Array, y: Array) -> Array:
 
 def _negate(a: Attrs, x: Array) -> Array:
     result = _number(a["output_zp"]) - (x.astype(np.int64) - _number(a["input_zp"]))
-    return _saturated(result, x.dtype)
+    return _saturate(result, x.dtype)
 
 
 def _clz(a: Attrs, x: Array) -> Array:
@@ -337,7 +337,7 @@ def _pad(a: Attrs, x: Array) -> Array:
 
 def _check_indices(indices: Array, extent: int) -> None:
     if indices.size and not 0 <= indices.min() <= indices.max() < extent:
-        raise IndexError(f"indices {indices.min()}..{indices.max()} of an axis of {extent}")
+        raise IndexError(f"indices {indices.min()}..{indices.max()} exceed an axis of {extent}")
 
 
 def _gather(a: Attrs, values: Array, indices: Array) -> Array:
@@ -345,14 +345,14 @@ def _gather(a: Attrs, values: Array, indices: Array) -> Array:
     return np.take_along_axis(values, indices[..., None].astype(np.int64), 1) if len(values) > 1 else values[:, indices[0]]
 
 
-def _scatter(a: Attrs, values: Array, indices: Array, given: Array) -> Array:
+def _scatter(a: Attrs, values: Array, indices: Array, updates: Array) -> Array:
     _check_indices(indices, values.shape[1])
     result = values.copy()
-    result[np.arange(len(values))[:, None], indices] = given
+    result[np.arange(len(values))[:, None], indices] = updates
     return result
 
 
-#: Operator -> what it computes of its attributes and operands; shape and dtype of the result follow from the opset.
+#: Operator -> function of its attributes and operands. The opset defines shape and dtype of the result.
 MEANING: Mapping[str, Callable[..., Array]] = {
     "CONV2D": _conv,
     "CONV3D": _conv,

@@ -1,4 +1,4 @@
-"""The TOSA graph: Graph, Op and Value. ``verify``, ``text`` and ``serialize`` have files of their own."""
+"""TOSA graphs: Graph, Op and Value."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-#: TOSA 1.0 dtypes and how NumPy holds them. INT48 has no NumPy type of its own; INT4 is held one value a byte.
+#: TOSA 1.0 dtypes and their NumPy storage types. INT48 is stored in int64, INT4 as one value per byte.
 DTYPES: Mapping[str, type[np.generic]] = {
     "BOOL": np.bool_, "INT4": np.int8, "INT8": np.int8, "INT16": np.int16, "INT32": np.int32, "INT48": np.int64,
     "FP16": np.float16, "FP32": np.float32, "BF16": ml_dtypes.bfloat16,
 }  # fmt: skip
 FLOATS = ("FP32", "FP16", "BF16")
-#: Float dtype -> its largest finite number.
+#: Float dtype -> its largest finite value.
 FLOAT_MAX: Mapping[str, float] = {"FP32": float(np.finfo(np.float32).max), "FP16": 65504.0, "BF16": (2 - 2.0**-7) * 2.0**127}
-#: Operator -> its attributes that are regions (TOSA 1.0, control flow operators).
+#: Operator -> its region attributes (TOSA 1.0, control flow operators).
 REGIONS: Mapping[str, tuple[str, ...]] = {"COND_IF": ("then_graph", "else_graph"), "WHILE_LOOP": ("cond_graph", "body_graph")}
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a value comes from: the FX node, its operator, the module path and the user's source line."""
+    """The origin of a value: FX node, its operator, module path and source line."""
 
     node: str = ""
     target: str = ""
@@ -42,7 +42,7 @@ NOWHERE = Origin()
 
 @dataclass(eq=False)
 class Value:
-    """A tensor: an input, the result of an operator, or a constant (``data`` is set). Identity is equality."""
+    """A tensor: an input, a result, or a constant (with ``data``). Compared by identity."""
 
     name: str
     shape: tuple[int, ...]
@@ -52,12 +52,12 @@ class Value:
 
     @property
     def is_const(self) -> bool:
-        """Is its content known?"""
+        """True for constants."""
         return self.data is not None
 
     @property
     def rank(self) -> int:
-        """How many axes it has."""
+        """Number of axes."""
         return len(self.shape)
 
     def __repr__(self) -> str:
@@ -66,9 +66,9 @@ class Value:
 
 @dataclass(eq=False)
 class Op:
-    """One TOSA operator. What TOSA wants as constant operands (zero points, shapes, ...) is in ``attrs``.
+    """One TOSA operator. Its constant operands (zero points, shapes, ...) are in ``attrs``.
 
-    An attribute that is a Graph is a region: what COND_IF and WHILE_LOOP run. It reads its own inputs and constants only.
+    A Graph attribute is a region of COND_IF or WHILE_LOOP. Regions read only their own inputs and constants.
     """
 
     name: str
@@ -78,12 +78,12 @@ class Op:
 
     @property
     def result(self) -> Value:
-        """Its first result, the only one of most operators."""
+        """The first result."""
         return self.results[0]
 
     @property
     def regions(self) -> dict[str, Graph]:
-        """The attributes that are regions; none of most operators."""
+        """Attributes that are regions."""
         return {key: self.attrs[key] for key in REGIONS.get(self.name, ())}
 
 
@@ -97,31 +97,31 @@ class Graph:
     ops: list[Op] = field(default_factory=list)
 
     def regions(self) -> Iterator[Graph]:
-        """The graph itself, then every region in it and inside those, each before its own."""
+        """Iterate over the graph and all nested regions, parents first."""
         yield self
         for op in self.ops:
             for region in op.regions.values():
                 yield from region.regions()
 
     def copy(self) -> Graph:
-        """A copy with operators and values of its own, which shares the contents of constants."""
+        """Return a copy that shares only the contents of constants."""
         values: dict[int, Value] = {}
 
-        def copied(value: Value) -> Value:
+        def copy_value(value: Value) -> Value:
             if id(value) not in values:
                 values[id(value)] = Value(value.name, value.shape, value.dtype, value.origin, value.data)
             return values[id(value)]
 
-        def of_op(op: Op) -> Op:
+        def copy_op(op: Op) -> Op:
             attrs = {**op.attrs, **{key: region.copy() for key, region in op.regions.items()}}
-            return Op(op.name, tuple(map(copied, op.operands)), attrs, tuple(map(copied, op.results)))
+            return Op(op.name, tuple(map(copy_value, op.operands)), attrs, tuple(map(copy_value, op.results)))
 
-        inputs = list(map(copied, self.inputs))
-        ops = list(map(of_op, self.ops))
-        return Graph(self.name, inputs, list(map(copied, self.outputs)), ops)
+        inputs = list(map(copy_value, self.inputs))
+        ops = list(map(copy_op, self.ops))
+        return Graph(self.name, inputs, list(map(copy_value, self.outputs)), ops)
 
     def constants(self) -> list[Value]:
-        """Every constant in use outside of regions, in order of first use."""
+        """Return the constants used outside of regions, in order of first use."""
         seen: dict[int, Value] = {}
         for value in [*(v for op in self.ops for v in op.operands), *self.outputs]:
             if value.is_const:
@@ -129,7 +129,7 @@ class Graph:
         return list(seen.values())
 
     def users(self) -> dict[int, list[Op]]:
-        """id(value) -> the operators that read it."""
+        """Return the operators that read each value, by id(value)."""
         users: dict[int, list[Op]] = {}
         for op in self.ops:
             for value in op.operands:

@@ -1,9 +1,9 @@
-"""How a logical tensor lies in a stored one: the algebra behind free permutes, views and NHWC.
+"""Layout algebra of logical tensors in stored arrays, for permutes and views without copies, and NHWC.
 
-A stored array has axes; a logical dimension is the product of some of them, outermost first. ``dims`` lists those axes
-for each logical dimension, so for a [N, C, H, W] tensor stored as NHWC it is ``((0,), (3,), (1,), (2,))``. Every stored
-axis of extent > 1 belongs to exactly one logical dimension; axes of extent 1 may be left out. A permute reorders
-``dims``, a view splits and joins entries, and only ``arrangement`` says what moving the data would take.
+A logical dimension is the product of stored axes, outermost first. ``dims`` lists these axes per logical dimension: a [N, C, H,
+W] tensor stored as NHWC has ``((0,), (3,), (1,), (2,))``. Every stored axis of extent > 1 belongs to exactly one logical
+dimension; axes of extent 1 may be omitted. A permute reorders ``dims``, a view splits and joins entries, and only ``arrangement``
+describes data movement.
 """
 
 from __future__ import annotations
@@ -14,20 +14,19 @@ from collections.abc import Collection, Sequence
 
 Dims = tuple[tuple[int, ...], ...]
 Shape = tuple[int, ...]
-#: How many axes a stored array may have: TOSA 1.0, level 8K, MAX_RANK, which Vela keeps to.
+#: Largest rank of a stored array: MAX_RANK of TOSA 1.0, level 8K, which Vela requires.
 MAX_RANK = 6
 
 
 def contiguous(shape: Sequence[int]) -> Dims:
-    """dims of a tensor stored in its logical order: logical dimension i is stored axis i."""
+    """Return the dims of a tensor stored in logical order."""
     return tuple((axis,) for axis in range(len(shape)))
 
 
 def refine(stored: Shape, dims: Dims, new_shape: Sequence[int]) -> tuple[Shape, Dims] | None:
-    """View as ``new_shape`` without moving data: (finer stored shape, dims), or None where that takes a transpose.
+    """View as ``new_shape`` without moving data: return (finer stored shape, dims), or None if a transpose is required.
 
-    Stored axes may be split (a reshape of the stored array) but never reordered or joined across a gap, which is
-    always possible when every factor boundary of the new shape falls on one of the old axes or splits one evenly.
+    Stored axes may be split by a reshape, but not reordered or joined across a gap.
     """
     if math.prod(stored) == 0 or math.prod(stored) != math.prod(new_shape):
         return None
@@ -53,7 +52,7 @@ def refine(stored: Shape, dims: Dims, new_shape: Sequence[int]) -> tuple[Shape, 
             members.append((axis, len(pieces[axis]) - 1))
             left //= take
         plan.append(members)
-    if all(len(sizes) == 1 for sizes in pieces.values()):  # nothing was split: the stored array serves as it is
+    if all(len(sizes) == 1 for sizes in pieces.values()):  # no axis was split
         return tuple(stored), tuple(tuple(axis for axis, _ in members) for members in plan)
     new_stored: list[int] = []
     index: dict[tuple[int, int], int] = {}
@@ -65,8 +64,8 @@ def refine(stored: Shape, dims: Dims, new_shape: Sequence[int]) -> tuple[Shape, 
 
 
 def coarsest(stored: Shape, dims: Dims) -> tuple[Shape, Dims]:
-    """The same tensor with as few stored axes as say it: neighbours joined that are neighbours in a logical dimension too."""
-    after = {one: other for axes in dims for one, other in itertools.pairwise(axes) if other == one + 1}
+    """Return the same tensor with as few stored axes as possible, by joining axes that are adjacent in storage and logically."""
+    after = {axis: following for axes in dims for axis, following in itertools.pairwise(axes) if following == axis + 1}
     starts = [axis for axis in range(len(stored)) if axis - 1 not in after]
     place = {axis: index for index, axis in enumerate(starts)}
     ends = [*starts[1:], len(stored)]
@@ -75,18 +74,17 @@ def coarsest(stored: Shape, dims: Dims) -> tuple[Shape, Dims]:
 
 
 def arrangement(stored: Shape, order: Sequence[int]) -> tuple[Shape, tuple[int, ...]] | None:
-    """Bring the stored axes into ``order``: None if a reshape does it, else (shape to reshape to first, perm).
+    """Return (shape to reshape to, permutation) to bring the stored axes into ``order``, or None if a reshape is sufficient.
 
-    Axes of extent 1 never count, and runs of axes that stay together are joined, so the permutation has as few axes
-    as possible.
+    Axes of extent 1 are ignored and adjacent axes are joined, so the permutation has as few axes as possible.
     """
-    wanted = [axis for axis in order if stored[axis] != 1]
+    target_order = [axis for axis in order if stored[axis] != 1]
     present = [axis for axis in range(len(stored)) if stored[axis] != 1]
-    if wanted == present:
+    if target_order == present:
         return None
     position = {axis: index for index, axis in enumerate(present)}
     runs: list[list[int]] = []
-    for axis in wanted:
+    for axis in target_order:
         if runs and position[runs[-1][-1]] + 1 == position[axis]:
             runs[-1].append(axis)
         else:
@@ -97,15 +95,12 @@ def arrangement(stored: Shape, order: Sequence[int]) -> tuple[Shape, tuple[int, 
 
 
 def around(shape: Sequence[int], axis: int) -> tuple[int, int, int]:
-    """(elements before ``axis``, its extent, elements behind it): the shape in three axes, the middle one ``axis``."""
+    """Return the number of elements before ``axis``, its extent, and the number of elements after it."""
     return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
 
 
-def joined_axes(shape: Shape, axes: Collection[int]) -> tuple[Shape, tuple[int, ...]]:
-    """Neighbours among ``axes`` joined to one: (shape to reshape to, the places of the joined axes in it).
-
-    Axes of extent 1 are no place: nothing needs to be done along them.
-    """
+def join_axes(shape: Shape, axes: Collection[int]) -> tuple[Shape, tuple[int, ...]]:
+    """Join adjacent ``axes``. Return the shape to reshape to, and the positions of the joined axes, without axes of extent 1."""
     counted = {axis for axis in axes if shape[axis] > 1}
     runs: list[list[int]] = []
     for axis in range(len(shape)):
@@ -118,5 +113,5 @@ def joined_axes(shape: Shape, axes: Collection[int]) -> tuple[Shape, tuple[int, 
 
 
 def nhwc_axis(axis: int, rank: int) -> int:
-    """Return the place in NHWC of an axis of a tensor of that rank."""
+    """Return the position in NHWC of an axis of a tensor of that rank."""
     return axis if rank not in (4, 5) or axis == 0 else axis - 1 if axis > 1 else rank - 1

@@ -1,4 +1,4 @@
-"""Limits: what one NPU family can run of a TOSA operator, as ranges over the features its row in the opset names."""
+"""Limits of an NPU family per TOSA operator, as ranges of the features in its opset row."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Features = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Range:
-    """low..high, both allowed."""
+    """The closed interval low..high."""
 
     low: int
     high: int
@@ -25,11 +25,11 @@ class Range:
 
 
 def upto(high: int) -> Range:
-    """1..high."""
+    """Return the range 1..high."""
     return Range(1, high)
 
 
-#: Feature -> what a model can do about one that is out of range.
+#: Feature -> remedy if it is out of range.
 WAYS_OUT = {
     "ifm_c": "Split the channels in the model: the sum of the parts is the same.",
     "extent": "Reduce in two steps: reshape the dim into two, and reduce one after the other.",
@@ -50,14 +50,14 @@ WAYS_OUT = {
 
 @dataclass(frozen=True)
 class Limits:
-    """One operator's limits.
+    """Limits of one operator.
 
     Attributes:
-        ranges: feature -> allowed range.
-        dtypes: allowed dtypes of the first operand; None for all that TOSA has.
-        present: False where the NPU has no such operator.
-        way_out: what a user can do about a refusal by this row's presence or dtypes.
-        ways_out: the same for a feature, where there is more to say than in WAYS_OUT.
+        ranges: Allowed range by feature.
+        dtypes: Allowed dtypes of the first operand. None allows all dtypes of TOSA.
+        present: False if the NPU does not implement the operator.
+        way_out: Remedy for an absent operator or a refused dtype.
+        ways_out: Remedy by feature, in place of ``WAYS_OUT``.
     """
 
     ranges: Mapping[str, Range] = field(default_factory=dict)
@@ -67,13 +67,13 @@ class Limits:
     ways_out: Mapping[str, str] = field(default_factory=dict)
 
     def refuse(self, operator: str, dtype: str, features: Features, target: str) -> Reason | None:
-        """Why these operands cannot run, or None.
+        """Return the reason why these operands cannot run, or None.
 
         Args:
-            operator: its TOSA name.
-            dtype: of its first operand.
-            features: the numbers that its row of the opset names.
-            target: the NPU's name, "" for TOSA itself.
+            operator: TOSA name.
+            dtype: Dtype of the first operand.
+            features: Features of the opset row.
+            target: Name of the NPU, or "" for TOSA itself.
         """
         where = f" on {target}" if target else ""
         if not self.present:

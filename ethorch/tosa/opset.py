@@ -1,9 +1,8 @@
-"""A row per TOSA 1.0 operator: operands, constant operands, attributes, dtypes, result shape, and measured features.
+"""TOSA 1.0 operators: operands, constant operands, attributes, dtypes, result shapes, and features.
 
-``features`` names the numbers a target may limit (``CONV2D.kernel_h``): the builder compares them with the limits row
-of the target. ``const_operands`` are what TOSA 1.0 passes as constant tensors and we hold as plain Python attributes;
-their kind says how the serializer writes them: ``SHAPE``, a dtype, or ``@i`` for "dtype of operand i", ``@out`` for the
-dtype of the result. Every rule cites the operator's section of the TOSA 1.0 specification by its name, the row's key.
+``features`` computes numbers that a target may limit, e.g. ``CONV2D.kernel_h``. ``const_operands`` are constant tensors of TOSA
+1.0 that graphs store as Python attributes. Their kind selects the serialized dtype: ``SHAPE``, a dtype, ``@i`` for that of
+operand i, or ``@out`` for that of the result. Rules follow the section of the TOSA 1.0 specification with the operator's name.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ Features = Callable[[Sequence[Value], Attrs, Results], dict[str, int]]
 
 @dataclass(frozen=True)
 class Row:
-    """What TOSA 1.0 says of one operator. ``operands`` of None takes any number (CONCAT, COND_IF)."""
+    """The TOSA 1.0 definition of one operator. ``operands`` of None allows any number (CONCAT, COND_IF)."""
 
     name: str
     operands: tuple[str, ...] | None
     infer: Infer
     const_operands: Mapping[str, str] = field(default_factory=dict)
     attrs: tuple[str, ...] = ()
-    dtypes: frozenset[str] | None = None  # of operand 0; None: any
+    dtypes: frozenset[str] | None = None  # of operand 0; None allows all
     features: Features | None = None
-    extension: str = ""  # of the TOSA 1.0 profile, "" for the base profiles
+    extension: str = ""  # extension of the TOSA 1.0 profile, "" for the base profiles
 
 
 OPSET: dict[str, Row] = {}
@@ -49,7 +48,7 @@ def _row(name: str, operands: str | None, infer: Infer, **rest: Any) -> None:
 
 
 def _acc(dtype: str) -> str:
-    """Result dtype of a convolution: INT32 for INT8, INT48 for INT16, itself for floats."""
+    """Return the result dtype of a convolution: INT32 for INT8, INT48 for INT16, the same for floats."""
     return {"INT8": "INT32", "INT16": "INT48"}.get(dtype, dtype)
 
 
@@ -59,7 +58,7 @@ def _same(values: Sequence[Value], attrs: Attrs) -> Results:
 
 def _broadcast_shape(*shapes: tuple[int, ...]) -> tuple[int, ...]:
     ranks = {len(shape) for shape in shapes}
-    assert len(ranks) == 1, f"TOSA broadcasts equal ranks only, found {shapes}"
+    assert len(ranks) == 1, f"TOSA broadcasts only equal ranks, got {shapes}"
     result = []
     for extents in zip(*shapes, strict=True):
         wide = {extent for extent in extents if extent != 1}
@@ -88,7 +87,7 @@ def _select(values: Sequence[Value], attrs: Attrs) -> Results:
 
 def _window(extent: int, before: int, after: int, kernel: int, stride: int, dilation: int = 1) -> int:
     span = extent + before + after - 1 - (kernel - 1) * dilation
-    assert span % stride == 0, f"TOSA wants exact division: extent {extent} pad {before}+{after} kernel {kernel} stride {stride}"
+    assert span % stride == 0, f"inexact division: extent {extent} pad {before}+{after} kernel {kernel} stride {stride}"
     return span // stride + 1
 
 
@@ -205,8 +204,8 @@ def _gather(values: Sequence[Value], attrs: Attrs) -> Results:
 
 
 def _scatter(values: Sequence[Value], attrs: Attrs) -> Results:
-    (n, _, c), (n2, w), given = values[0].shape, values[1].shape, values[2]
-    assert n == n2 and given.shape == (n, w, c) and given.dtype == values[0].dtype, f"SCATTER of {values}"
+    (n, _, c), (n2, w), updates = values[0].shape, values[1].shape, values[2]
+    assert n == n2 and updates.shape == (n, w, c) and updates.dtype == values[0].dtype, f"SCATTER of {values}"
     return [(values[0].shape, values[0].dtype)]
 
 
@@ -236,15 +235,15 @@ def _cond_if(values: Sequence[Value], attrs: Attrs) -> Results:
     assert _is_condition(condition.shape, condition.dtype), f"COND_IF on {condition}"
     branches = [attrs[key] for key in REGIONS["COND_IF"]]
     for branch in branches:
-        assert _ends(branch.inputs) == _ends(operands), f"COND_IF: region {branch.name} takes {branch.inputs}, given {operands}"
+        assert _ends(branch.inputs) == _ends(operands), f"COND_IF: region {branch.name} has {branch.inputs}, got {operands}"
     assert _ends(branches[0].outputs) == _ends(branches[1].outputs), f"COND_IF: its regions return {[b.outputs for b in branches]}"
     return _ends(branches[0].outputs)
 
 
 def _while_loop(values: Sequence[Value], attrs: Attrs) -> Results:
     condition, body = (attrs[key] for key in REGIONS["WHILE_LOOP"])
-    for name, found in (("condition", condition.inputs), ("body", body.inputs), ("body's result", body.outputs)):
-        assert _ends(found) == _ends(values), f"WHILE_LOOP: the {name} has {found}, given {values}"
+    for name, region_values in (("condition", condition.inputs), ("body", body.inputs), ("body's result", body.outputs)):
+        assert _ends(region_values) == _ends(values), f"WHILE_LOOP: the {name} has {region_values}, got {values}"
     assert [_is_condition(v.shape, v.dtype) for v in condition.outputs] == [True], f"WHILE_LOOP on {condition.outputs}"
     return _ends(values)
 
@@ -272,7 +271,7 @@ def _conv_features(values: Sequence[Value], attrs: Attrs, results: Results, kern
 
 
 def _of_wide_stride(attrs: Attrs, dilation: int = 1) -> dict[str, int]:
-    """Padding and dilation of a window that moves by more than 3, the NPU's largest stride; 0 and 1 of any other."""
+    """Return padding and dilation of a window with a stride above 3, the NPU's largest; else 0 and 1."""
     wide = max(attrs["stride"]) > 3
     return {
         "padding_of_wide_stride": max(attrs.get("pad", (0,))) if wide else 0,
@@ -281,7 +280,7 @@ def _of_wide_stride(attrs: Attrs, dilation: int = 1) -> dict[str, int]:
 
 
 def _extent_of_padded_stride(shape: tuple[int, ...], attrs: Attrs) -> int:
-    """The longest axis that a window with padding behind it moves over by more than 1; 1 if there is none."""
+    """Return the longest axis with stride above 1 and padding at its end, or 1."""
     return max(shape[1 + k] if attrs["stride"][k] > 1 and attrs["pad"][2 * k + 1] else 1 for k in (0, 1))
 
 
@@ -304,7 +303,7 @@ def _pool_features(values: Sequence[Value], attrs: Attrs, results: Results) -> d
 def _reduce_features(values: Sequence[Value], attrs: Attrs, results: Results) -> dict[str, int]:
     axis, shape = attrs["axis"], values[0].shape
     inner = math.prod(shape[axis + 1 :])
-    outer = math.prod(shape[:axis]) if inner > 1 else 1  # along the channels, as the NPU does it, nothing is transposed
+    outer = math.prod(shape[:axis]) if inner > 1 else 1  # a reduction along channels needs no transpose
     return {"extent": shape[axis], "outer": outer, "inner": inner}
 
 
@@ -367,8 +366,8 @@ _row(
     dtypes="INT8 INT16 INT32 INT48",
 )
 _SHIFT = {"multiplier": (1 << 30,), "shift": (30,), "dtype": "INT8", "per_channel": False}
-#: Attributes of the RESCALE that subtracts 128 from uint8, and of the one that adds it to int8. A zero point of what is unsigned is
-#: 0..255; TOSA 1.0 has no dtype of its own for it.
+#: Attributes of the RESCALE that subtracts 128 from uint8, and of the one that adds it to int8. Unsigned zero points are 0..255;
+#: TOSA 1.0 has no unsigned dtype.
 FROM_UNSIGNED = {**_SHIFT, "input_zp": 0, "output_zp": -128, "input_unsigned": True, "output_unsigned": False}
 TO_UNSIGNED = {**_SHIFT, "input_zp": -128, "output_zp": 0, "input_unsigned": False, "output_unsigned": True}
 _row("CAST", "input", _to_dtype, attrs="dtype")

@@ -1,4 +1,4 @@
-"""Run TOSA flatbuffers in the TOSA reference model, in a process of its own."""
+"""Run TOSA flatbuffers in the TOSA reference model, in a separate process."""
 
 from __future__ import annotations
 
@@ -31,20 +31,19 @@ numpy.savez(outputs, *results)
 def run(
     tosa: bytes | str | os.PathLike[str], inputs: Sequence[npt.NDArray[Any]], timeout_seconds: float = 600
 ) -> list[npt.NDArray[Any]]:
-    """The TOSA reference model's outputs; in a process of its own, since it aborts on what it does not like.
+    """Return the outputs of the TOSA reference model. It runs in a separate process because it aborts on invalid graphs.
 
     Args:
-        tosa: a flatbuffer, or the path of a .tosa file.
-        inputs: arrays of the shapes and dtypes the graph declares, in its order; BF16 as ``ml_dtypes.bfloat16``.
-        timeout_seconds: how long the model may take.
+        tosa: Flatbuffer, or path of a .tosa file.
+        inputs: Arrays with the shapes and dtypes of the graph's inputs, in order. BF16 is ``ml_dtypes.bfloat16``.
+        timeout_seconds: Time limit of the model.
 
     Raises:
-        EthorchError: it refused the graph or the inputs, called the result unpredictable, died or took too long; its words
-            follow.
+        EthorchError: The model refused the graph or inputs, reported an unpredictable result, aborted or exceeded the time limit.
     """
     content = bytes(tosa) if isinstance(tosa, (bytes, bytearray, memoryview)) else Path(tosa).read_bytes()
     if content[4:8] != b"TOSA":
-        raise EthorchError(f"not a TOSA flatbuffer: bytes 4 to 8 are {content[4:8]!r}, not b'TOSA'.")
+        raise EthorchError(f"expected a TOSA flatbuffer: bytes 4 to 8 are {content[4:8]!r}, not b'TOSA'.")
     with tempfile.TemporaryDirectory() as directory:
         graph, arrays, results = (Path(directory) / name for name in ("graph.tosa", "inputs.npz", "outputs.npz"))
         graph.write_bytes(content)
@@ -61,11 +60,11 @@ def run(
 
 
 def as_bits(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """What the reference model's Python module takes: BF16, which it cannot read from an array, as 16-bit numbers."""
+    """Convert BF16 to 16-bit integers for the reference model's Python module, which cannot read BF16 arrays."""
     array = np.ascontiguousarray(array)
     return array.view(np.uint16) if array.dtype == ml_dtypes.bfloat16 else array
 
 
 def from_bits(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The inverse: it gives BF16 back as two bytes of no type."""
+    """Convert untyped 2-byte elements of the reference model back to BF16."""
     return array.view(ml_dtypes.bfloat16) if array.dtype == np.dtype("V2") else array

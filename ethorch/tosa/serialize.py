@@ -1,4 +1,4 @@
-"""Graph -> .tosa flatbuffer, through the ``tosa_serializer`` of tosa-tools."""
+"""Serialize graphs to .tosa flatbuffers with the ``tosa_serializer`` of tosa-tools."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ethorch.tosa.debug import event_of
 from ethorch.tosa.ir import DTYPES, FLOATS, REGIONS, Graph, Op, Value
 from ethorch.tosa.opset import OPSET
 
-#: The version written: Vela 5.1 and 5.2 read TOSA 1.0.
+#: Version of the flatbuffer. Vela 5.1 and 5.2 read TOSA 1.0.
 TOSA_VERSION = (1, 0, 0)
 
 
@@ -22,14 +22,14 @@ def serialize(graph: Graph, *, locations: bool = False) -> bytes:
     """Return the graph as a TOSA 1.0 flatbuffer. Python attributes become the const operands that TOSA 1.0 requires.
 
     Args:
-        graph: The graph.
-        locations: Write ``debug.event_of`` each operator as JSON into its location.
+        graph: Graph to serialize.
+        locations: Whether to store ``debug.event_of`` each operator as JSON in its location.
     """
     return _Writer(graph, locations).write()[0]
 
 
 def serialize_with_positions(graph: Graph) -> tuple[bytes, list[int]]:
-    """The flatbuffer, and for each operator of the graph its index in the flatbuffer's list (which counts CONSTs)."""
+    """Return the flatbuffer, and the index of each operator in its operator list, which includes CONSTs."""
     return _Writer(graph).write()
 
 
@@ -48,7 +48,7 @@ class _Writer:
         self.events: Iterator[int] | None = itertools.count() if locations else None
 
     def write(self) -> tuple[bytes, list[int]]:
-        """The bytes, and the positions of the operators outside of regions."""
+        """Return the flatbuffer, and the positions of the operators outside of regions."""
         main, *regions = self.graph.regions()
         positions = self.block(main)
         for region in regions:
@@ -93,7 +93,7 @@ class _Writer:
         return self.names[id(value)]
 
     def constant(self, data: Any, shape: tuple[int, ...], dtype: str) -> str:
-        """Name of a CONST (or CONST_SHAPE) operator with that data; equal ones are shared."""
+        """Return the name of a CONST or CONST_SHAPE operator, shared by equal data."""
         array = np.ascontiguousarray(data, dtype=np.int64 if dtype == "SHAPE" else DTYPES[dtype])
         key = (dtype, shape, array.tobytes())
         if key not in self.shared:
@@ -132,7 +132,7 @@ class _Writer:
 
 @functools.cache
 def _attribute_writers() -> dict[str, Callable[[Any, Op, _Writer], None]]:
-    """Operator -> how its attributes are written; all others have none."""
+    """Return the attribute writer of each operator."""
     import tosa_serializer as ts
 
     no_nans = ts.NanPropagationMode.PROPAGATE

@@ -1,4 +1,4 @@
-"""TOSA graphs as text, and back."""
+"""Conversion of TOSA graphs to and from text."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ethorch.tosa.ir import NOWHERE, REGIONS, Graph, Op, Value
 
 
 def to_text(graph: Graph, *, constants: bool = False, origins: bool = True) -> str:
-    """The graph as text. With ``constants`` their bytes are included and ``from_text`` gives the same graph back."""
+    """Return the graph as text. With ``constants``, it includes their bytes and ``from_text`` can restore the graph."""
     return "\n".join(_lines(graph, constants, origins)) + "\n"
 
 
 def from_text(text: str) -> Graph:
-    """Read ``to_text(constants=True)`` back.
+    """Parse the output of ``to_text(constants=True)``.
 
     Raises:
-        ValueError: a line is not of that form; the line is quoted.
+        ValueError: A line is malformed. The message quotes the line.
     """
     return _parse(text)
 

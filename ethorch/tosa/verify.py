@@ -1,4 +1,4 @@
-"""Verification of TOSA graphs: what every rewrite and lowering has to leave behind."""
+"""Invariants of TOSA graphs, checked after rewrites and lowerings."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from ethorch.tosa.opset import OPSET
 
 
 def verify(graph: Graph) -> None:
-    """Raise AssertionError unless operators are known, operands defined before use, shapes and dtypes as the row says."""
+    """Raise AssertionError unless operators are known, operands defined before use, and shapes and dtypes match the opset."""
     names: set[str] = set()
     graphs = [region.name for region in graph.regions()]
-    assert len(set(graphs)) == len(graphs), f"two regions have one name: {graphs}"
+    assert len(set(graphs)) == len(graphs), f"two regions have the same name: {graphs}"
     for region in graph.regions():
         _verify_region(region, names)
 
 
 def _verify_region(graph: Graph, names: set[str]) -> None:
-    """Verify this graph without its regions; ``names`` are those of values found so far."""
+    """Verify a graph without its regions. ``names`` are the value names of previous regions."""
     defined = {id(value) for value in graph.inputs}
     for value in graph.inputs:
-        assert value.name not in names, f"two values are called %{value.name}"
+        assert value.name not in names, f"two values have the name %{value.name}"
         names.add(value.name)
     for op in graph.ops:
         row = OPSET[op.name]
         for value in op.operands:
             assert value.is_const or id(value) in defined, f"{op.name} reads {value} before it is defined"
         inferred = row.infer(op.operands, op.attrs)
-        found = [(value.shape, value.dtype) for value in op.results]
-        assert inferred == found, f"{op.name} from {op.result.origin}: row says {inferred}, found {found}"
+        declared = [(value.shape, value.dtype) for value in op.results]
+        assert inferred == declared, f"{op.name} from {op.result.origin}: the opset infers {inferred}, got {declared}"
         for value in op.results:
-            assert value.name not in names, f"two values are called %{value.name}"
+            assert value.name not in names, f"two values have the name %{value.name}"
             names.add(value.name)
             defined.add(id(value))
     for value in graph.outputs:

@@ -119,25 +119,25 @@ def io(*words: int) -> bytes:
         (BLOB[:32] + block(b"weight_dats", b"") + BLOB[32:], "unknown block 'weight_dats' at byte 32.*newer reader"),
         (BLOB[:32] + block(b"cmd_data\0x", b"") + BLOB[32:], "unknown block"),
         (BLOB[:32] + block(b"\xff\xfe", b"") + BLOB[32:], r"unknown block '\\\\xff\\\\xfe'"),
-        (changed(vela_bin_stream=bytes(16)), "holds 16 bytes"),
+        (changed(vela_bin_stream=bytes(16)), "has 16 bytes; expected an empty block"),
         (BLOB[:16] + struct.pack("<i", -1) + BLOB[20:], "claims -1 bytes"),
         (BLOB[:48] + struct.pack("<i", 2**31 - 1) + BLOB[52:], "claims 2147483647 bytes of data"),
-        (BLOB[:24] + b"\1" + BLOB[25:], "not zero, but for a first 1"),
+        (BLOB[:24] + b"\1" + BLOB[25:], "must be zero, but for a first 1"),
         (changed(cmd_data=b"COP3" + bytes(16)), "COP1 or COP2"),
         (changed(cmd_data=b""), "COP1 or COP2"),
-        (changed(cmd_data=b"COP1\0"), "32-bit words"),
-        (changed(scratch_size=b"\x20\0\0\0\0"), "5 bytes long"),
-        (changed(inputs=b""), "0 bytes long and counts -1"),
-        (changed(inputs=io(2) + IO[4:]), "counts 2 tensors"),
-        (changed(inputs=io(-1)), "counts -1"),
-        (changed(inputs=IO + bytes(4)), "44 bytes long"),
+        (changed(cmd_data=b"COP1\0"), "5 bytes; expected a multiple of 4"),
+        (changed(scratch_size=b"\x20\0\0\0\0"), "has 5 bytes; expected 4"),
+        (changed(inputs=b""), "0 bytes and -1 tensors"),
+        (changed(inputs=io(2) + IO[4:]), "and 2 tensors"),
+        (changed(inputs=io(-1)), "and -1 tensors"),
+        (changed(inputs=IO + bytes(4)), "has 44 bytes"),
         (changed(inputs=io(1, 1, 1, 1, 2, 3, 4, 1, 9, 1)), "bytes 9 to 33 of a scratch region of 32"),
-        (changed(inputs=io(1, 1, 1, 1, 2, 3, 4, 1, -1, 1)), "input 0 lies at bytes -1"),
+        (changed(inputs=io(1, 1, 1, 1, 2, 3, 4, 1, -1, 1)), "input 0 is located at bytes -1"),
         (changed(inputs=io(1, 1, 1, 1, 2, 3, 4, 1, 8, 0)), "in region 0"),
         (changed(inputs=io(1, 1, 1, 1, 2, 3, 4, 3, 0, 1)), "element size 3"),
         (changed(inputs=io(1, 1, 1, 1, 2, 0, 4, 1, 8, 1)), "at least 1"),
         (changed(outputs=io(1, 1, 1, 1, -2, 3, 4, 1, 8, 1)), "output 0 has shape"),
-        (changed(outputs=io(1, *[2**31 - 1] * 6, 8, 0, 1)), "output 0 lies at"),
+        (changed(outputs=io(1, *[2**31 - 1] * 6, 8, 0, 1)), "output 0 is located at"),
     ],
 )
 def test_refusals_name_what_is_wrong(blob, words):
@@ -177,7 +177,7 @@ def test_external_blocks_are_named_data():
 def test_external_blocks_that_are_not_there_are_named():
     blob = PAYLOAD.pack(["weight_data"])
     key = external_key(PAYLOAD.weights)
-    with pytest.raises(PayloadError, match=f"weight_data is external, and the program has no data named {key}"):
+    with pytest.raises(PayloadError, match=f"weight_data is external, but the program has no data named {key}"):
         DelegatePayload.unpack(blob)
-    with pytest.raises(PayloadError, match="its key has 63 bytes"):
+    with pytest.raises(PayloadError, match="a key of 63 bytes"):
         DelegatePayload.unpack(blob.replace(struct.pack("<iB", 64, 1), struct.pack("<iB", 63, 1)), {key: PAYLOAD.weights})

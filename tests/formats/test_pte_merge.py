@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ethorch.formats import pte
-from ethorch.formats.pte_merge import SHARED_MEMORY, merged
+from ethorch.formats.pte_merge import SHARED_MEMORY, merge
 from ethorch.formats.pte_types import Chain, Extra, Method, Program, Value
 from ethorch.formats.pte_writer import write
 from ethorch.support.errors import ProgramError
@@ -28,7 +28,7 @@ def program(*values: Value, constants: tuple[bytes, ...] = (b"",), mutable: tupl
 def test_contents_are_stored_once() -> None:
     one = program(CONSTANT, constants=(b"", b"same"))
     two = program(CONSTANT, replace(CONSTANT, data=2), constants=(b"", b"else", b"same"))
-    found = merged({"a": one, "b": two}, {})
+    found = merge({"a": one, "b": two}, {})
     assert found.constants == (b"", b"same", b"else")
     assert [v.data for v in found.methods["a"].values] == [0, 1]
     assert [v.data for v in found.methods["b"].values] == [0, 2, 1]
@@ -40,7 +40,7 @@ def test_contents_are_stored_once() -> None:
 def test_a_shared_buffer_has_one_place_and_one_begin() -> None:
     one = program(kept("m.x", 20, 0, data=1), mutable=(b"", bytes(20)))
     two = program(kept("y", 5, 0, data=1), kept("x", 20, 16, data=2), mutable=(b"", b"12345", bytes(20)))
-    found = merged({"a": one, "b": two}, {"a": {"m.x": "x"}, "b": {"x": "x", "y": "y"}})
+    found = merge({"a": one, "b": two}, {"a": {"m.x": "x"}, "b": {"x": "x", "y": "y"}})
     (x,), (y, same) = found.methods["a"].values[1:], found.methods["b"].values[1:]
     assert x == same
     assert (x.place, y.place) == ((SHARED_MEMORY, 0), (SHARED_MEMORY, 32))
@@ -49,7 +49,7 @@ def test_a_shared_buffer_has_one_place_and_one_begin() -> None:
 
 
 def test_what_is_not_shared_keeps_apart() -> None:
-    found = merged({name: program(kept("x", 4, 0)) for name in "ab"}, {})
+    found = merge({name: program(kept("x", 4, 0)) for name in "ab"}, {})
     places = [method.values[1].place for method in found.methods.values()]
     assert places == [(SHARED_MEMORY, 0), (SHARED_MEMORY, 16)]
     assert [method.values[1].extra.name for method in found.methods.values()] == ["a.x", "b.x"]  # type: ignore[union-attr]
@@ -59,7 +59,7 @@ def test_figures_of_a_method_have_its_name() -> None:
     one = program()
     figure = Method("input0_scale", (Value("double", number=0.5),), (), (0,), (), (), (Chain(()),))
     one = replace(one, methods={**one.methods, "input0_scale": figure})
-    assert merged({"a": one, "b": program()}, {}).methods.keys() == {"a", "a_input0_scale", "b"}
+    assert merge({"a": one, "b": program()}, {}).methods.keys() == {"a", "a_input0_scale", "b"}
 
 
 @pytest.mark.parametrize(
@@ -73,20 +73,20 @@ def test_figures_of_a_method_have_its_name() -> None:
             "buffer x begins with other contents in method 'a' than in 'b'",
         ),
         (program(named={"w": b"1"}), program(named={"w": b"2"}), "different data under the name 'w'"),
-        (program(replace(INPUT, data=1), mutable=(b"", b"1234")), program(), "lies among tensors that the next call overwrites"),
+        (program(replace(INPUT, data=1), mutable=(b"", b"1234")), program(), "memory is overwritten by the next call"),
     ],
 )
 def test_what_cannot_be_one_program_is_named(one: Program, two: Program, words: str) -> None:
     with pytest.raises(ProgramError, match=words):
-        merged({"a": one, "b": two}, {name: {"x": "x"} for name in "ab"})
+        merge({"a": one, "b": two}, {name: {"x": "x"} for name in "ab"})
 
 
 def test_a_part_of_a_buffer_goes_with_it() -> None:
     row = Value("tensor", "int8", (4,), (0,), place=(SHARED_MEMORY, 24))
     one = program(kept("x", 4, 0), kept("y", 12, 16), row)
-    found = merged({"a": program(kept("z", 100, 0)), "b": one}, {})
+    found = merge({"a": program(kept("z", 100, 0)), "b": one}, {})
     *_, y, part = found.methods["b"].values
     assert y.place == (SHARED_MEMORY, 112 + 16)
     assert part.place == (SHARED_MEMORY, 112 + 16 + 8)
-    with pytest.raises(ProgramError, match=r"method 'b' keeps int8\[4\] at byte 24 of memory 2, which is a part of none"):
-        merged({"a": program(), "b": program(kept("x", 4, 0), row)}, {})
+    with pytest.raises(ProgramError, match=r"method 'b' keeps int8\[4\] at byte 24 of memory 2, which is not a part"):
+        merge({"a": program(), "b": program(kept("x", 4, 0), row)}, {})

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ethorch.tosa.layout import arrangement, coarsest, contiguous, joined_axes, refine
+from ethorch.tosa.layout import arrangement, coarsest, contiguous, join_axes, refine
 
 pytestmark = pytest.mark.core
 
@@ -88,10 +88,10 @@ def test_a_view_across_permuted_axes_needs_a_move() -> None:
 
 
 @given(EXTENTS, st.data())
-def test_joined_axes_reduce_the_same_elements(extents: list[int], data) -> None:
+def test_join_axes_reduce_the_same_elements(extents: list[int], data) -> None:
     axes = data.draw(st.sets(st.sampled_from(range(len(extents)))))
     tensor = np.random.default_rng(0).integers(-50, 50, extents)
-    shape, places = joined_axes(tuple(extents), axes)
+    shape, places = join_axes(tuple(extents), axes)
     joined = tensor.reshape(shape).sum(places, keepdims=True)
     assert np.array_equal(joined.ravel(), tensor.sum(tuple(axes), keepdims=True).ravel())
     assert all(shape[place] > 1 for place in places)

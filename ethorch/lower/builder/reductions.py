@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ethorch.lower.builder.builder import Builder
 from ethorch.lower.builder.qparams import QParams, QTensor
 from ethorch.tosa.ir import Value
-from ethorch.tosa.layout import around, joined_axes
+from ethorch.tosa.layout import around, join_axes
 
 #: Input of a table at the start and end of its piece; above the end the table is constant. TOSA 1.0 TABLE, int16: 513 entries.
 _FIRST, _LAST = -32768, -32768 + 511 * 128
@@ -34,7 +34,7 @@ _HIGHEST = 2.0**31 - 4096
 def sum_axes(b: Builder, acc: Value, axes: Collection[int]) -> Value:
     """Return exact INT32 sums over the stored ``axes``, which keep extent 1. Adjacent axes are summed as one."""
     shape = acc.shape
-    joined, places = joined_axes(shape, axes)
+    joined, places = join_axes(shape, axes)
     acc = b.reshape(acc, joined)
     for place in places:
         acc = sum_axis(b, acc, place)
@@ -73,7 +73,7 @@ def lead_with(b: Builder, x: QTensor, dims: Sequence[int]) -> QTensor:
     """Move the stored axes of ``dims`` to the front if the target sums inner axes separately for each outer index."""
     most, shape = b.tuning.most_places_before_sum, x.value.shape
     summed = [axis for dim in dims for axis in x.dims[dim] if shape[axis] > 1]
-    joined, places = joined_axes(shape, summed)
+    joined, places = join_axes(shape, summed)
     folded = [around(joined, place) for place in places]
     elements_before = max((before for before, _, after in folded if after > 1), default=0)
     if most is None or elements_before <= most or max(joined) > _LONGEST_MOVED:
@@ -87,7 +87,7 @@ def cut_before(b: Builder, x: QTensor, dims: Sequence[int]) -> tuple[int, int] |
     """Return a stored axis and the piece size with which ``lead_with`` can move axes, or None if no cut is needed."""
     most, shape = b.tuning.most_places_before_sum, x.value.shape
     summed = {axis for dim in dims for axis in x.dims[dim] if shape[axis] > 1}
-    joined, places = joined_axes(shape, summed)
+    joined, places = join_axes(shape, summed)
     folded = [around(joined, place) for place in places]
     elements_before = [before for before, _, after in folded if after > 1]
     if most is None or max(joined, default=1) <= _LONGEST_MOVED or max(elements_before, default=0) < max(joined):
@@ -118,7 +118,7 @@ def compute_in_pieces(b: Builder, x: QTensor, dims: Sequence[int], compute: Call
 def reduce_axes(b: Builder, name: str, value: Value, axes: Collection[int]) -> Value:
     """Apply the TOSA reduction ``name`` over the stored ``axes``, which keep extent 1."""
     shape = value.shape
-    joined, places = joined_axes(shape, axes)
+    joined, places = join_axes(shape, axes)
     value = b.reshape(value, joined)
     for place in places:
         value = b.emit(name, value, axis=place)

@@ -16,7 +16,7 @@ from ethorch.lower.ops.quant_rules import EACH_INPUT
 from ethorch.lower.ops.samples import I8, Bools, Ints, Sample
 from ethorch.lower.ops.spec import op
 from ethorch.tosa.ir import Value
-from ethorch.tosa.layout import joined_axes
+from ethorch.tosa.layout import join_axes
 
 #: Bits of the magnitude of a code without its zero point.
 _MAGNITUDE_BITS = {"INT8": 8, "INT16": 15}
@@ -40,7 +40,7 @@ def sum_over(b: Builder, x: QTensor, dims: Sequence[int], out: QParams, factor: 
 
 def _sum_integers(b: Builder, x: QTensor, dims: Sequence[int], out: QParams, factor: float) -> QTensor:
     reduced = {axis for dim in dims for axis in x.dims[dim]}
-    joined, places = joined_axes(x.value.shape, reduced)
+    joined, places = join_axes(x.value.shape, reduced)
     acc = b.rescale(x.value, 1.0, input_zp=x.qparams.zp, dtype="INT32")  # before the RESHAPE, because Vela copies a reshaped tensor
     acc = b.reshape(acc, joined)
     unit, magnitude = 1.0, 1 << _MAGNITUDE_BITS[x.qparams.dtype]
