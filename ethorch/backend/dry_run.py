@@ -82,7 +82,7 @@ class DryRunPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no
     def __init__(self, compile_spec: EthosUCompileSpec | TosaCompileSpec, additional_checks: Sequence[OperatorSupportBase] | None):
         super().__init__()
         self.compile_spec = compile_spec
-        self.delegation_spec = DelegationSpec(self.backend.__name__, compile_spec.published().to_list())
+        self.delegation_spec = DelegationSpec(self.backend.__name__, compile_spec.publish().to_list())
         self.additional_checks = list(additional_checks or ())
         self.checks = UserChecks(self.additional_checks)
         self.report = PartitionReport(compile_spec.target.name)

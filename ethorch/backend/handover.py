@@ -1,6 +1,6 @@
 """What a partitioner hands to ``preprocess``: the compile spec as the user gave it, on the nodes of the partition.
 
-The list of compile specs that ExecuTorch passes on is what a .pte keeps, and says less: see ``ArmCompileSpec.published``.
+The list of compile specs that ExecuTorch passes on is what a .pte keeps, and says less: see ``ArmCompileSpec.publish``.
 """
 
 from __future__ import annotations

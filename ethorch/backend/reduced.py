@@ -199,7 +199,7 @@ class ReadyPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no 
 
     def __init__(self, spec: EthosUCompileSpec, report: PartitionReport, delegates: dict[int, Lowered]):
         super().__init__()
-        self.delegation_spec = DelegationSpec(EthosUBackend.__name__, spec.published().to_list())
+        self.delegation_spec = DelegationSpec(EthosUBackend.__name__, spec.publish().to_list())
         self.compile_spec, self.report, self.delegates = spec, report, delegates
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:

@@ -132,7 +132,7 @@ class Record:
         shapes = shapes_of(inputs)
         name = self.selection.find(shapes)
         if name is not None:
-            return self[name], self.selection.filled(inputs, name)
+            return self[name], self.selection.fill(inputs, name)
         for part in (self[name] for name in reversed(self.selection.shapes)):
             if part.batch(inputs) > 1:
                 return part, list(inputs)
@@ -159,7 +159,7 @@ class Record:
 
     def crop(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
         """Return flat outputs without the padding of the inputs."""
-        return list(outputs) if self.selection is None else self.selection.cropped(outputs, shapes_of(inputs))
+        return list(outputs) if self.selection is None else self.selection.crop(outputs, shapes_of(inputs))
 
     def with_method(self, method: Record) -> Record:
         """Add another method of the same file and return this record."""

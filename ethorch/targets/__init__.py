@@ -1,4 +1,4 @@
-"""NPUs and boards as facts, compile specs as choices. A target that differs is a row that differs, never an ``if``."""
+"""NPUs, boards and compile specs as data. Targets differ only by the values of their rows."""
 
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,7 @@ from ethorch.targets.tuning import Tuning
 from ethorch.tosa.limits import Limits, Range
 
 if TYPE_CHECKING:
-    from ethorch.targets import boards  # 0.15 seconds of NumPy and the simulator's registers
+    from ethorch.targets import boards  # loading takes 0.15 seconds for NumPy and the simulator's registers
 
 __getattr__, _, _ = lazy_loader.attach(__name__, submodules={"boards"})
 

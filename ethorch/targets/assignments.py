@@ -1,4 +1,4 @@
-"""``FIELD=VALUE`` of the command line (``--set``) as changes of the settings."""
+"""Parse ``FIELD=VALUE`` assignments of the command line (``--set``) into settings."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from ethorch.support.text_files import parse_toml
 from ethorch.targets.npus import TARGETS
 from ethorch.targets.settings import Settings
 
-#: Fields that are tables; ``FIELD.KEY=VALUE`` sets one entry.
+#: Table fields. ``FIELD.KEY=VALUE`` sets one entry.
 TABLES = ("modules", "samples")
 _LATENCY = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>ms|fps|)", re.IGNORECASE)
 
 
 def parse_assignments(words: Sequence[str]) -> dict[str, Any]:
-    """Return the fields that ``FIELD=VALUE`` words set, for ``with_assignments``.
+    """Return the fields set by ``FIELD=VALUE`` words, for ``with_assignments``.
 
     Args:
-        words: VALUE is TOML; what is not TOML is a string. ``modules.head=float`` sets one entry of a table.
+        words: Assignments. VALUE is TOML or else a string. ``modules.head=float`` sets one entry of a table.
 
     Raises:
-        SpecError: A word has another form, a field is unknown, or one field is set to two values.
+        SpecError: A word is malformed, a field is unknown, or a field is set to two values.
     """
     names = [entry.name for entry in fields(Settings)]
     changes: dict[str, Any] = {}
@@ -36,26 +36,26 @@ def parse_assignments(words: Sequence[str]) -> dict[str, Any]:
         if field not in names:
             raise unknown_name("setting", field, names)
         if dot and field not in TABLES:
-            raise SpecError(f"--set is {word!r}, but {field} is no table; tables are {' and '.join(TABLES)}.")
+            raise SpecError(f"--set is {word!r}, but {field} is not a table. Tables are {' and '.join(TABLES)}.")
         value = _parse_value(text.strip())
         if not dot:
             if field in changes and changes[field] != value:
-                raise SpecError(f"--set gives {field} two values, {changes[field]!r} and {value!r}; give one.")
+                raise SpecError(f"--set assigns two values to {field}, {changes[field]!r} and {value!r}. Use one.")
             changes[field] = value
             continue
         table = changes.setdefault(field, {})
         entry = entry.strip("\"'")
         if not isinstance(table, dict) or table.get(entry, value) != value:
-            raise SpecError(f"--set gives {field}.{entry} two values; give one.")
+            raise SpecError(f"--set assigns two values to {field}.{entry}. Use one.")
         table[entry] = value
     return changes
 
 
 def with_assignments(settings: Settings, words: Sequence[str]) -> Settings:
-    """Return a copy of the settings with the fields that ``FIELD=VALUE`` words set; entries of tables are added to them.
+    """Return a copy of the settings with ``FIELD=VALUE`` words applied. Entries are added to tables.
 
     Raises:
-        SpecError: As of ``parse_assignments``, or a value is not one of the field's.
+        SpecError: A word is malformed or a value is invalid. See :func:`parse_assignments`.
     """
     changes = parse_assignments(words)
     for field in TABLES:
@@ -65,10 +65,10 @@ def with_assignments(settings: Settings, words: Sequence[str]) -> Settings:
 
 
 def parse_axes(words: Sequence[str]) -> dict[str, list[Any]]:
-    """Return the values of each field that ``FIELD=A,B,C`` words vary; ``target=all`` stands for every NPU.
+    """Return the values of each field varied by ``FIELD=A,B,C`` words. ``target=all`` selects every NPU.
 
     Raises:
-        SpecError: A word has another form, or a field occurs twice.
+        SpecError: A word is malformed, or a field occurs twice.
     """
     axes: dict[str, list[Any]] = {}
     for word in words:
@@ -77,7 +77,7 @@ def parse_axes(words: Sequence[str]) -> dict[str, list[Any]]:
         if not equals or not values:
             raise SpecError(f"--vary is {word!r}; expected FIELD=A,B,C, such as scheme=int8,a16w8.")
         if name in axes:
-            raise SpecError(f"--vary gives {name} twice; give all its values at once.")
+            raise SpecError(f"--vary varies {name} twice. List all values in one --vary.")
         axes[name] = list(TARGETS) if (name, values) == ("target", ["all"]) else values
     return axes
 
@@ -86,13 +86,13 @@ def parse_latency(text: str) -> float:
     """Return the milliseconds of ``5ms``, ``5`` or ``30fps``.
 
     Raises:
-        SpecError: The text has another form, or the number is not above 0.
+        SpecError: The text is malformed, or the number is not above 0.
     """
-    found = _LATENCY.fullmatch(text.strip())
-    number = 0.0 if found is None else float(found["number"])
-    if found is None or number <= 0:
+    match = _LATENCY.fullmatch(text.strip())
+    number = 0.0 if match is None else float(match["number"])
+    if match is None or number <= 0:
         raise SpecError(f"--latency is {text!r}; expected milliseconds, such as 5ms, or inferences per second, such as 30fps.")
-    return 1000 / number if found["unit"].lower() == "fps" else number
+    return 1000 / number if match["unit"].lower() == "fps" else number
 
 
 def _parse_value(text: str) -> Any:
@@ -103,7 +103,7 @@ def _parse_value(text: str) -> Any:
 
 
 def describe_fields() -> list[tuple[str, str, str]]:
-    """Return (name, default, meaning) of each field of the settings, from the docstring of ``Settings``."""
+    """Return the name, default and meaning of each setting, from the docstring of ``Settings``."""
     attributes = (Settings.__doc__ or "").partition("Attributes:")[2].partition("Raises:")[0]
     meanings: dict[str, str] = {}
     for entry in re.split(r"\n {8}(?=\w)", attributes):

@@ -1,4 +1,4 @@
-"""What the user chose: target, memories, compiler flags; to and from ExecuTorch's CompileSpec list."""
+"""Compile specs: target, memories and compiler flags, convertible to ExecuTorch's CompileSpec list."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 DEFAULT_INI = "Arm/vela.ini"
 
-# Keys of the list, as ExecuTorch's own Arm backend writes them, so that a .pte says the same thing in the same place.
+# Keys of the list. They match those of ExecuTorch's Arm backend.
 _TARGET, _FLAGS, _FORMAT = "target", "compile_flags", "output_format"
-_CONFIG = "vela_config"  # ours alone: an ini text, where no file has it
+_CONFIG = "vela_config"  # only ethorch's: an ini text in place of a file
 _ARTIFACTS, _DEBUG = "debug_artifact_path", "dump_debug_info"
-_ARENA = "ethorch_arena"  # ours alone
-_RESIDENT = "ethorch_resident_bytes"  # likewise
-_VERIFY = "ethorch_verify"  # likewise
-_PLACEMENTS = "external_block_placements"  # theirs alone: what goes to a .ptd file
-# Keys that only that backend gives a meaning to: read over, never written.
+_ARENA = "ethorch_arena"  # only ethorch's
+_RESIDENT = "ethorch_resident_bytes"  # only ethorch's
+_VERIFY = "ethorch_verify"  # only ethorch's
+_PLACEMENTS = "external_block_placements"  # only ExecuTorch's: blocks in a .ptd file
+# Keys that only ExecuTorch's backend uses. They are ignored when reading and never written.
 _INCUMBENT_ONLY = frozenset(
     (
         "tosa_spec",
@@ -43,26 +43,26 @@ _INCUMBENT_ONLY = frozenset(
     )
 )
 
-#: How large the NPU's arena may be: as large as Vela likes, or what it takes without more cycles.
+#: Size of the NPU's arena: unlimited, or the smallest without additional cycles.
 FAST, FREE = "fast", "free"
 
 SpecT = TypeVar("SpecT", bound="ArmCompileSpec")
 
 
 class ArmCompileSpec:
-    """What every kind of compile spec shares: where to dump, what to dump, and the list form.
+    """Base class of compile specs: debug output and the list form.
 
-    A subclass sets ``_OUTPUT_FORMAT``, the word by which a list tells which kind it is, and writes and reads its own
-    keys in ``_own_items`` and ``_from_items``.
+    Subclasses set ``_OUTPUT_FORMAT``, which identifies them in a list, and convert their own keys in ``_own_items`` and
+    ``_from_items``.
     """
 
     class DebugMode(enum.Enum):
-        """Which debug artifact is written beside the intermediate ones."""
+        """Debug artifact written in addition to the intermediate ones."""
 
         JSON = 1
         TOSA = 2
 
-    tosa_spec: Any  # a TosaSpecification: an attribute of one subclass, a property of the other
+    tosa_spec: Any  # a TosaSpecification; an attribute or a property of the subclass
     _OUTPUT_FORMAT: ClassVar[str] = ""
     _KINDS: ClassVar[dict[str, type[ArmCompileSpec]]] = {}
 
@@ -75,12 +75,12 @@ class ArmCompileSpec:
         ArmCompileSpec._KINDS[cls._OUTPUT_FORMAT] = cls
 
     def dump_intermediate_artifacts_to(self: SpecT, output_path: str | os.PathLike[str] | None) -> SpecT:
-        """Write each delegate's .tosa, its text, and its text after each rewrite into this folder; None stops it. Returns self."""
+        """Write each delegate's .tosa and its text, also after each rewrite, into this folder. None disables it. Returns self."""
         self.path_for_intermediates = None if output_path is None else os.fspath(output_path)
         return self
 
     def dump_debug_info(self: SpecT, debug_mode: ArmCompileSpec.DebugMode | str | None) -> SpecT:
-        """Write debug information (``DebugMode.JSON`` or ``DebugMode.TOSA``) into that folder. Returns self."""
+        """Write debug information (``DebugMode.JSON`` or ``DebugMode.TOSA``) into the same folder. Returns self."""
         if debug_mode is None:
             self.tosa_debug_mode = None
             return self
@@ -92,7 +92,7 @@ class ArmCompileSpec:
         return self
 
     def set_pass_pipeline_config(self, config: Any) -> None:
-        """Kept for programs that call it: ethorch has no pass pipeline, so there is nothing to configure."""
+        """Do nothing, for compatibility. ethorch does not have a pass pipeline."""
         warnings.warn(
             "set_pass_pipeline_config() has no effect: ethorch lowers in one walk and has no pass pipeline.",
             UserWarning,
@@ -100,7 +100,7 @@ class ArmCompileSpec:
         )
 
     def set_output_order_workaround(self: SpecT, output_order_workaround: bool) -> SpecT:
-        """Kept for programs that call it: outputs always keep the program's order. Returns self."""
+        """Do nothing, for compatibility. Outputs always keep the program's order. Returns self."""
         warnings.warn(
             "set_output_order_workaround() has no effect: outputs always keep the program's order.",
             DeprecationWarning,
@@ -109,16 +109,16 @@ class ArmCompileSpec:
         return self
 
     def get_output_order_workaround(self) -> bool:
-        """Always False: outputs keep the program's order without one."""
+        """Return False, for compatibility. Outputs always keep the program's order."""
         return False
 
     def to_list(self) -> list[CompileSpec]:
-        """Return ExecuTorch's list of key and value, each with the attribute ``from_ethorch``.
+        """Return ExecuTorch's list of keys and values, each with the attribute ``from_ethorch``.
 
-        The attribute tells the list from one of ``executorch.backends.arm``, whose backends have the same names.
+        The attribute distinguishes the list from one of ``executorch.backends.arm``, whose backends have the same names.
 
         Raises:
-            SpecError: Debug information has no folder to go to.
+            SpecError: Debug information is requested without a folder.
         """
         from executorch.exir.backend.compile_spec_schema import CompileSpec
 
@@ -128,10 +128,14 @@ class ArmCompileSpec:
         return specs
 
     def to_pairs(self) -> list[tuple[str, bytes]]:
-        """The keys and values of ``to_list``, without ExecuTorch. SpecError as there."""
+        """Return the keys and values of ``to_list``, without ExecuTorch.
+
+        Raises:
+            SpecError: Debug information is requested without a folder.
+        """
         if self.tosa_debug_mode is not None and not self.path_for_intermediates:
             raise SpecError(
-                "dump_debug_info() needs a folder: call dump_intermediate_artifacts_to(path) too, or dump_debug_info(None)."
+                "dump_debug_info() requires a folder. Call dump_intermediate_artifacts_to(path) too, or dump_debug_info(None)."
             )
         items = {_FORMAT: self._OUTPUT_FORMAT, **self._own_items()}
         if self.path_for_intermediates is not None:
@@ -140,13 +144,13 @@ class ArmCompileSpec:
             items[_DEBUG] = self.tosa_debug_mode.name
         return [(key, value.encode()) for key, value in items.items()]
 
-    def published(self: SpecT) -> SpecT:
-        """What a .pte keeps of the spec: no folder of artifacts, ini files by their names alone, no flag without effect.
+    def publish(self: SpecT) -> SpecT:
+        """Return the spec as stored in a .pte: without artifact folder, folders of ini files, and flags without effect.
 
-        What a file says must not depend on whose computer made it.
+        The stored spec does not depend on the computer.
 
         Raises:
-            SpecError: the spec asks for debug information and names no folder.
+            SpecError: Debug information is requested without a folder.
         """
         self.to_pairs()
         public: SpecT = copy.copy(self).dump_intermediate_artifacts_to(None).dump_debug_info(None)
@@ -154,39 +158,39 @@ class ArmCompileSpec:
 
     @classmethod
     def from_list(cls: type[SpecT], compile_specs: Iterable[CompileSpec]) -> SpecT:
-        """The spec that ``to_list`` wrote, or ExecuTorch's own Arm backend did. SpecError for anything else."""
+        """Parse the list of ``to_list`` or of ExecuTorch's Arm backend. Raise SpecError for other lists."""
         return cls.from_pairs(
             (item.key, item.value if isinstance(item.value, str) else bytes(item.value)) for item in compile_specs
         )
 
     @classmethod
     def from_pairs(cls: type[SpecT], pairs: Iterable[tuple[str, bytes | str]]) -> SpecT:
-        """As ``from_list``, of the keys and values alone: a .pte holds them, and no ExecuTorch is needed to read it.
+        """Parse keys and values, e.g. from a .pte, without ExecuTorch. See ``from_list``.
 
         Raises:
-            SpecError: a key is there twice, unknown or missing, or a value is not what its key takes.
+            SpecError: A key is repeated, unknown or missing, or a value is invalid.
         """
         items: dict[str, str] = {}
         for key, value in pairs:
             if key in items:
-                raise SpecError(f"compile spec list holds {key!r} twice.")
+                raise SpecError(f"compile spec list contains {key!r} twice.")
             try:
                 items[key] = value if isinstance(value, str) else value.decode()
             except UnicodeDecodeError:
                 raise SpecError(f"compile spec {key!r} is not text: {value[:32]!r}.") from None
         kinds = {name: kind for name, kind in ArmCompileSpec._KINDS.items() if issubclass(kind, cls)}
-        if (found := items.pop(_FORMAT, None)) is None:
-            raise SpecError(f"compile spec list has no {_FORMAT!r}; it holds {', '.join(sorted(items)) or 'nothing'}.")
-        if found not in kinds:
-            raise unknown_name(f"{_FORMAT} for {cls.__name__}", found, kinds)
+        if (kind_name := items.pop(_FORMAT, None)) is None:
+            raise SpecError(f"compile spec list has no {_FORMAT!r}; it contains {', '.join(sorted(items)) or 'no keys'}.")
+        if kind_name not in kinds:
+            raise unknown_name(f"{_FORMAT} for {cls.__name__}", kind_name, kinds)
         path, mode = items.pop(_ARTIFACTS, None), items.pop(_DEBUG, None)
-        spec = kinds[found]._from_items(items)
+        spec = kinds[kind_name]._from_items(items)
         for key in _INCUMBENT_ONLY & items.keys():
             del items[key]
         if _PLACEMENTS in items:
             raise SpecError(
-                f"{_PLACEMENTS} puts commands or weights into a .ptd file beside the program; ethorch keeps all in the .pte. "
-                "Leave it out of the compile spec."
+                f"{_PLACEMENTS} moves commands or weights into a .ptd file, but ethorch stores all in the .pte. Remove it from the "
+                "compile spec."
             )
         if items:
             raise unknown_name("compile spec key", min(items), (_FORMAT, _TARGET, _FLAGS, _CONFIG, _ARTIFACTS, _DEBUG))
@@ -194,19 +198,19 @@ class ArmCompileSpec:
 
     @classmethod
     def of(cls: type[SpecT], spec: SpecT | Sequence[CompileSpec]) -> SpecT:
-        """A spec from a spec or from its list form: the quantizer and the partitioner take either."""
+        """Convert a spec or its list form to a spec."""
         if isinstance(spec, cls):
             return spec
         if isinstance(spec, Sequence) and not isinstance(spec, (str, bytes)):
             return cls.from_list(spec)
-        raise SpecError(f"expected {cls.__name__} or its to_list(), found {type(spec).__name__}: {spec!r:.80}.")
+        raise SpecError(f"expected {cls.__name__} or its to_list(), got {type(spec).__name__}: {spec!r:.80}.")
 
     def _own_items(self) -> dict[str, str]:
         raise NotImplementedError
 
     @classmethod
     def _from_items(cls, items: dict[str, str]) -> ArmCompileSpec:
-        """Build from ``items``, removing each key that was understood."""
+        """Construct a spec from ``items`` and remove the supported keys."""
         raise NotImplementedError
 
     def __eq__(self, other: object) -> bool:
@@ -216,27 +220,26 @@ class ArmCompileSpec:
 
 
 class EthosUCompileSpec(ArmCompileSpec):
-    """Compile for an Ethos-U NPU.
+    """Compile spec of an Ethos-U NPU.
 
     Args:
-        target: one of ``ethorch.targets.TARGETS``, e.g. ``"ethos-u55-128"``.
-        system_config: a ``System_Config`` section of the ini; None takes the target's default.
-        memory_mode: a ``Memory_Mode`` section of the ini; None takes the target's default.
-        extra_flags: further flags of Vela's command line, as a list or one string.
-        config_ini: Vela's own ``Arm/vela.ini``, or the path of an ini file of yours.
-        arena: the NPU's arena: ``"fast"``, as large as makes Vela's schedule fastest; ``"free"``, the smallest found that costs
-            hardly more cycles (``ethorch.vela.arena``); or a limit in bytes, under which the fastest is taken. Vela's own flags
-            for it, ``--arena-cache-size`` and ``--optimise``, go before.
-        resident_bytes: bytes that the scratch region may grow by for weights that are read several times in a call: they are copied
-            there once, at its beginning (``ethorch.vela.resident``).
-        config_text: the content of an ini file instead, as ``ethorch.targets.boards.memory_roles`` makes it of a board. It becomes
-            a part of the spec, and of each delegate in the ``.pte``: some 600 bytes, by which any computer knows clock and
-            memories.
-        verify: Run each compiled delegate in the simulator on random inputs, compare it with its TOSA graph, and insert copies if
-            it differs (``ethorch.vela.repair``).
+        target: One of ``ethorch.targets.TARGETS``, e.g. ``"ethos-u55-128"``.
+        system_config: ``System_Config`` section of the ini. By default, that of the target.
+        memory_mode: ``Memory_Mode`` section of the ini. By default, that of the target.
+        extra_flags: Further flags of Vela's command line, as a list or one string.
+        config_ini: Vela's ``Arm/vela.ini``, or the path of another ini file.
+        arena: Size of the NPU's arena. ``"fast"`` allows any size. ``"free"`` is the smallest size that costs hardly more cycles
+            (``ethorch.vela.arena``). An integer is a limit in bytes. Vela's flags ``--arena-cache-size`` and ``--optimise`` take
+            precedence.
+        resident_bytes: Bytes by which the scratch region may grow for weights that are read several times per call. They are
+            copied there once at the start of the call (``ethorch.vela.resident``).
+        config_text: Contents of an ini file in place of ``config_ini``, e.g. from ``ethorch.targets.boards.memory_roles``. The
+            spec and each delegate in the ``.pte`` contain it (about 600 bytes).
+        verify: Whether to compare each compiled delegate with its TOSA graph in the simulator, and insert copies if they differ
+            (``ethorch.vela.repair``).
 
     Raises:
-        SpecError: a name or flag that is unknown, with the list of known ones.
+        SpecError: A name or flag is unknown. The message lists the known ones.
     """
 
     _OUTPUT_FORMAT = "vela"
@@ -256,7 +259,7 @@ class EthosUCompileSpec(ArmCompileSpec):
     ):
         super().__init__()
         if isinstance(resident_bytes, bool) or not isinstance(resident_bytes, int) or not 0 <= resident_bytes < 1 << 40:
-            raise SpecError(f"resident_bytes is {resident_bytes!r}; it has to be a number of bytes.")
+            raise SpecError(f"resident_bytes is {resident_bytes!r}; expected a number of bytes.")
         self.resident_bytes = resident_bytes
         self.config_text = config_text
         self.verify = verify
@@ -267,74 +270,73 @@ class EthosUCompileSpec(ArmCompileSpec):
         if lookup(accelerator) != self.target:
             raise SpecError(
                 f"extra_flags: --accelerator-config {shown(accelerator)} contradicts target {self.target.name!r}. "
-                "Change target and leave the flag out."
+                "Change target and remove the flag."
             )
         self.flags.pop("--output-format", None)
         files = (*self.flags.pop("--config", ()), config_ini or DEFAULT_INI)
         if config_text is not None and files != (DEFAULT_INI,):
-            raise SpecError(f"config_text and the ini file {files[0]!r} say the same in two ways: give one of them.")
+            raise SpecError(f"config_text and the ini file {files[0]!r} define the same configuration. Use one of them.")
         self.config_files: tuple[str, ...] = files if config_text is None else ()
         self.system_config: str = self._choose("system_config", system_config, self.target.default_system_config)
         self.memory_mode: str = self._choose("memory_mode", memory_mode, self.target.default_memory_mode)
         self.config_files = tuple(dict.fromkeys(self.config_files))
-        memory = self.memory_system  # refuses unknown sections now, not in the middle of lowering
+        memory = self.memory_system  # refuses unknown sections before lowering
         largest = 1 << self.target.address_bits
         for what, size in (
             ("--arena-cache-size", self.flags.get("--arena-cache-size")),
             (f"arena_cache_size of memory mode {self.memory_mode!r}", memory.arena_cache_bytes),
         ):
             if size is not None and size > largest:
-                raise SpecError(f"{what} is {size} bytes; {self.target.name} addresses at most {largest}.")
+                raise SpecError(f"{what} is {size} bytes; expected at most {largest}, the address range of {self.target.name}.")
         family = self.target.family.upper()
         if self.system_config.startswith("Ethos_U") and not self.system_config.startswith(f"Ethos_{family}"):
             warnings.warn(
-                f"system config {shown(self.system_config)} describes another NPU than {self.target.name}: Vela compiles, "
-                f"but clock and bandwidths, and so cycle estimates, are those of the other. Default: "
-                f"{self.target.default_system_config!r}.",
+                f"system config {shown(self.system_config)} describes another NPU than {self.target.name}. Clock, bandwidths and "
+                f"cycle estimates are those of the other NPU. Default: {self.target.default_system_config!r}.",
                 UserWarning,
                 stacklevel=2,
             )
 
-    def _choose(self, argument: str, given: str | None, default: str) -> str:
-        """The argument, else its flag among extra_flags, else the default; SpecError when argument and flag differ."""
+    def _choose(self, argument: str, value: str | None, default: str) -> str:
+        """Return the argument, its flag in extra_flags, or the default. Raise SpecError if argument and flag differ."""
         flag = "--" + argument.replace("_", "-")
         from_flag = self.flags.pop(flag, None)
-        if given is not None and from_flag is not None and given != from_flag:
-            raise SpecError(f"extra_flags: {flag} {shown(from_flag)} contradicts {argument}={shown(given)}. Leave one of them out.")
-        return given or from_flag or default
+        if value is not None and from_flag is not None and value != from_flag:
+            raise SpecError(f"extra_flags: {flag} {shown(from_flag)} contradicts {argument}={shown(value)}. Remove one of them.")
+        return value or from_flag or default
 
     @property
     def tosa_spec(self) -> TosaSpecification:
-        """The TOSA that Vela compiles for the target."""
+        """TOSA specification that Vela compiles for the target."""
         return TosaSpecification("1.0", ("INT",), FAMILIES[self.target.family].tosa_extensions)
 
     @property
     def vela_config(self) -> VelaConfig:
-        """The ini files or the ini text, read."""
+        """Parsed ini files or ini text."""
         if self.config_text is not None:
             return vela_ini.parse(self.config_text, "the generated configuration")
         return vela_ini.load(self.config_files)
 
     @property
     def memory_system(self) -> MemorySystem:
-        """Clock and memories that ``system_config`` and ``memory_mode`` stand for."""
+        """Clock and memories of ``system_config`` and ``memory_mode``."""
         return self.vela_config.memory_system(self.system_config, self.memory_mode)
 
     @property
     def bytes_per_cycle(self) -> dict[str, float]:
-        """What each memory moves in a cycle of the NPU at best, by its name: its ports' width times its clock by the NPU's.
+        """Peak bytes per NPU cycle of each memory by name: port width times the memory's clock relative to the NPU's.
 
         Source: Vela 5.2 architecture_features.py, memory_bandwidths_per_cycle, and the system configuration.
         """
-        found = {name: self.target.port_bytes * s for name, s in self.vela_config.port_scales(self.system_config).items()}
+        rates = {name: self.target.port_bytes * s for name, s in self.vela_config.port_scales(self.system_config).items()}
         memory = self.memory_system
         if memory.constants_in_sram:
-            found[memory.const_area] = found["Sram"]
-        return found
+            rates[memory.const_area] = rates["Sram"]
+        return rates
 
     @property
     def arena_cache_bytes(self) -> int:
-        """Staging memory that Vela may use: the flag, else the memory mode's, else all the NPU can address."""
+        """Staging memory available to Vela: that of the flag, else of the memory mode, else the NPU's address range."""
         for size in (self.flags.get("--arena-cache-size"), self.memory_system.arena_cache_bytes):
             if size is not None:
                 return size
@@ -342,10 +344,7 @@ class EthosUCompileSpec(ArmCompileSpec):
 
     @property
     def compiler_flags(self) -> list[str]:
-        """The same choices as a Vela command line, for ``vela`` itself and for the .pte.
-
-        Of a ``config_text`` it names a file that would hold it.
-        """
+        """Equivalent flags of Vela's command line. A ``config_text`` appears as the name of an ini file."""
         flags = []
         files = self.config_files if self.config_text is None else (f"{self.system_config}.ini",)
         for name, value in self.flags.items():
@@ -359,10 +358,10 @@ class EthosUCompileSpec(ArmCompileSpec):
             f"--memory-mode={self.memory_mode}",
         ]
 
-    def published(self) -> EthosUCompileSpec:
-        """See ArmCompileSpec."""
-        public = super().published()
-        shipped = vela_ini.shipped_configs()
+    def publish(self) -> EthosUCompileSpec:
+        """Return the spec as stored in a .pte. See :meth:`ArmCompileSpec.publish`."""
+        public = super().publish()
+        shipped = vela_ini.list_shipped_configs()
         public.config_files = tuple(name if name in shipped else os.path.basename(name) for name in public.config_files)
         public.flags = {name: value for name, value in public.flags.items() if name not in public.flags_without_effect}
         public.verify = True
@@ -370,7 +369,7 @@ class EthosUCompileSpec(ArmCompileSpec):
 
     @property
     def flags_without_effect(self) -> dict[str, str]:
-        """Flags that were accepted but change nothing, each with the reason."""
+        """Accepted flags without effect, with the reason."""
         return {name: FLAGS[name].effect for name in self.flags if FLAGS[name].effect != "used"}
 
     def _own_items(self) -> dict[str, str]:
@@ -390,18 +389,18 @@ class EthosUCompileSpec(ArmCompileSpec):
         if name is None:
             raise SpecError(f"compile spec list has neither {_TARGET!r} nor --accelerator-config in {_FLAGS!r}.")
         text = items.pop(_CONFIG, None)
-        *others, ini = flags.pop("--config", [DEFAULT_INI])
-        if text is not None:  # the flags name a file that need not be there
-            others, ini = [], DEFAULT_INI
+        *files, ini = flags.pop("--config", [DEFAULT_INI])
+        if text is not None:  # the flags name a file that may not exist
+            files, ini = [], DEFAULT_INI
         words = [name_ if value is True else f"{name_}={value}" for name_, value in flags.items()]
         arena = items.pop(_ARENA, FAST)
-        given = int(arena) if arena.isdecimal() else arena
+        size = int(arena) if arena.isdecimal() else arena
         resident = items.pop(_RESIDENT, "0")
         return cls(
             name,
-            extra_flags=[*words, *(f"--config={other}" for other in others)],
+            extra_flags=[*words, *(f"--config={file}" for file in files)],
             config_ini=ini,
-            arena=given,
+            arena=size,
             resident_bytes=int(resident) if resident.isdecimal() else -1,
             config_text=text,
             verify=items.pop(_VERIFY, "true") != "false",
@@ -412,7 +411,7 @@ class EthosUCompileSpec(ArmCompileSpec):
 
 
 def _arena(arena: str | int) -> str | int:
-    """The argument, checked."""
+    """Check the argument."""
     if isinstance(arena, bool) or not (arena in (FAST, FREE) or (isinstance(arena, int) and 0 < arena < 1 << 40)):
-        raise SpecError(f"arena is {arena!r}; it has to be {FAST!r}, {FREE!r} or a number of bytes.")
+        raise SpecError(f"arena is {arena!r}; expected {FAST!r}, {FREE!r} or a number of bytes.")
     return arena

@@ -1,4 +1,4 @@
-"""The older way to make a compile spec, which ExecuTorch's Arm backend has had up to 0.7."""
+"""Builder of compile specs from ExecuTorch's Arm backend up to 0.7."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ArmCompileSpecBuilder:
-    """The older spelling: name the target with a method, then ``build()`` the list."""
+    """Builder of a compile spec list. Call a method for the target, then ``build()``."""
 
     def __init__(self) -> None:
         self._spec: ArmCompileSpec | None = None
@@ -31,11 +31,11 @@ class ArmCompileSpecBuilder:
         extra_flags: str | Sequence[str] | None = None,
         config_ini: str | None = DEFAULT_INI,
     ) -> ArmCompileSpecBuilder:
-        """Compile for an Ethos-U NPU; arguments as of ``EthosUCompileSpec``."""
+        """Compile for an Ethos-U NPU. See ``EthosUCompileSpec`` for the arguments."""
         return self._with(EthosUCompileSpec(target, system_config, memory_mode, extra_flags, config_ini))
 
     def tosa_compile_spec(self, tosa_spec: str | TosaSpecification) -> ArmCompileSpecBuilder:
-        """Compile to TOSA flatbuffers; the argument as of ``TosaCompileSpec``."""
+        """Compile to TOSA flatbuffers. See ``TosaCompileSpec`` for the argument."""
         return self._with(TosaCompileSpec(tosa_spec))
 
     def _with(self, spec: ArmCompileSpec) -> ArmCompileSpecBuilder:
@@ -55,9 +55,9 @@ class ArmCompileSpecBuilder:
         return self
 
     def build(self) -> list[CompileSpec]:
-        """The list that quantizer and partitioner take."""
+        """Return the list for quantizer and partitioner."""
         if self._spec is None:
             raise SpecError(
-                "ArmCompileSpecBuilder has no target: call ethosu_compile_spec() or tosa_compile_spec() before build()."
+                "ArmCompileSpecBuilder has no target. Call ethosu_compile_spec() or tosa_compile_spec() before build()."
             )
         return self._spec.dump_intermediate_artifacts_to(self._path).dump_debug_info(self._mode).to_list()

@@ -1,4 +1,4 @@
-"""Family: what all NPUs of one generation share."""
+"""NPU families."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ class Family:
     """One generation of NPUs.
 
     Attributes:
-        name: ``u55``, ``u65`` or ``u85``, as in the names of its configurations.
-        vela_arch: the architecture name that Vela's in-process compiler takes.
-        default_system_config, default_memory_mode: sections of Vela's vela.ini that a user gets who names none; the
-            same as ExecuTorch's own EthosUCompileSpec gives (executorch 1.4.1, backends/arm/ethosu/compile_spec.py).
-        address_bits: width of an address on the NPU's memory ports (Vela's axi_port_address_width).
-        port_bytes: what one of those ports moves in a cycle of its memory (Vela's axi_port_bytes_per_cycle).
-        limits: TOSA operator name -> what the NPU can run of it. Source: Vela 5.2; each edge and the step beyond is compiled by
-            tests/targets/test_limits.py.
-        tuning: which of several ways to say the same in TOSA the NPU runs fastest.
-        tosa_extensions: TOSA extensions that Vela compiles for it, as ExecuTorch's own EthosUCompileSpec names them.
+        name: ``u55``, ``u65`` or ``u85``.
+        vela_arch: Architecture name of Vela's in-process compiler.
+        default_system_config, default_memory_mode: Default sections of Vela's vela.ini. They are the same as in ExecuTorch's
+            EthosUCompileSpec (executorch 1.4.1, backends/arm/ethosu/compile_spec.py).
+        address_bits: Address width of the NPU's memory ports (Vela's axi_port_address_width).
+        port_bytes: Bytes per memory cycle of a port (Vela's axi_port_bytes_per_cycle).
+        limits: Limits by TOSA operator. Source: Vela 5.2. tests/targets/test_limits.py compiles each limit and the value beyond
+            it.
+        tuning: Fastest forms of equivalent TOSA.
+        tosa_extensions: TOSA extensions that Vela supports, named as in ExecuTorch's EthosUCompileSpec.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""``TARGETS``: every Ethos-U configuration as facts. A target that differs is a row that differs, never an ``if``."""
+"""``TARGETS``: all Ethos-U configurations as data. Targets differ only by the values of their rows."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Target:
     """One NPU configuration.
 
     Attributes:
-        name: as Vela's ``--accelerator-config`` spells it, e.g. ``ethos-u55-128``.
-        family: ``u55``, ``u65`` or ``u85``; what follows ``cores`` is the family's (see ``Family``).
-        macs: 8-bit multiply-accumulates per cycle, all cores together.
-        cores: MAC engines; Vela is told ``macs / cores`` for each (its accelerator_configs table).
+        name: Value of Vela's ``--accelerator-config``, e.g. ``ethos-u55-128``.
+        family: ``u55``, ``u65`` or ``u85``. Fields after ``cores`` are those of the family (see ``Family``).
+        macs: 8-bit multiply-accumulates per cycle of all cores.
+        cores: MAC engines with ``macs / cores`` each, as in Vela's accelerator_configs.
     """
 
     name: str
@@ -44,12 +44,12 @@ class Target:
 
     @property
     def floats(self) -> tuple[str, ...]:
-        """The float dtypes it computes in: none."""
+        """Float dtypes that the NPU computes in. Always empty."""
         return ()
 
     @property
     def integers(self) -> bool:
-        """Does it compute with quantized tensors?"""
+        """True, because the NPU computes with quantized tensors."""
         return True
 
     def __str__(self) -> str:
@@ -70,7 +70,7 @@ _CONFIGURATIONS = (
     ("ethos-u85-1024", "u85", 1024, 1),
     ("ethos-u85-2048", "u85", 2048, 1),
 )
-#: Those with 16 KB of SHRAM. Source: Vela 5.2 ethos_u55.cpp, s_EthosU55Configs.
+#: NPUs with 16 KB of SHRAM. Source: Vela 5.2 ethos_u55.cpp, s_EthosU55Configs.
 _SMALL_SHRAM = ("ethos-u55-32", "ethos-u55-64")
 
 
@@ -96,9 +96,9 @@ TARGETS: Mapping[str, Target] = MappingProxyType(
 
 
 def lookup(name: str) -> Target:
-    """The target called ``name``, in any case, with or without ``ethos-``; SpecError with near misses and the list for others."""
-    given = name.lower() if isinstance(name, str) else ""
-    found = TARGETS.get(given) or TARGETS.get(f"ethos-{given}")
-    if found is None:
+    """Return a target by name, in any case, with or without ``ethos-``. Raise SpecError for unknown names."""
+    lower_name = name.lower() if isinstance(name, str) else ""
+    target = TARGETS.get(lower_name) or TARGETS.get(f"ethos-{lower_name}")
+    if target is None:
         raise unknown_name("target", str(name), TARGETS)
-    return found
+    return target

@@ -1,4 +1,4 @@
-"""Methods of a .pte that are one model at several input shapes, as a constant method of it records them."""
+"""Methods of a .pte that are one model with several input shapes, recorded by a constant method."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from ethorch.support.errors import HostError
 from ethorch.targets.settings import Shapes
 from ethorch.tosa.layout import nhwc_axis
 
-#: Name of the constant method that records the shapes: a JSON text, see ``Selection``.
+#: Name of the constant method that records the shapes as JSON. See ``Selection``.
 SHAPES = "ethorch_shapes"
 
-#: (number of the tensor, axis, elements of it for each step of the size)
+#: Index of the tensor, axis, and elements per unit of the size.
 Places = tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True)
 class Padding:
-    """An axis that inputs can be padded along, because no result element depends on later elements of the axis.
+    """An axis along which inputs can be padded, because results do not depend on later elements.
 
     Attributes:
-        inputs: where it is among the inputs' axes.
-        outputs: where it is among those of the outputs, which are cropped to the size of the input.
+        inputs: Positions among the inputs' axes.
+        outputs: Positions among the outputs' axes. Outputs are cropped to the size of the input.
     """
 
     inputs: Places
@@ -35,11 +35,11 @@ class Padding:
 
 @dataclass(frozen=True)
 class Selection:
-    """Methods that are one model at several input shapes.
+    """Methods that are one model with several input shapes.
 
     Attributes:
-        shapes: name of a method -> the shapes of its inputs; the smallest first.
-        paddings: axes that may be filled up.
+        shapes: Input shapes by method, smallest first.
+        paddings: Axes that may be padded.
     """
 
     shapes: dict[str, Shapes]
@@ -47,7 +47,7 @@ class Selection:
 
     @classmethod
     def of(cls, program: Program) -> Selection | None:
-        """Read the record of a program; None if its methods are not such."""
+        """Read the record of a program, or return None if it does not have one."""
         record = program.methods.get(SHAPES)
         if record is None or len(record.outputs) != 1 or record.values[record.outputs[0]].kind != "string":
             return None
@@ -55,40 +55,42 @@ class Selection:
         names = [name for name in data["methods"] if name in program.methods]
         shapes = {name: input_shapes(program.methods[name]) for name in names}
         paddings = tuple(
-            Padding(*(tuple((t, a, n) for t, a, n in places) for places in (one["inputs"], one["outputs"]))) for one in data["pad"]
+            Padding(*(tuple((t, a, n) for t, a, n in places) for places in (padding["inputs"], padding["outputs"])))
+            for padding in data["pad"]
         )
         return cls(shapes, paddings)
 
     def method(self) -> Method:
-        """The constant method that records it."""
+        """Return the constant method that records the selection."""
         data = {
             "methods": list(self.shapes),
-            "pad": [{"inputs": list(one.inputs), "outputs": list(one.outputs)} for one in self.paddings],
+            "pad": [{"inputs": list(padding.inputs), "outputs": list(padding.outputs)} for padding in self.paddings],
         }
         return Method(SHAPES, (Value("string", text=json.dumps(data)),), (), (0,), (), (), (Chain(()),))
 
     def nhwc(self, ranks: tuple[Sequence[int], Sequence[int]]) -> Selection:
-        """The same with channels last.
+        """Return the selection for channels last.
 
         Args:
-            ranks: of the inputs and outputs.
+            ranks: Ranks of the inputs and outputs.
         """
 
-        def moved(places: Places, ranks: Sequence[int]) -> Places:
+        def move_channels(places: Places, ranks: Sequence[int]) -> Places:
             return tuple((number, nhwc_axis(axis, ranks[number]), step) for number, axis, step in places)
 
-        return replace(self, paddings=tuple(Padding(moved(p.inputs, ranks[0]), moved(p.outputs, ranks[1])) for p in self.paddings))
+        paddings = (Padding(move_channels(p.inputs, ranks[0]), move_channels(p.outputs, ranks[1])) for p in self.paddings)
+        return replace(self, paddings=tuple(paddings))
 
     def find(self, shapes: Sequence[tuple[int, ...]]) -> str | None:
-        """Return the smallest method that inputs of these shapes fit, filled up where that is possible; None if there is none."""
-        return next((name for name, wanted in self.shapes.items() if self._fits(shapes, wanted)), None)
+        """Return the smallest method that fits inputs of these shapes, possibly padded, or None."""
+        return next((name for name, limits in self.shapes.items() if self._fits(shapes, limits)), None)
 
-    def _fits(self, shapes: Sequence[tuple[int, ...]], wanted: Shapes) -> bool:
-        if len(shapes) != len(wanted) or any(len(a) != len(b) for a, b in zip(shapes, wanted, strict=True)):
+    def _fits(self, shapes: Sequence[tuple[int, ...]], limits: Shapes) -> bool:
+        if len(shapes) != len(limits) or any(len(a) != len(b) for a, b in zip(shapes, limits, strict=True)):
             return False
         free = {(number, axis) for padding in self.paddings for number, axis, _ in padding.inputs}
-        for number, (found, there) in enumerate(zip(shapes, wanted, strict=True)):
-            for axis, (size, most) in enumerate(zip(found, there, strict=True)):
+        for number, (sizes, largest) in enumerate(zip(shapes, limits, strict=True)):
+            for axis, (size, most) in enumerate(zip(sizes, largest, strict=True)):
                 if size != most and not ((number, axis) in free and 0 < size <= most):
                     return False
         return all(len(self._sizes(padding, shapes)) == 1 for padding in self.paddings)
@@ -97,36 +99,36 @@ class Selection:
     def _sizes(padding: Padding, shapes: Sequence[tuple[int, ...]]) -> set[float]:
         return {shapes[number][axis] / step for number, axis, step in padding.inputs}
 
-    def filled(self, inputs: Sequence[Any], method: str) -> list[Any]:
-        """The inputs filled up with zeros to the shapes of the method."""
-        found = []
-        for x, wanted in zip(inputs, self.shapes[method], strict=True):
-            if hasattr(x, "shape") and tuple(x.shape) != wanted:
-                whole = x.new_empty(wanted) if hasattr(x, "new_empty") else type(x)(wanted, x.dtype)  # a tensor or an array
-                whole[...] = 0
-                whole[tuple(map(slice, x.shape))] = x
-                x = whole
-            found.append(x)
-        return found
+    def fill(self, inputs: Sequence[Any], method: str) -> list[Any]:
+        """Pad the inputs with zeros to the shapes of the method."""
+        padded_inputs = []
+        for x, shape in zip(inputs, self.shapes[method], strict=True):
+            if hasattr(x, "shape") and tuple(x.shape) != shape:
+                padded = x.new_empty(shape) if hasattr(x, "new_empty") else type(x)(shape, x.dtype)  # a tensor or an array
+                padded[...] = 0
+                padded[tuple(map(slice, x.shape))] = x
+                x = padded
+            padded_inputs.append(x)
+        return padded_inputs
 
-    def cropped(self, outputs: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> list[Any]:
-        """The outputs without what inputs of these shapes were filled up to."""
-        found = list(outputs)
+    def crop(self, outputs: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> list[Any]:
+        """Remove from the outputs the padding of inputs with these shapes."""
+        cropped = list(outputs)
         for padding in self.paddings:
             size = math.ceil(next(iter(self._sizes(padding, shapes))))
             for number, axis, step in padding.outputs:
-                if found[number].shape[axis] > size * step:
-                    found[number] = found[number][(*[slice(None)] * axis, slice(size * step))]
-        return found
+                if cropped[number].shape[axis] > size * step:
+                    cropped[number] = cropped[number][(*[slice(None)] * axis, slice(size * step))]
+        return cropped
 
     def refusal(self, shapes: Sequence[tuple[int, ...]]) -> HostError:
-        """The error for inputs of these shapes, which no method fits."""
+        """Return the error for inputs with these shapes, which fit no method."""
         axes = sorted({(number, axis) for padding in self.paddings for number, axis, _ in padding.inputs})
-        words = "; ".join(", ".join(map(_text, one)) for one in self.shapes.values())
-        free = f" Filled up are {', '.join(f'axis {axis} of input {number}' for number, axis in axes)}." if axes else ""
+        words = "; ".join(", ".join(map(_text, limits)) for limits in self.shapes.values())
+        free = f" Inputs are padded along {', '.join(f'axis {axis} of input {number}' for number, axis in axes)}." if axes else ""
         return HostError(
             f"the inputs are {', '.join(map(_text, shapes)) or 'none'}; the program has methods for {words}.{free} "
-            "Compile another shape (shapes=[...], --shape), or bring the input to one of these."
+            "Compile another shape (shapes=[...], --shape), or change the input to one of these."
         )
 
 
@@ -135,10 +137,10 @@ def _text(shape: Sequence[int]) -> str:
 
 
 def shapes_of(inputs: Sequence[Any]) -> list[tuple[int, ...]]:
-    """The shapes of flat inputs; () of a number."""
+    """Return the shapes of flat inputs; () for numbers."""
     return [tuple(getattr(x, "shape", ())) for x in inputs]
 
 
 def input_shapes(method: Method) -> Shapes:
-    """The shapes of a method's inputs."""
+    """Return the shapes of a method's inputs."""
     return tuple(method.values[index].shape for index in method.inputs)

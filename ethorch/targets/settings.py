@@ -1,4 +1,4 @@
-"""Everything a user chooses about a program, as one value that can be kept beside the .pte and used again."""
+"""All user settings of a program as one value, stored with the .pte."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from ethorch.targets.boards import load as load_board
 from ethorch.targets.boards.memory_roles import configuration, roles
 from ethorch.targets.compile_spec import DEFAULT_INI, FAST, FREE, EthosUCompileSpec
 
-#: How a model is quantized, by name; ``ethorch.quantization.schemes`` has the configs. ``float``, for a module, leaves it to the
-#: CPU.
+#: Quantization schemes by name; ``ethorch.quantization.schemes`` has the configs. Modules with ``float`` stay on the CPU.
 SCHEMES = {
     "int8": "int8 activations, int8 weights with a scale per channel",
     "int8-per-tensor": "int8 activations, int8 weights with one scale per tensor",
@@ -33,34 +32,34 @@ SCHEMES = {
 }
 #: Version of the layout of ``settings.toml`` and ``program.json``.
 FORMAT = 1
-#: What those get who name neither target nor board.
+#: Target without a target and a board.
 DEFAULT_TARGET = "ethos-u55-128"
-#: The shapes of a method's inputs.
+#: Input shapes of a method.
 Shapes = tuple[tuple[int, ...], ...]
-#: What a module alone may have besides.
+#: Additional scheme of single modules.
 FLOAT = "float"
-#: The scheme of a program that was quantized by a ``QuantizationConfig``, which no file holds.
+#: Scheme recorded for a ``QuantizationConfig``, which files cannot contain.
 CUSTOM = "custom"
-#: Keys of the table ``samples``, and the types of their values.
+#: Keys of the table ``samples`` with their value types.
 SAMPLES: dict[str, tuple[type, ...]] = {
     "calibrate": (str, list, tuple), "max_samples": (int,), "mean": (list, tuple), "std": (list, tuple), "weights": (str,),
 }  # fmt: skip
-#: Types that a program's float inputs and outputs can have.
+#: Types of a program's float inputs and outputs.
 IO_TYPES = ("float32", "int8", "uint8", "int16")
-#: Order of the axes of inputs and outputs of rank 4 and 5: as the model has them, channels last, or whichever takes less time.
+#: Axis order of inputs and outputs of rank 4 and 5: that of the model, channels last, or the faster one.
 IO_LAYOUTS = NCHW, NHWC, AUTO_LAYOUT = "nchw", "nhwc", "auto"
-#: What goes to the NPU: all that it can run; not products of two activations, which the CPU computes of codes; or what is faster.
+#: Operators on the NPU: all supported ones, all but products of two activations, or the faster of both.
 PARTITIONS = NPU, CPU_MATMUL, COST = "npu", "cpu-matmul", "cost"
-#: Where the NPU reads weights from.
+#: Memory from which the NPU reads weights.
 CONSTANTS = FLASH, SRAM, AUTO = "flash", "sram", "auto"
-#: Vela's memory mode in which everything lies in SRAM (vela.ini).
+#: Vela's memory mode with all memories in SRAM (vela.ini).
 SRAM_ONLY = "Sram_Only"
 _DECIMAL = re.compile(r"\s*\d{1,10}\s*")
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[KMG]?)(?:I?B)?", re.IGNORECASE)
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 _MOST_BYTES = 2**63 - 1
-_MOST_SIZE = 2**31 - 1  # of an axis
-#: The types of settings that nothing else checks, and how messages call them.
+_MOST_SIZE = 2**31 - 1  # limit of an axis
+#: Types of settings without other checks, and their names in messages.
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     **dict.fromkeys(("target", "io", "io_layout", "partition"), ((str,), "a text")),
     **dict.fromkeys(("system_config", "memory_mode"), ((str, NoneType), "a text")),
@@ -72,51 +71,51 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
 
 
 def bytes_of(size: int | str | None, what: str) -> int | None:
-    """A size in bytes: a number, or a text such as ``"256K"``, ``"1.5 MiB"``; K, M and G are powers of 1024.
+    """Parse a size in bytes: a number, or a text such as ``"256K"`` or ``"1.5 MiB"``. K, M and G are powers of 1024.
 
     Raises:
-        SpecError: it is neither, or negative.
+        SpecError: The size is malformed or negative.
     """
     if size is None:
         return None
-    found = _SIZE.fullmatch(str(size).strip()) if isinstance(size, (str, int, float)) else None
-    number = math.inf if found is None else float(found["number"]) * _UNITS[found["unit"].upper()]
+    match = _SIZE.fullmatch(str(size).strip()) if isinstance(size, (str, int, float)) else None
+    number = math.inf if match is None else float(match["number"]) * _UNITS[match["unit"].upper()]
     if number > _MOST_BYTES:
         raise SpecError(f"{what} is {shown(size)}; expected a number of bytes, or one followed by K, M or G, such as 256K.")
     return math.floor(number)
 
 
-def shapes_from(given: Any) -> tuple[Shapes, ...]:
-    """Return a tuple of input shapes for each method, of any of these forms.
+def shapes_from(description: Any) -> tuple[Shapes, ...]:
+    """Return a tuple of input shapes for each method.
 
-    A tuple is a text such as ``"1x64x32,1x64"``, a sequence of shapes, or of one input its shape; a shape is a sequence of sizes or
-    a text.
+    The shapes of a method are a text such as ``"1x64x32,1x64"``, a sequence of shapes, or the shape of a single input. A shape is
+    a sequence of sizes or a text.
 
     Raises:
-        SpecError: a size is not a positive integer, or a tuple occurs twice.
+        SpecError: A size is not a positive integer, or the shapes of two methods are equal.
     """
-    if isinstance(given, str) or not isinstance(given, Sequence):
-        given = [given]
-    found = tuple(_shapes(one) for one in given)
-    for number, one in enumerate(found):
-        if one in found[:number]:
-            raise SpecError(f"shapes has {','.join('x'.join(map(str, shape)) for shape in one)} twice; give each once.")
-    return found
+    if isinstance(description, str) or not isinstance(description, Sequence):
+        description = [description]
+    methods = tuple(_shapes(part) for part in description)
+    for number, shapes in enumerate(methods):
+        if shapes in methods[:number]:
+            raise SpecError(f"shapes has {','.join('x'.join(map(str, shape)) for shape in shapes)} twice. Use each once.")
+    return methods
 
 
-def _shapes(given: Any) -> Shapes:
-    if isinstance(given, str):
-        given = given.split(",")
-    if isinstance(given, Sequence) and given and all(_is_size(size) for size in given):
-        given = [given]
+def _shapes(description: Any) -> Shapes:
+    if isinstance(description, str):
+        description = description.split(",")
+    if isinstance(description, Sequence) and description and all(_is_size(size) for size in description):
+        description = [description]
     wrong = SpecError(
-        f"shapes has {shown(given)}; expected the sizes of each input, such as (1, 3, 96, 96) or '1x3x96x96' (--shape); of several "
-        "inputs '1x64x32,1x64'."
+        f"shapes has {shown(description)}; expected the sizes of each input, such as (1, 3, 96, 96) or '1x3x96x96' (--shape). Use "
+        "'1x64x32,1x64' for several inputs."
     )
-    if not isinstance(given, Sequence) or not given:
+    if not isinstance(description, Sequence) or not description:
         raise wrong
     shapes = []
-    for shape in given:
+    for shape in description:
         parts = shape.lower().strip().split("x") if isinstance(shape, str) else shape
         if not isinstance(parts, Sequence):
             raise wrong
@@ -140,44 +139,44 @@ def _is_size(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Settings:
-    """What a program is compiled for and how.
+    """Target and options of a compilation.
 
     Attributes:
-        target: name of the NPU, as ``ethorch targets`` lists it; empty takes the board's first, or ``ethos-u55-128``.
-        scheme: one of SCHEMES, for the model as a whole; or a ``QuantizationConfig``, of which files record ``custom``.
-        modules: submodule name -> a scheme of its own, or ``float``: it stays on the CPU.
-        io: type of the program's inputs and outputs that are float in the model: one of IO_TYPES.
-        io_layout: Layout of inputs and outputs of rank 4 and 5: ``nchw``, as the model has them; ``nhwc``, channels last, as
-            cameras deliver them; or ``auto``: ``nhwc`` if that saves time. A program's settings contain the layout that it has.
-        partition: what runs on the NPU: ``npu``, all that it can; ``cpu-matmul``, all but products of two int8 activations, for
-            which ExecuTorch's ``cortex_m`` library has a kernel; ``cost``: the faster of both by the estimate. A program's settings
-            say which one it is. The kernel's rate is assumed (``ethorch.figures.RATES``).
-        shapes: a tuple of input shapes for each method of the program, as ``shapes_from`` takes them; empty: one method of the
-            example inputs' shapes. The smallest method that fits is called (``ethorch.program.shapes``).
-        system_config, memory_mode: sections of the ini file; None takes the board's, or the target's.
-        config_ini: Vela's own ``Arm/vela.ini`` or a file of yours.
-        vela_flags: further flags of Vela's command line.
-        arena: the NPU's arena: ``free`` (the smallest found that costs hardly more cycles), ``fast`` (as large as Vela likes), or a
-            limit in bytes.
-        constants: where the NPU reads weights from: ``flash``, as the memory mode has it; ``sram``, where the firmware copies them
-            once at the start; ``auto``, in SRAM, all or some, where ``ram`` allows it and cycles are saved; or bytes, by which
-            the arena may grow for weights that are read several times in a call, and copied by the NPU at its beginning.
-        ram, flash: bytes that the whole application may take; None: no limit.
-        latency_ms: milliseconds that one inference may take by the estimate; None: no limit.
-        min_sqnr_db: least SQNR against the float model; None: no limit.
-        board: name of a board of ``ethorch boards``, or a TOML file of yours: it says what the target may be, its clocks and
-            memories, and the RAM and flash there are.
-        verify: Compare each delegate of the program, run in the simulator on a calibration sample, with the TOSA reference.
-        share_weights: Store constants that delegates of several methods have in common once, as named data of the program.
-            Firmware needs a delegate that reads these: ethorch's, or that of ExecuTorch from 1.5 on.
-        etrecord: Keep ExecuTorch's ETRecord, by which its Inspector maps events to operators; ``Program.save`` writes it into the
-            folder. Only ExecuTorch's own lowering makes the graphs in it, which is some times slower.
-        samples: Inputs that commands read if they compile a model: ``calibrate`` (files or folders), ``max_samples``, ``mean`` and
-            ``std`` (by channel, of images in 0..1), and ``weights``, a file with the state dict.
+        target: Name of the NPU, see ``ethorch targets``. By default, the board's first, or ``ethos-u55-128``.
+        scheme: Quantization scheme of the model, one of SCHEMES, or a ``QuantizationConfig``, which files record as ``custom``.
+        modules: Scheme by submodule name. ``float`` keeps a module on the CPU.
+        io: Type of inputs and outputs that are float in the model, one of IO_TYPES.
+        io_layout: Layout of inputs and outputs of rank 4 and 5: ``nchw``, as in the model, ``nhwc``, channels last, or ``auto``,
+            the faster one. A program's settings contain its actual layout.
+        partition: Operators on the NPU: ``npu``, all supported ones, ``cpu-matmul``, all but products of two int8 activations,
+            which ExecuTorch's ``cortex_m`` library computes, or ``cost``, the faster by estimate. A program's settings contain
+            its actual partition. The speed of the CPU kernel is assumed (``ethorch.figures.RATES``).
+        shapes: Input shapes of each method of the program, see ``shapes_from``. By default, one method with the example inputs'
+            shapes. A call uses the smallest method that fits (``ethorch.program.shapes``).
+        system_config, memory_mode: Sections of the ini file. By default, those of the board or target.
+        config_ini: Vela's ``Arm/vela.ini`` or another file.
+        vela_flags: Further flags of Vela's command line.
+        arena: Size of the NPU's arena: ``free`` (the smallest that costs hardly more cycles), ``fast`` (any size), or a limit in
+            bytes.
+        constants: Memory of the weights. ``flash`` follows the memory mode. With ``sram``, firmware copies the weights to SRAM at
+            startup. ``auto`` uses SRAM for all or some weights if ``ram`` allows it and it saves cycles. A size in bytes lets the
+            arena grow by as much for weights that are read several times per call; the NPU copies them at the start of the call.
+        ram, flash: Limits in bytes of the whole application.
+        latency_ms: Limit of the estimated milliseconds per inference.
+        min_sqnr_db: Least SQNR relative to the float model.
+        board: Name of a board, see ``ethorch boards``, or a TOML file. It defines targets, clocks, memories, and limits of RAM
+            and flash.
+        verify: Whether to compare each delegate, run in the simulator on a calibration sample, with the TOSA reference.
+        share_weights: Whether methods share equal constants, stored as named data of the program. Firmware requires ethorch's
+            delegate, or ExecuTorch's since 1.5.
+        etrecord: Whether to keep ExecuTorch's ETRecord, which its Inspector requires to map events to operators. ``Program.save``
+            writes it into the folder. Compilation then uses ExecuTorch's slower lowering.
+        samples: Inputs of commands that compile a model: ``calibrate`` (files or folders), ``max_samples``, ``mean`` and ``std``
+            (per channel, of images in 0..1), and ``weights``, a file with the state dict.
 
     Raises:
-        SpecError: a name is unknown, a size or number is none, or the board cannot have the target.
-        BoardError: the board's file is wrong.
+        SpecError: A name, size or number is invalid, or the board cannot have the target.
+        BoardError: The board's file is invalid.
     """
 
     target: str = ""
@@ -237,13 +236,13 @@ class Settings:
             object.__setattr__(self, "constants", bytes_of(self.constants, "constants"))
         if self.constants in (SRAM, AUTO) and self.memory_mode not in (None, SRAM_ONLY):
             raise SpecError(
-                f"constants={self.constants!r} is memory mode {SRAM_ONLY}, and memory_mode is {shown(self.memory_mode)}: leave one "
-                "of them out."
+                f"constants={self.constants!r} requires memory mode {SRAM_ONLY}, but memory_mode is {shown(self.memory_mode)}. "
+                "Remove one of them."
             )
         try:
-            object.__setattr__(self, "target", self.spec.target.name)  # refuses what it does not know
+            object.__setattr__(self, "target", self.spec.target.name)  # raises SpecError for unsupported settings
         except SpecError:
-            if not is_default:  # a target that is chosen later may have it: the compilation asks again
+            if not is_default:  # a target chosen later may support them; compilation checks again
                 raise
 
     def _check_types(self) -> None:
@@ -265,7 +264,7 @@ class Settings:
 
     @property
     def config(self) -> Any:
-        """The ``QuantizationConfig`` in place of a scheme's name; None if the scheme is a name."""
+        """The ``QuantizationConfig``, or None if the scheme is a name."""
         return None if isinstance(self.scheme, str) else self.scheme
 
     @property
@@ -275,35 +274,33 @@ class Settings:
 
     @cached_property
     def described(self) -> Board | None:
-        """The board's facts; None without a board."""
+        """The loaded board, or None."""
         return None if self.board is None else load_board(self.board)
 
     @cached_property
     def slot(self) -> NpuSlot | None:
-        """The place of the target on the board; None without a board. SpecError where it cannot have it."""
+        """The target's slot on the board, or None without a board. Raises SpecError if the board cannot have the target."""
         return None if self.described is None else self.described.npu(self.target)[0]
 
     @property
     def ram_limit(self) -> int | None:
-        """Bytes of RAM for the whole application: ``ram``, else what the board has; None without either."""
+        """Limit of RAM for the application: ``ram``, else that of the board, else None."""
         return self.described.ram_bytes if self.ram is None and self.described is not None else self.ram
 
     @property
     def flash_limit(self) -> int | None:
-        """Likewise of flash."""
+        """Limit of flash for the application. See ``ram_limit``."""
         return self.described.flash_bytes if self.flash is None and self.described is not None else self.flash
 
     @cached_property
     def spec(self) -> EthosUCompileSpec:
-        """The same choices for the compiler; of constants that are ``auto``, those in flash.
+        """Compile spec of these settings. ``auto`` constants are in flash.
 
         Raises:
-            SpecError: The target does not have what the settings ask for, or ``auto`` does not know the RAM.
+            SpecError: The target does not support the settings, or ``auto`` is used without a RAM limit.
         """
         if self.constants == AUTO and self.ram_limit is None:
-            raise SpecError(
-                "constants='auto' has to know how much RAM there is: give ram (--ram) or a board (--board), or constants='sram'."
-            )
+            raise SpecError("constants='auto' requires a RAM limit. Use ram (--ram), a board (--board), or constants='sram'.")
         mode = SRAM_ONLY if self.constants == SRAM else self.memory_mode
         resident = self.constants if isinstance(self.constants, int) else 0
         board, slot = self.described, self.slot
@@ -330,8 +327,8 @@ class Settings:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data; ``from_json`` takes it back."""
-        shapes = [[list(shape) for shape in one] for one in self.shapes]
+        """Convert to plain data for ``from_json``."""
+        shapes = [[list(shape) for shape in method_shapes] for method_shapes in self.shapes]
         values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         tables = {"modules": dict(self.modules), "samples": dict(self.samples)}
         scheme = self.scheme if self.config is None else CUSTOM
@@ -339,48 +336,49 @@ class Settings:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Settings:
-        """What ``to_json`` made, or a part of it.
+        """Convert the output of ``to_json``, or a part of it.
 
         Raises:
-            SpecError: a key or a value is unknown.
+            SpecError: A key or value is unknown.
         """
         if not isinstance(data, Mapping):
             raise SpecError(f"the settings are {shown(data)}; expected a table of settings by name.")
-        known = [entry.name for entry in fields(cls)]
+        names = [entry.name for entry in fields(cls)]
         for key in data:
-            if key not in known:
-                raise unknown_name("setting", key, known)
+            if key not in names:
+                raise unknown_name("setting", key, names)
         return cls(**data)
 
     def with_(self, **changes: Any) -> Settings:
-        """A copy with other values; those that are None stay as they are. Of another board the target is chosen again."""
+        """Return a copy with changes, ignoring None. A change of the board resets the target."""
         changed = {name: value for name, value in changes.items() if value is not None}
         if "board" in changed and "target" not in changed and changed["board"] != self.board:
             changed["target"] = ""
         return replace(self, **changed)
 
     def to_toml(self, board: str | None = None) -> str:
-        """As TOML; what has its default is left out, but for the target and the scheme.
+        """Convert to TOML without default values, except target and scheme.
 
         Args:
-            board: what to name the board's file, where it is kept beside the settings.
+            board: Name of the board's file beside the settings.
         """
         default = type(self)().to_json()
-        kept = {name: value for name, value in self.to_json().items() if value != default[name] or name in ("target", "scheme")}
+        values = {name: value for name, value in self.to_json().items() if value != default[name] or name in ("target", "scheme")}
         if board is not None:
-            kept["board"] = board
-        return tomli_w.dumps({"format": FORMAT, **kept})
+            values["board"] = board
+        return tomli_w.dumps({"format": FORMAT, **values})
 
     @classmethod
     def from_toml(cls, text: str, name: str = "the settings", folder: Path | None = None) -> Settings:
-        """What ``to_toml`` wrote, or a user.
+        """Parse TOML of ``to_toml`` or of a user.
 
         Args:
-            folder: where the file of a board is looked for first.
+            name: Name of the file in messages.
+            folder: Folder that is searched first for the board's file.
 
         Raises:
-            SpecError: it is no TOML, or a key or a value is unknown; ``name`` says of which file.
-            BoardError: the board's file is wrong.
+            SpecError: The text is not TOML, or a key or value is unknown.
+            BoardError: The board's file is invalid.
         """
         try:
             data = parse_toml(text, name)
@@ -388,7 +386,7 @@ class Settings:
             raise SpecError(str(error)) from None
         version = data.pop("format", FORMAT)
         if version != FORMAT:
-            raise SpecError(f"{name} has format {shown(version)}; this ethorch reads format {FORMAT}. Install a newer one.")
+            raise SpecError(f"{name} has format {shown(version)}; expected format {FORMAT}. Install a newer ethorch.")
         board = data.get("board")
         if folder is not None and isinstance(board, str) and isfile(folder / board):
             data["board"] = str(folder / board)
@@ -399,11 +397,11 @@ class Settings:
 
     @classmethod
     def read(cls, file: Path) -> Settings:
-        """Return the settings in a TOML file; a board's file is looked for beside it first.
+        """Read a TOML file, searching a board's file in the same folder first.
 
         Raises:
-            SpecError: The file cannot be read, or as of ``from_toml``.
-            BoardError: As of ``from_toml``.
+            SpecError: The file cannot be read, or its contents are invalid. See :meth:`from_toml`.
+            BoardError: The board's file is invalid.
         """
         try:
             text = read_text(file)

@@ -1,4 +1,4 @@
-"""TosaCompileSpec: compile to TOSA instead of to an NPU's commands."""
+"""Compile spec for TOSA flatbuffers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ethorch.tosa.opset import OPSET
 
 @dataclass(frozen=True)
 class TosaTarget:
-    """What a lowering needs to know of TOSA itself as the target: the same facts as of an NPU."""
+    """TOSA itself as a target, with the same properties as an NPU."""
 
     name: str
     limits: Mapping[str, Limits]
@@ -29,13 +29,13 @@ class TosaTarget:
 
 
 class TosaCompileSpec(ArmCompileSpec):
-    """Lower to TOSA flatbuffers, for flows that compile them later.
+    """Compile spec for TOSA flatbuffers, for flows that compile them later.
 
     Args:
-        tosa_spec: a TosaSpecification or its text.
+        tosa_spec: A TosaSpecification or its text.
 
     Raises:
-        SpecError: the text is no specification.
+        SpecError: The text is not a TOSA specification.
     """
 
     _OUTPUT_FORMAT = "tosa"
@@ -46,7 +46,7 @@ class TosaCompileSpec(ArmCompileSpec):
 
     @property
     def target(self) -> TosaTarget:
-        """Limits: none but the extensions that were not asked for; ``u55`` brings those of Ethos-U55."""
+        """Target without limits, except for omitted extensions. ``u55`` adds the limits of Ethos-U55."""
         family = "u55" if self.tosa_spec.is_U55_subset else ""
         limits = dict(LIMITS.get(family, {}))
         if self.tosa_spec.support_integer() and not self.tosa_spec.support_extension("int16"):

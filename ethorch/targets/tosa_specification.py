@@ -1,4 +1,4 @@
-"""TosaSpecification: which TOSA is written, "TOSA-1.0+INT+int16"."""
+"""TOSA version, profiles and extensions, e.g. "TOSA-1.0+INT+int16"."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from ethorch.support.errors import SpecError, unknown_name
 
-#: Version -> profile -> its extensions (TOSA 1.0 and 1.1, profiles and extensions). ``u55`` is no TOSA extension: it asks for
-#: what Ethos-U55 can compile, as ExecuTorch's own Arm backend spells it.
+#: Version -> profile -> its extensions (TOSA 1.0 and 1.1). ``u55`` is not a TOSA extension: ExecuTorch's Arm backend uses it for
+#: the subset that Ethos-U55 supports.
 PROFILES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "1.0": {"INT": ("int16", "int4", "var", "cf", "u55"), "FP": ("bf16", "fp8e4m3", "fp8e5m2", "fft", "var", "cf")},
     "1.1": {
@@ -18,7 +18,7 @@ PROFILES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
 }
 
-#: Extension -> what it adds, none of which any lowering emits. ExecuTorch's own Arm backend has some of them.
+#: Extension -> its operators or types, which ethorch does not emit. ExecuTorch's Arm backend emits some of them.
 _NOT_LOWERED: Mapping[str, str] = {
     "fp8e4m3": "FP8 tensors",
     "fp8e5m2": "FP8 tensors",
@@ -33,7 +33,7 @@ _FORM = re.compile(r"TOSA-(\d+\.\d+)(?:\.\d+)?((?:\+\w+)*)")
 
 @dataclass(frozen=True)
 class TosaSpecification:
-    """A version of TOSA, its profiles (``INT``, ``FP``) and extensions. Made by ``create_from_string``."""
+    """A TOSA version with profiles (``INT``, ``FP``) and extensions. Construct it with ``create_from_string``."""
 
     version: str
     profiles: tuple[str, ...]
@@ -42,31 +42,31 @@ class TosaSpecification:
 
     @staticmethod
     def create_from_string(text: str) -> TosaSpecification:
-        """``"TOSA-1.0+INT+int16"`` as a specification.
+        """Parse a specification such as ``"TOSA-1.0+INT+int16"``.
 
         Raises:
-            SpecError: another form, an unknown version or extension, or no profile; the known ones are listed. Or an extension
-                that ethorch lowers nothing to.
+            SpecError: The text is malformed, a version or extension is unknown or not supported by ethorch, or there is no
+                profile.
         """
         match = _FORM.fullmatch(text)
         if not match:
-            raise SpecError(f"{text!r} is no TOSA specification; the form is 'TOSA-1.0+INT+int16'.")
+            raise SpecError(f"{text!r} is not a TOSA specification; expected the form 'TOSA-1.0+INT+int16'.")
         version = ".".join(str(int(number)) for number in match.group(1).split("."))  # 1.00 is 1.0
         parts = [part for part in match.group(2).split("+") if part]
         if version not in PROFILES:
             raise unknown_name("TOSA version", version, PROFILES)
         profiles = tuple(part for part in parts if part in PROFILES[version])
         if not profiles:
-            raise SpecError(f"{text!r} names no profile; known: {', '.join(PROFILES[version])}.")
-        known = {extension for profile in profiles for extension in PROFILES[version][profile]}
+            raise SpecError(f"{text!r} has no profile; expected one of {', '.join(PROFILES[version])}.")
+        allowed = {extension for profile in profiles for extension in PROFILES[version][profile]}
         extensions = tuple(part for part in parts if part not in profiles and part != "8k")
         for extension in extensions:
-            if extension not in known:
-                raise unknown_name(f"extension of TOSA-{version}+{'+'.join(profiles)}", extension, known - _NOT_LOWERED.keys())
+            if extension not in allowed:
+                raise unknown_name(f"extension of TOSA-{version}+{'+'.join(profiles)}", extension, allowed - _NOT_LOWERED.keys())
             if extension in _NOT_LOWERED:
                 raise SpecError(
-                    f"{text!r}: ethorch lowers nothing to {_NOT_LOWERED[extension]}, the extension {extension}. Leave +{extension} "
-                    "out: what needs it stays on the CPU, the rest is lowered."
+                    f"{text!r}: ethorch does not emit {_NOT_LOWERED[extension]}, the extension {extension}. Remove +{extension}: "
+                    "operators that require it stay on the CPU, the others are lowered."
                 )
         return TosaSpecification(version, profiles, extensions, "8k" in parts)
 
@@ -76,11 +76,11 @@ class TosaSpecification:
         return self.support_extension("u55")
 
     def support_integer(self) -> bool:
-        """Return True if the profile INT, of quantized tensors, is included."""
+        """Return True if the profile INT is included."""
         return "INT" in self.profiles
 
     def support_float(self) -> bool:
-        """Return True if the profile FP, of float tensors, is included."""
+        """Return True if the profile FP is included."""
         return "FP" in self.profiles
 
     def support_extension(self, extension: str) -> bool:

@@ -1,4 +1,4 @@
-"""Ethos-U55 and Ethos-U65 as data: what they can run of each TOSA operator, and which ways to say it run fastest."""
+"""Limits and tuning of Ethos-U55 and Ethos-U65."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from ethorch.targets.tuning import FoldColumns, TileCost, TransposeCost, Tuning
 from ethorch.tosa.limits import Limits, Range, upto
 
 NONE, _ONE = Range(0, 0), Range(1, 1)
-#: Vela splits kernels, maps, batches and strides, but never channels.
+#: Vela splits kernels, maps, batches and strides, but not channels.
 CHANNELS = {"ifm_c": upto(65536)}
-#: Vela 5.2 makes an operation of each picture of a batch that a window moves over, and its time grows with their square: 1,000 take
-#: 0.1 s, 16,000 2 to 6 s, 32,768 24 s, 65,536 minutes. Each is some 20 to 30 bytes of commands.
+#: Vela 5.2 emits one operation per image of a batch with a sliding window, and its time is quadratic in their number: 1,000 take
+#: 0.1 s, 16,000 2 to 6 s, 32,768 24 s, 65,536 minutes. Each needs about 20 to 30 bytes of commands.
 PICTURES = {"pictures": upto(16384)}
 _WINDOW = {**CHANNELS, **PICTURES}
-#: Vela splits a convolution with a stride above 3 on U55 only if nothing is padded or dilated (SUPPORTED_OPS says 1..3).
+#: Vela splits a convolution with a stride above 3 on U55 only without padding and dilation (SUPPORTED_OPS: 1..3).
 _PLAIN_STRIDES = {"padding_of_wide_stride": NONE, "dilation_of_wide_stride": _ONE}
 POOL = {**_WINDOW, "kernel_w": upto(65536)}
 #: The second: vela.padded-pool-along-long-axis.
 _PADDED_POOL = {"padding_of_wide_stride": NONE, "extent_of_padded_stride": upto(65536)}
 
 _ON_U85 = "An ethos-u85 target has it"
-#: Vela 5.2 SUPPORTED_OPS, Ethos-U55 and Ethos-U65 TOSA Not Supported Operators, with what computes the same.
+#: Vela 5.2 SUPPORTED_OPS, Ethos-U55 and Ethos-U65 TOSA Not Supported Operators, with equivalent alternatives.
 _ABSENT_U55 = {
     **dict.fromkeys(
         ("BITWISE_AND", "BITWISE_OR", "BITWISE_XOR", "BITWISE_NOT", "LOGICAL_RIGHT_SHIFT"),
@@ -59,7 +59,7 @@ LIMITS = {
     "MAX_POOL2D": Limits({**POOL, **_PADDED_POOL}),
     "AVG_POOL2D": Limits({**POOL, **_PADDED_POOL, "padded_kernel": upto(8)}),
     "REDUCE_SUM": Limits({name: upto(65536) for name in ("extent", "outer", "inner")}),
-    # Of more rows Vela gets some wrong. Of int16 each pair of matrices is eight operations: 32,767 took the simulator a minute.
+    # Vela miscompiles larger extents. In int16 each pair of matrices is eight operations: 32,767 took the simulator a minute.
     "MATMUL": Limits({"longest_axis": upto(65536), **PICTURES}, dtypes=frozenset({"INT8"}), way_out=_INT8),
     "ARGMAX": Limits({"extent": upto(127), "others": upto(65536)}, dtypes=frozenset({"INT8"}), way_out=_INT8),
     "ARITHMETIC_RIGHT_SHIFT": Limits({"rounds": _ONE}, dtypes=frozenset({"INT32"}), way_out=_INT32),
@@ -71,17 +71,17 @@ LIMITS = {
 
 STEPS = TransposeCost(cycles_per_byte=0.4, step_cycles=100, vela_cycles_per_byte=1.5, refuses_long_axes=True)
 
-#: Both families have no BOOL, and RESIZE for one picture, nearest, by 2, 4 or 8 in both directions only.
+#: Both families lack BOOL, and support RESIZE only for one image, nearest, by 2, 4 or 8 in both directions.
 TUNING = Tuning(
     truth_dtype="INT8",
     int32_activations=False,
     resize="doubling",
     transpose_conv="phases",
-    # Vela makes two operations, 250 bytes of commands, of each. Its estimate on u55-128: 64 rows of 1,024 columns take 4.32e6
-    # cycles, and turned 4.25e6; 1 row 230,400 and 90,278; 250 rows 13.6e6 and 16.5e6.
+    # Vela emits two operations, 250 bytes of commands, per row. Its estimates on u55-128 in cycles, direct and transposed:
+    # 64 rows of 1,024 columns 4.32e6 and 4.25e6; 1 row 230,400 and 90,278; 250 rows 13.6e6 and 16.5e6.
     fewest_columns_turned=1024,
     largest_max_pool_in_turn_bytes=math.inf,
-    # Vela makes an operation of each place, 20 bytes of commands. Its estimates, in which commands are free, are a fifth lower.
+    # Vela emits one operation, 20 bytes of commands, per element. Its estimates, without command costs, are lower by a fifth.
     most_places_before_sum=4096,
     fewest_results_of_wide_stride=4096,
     fold_strides=FoldColumns(channels=8, taps=4, least_products=192),
@@ -103,16 +103,16 @@ U65 = replace(
     default_memory_mode="Dedicated_Sram_384KB",
     address_bits=40,
     port_bytes=16,
-    # Memory is what a convolution of few channels waits for, and what moves single elements.
+    # Convolutions of few channels and moves of single elements are limited by memory.
     tuning=replace(
         TUNING,
         fold_strides=FoldColumns(channels=8, taps=4, least_products=1024),
         shuffles_by_nhwc=True,
-        # Vela makes up to an operation of eight elements. Of 36 random TRANSPOSEs of five axes, 70,000 to 400,000 elements, it
-        # refuses 7 on u65-256. By its estimates 20 of the others take 0.29 to 0.96 of the cycles in steps, 9 up to 2.15; all take
-        # 0.5 KB of commands instead of 50 to 2,600.
+        # Vela emits up to one operation per eight elements. It refuses 7 of 36 random TRANSPOSEs of five axes with 70,000 to
+        # 400,000 elements on u65-256. By its estimates, steps take 0.29 to 0.96 of the cycles of 20 others, and up to 2.15 for 9.
+        # All need 0.5 KB of commands instead of 50 to 2,600.
         transpose_steps=replace(STEPS, fewest_single_elements=65536),
-        # Of others it takes 1.3 to 8 times the cycles.
+        # Other channel counts take 1.3 to 8 times the cycles.
         smallest_rescale_by_depthwise=4096,
         channels_of_rescale_by_depthwise=(8, 16),
         vela_family="u65",

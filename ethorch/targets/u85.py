@@ -1,4 +1,4 @@
-"""Ethos-U85 as data: what it can run of each TOSA operator, and which ways to say it run fastest."""
+"""Limits and tuning of Ethos-U85."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ethorch.tosa.limits import Limits, upto
 LIMITS = {
     "CONV2D": Limits({**CHANNELS, **PICTURES}),
     "DEPTHWISE_CONV2D": Limits({**CHANNELS, **PICTURES}),
-    "MATMUL": Limits(PICTURES),  # of each pair of matrices, as of each picture
+    "MATMUL": Limits(PICTURES),  # Vela emits one operation per pair of matrices
     "MAX_POOL2D": Limits({**POOL, "padding_of_wide_stride": NONE}),  # vela.padded-pool-of-wide-stride
     "AVG_POOL2D": Limits(POOL),
     "REDUCE_SUM": Limits({"extent": upto(65536)}),  # vela.long-sum

@@ -1,4 +1,4 @@
-"""Vela's command-line flags that a compile spec takes as ``extra_flags``: names, values, and what each sets."""
+"""Vela's command-line flags that ``extra_flags`` supports."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from ethorch.support.wording import shown
 
 @dataclass(frozen=True)
 class Flag:
-    """One option of Vela's command line (Vela 5.2, vela.py, ``main``; the same in 5.1).
+    """One option of Vela's command line (Vela 5.1 and 5.2, vela.py, ``main``).
 
-    ``read`` turns the text after the flag into a value, raising ValueError with what is allowed; None for a switch.
-    ``effect``: ``used``, or why the flag changes nothing here, or (``refused``) why it cannot be honoured.
+    Attributes:
+        read: Function that parses the value, or raises ValueError with the allowed values. None for a switch.
+        effect: ``used``, or the reason why the flag has no effect.
+        refused: Reason why the flag is refused, or empty.
     """
 
     read: Callable[[str], Any] | None = None
@@ -64,9 +66,9 @@ def _softmax_range(text: str) -> float:
     return value
 
 
-_DRIVER = "it only changes what Vela's command line prints"
-_LEGACY = "it belongs to Vela's old Python core, which never sees TOSA"
-_COMMAND = "it asks Vela's command line for something other than compiling: run vela itself"
+_DRIVER = "it only changes the output of Vela's command line"
+_LEGACY = "it applies to Vela's old Python core, which does not support TOSA"
+_COMMAND = "it does not compile; run vela itself"
 
 FLAGS: Mapping[str, Flag] = {
     "--accelerator-config": Flag(str),
@@ -94,10 +96,10 @@ FLAGS: Mapping[str, Flag] = {
     "--verbose-schedule": Flag(),
     # Accepted, without effect.
     "--debug-force-regor": Flag(effect="TOSA is always compiled by regor"),
-    "--enable-debug-db": Flag(effect="the database of operators and command offsets is always kept"),
+    "--enable-debug-db": Flag(effect="the database of operators and command offsets is always enabled"),
     "--force-symmetric-int-weights": Flag(effect=_LEGACY),
     "--hillclimb-max-iterations": Flag(_integer(0), effect=_LEGACY),
-    "--ignore-ops": Flag(str, effect="it names TFLite operators; the partitioner decides what stays on the CPU"),
+    "--ignore-ops": Flag(str, effect="it names TFLite operators; the partitioner selects the operators on the CPU"),
     "--max-block-dependency": Flag(_integer(0, 3), effect=_LEGACY),
     "--output-dir": Flag(str, effect="Vela writes no files here; see dump_intermediate_artifacts_to()"),
     "--recursion-limit": Flag(_integer(1), effect=_LEGACY),
@@ -115,12 +117,12 @@ FLAGS: Mapping[str, Flag] = {
     "--verbose-weights": Flag(effect=_DRIVER),
     # Known, and refused.
     "--api-version": Flag(refused=_COMMAND),
-    "--debug-force-legacy-core": Flag(refused="Vela's old Python core cannot read TOSA; leave the flag out"),
+    "--debug-force-legacy-core": Flag(refused="Vela's old Python core cannot read TOSA; remove the flag"),
     "--help": Flag(refused=_COMMAND),
     "--list-config-files": Flag(refused=_COMMAND),
     "--list-configs": Flag(str, refused=_COMMAND),
     "--separate-io-regions": Flag(
-        refused="readers of the delegate payload expect inputs and outputs in the scratch region; leave the flag out"
+        refused="readers of the delegate payload expect inputs and outputs in the scratch region; remove the flag"
     ),
     "--supported-ops-report": Flag(refused=_COMMAND),
     "--version": Flag(refused=_COMMAND),
@@ -128,15 +130,18 @@ FLAGS: Mapping[str, Flag] = {
 
 
 def parse_flags(extra_flags: str | Sequence[str] | None) -> dict[str, Any]:
-    """Vela flags to values: ``{"--optimise": "Size", "--config": ["my.ini"], "--verbose-all": True}``.
+    """Return Vela flags as values, e.g. ``{"--optimise": "Size", "--config": ["my.ini"], "--verbose-all": True}``.
 
-    A string is split as a shell would; so is a list entry such as ``"--optimise Size"``. A flag given twice keeps its
-    last value, ``--config`` all of them, as in Vela. SpecError for a flag or value Vela does not know.
+    Strings and list entries such as ``"--optimise Size"`` are split as by a shell. The last value of a repeated flag applies;
+    ``--config`` collects all values.
+
+    Raises:
+        SpecError: A flag or value is unknown to Vela.
     """
     words: list[str] = []
     for entry in [extra_flags] if isinstance(extra_flags, str) else list(extra_flags or []):
         if not isinstance(entry, str):
-            raise SpecError(f"extra_flags holds {shown(entry)} of type {type(entry).__name__}; every flag is a string.")
+            raise SpecError(f"extra_flags has {shown(entry)} of type {type(entry).__name__}; expected strings.")
         try:
             value = not entry.startswith("-") or entry.startswith(("--config=", "--output-dir="))
             words += [entry] if value and not isinstance(extra_flags, str) else shlex.split(entry)
@@ -148,26 +153,26 @@ def parse_flags(extra_flags: str | Sequence[str] | None) -> dict[str, Any]:
         name, equals, text = word.partition("=")
         if not name.startswith("-"):
             raise SpecError(
-                f"extra_flags: {shown(word)} is not a flag and follows none that takes a value. The network is not named "
-                "here: ethorch hands Vela the graph itself."
+                f"extra_flags: {shown(word)} is neither a flag nor the value of one. Remove the name of the network: "
+                "ethorch passes the graph to Vela."
             )
         flag = FLAGS.get(name)
         if flag is None:
-            raise unknown_name("Vela flag", name, (known for known, row in FLAGS.items() if not row.refused))
+            raise unknown_name("Vela flag", name, (flag_name for flag_name, row in FLAGS.items() if not row.refused))
         if flag.refused:
             raise SpecError(f"extra_flags: {name} is not possible here: {flag.refused}.")
         if flag.read is None:
             if equals:
-                raise SpecError(f"extra_flags: {name} is a switch and takes no value, found {shown(text)}.")
+                raise SpecError(f"extra_flags: {name} is a switch without a value, got {shown(text)}.")
             values[name] = True
             continue
-        given = text if equals else next(rest, "")
-        if not given or (not equals and given.startswith("--")):
-            raise SpecError(f"extra_flags: {name} needs a value, found {shown(given or 'none')}.")
+        argument = text if equals else next(rest, "")
+        if not argument or (not equals and argument.startswith("--")):
+            raise SpecError(f"extra_flags: {name} requires a value, got {shown(argument or 'none')}.")
         try:
-            read = flag.read(given)
+            read = flag.read(argument)
         except ValueError as error:
-            raise SpecError(f"extra_flags: {name} {shown(given)}: {error}.") from None
+            raise SpecError(f"extra_flags: {name} {shown(argument)}: {error}.") from None
         if name == "--config":
             values.setdefault(name, []).append(read)
         else:

@@ -1,4 +1,4 @@
-"""Vela's configuration files: the system configurations and memory modes that a vela.ini defines."""
+"""Vela's configuration files: system configurations and memory modes of a vela.ini."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ethorch.support.wording import shown
 
 _SYSTEM, _MEMORY = "System_Config.", "Memory_Mode."
 
-# Where each kind of memory may be put (Vela 5.2, ArchitectureFeatures._get_vela_config, "check configuration").
+# Allowed memories per area (Vela 5.2, ArchitectureFeatures._get_vela_config, "check configuration").
 _ALLOWED = {
     "const_mem_area": ("Dram", "OnChipFlash", "OffChipFlash"),
     "arena_mem_area": ("Sram", "Dram"),
@@ -27,14 +27,14 @@ _MEMORIES = ("Sram", "Dram", "OnChipFlash", "OffChipFlash")
 
 @dataclass(frozen=True)
 class MemorySystem:
-    """What one system configuration and one memory mode together say.
+    """A system configuration combined with a memory mode.
 
     Attributes:
-        core_clock_hz: NPU clock; Vela counts cycles of it.
-        const_area, arena_area, cache_area: the memory that holds constants, feature maps, and staged data.
-        arena_cache_bytes: size of the staging memory; None where the file leaves it open.
-        constants_in_sram: share the constants the SRAM with the feature maps (Sram_Only)? Then ``const_area`` is Vela's word for
-            their share, and no memory.
+        core_clock_hz: Clock of the NPU, the unit of Vela's cycles.
+        const_area, arena_area, cache_area: Memories of constants, feature maps, and staged data.
+        arena_cache_bytes: Size of the staging memory. None if the file does not define it.
+        constants_in_sram: Whether constants share the SRAM with feature maps (Sram_Only). ``const_area`` is then Vela's name for
+            their part of the SRAM.
     """
 
     core_clock_hz: float
@@ -46,18 +46,18 @@ class MemorySystem:
 
     @property
     def staged(self) -> bool:
-        """Has staging a memory of its own (Dedicated_Sram)? Then region 2 is used."""
+        """True if staging uses a separate memory (Dedicated_Sram), i.e. region 2."""
         return self.cache_area != self.arena_area
 
 
 @dataclass(frozen=True)
 class VelaConfig:
-    """One or more ini files read as a group, as Vela reads them.
+    """One or more ini files, combined as in Vela.
 
     Attributes:
-        names: as the user gave them.
-        text: of all files, one after the other.
-        sections: section -> key -> value.
+        names: Names given by the user.
+        text: Concatenated text of the files.
+        sections: Values by section and key.
     """
 
     names: tuple[str, ...]
@@ -66,16 +66,16 @@ class VelaConfig:
 
     @property
     def system_configs(self) -> list[str]:
-        """Names of its system configurations, as ``--system-config`` takes them."""
+        """Names of the system configurations (``--system-config``)."""
         return sorted(name.removeprefix(_SYSTEM) for name in self.sections if name.startswith(_SYSTEM))
 
     @property
     def memory_modes(self) -> list[str]:
-        """Names of its memory modes, as ``--memory-mode`` takes them."""
+        """Names of the memory modes (``--memory-mode``)."""
         return sorted(name.removeprefix(_MEMORY) for name in self.sections if name.startswith(_MEMORY))
 
     def memory_system(self, system_config: str, memory_mode: str) -> MemorySystem:
-        """The facts of two sections; SpecError when either is unknown or Vela would reject the combination."""
+        """Combine two sections. Raise SpecError if one is unknown or Vela would reject the combination."""
         where = f"in {', '.join(self.names)}"
         if _SYSTEM + system_config not in self.sections:
             raise unknown_name(f"system config {where}:", system_config, self.system_configs)
@@ -95,12 +95,12 @@ class VelaConfig:
             chosen[area] = ports[port]
         constants_in_sram = set(chosen.values()) == {"Sram"}
         if constants_in_sram:
-            chosen["const_mem_area"] = "OnChipFlash"  # Sram_Only: Vela calls the constants' share of the SRAM that
+            chosen["const_mem_area"] = "OnChipFlash"  # Vela's name for the constants' part of the SRAM in Sram_Only
         for area, memory in chosen.items():
             if memory not in _ALLOWED[area]:
                 raise SpecError(
                     f"memory mode {memory_mode!r} with system config {system_config!r} {where}: {area} is {memory}, "
-                    f"but Vela allows {' or '.join(_ALLOWED[area])}. Choose another memory mode of "
+                    f"but Vela requires {' or '.join(_ALLOWED[area])}. Use another memory mode of "
                     f"{', '.join(self.memory_modes)}, or another system config."
                 )
         size = self._get(_MEMORY + memory_mode, "arena_cache_size", "")
@@ -108,42 +108,47 @@ class VelaConfig:
             clock_hz = float(self._get(_SYSTEM + system_config, "core_clock", ""))
             cache_bytes = int(size) if size else None
         except ValueError as error:
-            raise SpecError(f"{system_config!r} or {memory_mode!r} {where}: not a number: {error}.") from None
+            raise SpecError(f"{system_config!r} or {memory_mode!r} {where}: expected a number: {error}.") from None
         if not clock_hz > 0 or (cache_bytes is not None and cache_bytes < 0):
             raise SpecError(
                 f"{system_config!r} with {memory_mode!r} {where}: core_clock={clock_hz}, arena_cache_size="
-                f"{size or None}; the clock must be positive and the size not negative."
+                f"{size or None}; expected a positive clock and a size of at least 0."
             )
         areas = (chosen["const_mem_area"], chosen["arena_mem_area"], chosen["cache_mem_area"])
         return MemorySystem(clock_hz, *areas, cache_bytes, constants_in_sram)
 
     def port_scales(self, system_config: str) -> dict[str, float]:
-        """How much of a port's width each memory of a system configuration moves in a cycle of the NPU: clock scale times ports.
+        """Return the fraction of a port's width that each memory moves per NPU cycle: clock scale times number of ports.
 
-        SpecError when a figure is no number.
+        Raises:
+            SpecError: A value is not a number.
         """
-        section, found = _SYSTEM + system_config, {}
+        section, scales = _SYSTEM + system_config, {}
         for memory in dict.fromkeys(self._get(section, port, "") for port in ("axi0_port", "axi1_port")):
             keys = (f"{memory.lower()}_clock_scale", f"{memory.lower()}_ports_used")
             try:
                 scale, ports = (float(self._get(section, key, "1")) for key in keys)
             except ValueError as error:
-                raise SpecError(f"system config {system_config!r} in {', '.join(self.names)}: not a number: {error}.") from None
-            found[memory] = scale * ports
-        return found
+                raise SpecError(
+                    f"system config {system_config!r} in {', '.join(self.names)}: expected a number: {error}."
+                ) from None
+            scales[memory] = scale * ports
+        return scales
 
     def read_latencies(self, system_config: str) -> dict[str, float]:
-        """Cycles of the NPU that a read of each memory of a system configuration takes; SpecError when a figure is no number."""
-        section, found = _SYSTEM + system_config, {}
+        """Return the read latency of each memory in NPU cycles. Raise SpecError if a value is not a number."""
+        section, latencies = _SYSTEM + system_config, {}
         for memory in dict.fromkeys(self._get(section, port, "") for port in ("axi0_port", "axi1_port")):
             try:
-                found[memory] = float(self._get(section, f"{memory.lower()}_read_latency", "0"))
+                latencies[memory] = float(self._get(section, f"{memory.lower()}_read_latency", "0"))
             except ValueError as error:
-                raise SpecError(f"system config {system_config!r} in {', '.join(self.names)}: not a number: {error}.") from None
-        return found
+                raise SpecError(
+                    f"system config {system_config!r} in {', '.join(self.names)}: expected a number: {error}."
+                ) from None
+        return latencies
 
     def _get(self, section: str, key: str, default: str) -> str:
-        """A key of a section or of the section it inherits from."""
+        """Return a key of a section or of the section that it inherits from."""
         seen: list[str] = []
         while section not in seen:
             values = self.sections.get(section)
@@ -158,14 +163,14 @@ class VelaConfig:
         raise SpecError(f"sections in {', '.join(self.names)} inherit in a circle: {' -> '.join([*seen, section])}.")
 
 
-def shipped_configs() -> list[str]:
-    """The ini files inside the installed Vela, as ``--config`` takes them: ``["Arm/vela.ini"]``."""
-    root = shipped_root()
+def list_shipped_configs() -> list[str]:
+    """List the ini files of the installed Vela, as values of ``--config``, e.g. ``["Arm/vela.ini"]``."""
+    root = find_shipped_root()
     return sorted(path.relative_to(root).as_posix() for path in root.glob("*/*.ini"))
 
 
 def load(names: Sequence[str]) -> VelaConfig:
-    """Read ini files as a group; later files may add sections, not repeat them. SpecError names what is wrong."""
+    """Read ini files as a group. Later files may add sections, but not repeat them. Raise SpecError for invalid files."""
     paths = [_find(name) for name in names]
     return _load(tuple(names), tuple((str(path), path.stat().st_mtime_ns) for path in paths))
 
@@ -190,7 +195,7 @@ def _load(names: tuple[str, ...], files: tuple[tuple[str, int], ...]) -> VelaCon
 
 @lru_cache(maxsize=64)
 def parse(text: str, name: str) -> VelaConfig:
-    """An ini text as a VelaConfig, called ``name`` in messages. SpecError where it cannot be read."""
+    """Parse an ini text, called ``name`` in messages. Raise SpecError if it is malformed."""
     parser = ConfigParser()
     try:
         parser.read_string(text, source=name)
@@ -201,27 +206,27 @@ def parse(text: str, name: str) -> VelaConfig:
 
 
 def _find(name: str) -> Path:
-    """``Arm/vela.ini`` (folder/file) means the installed Vela's own; anything else is a path of the user's."""
+    """Return the path of an ini file. ``Arm/vela.ini`` (folder/file) is a file of the installed Vela."""
     path = Path(os.path.expanduser(name))
     if path.suffix != ".ini":
         raise SpecError(f"config_ini {shown(name, 300)} does not end in .ini, which Vela requires.")
     parts = Path(os.path.normpath(name)).parts
     candidates = [path]
     if len(parts) == 2 and not path.is_absolute() and not name.startswith("."):
-        candidates.insert(0, shipped_root() / path)
+        candidates.insert(0, find_shipped_root() / path)
     for candidate in candidates:
         if os.path.isfile(candidate):  # False for a name that is too long
             return candidate
     places = " and ".join(shown(str(candidate.absolute()), 300) for candidate in candidates)
     raise SpecError(
-        f"config_ini {shown(name, 300)} was not found. Looked for {places}. Give a path to your own file, or one of Vela's: "
-        f"{', '.join(shipped_configs())}."
+        f"config_ini {shown(name, 300)} was not found. Searched {places}. Use the path of your own file, or one of Vela's: "
+        f"{', '.join(list_shipped_configs())}."
     )
 
 
 @lru_cache(maxsize=1)
-def shipped_root() -> Path:
-    """Vela's folder of configuration files, found without importing Vela."""
+def find_shipped_root() -> Path:
+    """Return Vela's folder of configuration files without importing Vela."""
     spec = find_spec("ethosu")
     for folder in (spec.submodule_search_locations or []) if spec else []:
         if (root := Path(folder) / "config_files").is_dir():

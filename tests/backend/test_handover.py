@@ -32,7 +32,7 @@ def test_what_a_pte_keeps_names_no_folder(tmp_path: Path) -> None:
         "ethos-u55-128", config_ini=str(ini), extra_flags=["--optimise=Size", f"--output-dir={tmp_path}", "--timing"]
     )
     spec.dump_intermediate_artifacts_to(tmp_path).dump_debug_info("JSON")
-    kept = spec.published().to_list()
+    kept = spec.publish().to_list()
     assert str(tmp_path) not in str(kept)
     assert "--config=mine.ini" in str(kept)
     assert "--optimise=Size" in str(kept)
@@ -41,9 +41,9 @@ def test_what_a_pte_keeps_names_no_folder(tmp_path: Path) -> None:
 
 def test_what_says_nothing_of_a_computer_is_kept() -> None:
     for spec in (EthosUCompileSpec("ethos-u65-256", extra_flags=["--optimise=Size"]), TosaCompileSpec("TOSA-1.0+INT")):
-        assert spec.published().to_list() == spec.to_list()
+        assert spec.publish().to_list() == spec.to_list()
 
 
 def test_debug_information_still_needs_a_folder() -> None:
     with pytest.raises(SpecError, match="needs a folder"):
-        EthosUCompileSpec("ethos-u55-128").dump_debug_info("JSON").published()
+        EthosUCompileSpec("ethos-u55-128").dump_debug_info("JSON").publish()

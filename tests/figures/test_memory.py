@@ -19,7 +19,7 @@ from ethorch.models.load import UserModel
 from ethorch.quantization.calibrate import quantize
 from ethorch.runtime.allocations import measure
 from ethorch.support.errors import EthorchError, FormatError, HostError
-from ethorch.targets.vela_ini import shipped_root
+from ethorch.targets.vela_ini import find_shipped_root
 from tests.figures.programs import CASES, built
 
 
@@ -181,7 +181,7 @@ def test_a_file_alone_tells_how_far_its_regions_are_used(name: str) -> None:
 
 def test_an_ini_file_of_the_users_is_known_of_a_build_and_has_to_be_given_with_a_file(tmp_path: Path) -> None:
     ini = tmp_path / "board.ini"
-    ini.write_text((shipped_root() / "Arm" / "vela.ini").read_text())
+    ini.write_text((find_shipped_root() / "Arm" / "vela.ini").read_text())
     spec = EthosUCompileSpec("ethos-u85-256", config_ini=str(ini))
     case = CASES["picture"]
     user = UserModel(case.model().eval(), case.inputs())

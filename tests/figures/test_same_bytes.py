@@ -15,7 +15,7 @@ from ethorch import EthosUCompileSpec
 from ethorch.backend.build import build_pte
 from ethorch.models.load import UserModel
 from ethorch.quantization.calibrate import quantize
-from ethorch.targets.vela_ini import shipped_root
+from ethorch.targets.vela_ini import find_shipped_root
 from tests.figures.programs import CASES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def build(home: Path) -> None:
     """Write programs and artifacts to ``home/out``, with an ini file in ``home``."""
     ini = home / "board.ini"
-    ini.write_text((shipped_root() / "Arm" / "vela.ini").read_text())
+    ini.write_text((find_shipped_root() / "Arm" / "vela.ini").read_text())
     for name in ("picture", "two_delegates", "branches"):
         case = CASES[name]
         torch.manual_seed(0)

@@ -37,7 +37,7 @@ def test_the_board_chooses_target_and_clock(program: Program) -> None:
         {"Sram": 6.096, "OffChipFlash": 0.968}
     )
     again = ethorch.load(program.pte)
-    assert again.estimate.npu_hz == 400e6 and record_of(again).spec == record_of(program).spec.published()
+    assert again.estimate.npu_hz == 400e6 and record_of(again).spec == record_of(program).spec.publish()
 
 
 def test_what_each_memory_holds_is_said(program: Program) -> None:

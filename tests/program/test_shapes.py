@@ -83,7 +83,7 @@ def test_outputs_are_those_of_a_program_of_one_shape(encoder):
         for one, other, filled in zip(
             program(*inputs),
             alone(*inputs),
-            program["forward_16"](*record_of(program).selection.filled(inputs, "forward_16")),
+            program["forward_16"](*record_of(program).selection.fill(inputs, "forward_16")),
             strict=True,
         ):
             assert torch.equal(one, other) and torch.equal(one, filled[:, :length])
@@ -258,7 +258,7 @@ def test_axes_are_filled_up_only_where_that_changes_nothing(name):
         whole[tuple(map(slice, x.shape))] = x
         selection = Selection({"one": (shapes[1],)}, found)
         outputs = torch.utils._pytree.tree_leaves(module(whole))
-        for one, other in zip(torch.utils._pytree.tree_leaves(module(x)), selection.cropped(outputs, [x.shape]), strict=True):
+        for one, other in zip(torch.utils._pytree.tree_leaves(module(x)), selection.crop(outputs, [x.shape]), strict=True):
             assert torch.allclose(one, other, atol=1e-5)
 
 

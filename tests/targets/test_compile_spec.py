@@ -211,7 +211,7 @@ def test_memory_modes_read_as_vela_reads_them(name):
     from ethosu.vela.errors import VelaError as TheirError
 
     config = vela_ini.load(["Arm/vela.ini"])
-    path = str(vela_ini.shipped_root() / "Arm/vela.ini")
+    path = str(vela_ini.find_shipped_root() / "Arm/vela.ini")
     for system in config.system_configs:
         for mode in config.memory_modes:
             try:

@@ -223,7 +223,7 @@ class _Mixed:
         writes = [self.result(node, items[k]) for k in range(len(items))]
         self.places |= {items[k]: place for k, place in enumerate(writes)}
         self.step(Call("", len(self.delegates), (*reads, *writes)), reads)
-        self.delegates.append(Delegate(BACKEND_ID, payload.pack(), tuple(self.spec.published().to_pairs())))
+        self.delegates.append(Delegate(BACKEND_ID, payload.pack(), tuple(self.spec.publish().to_pairs())))
 
     def result(self, call: Node, item: Node) -> int:
         """The tensor that a delegate writes a result to: a buffer, or a part of one, where nothing reads that any more."""

@@ -94,7 +94,7 @@ def method_of(whole: Whole, spec: EthosUCompileSpec, name: str, contents: dict[b
         live[node] = (live[node][0], len(steps))
     offsets, size = plan({places[node]: (table.values[places[node]].nbytes, *live[node]) for node in tensors})
     values = tuple(table.placed(number, offsets) for number in range(len(table.values)))
-    delegate = Delegate(BACKEND_ID, whole.lowered.payload.pack(), tuple(spec.published().to_pairs()))
+    delegate = Delegate(BACKEND_ID, whole.lowered.payload.pack(), tuple(spec.publish().to_pairs()))
     kernels = tuple(dict.fromkeys(call.operator for call in steps if isinstance(call, Call) and call.operator))
     return Method(
         name,

@@ -1,6 +1,7 @@
-"""Boards with an Ethos-U as data: NPUs, memories and clocks, each figure with its source.
+"""Boards with an Ethos-U as data: NPUs, memories and clocks, each value with its source.
 
-``load`` reads a Board: one of ``names()``, or a TOML file of the user's (``ethorch.targets.boards.loading`` says what it holds).
+``load`` returns one of the boards in ``names()`` or reads a user's TOML file. See ``ethorch.targets.boards.loading`` for the
+format.
 """
 
 from __future__ import annotations

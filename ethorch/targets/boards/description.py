@@ -1,4 +1,4 @@
-"""Board: a part or an evaluation board as facts: CPU, memories, UART, NPUs, and where each number comes from."""
+"""Static description of a device or evaluation board: CPU, memories, UART and NPUs, with sources."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 from ethorch.npu.registers import NPUS, Npu
 from ethorch.support.errors import unknown_name
 
-#: What a memory may be: ``tcm`` is next to the CPU and seen by nobody else.
+#: Kinds of memory. ``tcm`` is only accessible to the CPU.
 MEMORY_KINDS = ("sram", "dram", "flash", "mram", "tcm")
-#: The NPU's two sides: ``sram`` is AXI0 of U55 and U65 and the SRAM ports of U85, ``ext`` is AXI1 and the EXT port.
+#: Sides of the NPU: ``sram`` is AXI0 of U55 and U65 and the SRAM ports of U85, ``ext`` is AXI1 and the EXT port.
 PORTS = ("sram", "ext")
-#: Kinds that a program cannot store to: neither CPU nor NPU.
+#: Kinds that neither CPU nor NPU can write.
 READ_ONLY_KINDS = ("flash", "mram")
 UART_KINDS = ("cmsdk", "pl011", "none")
 FAMILIES = ("u55", "u65", "u85")
-ASSUMED = "assumed"  # how the source of a number begins that nobody has published
+ASSUMED = "assumed"  # prefix of the source of an unpublished value
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,13 @@ class Sourced:
     """A table of a board file with its sources.
 
     Attributes:
-        sources: key -> where its number comes from, one for every number of the table. It starts with ``assumed`` where nobody
-            has published it.
+        sources: Source of each number, by key. It starts with ``assumed`` if the number is unpublished.
     """
 
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False, kw_only=True)
 
     def is_assumed(self, key: str) -> bool:
-        """Is this number ours, and nobody's who makes the part?"""
+        """Return True if this value is our assumption rather than vendor data."""
         return self.sources.get(key, "").startswith(ASSUMED)
 
 
@@ -42,12 +41,11 @@ class Cpu(Sourced):
     """The Cortex-M.
 
     Attributes:
-        core: ``cortex-m55``, as compilers spell it.
-        clock_hz: of the core.
-        dcache_bytes, icache_bytes: 0 where there is none.
-        cache_line_bytes: of the data cache.
-        interrupts: how many lines the NVIC has.
-        vector_table: address that the core starts from.
+        core: Compiler name, e.g. ``cortex-m55``.
+        dcache_bytes, icache_bytes: Cache sizes, or 0 without a cache.
+        cache_line_bytes: Line size of the data cache.
+        interrupts: Number of NVIC lines.
+        vector_table: Start address of the core.
     """
 
     core: str
@@ -61,19 +59,18 @@ class Cpu(Sourced):
 
 @dataclass(frozen=True)
 class Memory(Sourced):
-    """A memory as the CPU's bus sees it.
+    """A memory on the CPU's bus.
 
     Attributes:
-        name: the user's word for it: ``sram``, ``ddr``.
-        kind: one of MEMORY_KINDS.
-        base: its lowest address.
-        size_bytes: how much there is.
-        aliases: other addresses of the same bytes, as of the secure and the non-secure side.
-        npu_ports: ports of the NPU that reach it, the usual one first; empty where the NPU cannot see it.
-        bytes_per_second: what the NPU can move from or to it at best; None where nobody knows.
-        read_latency_cycles, write_latency_cycles: of the NPU's clock, from request to first data; None where nobody knows.
-        burst_bytes: how long a burst is that the memory moves at best; None where nobody knows.
-        outstanding: how many requests of the NPU may wait for it at a time; None where nobody knows.
+        name: User-defined name, e.g. ``sram`` or ``ddr``.
+        kind: One of MEMORY_KINDS.
+        base: Lowest address.
+        aliases: Other addresses of the same bytes, e.g. secure and non-secure.
+        npu_ports: NPU ports connected to it, preferred port first. Empty if the NPU cannot access it.
+        bytes_per_second: Peak bandwidth for the NPU. None if unknown, as for the following values.
+        read_latency_cycles, write_latency_cycles: NPU cycles from request to first data.
+        burst_bytes: Longest efficient burst.
+        outstanding: Most outstanding requests of the NPU.
     """
 
     name: str
@@ -90,16 +87,16 @@ class Memory(Sourced):
 
     @property
     def writable(self) -> bool:
-        """Can a program store to it?"""
+        """True if a program can write it."""
         return self.kind not in READ_ONLY_KINDS
 
     @property
     def bases(self) -> tuple[int, ...]:
-        """All addresses at which it begins."""
+        """All start addresses."""
         return self.base, *self.aliases
 
     def offset(self, address: int) -> int | None:
-        """Where in it an address lies, None outside."""
+        """Return the offset of an address in this memory, or None outside."""
         return next((address - base for base in self.bases if base <= address < base + self.size_bytes), None)
 
     def __str__(self) -> str:
@@ -108,11 +105,11 @@ class Memory(Sourced):
 
 @dataclass(frozen=True)
 class Uart(Sourced):
-    """The serial line that a program prints on.
+    """The serial console of a program.
 
     Attributes:
-        kind: ``cmsdk``: Arm's CMSDK APB UART, as on Corstone; ``pl011``: PrimeCell UART; ``none``: prints by semihosting alone.
-        base, aliases: its addresses.
+        kind: ``cmsdk`` for Arm's CMSDK APB UART, as on Corstone, ``pl011`` for PrimeCell UART, or ``none`` for semihosting only.
+        base, aliases: Addresses.
     """
 
     kind: str
@@ -122,16 +119,15 @@ class Uart(Sourced):
 
 @dataclass(frozen=True)
 class NpuSlot(Sourced):
-    """An NPU's place on the board.
+    """An NPU on the board.
 
     Attributes:
         family: ``u55``, ``u65`` or ``u85``.
-        macs: the multiply-accumulates per cycle it may be built with.
-        base, aliases: addresses of its registers.
-        interrupt: its number at the NVIC, counted from 0 behind the core's own sixteen.
-        clock_hz: of the NPU.
-        constants, feature_maps, staging: names of the memories that the weights, the feature maps and the NPU's fast scratch
-            memory are meant for; empty where ``ethorch.targets.boards.memory_roles`` chooses.
+        macs: Possible numbers of multiply-accumulates per cycle.
+        base, aliases: Addresses of its registers.
+        interrupt: NVIC line, counted from 0 after the 16 system exceptions.
+        constants, feature_maps, staging: Names of the memories for weights, feature maps and fast scratch memory. If empty,
+            ``ethorch.targets.boards.memory_roles`` chooses.
     """
 
     family: str
@@ -146,7 +142,7 @@ class NpuSlot(Sourced):
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """The names of what it may be: ``ethos-u55-128``."""
+        """Possible target names, e.g. ``ethos-u55-128``."""
         return tuple(f"ethos-{self.family}-{macs}" for macs in self.macs)
 
 
@@ -155,12 +151,11 @@ class Board(Sourced):
     """A board.
 
     Attributes:
-        name: as ``load`` takes it.
-        title: for people.
-        cpu, memories, uart, npus: its parts.
-        fvp: the command of Arm's model for each family, where there is one: ``{"u55": "FVP_Corstone_SSE-300_Ethos-U55"}``.
-        qemu: QEMU's name of the machine, empty where it has none.
-        path: the file it was read from.
+        name: Argument of ``load``.
+        title: Display name.
+        fvp: Command of Arm's model by family, e.g. ``{"u55": "FVP_Corstone_SSE-300_Ethos-U55"}``.
+        qemu: QEMU machine name, or empty.
+        path: File of the board.
     """
 
     name: str
@@ -175,40 +170,43 @@ class Board(Sourced):
 
     @cached_property
     def targets(self) -> tuple[str, ...]:
-        """Every NPU that it may have, by name; the first is taken by those who name none."""
+        """Names of all possible NPUs. The first is the default."""
         return tuple(target for slot in self.npus for target in slot.targets)
 
     @property
     def ram_bytes(self) -> int:
-        """All that a program can write, TCMs too."""
+        """Size of all writable memories, including TCMs."""
         return sum(memory.size_bytes for memory in self.memories if memory.writable)
 
     @property
     def flash_bytes(self) -> int | None:
-        """All that keeps its content without power; None if the board has no row for it, as one that boots from a card."""
+        """Size of all non-volatile memories. None if the file lists no such memory, e.g. for boards that boot from a card."""
         return sum(memory.size_bytes for memory in self.memories if not memory.writable) or None
 
     def npu(self, name: str | None = None) -> tuple[NpuSlot, Npu]:
-        """The place of the NPU of this name, and what it is; SpecError where the board cannot have it.
+        """Return the slot and the configuration of an NPU.
 
         Args:
-            name: ``ethos-u55-128`` or ``u55-128``; None takes the first that the board may have.
+            name: ``ethos-u55-128`` or ``u55-128``. By default, the first of ``targets``.
+
+        Raises:
+            SpecError: The board cannot have this NPU.
         """
-        wanted = self.targets[0] if name is None else name.lower() if name.lower().startswith("ethos-") else f"ethos-{name.lower()}"
+        target = self.targets[0] if name is None else name.lower() if name.lower().startswith("ethos-") else f"ethos-{name.lower()}"
         for slot in self.npus:
-            if wanted in slot.targets:
-                return slot, next(npu for npu in NPUS.values() if npu.name == wanted)
+            if target in slot.targets:
+                return slot, next(npu for npu in NPUS.values() if npu.name == target)
         raise unknown_name(f"NPU of board {self.name}:", str(name), self.targets)
 
     def memory(self, name: str) -> Memory:
-        """A memory by name; SpecError for a name it does not have."""
-        found = next((memory for memory in self.memories if memory.name == name), None)
-        if found is None:
-            raise unknown_name(f"memory of board {self.name}:", name, [memory.name for memory in self.memories])
-        return found
+        """Return a memory by name. Raise SpecError if it does not exist."""
+        for memory in self.memories:
+            if memory.name == name:
+                return memory
+        raise unknown_name(f"memory of board {self.name}:", name, [memory.name for memory in self.memories])
 
     def memory_at(self, address: int) -> Memory | None:
-        """The memory that an address lies in, None where there is none."""
+        """Return the memory that contains an address, or None."""
         return next((memory for memory in self.memories if memory.offset(address) is not None), None)
 
     def __str__(self) -> str:

@@ -1,10 +1,10 @@
-"""Reads a Board from its TOML file: those of the package by name, a user's own by path.
+"""Load boards from TOML files: built-in boards by name, user-defined boards by path.
 
-What a file holds::
+File format::
 
     name = "my-board"
     title = "My board, revision 2"
-    qemu = "mps3-an547"                      # where QEMU has it
+    qemu = "mps3-an547"                      # if QEMU supports it
     fvp = { u55 = "FVP_Corstone_SSE-300_Ethos-U55" }
 
     [cpu]
@@ -13,12 +13,12 @@ What a file holds::
     vector_table = 0x10000000
     source = "data sheet 1.2, table 3"
 
-    [[memory]]                               # as many as there are
+    [[memory]]                               # one table per memory
     name = "sram"
     kind = "sram"                            # sram, dram, flash, mram, tcm
     base = 0x20000000
     size_bytes = 0x200000
-    npu_ports = ["sram"]                     # sram, ext, both, or none: [] for what the NPU cannot see
+    npu_ports = ["sram"]                     # sram, ext, both, or [] if the NPU cannot access it
     bytes_per_second = 1_280_000_000         # and read_latency_cycles, write_latency_cycles, burst_bytes, outstanding
     source = "data sheet 1.2, table 5"
     sources = { bytes_per_second = "assumed: 8 bytes in a cycle of 160 MHz" }
@@ -34,12 +34,12 @@ What a file holds::
     base = 0x40020000
     interrupt = 12
     clock_hz = 160_000_000
-    constants = "flash"                      # where weights, feature maps and staging memory go; may be left out
+    constants = "flash"                      # optional: memories of weights, feature maps and staging memory
     feature_maps = "sram"
     staging = "sram"
     source = "reference manual, chapter 9"
 
-Every number wants a source, or the word ``assumed``.
+Every number requires a source or the word ``assumed``.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _CORES = ("cortex-m0", "cortex-m3", "cortex-m4", "cortex-m7", "cortex-m33", "cor
 _ADDRESS = integer(0, 0xFFFFFFFF, ", an address")
 _PAGE = 0x1000  # emulators map memory in pages
 _MOST_BYTES = 1 << 32
-ROLES = ("constants", "feature_maps", "staging")  # what the NPU keeps in memory, as keys of [[npu]]
+ROLES = ("constants", "feature_maps", "staging")  # roles of memories for the NPU, as keys of [[npu]]
 
 _TOP = {
     "name": Key(name, required=True),
@@ -114,19 +114,19 @@ _NPU = {
 
 @cache
 def names() -> tuple[str, ...]:
-    """Names of the boards that ethorch brings along."""
+    """Return the names of the built-in boards."""
     return tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
 
 
 def load(board: str | os.PathLike[str] | Board) -> Board:
-    """A board by its name, or from a file of the user's: a path, or a name that ends with ``.toml``.
+    """Load a built-in board by name, or a board file by path. File names end with ``.toml``.
 
     Args:
-        board: ``corstone-300``, ``my-board.toml``; a Board is given back as it is.
+        board: Name or path, e.g. ``corstone-300`` or ``my-board.toml``. A Board is returned unchanged.
 
     Raises:
-        SpecError: no board has this name.
-        BoardError: the file cannot be read, or is wrong: the message names line and key, what was found and what is allowed.
+        SpecError: The name is unknown.
+        BoardError: The file cannot be read or is invalid. The message names line, key, value and expected values.
     """
     if isinstance(board, Board):
         return board
@@ -145,19 +145,19 @@ def _load(path: Path) -> Board:
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
         raise BoardError(f"cannot read the board {shown(str(path), 300)}: {getattr(error, 'strerror', None) or error}.") from None
     if len(content) > MOST_FILE_BYTES:
-        raise BoardError(f"the board {path} has more than {MOST_FILE_BYTES} bytes; a board file has a few thousand.")
+        raise BoardError(f"the board {path} has more than {MOST_FILE_BYTES} bytes; expected a few thousand.")
     return parse(content, str(path), path)
 
 
 def parse(content: bytes, label: str = "the board", path: Path | None = None) -> Board:
-    """A board from the content of its file; ``label`` is what messages call it. BoardError where it is wrong."""
+    """Parse a board file, called ``label`` in messages. Raise BoardError if it is invalid."""
     document = Document(content, label)
     top = document.table(document.root, (), _TOP)
     cpu = Cpu(**document.table(top["cpu"], ("cpu",), _CPU))
     memories = tuple(Memory(**row) for row in _rows(document, top, "memory", _MEMORY))
     uart_row = document.table(top["uart"], ("uart",), _UART)
     if uart_row["kind"] != "none" and "base" not in uart_row:
-        raise document.wrong(("uart", "base"), "it is missing", "a UART with a base, or kind = 'none'")
+        raise document.wrong(("uart", "base"), "the key is missing", "a UART with a base, or kind = 'none'")
     npus = tuple(NpuSlot(**row) for row in _rows(document, top, "npu", _NPU))
     board = Board(top["name"], top["title"], cpu, memories, Uart(**uart_row), npus, _fvp(document, top), top.get("qemu", ""), path)
     _check(document, board)
@@ -172,77 +172,78 @@ def _rows(document: Document, top: dict[str, Any], key: str, keys: dict[str, Key
 
 
 def _fvp(document: Document, top: dict[str, Any]) -> dict[str, str]:
-    found = top.get("fvp", {})
-    if not isinstance(found, dict):
-        raise document.wrong(("fvp",), f"found {found!r}", "a table: family = 'command of the FVP'")
-    for family, command in found.items():
+    fvp = top.get("fvp", {})
+    if not isinstance(fvp, dict):
+        raise document.wrong(("fvp",), f"found {fvp!r}", "a table: family = 'command of the FVP'")
+    for family, command in fvp.items():
         if family not in FAMILIES:
             raise document.wrong(("fvp", family), "no such family", ", ".join(FAMILIES))
         if not isinstance(command, str) or not re.fullmatch(r"FVP_[\w.-]+", command, re.ASCII):
             allowed = "a command that starts with FVP_, without a folder: letters, digits, '_', '-' and '.'"
             raise document.wrong(("fvp", family), f"found {command!r}", allowed)
-    return dict(found)
+    return dict(fvp)
 
 
 def _check(document: Document, board: Board) -> None:
-    """What holds between the tables: no two things at one address, and NPUs that exist."""
+    """Check constraints between tables: disjoint addresses and existing NPUs."""
     seen: list[tuple[int, int, str]] = []
     used: set[str] = set()
     for number, memory in enumerate(board.memories):
         where = ("memory", number)
         if memory.name in used:
-            raise document.wrong((*where, "name"), f"{memory.name!r} is taken by another memory", "a name of its own")
+            raise document.wrong((*where, "name"), f"{memory.name!r} is the name of another memory", "a unique name")
         used.add(memory.name)
         if memory.kind == "tcm" and memory.npu_ports:
-            raise document.wrong((*where, "npu_ports"), "a TCM that the NPU sees", "[]: no port of the NPU leads to a TCM")
+            raise document.wrong((*where, "npu_ports"), "found NPU ports of a TCM", "[], because TCMs have no NPU port")
         for key, value in (("base", memory.base), ("size_bytes", memory.size_bytes), *(("aliases", a) for a in memory.aliases)):
             if value % _PAGE:
-                raise document.wrong((*where, key), f"{value:#x} is no multiple of {_PAGE:#x}", f"a multiple of {_PAGE:#x}")
+                raise document.wrong((*where, key), f"{value:#x} is not a multiple of {_PAGE:#x}", f"a multiple of {_PAGE:#x}")
         for base in memory.bases:
             _place(document, (*where, "base"), seen, base, memory.size_bytes, f"memory {memory.name}")
     if board.uart.kind != "none":
         for base in (board.uart.base, *board.uart.aliases):
             _place(document, ("uart", "base"), seen, base, _PAGE, "the UART")
     for number, slot in enumerate(board.npus):
-        there = {npu.macs for npu in NPUS.values() if npu.family == slot.family}
-        if wrong := sorted(set(slot.macs) - there):
-            allowed = ", ".join(map(str, sorted(there)))
+        supported = {npu.macs for npu in NPUS.values() if npu.family == slot.family}
+        if wrong := sorted(set(slot.macs) - supported):
+            allowed = ", ".join(map(str, sorted(supported)))
             raise document.wrong(("npu", number, "macs"), f"there is no Ethos-{slot.family.upper()} of {wrong[0]} MACs", allowed)
         if slot.interrupt >= board.cpu.interrupts:
             allowed = f"0..{board.cpu.interrupts - 1}, the lines of this CPU's NVIC"
             raise document.wrong(("npu", number, "interrupt"), f"found {slot.interrupt}", allowed)
         _check_roles(document, board, number, slot)
-        alternative = any(slot.base == other.base for other in board.npus[:number])  # this or that one, as the board is built
+        alternative = any(slot.base == previous.base for previous in board.npus[:number])  # a build option of the same slot
         for base in () if alternative else (slot.base, *slot.aliases):
             _place(document, ("npu", number, "base"), seen, base, 2 * _PAGE, f"NPU {number + 1}")
     if len(set(board.targets)) != len(board.targets):
         raise document.wrong(("npu",), "two NPUs with the same name", "NPUs that differ in family or MACs")
     if board.memory_at(board.cpu.vector_table) is None:
-        raise document.wrong(("cpu", "vector_table"), f"no memory lies at {board.cpu.vector_table:#010x}", "an address in a memory")
+        found = f"no memory contains {board.cpu.vector_table:#010x}"
+        raise document.wrong(("cpu", "vector_table"), found, "an address in a memory")
 
 
 def _check_roles(document: Document, board: Board, number: int, slot: NpuSlot) -> None:
-    """The memories that an NPU names are there, the NPU reaches them, and it can write where it has to."""
+    """Check that the memories of an NPU exist and that the NPU can access them."""
     for role in ROLES:
         chosen = getattr(slot, role)
         fit = [m.name for m in board.memories if m.npu_ports and (m.writable or role == "constants")]
         if chosen and chosen not in fit:
             allowed = f"one of {', '.join(fit)}, which the NPU {'reads' if role == 'constants' else 'writes'}"
-            raise document.wrong(("npu", number, role), f"found {chosen!r}", allowed if fit else "a memory that the NPU reaches")
+            raise document.wrong(("npu", number, role), f"found {chosen!r}", allowed if fit else "a memory with NPU ports")
 
 
 def _place(
     document: Document, where: tuple[str | int, ...], seen: list[tuple[int, int, str]], base: int, size: int, what: str
 ) -> None:
-    """Nothing may lie on something else, nor on the core's own registers at 0xE0000000, nor behind the last address."""
+    """Check that an address range is free, outside the core's registers at 0xE0000000, and below 4 GiB."""
     if base % _PAGE:
-        raise document.wrong(where, f"{base:#x} is no multiple of {_PAGE:#x}", f"a multiple of {_PAGE:#x}")
+        raise document.wrong(where, f"{base:#x} is not a multiple of {_PAGE:#x}", f"a multiple of {_PAGE:#x}")
     end = base + size
-    for low, high, other in (
+    for low, high, occupant in (
         *seen,
         (0xE0000000, 0xE0100000, "the core's own registers"),
-        (1 << 32, 1 << 40, "the address space's end"),
+        (1 << 32, 1 << 40, "the end of the address space"),
     ):
         if base < high and low < end:
-            raise document.wrong(where, f"{what} at {base:#010x}..{end:#010x} lies on {other}", "an address range of its own")
+            raise document.wrong(where, f"{what} at {base:#010x}..{end:#010x} overlaps {occupant}", "a free address range")
     seen.append((base, end, what))

@@ -1,7 +1,4 @@
-"""What boards took and what was estimated for them: how far an estimate of time can be trusted.
-
-Each row is a figure that somebody published, beside the estimate for the same network, NPU and memories.
-"""
+"""Published measurements on boards beside ethorch's estimates for the same network, NPU and memories."""
 
 from __future__ import annotations
 
@@ -10,23 +7,21 @@ from dataclasses import dataclass
 from statistics import median
 
 SILICON, LINUX, FVP = "silicon", "linux", "fvp"
-#: What printed our estimates, and when.
+#: Command that prints our estimates.
 COMMAND = "python -m bench.boards"
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A published figure beside an estimate.
+    """A published measurement beside an estimate.
 
     Attributes:
-        network: what ran.
-        target: the NPU.
-        board: its name here; empty of a board that is not here.
-        where: ``silicon``; ``linux``: silicon, called through an operating system, in memory that nobody describes; or ``fvp``.
-        milliseconds: of one call, as published.
-        estimate_ms: what was estimated for it.
-        estimated_by: who estimated, with which memories and when.
-        source: who measured.
+        board: Name in ethorch, or empty for unknown boards.
+        where: ``silicon``, ``fvp``, or ``linux`` for silicon driven through an operating system with undocumented memories.
+        milliseconds: Published time of one call.
+        estimate_ms: Estimated time.
+        estimated_by: Author, memories and date of the estimate.
+        source: Source of the measurement.
     """
 
     network: str
@@ -40,11 +35,11 @@ class Measured:
 
     @property
     def ratio(self) -> float:
-        """Measured over estimated: above 1 where the estimate was too good."""
+        """Measured time divided by estimated time."""
         return self.milliseconds / self.estimate_ms
 
 
-#: Who estimated where it was us. Networks are torchvision's, weights drawn from a Laplace distribution, inputs float unless said.
+#: Our estimates. Networks are torchvision's with Laplace-distributed random weights and float inputs, unless stated otherwise.
 _OURS = "ethorch, Vela 5.2, `python -m bench.boards` of 2026-11-23"
 _CARD = "Arm on Hugging Face, Arm/{}-ethos-u-executorch: p50 on an Alif DevKit-E8, bare metal"
 _MV2_E8 = "executorch #19131, zephyr_alif_tutorial.md: {}"
@@ -73,8 +68,8 @@ MEASURED: tuple[Measured, ...] = (
         _OURS + "; weights of 5.7 MB", _CARD.format("deit-tiny-int8") + ", some dense layers a16w8",
     ),
     Measured(
-        "FOMO, int8", "ethos-u55-256", "alif-e3-hp", SILICON, 5.51, 2.05, "Vela, by those who measured",
-        "OpenMV AE3 (Alif E3), notes of those who port models to it",
+        "FOMO, int8", "ethos-u55-256", "alif-e3-hp", SILICON, 5.51, 2.05, "Vela, by the authors of the measurement",
+        "OpenMV AE3 (Alif E3), notes of its porting authors",
     ),
     Measured(
         "mobilenet_v2, int8", "ethos-u55-256", "renesas-rzg3e", LINUX, 68.0, 4.03, _OURS + "; codes with channels last",
@@ -89,7 +84,7 @@ MEASURED: tuple[Measured, ...] = (
         "Arm learning path visualizing-ethos-u-performance, evaluate output: 4,738,932 cycles by the PMU",
     ),
     Measured(
-        "mobilenet_v2, int8", "ethos-u85-128", "corstone-320", FVP, 4.739, 4.942, "Vela, by those who measured: 4,942,076 cycles",
+        "mobilenet_v2, int8", "ethos-u85-128", "corstone-320", FVP, 4.739, 4.942, "Vela, by the same authors: 4,942,076 cycles",
         "Arm learning path visualizing-ethos-u-performance, evaluate output: 4,738,932 cycles by the PMU",
     ),
 )  # fmt: skip
@@ -97,14 +92,13 @@ MEASURED: tuple[Measured, ...] = (
 
 @dataclass(frozen=True)
 class Unestimated:
-    """A published figure of a network that is not to be had here, so that nothing can be put beside it.
+    """A published measurement of a network that is not available, so there is no estimate.
 
     Attributes:
-        network, target: what ran, on which NPU.
-        where: board or model.
-        figure: as published.
-        why: what is missing.
-        source: who measured.
+        where: Board or model.
+        figure: Published value.
+        why: Missing information.
+        source: Source of the measurement.
     """
 
     network: str
@@ -117,7 +111,7 @@ class Unestimated:
 
 _LEARNING = "Arm learning path {}"
 _RENESAS = "renesas-rz/rz-ethos-u-docs, test-models.md"
-_TFLITE = "a TFLite file of Arm's zoo; through Linux, as the row of MobileNetV2"
+_TFLITE = "a TFLite file of Arm's zoo, run through Linux like MobileNetV2"
 
 UNESTIMATED: tuple[Unestimated, ...] = (
     Unestimated("micronet large, anomalies, int8", "ethos-u55-256", "renesas-rzg3e", "16.94 ms", _TFLITE, _RENESAS),
@@ -129,14 +123,14 @@ UNESTIMATED: tuple[Unestimated, ...] = (
     ),
     Unestimated(
         "a shader of few operators, a16w8", "ethos-u85-256", "alif-e8-u85", "1.9 ms a call",
-        "the network is its author's own; mostly what a call costs beside the NPU", "notes of a shader on a DevKit-E8",
+        "the network is its author's own; dominated by the overhead of a call", "notes of a shader on a DevKit-E8",
     ),
     Unestimated(
         "mobilenet_v2, int8", "ethos-u55", "unnamed", "113.7 ms; TFLM 91.2 ms", "neither board nor clock is named",
         "executorch #17157",
     ),
     Unestimated(
-        "rnnoise, int8", "ethos-u85-256, -512", "FVP", "36,086; 55,086 cycles", "a TFLite file, its step not described",
+        "rnnoise, int8", "ethos-u85-256, -512", "FVP", "36,086; 55,086 cycles", "a TFLite file with an undocumented step",
         "a study of 74 configurations on FVPs",
     ),
     Unestimated(
@@ -146,19 +140,19 @@ UNESTIMATED: tuple[Unestimated, ...] = (
         "six networks, int8", "ethos-u55", "Alif E7", "7 to 125 times a Cortex-M55", "ratios to a CPU, no times", "arXiv 2509.17533"
     ),
     Unestimated(
-        "various, int8", "ethos-u55-64", "Himax WE2", "memory and start-up often dominate", "no times of networks that are named",
+        "various, int8", "ethos-u55-64", "Himax WE2", "memory and start-up often dominate", "no times of named networks",
         "arXiv 2503.22567",
     ),
 )  # fmt: skip
 
 
 def in_order(rows: Iterable[Measured]) -> bool:
-    """Do estimates put the networks of each board in the order that was measured? Of what was measured twice, the middle."""
+    """Return True if estimates rank the networks of each board as measured. Repeated measurements use the median."""
     boards: dict[tuple[str, str], dict[str, list[Measured]]] = {}
     for row in rows:
         boards.setdefault((row.board.removesuffix("-ospi"), row.target), {}).setdefault(row.network, []).append(row)
     for networks in boards.values():
-        times = [(median(r.milliseconds for r in own), median(r.estimate_ms for r in own)) for own in networks.values()]
+        times = [(median(r.milliseconds for r in group), median(r.estimate_ms for r in group)) for group in networks.values()]
         by_measure = sorted(times)
         if [estimate for _, estimate in by_measure] != sorted(estimate for _, estimate in times):
             return False
@@ -167,11 +161,11 @@ def in_order(rows: Iterable[Measured]) -> bool:
 
 @dataclass(frozen=True)
 class Spread:
-    """How many times the estimate boards have taken.
+    """Range of the ratio of measured to estimated time.
 
     Attributes:
-        low, high: least and largest ratio.
-        count: of how many published figures.
+        low, high: Least and largest ratio.
+        count: Number of measurements.
         of: ``this board`` or ``boards with silicon``.
     """
 
@@ -185,8 +179,8 @@ class Spread:
 
 
 def spread(board: str, rows: Iterable[Measured] = MEASURED) -> Spread:
-    """The spread of a board's own figures, where it has two or more; else of all silicon that firmware drives, and its own."""
-    known = [row for row in rows if row.where == SILICON or (row.where == LINUX and row.board == board)]
-    own = [row.ratio for row in known if row.board == board]
-    ratios = own if len(own) > 1 else [row.ratio for row in known]
-    return Spread(min(ratios), max(ratios), len(ratios), "this board" if len(own) > 1 else "boards with silicon")
+    """Return the spread of a board's own measurements if there are two or more, else of all bare-metal silicon and its own."""
+    relevant = [row for row in rows if row.where == SILICON or (row.where == LINUX and row.board == board)]
+    own_ratios = [row.ratio for row in relevant if row.board == board]
+    ratios = own_ratios if len(own_ratios) > 1 else [row.ratio for row in relevant]
+    return Spread(min(ratios), max(ratios), len(ratios), "this board" if len(own_ratios) > 1 else "boards with silicon")

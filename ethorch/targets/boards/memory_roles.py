@@ -1,7 +1,7 @@
-"""Which memory of a board holds what of a program, and what Vela is told of it: system configuration and memory modes as ini text.
+"""Roles of a board's memories, and the matching Vela configuration as ini text.
 
-The text depends on the board's numbers alone. It goes into the compile spec and so into the ``.pte``, which then says for which
-clock and bandwidths it was planned, on whatever computer it is read.
+The text depends only on the board. It is stored in the compile spec and the ``.pte``, which thus record the clock and bandwidths
+of the compilation.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from ethorch.targets.family import Family
 from ethorch.targets.npus import FAMILIES
 
 SRAM_ONLY, SHARED, DEDICATED = "Sram_Only", "Shared_Sram", "Dedicated_Sram"
-_READ_KINDS = ("mram", "flash", "dram")  # where weights go by default, the first that is there
+_READ_KINDS = ("mram", "flash", "dram")  # default memories of weights, in order of preference
 _VELA_KIND = {"mram": "OffChipFlash", "flash": "OffChipFlash", "dram": "Dram", "sram": "OnChipFlash"}
-# Where the board does not say: what Vela's reference systems have of an SRAM and of anything else. Requests that wait: of its U85.
+# Defaults from Vela's reference systems, for SRAM and other memories. _OUTSTANDING is that of its U85.
 _BURST_BYTES, _LATENCY_CYCLES = {"u55": (32, 128), "u65": (32, 128), "u85": (64, 128)}, (32, 64)
 _OUTSTANDING = {"Sram": 8, "OnChipFlash": 8, "OffChipFlash": 2, "Dram": 24}
 _DECIMALS = 6
@@ -25,12 +25,12 @@ _DECIMALS = 6
 
 @dataclass(frozen=True)
 class Roles:
-    """The memories of a program.
+    """Memories of a program.
 
     Attributes:
-        constants: holds weights and command streams.
-        feature_maps: holds the scratch region.
-        staging: holds the NPU's fast scratch memory; the same as ``feature_maps`` where that needs none of its own.
+        constants: Memory of weights and command streams.
+        feature_maps: Memory of the scratch region.
+        staging: Memory of the NPU's fast scratch, ``feature_maps`` unless it is separate.
     """
 
     constants: Memory
@@ -39,24 +39,24 @@ class Roles:
 
     @property
     def memory_mode(self) -> str:
-        """Vela's word for it."""
+        """Vela's memory mode."""
         if self.constants is not self.feature_maps:
             return SHARED
         return SRAM_ONLY if self.staging is self.feature_maps else DEDICATED
 
 
 def roles(board: Board, slot: NpuSlot, memory_mode: str | None = None) -> Roles:
-    """Which memory holds what, for the NPU of a slot.
+    """Choose the memories for the NPU of a slot.
 
-    Without a memory mode it is what the board says under ``constants``, ``feature_maps`` and ``staging``. What it leaves out:
-    weights lie in MRAM, flash or DRAM, in this order; feature maps in the largest SRAM, or, of U65 and U85 with their weights in
-    DRAM, there too, staged through the SRAM.
+    Without a memory mode, the board's ``constants``, ``feature_maps`` and ``staging`` apply. By default, weights are in MRAM,
+    flash or DRAM, in this order. Feature maps are in the largest SRAM. On U65 and U85 with weights in DRAM, they are in DRAM too
+    and are staged through the SRAM.
 
     Args:
-        memory_mode: one of the modes in ``configuration``, instead.
+        memory_mode: Memory mode of ``configuration`` that overrides the board's roles.
 
     Raises:
-        BoardError: the board has no memory that this NPU can write.
+        BoardError: The NPU cannot write any memory of the board.
     """
     fast, slow = _fast(board, slot), _slow(board, slot)
     if memory_mode is not None and memory_mode.startswith(DEDICATED) and slow is not None:
@@ -72,10 +72,10 @@ def roles(board: Board, slot: NpuSlot, memory_mode: str | None = None) -> Roles:
 
 
 def configuration(board: Board, slot: NpuSlot) -> str:
-    """An ini text for Vela: one system configuration, called as the board, and each memory mode that its memories allow.
+    """Return an ini text for Vela: a system configuration with the board's name, and each memory mode that its memories support.
 
     Raises:
-        BoardError: as of ``roles``.
+        BoardError: The NPU cannot write any memory of the board.
     """
     family, fast, slow = FAMILIES[slot.family], _fast(board, slot), _slow(board, slot)
     second = slow or fast
@@ -91,31 +91,33 @@ def configuration(board: Board, slot: NpuSlot) -> str:
 
 
 def assumptions(board: Board, slot: NpuSlot, memory_mode: str | None = None) -> tuple[str, ...]:
-    """The numbers behind an estimate of time that nobody has published: ``flash: bytes_per_second: assumed: ...``."""
-    found = [f"NPU: clock_hz: {slot.sources['clock_hz']}"] if slot.is_assumed("clock_hz") else []
+    """Return the assumed values that affect a time estimate, e.g. ``flash: bytes_per_second: assumed: ...``."""
+    lines = [f"NPU: clock_hz: {slot.sources['clock_hz']}"] if slot.is_assumed("clock_hz") else []
     used = roles(board, slot, memory_mode)
     for memory in dict.fromkeys((used.constants, used.feature_maps, used.staging)):
         for key in ("bytes_per_second", "read_latency_cycles"):
             if getattr(memory, key) is None:
-                found.append(f"{memory.name}: {key}: assumed: the board does not say")
-            elif memory.is_assumed(key):
-                found.append(f"{memory.name}: {key}: {memory.sources[key]}")
-    return tuple(found)
+                lines.append(f"{memory.name}: {key}: assumed: the board does not say")
+                lines.append(f"{memory.name}: {key}: assumed: not in the board file")
+                lines.append(f"{memory.name}: {key}: {memory.sources[key]}")
+    return tuple(lines)
 
 
 def _fast(board: Board, slot: NpuSlot) -> Memory:
-    """What Vela calls Sram: the memory that the NPU writes."""
+    """Return the memory that the NPU writes, which Vela calls Sram."""
     for chosen in (slot.staging, slot.feature_maps):
         if chosen:
             return board.memory(chosen)
     writable = [m for m in board.memories if m.writable and "sram" in m.npu_ports]
     if not writable:
-        raise BoardError(f"board {board.name}: the NPU writes no memory; give one of kind sram or dram npu_ports = ['sram'].")
+        raise BoardError(
+            f"board {board.name}: the NPU cannot write any memory. Set npu_ports = ['sram'] for a memory of kind sram or dram."
+        )
     return max(writable, key=lambda m: (m.kind == "sram", m.size_bytes))
 
 
 def _slow(board: Board, slot: NpuSlot) -> Memory | None:
-    """What stands behind the second port; None where there is nothing but the memory behind the first."""
+    """Return the memory at the second port, or None if there is only one memory."""
     fast = _fast(board, slot)
     if slot.constants and board.memory(slot.constants) is not fast:
         return board.memory(slot.constants)
@@ -124,7 +126,7 @@ def _slow(board: Board, slot: NpuSlot) -> Memory | None:
 
 
 def _memory_lines(kind: str, memory: Memory, slot: NpuSlot, family: Family) -> list[str]:
-    """Vela wants a bandwidth as a share of its ports' width at the NPU's clock, and how many ports there are (U85)."""
+    """Return Vela's settings of a memory: bandwidth relative to the port width at the NPU's clock, and number of ports (U85)."""
     width = family.port_bytes
     share = 1.0 if memory.bytes_per_second is None else memory.bytes_per_second / slot.clock_hz / width
     ports = ceil(round(share, _DECIMALS)) if slot.family == "u85" else 1

@@ -1,6 +1,6 @@
-"""TOML that is read strictly: every key is known, of its type and in its range, and an error names its line.
+"""Strict TOML parsing with known keys, types and ranges. Errors name the line.
 
-``tomllib`` says the line of a syntax error only. Where each key stands is found by a second look at the text.
+``tomllib`` reports lines only for syntax errors, so key lines are found by a second scan of the text.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _KEY = re.compile(r"\s*([A-Za-z0-9_\-]+|\"[^\"]*\"|'[^']*')\s*(\.\s*[A-Za-z0-9_\
 
 @dataclass(frozen=True)
 class Key:
-    """What a key may hold.
+    """Definition of a key.
 
     Attributes:
-        check: the value as the program wants it; ValueError with what is allowed for a wrong one.
-        required: is a file without it wrong?
-        number: does it want a source?
+        check: Function that converts a value, or raises ValueError with the expected values.
+        required: Whether a file without it is invalid.
+        number: Whether it requires a source.
     """
 
     check: Callable[[Any], Any]
@@ -35,47 +35,47 @@ class Key:
 
 
 def integer(low: int, high: int, what: str = "") -> Callable[[Any], int]:
-    """A whole number low..high, in decimal or hexadecimal."""
+    """Return a check for an integer low..high."""
 
     def check(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            shown = (f"{low:#x}", f"{high:#x}") if high > 1 << 16 else (str(low), str(high))
-            raise ValueError(f"a whole number {shown[0]}..{shown[1]}{what}")
+            limits = (f"{low:#x}", f"{high:#x}") if high > 1 << 16 else (str(low), str(high))
+            raise ValueError(f"an integer {limits[0]}..{limits[1]}{what}")
         return value
 
     return check
 
 
 def positive(value: Any) -> float:
-    """A number above 0, an integer or not."""
+    """Check a number above 0."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e15:
         raise ValueError("a number above 0 and below 1e15")
     return float(value)
 
 
 def not_negative(value: Any) -> float:
-    """A number of 0 or above."""
+    """Check a number of 0 or above."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e15:
-        raise ValueError("a number from 0, below 1e15")
+        raise ValueError("a number of at least 0 and below 1e15")
     return float(value)
 
 
 def text(value: Any) -> str:
-    """A text of one line that is not empty."""
+    """Check a nonempty text of one line."""
     if not isinstance(value, str) or not value.strip() or not value.isprintable():
-        raise ValueError("a text of one line that is not empty")
+        raise ValueError("a nonempty text of one line")
     return value
 
 
 def name(value: Any) -> str:
-    """A short name: lower-case letters, digits, ``-``, ``_`` and ``.``."""
+    """Check a short name of lower-case letters, digits, ``-``, ``_`` and ``.``."""
     if not isinstance(value, str) or not re.fullmatch(r"[a-z0-9][a-z0-9_.\-]{0,39}", value):
         raise ValueError("a name of lower-case letters, digits, '-', '_' and '.', at most 40 of them")
     return value
 
 
 def one_of(*allowed: str) -> Callable[[Any], str]:
-    """One of these words."""
+    """Return a check for one of these words."""
 
     def check(value: Any) -> str:
         if not isinstance(value, str) or value not in allowed:
@@ -86,31 +86,31 @@ def one_of(*allowed: str) -> Callable[[Any], str]:
 
 
 def many(of: Callable[[Any], Any], least: int = 0) -> Callable[[Any], tuple[Any, ...]]:
-    """A list of different values, at least so many of them."""
+    """Return a check for a list of distinct values, with at least ``least`` of them."""
 
     def check(value: Any) -> tuple[Any, ...]:
         if not isinstance(value, list) or len(value) < least:
             raise ValueError(f"a list of at least {least}" if least else "a list")
         try:
-            found = tuple(of(item) for item in value)
+            checked = tuple(of(item) for item in value)
         except ValueError as error:
             raise ValueError(f"a list, each {error}") from None
-        if len(set(found)) != len(found):
+        if len(set(checked)) != len(checked):
             raise ValueError("a list without repetitions")
-        return found
+        return checked
 
     return check
 
 
 class Document:
-    """The tables of a TOML file, and the line of each key.
+    """Tables of a TOML file, with the line of each key.
 
     Args:
-        content: the file.
-        label: what messages call it.
+        content: Contents of the file.
+        label: Name of the file in messages.
 
     Raises:
-        BoardError: it is no TOML, or not text.
+        BoardError: The content is not TOML or not UTF-8.
     """
 
     def __init__(self, content: bytes, label: str):
@@ -118,7 +118,7 @@ class Document:
         try:
             decoded = content.decode()
         except UnicodeDecodeError as error:
-            raise BoardError(f"{label}: byte {error.start} is not UTF-8; a board file is TOML, which is UTF-8 text.") from None
+            raise BoardError(f"{label}: byte {error.start} is not UTF-8; expected a TOML file.") from None
         try:
             self.root = parse_toml(decoded, label)
         except FormatError as error:
@@ -126,85 +126,85 @@ class Document:
         self._lines = _lines(decoded)
 
     def wrong(self, where: Where, found: str, allowed: str) -> BoardError:
-        """An error that says line, key, what was found, and what is allowed."""
+        """Return an error with line, key, the value found and the expected values."""
         line = next((self._lines[where[:n]] for n in range(len(where), 0, -1) if where[:n] in self._lines), None)
         place = f"{self.label}, line {line}" if line else self.label
-        return BoardError(f"{place}: {_place(where)}: {found}; allowed is {allowed}.")
+        return BoardError(f"{place}: {_place(where)}: {found}; expected {allowed}.")
 
     def table(self, value: Any, where: Where, keys: Mapping[str, Key]) -> dict[str, Any]:
-        """The values of a table, each checked; what is absent is left out.
+        """Return the checked values of a table, without absent keys.
 
-        A table with numbers wants ``source`` for all of them, or ``sources.KEY`` for single ones; the result has them under
-        ``sources``, one for each number.
+        A table with numbers requires ``source`` for all of them, or ``sources.KEY`` for single ones. The result contains a source
+        for each number under ``sources``.
         """
         if not isinstance(value, dict):
             raise self.wrong(where, f"found {shown(value)}", "a table")
         numbers = [key for key, row in keys.items() if row.number]
         allowed = [*keys, *(("source", "sources") if numbers else ())]
-        result: dict[str, Any] = {}
-        for key, found in value.items():
+        checked: dict[str, Any] = {}
+        for key, raw in value.items():
             if key not in allowed:
                 meant = near(key, allowed, most=1)
                 hint = f"{meant[0]!r}, or another of " if meant else ""
                 raise self.wrong((*where, key), "no such key", f"{hint}{', '.join(allowed)}")
             if key in keys:
                 try:
-                    result[key] = keys[key].check(found)
+                    checked[key] = keys[key].check(raw)
                 except ValueError as error:
-                    raise self.wrong((*where, key), f"found {shown(found)}", str(error)) from None
+                    raise self.wrong((*where, key), f"found {shown(raw)}", str(error)) from None
         for key, row in keys.items():
             if row.required and key not in value:
-                raise self.wrong((*where, key), "it is missing", f"a file with {key!r} in this table")
+                raise self.wrong((*where, key), "the key is missing", f"a table with {key!r}")
         if numbers:
-            result["sources"] = self._sources(value, where, numbers)
-        return result
+            checked["sources"] = self._sources(value, where, numbers)
+        return checked
 
     def _sources(self, value: dict[str, Any], where: Where, numbers: list[str]) -> dict[str, str]:
         general, single = value.get("source"), value.get("sources", {})
         if general is not None and (not isinstance(general, str) or not general.strip()):
             raise self.wrong(
-                (*where, "source"), f"found {shown(general)}", "a text: where the numbers of this table are from, or 'assumed'"
+                (*where, "source"), f"found {shown(general)}", "a text: the source of the numbers of this table, or 'assumed'"
             )
         if not isinstance(single, dict):
-            raise self.wrong((*where, "sources"), f"found {shown(single)}", "a table: key = 'where its number is from'")
-        for key, said in single.items():
+            raise self.wrong((*where, "sources"), f"found {shown(single)}", "a table: key = 'source of its number'")
+        for key, source in single.items():
             if key not in numbers:
-                raise self.wrong((*where, "sources", key), "no number of this table", ", ".join(numbers))
-            if not isinstance(said, str) or not said.strip():
-                raise self.wrong((*where, "sources", key), f"found {shown(said)}", "a text, or 'assumed'")
+                raise self.wrong((*where, "sources", key), "the key is not a number of this table", ", ".join(numbers))
+            if not isinstance(source, str) or not source.strip():
+                raise self.wrong((*where, "sources", key), f"found {shown(source)}", "a text, or 'assumed'")
         result = {}
         for key in numbers:
-            said = single.get(key, general)
-            if key in value and said is None:
+            source = single.get(key, general)
+            if key in value and source is None:
                 allowed = "a number with a 'source' in its table, or a row of its 'sources': a document, or 'assumed'"
-                raise self.wrong((*where, key), "nothing says where it is from", allowed)
-            if said is not None and key in value:
-                result[key] = said
+                raise self.wrong((*where, key), "the source is missing", allowed)
+            if source is not None and key in value:
+                result[key] = source
         return result
 
 
 def _place(where: Where) -> str:
-    """``memory 2, base`` for ("memory", 1, "base")."""
-    said = ""
+    """Format a position, e.g. ``memory 2, base`` for ("memory", 1, "base")."""
+    words = ""
     for part in where:
-        said += f" {part + 1}" if isinstance(part, int) else f"{', ' if said else ''}{part}"
-    return said or "the file"
+        words += f" {part + 1}" if isinstance(part, int) else f"{', ' if words else ''}{part}"
+    return words or "the file"
 
 
 def _lines(content: str) -> dict[Where, int]:
-    """The line of every table and key, counted from 1; what stands inside an inline table has that of its key."""
+    """Return the line of every table and key, from 1. Keys in an inline table have the line of that table."""
     lines: dict[Where, int] = {}
     counts: dict[Where, int] = {}
     table: Where = ()
-    quote = ""  # of the text over several lines that the line is in
+    quote = ""  # delimiter of the multi-line text that contains the line
     for number, line in enumerate(content.splitlines(), 1):
         if not quote:
             header = _HEADER.match(line)
             if header:
                 table = _table(_parts(header[2]), header[1] == "[[", counts)
                 lines.setdefault(table, number)
-            elif found := _KEY.match(line):
-                parts = _parts(found[0].rstrip()[:-1])
+            elif match := _KEY.match(line):
+                parts = _parts(match[0].rstrip()[:-1])
                 for n in range(1, len(parts) + 1):
                     lines.setdefault((*table, *parts[:n]), number)
         for mark in ('"""', "'''"):
@@ -219,7 +219,7 @@ def _parts(dotted: str) -> tuple[str, ...]:
 
 
 def _table(parts: tuple[str, ...], repeated: bool, counts: dict[Where, int]) -> Where:
-    """The place of a table: [[memory]] begins a new one, [memory.sources] belongs to the last."""
+    """Return the position of a table. [[memory]] starts a new one, [memory.sources] belongs to the last."""
     where: Where = ()
     for at, part in enumerate(parts):
         where = (*where, part)

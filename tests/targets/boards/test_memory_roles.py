@@ -66,7 +66,7 @@ def test_another_memory_mode_moves_the_parts() -> None:
 
 def test_a_spec_keeps_its_text_through_the_list() -> None:
     found = boards.load("alif-e8-u85")
-    spec = spec_of(found, found.npus[0]).published()
+    spec = spec_of(found, found.npus[0]).publish()
     pairs = spec.to_pairs()
     assert EthosUCompileSpec.from_pairs(pairs) == spec
     said = b" ".join(value for _, value in pairs).decode()
