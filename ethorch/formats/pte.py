@@ -75,7 +75,7 @@ def entry_point(program: Program, method: str | None = None) -> str:
     Raises:
         HostError: The method does not exist.
     """
-    entries = [name for name, found in program.methods.items() if not is_figure(found)]
+    entries = [name for name, candidate in program.methods.items() if not is_figure(candidate)]
     if method is None and entries:
         return "forward" if "forward" in entries else entries[0]
     if method not in entries:

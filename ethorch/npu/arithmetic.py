@@ -136,15 +136,15 @@ def interpolate_32(values: Ints, base: Ints, slope: Ints) -> Ints:
 
 def tanh_16(values: Ints, base: Ints, slope: Ints) -> Ints:
     """Compute the built-in tanh, a table in steps of 2**8 (npu-reference 6.4)."""
-    return _symmetric(_built_in(values, base, slope, 8), 8)
+    return _symmetric(_interpolate_clipped(values, base, slope, 8), 8)
 
 
 def sigmoid_16(values: Ints, base: Ints, slope: Ints) -> Ints:
     """Compute the built-in sigmoid: the tanh table in steps of 2**9, halved and shifted up (npu-reference 6.4)."""
-    return 16384 + _symmetric(_built_in(values, base, slope, 9), 10)
+    return 16384 + _symmetric(_interpolate_clipped(values, base, slope, 9), 10)
 
 
-def _built_in(v: Ints, base: Ints, slope: Ints, b: int) -> Ints:
+def _interpolate_clipped(v: Ints, base: Ints, slope: Ints, b: int) -> Ints:
     u = np.clip(v, -(256 << b), (256 << b) - 1) + (256 << b)
     i = u >> b
     result: Ints = base[i] * (1 << b) + slope[i] * (u & ((1 << b) - 1))

@@ -162,7 +162,7 @@ ACTIVATIONS = {**dict.fromkeys(U5X, _activation_5x), U85: _activation_u85}
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Scaling of a filter's sums: float64 (see ``OutputStage.plan``), or int64 if ``factor`` is None."""
+    """Scaling of a filter's sums: float64 (see ``OutputStage.plan``), or int64 without a ``factor``."""
 
     filter: Filter
     bias: Array
@@ -182,7 +182,7 @@ class OutputStage:
         self.input = op.state.get("ACC_FORMAT.input", ACC_RESET)
         self.keeps = bool(op.state.get("ACC_FORMAT.output", 0))
         if self.ofm.storage == STORAGE_NONE and not self.keeps:
-            raise MachineFault("OFM_PRECISION.storage is NONE, but the accumulator is not kept either")
+            raise MachineFault("OFM_PRECISION.storage NONE requires the accumulator to be kept")
         self.ifm2 = feature_map(op, "IFM2", self.shape) if self.input == ACC_IFM2 else None
         self.activation = activation(op, self.ofm.dtype)
         self.whole = self.transpose != (0, 1, 2) or self.reverse >= 0 or self.ofm.storage == STORAGE_CHAINED

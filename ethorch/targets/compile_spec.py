@@ -92,7 +92,7 @@ class ArmCompileSpec:
         return self
 
     def set_pass_pipeline_config(self, config: Any) -> None:
-        """Do nothing, for compatibility. ethorch does not have a pass pipeline."""
+        """Warn that the call has no effect, because ethorch does not have a pass pipeline."""
         warnings.warn(
             "set_pass_pipeline_config() has no effect: ethorch lowers in one walk and has no pass pipeline.",
             UserWarning,
@@ -100,7 +100,7 @@ class ArmCompileSpec:
         )
 
     def set_output_order_workaround(self: SpecT, output_order_workaround: bool) -> SpecT:
-        """Do nothing, for compatibility. Outputs always keep the program's order. Returns self."""
+        """Warn that the call has no effect, because outputs always keep the program's order. Returns self."""
         warnings.warn(
             "set_output_order_workaround() has no effect: outputs always keep the program's order.",
             DeprecationWarning,

@@ -92,7 +92,7 @@ class FoldSquares:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadPlanes:
-    """Convert planes to NHWC by a convolution (``lower.rewrite.planes``) if that takes fewer cycles."""
+    """Convert planes to NHWC by a convolution (``lower.rewrite.planes``) if that saves cycles."""
 
     #: Most planes of an input. A convolution costs 16 multiply-adds per element and plane.
     most: int
@@ -110,7 +110,7 @@ class Tuning:
     #: Whether activations can be quantized to int32, besides int8 and int16.
     int32_activations: bool = True
 
-    # --- what lowerings emit ------------------------------------------------------------------------------------------
+    # --- operators that lowerings emit ----------------------------------------------------------------------------------
 
     #: ``folded`` joins adjacent axes of a TRANSPOSE. ``whole`` keeps up to four axes.
     transpose: Literal["folded", "whole"] = "folded"

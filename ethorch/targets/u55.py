@@ -59,7 +59,7 @@ LIMITS = {
     "MAX_POOL2D": Limits({**POOL, **_PADDED_POOL}),
     "AVG_POOL2D": Limits({**POOL, **_PADDED_POOL, "padded_kernel": upto(8)}),
     "REDUCE_SUM": Limits({name: upto(65536) for name in ("extent", "outer", "inner")}),
-    # Vela miscompiles larger extents. In int16 each pair of matrices is eight operations: 32,767 took the simulator a minute.
+    # Vela miscompiles larger extents. In int16 each pair of matrices is eight operations: the simulator needed a minute for 32,767.
     "MATMUL": Limits({"longest_axis": upto(65536), **PICTURES}, dtypes=frozenset({"INT8"}), way_out=_INT8),
     "ARGMAX": Limits({"extent": upto(127), "others": upto(65536)}, dtypes=frozenset({"INT8"}), way_out=_INT8),
     "ARITHMETIC_RIGHT_SHIFT": Limits({"rounds": _ONE}, dtypes=frozenset({"INT32"}), way_out=_INT32),

@@ -52,7 +52,7 @@ def run(
         try:
             child = subprocess.run(command, capture_output=True, text=True, timeout=timeout_seconds, check=False)
         except subprocess.TimeoutExpired:
-            raise EthorchError(f"the TOSA reference model took more than {timeout_seconds:.0f} s.") from None
+            raise EthorchError(f"the TOSA reference model exceeded its limit of {timeout_seconds:.0f} s.") from None
         if child.returncode:
             raise EthorchError(f"the TOSA reference model failed ({child.returncode}): {child.stderr.strip()[-1000:]}")
         with np.load(results) as stored:

@@ -45,5 +45,5 @@ def test_what_says_nothing_of_a_computer_is_kept() -> None:
 
 
 def test_debug_information_still_needs_a_folder() -> None:
-    with pytest.raises(SpecError, match="needs a folder"):
+    with pytest.raises(SpecError, match="requires a folder"):
         EthosUCompileSpec("ethos-u55-128").dump_debug_info("JSON").publish()

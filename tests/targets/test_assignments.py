@@ -62,11 +62,11 @@ def test_entries_of_tables_are_added() -> None:
         (["arena"], "expected FIELD=VALUE"),
         (["modules.=float"], "expected FIELD=VALUE"),
         (["arean=1"], "unknown setting 'arean'.*arena"),
-        (["arena=1K", "arena=2K"], "gives arena two values"),
-        (["modules.a=float", "modules.a=int8"], r"gives modules\.a two values"),
-        (["modules.a=float", "modules={}"], "gives modules two values"),
+        (["arena=1K", "arena=2K"], "assigns two values to arena"),
+        (["modules.a=float", "modules.a=int8"], r"assigns two values to modules\.a"),
+        (["modules.a=float", "modules={}"], "assigns two values to modules"),
         (["modules={}", "modules.a=float", "modules.a=int8"], "two values"),
-        (["arena.a=1"], "arena is no table"),
+        (["arena.a=1"], "arena is not a table"),
         (["samples.size=1"], "unknown entry of samples 'size'"),
         (["samples.calibrate=3"], r"samples\.calibrate is 3"),
         (["verify=1"], "verify is 1; expected true or false"),
@@ -87,6 +87,6 @@ def test_latency_is_a_time_or_a_rate() -> None:
 def test_axes_have_several_values() -> None:
     axes = parse_axes(["scheme=int8, a16w8", "target=all"])
     assert axes["scheme"] == ["int8", "a16w8"] and len(axes["target"]) == 11
-    for words, said in (["scheme"], "FIELD=A,B,C"), (["scheme=,"], "FIELD=A,B,C"), (["io=int8", "io=uint8"], "gives io twice"):
+    for words, said in (["scheme"], "FIELD=A,B,C"), (["scheme=,"], "FIELD=A,B,C"), (["io=int8", "io=uint8"], "varies io twice"):
         with pytest.raises(SpecError, match=said):
             parse_axes(words)

@@ -81,8 +81,8 @@ def test_a_list_made_by_the_incumbent_is_read():
 @pytest.mark.parametrize(
     ("items", "words"),
     [
-        ({}, "no 'output_format'; it holds nothing"),
-        ({"target": U55}, "no 'output_format'; it holds target"),
+        ({}, "no 'output_format'; it contains no keys"),
+        ({"target": U55}, "no 'output_format'; it contains target"),
         ({"output_format": "vgf", "target": U55}, "vgf.*vela"),
         ({"output_format": "vela"}, "neither 'target' nor --accelerator-config"),
         ({"output_format": "vela", "target": U55, "tosa_mode": "x"}, "tosa_mode.*Known"),
@@ -153,12 +153,12 @@ def test_flags_as_string_list_and_mixed():
     [
         ("--optimize Size", "--optimize'. Did you mean '--optimise'"),
         ("--optimise size", "'size': allowed: Performance, Size"),
-        ("--optimise", "needs a value"),
-        ("--optimise --verbose-all", "needs a value, found '--verbose-all'"),
-        ("--optimise=", "needs a value"),
+        ("--optimise", "requires a value"),
+        ("--optimise --verbose-all", "requires a value, got '--verbose-all'"),
+        ("--optimise=", "requires a value"),
         ("--verbose-all=yes", "is a switch"),
         ("--arena-cache-size=-1", "at least 0"),
-        ("--arena-cache-size=4294967297", "addresses at most 4294967296"),
+        ("--arena-cache-size=4294967297", "expected at most 4294967296"),
         ("--arena-cache-size=1MB", "an integer"),
         ("--cpu-tensor-alignment 24", "power of two"),
         ("--tensor-allocator Best", "LinearAlloc, Greedy, HillClimb"),
@@ -169,9 +169,9 @@ def test_flags_as_string_list_and_mixed():
         ("--separate-io-regions", "scratch region"),
         ("--debug-force-legacy-core", "cannot read TOSA"),
         ("--version", "run vela itself"),
-        ("model.tosa", "not a flag"),
+        ("model.tosa", "neither a flag"),
         ("--config 'unbalanced", "cannot be split"),
-        ([1], "every flag is a string"),
+        ([1], "expected strings"),
         ("--accelerator-config ethos-u55-64", "contradicts target 'ethos-u55-128'"),
         ("--accelerator-config ethos-u56", "unknown target"),
     ],
@@ -260,8 +260,8 @@ def test_own_ini(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("core_clock=400e6", "core_clock=fast", "not a number"),
-        ("core_clock=400e6", "core_clock=0", "must be positive"),
+        ("core_clock=400e6", "core_clock=fast", "expected a number"),
+        ("core_clock=400e6", "core_clock=0", "expected a positive clock"),
         ("axi0_port=Sram", "axi0_port=Sdram", "axi0_port='Sdram' is not one of"),
         ("arena_mem_area=Axi0", "arena_mem_area=Axi2", "not Axi0 or Axi1"),
         ("inherit=Memory_Mode.Mine", "inherit=Memory_Mode.Small", "in a circle"),
@@ -279,7 +279,7 @@ def test_broken_ini(tmp_path, old, new, words):
 
 
 def test_missing_ini(tmp_path):
-    with pytest.raises(SpecError, match=r"was not found. Looked for .*config_files/Arm/mine.ini.*Vela's: Arm/vela.ini"):
+    with pytest.raises(SpecError, match=r"was not found. Searched .*config_files/Arm/mine.ini.*Vela's: Arm/vela.ini"):
         EthosUCompileSpec(U55, config_ini="Arm/mine.ini")
     with pytest.raises(SpecError, match=r"does not end in \.ini"):
         EthosUCompileSpec(U55, config_ini=str(tmp_path / "vela.cfg"))
@@ -289,7 +289,7 @@ def test_missing_ini(tmp_path):
 
 
 def test_debug_info_needs_a_folder():
-    with pytest.raises(SpecError, match="needs a folder"):
+    with pytest.raises(SpecError, match="requires a folder"):
         EthosUCompileSpec(U55).dump_debug_info("TOSA").to_list()
     with pytest.raises(SpecError, match=r"unknown debug mode 'xml'"):
         EthosUCompileSpec(U55).dump_debug_info("xml")
@@ -305,7 +305,7 @@ def test_calls_kept_for_existing_programs():
 
 
 def test_of_refuses_other_things():
-    with pytest.raises(SpecError, match=r"expected EthosUCompileSpec or its to_list\(\), found str"):
+    with pytest.raises(SpecError, match=r"expected EthosUCompileSpec or its to_list\(\), got str"):
         EthosUCompileSpec.of("ethos-u55-128")  # type: ignore[arg-type]
 
 

@@ -218,8 +218,8 @@ def _check(document: Document, board: Board) -> None:
     if len(set(board.targets)) != len(board.targets):
         raise document.wrong(("npu",), "two NPUs with the same name", "NPUs that differ in family or MACs")
     if board.memory_at(board.cpu.vector_table) is None:
-        found = f"no memory contains {board.cpu.vector_table:#010x}"
-        raise document.wrong(("cpu", "vector_table"), found, "an address in a memory")
+        problem = f"no memory contains {board.cpu.vector_table:#010x}"
+        raise document.wrong(("cpu", "vector_table"), problem, "an address in a memory")
 
 
 def _check_roles(document: Document, board: Board, number: int, slot: NpuSlot) -> None:

@@ -125,11 +125,11 @@ class Document:
             raise BoardError(str(error)) from None
         self._lines = _lines(decoded)
 
-    def wrong(self, where: Where, found: str, allowed: str) -> BoardError:
+    def wrong(self, where: Where, problem: str, allowed: str) -> BoardError:
         """Return an error with line, key, the value found and the expected values."""
         line = next((self._lines[where[:n]] for n in range(len(where), 0, -1) if where[:n] in self._lines), None)
         place = f"{self.label}, line {line}" if line else self.label
-        return BoardError(f"{place}: {_place(where)}: {found}; expected {allowed}.")
+        return BoardError(f"{place}: {_place(where)}: {problem}; expected {allowed}.")
 
     def table(self, value: Any, where: Where, keys: Mapping[str, Key]) -> dict[str, Any]:
         """Return the checked values of a table, without absent keys.

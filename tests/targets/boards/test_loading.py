@@ -82,34 +82,38 @@ def test_a_users_file_is_read_by_its_path(tmp_path: Path) -> None:
 
 
 WRONG = {
-    "a kind that there is not": ('kind = "dram"', 'kind = "ddr"', "line 76: memory 5, kind: found 'ddr'; allowed is one of 'sram'"),
-    "a key with a slip": ("interrupt = 56", "interupt = 56", "npu 1, interupt: no such key; allowed is 'interrupt'"),
+    "a kind that there is not": ('kind = "dram"', 'kind = "ddr"', "line 76: memory 5, kind: found 'ddr'; expected one of 'sram'"),
+    "a key with a slip": ("interrupt = 56", "interupt = 56", "npu 1, interupt: no such key; expected 'interrupt'"),
     "a number as text": ("size_bytes = 0x200000\n", 'size_bytes = "2M"\n', "memory 4, size_bytes: found '2M'"),
-    "memories on each other": ("aliases = [0x31000000]", "aliases = [0x21001000]", "memory sram at .* lies on memory sram"),
-    "a TCM that the NPU sees": ("npu_ports = []", 'npu_ports = ["sram"]', "allowed is \\[\\]: no port of the NPU leads to a TCM"),
+    "memories on each other": ("aliases = [0x31000000]", "aliases = [0x21001000]", "memory sram at .* overlaps memory sram"),
+    "a TCM that the NPU sees": ("npu_ports = []", 'npu_ports = ["sram"]', "expected \\[\\], because TCMs have no NPU port"),
     "an NPU that there is not": (
         "macs = [256, 512]",
         "macs = [256, 500]",
-        "there is no Ethos-U65 of 500 MACs; allowed is 256, 512",
+        "there is no Ethos-U65 of 500 MACs; expected 256, 512",
     ),
-    "a missing key": ('kind = "cmsdk"\n', "", "uart, kind: it is missing"),
-    "a number without a source": ('source = "assumed"', "", "cpu, dcache_bytes: nothing says where it is from"),
+    "a missing key": ('kind = "cmsdk"\n', "", "uart, kind: the key is missing"),
+    "a number without a source": ('source = "assumed"', "", "cpu, dcache_bytes: the source is missing"),
     "no TOML": ("[cpu]", "[cpu", "is not TOML: .*line 6"),
-    "a bandwidth below zero": ("bytes_per_second = 500_000_000", "bytes_per_second = -1", "allowed is a number above 0"),
+    "a bandwidth below zero": ("bytes_per_second = 500_000_000", "bytes_per_second = -1", "expected a number above 0"),
     "a truth as a number": ("clock_hz = 500_000_000", "clock_hz = true", "cpu, clock_hz: found True"),
-    "a table twice": ("[uart]", "[[uart]]", "uart: found a? ?.*; allowed is a table"),
-    "an interrupt beyond the NVIC": ("interrupt = 56", "interrupt = 96", "allowed is 0..95, the lines of this CPU's NVIC"),
-    "a base off the page": ("base = 0x48102000", "base = 0x48102004", "allowed is a multiple of 0x1000"),
-    "a name twice": ('name = "ddr-secure"', 'name = "ddr"', "'ddr' is taken by another memory"),
+    "a table twice": ("[uart]", "[[uart]]", "uart: found a? ?.*; expected a table"),
+    "an interrupt beyond the NVIC": ("interrupt = 56", "interrupt = 96", "expected 0..95, the lines of this CPU's NVIC"),
+    "a base off the page": ("base = 0x48102000", "base = 0x48102004", "expected a multiple of 0x1000"),
+    "a name twice": ('name = "ddr-secure"', 'name = "ddr"', "'ddr' is the name of another memory"),
     "an FVP that is none": ('u55 = "FVP_Corstone_SSE-300_Ethos-U55"', 'u55 = "rm"', "fvp, u55: found 'rm'"),
     "an FVP for no family": ("fvp = { u55", "fvp = { u50", "fvp, u50: no such family"),
-    "a start in no memory": ("vector_table = 0x10000000", "vector_table = 0x50000000", "no memory lies at 0x50000000"),
-    "a source of nothing": ("[cpu.sources]", '[cpu.sources]\ncore = "x"', "cpu, sources, core: no number of this table"),
-    "memory in the core's place": ("base = 0x70000000", "base = 0xE0000000", "lies on the core's own registers"),
+    "a start in no memory": ("vector_table = 0x10000000", "vector_table = 0x50000000", "no memory contains 0x50000000"),
+    "a source of nothing": (
+        "[cpu.sources]",
+        '[cpu.sources]\ncore = "x"',
+        "cpu, sources, core: the key is not a number of this table",
+    ),
+    "memory in the core's place": ("base = 0x70000000", "base = 0xE0000000", "overlaps the core's own registers"),
     "a role for no memory": (
         'family = "u55"',
         'family = "u55"\nconstants = "rom"',
-        "constants: found 'rom'; allowed is one of bram",
+        "constants: found 'rom'; expected one of bram",
     ),
     "a role for what the NPU cannot see": ('family = "u55"', 'family = "u55"\nfeature_maps = "dtcm"', "which the NPU writes"),
     "a repetition": ("macs = [256, 512]", "macs = [256, 256]", "a list without repetitions"),
@@ -137,7 +141,7 @@ def test_files_that_are_no_board(tmp_path: Path) -> None:
         boards.load(tmp_path / "none.toml")
     with pytest.raises(BoardError, match="not UTF-8"):
         parse(b"\xff\xfe", "mine.toml")
-    with pytest.raises(BoardError, match="name: it is missing"):
+    with pytest.raises(BoardError, match="name: the key is missing"):
         parse(b"", "mine.toml")
     with pytest.raises(BoardError, match="is not TOML"):
         parse(b"a = " + b"[" * 100_000, "mine.toml")
