@@ -97,8 +97,8 @@ def assumptions(board: Board, slot: NpuSlot, memory_mode: str | None = None) -> 
     for memory in dict.fromkeys((used.constants, used.feature_maps, used.staging)):
         for key in ("bytes_per_second", "read_latency_cycles"):
             if getattr(memory, key) is None:
-                lines.append(f"{memory.name}: {key}: assumed: the board does not say")
                 lines.append(f"{memory.name}: {key}: assumed: not in the board file")
+            elif memory.is_assumed(key):
                 lines.append(f"{memory.name}: {key}: {memory.sources[key]}")
     return tuple(lines)
 
