@@ -26,7 +26,7 @@ from ethorch.quantization.calibrate import quantize_methods
 from ethorch.quantization.integer_io import boundary_codes, with_constants, with_integer_io
 from ethorch.quantization.passes.state_buffers import state_buffers
 from ethorch.quantization.schemes import quantizer_for
-from ethorch.quantization.shared_buffers import names_in_whole
+from ethorch.quantization.shared_buffers import unify_buffer_names
 from ethorch.support.errors import EthorchError, SpecError, unknown_name
 from ethorch.support.exclusive import exclusive
 from ethorch.targets.settings import AUTO_LAYOUT, COST, CPU_MATMUL, Settings
@@ -122,7 +122,7 @@ def _build_several(
         raise SpecError(f"partition={COST!r} is of one method: several need one of npu and cpu-matmul.")
     if settings.etrecord:
         raise SpecError("etrecord is of one method: compile each alone for that, or give one tuple of shapes.")
-    names = names_in_whole(quantized)
+    names = unify_buffer_names(quantized)
     wide = _wide_counters(quantized, names)
     builds = {}
     for name, user in methods.models.items():

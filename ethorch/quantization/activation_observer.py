@@ -11,7 +11,7 @@ from torchao.quantization.pt2e.observer import UniformQuantizationObserverBase
 
 from ethorch.quantization.calibration_checks import InputStatistics, check_method, warn_about
 from ethorch.quantization.passes.mask_tensors import SUNK, is_mask
-from ethorch.quantization.range_search import HALF_BINS, Seen, least_squares_range, percentile_range
+from ethorch.quantization.range_search import HALF_BINS, Observations, least_squares_range, percentile_range
 from ethorch.support.errors import QuantizationError
 
 #: Methods that choose the range of an activation.
@@ -88,7 +88,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         self._sums: list[ActivationObserver] = []
         self.is_input = False
         self.statistics: list[InputStatistics] = []
-        self.seen = Seen()
+        self.seen = Observations()
         self._qparams: tuple[Tensor, Tensor] | None = None
         self.follow(None)
 

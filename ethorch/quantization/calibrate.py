@@ -15,7 +15,7 @@ from ethorch.models.open_sizes import is_dynamic
 from ethorch.models.user_code import explained
 from ethorch.quantization.config import QuantizationConfig, get_symmetric_quantization_config
 from ethorch.quantization.constrained_weights import fold
-from ethorch.quantization.passes.state_buffers import only_read, state_buffers, write_back
+from ethorch.quantization.passes.state_buffers import find_foreign_buffers, state_buffers, write_back
 from ethorch.quantization.prepare import prepare
 from ethorch.quantization.quantizer import TOSAQuantizer
 from ethorch.quantization.shared_buffers import copy_written_buffers, observe_together, preserve_buffers
@@ -97,7 +97,7 @@ def quantize_methods(
     for name, model in models.items():
         prepared[name], model_buffers = _prepare(model, quantizers[name])
         buffers += model_buffers
-    for name, read in only_read(prepared).items():
+    for name, read in find_foreign_buffers(prepared).items():
         prepared[name], _ = _prepare(models[name], quantizers[name], read)
     if len(models) > 1:
         observe_together(list(prepared.values()), [model.module for model in models.values()], alternatives)

@@ -37,7 +37,7 @@ _FARTHEST = 2.5
 
 
 @dataclass
-class Seen:
+class Observations:
     """Observations of an activation besides its histogram.
 
     Attributes:
@@ -70,7 +70,7 @@ def percentile_range(counts: Floats, reach: float, percentile: float) -> tuple[f
     return float(low), float(high)
 
 
-def least_squares_range(seen: Seen, counts: Floats, levels: int, symmetric: bool) -> tuple[float, float]:
+def least_squares_range(seen: Observations, counts: Floats, levels: int, symmetric: bool) -> tuple[float, float]:
     """Return the (low, high) with the least expected squared error.
 
     Args:

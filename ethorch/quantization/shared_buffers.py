@@ -17,7 +17,7 @@ from ethorch.quantization.passes.state_buffers import memory_of, state_buffers
 INITIAL = "ethorch_initial"
 
 
-def names_in_whole(modules: Mapping[str, GraphModule]) -> dict[str, dict[str, str]]:
+def unify_buffer_names(modules: Mapping[str, GraphModule]) -> dict[str, dict[str, str]]:
     """Return, by model, the common name of each written buffer, which is its name in the first model that has it."""
     written = {memory_of(buffer) for module in modules.values() for _, buffer in state_buffers(module)}
     common_names: dict[tuple[int, ...], str] = {}

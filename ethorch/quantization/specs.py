@@ -31,7 +31,7 @@ def is_annotated(node: Node) -> bool:
 
 
 @dataclass(frozen=True)
-class KnownRange(QuantizationSpec):  # type: ignore[misc]  # torchao has no annotations
+class FixedRangeSpec(QuantizationSpec):  # type: ignore[misc]  # torchao has no annotations
     """Spec with a fixed range that the observer limits itself to. See ``ActivationObserver``."""
 
     fixed_range: tuple[float, float] = (0.0, 1.0)
@@ -47,7 +47,7 @@ def fixed_spec(fixed_range: tuple[float, float], like: QuantizationSpec, is_qat:
     """
     if not is_qat and _class_of(like.observer_or_fake_quant_ctr) is ActivationObserver:
         fields = {f.name: getattr(like, f.name) for f in dataclasses.fields(like)}
-        return KnownRange(**fields, fixed_range=fixed_range)
+        return FixedRangeSpec(**fields, fixed_range=fixed_range)
     codes = torch.iinfo(like.dtype)
     low = codes.min if like.quant_min is None else like.quant_min
     high = codes.max if like.quant_max is None else like.quant_max

@@ -129,7 +129,7 @@ class SearchCache:
             return
 
 
-def keys(spec: EthosUCompileSpec) -> tuple[str, ...]:
+def cache_keys(spec: EthosUCompileSpec) -> tuple[str, ...]:
     """Return all values except the graph that a cached result depends on."""
     return system_text(spec), options_text(spec), version("ethos-u-vela"), str(spec.arena), str(_FORMAT)
 
@@ -148,7 +148,7 @@ def compile_with_arena(tosa: bytes, spec: EthosUCompileSpec) -> CompiledModel:
         spec_with_wish.flags = {**spec.flags, **({"--optimise": "Size"} if wish is None else {"--arena-cache-size": wish})}
         return compile(tosa, spec_with_wish)
 
-    cache = SearchCache(tosa, *keys(spec))
+    cache = SearchCache(tosa, *cache_keys(spec))
     is_cached, wish = cache.get()
     if is_cached:
         return compile(tosa, spec) if wish is None else again(wish or None)

@@ -91,7 +91,7 @@ def _compile_bands(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec, usual:
     """Compile with parts in bands of rows (``lower.rewrite.split_rows``), if that needs a smaller arena than ``usual``."""
     smallest = copy.copy(spec)
     smallest.arena, smallest.flags = FAST, {**spec.flags, "--optimise": "Size"}
-    cache = arena.SearchCache(serialize(graph), *arena.keys(spec), "bands")
+    cache = arena.SearchCache(serialize(graph), *arena.cache_keys(spec), "bands")
     banded = split_into_bands(graph, usual.compiled, lambda part: compile(serialize(rewrite(part, tuning)), smallest), limit, cache)
     if banded is None:
         return usual
@@ -114,7 +114,7 @@ def _compile_faster_layout(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec
     share = _arena_share(graph, way, spec)
     if share > 1:
         return compile_graph(rewritten(graph, tuning, spec), spec)
-    cache = arena.SearchCache(serialize(graph), *arena.keys(spec), f"planes {way}")
+    cache = arena.SearchCache(serialize(graph), *arena.cache_keys(spec), f"planes {way}")
     is_cached, answer = (True, 1) if share < _SURE else cache.get()
     planar = _compile_planes(graph, tuning, way, spec) if answer or not is_cached else None
     if planar is not None and answer:

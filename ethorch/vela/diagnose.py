@@ -14,7 +14,7 @@ from ethorch.tosa.serialize import serialize
 STREAM_TOO_LONG = "command stream exceeds the hardware limit"
 
 
-def alone(op: Op) -> Graph:
+def isolate(op: Op) -> Graph:
     """Return a graph with only this operator, whose operands become inputs unless they are constant."""
     graph = Graph()
     operands: list[Value] = []
@@ -39,7 +39,7 @@ def find_refused(graph: Graph, spec: EthosUCompileSpec) -> Iterator[tuple[Op, st
         if kind not in verdicts:
             verdicts[kind] = ""
             try:
-                vela.compile(serialize(alone(op)), spec)
+                vela.compile(serialize(isolate(op)), spec)
             except VelaError as error:
                 verdicts[kind] = str(error)
         if verdicts[kind]:

@@ -16,13 +16,13 @@ from ethorch.lower.fx.node import is_in_place
 from ethorch.quantization.passes.context import PassContext
 from ethorch.quantization.passes.view_steps import (
     RESHAPE_IN_PLACE,
-    Step,
+    ViewStep,
     functional_of,
     name_of,
-    one_way,
-    parts_of,
+    one_way_step,
     shape_of,
-    step_of,
+    split_steps,
+    view_step,
 )
 from ethorch.support.errors import QuantizationError
 
@@ -87,7 +87,7 @@ class _View:
     """A tensor as a position in memory, reached from the root by view steps."""
 
     memory: _Memory
-    steps: tuple[Step, ...] = ()
+    steps: tuple[ViewStep, ...] = ()
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -189,20 +189,20 @@ class _Functionalizer:
 
     def parts(self, node: Node, sources: list[Node | None]) -> list[tuple[_View, int] | None]:
         first = sources[0]
-        steps = parts_of(node, shape_of(self.current(first)), self.emit) if first is not None else None
+        steps = split_steps(node, shape_of(self.current(first)), self.emit) if first is not None else None
         parts: list[tuple[_View, int] | None] = []
         for index, source in enumerate(sources):
             if source is None:
                 parts.append(None)
                 continue
             place = self.place(source)
-            step = steps[index] if steps else one_way(node, source, self.emit, self.refuse_origin, index)
+            step = steps[index] if steps else one_way_step(node, source, self.emit, self.refuse_origin, index)
             parts.append((_View(place.memory, (*place.steps, step)), place.memory.version))
         return parts
 
-    def step(self, node: Node, source: Node) -> Step:
+    def step(self, node: Node, source: Node) -> ViewStep:
         """Return the view step from ``source`` to ``node``. An error of a write through it names the writing node."""
-        return step_of(node, source, shape_of(self.current(source)), self.emit, self.refuse_origin)
+        return view_step(node, source, shape_of(self.current(source)), self.emit, self.refuse_origin)
 
     def refuse_origin(self, why: str) -> NoReturn:
         self.refuse(self.origin, why)

@@ -30,7 +30,7 @@ def memory_of(buffer: Tensor) -> tuple[int, ...]:
     return (buffer.data_ptr(), *buffer.shape)
 
 
-def only_read(modules: Mapping[str, GraphModule]) -> dict[str, list[str]]:
+def find_foreign_buffers(modules: Mapping[str, GraphModule]) -> dict[str, list[str]]:
     """Return, for each model, the names of buffers that it reads and only other models write. Omits models without such buffers."""
     written = {name: {memory_of(buffer) for _, buffer in state_buffers(module)} for name, module in modules.items()}
     every = set().union(*written.values())

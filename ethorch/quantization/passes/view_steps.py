@@ -32,7 +32,7 @@ Emit = Callable[..., Node]
 
 
 @dataclass(frozen=True)
-class Step:
+class ViewStep:
     """A view operation.
 
     Attributes:
@@ -46,7 +46,7 @@ class Step:
     put: Callable[[Node, Node], Node]
 
 
-def step_of(node: Node, source: Node, shape: tuple[int, ...], emit: Emit, refuse: Callable[[str], NoReturn]) -> Step:
+def view_step(node: Node, source: Node, shape: tuple[int, ...], emit: Emit, refuse: Callable[[str], NoReturn]) -> ViewStep:
     """Return the view step from ``source`` to ``node``.
 
     Args:
@@ -65,7 +65,7 @@ def step_of(node: Node, source: Node, shape: tuple[int, ...], emit: Emit, refuse
         return select_step(shape, dim, argument(node, "index") % shape[dim], emit)
     if name in _SAME_ORDER:
         shape_of_view = list(shape_of(node))
-        return Step(
+        return ViewStep(
             ("view", *shape_of_view),
             lambda x: emit(aten.reshape.default, x, shape_of_view),
             lambda _, new: emit(aten.reshape.default, new, list(shape)),
@@ -73,24 +73,24 @@ def step_of(node: Node, source: Node, shape: tuple[int, ...], emit: Emit, refuse
     if name in _PERMUTATIONS:
         order = _permutation(node, len(shape))
         back = [order.index(dim) for dim in range(len(order))]
-        return Step(
+        return ViewStep(
             ("permute", *order),
             lambda x: emit(aten.permute.default, x, order),
             lambda _, new: emit(aten.permute.default, new, back),
         )
     if name in _IDENTITIES and shape_of(node) == shape:
-        return Step(("same",), lambda x: x, lambda _, new: new)
+        return ViewStep(("same",), lambda x: x, lambda _, new: new)
     if name == "diagonal":
         rest = [argument(node, key) for key in ("offset", "dim1", "dim2")]
-        return Step(
+        return ViewStep(
             ("diagonal", *rest),
             lambda x: emit(aten.diagonal_copy.default, x, *rest),
             lambda old, new: emit(aten.diagonal_scatter.default, old, new, *rest),
         )
-    return one_way(node, source, emit, refuse)
+    return one_way_step(node, source, emit, refuse)
 
 
-def one_way(node: Node, source: Node, emit: Emit, refuse: Callable[[str], NoReturn], index: int | None = None) -> Step:
+def one_way_step(node: Node, source: Node, emit: Emit, refuse: Callable[[str], NoReturn], index: int | None = None) -> ViewStep:
     """Return a view step that cannot be written back, for output ``index`` of a multi-output operator."""
     target, args, kwargs = node.target, node.args, node.kwargs
 
@@ -104,10 +104,10 @@ def one_way(node: Node, source: Node, emit: Emit, refuse: Callable[[str], NoRetu
     def put(_: Node, __: Node) -> Node:
         refuse(f"it writes through a view that {target} created")
 
-    return Step((str(target), str(args), str(kwargs), index), take, put)
+    return ViewStep((str(target), str(args), str(kwargs), index), take, put)
 
 
-def parts_of(node: Node, shape: tuple[int, ...], emit: Emit) -> list[Step] | None:
+def split_steps(node: Node, shape: tuple[int, ...], emit: Emit) -> list[ViewStep] | None:
     """Return the view steps for the outputs of split, chunk, unbind and similar operators, or None for other operators."""
     name, values = name_of(node), node.meta["val"]
     if name == "unbind":
@@ -124,7 +124,7 @@ def parts_of(node: Node, shape: tuple[int, ...], emit: Emit) -> list[Step] | Non
     return steps
 
 
-def _slice_view(node: Node, name: str, shape: Sequence[int], emit: Emit) -> Step:
+def _slice_view(node: Node, name: str, shape: Sequence[int], emit: Emit) -> ViewStep:
     dim = argument(node, "dim") % len(shape)
     computed = (argument(node, "start"), argument(node, "length" if name == "narrow" else "end"))
     if any(isinstance(bound, Node) for bound in computed):
@@ -139,21 +139,21 @@ def _slice_view(node: Node, name: str, shape: Sequence[int], emit: Emit) -> Step
     return slice_step(shape, dim, start, end, step, emit)
 
 
-def _slice_of_computed_bounds(node: Node, name: str, dim: int, emit: Emit) -> Step:
+def _slice_of_computed_bounds(node: Node, name: str, dim: int, emit: Emit) -> ViewStep:
     """Return the step of a slice with computed bounds, such as a length that is the sum of a mask."""
     if name == "narrow":
         start, step = argument(node, "start"), 1
         end = emit(operator.add, start, argument(node, "length"))
     else:
         start, end, step = (argument(node, name) for name in ("start", "end", "step"))
-    return Step(
+    return ViewStep(
         ("slice", dim, start, end, step),
         lambda x: emit(aten.slice.Tensor, x, dim, start, end, step),
         lambda old, new: emit(aten.slice_scatter.default, old, new, dim, start, end, step),
     )
 
 
-def slice_step(shape: Sequence[int], dim: int, start: int, end: int, step: int, emit: Emit) -> Step:
+def slice_step(shape: Sequence[int], dim: int, start: int, end: int, step: int, emit: Emit) -> ViewStep:
     end = max(start, end)
 
     def take(x: Node) -> Node:
@@ -168,12 +168,12 @@ def slice_step(shape: Sequence[int], dim: int, start: int, end: int, step: int, 
             parts.append(emit(aten.slice.Tensor, old, dim, end, shape[dim]))
         return emit(aten.cat.default, parts, dim) if len(parts) > 1 else new
 
-    return Step(("slice", dim, start, end, step), take, put)
+    return ViewStep(("slice", dim, start, end, step), take, put)
 
 
-def select_step(shape: Sequence[int], dim: int, index: int, emit: Emit) -> Step:
+def select_step(shape: Sequence[int], dim: int, index: int, emit: Emit) -> ViewStep:
     narrow = slice_step(shape, dim, index, index + 1, 1, emit)
-    return Step(
+    return ViewStep(
         ("select", dim, index),
         lambda x: emit(aten.select.int, x, dim, index),
         lambda old, new: narrow.put(old, emit(aten.unsqueeze.default, new, dim)),
