@@ -75,8 +75,8 @@ class Regions:
         operands = [*carried, *self.operands(args[3], parts, len(carried))]
         frames = [self.lower_subgraph(part, operands, len(carried)) for part in parts]
         condition, inner = frames
-        (again,) = _output_nodes(condition)
-        _finish(condition.b, [_result(condition, again, None).value])
+        (condition_node,) = _output_nodes(condition)
+        _finish(condition.b, [_result(condition, condition_node, None).value])
         results = [_result(inner, x, start.q) for x, start in zip(_output_nodes(inner), carried, strict=True)]
         values = [_match_layout(inner.b, x, start) for x, start in zip(results, carried, strict=True)]
         _finish(inner.b, [*values, *inner.b.graph.inputs[len(carried) :]])
@@ -101,7 +101,7 @@ class Regions:
     def operands(self, args: Sequence[Any], parts: Sequence[Subgraph], first: int) -> list[Any]:
         """Lower the operands from placeholder ``first`` on. Operands that no subgraph reads become OnCpu."""
         places = zip(*(_placeholders(part.of(self.module))[first:] for part in parts), strict=True)
-        reads = [any(place.users for place in alike) for alike in places]
+        reads = [any(place.users for place in group) for group in places]
         return [self.operand(arg) if is_read else OnCpu(arg) for arg, is_read in zip(args, reads, strict=True)]
 
     def operand(self, arg: Any) -> Any:

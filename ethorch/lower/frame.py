@@ -40,7 +40,7 @@ from ethorch.support.errors import Reason, Unsupported
 from ethorch.tosa.ir import DTYPES, FLOATS, Value
 from ethorch.tosa.layout import contiguous
 
-#: Return the array of a parameter, buffer or constant as a view, or None for any other node.
+#: Return the array of a constant as a view, or None for any other node.
 Constants = Callable[[Node], npt.NDArray[Any] | None]
 
 

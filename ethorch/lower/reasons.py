@@ -84,8 +84,7 @@ EMPTY_OUTPUT = Reason(
     "the program returns a tensor without elements; TOSA does not support empty tensors",
     "Remove it from the outputs of the model.",
 )
-#: Maximum number of outputs of an NPU program. Vela allocates all outputs together: 400 outputs take 1.5 s, 600 take 6 s, and 1,000
-#: take more than 40 s.
+#: Maximum number of outputs of an NPU program. Vela needs 1.5 s to allocate 400 outputs, 6 s for 600, more than 40 s for 1,000.
 MOST_RETURNED = 512
 
 NO_INT32_ACTIVATIONS = Reason(

@@ -334,7 +334,7 @@ class Walk(Frame):
         Raises:
             Unsupported: See :func:`outputs`.
         """
-        seen: set[int] = set()
+        output_ids: set[int] = set()
         for result, order in results:
             x = self.plain(self.env[result])
             if isinstance(x, np.ndarray) and (self.b.floats or not np.issubdtype(x.dtype, np.floating)):
@@ -349,9 +349,9 @@ class Walk(Frame):
             value = self.b.store_as(x, [(dim,) for dim in order])
             if result.meta["val"].dtype == torch.uint8:
                 value = self.b.to_unsigned(value)
-            if value.is_const or value in self.b.graph.inputs or id(value) in seen:
+            if value.is_const or value in self.b.graph.inputs or id(value) in output_ids:
                 value = self.b.emit("IDENTITY", value)
-            seen.add(id(value))
+            output_ids.add(id(value))
             self.b.graph.outputs.append(value)
         _read_all_inputs(self.b)
 

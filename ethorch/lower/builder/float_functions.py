@@ -142,7 +142,7 @@ def nan_to_num(x: FloatTensor, nan: float | None = None, posinf: float | None = 
 def round_half_even(x: FloatTensor) -> FloatTensor:
     """Return the nearest integer; halves are rounded to the even neighbor."""
     low = x.floor()
-    rest = x - low
+    remainder = x - low
     odd = low - (low * 0.5).floor() * 2
-    nearest = (rest > 0.5).then(low + 1, (rest < 0.5).then(low, low + odd))
+    nearest = (remainder > 0.5).then(low + 1, (remainder < 0.5).then(low, low + odd))
     return (x.abs() < 2.0**23).then(nearest, x)

@@ -240,5 +240,5 @@ def quotient(x: FloatTensor, y: FloatTensor, rounding: str | None) -> FloatTenso
         integer = quotient(x.abs(), y.abs(), "floor")
         return integer.copy_sign(x * y.sign())
     integer = (x / y).floor()
-    rest = (x - integer * y) * y.sign()
-    return (rest >= y.abs()).then(integer + 1, (rest < 0).then(integer - 1, integer))
+    remainder = (x - integer * y) * y.sign()
+    return (remainder >= y.abs()).then(integer + 1, (remainder < 0).then(integer - 1, integer))

@@ -16,23 +16,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-#: An output code for each input code, not rounded.
+#: Output code of each input code, not rounded.
 Codes = npt.NDArray[np.float64]
 #: Maximum error of each code.
 Allowed = Callable[[Codes], Codes]
 
-#: Maximum error of one TABLE, in output codes, or the change of the function at one of the next two input codes if larger.
-#: Finer TABLEs are added otherwise.
+#: Maximum error of one TABLE, in output codes, or the change of the function at the next two input codes if larger.
 FAR = 8.0
-#: Finer TABLEs are also added if the error exceeds this fraction of FAR for more than a few codes, as in the curves of tanh.
+#: Maximum error as a fraction of FAR, except for a few codes; tanh exceeds it in its curves.
 _USUALLY, _FEW = 0.125, 0.04
 #: Maximum number of TABLEs of one function.
 MOST = 8
-#: Range in which a function is tabulated, relative to the output's range, so that clamping is exact at the range's end.
+#: Range that is tabulated, relative to the output's range, so that clamping is exact at its end.
 _BEYOND = 1.25
-#: Weight of input 0 when fitting entries, because f(0) = 0 should be exact and most values of a network are near 0.
+#: Weight of input 0, because f(0) = 0 should be exact and most values of a network are near 0.
 _WEIGHT_OF_0 = 1000.0
-#: Weight of an entry's previous value, which determines entries that no code reads.
+#: Weight of an entry's previous value, for entries that no code reads.
 _WEIGHT_OF_OLD = 0.01
 
 
@@ -57,14 +56,14 @@ class Piece:
 
     def values(self) -> Codes:
         """Return the contribution to each code."""
-        index, rest = self.places()
+        index, distance = self.places()
         entries = self.entries.astype(np.int64)
-        looked_up = entries[index] * 128 + (entries[index + 1] - entries[index]) * rest
+        looked_up = entries[index] * 128 + (entries[index + 1] - entries[index]) * distance
         rounded: npt.NDArray[np.int64] = (looked_up + 64) >> 7
         return rounded * self.unit
 
 
-#: Cache of ``pieces``, because partitioner and backend both lower a program, and networks repeat functions.
+#: Cache of ``pieces``, because partitioner and backend lower the same functions.
 _cache: dict[tuple[bytes, int, int, float, bool], list[Piece]] = {}
 _MOST_CACHED = 256
 
@@ -100,9 +99,9 @@ def _pieces(codes: Codes, low: int, high: int, far: float, exact: bool) -> list[
         cover = _cover(clamped, -32768, 1, allowed, joined=False)
         return cover if len(cover) <= MOST and _misses(cover, clamped, low, high, allowed) == 0 else []
     best = _fit([single], extended_codes[:-1])
-    for limit, few in ((far, 0), (far * _USUALLY, int(_FEW * 65536))):
+    for limit, tolerated in ((far, 0), (far * _USUALLY, int(_FEW * 65536))):
         allowed = functools.partial(_tolerances, far=limit, exact=False)
-        if (misses := _misses(best, clamped, low, high, allowed)) > few:
+        if (misses := _misses(best, clamped, low, high, allowed)) > tolerated:
             cover = min((_cover(clamped, -32768, 1, allowed, joined=joined) for joined in (False, True)), key=len)
             cover = _fit(cover, clamped[:-1]) if len(cover) <= MOST else best
             best = cover if _misses(cover, clamped, low, high, allowed) < misses else best
@@ -115,10 +114,10 @@ def _fit(tables: Sequence[Piece], function: Codes) -> list[Piece]:
     weight = np.ones(function.size)
     weight[32768] = _WEIGHT_OF_0
     for k, piece in enumerate(fits):
-        others = [np.floor(table.values() + 0.5) for table in (*fits[:k], *fits[k + 1 :])]
-        target = (function - np.sum(others, axis=0)) / piece.unit
-        index, rest = piece.places()
-        right: Codes = rest / 128
+        contributions = [np.floor(table.values() + 0.5) for table in (*fits[:k], *fits[k + 1 :])]
+        target = (function - np.sum(contributions, axis=0)) / piece.unit
+        index, distance = piece.places()
+        right: Codes = distance / 128
         left = 1 - right
 
         def sums(of: Codes, entry: npt.NDArray[np.intp]) -> npt.NDArray[Any]:

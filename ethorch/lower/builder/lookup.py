@@ -13,7 +13,6 @@ from ethorch.lower.builder.operands import OperandBuilder
 from ethorch.lower.builder.qparams import QParams, QTensor, dtype_range
 from ethorch.tosa.ir import Value
 
-#: A float dtype of NumPy.
 F = TypeVar("F", bound=np.floating[Any])
 
 
@@ -91,7 +90,7 @@ class LookupBuilder(OperandBuilder):
 
         code = self.emit("ADD", self.rescale(value, 1.0, dtype="INT32"), const(32768))
         index = self.emit("ARITHMETIC_RIGHT_SHIFT", code, const(7), round=False)
-        rest = self.emit("SUB", code, self.emit("MUL", index, const(128), shift=0))
+        fraction = self.emit("SUB", code, self.emit("MUL", index, const(128), shift=0))
         is_upper = self.emit("GREATER", index, const(255))
         place = self.emit("SUB", index, self.emit("SELECT", is_upper, const(256), const(0)))
         byte = self.rescale(place, 1.0, output_zp=-128, dtype="INT8")
@@ -106,7 +105,7 @@ class LookupBuilder(OperandBuilder):
             return self.emit("SELECT", is_upper, half(numbers[256:]), half(numbers[:256]))
 
         numbers = entries.astype(np.int64)
-        slope = self.emit("MUL", both(np.diff(numbers)), rest, shift=0)
+        slope = self.emit("MUL", both(np.diff(numbers)), fraction, shift=0)
         return self.emit("ADD", self.emit("MUL", both(numbers[:-1]), const(128), shift=0), slope)
 
     def truth_table(self, x: QTensor, real: npt.NDArray[Any]) -> QTensor:

@@ -50,15 +50,15 @@ class MovementBuilder(Emitter):
         """Reorder axes, in any shape, by TRANSPOSEs of at most ``MAX_RANK`` axes, which each move two more axes to their
         positions.
         """
-        shape, now = value.shape, list(range(value.rank))
+        shape, current = value.shape, list(range(value.rank))
         count = 0
-        while now != list(order):
+        while current != list(order):
             count = len(shape) if len(shape) <= MAX_RANK or len(shape) - count < MAX_RANK else count + 2
-            target = [*order[:count], *(axis for axis in now if axis not in order[:count])]
-            step = arrangement(tuple(shape[axis] for axis in now), [now.index(axis) for axis in target])
+            target = [*order[:count], *(axis for axis in current if axis not in order[:count])]
+            step = arrangement(tuple(shape[axis] for axis in current), [current.index(axis) for axis in target])
             if step is not None:
                 value = self.emit("TRANSPOSE", self.reshape(value, step[0]), perms=step[1])
-            now = target
+            current = target
         return value
 
     def slice_axis(self, value: Value, axis: int, start: int, size: int) -> Value:
@@ -134,8 +134,8 @@ class MovementBuilder(Emitter):
         if x.shape[dim] == 1:
             value, axis = x.value, x.value.rank
             if axis >= MAX_RANK:  # an axis that no other dim uses, if any
-                others = {axis for k, axes in enumerate(x.dims) if k != dim for axis in axes}
-                axis = next((k for k, extent in enumerate(value.shape) if extent == 1 and k not in others), axis)
+                used_axes = {axis for k, axes in enumerate(x.dims) if k != dim for axis in axes}
+                axis = next((k for k, extent in enumerate(value.shape) if extent == 1 and k not in used_axes), axis)
             if axis < MAX_RANK or x.rank > MAX_RANK:
                 value = value if axis < value.rank else self.reshape(value, (*value.shape, 1))
                 return value, axis, tuple((axis,) if k == dim else axes for k, axes in enumerate(x.dims))
@@ -162,7 +162,7 @@ class MovementBuilder(Emitter):
         leader = max((x for x in padded if not x.value.is_const), key=lambda x: math.prod(x.shape), default=padded[0])
         if any(leader.shape[d] not in (1, extents[d]) for d in range(rank)) or not self._follows(leader, padded, extents):
             return [self.logical(x) for x in padded], contiguous(extents)
-        # Slots are the stored axes of the result in the leader's order, after the dims that the leader broadcasts.
+        # Slots: stored axes of the result, in the leader's order after its broadcast dims.
         slots: list[tuple[int, int]] = []  # (logical dim, factor index), in stored order
         places = {axis: (dim, k) for dim, axes in enumerate(leader.dims) for k, axis in enumerate(axes)}
         slots = [places[axis] for axis in range(leader.value.rank) if axis in places]

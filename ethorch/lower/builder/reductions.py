@@ -18,16 +18,16 @@ from ethorch.lower.builder.qparams import QParams, QTensor
 from ethorch.tosa.ir import Value
 from ethorch.tosa.layout import around, join_axes
 
-#: Input of a table at the start and end of its piece; above the end the table is constant. TOSA 1.0 TABLE, int16: 513 entries.
+#: Input of a table at the start and end of its piece (TOSA 1.0 TABLE, int16: 513 entries).
 _FIRST, _LAST = -32768, -32768 + 511 * 128
 #: Fractional bits of a mean of int16.
 REST_BITS = 6
 #: Longest row that is summed at once, largest part of a longer row (128 squares of 31 bits keep 24 bits each), and the number of
 #: sums that are added at once.
 _LONG_ROW, _LARGEST_PART, _FEW_SUMS = 1024, 128, 32
-#: Longest axis that is moved. Longer axes would be moved in pieces, whose concatenation costs more than the sums.
+#: Longest axis that is moved. Concatenating pieces of a longer one costs more than the sums.
 _LONGEST_MOVED = 65536
-#: Upper bound of the INT32 values that sums of squares can reach.
+#: Upper bound of sums of squares.
 _HIGHEST = 2.0**31 - 4096
 
 
@@ -300,8 +300,8 @@ def exact_deviations(b: Builder, x: QTensor, axes: Sequence[int]) -> tuple[Value
     total = sum_axes(b, b.rescale(x.value, 1.0, input_zp=x.qparams.zp, dtype="INT32"), axes)
     mean = b.rescale(total, 2.0**REST_BITS / count, dtype="INT32")
     rounded_mean = b.rescale(mean, 2.0**-REST_BITS, dtype="INT32")
-    rest = b.emit("SUB", mean, b.rescale(rounded_mean, 2.0**REST_BITS, dtype="INT32"))
-    return b.emit("SUB", b.rescale(x.value, 1.0, input_zp=x.qparams.zp, dtype="INT32"), rounded_mean), rest
+    fraction = b.emit("SUB", mean, b.rescale(rounded_mean, 2.0**REST_BITS, dtype="INT32"))
+    return b.emit("SUB", b.rescale(x.value, 1.0, input_zp=x.qparams.zp, dtype="INT32"), rounded_mean), fraction
 
 
 def sum_of_exact_squares(b: Builder, deviation: Value, axes: Sequence[int], codes: int) -> tuple[Value, float]:
@@ -332,10 +332,10 @@ def sum_of_products(
     extents, mean = [x.shape[axis] for axis in axes], largest if mean is None else mean
     count = math.prod(extents)
     # Vela transposes, or refuses, sums of parts with other elements between them.
-    behind = [math.prod(e for k, e in enumerate(x.shape) if k > axis and k not in axes) for axis in axes]
-    parts = [_parts(e) if count > _LONG_ROW and inner == 1 else [e] for e, inner in zip(extents, behind, strict=True)]
+    inner_extents = [math.prod(e for k, e in enumerate(x.shape) if k > axis and k not in axes) for axis in axes]
+    parts = [_parts(e) if count > _LONG_ROW and inner == 1 else [e] for e, inner in zip(extents, inner_extents, strict=True)]
     first = parts[-1][0] if count > _LONG_ROW else count
-    # A power of 2, because other scales of INT32 are a separate operation on the U55. Each product may be rounded up.
+    # Other scales than powers of 2 are a separate operation on the U55. Each product may be rounded up.
     highest = first * min(largest**2, mean**2 * count / first)
     scale = min(1.0, 2.0 ** math.floor(math.log2((2.0**31 - first) / highest)))
     square, unit = b.emit("MUL", x, y, shift=0), 1 / scale

@@ -12,7 +12,7 @@ from ethorch.lower.builder.qparams import QParams, dtype_range, multipliers_and_
 from ethorch.tosa.ir import DTYPES, FLOAT_MAX, FLOATS, Value
 from ethorch.tosa.opset import FROM_UNSIGNED, TO_UNSIGNED
 
-#: Integer values of int32 activations are multiples of this, so 28 bits differ, of which float32 represents 24.
+#: Values of int32 activations are multiples of this: 28 bits, of which float32 represents 24.
 _INT32_STEPS = 8
 
 

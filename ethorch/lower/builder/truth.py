@@ -154,8 +154,8 @@ def select_elements(b: Builder, condition: QTensor, x: QTensor, y: QTensor, q: Q
     # The second operand of a MUL is 0 or 1: no product overflows, and one summand is always 0.
     selected_x = b.emit("MUL", center(xv), b.widen(c), shift=0)
     selected_y = b.emit("MUL", center(yv), b.widen(invert_truth(b, c)), shift=0)
-    both = b.emit("ADD", selected_x, selected_y)
-    return QTensor(both if dtype == "INT32" else b.rescale(both, 1.0, output_zp=zp, dtype=dtype), dims, q)
+    total = b.emit("ADD", selected_x, selected_y)
+    return QTensor(total if dtype == "INT32" else b.rescale(total, 1.0, output_zp=zp, dtype=dtype), dims, q)
 
 
 def finite(value: float, out: QParams) -> float:

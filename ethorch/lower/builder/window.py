@@ -55,7 +55,7 @@ class Window:
     @property
     def pad(self) -> tuple[int, ...]:
         """TOSA attribute: (top, bottom, left, right)."""
-        return tuple(amount for both in zip(self.before, self.after, strict=True) for amount in both)
+        return tuple(amount for ends in zip(self.before, self.after, strict=True) for amount in ends)
 
     @property
     def is_padded(self) -> bool:

@@ -16,7 +16,7 @@ from ethorch.lower.fx.node import attribute, flat, tensor_of
 from ethorch.models.open_sizes import OpenSize
 from ethorch.tosa.limits import Limits
 
-#: Key of ``Node.meta``: (name, target) of the user's operator that a node replaces, for settings by name or target.
+#: Key of ``Node.meta``: (name, target) of the user's operator, for settings.
 MADE_FOR = "ethorch_made_for"
 #: Keys of ``Node.meta`` with the location in the user's code.
 INHERITED = ("nn_module_stack", "stack_trace", "source_fn_stack", "from_node")

@@ -299,10 +299,10 @@ def constants_of(program: ExportedProgram | Converted) -> Callable[[Node], npt.N
 
 def _attributes_of(module: GraphModule) -> Callable[[Node], npt.NDArray[Any] | None]:
     buffers = [target_buffer(node) for node in module.graph.nodes if node.op == "call_function" and changes_in_place(node)]
-    changed = {str(node.target) for node in buffers if node is not None}
+    mutable = {str(node.target) for node in buffers if node is not None}
 
     def lookup(node: Node) -> npt.NDArray[Any] | None:
-        tensor = None if str(node.target) in changed else tensor_of(module, node)
+        tensor = None if str(node.target) in mutable else tensor_of(module, node)
         return None if tensor is None else as_array(tensor)
 
     return lookup

@@ -16,7 +16,7 @@ from torch.fx.node import map_aggregate
 
 #: Node metadata that ethorch reads.
 _META = ("val", "tensor_meta", "nn_module_stack", "stack_trace", "custom")
-#: Attributes that ``GraphModule`` derives.
+#: Derived attributes.
 _DERIVED = ("_graph", "_code", "_lineno_map", "_prologue_start")
 
 

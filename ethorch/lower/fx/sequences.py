@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ethorch.support.errors import QuantizationError
 
-#: Maximum number of steps of a sequence. Each step adds about ten operators, so longer sequences take hours to compile.
+#: Maximum number of steps. Each adds about ten operators; longer sequences take hours to compile.
 MOST_STEPS = 4096
 
 

@@ -41,9 +41,9 @@ def writes_of(graph: Graph) -> dict[str, Node]:
     for node in graph.nodes:
         target = overload_of(node.target) if node.op == "call_function" else None
         if isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable and node.args:
-            written = node.args[0]
-            if isinstance(written, Node) and written.op == "get_attr":
-                writes.setdefault(str(written.target), []).append(node)
+            buffer = node.args[0]
+            if isinstance(buffer, Node) and buffer.op == "get_attr":
+                writes.setdefault(str(buffer.target), []).append(node)
     return {
         name: nodes[0]
         for name, nodes in writes.items()
@@ -63,15 +63,15 @@ def with_codes(module: GraphModule, wide: Collection[str] = ()) -> tuple[GraphMo
     Returns:
         The graph, which is ``module`` itself without mutable buffers, and the mutable buffers.
     """
-    changed = _mutable_buffers(module)
-    if not changed:
+    buffers = _mutable_buffers(module)
+    if not buffers:
         return module, ()
     graph = copy.deepcopy(module.graph)
     result = GraphModule(module, graph)
     result.meta.update(module.meta)
     writes, states = writes_of(graph), []
     counters = narrow_counters(result)
-    for name, tensor in changed.items():
+    for name, tensor in buffers.items():
         if name in counters and name not in wide:
             states.append(_state(name, _narrow(result, name, writes[name])))
             continue
@@ -86,7 +86,7 @@ def with_codes(module: GraphModule, wide: Collection[str] = ()) -> tuple[GraphMo
         codes = _hold_codes(result, name, decided, readers, writes[name])
         scale, zero = decided.args[1:3]
         states.append(StateBuffer(name, tuple(codes.shape), _dtype_name(codes.dtype), float(scale), int(zero)))  # type: ignore[arg-type]
-    _drop_clones(graph, changed)
+    _drop_clones(graph, buffers)
     _write_apart(graph)
     graph.eliminate_dead_code(lambda node: node.is_impure() or changes_in_place(node))
     result.recompile()
@@ -101,11 +101,11 @@ def narrow_counters(module: GraphModule) -> set[str]:
         if tensor is None or tensor.dtype != torch.int64 or not torch.equal(tensor.to(torch.int32).to(torch.int64), tensor):
             continue
         reads = _initial_values(module.graph, name)
-        written: Any = write.args[1]
-        as_read = written in reads
-        widened = op_name(written.target) in CASTS and _is_int32(written.args[0])
+        new_value: Any = write.args[1]
+        as_read = new_value in reads
+        is_widened = op_name(new_value.target) in CASTS and _is_int32(new_value.args[0])
         readers = {user for node in reads for user in node.users} - {*reads, write}
-        if (as_read or widened) and all(op_name(user.target) in CASTS and _is_int32(user) for user in readers):
+        if (as_read or is_widened) and all(op_name(user.target) in CASTS and _is_int32(user) for user in readers):
             counters.add(name)
     return counters
 
@@ -130,10 +130,10 @@ def _narrow(module: GraphModule, name: str, write: Node) -> torch.Tensor:
             if op_name(user.target) in CASTS:
                 user.replace_all_uses_with(node)
                 module.graph.erase_node(user)
-    written = write.args[1]
-    assert isinstance(written, Node)
-    if written not in reads and op_name(written.target) in CASTS:
-        write.replace_input_with(written, written.all_input_nodes[0])
+    new_value = write.args[1]
+    assert isinstance(new_value, Node)
+    if new_value not in reads and op_name(new_value.target) in CASTS:
+        write.replace_input_with(new_value, new_value.all_input_nodes[0])
     return narrow
 
 
@@ -148,14 +148,14 @@ def with_reads_first(module: GraphModule) -> GraphModule:
     graph = copy.deepcopy(module.graph)
     for name in late:
         write = writes_of(graph)[name]
-        buffer, written = write.args
-        assert isinstance(buffer, Node) and isinstance(written, Node)
+        buffer, new_value = write.args
+        assert isinstance(buffer, Node) and isinstance(new_value, Node)
         tensor = tensor_of(module, buffer)
         assert tensor is not None
-        with graph.inserting_after(written):
-            clone = graph.call_function(torch.ops.aten.clone.default, (written,))
-        clone.meta = {**written.meta, "val": torch.empty_like(tensor, device="meta")}
-        write.replace_input_with(written, clone)
+        with graph.inserting_after(new_value):
+            clone = graph.call_function(torch.ops.aten.clone.default, (new_value,))
+        clone.meta = {**new_value.meta, "val": torch.empty_like(tensor, device="meta")}
+        write.replace_input_with(new_value, clone)
     result = GraphModule(module, graph)
     result.meta.update(module.meta)
     return result
@@ -194,24 +194,24 @@ def _write_apart(graph: Graph) -> None:
     """Write a separate value to each buffer, because ExecuTorch confuses values with several uses."""
     used = set(graph.output_node().all_input_nodes)
     for write in writes_of(graph).values():
-        written = write.args[1]
-        assert isinstance(written, Node)
-        if written in used:
-            codes = op_name(written.target) == _PER_TENSOR[0]
-            with graph.inserting_after(written):
-                target, args = (written.target, written.args) if codes else (torch.ops.aten.clone.default, (written,))
-                again = graph.call_function(target, args)  # type: ignore[arg-type]
-            again.meta = dict(written.meta)
-            write.replace_input_with(written, again)
-        used.add(written)
+        new_value = write.args[1]
+        assert isinstance(new_value, Node)
+        if new_value in used:
+            codes = op_name(new_value.target) == _PER_TENSOR[0]
+            with graph.inserting_after(new_value):
+                target, args = (new_value.target, new_value.args) if codes else (torch.ops.aten.clone.default, (new_value,))
+                duplicate = graph.call_function(target, args)  # type: ignore[arg-type]
+            duplicate.meta = dict(new_value.meta)
+            write.replace_input_with(new_value, duplicate)
+        used.add(new_value)
 
 
 def _mutable_buffers(module: GraphModule) -> dict[str, torch.Tensor]:
     buffers = {}
     for node in module.graph.nodes:
-        written = node.args[0] if node.op == "call_function" and changes_in_place(node) and node.args else None
-        if isinstance(written, Node) and (tensor := tensor_of(module, written)) is not None:
-            buffers[str(written.target)] = tensor
+        buffer = node.args[0] if node.op == "call_function" and changes_in_place(node) and node.args else None
+        if isinstance(buffer, Node) and (tensor := tensor_of(module, buffer)) is not None:
+            buffers[str(buffer.target)] = tensor
     return buffers
 
 
@@ -227,17 +227,17 @@ def _codes_of(tensor: torch.Tensor, write: Node | None, readers: Sequence[Node])
     """Return the dequantize node of the written value, or the reason why the buffer stays float."""
     if write is None:
         return SEVERAL_WRITES
-    written = write.args[1]
-    if not isinstance(written, Node) or op_name(written.target) != _PER_TENSOR[1]:
+    new_value = write.args[1]
+    if not isinstance(new_value, Node) or op_name(new_value.target) != _PER_TENSOR[1]:
         return WRITTEN_AS_FLOAT
-    if tensor.dtype != torch.float32 or written.kwargs.get("out_dtype") or _shape(written) != tensor.shape:
+    if tensor.dtype != torch.float32 or new_value.kwargs.get("out_dtype") or _shape(new_value) != tensor.shape:
         return WRITTEN_AS_FLOAT
     if not tensor.is_contiguous():
         return NOT_BY_ROWS
-    as_floats = any(user is not write and not _quantizes(user, written) for reader in readers for user in reader.users)
-    if as_floats and not torch.equal(_dequantize(_quantize(tensor, written), written), tensor):
+    as_floats = any(user is not write and not _quantizes(user, new_value) for reader in readers for user in reader.users)
+    if as_floats and not torch.equal(_dequantize(_quantize(tensor, new_value), new_value), tensor):
         return READ_AS_FLOAT
-    return written
+    return new_value
 
 
 def _shape(node: Node | None) -> torch.Size | None:
@@ -277,10 +277,10 @@ def _hold_codes(module: GraphModule, name: str, like: Node, readers: Sequence[No
                 graph.erase_node(user)
         if floats:
             with graph.inserting_after(reader):
-                back = graph.call_function(like.target, (reader, *like.args[1:]), dict(like.kwargs))  # type: ignore[arg-type]
-            back.meta = {**reader.meta, "val": torch.empty(codes.shape, device="meta")}
+                dequantize = graph.call_function(like.target, (reader, *like.args[1:]), dict(like.kwargs))  # type: ignore[arg-type]
+            dequantize.meta = {**reader.meta, "val": torch.empty(codes.shape, device="meta")}
             for user in floats:
-                user.replace_input_with(reader, back)
+                user.replace_input_with(reader, dequantize)
     write.replace_input_with(like, like.all_input_nodes[0])
     return codes
 

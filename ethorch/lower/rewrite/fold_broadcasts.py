@@ -19,9 +19,9 @@ from ethorch.tosa.ir import Op, Value
 
 #: Operators that Vela fuses with an elementwise operator before.
 _FOLLOWING = ("RESCALE", "CLAMP", "TABLE")
-#: Minimum number of operations saved. Vela copies operands that others read in another shape.
+#: Minimum number of operations saved.
 _SAVED = 8
-#: Maximum number of axes of an operator whose first operand is one element.
+#: Maximum number of axes if the first operand is one element.
 _MOST_AXES = 4
 #: Maximum number of operations (about 30 KB of commands) without copying an operand.
 _MOST_UNCOPIED = 1024
@@ -82,11 +82,11 @@ def _groups(shapes: Sequence[Shape], result: Shape) -> list[slice]:
     for axis in reversed(range(len(result))):
         if result[axis] == 1:
             continue
-        here = [shape[axis] == 1 for shape in shapes]
-        if broadcast is not None and (here != broadcast or extent * result[axis] > LONGEST):
+        is_broadcast = [shape[axis] == 1 for shape in shapes]
+        if broadcast is not None and (is_broadcast != broadcast or extent * result[axis] > LONGEST):
             cuts.append(axis + 1)
             extent = 1
-        extent, broadcast = extent * result[axis], here
+        extent, broadcast = extent * result[axis], is_broadcast
     return [slice(start, end) for end, start in pairwise([*cuts, 0])][::-1]
 
 

@@ -28,14 +28,14 @@ def fold_pools(r: Rewriter, fewest_results: int) -> None:
         if max(stride) <= LARGEST_STRIDE:
             continue
         separable = op.name == "MAX_POOL2D" or (1, 1) in zip(kernel, stride, strict=True)  # an average is rounded once
-        apart = all(s <= LARGEST_STRIDE or k <= s for k, s in zip(kernel, stride, strict=True)) and not any(op.attrs["pad"])
-        if height * width < fewest_results and not (separable and apart):
+        is_disjoint = all(s <= LARGEST_STRIDE or k <= s for k, s in zip(kernel, stride, strict=True)) and not any(op.attrs["pad"])
+        if height * width < fewest_results and not (separable and is_disjoint):
             continue
         at, value = r.before(op), op.operands[0]
         if separable:
             for axis in (1, 0):
                 value = _along(at, op, value, axis)
-        elif kernel == stride and apart and _maps(value.shape[0] * height * width) is not None:
+        elif kernel == stride and is_disjoint and _maps(value.shape[0] * height * width) is not None:
             value = _squares(at, op, value)
         else:
             value = _subsample(at, op, value, kernel, stride, op.attrs["pad"])

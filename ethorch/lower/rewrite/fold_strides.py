@@ -57,8 +57,8 @@ def _fold_columns(r: Rewriter, op: Op, fold: FoldColumns) -> None:
         return
     high = _FoldedAxis(1, read.shape[1], rows, top, bottom, 0)
     wide = _FoldedAxis.of(stride, width, taps, left, right + read.shape[2] - width)
-    now, then = (fold.taps * -(-rows * columns // fold.taps) for columns in (taps, wide.kernel))
-    if then >= now or (now * outputs < fold.least_products and channels * stride < fold.channels):
+    products, folded_products = (fold.taps * -(-rows * columns // fold.taps) for columns in (taps, wide.kernel))
+    if folded_products >= products or (products * outputs < fold.least_products and channels * stride < fold.channels):
         return
     at = r.before(op)
     folded = at.reshape(source, n, height, width // stride, channels * stride)

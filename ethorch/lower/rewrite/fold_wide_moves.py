@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from ethorch.lower.rewrite.rewriter import Place, Rewriter
 from ethorch.tosa.ir import Op, Value
 
-#: Largest batch whose moves are not folded. Vela emits an operation per image: for eight copies of [4096, 2, 2, 2], 656 KB of
-#: commands in 7 s, compared with 384 bytes for [1, 4096, 8].
+#: Largest batch whose moves are not folded. Vela emits an operation per image: 656 KB of commands in 7 s for eight copies of
+#: [4096, 2, 2, 2], but 384 bytes for [1, 4096, 8].
 _MOST_PICTURES = 256
 #: Longest axis of the NPU, and longest last axis of INT32, which is copied as INT16.
 _LONGEST, _WIDEST_INT32 = 65536, 32768

@@ -12,8 +12,8 @@ from ethorch.tosa.ir import Graph, Value
 
 #: Binary elementwise operators.
 ELEMENTWISE = ("ADD", "SUB", "MUL", "MAXIMUM", "MINIMUM")
-#: Longest axis of an NPU operation. Vela 5.2 splits a longer axis of a pool or convolution into operations of a few elements, four
-#: on the U55: 16,385 operations with 320 KB of commands for a copy of [65537, 4].
+#: Longest axis of an NPU operation. Vela 5.2 splits a longer one into operations of a few elements: 16,385 operations with 320 KB
+#: of commands for a copy of [65537, 4] on the U55.
 LONGEST = 65536
 
 

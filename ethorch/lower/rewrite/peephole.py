@@ -14,7 +14,6 @@ from ethorch.tosa.opset import FROM_UNSIGNED, TO_UNSIGNED
 #: Fewest channels for which Vela fuses a TABLE with a convolution.
 _CHANNELS_OF_TABLE = 8
 
-#: Inspect an operator and its producers, and possibly replace it.
 Rule = Callable[[Rewriter, Op], None]
 
 
@@ -92,7 +91,6 @@ def merge_unsigned(r: Rewriter, op: Op) -> None:
         r.replace(op, r.before(op).again(inner, inner.operands[0], **attrs))
 
 
-#: Operator -> rule.
 RULES: Mapping[str, Rule] = {
     "RESHAPE": merge_reshapes,
     "TRANSPOSE": merge_transposes,

@@ -178,24 +178,24 @@ class _Selection:
         bases = np.cumsum([0, *(math.prod(source.shape) for source in sources)])
         places = self.places(moves, dict(zip(sources, bases, strict=False))).transpose(perms)
         first = places[0, 0, 0]
-        which = np.searchsorted(bases, first, side="right") - 1
+        owner = np.searchsorted(bases, first, side="right") - 1
         extents = np.array([source.shape[3] for source in sources])
         positions = np.arange(math.prod(shape[:3])).reshape(*shape[:3], 1)
-        if (first - bases[which] >= extents[which]).any() or (places != first + positions * extents[which]).any():
+        if (first - bases[owner] >= extents[owner]).any() or (places != first + positions * extents[owner]).any():
             return None
-        return _Channels(tuple(sources), np.cumsum([0, *extents])[which] + first - bases[which])
+        return _Channels(tuple(sources), np.cumsum([0, *extents])[owner] + first - bases[owner])
 
     def moves(self, value: Value) -> dict[Value, Op | None]:
         """Return the values that ``value`` is moved from, operands first, and their operators."""
         order: dict[Value, Op | None] = {}
-        waiting = [value]
-        while waiting:
-            op = None if waiting[-1] in self.twins else self.r.producer(waiting[-1], *_MOVES)
-            later = [operand for operand in op.operands if operand not in order] if op else []
-            if later:
-                waiting += reversed(later)
+        pending = [value]
+        while pending:
+            op = None if pending[-1] in self.twins else self.r.producer(pending[-1], *_MOVES)
+            unvisited = [operand for operand in op.operands if operand not in order] if op else []
+            if unvisited:
+                pending += reversed(unvisited)
             else:
-                order.setdefault(waiting.pop(), op)
+                order.setdefault(pending.pop(), op)
         return order
 
     def places(self, moves: dict[Value, Op | None], bases: Mapping[Value, int]) -> Places:

@@ -33,10 +33,10 @@ def split_convolutions(r: Rewriter) -> None:
         slices = r.readers(follower.result)
         if len(slices) < 2 or sum(math.prod(s.result.shape) for s in slices) > math.prod(op.result.shape):
             continue
-        chosen = [_channels(op.result.shape, s) if s.name == "SLICE" else () for s in slices]
-        if min(len(channels) for channels in chosen) < _FEWEST_CHANNELS:
+        channels_by_slice = [_channels(op.result.shape, s) if s.name == "SLICE" else () for s in slices]
+        if min(len(channels) for channels in channels_by_slice) < _FEWEST_CHANNELS:
             continue
-        for cut, channels in zip(slices, chosen, strict=True):
+        for cut, channels in zip(slices, channels_by_slice, strict=True):
             _compute(r, cut, chain, np.asarray(channels))
         for link in (follower, *reversed(chain)):
             r.erase(link)

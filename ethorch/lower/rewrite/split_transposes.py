@@ -18,7 +18,7 @@ _BYTES = {"INT8": 1, "INT16": 2, "INT32": 4}
 
 #: Longest axis of a TRANSPOSE that Vela 5.2 supports on U55 and U65.
 _LONGEST = 65536
-#: Number of elements that an element counts as along an axis that moves as a whole, because Vela moves bytes of INT32.
+#: Weight of an element along an axis that moves as a whole, because Vela moves bytes of INT32.
 _PLACES = {"INT32": 4}
 
 Axes = tuple[int, ...]

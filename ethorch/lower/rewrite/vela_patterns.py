@@ -16,16 +16,15 @@ from ethorch.lower.rewrite.peephole import moves_before
 from ethorch.lower.rewrite.rewriter import Rewriter
 from ethorch.tosa.ir import Op, Value
 
-#: Operators with INT32 results with which Vela fuses the RESCALE after them.
+#: Operators with which Vela fuses the RESCALE after them.
 ACCUMULATING = ("CONV2D", "DEPTHWISE_CONV2D", "TRANSPOSE_CONV2D", "CONV3D", "MATMUL", "REDUCE_SUM")
-#: Operators that read or return truth values.
 _LOGICAL = (
     "EQUAL", "GREATER", "GREATER_EQUAL", "LOGICAL_AND", "LOGICAL_OR", "LOGICAL_XOR", "LOGICAL_NOT", "SELECT",
     "REDUCE_ANY", "REDUCE_ALL",
 )  # fmt: skip
 #: Operators with which Vela fuses the RESCALEs of both operands, with any scale.
 _TAKING_BOTH = ("ADD", "SUB", "MAXIMUM", "MINIMUM")
-#: Operators that compute each element from one element of each operand.
+#: Elementwise operators.
 POINTWISE = (
     *ELEMENTWISE, "RESCALE", "CLAMP", "CAST", "ABS", "NEGATE", "CLZ", "SELECT", "EQUAL", "GREATER", "GREATER_EQUAL",
     "BITWISE_AND", "BITWISE_OR", "BITWISE_XOR", "BITWISE_NOT", "LOGICAL_AND", "LOGICAL_OR", "LOGICAL_XOR", "LOGICAL_NOT",
@@ -45,13 +44,13 @@ CODES: Mapping[str, type[np.signedinteger[Any]]] = {"INT8": np.int8, "INT16": np
 #: Operand and result dtypes of CASTs that wrap.
 _NARROWING = (("INT16", "INT8"), ("INT32", "INT8"), ("INT32", "INT16"))
 
-#: Longest last axis of an INT32 copy, which Vela converts to INT16 with twice the extent.
+#: Longest last axis of an INT32 copy, which Vela converts to INT16.
 _WIDEST_INT32 = 32768
 #: Longest axis of windows that Vela does not split.
 _LONGEST_AXIS = 65536
-#: Largest padding at the top and left of a map, a register of 7 bits (npu-reference, IFM_PAD_TOP).
+#: Largest padding at the top and left (npu-reference, IFM_PAD_TOP: 7 bits).
 _WIDEST_PADDING = 127
-#: Maximum number of rows of an indexed transfer, a register of 16 bits (npu-reference 2.3, DMA0_SIZE0).
+#: Maximum rows of an indexed transfer (npu-reference 2.3, DMA0_SIZE0: 16 bits).
 MOST_ROWS = 65535
 #: Maximum number of axes that Vela does not split.
 MOST_AXES = 4
@@ -107,14 +106,14 @@ def has_weights_of_another(r: Rewriter, op: Op) -> bool:
 
 
 def _find_equal_weights(r: Rewriter) -> set[Op]:
-    alike: dict[Any, list[Op]] = {}
+    candidates: dict[Any, list[Op]] = {}
     for op in r.select(*KERNEL_AXES):
         if all(value.is_const for value in op.operands[1:3]):
             rescale = next((reader for reader in r.readers(op.result) if reader.name == "RESCALE"), None)
             scale = () if rescale is None else (rescale.attrs["multiplier"], rescale.attrs["shift"])
-            alike.setdefault((op.name, op.operands[1].shape, scale), []).append(op)
+            candidates.setdefault((op.name, op.operands[1].shape, scale), []).append(op)
     duplicates, firsts = set[Op](), dict[Any, tuple[Any, npt.NDArray[Any]]]()
-    for kind, ops in alike.items():
+    for kind, ops in candidates.items():
         for op in ops if len(ops) > 1 else ():
             weight, bias = (np.ascontiguousarray(np.asarray(value.data)) for value in op.operands[1:3])
             zero = op.attrs["weight_zp"]
@@ -230,8 +229,8 @@ def is_rescaled_back(r: Rewriter, op: Op) -> bool:
     before = r.producer(value, "RESCALE", sole=True)
     if before is None or r.uses(op.result) != 1 or not is_lone(r, op) or value.dtype not in ("INT8", "INT16"):
         return False
-    back = {before.operands[0].dtype, op.result.dtype} == {"INT32"} and _is_by_one(before) and _is_by_one(op)
-    return back and _find_bound(r, before.operands[0]) > np.iinfo(CODES[value.dtype]).max
+    is_inverse = {before.operands[0].dtype, op.result.dtype} == {"INT32"} and _is_by_one(before) and _is_by_one(op)
+    return is_inverse and _find_bound(r, before.operands[0]) > np.iinfo(CODES[value.dtype]).max
 
 
 def _find_bound(r: Rewriter, value: Value) -> float:

@@ -73,13 +73,13 @@ def change_weights(r: Rewriter, op: Op) -> None:
     axes, weight = KERNEL_AXES[op.name], op.operands[1]
     info, data = np.iinfo(CODES[weight.dtype]), np.asarray(weight.data).astype(np.int64) - op.attrs["weight_zp"]
     for columns in itertools.count():
-        widened = np.pad(data, [(0, columns if axis == axes[1] else 0) for axis in range(weight.rank)])
+        padded_weights = np.pad(data, [(0, columns if axis == axes[1] else 0) for axis in range(weight.rank)])
         top, bottom, left, right = op.attrs["pad"]
         pad = (top, bottom, left, right + columns * op.attrs["dilation"][1])
-        lowest, highest = max(info.min - int(widened.min()), info.min), min(info.max - int(widened.max()), info.max)
+        lowest, highest = max(info.min - int(padded_weights.min()), info.min), min(info.max - int(padded_weights.max()), info.max)
         for zero in sorted(range(lowest, highest + 1), key=abs):
             at = r.before(op)
-            value = at.constant((widened + zero).astype(CODES[weight.dtype]), weight.dtype)
+            value = at.constant((padded_weights + zero).astype(CODES[weight.dtype]), weight.dtype)
             r.replace(op, at.again(op, op.operands[0], value, weight_zp=zero, pad=pad))
             replacement = r.producer(op.result)
             assert replacement is not None
@@ -145,13 +145,13 @@ def _pad_axis_by_axis(r: Rewriter, op: Op) -> None:
     at, value, padding = r.before(op), op.operands[0], op.attrs["padding"]
     shape, const = list(value.shape), op.attrs["pad_const"]
     for axis in reversed(range(value.rank)):
-        before, behind = padding[2 * axis : 2 * axis + 2]
-        if before == behind == 0:
+        before, after = padding[2 * axis : 2 * axis + 2]
+        if before == after == 0:
             continue
         outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
         value = at.reshape(value, outer, shape[axis] * inner, 1)
-        value = at.emit("PAD", value, padding=(0, 0, before * inner, behind * inner, 0, 0), pad_const=const)
-        shape[axis] += before + behind
+        value = at.emit("PAD", value, padding=(0, 0, before * inner, after * inner, 0, 0), pad_const=const)
+        shape[axis] += before + after
     r.replace(op, at.reshape(value, *shape))
 
 
@@ -292,8 +292,8 @@ def _parts(at: Place, indices: Value, axis: int) -> Iterator[tuple[Value, int]]:
         if size[axis] == count:
             yield indices, 0
         elif indices.data is not None:
-            chosen = indices.data.take(range(first, first + size[axis]), axis)
-            yield at.constant(np.ascontiguousarray(chosen), indices.dtype), first
+            part = indices.data.take(range(first, first + size[axis]), axis)
+            yield at.constant(np.ascontiguousarray(part), indices.dtype), first
         else:
             yield at.emit("SLICE", indices, start=tuple(start), size=tuple(size)), first
 
@@ -347,5 +347,5 @@ def reshape_twice(r: Rewriter, op: Op) -> None:
     reshape = r.producer(skip_rescale(r, value), "RESHAPE")
     assert reshape is not None
     at = r.before(op)
-    again = at.again(reshape)
-    r.read(op, 1, at.again(rescale, again) if rescale else again)
+    second_reshape = at.again(reshape)
+    r.read(op, 1, at.again(rescale, second_reshape) if rescale else second_reshape)
