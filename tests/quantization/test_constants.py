@@ -142,7 +142,7 @@ def test_an_interpolation_by_a_huge_matrix_is_refused() -> None:
     program = ethorch.compile(nn.Sequential(model, nn.ReLU()), torch.rand(1, 1, 20_000), "ethos-u55-128", progress=False)
     assert record_of(program).build is not None
     (refusal,) = record_of(program).build.partition.refusals
-    assert refusal.reason.id == "upsample.matrix" and "20,000 places to 40,000" in refusal.reason.text
+    assert refusal.reason.id == "upsample.matrix" and "20,000 elements to 40,000" in refusal.reason.text
 
 
 class FilledWithAnItem(nn.Module):
