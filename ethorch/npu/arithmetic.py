@@ -59,7 +59,7 @@ class Scaling:
         return _addends(self)
 
     def __call__(self, v: Ints) -> Ints:
-        """Scale int64 values. The product wraps at 64 bits, which no legal program reaches."""
+        """Scale int64 values. The product wraps at 64 bits."""
         if self.is_identity:
             return v
         p = v * self.multiplier
@@ -101,7 +101,6 @@ def _addends(s: Scaling) -> tuple[Ints, Ints]:
 
 @cache
 def _addends_of(shift: int, rounding: str, double: int) -> tuple[Ints, Ints]:
-    """Return the addends of a per-tensor scaling, cached because a stream has thousands of them."""
     return _addends(Scaling(np.int64(1), np.int64(shift), rounding, double))
 
 

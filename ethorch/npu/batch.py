@@ -107,8 +107,6 @@ def _as_bytes(place: Place, array: Array) -> Bytes:
 
 
 class _Batch:
-    """Images that the threads of one call process."""
-
     def __init__(self, sources: list[tuple[Place, Bytes]], targets: list[tuple[Place, Bytes]], count: int):
         self.sources, self.targets, self.count = sources, targets, count
         self.faults: dict[int, MachineFault] = {}
@@ -116,11 +114,9 @@ class _Batch:
         self._lock = threading.Lock()
 
     def stop(self) -> None:
-        """Start no further image."""
         self._next[0] = self.count
 
     def work(self, machine: Machine) -> None:
-        """Run images until all have been started."""
         try:
             planned = machine.compile_plan()
         except MachineFault as fault:  # a fault of the stream, independent of the image
@@ -137,7 +133,6 @@ class _Batch:
                 self._run_image(machine, left)
 
     def _next_image(self) -> int:
-        """Return the index of the next image, if compiled code does not count."""
         with self._lock:
             self._next[0] += 1
             return int(self._next[0]) - 1

@@ -22,7 +22,6 @@ _before = 0
 
 @cache
 def _openblas() -> tuple[ctypes._CFuncPtr, ctypes._CFuncPtr] | None:  # type: ignore[name-defined]
-    """Return OpenBLAS's getter and setter of the number of threads, or None with another BLAS."""
     for path in sorted(Path(np.__file__).parent.parent.glob("numpy.libs/lib*openblas*")):
         library = ctypes.CDLL(str(path))
         for suffix in ("64_", ""):

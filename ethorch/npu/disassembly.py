@@ -101,7 +101,6 @@ def _text(line: Line) -> Iterator[str]:
 
 
 def _tensors(prepared: Prepared) -> dict[str, str]:
-    """Format written tensors, then tensors that are read."""
     return {a.name: _span(a) if isinstance(a, Span) else _box(a) for a in (*prepared.writes, *prepared.reads)}
 
 
@@ -170,7 +169,6 @@ def _window(op: Operation) -> dict[str, str]:
 
 
 def _operands(op: Operation) -> dict[str, str]:
-    """Format scales, scalars and operand order of an elementwise operation."""
     details: dict[str, str] = {}
     for key in ("OPA_SCALE", "OPB_SCALE", "IFM_SCALE", "IFM2_SCALE"):
         multiplier = op.state.get(f"{key}.scale", op.state.get(key, 0))

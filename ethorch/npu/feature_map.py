@@ -173,7 +173,6 @@ class FeatureMap:
 
 @cache
 def _registers(prefix: str) -> tuple[str, ...]:
-    """Return the registers that describe a feature map, in the order in which ``feature_map`` reads them."""
     names = (
         "REGION PRECISION.signed PRECISION.precision STRIDE_Y STRIDE_X STRIDE_C HEIGHT0 HEIGHT1 WIDTH0 PRECISION.format ZERO_POINT"
     )
@@ -232,7 +231,6 @@ def write_rows(views: list[View], first: int, values: Array) -> None:
 
 
 def _overlaps(views: list[View], first: int, values: Array) -> Iterator[tuple[View, slice, Array]]:
-    """Yield each view that shares rows with ``values``, its shared rows, and the matching part of ``values``."""
     for view in views:
         t = view.tile
         low, high = max(first, t.y), min(first + values.shape[0], t.y + t.height)

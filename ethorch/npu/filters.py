@@ -150,7 +150,6 @@ class Streams:
         return bias, Scaling(multiplier, shift, self.rounding)
 
     def _weights(self, read: Callable[[Span], Bytes], order: Order) -> Array:
-        """Return int8 or int16 W[o][ky*KW+kx][i] from all streams."""
         fast = self.fast
         streams_needed = 1 if fast else min(order.streams, order.ofm_depth)
         if len(self.weight_spans) < streams_needed:
@@ -183,7 +182,6 @@ class Streams:
 
 
 def _spans(op: Operation, names: list[str], region: str) -> list[Span]:
-    """Return the streams of these registers with a length above 0."""
     spans = [
         Span(n, op[region], op[f"{n}_BASE"], op[f"{n}_LENGTH"]) for n in names[: op.npu.cores] if op.state.get(f"{n}_LENGTH", 0)
     ]

@@ -44,7 +44,6 @@ def _onto_itself(step: Step, read: Span, written: Span) -> bool:
 
 
 def _marks(m: Memory, fm: FeatureMap, region: int) -> Bytes:
-    """Return nonzero for each byte of a region that the feature map covers."""
     marks = np.zeros(m.region(region).size, np.uint8)
     if fm.in_memory and fm.region == region:
         for view in fm.views(marks):
@@ -103,7 +102,6 @@ class Unwritten:
                 marks[...] = _all_written(marks)
 
     def _of(self, m: Memory, access: Access) -> list[Array]:
-        """Return the marks of an access, one element for each of its elements."""
         if isinstance(access, FeatureMap) and not access.in_memory:
             return []
         m.region(access.region)

@@ -48,8 +48,6 @@ class Window:
 
 @dataclass(frozen=True)
 class _Use:
-    """An access to a window by the operation with index ``step``."""
-
     step: int
     runs: tuple[Run, ...]
     window: int
@@ -58,8 +56,6 @@ class _Use:
 
 @dataclass(frozen=True)
 class _Step:
-    """An operation: name, value, byte offset of its command, reads and writes."""
-
     name: str
     value: int
     offset: int
@@ -261,7 +257,6 @@ def _of_outputs(steps: Sequence[_Step], marks: Bytes) -> tuple[list[_Use], set[i
 
 
 def _windows_of(runs: Sequence[Run], whose: Bytes, everywhere: bool = False) -> set[int]:
-    """Return the windows that share bytes with the runs."""
     parts = [whose] if everywhere else [_bytes(whose, run) for run in runs]
     return {int(mark) - 1 for part in parts for mark in np.unique(part) if mark}
 
@@ -303,13 +298,11 @@ def _bytes(marks: Bytes, run: Run) -> Bytes:
 
 
 def _arrays(access: Access, marks: Bytes) -> list[npt.NDArray[np.generic]]:
-    """Return the marks of an access, with the element size of the access."""
     if isinstance(access, FeatureMap):
         return [array for view in access.views(marks) for array in view.arrays]
     return [_bytes(marks, Run(access.name, access.region, access.base, access.base, access.base + access.size_bytes))]
 
 
 def _of_bytes(array: npt.NDArray[np.generic]) -> set[int]:
-    """Return the distinct marks of an array, byte by byte."""
     same = array.size and bool((array == array.flat[0]).all())
     return set((array.flat[0] if same else np.unique(array)).tobytes())

@@ -170,7 +170,6 @@ class Machine:
         return True
 
     def _run_branches(self) -> None:
-        """Execute the stream along its branches. Registers hold the values written on that path (npu-reference 8.10)."""
         program = self.program
         state = dict(registers.reset_state(program.config.family))
         index = spent = 0

@@ -22,7 +22,6 @@ assert ops  # importing it fills PREPARE
 
 
 def _read_only(constants: bytes | Array) -> Bytes:
-    """Return region 0 as read-only bytes."""
     if isinstance(constants, np.ndarray):
         array = np.ascontiguousarray(constants).reshape(-1).view(np.uint8).view()
     else:

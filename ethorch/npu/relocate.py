@@ -83,7 +83,6 @@ def relocate(payload: bytes, moves: Mapping[tuple[int, int], int]) -> Relocated:
 def _rewrite(
     data: bytes, npu: Npu, commands: Sequence[stream.Command], operations: Sequence[Reading], move_address: Callable[[int], int]
 ) -> tuple[list[int], list[int]]:
-    """Return the command words with new addresses, and the positions of insertions."""
     addresses: dict[int, dict[str, int]] = {}
     for op in operations:
         addresses[op.index] = {name: move_address(address) if here else address for name, (address, here) in op.bases.items()}
@@ -147,7 +146,6 @@ def _operations(header: stream.Header, commands: list[stream.Command]) -> list[R
 
 
 def _merge(ranges: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Merge overlapping ranges."""
     merged: list[tuple[int, int]] = []
     for start, stop in sorted(ranges):
         if merged and start < merged[-1][1]:

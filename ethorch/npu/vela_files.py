@@ -193,7 +193,6 @@ class _Model:
         return self.buffer(self.tensor(number).number(2, "<I"))
 
     def place(self, number: int, base: int) -> Tensor:
-        """Return a graph tensor in the arena."""
         tensor = self.tensor(number)
         name = tensor.text(3, "tensor name") if tensor.has(3) else str(number)
         kind = tensor.number(1, "<b")

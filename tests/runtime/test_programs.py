@@ -262,7 +262,7 @@ def test_artifacts_name_the_operators(incumbent, tmp_path, name):
     blocks = Inspector(etdump_path=str(tmp_path / "dump.etdp")).event_blocks
     assert any(event.name.startswith("Conv2D ") for block in blocks for event in block.events)
     stopped = runtime.load(incumbent / f"{name}.pte", sources=artifacts.reader(incumbent / name), budget=0)
-    with pytest.raises(MachineFault, match=r"^command \d+ at byte 0x[0-9a-f]+, NPU_OP_.*budget.* It works for \w+ .+\.$"):
+    with pytest.raises(MachineFault, match=r"^command \d+ at byte 0x[0-9a-f]+, NPU_OP_.*budget.* The command belongs to \w+ .+\.$"):
         stopped(*random_inputs(name))
 
 

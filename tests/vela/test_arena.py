@@ -152,5 +152,5 @@ def test_the_list_form_keeps_the_arena() -> None:
         assert EthosUCompileSpec.from_list(spec.to_list()) == spec and spec.arena == kept
     assert "ethorch_arena" not in [item.key for item in EthosUCompileSpec("ethos-u85-256").to_list()]
     for wrong in ("small", 0, -1, True, 1.5):
-        with pytest.raises(SpecError, match="it has to be 'fast', 'free' or a number of bytes"):
+        with pytest.raises(SpecError, match="expected 'fast', 'free' or a number of bytes"):
             EthosUCompileSpec("ethos-u85-256", arena=wrong)

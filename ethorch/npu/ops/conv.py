@@ -94,7 +94,6 @@ def _convolution(op: Operation, w: Window, streams: Streams, product: Product, p
 
 
 def _product(w: Window, f: Filter, matrix: Array, rows: Array, n: int) -> Array:
-    """Return sums [n*OW, O] of a convolution. Patches are constructed in pieces."""
     width, depth = w.out[1], matrix.shape[1]
     per_row = width * len(matrix)
     ny, nx = max(1, BAND_ELEMENTS // per_row), max(1, PIECE_ELEMENTS // len(matrix))

@@ -50,14 +50,12 @@ class Operand:
 
 
 def _extent(op: Operation, h: int, w: int, c: int) -> tuple[int, int, int]:
-    """Return the OFM's extents, with 1 for broadcast axes."""
     return 1 if h else op["OFM_HEIGHT"], 1 if w else op["OFM_WIDTH"], 1 if c else op["OFM_DEPTH"]
 
 
 def _prepare(
     op: Operation, operands: tuple[Operand, ...], function: Callable[[Operation], Value], scale: Scaling | None
 ) -> Prepared:
-    """Prepare OFM = output stage of value(operands)."""
     form_value = function(op)
     stage, value = OutputStage(op), form_value.compute
     h, w, c = stage.shape
@@ -80,12 +78,10 @@ def _prepare(
 
 
 def _by_pairs(form: Elementwise, operands: tuple[Operand, ...], check: Callable[[Ints], None] | None) -> Prepared:
-    """Prepare a large operation on bytes as a lookup in a table of all pairs of values."""
     value, scale, stage = form.value.compute, form.scaling, form.stage
     tables: list[Array] = []
 
     def all_values(o: Operand) -> Ints:
-        """Return the result of ``read`` for each stored byte 0..255."""
         if o.constant is not None:
             return np.full(256, o.constant - o.fm.zero_point, np.int64)
         return np.arange(256, dtype=np.uint8).view(o.fm.dtype).astype(np.int64) - o.fm.zero_point
@@ -109,7 +105,6 @@ def _by_pairs(form: Elementwise, operands: tuple[Operand, ...], check: Callable[
 
 
 def _narrow(values: Ints) -> Array:
-    """Convert to int32 if the values fit."""
     return values.astype(np.int32) if np.array_equal(values, values.astype(np.int32)) else values
 
 
@@ -282,7 +277,6 @@ def _lrelu_u85(op: Operation) -> Value:
 
 
 def _logical_shift_right(op: Operation) -> Value:
-    """Shift right, inserting zeros at the IFM's width."""
     if op["IFM_PRECISION.precision"] > 2:
         raise MachineFault("LSR of a 64-bit IFM is not supported; expected 8, 16 or 32 bits")
     mask = (1 << (8 << op["IFM_PRECISION.precision"])) - 1

@@ -42,7 +42,6 @@ def pool_u85(op: Operation) -> Prepared:
 
 
 def _sum(op: Operation) -> Prepared:
-    """Compute OFM = output stage of the window's sum of IFM - zero point, scaled globally or per channel."""
     w, stage = _channelwise(op)
     if w.is_pointwise and w.stride == (1, 1) and w.ifm.dtype.itemsize == 1 and op["OFM_PRECISION.scale_mode"]:
         return _table_copy(op, w, stage)
@@ -170,7 +169,6 @@ class _Scale:
         return self.streams if self.fixed is None else self.fixed
 
     def __call__(self, m: Memory) -> tuple[Ints | int, Scaling]:
-        """Return bias and scaling."""
         if self.fixed is not None:
             return 0, self.fixed
         scales = self.streams.get(m)
@@ -179,7 +177,6 @@ class _Scale:
 
 
 def _window_sum(m: Memory, w: Window) -> Ints:
-    """Return int64 sums [OH, OW, C] of IFM - zero point."""
     zero_point = w.ifm.zero_point
     rows = w.read(m, 0, w.out[0], np.int64, zero_point)
     if zero_point:
@@ -195,7 +192,6 @@ def _extreme(m: Memory, w: Window, pick: np.ufunc, least: int) -> Ints:
 
 
 def _separable(w: Window, rows: Ints, combine: np.ufunc) -> Ints:
-    """Combine over each window, first along x, then along y."""
     (sy, sx), (dy, dx), (oh, ow) = w.stride, w.dilation, w.out
     across = rows[:, : (ow - 1) * sx + 1 : sx].copy()
     for k in range(1, w.kernel[1]):
@@ -247,6 +243,5 @@ def _apart(m: Memory, w: Window, stage: OutputStage) -> Array:
 
 @lru_cache(256)
 def _map(low: int, high: int, zero_point: int, scale: tuple[int, int, str], ofm_zero_point: int, clamp: Clamp) -> Ints:
-    """Return the output of the stage for each value low..high, before a table."""
     y = arithmetic.scaling(*scale)(np.arange(low, high + 1, dtype=np.int64) - zero_point) + ofm_zero_point
     return y if clamp is None else np.clip(y, *clamp)

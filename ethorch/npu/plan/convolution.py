@@ -85,7 +85,6 @@ def _sums(f: Filter) -> Sums:
 
 
 def _weights(c: Context, w: Window, f: Filter) -> Weights:
-    """Pack weights [K, O] in the order of the compiled code."""
     ifm, channels = w.ifm, f.matrix.shape[1]
     low, high = ifm.value_range
     padding = within((ifm.zero_point, ifm.zero_point), ifm.value_range)
@@ -119,7 +118,6 @@ def _conv(c: Context, form: Convolution, weights: Weights) -> layout.Conv:
 
 
 def _depthwise_weights(c: Context, w: Window, f: Filter) -> Weights:
-    """Pack weights [K, C], padded, in the narrowest type that holds all sums."""
     largest = f.largest.max(initial=0)
     if largest < FLOAT32_EXACT:
         kind = layout.SUM_FLOAT

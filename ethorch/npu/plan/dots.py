@@ -64,7 +64,6 @@ def _dot(
 
 
 def _is_overwritten(c: Context, fm: FeatureMap, later: Iterable[Step]) -> bool:
-    """Return True if a map is overwritten completely before any read of it."""
     for step in later:
         prepared = step.prepared
         if prepared.scattered is not None or prepared.form is None:

@@ -105,7 +105,6 @@ def _pack_scale(c: Context, place: layout.Operand, scale: Scaling, narrow: bool)
 
 
 def _pays(form: Elementwise, e: layout.Elementwise) -> bool:
-    """Return True if a table of all pairs of bytes is possible and worthwhile."""
     stage = form.stage
     bytes_only = len(form.operands) == 2 and all(isinstance(o, int) or o.dtype.itemsize == 1 for o in form.operands)
     direct = e.stage.table in (layout.TABLE_NONE, layout.TABLE_DIRECT)

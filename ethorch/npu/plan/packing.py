@@ -236,7 +236,6 @@ class Context:
         return layout.Scale(*self._rows(columns), above.ndim > 0, 0, bool(np.any(above != below)))
 
     def _one_scale(self, s: Scaling) -> layout.Scale:
-        """Pack a per-tensor scaling. See ``_scale``."""
         shift, (above, below) = int(s.shift), map(int, s.addends)
         if not 0 <= shift <= 63:
             raise NotKnown("a shift beyond 63")
@@ -256,7 +255,6 @@ class Context:
         return layout.DoubleScale(*self._rows(columns), above.ndim > 0, bool(np.any(above != below)))
 
     def _one_double_scale(self, s: Scaling, zero_point: int) -> layout.DoubleScale:
-        """Pack a per-tensor scaling. See ``_double_scale``."""
         unit, (above, below) = float(1 << int(s.shift)), map(int, s.addends)
         columns = np.zeros((3, 1 + 2 * LANES))
         columns[:, 0] = int(s.multiplier) / unit, above / unit + zero_point, below / unit + zero_point

@@ -131,7 +131,6 @@ def _pack(
 
 
 def _carries(step: Step) -> bool:
-    """Return True if a step uses a chain buffer or an accumulator of another step."""
     stage = getattr(step.prepared.form, "stage", None)
     chained = any(not fm.in_memory for fm in step.prepared.maps)
     return chained or (stage is not None and (stage.keeps or bool(stage.input)))

@@ -103,7 +103,7 @@ class Planned:
 
 
 class _Times:
-    """Nanoseconds per step of a part, for the last run and in total."""
+    """Nanoseconds per step."""
 
     def __init__(self, count: int):
         self.last, self.total, self.runs = (np.zeros(count, np.int64) for _ in range(3))

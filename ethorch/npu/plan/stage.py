@@ -130,7 +130,6 @@ def _pack_activation(c: Context, a: Activation, s: layout.Stage) -> None:
 
 
 def _mode(c: Context, stage: OutputStage, sums: Sums, s: layout.Stage) -> int:
-    """Choose the scaling mode. SCALE_INTEGER supports all sums."""
     if stage.needs_whole and (stage.keeps or stage.input != ACC_RESET):
         return layout.SCALE_INTEGER
     if stage.ofm.dtype.itemsize > 4:

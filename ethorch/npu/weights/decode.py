@@ -95,8 +95,6 @@ def decode_standard_numpy(data: bytes) -> Array:
 
 
 class _Bits:
-    """Bytes with little-endian bit addresses. Reads past the end raise MachineFault."""
-
     def __init__(self, data: bytes):
         self.size = 8 * len(data)
         self.padded = np.frombuffer(bytes(data) + bytes(2 * _WINDOW), np.uint8)
@@ -110,7 +108,6 @@ class _Bits:
         return (word >> (at & 7)) & ((1 << count) - 1)
 
     def windows(self, first: int, last: int) -> Array:
-        """Return the 64 bits from each of the bytes first..last, as uint64."""
         last = min(last, len(self.padded) - _WINDOW)
         part = self.padded[first : last + _WINDOW]
         return np.ndarray((max(last - first, 0),), "<u8", part.tobytes(), 0, (1,))
@@ -123,7 +120,6 @@ class _Bits:
         return self._block
 
     def take_many(self, at: Ints, count: int) -> Ints:
-        """Return ``count`` bits at each position of an ascending or empty array, as int64."""
         if not count or not len(at):
             return np.zeros(len(at), np.int64)
         first = int(at[0]) >> 3
@@ -166,8 +162,6 @@ def _read_palette(bits: _Bits, at: int) -> tuple[_Palette, int]:
 
 @dataclass(frozen=True)
 class _Slice:
-    """A slice header: number and coding of its symbols."""
-
     weights: int
     runs: int  # 0: no zero runs
     wdiv: int
@@ -177,12 +171,10 @@ class _Slice:
 
     @property
     def zero_bits(self) -> int:
-        """Unary bits of zero runs in a chunk."""
         return 12 if self.zdiv < 3 else 8
 
     @property
     def per_chunk(self) -> int:
-        """Most weights in a chunk."""
         return 8 if self.raw and self.wdiv > 5 else CHUNK
 
 
@@ -266,7 +258,6 @@ def _scan_plain(bits: _Bits, start: int, s: _Slice) -> tuple[Rounds, int]:
 
 
 def _scan_runs(bits: _Bits, start: int, s: _Slice) -> tuple[Rounds, int]:
-    """Scan slices with zero runs or uncompressed weights."""
     at: list[int] = []
     flags: list[int] = []
     ones_in, below = _ONES, _BELOW
@@ -309,7 +300,6 @@ def _scan_runs(bits: _Bits, start: int, s: _Slice) -> tuple[Rounds, int]:
 
 
 def _rounds(bits: _Bits, at: list[int], flags: Ints, s: _Slice) -> Rounds:
-    """Add the start of the remainders, after the round's unary parts."""
     starts = np.array(at)
     rest = starts + s.zero_bits * (flags >> 1)
     if not s.raw:
@@ -319,13 +309,11 @@ def _rounds(bits: _Bits, at: list[int], flags: Ints, s: _Slice) -> Rounds:
 
 
 def _first(counts: Ints, limit: int) -> Ints:
-    """Limit the counts so that their sum does not exceed ``limit``."""
     total = np.minimum(np.cumsum(counts), limit)
     return np.diff(total, prepend=0)
 
 
 def _spread(starts: Ints, counts: Ints, step: int) -> Ints:
-    """Return start, start+step, ... count times for each start, as ascending int64."""
     before = np.cumsum(counts) - counts
     index = np.arange(int(counts.sum())) - np.repeat(before, counts)
     spread: Ints = np.repeat(starts, counts) + index * step

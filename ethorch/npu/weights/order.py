@@ -105,7 +105,6 @@ _patterns_lock = threading.Lock()
 
 
 def _block(family: str, shape: Order, ofm_depth: int, ifm_depth: int) -> Block:
-    """Return the pattern of a block. The most recently used PATTERN_BYTES are cached."""
     key = family, shape, ofm_depth, ifm_depth
     with _patterns_lock:
         block = _patterns.get(key)
@@ -204,7 +203,6 @@ def _group_5x(order: Order) -> int:
 
 
 def _sub_kernels(order: Order) -> Iterator[tuple[int, int, int, int]]:
-    """Yield (y, x, height, width) of the pieces, row by row."""
     (kh, kw), (dy, dx) = order.kernel, order.dilation
     for y in range(0, kh, SUB_KERNEL // dy):
         for x in range(0, kw, SUB_KERNEL // dx):
