@@ -19,8 +19,8 @@ File format::
     base = 0x20000000
     size_bytes = 0x200000
 
-    npu_ports = ["sram"]                     # sram, ext, both, or [] if the NPU cannot access it
-    bytes_per_second = 1_280_000_000         # optional, as are latencies, burst_bytes, outstanding
+    npu_ports = ["sram"]                     # ports among sram, ext; [] without access
+    bytes_per_second = 1_280_000_000         # or read_latency_cycles, write_latency_cycles, burst_bytes, outstanding
     source = "data sheet 1.2, table 5"
     sources = { bytes_per_second = "assumed: 8 bytes in a cycle of 160 MHz" }
 
