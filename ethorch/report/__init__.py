@@ -1,1 +1,1 @@
-"""Reports: what became of a model, as plain data and as text."""
+"""Reports of programs as text, tables, Markdown and HTML, rendered from plain data."""

@@ -1,4 +1,4 @@
-"""What changed between two builds: totals, and layers by module and operator, from the plain data of ``Program.to_json``."""
+"""Compare two builds by the data of ``Program.to_json``: totals, and layers by module and operator."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class Change:
     """A figure of both builds.
 
     Attributes:
-        name: the key in the data.
-        before, after: None where it is unknown.
-        less_is_better: is it worse when it grows?
+        name: Key in the data.
+        before, after: Values; None if unknown.
+        less_is_better: Whether a smaller value is better.
     """
 
     name: str
@@ -55,24 +55,24 @@ class Change:
 
     @property
     def percent(self) -> float | None:
-        """How much it grew; inf from nothing, None where a side is unknown."""
+        """Growth in percent; inf from zero, None if a value is unknown."""
         return _percent(self.before, self.after)
 
     def is_worse(self, percent: float) -> bool:
-        """Is it worse by more than so many percent?"""
+        """Return True if it is worse by more than ``percent``."""
         grown = self.percent
         return grown is not None and (grown if self.less_is_better else -grown) > percent
 
 
 @dataclass(frozen=True)
 class LayerChange:
-    """A layer in both builds, or in one of them.
+    """A layer of one or both builds.
 
     Attributes:
-        module, operator: by which layers are matched; of several alike, the first with the first.
-        state: ``same``, ``changed`` (its cycles), ``moved`` (between NPU and CPU), ``added`` or ``removed``.
-        where_before, where_after: ``NPU`` or ``CPU``; empty where it is not.
-        cycles_before, cycles_after: None where unknown, or where it is not.
+        module, operator: Key of the match; equal keys match in order.
+        state: ``same``, ``changed`` (cycles), ``moved`` (between NPU and CPU), ``added`` or ``removed``.
+        where_before, where_after: ``NPU`` or ``CPU``; empty if absent.
+        cycles_before, cycles_after: Cycles; None if unknown or absent.
     """
 
     module: str
@@ -85,20 +85,20 @@ class LayerChange:
 
     @property
     def difference(self) -> int:
-        """Cycles more than before."""
+        """Difference in cycles."""
         return (self.cycles_after or 0) - (self.cycles_before or 0)
 
 
 @dataclass(frozen=True)
 class BuildComparison:
-    """Two builds of a model; ``print`` it.
+    """Comparison of two builds of a model.
 
     Attributes:
-        totals: figures of the whole program.
-        layers: every layer, those whose cycles changed most first.
-        settings: name -> values of both, where they differ.
-        versions: package -> versions of both, where they differ.
-        budgets_lost: limits that held before and do not now.
+        totals: Figures of the whole program.
+        layers: Layers, sorted by the change of their cycles.
+        settings: Settings that differ, with both values.
+        versions: Package versions that differ.
+        budgets_lost: Budgets that are no longer met.
     """
 
     totals: tuple[Change, ...]
@@ -108,12 +108,12 @@ class BuildComparison:
     budgets_lost: tuple[str, ...]
 
     def regressions(self, percent: float = 0.0) -> list[str]:
-        """What is worse by more than so many percent of what it was, in words; a lost budget always is."""
+        """Return the figures that are worse by more than ``percent``, and lost budgets, as text."""
         worse = [_change_text(change) for change in self.totals if change.is_worse(percent)]
         return worse + [f"budget {name} no longer holds" for name in self.budgets_lost]
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data; docs/json.md says what each key means."""
+        """Return plain data; docs/json.md describes the keys."""
         return {
             "totals": {
                 change.name: {
@@ -130,7 +130,7 @@ class BuildComparison:
         }
 
     def rich(self) -> RenderableType:
-        """Tables of Rich."""
+        """Return Rich tables."""
         from rich.console import Group
 
         parts: list[Any] = []
@@ -147,7 +147,7 @@ class BuildComparison:
         """Return GitHub-flavored Markdown.
 
         Args:
-            worse: What ``regressions`` returned.
+            worse: Result of ``regressions``.
         """
         lines = ["## What changed", ""]
         for heads, body, right in self._tables():
@@ -157,7 +157,7 @@ class BuildComparison:
     def _tables(self) -> Iterator[tuple[Sequence[str], list[list[str]], Sequence[int]]]:
         yield (
             ("total", "before", "after", "change"),
-            [[c.name, _figure(c.before), _figure(c.after), _grown(c.before, c.after)] for c in self.totals],
+            [[c.name, _figure(c.before), _figure(c.after), _format_growth(c.before, c.after)] for c in self.totals],
             (1, 2, 3),
         )
         for name, pairs in (("setting", self.settings), ("version", self.versions)):
@@ -188,18 +188,18 @@ class BuildComparison:
 
 
 def compare_builds(before: Data, after: Data) -> BuildComparison:
-    """Hold one build against another.
+    """Compare two builds.
 
     Args:
-        before, after: of ``Program.to_json``.
+        before, after: Data of ``Program.to_json``.
 
     Raises:
-        FormatError: one of them is something else.
+        FormatError: The data have another format.
     """
     try:
         totals = tuple(Change(name, _at(before, name), _at(after, name), less) for name, less in TOTALS.items())
-        held = {row["name"] for row in before["budgets"] if row["holds"]}
-        lost = tuple(row["name"] for row in after["budgets"] if row["holds"] is False and row["name"] in held)
+        met_before = {row["name"] for row in before["budgets"] if row["holds"]}
+        lost = tuple(row["name"] for row in after["budgets"] if row["holds"] is False and row["name"] in met_before)
         return BuildComparison(
             tuple(change for change in totals if (change.before, change.after) != (None, None)),
             tuple(sorted(_layers(before, after), key=lambda layer: (-abs(layer.difference), layer.state == SAME))),
@@ -214,13 +214,13 @@ def compare_builds(before: Data, after: Data) -> BuildComparison:
 
 
 def _layers(before: Data, after: Data) -> Iterator[LayerChange]:
-    """The layers of both sides in pairs: the first of a module and an operator with the first, and so on."""
+    """Yield the layers of both builds, matched by module and operator in order."""
     first, second = _by_name(before), _by_name(after)
     for module, operator in dict.fromkeys((*first, *second)):
-        ours, theirs = first.get((module, operator), []), second.get((module, operator), [])
-        for number in range(max(len(ours), len(theirs))):
-            a = ours[number] if number < len(ours) else None
-            b = theirs[number] if number < len(theirs) else None
+        before_layers, after_layers = first.get((module, operator), []), second.get((module, operator), [])
+        for number in range(max(len(before_layers), len(after_layers))):
+            a = before_layers[number] if number < len(before_layers) else None
+            b = after_layers[number] if number < len(after_layers) else None
             state = SAME
             if a is None or b is None:
                 state = ADDED if a is None else REMOVED
@@ -240,11 +240,11 @@ def _layers(before: Data, after: Data) -> Iterator[LayerChange]:
 
 
 def _by_name(data: Data) -> dict[tuple[str, str], list[Layer]]:
-    found: dict[tuple[str, str], list[Layer]] = {}
+    groups: dict[tuple[str, str], list[Layer]] = {}
     for entry in data["layers"]:
         layer = Layer.from_json(entry)
-        found.setdefault((layer.module, ", ".join(layer.operators) or layer.operator), []).append(layer)
-    return found
+        groups.setdefault((layer.module, ", ".join(layer.operators) or layer.operator), []).append(layer)
+    return groups
 
 
 def _differences(before: Data, after: Data) -> dict[str, tuple[Any, Any]]:
@@ -273,7 +273,7 @@ def _figure(value: float | None) -> str:
     return "-" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:,.3f}"
 
 
-def _grown(before: float | None, after: float | None) -> str:
+def _format_growth(before: float | None, after: float | None) -> str:
     grown = _percent(before, after)
     if grown is None:
         return ""
@@ -281,4 +281,4 @@ def _grown(before: float | None, after: float | None) -> str:
 
 
 def _change_text(change: Change) -> str:
-    return f"{change.name} {_figure(change.before)} -> {_figure(change.after)} ({_grown(change.before, change.after)})"
+    return f"{change.name} {_figure(change.before)} -> {_figure(change.after)} ({_format_growth(change.before, change.after)})"

@@ -60,15 +60,15 @@ def _requirements() -> Iterator[Check]:
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
         try:
-            found = importlib.metadata.version(requirement.name)
+            version = importlib.metadata.version(requirement.name)
         except importlib.metadata.PackageNotFoundError:
             yield Check(requirement.name, "wrong", "not installed", f'pip install "{requirement.name}{requirement.specifier}"')
             continue
-        if Version(found) in requirement.specifier or requirement.specifier.contains(Version(found).base_version):
-            yield Check(requirement.name, "ok", found)
+        if Version(version) in requirement.specifier or requirement.specifier.contains(Version(version).base_version):
+            yield Check(requirement.name, "ok", version)
         else:
             advice = f'Tested are {requirement.specifier}: pip install "{requirement.name}{requirement.specifier}"'
-            yield Check(requirement.name, "wrong", found, advice)
+            yield Check(requirement.name, "wrong", version, advice)
 
 
 def _compiler() -> Check:

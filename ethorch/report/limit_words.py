@@ -1,4 +1,4 @@
-"""The limits of TOSA operators in PyTorch's words: what a shape or an argument of a model may be."""
+"""Describe limits of TOSA operators in terms of PyTorch's arguments and shapes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from ethorch.targets.npus import FAMILIES
 from ethorch.tosa.limits import Limits, Range
 
-#: Feature of a TOSA operator -> what a model may have; ``{high}`` is the largest value allowed.
+#: Phrase for each feature of a TOSA operator; ``{high}`` is the largest value allowed.
 _WORDS = {
     "ifm_c": "at most {high:,} input channels",
     "pictures": "a batch, times the depth of a volume, of at most {high:,}",
@@ -28,29 +28,29 @@ _DTYPES = {"INT8": "int8", "INT16": "int16", "INT32": "int32", "BOOL": "bool"}
 
 
 def feature_words(feature: str, allowed: Range) -> str:
-    """``a stride of at most 3``."""
+    """Return e.g. ``a stride of at most 3``."""
     return _WORDS[feature].format(high=allowed.high)
 
 
-#: Features of a window that moves: nothing to say of a call that has none, whatever it is made of.
+#: Features of a moving window. They are omitted for calls without one.
 _OF_WINDOWS = frozenset(feature for feature in _WORDS if "stride" in feature or "kernel" in feature)
 
 
 def words(limits: Limits, windows: bool = True) -> list[str]:
-    """What a call may be, a phrase for each limit; empty where the NPU has no such operator.
+    """Return a phrase for each limit; empty if the NPU does not have the operator.
 
     Args:
-        windows: has the call a window, with a stride and padding?
+        windows: Whether the call has a window with stride and padding.
     """
     ranges = limits.ranges.items() if limits.present else ()
-    found = [feature_words(feature, allowed) for feature, allowed in ranges if windows or feature not in _OF_WINDOWS]
+    phrases = [feature_words(feature, allowed) for feature, allowed in ranges if windows or feature not in _OF_WINDOWS]
     if limits.present and limits.dtypes is not None:
-        found.append(f"{' or '.join(_DTYPES.get(dtype, dtype) for dtype in sorted(limits.dtypes))} alone")
-    return found
+        phrases.append(f"{' or '.join(_DTYPES.get(dtype, dtype) for dtype in sorted(limits.dtypes))} alone")
+    return phrases
 
 
 def limits_of(tosa: Iterable[str], windows: bool = True) -> list[tuple[str, list[str]]]:
-    """(families, phrases) of calls that become these TOSA operators: families with the same limits together."""
+    """Return (families, phrases) for calls that lower to these TOSA operators; families with equal limits are combined."""
     operators = list(dict.fromkeys(tosa))
     by_phrases: dict[tuple[str, ...], list[str]] = {}
     for name, family in FAMILIES.items():

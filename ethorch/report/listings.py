@@ -1,4 +1,4 @@
-"""The tables of operators and targets, as plain data."""
+"""Tables of operators and targets as plain data."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from ethorch.targets.tuning import Tuning
 from ethorch.tosa.limits import Limits
 
 Row = dict[str, Any]
-#: What ``target_differences`` says of a TOSA operator that a target does not have.
+#: Text of ``target_differences`` for a TOSA operator that a target does not have.
 ABSENT = "not there"
 
 
 def operators(pattern: str = "*") -> list[Row]:
-    """Operators with a name that contains ``pattern`` or, where it has wildcards, matches it; one row for each.
+    """Return a row for each operator whose name contains ``pattern`` or, with wildcards, matches it.
 
-    A pattern may be PyTorch's name of it: ``torch.softmax``, ``nn.Softmax``, ``F.softmax``.
+    PyTorch names such as ``torch.softmax``, ``nn.Softmax`` and ``F.softmax`` match, too.
     """
-    wanted = pattern if any(mark in pattern for mark in "*?[") else f"*{pattern}*"
-    found = [
+    wildcard = pattern if any(mark in pattern for mark in "*?[") else f"*{pattern}*"
+    matches = [
         facts
         for facts in operator_facts()
         if pattern.removeprefix("torch.") in [name.removeprefix("torch.") for name in facts.pytorch]
-        or any(fnmatch.fnmatch(name, wanted) for name in (*facts.names, *facts.adapters))
+        or any(fnmatch.fnmatch(name, wildcard) for name in (*facts.names, *facts.adapters))
     ]
-    return [_operator(facts) for facts in found]
+    return [_operator(facts) for facts in matches]
 
 
 def operator_names() -> list[str]:
-    """What an operator may be asked for by: PyTorch's names of it and those in graphs, and their parts without a module."""
-    found: dict[str, None] = {}
+    """Return the names that select an operator: those of PyTorch and of graphs, with and without module."""
+    names: dict[str, None] = {}
     for facts in operator_facts():
         for name in (*facts.pytorch, *facts.names, *facts.adapters):
-            found |= dict.fromkeys((name, name.split(".")[1] if "." in name else name))
-    return list(found)
+            names |= dict.fromkeys((name, name.split(".")[1] if "." in name else name))
+    return list(names)
 
 
 def _operator(spec: OperatorFacts) -> Row:
@@ -49,15 +49,17 @@ def _operator(spec: OperatorFacts) -> Row:
     emitted = [name for operators in tried.tosa.values() for name in operators]
     refused: dict[tuple[str, str], Row] = {}
     for case, calls in tried.refused.items():
-        for one in calls:
-            text = re.sub(r" on ethos-u\d+-\d+", "", one.reason.text)
-            row = refused.setdefault((one.reason.id, text), {"id": one.reason.id, "reason": text, "way_out": one.reason.way_out})
+        for refusal in calls:
+            text = re.sub(r" on ethos-u\d+-\d+", "", refusal.reason.text)
+            row = refused.setdefault(
+                (refusal.reason.id, text), {"id": refusal.reason.id, "reason": text, "way_out": refusal.reason.way_out}
+            )
             if case not in row.setdefault("cases", []):
                 row["cases"].append(case)
-            shown = spec.calls[one.call]
-            if shown not in row.setdefault("calls", []):
-                row["calls"].append(shown)
-            row["refused"] = sorted({*row.get("refused", []), one.call})
+            call = spec.calls[refusal.call]
+            if call not in row.setdefault("calls", []):
+                row["calls"].append(call)
+            row["refused"] = sorted({*row.get("refused", []), refusal.call})
     for row in refused.values():
         row["refused"] = len(row["refused"])
     return {
@@ -79,12 +81,12 @@ def _operator(spec: OperatorFacts) -> Row:
 
 
 def _has_window(name: str) -> bool:
-    """Does the operator move a window, with a stride, over its input?"""
+    """Return True if the operator moves a window with a stride over its input."""
     return any(part in name for part in ("conv", "pool", "im2col", "unfold"))
 
 
 def _cost(spec: OperatorFacts, tried: support.Support) -> str:
-    """What it costs, in a sentence."""
+    """Return the cost in a sentence."""
     if spec.absorbs:
         return "nothing behind an operator that has an output scale of its own: it is a part of it; else one pass over the tensor."
     if spec.kind == "table":
@@ -103,7 +105,7 @@ def _becomes(tried: support.Support) -> str:
 
 
 def operators_text(rows: list[Row]) -> str:
-    """All that a user asks of one operator; of several, a line for each."""
+    """Return all facts about a single operator, or one line per operator."""
     if len(rows) > 1:
         width = max(len(row["name"]) for row in rows)
         lines = [f"{'':<{width}}  {'U55':<12}{'U65':<12}{'U85':<12}"]
@@ -133,9 +135,9 @@ def operators_text(rows: list[Row]) -> str:
 
 
 def verdicts(row: Row, family: str) -> str:
-    """``all``, ``no``, or int8 and int16 by themselves: ``all / 3 of 5``."""
-    found = [row["support"][f"{family} {kind}"] for kind in support.ACTIVATIONS]
-    return found[0] if found[0] == found[1] else " / ".join(found)
+    """Return ``all``, ``no``, or int8 and int16 separately: ``all / 3 of 5``."""
+    family_verdicts = [row["support"][f"{family} {kind}"] for kind in support.ACTIVATIONS]
+    return family_verdicts[0] if family_verdicts[0] == family_verdicts[1] else " / ".join(family_verdicts)
 
 
 def _three(row: Row) -> str:
@@ -143,7 +145,7 @@ def _three(row: Row) -> str:
 
 
 def targets() -> list[Row]:
-    """A row of facts for each target."""
+    """Return a row of facts for each target."""
     return [
         {
             "target": target.name,
@@ -157,14 +159,14 @@ def targets() -> list[Row]:
 
 
 def target_differences(a: str, b: str) -> Row:
-    """What a model meets of two targets that differ.
+    """Return the differences between two targets.
 
     Returns:
-        ``facts``: name -> [of ``a``, of ``b``]; ``operators``: target -> operators that it runs more tested calls of, with types;
-        ``limits``: TOSA operator -> what a call may be on each.
+        ``facts``: name -> [of ``a``, of ``b``]; ``operators``: target -> operators that it supports for more tested calls, with
+        types; ``limits``: TOSA operator -> limits on each target.
 
     Raises:
-        SpecError: a name is unknown.
+        SpecError: A name is unknown.
     """
     pair = lookup(a), lookup(b)
     described = [_facts(target) for target in pair]
@@ -205,7 +207,7 @@ def _limits(target: Target, operator: str) -> str:
 
 
 def _runs_more(target: Target, other: Target) -> list[str]:
-    """``aten.gather.default (int8, int16)``: operators of which ``target`` runs tested calls that ``other`` does not."""
+    """Return operators such as ``aten.gather.default (int8, int16)`` that only ``target`` supports for some tested calls."""
     names = target.family.upper(), other.family.upper()
     found = []
     for name, tried in support.table().items():
@@ -216,12 +218,12 @@ def _runs_more(target: Target, other: Target) -> list[str]:
 
 
 def tuning_rows(tuning: Tuning) -> dict[str, str]:
-    """Field -> the choice. A choice that is made of several numbers has a row for each, called field.number."""
+    """Return each field with its choice. A choice with several numbers has a row for each, called field.number."""
     return _choices("", tuning)
 
 
 def tuning_names(*choices: dict[str, str]) -> list[str]:
-    """The names of all rows, each number behind the choice that it belongs to."""
+    """Return the names of all rows; each number follows its choice."""
     order = [field.name for field in fields(Tuning)]
     return sorted(dict.fromkeys(name for rows in choices for name in rows), key=lambda name: order.index(name.partition(".")[0]))
 
@@ -240,10 +242,10 @@ def _choices(prefix: str, group: Any) -> dict[str, str]:
 
 
 def limit_rows(limits: Limits) -> list[tuple[str, str]]:
-    """(what is limited, what is allowed) for each limit of one operator."""
+    """Return (feature, allowed values) for each limit of an operator."""
     if not limits.present:
         return [("absent", "the NPU has none")]
-    found = [(feature, str(allowed)) for feature, allowed in limits.ranges.items()]
+    rows = [(feature, str(allowed)) for feature, allowed in limits.ranges.items()]
     if limits.dtypes is not None:
-        found.append(("dtype", ", ".join(sorted(limits.dtypes))))
-    return found
+        rows.append(("dtype", ", ".join(sorted(limits.dtypes))))
+    return rows

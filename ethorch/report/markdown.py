@@ -60,7 +60,7 @@ def markdown(data: Data, title: str = "", model: Sequence[str] = (MODEL,)) -> st
 def _lines(data: Data, title: str, model: Sequence[str]) -> list[str]:
     layers = [Layer.from_json(layer) for layer in data["layers"]]
     lines = [f"## {text(title or data['target'] or 'program')}", "", text(head(data)), ""]
-    lines += table(("", "", ""), ((one.question, _STATES[one.state], one.answer) for one in verdicts(data)))
+    lines += table(("", "", ""), ((v.question, _STATES[v.state], v.answer) for v in verdicts(data)))
     lines += ["", *table(("", "figure", ""), rows(data), right=(1,))]
     if data["budgets"]:
         lines += ["", *table(BUDGET_COLUMNS, budget_rows(data), right=(1, 2))]
@@ -91,9 +91,9 @@ def _lines(data: Data, title: str, model: Sequence[str]) -> list[str]:
             right=(0, 4, 5),
         )
         lines += ["", "</details>"]
-    if found := advice(data):
+    if entries := advice(data):
         lines += ["", "<details><summary>Advice</summary>", ""]
-        lines += [f"- **{text(one.figure)}**: {text(one.text)}" for one in found]
+        lines += [f"- **{text(entry.figure)}**: {text(entry.text)}" for entry in entries]
         lines += ["", "</details>"]
     if data["settings"] is not None:
         lines += ["", f"    {' '.join(command(data['settings'], model).split())}"]

@@ -1,4 +1,4 @@
-"""Facts about each operator, kept in ``operators.json``: a listing needs neither torch nor the lowerings.
+"""Facts about each operator, stored in ``operators.json``, so that listings need neither torch nor the lowerings.
 
 ``python -m tools.docs`` writes the file.
 """
@@ -17,15 +17,15 @@ PATH = Path(__file__).with_name("operators.json")
 
 @dataclass(frozen=True)
 class OperatorFacts:
-    """What a listing shows of an ``OpSpec``.
+    """Facts about an ``OpSpec`` for listings.
 
     Attributes:
-        names, kind, doc, absorbs, moves: As of ``OpSpec``.
-        adapters: Other spellings that are lowered as this operator.
+        names, kind, doc, absorbs, moves: See ``OpSpec``.
+        adapters: Other names that are lowered as this operator.
         pytorch: Names of public functions, methods and modules of PyTorch.
         file: File of the definition, below ``ethorch/``.
-        takes_floats: True if it has a form of floats.
-        calls: Number of a sample -> the call as text: the first, and those that some NPU refuses.
+        takes_floats: Whether it has a float form.
+        calls: Samples as text: the first, and those that an NPU refuses.
         tensors: Tensors of the first call, as text.
     """
 
@@ -43,20 +43,20 @@ class OperatorFacts:
 
     @property
     def name(self) -> str:
-        """The canonical name."""
+        """Canonical name."""
         return self.names[0]
 
     @property
     def source(self) -> str:
-        """``lower/ops/conv.py:60``: file and first line with the name; the file alone if the name is composed there."""
+        """File and first line with the name, ``lower/ops/conv.py:60``; the file alone if the name is composed there."""
         lines = _lines(self.file)
-        found = next((number for number, line in enumerate(lines, 1) if f'"{self.name}"' in line), None)
-        return self.file if found is None else f"{self.file}:{found}"
+        line_number = next((number for number, line in enumerate(lines, 1) if f'"{self.name}"' in line), None)
+        return self.file if line_number is None else f"{self.file}:{line_number}"
 
 
 @cache
 def operator_facts() -> tuple[OperatorFacts, ...]:
-    """All operators by name, as ``operators.json`` has them."""
+    """Return the operators in ``operators.json``, by name."""
     rows = json.loads(PATH.read_text(encoding="utf-8"))
     return tuple(_fact(row) for row in rows)
 

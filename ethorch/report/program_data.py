@@ -1,4 +1,4 @@
-"""The plain data of a program from a file: what ``--json`` printed, or a folder that ``Program.save`` wrote."""
+"""Read the plain data of a program from JSON of ``--json``, or from a folder of ``Program.save``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OTHERS = "other_methods"
 
 
 def is_program_data(path: str | os.PathLike[str]) -> bool:
-    """Is it JSON, or a saved folder with its JSON? A ``.pte`` is not."""
+    """Return True for JSON and for a saved folder with JSON, but not for a ``.pte``."""
     file = Path(path)
     return file.suffix == ".json" or (file / IN_FOLDER).is_file()
 
@@ -31,8 +31,8 @@ def read_program_data(path: str | os.PathLike[str], method: str | None = None) -
     Raises:
         FormatError: The file cannot be read, or has other contents.
     """
-    found = read_methods_data(path)
-    return found[method] if method in found else next(iter(found.values()))
+    methods = read_methods_data(path)
+    return methods[method] if method in methods else next(iter(methods.values()))
 
 
 def read_methods_data(path: str | os.PathLike[str]) -> dict[str | None, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The options of ``ethorch compile`` that say what the settings of a program say."""
+"""Options of ``ethorch compile`` that reproduce the settings of a program."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _NOT_SET = ("shapes", "modules", "samples")
 
 
 def options(settings: Mapping[str, Any]) -> list[str]:
-    """Words of a command line; what has its default is left out, but for the target and the scheme.
+    """Return the words of a command line without defaults, except target and scheme.
 
-    An ini file or board of the user's is named without its folder, which is of another computer.
+    A user's ini file or board is named without its folder.
 
     Args:
-        settings: as ``Program.to_json`` has them.
+        settings: Settings in ``Program.to_json``.
     """
     words: list[str] = []
     for name, flag in _FLAGS.items():
@@ -45,11 +45,11 @@ def options(settings: Mapping[str, Any]) -> list[str]:
 
 
 def command(settings: Mapping[str, Any], model: Sequence[str] = (MODEL,)) -> str:
-    """A line for a shell: ``ethorch compile MODEL -o model.pte`` and the options.
+    """Return the shell line ``ethorch compile MODEL -o model.pte`` with the options.
 
     Args:
-        settings: as ``Program.to_json`` has them.
-        model: what names the model and its samples on a command line, where that is known.
+        settings: Settings in ``Program.to_json``.
+        model: Arguments that name the model and its samples, if known.
     """
     words = [word if word == MODEL else shlex.quote(word) for word in model]
     return f"ethorch compile {' '.join(words)} -o model.pte {shlex.join(options(settings))}"

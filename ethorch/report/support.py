@@ -1,4 +1,4 @@
-"""Which calls of each operator each NPU runs: found by a dry run of the lowering, kept in ``support.json``.
+"""Supported calls of each operator on each NPU, found by a dry run of the lowering and stored in ``support.json``.
 
 ``python -m tools.support`` writes the file.
 """
@@ -14,10 +14,10 @@ from typing import Any
 from ethorch.support.errors import Reason
 
 PATH = Path(__file__).with_name("support.json")
-#: One NPU of each family: what one can run, all of its family can.
+#: One NPU of each family, which represents its family.
 FAMILIES = {"U55": "ethos-u55-128", "U65": "ethos-u65-256", "U85": "ethos-u85-256"}
 ACTIVATIONS = ("int8", "int16")
-#: What is tried: families with each type of activations, and TOSA's profile of floats.
+#: Cases of the dry run: families with each type of activations, and TOSA's FP profile.
 CASES = (*(f"{family} {activations}" for family in FAMILIES for activations in ACTIVATIONS), "TOSA FP")
 
 
@@ -26,8 +26,8 @@ class Refused:
     """A call that stays on the CPU.
 
     Attributes:
-        call: which of the operator's samples.
-        reason: why.
+        call: Number of the operator's sample.
+        reason: Reason.
     """
 
     call: int
@@ -36,12 +36,12 @@ class Refused:
 
 @dataclass(frozen=True)
 class Support:
-    """What was tried of one operator.
+    """Results of the dry run for one operator.
 
     Attributes:
-        calls: how many.
-        refused: case, as in CASES -> the calls that stay on the CPU.
-        tosa: case -> the TOSA operators that the first call becomes; empty where it is refused.
+        calls: Number of samples.
+        refused: Refused calls by case, see CASES.
+        tosa: TOSA operators of the first call by case; empty if it is refused.
     """
 
     calls: int
@@ -49,14 +49,14 @@ class Support:
     tosa: dict[str, tuple[str, ...]]
 
     def verdict(self, case: str) -> str:
-        """``all``, ``3 of 5`` or ``no``."""
+        """Return ``all``, ``3 of 5`` or ``no``."""
         left = self.calls - len(self.refused[case])
         return "all" if left == self.calls else f"{left} of {self.calls}" if left else "no"
 
 
 @cache
 def table() -> dict[str, Support]:
-    """Operator -> what was found, as ``support.json`` has it."""
+    """Return the results in ``support.json`` by operator."""
     return {name: _read(row) for name, row in json.loads(PATH.read_text(encoding="utf-8")).items()}
 
 

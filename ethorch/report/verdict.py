@@ -55,32 +55,33 @@ def _memory(data: Data, budgets: Mapping[str, Data]) -> Verdict:
 
 
 def _time(data: Data, budgets: Mapping[str, Data]) -> Verdict:
-    taken = data["milliseconds"]
-    found = "The time of one inference is unknown, because a .pte does not record it."
-    if taken is not None:
-        found = (
-            f"One inference takes {taken:.3f} ms by the estimate, {data['inferences_per_second']:,.1f} a second.{_measured(data)}"
-        )
+    milliseconds = data["milliseconds"]
+    sentence = "The time of one inference is unknown, because a .pte does not record it."
+    if milliseconds is not None:
+        rate = f"{data['inferences_per_second']:,.1f} a second"
+        sentence = f"One inference takes {milliseconds:.3f} ms by the estimate, {rate}.{_describe_measurements(data)}"
     if "latency_ms" not in budgets:
-        return Verdict("Is it fast enough?", OPEN, found + _no_limit([], "--latency sets one"))
+        return Verdict("Is it fast enough?", OPEN, sentence + _no_limit([], "--latency sets one"))
     limit = budgets["latency_ms"]["limit"]
-    return Verdict("Is it fast enough?", _state([budgets["latency_ms"]["holds"]]), f"{found} The limit is {limit:g} ms.")
+    return Verdict("Is it fast enough?", _state([budgets["latency_ms"]["holds"]]), f"{sentence} The limit is {limit:g} ms.")
 
 
 def _accuracy(data: Data, budgets: Mapping[str, Data]) -> Verdict:
     accuracy = data["accuracy"]
-    found = "The accuracy was not measured."
+    sentence = "The accuracy was not measured."
     if accuracy:
         count = accuracy["samples"]
-        known = accuracy["sqnr_db"] is not None and isfinite(accuracy["sqnr_db"])
-        figure = f"have {accuracy['sqnr_db']:.1f} dB SQNR against the float model" if known else "are equal to the float model's"
-        found = f"The outputs {figure}, over {counted(count, 'sample')}."
+        is_finite = accuracy["sqnr_db"] is not None and isfinite(accuracy["sqnr_db"])
+        figure = (
+            f"have {accuracy['sqnr_db']:.1f} dB SQNR against the float model" if is_finite else "are equal to the float model's"
+        )
+        sentence = f"The outputs {figure}, over {counted(count, 'sample')}."
     set_limits = [budgets[name] for name in ("min_sqnr_db",) if name in budgets]
     if not set_limits:
-        return Verdict("Is it accurate?", OPEN, found + _no_limit([], "--min-sqnr-db sets one"))
+        return Verdict("Is it accurate?", OPEN, sentence + _no_limit([], "--min-sqnr-db sets one"))
     if "min_sqnr_db" in budgets:
-        found += f" The least is {budgets['min_sqnr_db']['limit']:g} dB."
-    return Verdict("Is it accurate?", _state([row["holds"] for row in set_limits]), found)
+        sentence += f" The least is {budgets['min_sqnr_db']['limit']:g} dB."
+    return Verdict("Is it accurate?", _state([row["holds"] for row in set_limits]), sentence)
 
 
 def _in_memory(memory: str, found: int, size: int) -> str:
@@ -90,7 +91,7 @@ def _in_memory(memory: str, found: int, size: int) -> str:
     return f"in {memory} {found - size:,} bytes MORE than its {kib(size)}"
 
 
-def _measured(data: Data) -> str:
+def _describe_measurements(data: Data) -> str:
     """Return the ratio of published measurements to estimates, for a program with a board."""
     board = data.get("board")
     if not board:

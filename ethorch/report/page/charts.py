@@ -1,4 +1,4 @@
-"""The charts of the report, as the plain data that plotly.js draws. Plotly's Python package is not imported: that takes 0.4 s."""
+"""Charts of the report as data for plotly.js. Plotly's Python package, which takes 0.4 s, is not imported."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Data = Mapping[str, Any]
 Figure = dict[str, Any]
 Figures = dict[str, Figure]
 
-#: What binds -> colour; those of Okabe and Ito, which people who see few colours tell apart.
+#: Color of each bound, from the palette of Okabe and Ito for color-blind readers.
 COLOURS = {
     COMPUTE: "#0072B2",
     "Sram": "#009E73",
@@ -35,27 +35,27 @@ _AXIS = {"gridcolor": "#e5e7eb", "zeroline": False, "automargin": True}
 
 
 def charts(data: Data, layers: Sequence[Layer], memory: MemoryReport, comparison: Data | None = None) -> Figures:
-    """Chart's name -> figure as plain data; those that the data is too little for are left out."""
-    found: Figures = {}
+    """Return figures by name; charts without sufficient data are omitted."""
+    figures: Figures = {}
     if cycles_known(layers):
-        found["largest"] = largest(layers)
-        found["in_order"] = in_order(layers)
-        found["treemap"] = treemap(layers)
-        found["timeline"] = lanes(layers, data["core_clock_hz"])
+        figures["largest"] = largest(layers)
+        figures["in_order"] = in_order(layers)
+        figures["treemap"] = treemap(layers)
+        figures["timeline"] = lanes(layers, data["core_clock_hz"])
     regions = sorted({tensor.region for tensor in memory.tensors})
     if regions:
-        found["memory"] = use(memory, regions)
+        figures["memory"] = use(memory, regions)
     for region in regions:
-        found[f"region_{region}"] = places(memory, region)
+        figures[f"region_{region}"] = places(memory, region)
     if (system := data.get("memory_system")) is not None and (chart := roofline(layers, system)) is not None:
-        found["roofline"] = chart
+        figures["roofline"] = chart
     if comparison is not None and comparison.get("layers"):
-        found["accuracy"] = accuracy(comparison["layers"])
-    return found
+        figures["accuracy"] = accuracy(comparison["layers"])
+    return figures
 
 
 def largest(layers: Sequence[Layer]) -> Figure:
-    """Bars of the layers with most cycles, the largest at the top."""
+    """Return bars of the layers with the most cycles."""
     top = sorted(layers, key=lambda layer: -(layer.cycles or 0))[:_LARGEST][::-1]
     bars = _trace(
         "bar",
@@ -70,7 +70,7 @@ def largest(layers: Sequence[Layer]) -> Figure:
 
 
 def in_order(layers: Sequence[Layer]) -> Figure:
-    """Cycles of every layer in the order of execution; colours say what binds."""
+    """Return the cycles of each layer in execution order, colored by bound."""
     traces = []
     for kind in dict.fromkeys(_kind(layer) for layer in layers):
         part = [layer for layer in layers if _kind(layer) == kind and layer.cycles]
@@ -90,7 +90,7 @@ def in_order(layers: Sequence[Layer]) -> Figure:
 
 
 def treemap(layers: Sequence[Layer]) -> Figure:
-    """Cycles by module: an area for each, inside that of the module it is in."""
+    """Return the cycles by module as nested areas."""
     ids, labels, parents, values, colours = [], [], [], [], []
     binds = _binds(layers)
 
@@ -132,18 +132,18 @@ def treemap(layers: Sequence[Layer]) -> Figure:
 
 
 def _binds(layers: Sequence[Layer]) -> dict[str, str]:
-    """Module -> what binds most of its cycles, those of its submodules included."""
-    found: dict[str, dict[str, int]] = {}
+    """Return the bound of most cycles of each module, including submodules."""
+    cycles_by_bound: dict[str, dict[str, int]] = {}
     for layer in layers:
         parts = parts_of(layer.module)
         for depth in range(len(parts) + 1):
-            kinds = found.setdefault(".".join(parts[:depth]), {})
+            kinds = cycles_by_bound.setdefault(".".join(parts[:depth]), {})
             kinds[_kind(layer)] = kinds.get(_kind(layer), 0) + (layer.cycles or 0)
-    return {path: max(kinds, key=kinds.__getitem__) for path, kinds in found.items()}
+    return {path: max(kinds, key=kinds.__getitem__) for path, kinds in cycles_by_bound.items()}
 
 
 def lanes(layers: Sequence[Layer], core_clock_hz: float) -> Figure:
-    """NPU, DMA and CPU over time."""
+    """Return the timeline of NPU, DMA and CPU."""
     scale, unit = (1e6 / core_clock_hz, "µs") if core_clock_hz else (1.0, "cycles")
     by_index = {layer.index: layer for layer in layers}
     events = timeline(layers)
@@ -164,13 +164,13 @@ def lanes(layers: Sequence[Layer], core_clock_hz: float) -> Figure:
                     hoverinfo="text",
                 )
             )
-    shown = [lane for lane in LANES[::-1] if any(event.lane == lane for event in events)]
-    layout = {"barmode": "overlay", "bargap": 0.3, "yaxis": {"categoryorder": "array", "categoryarray": shown}}
+    used_lanes = [lane for lane in LANES[::-1] if any(event.lane == lane for event in events)]
+    layout = {"barmode": "overlay", "bargap": 0.3, "yaxis": {"categoryorder": "array", "categoryarray": used_lanes}}
     return _figure(traces, f"time in {unit}", "", layout, height=240)
 
 
 def use(memory: MemoryReport, regions: Sequence[str]) -> Figure:
-    """Bytes alive in each region while each layer runs."""
+    """Return the live bytes of each region during each layer."""
     traces = []
     for number, region in enumerate(regions):
         points = memory.use_over_time(region)
@@ -190,7 +190,7 @@ def use(memory: MemoryReport, regions: Sequence[str]) -> Figure:
 
 
 def places(memory: MemoryReport, region: str) -> Figure:
-    """Addresses of a region over the layers: a box for each tensor, those of the peak in another colour."""
+    """Return the addresses of a region over the layers, with a box per tensor and another color for the peak."""
     owners = set(memory.peak_owners(region))
     traces = []
     tensors = [tensor for tensor in memory.tensors if tensor.region == region]
@@ -217,7 +217,7 @@ def places(memory: MemoryReport, region: str) -> Figure:
 
 
 def roofline(layers: Sequence[Layer], system: Data) -> Figure | None:
-    """MACs a cycle over MACs a byte of each layer's slowest memory, under the roofs of the multipliers and of each memory."""
+    """Return MACs per cycle over MACs per byte of each layer's slowest memory, with the limits of multipliers and memories."""
     peak, bandwidths = system["macs_per_cycle"], system["bytes_per_cycle"]
     points: dict[str, list[tuple[float, float, Layer]]] = {}
     for layer in layers:
@@ -272,14 +272,14 @@ def roofline(layers: Sequence[Layer], system: Data) -> Figure | None:
 
 
 def accuracy(layers: Sequence[Data]) -> Figure:
-    """dB of each operator against the float model: all noise so far, and what it adds by itself."""
+    """Return the SQNR of each operator against the float model: all noise so far, and its own."""
     names = [_cut(f"{short(layer['operator'])} {layer['module']}".strip()) for layer in layers]
     hover = [
         f"{escape(name)}<br>{escape(layer['source'])}<br>NPU {_db(layer['float_npu_db'])}, "
         f"fake-quantized {_db(layer['float_fake_db'])}, by itself {_db(layer['own_db'])}"
         for name, layer in zip(names, layers, strict=True)
     ]
-    shown = (
+    known_layers = (
         ("float_npu_db", "NPU, all noise so far", "lines+markers", COLOURS["Dram"]),
         ("float_fake_db", "fake-quantized", "lines", COLOURS[COMPUTE]),
         ("own_db", "the operator by itself", "markers", COLOURS["Sram"]),
@@ -297,7 +297,7 @@ def accuracy(layers: Sequence[Data]) -> Figure:
             hoverinfo="text",
             connectgaps=True,
         )
-        for key, name, mode, colour in shown
+        for key, name, mode, colour in known_layers
     ]
     return _figure(traces, "operator", "SQNR in dB")
 
@@ -307,12 +307,12 @@ def _db(value: float | None) -> str:
 
 
 def _kind(layer: Layer) -> str:
-    """What a layer is coloured by."""
+    """Return the key of a layer's color."""
     return CPU if layer.where == CPU else layer.bound
 
 
 def _hover(layer: Layer) -> str:
-    """Lines of a tooltip. Plotly reads a few tags in it, so text of the program is escaped."""
+    """Return the lines of a tooltip, escaped, because Plotly interprets some tags."""
     place = " ".join(filter(None, (layer.module, f"({layer.source})" if layer.source else "")))
     lines = [f"{layer.index}: {operator_of(layer)}", place or layer.name]
     if layer.cycles is not None:
@@ -334,7 +334,7 @@ def _of_tensor(tensor: TensorPlace) -> str:
 
 
 def _cut(name: str) -> str:
-    """The end of a long name, which says more than its beginning."""
+    """Return the end of a long name, which is more specific than its beginning."""
     return escape(name if len(name) <= _LABEL else "…" + name[1 - _LABEL :], quote=False)
 
 
@@ -364,6 +364,6 @@ def _figure(traces: Sequence[Any], x: str, y: str, layout: Data | None = None, h
         "hoverlabel": {"align": "left"},
         "showlegend": len({trace.get("name") for trace in traces} - {None}) > 1,
     }
-    own = dict(layout or {})
-    axes = {name: {**axis, **own.pop(name, {})} for name, axis in axes.items()}
-    return {"data": list(traces), "layout": {**shared, **axes, **own}}
+    extra = dict(layout or {})
+    axes = {name: {**axis, **extra.pop(name, {})} for name, axis in axes.items()}
+    return {"data": list(traces), "layout": {**shared, **axes, **extra}}

@@ -1,4 +1,4 @@
-"""``page``: the plain data of a program -> one HTML file that needs no network."""
+"""Render the data of a program as one HTML file without network access."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ Data = Mapping[str, Any]
 
 
 def page(data: Data, comparison: Data | None = None, title: str = "", model: Sequence[str] = (MODEL,)) -> str:
-    """The report of a program.
+    """Return the report of a program.
 
-    It is a function of its arguments alone: no clock, no path, no network. Text of the program is escaped, and the page forbids the
-    browser to load anything or to run any script but its own two.
+    The page depends on the arguments only. Text of the program is escaped, and the page forbids the browser to load anything or to
+    run other scripts.
 
     Args:
-        data: of ``Program.to_json``, now or from a file.
-        comparison: of ``Comparison.to_json``: accuracy for each operator.
-        title: a name for the program; its target stands for it otherwise.
-        model: what names the model and its samples on a command line, for the line that makes the program again.
+        data: Data of ``Program.to_json``.
+        comparison: Data of ``Comparison.to_json``, with the accuracy of each operator.
+        title: Name of the program; its target by default.
+        model: Arguments that name the model and its samples, for the line that reproduces the program.
 
     Raises:
-        FormatError: the data is something else.
-        EthorchError: the plotting library is not installed.
+        FormatError: The data have another format.
+        EthorchError: The plotting library is not installed.
     """
     try:
         layers = [Layer.from_json(layer) for layer in data["layers"]]
@@ -54,39 +54,39 @@ def page(data: Data, comparison: Data | None = None, title: str = "", model: Seq
         system = data.get("memory_system")
         if system is not None and not all(rate > 0 for rate in (system["macs_per_cycle"], *system["bytes_per_cycle"].values())):
             raise FormatError("not the data of a program: a rate of its memory_system is not positive.")
-        shown = view.view(data, layers, memory, comparison, model)
+        variables = view.view(data, layers, memory, comparison, model)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FormatError(f"not the data of a program: {type(error).__name__}: {error}.") from error
     check_page()
-    drawn = charts(data, layers, memory, comparison)
-    return rendered("page.html", drawn, title=title or data["target"] or "program without an NPU", **shown)
+    figures = charts(data, layers, memory, comparison)
+    return render("page.html", figures, title=title or data["target"] or "program without an NPU", **variables)
 
 
-def rendered(name: str, figures: Mapping[str, Any], **values: Any) -> str:
-    """A page of this package's templates, with its charts.
+def render(name: str, figures: Mapping[str, Any], **values: Any) -> str:
+    """Render a template of this package with its charts.
 
     Args:
-        name: of the template; it extends ``base.html``.
-        figures: name of a chart -> Plotly's figure as plain data.
-        values: what the template shows; all of it is escaped.
+        name: Template, which extends ``base.html``.
+        figures: Plotly figures by name.
+        values: Variables of the template; all are escaped.
     """
-    library, own = _library(), _text("page.js")
+    library, script = _library(), _text("page.js")
     return _template(name).render(
         chart_names=list(figures),
-        charts=_packed(json.dumps(figures, separators=(",", ":"))),
-        library=_packed(library),
+        charts=_compress(json.dumps(figures, separators=(",", ":"))),
+        library=_compress(library),
         style=_text("page.css"),
-        script=own,
-        hashes=[_hash(own), _hash(library)],
+        script=script,
+        hashes=[_hash(script), _hash(library)],
         **values,
     )
 
 
 def check_page() -> None:
-    """Check, before anything is computed, that the package with plotly.js is installed.
+    """Check, before the computation, that the package with plotly.js is installed.
 
     Raises:
-        EthorchError: It is not.
+        EthorchError: It is missing.
     """
     _library_file()
 
@@ -108,21 +108,21 @@ def _library_file() -> Path:
 
 @cache
 def _library() -> str:
-    """Return the source of plotly.js. Line ends are those that a browser reads, since the hash is of what it reads."""
+    """Return the source of plotly.js with the line ends that a browser reads, because the hash covers them."""
     return _library_file().read_text(encoding="utf-8").replace("\r\n", "\n")
 
 
 @lru_cache(maxsize=2)
-def _packed(text: str) -> str:
-    """gzip in base64, which the browser unpacks: 4.6 MB of library are 2, and no text can end the element it stands in.
+def _compress(text: str) -> str:
+    """Return the text compressed with gzip in base64, which the browser unpacks: 2 MB instead of 4.6 MB.
 
-    Level 9 makes 4 % less of it, and takes 0.1 s longer.
+    Level 9 saves 4 % more and takes 0.1 s longer.
     """
     return base64.b64encode(gzip.compress(text.encode(), 4, mtime=0)).decode()
 
 
 def _hash(script: str) -> str:
-    """As a Content-Security-Policy names a script that it allows."""
+    """Return the hash of a script for a Content-Security-Policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
@@ -131,7 +131,7 @@ def _text(name: str) -> str:
 
 
 def _with_options(text: str) -> Any:
-    """Escaped text whose options of a command line are code, which does not break behind the dashes."""
+    """Return escaped text with options of a command line as code, which does not break after the dashes."""
     from markupsafe import Markup, escape  # of Jinja, which only pages need
 
     return Markup(re.sub(r"(?<![\w-])(--[a-z][a-z-]*)", r"<code>\1</code>", str(escape(text))))

@@ -1,4 +1,4 @@
-"""What the template of the report shows: rows and sentences, from the plain data of a program."""
+"""Variables of the report's template, derived from the data of a program."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _STATES = {"yes": "yes", "no": "no", "unknown": "unknown", "open": "no limit"}
 def view(
     data: Data, layers: Sequence[Layer], memory: MemoryReport, comparison: Data | None, model: Sequence[str]
 ) -> dict[str, Any]:
-    """The template's variables; ``model`` are the words that name the model on a command line."""
+    """Return the template's variables; ``model`` are the words that name the model on a command line."""
     return {
         "head": head(data),
-        "verdicts": [(one.question, one.state, _STATES[one.state], one.answer) for one in verdicts(data)],
+        "verdicts": [(v.question, v.state, _STATES[v.state], v.answer) for v in verdicts(data)],
         "summary": list(rows(data)),
         "budgets": list(budget_rows(data)),
         "layers": [_layer(layer) for layer in layers],
@@ -54,12 +54,12 @@ def view(
 
 
 def cycles_known(layers: Sequence[Layer]) -> bool:
-    """Are those of every layer? Of some alone, as of a .pte the CPU's, no share would be right."""
+    """Return True if the cycles of every layer are known. Shares would be wrong otherwise, e.g. for a .pte."""
     return any(layer.cycles for layer in layers) and all(layer.cycles is not None for layer in layers)
 
 
 def short(name: str) -> str:
-    """An operator without what all of them have: ``aten.conv2d.default`` is ``conv2d``."""
+    """Return ``conv2d`` for ``aten.conv2d.default``."""
     for prefix in ("aten.", "quantized_decomposed.", "quantized_decomposed::", "aten::"):
         name = name.removeprefix(prefix)
     for suffix in (".default", ".out"):
@@ -68,7 +68,7 @@ def short(name: str) -> str:
 
 
 def operator_of(layer: Layer) -> str:
-    """PyTorch's operators, or the NPU's where they are not known."""
+    """Return the PyTorch operators, or the NPU operation if they are unknown."""
     return ", ".join(map(short, layer.operators)) or layer.operator
 
 
@@ -102,7 +102,7 @@ def _traffic(layer: Layer) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Segment:
-    """Layers in a row that run in one place: the CPU, or one delegate of the NPU."""
+    """Consecutive layers on the CPU, or in one delegate."""
 
     where: str
     delegate: int | None
@@ -112,18 +112,18 @@ class Segment:
 
 
 def segments(layers: Sequence[Layer]) -> list[Segment]:
-    """The program as a sequence of places."""
-    found: list[list[Layer]] = []
+    """Return the program as a sequence of segments."""
+    runs: list[list[Layer]] = []
     for layer in layers:
-        if found and (found[-1][0].where, found[-1][0].delegate) == (layer.where, layer.delegate):
-            found[-1].append(layer)
+        if runs and (runs[-1][0].where, runs[-1][0].delegate) == (layer.where, layer.delegate):
+            runs[-1].append(layer)
         else:
-            found.append([layer])
+            runs.append([layer])
     return [
         Segment(
             part[0].where, part[0].delegate, len(part), _sum(part), ", ".join(dict.fromkeys(short(x.operator) for x in part[:20]))
         )
-        for part in found
+        for part in runs
     ]
 
 
@@ -134,14 +134,14 @@ def _sum(layers: Iterable[Layer]) -> int | None:
 
 @dataclass
 class Module:
-    """A module with all that is in it.
+    """A module with its contents.
 
     Attributes:
-        path, name: full, and the last part of it.
-        npu, cpu: how many layers run where.
-        cycles: of all of them; None where those of one are unknown.
-        share: of the program's cycles, 0 to 1.
-        children: its submodules by name.
+        path, name: Full path and last part.
+        npu, cpu: Number of layers on the NPU and on the CPU.
+        cycles: Cycles of all layers; None if one is unknown.
+        share: Share of the program's cycles, 0 to 1.
+        children: Submodules by name.
     """
 
     path: str
@@ -154,12 +154,12 @@ class Module:
 
 
 def parts_of(module: str) -> list[str]:
-    """The modules from the outermost in."""
+    """Return the modules of a path, outermost first."""
     return module.split(".")[:_DEPTH] if module else []
 
 
 def tree(layers: Sequence[Layer]) -> Module:
-    """The modules, each with the layers under it. Layers without a module count at the top alone."""
+    """Return the tree of modules with their layers. Layers without a module count at the root only."""
     root = Module("", "the program")
     for layer in layers:
         nodes = [root]
@@ -182,14 +182,14 @@ def _share(node: Module, total: int | None) -> None:
 
 
 def binding(layers: Sequence[Layer]) -> list[tuple[str, int, int, float]]:
-    """(what binds, layers, cycles, share of the NPU's cycles), the largest first."""
+    """Return (bound, layers, cycles, share of the NPU's cycles), sorted by cycles."""
     total = sum(layer.cycles or 0 for layer in layers if layer.where == NPU)
     groups: dict[str, list[Layer]] = {}
     for layer in layers:
         if layer.where == NPU and layer.bound:
             groups.setdefault(layer.bound, []).append(layer)
-    found = [(name, len(part), sum(x.cycles or 0 for x in part)) for name, part in groups.items()]
-    return sorted(((name, count, c, c / total if total else 0.0) for name, count, c in found), key=lambda row: -row[2])
+    rows = [(name, len(part), sum(x.cycles or 0 for x in part)) for name, part in groups.items()]
+    return sorted(((name, count, c, c / total if total else 0.0) for name, count, c in rows), key=lambda row: -row[2])
 
 
 def _peak(memory: MemoryReport, region: str) -> dict[str, Any]:
@@ -222,13 +222,13 @@ def _accuracy(comparison: Data) -> dict[str, Any]:
             }
             for layer in comparison.get("layers", ())
         ],
-        "first": _named(comparison, "first_divergence"),
-        "loss": _named(comparison, "largest_loss"),
+        "first": _name_operator(comparison, "first_divergence"),
+        "loss": _name_operator(comparison, "largest_loss"),
     }
 
 
-def _named(comparison: Data, key: str) -> str:
-    """An operator of the comparison by its node's name, in words."""
+def _name_operator(comparison: Data, key: str) -> str:
+    """Return the name of an operator of the comparison by its node."""
     for layer in comparison.get("layers", ()):
         if layer["node"] == comparison.get(key):
             place = " ".join(filter(None, (layer["module"], f"({layer['source']})" if layer["source"] else "")))
