@@ -65,7 +65,7 @@ def lines(program: Program, sources: Sources | None = None) -> Iterator[Line]:
 
 
 def rows(program: Program, sources: Sources | None = None) -> list[dict[str, Any]]:
-    """Return the operations as plain data, for ``--json``."""
+    """Return the operations as plain data."""
     result = []
     for line in lines(program, sources):
         row = {k: v for k, v in vars(line).items() if k != "source" and (v or k in ("command", "offset"))}

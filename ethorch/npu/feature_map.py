@@ -30,13 +30,12 @@ def element_type(signed: int, precision: int) -> Dtype:
 
 @cache
 def type_range(dtype: Dtype) -> tuple[int, int]:
-    """Return the least and the largest value of an integer type."""
     info = np.iinfo(dtype)
     return int(info.min), int(info.max)
 
 
 class Tile(NamedTuple):
-    """Rows y..y+height and columns x..x+width of a box, at one base address."""
+    """Part of a box at one base address."""
 
     y: int
     x: int

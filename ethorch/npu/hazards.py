@@ -83,7 +83,6 @@ class Unwritten:
         memory.watch = lambda span: self.mark(span.region, span.base, span.size_bytes)
 
     def mark(self, region: int, start: int, size_bytes: int) -> None:
-        """Mark bytes as written."""
         self._marks[region][start : start + size_bytes] = 1
 
     def check_reads(self, m: Memory, prepared: Prepared) -> None:
@@ -96,7 +95,6 @@ class Unwritten:
                     raise MachineFault(f"{access.name} reads unwritten bytes of region {access.region}")
 
     def mark_writes(self, m: Memory, prepared: Prepared) -> None:
-        """Mark the writes of an operation."""
         for access in prepared.writes:
             for marks in self._of(m, access):
                 marks[...] = _all_written(marks)
@@ -112,5 +110,4 @@ class Unwritten:
 
 
 def _all_written(marks: Array) -> int:
-    """Return the integer with 1 in each byte."""
     return sum(1 << (8 * i) for i in range(marks.itemsize))

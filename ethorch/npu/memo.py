@@ -12,7 +12,7 @@ Value = TypeVar("Value")
 
 @dataclass(eq=False)
 class Memo(Generic[Value]):
-    """A cache that computes each value once, even if several threads request it."""
+    """A cache that computes each value once."""
 
     values: dict[Hashable, Value] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)

@@ -104,7 +104,6 @@ class Memory:
         return out
 
     def read_rows(self, fm: FeatureMap, first: int, out: Array) -> None:
-        """Fill ``out`` [n, W, C] with rows first..first+n of a box."""
         if fm.storage == STORAGE_CHAINED:
             out[...] = self._read_chain(fm)[first : first + len(out)]
         else:
@@ -153,7 +152,6 @@ class Memory:
     # Runs of bytes.
 
     def span(self, span: Span) -> Bytes:
-        """Return bytes for reading."""
         memory = self.region(span.region)
         if span.base < 0 or span.base + span.size_bytes > memory.size:
             raise MachineFault(
@@ -172,7 +170,6 @@ class Memory:
         return memory
 
     def lut(self, address: int, size_bytes: int) -> Bytes:
-        """Return a table in internal memory."""
         return self.span(Span("ACTIVATION table", INTERNAL, address, size_bytes))
 
     # Persistent state.

@@ -18,7 +18,7 @@ from ethorch.support.wording import counted, shown
 
 
 class Scheduled(Protocol):
-    """A row of Vela's schedule. See ``vela.ScheduledOp``."""
+    """A row of Vela's schedule."""
 
     @property
     def name(self) -> str: ...

@@ -44,7 +44,6 @@ class Window:
         return self.padded[0] * self.padded[1] * self.ifm.depth
 
     def input_rows(self, n: int) -> int:
-        """Return the number of padded input rows for n output rows."""
         return (n - 1) * self.stride[0] + self.extent[0]
 
     def read(self, m: Memory, first: int, n: int, dtype: type, fill: float) -> Array:

@@ -74,7 +74,6 @@ class Context:
         return int(array.__array_interface__["data"][0])  # three times as fast as ``ctypes.data``
 
     def allocate(self, size: int) -> int:
-        """Allocate bytes in the plan's memory and return their offset."""
         base = self.own_bytes
         self.own_bytes += -(-size // 64) * 64
         return base
@@ -157,7 +156,6 @@ class Context:
         return False
 
     def reaches(self, fm: FeatureMap) -> list[tuple[int, int]]:
-        """Return [first byte, end) of each tile of a map."""
         extents = self._reaches.get(fm)
         if extents is None:
             extents = self._reaches[fm] = reaches(fm)

@@ -43,7 +43,6 @@ class Planned:
         self._times = {part: _Times(len(part.steps)) for part in plan.parts if isinstance(part, Native)}
 
     def machine(self) -> layout.Machine:
-        """Return the current addresses of the regions."""
         addresses = layout.Machine()
         for number, region in self._memory.regions.items():
             assert region.size == self._sizes[number], f"region {number} has a different size than in the plan"
