@@ -19,7 +19,7 @@ from ethorch.lower.fx.outputs import with_serializable_outputs
 from ethorch.lower.fx.states import with_codes
 from ethorch.lower.state_buffer import StateBuffer
 from ethorch.models.load import Inputs
-from ethorch.models.open_sizes import unlimited
+from ethorch.models.open_sizes import list_unlimited_dims
 from ethorch.support.errors import Unsupported, VelaError
 from ethorch.support.garbage import collected_later
 from ethorch.support.progress import stage
@@ -56,7 +56,7 @@ def build_pte(
     Raises:
         EthorchError: ExecuTorch cannot make a program of it.
     """
-    for number, axis in unlimited(dynamic_shapes or ()):
+    for number, axis in list_unlimited_dims(dynamic_shapes or ()):
         logger.warning(
             "axis %d of input %d has no greatest size: ExecuTorch reserves memory for that of the example inputs, and the program "
             "accepts at most that. Export with Dim(..., max=N), or give shapes=[...]. [dynamic.no_maximum]",

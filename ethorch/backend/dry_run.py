@@ -49,7 +49,7 @@ from ethorch.lower.fx.node import (
 from ethorch.lower.partition_report import PartitionReport, Refusal, refusal_texts
 from ethorch.lower.reasons import INT64_OUTPUT, NO_SUCH_FLOAT, NOT_OUTPUT_QUANTIZED, OTHER_RESULT
 from ethorch.lower.walk import Walk
-from ethorch.models.open_sizes import unguarded
+from ethorch.models.open_sizes import suppress_guards
 from ethorch.support.errors import Reason
 from ethorch.targets.compile_spec import EthosUCompileSpec
 from ethorch.targets.tosa_spec import TosaCompileSpec
@@ -134,7 +134,7 @@ class DryRunPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no
         }
         refused |= {node: node.meta[LEFT_TO_CPU] for node in nodes_everywhere(program.graph) if LEFT_TO_CPU in node.meta}
         while True:
-            with unguarded(program.graph.nodes):
+            with suppress_guards(program.graph.nodes):
                 walk = Walk(program.graph, constants, builder_for(self.compile_spec.target), strict=False, refused=refused).run()
             found = {**walk.refusals, **_unread(walk)}
             found |= _incomplete(walk, found)
@@ -151,7 +151,7 @@ class DryRunPartitioner(Partitioner):  # type: ignore[misc]  # ExecuTorch has no
 
     def pick_codes(self, program: ExportedProgram | Converted) -> None:
         """Let the CPU pick rows of codes, where it picks rows of a quantized table."""
-        with unguarded(program.graph.nodes):
+        with suppress_guards(program.graph.nodes):
             picks = picked_from_codes(program, self.compile_spec.target.limits)
         if picks:
             supported, _ = self.dry_run(program)

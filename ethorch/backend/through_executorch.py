@@ -28,7 +28,7 @@ from ethorch.formats.pte_writer import write
 from ethorch.lower.fx.export import export_module
 from ethorch.lower.fx.states import with_reads_first
 from ethorch.lower.partition_report import PartitionReport, refusal_texts
-from ethorch.models.user_code import at, first_sentence, raised_in
+from ethorch.models.user_code import at, first_sentence, is_raised_in
 from ethorch.support.errors import EthorchError
 from ethorch.support.progress import stage
 from ethorch.targets.compile_spec import EthosUCompileSpec
@@ -162,7 +162,7 @@ def _executorch(report: PartitionReport) -> Iterator[None]:
     except EthorchError:
         raise
     except Exception as error:
-        if raised_in(error, Path(__file__).parent.parent):
+        if is_raised_in(error, Path(__file__).parent.parent):
             raise
         missing = " ".join(refusal_texts(refusal.to_json() for refusal in report.without_kernel))
         raise EthorchError(

@@ -1,6 +1,6 @@
-"""Figures of a program, as data: its layers, the memory of the whole application, its time line.
+"""Layers, memory and timeline of a program, as data.
 
-They are taken of a finished ``Build``, of which all is known, or of a .pte, as far as the file tells.
+A finished ``Build`` has complete figures; a .pte has those that the file records.
 """
 
 from ethorch.figures.cpu_rates import RATES, Rate

@@ -1,4 +1,4 @@
-"""Which layer each computing command of a delegate's stream works for, by its byte offset: what a position in the stream means."""
+"""Map byte offsets of a delegate's command stream to layers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ethorch.npu import Sources
 
 @dataclass(frozen=True)
 class CommandMap:
-    """The computing commands of one delegate.
+    """The commands of one delegate that start an operation.
 
     Attributes:
-        delegate: its number in the file.
-        stream_bytes: of all its commands, as QSIZE says it.
-        offsets: of the commands that begin an operation, in bytes from the first command, ascending.
-        layers: index of the layer that each works for.
+        delegate: Number of the delegate in the file.
+        stream_bytes: Size of all commands, as in register QSIZE.
+        offsets: Bytes from the first command to each of these commands, ascending.
+        layers: Index of each command's layer.
     """
 
     delegate: int
@@ -29,59 +29,59 @@ class CommandMap:
     layers: tuple[int, ...]
 
     def at(self, position: int) -> int:
-        """The layer at work when the NPU has read so many bytes (QREAD): that of the last command it has read whole.
+        """Return the layer that runs when QREAD is ``position``: the layer of the last command that was read completely.
 
-        Before the first, it is that one's: its registers are set and its weights fetched.
+        Before the first such command, return its layer, because its registers and weights are being loaded.
         """
         return self.layers[max(0, bisect_left(self.offsets, position) - 1)]
 
 
 def command_maps(program: Subject, layers: Sequence[Layer], sources: Mapping[int, Sources] | None) -> dict[int, CommandMap]:
-    """The map of each delegate by its number; delegates of other backends, and those without an operation, have none.
+    """Return the map of each Ethos-U delegate with at least one operation, by delegate number.
 
     Args:
-        layers: of ``figures.layers``, of the same program.
-        sources: which operator each command works for, by the delegate's number; None: layers are commands then.
+        layers: Layers of the same program, from :func:`ethorch.figures.layers`.
+        sources: Operator of each command, by delegate number. Without it, layers are commands.
 
     Raises:
-        MachineFault: a command stream is malformed.
+        MachineFault: A command stream is malformed.
     """
-    found = {}
+    maps = {}
     for part in program.parts:
         if part.npu is None:
             continue
-        own = [layer for layer in layers if layer.where == NPU and layer.delegate == part.number]
-        known = None if sources is None else sources.get(part.number)
-        offsets, indices = _map(replace(part, sources=known), own)
+        part_layers = [layer for layer in layers if layer.where == NPU and layer.delegate == part.number]
+        part_sources = None if sources is None else sources.get(part.number)
+        offsets, indices = _map(replace(part, sources=part_sources), part_layers)
         if offsets:
             size = part.npu.header.stop - part.npu.header.start
-            found[part.number] = CommandMap(part.number, size, tuple(offsets), tuple(indices))
-    return found
+            maps[part.number] = CommandMap(part.number, size, tuple(offsets), tuple(indices))
+    return maps
 
 
-def _map(part: Part, own: Sequence[Layer]) -> tuple[list[int], list[int]]:
-    waiting: dict[str, list[Layer]] = {}
-    for each in own:
-        waiting.setdefault(each.name, []).append(each)
-    of_source: dict[int, Layer] = {}
+def _map(part: Part, part_layers: Sequence[Layer]) -> tuple[list[int], list[int]]:
+    pending: dict[str, list[Layer]] = {}
+    for candidate in part_layers:
+        pending.setdefault(candidate.name, []).append(candidate)
+    layer_by_source: dict[int, Layer] = {}
     offsets, indices = [], []
     for number, work in enumerate(works(part)):
         layer: Layer | None
         if work.source is None:
-            layer = own[number] if part.sources is None and number < len(own) else None
+            layer = part_layers[number] if part.sources is None and number < len(part_layers) else None
         else:
-            layer = of_source.get(id(work.source)) or _first(waiting.get(work.source.name, []), work.source.op_cycles)
+            layer = layer_by_source.get(id(work.source)) or _pop_match(pending.get(work.source.name, []), work.source.op_cycles)
             if layer is not None:
-                of_source[id(work.source)] = layer
-        if layer is not None:  # else an operation that no layer stands for
+                layer_by_source[id(work.source)] = layer
+        if layer is not None:  # other operations have no layer
             offsets += work.offsets
             indices += [layer.index] * len(work.offsets)
     order = sorted(range(len(offsets)), key=offsets.__getitem__)
     return [offsets[i] for i in order], [indices[i] for i in order]
 
 
-def _first(layers: list[Layer], cycles: int) -> Layer | None:
-    """Takes the first with so many cycles out of layers that have one name; else the first."""
+def _pop_match(layers: list[Layer], cycles: int) -> Layer | None:
+    """Remove and return the first layer with this cycle count, or else the first layer."""
     if not layers:
         return None
     return layers.pop(next((number for number, layer in enumerate(layers) if layer.cycles == cycles), 0))

@@ -1,9 +1,8 @@
-"""What operators on the CPU cost: the kernel to link, and an estimate of its cycles on a Cortex-M55.
+"""Kernel library and estimated Cortex-M55 cycles of CPU operators.
 
-A rate says how many cycles a kernel takes for each of its units of work. None was measured on a Cortex-M55. Those that are counted
-are instructions of the C kernels that firmware has (docs/cpu-kernels.md), on an emulated Cortex-M33, a cycle each. The others are
-assumed, from what the kernel does with an element in C++ without vector instructions, or, of ``cortex_m``, with them. They tell a
-layer that matters from one that does not; they predict no board.
+Rates are cycles per unit of work. Counted rates are instructions of firmware's C kernels (docs/cpu-kernels.md) on an emulated
+Cortex-M33, at one cycle each. Assumed rates follow from the work per element in C++, with vector instructions for ``cortex_m``
+only. No rate was measured on a Cortex-M55, so rates rank layers but do not predict the time on a board.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ COUNTED = "counted"
 
 @dataclass(frozen=True)
 class Rate:
-    """Cycles of a Cortex-M55 for a unit of work.
+    """Cortex-M55 cycles for a unit of work.
 
     Attributes:
-        name: stable name, which a layer's ``estimate`` gives.
-        unit: what is counted: ``element`` of the largest tensor, ``byte`` of the outputs, ``mac``.
-        cycles: for each unit.
-        source: ``counted`` with what was, or ``assumed`` with why.
+        name: Stable name, used by ``Layer.estimate``.
+        unit: ``element`` of the largest tensor, ``byte`` of the outputs, or ``mac``.
+        cycles: Cycles per unit.
+        source: ``counted`` or ``assumed``, and the details.
     """
 
     name: str
@@ -36,38 +35,38 @@ class Rate:
     source: str
 
 
-def _assumed(name: str, unit: str, cycles: float, why: str) -> tuple[str, Rate]:
-    return name, Rate(name, unit, cycles, f"{ASSUMED}: {why}")
+def _make_assumed_rate(name: str, unit: str, cycles: float, reason: str) -> tuple[str, Rate]:
+    return name, Rate(name, unit, cycles, f"{ASSUMED}: {reason}")
 
 
-def _counted(name: str, unit: str, cycles: float, what: str) -> tuple[str, Rate]:
-    return name, Rate(name, unit, cycles, f"{COUNTED}: instructions of firmware's C kernels on a Cortex-M33, {what}")
+def _make_counted_rate(name: str, unit: str, cycles: float, inputs: str) -> tuple[str, Rate]:
+    return name, Rate(name, unit, cycles, f"{COUNTED}: instructions of firmware's C kernels on a Cortex-M33, {inputs}")
 
 
 RATES: Mapping[str, Rate] = MappingProxyType(
     dict(
         (
-            _counted("quantize", "element", 29, "to int8 and to int16"),
-            _counted("dequantize", "element", 13, "of int8 and of int16"),
-            _assumed("quantize.cortex_m", "element", 3, "four elements at a time, some ten vector instructions"),
-            _assumed("dequantize.cortex_m", "element", 3, "four elements at a time, some ten vector instructions"),
-            _assumed("copy", "byte", 0.5, "memcpy: loads and stores of eight bytes in two cycles each"),
-            _counted("permuted copy", "element", 12, "a permute of int8 with 8 channels"),
-            _assumed("none", "element", 0, "a view of the same memory, or arithmetic on one number"),
-            _counted("pointwise", "element", 13, "from 11 (add) to 14 (where)"),
-            _counted("function", "element", 90, "from 67 (exp) to 104 (gelu)"),
-            _counted("softmax", "element", 96, "rows of 32"),
-            _counted("reduction", "element", 12, "a mean of 64"),
-            _counted("normalization", "element", 53, "a layer norm of 64"),
-            _counted("sort", "element", 57, "the 5 greatest of 64"),
-            _assumed("float mac", "mac", 10, "portable C++: addresses of input and weight, two loads, a multiply-add"),
-            _assumed("int8 mac.cortex_m", "mac", 0.5, "CMSIS-NN with vector instructions, loads included"),
-            _assumed("other", "element", 50, "what no other rate is for"),
+            _make_counted_rate("quantize", "element", 29, "to int8 and to int16"),
+            _make_counted_rate("dequantize", "element", 13, "of int8 and of int16"),
+            _make_assumed_rate("quantize.cortex_m", "element", 3, "four elements at a time, some ten vector instructions"),
+            _make_assumed_rate("dequantize.cortex_m", "element", 3, "four elements at a time, some ten vector instructions"),
+            _make_assumed_rate("copy", "byte", 0.5, "memcpy: loads and stores of eight bytes in two cycles each"),
+            _make_counted_rate("permuted copy", "element", 12, "a permute of int8 with 8 channels"),
+            _make_assumed_rate("none", "element", 0, "a view of the same memory, or arithmetic on one number"),
+            _make_counted_rate("pointwise", "element", 13, "from 11 (add) to 14 (where)"),
+            _make_counted_rate("function", "element", 90, "from 67 (exp) to 104 (gelu)"),
+            _make_counted_rate("softmax", "element", 96, "rows of 32"),
+            _make_counted_rate("reduction", "element", 12, "a mean of 64"),
+            _make_counted_rate("normalization", "element", 53, "a layer norm of 64"),
+            _make_counted_rate("sort", "element", 57, "the 5 greatest of 64"),
+            _make_assumed_rate("float mac", "mac", 10, "portable C++: addresses of input and weight, two loads, a multiply-add"),
+            _make_assumed_rate("int8 mac.cortex_m", "mac", 0.5, "CMSIS-NN with vector instructions, loads included"),
+            _make_assumed_rate("other", "element", 50, "operators without a rate of their own"),
         )
     )
 )
 
-# First part of an operator's name, without namespace, underscores and "_copy" -> its rate.
+# Rate by `base_name` of an operator.
 _BY_NAME: Mapping[str, str] = {
     **dict.fromkeys(("quantize_per_tensor", "quantize_per_channel", "quantize_per_token"), "quantize"),
     **dict.fromkeys(("dequantize_per_tensor", "dequantize_per_channel", "dequantize_per_token"), "dequantize"),
@@ -96,7 +95,7 @@ _MACS = frozenset(
     ("quantized_linear", "quantized_conv2d", "quantized_depthwise_conv2d", "quantized_transpose_conv2d", "quantized_batch_matmul")
 )
 
-# Namespace of an operator -> ExecuTorch's library that firmware links for it, as its CMake files call them.
+# CMake target of ExecuTorch's library, by namespace of the operator.
 _LIBRARIES: Mapping[str, str] = {
     "aten": "portable_ops_lib",
     "dim_order_ops": "portable_ops_lib",
@@ -108,12 +107,15 @@ _LIBRARIES: Mapping[str, str] = {
 
 
 def library_of(kernel: str) -> str:
-    """ExecuTorch's library that has a kernel: of ``aten::add.out`` ``portable_ops_lib``; empty for a kernel of the user's own."""
+    """Return the ExecuTorch library of a kernel, e.g. ``portable_ops_lib`` for ``aten::add.out``, or "" for a custom kernel."""
     return _LIBRARIES.get(kernel.partition("::")[0], "")
 
 
 def base_name(operator: str) -> str:
-    """``view`` of ``aten::view_copy.out`` and ``aten.view.default``: no namespace, overload, outer underscores, ``_copy``."""
+    """Return the name without namespace, overload, outer underscores and ``_copy``.
+
+    ``aten::view_copy.out`` and ``aten.view.default`` become ``view``.
+    """
     name = operator.rpartition("::")[2]
     if name == operator and operator.count(".") > 1:  # aten.view.default
         name = operator.split(".")[1]
@@ -121,7 +123,7 @@ def base_name(operator: str) -> str:
 
 
 def rate_of(kernel: str) -> Rate:
-    """The rate of a kernel; ``other`` where there is none for it."""
+    """Return the rate of a kernel, or ``other`` if it has no rate of its own."""
     namespace, name = kernel.partition("::")[0], base_name(kernel)
     if namespace == "executorch_prim":
         return RATES["none"]
@@ -135,14 +137,14 @@ def rate_of(kernel: str) -> Rate:
 
 
 def estimate(kernel: str, inputs: list[Value], outputs: list[Value], macs: int) -> int:
-    """Cycles of a Cortex-M55 for one call of a kernel.
+    """Estimate the Cortex-M55 cycles of one kernel call.
 
     Args:
-        inputs, outputs: its tensors.
-        macs: multiply-accumulates it does, where that is known.
+        inputs, outputs: Tensors of the call.
+        macs: Multiply-accumulates, from :func:`macs_of`.
     """
     rate = rate_of(kernel)
-    if base_name(kernel) == "index_put" and kernel.endswith("_"):  # in place: it moves the values and nothing else
+    if base_name(kernel) == "index_put" and kernel.endswith("_"):  # in place: moves only the values
         inputs, outputs = inputs[-1:], []
     if rate.unit == "byte":
         return round(rate.cycles * sum(value.nbytes for value in outputs))
@@ -152,7 +154,10 @@ def estimate(kernel: str, inputs: list[Value], outputs: list[Value], macs: int) 
 
 
 def macs_of(kernel: str, inputs: list[Value], outputs: list[Value]) -> int:
-    """Multiply-accumulates of a call: for each element of the output, the product of the weights' axes but the first."""
+    """Count the multiply-accumulates of a call; 0 for kernels that are not rated per MAC.
+
+    Each output element needs the product of the weight's axes, except the first.
+    """
     if rate_of(kernel).unit != "mac" or len(inputs) < 2 or not outputs:
         return 0
     name = base_name(kernel)

@@ -1,4 +1,4 @@
-"""Which layer reads what which other layer wrote: the graph of a program, by its memory."""
+"""Dataflow graph of a program, derived from the memory that its layers read and write."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Ends = frozenset[str]
 
 @dataclass(frozen=True)
 class Dataflow:
-    """A program as a graph.
+    """The graph of a program.
 
     Attributes:
-        layers: of the program, in the order of execution; of NPU delegates the operations of their command streams.
-        inputs, outputs: names of the program's ends, ``input 0``.
-        edges: (from, to): names of ends, or a layer's index as text.
+        layers: Layers in execution order. NPU layers are operations of the command streams.
+        inputs, outputs: Names of the program's inputs and outputs, e.g. ``input 0``.
+        edges: Pairs (producer, consumer): names of inputs and outputs, or layer indices as text.
     """
 
     layers: tuple[Layer, ...]
@@ -36,48 +36,48 @@ class Dataflow:
 
 
 def dataflow(program: Subject) -> Dataflow:
-    """The graph of a program that was read from a file, by what its commands and calls read and write.
+    """Build the graph of a program from the reads and writes of its commands and calls.
 
-    Weights are no edges. Branches are followed one after the other.
+    Weights do not create edges. Branches are followed one after the other.
 
     Args:
-        program: of ``figures.subject``, of a file: of a build, layers are those of Vela's schedule, and no commands.
+        program: Subject of a file. Compile-time information is ignored.
 
     Raises:
-        MachineFault: a command stream is malformed.
+        MachineFault: A command stream is malformed.
     """
-    written: dict[int, Ends] = {}  # number of a value of the method -> who wrote it
+    written: dict[int, Ends] = {}  # writers of each value of the method
     edges: dict[tuple[str, str], None] = {}
     parts = tuple(replace(part, lowered=None) for part in program.parts)
     program = replace(program, parts=parts)
-    found = runs(program)
+    calls = runs(program)
 
-    moves: dict[int, list[int]] = {}  # what branches return -> what each of them computed
+    moves: dict[int, list[int]] = {}  # sources of each value that branches return
     for step in (step for chain in program.method.chains for step in chain.instructions if isinstance(step, Move)):
         moves.setdefault(step.target, []).append(step.source)
 
     def writers(number: int) -> Ends:
-        own = written.get(number, frozenset([program.ends(number)]) if number in program.method.inputs else frozenset())
-        return own.union(*(written.get(source, frozenset()) for source in moves.get(number, [])))
+        default = frozenset([program.ends(number)]) if number in program.method.inputs else frozenset()
+        return written.get(number, default).union(*(written.get(source, frozenset()) for source in moves.get(number, [])))
 
-    for run in found:
+    for run in calls:
         if run.call.delegate is None:
             inputs, outputs = ends_of(program, run.call)
             (layer,) = run.layers
             edges.update(((end, str(layer.index)), None) for number, _ in inputs for end in sorted(writers(number)))
             written.update((number, frozenset([str(layer.index)])) for number, _ in outputs)
         else:
-            _through(program.parts[run.call.delegate], run, writers, written, edges)
+            _add_delegate(program.parts[run.call.delegate], run, writers, written, edges)
     names = [program.ends(number) for number in program.method.outputs]
     for number, name in zip(program.method.outputs, names, strict=True):
         edges.update(((end, name), None) for end in sorted(writers(number)))
-    layers = tuple(layer for run in found for layer in run.layers)
+    layers = tuple(layer for run in calls for layer in run.layers)
     return Dataflow(layers, tuple(map(program.ends, program.method.inputs)), tuple(names), tuple(edges))
 
 
-def _through(part: Part, run: Run, writers, written: dict[int, Ends], edges: dict[tuple[str, str], None]) -> None:  # type: ignore[no-untyped-def]
-    """The edges inside a delegate, and who wrote its results."""
-    if part.payload is None:  # another backend's: one layer of which nothing is known
+def _add_delegate(part: Part, run: Run, writers, written: dict[int, Ends], edges: dict[tuple[str, str], None]) -> None:  # type: ignore[no-untyped-def]
+    """Add the edges inside a delegate, and record the writers of its outputs."""
+    if part.payload is None:  # a delegate of another backend is one opaque layer
         numbers = run.call.args
         edges.update(((end, str(run.layers[0].index)), None) for number in numbers for end in sorted(writers(number)))
         written.update((number, frozenset([str(run.layers[0].index)])) for number in numbers if number not in written)
@@ -103,37 +103,35 @@ def _span(tensor: IoTensor) -> Span:
 
 
 class _Memory:
-    """Who wrote each byte last. Bytes between those that a feature map covers are nobody's business of it."""
+    """The last writer of each byte. Gaps inside a strided feature map keep their writers."""
 
     def __init__(self) -> None:
-        self._known: list[Ends] = [frozenset()]  # a number in ``_owners`` -> who that is
-        self._owners: dict[int, npt.NDArray[np.int32]] = {}
-        self._touched: dict[int, npt.NDArray[np.uint8]] = {}  # zeros between the calls
+        self._writer_sets: list[Ends] = [frozenset()]  # writers by their number in ``_writers``
+        self._writers: dict[int, npt.NDArray[np.int32]] = {}
+        self._touched: dict[int, npt.NDArray[np.uint8]] = {}  # scratch mask per region; all zeros between calls
 
     def read(self, access: Access) -> Ends:
-        """Those who wrote what it reads."""
-        owners, touched = self._bytes(access)
-        return frozenset().union(*(self._known[number] for number in np.unique(owners[touched])))
+        writers, touched = self._bytes(access)
+        return frozenset().union(*(self._writer_sets[number] for number in np.unique(writers[touched])))
 
-    def write(self, access: Access, by: Ends) -> None:
-        """From now on its bytes are theirs."""
-        owners, touched = self._bytes(access)
-        owners[touched] = len(self._known)
-        self._known.append(by)
+    def write(self, access: Access, writers: Ends) -> None:
+        numbers, touched = self._bytes(access)
+        numbers[touched] = len(self._writer_sets)
+        self._writer_sets.append(writers)
 
     def _bytes(self, access: Access) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
-        """The owners from its lowest address on, a view; and which of these bytes it touches."""
+        """Return a view of the writer numbers from the lowest address on, and a mask of the bytes that the access touches."""
         low, high = extent(access)
-        owners = self._owners.get(access.region, np.zeros(0, np.int32))
-        if owners.size < high:
-            more = max(high, 2 * owners.size) - owners.size
-            owners = self._owners[access.region] = np.concatenate([owners, np.zeros(more, np.int32)])
-            self._touched[access.region] = np.zeros(owners.size, np.uint8)
+        writers = self._writers.get(access.region, np.zeros(0, np.int32))
+        if writers.size < high:
+            missing = max(high, 2 * writers.size) - writers.size
+            writers = self._writers[access.region] = np.concatenate([writers, np.zeros(missing, np.int32)])
+            self._touched[access.region] = np.zeros(writers.size, np.uint8)
         memory = self._touched[access.region]
         if isinstance(access, Span):
-            return owners[low:high], np.ones(high - low, np.bool_)
+            return writers[low:high], np.ones(high - low, np.bool_)
         for array in (array for view in access.views(memory) for array in view.arrays):
             array[...] = ~array.dtype.type(0)
         touched = memory[low:high] != 0
         memory[low:high] = 0
-        return owners[low:high], touched
+        return writers[low:high], touched

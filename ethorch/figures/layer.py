@@ -1,4 +1,4 @@
-"""Layer: one operation of a program, on the NPU or on the CPU, and its cost."""
+"""An operation of a program, on the NPU or on the CPU, and its cost."""
 
 from __future__ import annotations
 
@@ -10,48 +10,48 @@ from ethorch.figures.typed import check_types
 from ethorch.support.errors import FormatError
 
 NPU, CPU = "NPU", "CPU"
-COMPUTE, TRANSPOSES = "compute", "transposes"  #: what can bound a layer, beside a memory
+COMPUTE, TRANSPOSES = "compute", "transposes"  #: bounds of a layer other than a memory
 
-#: Names of memories as Vela has them -> as its report, and Arm's MLIA, begin the names of their figures.
+#: Prefix of figures in Vela's report and in Arm's MLIA, by Vela's name of the memory.
 MEMORY_KEYS: Mapping[str, str] = {
     "Sram": "sram",
     "Dram": "dram",
     "OnChipFlash": "on_chip_flash",
     "OffChipFlash": "off_chip_flash",
 }
-#: Attributes of Layer whose key in JSON is MLIA's.
+#: MLIA's keys of attributes of Layer.
 _KEYS = {"cycles": "op_cycles", "macs": "mac_count"}
 _TUPLES = ("operators", "tosa_operators", "ofm_shape")
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One operation. Cycles on the NPU are Vela's estimates, those on the CPU the estimates of ``figures.cpu_rates``.
+    """One operation. NPU cycles are Vela's estimates, CPU cycles those of ``figures.cpu_rates``.
 
     Attributes:
-        index: in the order of execution.
-        name: of an NPU operation the tensor it writes; of a CPU operator what it does to which end of the program.
+        index: Position in execution order.
+        name: Tensor that an NPU operation writes; kernel and program input or output of a CPU operator.
         where: ``NPU`` or ``CPU``.
-        delegate: number of the delegate in the file; None on the CPU.
-        operator: Vela's name of the operation, or the kernel that ExecuTorch calls.
-        operators: PyTorch's operators that it computes, as far as known.
-        tosa_operators: the TOSA operators that Vela made it from.
-        module, source: path of the module, ``file.py:line`` of the user's code; empty where unknown.
-        cycles: of the NPU's clock, or of a Cortex-M55; None where only the command stream is known.
-        npu_cycles: computing alone; None on the CPU or where unknown.
-        share: part of the cycles of all layers, 0 to 1, taking both clocks for equal; None where a layer's cycles are unknown.
-        macs: multiply-accumulates.
-        utilization: ``macs`` of those that the NPU could do in ``cycles``, 0 to 1; None where there is nothing to divide.
-        bound: what its cycles are spent on: ``compute``, the name of a memory, ``transposes``; empty where that is unknown.
-        access_cycles: cycles that each memory is busy with it.
-        read_bytes, written_bytes: traffic of each memory, by Vela's name of it: ``Sram``, ``Dram``, ``OffChipFlash``,
-            ``OnChipFlash``; of a CPU operator all in ``Ram``.
-        ifm_shapes, ofm_shape: of feature maps N,H,W,C, of tensors on the CPU as PyTorch has them; empty where unknown.
-        transfer_cycles: of the DMA that brings its weights while the operation before it computes.
-        staging_bytes: what lies in staging memory or SRAM while it runs, by Vela; None where unknown.
-        fused_into: index of the layer that computes it on the way; its own cycles are 0 then.
-        library: ExecuTorch's library that has the kernel; empty on the NPU.
-        estimate: name of the rate by which a CPU operator's cycles are estimated; empty on the NPU.
+        delegate: Number of the delegate in the file; None on the CPU.
+        operator: Vela's name of the operation, or the name of ExecuTorch's kernel.
+        operators: PyTorch operators that it computes, as far as known.
+        tosa_operators: TOSA operators that Vela merged into it.
+        module, source: Module path and ``file.py:line`` of the user's code; empty if unknown.
+        cycles: NPU or Cortex-M55 clock cycles; None if only the command stream is known.
+        npu_cycles: Cycles of the computation alone; None on the CPU or if unknown.
+        share: Fraction of the cycles of all layers, 0 to 1, assuming equal clocks; None if the cycles of a layer are unknown.
+        macs: Multiply-accumulates.
+        utilization: Ratio of ``macs`` to the NPU's capacity in ``cycles``, 0 to 1; None if unknown.
+        bound: Resource that limits it: ``compute``, the name of a memory, or ``transposes``; empty if unknown.
+        access_cycles: Cycles of access to each memory.
+        read_bytes, written_bytes: Traffic by Vela's name of the memory: ``Sram``, ``Dram``, ``OffChipFlash``, ``OnChipFlash``; a
+            CPU operator's traffic is all in ``Ram``.
+        ifm_shapes, ofm_shape: NHWC shapes of feature maps, PyTorch shapes of tensors on the CPU; empty if unknown.
+        transfer_cycles: Cycles of the DMA that loads its weights while the previous operation runs.
+        staging_bytes: Use of staging memory or SRAM while it runs, by Vela; None if unknown.
+        fused_into: Index of the layer that includes it; its own cycles are then 0.
+        library: ExecuTorch library of the kernel; empty on the NPU.
+        estimate: Name of the rate that estimates a CPU operator's cycles; empty on the NPU.
     """
 
     index: int
@@ -81,11 +81,11 @@ class Layer:
     estimate: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """The layer as plain data.
+        """Return the layer as plain data.
 
-        Keys are the attributes' names, but where Arm's MLIA has a key for the same: ``op_cycles`` (cycles), ``npu_cycles``,
-        ``mac_count`` (macs), ``sram_usage`` (staging_bytes), ``util_mac_percentage`` (100 times utilization), and for each memory
-        ``sram_access_cycles``, ``dram_access_cycles``, ``on_chip_flash_access_cycles``, ``off_chip_flash_access_cycles``.
+        Keys are the attributes' names, except where Arm's MLIA has a key: ``op_cycles`` (cycles), ``mac_count`` (macs),
+        ``sram_usage`` (staging_bytes), ``util_mac_percentage`` (100 * utilization), and for each memory ``sram_access_cycles``,
+        ``dram_access_cycles``, ``on_chip_flash_access_cycles``, ``off_chip_flash_access_cycles``.
         """
         data: dict[str, Any] = {}
         for entry in fields(self):
@@ -107,11 +107,15 @@ class Layer:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Layer:
-        """What ``to_json`` made; FormatError for anything else."""
+        """Read a layer from the plain data of :meth:`to_json`.
+
+        Raises:
+            FormatError: The data is not a layer.
+        """
         try:
             rest = dict(data)
             percent = rest.pop("util_mac_percentage")
-            found: dict[str, Any] = {
+            attributes: dict[str, Any] = {
                 "utilization": None if percent is None else round(percent / 100, 8),
                 "staging_bytes": rest.pop("sram_usage"),
                 "access_cycles": {m: n for m, key in MEMORY_KEYS.items() if (n := rest.pop(f"{key}_access_cycles"))},
@@ -119,8 +123,8 @@ class Layer:
                 **{name: tuple(rest.pop(name)) for name in _TUPLES},
                 **{name: rest.pop(key) for name, key in _KEYS.items()},
             }
-            layer = cls(**found, **rest)
+            layer = cls(**attributes, **rest)
         except (KeyError, TypeError, AttributeError) as error:
-            raise FormatError(f"not a layer of ethorch's: {error}.") from None
+            raise FormatError(f"not a layer written by ethorch: {error}.") from None
         check_types(layer)
         return layer

@@ -1,4 +1,4 @@
-"""The layers of a program in the order of execution: NPU operations and CPU operators."""
+"""Layers of a program in execution order: NPU operations and CPU operators."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ethorch.npu import Sources
 from ethorch.targets.compile_spec import EthosUCompileSpec
 from ethorch.tosa.ir import Origin
 
-#: Where a CPU operator's traffic goes: the plan of ExecuTorch's runtime does not say in which memory it lies.
+#: Memory of a CPU operator's traffic: ExecuTorch's plan does not name one.
 RAM = "Ram"
-_DIGITS = 8  # of parts of a whole, so that they are the same numbers again when read from JSON
+_DIGITS = 8  # of fractions, so that they survive a JSON round trip
 
 
 def layers(
@@ -29,85 +29,87 @@ def layers(
     spec: EthosUCompileSpec | None = None,
     sources: Mapping[int, Sources] | None = None,
 ) -> tuple[Layer, ...]:
-    """One entry for each NPU operation and for each operator on the CPU, in the order of execution.
+    """Return one layer for each NPU operation and each CPU operator, in execution order.
 
-    Of a build, all is known. Of a .pte, NPU operations are the commands of its stream, with bytes and multiply-accumulates; cycles,
-    PyTorch operators and lines are known where ``sources`` has them. Branches are listed one after the other.
+    A build has complete information. NPU layers of a .pte are the commands of its stream, with bytes and multiply-accumulates;
+    ``sources`` adds cycles, PyTorch operators and source lines. Branches are listed one after the other.
 
     Args:
-        source, method, spec, sources: as of ``figures.subject``.
+        source, method, spec, sources: See :func:`ethorch.figures.subject.subject`.
 
     Raises:
-        EthorchError, ProgramError, PayloadError, MachineFault: as of ``figures.subject``.
+        EthorchError, ProgramError, PayloadError, MachineFault: See :func:`ethorch.figures.subject.subject`.
     """
     return tuple(layer for run in runs(subject(source, method, spec=spec, sources=sources)) for layer in run.layers)
 
 
 @dataclass(frozen=True)
 class Run:
-    """One call of the program, and the layers that it is: of a delegate its operations, of an operator itself."""
+    """One call of the program and its layers: the operations of a delegate, or one CPU operator."""
 
     call: Call
     layers: tuple[Layer, ...]
 
 
 def runs(program: Subject) -> list[Run]:
-    """The calls of the method in order, with their layers, which are numbered through and have their shares."""
+    """Return the calls of the method in order, with numbered layers and their shares."""
     origins = _cpu_origins(program)
-    found: list[Run] = []
+    calls: list[Run] = []
     count = 0
     for call in program.method.calls:
         if call.delegate is None:
-            made = [_on_cpu(program, call, count, next(origins[base_name(call.operator)], None))]
+            call_layers = [_cpu_layer(program, call, count, next(origins[base_name(call.operator)], None))]
         else:
-            made = _on_npu(program, call.delegate, count)
-        found.append(Run(call, tuple(made)))
-        count += len(made)
-    return _with_shares(found)
+            call_layers = _npu_layers(program, call.delegate, count)
+        calls.append(Run(call, tuple(call_layers)))
+        count += len(call_layers)
+    return _add_shares(calls)
 
 
-def _on_npu(program: Subject, delegate: int, first: int) -> list[Layer]:
+def _npu_layers(program: Subject, delegate: int, first: int) -> list[Layer]:
     part = program.parts[delegate]
     if part.schedule is not None:
-        made = part.schedule.layers(first, delegate)
+        part_layers = part.schedule.layers(first, delegate)
     else:
-        made = stream_layers(part, first)
-    if part.target is None:  # another backend's: nothing is known of what it does
+        part_layers = stream_layers(part, first)
+    if part.target is None:  # a delegate of another backend is opaque
         return [Layer(first, f"delegate {delegate}", NPU, delegate, part.backend)]
     macs = part.target.macs
     return [
-        replace(layer, utilization=round(layer.macs / (layer.cycles * macs), _DIGITS)) if layer.cycles else layer for layer in made
+        replace(layer, utilization=round(layer.macs / (layer.cycles * macs), _DIGITS)) if layer.cycles else layer
+        for layer in part_layers
     ]
 
 
-def _on_cpu(program: Subject, call: Call, index: int, origin: Origin | None) -> Layer:
+def _cpu_layer(program: Subject, call: Call, index: int, origin: Origin | None) -> Layer:
     inputs, outputs = ends_of(program, call)
-    taken, given = [value for _, value in inputs], [value for _, value in outputs]
-    macs = macs_of(call.operator, taken, given)
-    named = [number for number, _ in inputs if number in program.method.inputs]
-    named += [number for number, _ in outputs if number in program.method.outputs] or [number for number, _ in outputs]
+    input_values, output_values = [value for _, value in inputs], [value for _, value in outputs]
+    macs = macs_of(call.operator, input_values, output_values)
+    ends = [number for number, _ in inputs if number in program.method.inputs]
+    ends += [number for number, _ in outputs if number in program.method.outputs] or [number for number, _ in outputs]
     return Layer(
         index=index,
-        name=f"{base_name(call.operator)} {program.ends(named[0])}" if named else base_name(call.operator),
+        name=f"{base_name(call.operator)} {program.ends(ends[0])}" if ends else base_name(call.operator),
         where=CPU,
         delegate=None,
         operator=call.operator,
         operators=(origin.target,) if origin else (call.operator.replace("::", "."),),
         module=origin.module if origin else "",
         source=origin.source if origin else "",
-        cycles=estimate(call.operator, taken, given, macs),
+        cycles=estimate(call.operator, input_values, output_values, macs),
         macs=macs,
-        read_bytes=_bytes(taken),
-        written_bytes=_bytes(given),
-        ifm_shapes=tuple(value.shape for value in taken),
-        ofm_shape=given[0].shape if given else (),
+        read_bytes=_bytes(input_values),
+        written_bytes=_bytes(output_values),
+        ifm_shapes=tuple(value.shape for value in input_values),
+        ofm_shape=output_values[0].shape if output_values else (),
         library=library_of(call.operator),
         estimate=rate_of(call.operator).name,
     )
 
 
 def ends_of(program: Subject, call: Call) -> tuple[list[tuple[int, Value]], list[tuple[int, Value]]]:
-    """The tensors that a call of an operator reads and writes. ExecuTorch lists what is written last, and once more behind it."""
+    """Return the tensors that an operator call reads and writes."""
+    # ExecuTorch repeats the outputs as the last argument.
     outputs = program.tensors_of(call.args[-1]) if call.args else []
     written = {number for number, _ in outputs}
     inputs = [entry for arg in call.args[:-1] for entry in program.tensors_of(arg) if entry[0] not in written]
@@ -120,27 +122,27 @@ def _bytes(values: list[Value]) -> dict[str, int]:
 
 
 def _cpu_origins(program: Subject) -> defaultdict[str, Iterator[Origin]]:
-    """By an operator's name, the places in the user's code of those that were left to the CPU, in order.
+    """Return the origins of the operators left on the CPU, by operator name, in order.
 
-    A program does not say which line an instruction is from. Where it calls a kernel as often as operators of that name were left,
-    they are taken for the same ones in the same order; else none is.
+    A program does not record source lines. Origins are assigned in order if the numbers of calls and of operators with that name
+    are equal, and omitted otherwise.
     """
-    left: dict[str, list[Origin]] = defaultdict(list)
+    origins_by_name: dict[str, list[Origin]] = defaultdict(list)
     for refusal in program.partition.refusals if program.partition else ():
-        left[base_name(refusal.origin.target)].append(refusal.origin)
-    called = Counter(base_name(call.operator) for call in program.method.calls if call.delegate is None)
-    found: defaultdict[str, Iterator[Origin]] = defaultdict(lambda: iter(()))
-    for name, origins in left.items():
-        if called[name] == len(origins):
-            found[name] = iter(origins)
-    return found
+        origins_by_name[base_name(refusal.origin.target)].append(refusal.origin)
+    call_counts = Counter(base_name(call.operator) for call in program.method.calls if call.delegate is None)
+    assigned: defaultdict[str, Iterator[Origin]] = defaultdict(lambda: iter(()))
+    for name, origins in origins_by_name.items():
+        if call_counts[name] == len(origins):
+            assigned[name] = iter(origins)
+    return assigned
 
 
-def _with_shares(found: list[Run]) -> list[Run]:
-    cycles = [layer.cycles for run in found for layer in run.layers]
+def _add_shares(calls: list[Run]) -> list[Run]:
+    cycles = [layer.cycles for run in calls for layer in run.layers]
     if None in cycles or not (total := sum(filter(None, cycles))):
-        return found
+        return calls
     return [
         Run(run.call, tuple(replace(layer, share=round((layer.cycles or 0) / total, _DIGITS)) for layer in run.layers))
-        for run in found
+        for run in calls
     ]

@@ -1,7 +1,7 @@
-"""Memory of the whole application: what the NPU, ExecuTorch's runtime and the program take, in RAM and in flash.
+"""Memory of the whole application in RAM and flash.
 
-Counted is a Cortex-M that runs ExecuTorch with Arm's delegate: the delegate takes its scratch region from the temporary allocator,
-one after the other, and ExecuTorch's structures are those of 32 bits. Code and stacks are not counted: they depend on the firmware.
+The model is a Cortex-M with ExecuTorch and Arm's delegate. Delegates take their scratch regions from the temporary allocator in
+turn, and ExecuTorch's structures have 32-bit sizes. Code and stacks depend on the firmware and are not counted.
 """
 
 from __future__ import annotations
@@ -30,62 +30,64 @@ from ethorch.targets.compile_spec import EthosUCompileSpec
 def memory(
     source: Build | bytes | str | os.PathLike[str], method: str = "forward", *, spec: EthosUCompileSpec | None = None
 ) -> MemoryReport:
-    """The memory of the whole application: components, totals, and the tensors in them.
+    """Return the memory of the whole application: components, totals and tensors.
 
-    Sizes are the same of a build and of its .pte, but for staging memory: a build has what Vela planned, a .pte what the commands
-    touch, which may be a little less. Of a .pte, the NPU's tensors are those that its commands write.
+    A build and its .pte have the same sizes, except for staging memory: a build has the size planned by Vela, a .pte the bytes
+    that commands touch, which may be slightly less. NPU tensors of a .pte are those that its commands write.
 
     Args:
-        source, method, spec: as of ``figures.subject``.
+        source, method, spec: See :func:`ethorch.figures.subject.subject`.
 
     Raises:
-        EthorchError, ProgramError, PayloadError, MachineFault: as of ``figures.subject``.
+        EthorchError, ProgramError, PayloadError, MachineFault: See :func:`ethorch.figures.subject.subject`.
     """
     program = subject(source, method, spec=spec)
-    found = runs(program)
+    calls = runs(program)
     kernels = kernel_temporary_bytes(program.method)
-    temporary, temporary_desk = (max(_scratch(program), kernels, lookup_bytes(program.method, abi)) for abi in (CORTEX_M, DESK))
+    temporary, temporary_desk = (
+        max(_find_scratch_bytes(program), kernels, lookup_bytes(program.method, abi)) for abi in (CORTEX_M, DESK)
+    )
     pool, pool_desk = (method_pool_bytes(program.method, abi) for abi in (CORTEX_M, DESK))
     arenas = {f"arena_{number}": size for number, size in enumerate(program.method.memories) if number}
-    by_delegate = {part.number: _regions(part) for part in program.parts if part.payload is not None}
-    regions = {name: max(sizes.get(name, 0) for sizes in by_delegate.values()) for name in _names(by_delegate.values())}
-    npu = [part for part in program.parts if part.payload is not None]
+    by_delegate = {part.number: _region_sizes(part) for part in program.parts if part.payload is not None}
+    regions = {name: max(sizes.get(name, 0) for sizes in by_delegate.values()) for name in _list_names(by_delegate.values())}
+    npu_parts = [part for part in program.parts if part.payload is not None]
     return MemoryReport(
-        components=(*_ram(program, arenas, regions, pool, temporary), *_file(program)),
-        tensors=(*_npu_tensors(program, found), *_arena_tensors(program, found)),
+        components=(*_ram_components(program, arenas, regions, pool, temporary), *_flash_components(program)),
+        tensors=(*_npu_tensors(program, calls), *_arena_tensors(program, calls)),
         regions={**regions, **arenas},
         scratch_bytes=by_delegate,
-        sram_bytes=max((_sram(part) for part in npu), default=0),
-        constants_in_sram=any(part.memory_system is not None and part.memory_system.constants_in_sram for part in npu),
+        sram_bytes=max((_sum_sram(part) for part in npu_parts), default=0),
+        constants_in_sram=any(part.memory_system is not None and part.memory_system.constants_in_sram for part in npu_parts),
         method_pool_bytes=pool,
         method_pool_bytes_desk=pool_desk,
         temporary_bytes=temporary,
         temporary_bytes_desk=temporary_desk,
-        layer_count=sum(len(run.layers) for run in found),
+        layer_count=sum(len(run.layers) for run in calls),
     )
 
 
 # --- sizes ------------------------------------------------------------------------------------------------------------
 
 
-def _scratch(program: Subject) -> int:
-    """Of the largest scratch region: delegates run one after the other, and the temporary allocator is emptied between."""
+def _find_scratch_bytes(program: Subject) -> int:
+    """Return the size of the largest scratch region. The temporary allocator is emptied between delegates."""
     return max((part.payload.scratch_bytes for part in program.parts if part.payload is not None), default=0)
 
 
-def _regions(part: Part) -> dict[str, int]:
+def _region_sizes(part: Part) -> dict[str, int]:
     assert part.payload is not None
     sizes = {"scratch": part.payload.scratch_bytes, "staging": part.staging_bytes}
     return {name: size for name, size in sizes.items() if size}
 
 
-def _names(sizes: Iterable[Mapping[str, int]]) -> list[str]:
-    return list(dict.fromkeys(name for entry in sizes for name in entry))
+def _list_names(sizes: Iterable[Mapping[str, int]]) -> list[str]:
+    return list(dict.fromkeys(name for size_by_name in sizes for name in size_by_name))
 
 
-def _sram(part: Part) -> int:
-    """What one delegate takes of SRAM; all of it where the memory mode is unknown."""
-    sizes, system = _regions(part), part.memory_system
+def _sum_sram(part: Part) -> int:
+    """Return the SRAM use of a delegate, or all its memory if the memory mode is unknown."""
+    sizes, system = _region_sizes(part), part.memory_system
     if system is None:
         return sum(sizes.values())
     areas = {"scratch": system.arena_area, "staging": system.cache_area}
@@ -93,87 +95,89 @@ def _sram(part: Part) -> int:
 
 
 def _memory_of(program: Subject, region: int, otherwise: str) -> str:
-    """The memory of a region, where all delegates agree on it."""
-    found = {part.memory_of(region) for part in program.parts if part.payload is not None and part.memory_system is not None}
-    return found.pop() if len(found) == 1 else otherwise
+    """Return the memory of a region if all delegates agree on it."""
+    memories = {part.memory_of(region) for part in program.parts if part.payload is not None and part.memory_system is not None}
+    return memories.pop() if len(memories) == 1 else otherwise
 
 
-def _ram(program: Subject, arenas: Mapping[str, int], regions: Mapping[str, int], pool: int, temporary: int) -> list[Component]:
+def _ram_components(
+    program: Subject, arenas: Mapping[str, int], regions: Mapping[str, int], pool: int, temporary: int
+) -> list[Component]:
     count = sum(1 for part in program.parts if part.payload is not None)
     scratch = regions.get("scratch", 0)
-    found = [
+    components = [
         Component(
             "scratch", scratch, 0, _memory_of(program, SCRATCH_REGION, RAM),
-            "feature maps, inputs and outputs of the NPU: region 1 of the largest delegate, taken from the temporary allocator",
+            "feature maps, inputs and outputs of the NPU: region 1 of the largest delegate, from the temporary allocator",
         ),
         Component(
             "staging", regions.get("staging", 0), 0, _memory_of(program, STAGING_REGION, SRAM),
-            "the NPU's fast scratch memory: region 2 of the largest delegate, a buffer of the firmware's",
+            "fast scratch memory of the NPU: region 2 of the largest delegate, a buffer of the firmware",
         ),
         Component(
             "temporary", temporary - scratch, 0, RAM,
-            "what ExecuTorch's temporary allocator has beyond the scratch region: for kernels, and to look kernels up",
+            "ExecuTorch's temporary allocator beyond the scratch region: used by kernels and by kernel lookup",
         ),
         *(
-            Component(name, size, 0, RAM, "planned by ExecuTorch: inputs, outputs, tensors of the CPU, mutable state")
+            Component(name, size, 0, RAM, "planned by ExecuTorch: inputs, outputs, CPU tensors, mutable buffers")
             for name, size in arenas.items()
         ),
         Component(
-            "unplanned_io", _unplanned(program), 0, RAM, "inputs and outputs that the plan leaves to the application's own buffers"
+            "unplanned_io", _sum_unplanned_io(program), 0, RAM, "inputs and outputs in buffers of the application"
         ),
         Component(
             "method_pool", pool, 0, RAM,
-            "what ExecuTorch's method allocator gives out when the method is loaded, by the sizes of its structures on 32 bits",
+            "allocations of ExecuTorch's method allocator when the method is loaded, with 32-bit structures",
         ),
         Component(
-            "delegate_handles", count * DELEGATE_HANDLE_BYTES, 0, RAM, "from the heap: what Arm's delegate keeps of each delegate"
+            "delegate_handles", count * DELEGATE_HANDLE_BYTES, 0, RAM, "state of Arm's delegate for each delegate, on the heap"
         ),
     ]  # fmt: skip
-    return [component for component in found if component.ram_bytes]
+    return [component for component in components if component.ram_bytes]
 
 
-def _unplanned(program: Subject) -> int:
+def _sum_unplanned_io(program: Subject) -> int:
     ends = dict.fromkeys((*program.method.inputs, *program.method.outputs))
     values = (program.method.values[index] for index in ends)
     return sum(value.nbytes for value in values if value.kind == "tensor" and not value.planned and not value.constant)
 
 
-def _file(program: Subject) -> list[Component]:
-    """The .pte, cut up: what is nothing else is the program."""
+def _flash_components(program: Subject) -> list[Component]:
+    """Split the .pte into components; the remainder is ``program``."""
     payloads = list(dict.fromkeys(part.payload for part in program.parts if part.payload is not None))
     weights, commands = sum(len(p.weights) for p in payloads), sum(len(p.commands) for p in payloads)
     shared = _memory_of(program, 0, FLASH)
     in_ram = shared in (SRAM, DRAM)
     note = "weights, scales and tables of the NPU: region 0, compressed by Vela"
     if in_ram:
-        note += f"; the NPU reads them from {shared} in this memory mode: firmware copies them there, and they count in both totals"
+        note += f"; this memory mode reads them from {shared}, so firmware copies them there and both totals include them"
     constants = sum(len(data) for data in program.program.constants)
     mutable = sum(len(data) for segment in program.program.mutable for data in segment)
     named = sum(len(data) for data in program.program.named.values())
-    found = [
+    components = [
         Component("weights", weights if in_ram else 0, weights, shared, note),
-        Component("command_streams", 0, commands, FLASH, "what the NPU executes, with the driver's header"),
-        Component("constant_tensors", 0, constants, FLASH, "constants that the CPU reads"),
-        Component("mutable_tensors", 0, mutable, FLASH, "what mutable state begins with"),
-        Component("named_data", 0, named, FLASH, "what delegates find by name"),
+        Component("command_streams", 0, commands, FLASH, "commands of the NPU, with the driver's header"),
+        Component("constant_tensors", 0, constants, FLASH, "constants of CPU operators"),
+        Component("mutable_tensors", 0, mutable, FLASH, "initial values of mutable buffers"),
+        Component("named_data", 0, named, FLASH, "data that delegates look up by name"),
     ]
-    rest = len(program.pte) - sum(component.flash_bytes for component in found)
-    found.append(Component("program", 0, rest, FLASH, "the .pte besides: instructions, descriptions of tensors, padding"))
-    return [component for component in found if component.flash_bytes]
+    rest_bytes = len(program.pte) - sum(component.flash_bytes for component in components)
+    components.append(Component("program", 0, rest_bytes, FLASH, "rest of the .pte: instructions, tensor descriptions, padding"))
+    return [component for component in components if component.flash_bytes]
 
 
 # --- tensors ----------------------------------------------------------------------------------------------------------
 
 
-def _npu_tensors(program: Subject, found: list[Run]) -> list[TensorPlace]:
+def _npu_tensors(program: Subject, calls: list[Run]) -> list[TensorPlace]:
     places: list[TensorPlace] = []
-    for run in found:
+    for run in calls:
         part = program.parts[run.call.delegate] if run.call.delegate is not None else None
         if part is None or part.payload is None or not run.layers:
             continue
         first = run.layers[0].index
         if part.lowered is None or part.schedule is None:
-            places += _of_stream(part, run)
+            places += _stream_tensors(part, run)
             continue
         staged = part.staging_bytes > 0
         shapes = {value.name: value.shape for region in part.lowered.graph.regions() for op in region.ops for value in op.results}
@@ -200,8 +204,8 @@ def _npu_tensors(program: Subject, found: list[Run]) -> list[TensorPlace]:
     return places
 
 
-def _of_stream(part: Part, run: Run) -> list[TensorPlace]:
-    """The tensors that the commands of a payload tell of, under the names of the layers that write them."""
+def _stream_tensors(part: Part, run: Run) -> list[TensorPlace]:
+    """Return the tensors that a payload's commands write, named after the layers that write them."""
     assert part.payload is not None
     ends = {t.offset: f"input {number}" for number, t in enumerate(part.payload.inputs)}
     first = run.layers[0].index
@@ -209,8 +213,8 @@ def _of_stream(part: Part, run: Run) -> list[TensorPlace]:
     for tensor in stream_tensors(part):
         if tensor.region not in (SCRATCH_REGION, STAGING_REGION):
             continue
-        maker = run.layers[tensor.first]
-        name = maker.name if tensor.dtype else f"weights of {maker.name}"
+        writer = run.layers[tensor.first]
+        name = writer.name if tensor.dtype else f"weights of {writer.name}"
         if not tensor.first and not tensor.dtype and tensor.region == SCRATCH_REGION and tensor.start in ends:
             name = f"delegate {part.number} {ends[tensor.start]}"
         begin, end = first + tensor.first, first + tensor.last
@@ -228,30 +232,30 @@ def _of_stream(part: Part, run: Run) -> list[TensorPlace]:
                 tensor.dtype,
                 (),
                 tensor.layout,
-                maker.module,
-                maker.source,
+                writer.module,
+                writer.source,
             )
         )
     return places
 
 
-def _arena_tensors(program: Subject, found: list[Run]) -> list[TensorPlace]:
-    """The tensors of ExecuTorch's plan, each alive from the call that writes it to the last that reads it."""
-    count = sum(len(run.layers) for run in found)
+def _arena_tensors(program: Subject, calls: list[Run]) -> list[TensorPlace]:
+    """Return the tensors of ExecuTorch's plan, each alive from its first write to its last read."""
+    count = sum(len(run.layers) for run in calls)
     alive: dict[int, tuple[int, int]] = {}
     origins: dict[int, tuple[str, str]] = {}
     names: dict[int, str] = {}
-    for run in found:
+    for run in calls:
         if not run.layers:
             continue
         first, last = run.layers[0].index, run.layers[-1].index
-        named = next((layer for layer in reversed(run.layers) if layer.module), run.layers[-1])
+        named_layer = next((layer for layer in reversed(run.layers) if layer.module), run.layers[-1])
         for arg in run.call.args:
             for number, _ in program.tensors_of(arg):
                 begin, _end = alive.get(number, (first, last))
                 alive[number] = (begin, last)
-                origins.setdefault(number, (named.module, named.source))
-        names |= _results(program, run)
+                origins.setdefault(number, (named_layer.module, named_layer.source))
+        names |= _name_outputs(program, run)
     for number in program.method.inputs:
         alive[number] = (0, alive.get(number, (0, 0))[1])
         origins[number] = ("", "")
@@ -261,7 +265,7 @@ def _arena_tensors(program: Subject, found: list[Run]) -> list[TensorPlace]:
     for number, value in enumerate(program.method.values):
         if value.kind != "tensor" or value.place is None:
             continue
-        if value.constant or number in program.states:  # kept from run to run
+        if value.constant or number in program.states:  # persists between runs
             alive[number], origins[number] = (0, max(count - 1, 0)), ("", "")
         memory_number, offset = value.place
         name = program.ends(number)
@@ -288,10 +292,10 @@ def _arena_tensors(program: Subject, found: list[Run]) -> list[TensorPlace]:
     return places
 
 
-def _results(program: Subject, run: Run) -> dict[int, str]:
-    """Names of what a call writes: by the output of the delegate, or by the layer."""
+def _name_outputs(program: Subject, run: Run) -> dict[int, str]:
+    """Return the names of the values that a call writes: the delegate's outputs, or the layer."""
     if run.call.delegate is None:
         return {number: run.layers[0].name for number, _ in ends_of(program, run.call)[1]}
     payload = program.parts[run.call.delegate].payload
-    given = run.call.args[len(payload.inputs) :] if payload is not None else ()
-    return {number: f"delegate {run.call.delegate} output {position}" for position, number in enumerate(given)}
+    outputs = run.call.args[len(payload.inputs) :] if payload is not None else ()
+    return {number: f"delegate {run.call.delegate} output {position}" for position, number in enumerate(outputs)}

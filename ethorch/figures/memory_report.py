@@ -1,4 +1,4 @@
-"""MemoryReport: what the whole application needs, as data; ``figures.memory`` makes it."""
+"""MemoryReport: memory of the whole application, as data."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Component:
     """A part of the application's memory.
 
     Attributes:
-        name: stable key: ``scratch``, ``staging``, ``temporary``, ``arena_1``, ``unplanned_io``, ``method_pool``,
+        name: Stable key: ``scratch``, ``staging``, ``temporary``, ``arena_1``, ``unplanned_io``, ``method_pool``,
             ``delegate_handles``, ``weights``, ``command_streams``, ``constant_tensors``, ``mutable_tensors``, ``named_data``,
             ``program``.
-        ram_bytes, flash_bytes: what it adds to either total.
-        memory: Vela's name of the memory where the memory mode fixes it (``Sram``, ``Dram``), else ``Ram`` or ``Flash``.
-        note: what it is and how it was counted.
+        ram_bytes, flash_bytes: Contribution to each total.
+        memory: Vela's name of the memory (``Sram``, ``Dram``) if the memory mode fixes it, else ``Ram`` or ``Flash``.
+        note: Description and origin of the size.
     """
 
     name: str
@@ -39,17 +39,17 @@ class Component:
 
 @dataclass(frozen=True)
 class TensorPlace:
-    """A tensor in memory that others use at other times.
+    """A tensor in memory that several tensors share over time.
 
     Attributes:
-        name: of the NPU's the TOSA tensor, of ExecuTorch's the end of the program, the name in the module, or a number.
-        region: ``scratch`` or ``staging`` of the NPU, ``arena_1`` and so on of ExecuTorch's plan.
-        delegate: number of the delegate whose tensor it is; None of ExecuTorch's.
-        address, size_bytes: within the region.
-        first, last: indices of the layers between which its bytes are its own, both included.
-        begins, ends: the same in half layers: a buffer for the next layer's weights is not there when a layer begins.
-        dtype, shape, layout: as far as known.
-        module, source: whose it is, ``file.py:line``; empty where unknown.
+        name: TOSA tensor on the NPU; program input or output, buffer name or number in ExecuTorch's plan.
+        region: ``scratch`` or ``staging`` of the NPU; ``arena_1`` and so on of ExecuTorch's plan.
+        delegate: Number of the tensor's delegate; None in ExecuTorch's plan.
+        address, size_bytes: Location within the region.
+        first, last: Indices of the first and the last layer during which the tensor is alive.
+        begins, ends: The same in half layers, because a weight buffer is not allocated for the whole layer.
+        dtype, shape, layout: Type, as far as known.
+        module, source: Module and ``file.py:line`` that it belongs to; empty if unknown.
     """
 
     name: str
@@ -69,26 +69,25 @@ class TensorPlace:
 
     @property
     def end(self) -> int:
-        """The first address behind it."""
+        """First address after the tensor."""
         return self.address + self.size_bytes
 
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """What the whole application needs.
+    """Memory of the whole application.
 
     Attributes:
-        components: its parts; they add up to both totals.
-        tensors: every tensor of the NPU's regions and of ExecuTorch's arenas, as far as known.
-        regions: size in bytes of each region that tensors lie in.
-        scratch_bytes: of each delegate by number, its regions by name.
-        sram_bytes: what the NPU's feature maps and staging take of SRAM; without constants, which ``constants_in_sram`` tells of.
-        constants_in_sram: does the memory mode have the NPU read weights from SRAM (Sram_Only)? Then they are in both totals,
-            as they are where it reads them from DRAM (Dedicated_Sram).
-        method_pool_bytes, method_pool_bytes_desk: of ExecuTorch's method allocator, on a Cortex-M and on a computer of 64 bits.
-        temporary_bytes, temporary_bytes_desk: size of its temporary allocator, likewise: the largest of the scratch region,
-            of what a kernel takes, and of what the runtime asks for to look kernels up.
-        layer_count: how many layers ``first`` and ``last`` count.
+        components: Parts that add up to both totals.
+        tensors: Tensors of the NPU's regions and of ExecuTorch's arenas, as far as known.
+        regions: Size in bytes of each region.
+        scratch_bytes: Size of each delegate's regions, by delegate number and region name.
+        sram_bytes: SRAM for the NPU's feature maps and staging, without constants.
+        constants_in_sram: True if the NPU reads weights from SRAM (Sram_Only). Weights in SRAM or DRAM count in both totals.
+        method_pool_bytes, method_pool_bytes_desk: Size of ExecuTorch's method allocator on a Cortex-M and on a 64-bit host.
+        temporary_bytes, temporary_bytes_desk: Size of its temporary allocator, likewise: the maximum of the scratch region, kernel
+            memory and kernel lookup.
+        layer_count: Number of layers.
     """
 
     components: tuple[Component, ...]
@@ -105,22 +104,22 @@ class MemoryReport:
 
     @property
     def ram_bytes(self) -> int:
-        """All that is written at run time, and weights that the memory mode has in SRAM or DRAM; both memories together."""
+        """Memory written at run time, including weights that the memory mode places in SRAM or DRAM."""
         return sum(component.ram_bytes for component in self.components)
 
     @property
     def flash_bytes(self) -> int:
-        """The .pte: all that is kept while the power is off, but code."""
+        """Nonvolatile memory without code: the .pte."""
         return sum(component.flash_bytes for component in self.components)
 
     @property
     def arena_bytes(self) -> int:
-        """ExecuTorch's planned memory: inputs, outputs, and what the CPU computes."""
+        """Memory planned by ExecuTorch: inputs, outputs and CPU tensors."""
         return sum(size for name, size in self.regions.items() if name.startswith("arena"))
 
     @property
     def memories(self) -> dict[str, int]:
-        """RAM by memory: ``Sram`` and ``Dram`` where the memory mode fixes it, ``Ram`` for what may lie in either."""
+        """RAM by memory: ``Sram`` and ``Dram`` if the memory mode fixes it, else ``Ram``."""
         totals: dict[str, int] = {}
         for component in self.components:
             if component.ram_bytes:
@@ -128,72 +127,80 @@ class MemoryReport:
         return totals
 
     def component(self, name: str) -> Component:
-        """A part by name; EthorchError names those that are there."""
+        """Return a component by name.
+
+        Raises:
+            EthorchError: The report has no such component.
+        """
         for component in self.components:
             if component.name == name:
                 return component
-        raise EthorchError(f"there is no component {name!r}; there are {', '.join(part.name for part in self.components)}.")
+        raise EthorchError(f"expected a component ({', '.join(part.name for part in self.components)}), got {name!r}.")
 
     def alive(self, region: str, layer: int) -> tuple[TensorPlace, ...]:
-        """The tensors of a region that are there at some time while a layer runs, the largest first."""
-        return _sorted(tensor for tensor in self._of(region) if tensor.first <= layer <= tensor.last)
+        """Return the tensors of a region that are alive during a layer, the largest first."""
+        return _sort_by_size(tensor for tensor in self._tensors_in(region) if tensor.first <= layer <= tensor.last)
 
     def peak_owners(self, region: str) -> tuple[TensorPlace, ...]:
-        """The tensors that are alive when a region is used furthest: what to make smaller. The largest first.
+        """Return the tensors that are alive when a region's use peaks, the largest first.
 
-        Of several such times it is the one at which most bytes are alive.
+        Of several such times, the one with the most live bytes is used.
 
         Raises:
-            EthorchError: no such region, or nothing is known of its tensors.
+            EthorchError: The region does not exist, or its tensors are unknown.
         """
-        coming = sorted(self._of(region), key=lambda tensor: tensor.begins)
+        pending = sorted(self._tensors_in(region), key=lambda tensor: tensor.begins)
         alive: list[TensorPlace] = []
-        fullest, most = 0, (0, 0)
-        for time, starting in groupby(coming, key=lambda tensor: tensor.begins):
+        peak_time, peak_use = 0, (0, 0)
+        for time, starting in groupby(pending, key=lambda tensor: tensor.begins):
             alive = [tensor for tensor in alive if tensor.ends >= time] + list(starting)
             used = max(t.end for t in alive), sum(t.size_bytes for t in alive)
-            if used > most:
-                fullest, most = time, used
-        return _at(coming, fullest)
+            if used > peak_use:
+                peak_time, peak_use = time, used
+        return _select_alive(pending, peak_time)
 
     def peak_layer(self, region: str) -> int:
-        """The layer that makes the last of ``peak_owners``; EthorchError as there."""
+        """Return the first layer at which all tensors of :meth:`peak_owners` are alive."""
         return max(tensor.first for tensor in self.peak_owners(region))
 
     def use_over_time(self, region: str) -> list[tuple[int, int]]:
-        """(layer, most bytes alive while it runs) for every layer, of known tensors; EthorchError as of ``peak_owners``."""
-        coming = sorted(self._of(region), key=lambda tensor: tensor.first, reverse=True)
+        """Return pairs (layer, most live bytes during it) for all layers.
+
+        Raises:
+            EthorchError: See :meth:`peak_owners`.
+        """
+        pending = sorted(self._tensors_in(region), key=lambda tensor: tensor.first, reverse=True)
         alive: list[TensorPlace] = []
-        used = []
+        peaks = []
         for layer in range(self.layer_count):
             alive = [tensor for tensor in alive if tensor.last >= layer]
-            while coming and coming[-1].first <= layer:
-                alive.append(coming.pop())
-            used.append((layer, _most(alive, layer)))
-        return used
+            while pending and pending[-1].first <= layer:
+                alive.append(pending.pop())
+            peaks.append((layer, _find_peak_bytes(alive, layer)))
+        return peaks
 
-    def _of(self, region: str) -> list[TensorPlace]:
+    def _tensors_in(self, region: str) -> list[TensorPlace]:
         owned = [tensor for tensor in self.tensors if tensor.region == region]
         if not owned:
-            known = ", ".join(sorted({tensor.region for tensor in self.tensors})) or "none"
-            raise EthorchError(f"no tensor of region {region!r} is known; tensors are known of: {known}.")
+            regions = ", ".join(sorted({tensor.region for tensor in self.tensors})) or "none"
+            raise EthorchError(f"expected a region with known tensors ({regions}), got {region!r}.")
         return owned
 
     def rich(self) -> Table:
-        """Return a table of the parts that take RAM and flash, in bytes."""
+        """Return a table of the components in bytes."""
         table = tables.table()
-        for name in ("part", "memory", "RAM", "flash"):
+        for name in ("component", "memory", "RAM", "flash"):
             table.add_column(name, justify="right" if name in ("RAM", "flash") else "left")
         for part in self.components:
             table.add_row(part.name, part.memory, f"{part.ram_bytes:,}", f"{part.flash_bytes:,}")
-        table.add_row("all", "", f"{self.ram_bytes:,}", f"{self.flash_bytes:,}")
+        table.add_row("total", "", f"{self.ram_bytes:,}", f"{self.flash_bytes:,}")
         return table
 
     def to_json(self) -> dict[str, Any]:
-        """The report as plain data: the attributes by their names, and ram_bytes, flash_bytes, arena_bytes, memories, peaks.
+        """Return the report as plain data: the attributes, totals, ``memories`` and ``peaks``.
 
-        ``sram_memory_area_size`` and ``dram_memory_area_size``, as MLIA calls them, are what the NPU takes of either memory, its
-        constants included where they lie there.
+        ``sram_memory_area_size`` and ``dram_memory_area_size`` have MLIA's meaning: the NPU's use of each memory, including its
+        constants.
         """
         npu: dict[str, int] = {SRAM: 0, DRAM: 0}
         for name in ("scratch", "staging", "weights"):
@@ -224,8 +231,12 @@ class MemoryReport:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> MemoryReport:
-        """What ``to_json`` made; FormatError for anything else."""
-        plain = (
+        """Read a report from the plain data of :meth:`to_json`.
+
+        Raises:
+            FormatError: The data is not a memory report.
+        """
+        scalar_names = (
             "sram_bytes", "constants_in_sram", "method_pool_bytes", "method_pool_bytes_desk", "temporary_bytes",
             "temporary_bytes_desk", "layer_count",
         )  # fmt: skip
@@ -235,28 +246,31 @@ class MemoryReport:
                 tuple(TensorPlace(**{**entry, "shape": tuple(entry["shape"])}) for entry in data["tensors"]),
                 dict(data["regions"]),
                 {int(number): dict(sizes) for number, sizes in data["scratch_bytes"].items()},
-                **{name: data[name] for name in plain},
+                **{name: data[name] for name in scalar_names},
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise FormatError(f"not a report of ethorch's on memory: {error}.") from None
+            raise FormatError(f"not a memory report written by ethorch: {error}.") from None
         for component in report.components:
             check_types(component)
         for tensor in report.tensors:
             check_types(tensor)
             if not (0 <= tensor.first <= tensor.last and tensor.begins <= tensor.ends and tensor.size_bytes >= 0):
-                raise FormatError(f"not a report of ethorch's on memory: tensor {tensor.name!r:.60} ends before it begins.")
+                raise FormatError(f"not a memory report written by ethorch: tensor {tensor.name!r:.60} ends before it begins.")
         return report
 
 
-def _sorted(tensors: Iterable[TensorPlace]) -> tuple[TensorPlace, ...]:
+def _sort_by_size(tensors: Iterable[TensorPlace]) -> tuple[TensorPlace, ...]:
     return tuple(sorted(tensors, key=lambda tensor: (-tensor.size_bytes, tensor.address)))
 
 
-def _at(tensors: Iterable[TensorPlace], time: int) -> tuple[TensorPlace, ...]:
-    return _sorted(tensor for tensor in tensors if tensor.begins <= time <= tensor.ends)
+def _select_alive(tensors: Iterable[TensorPlace], time: int) -> tuple[TensorPlace, ...]:
+    return _sort_by_size(tensor for tensor in tensors if tensor.begins <= time <= tensor.ends)
 
 
-def _most(alive: Sequence[TensorPlace], layer: int) -> int:
-    """Bytes alive at the fullest time of a layer: when one of its tensors begins, or else when the last that it found began."""
+def _find_peak_bytes(alive: Sequence[TensorPlace], layer: int) -> int:
+    """Return the largest number of live bytes during a layer.
+
+    It occurs when a tensor of the layer begins, or else when the latest live tensor began.
+    """
     times = {tensor.begins for tensor in alive if tensor.first == layer} or {max((t.begins for t in alive), default=0)}
-    return max(sum(tensor.size_bytes for tensor in _at(alive, time)) for time in times)
+    return max(sum(tensor.size_bytes for tensor in _select_alive(alive, time)) for time in times)

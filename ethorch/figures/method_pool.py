@@ -1,8 +1,7 @@
-"""What ExecuTorch's runtime allocates when it loads a method, counted from the program.
+"""Allocations of ExecuTorch's runtime when it loads a method, counted from the program.
 
-Loading makes structures in C++ of what the .pte says, by a method allocator that only ever grows, and looks each kernel up with a
-list from the temporary allocator. Which structures, in which order, is that of ``Method::init`` in executorch 1.4 and 1.5, so that
-the bytes, padding included, are the runtime's own; ``runtime.measure`` shows it for 64 bits.
+The structures and their order are those of ``Method::init`` in executorch 1.4 and 1.5, so sizes include padding exactly.
+``runtime.measure`` confirms them for 64 bits.
 """
 
 from __future__ import annotations
@@ -17,20 +16,20 @@ Layout = tuple[int, int]  # size and alignment in bytes
 
 @dataclass(frozen=True)
 class Abi:
-    """Sizes and alignments of ExecuTorch's structures on one kind of processor.
+    """Sizes and alignments of ExecuTorch's structures on a processor.
 
     Attributes:
-        pointer: of pointers and of size_t.
-        sizes: the name of a C++ type -> its size and alignment.
+        pointer: Size of pointers and of size_t.
+        sizes: Size and alignment by C++ type.
     """
 
     pointer: int
     sizes: Mapping[str, Layout]
 
 
-# What sizeof and alignof say of the headers in the wheels of executorch 1.4.1 and 1.5.1, compiled by clang 22 for x86_64-linux-gnu
-# and for arm-linux-gnueabihf, whose procedure call standard (AAPCS32) is the Cortex-M's. BackendDelegate, Chain and NamedData are
-# in no header: they were put together from the same members as in runtime/executor.
+# sizeof and alignof in the headers of the executorch 1.4.1 and 1.5.1 wheels, compiled by clang 22 for x86_64-linux-gnu and for
+# arm-linux-gnueabihf, which has the Cortex-M's calling convention (AAPCS32). BackendDelegate, Chain and NamedData are private
+# types of runtime/executor, rebuilt from the same members.
 DESK = Abi(
     8,
     {
@@ -47,14 +46,14 @@ CORTEX_M = Abi(
         "OpFunction": (4, 4), "InstructionArgs": (8, 4), "TensorMeta": (12, 4),
     },
 )  # fmt: skip
-#: Axes that ExecuTorch reckons with where it makes room for the order of a tensor's dimensions (kTensorDimensionLimit).
+#: Axes that ExecuTorch reserves for a tensor's dimension order (kTensorDimensionLimit).
 _MOST_AXES = 16
-#: What Arm's delegate for firmware keeps of each delegate, from the heap: a pointer and eight words (executorch 1.4, 1.5).
+#: Heap bytes of Arm's firmware delegate per delegate: a pointer and eight words (executorch 1.4, 1.5).
 DELEGATE_HANDLE_BYTES = 36
 
 
 class _Pool:
-    """An allocator that only grows; its memory begins at an aligned address."""
+    """An allocator that only grows, from an aligned address."""
 
     def __init__(self, abi: Abi):
         self.abi, self.used = abi, 0
@@ -71,10 +70,10 @@ class _Pool:
 
 
 def method_pool_bytes(method: Method, abi: Abi = CORTEX_M) -> int:
-    """Bytes of the method allocator that ``Program::load_method`` uses, from an aligned beginning.
+    """Return the size of the method allocator for ``Program::load_method``, from an aligned address.
 
-    The temporary allocator has ``lookup_bytes`` at least: with less, the runtime looks kernels up in the method allocator. What a
-    delegate of another backend than Ethos-U takes for itself is not counted.
+    The temporary allocator must have ``lookup_bytes``; otherwise the runtime looks up kernels in the method allocator. Allocations
+    of other backends' delegates are not counted.
     """
     pool = _Pool(abi)
     pool.make("EValue", len(method.values))
@@ -127,16 +126,16 @@ def _delegate(pool: _Pool, delegate: Delegate) -> None:
 
 
 def lookup_bytes(method: Method, abi: Abi = CORTEX_M) -> int:
-    """Size of a temporary allocator with which the runtime looks every kernel of a method up there; 0 without kernels.
+    """Return the size of a temporary allocator that suffices to look up all kernels; 0 without kernels.
 
-    It asks for room for tensors of 16 axes, and then takes ``looked_up_bytes``.
+    The runtime requests room for 16 axes per tensor and then uses ``max_lookup_use``.
     """
     size, _ = abi.sizes["TensorMeta"]
     return max((len(call.args) * (size + _MOST_AXES) for call in method.calls if call.delegate is None), default=0)
 
 
-def looked_up_bytes(method: Method, abi: Abi = CORTEX_M) -> int:
-    """Bytes of the temporary allocator that looking up the kernels of a method takes at most: of each call the types and axes."""
+def max_lookup_use(method: Method, abi: Abi = CORTEX_M) -> int:
+    """Return the most temporary bytes that one kernel lookup uses: tensor types and axes of a call."""
     size, _ = abi.sizes["TensorMeta"]
     return max((len(call.args) * size + _axes(method, call) for call in method.calls if call.delegate is None), default=0)
 
@@ -146,9 +145,9 @@ def _axes(method: Method, call: Call) -> int:
 
 
 def kernel_temporary_bytes(method: Method) -> int:
-    """Bytes of the temporary allocator that kernels take themselves: of ExecuTorch's, topk alone does (executorch 1.4, 1.5).
+    """Return the temporary bytes that kernels allocate.
 
-    It keeps a value and an index, of 16 bytes together, for each place of the axis.
+    Only topk allocates (executorch 1.4, 1.5): a value and an index, together 16 bytes, per element of the axis.
     """
     calls = [call for call in method.calls if call.operator == "aten::topk.values"]
     shapes = [(method.values[call.args[0]].shape or (1,), int(method.values[call.args[2]].number)) for call in calls]

@@ -1,7 +1,6 @@
-"""What boards and FVPs say of a run, read: logs of the NPU's counters, histograms of QREAD, times of calls.
+"""Measurements from boards and FVPs: logs of NPU counters, QREAD histograms and call times.
 
-Files come from outside. Each is read whole up to a limit, each number is checked, and a line that cannot be what it seems to be is
-refused with its number.
+Files are untrusted: size and numbers are checked, and errors name the line.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from pathlib import Path
 
 from ethorch.support.errors import FormatError
 
-_MOST_BYTES = 64 * 2**20
-_MOST_COUNT = 2**53
-_SHOWN = 60  # characters of a line that a message repeats
+_MAX_BYTES = 64 * 2**20
+_MAX_COUNT = 2**53
+_MAX_QUOTE = 60  # quoted characters of a line
 
 FORMATS = (
     "a log with ethosu_pmu_cycle_cntr (ExecuTorch's runner, Zephyr), NPU TOTAL cycles (Arm's evaluation kit) or cycles of the NPU "
@@ -30,16 +29,17 @@ FORMATS = (
 
 @dataclass
 class Measurements:
-    """What files say.
+    """Measurements read from files.
 
     Attributes:
-        npu_cycles: of the NPU for each inference, as its cycle counter has them.
-        cpu_cycles: of the CPU for each inference, as firmware counts them; those of an FVP mean nothing.
-        delegate_cycles: by number of a delegate, for each call.
-        counters: name of an event of the NPU -> its count, for each inference.
-        histogram: (number of a delegate or None where the file does not say, bytes that QREAD had read) -> how often.
-        milliseconds: of each call.
-        files: their names.
+        npu_cycles: NPU cycles of each inference, from its cycle counter.
+        cpu_cycles: CPU cycles of each inference, counted by firmware; meaningless on an FVP.
+        delegate_cycles: NPU cycles of each call, by delegate number.
+        counters: Count of each inference, by name of the NPU event.
+        histogram: Number of samples by delegate number (None if not recorded) and QREAD offset in bytes.
+        milliseconds: Time of each call.
+        files: Names of the files.
+        lines: Location of the first sample, by the keys of ``histogram``.
     """
 
     npu_cycles: list[float] = field(default_factory=list)
@@ -53,34 +53,34 @@ class Measurements:
 
 
 def read(paths: tuple[Path, ...]) -> Measurements:
-    """All files as one; which form each has is told by its contents.
+    """Read measurements from files; their contents determine the format.
 
     Raises:
-        FormatError: a file cannot be read, is too large, has none of the forms, or a line is wrong: with its number.
+        FormatError: A file is unreadable, too large, malformed, or in an unknown format.
     """
-    found = Measurements()
+    measurements = Measurements()
     for path in paths:
-        text = _text(path)
-        found.files.append(str(path))
+        text = _read_text(path)
+        measurements.files.append(str(path))
         head = next((line for line in text.splitlines() if line.strip()), "")
         if head.lstrip().startswith("{"):
-            _json(path, text, found)
-        elif (columns := _columns(head)) is not None:
-            _rows(path, text, columns, found)
-        elif not _log(path, text, found):
-            raise FormatError(f"{path}: nothing is known here. Known are {FORMATS}.")
-    return found
+            _read_json(path, text, measurements)
+        elif (columns := _read_header(head)) is not None:
+            _read_rows(path, text, columns, measurements)
+        elif not _read_log(path, text, measurements):
+            raise FormatError(f"{path}: unknown format. Expected {FORMATS}.")
+    return measurements
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            data = file.read(_MOST_BYTES + 1)
+            data = file.read(_MAX_BYTES + 1)
     except OSError as error:
         raise FormatError(f"cannot read {path}: {error.strerror}.") from None
-    if len(data) > _MOST_BYTES:
-        raise FormatError(f"{path} has more than {_MOST_BYTES // 2**20} MiB: cut out the runs that are wanted.")
-    return data.decode("utf-8", "replace")  # what a serial line garbles is no reason to read nothing
+    if len(data) > _MAX_BYTES:
+        raise FormatError(f"{path}: expected at most {_MAX_BYTES // 2**20} MiB. Extract the relevant runs.")
+    return data.decode("utf-8", "replace")  # keep the readable lines of a garbled serial log
 
 
 # tables ---------------------------------------------------------------------------------------------------------------
@@ -88,14 +88,14 @@ def _text(path: Path) -> str:
 _OFFSETS, _COUNTS, _TIMES = ("qread_bytes", "qread", "offset"), ("samples", "count"), ("milliseconds", "ms")
 
 
-def _columns(head: str) -> list[str] | None:
-    """The names of a table's columns; None where its first line is none of a table."""
+def _read_header(head: str) -> list[str] | None:
+    """Return the column names of a table, or None if the line is not a table header."""
     names = [name.strip().lower() for name in head.split(",")]
-    known = any(name in names for name in _OFFSETS) and any(name in names for name in _COUNTS)
-    return names if known or any(name in names for name in _TIMES) else None
+    has_samples = any(name in names for name in _OFFSETS) and any(name in names for name in _COUNTS)
+    return names if has_samples or any(name in names for name in _TIMES) else None
 
 
-def _rows(path: Path, text: str, columns: list[str], found: Measurements) -> None:
+def _read_rows(path: Path, text: str, columns: list[str], measurements: Measurements) -> None:
     reader = csv.reader(StringIO(text))
     offset, count, time = (next((columns.index(n) for n in names if n in columns), None) for names in (_OFFSETS, _COUNTS, _TIMES))
     delegate = columns.index("delegate") if "delegate" in columns else None
@@ -111,63 +111,65 @@ def _rows(path: Path, text: str, columns: list[str], found: Measurements) -> Non
                 continue
             where = f"{path}, line {reader.line_num}"
             if len(row) != len(columns):
-                raise FormatError(f"{where}: {len(row)} columns, the first line has {len(columns)}: {', '.join(columns)}.")
+                raise FormatError(f"{where}: expected {len(columns)} columns ({', '.join(columns)}), got {len(row)}.")
             if time is not None:
-                found.milliseconds.append(_number(row[time], where, "milliseconds", least=0.0))
+                measurements.milliseconds.append(_parse_number(row[time], where, "milliseconds", least=0.0))
                 continue
             assert offset is not None and count is not None
-            which = None if delegate is None else _integer(row[delegate], where, "delegate")
+            delegate_number = None if delegate is None else _parse_integer(row[delegate], where, "delegate")
             if stream is not None:
                 streams.add(row[stream])
-            _sampled(found, where, which, row[offset], row[count])
+            _add_sample(measurements, where, delegate_number, row[offset], row[count])
     except csv.Error as error:
         raise FormatError(f"{path}, line {reader.line_num}: {error}.") from None
     if len(streams) > 1:
         raise FormatError(
-            f"{path} has samples of {len(streams)} streams, {', '.join(sorted(streams)[:4])}: name the program's delegate of "
-            "each in a column delegate."
+            f"{path} has samples of {len(streams)} streams: {', '.join(sorted(streams)[:4])}. Add a column delegate with the "
+            "number of each stream's delegate."
         )
-    if not found.histogram and not found.milliseconds:
-        raise FormatError(f"{path} has no row below {', '.join(columns)}.")
+    if not measurements.histogram and not measurements.milliseconds:
+        raise FormatError(f"{path} has no rows after the header {', '.join(columns)}.")
 
 
-def _json(path: Path, text: str, found: Measurements) -> None:
+def _read_json(path: Path, text: str, measurements: Measurements) -> None:
     try:
         data = json.loads(text, parse_constant=lambda name: name)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{path}: {error}.") from None
     if not isinstance(data, dict) or not data:
-        raise FormatError(f"{path} is no object of offset: count.")
+        raise FormatError(f"{path}: expected a JSON object of offset: count.")
     for key, value in data.items():
-        _sampled(found, f"{path}, entry {key[:_SHOWN]!r}", None, key, value if isinstance(value, int) else repr(value))
+        _add_sample(
+            measurements, f"{path}, entry {key[:_MAX_QUOTE]!r}", None, key, value if isinstance(value, int) else repr(value)
+        )
 
 
-def _sampled(found: Measurements, where: str, delegate: int | None, offset: str, count: int | str) -> None:
-    position = _integer(offset, where, "offset")
+def _add_sample(measurements: Measurements, where: str, delegate: int | None, offset: str, count: int | str) -> None:
+    position = _parse_integer(offset, where, "offset")
     if position % 4:
-        raise FormatError(f"{where}: offset is {position}; it has to be a multiple of 4: the NPU reads whole words.")
-    found.histogram[delegate, position] += _integer(count, where, "count")
-    found.lines.setdefault((delegate, position), where)
+        raise FormatError(f"{where}: expected an offset that is a multiple of 4, got {position}.")
+    measurements.histogram[delegate, position] += _parse_integer(count, where, "count")
+    measurements.lines.setdefault((delegate, position), where)
 
 
-def _integer(text: int | str, where: str, what: str) -> int:
-    """A number from 0 to 2^53, decimal or with 0x."""
-    shown = str(text).strip()
-    if isinstance(text, bool) or not re.fullmatch(r"\d{1,16}|0[xX][0-9a-fA-F]{1,14}", shown):
-        raise FormatError(f"{where}: {what} is {shown[:_SHOWN]!r}; it has to be a whole number, decimal or with 0x.")
-    number = int(shown, 16 if shown[:2].lower() == "0x" else 10)
-    if number > _MOST_COUNT:
-        raise FormatError(f"{where}: {what} is {number}; more than {_MOST_COUNT} cannot be.")
+def _parse_integer(text: int | str, where: str, quantity: str) -> int:
+    """Read an integer from 0 to 2^53, decimal or with 0x."""
+    digits = str(text).strip()
+    if isinstance(text, bool) or not re.fullmatch(r"\d{1,16}|0[xX][0-9a-fA-F]{1,14}", digits):
+        raise FormatError(f"{where}: {quantity}: expected an integer, decimal or with 0x, got {digits[:_MAX_QUOTE]!r}.")
+    number = int(digits, 16 if digits[:2].lower() == "0x" else 10)
+    if number > _MAX_COUNT:
+        raise FormatError(f"{where}: {quantity}: expected at most {_MAX_COUNT}, got {number}.")
     return number
 
 
-def _number(text: str, where: str, what: str, least: float) -> float:
+def _parse_number(text: str, where: str, quantity: str, least: float) -> float:
     try:
         number = float(text)
     except ValueError:
         number = math.nan
     if not (math.isfinite(number) and number > least):
-        raise FormatError(f"{where}: {what} is {text.strip()[:_SHOWN]!r}; it has to be a number above {least:g}.")
+        raise FormatError(f"{where}: {quantity}: expected a number above {least:g}, got {text.strip()[:_MAX_QUOTE]!r}.")
     return number
 
 
@@ -177,8 +179,8 @@ _PER = r"(?:\s*\((?P<per>[\d.]+) per inference\))?"
 _VALUE = r"(?P<value>[^\s(,]+)"
 
 
-def _patterns() -> Iterator[tuple[re.Pattern[str], str]]:
-    """What lines look like, and what each one's number is."""
+def _list_patterns() -> Iterator[tuple[re.Pattern[str], str]]:
+    """Yield patterns of log lines and the kind of number that each contains."""
     yield re.compile(rf"ethosu_pmu_cycle_cntr\s*:\s*{_VALUE}{_PER}"), "npu"
     yield re.compile(rf"ethosu_pmu_cntr(?P<key>\d+)\s*:\s*{_VALUE}{_PER}"), "event"
     yield re.compile(r"Ethos-U PMU Events:\s*\[(?P<key>[A-Za-z0-9_, ]+)\]"), "names"
@@ -190,26 +192,26 @@ def _patterns() -> Iterator[tuple[re.Pattern[str], str]]:
     yield re.compile(rf"run \d+:\s*{_VALUE} cycles of the NPU"), "npu"
 
 
-_PATTERNS = tuple(_patterns())
+_PATTERNS = tuple(_list_patterns())
 
 
-def _log(path: Path, text: str, found: Measurements) -> bool:
-    """Takes what a log says; was there anything?"""
+def _read_log(path: Path, text: str, measurements: Measurements) -> bool:
+    """Read a log and return True if it has any measurements."""
     numbered: dict[int, list[float]] = {}
     calls: dict[int, float] = {}
     names: list[str] = []
-    seen = False
+    has_measurements = False
 
-    def call(match: re.Match[str], number: float) -> None:
+    def add_call(match: re.Match[str], number: float) -> None:
         calls[int(match["key"])] = number
 
     kinds: Mapping[str, Callable[[re.Match[str], float], None]] = {
-        "npu": lambda _, number: found.npu_cycles.append(number),
-        "cpu": lambda _, number: found.cpu_cycles.append(number),
+        "npu": lambda _, number: measurements.npu_cycles.append(number),
+        "cpu": lambda _, number: measurements.cpu_cycles.append(number),
         "event": lambda match, number: numbered.setdefault(int(match["key"]), []).append(number),
-        "named": lambda match, number: found.counters.setdefault(match["key"], []).append(number),
-        "calls": call,
-        "delegate": lambda match, number: found.delegate_cycles.setdefault(int(match["key"]), []).append(
+        "named": lambda match, number: measurements.counters.setdefault(match["key"], []).append(number),
+        "calls": add_call,
+        "delegate": lambda match, number: measurements.delegate_cycles.setdefault(int(match["key"]), []).append(
             number / max(calls.get(int(match["key"]), 1), 1)
         ),
     }
@@ -222,12 +224,12 @@ def _log(path: Path, text: str, found: Measurements) -> bool:
                 names = [name.strip().removeprefix("ETHOSU_PMU_") for name in match["key"].split(",")]
                 break
             where = f"{path}, line {line}"
-            number: float = _integer(match["value"], where, match[0].split(":")[0].strip())
+            number: float = _parse_integer(match["value"], where, match[0].split(":")[0].strip())
             if match.groupdict().get("per") is not None:
-                number = _number(match["per"], where, "the count per inference", least=-1.0)
+                number = _parse_number(match["per"], where, "count per inference", least=-1.0)
             kinds[kind](match, number)
-            seen = True
+            has_measurements = True
             break
     for key, values in numbered.items():
-        found.counters.setdefault(names[key] if key < len(names) else f"counter {key}", []).extend(values)
-    return seen
+        measurements.counters.setdefault(names[key] if key < len(names) else f"counter {key}", []).extend(values)
+    return has_measurements

@@ -1,4 +1,4 @@
-"""Vela's schedule of a delegate as layers, each with the user's operators, module and line, and the tensors of its memory plan."""
+"""Vela's schedule and memory plan of a delegate, with the user's operators, modules and source lines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ethorch.vela.compiled_model import CompiledModel, ScheduledOp
 from ethorch.vela.lowered import Lowered
 
 _KINDS = ("FeatureMap", "Weights", "Scales", "Lut")
-_QUANTIZE = ("quantized_decomposed.",)  # operators that the quantizer put there, not the user
+_QUANTIZE = ("quantized_decomposed.",)  # operators inserted by the quantizer
 
 Row = Mapping[str, str]
 
@@ -23,13 +23,13 @@ class PlannedTensor:
     """A tensor of Vela's memory plan, within one delegate.
 
     Attributes:
-        name: of the TOSA tensor, or Vela's name of a buffer.
-        memory: by Vela's name.
-        address, size_bytes: in its region.
-        first, last: positions in the schedule of the operations between which it is alive, both included.
-        begins, ends: the same in Vela's time, which has two steps for an operation.
-        dtype, layout: as Vela has them.
-        origin: where it comes from.
+        name: Name of the TOSA tensor, or Vela's name of a buffer.
+        memory: Vela's name of the memory.
+        address, size_bytes: Location in its region.
+        first, last: Positions in the schedule of the first and the last operation during which it is alive.
+        begins, ends: The same in Vela's time, two steps per operation.
+        dtype, layout: Vela's names.
+        origin: Origin in the user's model.
     """
 
     name: str
@@ -46,7 +46,7 @@ class PlannedTensor:
 
 
 class Schedule:
-    """What Vela's database says of one delegate, joined with the TOSA graph that it was compiled from."""
+    """Vela's database of one delegate, joined with its TOSA graph."""
 
     def __init__(self, lowered: Lowered):
         self.compiled: CompiledModel = lowered.compiled
@@ -55,16 +55,16 @@ class Schedule:
         self._table = self.compiled.tables
         self._ids = [row["id"] for row in self._read("perf")]
         self._debug = {row["id"]: row for row in self._read("perf_debug")}
-        self._staging = {row["id"]: _int(row.get("staging_usage")) for row in self._read("perf")}
+        self._staging = {row["id"]: _parse_int(row.get("staging_usage")) for row in self._read("perf")}
         positions = {id: number for number, id in enumerate(self._ids)}
         self._fused = {
             positions[row["id"]]: positions[row["group_id"]]
             for row in self._read("group")
             if row["id"] in positions and row["group_id"] in positions
         }
-        _, at = serialize_with_positions(self._graph)
-        self._op_at = dict(zip(at, self._graph.ops, strict=True))
-        self._maker = {value.name: op for region in self._graph.regions() for op in region.ops for value in op.results}
+        _, offsets = serialize_with_positions(self._graph)
+        self._op_at = dict(zip(offsets, self._graph.ops, strict=True))
+        self._writers = {value.name: op for region in self._graph.regions() for op in region.ops for value in op.results}
 
     def _read(self, name: str) -> list[Row]:
         header, rows = self._table.get(name, ([], []))
@@ -73,14 +73,14 @@ class Schedule:
     # --- layers -------------------------------------------------------------------------------------------------------
 
     def layers(self, first: int, delegate: int) -> list[Layer]:
-        """A layer for each operation, numbered from ``first``."""
+        """Return one layer per operation, numbered from ``first``."""
         return [self._layer(number, row, first, delegate) for number, row in enumerate(self.rows)]
 
     def _layer(self, number: int, row: ScheduledOp, first: int, delegate: int) -> Layer:
         debug = self._debug.get(self._ids[number], {})
-        made_from = self._made_from(row)
-        origin = next((op.result.origin for op in made_from if op.result.origin.module), None)
-        origin = origin or next((op.result.origin for op in made_from if op.result.origin != NOWHERE), NOWHERE)
+        merged = self._trace_operators(row)
+        origin = next((op.result.origin for op in merged if op.result.origin.module), None)
+        origin = origin or next((op.result.origin for op in merged if op.result.origin != NOWHERE), NOWHERE)
         fused = self._fused.get(number)
         layer = Layer(
             index=first + number,
@@ -88,16 +88,16 @@ class Schedule:
             where=NPU,
             delegate=delegate,
             operator=row.operator,
-            operators=pytorch_operators(op.result.origin for op in made_from),
-            tosa_operators=tuple(op.name for op in made_from),
+            operators=pytorch_operators(op.result.origin for op in merged),
+            tosa_operators=tuple(op.name for op in merged),
             module=origin.module,
             source=origin.source,
             cycles=row.op_cycles,
             npu_cycles=row.npu_cycles,
             macs=row.macs,
-            bound=_bound(row),
+            bound=_find_bound(row),
             access_cycles={name: cycles for name, cycles in row.access_cycles.items() if cycles and name in MEMORY_KEYS},
-            transfer_cycles=_int(debug.get("weight_transfer_cycles")),
+            transfer_cycles=_parse_int(debug.get("weight_transfer_cycles")),
             staging_bytes=self._staging.get(self._ids[number]),
             fused_into=None if fused is None else first + fused,
         )
@@ -105,41 +105,41 @@ class Schedule:
             return layer
         return replace(
             layer,
-            read_bytes=_traffic(debug, "read", row.access_cycles),
-            written_bytes=_traffic(debug, "write", row.access_cycles),
-            ifm_shapes=tuple(shape for prefix in ("ifm", "ifm2") if any(shape := _shape(debug, prefix))),
-            ofm_shape=_shape(debug, "ofm"),
+            read_bytes=_sum_traffic(debug, "read", row.access_cycles),
+            written_bytes=_sum_traffic(debug, "write", row.access_cycles),
+            ifm_shapes=tuple(shape for prefix in ("ifm", "ifm2") if any(shape := _read_shape(debug, prefix))),
+            ofm_shape=_read_shape(debug, "ofm"),
         )
 
-    def _made_from(self, row: ScheduledOp) -> list[Op]:
-        """The TOSA operators that became an operation: from the one it is named for back to the one it began with."""
+    def _trace_operators(self, row: ScheduledOp) -> list[Op]:
+        """Return the TOSA operators that were merged into an operation, in order."""
         begin = None if row.tosa_op is None else self._op_at.get(row.tosa_op)
-        end = self._maker.get(row.name)
+        end = self._writers.get(row.name)
         if begin is None or end is None or begin is end:
             return [op for op in (begin or end,) if op is not None]
         chain = [end]
         while chain[-1] is not begin:
-            before = [self._maker.get(value.name) for value in chain[-1].operands if not value.is_const]
-            makers = [op for op in before if op is not None]
-            if len(makers) != 1 or len(chain) > len(self._maker):
+            operand_writers = [self._writers.get(value.name) for value in chain[-1].operands if not value.is_const]
+            writers = [op for op in operand_writers if op is not None]
+            if len(writers) != 1 or len(chain) > len(self._writers):
                 return [begin]
-            chain.append(makers[0])
+            chain.append(writers[0])
         return chain[::-1]
 
     # --- memory -------------------------------------------------------------------------------------------------------
 
     def tensors(self) -> list[PlannedTensor]:
-        """Every tensor and buffer that Vela gave an address, in the order of its table."""
-        times = [_int(self._debug.get(id, {}).get("time_index")) for id in self._ids]
-        found = []
+        """Return the tensors and buffers with an address, in the order of Vela's table."""
+        times = [_parse_int(self._debug.get(id, {}).get("time_index")) for id in self._ids]
+        planned = []
         for row in self._read("tensors"):
             start, end = int(row["start_time"]), int(row["end_time"])
             first = max((number for number, time in enumerate(times) if time <= start), default=0)
             while first and times[first - 1] == times[first]:
-                first -= 1  # operations that are fused share a time
+                first -= 1  # fused operations share a time
             last = max((number for number, time in enumerate(times) if time <= end), default=first)
             address = int(row["start_address"], 0)
-            found.append(
+            planned.append(
                 PlannedTensor(
                     row["name"],
                     row["memory"],
@@ -154,29 +154,32 @@ class Schedule:
                     self._origin_of(row, first, next((number for number, time in enumerate(times) if time == times[last]), last)),
                 )
             )
-        return found
+        return planned
 
     def _origin_of(self, row: Row, writer: int, reader: int) -> Origin:
-        """Of a tensor of the graph its own, of weights that of the operation that reads them, of what Vela made up the writer's."""
-        op = self._maker.get(row["name"]) or self._maker.get(row["name"].removesuffix("_copy"))
+        """Return the origin of a tensor.
+
+        Weights have the origin of the operation that reads them, Vela's own tensors that of the operation that writes them.
+        """
+        op = self._writers.get(row["name"]) or self._writers.get(row["name"].removesuffix("_copy"))
         if op is not None:
             return op.result.origin
         for value in self._graph.inputs:
             if value.name == row["name"]:
                 return value.origin
-        made_from = self._made_from(self.rows[reader if row.get("usage") == "OpBuffering" else writer])
-        return made_from[0].result.origin if made_from else NOWHERE
+        merged = self._trace_operators(self.rows[reader if row.get("usage") == "OpBuffering" else writer])
+        return merged[0].result.origin if merged else NOWHERE
 
 
 def pytorch_operators(origins: Iterable[Origin]) -> tuple[str, ...]:
-    """Their operators, each once; the quantizer's own only where there are no others."""
-    targets = list(dict.fromkeys(origin.target for origin in origins if "." in origin.target))  # no placeholder
+    """Return the distinct operators of the origins; the quantizer's operators only if there are no others."""
+    targets = list(dict.fromkeys(origin.target for origin in origins if "." in origin.target))  # excludes placeholders
     users = [target for target in targets if not target.startswith(_QUANTIZE)]
     return tuple(users or targets)
 
 
-def _bound(row: ScheduledOp) -> str:
-    """Vela takes the largest of computing and of each memory's accesses for an operation's cycles."""
+def _find_bound(row: ScheduledOp) -> str:
+    """Return the resource with the most cycles, which determines Vela's cycles of the operation."""
     if not row.op_cycles:
         return ""
     if row.operator == "Transpose":
@@ -186,14 +189,16 @@ def _bound(row: ScheduledOp) -> str:
     return slowest if slowest and memories[slowest] > row.npu_cycles else COMPUTE
 
 
-def _traffic(debug: Row, way: str, memories: Mapping[str, Any]) -> dict[str, int]:
-    totals = {name: sum(_int(debug.get(f"{name}{kind}_{way}")) for kind in _KINDS) for name in memories if name in MEMORY_KEYS}
+def _sum_traffic(debug: Row, way: str, memories: Mapping[str, Any]) -> dict[str, int]:
+    totals = {
+        name: sum(_parse_int(debug.get(f"{name}{kind}_{way}")) for kind in _KINDS) for name in memories if name in MEMORY_KEYS
+    }
     return {name: size for name, size in totals.items() if size}
 
 
-def _shape(debug: Row, prefix: str) -> tuple[int, ...]:
-    return tuple(_int(debug.get(f"{prefix}_shape_{axis}")) for axis in "nhwc")
+def _read_shape(debug: Row, prefix: str) -> tuple[int, ...]:
+    return tuple(_parse_int(debug.get(f"{prefix}_shape_{axis}")) for axis in "nhwc")
 
 
-def _int(text: str | None) -> int:
+def _parse_int(text: str | None) -> int:
     return int(text) if text else 0

@@ -1,6 +1,6 @@
-"""The layers of a delegate of which only the payload is known: what its commands do, with bytes and multiply-accumulates.
+"""Layers of a delegate whose payload alone is known, derived from its commands.
 
-A stream does not say which operator a command works for, nor how long it takes. ``Sources`` that were kept beside the file do.
+A stream records neither operators nor cycles; ``Sources`` stored with the file add them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ethorch.support.errors import MachineFault
 
 
 class _Work:
-    """What commands did for one layer."""
+    """The accumulated commands of one layer."""
 
     def __init__(self, part: Part, source: Source | None):
         self.part, self.source = part, source
@@ -38,7 +38,7 @@ class _Work:
             for access in accesses(touched):
                 memory = self.part.memory_of(access.region)
                 total[memory] = total.get(memory, 0) + access.size_bytes
-        if prepared.scattered is not None:  # a gather or scatter: by indices that lie in memory
+        if prepared.scattered is not None:  # gather and scatter use indices in memory
             for total, region in zip((self.read, self.written), prepared.scattered, strict=True):
                 memory = self.part.memory_of(region)
                 total[memory] = total.get(memory, 0) + prepared.dma_bytes
@@ -51,7 +51,7 @@ class _Work:
             self.ofm_shape = (1, *maps["OFM"].shape) if "OFM" in maps else ()
 
     def layer(self, index: int) -> Layer:
-        source, several = self.source, self.commands > 1  # of stripes, no shape is the operation's
+        source, is_striped = self.source, self.commands > 1  # a stripe does not have the shape of the operation
         return Layer(
             index=index,
             name=source.name if source else f"{self.title.lower().replace(' ', '_')}_{index}",
@@ -59,45 +59,55 @@ class _Work:
             delegate=self.part.number,
             operator=source.operator if source else self.title,
             operators=(source.origin.split(" ")[0],) if source and source.origin else (),
-            module=_between(source.origin, " at ", " (") if source else "",
-            source=_between(source.origin, "(", ")") if source else "",
+            module=_extract_between(source.origin, " at ", " (") if source else "",
+            source=_extract_between(source.origin, "(", ")") if source else "",
             cycles=source.op_cycles if source else None,
             npu_cycles=source.npu_cycles if source else None,
             macs=source.macs if source else self.macs,
             read_bytes=self.read,
             written_bytes=self.written,
-            ifm_shapes=() if several else self.ifm_shapes,
-            ofm_shape=() if several else self.ofm_shape,
+            ifm_shapes=() if is_striped else self.ifm_shapes,
+            ofm_shape=() if is_striped else self.ofm_shape,
         )
 
 
 def stream_layers(part: Part, first: int) -> list[Layer]:
-    """A layer for each command that computes, transfers counted to the one they precede; or for each operator of ``part.sources``.
+    """Return one layer for each computing command, or for each operator of ``part.sources``.
+
+    Transfers count toward the next computing command.
 
     Raises:
-        MachineFault: the command stream is malformed.
+        MachineFault: The command stream is malformed.
     """
     return [work.layer(first + number) for number, work in enumerate(works(part))]
 
 
 def stream_tensors(part: Part) -> list[StreamTensor]:
-    """What lies in the delegate's regions, and during which of the same layers; MachineFault as of ``stream_layers``."""
+    """Return the tensors in the delegate's regions and the layers during which they are alive.
+
+    Raises:
+        MachineFault: The command stream is malformed.
+    """
     if part.payload is None:
         return []
     tensors = StreamTensors()
     for tensor in part.payload.inputs:
-        tensors.given(tensor.region, (tensor.offset, tensor.offset + tensor.nbytes))
+        tensors.add_input(tensor.region, (tensor.offset, tensor.offset + tensor.nbytes))
     position = 0
     for position, work in enumerate(works(part)):
         for prepared in work.prepared:
             tensors.add(position, prepared)
     for tensor in part.payload.outputs:
-        tensors.read_to_the_end(tensor.region, (tensor.offset, tensor.offset + tensor.nbytes), position)
+        tensors.add_output(tensor.region, (tensor.offset, tensor.offset + tensor.nbytes), position)
     return tensors.finish()
 
 
 def works(part: Part) -> Iterator[_Work]:
-    """What the commands do for each layer, in order. MachineFault: the command stream is malformed."""
+    """Iterate over the commands of each layer, in order.
+
+    Raises:
+        MachineFault: The command stream is malformed.
+    """
     if part.npu is None:
         return
     work: _Work | None = None
@@ -119,7 +129,7 @@ def works(part: Part) -> Iterator[_Work]:
         yield work
 
 
-def _between(text: str, start: str, end: str) -> str:
-    """What stands between two marks; empty where one is missing."""
-    _, found, rest = text.partition(start)
-    return rest.partition(end)[0] if found and end in rest else ""
+def _extract_between(text: str, start: str, end: str) -> str:
+    """Return the text between two marks, or "" if one is missing."""
+    _, mark, rest = text.partition(start)
+    return rest.partition(end)[0] if mark and end in rest else ""

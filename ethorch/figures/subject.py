@@ -1,4 +1,4 @@
-"""What figures are taken of: a finished build, of which all is known, or a .pte, of which the file tells a part."""
+"""Input of all figures: a Build (complete information) or a .pte (partial information)."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Part:
     """One delegate of the method.
 
     Attributes:
-        number: in the order of the file.
-        backend: whom the delegate is for.
-        blob_bytes: its size in the file.
-        payload: what the NPU gets; None of another backend's.
-        lowered: how it came about; None where only the file is known.
-        sources: which operator each command works for, where that was kept beside a file.
-        spec: what it was compiled for; None where the file does not say, or names an ini file that is not there.
+        number: Position in the file.
+        backend: Id of the delegate's backend.
+        blob_bytes: Size in the file.
+        payload: Payload for the NPU; None for other backends.
+        lowered: Compile-time information; None if only the file is known.
+        sources: Operator of each command, if stored with the file.
+        spec: Compile spec; None if the file does not record it, or if its ini file does not exist.
     """
 
     number: int
@@ -51,22 +51,22 @@ class Part:
 
     @cached_property
     def npu(self) -> NpuProgram | None:
-        """The command stream, read."""
+        """Parsed command stream."""
         return None if self.payload is None else NpuProgram(self.payload.commands, self.payload.weights)
 
     @cached_property
     def schedule(self) -> Schedule | None:
-        """Vela's schedule and memory plan, where it is known how the delegate came about."""
+        """Vela's schedule and memory plan; None if only the file is known."""
         return None if self.lowered is None else Schedule(self.lowered)
 
     @cached_property
     def target(self) -> Target | None:
-        """The NPU, by the command stream."""
+        """Target of the command stream."""
         return None if self.npu is None else TARGETS[self.npu.config.name]
 
     @cached_property
     def staging_bytes(self) -> int:
-        """Size of region 2: by Vela, or what the commands touch of it."""
+        """Size of region 2: as planned by Vela, or the bytes that commands touch."""
         if self.lowered is not None:
             return self.lowered.compiled.scratch_fast_bytes
         if self.npu is None or (self.memory_system is not None and not self.memory_system.staged):
@@ -75,11 +75,11 @@ class Part:
 
     @property
     def memory_system(self) -> MemorySystem | None:
-        """Clock and memories, as far as the spec is known."""
+        """Clock and memories, if the spec is known."""
         return None if self.spec is None else self.spec.memory_system
 
     def memory_of(self, region: int) -> str:
-        """The memory that a region lies in, in Vela's words (``Sram``); the region's name where the spec is unknown."""
+        """Return Vela's name of a region's memory (``Sram``), or the region's name if the spec is unknown."""
         system = self.memory_system
         if system is None or region not in REGIONS:
             return REGIONS.get(region, f"region {region}")
@@ -89,13 +89,13 @@ class Part:
 
 @dataclass(frozen=True)
 class Subject:
-    """One method of a program, with all that is known of it.
+    """One method of a program.
 
     Attributes:
-        pte: the file.
-        program, method: the file, read.
-        parts: its delegates.
-        partition: which operators stayed on the CPU and why; None where only the file is known.
+        pte: Contents of the file.
+        program, method: Parsed file and method.
+        parts: Delegates of the method.
+        partition: Report of the partitioner; None if only the file is known.
     """
 
     pte: bytes
@@ -105,7 +105,7 @@ class Subject:
     partition: PartitionReport | None
 
     def ends(self, index: int) -> str:
-        """``input 0``, ``output 1``, ``state 0``, the name in the module, or ``value 7``: what a value is to a user."""
+        """Return the display name of a value: ``input 0``, ``output 1``, ``state 0``, its buffer name, or ``value 7``."""
         if index in self.method.inputs:
             return f"input {self.method.inputs.index(index)}"
         if index in self.method.outputs:
@@ -117,23 +117,23 @@ class Subject:
 
     @cached_property
     def states(self) -> tuple[int, ...]:
-        """Tensors of the plan that are kept from run to run: a call reads them that nothing has written before."""
+        """Planned tensors that persist between runs: a call reads them before any call writes them."""
         moved = (step.target for chain in self.method.chains for step in chain.instructions if isinstance(step, Move))
         written = {*self.method.inputs, *moved}
-        found: list[int] = []
+        states: list[int] = []
         for call in self.method.calls:
             payload = None if call.delegate is None else self.parts[call.delegate].payload
             reads = call.args[:-1] if call.delegate is None else call.args[: len(payload.inputs)] if payload else ()
-            given = {number for arg in call.args[-1:] for number, _ in self.tensors_of(arg)} if call.delegate is None else set()
-            for number, value in (entry for arg in reads for entry in self.tensors_of(arg)):
-                kept = value.planned and number not in written and number not in found
-                if kept and (number not in given or call.operator.split(".")[0].endswith("_")):
-                    found.append(number)
+            outputs = {number for arg in call.args[-1:] for number, _ in self.tensors_of(arg)} if call.delegate is None else set()
+            for number, value in (tensor for arg in reads for tensor in self.tensors_of(arg)):
+                is_persistent = value.planned and number not in written and number not in states
+                if is_persistent and (number not in outputs or call.operator.split(".")[0].endswith("_")):
+                    states.append(number)
             written.update(number for arg in call.args for number, _ in self.tensors_of(arg))
-        return tuple(found)
+        return tuple(states)
 
     def tensors_of(self, index: int) -> list[tuple[int, Value]]:
-        """The tensors that an argument is or lists, with their numbers."""
+        """Return the tensors in an argument, with their numbers."""
         value = self.method.values[index]
         items = value.items if value.kind.startswith("tensor") else ()
         numbers = [index] if value.kind == "tensor" else [item for item in items if item >= 0]
@@ -147,17 +147,17 @@ def subject(
     spec: EthosUCompileSpec | None = None,
     sources: Mapping[int, Sources] | None = None,
 ) -> Subject:
-    """Open a build or a .pte, ethorch's or the Arm backend's.
+    """Open a build, or a .pte of ethorch or of the Arm backend.
 
     Args:
-        source: a ``Build``, or the contents or the path of a .pte.
-        method: which entry point; None is ``forward``, or the first of a file without it.
-        spec: what it was compiled for, where the file cannot say: with an ini file of the user's own.
-        sources: by number of a delegate, what ``dump_intermediate_artifacts_to`` kept of it (``vela.artifacts.sources``).
+        source: Build, or the contents or path of a .pte.
+        method: Method name. Default: ``forward``, or the first method of a file without it.
+        spec: Compile spec. Required only if the file refers to a custom ini file.
+        sources: Operators of the commands, by delegate number. See ``vela.artifacts.sources``.
 
     Raises:
-        EthorchError: there is no such file or method.
-        ProgramError, PayloadError, MachineFault: the file, a delegate or a command stream is malformed.
+        EthorchError: The file or the method does not exist.
+        ProgramError, PayloadError, MachineFault: The file, a delegate or a command stream is malformed.
     """
     delegates: tuple[Lowered, ...] = ()
     partition: PartitionReport | None = None
@@ -170,20 +170,28 @@ def subject(
         spec = spec or source.spec
     program = pte.read(data)
     method = pte.entry_point(program, method)
-    left = [(lowered.payload, lowered) for lowered in delegates]
-    known = dict(left)  # what equal delegates share, where the file calls one of them twice
+    unmatched = [(lowered.payload, lowered) for lowered in delegates]
+    lowered_by_payload = dict(unmatched)  # the file can call one of several equal delegates twice
     parts = []
     for number, delegate in enumerate(program.methods[method].delegates):
         payload = delegate.payload if delegate.id == BACKEND_ID else None
         lowered = None
         if payload is not None:
-            found = next((entry for entry in left if entry[0] == payload), None)
-            if found is not None:
-                left.remove(found)
-            lowered = found[1] if found is not None else known.get(payload)
-        own = spec or (_spec(delegate.compile_specs) if payload is not None else None)
+            match = next((candidate for candidate in unmatched if candidate[0] == payload), None)
+            if match is not None:
+                unmatched.remove(match)
+            lowered = match[1] if match is not None else lowered_by_payload.get(payload)
+        part_spec = spec or (_spec(delegate.compile_specs) if payload is not None else None)
         parts.append(
-            Part(number, delegate.id, len(delegate.blob), payload, lowered, None if sources is None else sources.get(number), own)
+            Part(
+                number,
+                delegate.id,
+                len(delegate.blob),
+                payload,
+                lowered,
+                None if sources is None else sources.get(number),
+                part_spec,
+            )
         )
     return Subject(data, program, program.methods[method], tuple(parts), partition)
 
@@ -191,5 +199,5 @@ def subject(
 def _spec(pairs: tuple[tuple[str, bytes], ...]) -> EthosUCompileSpec | None:
     try:
         return EthosUCompileSpec.from_pairs(pairs)
-    except SpecError:  # an ini file that is not here, or keys of a newer ExecuTorch
+    except SpecError:  # a missing ini file, or keys of a newer ExecuTorch
         return None

@@ -1,7 +1,7 @@
-"""A program's layers as a sequence in time, for the lanes NPU, DMA and CPU, and as a trace for Perfetto or Chrome.
+"""Timeline of a program's layers on the lanes NPU, DMA and CPU, and its trace for Perfetto or Chrome.
 
-Vela estimates each operation by itself, so the sequence is the sum of its estimates; a transfer of weights is shown where Vela's
-schedule hides it, while the operation before computes. Cycles of the CPU are estimates of ``figures.cpu_rates``.
+The sequence adds up Vela's estimates of single operations. Weight transfers overlap the previous operation, as in Vela's
+schedule. CPU cycles are estimates of ``figures.cpu_rates``.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _MICROSECONDS = 1e6
 
 @dataclass(frozen=True)
 class Event:
-    """Something that takes time on a lane.
+    """An interval on a lane.
 
     Attributes:
-        name: of the layer.
+        name: Name of the layer.
         lane: ``NPU``, ``DMA`` or ``CPU``.
-        layer: its index.
-        start_cycles, duration_cycles: of the NPU's clock.
+        layer: Index of the layer.
+        start_cycles, duration_cycles: Cycles of the NPU's clock.
     """
 
     name: str
@@ -37,60 +37,60 @@ class Event:
 
     @property
     def end_cycles(self) -> int:
-        """When it is over."""
+        """End of the interval, in NPU cycles."""
         return self.start_cycles + self.duration_cycles
 
     def to_json(self) -> dict[str, Any]:
-        """The event as plain data; keys are the attributes' names."""
+        """Return the event as plain data."""
         return asdict(self)
 
 
 def timeline(layers: Sequence[Layer], cpu_clock_ratio: float = 1.0) -> tuple[Event, ...]:
-    """The layers one after the other, each on its lane, with the transfers that run beside them; those without cycles are left out.
+    """Arrange the layers in sequence on their lanes, with overlapping transfers; omit layers with 0 cycles.
 
     Args:
-        layers: of ``figures.layers``.
-        cpu_clock_ratio: the CPU's clock by the NPU's.
+        layers: Layers from :func:`ethorch.figures.layers`.
+        cpu_clock_ratio: CPU clock divided by NPU clock.
 
     Raises:
-        EthorchError: the cycles of a layer are unknown, as of a .pte without ``sources``; or the ratio is not positive.
+        EthorchError: The cycles of a layer are unknown, or the ratio is not positive.
     """
     if not cpu_clock_ratio > 0:
-        raise EthorchError(f"cpu_clock_ratio is {cpu_clock_ratio}; it is the CPU's clock by the NPU's, a positive number.")
+        raise EthorchError(f"cpu_clock_ratio: expected a positive number (CPU clock / NPU clock), got {cpu_clock_ratio}.")
     events: list[Event] = []
-    now = before = 0  # where the operation before on the NPU began
+    now = previous_start = 0  # start of the previous NPU operation
     for layer in layers:
         if layer.cycles is None:
             raise EthorchError(
-                f"the cycles of layer {layer.index} ({layer.name}) are not known: a .pte holds commands, not how long they take. "
-                "Build the model, or give the folder that dump_intermediate_artifacts_to() named as sources."
+                f"the cycles of layer {layer.index} ({layer.name}) are unknown, because a .pte does not record them. Compile the "
+                "model, or pass the folder of dump_intermediate_artifacts_to() as sources."
             )
         cycles = layer.cycles if layer.where == NPU else round(layer.cycles / cpu_clock_ratio)
         if layer.transfer_cycles:
-            start = max(before, now - layer.transfer_cycles)
+            start = max(previous_start, now - layer.transfer_cycles)
             events.append(Event(layer.name, DMA, layer.index, start, layer.transfer_cycles))
         if cycles:
             events.append(Event(layer.name, layer.where, layer.index, now, cycles))
-            before = now if layer.where == NPU else now + cycles
+            previous_start = now if layer.where == NPU else now + cycles
         now += cycles
     return tuple(events)
 
 
 def trace_events(layers: Sequence[Layer], core_clock_hz: float, cpu_clock_hz: float | None = None) -> dict[str, Any]:
-    """The timeline in Chrome's trace format, which Perfetto opens too: ``json.dumps`` of it is a file.
+    """Return the timeline in Chrome's trace format, ready for ``json.dumps``.
 
-    A thread for each lane; times in microseconds; the layer's figures as arguments of its event.
+    Each lane is a thread. Times are in microseconds. Each event has the figures of its layer as arguments.
 
     Args:
-        layers: of ``figures.layers``.
-        core_clock_hz: of the NPU, as ``EthosUCompileSpec.memory_system`` says it.
-        cpu_clock_hz: of the Cortex-M; None takes the NPU's.
+        layers: Layers from :func:`ethorch.figures.layers`.
+        core_clock_hz: Clock of the NPU. See ``EthosUCompileSpec.memory_system``.
+        cpu_clock_hz: Clock of the Cortex-M. Default: the NPU's clock.
 
     Raises:
-        EthorchError: a clock is not positive, or as of ``timeline``.
+        EthorchError: A clock is not positive, or the cycles of a layer are unknown.
     """
     if not core_clock_hz > 0:
-        raise EthorchError(f"core_clock_hz is {core_clock_hz}; a clock is positive.")
+        raise EthorchError(f"core_clock_hz: expected a positive number, got {core_clock_hz}.")
     by_index = {layer.index: layer for layer in layers}
     threads = {lane: number for number, lane in enumerate(LANES, 1)}
     scale = _MICROSECONDS / core_clock_hz

@@ -1,4 +1,4 @@
-"""Values of dataclasses that were read from a file, held against their annotations."""
+"""Type checks of dataclasses that were read from a file."""
 
 from __future__ import annotations
 
@@ -13,44 +13,48 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 _Row = TypeVar("_Row")
-#: Floats that JSON has no numbers for.
+#: Floats that JSON cannot represent.
 _NOT_FINITE = ("inf", "-inf", "nan")
 
 
-def _int(x: Any) -> bool:
+def _is_int(x: Any) -> bool:
     return type(x) is int
 
 
-def _each(x: Any, check: Callable[[Any], bool]) -> bool:
+def _is_tuple_of(x: Any, check: Callable[[Any], bool]) -> bool:
     return isinstance(x, tuple) and all(check(entry) for entry in x)
 
 
-#: Annotation, as it is written -> does a value keep it?
+#: Check of a value, by annotation.
 _CHECKS: Mapping[str, Callable[[Any], bool]] = {
-    "int": _int,
+    "int": _is_int,
     "bool": lambda x: isinstance(x, bool),
-    "float": lambda x: _int(x) or isinstance(x, float),
+    "float": lambda x: _is_int(x) or isinstance(x, float),
     "str": lambda x: isinstance(x, str),
-    "int | None": lambda x: x is None or _int(x),
-    "float | None": lambda x: x is None or _int(x) or isinstance(x, float),
-    "tuple[str, ...]": lambda x: _each(x, lambda entry: isinstance(entry, str)),
-    "tuple[int, ...]": lambda x: _each(x, _int),
-    "tuple[tuple[int, ...], ...]": lambda x: _each(x, lambda entry: _each(entry, _int)),
-    "Mapping[str, int]": lambda x: isinstance(x, Mapping) and all(isinstance(k, str) and _int(v) for k, v in x.items()),
+    "int | None": lambda x: x is None or _is_int(x),
+    "float | None": lambda x: x is None or _is_int(x) or isinstance(x, float),
+    "tuple[str, ...]": lambda x: _is_tuple_of(x, lambda entry: isinstance(entry, str)),
+    "tuple[int, ...]": lambda x: _is_tuple_of(x, _is_int),
+    "tuple[tuple[int, ...], ...]": lambda x: _is_tuple_of(x, lambda entry: _is_tuple_of(entry, _is_int)),
+    "Mapping[str, int]": lambda x: isinstance(x, Mapping) and all(isinstance(k, str) and _is_int(v) for k, v in x.items()),
 }
 
 
 def check_types(instance: DataclassInstance) -> None:
-    """FormatError for the first field whose value is not what its annotation says; each annotation has to be known here."""
+    """Check the fields of a dataclass against their annotations, which must be in ``_CHECKS``.
+
+    Raises:
+        FormatError: A value does not have the type of its field.
+    """
     for entry in fields(instance):
         value = getattr(instance, entry.name)
         if not _CHECKS[str(entry.type)](value):
             kind = type(instance).__name__
-            raise FormatError(f"not a {kind} of ethorch's: {entry.name} is {value!r:.60}; {entry.type} is wanted.")
+            raise FormatError(f"not a {kind} written by ethorch: {entry.name}: expected {entry.type}, got {value!r:.60}.")
 
 
 def read_row(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
-    """Return the dataclass instance with the values of plain data, as ``write_row`` or ``dataclasses.asdict`` returned them.
+    """Return a dataclass instance from the plain data of ``write_row`` or ``dataclasses.asdict``.
 
     Raises:
         FormatError: A value does not have the type of its field.
@@ -65,12 +69,12 @@ def read_row(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
             elif str(entry.type).startswith("float") and isinstance(value, str) and value in _NOT_FINITE:
                 value = float(value)
             values[entry.name] = value
-    found = kind(**values)
-    check_types(found)  # type: ignore[arg-type]
-    return found
+    instance = kind(**values)
+    check_types(instance)  # type: ignore[arg-type]
+    return instance
 
 
 def write_row(instance: DataclassInstance) -> dict[str, Any]:
-    """Return plain data for ``read_row``: without a loss, floats that are not finite as strings."""
+    """Return lossless plain data for ``read_row``; non-finite floats become strings."""
     values = {entry.name: getattr(instance, entry.name) for entry in fields(instance)}
     return {name: str(x) if isinstance(x, float) and not math.isfinite(x) else x for name, x in values.items()}

@@ -1,4 +1,4 @@
-"""Inputs to make up for a program, and its outputs to save and to show, as arrays of NumPy."""
+"""Random inputs and saved outputs of a program, as NumPy arrays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ethorch.formats.pte_types import Method
 
 
 def random_inputs(method: Method, seed: int = 0) -> tuple[Any, ...]:
-    """Inputs of the types and shapes that a method takes: floats from a normal distribution, integers over their range."""
+    """Return normally distributed floats and uniformly distributed integers for the inputs of a method."""
     generator = np.random.default_rng(seed)
     inputs: list[Any] = []
     for index in method.inputs:
@@ -24,30 +24,30 @@ def random_inputs(method: Method, seed: int = 0) -> tuple[Any, ...]:
         elif value.dtype.startswith(("float", "bfloat", "complex")):
             dtype = ml_dtypes.bfloat16 if value.dtype == "bfloat16" else value.dtype
             inputs.append(generator.standard_normal(value.shape).astype(dtype))
-        elif value.dtype == "bool" or np.dtype(value.dtype).itemsize > 2:  # indices and flags: only small values are safe to guess
+        elif value.dtype == "bool" or np.dtype(value.dtype).itemsize > 2:  # indices and flags: only 0 and 1 are safe
             inputs.append(generator.integers(0, 2, value.shape).astype(value.dtype))
         else:
-            info = np.iinfo(value.dtype)
-            inputs.append(generator.integers(info.min, info.max + 1, value.shape).astype(value.dtype))
+            limits = np.iinfo(value.dtype)
+            inputs.append(generator.integers(limits.min, limits.max + 1, value.shape).astype(value.dtype))
     return tuple(inputs)
 
 
 def save_outputs(path: str, outputs: Sequence[Any]) -> None:
-    """Write arrays to an .npz file as output_0, output_1, ...; bfloat16, which NumPy does not have, as float32."""
+    """Write arrays to an .npz file as output_0, output_1, ...; bfloat16 as float32."""
     content = io.BytesIO()
-    found = [x.astype(np.float32) if getattr(x, "dtype", None) == ml_dtypes.bfloat16 else x for x in outputs]
-    np.savez(content, **{f"output_{number}": x for number, x in enumerate(found)})
+    arrays = [x.astype(np.float32) if getattr(x, "dtype", None) == ml_dtypes.bfloat16 else x for x in outputs]
+    np.savez(content, **{f"output_{number}": x for number, x in enumerate(arrays)})
     write_whole(path, content.getvalue())
 
 
 def describe(output: Any) -> dict[str, Any]:
-    """An output as plain data: dtype, shape, range, and its first values as text."""
+    """Return dtype, shape, range and first values of an output, as plain data."""
     if not isinstance(output, np.ndarray):
         return {"dtype": type(output).__name__, "shape": [], "text": str(output)}
     values = output.reshape(-1)
     is_complex = np.iscomplexobj(values)
-    shown = ", ".join(f"{complex(x) if is_complex else float(x):.4g}" for x in values[:8])
-    found: dict[str, Any] = {"dtype": output.dtype.name, "shape": list(output.shape)}
+    text = ", ".join(f"{complex(x) if is_complex else float(x):.4g}" for x in values[:8])
+    description: dict[str, Any] = {"dtype": output.dtype.name, "shape": list(output.shape)}
     if values.size and not is_complex:
-        found |= {"minimum": float(values.min()), "maximum": float(values.max())}
-    return {**found, "text": f"{shown}, ..." if values.size > 8 else shown}
+        description |= {"minimum": float(values.min()), "maximum": float(values.max())}
+    return {**description, "text": f"{text}, ..." if values.size > 8 else text}

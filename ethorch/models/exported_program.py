@@ -1,8 +1,8 @@
-"""Load a `.pt2` file of `torch.export.save` without executing anything that it contains.
+"""Load a `.pt2` file of `torch.export.save` without executing code in it.
 
-`torch.export.load` unpickles example inputs, weights and constants, evaluates shapes as Python expressions, looks up operators by
-any dotted name, loads shared libraries of AOTInductor, and generates Python code from names. Here pickles may only hold tensors and
-plain data, and all text that torch evaluates or writes into code must have the form that `torch.export.save` gives it.
+`torch.export.load` unpickles objects, evaluates shapes as Python expressions, looks up operators by dotted name, loads shared
+libraries of AOTInductor, and generates Python code from names. This module accepts only pickles of tensors and plain data, and
+only text in the form that `torch.export.save` writes.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
     from torch.export.pt2_archive._package import PT2ArchiveReader
 
-#: The remedy of every refusal.
+#: Remedy of every refusal.
 _REMEDY = "If you trust the file, load it with torch.export.load and pass the program to ethorch.compile."
 #: Higher-order operators that only run graphs of the same program.
 _HIGHER_ORDER = {"cond", "while_loop", "map_impl", "scan", "associative_scan", "wrap_with_set_grad_enabled", "wrap_with_autocast"}
-#: Functions of shapes, as sympy prints them and in torch.utils._sympy.functions; a call of anything else could execute code.
+#: Shape functions of sympy and torch.utils._sympy.functions. Other calls could execute code.
 _FUNCTIONS = {
     "Abs", "Add", "And", "CeilDiv", "CeilToInt", "CleanDiv", "Eq", "Equality", "Float", "FloatPow", "FloatTrueDiv", "FloorDiv",
     "FloorToInt", "Ge", "GreaterThan", "Gt", "Identity", "IntTrueDiv", "Integer", "IsNonOverlappingAndDenseIndicator", "LShift",
@@ -36,10 +36,10 @@ _FUNCTIONS = {
     "RShift", "Rational", "RoundDecimal", "RoundToInt", "StrictGreaterThan", "StrictLessThan", "Symbol", "ToFloat", "TruncToFloat",
     "TruncToInt", "Unequality", "Where", "ceiling", "floor",
 }  # fmt: skip
-#: Arguments that name a file: of aten.from_file, and of operators that other libraries register.
+#: Names of arguments that are file names, in aten.from_file and in operators of other libraries.
 _FILE_ARGUMENTS = {"filename", "file_name", "path", "file", "filepath"}
 _PATH = re.compile(r"[\w.\-+:/@ ]*")
-#: Fields of free text, which torch neither evaluates nor writes into code, and fields that have checks of their own.
+#: Fields of free text, which torch neither evaluates nor writes into code, and fields with separate checks.
 _TEXT = {"metadata", "as_string", "as_strings", "torch_version", "guards_code", "expr_str", "in_spec", "out_spec"}
 _OPERATORS = {"target", "as_operator"}
 #: Fields that become names of values in Python code.
@@ -50,7 +50,7 @@ def load_exported_program(path: Path) -> ExportedProgram:
     """Return the program of a `.pt2` file.
 
     Raises:
-        FormatError: It is not a file of `torch.export.save`, or loading it could execute code that it contains.
+        FormatError: The file is not written by `torch.export.save`, or loading it could execute code.
     """
     from torch._export.serde import schema
     from torch._export.serde.serialize import ExportedProgramDeserializer, _dict_to_dataclass
@@ -65,38 +65,42 @@ def load_exported_program(path: Path) -> ExportedProgram:
     if models != [names.MODELS_FILENAME_FORMAT.format("model")]:
         raise FormatError(f"{path}: expected one program named model, got {', '.join(models) or 'none'}.")
     program = json.loads(reader.read_string(models[0]))
-    program["guards_code"] = []  # Python code, which nothing here runs
-    for problem in _problems(program):
+    program["guards_code"] = []  # Python code, unused here
+    for problem in _find_problems(program):
         raise FormatError(f"{path}: {problem}, so loading it could execute code. {_REMEDY}")
-    inputs = _unpickled(reader.read_bytes(names.SAMPLE_INPUTS_FILENAME_FORMAT.format("model")), path, "its example inputs")
+    inputs = _unpickle(reader.read_bytes(names.SAMPLE_INPUTS_FILENAME_FORMAT.format("model")), path, "its example inputs")
     return ExportedProgramDeserializer().deserialize(
         _dict_to_dataclass(schema.ExportedProgram, program),
-        _tensors(reader, path, names.WEIGHTS_CONFIG_FILENAME_FORMAT, names.WEIGHTS_DIR, records),
-        _tensors(reader, path, names.CONSTANTS_CONFIG_FILENAME_FORMAT, names.CONSTANTS_DIR, records),
+        _read_tensors(reader, path, names.WEIGHTS_CONFIG_FILENAME_FORMAT, names.WEIGHTS_DIR, records),
+        _read_tensors(reader, path, names.CONSTANTS_CONFIG_FILENAME_FORMAT, names.CONSTANTS_DIR, records),
         inputs,
     )
 
 
-def _unpickled(content: bytes, path: Path, what: str) -> Any:
+def _unpickle(content: bytes, path: Path, subject: str) -> Any:
     try:
         return torch.load(io.BytesIO(content), weights_only=True, map_location="cpu") if content else ()
-    except Exception as error:  # whatever a pickle is refused for
-        found = re.search(r"GLOBAL (\S+)", str(error))
-        detail = f" ({found[1]})" if found else ""
+    except Exception as error:  # refused pickles raise many types
+        match = re.search(r"GLOBAL (\S+)", str(error))
+        detail = f" ({match[1]})" if match else ""
         raise FormatError(
-            f"{path}: {what} contain more than tensors and plain data{detail}, so loading them could execute code. {_REMEDY}"
+            f"{path}: {subject} contain more than tensors and plain data{detail}, so loading them could execute code. {_REMEDY}"
         ) from error
 
 
-def _tensors(reader: PT2ArchiveReader, path: Path, config_name: str, folder: str, records: set[str]) -> dict[str, torch.Tensor]:
-    """Return the weights or constants of the program by name, those that share storage as views of it."""
+def _read_tensors(
+    reader: PT2ArchiveReader, path: Path, config_name: str, folder: str, records: set[str]
+) -> dict[str, torch.Tensor]:
+    """Return the weights or constants of the program by name; tensors that share storage are views of it."""
     from torch._export.serde import serialize
     from torch.export.pt2_archive import _package as package
     from torch.export.pt2_archive import constants as names
 
     config_path = config_name.format("model")
     if config_path not in records:
-        raise FormatError(f"{path} has no {config_path}, as of an older PyTorch. Export it with torch {torch.__version__}.")
+        raise FormatError(
+            f"{path} has no {config_path}, as files of older PyTorch versions. Export it with torch {torch.__version__}."
+        )
     config = package._load_payload_config(reader, config_path)
     stored = package._build_file_map(reader, config, folder)
     tensors: dict[str, torch.Tensor] = {}
@@ -104,9 +108,9 @@ def _tensors(reader: PT2ArchiveReader, path: Path, config_name: str, folder: str
         if payload.path_name.startswith((names.CUSTOM_OBJ_FILENAME_PREFIX, names.OPAQUE_OBJ_FILENAME_PREFIX)):
             raise FormatError(f"{path}: constant {name} is a pickled object, and loading it could execute code. {_REMEDY}")
         if payload.use_pickle or payload.tensor_meta is None:
-            value = _unpickled(reader.read_bytes(f"{folder}{payload.path_name}"), path, f"the bytes of {name}")
+            value = _unpickle(reader.read_bytes(f"{folder}{payload.path_name}"), path, f"the bytes of {name}")
             if not isinstance(value, torch.Tensor):
-                raise FormatError(f"{path}: {name} is {type(value).__name__}; expected a tensor.")
+                raise FormatError(f"{path}: {name}: expected a tensor, got {type(value).__name__}.")
         else:
             meta = payload.tensor_meta
             value = (
@@ -124,14 +128,14 @@ def _tensors(reader: PT2ArchiveReader, path: Path, config_name: str, folder: str
     return tensors
 
 
-def _problems(program: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what in a program could execute code when it is loaded or run."""
-    for field, text in _texts(program, ""):
+def _find_problems(program: Mapping[str, Any]) -> Iterator[str]:
+    """Yield descriptions of text that could execute code when the program is loaded or run."""
+    for field, text in _iterate_texts(program, ""):
         if field == "expr_str" and not _is_expression(text):
             yield f"{text[:80]!r} is not the expression of a shape"
         elif field in _OPERATORS and not _is_operator(text):
             yield f"{text[:80]!r} is not an operator that a program may call"
-        elif field in ("in_spec", "out_spec") and (unknown := _unknown_type(text)):
+        elif field in ("in_spec", "out_spec") and (unknown := _find_unknown_type(text)):
             yield f"inputs or outputs are of type {unknown[:80]!r}"
         elif field in _NAMES:
             if text and not text.isidentifier():
@@ -140,22 +144,22 @@ def _problems(program: Mapping[str, Any]) -> Iterator[str]:
             yield f"{text[:80]!r} is not a name"
 
 
-def _texts(value: Any, field: str) -> Iterator[tuple[str, str]]:
-    """Iterate over (field, text) of all texts below a value of JSON. Keys of mappings count as names, and free text is left out."""
+def _iterate_texts(value: Any, field: str) -> Iterator[tuple[str, str]]:
+    """Iterate over (field, text) of all text in a JSON value, including keys but not free text."""
     if isinstance(value, str):
         yield field, value
     elif isinstance(value, list):
-        for item in value:
-            yield from _texts(item, field)
+        for child in value:
+            yield from _iterate_texts(child, field)
     elif isinstance(value, dict):
-        for key, item in value.items():
+        for key, child in value.items():
             yield "key", key
             if key != "metadata":
-                yield from _texts(item, key)
+                yield from _iterate_texts(child, key)
 
 
 def _is_expression(text: str) -> bool:
-    """Return True if a text calls only functions of shapes, and has no attributes, subscripts or strings but names and numbers."""
+    """Return True if the text has only names, numbers, operators and calls of shape functions."""
     if re.search(r"[\n\r#\\]", text):
         return False
     try:
@@ -179,7 +183,7 @@ def _is_expression(text: str) -> bool:
 
 
 def _is_operator(target: str) -> bool:
-    """Return True if a target is an operator on tensors or shapes that reads and writes no file."""
+    """Return True if the target is an operator on tensors or shapes that does not access files."""
     from torch._export.serde.serialize import _SYM_OPS
 
     if target.startswith("torch.ops."):
@@ -188,29 +192,29 @@ def _is_operator(target: str) -> bool:
             return len(parts) == 2 and parts[1] in _HIGHER_ORDER
         if len(parts) != 3 or any(part.startswith("__") for part in parts):
             return False
-        found = getattr(getattr(getattr(torch.ops, parts[0], None), parts[1], None), parts[2], None)
-        if not isinstance(found, torch._ops.OpOverload):
-            return found is None  # of a library that is not imported; torch refuses it with a better message
-        return not any(argument.name in _FILE_ARGUMENTS for argument in found._schema.arguments)
+        operator = getattr(getattr(getattr(torch.ops, parts[0], None), parts[1], None), parts[2], None)
+        if not isinstance(operator, torch._ops.OpOverload):
+            return operator is None  # an operator of a library that is not imported; torch reports it
+        return not any(argument.name in _FILE_ARGUMENTS for argument in operator._schema.arguments)
     return target in {f"{symbolic.__module__}.{symbolic.__name__}" for symbolic in _SYM_OPS}
 
 
-def _unknown_type(text: str) -> str | None:
-    """Return a type in a serialized tree of inputs or outputs that torch would import a module for, or None."""
-    waiting = [json.loads(text)]
-    while waiting:
-        value = waiting.pop()
+def _find_unknown_type(text: str) -> str | None:
+    """Return a type in a serialized pytree that torch would import a module for, or None."""
+    pending = [json.loads(text)]
+    while pending:
+        value = pending.pop()
         if isinstance(value, list):
-            waiting += value
+            pending += value
         elif isinstance(value, dict):
             if "__enum__" in value:
                 return str(value.get("fqn"))
             if value.get("default_factory_module", "builtins") != "builtins":
                 return str(value["default_factory_module"])
-            waiting += value.values()
+            pending += value.values()
         elif isinstance(value, str) and value[:1] in ("{", "["):
             try:
-                waiting.append(json.loads(value))
+                pending.append(json.loads(value))
             except ValueError:
                 continue
     return None

@@ -1,4 +1,4 @@
-"""Sizes that an exported program leaves open (``torch.export.Dim``): found, described, and never fixed by accident."""
+"""Dynamic sizes of exported programs (``torch.export.Dim``): detect, describe and preserve them."""
 
 from __future__ import annotations
 
@@ -17,55 +17,55 @@ from torch.utils import _pytree as pytree
 
 
 class OpenSize(Exception):
-    """A size that is open was used as a number."""
+    """A dynamic size was used as a number."""
 
 
 def is_dynamic(node: Node) -> bool:
-    """Return True if a size of its result, or of a tensor that it reads, is open.
+    """Return True if the node's result or an input tensor has a dynamic size.
 
-    Sizes that depend on the values of tensors are not meant: see ``lower.fx.node.shape_of_values``.
+    Sizes that depend on tensor values are not included: see ``lower.fx.node.shape_of_values``.
     """
-    values = [each.meta.get("val") for each in (node, *node.all_input_nodes)]
+    values = [operand.meta.get("val") for operand in (node, *node.all_input_nodes)]
     return any(isinstance(size, torch.SymInt) and not has_free_unbacked_symbols(size) for size in _sizes(values))
 
 
 def has_open_size(tensor: torch.Tensor) -> bool:
-    """Return True if a size of the tensor is open."""
+    """Return True if the tensor has a dynamic size."""
     return any(isinstance(size, torch.SymInt) for size in tensor.shape)
 
 
 def is_size(node: Node) -> bool:
-    """Return True if its result is a number computed from open sizes, not a tensor."""
+    """Return True if the result is a number computed from dynamic sizes."""
     return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymBool, torch.SymFloat))
 
 
 def open_shape(node: Node) -> str:
-    """Return the shape of the first dynamic tensor among its result and its inputs, for example ``[1, 8..128, 16]``."""
-    for each in (node, *node.all_input_nodes):
-        for value in pytree.tree_leaves(each.meta.get("val")):
+    """Return the shape of the first dynamic tensor of the result and the inputs, e.g. ``[1, 8..128, 16]``."""
+    for operand in (node, *node.all_input_nodes):
+        for value in pytree.tree_leaves(operand.meta.get("val")):
             if isinstance(value, torch.Tensor) and has_open_size(value):
                 return f"[{', '.join(map(_range, value.shape))}]"
-    return "of open sizes"
+    return "of dynamic sizes"
 
 
 def dynamic_shapes_of(program: ExportedProgram) -> list[dict[int, Any]] | None:
-    """Return the dims of the program's inputs that are open, one dict per tensor in order; None if there are none.
+    """Return the dynamic dims of each input tensor in order, or None if all are fixed.
 
-    They have the program's ranges, and those of one symbol are one ``Dim``.
+    They have the program's ranges, and each symbol is one ``Dim``.
     """
     nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     dims: dict[sympy.Symbol, Any] = {}
     names = (name for name in program.graph_signature.user_inputs if isinstance(name, str))
     values: list[Any] = [value for name in names if isinstance(value := nodes[name].meta.get("val"), torch.Tensor)]
-    found = [
+    shapes = [
         {axis: _dim(size, dims, program.range_constraints) for axis, size in enumerate(x.shape) if isinstance(size, torch.SymInt)}
         for x in values
     ]
-    return found if any(found) else None
+    return shapes if any(shapes) else None
 
 
-def unlimited(shapes: Sequence[dict[int, Any]]) -> list[tuple[int, int]]:
-    """Return (number of the tensor, axis) of each open dim without a greatest size."""
+def list_unlimited_dims(shapes: Sequence[dict[int, Any]]) -> list[tuple[int, int]]:
+    """Return (number of the tensor, axis) of each dynamic dim without an upper bound."""
     return [
         (number, axis)
         for number, dims in enumerate(shapes)
@@ -75,7 +75,7 @@ def unlimited(shapes: Sequence[dict[int, Any]]) -> list[tuple[int, int]]:
 
 
 def in_structure(module: torch.nn.Module, inputs: tuple[Any, ...], shapes: Sequence[dict[int, Any]]) -> dict[str, Any]:
-    """Return the open dims of the inputs' tensors in the form that ``torch.export.export`` takes for the module's inputs."""
+    """Return the dynamic dims in the structure of the module's inputs, for ``torch.export.export``."""
     remaining = iter(shapes)
     arguments = inspect.signature(module.forward).bind(*inputs).arguments
     return {
@@ -85,16 +85,18 @@ def in_structure(module: torch.nn.Module, inputs: tuple[Any, ...], shapes: Seque
 
 
 @contextmanager
-def unguarded(nodes: Iterable[Node]) -> Iterator[None]:
-    """Keep open sizes open inside: a comparison of them that is not decided for all sizes adds no guard.
+def suppress_guards(nodes: Iterable[Node]) -> Iterator[None]:
+    """Preserve dynamic sizes: undecided comparisons of sizes inside the context do not add guards.
 
-    Without it, ``x.shape == y.shape`` fixes a size to the example's. Inside, sizes that may differ are not equal, and an order
-    of sizes is that of the example's. Code inside must leave operators alone that are ``is_dynamic``; using their sizes as
-    numbers raises OpenSize.
+    Otherwise ``x.shape == y.shape`` would fix a size to the example's. Inside, sizes that may differ compare as unequal, and an
+    order of sizes is that of the example. The code must skip operators that are ``is_dynamic``.
+
+    Raises:
+        OpenSize: A dynamic size was used as a number.
     """
-    found = {id(env): env for node in nodes for size in _sizes([node.meta.get("val")]) if (env := _shape_env(size)) is not None}
+    env_by_id = {id(env): env for node in nodes for size in _sizes([node.meta.get("val")]) if (env := _shape_env(size)) is not None}
     with ExitStack() as patches:
-        for env in found.values():
+        for env in env_by_id.values():
             patches.enter_context(patch.object(env, "evaluate_expr", _evaluator(env)))
         yield
 
@@ -106,15 +108,15 @@ def _evaluator(env: ShapeEnv) -> Any:
         if any(map(env.is_unbacked_symint, getattr(expr, "free_symbols", ()))):
             return original(expr, *args, **keywords)
         hint, fallback_value = (*args, keywords.get("hint"))[0], keywords.get("fallback_value")
-        known = env._maybe_evaluate_static(expr)
-        if known is not None:
-            return known
+        decided = env._maybe_evaluate_static(expr)
+        if decided is not None:
+            return decided
         if fallback_value is not None:
             return sympy.true if fallback_value else sympy.false
         if isinstance(expr, (sympy.Eq, sympy.Ne)):
             return sympy.true if isinstance(expr, sympy.Ne) else sympy.false
         if not isinstance(hint, bool):
-            raise OpenSize(f"the size {expr} is open, and was used as a number")
+            raise OpenSize(f"the dynamic size {expr} was used as a number")
         return sympy.true if hint else sympy.false
 
     return evaluate
@@ -125,7 +127,7 @@ def _shape_env(size: Any) -> ShapeEnv | None:
 
 
 def _sizes(values: Iterable[Any]) -> list[Any]:
-    """Every size of the tensors, and the numbers themselves."""
+    """Return the sizes of tensors, and numbers as they are."""
     leaves = pytree.tree_leaves(list(values))
     return [size for leaf in leaves for size in (leaf.shape if isinstance(leaf, torch.Tensor) else (leaf,))]
 
@@ -134,16 +136,16 @@ def _range(size: Any) -> str:
     if not isinstance(size, torch.SymInt):
         return str(size)
     bounds = size.node.shape_env.bound_sympy(size.node.expr)
-    low = "" if bounds.lower <= 2 else str(bounds.lower)  # torch assumes 2 where the user allows less
-    return f"{low}..{_greatest(bounds) or ''}"
+    low = "" if bounds.lower <= 2 else str(bounds.lower)  # torch assumes 2 as the smallest lower bound
+    return f"{low}..{_upper_bound(bounds) or ''}"
 
 
-def _greatest(bounds: Any) -> int | None:
+def _upper_bound(bounds: Any) -> int | None:
     return int(bounds.upper) if bounds.upper.is_Integer else None
 
 
 def _dim(size: torch.SymInt, dims: dict[sympy.Symbol, Any], ranges: Mapping[Any, Any]) -> Any:
-    """The Dim of a size that is a symbol or linear in one; ``Dim.AUTO`` of another expression."""
+    """Return the Dim of a size that is linear in one symbol, else ``Dim.AUTO``."""
     expr = size.node.expr
     symbols = sorted(expr.free_symbols, key=str)
     if len(symbols) != 1:
@@ -151,7 +153,7 @@ def _dim(size: torch.SymInt, dims: dict[sympy.Symbol, Any], ranges: Mapping[Any,
     (symbol,) = symbols
     if symbol not in dims:
         bounds = ranges.get(symbol) or size.node.shape_env.bound_sympy(symbol)
-        dims[symbol] = Dim(f"d{len(dims)}_{symbol}", min=int(bounds.lower), max=_greatest(bounds))
+        dims[symbol] = Dim(f"d{len(dims)}_{symbol}", min=int(bounds.lower), max=_upper_bound(bounds))
     if expr == symbol:
         return dims[symbol]
     slope = expr.diff(symbol)

@@ -1,6 +1,6 @@
-"""Files as samples: arrays, tensors, pictures, sounds, tables.
+"""Sample files: arrays, tensors, images, audio, tables.
 
-Nothing is unpickled: a .pt file is read with ``weights_only``, a .npy file without objects.
+Nothing is unpickled: .pt files are read with ``weights_only``, .npy files without objects.
 """
 
 from __future__ import annotations
@@ -19,58 +19,60 @@ Shapes = Sequence[tuple[int, ...]]
 
 
 def read(path: Path, shapes: Shapes) -> Any:
-    """What a file holds, as an item for ``ethorch.models.samples``.
+    """Read a file as an item for ``ethorch.models.samples``.
 
-    - ``.npy``: an array; ``.npz``: its arrays in order, a tuple where there are several.
-    - ``.pt``, ``.pth``: tensors as ``torch.save`` wrote them.
-    - ``.csv``: numbers, one sample a row; a first line of names is left out.
-    - ``.wav``: one sound, float32 of -1..1: [samples] where the model's input has one channel, else [channels, samples].
-    - pictures: float32 of 0..1, resized to the height and width of the model's input of rank 3 or 4, with as many channels as it
-      has. A model that wants other numbers (a mean taken off) needs ``transform``.
+    - ``.npy``: an array; ``.npz``: its arrays in order, as a tuple if there are several.
+    - ``.pt``, ``.pth``: tensors written by ``torch.save``.
+    - ``.csv``: one sample per row of numbers; a header is skipped.
+    - ``.wav``: float32 in -1..1: [samples] for one channel, else [channels, samples].
+    - images: float32 in 0..1, resized to height, width and channels of the model's first input of rank 3 or 4. Use ``transform``
+      to normalize.
 
     Args:
-        path: the file.
-        shapes: of the model's inputs.
+        path: File to read.
+        shapes: Shapes of the model's inputs.
 
     Raises:
-        EthorchError: the file is not what its name says.
+        EthorchError: The file cannot be read in the format of its suffix.
     """
     reader = FORMATS.get(path.suffix.lower())
     if reader is None:
-        raise EthorchError(f"{path} is no file of samples; they end in {', '.join(FORMATS)}.")
+        raise EthorchError(f"{path}: expected a sample file ({', '.join(FORMATS)}).")
     try:
         return reader(path, shapes)
     except EthorchError:
         raise
     except ImportError as error:
-        raise EthorchError(f"{path} cannot be read without the package {error.name}: pip install {error.name}.") from error
-    except Exception as error:  # whatever numpy, torch, wave and Pillow raise for a file that is something else
-        said = "it holds Python objects" if "pickle" in str(error).lower() or "weights_only" in str(error).lower() else str(error)
+        raise EthorchError(f"{path} requires the package {error.name}. Run pip install {error.name}.") from error
+    except Exception as error:  # numpy, torch, wave and Pillow raise many types for malformed files
+        reason = (
+            "it contains Python objects" if "pickle" in str(error).lower() or "weights_only" in str(error).lower() else str(error)
+        )
         raise EthorchError(
-            f"{path} cannot be read as {path.suffix}: {said.splitlines()[0] if said else type(error).__name__}."
+            f"{path} cannot be read as {path.suffix}: {reason.splitlines()[0] if reason else type(error).__name__}."
         ) from error
 
 
-def _numpy(path: Path, shapes: Shapes) -> Any:
-    found = np.load(path, allow_pickle=False)
-    if isinstance(found, np.ndarray):
-        return found
-    with found:
-        arrays = tuple(found[name] for name in found.files)
+def _read_numpy(path: Path, shapes: Shapes) -> Any:
+    content = np.load(path, allow_pickle=False)
+    if isinstance(content, np.ndarray):
+        return content
+    with content:
+        arrays = tuple(content[name] for name in content.files)
     return arrays if len(arrays) > 1 else arrays[0]
 
 
-def _torch(path: Path, shapes: Shapes) -> Any:
+def _read_torch(path: Path, shapes: Shapes) -> Any:
     import torch
 
     return torch.load(path, weights_only=True, map_location="cpu")
 
 
-def _csv(path: Path, shapes: Shapes) -> npt.NDArray[np.float32]:
+def _read_csv(path: Path, shapes: Shapes) -> npt.NDArray[np.float32]:
     with open(path, encoding="utf-8") as file:
         first = file.readline().strip().split(",")
-    named = not all(_is_number(word) for word in first)
-    return np.loadtxt(path, delimiter=",", skiprows=int(named), dtype=np.float32, ndmin=2)
+    has_header = not all(_is_number(word) for word in first)
+    return np.loadtxt(path, delimiter=",", skiprows=int(has_header), dtype=np.float32, ndmin=2)
 
 
 def _is_number(word: str) -> bool:
@@ -81,42 +83,42 @@ def _is_number(word: str) -> bool:
     return True
 
 
-def _wav(path: Path, shapes: Shapes) -> npt.NDArray[np.float32]:
+def _read_wav(path: Path, shapes: Shapes) -> npt.NDArray[np.float32]:
     with wave.open(str(path), "rb") as file:
         width, channels, data = file.getsampwidth(), file.getnchannels(), file.readframes(file.getnframes())
     if width not in (1, 2, 4):
-        raise EthorchError(f"{path} has samples of {8 * width} bits; 8, 16 and 32 can be read.")
+        raise EthorchError(f"{path}: expected samples of 8, 16 or 32 bits, got {8 * width}.")
     codes = np.frombuffer(data, {1: "u1", 2: "<i2", 4: "<i4"}[width]).astype(np.float64)
     values = (codes - 128) / 128 if width == 1 else codes / 2.0 ** (8 * width - 1)
     sound = values.astype(np.float32).reshape(-1, channels).T
     return sound[0] if channels == 1 else sound
 
 
-def _image(path: Path, shapes: Shapes) -> npt.NDArray[np.float32]:
+def _read_image(path: Path, shapes: Shapes) -> npt.NDArray[np.float32]:
     from PIL import Image
 
     shape = next((shape for shape in shapes if len(shape) in (3, 4)), None)
     if shape is None:
-        raise EthorchError(f"{path} is a picture; the model has no input of rank 3 or 4.")
+        raise EthorchError(f"{path} is an image, but the model has no input of rank 3 or 4.")
     channels_last = shape[-1] in (1, 3) and shape[-3] not in (1, 3)
     height, width, channels = shape[-3:] if channels_last else (*shape[-2:], shape[-3])
     if channels not in (1, 3):
-        raise EthorchError(f"{path} is a picture; the model's input {list(shape)} has {channels} channels, not 1 or 3.")
+        raise EthorchError(f"{path} is an image, but the model's input {list(shape)} has {channels} channels; expected 1 or 3.")
     with Image.open(path) as picture:
-        ready = picture.convert("L" if channels == 1 else "RGB").resize((width, height), Image.Resampling.BILINEAR)
-    values = (np.asarray(ready, np.float32) / 255).reshape(height, width, channels)
+        resized = picture.convert("L" if channels == 1 else "RGB").resize((width, height), Image.Resampling.BILINEAR)
+    values = (np.asarray(resized, np.float32) / 255).reshape(height, width, channels)
     return values if channels_last else np.ascontiguousarray(values.transpose(2, 0, 1))
 
 
-#: Ends of the names of pictures and sounds.
+#: Suffixes of images and audio files.
 MEDIA = (".wav", ".png", ".jpg", ".jpeg", ".bmp", ".webp")
-#: How a file is read, by the end of its name.
+#: Reader by suffix.
 FORMATS: dict[str, Callable[[Path, Shapes], Any]] = {
-    ".npy": _numpy,
-    ".npz": _numpy,
-    ".pt": _torch,
-    ".pth": _torch,
-    ".csv": _csv,
-    ".wav": _wav,
-    **dict.fromkeys((".png", ".jpg", ".jpeg", ".bmp", ".webp"), _image),
+    ".npy": _read_numpy,
+    ".npz": _read_numpy,
+    ".pt": _read_torch,
+    ".pth": _read_torch,
+    ".csv": _read_csv,
+    ".wav": _read_wav,
+    **dict.fromkeys((".png", ".jpg", ".jpeg", ".bmp", ".webp"), _read_image),
 }

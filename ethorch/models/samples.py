@@ -1,6 +1,6 @@
-"""Samples of whatever users have: tensors, arrays, batches, data sets, loaders, files and folders.
+"""Samples from tensors, arrays, batches, data sets, loaders, files and folders.
 
-Each becomes the input tuple of one inference, checked against the model's example inputs, and the label that came with it.
+Each becomes the input tuple of one inference, checked against the model's example inputs, and its label.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Inputs = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Sample:
-    """What one inference takes.
+    """Inputs of one inference.
 
     Attributes:
-        inputs: the model's input tuple.
-        label: what a data set has beside it; None where there is nothing.
-        name: where it comes from, for messages: ``sample 3``, or a file's name.
+        inputs: Input tuple of the model.
+        label: Label from the data set, or None.
+        name: Origin for messages: ``sample 3``, or a file name.
     """
 
     inputs: Inputs
@@ -42,19 +42,19 @@ class Sample:
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples with a transform and a limit; iterating gives the transformed items. ``ethorch.samples`` makes them."""
+    """Samples with a transform and a limit, iterable over the transformed items. See ``ethorch.samples``."""
 
     source: Any
     transform: Callable[[Any], Any] | None = None
     limit: int | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        for _, item in itertools.islice(self.named_items(Expected(()), "sample"), self.limit):
+        for _, item in itertools.islice(self.iterate_named(Expected(()), "sample"), self.limit):
             yield item
 
-    def named_items(self, expected: Expected, what: str) -> Iterator[tuple[str, Any]]:
-        """Return (name, transformed item) pairs, without the limit."""
-        for name, item in _items(self.source, expected, what):
+    def iterate_named(self, expected: Expected, kind: str) -> Iterator[tuple[str, Any]]:
+        """Iterate over (name, transformed item) without the limit."""
+        for name, item in _iterate_items(self.source, expected, kind):
             yield name, item if self.transform is None else self.transform(item)
 
 
@@ -67,16 +67,16 @@ def samples(source: Any, *, transform: Callable[[Any], Any] | None = None, limit
         program = ethorch.compile(model, torch.zeros(1, 3, 96, 96), "ethos-u55-128", calibration=images)
 
     Args:
-        source: An iterable of items; a ``torch.utils.data.Dataset`` or ``DataLoader``; one tensor or array, a batch of samples; a
-            file or folder, or several: .npy, .npz, .pt, .csv, .wav, images.
-        transform: Called on each item as it comes, before anything is checked. Images are float32 in 0..1.
-        limit: The number of samples to take at most. A batch of several counts as several.
+        source: Iterable of items; ``torch.utils.data.Dataset`` or ``DataLoader``; tensor or array with a batch of samples; files
+            or folders: .npy, .npz, .pt, .csv, .wav, images.
+        transform: Function applied to each item before checks. Images are float32 in 0..1.
+        limit: Maximum number of samples. A batch counts as several.
 
     Raises:
         SpecError: ``limit`` is not a positive integer.
     """
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
-        raise SpecError(f"limit is {limit!r}; expected the number of samples to take, 1 at least.")
+        raise SpecError(f"limit: expected a positive number of samples, got {limit!r}.")
     return Samples(source, transform, limit)
 
 
@@ -88,88 +88,90 @@ def read_samples(
     open_dims: Sequence[Collection[int]] | None = None,
     others: Sequence[Inputs] = (),
     limit: int | None = None,
-    what: str = "sample",
+    kind: str = "sample",
 ) -> Iterator[Sample]:
-    """The samples of ``source``, one inference each.
+    """Iterate over the samples of ``source``, one inference each.
 
-    An item is a tensor or array, a tuple of them, a dict of keyword inputs, or (inputs, label). It may lack the batch
-    dimension of 1 that the example has. It may be a batch of several: then each is a sample. Doubles become floats and integers
-    change their width where that keeps their values; nothing else is converted.
+    An item is a tensor or array, a tuple of them, a dict of keyword inputs, or (inputs, label). It may omit the example's batch
+    dimension of 1, or be a batch of several samples. Floats are converted to the example's width, and integers if their values
+    fit.
 
     Args:
-        source: an iterable of items; a ``torch.utils.data.Dataset`` or ``DataLoader``; one tensor or array, a batch of samples;
-            a file or folder, or several (see ``ethorch.models.sample_files``); or ``Samples`` of these.
-        example_inputs: the model's input tuple; it fixes number, shapes and dtypes; if it is of NumPy's arrays, so are the samples.
-        keywords: names of the last of these, for items that are dicts.
-        open_dims: axes of each example tensor that may have another size.
-        others: example inputs of other shapes that samples may have instead.
-        limit: stop after this many.
-        what: what messages call an item.
+        source: See :func:`samples`.
+        example_inputs: Input tuple of the model, which determines number, shapes, dtypes, and whether samples are NumPy arrays.
+        keywords: Names of the last inputs, for items that are dicts.
+        open_dims: Dynamic axes of each example tensor.
+        others: Example inputs with other accepted shapes.
+        limit: Maximum number of samples.
+        kind: Name of an item in messages.
 
     Raises:
-        EthorchError: an item does not fit the example inputs, or a file cannot be read; both are named.
+        EthorchError: An item does not match the example inputs, or a file cannot be read.
     """
     expected = Expected(example_inputs, keywords)
-    every = [expected, *(Expected(other, keywords) for other in others)]
+    expectations = [expected, *(Expected(alternative, keywords) for alternative in others)]
     if open_dims is not None:
-        every.append(Expected(example_inputs, keywords, open_dims))
+        expectations.append(Expected(example_inputs, keywords, open_dims))
     if isinstance(source, Samples):
-        limit = min((each for each in (limit, source.limit) if each is not None), default=None)
-    items = source.named_items(expected, what) if isinstance(source, Samples) else _items(source, expected, what)
+        limit = min((bound for bound in (limit, source.limit) if bound is not None), default=None)
+    items = source.iterate_named(expected, kind) if isinstance(source, Samples) else _iterate_items(source, expected, kind)
     count = 0
     for name, item in items:
-        for sample in _fitting(every, item, name):
+        for sample in _match_item(expectations, item, name):
             if limit is not None and count >= limit:
                 return
             count += 1
             yield sample
 
 
-def _fitting(expected: Sequence[Expected], item: Any, name: str) -> Iterator[Sample]:
-    """The samples of an item by the first that it fits: as it is, then with another batch, then with other sizes of open dims."""
+def _match_item(expected: Sequence[Expected], item: Any, name: str) -> Iterator[Sample]:
+    """Return the samples of an item by the first expectation that it matches.
+
+    Single samples are tried before batches, and fixed shapes before dynamic dims.
+    """
     if len(expected) == 1:
         return expected[0].samples(item, name)
-    fixed = [one for one in expected if one.open_dims is None]
-    for several, group in ((False, fixed), (True, fixed), (True, expected)):
-        for one in group:
+    fixed_shape = [expectation for expectation in expected if expectation.open_dims is None]
+    for allow_batch, group in ((False, fixed_shape), (True, fixed_shape), (True, expected)):
+        for expectation in group:
             try:
-                found = list(one.samples(item, name))
+                samples = list(expectation.samples(item, name))
             except EthorchError:
                 continue
-            if several or len(found) == 1:
-                return iter(found)
+            if allow_batch or len(samples) == 1:
+                return iter(samples)
     return expected[0].samples(item, name)
 
 
-def _items(source: Any, expected: Expected, what: str) -> Iterator[tuple[str, Any]]:
-    """(name, item) of each."""
+def _iterate_items(source: Any, expected: Expected, kind: str) -> Iterator[tuple[str, Any]]:
+    """Iterate over (name, item)."""
     if isinstance(source, (str, os.PathLike)):
         source = [source]
-    if isinstance(source, (list, tuple)) and source and all(isinstance(entry, (str, os.PathLike)) for entry in source):
-        yield from _from_files([Path(entry) for entry in source], expected)
+    if isinstance(source, (list, tuple)) and source and all(isinstance(part, (str, os.PathLike)) for part in source):
+        yield from _iterate_files([Path(part) for part in source], expected)
         return
     if _is_array(source) or isinstance(source, Mapping):
         yield "the batch", source
         return
     if isinstance(source, Iterable):
         for number, item in enumerate(source):
-            yield f"{what} {number}", item
+            yield f"{kind} {number}", item
         return
-    if hasattr(source, "__getitem__") and hasattr(source, "__len__"):  # a Dataset: its iteration has no end of its own
+    if hasattr(source, "__getitem__") and hasattr(source, "__len__"):  # iterating over a Dataset may not end
         for number in range(len(source)):
-            yield f"{what} {number}", source[number]
+            yield f"{kind} {number}", source[number]
         return
     raise EthorchError(
-        f"samples cannot be taken from {type(source).__name__}: give an iterable of inputs, a Dataset, a batch, a file or a folder."
+        f"expected samples as an iterable of inputs, a Dataset, a batch, a file or a folder, got {type(source).__name__}."
     )
 
 
-def _from_files(paths: Sequence[Path], expected: Expected) -> Iterator[tuple[str, Any]]:
+def _iterate_files(paths: Sequence[Path], expected: Expected) -> Iterator[tuple[str, Any]]:
     for path in paths:
         if path.is_dir():
             files = sorted(file for file in path.rglob("*") if file.suffix.lower() in FORMATS and file.is_file())
             if not files:
-                raise EthorchError(f"the folder {path} has no file of samples; they end in {', '.join(FORMATS)}.")
+                raise EthorchError(f"the folder {path} has no sample files ({', '.join(FORMATS)}).")
             folders = sorted({file.parent.name for file in files if file.parent != path})
             for file in files:
                 item = expected.read(file)
@@ -181,7 +183,7 @@ def _from_files(paths: Sequence[Path], expected: Expected) -> Iterator[tuple[str
 
 
 class Expected:
-    """What the example inputs say of a sample: how many tensors, of which shapes and dtypes."""
+    """Number, shapes and dtypes of the tensors in a sample, from the example inputs."""
 
     def __init__(self, example_inputs: Inputs, keywords: Sequence[str] = (), open_dims: Sequence[Collection[int]] | None = None):
         self.example, self.keywords, self.open_dims = example_inputs, keywords, open_dims
@@ -194,33 +196,33 @@ class Expected:
         self.shapes = [tuple(tensor.shape) for tensor in self.tensors]
 
     def __str__(self) -> str:
-        return _described(self.tensors)
+        return _describe_leaves(self.tensors)
 
     def read(self, path: Path) -> Any:
-        """Read a file of samples. Pictures and sounds become tensors, as torchvision makes them, if the example is of tensors."""
+        """Read a file of samples. Images and audio become tensors if the example has tensors."""
         item = read(path, self.shapes)
         return item if self.of_arrays or path.suffix.lower() not in MEDIA else _tensor(item)
 
     def samples(self, item: Any, name: str) -> Iterator[Sample]:
-        """The samples that an item holds: one, or as many as its batch has."""
-        for given, label in _readings(item):
-            inputs = self._by_position(given)
+        """Iterate over the samples of an item: one, or all of its batch."""
+        for reading, label in _iterate_readings(item):
+            inputs = self._order_keywords(reading)
             leaves = trees.leaves(inputs)
-            found: list[Any] = [_array(leaf) if self.of_arrays else _tensor(leaf) for leaf in leaves if _is_array(leaf)]
-            if len(found) != len(self.tensors) or len(leaves) not in (len(found), self.leaves):
+            tensors: list[Any] = [_array(leaf) if self.of_arrays else _tensor(leaf) for leaf in leaves if _is_array(leaf)]
+            if len(tensors) != len(self.tensors) or len(leaves) not in (len(tensors), self.leaves):
                 continue
-            count = self._batch(found)
+            count = self._count_samples(tensors)
             if count is None:
                 continue
-            parts = [self._nested([self._converted(x, i, name) for i, x in enumerate(part)]) for part in self._split(found, count)]
-            labels = _labels(label, count)
-            for number, (part, one) in enumerate(zip(parts, labels, strict=True)):
-                yield Sample(part, one, name if count == 1 else f"{name}, number {number} of its batch")
+            parts = [self._nest([self._convert(x, i, name) for i, x in enumerate(part)]) for part in self._split(tensors, count)]
+            labels = _split_labels(label, count)
+            for number, (part, sample_label) in enumerate(zip(parts, labels, strict=True)):
+                yield Sample(part, sample_label, name if count == 1 else f"{name}, number {number} of its batch")
             return
-        several, label = item if isinstance(item, tuple) and len(item) == 2 else (item, None)
-        if isinstance(several, list) and len(several) > 1 and all(_is_array(x) or isinstance(x, tuple) for x in several):
-            for number, entry in enumerate(several):
-                yield from self.samples(entry if label is None else (entry, label), f"{name}, entry {number}")
+        batch, label = item if isinstance(item, tuple) and len(item) == 2 else (item, None)
+        if isinstance(batch, list) and len(batch) > 1 and all(_is_array(x) or isinstance(x, tuple) for x in batch):
+            for number, member in enumerate(batch):
+                yield from self.samples(member if label is None else (member, label), f"{name}, entry {number}")
             return
         if self.keywords and isinstance(item, Mapping):
             raise EthorchError(
@@ -228,92 +230,95 @@ class Expected:
                 f"{', '.join(self.keywords)}."
             )
         raise EthorchError(
-            f"{name} is {_described(trees.leaves(item))}; the example inputs are {self}. Give samples of these shapes, "
-            "without the first dimension, or batches of them."
+            f"{name}: expected {self} like the example inputs, got {_describe_leaves(trees.leaves(item))}. Use samples of these "
+            "shapes, with or without the batch dimension, or batches of them."
         )
 
-    def _batch(self, found: Sequence[Tensor]) -> int | None:
-        """How many samples the tensors hold; None where they do not fit."""
-        shapes = [tuple(x.shape) for x in found]
+    def _count_samples(self, tensors: Sequence[Tensor]) -> int | None:
+        """Return the number of samples in the tensors, or None if they do not match."""
+        shapes = [tuple(x.shape) for x in tensors]
         if shapes == self.shapes or self._differs_in_open_dims(shapes):
             return 1
         if self.open_dims is not None:
             return None
         if not self.shapes or any(not shape for shape in self.shapes):
             return None
-        if all(wanted[0] == 1 and shape == wanted[1:] for shape, wanted in zip(shapes, self.shapes, strict=True)):
+        if all(
+            example_shape[0] == 1 and shape == example_shape[1:] for shape, example_shape in zip(shapes, self.shapes, strict=True)
+        ):
             return 1
         counts = set()
-        for shape, wanted in zip(shapes, self.shapes, strict=True):
-            if len(shape) != len(wanted) or shape[1:] != wanted[1:] or shape[0] % wanted[0] or not shape[0]:
+        for shape, example_shape in zip(shapes, self.shapes, strict=True):
+            if len(shape) != len(example_shape) or shape[1:] != example_shape[1:] or shape[0] % example_shape[0] or not shape[0]:
                 return None
-            counts.add(shape[0] // wanted[0])
+            counts.add(shape[0] // example_shape[0])
         return counts.pop() if len(counts) == 1 else None
 
     def _differs_in_open_dims(self, shapes: Sequence[tuple[int, ...]]) -> bool:
-        """Return True if the shapes are the example's but for the sizes of open dims."""
+        """Return True if the shapes differ from the example in dynamic dims only."""
         return self.open_dims is not None and all(
-            len(shape) == len(wanted) and all(a == b or axis in dims for axis, (a, b) in enumerate(zip(shape, wanted, strict=True)))
-            for shape, wanted, dims in zip(shapes, self.shapes, self.open_dims, strict=True)
+            len(shape) == len(example_shape)
+            and all(a == b or axis in dims for axis, (a, b) in enumerate(zip(shape, example_shape, strict=True)))
+            for shape, example_shape, dims in zip(shapes, self.shapes, self.open_dims, strict=True)
         )
 
-    def _split(self, found: Sequence[Tensor], count: int) -> Iterator[list[Tensor]]:
+    def _split(self, tensors: Sequence[Tensor], count: int) -> Iterator[list[Tensor]]:
         if self.open_dims is not None:
-            yield list(found)
+            yield list(tensors)
             return
         for number in range(count):
             yield [
-                x.reshape(wanted) if count == 1 else x[number * wanted[0] : (number + 1) * wanted[0]]
-                for x, wanted in zip(found, self.shapes, strict=True)
+                x.reshape(example_shape) if count == 1 else x[number * example_shape[0] : (number + 1) * example_shape[0]]
+                for x, example_shape in zip(tensors, self.shapes, strict=True)
             ]
 
-    def _converted(self, x: Any, index: int, name: str) -> Any:
-        wanted = self.tensors[index].dtype
-        if x.dtype == wanted:
+    def _convert(self, x: Any, index: int, name: str) -> Any:
+        dtype = self.tensors[index].dtype
+        if x.dtype == dtype:
             return x
         if self.of_arrays:
-            return self._converted_array(x, wanted, index, name)
-        import torch  # is there: these are tensors
+            return self._convert_array(x, dtype, index, name)
+        import torch  # already imported
 
-        if x.dtype.is_floating_point and wanted.is_floating_point:
-            return x.to(wanted)
-        integers = not (x.dtype.is_floating_point or wanted.is_floating_point or torch.bool in (x.dtype, wanted))
-        if integers and torch.equal(x.to(wanted).to(torch.int64), x.to(torch.int64)):
-            return x.to(wanted)
-        raise self._wrong_dtype(x.dtype, wanted, index, name)
+        if x.dtype.is_floating_point and dtype.is_floating_point:
+            return x.to(dtype)
+        integers = not (x.dtype.is_floating_point or dtype.is_floating_point or torch.bool in (x.dtype, dtype))
+        if integers and torch.equal(x.to(dtype).to(torch.int64), x.to(torch.int64)):
+            return x.to(dtype)
+        raise self._dtype_error(x.dtype, dtype, index, name)
 
-    def _converted_array(self, x: Any, wanted: Any, index: int, name: str) -> Any:
-        kinds = [np.dtype(dtype).kind if np.dtype(dtype).name != "bfloat16" else "f" for dtype in (x.dtype, wanted)]
-        converted = x.astype(wanted)
+    def _convert_array(self, x: Any, example_dtype: Any, index: int, name: str) -> Any:
+        kinds = [np.dtype(dtype).kind if np.dtype(dtype).name != "bfloat16" else "f" for dtype in (x.dtype, example_dtype)]
+        converted = x.astype(example_dtype)
         if kinds == ["f", "f"] or ({*kinds} <= {"i", "u"} and np.array_equal(converted.astype(object), x.astype(object))):
             return converted
-        raise self._wrong_dtype(x.dtype, wanted, index, name)
+        raise self._dtype_error(x.dtype, example_dtype, index, name)
 
     @staticmethod
-    def _wrong_dtype(found: Any, wanted: Any, index: int, name: str) -> EthorchError:
+    def _dtype_error(dtype: Any, example_dtype: Any, index: int, name: str) -> EthorchError:
         return EthorchError(
-            f"input {index} of {name} is {str(found).removeprefix('torch.')}; the example input is "
-            f"{str(wanted).removeprefix('torch.')}. Convert it as the model's own data is, e.g. image.float() / 255."
+            f"input {index} of {name}: expected {str(example_dtype).removeprefix('torch.')} like the example input, got "
+            f"{str(dtype).removeprefix('torch.')}. Convert it like the training data, e.g. image.float() / 255."
         )
 
-    def _by_position(self, inputs: Any) -> Any:
-        """A dict of keyword inputs as the tuple that it stands for; anything else as it is."""
+    def _order_keywords(self, inputs: Any) -> Any:
+        """Return a dict of keyword inputs as a tuple; return other inputs unchanged."""
         if self.keywords and isinstance(inputs, Mapping) and all(name in inputs for name in self.keywords):
             return tuple(inputs[name] for name in self.keywords)
         return inputs
 
-    def _nested(self, tensors: list[Tensor]) -> Inputs:
-        """The tensors as the example has them nested; what is no tensor comes from the example."""
-        taken = iter(tensors)
+    def _nest(self, tensors: list[Tensor]) -> Inputs:
+        """Return the tensors in the example's structure; other leaves are the example's."""
+        remaining = iter(tensors)
         leaves, nest = trees.flatten(self.example)
         nested: Inputs = nest(
-            [next(taken) if (isinstance(leaf, np.ndarray) if self.of_arrays else is_tensor(leaf)) else leaf for leaf in leaves]
+            [next(remaining) if (isinstance(leaf, np.ndarray) if self.of_arrays else is_tensor(leaf)) else leaf for leaf in leaves]
         )
         return nested
 
 
-def _readings(item: Any) -> Iterator[tuple[Any, Any]]:
-    """(inputs, label) as an item may be meant: all of it inputs first, then its last element the label."""
+def _iterate_readings(item: Any) -> Iterator[tuple[Any, Any]]:
+    """Iterate over interpretations (inputs, label) of an item: without a label, then with its last elements as the label."""
     yield item, None
     if isinstance(item, (tuple, list)) and len(item) >= 2:
         yield (item[0] if len(item) == 2 else tuple(item[:-1])), item[-1]
@@ -321,11 +326,11 @@ def _readings(item: Any) -> Iterator[tuple[Any, Any]]:
             yield item[0], tuple(item[1:])
 
 
-def _labels(label: Any, count: int) -> list[Any]:
-    """The label of each sample of a batch."""
+def _split_labels(label: Any, count: int) -> list[Any]:
+    """Return the label of each sample of a batch."""
     if count == 1:
-        one = _is_array(label) and label.ndim == 1 and len(label) == 1
-        return [label[0] if one else label]
+        is_single = _is_array(label) and label.ndim == 1 and len(label) == 1
+        return [label[0] if is_single else label]
     if (_is_array(label) or isinstance(label, (list, tuple))) and len(label) == count:
         return list(label)
     return [None] * count
@@ -348,7 +353,7 @@ def _array(leaf: Any) -> Any:
     return leaf if isinstance(leaf, np.ndarray) else leaf.detach().cpu().numpy()
 
 
-def _described(leaves: Sequence[Any]) -> str:
+def _describe_leaves(leaves: Sequence[Any]) -> str:
     texts = [
         f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}" if _is_array(leaf) else type(leaf).__name__ for leaf in leaves
     ]

@@ -1,4 +1,4 @@
-"""What is done to pictures before a model sees them."""
+"""Transforms of input images."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ from ethorch.support.errors import SpecError
 
 
 class Normalize:
-    """(x - mean) / std for each channel, of float32[C, H, W] or [N, C, H, W]; labels beside it stay as they are.
+    """(x - mean) / std per channel of float32 [C, H, W] or [N, C, H, W]; labels are unchanged.
 
     Args:
-        mean, std: one number for each channel, or one for all.
+        mean, std: One number per channel, or one for all channels.
 
     Raises:
-        SpecError: a std is not positive, or the two have different lengths.
+        SpecError: A std is not positive, or the lengths differ.
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]):
         if len(mean) != len(std) or not mean or any(s <= 0 for s in std):
-            raise SpecError(f"mean {list(mean)} and std {list(std)} have to be as many, and std positive.")
+            raise SpecError(
+                f"expected mean and std of equal lengths and a positive std, got mean {list(mean)} and std {list(std)}."
+            )
         self._mean = torch.tensor(mean, dtype=torch.float32).reshape(-1, 1, 1)
         self._std = torch.tensor(std, dtype=torch.float32).reshape(-1, 1, 1)
 
     def __call__(self, item: Any) -> Any:
-        """An item of a data set, with its pictures normalized."""
+        """Normalize the images of a data set item."""
         if isinstance(item, tuple):
             return (self(item[0]), *item[1:])
         return (item - self._mean) / self._std if isinstance(item, Tensor) and item.dim() in (3, 4) else item

@@ -1,4 +1,4 @@
-"""What users wrote: whether it is there, and which line of theirs an error comes from. Without PyTorch's seconds."""
+"""References to users' models and source lines of users' errors. Does not import PyTorch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from types import TracebackType
 from ethorch.support.errors import EthorchError, SpecError, UserCodeError
 from ethorch.support.wording import did_you_mean
 
-#: Folders whose lines are not the user's: ethorch, the standard library, installed packages.
+#: Folders of library code: ethorch, the standard library, installed packages.
 _LIBRARIES = tuple(
     f"{Path(folder).resolve()}/"
     for folder in (
@@ -29,12 +29,12 @@ _LIBRARIES = tuple(
 
 @dataclass(frozen=True)
 class Reference:
-    """Where a user's model is.
+    """Location of a user's model.
 
     Attributes:
-        kind: ``file`` (a Python file), ``module`` (an installed one), ``exported`` (a .pt2), or one of ZOOS.
-        place: the file, or the dotted name of the module, or nothing.
-        name: the function or variable in it, or the model's name in the zoo.
+        kind: ``file`` (a Python file), ``module`` (an importable module), ``exported`` (a .pt2), or one of ZOOS.
+        place: Path of the file or dotted name of the module; empty for a zoo.
+        name: Function or variable, or name in the zoo.
     """
 
     kind: str
@@ -42,40 +42,40 @@ class Reference:
     name: str = ""
 
 
-#: Prefixes that name public libraries of models; ``ethorch.models.zoos`` loads them.
+#: Prefixes of model zoos. See ``ethorch.models.zoos``.
 ZOOS = ("torchvision", "timm", "hf", "executorch")
-#: What a model's name may look like, for messages and for help.
+#: Forms of a model's name, for messages and help.
 FORMS = "FILE.py:NAME, package.module:NAME, FILE.pt2, torchvision:NAME, timm:NAME, hf:FOLDER or executorch:NAME"
-#: Suffixes of files of weights, and of models that are not PyTorch's.
+#: Suffixes of weights files, and of models of other frameworks.
 _WEIGHTS = frozenset({".pt", ".pth", ".bin", ".ckpt", ".safetensors"})
 _OTHER_FORMATS = {
     ".onnx": "ONNX", ".tflite": "TensorFlow Lite", ".pb": "TensorFlow", ".h5": "Keras", ".keras": "Keras", ".mlmodel": "Core ML",
 }  # fmt: skip
-#: The variable of a file that ExecuTorch's Arm scripts compile.
+#: Model variable of files for ExecuTorch's Arm scripts.
 ARM_MODEL = "ModelUnderTest"
 
 
 def find(reference: str) -> Reference:
-    """Where the model that a user names is, without importing it.
+    """Locate a model by its name, without importing it.
 
     Raises:
-        SpecError: it is written otherwise, or there is no such file or module.
+        SpecError: The name is malformed, or the file or module does not exist.
     """
     place, colon, name = reference.rpartition(":")
     zoo, _, rest = reference.partition(":")
     if zoo in ZOOS and rest:
         if zoo == "hf" and not Path(rest).is_dir():
-            raise SpecError(f"there is no folder {rest}; hf: takes one that save_pretrained wrote.")
+            raise SpecError(f"there is no folder {rest}. Use hf: with a folder written by save_pretrained.")
         return Reference(zoo, "", rest)
     if colon and place.endswith(".py"):
         if not Path(place).is_file():
-            raise SpecError(f"there is no Python file {place}.{did_you_mean(Path(place).name, _beside(place))}")
-        if (names := names_in(Path(place))) and not _may_have(Path(place), name):
+            raise SpecError(f"there is no Python file {place}.{did_you_mean(Path(place).name, _list_similar_files(place))}")
+        if (names := names_in(Path(place))) and not _may_define(Path(place), name):
             raise SpecError(f"{place} has no {name!r}.{did_you_mean(name, names)} It has: {', '.join(names)}.")
         return Reference("file", place, name)
     if reference.endswith(".pt2"):
         if not Path(reference).is_file():
-            raise SpecError(f"there is no file {reference}.{did_you_mean(Path(reference).name, _beside(reference))}")
+            raise SpecError(f"there is no file {reference}.{did_you_mean(Path(reference).name, _list_similar_files(reference))}")
         return Reference("exported", reference)
     hint = ""
     if reference.endswith(".py") and Path(reference).is_file():
@@ -91,14 +91,14 @@ def find(reference: str) -> Reference:
         hint = f" There is no file or folder {reference}."
     suffix = Path(reference).suffix.lower()
     if suffix in _OTHER_FORMATS:
-        raise SpecError(f"{reference!r} is a model of {_OTHER_FORMATS[suffix]}; ethorch compiles PyTorch modules. Write {FORMS}.")
+        raise SpecError(f"{reference!r}: expected a PyTorch model, got {_OTHER_FORMATS[suffix]}. Use {FORMS}.")
     if suffix in _WEIGHTS:
-        raise SpecError(f"{reference!r} has weights without a module. Write FILE.py:NAME --weights {reference}.")
-    raise SpecError(f"{reference!r} is no model: write {FORMS}.{hint}")
+        raise SpecError(f"{reference!r} contains weights without a module. Use FILE.py:NAME --weights {reference}.")
+    raise SpecError(f"expected a model ({FORMS}), got {reference!r}.{hint}")
 
 
 def _is_module(name: str) -> bool:
-    """Is there a module of that dotted name, here or installed? Its packages are imported, it is not."""
+    """Return True if the module can be found in the current folder or is installed. Only its parent packages are imported."""
     here = os.getcwd()
     sys.path.insert(0, here)
     try:
@@ -109,14 +109,14 @@ def _is_module(name: str) -> bool:
         sys.path.remove(here)
 
 
-def _beside(place: str) -> list[str]:
-    """Files with the same ending in the folder where one was looked for."""
+def _list_similar_files(place: str) -> list[str]:
+    """Return the files in the same folder with the same suffix."""
     path = Path(place)
-    return [other.name for other in path.parent.glob(f"*{path.suffix}")] if path.parent.is_dir() else []
+    return [file.name for file in path.parent.glob(f"*{path.suffix}")] if path.parent.is_dir() else []
 
 
-def _parsed(path: Path) -> ast.Module:
-    """What a file says, without running it; nothing where it is no Python, which running it will say."""
+def _parse_file(path: Path) -> ast.Module:
+    """Parse a file; an unreadable or malformed file is empty."""
     try:
         return ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -124,8 +124,8 @@ def _parsed(path: Path) -> ast.Module:
 
 
 def names_in(path: Path) -> list[str]:
-    """Functions and variables of a Python file, without running it; nothing of one that cannot be read."""
-    tree = _parsed(path)
+    """Return the functions and variables of a Python file without running it."""
+    tree = _parse_file(path)
     names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
     assigned = [target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets]
     targets = [part for target in assigned for part in (target.elts if isinstance(target, ast.Tuple) else [target])]
@@ -133,9 +133,9 @@ def names_in(path: Path) -> list[str]:
     return [name for name in names if not name.startswith("_")]
 
 
-def _may_have(path: Path, name: str) -> bool:
-    """May running the file bring a variable of this name? Where its lines do not mention it, and import no other's, it cannot."""
-    for node in ast.walk(_parsed(path)):
+def _may_define(path: Path, name: str) -> bool:
+    """Return True if running the file could define the name."""
+    for node in ast.walk(_parse_file(path)):
         names = [alias.asname or alias.name for alias in node.names] if isinstance(node, (ast.Import, ast.ImportFrom)) else []
         names += [getattr(node, "name", None) or getattr(node, "id", None) or ""]
         names += [node.value] if isinstance(node, ast.Constant) and isinstance(node.value, str) else []
@@ -145,44 +145,44 @@ def _may_have(path: Path, name: str) -> bool:
 
 
 @contextmanager
-def explained(what: str) -> Iterator[None]:
-    """Any error of the user's code inside becomes a UserCodeError: ``what``, the line it comes from, and its first sentence."""
+def convert_user_errors(message: str) -> Iterator[None]:
+    """Convert errors of user code to UserCodeError with ``message``, the source line and the first sentence."""
     try:
         yield
     except EthorchError:
         raise
     except Exception as error:
-        raise UserCodeError(f"{what}{at(error)}: {first_sentence(error)}") from error
+        raise UserCodeError(f"{message}{at(error)}: {first_sentence(error)}") from error
 
 
 def at(error: BaseException) -> str:
-    """`` at net.py:12 (`return self.head(x)`)``: the innermost line of the user's that the error went through, or nothing."""
-    found: tuple[str, int] | None = None
-    seen: BaseException | None = error
-    while seen is not None and found is None:
-        found = _innermost(seen.__traceback__)
-        seen = seen.__cause__ or seen.__context__
-    if found is None:
+    """Return `` at net.py:12 (`return self.head(x)`)`` for the innermost user line of the traceback, or ""."""
+    location: tuple[str, int] | None = None
+    cause: BaseException | None = error
+    while cause is not None and location is None:
+        location = _find_innermost_line(cause.__traceback__)
+        cause = cause.__cause__ or cause.__context__
+    if location is None:
         if isinstance(error, SyntaxError) and error.filename:
             return f" at {error.filename}:{error.lineno}"
         return ""
-    path, number = found
+    path, number = location
     line = linecache.getline(path, number).strip()
     return f" at {path}:{number}" + (f" (`{line}`)" if line else "")
 
 
-def _innermost(trace: TracebackType | None) -> tuple[str, int] | None:
-    found = None
+def _find_innermost_line(trace: TracebackType | None) -> tuple[str, int] | None:
+    location = None
     while trace is not None:
         path = trace.tb_frame.f_code.co_filename
         if not path.startswith("<") and not str(Path(path).resolve()).startswith(_LIBRARIES):
-            found = path, trace.tb_lineno
+            location = path, trace.tb_lineno
         trace = trace.tb_next
-    return found
+    return location
 
 
-def raised_in(error: BaseException, folder: Path) -> bool:
-    """Was it a file in this folder that raised the error?"""
+def is_raised_in(error: BaseException, folder: Path) -> bool:
+    """Return True if a file in the folder raised the error."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -190,7 +190,7 @@ def raised_in(error: BaseException, folder: Path) -> bool:
 
 
 def first_sentence(error: BaseException) -> str:
-    """``ValueError: what it says first``, ending in a full stop."""
+    """Return ``ValueError: first line``, ending in a full stop."""
     lines = str(error).strip().splitlines()
     text = f"{type(error).__name__}: {lines[0].strip()}" if lines and lines[0].strip() else type(error).__name__
     return text if text.endswith((".", "!", "?")) else f"{text.rstrip(':;,')}."

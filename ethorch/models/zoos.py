@@ -1,6 +1,6 @@
-"""Models by the names that public libraries give them: torchvision, timm, and folders of Hugging Face models.
+"""Models by name from torchvision, timm, folders of Hugging Face models and ExecuTorch's examples.
 
-Nothing is downloaded: networks have random weights unless the user has a file of them. Nothing is unpickled.
+Networks have random weights unless the user has a file of them. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -24,77 +24,77 @@ from ethorch.support.wording import did_you_mean, shown
 logger = logging.getLogger(__name__)
 
 #: The remedy for a damaged folder of a Hugging Face model.
-SAVE_AGAIN = "Name a folder that save_pretrained of transformers wrote, or write it again."
+SAVE_AGAIN = "Use a folder written by save_pretrained of transformers, or write it again."
 
-#: What such a name gives: (module, example inputs).
-Found = tuple[nn.Module, Any]
+#: (module, example inputs)
+ModelAndInputs = tuple[nn.Module, Any]
 
 
-def load(zoo: str, name: str) -> Found:
-    """The model ``zoo:name``, in eval mode.
+def load(zoo: str, name: str) -> ModelAndInputs:
+    """Load the model ``zoo:name`` in eval mode.
 
-    - ``torchvision:mobilenet_v2``: a classification network on float[1, 3, 224, 224].
-    - ``timm:NAME``: any network of timm, on the input size that timm has for it.
-    - ``hf:FOLDER``: a folder with ``config.json`` and weights (safetensors), as ``save_pretrained`` writes it; token ids of 32
-      positions, or a picture of the size that the config names. A decoder has no caches here: ``ethorch.language`` gives it some.
-    - ``executorch:NAME``: an example model of ExecuTorch, such as mv2, with its weights, which it may download; without a network
-      those of torchvision and timm have random ones, with a warning.
+    - ``torchvision:mobilenet_v2``: classification network on float[1, 3, 224, 224].
+    - ``timm:NAME``: network of timm on its default input size.
+    - ``hf:FOLDER``: folder written by ``save_pretrained``, with safetensors weights; the input is 32 token ids or an image of the
+      configured size. Decoders have no caches; see ``ethorch.language``.
+    - ``executorch:NAME``: example model of ExecuTorch, e.g. mv2, which may download its weights. Without a network, models of
+      torchvision and timm have random weights, with a warning.
 
     Raises:
-        SpecError: there is no model of that name.
-        EthorchError: the package is not installed, or the folder holds no model.
+        SpecError: The model does not exist.
+        EthorchError: The package is not installed, or the folder does not contain a model.
     """
     return ZOOS[zoo](name)
 
 
-def _torchvision(name: str) -> Found:
+def _load_torchvision(name: str) -> ModelAndInputs:
     models = torchvision_models()
-    known = models.list_models(module=models)
-    if name not in known:
-        raise _no_model("torchvision", name, known)
-    return models.get_model(name, weights=None).eval(), (made_up((1, 3, 224, 224)),)
+    names = models.list_models(module=models)
+    if name not in names:
+        raise _unknown_model("torchvision", name, names)
+    return models.get_model(name, weights=None).eval(), (create_example_input((1, 3, 224, 224)),)
 
 
-def _timm(name: str) -> Found:
+def _load_timm(name: str) -> ModelAndInputs:
     torchvision_models()  # timm imports it
-    timm = _package("timm")
+    timm = _import_package("timm")
     if not timm.is_model(name):
-        raise _no_model("timm", name, timm.list_models())
+        raise _unknown_model("timm", name, timm.list_models())
     model = timm.create_model(name, pretrained=False).eval()
-    return model, (made_up((1, *model.default_cfg.get("input_size", (3, 224, 224)))),)
+    return model, (create_example_input((1, *model.default_cfg.get("input_size", (3, 224, 224)))),)
 
 
-def _hugging_face(folder: str) -> Found:
+def _load_hugging_face(folder: str) -> ModelAndInputs:
     path = Path(folder) / "config.json"
     names = read_json(path, SAVE_AGAIN).get("architectures") or ["AutoModel"]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise FormatError(f"{path}: architectures is {shown(names)}; expected a list of names of classes. {SAVE_AGAIN}")
+        raise FormatError(f"{path}: architectures is {shown(names)}; expected a list of class names. {SAVE_AGAIN}")
     torchvision_models(needed=False)
-    transformers = _package("transformers")
+    transformers = _import_package("transformers")
     kind = getattr(transformers, names[0], None)
     if kind is None:
-        raise EthorchError(f"{folder} is a {names[0][:60]}, which the installed transformers does not have.")
+        raise EthorchError(f"the installed transformers does not support {names[0][:60]}, the architecture of {folder}.")
     logging = getattr(getattr(transformers, "utils", None), "logging", None)
     if logging is not None:
         logging.disable_progress_bar()  # ethorch draws its own
     try:
         model = kind.from_pretrained(folder, local_files_only=True, use_safetensors=True).eval()
-    except Exception as error:  # whatever transformers raises for a folder that is not what its config says
+    except Exception as error:  # transformers raises many types for inconsistent folders
         raise EthorchError(f"transformers cannot load {folder}: {first_sentence(error)} {SAVE_AGAIN}") from error
     model.config.use_cache = False
-    if not getattr(model, "can_generate", bool)():  # decoders read the parts of what their own layers return by name
+    if not getattr(model, "can_generate", bool)():  # decoders access the outputs of their layers by name
         model.config.return_dict = False
-    return model, _inputs_of(model)
+    return model, _create_inputs(model)
 
 
 _POSITIONS = 32
 _LARGEST_IMAGE = 8192
 
 
-def made_up(shape: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """An example input where the user has none: of rank 4 a smooth picture of about -2..2, else normal values; integers are 1.
+def create_example_input(shape: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Create a deterministic example input: a smooth image in about -2..2 for rank 4, else normal values; ones for integers.
 
-    The same one each time. Ranges that come from it fit no real input: calibrate.
+    Its ranges do not match real inputs, so calibration data is still required.
     """
     if not dtype.is_floating_point:
         return torch.ones(tuple(shape), dtype=dtype)
@@ -105,8 +105,8 @@ def made_up(shape: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.T
     return nn.functional.interpolate(small, tuple(shape[2:]), mode="bilinear").to(dtype)
 
 
-def _inputs_of(model: Any) -> Mapping[str, Any]:
-    """Example inputs by the name of the model's main input."""
+def _create_inputs(model: Any) -> Mapping[str, Any]:
+    """Return example inputs for the model's main input."""
     name, config = model.main_input_name, model.config
     if name == "input_ids":
         inputs = {"input_ids": torch.ones(1, _POSITIONS, dtype=torch.int64)}
@@ -121,21 +121,21 @@ def _inputs_of(model: Any) -> Mapping[str, Any]:
                 f"the config.json of {type(model).__name__} has image_size {shown(size)} and num_channels {shown(shape[1])}; "
                 f"expected integers from 1 to {_LARGEST_IMAGE}. {SAVE_AGAIN}"
             )
-        return {name: made_up(shape)}
+        return {name: create_example_input(shape)}
     raise EthorchError(
-        f"{type(model).__name__} takes {name}, of which ethorch knows no example: write a file with a function that returns "
-        "(model, example_inputs), and name it as FILE.py:function."
+        f"{type(model).__name__} requires the input {name}, for which ethorch has no example. Write a function that returns "
+        "(model, example_inputs), and compile FILE.py:function."
     )
 
 
-def _executorch(name: str) -> Found:
-    if name in _OF_THE_SCRIPT:
-        return _OF_THE_SCRIPT[name]()
-    known = executorch_models()
-    if name not in known:
-        raise unknown_name("model of executorch.examples.models", name, (*known, *_OF_THE_SCRIPT))
+def _load_executorch(name: str) -> ModelAndInputs:
+    if name in _SCRIPT_MODELS:
+        return _SCRIPT_MODELS[name]()
+    class_by_name = executorch_models()
+    if name not in class_by_name:
+        raise unknown_name("model of executorch.examples.models", name, (*class_by_name, *_SCRIPT_MODELS))
     torchvision_models(needed=False)
-    file, kind = known[name]
+    file, kind = class_by_name[name]
     try:
         example = getattr(importlib.import_module(f"{_EXAMPLES}.{file}"), kind)()
         return example.get_eager_model().eval(), example.get_example_inputs()
@@ -144,10 +144,10 @@ def _executorch(name: str) -> Found:
         if package in ("", "executorch"):
             raise EthorchError(f"executorch's example model {name} cannot be imported: {first_sentence(error)}") from error
         raise EthorchError(
-            f"executorch's example model {name} needs the Python package {package}, which is not installed or too old: "
-            f"pip install {package}."
+            f"executorch's example model {name} requires the Python package {package}, which is not installed or too old. "
+            f"Run pip install {package}."
         ) from error
-    except OSError as error:  # whatever cannot be downloaded; a URLError is one
+    except OSError as error:  # download errors, including URLError
         if name not in _ARCHITECTURES:
             raise EthorchError(
                 f"executorch's example model {name} cannot be downloaded: {first_sentence(error)} Connect to the network, or write "
@@ -162,21 +162,21 @@ def _executorch(name: str) -> Found:
 
 
 def executorch_models() -> Mapping[str, tuple[str, str]]:
-    """Return module and class of each model in ``executorch.examples.models``, by the name that ExecuTorch's scripts accept."""
+    """Return module and class of each model in ``executorch.examples.models``, by its name in ExecuTorch's scripts."""
     try:
-        found: Mapping[str, tuple[str, str]] = importlib.import_module(_EXAMPLES).MODEL_NAME_TO_MODEL
+        models: Mapping[str, tuple[str, str]] = importlib.import_module(_EXAMPLES).MODEL_NAME_TO_MODEL
     except ImportError:  # a wheel without examples
         return {}
-    return found
+    return models
 
 
 def zoo_of(name: str) -> str:
-    """Return the zoo of a model that ExecuTorch's Arm script accepts by its bare name, else torchvision."""
-    return "executorch" if name in _OF_THE_SCRIPT or name in executorch_models() else "torchvision"
+    """Return the zoo of a bare model name in ExecuTorch's Arm script, else torchvision."""
+    return "executorch" if name in _SCRIPT_MODELS or name in executorch_models() else "torchvision"
 
 
 _EXAMPLES = "executorch.examples.models"
-#: The zoo's names of examples whose weights are downloaded.
+#: Zoo names of examples that download their weights.
 _ARCHITECTURES = {
     "mv2": "torchvision:mobilenet_v2",
     "mv3": "torchvision:mobilenet_v3_small",
@@ -204,52 +204,57 @@ class _Twice(nn.Module):
         return a + a
 
 
-#: The four models that the Arm script itself has, with inputs of its shapes and ranges.
-_OF_THE_SCRIPT: dict[str, Callable[[], Found]] = {
-    "qadd": lambda: (_Twice(), (made_up((13, 3)),)),
-    "qadd2": lambda: (_Sums(), (made_up((13, 7, 3)), made_up((13, 7, 3)))),
+#: Models defined in the Arm script, with inputs of its shapes and ranges.
+_SCRIPT_MODELS: dict[str, Callable[[], ModelAndInputs]] = {
+    "qadd": lambda: (_Twice(), (create_example_input((13, 3)),)),
+    "qadd2": lambda: (_Sums(), (create_example_input((13, 7, 3)), create_example_input((13, 7, 3)))),
     "qops": lambda: (
         _Chain(),
-        (made_up((3, 1, 2)), made_up((3, 5, 2)), made_up((3, 5, 1)) * -1e-6, made_up((3, 5, 2)) * 1000),
+        (
+            create_example_input((3, 1, 2)),
+            create_example_input((3, 5, 2)),
+            create_example_input((3, 5, 1)) * -1e-6,
+            create_example_input((3, 5, 2)) * 1000,
+        ),
     ),
-    "qlinear": lambda: (nn.Linear(61, 37).eval(), (made_up((8, 61)),)),
+    "qlinear": lambda: (nn.Linear(61, 37).eval(), (create_example_input((8, 61)),)),
 }
 
-ZOOS: dict[str, Callable[[str], Found]] = {
-    "torchvision": _torchvision,
-    "timm": _timm,
-    "hf": _hugging_face,
-    "executorch": _executorch,
+ZOOS: dict[str, Callable[[str], ModelAndInputs]] = {
+    "torchvision": _load_torchvision,
+    "timm": _load_timm,
+    "hf": _load_hugging_face,
+    "executorch": _load_executorch,
 }
 
 
-def _no_model(zoo: str, name: str, known: list[str]) -> SpecError:
+def _unknown_model(zoo: str, name: str, names: list[str]) -> SpecError:
     return SpecError(
-        f"{zoo} has no model {name!r}.{did_you_mean(name, known)} It has {len(known)}; {zoo}.list_models() lists them."
+        f"{zoo} has no model {name!r}.{did_you_mean(name, names)} It has {len(names)}; {zoo}.list_models() lists them."
     )
 
 
-def _package(name: str) -> ModuleType:
+def _import_package(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         missing = error.name or name
-        raise EthorchError(f"the Python package {missing} is not installed: pip install {missing}.") from error
+        raise EthorchError(f"the Python package {missing} is not installed. Run pip install {missing}.") from error
 
 
 def torchvision_models(needed: bool = True) -> ModuleType:
-    """``torchvision.models``, also where torchvision's compiled extension does not fit the installed torch.
+    """Return ``torchvision.models``, even if torchvision's compiled extension does not match the installed torch.
 
-    Without that extension the import dies on the missing operator ``torchvision::nms``; declaring its schema is enough for
-    every network that does not call it.
+    In that case, importing fails because the operator ``torchvision::nms`` is missing. Declaring its schema is enough for networks
+    that do not call it.
 
     Args:
-        needed: where it is not installed, raise; otherwise return an empty module.
+        needed: Raise an error if torchvision is not installed; otherwise return an empty module.
     """
     try:
         importlib.import_module("torchvision.models")
     except ModuleNotFoundError:
-        return _package("torchvision") if needed else ModuleType("torchvision")
+        return _import_package("torchvision") if needed else ModuleType("torchvision")
     except (RuntimeError, ImportError) as error:
         if "torchvision::nms" not in str(error) and "partially initialized" not in str(error):
             raise
@@ -259,7 +264,7 @@ def torchvision_models(needed: bool = True) -> ModuleType:
     return importlib.import_module("torchvision.models")
 
 
-_declared: list[torch.library.Library] = []  # a Library takes its operators with it when it is collected
+_declared: list[torch.library.Library] = []  # collecting a Library removes its operators
 
 
 def _declare_torchvision_operators() -> None:

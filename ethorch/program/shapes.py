@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from ethorch.formats.pte_types import Program
 from ethorch.lower.fx.export import describe_inputs, export_module
 from ethorch.models.load import Inputs, UserMethods, UserModel
-from ethorch.models.zoos import made_up
+from ethorch.models.zoos import create_example_input
 from ethorch.support.errors import SpecError
 from ethorch.support.wording import counted
 from ethorch.targets.selection import SHAPES, Padding, Selection, input_shapes
@@ -154,7 +154,7 @@ def _inputs(example: Inputs, shapes: Shapes) -> Inputs:
         if tuple(leaf.shape) == shape:
             return leaf
         if not leaf.numel():
-            return made_up(shape, leaf.dtype)
+            return create_example_input(shape, leaf.dtype)
         for axis, size in enumerate(shape):
             if leaf.shape[axis]:
                 leaf = leaf.index_select(axis, torch.arange(size) % leaf.shape[axis])

@@ -16,7 +16,7 @@ from ethorch.figures.memory_report import TensorPlace
 from ethorch.figures.memory_use import MEMORY
 from ethorch.models.layouts import NhwcIo, from_nhwc
 from ethorch.models.load import UserModel
-from ethorch.models.narrower import narrowed
+from ethorch.models.narrower import narrow_convolution
 from ethorch.program.measure.budgets import budgets, fits
 from ethorch.program.record import Record
 from ethorch.quantization.calibration_checks import mute_sample_warnings
@@ -155,7 +155,7 @@ def _changes(user: UserModel, settings: Settings, record: Record) -> Iterator[tu
     for name in _costly(record, modules):
         wide = modules[name].out_channels
         fewer = int(wide * _SHRUNK) // _STEP * _STEP
-        if (narrow := narrowed(user, name, fewer)) is not None:
+        if (narrow := narrow_convolution(user, name, fewer)) is not None:
             yield f"{fewer} channels in {name}, which has {wide}", "train it so", narrow, settings
 
 

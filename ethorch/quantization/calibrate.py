@@ -12,7 +12,7 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 from ethorch.lower.fx.export import check_module, check_outputs, describe_inputs, export_module
 from ethorch.models.load import Inputs, UserModel
 from ethorch.models.open_sizes import is_dynamic
-from ethorch.models.user_code import explained
+from ethorch.models.user_code import convert_user_errors
 from ethorch.quantization.config import QuantizationConfig, get_symmetric_quantization_config
 from ethorch.quantization.constrained_weights import fold
 from ethorch.quantization.passes.state_buffers import find_foreign_buffers, state_buffers, write_back
@@ -125,7 +125,7 @@ def _observe(prepared: nn.Module, inputs: Inputs, model: UserModel, call: str) -
     except EthorchError:
         raise
     except Exception:
-        with explained(f"the model does not run with {call}, {describe_inputs(inputs)}"):
+        with convert_user_errors(f"the model does not run with {call}, {describe_inputs(inputs)}"):
             model.module(*inputs)
         raise
 

@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
 from torchao.quantization.pt2e.quantizer import Quantizer
 
-from ethorch.models.open_sizes import unguarded
+from ethorch.models.open_sizes import suppress_guards
 from ethorch.quantization.passes.batch_norms import fold_batch_norms
 from ethorch.quantization.passes.vmapped import inline_vmapped
 
@@ -24,7 +24,7 @@ def prepare(graph: GraphModule, quantizer: Quantizer) -> GraphModule:
     See ``fold_batch_norms`` and ``inline_vmapped``.
     """
     inline_vmapped(graph)  # before dead code elimination, because nothing reads the nodes at the borders of a torch.vmap
-    with unguarded(graph.graph.nodes):
+    with suppress_guards(graph.graph.nodes):
         fold_batch_norms(graph)
     with _continue_numbering():
         prepared: GraphModule = prepare_pt2e(graph, quantizer)

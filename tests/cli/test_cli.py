@@ -417,7 +417,7 @@ def test_two_targets_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
         (["disassemble", "torchvision:resnet18"], "is a model, and this takes a program", 2),
         (["run", "{}/net.pte", "--method", "backward"], "no method 'backward'", 1),
         (["run", "{}/net.pte", "--method", "forwrd"], "Did you mean 'forward'?", 1),
-        (["run", "{}/net.pte", "--inputs", "{}/net.py"], "is no file of samples", 1),
+        (["run", "{}/net.pte", "--inputs", "{}/net.py"], "expected a sample file", 1),
         (["run", "{}/net.pte", "-o", "{}/missing/o.npz"], "cannot write", 1),
         (["disassemble", "{}/nothing.pte"], "cannot read", 1),
         (["disassemble", "{}/net.pte", "--method", "backward"], "no method 'backward'", 1),

@@ -54,7 +54,7 @@ def test_each_part_says_where_its_figure_comes_from(program: ethorch.Program) ->
     assert sources[NPU_OPERATORS] == sources[END_TRANSPOSES] == "Vela"
     assert sources[CONVERSIONS] == "dequantize (counted), quantize (counted)"
     assert sources[COPIES].startswith("assumed: ") and sources[CALLS].startswith("counted: ")
-    assert "calls of the NPU" in str(program) and "NPU transposes at the ends" in str(program)
+    assert "delegate calls" in str(program) and "NPU boundary transposes" in str(program)
 
 
 def test_transposes_inside_are_operators(program: ethorch.Program) -> None:

@@ -63,9 +63,9 @@ def test_a_mistake_in_python_is_named(name: str) -> None:
 @pytest.mark.parametrize(
     ("file", "words"),
     [
-        ("net.onnx", "is a model of ONNX; ethorch compiles PyTorch modules"),
-        ("net.tflite", "is a model of TensorFlow Lite"),
-        ("weights.pth", "has weights without a module. Write FILE.py:NAME --weights weights.pth"),
+        ("net.onnx", "expected a PyTorch model, got ONNX"),
+        ("net.tflite", "expected a PyTorch model, got TensorFlow Lite"),
+        ("weights.pth", "contains weights without a module. Use FILE.py:NAME --weights weights.pth"),
     ],
 )
 def test_a_file_of_another_kind_is_named(file: str, words: str) -> None:

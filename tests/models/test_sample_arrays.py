@@ -34,7 +34,7 @@ def test_arrays_keep_their_values_or_are_refused() -> None:
     (found,) = only([np.array([[1, -2], [3, 127]])], example)
     assert found.dtype == np.int8 and found.tolist() == [[1, -2], [3, 127]]
     for wrong in (np.array([[1, 2], [3, 128]]), np.zeros((2, 2), np.float32), np.zeros((2, 2), bool)):
-        with pytest.raises(EthorchError, match="the example input is int8"):
+        with pytest.raises(EthorchError, match="expected int8 like the example input"):
             only([wrong], example)
 
 

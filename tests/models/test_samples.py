@@ -62,9 +62,9 @@ def test_data_sets_end() -> None:
 def test_what_does_not_fit_is_named() -> None:
     for source, said in (
         ([torch.rand(1, 3, 4, 6), torch.rand(1, 3, 6, 4)], r"sample 1 is float32\[1, 3, 6, 4\].*float32\[1, 3, 4, 6\]"),
-        ([torch.zeros(1, 3, 4, 6, dtype=torch.uint8)], "input 0 of sample 0 is uint8; the example input is float32"),
+        ([torch.zeros(1, 3, 4, 6, dtype=torch.uint8)], "input 0 of sample 0: expected float32 like the example input, got uint8"),
         (["nothing.npy"], "there is no file or folder nothing.npy"),
-        (7, "samples cannot be taken from int"),
+        (7, "expected samples as an iterable of inputs, a Dataset, a batch, a file or a folder, got int"),
     ):
         with pytest.raises(EthorchError, match=said):
             taken(source)
@@ -108,13 +108,13 @@ def test_damaged_and_foreign_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("1")
     (tmp_path / "noise.wav").write_bytes(b"RIFF")
     for name, said in (
-        ("objects.npy", "it holds Python objects"),
+        ("objects.npy", "it contains Python objects"),
         ("noise.png", "cannot be read as .png"),
-        ("x.txt", "is no file of samples"),
+        ("x.txt", "expected a sample file"),
         ("noise.wav", "cannot be read as .wav"),
     ):
         with pytest.raises(EthorchError, match=said):
             taken(tmp_path / name)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(EthorchError, match="has no file of samples"):
+    with pytest.raises(EthorchError, match="has no sample files"):
         taken(tmp_path / "empty")

@@ -92,10 +92,10 @@ def test_a_module_or_a_pair_is_a_model(folder: Path, name: str) -> None:
     [
         ("nets.py:raises", "nets.py:raises() failed at {}/nets.py:39 (`raise ValueError("),
         ("nets.py:raises", "# here`): ValueError: no weights."),
-        ("nets.py:BARE", "nets.py:BARE is a module without example inputs: give the file a variable example_inputs"),
+        ("nets.py:BARE", "nets.py:BARE is a module without example inputs. Define a variable example_inputs"),
         ("nets.py:other_names", "calibration sample 0 has the keyword arguments left; the example inputs have left, right."),
         ("nets.py:other_shape", "with its example inputs, float32[2, 5] at {}/nets.py:11 (`return torch.relu(self.layer(x))"),
-        ("nets.py:other_sample", "calibration sample 1 is float32[3, 4]; the example inputs are float32[2, 4]"),
+        ("nets.py:other_sample", "calibration sample 1: expected float32[2, 4] like the example inputs, got float32[3, 4]"),
         ("nets.py:not_all_samples", "run with calibration sample 1, float32[2, 4] at {}/nets.py:29 (`return x[x > 0].view(2, -1)"),
         ("nets.py:jumps", "way depends on the values of a tensor at {}/nets.py:19 (`if x.sum() > 0:  # a decision`)"),
         ("nets.py:counts", "way depends on the values of a tensor at {}/nets.py:25 (`return x[: int(x.abs().sum())]  # a number`)"),

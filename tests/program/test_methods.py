@@ -278,18 +278,22 @@ def test_one_session_is_taken_and_none_too() -> None:
     ("inputs", "calibration", "words"),
     [
         ({"steps": (torch.zeros(4, 6),)}, None, "method 'step' has no example inputs"),
-        ({**INPUTS, "other": ()}, None, "example inputs for 'other', but no model; there are 'steps', 'step'"),
+        ({**INPUTS, "other": ()}, None, "example inputs 'other' have no model. Models: 'steps', 'step'"),
         (
             INPUTS,
             [[("jump", (torch.zeros(1, 6),))]],
-            "call 0 of calibration session 0 is of 'jump'; there are 'steps', 'step'",
+            r"call 0 of calibration session 0: expected a method \('steps', 'step'\), got 'jump'",
         ),
-        (INPUTS, [[("step", (torch.zeros(3, 7),))]], r"call 0 of calibration session 0, of 'step', 0 is float32\[3, 7\]"),
-        (INPUTS, [[torch.zeros(1, 6)]], "call 0 of calibration session 0 is Tensor; it has to be"),
-        (torch.zeros(1, 6), None, "several methods need several inputs"),
-        ({"steps": (torch.zeros(4, 6),), "stp": (torch.zeros(1, 6),)}, None, "inputs for 'stp', but no model"),
+        (
+            INPUTS,
+            [[("step", (torch.zeros(3, 7),))]],
+            r"call 0 of calibration session 0, of 'step', 0: expected .*, got float32\[3, 7\]",
+        ),
+        (INPUTS, [[torch.zeros(1, 6)]], "call 0 of calibration session 0: expected"),
+        (torch.zeros(1, 6), None, "expected models and example inputs as dicts"),
+        ({"steps": (torch.zeros(4, 6),), "stp": (torch.zeros(1, 6),)}, None, "inputs 'stp' have no model"),
         (INPUTS, [[("step", (torch.zeros(1, 6),))]], "no calibration session calls 'steps'"),
-        ({**INPUTS, "": (torch.zeros(1, 6),)}, None, "a method is called ''; its name has to be a string"),
+        ({**INPUTS, "": (torch.zeros(1, 6),)}, None, "expected a non-empty string as the name of a method"),
     ],
 )
 def test_what_is_wrong_is_named(inputs: object, calibration: object, words: str) -> None:

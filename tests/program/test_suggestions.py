@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import ethorch
 from ethorch import cli
 from ethorch.models.load import UserModel
-from ethorch.models.narrower import narrowed
+from ethorch.models.narrower import narrow_convolution
 from ethorch.program.suggestions import Suggestions
 
 
@@ -78,14 +78,18 @@ class Blocks(nn.Module):
 
 def test_a_narrower_model_is_cut_where_it_reads_fewer_channels() -> None:
     user = UserModel(Blocks().eval(), (torch.rand(1, 3, 8, 8),))
-    found = narrowed(user, "stem", 24)
+    found = narrow_convolution(user, "stem", 24)
     assert found is not None and isinstance(found.module, Blocks)
     sizes = [tuple(getattr(found.module, name).weight.shape[:2]) for name in ("stem", "deep", "point", "last")]
     assert sizes == [(24, 3), (48, 1), (16, 48), (16, 16)] and found.module.norm.num_features == 24
     assert found.module(*found.example_inputs).shape == (1, 4) and user.module.stem.out_channels == 32
-    assert narrowed(user, "last", 8) is None, "what it is added to has 16"
-    assert narrowed(user, "point", 8) is None, "last has 16 outputs, and is added to 8 channels"
-    assert narrowed(user, "deep", 8) is None and narrowed(user, "head", 2) is None and narrowed(user, "moon", 2) is None
+    assert narrow_convolution(user, "last", 8) is None, "what it is added to has 16"
+    assert narrow_convolution(user, "point", 8) is None, "last has 16 outputs, and is added to 8 channels"
+    assert (
+        narrow_convolution(user, "deep", 8) is None
+        and narrow_convolution(user, "head", 2) is None
+        and narrow_convolution(user, "moon", 2) is None
+    )
 
 
 def test_fewer_channels_are_tried_where_the_budget_is_missed(found: Suggestions) -> None:

@@ -164,7 +164,7 @@ def value_of(node: Any) -> Any:
 
 
 def shape_of(node: Node) -> tuple[int, ...]:
-    """Return the shape of a node's single result. In ``unguarded``, a dynamic size is a SymInt."""
+    """Return the shape of a node's single result. In ``suppress_guards``, a dynamic size is a SymInt."""
     return tuple(map(_number, node.meta["val"].shape))
 
 

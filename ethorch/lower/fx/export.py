@@ -16,7 +16,7 @@ from ethorch.lower.fx.constant_values import ConstantValues
 from ethorch.lower.fx.node import shape_of_values
 from ethorch.lower.fx.sequences import short_sequences
 from ethorch.models.open_sizes import in_structure
-from ethorch.models.user_code import at, explained, first_sentence
+from ethorch.models.user_code import at, convert_user_errors, first_sentence
 from ethorch.support.errors import QuantizationError, UserCodeError
 from ethorch.support.exclusive import EXPORT_LOCK
 
@@ -113,7 +113,7 @@ def export_module(
     except QuantizationError:
         raise
     except Exception as error:
-        with explained(f"the model does not run with its example inputs, {describe_inputs(inputs)}"), torch.no_grad():
+        with convert_user_errors(f"the model does not run with its example inputs, {describe_inputs(inputs)}"), torch.no_grad():
             module(*inputs)
         if _is_data_dependent(error):
             raise UserCodeError(

@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from ethorch.lower.fx.node import shape_of_values
-from ethorch.models.open_sizes import unguarded
+from ethorch.models.open_sizes import suppress_guards
 from ethorch.quantization.passes.attention_masks import unify_masks
 from ethorch.quantization.passes.batch_norms import rename_shared_weights
 from ethorch.quantization.passes.cleanup import (
@@ -119,7 +119,7 @@ def run_passes(graph_module: GraphModule, context: PassContext) -> GraphModule:
     for each in PASSES:
         try:
             if each.only in (None, kind):
-                with nullcontext() if context.trainable else unguarded(graph_module.graph.nodes):
+                with nullcontext() if context.trainable else suppress_guards(graph_module.graph.nodes):
                     each.run(graph_module, context)
         except GuardOnDataDependentSymNode as error:
             first = next(node for node in graph_module.graph.nodes if shape_of_values(node))
