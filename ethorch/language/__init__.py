@@ -1,7 +1,7 @@
-"""Language models: decoders with caches as two methods, text in and out of them, and how well they predict it.
+"""Language models: decoders with caches as two methods, tokenizers, generation, and perplexity.
 
-``language_model`` makes prefill and decode modules of a decoder that somebody has; ``ethorch.compile`` takes them. ``Speaker`` runs
-them, or what was compiled of them, token by token.
+``language_model`` splits a decoder into prefill and decode modules for ``ethorch.compile``. ``Speaker`` runs them, or a compiled
+program, token by token.
 """
 
 from ethorch.language.cost import decode_cost

@@ -1,4 +1,4 @@
-"""Cycles of a decode step, beside the least that its weights allow."""
+"""Cycles of a decode step, compared with the minimum that its weights allow."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _CLOCKS_HZ = (1e9, 400e6)
-#: Bytes of one stream that Vela 5.2 estimates to be on their way at a time: its estimate of long reads is a latency for each of
-#: so many, whatever the bursts. Found by changing one figure of a system configuration after the other.
-_ON_THEIR_WAY = 1638.4
+#: Bytes that one stream reads per latency in Vela 5.2's estimate of long reads, for any burst length. Determined by varying
+#: single values of a system configuration.
+_BYTES_IN_FLIGHT = 1638.4
 _WITH_WEIGHTS = ("CONV2D", "DEPTHWISE_CONV2D", "FULLY_CONNECTED")  # TOSA operators whose second operand is a constant
-_PRODUCT = "MatMul"  # an operator of Vela's: one of its operands may be one
+_PRODUCT = "MatMul"  # an operator of Vela, which may have a constant operand
 
 
 @dataclass(frozen=True)
 class OperatorCost:
-    """Of all layers of one kind: cycles, and the least that their weights and products allow."""
+    """Cycles of all layers of one kind, and the minimum that their weights and products allow."""
 
     cycles: int
     floor: int
@@ -39,22 +39,22 @@ class OperatorCost:
 
 @dataclass(frozen=True)
 class DecodeCost:
-    """What one token costs, by Vela's estimate.
+    """Cost of one token, by Vela's estimate.
 
     Attributes:
-        target, system_config, memory_mode: of the estimate.
-        cycles: of the NPU.
-        floor: the least: each weight comes once from the memory where weights lie, as fast as Vela estimates one stream of it, or
-            each product is one of the MAC array's, whatever takes longer.
-        peak_floor: the same at the memory's full speed, which no single stream has by that estimate.
-        weight_bytes: of the weights that one token reads, a byte or half a byte each, before Vela's encoding.
-        constant_bytes: of all constants of the delegate, as Vela encodes them: weights, tables, embeddings.
-        state_bytes: of buffers that are kept from token to token.
-        copied_bytes: of these, what generated firmware and the desk copy to the NPU for each token; the rest is read in place.
-            ExecuTorch's delegate copies all.
-        arena_bytes: of the NPU's feature maps, with room for copies of the state, as ExecuTorch's delegate allocates it.
-        cpu: name of a kernel on the CPU -> how often it is called.
-        operators: PyTorch operator, with its module's last name for those with weights -> their cost, dearest first.
+        target, system_config, memory_mode: Configuration of the estimate.
+        cycles: NPU cycles.
+        floor: Minimum of each operator: one read of its weights at the speed of one stream, or its products on the MAC array,
+            whichever takes longer.
+        peak_floor: The same at the memory's full speed, which Vela does not estimate for a single stream.
+        weight_bytes: Weights that one token reads, 4 or 8 bits each, before Vela's encoding.
+        constant_bytes: Constants of the delegate as encoded by Vela: weights, tables, embeddings.
+        state_bytes: Buffers that persist between tokens.
+        copied_bytes: Part of them that generated firmware and the host copy to the NPU for each token. ExecuTorch's delegate
+            copies all.
+        arena_bytes: Feature maps of the NPU, including copies of the state, as ExecuTorch's delegate allocates them.
+        cpu: Number of calls by CPU kernel.
+        operators: Cost by PyTorch operator, with the last name of its module if it has weights, the most expensive first.
     """
 
     target: str
@@ -72,20 +72,20 @@ class DecodeCost:
     operators: Mapping[str, OperatorCost]
 
     def tokens_per_second(self, clock_hz: float) -> float:
-        """At that clock of the NPU, its memories as much slower."""
+        """Return the rate at a clock of the NPU; memory speed scales with it."""
         return clock_hz / self.cycles
 
     def line(self) -> str:
-        """One line of text."""
+        """Return a summary of one line."""
         rates = ", ".join(f"{self.tokens_per_second(clock):,.0f} at {clock / 1e6:,.0f} MHz" for clock in _CLOCKS_HZ)
-        return f"{self.target}: {self.cycles:,} cycles a token, {self.cycles / self.floor:.2f} of the floor; tokens/s: {rates}"
+        return f"{self.target}: {self.cycles:,} cycles a token, {self.cycles / self.floor:.2f} times the floor; tokens/s: {rates}"
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data; keys are the attributes' names."""
+        """Return the cost as plain data."""
         return asdict(self)
 
     def rich(self) -> RenderableType:
-        """A table of Rich: a row for each operator, and the bytes."""
+        """Return a table with a row for each operator, and the sizes."""
         from rich.console import Group
 
         table = tables.table()
@@ -94,9 +94,9 @@ class DecodeCost:
             table.add_column(name, justify="right")
         for name, cost in self.operators.items():
             table.add_row(name, f"{cost.cycles:,}", f"{cost.floor:,}", f"{cost.weight_bytes:,}")
-        table.add_row("all", f"{self.cycles:,}", f"{self.floor:,}", f"{self.weight_bytes:,}", style="bold")
+        table.add_row("total", f"{self.cycles:,}", f"{self.floor:,}", f"{self.weight_bytes:,}", style="bold")
         kernels = ", ".join(f"{count} x {name}" for name, count in self.cpu.items()) or "nothing"
-        state = f"state {self.state_bytes:,} of which {self.copied_bytes:,} are copied to the NPU"
+        state = f"state {self.state_bytes:,}, {self.copied_bytes:,} of them copied to the NPU"
         sizes = f"constants {self.constant_bytes:,} bytes, {state}, arena {self.arena_bytes:,}"
         return Group(table, "", f"{sizes}; on the CPU: {kernels}")
 
@@ -108,52 +108,55 @@ class DecodeCost:
 
 
 def decode_cost(program: Program) -> DecodeCost:
-    """What one call of a program costs on the NPU, by operator, against the floor of its weights.
+    """Return the NPU cost of one call, by operator, and its minimum.
 
     Args:
-        program: the decode method, of ``ethorch.compile``: of a file, Vela's estimates are not known.
+        program: Decode method of a program returned by ``ethorch.compile``.
 
     Raises:
-        EthorchError: it is a file's.
+        EthorchError: The program was loaded from a file, which does not record Vela's estimates.
     """
     spec = record_of(program).spec
     if record_of(program).build is None or spec is None:
         raise EthorchError(
-            "the cost of a token is Vela's estimate, which a file does not keep: take what ethorch.compile returned."
+            "a .pte does not record Vela's estimates, which the cost of a token requires. Use the program returned by ethorch.compile."
         )
     memory = spec.memory_system.const_area
     peak = spec.bytes_per_cycle[memory]
     latency = spec.vela_config.read_latencies(spec.system_config).get(memory, 0.0)
-    speed = min(peak, _ON_THEIR_WAY / latency) if latency else peak
-    found: dict[str, OperatorCost] = {}
+    speed = min(peak, _BYTES_IN_FLIGHT / latency) if latency else peak
+    cost_by_name: dict[str, OperatorCost] = {}
     cpu: dict[str, int] = {}
     quantized = record_of(program).quantized
     bits: dict[str, int] = {}
-    read: set[str] = set()
+    product_modules: set[str] = set()
     if isinstance(quantized, GraphModule):
-        bits, read = _bits_of_weights(quantized), _reading_constants(quantized)
+        bits, product_modules = _find_weight_bits(quantized), _find_constant_readers(quantized)
     for layer in record_of(program).layers:
         if layer.where != "NPU":
             cpu[layer.operator] = cpu.get(layer.operator, 0) + 1
             continue
-        weighted = any(name in layer.tosa_operators for name in _WITH_WEIGHTS)
-        weighted |= layer.operator == _PRODUCT and layer.module in read
-        weights = layer.macs * bits.get(layer.module, 8) // 8 if weighted else 0
+        has_weights = any(name in layer.tosa_operators for name in _WITH_WEIGHTS)
+        has_weights |= layer.operator == _PRODUCT and layer.module in product_modules
+        weights = layer.macs * bits.get(layer.module, 8) // 8 if has_weights else 0
         floor = round(max(weights / speed, layer.macs / spec.target.macs))
-        name = _name(layer, bool(weights))
-        before = found.get(name, OperatorCost(0, 0, 0, 0))
-        found[name] = OperatorCost(
-            before.cycles + (layer.cycles or 0), before.floor + floor, before.weight_bytes + weights, before.macs + layer.macs
+        name = _name_operator(layer, bool(weights))
+        previous = cost_by_name.get(name, OperatorCost(0, 0, 0, 0))
+        cost_by_name[name] = OperatorCost(
+            previous.cycles + (layer.cycles or 0),
+            previous.floor + floor,
+            previous.weight_bytes + weights,
+            previous.macs + layer.macs,
         )
-    ordered = dict(sorted(found.items(), key=lambda item: -item[1].cycles))
+    ordered = dict(sorted(cost_by_name.items(), key=lambda named_cost: -named_cost[1].cycles))
     return DecodeCost(
         spec.target.name,
         spec.system_config,
         spec.memory_mode,
-        sum(cost.cycles for cost in found.values()),
-        sum(cost.floor for cost in found.values()),
-        round(sum(max(cost.weight_bytes / peak, cost.macs / spec.target.macs) for cost in found.values())),
-        sum(cost.weight_bytes for cost in found.values()),
+        sum(cost.cycles for cost in cost_by_name.values()),
+        sum(cost.floor for cost in cost_by_name.values()),
+        round(sum(max(cost.weight_bytes / peak, cost.macs / spec.target.macs) for cost in cost_by_name.values())),
+        sum(cost.weight_bytes for cost in cost_by_name.values()),
         sum(len(payload.weights) for payload in record_of(program).payloads),
         sum(value.nbytes for value in states(program).values()),
         sum(state.to_npu_bytes for state in program.explain().states if not state.in_place),
@@ -163,29 +166,29 @@ def decode_cost(program: Program) -> DecodeCost:
     )
 
 
-def _bits_of_weights(graph: GraphModule) -> dict[str, int]:
-    """Module -> bits of each of its weights."""
-    found: dict[str, int] = {}
+def _find_weight_bits(graph: GraphModule) -> dict[str, int]:
+    """Return the bits of a weight by module."""
+    bits: dict[str, int] = {}
     for node in graph.graph.nodes:
         if op_name(node.target) == "quantized_decomposed.dequantize_per_channel.default":
             lowest, highest = node.args[4:6]
-            found |= {origin_of(user).module: int(highest - lowest).bit_length() for user in node.users}
-    return found
+            bits |= {origin_of(user).module: int(highest - lowest).bit_length() for user in node.users}
+    return bits
 
 
-def _reading_constants(graph: GraphModule) -> set[str]:
-    """The modules of operators that read a constant of several dims as they read an activation."""
+def _find_constant_readers(graph: GraphModule) -> set[str]:
+    """Return the modules of operators that read a constant of several dims like an activation."""
     constants = constants_of(Converted(graph))
-    held: set[Node] = set()
+    derived: set[Node] = set()
     for node in graph.graph.nodes:
         array = constants(node)
         if array is not None:
-            held |= {node} if array.ndim > 1 else set()
-        elif len(node.all_input_nodes) == 1 and node.all_input_nodes[0] in held:
-            held.add(node)
-    return {origin_of(node).module for node in graph.graph.nodes if node not in held and held & set(node.all_input_nodes)}
+            derived |= {node} if array.ndim > 1 else set()
+        elif len(node.all_input_nodes) == 1 and node.all_input_nodes[0] in derived:
+            derived.add(node)
+    return {origin_of(node).module for node in graph.graph.nodes if node not in derived and derived & set(node.all_input_nodes)}
 
 
-def _name(layer: Layer, weights: bool) -> str:
+def _name_operator(layer: Layer, has_weights: bool) -> str:
     name = layer.operators[0].removesuffix(".default") if layer.operators else layer.operator
-    return f"{name} {layer.module.rpartition('.')[2]}" if weights else name
+    return f"{name} {layer.module.rpartition('.')[2]}" if has_weights else name

@@ -1,4 +1,4 @@
-"""Which token comes next: the likeliest, or one drawn."""
+"""Choice of the next token: the most likely one, or a random one."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ethorch.support.errors import SpecError
 
 @dataclass(frozen=True)
 class Choice:
-    """How tokens are chosen.
+    """Settings of token sampling.
 
     Attributes:
-        temperature: logits are divided by it before they are drawn from; 0 takes the likeliest.
-        top_k: only that many of the likeliest are drawn from; 0: all.
-        seed: of the draws. The same seed, prompt and logits give the same text.
+        temperature: Divisor of the logits; 0 selects the most likely token.
+        top_k: Number of the most likely tokens to draw from; 0: all.
+        seed: Seed of the random generator. The same seed, prompt and logits give the same text.
     """
 
     temperature: float = 0.0
@@ -26,16 +26,16 @@ class Choice:
 
     def __post_init__(self) -> None:
         if not self.temperature >= 0:
-            raise SpecError(f"temperature is {self.temperature}; it has to be at least 0.")
+            raise SpecError(f"temperature: expected at least 0, got {self.temperature}.")
         if self.top_k < 0:
-            raise SpecError(f"top_k is {self.top_k}; it has to be at least 0, which is all tokens.")
+            raise SpecError(f"top_k: expected at least 0 (0: all tokens), got {self.top_k}.")
 
     def generator(self) -> torch.Generator:
-        """The draws' source, from the beginning."""
+        """Create the random generator."""
         return torch.Generator().manual_seed(self.seed)
 
     def next(self, logits: Tensor, generator: torch.Generator) -> int:
-        """One token by logits ``float[..., V]`` of one row."""
+        """Choose a token from logits ``float[..., V]`` of one row."""
         row = logits.reshape(-1).double()
         if self.temperature == 0:
             return int(row.argmax())

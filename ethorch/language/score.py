@@ -1,4 +1,4 @@
-"""How well a model predicts text: perplexity, teacher-forced and free-running, of several ways to compute it side by side."""
+"""Perplexity of a model, teacher-forced and free-running, for several implementations side by side."""
 
 from __future__ import annotations
 
@@ -15,74 +15,70 @@ from ethorch.language.speaker import Speaker
 from ethorch.support import tables
 from ethorch.support.errors import EthorchError
 from ethorch.support.rendering import as_html, as_text
-from ethorch.support.wording import counted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-def predictions(speaker: Speaker, ids: Sequence[int], known: int) -> Iterator[tuple[int, Tensor]]:
-    """(token, logits behind those before it) of each token behind the first ``known``. Teacher-forced, from an empty cache.
+def predictions(speaker: Speaker, ids: Sequence[int], prompt: int) -> Iterator[tuple[int, Tensor]]:
+    """Yield (token, logits before it) of each token after the prompt. Teacher-forced, from empty caches.
+
+    Args:
+        prompt: Number of tokens to read first.
 
     Raises:
-        EthorchError: there are no such tokens.
+        EthorchError: The text is not longer than the prompt.
     """
-    if not 0 < known < len(ids):
-        raise EthorchError(
-            f"a text has {counted(len(ids), 'token')}; the first {known} are given, so that at least {known + 1} are needed."
-        )
+    if not 0 < prompt < len(ids):
+        raise EthorchError(f"expected a text of at least {prompt + 1} tokens ({prompt} of them the prompt), got {len(ids)}.")
     speaker.reset()
-    logits = speaker.read(ids[:known])
-    for number, token in enumerate(ids[known:], known):
+    logits = speaker.read(ids[:prompt])
+    for number, token in enumerate(ids[prompt:], prompt):
         yield token, logits
         if number + 1 < len(ids):
             logits = speaker.read([token])
 
 
 def surprise(logits: Tensor, token: int) -> float:
-    """The negative logarithm of a token's probability."""
+    """Return the negative logarithm of a token's probability."""
     return -float(torch.log_softmax(logits.double(), 0)[token])
 
 
-def perplexity(speaker: Speaker, texts: Sequence[Sequence[int]], known: int = 1) -> float:
-    """exp of the mean surprise over all tokens of all texts but each one's first ``known``: 1 is certain, V is a guess."""
-    each = [surprise(logits, token) for ids in texts for token, logits in predictions(speaker, ids, known)]
-    if not each:
-        raise EthorchError("there is no text to predict.")
-    return math.exp(sum(each) / len(each))
+def perplexity(speaker: Speaker, texts: Sequence[Sequence[int]], prompt: int = 1) -> float:
+    """Return exp of the mean surprise over all tokens after the first ``prompt`` of each text: 1 is certain, V is random."""
+    surprises = [surprise(logits, token) for ids in texts for token, logits in predictions(speaker, ids, prompt)]
+    if not surprises:
+        raise EthorchError("expected at least one text with tokens to predict.")
+    return math.exp(sum(surprises) / len(surprises))
 
 
 def token_perplexity(outputs: Sequence[Any], labels: Sequence[Any]) -> float:
-    """Perplexity as a metric of ``ethorch.evaluate``, of models without state: logits ``[..., N, V]`` and the N right tokens.
+    """Return the perplexity of stateless models from logits ``[..., N, V]`` and N labels, as a metric of ``ethorch.evaluate``.
 
     Raises:
-        EthorchError: logits and labels are not of as many tokens, or there are none.
+        EthorchError: The numbers of logits and labels differ, or there are no tokens.
     """
-    each = []
-    for found, label in zip(outputs, labels, strict=True):
-        logits = found[0] if isinstance(found, (list, tuple)) else found
-        rows, right = logits.reshape(-1, logits.shape[-1]), torch.as_tensor(label).reshape(-1)
-        if len(rows) != len(right):
-            raise EthorchError(
-                f"a sample has logits for {counted(len(rows), 'token')} and {counted(len(right), 'label')}: "
-                "give the token behind each one."
-            )
-        each += [surprise(row, int(token)) for row, token in zip(rows, right, strict=True)]
-    if not each:
-        raise EthorchError("there is no token to predict.")
-    return math.exp(sum(each) / len(each))
+    surprises = []
+    for output, label in zip(outputs, labels, strict=True):
+        logits = output[0] if isinstance(output, (list, tuple)) else output
+        rows, targets = logits.reshape(-1, logits.shape[-1]), torch.as_tensor(label).reshape(-1)
+        if len(rows) != len(targets):
+            raise EthorchError(f"expected a label for each of the {len(rows)} tokens (the next token), got {len(targets)}.")
+        surprises += [surprise(row, int(token)) for row, token in zip(rows, targets, strict=True)]
+    if not surprises:
+        raise EthorchError("expected at least one token to predict.")
+    return math.exp(sum(surprises) / len(surprises))
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What ``scores`` found.
+    """Result of :func:`scores`.
 
     Attributes:
-        tokens: predicted of the texts, by each column.
-        perplexity: column -> teacher-forced: each token by the true ones before it.
-        free_running: column -> what the first column thinks of the texts that each column writes behind the same prompts, as
-            perplexity: errors that add up over a text show here.
-        agreement: column -> how often its likeliest token is the first column's, teacher-forced.
+        tokens: Number of predicted tokens.
+        perplexity: Teacher-forced perplexity by column: each token after the true ones before it.
+        free_running: Perplexity, by the first column, of the continuations that each column generates. Shows accumulating errors.
+        agreement: Fraction of tokens for which a column's most likely token is that of the first column, teacher-forced.
     """
 
     tokens: int
@@ -91,11 +87,11 @@ class Scores:
     agreement: Mapping[str, float]
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data; keys are the attributes' names."""
+        """Return the scores as plain data."""
         return asdict(self)
 
     def rich(self) -> RenderableType:
-        """A table of Rich: a row for each column."""
+        """Return a table with a row for each column."""
         table = tables.table()
         for name in ("", "perplexity", "free running", "same token"):
             table.add_column(name)
@@ -112,39 +108,41 @@ class Scores:
 
 
 def scores(
-    columns: Mapping[str, Speaker], texts: Sequence[Sequence[int]], *, known: int = 8, write: int = 0, choice: Choice | None = None
+    columns: Mapping[str, Speaker], texts: Sequence[Sequence[int]], *, prompt: int = 8, write: int = 0, choice: Choice | None = None
 ) -> Scores:
-    """Perplexity of each column on the same texts, and agreement with the first column.
+    """Return the perplexity of each column on the same texts, and its agreement with the first column.
 
     Args:
-        columns: name -> model; the first is what the others are held against, the float model as a rule.
-        texts: token ids; each fits the context.
-        known: tokens of each text that are given.
-        write: tokens that each column writes behind each text's first ``known``, for ``free_running``; 0: none.
-        choice: how it chooses them.
+        columns: Model by name; the first is the reference, usually the float model.
+        texts: Token ids of each text, within the context.
+        prompt: Number of tokens of each text that are read first.
+        write: Number of tokens that each column generates after each prompt, for ``free_running``.
+        choice: Sampling of these tokens.
 
     Raises:
-        EthorchError: there is no column, no text, or one that is too short or too long.
+        EthorchError: There are no columns or texts, or a text is too short or too long.
     """
     if not columns or not texts:
-        raise EthorchError("there is nothing to score: give at least one model and one text.")
+        raise EthorchError("expected at least one model and one text.")
     sums: dict[str, float] = {}
-    best: dict[str, list[int]] = {}
+    best_tokens: dict[str, list[int]] = {}
     count = 0
     for name, speaker in columns.items():
-        each, chosen = [], []
+        surprises, chosen = [], []
         for ids in texts:
-            for token, logits in predictions(speaker, ids, known):
-                each.append(surprise(logits, token))
+            for token, logits in predictions(speaker, ids, prompt):
+                surprises.append(surprise(logits, token))
                 chosen.append(int(logits.argmax()))
-        sums[name], best[name], count = sum(each), chosen, len(each)
+        sums[name], best_tokens[name], count = sum(surprises), chosen, len(surprises)
     judge, first = next(iter(columns.values())), next(iter(columns))
-    written: dict[str, float] = {}
+    free_running: dict[str, float] = {}
     for name, speaker in columns.items() if write else ():
-        made = []
+        continuations = []
         for ids in texts:
             speaker.reset()
-            made.append([*ids[:known], *speaker.generate(ids[:known], write, choice)])
-        written[name] = perplexity(judge, made, known)
-    agreement = {name: sum(a == b for a, b in zip(best[first], found, strict=True)) / count for name, found in best.items()}
-    return Scores(count, {name: math.exp(value / count) for name, value in sums.items()}, written, agreement)
+            continuations.append([*ids[:prompt], *speaker.generate(ids[:prompt], write, choice)])
+        free_running[name] = perplexity(judge, continuations, prompt)
+    agreement = {
+        name: sum(a == b for a, b in zip(best_tokens[first], tokens, strict=True)) / count for name, tokens in best_tokens.items()
+    }
+    return Scores(count, {name: math.exp(value / count) for name, value in sums.items()}, free_running, agreement)

@@ -1,4 +1,4 @@
-"""Tokens through a model that keeps state: a float model, a compiled program or a file, by the same calls."""
+"""Feed tokens to a model with state: a float model, a compiled program or a file."""
 
 from __future__ import annotations
 
@@ -13,24 +13,23 @@ from ethorch.language.model import LanguageModel
 from ethorch.language.sampling import Choice
 from ethorch.program.program import Program, record_of
 from ethorch.support.errors import EthorchError
-from ethorch.support.wording import counted
 
 _PUT = "aten::index_put_"
 
 
 class Speaker:
-    """Reads tokens one behind the other and says what may come next.
+    """Feeds tokens to the model and returns next-token logits.
 
     Args:
         decode: ``(int[1, 1] token, int[1] position) -> logits``.
-        reset: empties the caches.
-        context: tokens that they hold.
+        reset: Function that empties the caches.
+        context: Number of tokens in the caches.
         prefill: ``(*source, int[1, N] tokens, int[N] positions, int[1] last) -> logits``, or None.
         prompt: N.
-        source: what an encoder-decoder reads.
-        indices: dtype of tokens and positions.
-        vocabulary: how many tokens there are; None: any number is taken for one.
-        shorter: Number of tokens below N -> the method that reads as many.
+        source: Input of an encoder-decoder's encoder.
+        indices: Dtype of tokens and positions.
+        vocabulary: Number of tokens. None: not checked.
+        shorter: Prefill method by number of tokens below N.
     """
 
     def __init__(
@@ -50,12 +49,12 @@ class Speaker:
         self._decode, self._reset = decode, reset
         self.context, self.prompt, self.source = context, prompt if prefill else 0, source
         self.position = 0
-        self.calls: dict[str, int] = {"prefill": 0, "decode": 0}  #: how often each method was called
+        self.calls: dict[str, int] = {"prefill": 0, "decode": 0}  #: number of calls by method
         self._reset()
 
     @classmethod
     def of_model(cls, model: LanguageModel, source: Tensor | None = None) -> Speaker:
-        """The float model."""
+        """Create a speaker of the float model."""
         return cls.of_methods(model.modules, model.reset, model, source)
 
     @classmethod
@@ -66,7 +65,7 @@ class Speaker:
         model: LanguageModel,
         source: Tensor | None = None,
     ) -> Speaker:
-        """Other callables of the same model: its quantized modules, or the methods of a program."""
+        """Create a speaker of other callables of the model: quantized modules, or methods of a program."""
         if model.source is not None and source is None:
             source = model.source
         prefill = methods.get("prefill")
@@ -75,122 +74,122 @@ class Speaker:
 
     @classmethod
     def of_quantized(cls, program: Program, model: LanguageModel, source: Tensor | None = None) -> Speaker:
-        """The fake-quantized model that a program was compiled of: what the NPU computes, by PyTorch in float.
+        """Create a speaker of a program's fake-quantized model, which PyTorch runs in float.
 
         Raises:
-            EthorchError: the program is one of a file.
+            EthorchError: The program was loaded from a file.
         """
         modules = {name: module for name in program.methods if (module := record_of(program[name]).quantized) is not None}
         if not modules:
-            raise EthorchError("a .pte does not hold the quantized model: give the program that ethorch.compile returned.")
-        held = {f"decoder.{name}": value for name, value in model.caches.items()}
+            raise EthorchError("a .pte does not contain the quantized model. Use the program returned by ethorch.compile.")
+        initial = {f"decoder.{name}": value for name, value in model.caches.items()}
 
         def reset() -> None:
             """Empty the caches."""
             for module in modules.values():
                 for name, buffer in module.named_buffers(remove_duplicate=False):
-                    if name in held:
-                        buffer.copy_(held[name])
+                    if name in initial:
+                        buffer.copy_(initial[name])
 
         return cls.of_methods(modules, reset, model, source)
 
     @classmethod
     def of_program(cls, program: Program, context: int | None = None, source: Tensor | None = None) -> Speaker:
-        """A compiled program, or a file: its method ``decode``, or the only one, and ``prefill`` if it has one.
+        """Create a speaker of a program, with its methods ``decode`` (or the only one) and ``prefill``.
 
         Args:
-            program: of ``ethorch.compile`` or ``ethorch.load``.
-            context: tokens that its caches hold; None: as many rows as the buffers have that tokens are written to, or the largest
-                extent that all of its state buffers have.
-            source: what an encoder-decoder reads.
+            program: Program of ``ethorch.compile`` or ``ethorch.load``.
+            context: Number of tokens in the caches. Default: rows of the buffers that tokens are written to, or the largest extent
+                common to all persistent buffers.
+            source: Input of an encoder-decoder's encoder.
 
         Raises:
-            EthorchError: its methods take something else, or nothing says what the context is.
+            EthorchError: The methods have other inputs, or the context is unknown.
         """
         names = program.methods
         decode = program["decode"] if "decode" in names else program[names[0]]
         prefill = program["prefill"] if "prefill" in names else None
-        shapes = [info.shape for info in decode.inputs]
+        shapes = [tensor.shape for tensor in decode.inputs]
         if shapes != [(1, 1), (1,)] or (prefill is not None and len(prefill.inputs) != 3 + (source is not None)):
             raise EthorchError(
-                f"{record_of(decode).method} takes {', '.join(str(shape) for shape in shapes)}; decode of a language model takes a "
-                "token [1, 1] and a position [1], and prefill tokens, "
-                "positions and the number of the last one: see ethorch.language.language_model."
+                f"expected decode with a token [1, 1] and a position [1], and prefill with tokens, positions and the index of the last "
+                f"token, got {record_of(decode).method} with {', '.join(str(shape) for shape in shapes)}. Use "
+                "ethorch.language.language_model."
             )
         if context is None:
-            context = _rows_written(decode)
+            context = _find_written_rows(decode)
         if context is None:
             extents = [set(value.shape) for value in states(decode).values()]
             if not extents or max(set.intersection(*extents)) < 2:
-                raise EthorchError("the program has no caches that say how many tokens it reads: give the context.")
+                raise EthorchError("the program has no caches that determine its context. Pass context=.")
             context = max(set.intersection(*extents))
         for name, value in states(decode).items():
             if len(value.shape) > 1 and max(value.shape) < context:
                 raise EthorchError(
-                    f"the context is {context}; buffer {name} is {list(value.shape)} and holds at most {max(value.shape)}."
+                    f"context: expected at most {max(value.shape)} (buffer {name}, {list(value.shape)}), got {context}."
                 )
         prompt = 0 if prefill is None else prefill.inputs[-2].shape[0]
         indices = getattr(torch, decode.inputs[0].dtype)
         vocabulary = decode.outputs[0].shape[-1]
-        others = [
+        shorter_methods = [
             program[name] for name in names if name.startswith("prefill_") and len(program[name].inputs) == 3 + (source is not None)
         ]
-        shorter = {other.inputs[-2].shape[0]: other for other in others}
+        shorter = {shorter_method.inputs[-2].shape[0]: shorter_method for shorter_method in shorter_methods}
         return cls(decode, program.reset, context, prefill, prompt, source, indices, vocabulary, shorter)
 
     def reset(self) -> None:
-        """Start anew."""
+        """Empty the caches and restart at position 0."""
         self._reset()
         self.position = 0
 
     def read(self, ids: Sequence[int]) -> Tensor:
-        """float[V]: the logits behind the last of these tokens, which follow those read before.
+        """Read tokens that follow those already read, and return float[V], the logits after the last one.
 
-        Prompts go through ``prefill`` as long as it fits the context: of its last call only the first rows may be tokens.
+        Prompts use ``prefill`` if it fits the context; its last call may be padded.
 
         Raises:
-            EthorchError: there are none, or more than the context has left; or one is none of the vocabulary.
+            EthorchError: There are no tokens, they exceed the context, or one is outside the vocabulary.
         """
         if self.vocabulary is not None and not all(0 <= number < self.vocabulary for number in ids):
             wrong = next(number for number in ids if not 0 <= number < self.vocabulary)
             raise EthorchError(
-                f"token {wrong} is none of the {self.vocabulary} that the model knows: take the tokenizer that it was trained with."
+                f"token {wrong} is outside the vocabulary of {self.vocabulary}. Use the tokenizer that the model was trained with."
             )
         if not ids or self.position + len(ids) > self.context:
             raise EthorchError(
-                f"{counted(len(ids), 'token')} behind {self.position}: a context of {self.context} takes 1 to "
-                f"{self.context - self.position} more."
+                f"expected 1 to {self.context - self.position} tokens after {self.position} in a context of {self.context}, got "
+                f"{len(ids)}."
             )
         logits: Any = None
         rest = list(ids)
         with torch.no_grad():
             while rest:
                 first_of_source = self.source is not None and self.position == 0
-                size = self._prompt_for(len(rest))
+                size = self._choose_prefill(len(rest))
                 if size and (len(rest) > 1 or first_of_source):
                     part, rest = rest[:size], rest[size:]
-                    tokens = self._numbers([part + [0] * (size - len(part))])
-                    positions = self._numbers(range(self.position, self.position + size))
+                    tokens = self._as_tensor([part + [0] * (size - len(part))])
+                    positions = self._as_tensor(range(self.position, self.position + size))
                     source = () if self.source is None else (self.source,)
-                    logits = self.prefills[size](*source, tokens, positions, self._numbers([len(part) - 1]))
+                    logits = self.prefills[size](*source, tokens, positions, self._as_tensor([len(part) - 1]))
                     self.calls["prefill"] += 1
                 else:
                     part, rest = rest[:1], rest[1:]
-                    logits = self._decode(self._numbers([part]), self._numbers([self.position]))
+                    logits = self._decode(self._as_tensor([part]), self._as_tensor([self.position]))
                     self.calls["decode"] += 1
                 self.position += len(part)
-        return _row(logits)
+        return _last_row(logits)
 
-    def _prompt_for(self, count: int) -> int:
-        """The least number of tokens of a prefill that ``count`` fit into, else the greatest; 0 if the context has no room."""
+    def _choose_prefill(self, count: int) -> int:
+        """Return the smallest prefill that holds ``count`` tokens, else the largest; 0 if the context has no room."""
         sizes = sorted(size for size in self.prefills if size <= min(self.prompt, self.context - self.position))
         return next((size for size in sizes if size >= count), sizes[-1] if sizes else 0)
 
-    def _numbers(self, values: Any) -> Tensor:
+    def _as_tensor(self, values: Any) -> Tensor:
         return torch.tensor(values, dtype=self.indices)
 
     def generate(self, ids: Sequence[int], count: int, choice: Choice | None = None, stop: Sequence[int] = ()) -> Iterator[int]:
-        """Tokens that follow ``ids``, one by one: at most ``count``, until one of ``stop`` or until the context is full."""
+        """Generate at most ``count`` tokens after ``ids``, until a token of ``stop`` or the end of the context."""
         choice = choice or Choice()
         generator = choice.generator()
         logits = self.read(ids)
@@ -202,18 +201,18 @@ class Speaker:
             logits = self.read([token])
 
 
-def _rows_written(decode: Program) -> int | None:
-    """The extent along which a token's row is put into a buffer; None where none is, or into buffers of several sizes."""
-    values, found = record_of(decode).description.values, set()
+def _find_written_rows(decode: Program) -> int | None:
+    """Return the extent of the axis along which rows are put into buffers, or None if there are several or none."""
+    values, extents = record_of(decode).description.values, set()
     for call in record_of(decode).description.calls:
         if call.operator == _PUT:
             dims = [k for k, number in enumerate(values[call.args[1]].items) if number >= 0]
-            found.add(values[call.args[0]].shape[dims[0]])
-    return found.pop() if len(found) == 1 else None
+            extents.add(values[call.args[0]].shape[dims[0]])
+    return extents.pop() if len(extents) == 1 else None
 
 
-def _row(logits: Any) -> Tensor:
-    """One row of logits, as float[V]."""
+def _last_row(logits: Any) -> Tensor:
+    """Return the last row of logits, as float[V]."""
     if isinstance(logits, (tuple, list)):
         logits = logits[0]
     assert isinstance(logits, Tensor)
@@ -221,7 +220,7 @@ def _row(logits: Any) -> Tensor:
 
 
 def states(program: Program) -> dict[str, Value]:
-    """Name of a buffer that the program keeps from call to call -> its tensor."""
+    """Return the persistent buffers of a program by name."""
     return {
         value.extra.name: value
         for value in record_of(program).description.values

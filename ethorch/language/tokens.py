@@ -1,4 +1,4 @@
-"""Text as token ids and back: a vocabulary of characters, or a ``tokenizer.json`` of the tokenizers library."""
+"""Tokenizers: a vocabulary of characters, or a ``tokenizer.json`` of the tokenizers library."""
 
 from __future__ import annotations
 
@@ -16,58 +16,58 @@ from ethorch.support.wording import shown
 
 
 class Tokenizer(Protocol):
-    """What turns text into ids and ids into text."""
+    """Conversion of text to token ids and back."""
 
     def encode(self, text: str) -> list[int]:
-        """Ids of the text."""
+        """Return the ids of a text."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids."""
+        """Return the text of ids."""
 
     def part(self, text: str) -> list[int]:
-        """Ids of a text that does not stand at the beginning: without a token that begins it."""
+        """Return the ids of a text without start tokens."""
 
     def __len__(self) -> int: ...
 
 
 class Characters:
-    """A token for each character of a string; what is not in it is read as the last one.
+    """A token for each character of a string; the last one stands for unknown characters.
 
-    As a file it is JSON: ``{"characters": "abc..."}``.
+    Its file is JSON: ``{"characters": "abc..."}``.
     """
 
     def __init__(self, characters: str):
         if len(set(characters)) != len(characters) or not characters:
-            raise EthorchError("a vocabulary of characters has each of them once, and at least one.")
+            raise EthorchError("expected a vocabulary of at least one character, each once.")
         self.characters = characters
         self._ids = {character: number for number, character in enumerate(characters)}
 
     @classmethod
     def of(cls, text: str) -> Characters:
-        """The characters of a text, in order, and a last one for all others."""
+        """Create a vocabulary of the characters of a text, in order, and one for unknown characters."""
         return cls("".join(sorted(set(text) - {"\ufffd"})) + "\ufffd")
 
     def unknown(self, text: str) -> str:
-        """The characters of a text that are none of these."""
+        """Return the characters of a text that are not in the vocabulary."""
         return "".join(sorted(set(text) - set(self.characters)))
 
     def encode(self, text: str) -> list[int]:
-        """An id for each character."""
+        """Return an id for each character."""
         return [self._ids.get(character, len(self.characters) - 1) for character in text]
 
     def part(self, text: str) -> list[int]:
-        """An id for each character."""
+        """Return an id for each character."""
         return self.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """A character for each id."""
+        """Return a character for each id."""
         return "".join(self.characters[number] for number in ids)
 
     def __len__(self) -> int:
         return len(self.characters)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the file that ``load_tokenizer`` reads."""
+        """Write the file for ``load_tokenizer``."""
         write_whole(Path(path), json.dumps({"characters": self.characters}).encode())
 
 
@@ -91,8 +91,8 @@ class _Library:
 
 
 def byte_pairs(texts: Iterable[str], size: int, path: str | os.PathLike[str]) -> Tokenizer:
-    """Byte pairs learnt from texts, at most ``size`` of them; written to ``path`` as a ``tokenizer.json``."""
-    library = _library()
+    """Train a byte-pair tokenizer of at most ``size`` tokens and write it to ``path`` as ``tokenizer.json``."""
+    library = _import_tokenizers()
     tokenizer = library.Tokenizer(library.models.BPE())
     tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = library.decoders.ByteLevel()
@@ -104,20 +104,20 @@ def byte_pairs(texts: Iterable[str], size: int, path: str | os.PathLike[str]) ->
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
-    """The tokenizer of a local file: ``tokenizer.json``, a folder with one, or a file of characters. Nothing is unpickled.
+    """Load a ``tokenizer.json``, a folder with one, or a file of characters. Nothing is unpickled.
 
     Raises:
-        EthorchError: there is no such file, it is another one, or the tokenizers library that it needs is not installed.
+        EthorchError: The file does not exist or has another format, or the tokenizers library is not installed.
     """
     file = Path(path) / "tokenizer.json" if Path(path).is_dir() else Path(path)
-    remedy = 'Name a tokenizer.json of the tokenizers library, or a file {"characters": "abc..."}, as Characters.save writes it.'
+    remedy = 'Use a tokenizer.json of the tokenizers library, or a file {"characters": "abc..."} written by Characters.save.'
     content = read_json(file, remedy)
     if isinstance(content.get("characters"), str):
         try:
             return Characters(content["characters"])
         except EthorchError as error:
             raise FormatError(f"{file}: {error}") from None
-    library = _library()
+    library = _import_tokenizers()
     try:
         return _Library(library.Tokenizer.from_file(str(file)))
     except Exception as error:  # the library raises Exception itself
@@ -125,28 +125,28 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
 
 
 def end_tokens(path: str | os.PathLike[str]) -> tuple[int, ...]:
-    """The tokens that end a text: ``eos_token_id`` of the generation_config.json or config.json beside a tokenizer; none without.
+    """Return ``eos_token_id`` of the generation_config.json or config.json next to a tokenizer, or () without one.
 
     Args:
-        path: of the tokenizer, as for ``load_tokenizer``.
+        path: Path of the tokenizer. See :func:`load_tokenizer`.
 
     Raises:
-        FormatError: a file is damaged.
+        FormatError: A file is malformed.
     """
     folder = Path(path) if Path(path).is_dir() else Path(path).parent
     for file in (folder / "generation_config.json", folder / "config.json"):
-        found = read_json(file, SAVE_AGAIN).get("eos_token_id") if file.is_file() else None
-        if found is not None:
-            numbers = found if isinstance(found, list) else [found]
+        token_ids = read_json(file, SAVE_AGAIN).get("eos_token_id") if file.is_file() else None
+        if token_ids is not None:
+            numbers = token_ids if isinstance(token_ids, list) else [token_ids]
             if not all(type(number) is int for number in numbers):
-                raise FormatError(f"{file}: eos_token_id is {shown(found)}; expected token numbers. {SAVE_AGAIN}")
+                raise FormatError(f"{file}: eos_token_id is {shown(token_ids)}; expected token numbers. {SAVE_AGAIN}")
             return tuple(numbers)
     return ()
 
 
-def _library() -> Any:
+def _import_tokenizers() -> Any:
     try:
         import tokenizers
     except ModuleNotFoundError:
-        raise EthorchError('the Python package tokenizers is not installed: pip install "ethorch[language]".') from None
+        raise EthorchError('the Python package tokenizers is not installed. Run pip install "ethorch[language]".') from None
     return tokenizers

@@ -111,7 +111,7 @@ def test_perplexity_is_that_of_the_distribution() -> None:
 
 
 def test_columns_are_scored_side_by_side() -> None:
-    found = scores({"float": successor(), "flat": successor(sharp=0.0)}, [[1, 2, 3, 4, 5]], known=2, write=3)
+    found = scores({"float": successor(), "flat": successor(sharp=0.0)}, [[1, 2, 3, 4, 5]], prompt=2, write=3)
     assert found.perplexity["flat"] == pytest.approx(10.0)
     assert found.perplexity["float"] < 2
     assert found.agreement == {"float": 1.0, "flat": 0.0}
