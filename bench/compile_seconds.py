@@ -64,12 +64,12 @@ def measure_here(model: str, target: str) -> Record:
     quantizer = api.EthosUQuantizer(spec).set_global(api.get_symmetric_quantization_config(is_per_channel=True))
     steps = Steps()
     from ethorch.quantization.prepare import prepare
-    from ethorch.support.garbage import collected_later
+    from ethorch.support.garbage import delay_collection
     from ethorch.vela import delegate, repair
 
     @contextmanager
     def step(name: str) -> Iterator[None]:  # as quantize has them
-        with steps(name), nullcontext() if name == "calibrate" else collected_later():
+        with steps(name), nullcontext() if name == "calibrate" else delay_collection():
             yield
 
     with step("export"):

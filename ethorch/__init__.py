@@ -9,7 +9,7 @@ from typing import Any
 
 import lazy_loader
 
-from ethorch.support.garbage import collected_later
+from ethorch.support.garbage import delay_collection
 from ethorch.support.quiet import quiet
 
 _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
@@ -17,7 +17,7 @@ _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 def __getattr__(name: str) -> Any:
     """A public name, imported now; without the noise that torch's extensions make on import."""
-    with quiet(), collected_later():
+    with quiet(), delay_collection():
         return _load(name)
 
 

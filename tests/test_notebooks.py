@@ -42,8 +42,8 @@ def test_progress_appears_and_goes(kernel: Any) -> None:
     source = """
 import time
 from ethorch.support.progress import stage
-from ethorch.support.progress_display import shown
-with shown(), stage("calibrate <all>", 3) as step:
+from ethorch.support.progress_display import display_progress
+with display_progress(), stage("calibrate <all>", 3) as step:
     for _ in range(3):
         time.sleep(0.3)
         step()

@@ -21,7 +21,7 @@ from ethorch.lower.state_buffer import StateBuffer
 from ethorch.models.load import Inputs
 from ethorch.models.open_sizes import list_unlimited_dims
 from ethorch.support.errors import Unsupported, VelaError
-from ethorch.support.garbage import collected_later
+from ethorch.support.garbage import delay_collection
 from ethorch.support.progress import stage
 from ethorch.targets.compile_spec import EthosUCompileSpec
 from ethorch.vela import artifacts
@@ -64,7 +64,7 @@ def build_pte(
             number,
         )
     states: tuple[StateBuffer, ...] = ()
-    with stage("compile"), collected_later():
+    with stage("compile"), delay_collection():
         if isinstance(quantized, GraphModule):
             quantized, states = with_codes(with_serializable_outputs(quantized), wide)
         return replace(_built(quantized, example_inputs, spec, etrecord, shared, dynamic_shapes), states=states)

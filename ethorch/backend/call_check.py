@@ -12,7 +12,7 @@ from torch.fx import Node
 from ethorch.formats.payload import DelegatePayload, IoTensor
 from ethorch.lower.fx.node import storage_order
 from ethorch.support.errors import EthorchError
-from ethorch.support.wording import counted
+from ethorch.support.wording import count_noun
 
 
 def check_call(program: ExportedProgram, payload: DelegatePayload) -> None:
@@ -32,7 +32,7 @@ def check_call(program: ExportedProgram, payload: DelegatePayload) -> None:
 def _compare(kind: str, nodes: Sequence[Node], tensors: Sequence[IoTensor]) -> None:
     bug = "Please report it with the model: this is a bug of ethorch or of Vela."
     if len(nodes) != len(tensors):
-        raise EthorchError(f"the delegate is called with {counted(len(nodes), kind)}, but its payload has {len(tensors)}. {bug}")
+        raise EthorchError(f"the delegate is called with {count_noun(len(nodes), kind)}, but its payload has {len(tensors)}. {bug}")
     for number, (node, tensor) in enumerate(zip(nodes, tensors, strict=True)):
         value = node.meta.get("val")
         if not _fits(value, tensor):

@@ -15,7 +15,7 @@ from ethorch.backend.preprocess import TOSABackend, register_quantized_kernels
 from ethorch.lower.fx.export import export_module
 from ethorch.lower.partition_report import PartitionReport
 from ethorch.support.errors import EthorchError
-from ethorch.support.wording import counted
+from ethorch.support.wording import count_noun
 from ethorch.targets.tosa_spec import TosaCompileSpec
 
 Inputs = tuple[Any, ...]
@@ -57,7 +57,7 @@ class OtherProgram:
         modules = (module for _, module in self.edge.exported_program().graph_module.named_children())
         found = [module.processed_bytes for module in modules if getattr(module, "backend_id", None) == TOSABackend.__name__]
         if len(found) != 1:
-            raise EthorchError(f"the program has {counted(len(found), 'delegate')} and so as many TOSA graphs. Write a .pte.")
+            raise EthorchError(f"the program has {count_noun(len(found), 'delegate')} and so as many TOSA graphs. Write a .pte.")
         return bytes(found[0])
 
 

@@ -17,7 +17,7 @@ from ethorch.cli import (
 )
 from ethorch.cli.answers import Status
 from ethorch.cli.command import COMMANDS, app
-from ethorch.support.garbage import collected_seldom
+from ethorch.support.garbage import reduce_collection
 
 __all__ = [
     "COMMANDS",
@@ -37,7 +37,7 @@ __all__ = [
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     try:
-        with collected_seldom():
+        with reduce_collection():
             words = list(sys.argv[1:] if arguments is None else arguments)
             app(args=aot_arm_compiler.with_mode(words) if "aot-arm-compiler" in words[:1] else words)
     except SystemExit as error:

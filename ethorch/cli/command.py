@@ -169,9 +169,9 @@ def _progress(quietly: bool) -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
-    from ethorch.support.progress_display import shown
+    from ethorch.support.progress_display import display_progress
 
-    with shown(True):
+    with display_progress(True):
         yield
 
 

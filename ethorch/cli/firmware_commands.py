@@ -11,7 +11,7 @@ from ethorch.cli import options, sources
 from ethorch.cli.answers import Answer, Status
 from ethorch.cli.command import command, option
 from ethorch.support.errors import SpecError
-from ethorch.support.wording import counted
+from ethorch.support.wording import count_noun
 
 if TYPE_CHECKING:
     from ethorch.deploy.virtual_board import Run
@@ -86,7 +86,7 @@ def _write_delegate(output: Path) -> Answer:
 
     files = write_delegate(output)
     data = {"output": str(output), "files": [path.name for path in files]}
-    return Answer(data, lambda: f"wrote {counted(len(files), 'file')} to {output}: add_subdirectory() it; CMakeLists.txt says how")
+    return Answer(data, lambda: f"wrote {count_noun(len(files), 'file')} to {output}: add_subdirectory() it; CMakeLists.txt says how")
 
 
 def _write_layer(program: Program, output: Path, choices: options.Choices) -> Answer:
@@ -97,7 +97,7 @@ def _write_layer(program: Program, output: Path, choices: options.Choices) -> An
     if choices.settings is not None and choices.settings.suffix in (".yml", ".yaml"):
         npu_settings = mlops.read_mlops(choices.settings)
     files = mlops.write_ai_layer(program, output, npu_settings)
-    return Answer({"output": str(output), "files": list(files)}, lambda: f"wrote {counted(len(files), 'file')} to {output}")
+    return Answer({"output": str(output), "files": list(files)}, lambda: f"wrote {count_noun(len(files), 'file')} to {output}")
 
 
 @command("run-firmware", PANEL)
@@ -131,7 +131,7 @@ def _describe_run(run: Run) -> str:
     if run.npu_cycles is not None:
         by = " and ".join(sorted({inference.estimated_by for inference in run.inferences} - {""}))
         counts.append(
-            f"{counted(len(run.inferences), 'NPU run')} of {run.npu_cycles} cycles" + (f", estimated by {by}" if by else "")
+            f"{count_noun(len(run.inferences), 'NPU run')} of {run.npu_cycles} cycles" + (f", estimated by {by}" if by else "")
         )
     if run.measured_cycles is not None:
         counts.append(f"{run.measured_cycles} NPU cycles by the firmware's PMU")

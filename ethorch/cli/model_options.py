@@ -12,7 +12,7 @@ import numpy as np
 from ethorch.models.samples import read_samples
 from ethorch.program.program import Program
 from ethorch.support.errors import EthorchError, SpecError
-from ethorch.support.wording import counted
+from ethorch.support.wording import count_noun
 
 if TYPE_CHECKING:
     from torch import nn
@@ -83,7 +83,7 @@ def _describe_names(problem: str, names: Sequence[str], most: int = 3) -> str:
     if not names:
         return ""
     more = f", and {len(names) - most} more" if len(names) > most else ""
-    return f"{counted(len(names), 'tensor')} {problem} ({', '.join(names[:most])}{more})"
+    return f"{count_noun(len(names), 'tensor')} {problem} ({', '.join(names[:most])}{more})"
 
 
 def inputs_from(
@@ -98,7 +98,9 @@ def inputs_from(
         EthorchError: The inputs do not fit the example inputs.
     """
     if len(paths) != 1 and len(paths) != len(example_inputs):
-        raise EthorchError(f"{counted(len(paths), 'file')} of inputs given; the model has {counted(len(example_inputs), 'input')}.")
+        raise EthorchError(
+            f"{count_noun(len(paths), 'file')} of inputs given; the model has {count_noun(len(example_inputs), 'input')}."
+        )
     if len(paths) == 1:
         return _first(paths[0], example_inputs, open_dims)
     dims = [None] * len(paths) if open_dims is None else [[axes] for axes in open_dims]

@@ -118,9 +118,7 @@ def decode_cost(program: Program) -> DecodeCost:
     """
     spec = record_of(program).spec
     if record_of(program).build is None or spec is None:
-        raise EthorchError(
-            "a .pte does not record Vela's estimates, which the cost of a token requires. Use the program returned by ethorch.compile."
-        )
+        raise EthorchError("a .pte does not record Vela's estimates. Use the program returned by ethorch.compile.")
     memory = spec.memory_system.const_area
     peak = spec.bytes_per_cycle[memory]
     latency = spec.vela_config.read_latencies(spec.system_config).get(memory, 0.0)

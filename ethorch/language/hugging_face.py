@@ -77,7 +77,7 @@ class _Rows(CacheLayerMixin):  # type: ignore[misc]
         """Ignore assignments: transformers initializes the attribute to None."""
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Do nothing: the buffers exist."""
+        """Skip the initialization, because the buffers exist."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """Return the cached and the new rows; `write` stores the new ones."""

@@ -112,8 +112,8 @@ class Speaker:
         shapes = [tensor.shape for tensor in decode.inputs]
         if shapes != [(1, 1), (1,)] or (prefill is not None and len(prefill.inputs) != 3 + (source is not None)):
             raise EthorchError(
-                f"expected decode with a token [1, 1] and a position [1], and prefill with tokens, positions and the index of the last "
-                f"token, got {record_of(decode).method} with {', '.join(str(shape) for shape in shapes)}. Use "
+                f"expected decode with a token [1, 1] and a position [1], and prefill with tokens, positions and the index of the "
+                f"last token, got {record_of(decode).method} with {', '.join(str(shape) for shape in shapes)}. Use "
                 "ethorch.language.language_model."
             )
         if context is None:

@@ -12,7 +12,7 @@ from ethorch.formats.files import write_whole
 from ethorch.models.zoos import SAVE_AGAIN
 from ethorch.support.errors import EthorchError, FormatError
 from ethorch.support.text_files import read_json
-from ethorch.support.wording import shown
+from ethorch.support.wording import shorten
 
 
 class Tokenizer(Protocol):
@@ -139,7 +139,7 @@ def end_tokens(path: str | os.PathLike[str]) -> tuple[int, ...]:
         if token_ids is not None:
             numbers = token_ids if isinstance(token_ids, list) else [token_ids]
             if not all(type(number) is int for number in numbers):
-                raise FormatError(f"{file}: eos_token_id is {shown(token_ids)}; expected token numbers. {SAVE_AGAIN}")
+                raise FormatError(f"{file}: eos_token_id is {shorten(token_ids)}; expected token numbers. {SAVE_AGAIN}")
             return tuple(numbers)
     return ()
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ethorch.support.errors import FormatError, Reason
-from ethorch.support.wording import counted, shown
+from ethorch.support.wording import count_noun, shorten
 from ethorch.tosa.ir import Origin
 
 
@@ -16,7 +16,7 @@ def summarize_placement(npu: int, cpu: int, target: str, delegates: int) -> str:
 
     Operators are counted after the quantizer's decompositions, without quantize, dequantize and casts of int64 inputs.
     """
-    return f"{npu} of {counted(npu + cpu, 'PyTorch operator')} on {target} in {counted(delegates, 'delegate')}"
+    return f"{npu} of {count_noun(npu + cpu, 'PyTorch operator')} on {target} in {count_noun(delegates, 'delegate')}"
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Refusal:
         """
         names = ("node", "operator", "module", "source", "id", "reason", "way_out")
         if not isinstance(data, Mapping) or not all(isinstance(data.get(name), str) for name in names):
-            raise FormatError(f"expected a refusal with the texts {', '.join(names)}, got {shown(data)}.")
+            raise FormatError(f"expected a refusal with the texts {', '.join(names)}, got {shorten(data)}.")
         node, operator, module, source, id, reason, way_out = (data[name] for name in names)
         return cls(node, Origin(node, operator, module, source), Reason(id, reason, way_out))
 
@@ -129,7 +129,7 @@ class PartitionReport:
         if not (isinstance(target, str) and isinstance(delegated, Mapping) and all(isinstance(names, list) for names in lists)):
             raise FormatError("expected a partition with target, delegates, cpu and without_kernel.")
         if not all(isinstance(names, list) for names in delegated.values()):
-            raise FormatError(f"expected lists of names in delegates, got {shown(delegated)}.")
+            raise FormatError(f"expected lists of names in delegates, got {shorten(delegated)}.")
         cpu, without_kernel = ([Refusal.from_json(entry) for entry in refusals] for refusals in lists if isinstance(refusals, list))
         return cls(target, {tag: [str(name) for name in names] for tag, names in delegated.items()}, cpu, without_kernel)
 

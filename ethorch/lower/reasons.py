@@ -18,7 +18,7 @@ from ethorch.lower.ops.spec import OpSpec
 from ethorch.lower.replacements import instead_of
 from ethorch.models.open_sizes import open_shape
 from ethorch.support.errors import Reason
-from ethorch.support.wording import counted
+from ethorch.support.wording import count_noun
 from ethorch.targets.u55 import NO_LOOP_ON_CPU
 from ethorch.tosa.ir import FLOATS, Origin
 
@@ -69,7 +69,7 @@ def _count_inputs(tensors: list[QTensor]) -> str:
     """Return e.g. ``2 quantized tensors and 1 integer tensor``."""
     quantized, integers = sum(x.is_quantized for x in tensors), sum(x.is_integer for x in tensors)
     counts = ((quantized, "quantized tensor"), (integers, "integer tensor"))
-    return " and ".join(counted(count, noun) for count, noun in counts if count) or "not tensors on the NPU"
+    return " and ".join(count_noun(count, noun) for count, noun in counts if count) or "not tensors on the NPU"
 
 
 # --- results ----------------------------------------------------------------------------------------------------------------

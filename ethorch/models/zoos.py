@@ -19,7 +19,7 @@ from torch import nn
 from ethorch.models.user_code import first_sentence
 from ethorch.support.errors import EthorchError, FormatError, SpecError, unknown_name
 from ethorch.support.text_files import read_json
-from ethorch.support.wording import did_you_mean, shown
+from ethorch.support.wording import did_you_mean, shorten
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ def _load_hugging_face(folder: str) -> ModelAndInputs:
     path = Path(folder) / "config.json"
     names = read_json(path, SAVE_AGAIN).get("architectures") or ["AutoModel"]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise FormatError(f"{path}: architectures is {shown(names)}; expected a list of class names. {SAVE_AGAIN}")
+        raise FormatError(f"{path}: architectures is {shorten(names)}; expected a list of class names. {SAVE_AGAIN}")
     torchvision_models(needed=False)
     transformers = _import_package("transformers")
     kind = getattr(transformers, names[0], None)
@@ -118,7 +118,7 @@ def _create_inputs(model: Any) -> Mapping[str, Any]:
         shape = (1, getattr(config, "num_channels", 3), *(size if isinstance(size, (list, tuple)) else (size, size)))
         if len(shape) != 4 or not all(type(extent) is int and 0 < extent <= _LARGEST_IMAGE for extent in shape):
             raise FormatError(
-                f"the config.json of {type(model).__name__} has image_size {shown(size)} and num_channels {shown(shape[1])}; "
+                f"the config.json of {type(model).__name__} has image_size {shorten(size)} and num_channels {shorten(shape[1])}; "
                 f"expected integers from 1 to {_LARGEST_IMAGE}. {SAVE_AGAIN}"
             )
         return {name: create_example_input(shape)}

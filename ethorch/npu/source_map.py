@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from ethorch.support.errors import FormatError
 from ethorch.support.text_files import parse_json
-from ethorch.support.wording import counted, shown
+from ethorch.support.wording import count_noun, shorten
 
 
 class Scheduled(Protocol):
@@ -104,14 +104,14 @@ class Sources:
         data = parse_json(text, label, _REMEDY)
         for key in ("sources", "ends"):
             if not isinstance(data.get(key), list):
-                raise FormatError(f"{label}: {key} is {shown(data.get(key))}; expected a list. {_REMEDY}")
+                raise FormatError(f"{label}: {key} is {shorten(data.get(key))}; expected a list. {_REMEDY}")
         sources = [_source(row, f"{label}: sources[{number}]") for number, row in enumerate(data["sources"])]
         for end in data["ends"]:
             is_pair = isinstance(end, list) and len(end) == 2 and all(type(number) is int for number in end)
             if not is_pair or end[0] < 0 or not 0 <= end[1] < len(sources):
                 raise FormatError(
-                    f"{label}: ends has {shown(end)}; expected the offset of a command and the number of one of "
-                    f"{counted(len(sources), 'source')}. {_REMEDY}"
+                    f"{label}: ends has {shorten(end)}; expected the offset of a command and the number of one of "
+                    f"{count_noun(len(sources), 'source')}. {_REMEDY}"
                 )
         return cls((offset, sources[number]) for offset, number in data["ends"])
 
@@ -122,9 +122,9 @@ _TYPES = {entry.name: {"str": str, "int": int}[str(entry.type)] for entry in fie
 
 def _source(row: Any, label: str) -> Source:
     if not isinstance(row, dict) or row.keys() - _TYPES.keys() or _TYPES.keys() - row.keys() - {"origin"}:
-        raise FormatError(f"{label} is {shown(row)}; expected a table with {', '.join(_TYPES)}. {_REMEDY}")
+        raise FormatError(f"{label} is {shorten(row)}; expected a table with {', '.join(_TYPES)}. {_REMEDY}")
     for key, value in row.items():
         if type(value) is not _TYPES[key]:
             expected = "an integer" if _TYPES[key] is int else "a text"
-            raise FormatError(f"{label}.{key} is {shown(value)}; expected {expected}. {_REMEDY}")
+            raise FormatError(f"{label}.{key} is {shorten(value)}; expected {expected}. {_REMEDY}")
     return Source(**row)

@@ -25,7 +25,7 @@ from ethorch.npu.machine import Machine
 from ethorch.npu.memory import MOST_REGION_BYTES, SCRATCH, SCRATCH_FAST
 from ethorch.npu.program import Program
 from ethorch.support.errors import FormatError
-from ethorch.support.wording import counted
+from ethorch.support.wording import count_noun
 
 _INTEGERS = {1: "int8", 2: "int16", 4: "int32", 8: "int64"}  # by element size
 _TYPES = {0: "float32", 2: "int32", 3: "uint8", 4: "int64", 6: "bool", 7: "int16", 9: "int8"}  # TFLite's TensorType
@@ -65,7 +65,7 @@ class VelaFile:
     def run(self, inputs: Sequence[Array], **options: Any) -> list[Array]:
         """Run the file and return its outputs. ``options`` are passed to the Machine."""
         if len(inputs) != len(self.inputs):
-            raise FormatError(f"the file has {counted(len(self.inputs), 'input')}, got {len(inputs)}.")
+            raise FormatError(f"the file has {count_noun(len(self.inputs), 'input')}, got {len(inputs)}.")
         regions = {number: np.zeros(size, np.uint8) for number, size in self.region_bytes.items()}
         machines = [Machine(program, regions=regions, **options) for program in self.programs]
         for tensor, array in zip(self.inputs, inputs, strict=True):

@@ -23,7 +23,7 @@ from ethorch.figures.layer import CPU
 from ethorch.program.program import Program, load, record_of
 from ethorch.support.errors import BoardError, FormatError, SpecError
 from ethorch.support.text_files import parse_toml, read_text
-from ethorch.support.wording import counted
+from ethorch.support.wording import count_noun
 from ethorch.targets.boards import Board
 from ethorch.targets.boards.memory_roles import Roles, roles
 
@@ -77,7 +77,7 @@ class Calibration:
     @property
     def source(self) -> str:
         """Source of the figures in the new file."""
-        return f"fitted from {counted(len(self.programs), 'measurement')}, error {100 * self.error:.0f} %"
+        return f"fitted from {count_noun(len(self.programs), 'measurement')}, error {100 * self.error:.0f} %"
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""

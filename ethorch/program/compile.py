@@ -40,7 +40,7 @@ from ethorch.quantization.config import QuantizationConfig
 from ethorch.support.errors import EthorchError, SpecError
 from ethorch.support.exclusive import exclusive
 from ethorch.support.progress import stage
-from ethorch.support.progress_display import shown
+from ethorch.support.progress_display import display_progress
 from ethorch.targets.settings import Settings, Shapes, shapes_from
 from ethorch.vela.arena import arena_bytes
 
@@ -127,7 +127,7 @@ def compile(
         latency_ms=latency_ms,
         min_sqnr_db=min_sqnr_db,
     )
-    with exclusive(), shown(progress):
+    with exclusive(), display_progress(progress):
         methods = load_methods(model, example_inputs, calibration, chosen)
         with ExitStack() as modes:
             for user in methods.models.values():
@@ -186,7 +186,7 @@ def quantize(
     See ``compile`` for the arguments and errors. With ``settings.io``, inputs and outputs are float values rounded to that type.
     """
     chosen = (settings or Settings()).with_(target=target, scheme=scheme)
-    with exclusive(), shown(progress):
+    with exclusive(), display_progress(progress):
         user = user_model(model, example_inputs, calibration)
         mention_training(user.module)
         with in_eval_mode(user.module):
@@ -233,7 +233,7 @@ def user_model(
             others=examples[1:],
             keywords=names,
             open_dims=None if shapes else user.dynamic_shapes,
-            what=_SAMPLE,
+            kind=_SAMPLE,
         ):
             checked.append(sample.inputs)
             step()

@@ -27,10 +27,10 @@ from ethorch.support import tables
 from ethorch.support.errors import EthorchError, SpecError
 from ethorch.support.metrics import sqnr_db
 from ethorch.support.progress import stage
-from ethorch.support.progress_display import shown
+from ethorch.support.progress_display import display_progress
 from ethorch.support.quiet import quiet
 from ethorch.support.rendering import as_html, as_text
-from ethorch.support.wording import counted
+from ethorch.support.wording import count_noun
 from ethorch.support.worker import Task
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Evaluation:
         for column, figures in self.results.items():
             table.add_row(column, *(_figure(name, figures.get(name)) for name in names))
         rate = self.samples / self.seconds if self.seconds else 0.0
-        last = f"{counted(self.samples, 'sample')} in {self.seconds:.1f} s, {rate:,.1f} a second on this computer"
+        last = f"{count_noun(self.samples, 'sample')} in {self.seconds:.1f} s, {rate:,.1f} a second on this computer"
         return Group(table, "", last + (", interrupted." if self.interrupted else "."))
 
     def __str__(self) -> str:
@@ -160,7 +160,7 @@ def evaluate(
     count, interrupted, started = 0, False, time.perf_counter()
     total = _length(data)
     beside = {column: _beside(program, column) for column in columns[1:]}
-    with quiet(), shown(progress), stage("evaluate", total) as step, torch.no_grad(), ExitStack() as states:
+    with quiet(), display_progress(progress), stage("evaluate", total) as step, torch.no_grad(), ExitStack() as states:
         for module in beside.values():
             states.enter_context(start_from_initial_state(module))
         try:

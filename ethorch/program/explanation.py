@@ -18,7 +18,7 @@ from ethorch.lower.state_buffer import StateBuffer
 from ethorch.support import tables
 from ethorch.support.errors import Reason, SpecError
 from ethorch.support.rendering import as_html, as_text
-from ethorch.support.wording import counted, did_you_mean
+from ethorch.support.wording import count_noun, did_you_mean
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -140,7 +140,7 @@ class Explanation:
             table.add_row(where, row.operator, row.module, row.source, cycles, share, row.bound)
         lines = refusal_texts(asdict(row) for row in self.operators if row.reason)
         npu = sum(row.where == "NPU" for row in self.operators)
-        rows = f"{counted(npu, 'operation')} of the NPU, {counted(len(self.operators) - npu, 'operator')} on the CPU"
+        rows = f"{count_noun(npu, 'operation')} of the NPU, {count_noun(len(self.operators) - npu, 'operator')} on the CPU"
         last = f"Rows: {rows}, quantize and dequantize included." if self.operators else "Nothing of it is on the CPU."
         last += f" Of the model: {self.placed}." if self.placed else ""
         lines_of_states = ["", "Kept from call to call:", self._states()] if self.states else []

@@ -33,7 +33,7 @@ from ethorch.support import tables
 from ethorch.support.errors import EthorchError, SpecError, unknown_name
 from ethorch.support.exclusive import exclusive
 from ethorch.support.progress import stage
-from ethorch.support.progress_display import shown
+from ethorch.support.progress_display import display_progress
 from ethorch.support.quiet import quiet
 from ethorch.support.rendering import as_html, as_text
 from ethorch.support.versions import versions
@@ -225,7 +225,7 @@ def explore(
     names = [axis for axis in axes if axis in varied]
     _check_values(base, varied)
     points = [dict(zip(names, values, strict=True)) for values in itertools.product(*(varied[axis] for axis in names))]
-    with quiet(), shown(progress):
+    with quiet(), display_progress(progress):
         user = user_model(model, example_inputs, calibration)
         accuracy = bool(user.calibration) or base.min_sqnr_db is not None
         log = _Log(resume, user, base, accuracy)

@@ -32,7 +32,7 @@ from ethorch.support import trees
 from ethorch.support.errors import EthorchError, HostError, SpecError
 from ethorch.support.exclusive import exclusive
 from ethorch.support.rendering import as_html, as_text, bar_chart
-from ethorch.support.wording import counted
+from ethorch.support.wording import count_noun
 from ethorch.targets.settings import Settings
 from ethorch.vela import artifacts
 
@@ -184,7 +184,7 @@ class Program:
         if set(keywords) != set(names):
             raise HostError(
                 f"the names of the inputs are {', '.join(names) or 'unknown'}; found {', '.join(keywords)}. "
-                f"The program has {counted(len(self.inputs), 'input')}."
+                f"The program has {count_noun(len(self.inputs), 'input')}."
             )
         return (*inputs, *(keywords[name] for name in names))
 

@@ -17,7 +17,7 @@ from ethorch.program.plain_data import plain_data
 from ethorch.program.record import Record
 from ethorch.report.program_data import IN_FOLDER, write_methods_data
 from ethorch.support.errors import EthorchError
-from ethorch.support.wording import counted
+from ethorch.support.wording import count_noun
 from ethorch.targets.boards.loading import FOLDER
 from ethorch.vela import artifacts
 from ethorch.vela.lowered import Lowered
@@ -67,7 +67,7 @@ def tosa_of(build: Build | None) -> bytes:
         raise EthorchError("a .pte does not hold the TOSA graph it was made from: save a program that ethorch.compile returned.")
     if len(build.delegates) != 1:
         raise EthorchError(
-            f"the program has {counted(len(build.delegates), 'delegate')} and so as many TOSA graphs: save it as a folder."
+            f"the program has {count_noun(len(build.delegates), 'delegate')} and so as many TOSA graphs: save it as a folder."
         )
     return build.delegates[0].tosa
 

@@ -16,7 +16,7 @@ from ethorch.lower.fx.export import describe_inputs, export_module
 from ethorch.models.load import Inputs, UserMethods, UserModel
 from ethorch.models.zoos import create_example_input
 from ethorch.support.errors import SpecError
-from ethorch.support.wording import counted
+from ethorch.support.wording import count_noun
 from ethorch.targets.selection import SHAPES, Padding, Selection, input_shapes
 from ethorch.targets.settings import Shapes
 
@@ -99,7 +99,7 @@ def _check(user: UserModel, shapes: Shapes) -> None:
     words = ",".join(map(_text, shapes))
     if [len(shape) for shape in shapes] != [x.dim() for x in tensors]:
         raise SpecError(
-            f"shapes has {words}, {counted(len(shapes), 'shape')}; the model takes {counted(len(tensors), 'tensor')}, "
+            f"shapes has {words}, {count_noun(len(shapes), 'shape')}; the model takes {count_noun(len(tensors), 'tensor')}, "
             f"{describe_inputs(user.example_inputs)}. Give a shape of the same rank for each, such as "
             f"{','.join(_text(x.shape) for x in tensors)}."
         )

@@ -18,8 +18,8 @@ from ethorch.support.errors import SpecError, unknown_name
 from ethorch.support.exclusive import exclusive
 from ethorch.support.metrics import Metric
 from ethorch.support.progress import stage
-from ethorch.support.progress_display import shown
-from ethorch.support.wording import shown as quoted
+from ethorch.support.progress_display import display_progress
+from ethorch.support.wording import shorten as quoted
 from ethorch.targets.settings import NCHW, Settings
 from ethorch.tuning.compress import Plan, apply, plan
 from ethorch.tuning.precision_search import MixedPrecision, mixed_precision
@@ -78,7 +78,7 @@ def tune(
     """
     chosen = settings or Settings()
     check_goal(goal, metric, chosen)
-    with exclusive(), shown(progress):
+    with exclusive(), display_progress(progress):
         user = user_model(model, example_inputs, calibration, shapes=chosen.shapes)
         tuning = search(user, chosen, goal, metric)
         return compile(tuning.model, settings=tuning.settings, progress=progress)

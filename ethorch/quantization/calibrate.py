@@ -20,7 +20,7 @@ from ethorch.quantization.prepare import prepare
 from ethorch.quantization.quantizer import TOSAQuantizer
 from ethorch.quantization.shared_buffers import copy_written_buffers, observe_together, preserve_buffers
 from ethorch.support.errors import EthorchError
-from ethorch.support.garbage import collected_later
+from ethorch.support.garbage import delay_collection
 from ethorch.support.progress import stage
 from ethorch.targets.compile_spec import ArmCompileSpec
 
@@ -108,7 +108,7 @@ def quantize_methods(
                 for place, (name, inputs) in enumerate(session):
                     _observe(prepared[name], inputs, models[name], _describe_call(models, number, place, name))
                     step()
-    with stage("convert"), collected_later():
+    with stage("convert"), delay_collection():
         converted: dict[str, GraphModule] = {name: convert_pt2e(module) for name, module in prepared.items()}
         copy_written_buffers(converted)
     return converted
@@ -142,14 +142,14 @@ def _prepare(model: UserModel, quantizer: TOSAQuantizer, changed: Sequence[str] 
     Args:
         changed: Buffers that another model writes, and which are therefore not constants.
     """
-    with stage("export"), collected_later():
+    with stage("export"), delay_collection():
         check_module(model.module, model.example_inputs)
         program = export_module(model.module, model.example_inputs, model.dynamic_shapes)
         check_outputs(program)
         graph = fold(program.module(check_guards=False))
         write_back(graph, changed)
     names = {name for name, _ in graph.named_buffers()}
-    with stage("prepare"), collected_later():
+    with stage("prepare"), delay_collection():
         prepared = prepare(graph, quantizer)
     names |= {name for name, _ in state_buffers(prepared)}  # a parameter that the model writes has become a buffer
     return prepared, [buffer for name, buffer in prepared.named_buffers() if name in names]

@@ -11,7 +11,7 @@ from typing import Any
 from ethorch.figures.layer import CPU, MEMORY_KEYS, NPU, TRANSPOSES, Layer
 from ethorch.figures.memory_report import MemoryReport
 from ethorch.support.errors import FormatError
-from ethorch.support.wording import counted, kib
+from ethorch.support.wording import count_noun, kib
 
 Data = Mapping[str, Any]
 
@@ -86,7 +86,7 @@ def _on_cpu(data: Data, layers: Sequence[Layer]) -> Iterator[Advice]:
             [x for x in layers if x.where == CPU and any((name, x.module, x.source) in origins for name in x.operators)]
         )
         share = _share(spent, layers)
-        figure = counted(len(rows), "operator") + (f", {spent:,} CPU cycles ({share:.1%})" if spent else "")
+        figure = count_noun(len(rows), "operator") + (f", {spent:,} CPU cycles ({share:.1%})" if spent else "")
         where = f" at {_some(places)}" if places else ""
         yield Advice(
             f"cpu.{id}",
@@ -124,7 +124,7 @@ def _transposes(data: Data, layers: Sequence[Layer]) -> Iterator[Advice]:
     share = _share(_cycles(moves), layers)
     if share < _LEAST:
         return
-    figure = f"{_cycles(moves):,} cycles ({share:.1%}) in {counted(len(moves), 'transpose')}"
+    figure = f"{_cycles(moves):,} cycles ({share:.1%}) in {count_noun(len(moves), 'transpose')}"
     ends = _at_ends(layers)
     settings = data["settings"]
     if ends and settings is not None and settings["io_layout"] != "nhwc":
@@ -185,7 +185,7 @@ def _waiting(data: Data, layers: Sequence[Layer], memory: MemoryReport) -> Itera
             way = f"Feature maps are in {name}. Use a memory mode with feature maps in SRAM, or a larger staging memory."
         yield Advice(
             f"waits.{MEMORY_KEYS[name]}",
-            f"{lost:,} cycles ({share:.1%}) in {counted(len(bound), 'layer')}",
+            f"{lost:,} cycles ({share:.1%}) in {count_noun(len(bound), 'layer')}",
             f"{way} The longest waits are at {places}.",
             share,
         )
@@ -210,7 +210,7 @@ def _idle(data: Data, layers: Sequence[Layer]) -> Iterator[Advice]:
     kinds = list(dict.fromkeys(x.operator for x in worst))
     yield Advice(
         "idle-macs",
-        f"{lost:,} cycles ({share:.1%}) in {counted(len(idle), 'layer')}",
+        f"{lost:,} cycles ({share:.1%}) in {count_noun(len(idle), 'layer')}",
         f"These layers use less than 25 % of the NPU's {per_cycle} multipliers: {_some(kinds)}, most at "
         f"{_some(list(dict.fromkeys(x.module or x.name for x in worst)))}. Depthwise convolutions, few channels and small maps "
         "leave multipliers idle. Use a multiple of 16 channels.",
@@ -231,7 +231,8 @@ def _peak(data: Data, memory: MemoryReport) -> Iterator[Advice]:
     yield Advice(
         f"peak.{region}",
         f"{kib(memory.regions[region])} ({share:.1%} of the RAM)",
-        f"Region {region} is fullest at layer {memory.peak_layer(region)}, with {kib(alive)} in {counted(len(owners), 'tensor')}: "
+        f"Region {region} is fullest at layer {memory.peak_layer(region)}, with {kib(alive)} in "
+        f"{count_noun(len(owners), 'tensor')}: "
         f"{_some(largest)}. To reduce RAM, make these tensors smaller: a larger stride, fewer channels, or a smaller input.",
         share / 2,
     )

@@ -12,7 +12,7 @@ from ethorch.report import markdown
 from ethorch.support import tables
 from ethorch.support.errors import FormatError
 from ethorch.support.rendering import as_text
-from ethorch.support.wording import counted
+from ethorch.support.wording import count_noun
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -181,7 +181,7 @@ class BuildComparison:
     def _last(self) -> str:
         changed = sum(layer.state != SAME for layer in self.layers)
         more = f", the {_SHOWN} with the largest difference are listed" if changed > _SHOWN else ""
-        return f"{changed} of {counted(len(self.layers), 'layer')} differ{more}."
+        return f"{changed} of {count_noun(len(self.layers), 'layer')} differ{more}."
 
     def __str__(self) -> str:
         return as_text(self.rich())

@@ -14,7 +14,7 @@ from ethorch.report.reproduce import MODEL, command
 from ethorch.report.summary import BUDGET_COLUMNS, budget_rows, head, rows
 from ethorch.report.verdict import verdicts
 from ethorch.support.errors import FormatError
-from ethorch.support.wording import counted
+from ethorch.support.wording import count_noun
 
 Data = Mapping[str, Any]
 _LARGEST = 10  # layers that are listed
@@ -73,7 +73,7 @@ def _lines(data: Data, title: str, model: Sequence[str]) -> list[str]:
         )
     largest = sorted((layer for layer in layers if layer.cycles), key=lambda layer: -(layer.cycles or 0))[:_LARGEST]
     if largest:
-        lines += ["", f"<details><summary>The {len(largest)} largest of {counted(len(layers), 'layer')}</summary>", ""]
+        lines += ["", f"<details><summary>The {len(largest)} largest of {count_noun(len(layers), 'layer')}</summary>", ""]
         lines += table(
             ("layer", "on", "operator", "module", "cycles", "share", "bound by"),
             (

@@ -9,7 +9,7 @@ from ethorch.figures.layer import CPU, NPU
 from ethorch.lower.partition_report import refusal_texts, summarize_placement
 from ethorch.report.advice import advice
 from ethorch.support import tables
-from ethorch.support.wording import counted, kib
+from ethorch.support.wording import count_noun, kib
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -49,10 +49,9 @@ def head(data: Data) -> str:
     operators = data["operators"]
     count = operators["delegates"]
     if operators["npu"] is None:
-        kernels = counted(operators["cpu"], "kernel")
-        return (
-            f"{counted(count, 'delegate')} on {data['target'] or 'no NPU'}, {kernels} on the CPU, quantize and dequantize included."
-        )
+        kernels = count_noun(operators["cpu"], "kernel")
+        delegates = count_noun(count, "delegate")
+        return f"{delegates} on {data['target'] or 'no NPU'}, {kernels} on the CPU, quantize and dequantize included."
     of_method = f"Method {data['method']} (also in the file: {', '.join(others)}): " if (others := _others(data)) else ""
     return of_method + f"{summarize_placement(operators['npu'], operators['cpu'], data['target'], count)}."
 
@@ -73,7 +72,7 @@ def rows(data: Data) -> Iterator[tuple[str, str, str]]:
         if board["assumed"]:
             numbers = (entry.split(": ")[:2] for entry in board["assumed"])  # "flash: bytes_per_second: assumed: ..."
             note = ", ".join(f"{key} of {memory}" for memory, key in numbers)
-            yield "Assumed", counted(len(board["assumed"]), "number"), f"in that estimate: {note}"
+            yield "Assumed", count_noun(len(board["assumed"]), "number"), f"in that estimate: {note}"
     yield "RAM", kib(data["ram_bytes"]), f"whole application; NPU arena {kib(data['sram_bytes'])}"
     yield "Flash", kib(data["flash_bytes"]), "the .pte, without code"
     if data["mac_count"]:
@@ -81,7 +80,7 @@ def rows(data: Data) -> Iterator[tuple[str, str, str]]:
     accuracy = data["accuracy"]
     if accuracy:
         figure = "equal" if accuracy["sqnr_db"] is None else f"{accuracy['sqnr_db']:.1f} dB"
-        yield "Accuracy", figure, f"SQNR against float, {counted(accuracy['samples'], 'sample')}"
+        yield "Accuracy", figure, f"SQNR against float, {count_noun(accuracy['samples'], 'sample')}"
     verification = data.get("verification")
     if verification and verification["delegates"]:
         yield "Verified", f"{verification['equal']} of {verification['delegates']}", "delegates equal the TOSA reference"

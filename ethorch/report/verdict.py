@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
-from ethorch.support.wording import counted, kib
+from ethorch.support.wording import count_noun, kib
 
 Data = Mapping[str, Any]
 YES, NO, UNKNOWN, OPEN = "yes", "no", "unknown", "open"
@@ -75,7 +75,7 @@ def _accuracy(data: Data, budgets: Mapping[str, Data]) -> Verdict:
         figure = (
             f"have {accuracy['sqnr_db']:.1f} dB SQNR against the float model" if is_finite else "are equal to the float model's"
         )
-        sentence = f"The outputs {figure}, over {counted(count, 'sample')}."
+        sentence = f"The outputs {figure}, over {count_noun(count, 'sample')}."
     set_limits = [budgets[name] for name in ("min_sqnr_db",) if name in budgets]
     if not set_limits:
         return Verdict("Is it accurate?", OPEN, sentence + _no_limit([], "--min-sqnr-db sets one"))

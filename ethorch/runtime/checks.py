@@ -16,7 +16,7 @@ from ethorch.formats.pte_types import ITEM_BYTES, Method, Value
 from ethorch.runtime.elements import Elements, dtype_name
 from ethorch.support import trees
 from ethorch.support.errors import HostError, ProgramError
-from ethorch.support.wording import counted
+from ethorch.support.wording import count_noun
 
 
 def payloads(description: Method) -> tuple[DelegatePayload, ...]:
@@ -29,9 +29,9 @@ def payloads(description: Method) -> tuple[DelegatePayload, ...]:
         tensors = (*payload.inputs, *payload.outputs)
         where = f"delegate {call.delegate} of method {description.name!r}"
         if len(call.args) != len(tensors):
-            sides = [counted(len(side), kind) for side, kind in _sides(payload)]
+            sides = [count_noun(len(side), kind) for side, kind in _sides(payload)]
             raise ProgramError(
-                f"{where} is called with {counted(len(call.args), 'tensor')}, but its payload has {' and '.join(sides)}. "
+                f"{where} is called with {count_noun(len(call.args), 'tensor')}, but its payload has {' and '.join(sides)}. "
                 "Whoever made the file lost a tensor that the delegate does not read or does not return, and on a device the wrong "
                 "ones would be copied: compile the model with ethorch, or report it to the file's maker."
             )
@@ -79,7 +79,7 @@ def check_kernel_calls(description: Method) -> None:
             continue
         where = f"operator {call.operator} of method {description.name!r}"
         if not len(kinds) <= len(call.args) <= len(kinds) + 16:  # outputs are listed once more behind the arguments
-            raise ProgramError(f"{where} is called with {counted(len(call.args), 'value')}; it takes {len(kinds)}.")
+            raise ProgramError(f"{where} is called with {count_noun(len(call.args), 'value')}; it takes {len(kinds)}.")
         for number, (arg, admitted) in enumerate(zip(call.args, kinds, strict=False)):
             value = description.values[arg]
             if admitted and value.kind not in admitted:

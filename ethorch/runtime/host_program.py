@@ -31,7 +31,7 @@ from ethorch.support import trees
 from ethorch.support.errors import HostError
 from ethorch.support.quiet import quiet
 from ethorch.support.redirect import COUT_LOCK
-from ethorch.support.wording import counted
+from ethorch.support.wording import count_noun
 
 _KEPT_PROGRAMS = 8  # parsed command streams, with their decoded weights, kept for further loads of the same payload
 
@@ -135,7 +135,7 @@ class HostProgram:
         wanted = [self.description.values[index] for index in self.description.inputs]
         if len(flat) != len(wanted):
             raise HostError(
-                f"method {self.method!r} takes {counted(len(wanted), 'input')}, found {len(flat)}. It takes: "
+                f"method {self.method!r} takes {count_noun(len(wanted), 'input')}, found {len(flat)}. It takes: "
                 f"{', '.join(map(str, wanted)) or 'none'}."
             )
         return [check_input(index, value, spec) for index, (value, spec) in enumerate(zip(flat, wanted, strict=True))]

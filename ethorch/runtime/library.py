@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ethorch.support import native
 from ethorch.support.errors import HostError
-from ethorch.support.garbage import collected_later
+from ethorch.support.garbage import delay_collection
 
 #: The C++ module behind ``executorch.runtime``, as 1.4 and as 1.5 calls it.
 _BINDINGS = ("executorch.extension.pybindings._portable_lib", "executorch.extension.pybindings._C")
@@ -93,7 +93,7 @@ def load_backends() -> None:
 def _bindings() -> list[str]:
     """The shared objects of ExecuTorch 1.4 with a copy of its core, imported."""
     try:
-        with warnings.catch_warnings(), collected_later():
+        with warnings.catch_warnings(), delay_collection():
             warnings.simplefilter("ignore")  # "this API is experimental"
             import_module("executorch.runtime")
             quantized = import_module("executorch.kernels.quantized")

@@ -8,7 +8,7 @@ from typing import Any
 
 from ethorch.runtime.elements import Elements
 from ethorch.support import trees
-from ethorch.support.garbage import collected_later
+from ethorch.support.garbage import delay_collection
 
 
 class Traced:
@@ -19,7 +19,7 @@ class Traced:
     """
 
     def __init__(self, data: bytes, methods: Iterable[str]):
-        with warnings.catch_warnings(), collected_later():
+        with warnings.catch_warnings(), delay_collection():
             warnings.simplefilter("ignore")  # "this API is experimental"
             from executorch.runtime import Runtime, Verification
 

@@ -1,1 +1,1 @@
-"""What every package uses: errors, native code, progress, tables, files, processes."""
+"""Common utilities: errors, native code, progress, tables, files, processes."""

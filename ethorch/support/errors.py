@@ -1,24 +1,24 @@
-"""The error tree, and the stable ids that name a refusal.
+"""Exceptions of ethorch, and reasons with stable ids.
 
 ::
 
     EthorchError
-    ├── SpecError            a target, system config, memory mode or flag nobody knows     (also a ValueError)
-    ├── UserCodeError        the user's own code failed: a factory, a model's forward; its cause is the error
-    ├── QuantizationError    the quantizer was asked for what it cannot do                 (also a ValueError)
-    ├── Unsupported          a refusal: an operator a target cannot run; holds its Reason
-    ├── VelaError            Vela declined a graph; holds Vela's own words
-    ├── FormatError          a file or blob from outside is malformed                      (also a ValueError)
+    ├── SpecError            unknown target, system config, memory mode or flag            (also a ValueError)
+    ├── UserCodeError        an exception in user code, which is the cause
+    ├── QuantizationError    an operation that the quantizer does not support              (also a ValueError)
+    ├── Unsupported          an operator that the target cannot run, with its Reason
+    ├── VelaError            a graph that Vela refused, with Vela's message
+    ├── FormatError          a malformed file or blob                                      (also a ValueError)
     │   ├── PayloadError     the delegate payload
     │   ├── ProgramError     the .pte
-    │   ├── BoardError       a board's TOML file: line and key
-    │   └── ElfError         firmware that is no ELF file for a Cortex-M, or does not fit the board
-    ├── VerificationError    a compiled delegate computes something else than its TOSA graph; holds the operator
-    ├── MachineFault         the NPU simulator stopped: command, offset, registers
-    ├── HostError            the host runtime: no compiler, wrong inputs, ExecuTorch refused to load
-    └── EmulatorError        a virtual board cannot run here: no emulator, no FVP
+    │   ├── BoardError       a board's TOML file, with line and key
+    │   └── ElfError         firmware that is not an ELF file for a Cortex-M, or does not fit the board
+    ├── VerificationError    a delegate that differs from its TOSA graph, with the operator
+    ├── MachineFault         a stop of the NPU simulator, with command, offset, registers
+    ├── HostError            host runtime: missing compiler, wrong inputs, load errors of ExecuTorch
+    └── EmulatorError        virtual board: missing emulator or FVP
 
-``Unsupported`` is an answer, collected and reported. Anything else raised by a lowering is a bug of ethorch and propagates.
+``Unsupported`` is collected and reported. Any other exception of a lowering is a bug of ethorch and propagates.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ethorch.support.wording import did_you_mean, shown
+from ethorch.support.wording import did_you_mean, shorten
 
 
 class EthorchError(Exception):
-    """Base of everything ethorch raises on purpose."""
+    """Base class of ethorch's exceptions."""
 
 
 class SpecError(EthorchError, ValueError):
-    """A compile specification names something unknown; the message lists what is known."""
+    """Unknown name in a compile specification; the message lists the known names."""
 
 
 class UserCodeError(EthorchError):
-    """The user's own code failed, or cannot be exported; ``__cause__`` is what it raised, the message names its line."""
+    """User code failed or cannot be exported. ``__cause__`` is its exception; the message has its source line."""
 
 
 class QuantizationError(EthorchError, ValueError):
-    """The quantizer was asked for something it cannot do.
+    """The quantizer does not support the requested operation.
 
     Attributes:
-        id: stable dotted name of what went wrong, e.g. ``calibration.nan``; the message ends with it.
+        id: Stable dotted id, e.g. ``calibration.nan``, with which the message ends.
     """
 
     def __init__(self, id: str, text: str):
@@ -58,12 +58,12 @@ class QuantizationError(EthorchError, ValueError):
 
 
 class VelaError(EthorchError):
-    """Vela declined a graph.
+    """Vela refused a graph.
 
     Attributes:
-        declined: what it declined, as far as that is known: place in the user's code (an Origin) -> Vela's words.
-        too_long: the place among those with which the command stream became too long, where everything before it is short enough.
-        lost_output: it compiled the graph, and left an output out.
+        declined: Vela's message by place in the user's code (an Origin), as far as known.
+        too_long: Place at which the command stream exceeds its maximum length.
+        lost_output: Whether Vela compiled the graph but omitted an output.
     """
 
     def __init__(self, text: str, declined: Mapping[Any, str] | None = None, too_long: Any = None, lost_output: bool = False):
@@ -74,32 +74,32 @@ class VelaError(EthorchError):
 
 
 class FormatError(EthorchError, ValueError):
-    """A file or blob from outside is malformed."""
+    """A malformed file or blob."""
 
 
 class PayloadError(FormatError):
-    """The delegate payload is malformed."""
+    """A malformed delegate payload."""
 
 
 class ProgramError(FormatError):
-    """The .pte file is malformed."""
+    """A malformed .pte file."""
 
 
 class BoardError(FormatError):
-    """A board's TOML file is wrong; the message names line and key, what was found and what is allowed."""
+    """An error in a board's TOML file; the message has line, key, value and allowed values."""
 
 
 class ElfError(FormatError):
-    """The firmware is no ELF file for a Cortex-M, is damaged, or does not fit the board."""
+    """Firmware that is not an ELF file for a Cortex-M, is damaged, or does not fit the board."""
 
 
 class MachineFault(EthorchError):
-    """The NPU simulator stopped: unknown command, access outside a region, malformed stream.
+    """The NPU simulator stopped: unknown command, access outside a region, or malformed stream.
 
     Attributes:
-        operation: the ``npu.stream.Operation`` that it stopped at, where that is known.
-        source: the operator (``npu.Source``) that the operation works for, where that is known.
-        image: which of many inputs it was, where there were many.
+        operation: The ``npu.stream.Operation`` that failed, if known.
+        source: The operation's operator (``npu.Source``), if known.
+        image: Index of the input in a batch.
     """
 
     operation: Any = None
@@ -107,17 +107,17 @@ class MachineFault(EthorchError):
     image: int | None = None
 
     def of_image(self, image: int) -> MachineFault:
-        """The same fault of the input of this number."""
+        """Return the same fault for input ``image`` of a batch."""
         fault = MachineFault(f"input {image}: {self}")
         fault.operation, fault.source, fault.image, fault.__cause__ = self.operation, self.source, image, self
         return fault
 
 
 class VerificationError(EthorchError):
-    """A compiled delegate computes something else than its TOSA graph, or cannot run.
+    """A compiled delegate differs from its TOSA graph, or cannot run.
 
     Attributes:
-        operator: The first operator that differs, with its place in the user's code; empty if it could not be found.
+        operator: First operator that differs, with its place in the user's code; empty if unknown.
         value: Name of its result in the rewritten TOSA graph; empty if a rewrite changed it.
     """
 
@@ -130,21 +130,21 @@ class VerificationError(EthorchError):
 
 
 class HostError(EthorchError):
-    """The host runtime cannot be built, loaded or called that way."""
+    """The host runtime cannot be built, loaded or called."""
 
 
 class EmulatorError(EthorchError):
-    """A virtual board cannot run here: the emulator or FVP is not installed, or does not do what is asked of it."""
+    """A virtual board cannot run: the emulator or FVP is not installed, or has failed."""
 
 
 @dataclass(frozen=True)
 class Reason:
-    """Why an operator is not on the NPU.
+    """The reason why an operator runs on the CPU.
 
     Attributes:
-        id: stable dotted name, e.g. ``AVG_POOL2D.stride`` (a limits row) or ``convolution.transposed_dilation``.
-        text: one sentence: what was found, what is allowed.
-        way_out: what the user can do about it: an operator that could replace it, a setting that allows it, a target that has it.
+        id: Stable dotted id, e.g. ``AVG_POOL2D.stride`` (a limits row) or ``convolution.transposed_dilation``.
+        text: One sentence with the actual and the allowed values.
+        way_out: Remedy: a replacement operator, a setting or another target.
     """
 
     id: str
@@ -156,10 +156,10 @@ class Reason:
 
 
 class Unsupported(EthorchError):
-    """A refusal. The walk turns it into a partition report entry; ``preprocess`` lets it propagate.
+    """A refusal. Partitioning reports it; ``preprocess`` lets it propagate.
 
     Attributes:
-        place: The operator's place in the user's code (an Origin), if a delegate's lowering refused it.
+        place: Place of the operator in the user's code (an Origin), if a delegate's lowering refused it.
     """
 
     place: Any = None
@@ -169,7 +169,7 @@ class Unsupported(EthorchError):
         self.reason = reason
 
 
-def unknown_name(kind: str, name: str, known: Iterable[str]) -> SpecError:
-    """SpecError for a name nobody knows: the name, near misses, and the whole list of known ones."""
-    names = sorted(known)
-    return SpecError(f"unknown {kind} {shown(name)}.{did_you_mean(name[:99], names)} Known: {', '.join(names)}.")
+def unknown_name(kind: str, name: str, names: Iterable[str]) -> SpecError:
+    """Create a SpecError for an unknown name, with similar names and the list of known names."""
+    options = sorted(names)
+    return SpecError(f"unknown {kind} {shorten(name)}.{did_you_mean(name[:99], options)} Known: {', '.join(options)}.")

@@ -1,10 +1,10 @@
-"""The lock around work that only one thread of a process may do at a time: exporting, tracing and converting models.
+"""Lock of export, trace and conversion, which only one thread of a process may run at a time.
 
-``torch.export`` and torch's tracers replace functions of torch while they run, and keep state of the process. So each function of
-ethorch that exports or compiles holds ``EXPORT_LOCK``, and waits for the threads that hold it. Running programs needs no lock.
+``torch.export`` and torch's tracers replace functions of torch and have global state. Each function of ethorch that exports or
+compiles holds ``EXPORT_LOCK``. Running programs does not need it.
 
-A fork waits, too: the child would have a lock that nobody releases, and a torch in the middle of an export. It takes this lock
-before that of ``redirect``, as compiling does.
+Forks wait too, because the child would inherit a lock that is never released. A fork acquires this lock before that of
+``redirect``, as compiling does.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from contextlib import contextmanager
 from ethorch.support import redirect
 from ethorch.support.quiet import quiet
 
-assert redirect.COUT_LOCK  # registered first, it is acquired last
+assert redirect.COUT_LOCK  # registered first, so acquired last
 
 EXPORT_LOCK = threading.RLock()
 
-if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(before=EXPORT_LOCK.acquire, after_in_parent=EXPORT_LOCK.release, after_in_child=EXPORT_LOCK.release)
 
 
 @contextmanager
 def exclusive() -> Iterator[None]:
-    """Hold ``EXPORT_LOCK``, and keep other libraries quiet. As a decorator, around a function."""
+    """Hold ``EXPORT_LOCK`` and silence other libraries. Also a decorator."""
     with EXPORT_LOCK, quiet():
         yield

@@ -1,4 +1,4 @@
-"""Cyclic garbage, collected later: a look through all objects of torch takes Python 0.3 s, and imports cause eight of them."""
+"""Delay garbage collection: a pass over all objects of torch takes 0.3 s, and imports cause eight."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def collected_later() -> Iterator[None]:
-    """Inside, Python looks for no garbage: for imports, and for work of a second whose results live on.
+def delay_collection() -> Iterator[None]:
+    """Disable garbage collection, e.g. during imports or work whose results stay alive.
 
-    Afterwards all objects count as old, so that the next collections do not look through those that were made inside.
+    Afterwards all objects count as old, so that the next collections skip objects created inside.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -19,18 +19,18 @@ def collected_later() -> Iterator[None]:
         yield
     finally:
         if enabled:
-            if not gc.get_freeze_count():  # else it would end what the user froze
+            if not gc.get_freeze_count():  # unfreeze() would also release objects frozen by the user
                 gc.freeze()
-                gc.unfreeze()  # all objects are in the oldest generation now
+                gc.unfreeze()  # moves all objects to the oldest generation
             gc.enable()
 
 
 @contextmanager
-def collected_seldom() -> Iterator[None]:
-    """Inside, Python looks for garbage after 50,000 new objects, where it does after some hundred: for a process of imports."""
-    before = gc.get_threshold()
+def reduce_collection() -> Iterator[None]:
+    """Collect garbage only after 50,000 new objects, for processes that import many modules."""
+    thresholds = gc.get_threshold()
     gc.set_threshold(50_000, 20, 25)
     try:
         yield
     finally:
-        gc.set_threshold(*before)
+        gc.set_threshold(*thresholds)

@@ -1,8 +1,8 @@
-"""Compiles the package's own C++ on first use, into a per-user cache.
+"""Compile the package's C++ code on first use, into a per-user cache.
 
-A library's name holds a digest of everything it is made from, so that a cached file is never stale, and one of its own
-bytes: loading a truncated or overwritten library would end the process, so a file that does not fit its name is not loaded.
-A digest protects against accidents only, so a folder or a file that another user can change is not used at all.
+A library's name contains a digest of its sources, so that cached files are never outdated. It also contains a digest of its
+bytes, because loading a truncated library would crash the process. Digests protect against accidents only, so folders and files
+that other users can change are not used.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from pathlib import Path
 
 from ethorch.support.errors import HostError
 
-PREBUILT = Path(__file__).parent.parent / "prebuilt"  # libraries that a wheel brings along, by the names that the cache gives them
-_unloadable: set[Path] = set()  # of these, what this computer refuses
+PREBUILT = Path(__file__).parent.parent / "prebuilt"  # libraries in a wheel, with the file names of the cache
+_unloadable: set[Path] = set()  # libraries that cannot be loaded here
 
 
 def cache_folder() -> Path:
-    """Where built libraries are kept: ETHORCH_CACHE_DIR, else XDG_CACHE_HOME/ethorch, else ~/.cache/ethorch."""
-    if given := os.environ.get("ETHORCH_CACHE_DIR"):
-        return Path(given)
+    """Return the folder of compiled libraries: ETHORCH_CACHE_DIR, XDG_CACHE_HOME/ethorch or ~/.cache/ethorch."""
+    if folder := os.environ.get("ETHORCH_CACHE_DIR"):
+        return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "ethorch"
 
 
 def distrust(folder: Path) -> str | None:
     """Return why another user could replace a library in a folder, or None if only this user and root can.
 
-    The folder and all above it, after symbolic links, must belong to this user or to root. Nobody else may have permission to
-    write to them. Folders above it may be writable if they are sticky, as ``/tmp`` is.
+    The folder and its parents, after symbolic links, must belong to this user or to root, and others must not have write
+    permission. Parents may be writable if they are sticky, like ``/tmp``.
     """
     folder = folder.resolve()
     for path in (folder, *folder.parents):
@@ -65,21 +65,20 @@ def build(
     purpose: str = "",
     otherwise: Sequence[str] = (),
 ) -> Path:
-    """A shared library, compiled unless the cache or the wheel has it whole.
+    """Return a shared library from the cache or the wheel, or compile it.
 
-    It is written under a temporary name and renamed, so that any number of processes may do this at once. Those that need the same
-    library wait for the first, which compiles one file on each CPU.
+    It is written under a temporary name and renamed, so any number of processes can build it. Processes that need the same library
+    wait for the first, which compiles one file per CPU.
 
     Args:
-        name: how its file name starts.
-        files, headers, flags: what it is made from.
-        depends: a version of something outside that it is compiled against.
-        purpose: who wants it, to be said when there is no compiler.
-        otherwise: the command of another compiler, to be taken when there is none.
+        name: Prefix of the file name.
+        files, headers, flags: Inputs of the compilation.
+        depends: Version of an external dependency.
+        purpose: Feature that needs the library, for the error without a compiler.
+        otherwise: Command of another compiler to use if there is none.
 
     Raises:
-        HostError: there is no compiler, or CXX is no command, or the compiler fails, or the cache cannot be written to, or other
-            users can write to it.
+        HostError: There is no compiler, the compiler fails, or the cache is not writable or not private.
     """
     flags = ["-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden", *flags]
     digest = hashlib.sha256(" ".join([depends, *flags]).encode())
@@ -91,20 +90,20 @@ def build(
     if compiler is not None:
         start += f"-{hashlib.sha256(_compiler_version(compiler)).hexdigest()[:8]}"
     danger = distrust(folder)
-    cached = None if danger else _cached(folder, start, any_compiler=compiler is None)
+    cached = None if danger else _find_cached(folder, start, any_compiler=compiler is None)
     if cached is None:
-        cached = _cached(PREBUILT, of_sources, any_compiler=True, keep=True)
+        cached = _find_cached(PREBUILT, of_sources, any_compiler=True, keep=True)
     if cached is not None:
         return cached
     if compiler is None:
         raise HostError(
             f"no C++ compiler was found, and {purpose} builds a small library on first use. Install one (Debian, "
-            "Ubuntu: apt install g++; Fedora: dnf install gcc-c++; macOS: xcode-select --install), or set CXX to the "
-            "one you have."
+            "Ubuntu: apt install g++; Fedora: dnf install gcc-c++; macOS: xcode-select --install), or set CXX to an "
+            "installed one."
         )
     if danger:
         raise HostError(
-            f"no library is loaded from {folder}: {danger}. Set ETHORCH_CACHE_DIR to a folder to which only this user can write."
+            f"the cache {folder} is not private: {danger}. Set ETHORCH_CACHE_DIR to a folder to which only this user can write."
         )
     try:
         for missing in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
@@ -113,15 +112,15 @@ def build(
         os.close(handle)
     except OSError as error:
         raise HostError(
-            f"cannot write the compiled library to {folder}: {error.strerror}. Set ETHORCH_CACHE_DIR to a folder of yours."
+            f"cannot write the compiled library to {folder}: {error.strerror}. Set ETHORCH_CACHE_DIR to a writable folder."
         ) from None
     try:
-        with _locked(folder / f"building-{start}.lock"):
-            if (cached := _cached(folder, start, any_compiler=False)) is not None:
+        with _hold_lock(folder / f"building-{start}.lock"):
+            if (cached := _find_cached(folder, start, any_compiler=False)) is not None:
                 return cached
             _compile(name, [*compiler, *flags], files, temporary)
             os.chmod(temporary, 0o755)
-            path = folder / f"{start}-{_content(Path(temporary))}.so"
+            path = folder / f"{start}-{_digest_of(Path(temporary))}.so"
             os.replace(temporary, path)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise HostError(f"compiling {name} with {compiler[0]} failed: {error}") from None
@@ -131,14 +130,18 @@ def build(
 
 
 def _compile(name: str, command: list[str], files: Sequence[Path], output: str) -> None:
-    """Compile files, one on each CPU, and link them. HostError with what the compiler says if it fails."""
+    """Compile files, one per CPU, and link them.
+
+    Raises:
+        HostError: The compiler fails; the message has its output.
+    """
 
     def run(arguments: list[str]) -> None:
         result = subprocess.run([*command, *arguments], capture_output=True, timeout=600, check=False)
         if result.returncode:
             raise HostError(
-                f"{command[0]} could not compile {name}; a compiler that knows C++20 is needed (g++ 10 or newer). "
-                f"It said: {result.stderr.decode(errors='replace')[-2000:]}"
+                f"{command[0]} cannot compile {name}, which requires C++20 (g++ 10 or newer). Output: "
+                f"{result.stderr.decode(errors='replace')[-2000:]}"
             )
 
     with tempfile.TemporaryDirectory(prefix="ethorch-build-") as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -148,10 +151,10 @@ def _compile(name: str, command: list[str], files: Sequence[Path], output: str) 
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Wait until no other process is inside with this file. It is removed at the end; a process that waits has it open."""
+def _hold_lock(path: Path) -> Iterator[None]:
+    """Hold the lock file across processes, and remove it at the end."""
     with open(path, "wb") as file:
-        with contextlib.suppress(OSError):  # a file system without locks: each process builds for itself
+        with contextlib.suppress(OSError):  # without file locks, each process builds its own
             fcntl.flock(file, fcntl.LOCK_EX)
         try:
             yield
@@ -160,10 +163,10 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def load(build: Callable[[], Path]) -> ctypes.CDLL:
-    """The library that ``build`` makes; built once more when the cached one cannot be loaded here.
+    """Load the library that ``build`` returns; build again if the cached one cannot be loaded.
 
     Raises:
-        HostError: it cannot be built, or what was built cannot be loaded.
+        HostError: The library cannot be built or loaded.
     """
     path = build()
     try:
@@ -178,21 +181,21 @@ def load(build: Callable[[], Path]) -> ctypes.CDLL:
             raise HostError(f"the compiled library cannot be loaded: {error}") from None
 
 
-def _cached(folder: Path, start: str, any_compiler: bool, keep: bool = False) -> Path | None:
-    """A library of a folder whose bytes are those that were built. Damaged ones, and other users', are removed.
+def _find_cached(folder: Path, start: str, any_compiler: bool, keep: bool = False) -> Path | None:
+    """Return a library whose bytes match its name. Remove damaged libraries and those that others can change.
 
     Args:
-        start: its name up to the digest of its bytes; with ``any_compiler`` up to the digest of the compiler.
-        keep: leave damaged ones, and pass over those that could not be loaded: the folder is not ours.
+        start: File name up to the digest of the bytes; with ``any_compiler`` up to the digest of the compiler.
+        keep: Do not remove files, and skip those that could not be loaded. For folders of the package.
     """
     for path in sorted(folder.glob(f"{start}-*-*.so" if any_compiler else f"{start}-*.so")):
         if keep and path in _unloadable:
             continue
         try:
-            whole = (keep or _is_own(path)) and path.stem.endswith(f"-{_content(path)}")
+            is_valid = (keep or _is_own(path)) and path.stem.endswith(f"-{_digest_of(path)}")
         except OSError:
             continue
-        if whole:
+        if is_valid:
             return path
         if not keep:
             _remove(path)
@@ -200,29 +203,29 @@ def _cached(folder: Path, start: str, any_compiler: bool, keep: bool = False) ->
 
 
 def _is_own(path: Path) -> bool:
-    """Return True if a path is a file, not a link, that only this user or root can change."""
+    """Return True if the path is a regular file that only this user or root can change."""
     status = path.lstat()
     is_private = status.st_uid in (0, os.geteuid()) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     return stat.S_ISREG(status.st_mode) and is_private
 
 
-def _content(path: Path) -> str:
-    """The digest of a library's bytes, as its name holds it."""
+def _digest_of(path: Path) -> str:
+    """Return the digest of the library's bytes."""
     return hashlib.sha256(path.read_bytes()).hexdigest()[:20]
 
 
 def _remove(path: Path) -> None:
-    with contextlib.suppress(OSError):  # the cache may be read-only, or another process was quicker
+    with contextlib.suppress(OSError):  # read-only cache, or already removed
         path.unlink()
 
 
 def compiler_command() -> list[str] | None:
-    """Command of the C++ compiler: CXX if set, else the first of the usual ones that is there."""
-    given = os.environ.get("CXX", "")
+    """Return the command of the C++ compiler: CXX if set, else the first of g++, clang++ and c++ that is installed."""
+    variable = os.environ.get("CXX", "")
     try:
-        commands = [shlex.split(given), ["g++"], ["clang++"], ["c++"]]
+        commands = [shlex.split(variable), ["g++"], ["clang++"], ["c++"]]
     except ValueError as error:
-        raise HostError(f"CXX is {given!r}, which is no command: {error}. Set it to a C++ compiler, or unset it.") from None
+        raise HostError(f"CXX: expected a command, got {variable!r}: {error}. Set it to a C++ compiler, or unset it.") from None
     return next((words for words in commands if words and shutil.which(words[0])), None)
 
 

@@ -34,17 +34,17 @@ class NotebookProgress:
         self._stages.clear()
         self._update(always=True)
 
-    def began(self, name: str, total: int | None) -> None:
+    def begin(self, name: str, total: int | None) -> None:
         """See Listener."""
         self._stages.append([name, 0, total, time.monotonic()])
         self._update()
 
-    def stepped(self, name: str) -> None:
+    def step(self, name: str) -> None:
         """See Listener."""
         self._stages[-1][1] += 1
         self._update()
 
-    def ended(self, name: str) -> None:
+    def end(self, name: str) -> None:
         """See Listener."""
         self._stages.pop()
 

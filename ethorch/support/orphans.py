@@ -1,4 +1,4 @@
-"""Processes that end when the process that started them ends, even if a signal killed it."""
+"""Processes that end when their parent ends, even if a signal killed it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 @functools.lru_cache(maxsize=1)
 def lifeline(process: int) -> int:
-    """Open a pipe that breaks when this process ends, and return the file descriptor of its reading end.
+    """Open a pipe that breaks when this process ends, and return the descriptor of its reading end.
 
     Args:
-        process: The number of this process, so that each has its own pipe.
+        process: Id of this process, so that each has its own pipe.
     """
     reading, _ = os.pipe()  # only this process has the other end, and never closes it
     return reading
@@ -29,14 +29,13 @@ def lifeline(process: int) -> int:
 
 @functools.lru_cache(maxsize=1)
 def end_worker_with(parent: int, pipe: int) -> None:
-    """Let this worker process end when the process that started it ends, on Linux even inside C++ that holds Python's lock.
+    """Let this worker process end when its parent ends, on Linux even inside C++ that holds the GIL.
 
-    Elsewhere, a thread compares the parent's process number, and such a worker ends after the C++ call. PR_SET_PDEATHSIG would end
-    it with the thread that started it, which may be another than the one that hands out the work. Nothing happens in a process
-    that ``parent`` did not start itself, such as a worker of a cluster.
+    Elsewhere, a thread polls the parent's id, and the worker ends after the C++ call. PR_SET_PDEATHSIG is not suitable because it
+    depends on the thread that started the worker. Nothing happens in a process that ``parent`` did not start itself.
 
     Args:
-        parent: The process that hands out the work.
+        parent: Id of the process that hands out the work.
         pipe: ``lifeline`` of that process.
     """
     worker = multiprocessing.current_process()
@@ -48,7 +47,7 @@ def end_worker_with(parent: int, pipe: int) -> None:
 
 
 def _end_at_hangup(pipe: int) -> None:
-    """Have the kernel send SIGKILL to this process when nobody holds the writing end of a pipe any more (fcntl(2), O_ASYNC)."""
+    """Let the kernel send SIGKILL to this process when the writing end of a pipe is closed (fcntl(2), O_ASYNC)."""
     import fcntl  # Unix only
 
     fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
@@ -63,10 +62,10 @@ def _end_after(parent: int) -> None:
 
 
 def end_child_with(parent: int) -> None:
-    """Let this process end at once if its parent ends, on Linux even inside C++.
+    """Let this process end immediately when its parent ends, on Linux even inside C++.
 
     Args:
-        parent: The process that started this one. Its thread that did waits for this process: Linux watches threads.
+        parent: Id of the parent. The thread that started this process must wait for it, because Linux watches threads.
     """
     if sys.platform.startswith("linux"):
         with contextlib.suppress(OSError, AttributeError):  # a C library without prctl

@@ -1,7 +1,7 @@
-"""What long work says of itself while it runs: stages, and how far each has come.
+"""Stages of long work and their progress.
 
-Library code opens a ``stage`` and calls it for each step done. Nothing is shown unless somebody listens:
-``ethorch.support.progress_bar`` draws the stages on a terminal.
+Library code opens a ``stage`` and calls it for each finished step. A listener displays the stages; see
+``ethorch.support.progress_bar``.
 """
 
 from __future__ import annotations
@@ -11,33 +11,33 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Protocol
 
-#: Called for each step of a stage that is done.
+#: Function called for each finished step.
 Step = Callable[[], None]
 
 
 class Listener(Protocol):
-    """Somebody who is told of stages. Calls come from one thread, properly nested."""
+    """Receiver of progress. Calls come from one thread and are properly nested."""
 
-    def began(self, name: str, total: int | None) -> None:
-        """A stage begins; it has ``total`` steps, or nobody knows how many."""
+    def begin(self, name: str, total: int | None) -> None:
+        """Begin a stage with ``total`` steps; None if unknown."""
 
-    def stepped(self, name: str) -> None:
-        """One step of the stage is done."""
+    def step(self, name: str) -> None:
+        """Count a finished step of the stage."""
 
-    def ended(self, name: str) -> None:
-        """The stage is over, done or broken off."""
+    def end(self, name: str) -> None:
+        """End the stage, finished or not."""
 
 
 class Silence:
-    """A Listener that draws nothing, and keeps ``ethorch.support.progress_bar`` from drawing."""
+    """A Listener that displays nothing and disables ``ethorch.support.progress_bar``."""
 
-    def began(self, name: str, total: int | None) -> None:
+    def begin(self, name: str, total: int | None) -> None:
         """See Listener."""
 
-    def stepped(self, name: str) -> None:
+    def step(self, name: str) -> None:
         """See Listener."""
 
-    def ended(self, name: str) -> None:
+    def end(self, name: str) -> None:
         """See Listener."""
 
 
@@ -46,21 +46,21 @@ _LISTENER: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
 @contextmanager
 def stage(name: str, total: int | None = None) -> Iterator[Step]:
-    """A stage of long work, e.g. ``stage("calibrate", len(samples))``; call what it gives after each step."""
+    """Open a stage, e.g. ``stage("calibrate", len(samples))``, and yield a function to call after each step."""
     listener = _LISTENER.get()
     if listener is None:
         yield lambda: None
         return
-    listener.began(name, total)
+    listener.begin(name, total)
     try:
-        yield lambda: listener.stepped(name)
+        yield lambda: listener.step(name)
     finally:
-        listener.ended(name)
+        listener.end(name)
 
 
 @contextmanager
 def listening(listener: Listener | None) -> Iterator[None]:
-    """``listener`` is told of the stages inside; None: nobody is."""
+    """Report stages started inside the context to ``listener``, if given."""
     token = _LISTENER.set(listener)
     try:
         yield
@@ -68,6 +68,6 @@ def listening(listener: Listener | None) -> Iterator[None]:
         _LISTENER.reset(token)
 
 
-def heard() -> bool:
-    """Is somebody told of stages already?"""
+def has_listener() -> bool:
+    """Return True if a listener is active."""
     return _LISTENER.get() is not None

@@ -1,4 +1,4 @@
-"""Stages of long work, drawn on a terminal's stderr."""
+"""Display the stages of long work on a terminal's stderr."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from rich.text import Text
 from ethorch.support.tables import NARROW
 
 
-class _HowFar(ProgressColumn):
-    """``3/8  0:00:06, 0:00:10 left``; of a stage whose end nobody knows, ``0:00:06``."""
+class _ProgressText(ProgressColumn):
+    """``3/8  0:00:06, 0:00:10 left``, or ``0:00:06`` if the total is unknown."""
 
     def render(self, task: Task) -> Text:
         """See Rich."""
@@ -28,13 +28,13 @@ def _clock(seconds: float | None) -> str:
 
 
 class ProgressBar:
-    """A Listener: one line for each stage that runs; it goes when the stage is over."""
+    """A Listener that displays one line per running stage."""
 
     def __init__(self) -> None:
         console = Console(stderr=True)
         name = TextColumn("{task.description}", table_column=Column(no_wrap=True))
         bar = [BarColumn()] if console.width >= NARROW else []
-        self._bars = Progress(SpinnerColumn(), name, *bar, _HowFar(Column(no_wrap=True)), console=console, transient=True)
+        self._bars = Progress(SpinnerColumn(), name, *bar, _ProgressText(Column(no_wrap=True)), console=console, transient=True)
         self._tasks: list[TaskID] = []
 
     def __enter__(self) -> ProgressBar:
@@ -44,14 +44,14 @@ class ProgressBar:
     def __exit__(self, *_: object) -> None:
         self._bars.stop()
 
-    def began(self, name: str, total: int | None) -> None:
+    def begin(self, name: str, total: int | None) -> None:
         """See Listener."""
         self._tasks.append(self._bars.add_task(name, total=total))
 
-    def stepped(self, name: str) -> None:
+    def step(self, name: str) -> None:
         """See Listener."""
         self._bars.advance(self._tasks[-1])
 
-    def ended(self, name: str) -> None:
+    def end(self, name: str) -> None:
         """See Listener."""
         self._bars.remove_task(self._tasks.pop())

@@ -1,4 +1,4 @@
-"""Decide whether the stages of long work are displayed."""
+"""Display of the stages of long work."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 from ethorch.support.notebook_progress import NotebookProgress, in_notebook
-from ethorch.support.progress import Listener, heard, listening
+from ethorch.support.progress import Listener, has_listener, listening
 
 
 @contextmanager
-def shown(wanted: bool | None = None) -> Iterator[None]:
+def display_progress(enabled: bool | None = None) -> Iterator[None]:
     """Display the stages inside the context, on stderr or in the notebook, and remove them at the end.
 
     Args:
-        wanted: Whether to display them. By default, they are displayed on a terminal and in a notebook, unless a listener is
-            active.
+        enabled: Whether to display them. Default: on a terminal and in a notebook, unless a listener is active.
     """
     notebook = in_notebook()
-    if wanted is None:
-        wanted = (notebook or sys.stderr.isatty()) and not heard()
-    if not wanted:
+    if enabled is None:
+        enabled = (notebook or sys.stderr.isatty()) and not has_listener()
+    if not enabled:
         yield
         return
     with NotebookProgress() if notebook else _progress_bar() as bar, listening(bar):
@@ -29,6 +28,6 @@ def shown(wanted: bool | None = None) -> Iterator[None]:
 
 
 def _progress_bar() -> AbstractContextManager[Listener]:
-    from ethorch.support.progress_bar import ProgressBar  # 20 ms of Rich, which only a terminal needs
+    from ethorch.support.progress_bar import ProgressBar  # importing Rich takes 20 ms
 
     return ProgressBar()

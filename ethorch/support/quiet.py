@@ -1,6 +1,6 @@
-"""Other libraries' noise kept away: what torch, torchao and ExecuTorch print on import and while they export.
+"""Silence messages of torch, torchao and ExecuTorch during import and export, which do not concern the user's model.
 
-None of it is about the user's model. Their errors, ethorch's own messages and warnings of the user's code stay.
+Errors, ethorch's messages and warnings of user code are not affected.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-#: Loggers that complain of kernels that a CPU has no use for, of deprecated calls among themselves, and of passes they skip.
+#: Loggers that report missing GPU kernels, internal deprecated calls and skipped passes.
 _LOGGERS = ("torchao", "torch.utils._pytree", "torch.export", "torch._export", "torch.fx", "executorch")
-#: What these log comes as an exception too, which is told in a sentence.
-_TOLD = ("torch._subclasses.fake_tensor",)
-#: Modules whose warnings are about their own insides.
+#: Loggers whose messages are also raised as exceptions.
+_DUPLICATES = ("torch._subclasses.fake_tensor",)
+#: Modules whose warnings concern their internals.
 _MODULES = r"(torch|torchao|executorch|tosa_serializer|ethosu|contextlib|copyreg|functools|importlib)(\.|$)"
 
 
 _lock = threading.Lock()
-_inside = 0  # how many contexts of all threads are open
+_inside = 0  # number of open contexts in all threads
 _restored = ExitStack()
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Inside, other libraries say only what is an error, and nothing twice. Levels that the user has set are kept.
+    """Let other libraries report errors only, each once. Levels set by the user are kept.
 
-    Filters and levels are the process's, so the first of several threads sets them and the last restores them.
+    Filters and levels are global, so the first of several threads sets them and the last restores them.
     """
     global _inside
     with _lock:
@@ -46,13 +46,13 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    wanted = {**dict.fromkeys(_LOGGERS, logging.ERROR), **dict.fromkeys(_TOLD, logging.CRITICAL)}
-    levels = {logger: logger.level for name in wanted if not (logger := logging.getLogger(name)).level}
+    level_by_name = {**dict.fromkeys(_LOGGERS, logging.ERROR), **dict.fromkeys(_DUPLICATES, logging.CRITICAL)}
+    levels = {logger: logger.level for name in level_by_name if not (logger := logging.getLogger(name)).level}
     with warnings.catch_warnings():
         for category in (FutureWarning, UserWarning, DeprecationWarning):
             warnings.filterwarnings("ignore", category=category, module=_MODULES)
         for logger in levels:
-            logger.setLevel(wanted[logger.name])
+            logger.setLevel(level_by_name[logger.name])
         try:
             yield
         finally:

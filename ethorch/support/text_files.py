@@ -1,4 +1,4 @@
-"""Text, JSON and TOML files of the user, read completely or refused in a sentence."""
+"""Read text, JSON and TOML files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ethorch.support.errors import FormatError
-from ethorch.support.wording import shown
+from ethorch.support.wording import shorten
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -54,14 +54,14 @@ def parse_json(text: str, label: str, remedy: str) -> dict[str, Any]:
         FormatError: The text is something else.
     """
     try:
-        found = json.loads(text)
+        content = json.loads(text)
     except RecursionError:
         raise FormatError(f"{label} is not JSON that can be read: it is nested too deeply. {remedy}") from None
     except ValueError as error:  # also an integer of more digits than Python converts
         raise FormatError(f"{label} is not JSON: {str(error).partition(';')[0]}. {remedy}") from None
-    if not isinstance(found, dict):
-        raise FormatError(f"{label} contains {shown(found)}; expected an object with keys. {remedy}")
-    return found
+    if not isinstance(content, dict):
+        raise FormatError(f"{label} contains {shorten(content)}; expected an object with keys. {remedy}")
+    return content
 
 
 def parse_toml(text: str, label: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Nests of values, and tensors among them, in a process that may not have imported torch.
+"""Nested values and their tensors, without importing torch.
 
-Without torch there are no tensors, and no types that users registered with its pytree: lists, tuples and dicts are the only nests.
+Before torch is imported, lists, tuples and dicts are the only nests.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def is_tensor(value: Any) -> bool:
 
 
 def flatten(nest: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
-    """Return the leaves of a nest in order, and a function that makes the nest of other leaves."""
+    """Return the leaves of a nest in order, and a function that rebuilds the nest from other leaves."""
     if "torch" in sys.modules:
         from torch.utils import _pytree as pytree
 
@@ -33,13 +33,13 @@ def leaves(nest: Any) -> list[Any]:
     return flatten(nest)[0]
 
 
-def _builder(nest: Any, found: list[Any]) -> Callable[[Any], Any]:
-    """Append the leaves to ``found``; return a function that takes as many of an iterator and makes the nest."""
+def _builder(nest: Any, leaves: list[Any]) -> Callable[[Any], Any]:
+    """Append the leaves to ``leaves`` and return a function that rebuilds the nest from an iterator."""
     if type(nest) is dict:
-        parts = {key: _builder(value, found) for key, value in nest.items()}
+        parts = {key: _builder(value, leaves) for key, value in nest.items()}
         return lambda values: {key: part(values) for key, part in parts.items()}
     if type(nest) in (list, tuple):
-        kind, builders = type(nest), [_builder(value, found) for value in nest]
+        kind, builders = type(nest), [_builder(value, leaves) for value in nest]
         return lambda values: kind([build(values) for build in builders])
-    found.append(nest)
+    leaves.append(nest)
     return next

@@ -1,4 +1,4 @@
-"""Versions of ethorch and of the packages it stands on, and which of those that only some parts need are missing."""
+"""Versions of ethorch and its dependencies."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ PACKAGES = ("ethorch", "torch", "torchao", "executorch", "ethos-u-vela", "tosa-t
 
 
 def versions() -> dict[str, str]:
-    """Name -> version, ``not installed`` where there is none."""
-    found = {}
+    """Return the versions by package name, ``not installed`` if missing."""
+    version_by_name = {}
     for name in PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            version_by_name[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            version_by_name[name] = "not installed"
+    return version_by_name
 
 
-def check_installed(what: str, modules: tuple[str, ...], install: str) -> None:
-    """Say what is missing before any work is done.
+def check_installed(user: str, modules: tuple[str, ...], install: str) -> None:
+    """Check that optional modules are installed.
 
     Args:
-        what: wants them, e.g. ``examples/digits.py``.
-        modules: as they are imported.
-        install: the command that installs them.
+        user: Program that needs them, e.g. ``examples/digits.py``.
+        modules: Import names.
+        install: Command that installs them.
 
     Raises:
-        EthorchError: one of the modules is not installed.
+        EthorchError: A module is not installed.
     """
     if missing := [name for name in modules if importlib.util.find_spec(name) is None]:
-        raise EthorchError(f"{what} needs the Python packages {', '.join(modules)}; missing: {', '.join(missing)}: {install}")
+        raise EthorchError(f"{user} needs the Python packages {', '.join(modules)}; missing: {', '.join(missing)}: {install}")

@@ -1,4 +1,4 @@
-"""Words that messages have in common: a count with its noun, and what a mistyped name may have meant."""
+"""Common parts of messages: counts, shortened values, similar names."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from difflib import get_close_matches
 from typing import Any
 
 
-def counted(count: int, noun: str, plural: str = "") -> str:
-    """``1 sample``, ``2 samples``, ``1,200 samples``; ``plural`` of a noun that takes more than an s."""
+def count_noun(count: int, noun: str, plural: str = "") -> str:
+    """Return ``1 sample``, ``2 samples`` or ``1,200 samples``; ``plural`` for irregular nouns."""
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
 
 
-def shown(value: Any, most: int = 60) -> str:
-    """Return a value from a file for a message: ``'int9'``, at most ``most`` characters, ``a table`` for a large table."""
+def shorten(value: Any, most: int = 60) -> str:
+    """Format a value of a file for a message, e.g. ``'int9'``, in at most ``most`` characters; ``a table`` for a large table."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # an integer of thousands of digits, a deeply nested list
@@ -23,21 +23,21 @@ def shown(value: Any, most: int = 60) -> str:
     return "a table" if isinstance(value, dict) else "a list" if isinstance(value, list) else text[: most - 3] + "..."
 
 
-def near(name: str, known: Iterable[str], most: int = 3) -> list[str]:
-    """Return the known names nearest to a mistyped one, ignoring case: names that contain it, or else the most similar ones."""
+def near(name: str, names: Iterable[str], most: int = 3) -> list[str]:
+    """Return the names most similar to a mistyped one, ignoring case: names that contain it, or else the closest matches."""
     by_lower: dict[str, str] = {}
-    for each in known:
-        by_lower.setdefault(each.lower(), each)
-    longer = [each for lower, each in by_lower.items() if len(name) > 2 and name.lower() in lower]
-    return longer[:most] or [by_lower[found] for found in get_close_matches(name.lower(), by_lower, n=most, cutoff=0.6)]
+    for candidate in names:
+        by_lower.setdefault(candidate.lower(), candidate)
+    longer = [candidate for lower, candidate in by_lower.items() if len(name) > 2 and name.lower() in lower]
+    return longer[:most] or [by_lower[match] for match in get_close_matches(name.lower(), by_lower, n=most, cutoff=0.6)]
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`` Did you mean 'int8'?``, to stand behind a sentence; nothing where no known name is near."""
-    found = near(name, known)
-    return f" Did you mean {' or '.join(map(repr, found))}?" if found else ""
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Return `` Did you mean 'int8'?`` to append to a sentence, or "" without similar names."""
+    similar = near(name, names)
+    return f" Did you mean {' or '.join(map(repr, similar))}?" if similar else ""
 
 
 def kib(size: int | None) -> str:
-    """Return a size in KiB as text; ``unknown`` if there is none."""
+    """Format a size in KiB; ``unknown`` for None."""
     return "unknown" if size is None else f"{size / 1024:,.1f} KiB"

@@ -1,6 +1,6 @@
-"""What another process is given to do: a function with the user's objects in it, and where their classes are imported from.
+"""Calls in worker processes, with the user's objects and the folders of their classes.
 
-A process that joblib starts knows neither the folder of the user's file nor that other libraries are to be kept quiet.
+A joblib worker does not inherit the import path of the user's file or silenced loggers.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ethorch.support.quiet import quiet
 
 @dataclass(frozen=True)
 class Task:
-    """A call that another process can make.
+    """A call that another process can execute.
 
     Attributes:
-        content: the function and what is bound to it, pickled; it never leaves the processes of this program.
-        folders: where the modules of the user's classes are found.
-        creator: the process that hands it out; a worker that this process started ends with it.
-        pipe: the creator's ``lifeline``.
+        content: Pickled function with bound objects; used only between processes of this program.
+        folders: Import folders of the user's classes.
+        creator: Id of the process that hands out the call. Workers that it started end with it.
+        pipe: The creator's ``lifeline``.
     """
 
     content: bytes
@@ -36,12 +36,12 @@ class Task:
 
     @staticmethod
     def of(function: Callable[..., Any], *users: object) -> Task:
-        """The call of a function to which objects of the user's classes ``users`` are bound."""
+        """Create the call of a function with bound objects ``users`` of user classes."""
         names = {cls.__module__ for user in users for cls in type(user).__mro__}
         return Task(cloudpickle.dumps(function), tuple(sorted(_folders(names))), os.getpid(), lifeline(os.getpid()))
 
     def __call__(self, *arguments: Any) -> Any:
-        """What the function returns."""
+        """Call the function."""
         end_worker_with(self.creator, self.pipe)
         with quiet():
             sys.path += [folder for folder in self.folders if folder not in sys.path]
@@ -49,13 +49,13 @@ class Task:
 
 
 def _folders(names: Iterable[str]) -> set[str]:
-    """The folders from which modules of these dotted names are imported."""
-    found = set()
+    """Return the folders from which the modules are imported."""
+    folders = set()
     for name in names:
         file = getattr(sys.modules.get(name), "__file__", None)
         if file is None or name == "__main__":
             continue
         path = Path(file).resolve()
-        inside = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
-        found.add(str(path.parents[len(inside)]))
-    return found
+        parents = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+        folders.add(str(path.parents[len(parents)]))
+    return folders

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from ethorch.support.errors import SpecError, unknown_name
-from ethorch.support.wording import shown
+from ethorch.support.wording import shorten
 from ethorch.targets import vela_ini
 from ethorch.targets.npus import FAMILIES, Target, lookup
 from ethorch.targets.tosa_specification import TosaSpecification
@@ -269,7 +269,7 @@ class EthosUCompileSpec(ArmCompileSpec):
         accelerator = self.flags.pop("--accelerator-config", self.target.name)
         if lookup(accelerator) != self.target:
             raise SpecError(
-                f"extra_flags: --accelerator-config {shown(accelerator)} contradicts target {self.target.name!r}. "
+                f"extra_flags: --accelerator-config {shorten(accelerator)} contradicts target {self.target.name!r}. "
                 "Change target and remove the flag."
             )
         self.flags.pop("--output-format", None)
@@ -291,7 +291,7 @@ class EthosUCompileSpec(ArmCompileSpec):
         family = self.target.family.upper()
         if self.system_config.startswith("Ethos_U") and not self.system_config.startswith(f"Ethos_{family}"):
             warnings.warn(
-                f"system config {shown(self.system_config)} describes another NPU than {self.target.name}. Clock, bandwidths and "
+                f"system config {shorten(self.system_config)} describes another NPU than {self.target.name}. Clock, bandwidths and "
                 f"cycle estimates are those of the other NPU. Default: {self.target.default_system_config!r}.",
                 UserWarning,
                 stacklevel=2,
@@ -302,7 +302,7 @@ class EthosUCompileSpec(ArmCompileSpec):
         flag = "--" + argument.replace("_", "-")
         from_flag = self.flags.pop(flag, None)
         if value is not None and from_flag is not None and value != from_flag:
-            raise SpecError(f"extra_flags: {flag} {shown(from_flag)} contradicts {argument}={shown(value)}. Remove one of them.")
+            raise SpecError(f"extra_flags: {flag} {shorten(from_flag)} contradicts {argument}={shorten(value)}. Remove one of them.")
         return value or from_flag or default
 
     @property

@@ -17,7 +17,7 @@ import tomli_w
 
 from ethorch.support.errors import BoardError, FormatError, SpecError, unknown_name
 from ethorch.support.text_files import parse_toml, read_text
-from ethorch.support.wording import shown
+from ethorch.support.wording import shorten
 from ethorch.targets.boards import Board, NpuSlot
 from ethorch.targets.boards import load as load_board
 from ethorch.targets.boards.memory_roles import configuration, roles
@@ -81,7 +81,7 @@ def bytes_of(size: int | str | None, what: str) -> int | None:
     match = _SIZE.fullmatch(str(size).strip()) if isinstance(size, (str, int, float)) else None
     number = math.inf if match is None else float(match["number"]) * _UNITS[match["unit"].upper()]
     if number > _MOST_BYTES:
-        raise SpecError(f"{what} is {shown(size)}; expected a number of bytes, or one followed by K, M or G, such as 256K.")
+        raise SpecError(f"{what} is {shorten(size)}; expected a number of bytes, or one followed by K, M or G, such as 256K.")
     return math.floor(number)
 
 
@@ -109,7 +109,7 @@ def _shapes(description: Any) -> Shapes:
     if isinstance(description, Sequence) and description and all(_is_size(size) for size in description):
         description = [description]
     wrong = SpecError(
-        f"shapes has {shown(description)}; expected the sizes of each input, such as (1, 3, 96, 96) or '1x3x96x96' (--shape). Use "
+        f"shapes has {shorten(description)}; expected the sizes of each input, such as (1, 3, 96, 96) or '1x3x96x96' (--shape). Use "
         "'1x64x32,1x64' for several inputs."
     )
     if not isinstance(description, Sequence) or not description:
@@ -216,12 +216,12 @@ class Settings:
         for name in ("latency_ms", "min_sqnr_db"):
             value = getattr(self, name)
             if value is not None and not _is_number(value):
-                raise SpecError(f"{name} is {shown(value)}; expected a number.")
+                raise SpecError(f"{name} is {shorten(value)}; expected a number.")
         if self.config is None and self.scheme not in (*SCHEMES, CUSTOM):
             raise unknown_name("scheme", self.scheme, SCHEMES)
         for module, scheme in self.modules.items():
             if scheme not in (*SCHEMES, FLOAT):
-                raise unknown_name(f"scheme of module {shown(module)}", scheme, (*SCHEMES, FLOAT))
+                raise unknown_name(f"scheme of module {shorten(module)}", scheme, (*SCHEMES, FLOAT))
         if self.io not in IO_TYPES:
             raise unknown_name("io type", self.io, IO_TYPES)
         if self.io_layout not in IO_LAYOUTS:
@@ -236,7 +236,7 @@ class Settings:
             object.__setattr__(self, "constants", bytes_of(self.constants, "constants"))
         if self.constants in (SRAM, AUTO) and self.memory_mode not in (None, SRAM_ONLY):
             raise SpecError(
-                f"constants={self.constants!r} requires memory mode {SRAM_ONLY}, but memory_mode is {shown(self.memory_mode)}. "
+                f"constants={self.constants!r} requires memory mode {SRAM_ONLY}, but memory_mode is {shorten(self.memory_mode)}. "
                 "Remove one of them."
             )
         try:
@@ -248,19 +248,19 @@ class Settings:
     def _check_types(self) -> None:
         for name, (types, expected) in _TYPES.items():
             if not isinstance(getattr(self, name), types):
-                raise SpecError(f"{name} is {shown(getattr(self, name))}; expected {expected}.")
+                raise SpecError(f"{name} is {shorten(getattr(self, name))}; expected {expected}.")
         if not isinstance(self.modules, Mapping) or not all(isinstance(x, str) for entry in self.modules.items() for x in entry):
-            raise SpecError(f"modules is {shown(self.modules)}; expected a table of schemes by submodule, such as head = 'a16w8'.")
+            raise SpecError(f"modules is {shorten(self.modules)}; expected a table of schemes by submodule, such as head = 'a16w8'.")
         flags = self.vela_flags
         if not isinstance(self.scheme, str) and not hasattr(self.scheme, "get_weight_qspec"):
-            raise SpecError(f"scheme is {shown(self.scheme)}; expected one of {', '.join(SCHEMES)}, or a QuantizationConfig.")
+            raise SpecError(f"scheme is {shorten(self.scheme)}; expected one of {', '.join(SCHEMES)}, or a QuantizationConfig.")
         for name, value in self.samples.items():
             if name not in SAMPLES:
                 raise unknown_name("entry of samples", str(name), SAMPLES)
             if not isinstance(value, SAMPLES[name]):
-                raise SpecError(f"samples.{name} is {shown(value)}; expected {' or '.join(t.__name__ for t in SAMPLES[name])}.")
+                raise SpecError(f"samples.{name} is {shorten(value)}; expected {' or '.join(t.__name__ for t in SAMPLES[name])}.")
         if isinstance(flags, str) or not isinstance(flags, Sequence) or not all(isinstance(flag, str) for flag in flags):
-            raise SpecError(f"vela_flags is {shown(flags)}; expected a list of texts, such as ['--optimise', 'Size'].")
+            raise SpecError(f"vela_flags is {shorten(flags)}; expected a list of texts, such as ['--optimise', 'Size'].")
 
     @property
     def config(self) -> Any:
@@ -342,7 +342,7 @@ class Settings:
             SpecError: A key or value is unknown.
         """
         if not isinstance(data, Mapping):
-            raise SpecError(f"the settings are {shown(data)}; expected a table of settings by name.")
+            raise SpecError(f"the settings are {shorten(data)}; expected a table of settings by name.")
         names = [entry.name for entry in fields(cls)]
         for key in data:
             if key not in names:
@@ -386,7 +386,7 @@ class Settings:
             raise SpecError(str(error)) from None
         version = data.pop("format", FORMAT)
         if version != FORMAT:
-            raise SpecError(f"{name} has format {shown(version)}; expected format {FORMAT}. Install a newer ethorch.")
+            raise SpecError(f"{name} has format {shorten(version)}; expected format {FORMAT}. Install a newer ethorch.")
         board = data.get("board")
         if folder is not None and isinstance(board, str) and isfile(folder / board):
             data["board"] = str(folder / board)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ethorch.support.errors import SpecError, unknown_name
-from ethorch.support.wording import shown
+from ethorch.support.wording import shorten
 
 
 @dataclass(frozen=True)
@@ -141,19 +141,19 @@ def parse_flags(extra_flags: str | Sequence[str] | None) -> dict[str, Any]:
     words: list[str] = []
     for entry in [extra_flags] if isinstance(extra_flags, str) else list(extra_flags or []):
         if not isinstance(entry, str):
-            raise SpecError(f"extra_flags has {shown(entry)} of type {type(entry).__name__}; expected strings.")
+            raise SpecError(f"extra_flags has {shorten(entry)} of type {type(entry).__name__}; expected strings.")
         try:
             value = not entry.startswith("-") or entry.startswith(("--config=", "--output-dir="))
             words += [entry] if value and not isinstance(extra_flags, str) else shlex.split(entry)
         except ValueError as error:
-            raise SpecError(f"extra_flags {shown(entry)} cannot be split into words: {error}.") from None
+            raise SpecError(f"extra_flags {shorten(entry)} cannot be split into words: {error}.") from None
     values: dict[str, Any] = {}
     rest = iter(words)
     for word in rest:
         name, equals, text = word.partition("=")
         if not name.startswith("-"):
             raise SpecError(
-                f"extra_flags: {shown(word)} is neither a flag nor the value of one. Remove the name of the network: "
+                f"extra_flags: {shorten(word)} is neither a flag nor the value of one. Remove the name of the network: "
                 "ethorch passes the graph to Vela."
             )
         flag = FLAGS.get(name)
@@ -163,16 +163,16 @@ def parse_flags(extra_flags: str | Sequence[str] | None) -> dict[str, Any]:
             raise SpecError(f"extra_flags: {name} is not possible here: {flag.refused}.")
         if flag.read is None:
             if equals:
-                raise SpecError(f"extra_flags: {name} is a switch without a value, got {shown(text)}.")
+                raise SpecError(f"extra_flags: {name} is a switch without a value, got {shorten(text)}.")
             values[name] = True
             continue
         argument = text if equals else next(rest, "")
         if not argument or (not equals and argument.startswith("--")):
-            raise SpecError(f"extra_flags: {name} requires a value, got {shown(argument or 'none')}.")
+            raise SpecError(f"extra_flags: {name} requires a value, got {shorten(argument or 'none')}.")
         try:
             read = flag.read(argument)
         except ValueError as error:
-            raise SpecError(f"extra_flags: {name} {shown(argument)}: {error}.") from None
+            raise SpecError(f"extra_flags: {name} {shorten(argument)}: {error}.") from None
         if name == "--config":
             values.setdefault(name, []).append(read)
         else:

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ethorch.support.errors import SpecError, unknown_name
-from ethorch.support.wording import shown
+from ethorch.support.wording import shorten
 
 _SYSTEM, _MEMORY = "System_Config.", "Memory_Mode."
 
@@ -184,7 +184,7 @@ def _load(names: tuple[str, ...], files: tuple[tuple[str, int], ...]) -> VelaCon
             part = Path(path).read_text(encoding="utf-8")
             parser.read_string(part, source=name)
         except (OSError, UnicodeDecodeError, IniError) as error:
-            raise SpecError(f"config_ini {shown(name, 300)} ({path}) cannot be read: {error}") from None
+            raise SpecError(f"config_ini {shorten(name, 300)} ({path}) cannot be read: {error}") from None
         text += part + ("" if part.endswith("\n") else "\n")
     try:
         sections = {section: dict(parser[section]) for section in parser.sections()}
@@ -209,7 +209,7 @@ def _find(name: str) -> Path:
     """Return the path of an ini file. ``Arm/vela.ini`` (folder/file) is a file of the installed Vela."""
     path = Path(os.path.expanduser(name))
     if path.suffix != ".ini":
-        raise SpecError(f"config_ini {shown(name, 300)} does not end in .ini, which Vela requires.")
+        raise SpecError(f"config_ini {shorten(name, 300)} does not end in .ini, which Vela requires.")
     parts = Path(os.path.normpath(name)).parts
     candidates = [path]
     if len(parts) == 2 and not path.is_absolute() and not name.startswith("."):
@@ -217,9 +217,9 @@ def _find(name: str) -> Path:
     for candidate in candidates:
         if os.path.isfile(candidate):  # False for a name that is too long
             return candidate
-    places = " and ".join(shown(str(candidate.absolute()), 300) for candidate in candidates)
+    places = " and ".join(shorten(str(candidate.absolute()), 300) for candidate in candidates)
     raise SpecError(
-        f"config_ini {shown(name, 300)} was not found. Searched {places}. Use the path of your own file, or one of Vela's: "
+        f"config_ini {shorten(name, 300)} was not found. Searched {places}. Use the path of your own file, or one of Vela's: "
         f"{', '.join(list_shipped_configs())}."
     )
 

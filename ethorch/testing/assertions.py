@@ -17,7 +17,7 @@ from ethorch.program.compile import compile as compile_model
 from ethorch.program.measure.ladder import Recorder
 from ethorch.program.program import Program, record_of
 from ethorch.support.errors import EthorchError, HostError
-from ethorch.support.wording import counted
+from ethorch.support.wording import count_noun
 from ethorch.targets.settings import bytes_of
 from ethorch.testing.recording import record
 from ethorch.tosa.reference_model import run as run_tosa
@@ -101,7 +101,7 @@ def _too_far_off(program: Program, wanted: float) -> list[str]:
     if accuracy.sqnr_db >= wanted:
         return []
     return [
-        f"SQNR against the float model: {accuracy.sqnr_db:.1f} dB over {counted(accuracy.samples, 'sample')}, "
+        f"SQNR against the float model: {accuracy.sqnr_db:.1f} dB over {count_noun(accuracy.samples, 'sample')}, "
         f"at least {wanted:g} dB wanted. `ethorch.tuning.sensitivity` names the modules that cost most."
     ]
 

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from ethorch.lower.fx.node import DEQUANTIZE, op_name, origin_of
 from ethorch.support.metrics import sqnr_db
-from ethorch.support.wording import counted
+from ethorch.support.wording import count_noun
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def differences(reference: Any, found: Any, tolerance: Tolerance, outputs: Seque
     """A sentence for each output that is not as the reference, and none where all are."""
     wanted, got = tensors(reference), tensors(found)
     if len(wanted) != len(got):
-        return [f"it gives {counted(len(got), 'output')}, and {len(wanted)} in the reference."]
+        return [f"it gives {count_noun(len(got), 'output')}, and {len(wanted)} in the reference."]
     known = [*outputs, *[Output()] * len(wanted)]
     lines = [_difference(*pair, tolerance, known[index]) for index, pair in enumerate(zip(wanted, got, strict=True))]
     return [f"output {index}{_of(known[index])}: {line}" for index, line in enumerate(lines) if line]

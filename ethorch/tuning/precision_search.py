@@ -25,7 +25,7 @@ from ethorch.support import tables
 from ethorch.support.errors import QuantizationError
 from ethorch.support.exclusive import exclusive
 from ethorch.support.metrics import Metric, sqnr_db
-from ethorch.support.wording import counted
+from ethorch.support.wording import count_noun
 from ethorch.targets.compile_spec import EthosUCompileSpec
 from ethorch.tuning.module_sensitivity import sensitivity
 from ethorch.tuning.sample_runs import (
@@ -256,7 +256,7 @@ class _Goal:
         limit = "" if self.max_cycles is None else f" within {self.max_cycles} cycles"
         return (
             f"the metric is {step.metric:.2f} at best{limit}, wanted is {self.target:.2f}. The result has {raised} raised; "
-            f"{counted(len(result.steps), 'step')} tried."
+            f"{count_noun(len(result.steps), 'step')} tried."
         )
 
 

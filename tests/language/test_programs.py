@@ -86,7 +86,7 @@ def test_a_llama_speaks_the_same_in_simulator_runtime_and_reference_model(tmp_pa
     assert Speaker.of_program(program).context == model.context  # as the caches' shapes say
     with pytest.raises(EthorchError, match="takes"):
         Speaker.of_program(program, source=torch.zeros(1))
-    with pytest.raises(EthorchError, match="does not hold the quantized model"):
+    with pytest.raises(EthorchError, match="does not contain the quantized model"):
         Speaker.of_quantized(Program(Record(program.pte, "decode")), model)
 
 
@@ -128,13 +128,13 @@ def test_a_file_writes_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     for wrong, status, words in (
         (["--prompt", "QUICK"], 2, "characters that"),
         (["--prompt", ""], 2, "--prompt is empty"),
-        (["--context", "4000"], 1, "holds at most 24"),
+        (["--context", "4000"], 1, "expected at most 24"),
     ):
         assert main(["generate", str(file), *options, *wrong]) == status
         assert words in capsys.readouterr().err
     Characters(characters + "ABCDEF").save(tmp_path / "more.json")
     assert main(["generate", str(file), "--tokenizer", str(tmp_path / "more.json"), "--prompt", "aD"]) == 1
-    assert "token 33 is none of the 30" in capsys.readouterr().err
+    assert "token 33 is outside the vocabulary of 30" in capsys.readouterr().err
     token = json.loads(said[2])["tokens"][1]
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": token}))  # as beside a tokenizer of transformers
     assert main(["generate", str(file), *options, "--json"]) == 0

@@ -61,7 +61,10 @@ def test_data_sets_end() -> None:
 
 def test_what_does_not_fit_is_named() -> None:
     for source, said in (
-        ([torch.rand(1, 3, 4, 6), torch.rand(1, 3, 6, 4)], r"sample 1 is float32\[1, 3, 6, 4\].*float32\[1, 3, 4, 6\]"),
+        (
+            [torch.rand(1, 3, 4, 6), torch.rand(1, 3, 6, 4)],
+            r"sample 1: expected float32\[1, 3, 4, 6\] .*, got float32\[1, 3, 6, 4\]",
+        ),
         ([torch.zeros(1, 3, 4, 6, dtype=torch.uint8)], "input 0 of sample 0: expected float32 like the example input, got uint8"),
         (["nothing.npy"], "there is no file or folder nothing.npy"),
         (7, "expected samples as an iterable of inputs, a Dataset, a batch, a file or a folder, got int"),

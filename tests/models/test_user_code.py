@@ -197,5 +197,5 @@ def test_an_output_that_cannot_be_written_is_said_before_the_run(capsys: pytest.
 
 
 def test_the_python_interface_says_the_same(folder: Path) -> None:
-    with pytest.raises(EthorchError, match=r"calibration sample 1 is float32\[3, 4\]"):
+    with pytest.raises(EthorchError, match=r"calibration sample 1: expected float32\[2, 4\] .*, got float32\[3, 4\]"):
         quantize(load_model(f"{folder}/nets.py:other_sample"), SPEC)

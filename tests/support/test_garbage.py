@@ -6,13 +6,13 @@ import gc
 
 import pytest
 
-from ethorch.support.garbage import collected_later, collected_seldom
+from ethorch.support.garbage import delay_collection, reduce_collection
 
 
 def test_collections_wait_and_go_on() -> None:
-    with collected_later():
+    with delay_collection():
         assert not gc.isenabled()
-        with collected_later():
+        with delay_collection():
             pass
         assert not gc.isenabled()  # the inner one leaves it to the outer one
     assert gc.isenabled()
@@ -21,7 +21,7 @@ def test_collections_wait_and_go_on() -> None:
 def test_who_had_turned_them_off_keeps_them_off() -> None:
     gc.disable()
     try:
-        with collected_later():
+        with delay_collection():
             pass
         assert not gc.isenabled()
     finally:
@@ -32,7 +32,7 @@ def test_thresholds_come_back_after_an_error() -> None:
     before = gc.get_threshold()
     gc.set_threshold(700, 10, 10)
     try:
-        with pytest.raises(RuntimeError), collected_seldom():
+        with pytest.raises(RuntimeError), reduce_collection():
             assert gc.get_threshold()[0] > 700
             raise RuntimeError
         assert gc.get_threshold() == (700, 10, 10)
@@ -44,7 +44,7 @@ def test_what_was_made_meanwhile_is_in_the_oldest_generation() -> None:
     """Else the next collections of the young generations would look through all of it."""
     gc.unfreeze()  # tests/conftest.py froze what it imported
     try:
-        with collected_later():
+        with delay_collection():
             made: list[list[int]] = [[] for _ in range(1000)]
         young = {id(value) for generation in (0, 1) for value in gc.get_objects(generation)}
         assert not young & {id(value) for value in made}
@@ -55,6 +55,6 @@ def test_what_was_made_meanwhile_is_in_the_oldest_generation() -> None:
 def test_what_the_user_froze_stays_frozen() -> None:
     gc.freeze()
     frozen = gc.get_freeze_count()
-    with collected_later():
+    with delay_collection():
         pass
     assert gc.get_freeze_count() == frozen > 0

@@ -29,7 +29,7 @@ from ethorch.formats.pte_types import Program as File
 from ethorch.npu.stream import parse_header
 from ethorch.support.errors import EthorchError
 from ethorch.support.versions import versions
-from ethorch.support.wording import counted
+from ethorch.support.wording import count_noun
 from ethorch.targets.boards.description import Board
 from ethorch.targets.boards.loading import load as load_board
 from ethorch.targets.boards.loading import names as board_names
@@ -79,7 +79,7 @@ class Firmware:
             for method, found in self.methods.items()
         ]
         return (
-            f"{self.folder}: {counted(len(self.files), 'file')} for {self.target} on {self.board}. Bytes: {sizes}.\n"
+            f"{self.folder}: {count_noun(len(self.files), 'file')} for {self.target} on {self.board}. Bytes: {sizes}.\n"
             f"{''.join(own) if len(own) > 1 else ''}"
             f"Build and run it: python {self.folder / 'run.py'}"
         )

@@ -13,7 +13,7 @@ from ethorch.deploy.firmware.views import View
 from ethorch.deploy.firmware.writer import Refused, Writer
 from ethorch.formats.pte_types import Call, Method, Value
 from ethorch.support.errors import Reason
-from ethorch.support.wording import counted
+from ethorch.support.wording import count_noun
 
 #: Where the C sources are.
 SOURCE_FOLDER = Path(__file__).resolve().parent / "c" / "kernels"
@@ -102,7 +102,7 @@ def _arguments(method: Method, call: Call, body: Callable[..., None], place: Cal
     if len(values) < count:
         raise Refused(
             "arguments",
-            f"it has {counted(len(values), 'argument')}, not {count}",
+            f"it has {count_noun(len(values), 'argument')}, not {count}",
             "Compile the model with this version of ethorch.",
         )
     return values[:count]

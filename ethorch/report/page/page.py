@@ -20,7 +20,7 @@ from ethorch.report.page import view
 from ethorch.report.page.charts import charts
 from ethorch.report.reproduce import MODEL
 from ethorch.support.errors import EthorchError, FormatError
-from ethorch.support.wording import counted
+from ethorch.support.wording import count_noun
 
 if TYPE_CHECKING:
     import jinja2
@@ -144,6 +144,6 @@ def _template(name: str) -> jinja2.Template:
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(_text), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    environment.globals["counted"] = counted
+    environment.globals["counted"] = count_noun
     environment.filters["with_options"] = _with_options
     return environment.get_template(name)

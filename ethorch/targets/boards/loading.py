@@ -53,7 +53,7 @@ from typing import Any
 
 from ethorch.npu.registers import NPUS
 from ethorch.support.errors import BoardError, unknown_name
-from ethorch.support.wording import shown
+from ethorch.support.wording import shorten
 from ethorch.targets.boards.description import FAMILIES, MEMORY_KINDS, PORTS, UART_KINDS, Board, Cpu, Memory, NpuSlot, Uart
 from ethorch.targets.boards.toml_tables import Document, Key, integer, many, name, not_negative, one_of, positive, text
 
@@ -144,7 +144,7 @@ def _load(path: Path) -> Board:
         with open(path, "rb") as file:
             content = file.read(MOST_FILE_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
-        raise BoardError(f"cannot read the board {shown(str(path), 300)}: {getattr(error, 'strerror', None) or error}.") from None
+        raise BoardError(f"cannot read the board {shorten(str(path), 300)}: {getattr(error, 'strerror', None) or error}.") from None
     if len(content) > MOST_FILE_BYTES:
         raise BoardError(f"the board {path} has more than {MOST_FILE_BYTES} bytes; expected a few thousand.")
     return parse(content, str(path), path)

@@ -12,7 +12,7 @@ from typing import Any
 
 from ethorch.support.errors import BoardError, FormatError
 from ethorch.support.text_files import parse_toml
-from ethorch.support.wording import near, shown
+from ethorch.support.wording import near, shorten
 
 Where = tuple[str | int, ...]  # ("memory", 1, "base"): key base of the second [[memory]]
 _HEADER = re.compile(r"\s*(\[\[?)\s*([A-Za-z0-9_.\-\"' ]+?)\s*\]\]?\s*(#.*)?$")
@@ -138,7 +138,7 @@ class Document:
         for each number under ``sources``.
         """
         if not isinstance(value, dict):
-            raise self.wrong(where, f"found {shown(value)}", "a table")
+            raise self.wrong(where, f"found {shorten(value)}", "a table")
         numbers = [key for key, row in keys.items() if row.number]
         allowed = [*keys, *(("source", "sources") if numbers else ())]
         checked: dict[str, Any] = {}
@@ -151,7 +151,7 @@ class Document:
                 try:
                     checked[key] = keys[key].check(raw)
                 except ValueError as error:
-                    raise self.wrong((*where, key), f"found {shown(raw)}", str(error)) from None
+                    raise self.wrong((*where, key), f"found {shorten(raw)}", str(error)) from None
         for key, row in keys.items():
             if row.required and key not in value:
                 raise self.wrong((*where, key), "the key is missing", f"a table with {key!r}")
@@ -163,15 +163,15 @@ class Document:
         general, single = value.get("source"), value.get("sources", {})
         if general is not None and (not isinstance(general, str) or not general.strip()):
             raise self.wrong(
-                (*where, "source"), f"found {shown(general)}", "a text: the source of the numbers of this table, or 'assumed'"
+                (*where, "source"), f"found {shorten(general)}", "a text: the source of the numbers of this table, or 'assumed'"
             )
         if not isinstance(single, dict):
-            raise self.wrong((*where, "sources"), f"found {shown(single)}", "a table: key = 'source of its number'")
+            raise self.wrong((*where, "sources"), f"found {shorten(single)}", "a table: key = 'source of its number'")
         for key, source in single.items():
             if key not in numbers:
                 raise self.wrong((*where, "sources", key), "the key is not a number of this table", ", ".join(numbers))
             if not isinstance(source, str) or not source.strip():
-                raise self.wrong((*where, "sources", key), f"found {shown(source)}", "a text, or 'assumed'")
+                raise self.wrong((*where, "sources", key), f"found {shorten(source)}", "a text, or 'assumed'")
         result = {}
         for key in numbers:
             source = single.get(key, general)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch.fx import GraphModule
 
 from ethorch.support import tables
-from ethorch.support.wording import counted
+from ethorch.support.wording import count_noun
 from ethorch.tuning.compress.recipe import AS_IS
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class Plan:
         goal = f" with {' '.join(self.vela_flags)}" if self.vela_flags else ""
         goal += "" if self.reached else "; the limits do NOT hold"
         return (
-            f"{len(self.recipes)} of {counted(len(self.layers), 'weight')} compressed for {self.target}: .pte "
+            f"{len(self.recipes)} of {count_noun(len(self.layers), 'weight')} compressed for {self.target}: .pte "
             f"{self.flash_bytes_before:,} -> {self.flash_bytes:,} bytes, NPU {self.cycles_before:,} -> {self.cycles:,} cycles, "
             f"SQNR {self.sqnr_db_before:.1f} -> {self.sqnr_db:.1f} dB before any training{goal}"
         )
