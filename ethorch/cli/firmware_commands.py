@@ -86,7 +86,9 @@ def _write_delegate(output: Path) -> Answer:
 
     files = write_delegate(output)
     data = {"output": str(output), "files": [path.name for path in files]}
-    return Answer(data, lambda: f"wrote {count_noun(len(files), 'file')} to {output}: add_subdirectory() it; CMakeLists.txt says how")
+    return Answer(
+        data, lambda: f"wrote {count_noun(len(files), 'file')} to {output}: add_subdirectory() it; CMakeLists.txt says how"
+    )
 
 
 def _write_layer(program: Program, output: Path, choices: options.Choices) -> Answer:
