@@ -9,10 +9,10 @@
     ├── Unsupported          an operator that the target cannot run, with its Reason
     ├── VelaError            a graph that Vela refused, with Vela's message
     ├── FormatError          a malformed file or blob                                      (also a ValueError)
-    │   ├── PayloadError     the delegate payload
-    │   ├── ProgramError     the .pte
-    │   ├── BoardError       a board's TOML file, with line and key
-    │   └── ElfError         firmware that is not an ELF file for a Cortex-M, or does not fit the board
+    |   ├── PayloadError     the delegate payload
+    |   ├── ProgramError     the .pte
+    |   ├── BoardError       a board's TOML file, with line and key
+    |   └── ElfError         firmware that is not an ELF file for a Cortex-M, or does not fit the board
     ├── VerificationError    a delegate that differs from its TOSA graph, with the operator
     ├── MachineFault         a stop of the NPU simulator, with command, offset, registers
     ├── HostError            host runtime: missing compiler, wrong inputs, load errors of ExecuTorch
