@@ -1,6 +1,6 @@
-"""Runs a .pte in this process: ExecuTorch's own runtime, ethorch's delegate, and the NPU simulator.
+"""Run a .pte in this process with ExecuTorch's runtime, ethorch's delegate and the NPU simulator.
 
-``__init__.pyi`` beside this file lists the public names. Each is loaded on first use.
+``__init__.pyi`` next to this file lists the public names. Each is loaded on first use.
 """
 
 import lazy_loader

@@ -1,7 +1,7 @@
-"""What a method really allocates, measured: ExecuTorch's own allocators load it and run it in this process.
+"""Measure a method's allocations: ExecuTorch's allocators load and run it in this process.
 
-The structures that ExecuTorch makes of a program hold pointers, so its method allocator needs more on a computer of 64 bits than
-on a Cortex-M. All other sizes are the same there.
+ExecuTorch's structures contain pointers, so the method allocator needs more on a 64-bit host than on a Cortex-M. All other sizes
+are equal.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from ethorch.runtime.checks import check_kernel_calls, payloads
 from ethorch.runtime.delegate import host_backend
 from ethorch.runtime.library import load_executor
 
-_AMPLE = 1 << 26  # for an allocator whose size the caller leaves open; pages that are not touched cost nothing
+_AMPLE = 1 << 26  # default size of an allocator; untouched pages cost nothing
 _STAGES = ("read the program", "load method {}", "set the inputs of method {}", "run method {}")
 
 
 @dataclass(frozen=True)
 class Allocated:
-    """What one method took from each of ExecuTorch's allocators, in bytes.
+    """Bytes of a method in each of ExecuTorch's allocators.
 
     Attributes:
-        planned: sizes of the memories that the program plans, in its order.
-        method_pool_bytes: of the method allocator: what ExecuTorch makes of the program when it loads a method.
-        temporary_bytes: most of the temporary allocator at any time. A delegate takes its scratch region from it, as with Arm's
-            delegate in firmware.
+        planned: Sizes of the planned memories, in order.
+        method_pool_bytes: Structures that ExecuTorch allocates when it loads the method.
+        temporary_bytes: Peak of the temporary allocator, which includes a delegate's scratch region, as with Arm's delegate in
+            firmware.
     """
 
     planned: tuple[int, ...]
@@ -40,12 +40,12 @@ class Allocated:
 
     @property
     def total_bytes(self) -> int:
-        """All three together."""
+        """Sum of all three."""
         return sum(self.planned) + self.method_pool_bytes + self.temporary_bytes
 
 
 class _Idle:
-    """A machine that has the scratch region and computes nothing: what is allocated does not depend on values."""
+    """A machine that has a scratch region but computes nothing, because allocations do not depend on values."""
 
     def __init__(self, payload: DelegatePayload):
         self._scratch = np.zeros(payload.scratch_bytes, np.uint8)
@@ -60,16 +60,16 @@ class _Idle:
 def measure(
     program: bytes, method: str = "forward", *, method_pool_bytes: int | None = None, temporary_bytes: int | None = None
 ) -> Allocated:
-    """Load a method of a .pte and run it once, on zeros and with idle NPUs, and report what it allocated.
+    """Load a method of a .pte, run it once with zeros and idle NPUs, and report its allocations.
 
     Args:
-        program: the .pte.
-        method: which entry point.
-        method_pool_bytes, temporary_bytes: sizes of the two allocators; None is ample.
+        program: Contents of the .pte.
+        method: Method name.
+        method_pool_bytes, temporary_bytes: Sizes of the two allocators. Default: 64 MiB.
 
     Raises:
-        ProgramError, PayloadError: the file or a delegate in it is malformed.
-        HostError: no such method; no compiler; an operator without kernel; an allocator is too small.
+        ProgramError, PayloadError: The file or a delegate is malformed.
+        HostError: The method, a compiler or a kernel is missing, or an allocator is too small.
     """
     parsed = pte.read(program)
     description = parsed.methods[pte.entry_point(parsed, method)]
@@ -98,6 +98,6 @@ def measure(
         finally:
             backend.library.ethorch_allocate_scratch(0)
         if error:
-            what = _STAGES[stage.value].format(repr(method))
-            raise RuntimeError(f"could not {what}, error {error:#x}")  # with what ExecuTorch said, it becomes a HostError
+            step = _STAGES[stage.value].format(repr(method))
+            raise RuntimeError(f"could not {step}, error {error:#x}")  # becomes a HostError with ExecuTorch's messages
     return Allocated(tuple(planned), int(used[0]), int(max(used[1], used[2])))

@@ -1,4 +1,4 @@
-"""What has to be right before ExecuTorch sees it: where its own verification looks away, it aborts the process."""
+"""Checks before ExecuTorch's runtime, whose own verification misses errors that abort the process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ethorch.support.wording import count_noun
 
 
 def payloads(description: Method) -> tuple[DelegatePayload, ...]:
-    """Every Ethos-U payload of a method, each call of it checked against it to the byte."""
+    """Return the Ethos-U payloads of a method, after checking the number and sizes of their tensors in each call."""
     payloads = {index: delegate.payload for index, delegate in enumerate(description.delegates) if delegate.id == BACKEND_ID}
     for call in description.calls:
         if call.delegate not in payloads:
@@ -32,8 +32,8 @@ def payloads(description: Method) -> tuple[DelegatePayload, ...]:
             sides = [count_noun(len(side), kind) for side, kind in _sides(payload)]
             raise ProgramError(
                 f"{where} is called with {count_noun(len(call.args), 'tensor')}, but its payload has {' and '.join(sides)}. "
-                "Whoever made the file lost a tensor that the delegate does not read or does not return, and on a device the wrong "
-                "ones would be copied: compile the model with ethorch, or report it to the file's maker."
+                "The compiler of the file has dropped an unused tensor of the delegate, so a device would copy the wrong tensors. "
+                "Compile the model with ethorch, or report the error to the vendor of the compiler."
             )
         for number, (arg, tensor) in enumerate(zip(call.args, tensors, strict=True)):
             _check_delegate_argument(f"value {number} of {where}", description.values[arg], tensor)
@@ -44,18 +44,16 @@ def _sides(payload: DelegatePayload) -> tuple[tuple[tuple[IoTensor, ...], str], 
     return (payload.inputs, "input"), (payload.outputs, "output")
 
 
-def _check_delegate_argument(what: str, value: Value, tensor: IoTensor) -> None:
+def _check_delegate_argument(subject: str, value: Value, tensor: IoTensor) -> None:
     if value.kind != "tensor" or value.dtype.startswith(("float", "bfloat")):
-        raise ProgramError(f"{what} is {value}; an NPU takes integer and bool tensors only.")
+        raise ProgramError(f"{subject}: expected an integer or bool tensor, got {value}.")
     item_bytes = ITEM_BYTES[value.dtype]
     if item_bytes != tensor.element_size or (math.prod(value.shape) * item_bytes != tensor.nbytes and not value.dynamism):
-        raise ProgramError(
-            f"{what} is {value}, but the payload expects {tensor.nbytes} bytes in elements of {tensor.element_size}."
-        )
+        raise ProgramError(f"{subject}: expected {tensor.nbytes} bytes in elements of {tensor.element_size}, got {value}.")
 
 
-# Kinds of values that a schema's type admits. A kernel that meets another kind aborts the process.
-_ADMITS = {
+# Kinds of values that a schema's type accepts. Kernels abort the process for other kinds.
+_ACCEPTED_KINDS = {
     "Tensor": {"tensor"},
     "int": {"int"},
     "SymInt": {"int"},
@@ -73,47 +71,51 @@ _ADMITS = {
 
 
 def check_kernel_calls(description: Method) -> None:
-    """ProgramError when an operator gets a value of a kind its schema does not admit, or another number of them."""
+    """Check the number and kinds of an operator's arguments against its schema.
+
+    Raises:
+        ProgramError: A call does not match.
+    """
     for call in description.calls:
         if call.delegate is not None or (kinds := _schema(call.operator)) is None:
             continue
         where = f"operator {call.operator} of method {description.name!r}"
-        if not len(kinds) <= len(call.args) <= len(kinds) + 16:  # outputs are listed once more behind the arguments
-            raise ProgramError(f"{where} is called with {count_noun(len(call.args), 'value')}; it takes {len(kinds)}.")
+        if not len(kinds) <= len(call.args) <= len(kinds) + 16:  # outputs are repeated after the arguments
+            raise ProgramError(f"{where}: expected {count_noun(len(kinds), 'argument')}, got {len(call.args)}.")
         for number, (arg, admitted) in enumerate(zip(call.args, kinds, strict=False)):
             value = description.values[arg]
             if admitted and value.kind not in admitted:
-                raise ProgramError(f"{where}: argument {number} is {value}; it takes {' or '.join(sorted(admitted))}.")
+                raise ProgramError(f"{where}: argument {number}: expected {' or '.join(sorted(admitted))}, got {value}.")
             for item in value.items if value.kind in ("tensor[]", "tensor?[]", "int[]") else ():
                 expected = "int" if value.kind == "int[]" else "tensor"
                 kind = description.values[item].kind if 0 <= item < len(description.values) else "none"
                 if kind != expected and not (value.kind == "tensor?[]" and (item == -1 or kind == "none")):
-                    raise ProgramError(f"{where}: argument {number} lists {kind}, not {expected}.")
+                    raise ProgramError(f"{where}: argument {number}: expected a list of {expected}, got {kind}.")
 
 
 @lru_cache(maxsize=4096)
 def _schema(operator: str) -> tuple[frozenset[str], ...] | None:
-    """For each argument, the kinds it may be (empty: anything); None for an operator whose schema is unknown."""
+    """Return the allowed kinds of each argument (empty: any), or None if the schema is unknown."""
     kinds = []
     types = _schemas().get(operator) or _schema_of_torch(operator)
     if types is None:
         return None
     for text in types.split():
         optional = text.startswith("Optional[")
-        admitted = _ADMITS.get(text.removeprefix("Optional[").removesuffix("]") if optional else text, set())
+        admitted = _ACCEPTED_KINDS.get(text.removeprefix("Optional[").removesuffix("]") if optional else text, set())
         kinds.append(frozenset(admitted | ({"none"} if optional and admitted else set())))
     return tuple(kinds)
 
 
 @lru_cache(maxsize=1)
 def _schemas() -> dict[str, str]:
-    """Operator -> the types of its arguments, of those that ExecuTorch has kernels for: ``python -m tools.kernel_schemas``."""
-    found: dict[str, str] = json.loads(Path(__file__).with_name("kernel_schemas.json").read_text(encoding="utf-8"))
-    return found
+    """Return the argument types of operators with ExecuTorch kernels. See ``python -m tools.kernel_schemas``."""
+    schemas: dict[str, str] = json.loads(Path(__file__).with_name("kernel_schemas.json").read_text(encoding="utf-8"))
+    return schemas
 
 
 def _schema_of_torch(operator: str) -> str | None:
-    """The same of an operator that the user registered with torch; None in a process without torch."""
+    """Return the argument types of an operator registered with torch; None without torch."""
     if "torch" not in sys.modules:
         return None
     import torch
@@ -125,7 +127,7 @@ def _schema_of_torch(operator: str) -> str | None:
         return None
 
 
-def _short(value: Any) -> str:
+def _shorten_repr(value: Any) -> str:
     return f"{type(value).__name__} {' '.join(repr(value).split()):.40}"
 
 
@@ -139,26 +141,30 @@ _PYTHON_TYPES: dict[str, tuple[type, ...]] = {
 
 
 def check_input(index: int, value: Any, spec: Value) -> Any:
-    """The input as the runtime takes it: its elements in the program's order of axes. HostError for any other."""
+    """Return an input for the runtime, with elements in the program's order of axes.
+
+    Raises:
+        HostError: The type, dtype or shape differs from the program's.
+    """
     if spec.kind != "tensor":
         allowed = _PYTHON_TYPES.get(spec.kind, (object,))
         if not isinstance(value, allowed) or (spec.kind == "int" and isinstance(value, bool)):
-            raise HostError(f"input {index} is {_short(value)}; the program takes {spec}.")
+            raise HostError(f"input {index}: expected {spec}, got {_shorten_repr(value)}.")
         return float(value) if isinstance(value, int) and spec.kind == "double" else value
     is_tensor = trees.is_tensor(value)
     if not is_tensor and not isinstance(value, np.ndarray):
-        raise HostError(f"input {index} is {_short(value)}; the program takes a tensor, {spec}.")
+        raise HostError(f"input {index}: expected a tensor {spec}, got {_shorten_repr(value)}.")
     dtype = dtype_name(value)
-    found = f"{dtype}{list(value.shape)}"
+    got = f"{dtype}{list(value.shape)}"
     if dtype != spec.dtype:
         convert = f"x.to(torch.{spec.dtype})" if is_tensor else f'x.astype("{spec.dtype}")'
-        raise HostError(f"input {index} is {found}; the program takes {spec}. Convert it: {convert}.")
+        raise HostError(f"input {index}: expected {spec}, got {got}. Use {convert}.")
     fits = len(value.shape) == len(spec.shape) and all(
         size == most or (spec.dynamism and size <= most) for size, most in zip(value.shape, spec.shape, strict=True)
     )
     if not fits:
         limit = "at most " if spec.dynamism else ""
-        raise HostError(f"input {index} is {found}; the program was exported for {limit}{spec}, no other shape.")
+        raise HostError(f"input {index}: expected {limit}{spec}, got {got}. The shapes are fixed by the export.")
     if is_tensor and (value.device.type != "cpu" or str(value.layout) != "torch.strided"):
-        raise HostError(f"input {index} is on {value.device} with layout {value.layout}; pass a dense CPU tensor.")
+        raise HostError(f"input {index}: expected a dense CPU tensor, got {value.layout} on {value.device}.")
     return Elements.of(value, spec.dim_order)

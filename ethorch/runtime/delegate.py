@@ -1,7 +1,6 @@
-"""The delegate inside ExecuTorch's runtime: a small C++ backend, registered as "EthosUBackend", that calls back into Python.
+"""The delegate in ExecuTorch's runtime: a C++ backend, registered as "EthosUBackend", that calls Python.
 
-ExecuTorch hands each delegate's payload and tensors to the library, which hands them on to a machine: what runs the NPU's
-commands.
+The library receives each delegate's payload and tensors and passes them to a machine that runs the NPU's commands.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from ethorch.support.redirect import COUT_LOCK
 
 
 class Machine(Protocol):
-    """What a delegate is run on: ``ethorch.npu.Machine``, or a stand-in."""
+    """Executor of a delegate: ``ethorch.npu.Machine``, or a substitute."""
 
     def region(self, index: int) -> npt.NDArray[Any]: ...
 
@@ -36,26 +35,26 @@ class Machine(Protocol):
 
 
 class Timed(Machine, Protocol):
-    """A machine that knows how long each operator of its last run took."""
+    """A machine that measures each operator of its last run."""
 
     def timeline(self) -> Sequence[tuple[str, float]]: ...
 
 
 MachineFactory = Callable[[DelegatePayload], Machine]
 
-_DONE = 1  # what the C++ side takes for a finished run; a callback that an exception left returns anything else
+_DONE = 1  # result of a finished run; callbacks that raise return other values
 
 
 class Delegate:
-    """One delegate inside the runtime: its payload, its machine, and the buffers that this reads where the runtime has them."""
+    """A delegate in the runtime: its payload, its machine, and the buffers that it reads in place."""
 
     def __init__(self, payload: DelegatePayload, machine: Machine, buffers: Buffers | None = None):
         self.payload, self.machine, self.buffers = payload, machine, buffers
-        self.started = 0  # of the last run, in nanoseconds
+        self.started = 0  # time in nanoseconds
         self._ran = machine
 
     def events(self) -> Iterator[tuple[str, int, int]]:
-        """(operator, start, end in nanoseconds) of the last run, one after the other."""
+        """Iterate over (operator, start, end) of the last run, in nanoseconds."""
         if not hasattr(self._ran, "timeline"):
             return
         start = self.started
@@ -65,18 +64,16 @@ class Delegate:
             start = end
 
     def run(self, inputs: Any, outputs: Any) -> None:
-        """Copy inputs in, run, copy outputs out. The C++ side has checked the number and size of both."""
+        """Copy inputs in, run, and copy outputs out. The C++ side has checked their number and sizes."""
         self.started = time.monotonic_ns()
-        if not self.payload.scratch_bytes:  # so there are no tensors either
+        if not self.payload.scratch_bytes:  # no scratch region, hence no tensors
             self.machine.run()
             return
         reader = None if self.buffers is None else self.buffers.reader(inputs)
         self._ran, in_place = (self.machine, frozenset[int]()) if reader is None else reader
         scratch = self._ran.region(SCRATCH_REGION)
         if scratch.nbytes < self.payload.scratch_bytes or not scratch.flags.c_contiguous:
-            raise HostError(
-                f"the simulator's scratch region has {scratch.nbytes} bytes; the payload needs {self.payload.scratch_bytes}."
-            )
+            raise HostError(f"expected a scratch region of {self.payload.scratch_bytes} contiguous bytes, got {scratch.nbytes}.")
         base = scratch.ctypes.data
         for index, tensor in enumerate(self.payload.inputs):
             if index not in in_place:
@@ -87,7 +84,7 @@ class Delegate:
 
 
 class _Calls(threading.local):
-    """What happened in the runtime call that this thread is in."""
+    """State of the runtime call of this thread."""
 
     def __init__(self) -> None:
         self.depth = 0
@@ -100,7 +97,7 @@ class _Calls(threading.local):
 
 
 class HostBackend:
-    """The loaded library, registered with ExecuTorch, and the delegates that live inside it."""
+    """The library registered with ExecuTorch, and its delegates."""
 
     _OPEN = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t)
     _RUN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_size_t, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_void_p))
@@ -135,39 +132,39 @@ class HostBackend:
                 self.library.ethorch_saturate_quantize(kernels[0])
         if not any(result == 0 for result in results):
             raise HostError(
-                f"ExecuTorch refused to register {BACKEND_ID} (error codes {results}); another delegate of this name "
-                "may already be registered in this process. Use a process without it."
+                f"ExecuTorch refused to register {BACKEND_ID} (error codes {results}). Another delegate of this name may already "
+                "be registered. Use a process without it."
             )
 
     @contextmanager
     def calling(
         self,
-        what: str,
+        action: str,
         machine: MachineFactory | None = None,
         named: Mapping[str, bytes] | None = None,
         buffers: Callable[[DelegatePayload], Buffers | None] | None = None,
     ) -> Iterator[None]:
-        """A call into ExecuTorch: its aborts become exceptions, and what a callback raised becomes what the call raises.
+        """Enter a call into ExecuTorch: aborts become exceptions, and exceptions of callbacks propagate.
 
-        One thread at a time: see ``ethorch.support.redirect``.
+        Only one thread at a time; see ``ethorch.support.redirect``.
 
         Args:
-            what: for messages.
-            machine, named, buffers: of a call that loads delegates: makes what each runs on; named data of the program; which
-                buffers each reads where the runtime has them.
+            action: Action for messages, e.g. ``load method 'forward'``.
+            machine, named, buffers: Only for calls that load delegates: factory of machines, named data of the program, and a
+                function that returns the buffers that a delegate reads in place.
         """
-        with COUT_LOCK, self._escaped():
-            yield from self._calling(what, machine, named or {}, buffers)
+        with COUT_LOCK, self._store_escaped_errors():
+            yield from self._run_call(action, machine, named or {}, buffers)
 
-    def _calling(
+    def _run_call(
         self,
-        what: str,
+        action: str,
         machine: MachineFactory | None,
         named: Mapping[str, bytes],
         buffers: Callable[[DelegatePayload], Buffers | None] | None,
     ) -> Iterator[None]:
         calls = self.calls
-        before = (calls.depth, calls.machine, calls.named, calls.buffers, calls.error, calls.messages)
+        previous = (calls.depth, calls.machine, calls.named, calls.buffers, calls.error, calls.messages)
         try:
             calls.depth, calls.machine, calls.named, calls.buffers = calls.depth + 1, machine, named, buffers
             calls.error, calls.messages = None, []
@@ -175,55 +172,59 @@ class HostBackend:
                 self.library.ethorch_set_platform(ctypes.c_void_p(core.get_pal_impl))
             self.library.ethorch_guard(1)
             yield
-            if calls.error is not None:  # raised in a callback whose failure ExecuTorch does not learn of
+            if calls.error is not None:  # raised in a callback that cannot report failure
                 raise calls.error
         except Exception as error:
             if calls.error is not None:
                 raise calls.error from None
             if isinstance(error, HostError):
                 raise
-            said = "; ".join([*dict.fromkeys(calls.messages), str(error).strip().splitlines()[0] if str(error) else ""])
-            raise HostError(f"ExecuTorch could not {what}: {said}") from error
+            details = "; ".join([*dict.fromkeys(calls.messages), str(error).strip().splitlines()[0] if str(error) else ""])
+            raise HostError(f"ExecuTorch could not {action}: {details}") from error
         finally:
-            calls.depth, calls.machine, calls.named, calls.buffers, calls.error, calls.messages = before
+            calls.depth, calls.machine, calls.named, calls.buffers, calls.error, calls.messages = previous
             if not calls.depth:
                 self.library.ethorch_guard(0)
 
     @contextmanager
-    def _escaped(self) -> Iterator[None]:
-        """Keep what leaves a callback: nothing but ``sys.unraisablehook`` would hear of it.
+    def _store_escaped_errors(self) -> Iterator[None]:
+        """Store exceptions that leave a callback, which only ``sys.unraisablehook`` receives.
 
-        A signal that came while C++ was at work is handled at the first instruction of the next callback, before its
-        ``try``; that is how Ctrl-C gets there.
+        Python handles signals that arrive in C++ at the first instruction of the next callback, before its ``try``. This applies to
+        Ctrl-C.
         """
-        before = sys.unraisablehook
+        previous_hook = sys.unraisablehook
 
-        def keep(unraisable: sys.UnraisableHookArgs) -> None:
-            ours = f"{type(self).__name__}._" in f"{unraisable.err_msg} {unraisable.object}"
-            if ours and self.calls.depth:
+        def store(unraisable: sys.UnraisableHookArgs) -> None:
+            is_own = f"{type(self).__name__}._" in f"{unraisable.err_msg} {unraisable.object}"
+            if is_own and self.calls.depth:
                 self.calls.error = self.calls.error or unraisable.exc_value
             else:
-                before(unraisable)
+                previous_hook(unraisable)
 
-        sys.unraisablehook = keep
+        sys.unraisablehook = store
         try:
             yield
         finally:
-            sys.unraisablehook = before
+            sys.unraisablehook = previous_hook
 
     def check_registered(self, description: Method) -> None:
-        """HostError when the program needs a backend or operator that this runtime does not have."""
-        known = {*backend_names(), BACKEND_ID}
-        if any(delegate.id not in known for delegate in description.delegates):
+        """Check that the runtime has the program's backends and operators.
+
+        Raises:
+            HostError: A backend or an operator is missing.
+        """
+        available = {*backend_names(), BACKEND_ID}
+        if any(delegate.id not in available for delegate in description.delegates):
             load_backends()
-            known |= backend_names()
+            available |= backend_names()
         for delegate in description.delegates:
-            if delegate.id not in known:
-                have = ", ".join(sorted(known))
-                raise HostError(f"the program needs backend {delegate.id!r}; this runtime has {have}.")
+            if delegate.id not in available:
+                names = ", ".join(sorted(available))
+                raise HostError(f"the program requires the backend {delegate.id!r}. This runtime has {names}.")
         missing = sorted(set(description.operators) - operator_names())
         if missing:
-            raise HostError(f"the program needs operators that ExecuTorch's runtime has no CPU kernel for: {', '.join(missing)}.")
+            raise HostError(f"the program requires operators without a CPU kernel in ExecuTorch's runtime: {', '.join(missing)}.")
 
     def _open(self, address: int, size: int) -> int:
         try:
@@ -254,9 +255,9 @@ class HostBackend:
             return 0
 
     def _events(self, number: int, sink: int, context: int) -> None:
-        give = self._SINK(sink)
+        add_event = self._SINK(sink)
         for name, start, end in self.delegates[number].events():
-            give(context, name.encode(), start, end)
+            add_event(context, name.encode(), start, end)
 
     def _close(self, number: int) -> None:
         self.delegates.pop(number, None)
@@ -270,10 +271,10 @@ _registered: HostBackend | None = None
 
 
 def host_backend() -> HostBackend:
-    """The backend of this process, built and registered by the first call.
+    """Return the backend of this process; the first call builds and registers it.
 
     Raises:
-        HostError: there is no compiler, or ExecuTorch is not there or refuses it.
+        HostError: There is no compiler, or ExecuTorch is missing or refuses the backend.
     """
     global _registered
     with _registering:

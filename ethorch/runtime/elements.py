@@ -1,4 +1,4 @@
-"""``Elements``: a tensor as bytes, between the runtime and its callers' tensors or arrays."""
+"""Tensors as bytes, independent of torch and NumPy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ethorch.support import trees
 
-#: torch's names of dtypes whose NumPy dtype has another name, or is not NumPy's.
+#: NumPy dtypes by torch's name, if the names differ.
 _DTYPES: dict[str, Any] = {"bfloat16": ml_dtypes.bfloat16, "complex32": np.dtype((np.void, 4))}
 
 
@@ -23,13 +23,13 @@ def dtype_name(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Elements:
-    """The elements of a tensor, as they are stored.
+    """The elements of a tensor in storage order.
 
     Attributes:
-        dtype: torch's name of their type.
-        shape: extents.
-        order: axes in the order in which they are stored, the outermost first.
-        data: the bytes.
+        dtype: torch's name of the dtype.
+        shape: Extents.
+        order: Axes in storage order, the outermost first.
+        data: Bytes.
     """
 
     dtype: str
@@ -39,10 +39,10 @@ class Elements:
 
     @classmethod
     def of(cls, value: Any, order: Sequence[int]) -> Elements:
-        """Return the elements of a tensor or an array in an order of axes, without a copy if they are stored so."""
+        """Create elements from a tensor or an array in an order of axes, without a copy if possible."""
         name, shape = dtype_name(value), tuple(value.shape)
         if trees.is_tensor(value):
-            import torch  # is there: the value is a tensor
+            import torch  # already imported
 
             stored = value.detach().resolve_conj().resolve_neg().permute(tuple(order)).contiguous()
             return cls(name, shape, tuple(order), stored.reshape(-1).view(torch.uint8).numpy())
@@ -50,12 +50,12 @@ class Elements:
         return cls(name, shape, tuple(order), stored.reshape(-1).view(np.uint8))
 
     def array(self) -> npt.NDArray[Any]:
-        """Return an array over the bytes."""
+        """Return an array that shares the bytes."""
         dtype = np.dtype(_DTYPES.get(self.dtype, self.dtype))
         return self.data.view(dtype).reshape(self._stored_shape).transpose(self._axes)
 
     def tensor(self) -> Any:
-        """Return a tensor over the bytes."""
+        """Return a tensor that shares the bytes."""
         import torch
 
         dtype = getattr(torch, self.dtype)
@@ -68,5 +68,5 @@ class Elements:
 
     @property
     def _axes(self) -> list[int]:
-        """For each axis, its number in the order of storage."""
+        """Position of each axis in storage order."""
         return sorted(range(len(self.order)), key=self.order.__getitem__)

@@ -1,4 +1,4 @@
-"""``Executor``: methods of a .pte in ExecuTorch's C++ runtime, without PyTorch."""
+"""Methods of a .pte in ExecuTorch's C++ runtime, without PyTorch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CODES = {name: code for code, (name, _) in DTYPES.items()}
 
 
 class _Item(ctypes.Structure):
-    """An input or output, as ``cpp/executor.cpp`` has it."""
+    """An input or output, as defined in ``cpp/executor.cpp``."""
 
     _fields_ = (
         ("kind", ctypes.c_int32),
@@ -35,14 +35,13 @@ class _Item(ctypes.Structure):
 
 
 class Executor:
-    """Methods of one program, which share memories as large as the largest of them needs.
+    """Methods of one program with common memories, as large as the largest method needs.
 
-    A call that ExecuTorch refuses raises RuntimeError with its error code. Make calls inside ``HostBackend.calling``, which adds
-    ExecuTorch's messages.
+    Failed calls raise RuntimeError with ExecuTorch's error code. ``HostBackend.calling`` adds ExecuTorch's messages.
 
     Args:
-        data: The file.
-        methods: Descriptions of the methods, by name.
+        data: Contents of the file.
+        methods: Methods by name.
     """
 
     def __init__(self, data: bytes, methods: Mapping[str, Method]):
@@ -67,17 +66,17 @@ class Executor:
             inputs: Elements in the program's order of axes, numbers, bools and None.
 
         Returns:
-            The outputs, of the same types, or str.
+            Outputs of the same types, or str.
         """
-        self._inputs = list(inputs)  # the runtime may have them where they are until the next call
-        given = (_Item * max(len(inputs), 1))(*map(_item, inputs))
-        found = (_Item * max(self._outputs[method], 1))()
-        _check("execute", self._library.ethorch_executor_run(self._handle, method.encode(), given, len(inputs), found))
-        return [_value(item) for item in found[: self._outputs[method]]]
+        self._inputs = list(inputs)  # the runtime may refer to them until the next call
+        input_items = (_Item * max(len(inputs), 1))(*map(_to_item, inputs))
+        output_items = (_Item * max(self._outputs[method], 1))()
+        _check("execute", self._library.ethorch_executor_run(self._handle, method.encode(), input_items, len(inputs), output_items))
+        return [_from_item(item) for item in output_items[: self._outputs[method]]]
 
 
 def operator_names() -> set[str]:
-    """Return the names of the operators that the runtime has a kernel for."""
+    """Return the names of operators with a kernel in the runtime."""
     return set(load_executor().ethorch_executor_operators().decode().split())
 
 
@@ -86,12 +85,12 @@ def backend_names() -> set[str]:
     return set(load_executor().ethorch_executor_backends().decode().split())
 
 
-def _check(what: str, error: int) -> None:
+def _check(action: str, error: int) -> None:
     if error:
-        raise RuntimeError(f"could not {what}, " + (f"error {error:#x}" if error > 0 else "a check failed"))
+        raise RuntimeError(f"could not {action}, " + (f"error {error:#x}" if error > 0 else "a check failed"))
 
 
-def _item(value: Any) -> _Item:
+def _to_item(value: Any) -> _Item:
     if isinstance(value, Elements):
         rank = len(value.shape)
         return _Item(
@@ -110,7 +109,7 @@ def _item(value: Any) -> _Item:
     return _Item(_DOUBLE, real=value) if isinstance(value, float) else _Item(_NONE)
 
 
-def _value(item: _Item) -> Any:
+def _from_item(item: _Item) -> Any:
     if item.kind == _TENSOR:
         data = np.frombuffer(ctypes.string_at(item.data, item.bytes) if item.bytes else b"", np.uint8).copy()
         return Elements(DTYPES[item.dtype][0], tuple(item.sizes[: item.rank]), tuple(item.order[: item.rank]), data)

@@ -1,4 +1,4 @@
-"""Buffers that a program keeps from call to call, read by the simulated NPU where ExecuTorch has them: as in generated firmware."""
+"""Persistent buffers that the simulated NPU reads in place, as in generated firmware."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from ethorch.formats.pte_types import Method
 from ethorch.npu import Machine, Program
 from ethorch.npu.in_place import Inputs, Window
 
-_REGION = 3  # of the buffers: one that Vela's streams do not use
-_KEPT_STREAMS = 32  # rewritten, for further loads of the same payload
+_REGION = 3  # region of the buffers, unused by Vela
+_CACHED_STREAMS = 32  # cached rewritten streams
 
-#: Makes a machine for a payload whose stream, as that program has it, reads a region more, in the memory that is given.
+#: Factory of a machine whose stream (the program) reads additional regions.
 MachineOver = Callable[[DelegatePayload, Program, Mapping[int, npt.NDArray[np.uint8]]], Machine]
 
 
 @dataclass(frozen=True)
-class Kept:
-    """Where buffers lie that a delegate takes.
+class PersistentInputs:
+    """Persistent buffers among a delegate's inputs.
 
     Attributes:
-        places: number of an input -> the byte of planned memory ``SHARED_MEMORY`` that it begins at.
-        size_bytes: of this memory.
+        places: Offset in planned memory ``SHARED_MEMORY`` by number of the input.
+        size_bytes: Size of this memory.
     """
 
     places: Mapping[int, int]
     size_bytes: int
 
 
-def kept_inputs(methods: Iterable[Method]) -> dict[DelegatePayload, Kept]:
-    """Which inputs of delegates are buffers that are kept; of payloads that one call takes."""
-    found: dict[DelegatePayload, Kept] = {}
+def find_persistent_inputs(methods: Iterable[Method]) -> dict[DelegatePayload, PersistentInputs]:
+    """Return the persistent inputs of delegates, for payloads that are called once."""
+    inputs_by_payload: dict[DelegatePayload, PersistentInputs] = {}
     calls = Counter[DelegatePayload]()
     for method in methods:
         if len(method.memories) <= SHARED_MEMORY:
@@ -54,47 +54,49 @@ def kept_inputs(methods: Iterable[Method]) -> dict[DelegatePayload, Kept]:
             values = [method.values[arg] for arg in call.args[: len(payload.inputs)]]
             places = {n: v.place[1] for n, v in enumerate(values) if v.place is not None and v.place[0] == SHARED_MEMORY}
             if places:
-                found[payload] = Kept(places, method.memories[SHARED_MEMORY])
-    return {payload: kept for payload, kept in found.items() if calls[payload] == 1}
+                inputs_by_payload[payload] = PersistentInputs(places, method.memories[SHARED_MEMORY])
+    return {payload: inputs for payload, inputs in inputs_by_payload.items() if calls[payload] == 1}
 
 
 class Buffers:
-    """The buffers that one delegate takes, once it is known where the runtime has them."""
+    """The persistent buffers of one delegate, at the addresses of the runtime."""
 
-    def __init__(self, payload: DelegatePayload, kept: Kept, make: MachineOver):
-        self._payload, self._kept, self._make = payload, kept, make
+    def __init__(self, payload: DelegatePayload, inputs: PersistentInputs, create: MachineOver):
+        self._payload, self._inputs, self._create = payload, inputs, create
         self._base: int | None = None
-        self._found: tuple[Machine, frozenset[int]] | None = None
+        self._reader: tuple[Machine, frozenset[int]] | None = None
 
     def reader(self, inputs: Any) -> tuple[Machine, frozenset[int]] | None:
-        """What reads the inputs of a call where they lie, and the numbers of those that it does; None where it can read none.
+        """Return the machine that reads inputs in place and the numbers of these inputs, or None if it can read none.
 
         Args:
-            inputs: their addresses, by number.
+            inputs: Addresses by number.
         """
-        bases = {inputs[number] - place for number, place in self._kept.places.items()}
+        bases = {inputs[number] - place for number, place in self._inputs.places.items()}
         if len(bases) != 1:
             return None
         base = bases.pop()
         if base != self._base:
-            self._base, self._found = base, self._made(base)
-        return self._found
+            self._base, self._reader = base, self._create_reader(base)
+        return self._reader
 
-    def _made(self, base: int) -> tuple[Machine, frozenset[int]] | None:
-        payload, places = self._payload, tuple(self._kept.places.items())
+    def _create_reader(self, base: int) -> tuple[Machine, frozenset[int]] | None:
+        payload, places = self._payload, tuple(self._inputs.places.items())
         windows = tuple(Window(t.offset, t.offset + t.nbytes) for t in (payload.inputs[number] for number, _ in places))
-        commands, program, moved = _reading(payload.commands, payload.scratch_bytes, windows, tuple(place for _, place in places))
+        commands, program, moved = _move_reads(
+            payload.commands, payload.scratch_bytes, windows, tuple(place for _, place in places)
+        )
         if not moved:
             return None
-        memory = np.ctypeslib.as_array((ctypes.c_uint8 * self._kept.size_bytes).from_address(base))
-        return self._make(replace(payload, commands=commands), program, {_REGION: memory}), frozenset(places[k][0] for k in moved)
+        memory = np.ctypeslib.as_array((ctypes.c_uint8 * self._inputs.size_bytes).from_address(base))
+        return self._create(replace(payload, commands=commands), program, {_REGION: memory}), frozenset(places[k][0] for k in moved)
 
 
-@lru_cache(maxsize=_KEPT_STREAMS)
-def _reading(
+@lru_cache(maxsize=_CACHED_STREAMS)
+def _move_reads(
     commands: bytes, scratch_bytes: int, windows: tuple[Window, ...], places: tuple[int, ...]
 ) -> tuple[bytes, Program, tuple[int, ...]]:
-    """The commands that read inputs at bytes of region 3, and which of them they read there."""
+    """Return commands that read inputs at offsets of region 3, and the indices of these inputs."""
     inputs = Inputs(commands, scratch_bytes, windows)
     moved = tuple(inputs.movable(places))
     return *inputs.elsewhere({k: (_REGION, places[k]) for k in moved}), moved

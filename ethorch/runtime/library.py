@@ -1,4 +1,4 @@
-"""The C++ library of ``ethorch.runtime``, built on first use, and the copies of ExecuTorch's core that it registers with."""
+"""C++ library of ``ethorch.runtime``, built on first use, and the copies of ExecuTorch's core that it registers with."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ethorch.support import native
 from ethorch.support.errors import HostError
 from ethorch.support.garbage import delay_collection
 
-#: The C++ module behind ``executorch.runtime``, as 1.4 and as 1.5 calls it.
+#: C++ module of ``executorch.runtime`` in 1.4 and 1.5.
 _BINDINGS = ("executorch.extension.pybindings._portable_lib", "executorch.extension.pybindings._C")
 
 _KERNELS = ("cortex_m.cpp", "cortex_m_images.cpp", "saturation.cpp")
 
 
 class Core(NamedTuple):
-    """Addresses of functions in one copy of ExecuTorch's core; 0 for what it does not export."""
+    """Function addresses in one copy of ExecuTorch's core; 0 if not exported."""
 
     register_backend: int
     get_pal_impl: int
@@ -44,73 +44,76 @@ _LOAD_PROGRAM = "_ZN10executorch7runtime7Program4loadEPNS0_10DataLoaderENS1_12Ve
 
 
 def executorch_copies() -> list[Core]:
-    """Every copy of ExecuTorch's core in this process.
+    """Return all copies of ExecuTorch's core in this process.
 
-    In 1.5 it is one library, with its kernels in two more: they are loaded here, and torch is not. In the wheels of 1.4 several
-    shared objects carry a copy, which need torch. Which of them the Python bindings use depends on the order of imports;
-    registering with each makes the order irrelevant.
+    1.5 has one core library and two kernel libraries, which are loaded without torch. In the wheels of 1.4, several shared objects
+    that need torch contain a copy. The copy of the Python bindings depends on the import order, so ethorch registers with each.
     """
-    core = _shared_core()
-    paths: list[str | None] = [None, *_bindings()] if core is None else [str(core), *_kernels(core)]
+    core = _find_core()
+    paths: list[str | None] = [None, *_import_bindings()] if core is None else [str(core), *_find_kernels(core)]
     copies: dict[int, Core] = {}
     for path in paths:
         library = ctypes.CDLL(path)
-        found = Core(*(_address(library, symbol) for symbol in _SYMBOLS))
-        if found.register_backend and found.get_pal_impl and (found.register_kernels or found.register_backend not in copies):
-            copies[found.register_backend] = found
+        addresses = Core(*(_find_address(library, symbol) for symbol in _SYMBOLS))
+        if (
+            addresses.register_backend
+            and addresses.get_pal_impl
+            and (addresses.register_kernels or addresses.register_backend not in copies)
+        ):
+            copies[addresses.register_backend] = addresses
     if not copies:
-        raise HostError("this ExecuTorch exports no register_backend; 1.4 and 1.5 are the releases known to work.")
+        raise HostError("this ExecuTorch does not export register_backend. Use release 1.4 or 1.5.")
     return list(copies.values())
 
 
-def _folder() -> Path:
-    """The installed package ``executorch``; HostError if there is none."""
+def _find_package() -> Path:
+    """Return the folder of the installed package ``executorch``."""
     spec = find_spec("executorch")
     for folder in (spec.submodule_search_locations or []) if spec else []:
         if (Path(folder) / "include").is_dir():
             return Path(folder)
-    raise HostError("ExecuTorch's C++ headers were not found: pip install 'executorch>=1.4.1,<1.6'.")
+    raise HostError("ExecuTorch's C++ headers were not found. Run pip install 'executorch>=1.4.1,<1.6'.")
 
 
-def _shared_core() -> Path | None:
-    """The library that is ExecuTorch's core in 1.5; None in 1.4."""
-    return next(iter(sorted((_folder() / "lib").glob("libexecutorch.*"))), None)
+def _find_core() -> Path | None:
+    """Return ExecuTorch's core library (1.5), or None (1.4)."""
+    return next(iter(sorted((_find_package() / "lib").glob("libexecutorch.*"))), None)
 
 
-def _kernels(core: Path) -> list[str]:
-    """The libraries of kernels beside the core: loading them registers the kernels."""
+def _find_kernels(core: Path) -> list[str]:
+    """Return the kernel libraries, which register their kernels when loaded."""
     return [str(path) for path in sorted(core.parent.glob("libexecutorch_kernels_*"))]
 
 
 def load_backends() -> None:
-    """Load the backends beside the core, which registers them."""
-    core = _shared_core()
+    """Load and thereby register the backends next to the core."""
+    core = _find_core()
     for path in [] if core is None else sorted(core.parent.glob("libexecutorch_backend_*")):
-        with contextlib.suppress(OSError):  # a backend whose device's libraries are not installed
+        with contextlib.suppress(OSError):  # a backend without its device libraries
             ctypes.CDLL(str(path))
 
 
-def _bindings() -> list[str]:
-    """The shared objects of ExecuTorch 1.4 with a copy of its core, imported."""
+def _import_bindings() -> list[str]:
+    """Import and return the shared objects of ExecuTorch 1.4 with a copy of its core."""
     try:
         with warnings.catch_warnings(), delay_collection():
             warnings.simplefilter("ignore")  # "this API is experimental"
             import_module("executorch.runtime")
             quantized = import_module("executorch.kernels.quantized")
     except ImportError as error:
-        raise HostError(f"ExecuTorch's runtime cannot be imported ({error}): pip install 'executorch>=1.4.1,<1.6'.") from None
+        raise HostError(f"ExecuTorch's runtime cannot be imported ({error}). Run pip install 'executorch>=1.4.1,<1.6'.") from None
     paths = [str(sys.modules[name].__file__) for name in _BINDINGS if name in sys.modules]
     return paths + [str(path) for path in Path(str(quantized.__file__)).parent.glob("*quantized_ops_aot_lib*")]
 
 
-def _address(library: ctypes.CDLL, symbol: str) -> int:
-    """Where a function is; 0 when the library does not export it."""
+def _find_address(library: ctypes.CDLL, symbol: str) -> int:
+    """Return the address of a function, or 0."""
     function = getattr(library, symbol, None)
     return 0 if function is None else ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 def build_library() -> Path:
-    """The delegate library for the installed ExecuTorch; see ``native.build``."""
+    """Build the delegate library for the installed ExecuTorch. See :func:`native.build`."""
     sources = Path(__file__).parent / "cpp"
     include = _executorch_include()
     try:
@@ -122,7 +125,7 @@ def build_library() -> Path:
         [sources / name for name in ("payload.cpp", "ethosu_backend.cpp", "driver_host.cpp", *_KERNELS)],
         [
             "-O2",
-            "-ffp-contract=off",  # kernels of floats round each product, as PyTorch's do
+            "-ffp-contract=off",  # float kernels round each product, like PyTorch
             "-DC10_USING_CUSTOM_GENERATED_MACROS",
             "-DET_LOG_ENABLED=0",
             f"-I{include}",
@@ -135,9 +138,9 @@ def build_library() -> Path:
 
 
 def build_executor() -> Path:
-    """The library that runs programs and measures what they allocate, linked to a copy of ExecuTorch's core."""
+    """Build the library that runs and measures programs, linked to a copy of ExecuTorch's core."""
     sources, include = Path(__file__).parent / "cpp", _executorch_include()
-    core = _core_with(_LOAD_PROGRAM)
+    core = _find_object_with(_LOAD_PROGRAM)
     return native.build(
         "executor",
         [sources / "executor.cpp", sources / "measure.cpp"],
@@ -159,7 +162,11 @@ def build_executor() -> Path:
 
 @lru_cache(maxsize=1)
 def load_executor() -> ctypes.CDLL:
-    """The library of ``ethorch.runtime.executor`` and ``measure``; HostError when it cannot be built or loaded."""
+    """Load the library of ``ethorch.runtime.executor`` and ``measure``.
+
+    Raises:
+        HostError: The library cannot be built or loaded.
+    """
     library = native.load(build_executor)
     library.ethorch_measure.restype = ctypes.c_int
     library.ethorch_executor_load.restype = ctypes.c_void_p
@@ -184,13 +191,13 @@ def load_executor() -> ctypes.CDLL:
     return library
 
 
-def _core_with(symbol: str) -> Path:
-    """The shared object that has a function of ExecuTorch's core: a library of its own in 1.5, the bindings in 1.4."""
-    core = _shared_core()
-    for path in _bindings() if core is None else [str(core)]:
-        if _address(ctypes.CDLL(path), symbol):
+def _find_object_with(symbol: str) -> Path:
+    """Return the shared object with a function of the core: the core library in 1.5, the bindings in 1.4."""
+    core = _find_core()
+    for path in _import_bindings() if core is None else [str(core)]:
+        if _find_address(ctypes.CDLL(path), symbol):
             return Path(path)
-    raise HostError("this ExecuTorch exports no Program::load; 1.4 and 1.5 are the releases known to work.")
+    raise HostError("this ExecuTorch does not export Program::load. Use release 1.4 or 1.5.")
 
 
 def load_library() -> ctypes.CDLL:
@@ -203,4 +210,4 @@ def load_library() -> ctypes.CDLL:
 
 
 def _executorch_include() -> Path:
-    return _folder() / "include"
+    return _find_package() / "include"

@@ -1,10 +1,8 @@
-"""Many inputs through a program: the CPU's part in ExecuTorch's runtime, one input after the other, the NPU's part in batches.
+"""Run many inputs through a program: the CPU part in ExecuTorch's runtime one at a time, delegates in batches.
 
-The runtime runs one input at a time, and calls a delegate in the middle. So each input goes through it once up to its first
-delegate, where its inputs are kept and the run is given up. The simulator then runs that delegate for all of them
-(``ethorch.npu.run_many``). In the next round the runtime starts anew, is given what the delegate has left, and gets as far as the
-next delegate, or to the end. The results are those of one call after the other, as long as a call leaves nothing behind for
-the next: ``keeps_state`` says which programs do.
+Each input runs in the runtime up to its first delegate, where its inputs are stored and the run is aborted. The simulator then
+runs the delegate for all inputs (``ethorch.npu.run_many``). In the next round, each run receives the stored outputs and reaches
+the next delegate or the end. Results equal those of individual calls unless calls leave state; see ``keeps_state``.
 """
 
 from __future__ import annotations
@@ -24,26 +22,26 @@ from ethorch.support.errors import MachineFault
 
 Bytes = npt.NDArray[np.uint8]
 
-MOST_DELEGATES = 8  # the CPU's part is run once more for each
-LEAST_WORK = 1 << 26  # work units of the delegates from which a second way through the runtime pays: half a millisecond or so
-MOST_INPUTS = 256  # on their way at a time
-BATCH_BYTES = 1 << 26  # of delegates' inputs and outputs that are kept at a time
+MOST_DELEGATES = 8  # each needs another run of the CPU part
+LEAST_WORK = 1 << 26  # minimum work units for which a second run pays off, about 0.5 ms
+MOST_INPUTS = 256  # per batch
+BATCH_BYTES = 1 << 26  # stored inputs and outputs of delegates
 _RANDOM = ("rand", "bernoulli", "multinomial", "dropout", "normal")
 
 
 def keeps_state(description: Method) -> bool:
-    """Whether a call may depend on the calls before it: tensors that are written and kept, operators in place, random numbers."""
+    """Return True if calls may depend on previous calls: written constants or buffers, in-place operators, random numbers."""
     names = [name.partition("::")[2].partition(".")[0] for name in description.operators]
     written = any(value.place is not None and (value.constant or value.place[0] >= SHARED_MEMORY) for value in description.values)
     return written or any(name.endswith("_") or name.startswith("copy_") or name.startswith(_RANDOM) for name in names)
 
 
 class Paused(Exception):
-    """A run of the runtime has come to a delegate whose results are not there yet."""
+    """A run has reached a delegate whose outputs are not yet available."""
 
 
 class Recording:
-    """The inputs of one call on their way, its number, and what each delegate call gave, in the order of the calls."""
+    """Inputs and number of one call, and the outputs of each delegate call in order."""
 
     def __init__(self, number: int, inputs: list[Any]) -> None:
         self.number, self.inputs = number, inputs
@@ -53,15 +51,15 @@ class Recording:
         self._at = 0
 
     def start(self) -> None:
-        """A run begins."""
+        """Begin a run."""
         self._at, self.waiting = 0, None
 
     def call(self, number: int, payload: DelegatePayload, inputs: Any, outputs: Any) -> None:
-        """A delegate is called: hand over what it has left, or raise Paused.
+        """Copy the outputs of a delegate call, or raise Paused.
 
         Args:
-            number: of the delegate.
-            inputs, outputs: pointers to the tensors.
+            number: Number of the delegate.
+            inputs, outputs: Pointers to the tensors.
         """
         if self._at == len(self.done):
             self.waiting = (
@@ -81,50 +79,50 @@ def run_batch(
     machine: Callable[[DelegatePayload], npu.Machine],
     threads: int | None,
 ) -> None:
-    """Bring inputs to their ends.
+    """Run all recordings to their ends.
 
     Args:
-        once: runs the runtime with a recording until it is paused or has its result.
-        payload: of a delegate, by number.
-        machine: makes a machine for a payload.
+        once: Function that runs the runtime until the recording is paused or has its result.
+        payload: Function that returns the payload of a delegate by number.
+        machine: Factory of machines.
 
     Raises:
-        MachineFault: the simulator stopped; its ``image`` is the recording's number.
+        MachineFault: The simulator stopped; its ``image`` is the recording's number.
     """
-    left = list(recordings)
-    while left:
+    unfinished = list(recordings)
+    while unfinished:
         waiting: dict[int, list[Recording]] = {}
-        for recording in left:
+        for recording in unfinished:
             once(recording)
             if recording.waiting is not None:
                 waiting.setdefault(recording.waiting[0], []).append(recording)
-        for delegate, those in waiting.items():
+        for delegate, paused in waiting.items():
             try:
-                _run_delegate(payload(delegate), those, machine, threads)
+                _run_delegate(payload(delegate), paused, machine, threads)
             except MachineFault as fault:
                 original = fault.__cause__
                 if fault.image is None or not isinstance(original, MachineFault):
                     raise
-                raise original.of_image(those[fault.image].number) from original
-        left = [recording for recording in left if recording.waiting is not None]
+                raise original.of_image(paused[fault.image].number) from original
+        unfinished = [recording for recording in unfinished if recording.waiting is not None]
 
 
 def _run_delegate(
     payload: DelegatePayload, recordings: list[Recording], machine: Callable[[DelegatePayload], npu.Machine], threads: int | None
 ) -> None:
-    """Run one delegate for all that wait for it."""
+    """Run one delegate for all recordings that wait for it."""
     machines = [machine(payload)]
     rows = [recording.waiting[1] for recording in recordings if recording.waiting is not None]
-    given = [(_place(tensor), np.stack([row[k] for row in rows])) for k, tensor in enumerate(payload.inputs)]
-    if not given:  # the same for all
+    inputs = [(_place(tensor), np.stack([row[k] for row in rows])) for k, tensor in enumerate(payload.inputs)]
+    if not inputs:  # identical for all recordings
         machines[0].run()
-        found = [machines[0].region(t.region)[t.offset : t.offset + t.nbytes].copy() for t in payload.outputs]
+        region_bytes = [machines[0].region(t.region)[t.offset : t.offset + t.nbytes].copy() for t in payload.outputs]
         for recording in recordings:
-            recording.done.append(found)
+            recording.done.append(region_bytes)
         return
     outputs = [_place(tensor) for tensor in payload.outputs]
     results = npu.run_many(
-        machines[0].program, given, outputs, threads=threads, machine=lambda: machines.pop() if machines else machine(payload)
+        machines[0].program, inputs, outputs, threads=threads, machine=lambda: machines.pop() if machines else machine(payload)
     )
     for number, recording in enumerate(recordings):
         recording.done.append([data[number] for data in results])

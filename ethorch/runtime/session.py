@@ -1,4 +1,4 @@
-"""A .pte inside ExecuTorch's runtime: the methods that are loaded together, and what they keep from call to call."""
+"""Methods of a .pte that are loaded together in ExecuTorch's runtime, and their state."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from ethorch.formats.pte_types import Method
 from ethorch.runtime.checks import check_kernel_calls, payloads
 from ethorch.runtime.delegate import MachineFactory, host_backend
 from ethorch.runtime.executor import Executor
-from ethorch.runtime.in_place import Buffers, MachineOver, kept_inputs
+from ethorch.runtime.in_place import Buffers, MachineOver, find_persistent_inputs
 from ethorch.runtime.traced import Traced
 from ethorch.support.errors import HostError
 
 
 def together(methods: Mapping[str, Method], name: str) -> dict[str, Method]:
-    """Those methods that have to be loaded with ``name``, itself among them: all that share buffers, if it does.
+    """Return the methods to load with ``name``: all methods that share buffers, if it does.
 
-    The runtime gives the methods of a program one set of memories, as large as the largest asks for. Their own tensors overwrite
-    each other there, so methods that share nothing are loaded apart: each keeps its state to itself.
+    The methods of a program have one set of memories, in which tensors of different methods overlap. Methods without shared buffers
+    are therefore loaded separately.
     """
     if not _shares(methods[name]):
         return {name: methods[name]}
-    return {other: method for other, method in methods.items() if _shares(method)}
+    return {sharing_name: method for sharing_name, method in methods.items() if _shares(method)}
 
 
 def _shares(method: Method) -> bool:
@@ -34,19 +34,19 @@ def _shares(method: Method) -> bool:
 class Session:
     """Methods of one .pte in the runtime.
 
-    All are loaded at once: loading writes the initial contents of buffers, and must not do so between two calls.
+    All are loaded at once, because loading writes initial values of buffers.
 
     Args:
-        data: the file.
-        descriptions: the methods.
-        machine: makes what each delegate runs on.
-        etdump: record profiling events.
-        over: makes what a delegate runs on that reads buffers where the runtime has them; None: each gets copies.
+        data: Contents of the file.
+        descriptions: Methods by name.
+        machine: Factory of the machine of each delegate.
+        etdump: Record events.
+        over: Factory of machines that read buffers in place. None: buffers are copied.
 
     Attributes:
-        descriptions: the methods, by name.
-        backend: the delegates' side of the runtime.
-        program: ``executorch.runtime.Program``, with ``etdump``; None without.
+        descriptions: Methods by name.
+        backend: Backend of the delegates.
+        program: ``executorch.runtime.Program`` with ``etdump``, else None.
     """
 
     def __init__(
@@ -60,19 +60,21 @@ class Session:
         self.descriptions = dict(descriptions)
         self.backend = host_backend()
         self._data, self._machine, self._etdump = data, machine, etdump
-        self._named = {key: value for one in descriptions.values() for d in one.delegates for key, value in d.named.items()}
+        self._named = {
+            key: value for description in descriptions.values() for d in description.delegates for key, value in d.named.items()
+        }
         self._running: str | None = None
         for description in self.descriptions.values():
             payloads(description)
             self.backend.check_registered(description)
             check_kernel_calls(description)
         self._over = over
-        self._kept = {} if over is None else kept_inputs(descriptions.values())
+        self._persistent_inputs = {} if over is None else find_persistent_inputs(descriptions.values())
         self._load()
 
     def _buffers(self, payload: DelegatePayload) -> Buffers | None:
-        kept = self._kept.get(payload)
-        return None if kept is None or self._over is None else Buffers(payload, kept, self._over)
+        inputs = self._persistent_inputs.get(payload)
+        return None if inputs is None or self._over is None else Buffers(payload, inputs, self._over)
 
     def _load(self) -> None:
         names = ", ".join(map(repr, self.descriptions))
@@ -87,23 +89,25 @@ class Session:
                 self._executor = Executor(self._data, self.descriptions)
 
     def reset(self) -> None:
-        """Load everything anew: buffers get their initial contents.
+        """Reload everything, which restores the initial values of buffers.
 
         Raises:
-            HostError: from inside a run.
+            HostError: The call comes from inside a run.
         """
         if self._running is not None:
             raise HostError(f"the program cannot be reset from inside a run of method {self._running!r}.")
         self._load()
 
     def execute(self, method: str, inputs: list[Any]) -> list[Any]:
-        """Run a method; inputs and outputs are as ``Executor.execute`` has them. Call it within ``backend.calling``.
+        """Run a method. See :meth:`Executor.execute`. Requires ``backend.calling``.
 
         Raises:
-            HostError: from inside a run of the same session: methods share memory.
+            HostError: The call comes from inside a run of the session, whose methods share memory.
         """
         if self._running is not None:
-            raise HostError(f"method {method!r} was called from inside a run of {self._running!r}; load it once more for that.")
+            raise HostError(
+                f"method {method!r} was called from inside a run of {self._running!r}. Load the program again for nested calls."
+            )
         self._running = method
         try:
             return self._executor.execute(method, inputs)

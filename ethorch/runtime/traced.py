@@ -1,4 +1,4 @@
-"""``Traced``: methods of a .pte in ExecuTorch's Python bindings, which record events. They need torch."""
+"""Methods of a .pte in ExecuTorch's Python bindings, which record events. Requires torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ethorch.support.garbage import delay_collection
 
 
 class Traced:
-    """Methods of one program that are profiled.
+    """Methods of one program with event recording.
 
     Attributes:
         program: ``executorch.runtime.Program``.
@@ -27,11 +27,11 @@ class Traced:
         self._methods = {name: self.program.load_method(name) for name in methods}
 
     def execute(self, method: str, inputs: Sequence[Any]) -> list[Any]:
-        """Run a method, as ``Executor.execute`` does."""
-        given = [value.tensor() if isinstance(value, Elements) else value for value in inputs]
-        return [_elements(value) if trees.is_tensor(value) else value for value in self._methods[method].execute(given)]
+        """Run a method. See :meth:`Executor.execute`."""
+        tensors = [value.tensor() if isinstance(value, Elements) else value for value in inputs]
+        return [_to_elements(value) if trees.is_tensor(value) else value for value in self._methods[method].execute(tensors)]
 
 
-def _elements(tensor: Any) -> Elements:
+def _to_elements(tensor: Any) -> Elements:
     order = sorted(range(tensor.dim()), key=lambda axis: (-tensor.stride(axis), axis))
     return Elements.of(tensor, order)

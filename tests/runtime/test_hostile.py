@@ -37,10 +37,10 @@ def test_what_cannot_be_loaded(incumbent, tmp_path):
 
 def test_another_backend_or_operator_is_named(incumbent):
     data = (incumbent / "cnn.pte").read_bytes()
-    with pytest.raises(HostError, match=r"needs backend 'EthosVBackend'; this runtime has .*EthosUBackend"):
+    with pytest.raises(HostError, match=r"requires the backend 'EthosVBackend'. This runtime has .*EthosUBackend"):
         runtime.load(data.replace(b"EthosUBackend\0", b"EthosVBackend\0"), machine=Stub)
     data = (incumbent / "interrupted.pte").read_bytes()
-    with pytest.raises(HostError, match=r"no CPU kernel for: aten::topx.values"):
+    with pytest.raises(HostError, match=r"without a CPU kernel in ExecuTorch's runtime: aten::topx.values"):
         runtime.load(data.replace(b"aten::topk\0", b"aten::topx\0"), machine=Stub)
 
 
@@ -82,7 +82,7 @@ def test_argument_kinds_are_checked_before_a_kernel_sees_them(incumbent):
     args = struct.pack(f"<{len(call.args)}i", *call.args)
     swapped = struct.pack(f"<{len(call.args)}i", call.args[2], *call.args[1:])
     assert data.count(args) == 1
-    with pytest.raises(ProgramError, match=r"quantize_per_tensor.out .*argument 0 is int; it takes tensor"):
+    with pytest.raises(ProgramError, match=r"quantize_per_tensor.out .*argument 0: expected tensor, got int"):
         runtime.load(data.replace(args, swapped), machine=Stub)
 
 
