@@ -1,6 +1,6 @@
-"""Tests that keep a model deployable: one-line assertions, a tester as ExecuTorch's Arm backend has, a pytest plugin.
+"""Test utilities: assertions, a tester like that of ExecuTorch's Arm backend, and a pytest plugin.
 
-``__init__.pyi`` beside this file lists the public names. Each is loaded on first use, so that pytest starts as fast as without
+``__init__.pyi`` next to this file lists the public names. Each is loaded on first use, so that pytest starts as fast as without
 the plugin.
 """
 

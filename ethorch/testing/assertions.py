@@ -1,4 +1,4 @@
-"""One line in a test: does the model still run on the NPU, near enough to the float model, within its limits?"""
+"""Assertions about the deployment of a model: operators on the NPU, accuracy and limits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def assert_runs_on_npu(
     calibration: Any = None,
     **settings: Any,
 ) -> Program:
-    """Compile the model and hold it against limits; one message names all that do not hold.
+    """Compile the model and check limits; one message lists all violations.
 
     ::
 
@@ -47,25 +47,25 @@ def assert_runs_on_npu(
             assert_runs_on_npu(model, images[0], "ethos-u55-128", calibration=images, min_sqnr_db=25, max_ram="256K")
 
     Args:
-        module, inputs, target, calibration, settings: as of ``ethorch.compile``; or a Program, alone.
-        min_sqnr_db: least SQNR against the float model, over at most 8 calibration samples.
-        max_cpu_ops: operators on the CPU; quantize and dequantize at the program's ends do not count.
-        max_delegates: parts on the NPU, each a call of the driver.
-        max_cycles: of the NPU, by Vela's estimate.
-        max_milliseconds: of one inference, NPU and CPU, by the estimate.
-        max_ram, max_flash: of the whole application: bytes, or texts such as ``"256K"``.
+        module, inputs, target, calibration, settings: See :func:`ethorch.compile`. ``module`` may also be a Program.
+        min_sqnr_db: Minimum SQNR against the float model, over at most 8 calibration samples.
+        max_cpu_ops: Maximum number of CPU operators, without quantize and dequantize of inputs and outputs.
+        max_delegates: Maximum number of delegates.
+        max_cycles: Maximum NPU cycles, by Vela's estimate.
+        max_milliseconds: Maximum estimated time of one inference, NPU and CPU.
+        max_ram, max_flash: Maximum memory of the whole application, in bytes or as text such as ``"256K"``.
 
     Returns:
-        the program.
+        The program.
 
     Raises:
-        AssertionError: something does not hold. The message lists what is on the CPU, with place, reason and way out.
-        EthorchError: as of ``ethorch.compile``; or a figure is not known, as of a file.
+        AssertionError: A limit is exceeded. The message lists operators on the CPU with place, reason and remedy.
+        EthorchError: Compilation fails, or a figure is unknown because the program was loaded from a file.
     """
     program = module if isinstance(module, Program) else compile_model(module, inputs, target, calibration=calibration, **settings)
     record(program)
-    lines = _operators(program, max_cpu_ops)
-    for name, found, limit, unit in (
+    lines = _check_operators(program, max_cpu_ops)
+    for name, figure, limit, unit in (
         ("delegates", len(record_of(program).payloads), max_delegates, ""),
         ("cycles of the NPU", _npu_cycles(program) if max_cycles is not None else 0, max_cycles, ""),
         ("time of one inference", program.estimate.milliseconds if max_milliseconds is not None else 0, max_milliseconds, " ms"),
@@ -79,34 +79,34 @@ def assert_runs_on_npu(
     ):
         if limit is None:
             continue
-        if found is None:
-            raise EthorchError(f"the {name} of {program!r} is not known; give the model, not a file.")
-        if found > limit:
-            lines.append(f"{name}: {found:,}{unit}, at most {limit:,}{unit} allowed.")
+        if figure is None:
+            raise EthorchError(f"the {name} of {program!r} is unknown. Pass the model, not a loaded file.")
+        if figure > limit:
+            lines.append(f"{name}: expected at most {limit:,}{unit}, got {figure:,}{unit}.")
     if min_sqnr_db is not None:
-        lines += _too_far_off(program, min_sqnr_db)
+        lines += _check_accuracy(program, min_sqnr_db)
     if lines:
-        raise AssertionError("\n".join([f"{_name(program)} on {program.target or 'the NPU'} does not hold its limits.", *lines]))
+        raise AssertionError("\n".join([f"{_describe(program)} on {program.target or 'the NPU'} exceeds its limits.", *lines]))
     return program
 
 
-def _too_far_off(program: Program, wanted: float) -> list[str]:
-    """That the outputs are further from the float model's than wanted, or that the program does not run here."""
+def _check_accuracy(program: Program, minimum: float) -> list[str]:
+    """Return a message if the SQNR is too low or the program does not run here."""
     try:
         accuracy = program.accuracy
-    except HostError as error:  # an operator on the CPU that has no kernel
-        return [f"SQNR against the float model: at least {wanted:g} dB wanted, and the program does not run: {error}"]
+    except HostError as error:  # a CPU operator without a kernel
+        return [f"SQNR against the float model: expected at least {minimum:g} dB, but the program does not run: {error}"]
     if accuracy is None:
-        raise EthorchError(f"the SQNR of {program!r} is not known: there is no float model to compare with.")
-    if accuracy.sqnr_db >= wanted:
+        raise EthorchError(f"the SQNR of {program!r} is unknown, because there is no float model. Pass the model.")
+    if accuracy.sqnr_db >= minimum:
         return []
     return [
-        f"SQNR against the float model: {accuracy.sqnr_db:.1f} dB over {count_noun(accuracy.samples, 'sample')}, "
-        f"at least {wanted:g} dB wanted. `ethorch.tuning.sensitivity` names the modules that cost most."
+        f"SQNR against the float model: expected at least {minimum:g} dB, got {accuracy.sqnr_db:.1f} dB over "
+        f"{count_noun(accuracy.samples, 'sample')}. Use `ethorch.tuning.sensitivity` to find the modules that cost most."
     ]
 
 
-def _name(program: Program) -> str:
+def _describe(program: Program) -> str:
     module = getattr(record_of(program).model, "module", None)
     return f"program {record_of(program).method}" if module is None else type(module).__name__
 
@@ -116,8 +116,8 @@ def _npu_cycles(program: Program) -> int | None:
     return cycles
 
 
-def _operators(program: Program, allowed: int) -> list[str]:
-    """What is on the CPU, where it is too much; and that nothing is on the NPU."""
+def _check_operators(program: Program, allowed: int) -> list[str]:
+    """Return messages if too many operators are on the CPU or none is on the NPU."""
     on_cpu = program.explain(cpu_only=True)
     build = record_of(program).build
     partition = None if build is None else build.partition
@@ -129,7 +129,7 @@ def _operators(program: Program, allowed: int) -> list[str]:
         places, count = refusal_texts(refusal.to_json() for refusal in partition.refusals), len(partition.refusals)
     lines = []
     if count > allowed:
-        lines.append(f"operators on the CPU: {count}, at most {allowed} allowed:")
+        lines.append(f"operators on the CPU: expected at most {allowed}, got {count}:")
         lines += [f"  {place}" for place in places]
     if not record_of(program).payloads:
         lines.append("nothing runs on the NPU.")
@@ -137,43 +137,47 @@ def _operators(program: Program, allowed: int) -> list[str]:
 
 
 def assert_bit_exact(program: Program, inputs: Any = None) -> None:
-    """Each delegate computes in the simulator, bit for bit, what the TOSA reference model says of the graph it was made from.
+    """Check that the simulated outputs of each delegate equal those of the TOSA reference model.
 
     Args:
-        program: of ``ethorch.compile``.
-        inputs: of one inference, as the program is called; the model's example inputs by default.
+        program: Program returned by ``ethorch.compile``.
+        inputs: Inputs of one inference. Default: the model's example inputs.
 
     Raises:
-        AssertionError: an element differs; the message names the delegate, its operators' places, and the element.
-        EthorchError: the program is a file's, which does not hold the TOSA graphs.
+        AssertionError: Elements differ. The message has the delegate, the operator and the first element.
+        EthorchError: The program was loaded from a file, which does not contain TOSA graphs.
     """
-    known = record_of(program)
-    if known.build is None or known.model is None:
-        raise EthorchError(f"{program!r} is a file's: its TOSA graphs are not known. Give what ethorch.compile returned.")
+    program_record = record_of(program)
+    if program_record.build is None or program_record.model is None:
+        raise EthorchError(
+            f"{program!r} was loaded from a file, which does not contain TOSA graphs. Pass the program returned by ethorch.compile."
+        )
     record(program)
-    given = known.model.example_inputs if inputs is None else inputs if isinstance(inputs, tuple) else (inputs,)
+    arguments = program_record.model.example_inputs if inputs is None else inputs if isinstance(inputs, tuple) else (inputs,)
     recorders: list[Recorder] = []
 
-    def recording(payload: DelegatePayload) -> Recorder:
+    def create_recorder(payload: DelegatePayload) -> Recorder:
         recorders.append(Recorder(payload))
         return recorders[-1]
 
     with torch.no_grad():
-        runtime.load(program.pte, known.method, machine=recording)(*copy.deepcopy(pytree.tree_leaves(known.as_taken(given))))
-    lowered = {delegate.payload: delegate for delegate in known.build.delegates}
+        runtime.load(program.pte, program_record.method, machine=create_recorder)(
+            *copy.deepcopy(pytree.tree_leaves(program_record.as_taken(arguments)))
+        )
+    lowered = {delegate.payload: delegate for delegate in program_record.build.delegates}
     lines = []
     for number, recorder in enumerate(recorders):
         if not recorder.outputs:
-            continue  # a branch that was not taken
+            continue  # a branch that was not executed
         delegate = lowered[recorder.payload]
-        wanted = run_tosa(delegate.tosa, delegate_arrays(delegate, recorder.inputs))
-        for index, (reference, raw) in enumerate(zip(wanted, recorder.outputs, strict=True)):
-            found = raw.view(reference.dtype).reshape(reference.shape)
-            if len(where := np.argwhere(found != reference)):
-                first = tuple(int(i) for i in where[0])
+        expected = run_tosa(delegate.tosa, delegate_arrays(delegate, recorder.inputs))
+        for index, (reference, raw) in enumerate(zip(expected, recorder.outputs, strict=True)):
+            actual = raw.view(reference.dtype).reshape(reference.shape)
+            if len(mismatches := np.argwhere(actual != reference)):
+                first = tuple(int(i) for i in mismatches[0])
                 lines.append(
-                    f"delegate {number}, output {index}, of {delegate.graph.outputs[index].origin}: {len(where)} of {found.size} "
-                    f"elements differ, the first at {list(first)}: reference {reference[first]}, simulator {found[first]}."
+                    f"delegate {number}, output {index}, of {delegate.graph.outputs[index].origin}: {len(mismatches)} of "
+                    f"{actual.size} elements differ, the first at {list(first)}: reference {reference[first]}, simulator {actual[first]}."
                 )
     if lines:
-        raise AssertionError("\n".join([f"{_name(program)} on {program.target} is not bit-exact.", *lines]))
+        raise AssertionError("\n".join([f"{_describe(program)} on {program.target} is not bit-exact.", *lines]))

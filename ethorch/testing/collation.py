@@ -10,7 +10,7 @@ from ethorch.formats.files import write_whole
 from ethorch.tosa.ir import Graph
 from ethorch.tosa.serialize import serialize
 
-#: The environment variables that name the folder, as in the Arm backend, and the running test, as set by pytest.
+#: Environment variables of the folder, as in the Arm backend, and of the running test, set by pytest.
 FOLDER, TEST = "TOSA_TESTCASES_BASE_PATH", "PYTEST_CURRENT_TEST"
 
 

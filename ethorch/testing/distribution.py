@@ -1,4 +1,4 @@
-"""Which operators a graph has, and how many of each."""
+"""Count the operators and dtypes of a graph."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ Row = dict[str, Any]
 
 
 def distribution(module: GraphModule, stage: str, report: PartitionReport | None, table: bool = True, dtypes: bool = True) -> str:
-    """The operators of a stage as text.
+    """Return the operators of a stage as text.
 
     Args:
-        module: the graph, with its delegates as submodules.
-        stage: its name, for the heading.
-        report: of the partitioner; None before there is one.
-        table: for reading; False: JSON with the keys ``stage``, ``operators``, ``tosa_operators`` and ``summary``.
-        dtypes: count each dtype by itself.
+        module: Graph with its delegates as submodules.
+        stage: Name for the heading.
+        report: Report of the partitioner, or None.
+        table: Return a table; else JSON with the keys ``stage``, ``operators``, ``tosa_operators`` and ``summary``.
+        dtypes: Count dtypes separately.
     """
     nodes = (node for node in module.graph.nodes if node.op == "call_function")
-    operators = _counted(((op_name(node.target), _dtype(node)) for node in nodes), dtypes)
-    tosa = _counted(tosa_operators(module), dtypes)
+    operators = _count_rows(((op_name(node.target), _dtype(node)) for node in nodes), dtypes)
+    tosa = _count_rows(tosa_operators(module), dtypes)
     summary = "" if report is None else report.summary()
     if not table:
         return json.dumps({"stage": stage, "operators": operators, "tosa_operators": tosa, "summary": summary}, indent=2)
-    parts: list[Any] = [f"Operators after {stage}:", _drawn(operators)]
+    parts: list[Any] = [f"Operators after {stage}:", _create_table(operators)]
     if tosa:
-        parts += ["", "TOSA operators:", _drawn(tosa)]
+        parts += ["", "TOSA operators:", _create_table(tosa)]
     return as_text(Group(*parts, *(["", f"{summary}."] if summary else [])))
 
 
 def tosa_operators(module: GraphModule) -> list[tuple[str, str]]:
-    """Return name and result dtype of each TOSA operator of the delegates of a lowered graph."""
+    """Return name and result dtype of each TOSA operator in the delegates of a lowered graph."""
     ops = (op for graph in lowered_graphs(module) for part in graph.regions() for op in part.ops)
     return [(op.name, op.result.dtype) for op in ops]
 
 
 def dtype_distribution(module: GraphModule, stage: str, table: bool = True) -> str:
-    """Return how many inputs and results of a stage's graph have each dtype, as text. Arguments are those of ``distribution``.
+    """Return the number of inputs and results by dtype as text. See :func:`distribution`.
 
-    As JSON, it has the keys ``stage`` and ``dtypes``.
+    The JSON has the keys ``stage`` and ``dtypes``.
     """
     counts = {
         kind: Counter(_dtype(node) for node in module.graph.nodes if node.op == kind) for kind in ("placeholder", "call_function")
@@ -64,18 +64,18 @@ def dtype_distribution(module: GraphModule, stage: str, table: bool = True) -> s
     ]
     if not table:
         return json.dumps({"stage": stage, "dtypes": rows}, indent=2)
-    return as_text(Group(f"Dtypes after {stage}:", _drawn(rows)))
+    return as_text(Group(f"Dtypes after {stage}:", _create_table(rows)))
 
 
-def _counted(found: Iterable[tuple[str, str]], dtypes: bool) -> list[Row]:
-    counts = Counter(found if dtypes else ((name, "") for name, _ in found))
+def _count_rows(operators: Iterable[tuple[str, str]], dtypes: bool) -> list[Row]:
+    counts = Counter(operators if dtypes else ((name, "") for name, _ in operators))
     return [
         {"operator": name, **({"dtype": dtype} if dtypes else {}), "count": count}
         for (name, dtype), count in sorted(counts.items())
     ]
 
 
-def _drawn(rows: list[Row]) -> Table:
+def _create_table(rows: list[Row]) -> Table:
     table = tables.table()
     for name in rows[0] if rows else ("operator", "count"):
         table.add_column(name, justify="left" if name in ("operator", "dtype") else "right")

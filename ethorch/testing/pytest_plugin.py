@@ -1,8 +1,8 @@
-"""A plugin of pytest: NPUs to test on, programs in the summary, their figures in files. It imports nothing heavy at start.
+"""Pytest plugin: targets as fixtures, programs in the summary, figures as files. Imports are delayed.
 
-- ``ethosu_target``: a fixture, the name of an NPU; a test that takes it runs for each of ``--ethorch-targets``.
-- ``ethosu_compile``: a fixture, ``ethorch.compile`` for that NPU, its programs recorded.
-- ``--ethorch-report DIR``: the figures of each recorded program as JSON, for ``ethorch report --baseline``.
+- ``ethosu_target``: fixture with the name of an NPU; tests run for each of ``--ethorch-targets``.
+- ``ethosu_compile``: fixture with ``ethorch.compile`` for that NPU; its programs are recorded.
+- ``--ethorch-report DIR``: figures of each recorded program as JSON, for ``ethorch report --baseline``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ethorch.support.errors import EthorchError
 from ethorch.testing.recording import record, recording
 
 if TYPE_CHECKING:
-    from ethorch.program.program import Program  # 2 seconds of PyTorch
+    from ethorch.program.program import Program  # imports PyTorch, 2 s
 
 DEFAULT_TARGETS = "ethos-u55-128"
 _PROPERTY = "ethorch"
@@ -28,18 +28,16 @@ _PROPERTY = "ethorch"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("ethorch", "Arm Ethos-U NPUs")
-    group.addoption(
-        "--ethorch-targets", metavar="NAMES", help="NPUs that the fixture ethosu_target goes through, separated by commas."
-    )
-    group.addoption("--ethorch-report", metavar="DIR", help="Save the figures of each program that a test makes, as JSON.")
-    parser.addini("ethorch_targets", "NPUs that the fixture ethosu_target goes through.", type="args", default=[DEFAULT_TARGETS])
+    group.addoption("--ethorch-targets", metavar="NAMES", help="NPUs of the fixture ethosu_target, separated by commas.")
+    group.addoption("--ethorch-report", metavar="DIR", help="Folder for the figures of each recorded program, as JSON.")
+    parser.addini("ethorch_targets", "NPUs of the fixture ethosu_target.", type="args", default=[DEFAULT_TARGETS])
 
 
 def targets(config: pytest.Config) -> list[str]:
-    """The NPUs that were asked for, by option or in the configuration file.
+    """Return the NPUs of the option or the configuration file.
 
     Raises:
-        pytest.UsageError: one is unknown.
+        pytest.UsageError: An NPU is unknown.
     """
     from ethorch.targets.npus import lookup  # saves 5 ms of pytest runs without it
 
@@ -58,20 +56,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def ethosu_target(request: pytest.FixtureRequest) -> str:
-    """The name of an NPU; the test runs for each of ``--ethorch-targets``."""
+    """Return the name of an NPU; the test runs for each of ``--ethorch-targets``."""
     return str(request.param)
 
 
 @pytest.fixture
 def ethosu_compile(ethosu_target: str) -> Callable[..., Program]:
-    """``ethorch.compile`` for ``ethosu_target``; its programs are in the summary. Arguments are the model, inputs, and keywords."""
+    """Return ``ethorch.compile`` for ``ethosu_target``, with keywords; its programs are recorded."""
 
-    def compiled(model: Any, example_inputs: Any = None, **settings: Any) -> Program:
-        import ethorch  # its parts are loaded on first use: 2 s of PyTorch
+    def compile_for_target(model: Any, example_inputs: Any = None, **settings: Any) -> Program:
+        import ethorch  # imports PyTorch on first use, 2 s
 
         return record(ethorch.compile(model, example_inputs, ethosu_target, **settings))
 
-    return compiled
+    return compile_for_target
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -79,11 +77,11 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
     with recording() as programs:
         yield
         for number, program in enumerate(programs):
-            _keep(item, program, number)
+            _save_figures(item, program, number)
 
 
-def _keep(item: pytest.Item, program: Program, number: int) -> None:
-    """Hand the figures on with the test's report, which reaches the process that prints them, and save the whole."""
+def _save_figures(item: pytest.Item, program: Program, number: int) -> None:
+    """Attach the figures to the test's report, which reaches the printing process, and save them."""
     figures = program.to_json()
     accuracy = figures["accuracy"]
     item.user_properties.append(
@@ -113,7 +111,9 @@ def _keep(item: pytest.Item, program: Program, number: int) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    reports = [report for found in terminalreporter.stats.values() for report in found if getattr(report, "when", "") == "call"]
+    reports = [
+        report for category in terminalreporter.stats.values() for report in category if getattr(report, "when", "") == "call"
+    ]
     rows = [(report.nodeid, figures) for report in reports for name, figures in report.user_properties if name == _PROPERTY]
     if not rows:
         return
@@ -129,11 +129,11 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     terminalreporter.section("programs for Ethos-U")
     terminalreporter.write_line(as_text(table))
     if folder := config.getoption("--ethorch-report"):
-        terminalreporter.write_line(f"Their figures are in {folder}.")
+        terminalreporter.write_line(f"The figures are in {folder}.")
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    """Figures as text; what is not known is a dash."""
+    """Format the figures; unknown ones as a dash."""
     formats: tuple[tuple[str, Callable[[Any], str]], ...] = (
         ("npu_operators", str),
         ("cpu_operators", str),

@@ -1,4 +1,4 @@
-"""Programs that a test has made, for the pytest plugin; light, since pytest loads it before anybody asks for PyTorch."""
+"""Programs of a test, for the pytest plugin. Does not import PyTorch, because pytest always loads it."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ethorch.program.program import Program  # 2 seconds of PyTorch
+    from ethorch.program.program import Program  # imports PyTorch, 2 s
 
 _running: ContextVar[list[Program] | None] = ContextVar("ethorch_programs", default=None)
 
 
 def record(program: Program) -> Program:
-    """Name a program in the summary that ``pytest`` prints, and save its figures where ``--ethorch-report`` says.
+    """Add a program to pytest's summary and to ``--ethorch-report``.
 
-    ``assert_runs_on_npu`` and the fixture ``ethosu_compile`` do so by themselves. Outside of a test nothing happens.
+    ``assert_runs_on_npu`` and the fixture ``ethosu_compile`` call it. Outside of a test it does nothing.
 
     Returns:
-        the program.
+        The program.
     """
     programs = _running.get()
-    if programs is not None and not any(known is program for known in programs):
+    if programs is not None and not any(recorded is program for recorded in programs):
         programs.append(program)
     return program
 
 
 @contextmanager
 def recording() -> Iterator[list[Program]]:
-    """Inside, what is recorded comes into this list."""
+    """Collect the recorded programs in a list."""
     programs: list[Program] = []
     token = _running.set(programs)
     try:

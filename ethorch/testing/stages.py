@@ -1,4 +1,4 @@
-"""What each stage of the tester does; they stand behind the stages of ExecuTorch's test harness, and may be replaced by those."""
+"""Stages of the tester, derived from those of ExecuTorch's test harness, which can replace them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Spec = EthosUCompileSpec | TosaCompileSpec
 
 
 def partitioner_for(spec: Spec, additional_checks: Sequence[Any] | None = None) -> Partitioner:
-    """Return the partitioner of the spec's kind, which asks ``additional_checks`` about each node."""
+    """Return the partitioner of the spec's kind, with ``additional_checks`` of each node."""
     if isinstance(spec, TosaCompileSpec):
         return TOSAPartitioner(spec, additional_checks)
     return EthosUPartitioner(spec, additional_checks)
@@ -44,7 +44,7 @@ def _delegate_segments() -> ExecutorchBackendConfig:
 
 
 def run_lowered(manager: EdgeProgramManager, spec: Spec, inputs: Inputs) -> Any:
-    """Outputs of an edge program with delegates: of TOSA in the reference model, of Ethos-U in the simulator."""
+    """Run an edge program: TOSA delegates in the reference model, Ethos-U delegates in the simulator."""
     if isinstance(spec, TosaCompileSpec):
         return run_program(manager.exported_program(), inputs)
     return runtime.load(copy.deepcopy(manager).to_executorch(_delegate_segments()).buffer)(*inputs)
@@ -61,12 +61,12 @@ def _dump_delegates(module: GraphModule, path: str | os.PathLike[str] | None) ->
 
 
 class Quantize(harness.Quantize):  # type: ignore[misc]  # ExecuTorch has no types
-    """Export, prepare, calibrate, convert.
+    """Export, prepare, calibrate and convert.
 
     Args:
-        quantizer: with its settings.
-        calibration: samples; the example inputs alone where there are none.
-        fold_quantize: as of ``convert_pt2e``: weights become codes.
+        quantizer: Quantizer with its settings.
+        calibration: Samples. Default: the example inputs.
+        fold_quantize: Store weights as integers. See ``convert_pt2e``.
     """
 
     def __init__(self, quantizer: TOSAQuantizer, calibration: Sequence[Inputs] = (), fold_quantize: bool = True):
@@ -75,19 +75,19 @@ class Quantize(harness.Quantize):  # type: ignore[misc]  # ExecuTorch has no typ
     def run(self, artifact: nn.Module, inputs: Inputs) -> None:
         """Quantize ``artifact``."""
         graph = export_module(artifact, inputs).module(check_guards=False)
-        before = {name: buffer.clone() for name, buffer in graph.named_buffers()}
+        initial = {name: buffer.clone() for name, buffer in graph.named_buffers()}
         prepared = prepare_pt2e(graph, self.quantizer)
         with torch.no_grad():
             for sample in self.calibration_samples or [inputs]:
                 prepared(*copy.deepcopy(sample))
-            for name, buffer in prepared.named_buffers():  # what the module keeps from call to call is as before the first
-                if name in before:
-                    buffer.copy_(before[name])
+            for name, buffer in prepared.named_buffers():  # restore the state of the module
+                if name in initial:
+                    buffer.copy_(initial[name])
         self.converted_graph = convert_pt2e(prepared, fold_quantize=self.fold_quantize)
 
 
 class Export(harness.Export):  # type: ignore[misc]
-    """``torch.export``; a model that does not run or cannot be exported is an error with the user's line."""
+    """``torch.export``, with the user's source line in errors."""
 
     def run(self, artifact: nn.Module, inputs: Inputs) -> None:
         """Export ``artifact``."""
@@ -97,7 +97,7 @@ class Export(harness.Export):  # type: ignore[misc]
             self.exported_program = torch.export.export(artifact, inputs, dynamic_shapes=self.dynamic_shapes)
 
     def run_artifact(self, inputs: Inputs) -> Any:
-        """Outputs of the exported program, in PyTorch."""
+        """Run the exported program in PyTorch."""
         with torch.no_grad():
             return self.artifact.module(check_guards=False)(*inputs)
 
@@ -126,12 +126,12 @@ class Partition(harness.Partition):  # type: ignore[misc]
         _dump_delegates(self.graph_module, path_to_dump)
 
     def run_artifact(self, inputs: Inputs) -> Any:
-        """Outputs of the partitioned program."""
+        """Run the partitioned program."""
         return run_lowered(self.artifact, self.spec, inputs)
 
 
 class ToEdgeTransformAndLower(harness.ToEdgeTransformAndLower):  # type: ignore[misc]
-    """``to_edge_transform_and_lower``: the way that leaves whole what ethorch lowers whole."""
+    """``to_edge_transform_and_lower``, which does not decompose operators that ethorch lowers."""
 
     def __init__(
         self,
@@ -163,12 +163,12 @@ class ToEdgeTransformAndLower(harness.ToEdgeTransformAndLower):  # type: ignore[
         _dump_delegates(self.graph_module, path_to_dump)
 
     def run_artifact(self, inputs: Inputs) -> Any:
-        """Outputs of the lowered program."""
+        """Run the lowered program."""
         return run_lowered(self.artifact, self.spec, inputs)
 
 
 class ToExecutorch(harness.ToExecutorch):  # type: ignore[misc]
-    """``to_executorch``; a program of TOSA runs as it was lowered, since no runtime takes its delegates."""
+    """``to_executorch``. TOSA programs run as lowered, because runtimes do not support their delegates."""
 
     def __init__(self, spec: Spec, config: ExecutorchBackendConfig | None = None):
         super().__init__(config or _delegate_segments())
@@ -176,37 +176,37 @@ class ToExecutorch(harness.ToExecutorch):  # type: ignore[misc]
         self.lowered: EdgeProgramManager | None = None
 
     def run(self, artifact: EdgeProgramManager, inputs: Any = None) -> None:
-        """Make the program of ``artifact``."""
+        """Create the program of ``artifact``."""
         self.lowered = copy.deepcopy(artifact) if isinstance(self.spec, TosaCompileSpec) else None
         super().run(artifact, inputs)
 
     @property
     def graph_module(self) -> Any:
-        """The graph that ExecuTorch's memory planning left."""
+        """Graph after ExecuTorch's memory planning."""
         return self.artifact.exported_program().graph_module
 
     def run_artifact(self, inputs: Inputs) -> Any:
-        """Outputs of the program: in ExecuTorch's runtime with the simulator, or of TOSA in the reference model."""
+        """Run the program: in ExecuTorch's runtime with the simulator, or TOSA in the reference model."""
         if self.lowered is not None:
             return run_lowered(self.lowered, self.spec, inputs)
         return runtime.load(self.artifact.buffer)(*inputs)
 
 
 class Serialize(harness.Serialize):  # type: ignore[misc]
-    """The bytes of the ``.pte``."""
+    """Bytes of the ``.pte``."""
 
     def __init__(self, program: ToExecutorch | None = None):
         super().__init__()
         self.program = program
 
     def run_artifact(self, inputs: Inputs) -> Any:
-        """Outputs of the ``.pte`` in ExecuTorch's runtime with the simulator; of TOSA as ``ToExecutorch``'s."""
+        """Run the ``.pte`` in ExecuTorch's runtime with the simulator; TOSA like ``ToExecutorch``."""
         if self.program is not None and self.program.lowered is not None:
             return self.program.run_artifact(inputs)
         return runtime.load(self.artifact)(*inputs)
 
 
 def report_of(stage: Any) -> PartitionReport | None:
-    """What the partitioner of a stage said; None of a stage without one of ethorch's."""
+    """Return the report of a stage's partitioner, or None if it is not one of ethorch."""
     partitioners = getattr(stage, "partitioners", None) or [getattr(stage, "partitioner", None)]
     return next((p.report for p in partitioners if isinstance(getattr(p, "report", None), PartitionReport)), None)

@@ -1,4 +1,4 @@
-"""EthosUTester: a model stage by stage through quantization and lowering, with checks between, as the Arm backend's ArmTester."""
+"""EthosUTester: quantize and lower a model stage by stage, with checks, like the Arm backend's ArmTester."""
 
 from __future__ import annotations
 
@@ -44,26 +44,27 @@ _FIRST = (StageType.QUANTIZE, StageType.EXPORT)
 
 
 class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
-    """A model on its way to an NPU; each stage and each check returns the tester, so they chain::
+    """Tester of a model's stages. Stages and checks return the tester, so they chain::
 
         EthosUTester(model, inputs, "ethos-u55-128").quantize().export().to_edge_transform_and_lower().check_count(
             {"torch.ops.higher_order.executorch_call_delegate": 1}
         ).to_executorch().serialize().run_method_and_compare_outputs(qtol=1)
 
     Programs for Ethos-U run in ExecuTorch's runtime with the simulator, TOSA in the TOSA reference model. Checks raise
-    AssertionError; what a stage cannot do raises the errors of ``ethorch``.
+    AssertionError; failing stages raise ethorch errors.
 
     Args:
-        module: in eval mode from now on, unless ``training``.
-        example_inputs: a tuple, or a tensor alone; they fix the shapes.
-        compile_spec: name of an NPU (``"ethos-u55-128"``), of a TOSA specification (``"TOSA-1.0+INT"``), or a compile spec.
-        calibration: samples for ``quantize``, as of ``ethorch.compile``; the example inputs alone where there are none.
-        config: for ``quantize``; int8 with weights per channel by default.
-        dynamic_shapes, constant_methods, transform_passes: of ``torch.export.export`` and ``to_edge_transform_and_lower``.
-        training: the module stays in training mode.
+        module: Model; switched to eval mode unless ``training``.
+        example_inputs: Tuple, or a single tensor; determines the shapes.
+        compile_spec: Name of an NPU (``"ethos-u55-128"``), of a TOSA specification (``"TOSA-1.0+INT"``), or a compile spec.
+        calibration: Samples for ``quantize``. See :func:`ethorch.compile`. Default: the example inputs.
+        config: Configuration for ``quantize``. Default: int8 with weights per channel.
+        dynamic_shapes, constant_methods, transform_passes: Arguments of ``torch.export.export`` and
+            ``to_edge_transform_and_lower``.
+        training: Keep the module in training mode.
 
     Raises:
-        SpecError: the NPU or specification is unknown.
+        SpecError: The NPU or the specification is unknown.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
     ):
         self.compile_spec = spec_of(compile_spec)
         inputs = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
-        self.calibration, self.config = _samples(calibration, inputs), config
+        self.calibration, self.config = _read_calibration(calibration, inputs), config
         self.constant_methods, self.transform_passes = constant_methods, transform_passes
         super().__init__(module, inputs, dynamic_shapes=dynamic_shapes, training=training)
 
@@ -91,31 +92,31 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
         """Quantize with calibration.
 
         Args:
-            quantize_stage: a quantizer with its settings, a QuantizationConfig, or a stage of ExecuTorch's harness.
-            calibration: samples instead of the tester's.
+            quantize_stage: Quantizer, QuantizationConfig, or stage of ExecuTorch's harness.
+            calibration: Samples to use in place of the tester's.
         """
         if not isinstance(quantize_stage, Stage):
-            given = self.calibration if calibration is None else _samples(calibration, self.example_inputs)
-            quantize_stage = stages.Quantize(self.quantizer(quantize_stage), given)
+            samples = self.calibration if calibration is None else _read_calibration(calibration, self.example_inputs)
+            quantize_stage = stages.Quantize(self.quantizer(quantize_stage), samples)
         return self._stage(super().quantize, quantize_stage)
 
     def quantizer(self, settings: QuantizationConfig | TOSAQuantizer | None = None) -> TOSAQuantizer:
-        """The quantizer for what is compiled for; ``settings`` is its config, or a quantizer that is taken as it is."""
+        """Return the quantizer of the target; ``settings`` is its config, or a quantizer to use."""
         if isinstance(settings, TOSAQuantizer):
             return settings
-        made = EthosUQuantizer if isinstance(self.compile_spec, EthosUCompileSpec) else TOSAQuantizer
-        return made(self.compile_spec).set_global(settings or self.config or get_symmetric_quantization_config())
+        quantizer_class = EthosUQuantizer if isinstance(self.compile_spec, EthosUCompileSpec) else TOSAQuantizer
+        return quantizer_class(self.compile_spec).set_global(settings or self.config or get_symmetric_quantization_config())
 
     def export(self, export_stage: Any = None) -> Self:
-        """``torch.export`` of the quantized module, or of the module itself."""
+        """Run ``torch.export`` on the quantized module, or on the module."""
         return self._stage(super().export, export_stage or stages.Export(self.dynamic_shapes))
 
     def to_edge(self, to_edge_stage: Any = None, *, config: Any = None) -> Self:
-        """ExecuTorch's ``to_edge``, for ``partition``. It breaks operators up that ``to_edge_transform_and_lower`` leaves whole."""
+        """Run ExecuTorch's ``to_edge`` before ``partition``. It decomposes more operators than ``to_edge_transform_and_lower``."""
         return self._stage(super().to_edge, to_edge_stage or stages.ToEdge(config))
 
     def partition(self, partition_stage: Any = None) -> Self:
-        """What the NPU can run becomes delegates."""
+        """Delegate the operators that the NPU supports."""
         return self._stage(super().partition, partition_stage or stages.Partition(self.compile_spec))
 
     def to_edge_transform_and_lower(
@@ -131,7 +132,7 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
         """Lower to the edge dialect and partition, as ``ethorch`` compiles.
 
         Args:
-            additional_checks: ``OperatorSupportBase`` instances for the partitioner. Unused if ``partitioners`` are given.
+            additional_checks: ``OperatorSupportBase`` instances for the partitioner. Ignored with ``partitioners``.
         """
         if partitioners is None and additional_checks is not None:
             partitioners = [stages.partitioner_for(self.compile_spec, additional_checks)]
@@ -141,14 +142,14 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
         return self._stage(super().to_edge_transform_and_lower, stage, generate_etrecord=generate_etrecord)
 
     def to_executorch(self, to_executorch_stage: Any = None) -> Self:
-        """ExecuTorch's program."""
+        """Create ExecuTorch's program."""
         return self._stage(super().to_executorch, to_executorch_stage or stages.ToExecutorch(self.compile_spec))
 
     def serialize(self, serialize_stage: Any = None) -> Self:
-        """The bytes of the ``.pte``."""
+        """Serialize the ``.pte``."""
         program = self.stages[StageType.TO_EXECUTORCH]
-        ours = program if isinstance(program, stages.ToExecutorch) else None
-        return self._stage(super().serialize, serialize_stage or stages.Serialize(ours))
+        executorch_stage = program if isinstance(program, stages.ToExecutorch) else None
+        return self._stage(super().serialize, serialize_stage or stages.Serialize(executorch_stage))
 
     def _stage(self, run: Callable[..., Any], stage: Any, **keywords: Any) -> Self:
         with exclusive():
@@ -160,15 +161,15 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
     def _pre(self, stage: Any) -> Any:
         kind = stage.stage_type()
         if self.stages[kind] is not None:
-            raise EthorchError(f"{self.name}: the stage {_name(kind)} ran already; make another tester to run it again.")
+            raise EthorchError(f"{self.name}: the stage {_name(kind)} has already run. Use another tester to run it again.")
         allowed = _FIRST if self.cur is None else self.pipeline[self.cur]
         if kind not in allowed:
             after = "at the start" if self.cur is None else f"after {_name(self.cur)}"
-            wanted = " or ".join(map(_name, allowed)) or "nothing"
-            raise EthorchError(f"{self.name}: the stage {_name(kind)} cannot come {after}; {wanted} can.")
+            expected = " or ".join(map(_name, allowed)) or "nothing"
+            raise EthorchError(f"{self.name}: expected {expected} {after}, got {_name(kind)}.")
         return super()._pre(stage)
 
-    # what there is ----------------------------------------------------------------------------------------------------
+    # state -------------------------------------------------------------------------------------------------------------
 
     @property
     def name(self) -> str:
@@ -177,58 +178,58 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
 
     @property
     def report(self) -> PartitionReport | None:
-        """Which operators are on the NPU, and why the others are not; None before they are chosen."""
+        """Report of the partitioner, or None before partitioning."""
         lowered = [self.stages[kind] for kind in _LOWERED if self.stages[kind] is not None]
         return stages.report_of(lowered[0]) if lowered else None
 
     def is_quantized(self) -> bool:
-        """Has ``quantize`` run?"""
+        """Return True if ``quantize`` has run."""
         return self.stages[StageType.QUANTIZE] is not None
 
     def get_artifact(self, stage: StageType | None = None) -> Any:
-        """What a stage made: a GraphModule, an ExportedProgram, an EdgeProgramManager, an ExecutorchProgramManager, bytes."""
-        return self._done(stage).artifact
+        """Return the artifact of a stage: GraphModule, ExportedProgram, EdgeProgramManager, ExecutorchProgramManager or bytes."""
+        return self._get_finished(stage).artifact
 
     def graph_module(self, stage: StageType | None = None) -> GraphModule:
-        """The graph that checks look at.
+        """Return the graph for checks.
 
         Raises:
-            EthorchError: the stage has none.
+            EthorchError: The stage has no graph.
         """
-        done = self._done(stage)
-        graph = done.graph_module
+        finished_stage = self._get_finished(stage)
+        graph = finished_stage.graph_module
         if graph is None:
-            raise EthorchError(f"{self.name}: the stage {_name(done.stage_type())} has no graph; check an earlier one.")
+            raise EthorchError(f"{self.name}: the stage {_name(finished_stage.stage_type())} has no graph. Check an earlier stage.")
         assert isinstance(graph, GraphModule)
         return graph
 
-    def _done(self, stage: StageType | None) -> Any:
+    def _get_finished(self, stage: StageType | None) -> Any:
         kind = stage or self.cur
         if kind is None or self.stages[kind] is None:
             raise EthorchError(f"{self.name}: {'no stage' if kind is None else f'the stage {_name(kind)} has not'} run yet.")
         return self.stages[kind]
 
     def dump_artifact(self, path: str | os.PathLike[str] | None = None, stage: StageType | None = None) -> Self:
-        """Append what a stage made as text to a file, or print it; of ``serialize``, the file is the ``.pte``."""
-        self._done(stage).dump_artifact(path)
+        """Append the artifact of a stage as text to a file, or print it; ``serialize`` writes the ``.pte``."""
+        self._get_finished(stage).dump_artifact(path)
         return self
 
     def dump_operator_distribution(
         self, path_to_dump: str | os.PathLike[str] | None = None, print_table: bool = True, include_dtypes: bool = True
     ) -> Self:
-        """How many of which operators the graph has; behind lowering also the TOSA operators of each delegate.
+        """Write the numbers of operators; after lowering also of TOSA operators.
 
         Args:
-            path_to_dump: a file that is written; None prints.
-            print_table: a table; False: JSON.
-            include_dtypes: count each dtype by itself.
+            path_to_dump: File to write. Default: print.
+            print_table: Write a table; else JSON.
+            include_dtypes: Count dtypes separately.
         """
         return self._dump(
             distribution(self.graph_module(), _name(self.cur), self.report, print_table, include_dtypes), path_to_dump
         )
 
     def dump_dtype_distribution(self, path_to_dump: str | os.PathLike[str] | None = None, print_table: bool = True) -> Self:
-        """Write how many inputs and results of the graph have each dtype. See ``dump_operator_distribution``."""
+        """Write the numbers of inputs and results by dtype. See ``dump_operator_distribution``."""
         return self._dump(dtype_distribution(self.graph_module(), _name(self.cur), print_table), path_to_dump)
 
     def _dump(self, text: str, path: str | os.PathLike[str] | None) -> Self:
@@ -241,9 +242,9 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
     # checks -----------------------------------------------------------------------------------------------------------
 
     def check(self, input: Sequence[str]) -> Self:
-        """Each text is found in the code of the graph.
+        """Check that the code of the graph contains each text.
 
-        Composite operators are taken apart before calibration, so behind ``quantize`` one that the float model calls counts too.
+        After ``quantize``, the code of the float model counts too, because calibration decomposes composite operators.
         """
         code = self.graph_module().code
         for text in input:
@@ -252,53 +253,52 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
         return self
 
     def check_not(self, input: Sequence[str]) -> Self:
-        """None of the texts is found in the code of the graph."""
+        """Check that the code of the graph does not contain the texts."""
         code = self.graph_module().code
         for text in input:
             if text in code:
-                self._fail(f"{text!r} is {code.count(text)} times in the graph, and must not be.")
+                self._fail(f"expected no {text!r} in the graph, got {code.count(text)}.")
         return self
 
     def check_count(self, input: Mapping[Any, int]) -> Self:
-        """Each text is found so many times in the code of the graph."""
+        """Check the number of occurrences of each text in the code of the graph."""
         code = self.graph_module().code
         for text, count in input.items():
-            if (found := code.count(str(text))) != count:
-                self._fail(f"{str(text)!r} is {found} times in the graph, expected {count}.")
+            if (occurrences := code.count(str(text))) != count:
+                self._fail(f"expected {count} x {str(text)!r} in the graph, got {occurrences}.")
         return self
 
     def check_node_count(self, input: Mapping[Any, int]) -> Self:
-        """Each operator is called so many times."""
+        """Check the number of calls of each operator."""
         calls = Counter(node.target for node in self.graph_module().graph.nodes if node.op == "call_function")
         for target, count in input.items():
             if calls[target] != count:
-                self._fail(f"{target} is called {calls[target]} times, expected {count}.")
+                self._fail(f"expected {count} calls of {target}, got {calls[target]}.")
         return self
 
     def check_dtype_count(self, dtype_dict: Mapping[str, Mapping[str, int]]) -> Self:
-        """Check how many TOSA operators of the delegates have results of each dtype.
+        """Check the numbers of TOSA operators in the delegates by result dtype.
 
         Args:
-            dtype_dict: Numbers by TOSA operator and dtype, e.g. ``{"ADD": {"INT32": 1}}``. Operators and dtypes that it leaves out
-                are not checked.
+            dtype_dict: Numbers by TOSA operator and dtype, e.g. ``{"ADD": {"INT32": 1}}``. Others are not checked.
         """
         counts = Counter(tosa_operators(self.graph_module()))
         for name, dtypes in dtype_dict.items():
             for dtype, count in dtypes.items():
                 if counts[name, dtype] != count:
-                    self._fail(f"{counts[name, dtype]} TOSA operators {name} have a result of {dtype}, expected {count}.")
+                    self._fail(f"expected {count} TOSA operators {name} with a result of {dtype}, got {counts[name, dtype]}.")
         return self
 
     def _float_code(self) -> str:
-        """The code of the module before it was quantized."""
+        """Return the code of the float module."""
         if not hasattr(self, "_original_code"):
             graph = export_module(copy.deepcopy(self.original_module), self.example_inputs)
             self._original_code = str(graph.graph_module.code)
         return self._original_code
 
-    def _fail(self, found: str) -> None:
-        calls = Counter(_called(node) for node in self.graph_module().graph.nodes if node.op == "call_function")
-        lines = [f"{self.name}, after {_name(self.cur)}: {found}"]
+    def _fail(self, problem: str) -> None:
+        calls = Counter(_name_called_operator(node) for node in self.graph_module().graph.nodes if node.op == "call_function")
+        lines = [f"{self.name}, after {_name(self.cur)}: {problem}"]
         lines.append("The graph calls " + (", ".join(f"{n} x {name}" for name, n in sorted(calls.items())) or "nothing") + ".")
         report = self.report
         if report is not None:
@@ -309,7 +309,7 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
     # outputs ----------------------------------------------------------------------------------------------------------
 
     def generate_random_inputs(self) -> Iterator[Inputs]:
-        """Inputs like the example: floats uniform between its least and its largest, everything else as it is."""
+        """Yield inputs like the example: floats uniform in its range, other values unchanged."""
         if self.dynamic_shapes is not None:
             yield from super().generate_random_inputs()
             return
@@ -332,79 +332,81 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
         run_eager_mode: bool = False,
         compare_outputs: bool = True,
     ) -> Self:
-        """Run what a stage made, and compare with the quantized module, or the module itself where nothing was quantized.
+        """Run the artifact of a stage and compare it with the quantized module, or with the float module if not quantized.
 
-        Each element may be ``atol + rtol * |reference| + qtol * scale`` apart, ``scale`` the output's where it is quantized.
+        Elements may differ by ``atol + rtol * |reference| + qtol * scale``, with the scale of a quantized output.
 
         Args:
-            stage: the last one by default; ``StageType.INITIAL_MODEL`` is the float module.
-            inputs: of one run; random ones, ``num_runs`` times, by default.
-            statistics_callback: gets the figures of each output, as ExecuTorch's harness has them.
-            min_sqnr_db: least SQNR of the outputs against the float module: what quantization costs counts too.
-            frobenius_threshold, cosine_threshold: largest norm of the error by that of the reference, least cosine similarity;
-                with either, ``atol``, ``rtol`` and ``qtol`` are not looked at.
-            reference_stage_type: compare with another stage; ``StageType.INITIAL_MODEL`` is the float module.
-            run_eager_mode: run the exported program in PyTorch instead of ``stage``.
-            compare_outputs: False: only run.
+            stage: Stage to run. Default: the last one. ``StageType.INITIAL_MODEL`` is the float module.
+            inputs: Inputs of one run. Default: random inputs for ``num_runs`` runs.
+            statistics_callback: Function called with ExecuTorch's error statistics of each output.
+            min_sqnr_db: Minimum SQNR against the float module, including quantization errors.
+            frobenius_threshold, cosine_threshold: Maximum relative norm of the error and minimum cosine similarity. They replace
+                ``atol``, ``rtol`` and ``qtol``.
+            reference_stage_type: Stage to compare with.
+            run_eager_mode: Run the exported program in PyTorch in place of ``stage``.
+            compare_outputs: Compare the outputs.
         """
         if isinstance(stage, tuple):
             stage, inputs = None, stage
         kind = StageType.EXPORT if run_eager_mode else stage
         if kind != StageType.INITIAL_MODEL:
-            kind = self._done(kind).stage_type()
+            kind = self._get_finished(kind).stage_type()
         for number in range(1 if inputs is not None else num_runs):
-            given = inputs if inputs is not None else next(iter(self.generate_random_inputs()))
-            found = self._outputs(kind, given)
+            run_inputs = inputs if inputs is not None else next(iter(self.generate_random_inputs()))
+            outputs = self._run_stage(kind, run_inputs)
             if not compare_outputs:
                 continue
-            reference = self._reference(reference_stage_type, given)
+            reference = self._run_reference(reference_stage_type, run_inputs)
             if statistics_callback is not None:
-                for wanted, got in zip(tensors(reference), tensors(found), strict=True):
-                    statistics_callback(ErrorStatistics.from_tensors(got, wanted))
-            lines = self._apart(reference, found, Tolerance(atol, rtol, qtol), frobenius_threshold, cosine_threshold)
+                for expected, got in zip(tensors(reference), tensors(outputs), strict=True):
+                    statistics_callback(ErrorStatistics.from_tensors(got, expected))
+            lines = self._compare(reference, outputs, Tolerance(atol, rtol, qtol), frobenius_threshold, cosine_threshold)
             if min_sqnr_db is not None:
-                floats = self._reference(StageType.INITIAL_MODEL, given)
-                if (decibels := sqnr_db(tensors(floats), tensors(found))) < min_sqnr_db:
-                    lines.append(f"SQNR against the float module is {decibels:.1f} dB, at least {min_sqnr_db:g} dB are wanted.")
+                floats = self._run_reference(StageType.INITIAL_MODEL, run_inputs)
+                if (decibels := sqnr_db(tensors(floats), tensors(outputs))) < min_sqnr_db:
+                    lines.append(f"SQNR against the float module: expected at least {min_sqnr_db:g} dB, got {decibels:.1f} dB.")
             if lines:
-                which = "" if inputs is not None or num_runs == 1 else f", run {number}"
-                head = f"{self.name}, outputs of {_name(kind)}{which}:"
+                run_suffix = "" if inputs is not None or num_runs == 1 else f", run {number}"
+                head = f"{self.name}, outputs of {_name(kind)}{run_suffix}:"
                 raise AssertionError("\n  ".join([head, *lines]))
         return self
 
-    def _apart(self, reference: Any, found: Any, tolerance: Tolerance, frobenius: float | None, cosine: float | None) -> list[str]:
+    def _compare(
+        self, reference: Any, actual: Any, tolerance: Tolerance, frobenius: float | None, cosine: float | None
+    ) -> list[str]:
         if frobenius is None and cosine is None:
             exported = self.stages[StageType.EXPORT]
-            return differences(reference, found, tolerance, [] if exported is None else outputs_of(exported.artifact))
-        error, similarity = norms(reference, found)
+            return differences(reference, actual, tolerance, [] if exported is None else outputs_of(exported.artifact))
+        error, similarity = norms(reference, actual)
         lines = []
         if frobenius is not None and error > frobenius:
-            lines.append(f"the error's norm is {error:.4g} of the reference's, at most {frobenius:g} is allowed.")
+            lines.append(f"relative norm of the error: expected at most {frobenius:g}, got {error:.4g}.")
         if cosine is not None and similarity < cosine:
-            lines.append(f"the cosine similarity to the reference is {similarity:.4g}, at least {cosine:g} is wanted.")
+            lines.append(f"cosine similarity to the reference: expected at least {cosine:g}, got {similarity:.4g}.")
         return lines
 
-    def _reference(self, kind: StageType | None, inputs: Inputs) -> Any:
+    def _run_reference(self, kind: StageType | None, inputs: Inputs) -> Any:
         if kind is None:
             kind = StageType.QUANTIZE if self.is_quantized() else StageType.INITIAL_MODEL
-        return self._outputs(kind, inputs)
+        return self._run_stage(kind, inputs)
 
-    def _outputs(self, kind: StageType, inputs: Inputs) -> Any:
-        """Run the float module, the quantized one, or what another stage made."""
+    def _run_stage(self, kind: StageType, inputs: Inputs) -> Any:
+        """Run the float module, the quantized module, or the artifact of another stage."""
         inputs = copy.deepcopy(inputs)
         with torch.no_grad(), exclusive():
             if kind == StageType.INITIAL_MODEL:
                 return copy.deepcopy(self.original_module)(*inputs)
             if kind == StageType.QUANTIZE:
                 return copy.deepcopy(self.get_artifact(kind))(*inputs)
-            return self._done(kind).run_artifact(inputs)
+            return self._get_finished(kind).run_artifact(inputs)
 
 
 def spec_of(name: str | stages.Spec | TosaSpecification) -> stages.Spec:
-    """A compile spec by the name of an NPU or of a TOSA specification; a compile spec is taken as it is.
+    """Return the compile spec of an NPU's or a TOSA specification's name; return compile specs unchanged.
 
     Raises:
-        SpecError: the name is unknown.
+        SpecError: The name is unknown.
     """
     if isinstance(name, stages.Spec):
         return name
@@ -413,7 +415,7 @@ def spec_of(name: str | stages.Spec | TosaSpecification) -> stages.Spec:
     return EthosUCompileSpec(name)
 
 
-def _samples(calibration: Any, example: Inputs) -> list[Inputs]:
+def _read_calibration(calibration: Any, example: Inputs) -> list[Inputs]:
     return [] if calibration is None else [sample.inputs for sample in read_samples(calibration, example)]
 
 
@@ -421,7 +423,7 @@ def _name(kind: StageType | None) -> str:
     return "no stage" if kind is None else str(kind.name).lower()
 
 
-def _called(node: Node) -> str:
+def _name_called_operator(node: Node) -> str:
     name = op_name(node.target)
     return name if "." in name else str(getattr(node.target, "__name__", node.target))
 

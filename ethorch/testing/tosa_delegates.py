@@ -1,4 +1,4 @@
-"""Runs an edge program whose delegates are TOSA flatbuffers: those in the TOSA reference model, the rest in PyTorch."""
+"""Run an edge program with TOSA delegates: delegates in the TOSA reference model, the rest in PyTorch."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ CALL_DELEGATE = "executorch_call_delegate"
 
 
 def run_program(program: ExportedProgram, inputs: Sequence[Any]) -> Any:
-    """The program's outputs, nested as the model returns them.
+    """Return the program's outputs in the structure of the model.
 
     Args:
-        program: of an edge program manager behind ``TOSAPartitioner``.
-        inputs: as the model takes them.
+        program: Program of an edge program manager after ``TOSAPartitioner``.
+        inputs: Inputs of the model.
 
     Raises:
-        EthorchError: a delegate lies inside of control flow, or the reference model refuses one.
+        EthorchError: A delegate is inside control flow, or the reference model refuses one.
     """
     module = program.module(check_guards=False)
     _check_branches(module)
@@ -38,38 +38,40 @@ def _check_branches(module: GraphModule) -> None:
     for name, part in module.named_modules():
         if part is not module and isinstance(part, GraphModule) and any(map(calls_delegate, part.graph.nodes)):
             raise EthorchError(
-                f"a delegate is called inside of control flow ({name}), where it cannot be taken out to run in the TOSA reference "
-                "model. Compile the model for an Ethos-U target: the simulator runs it."
+                f"a delegate is called inside control flow ({name}), where the TOSA reference model cannot run it. Compile the "
+                "model for an Ethos-U target, which the simulator runs."
             )
 
 
 def calls_delegate(node: Node) -> bool:
-    """Does the node call a delegate?"""
+    """Return True if the node calls a delegate."""
     return node.op == "call_function" and CALL_DELEGATE in str(node.target)
 
 
 class _WithReferenceModel(Interpreter):
-    """PyTorch's interpreter, which hands delegates to the reference model."""
+    """An interpreter that runs delegates in the reference model."""
 
     def run_node(self, n: Node) -> Any:
         if not calls_delegate(n):
             return super().run_node(n)
         (delegate, *inputs), _ = self.fetch_args_kwargs_from_env(n)
-        arrays = [_stored(x) for x in inputs]
-        found = run(delegate.processed_bytes, arrays)
-        wanted = n.meta["val"]
-        several = isinstance(wanted, (tuple, list))
-        outputs = [_like(array, value) for array, value in zip(found, wanted if several else [wanted], strict=True)]
-        return outputs if several else outputs[0]
+        arrays = [_to_stored_array(x) for x in inputs]
+        results = run(delegate.processed_bytes, arrays)
+        expected = n.meta["val"]
+        has_several = isinstance(expected, (tuple, list))
+        outputs = [
+            _to_tensor_like(array, value) for array, value in zip(results, expected if has_several else [expected], strict=True)
+        ]
+        return outputs if has_several else outputs[0]
 
 
-def _stored(tensor: Tensor) -> npt.NDArray[Any]:
-    """A tensor as it lies in memory, its axes in that order."""
+def _to_stored_array(tensor: Tensor) -> npt.NDArray[Any]:
+    """Return a tensor as an array with its axes in storage order."""
     return as_array(tensor.permute(storage_order(tensor)).contiguous())
 
 
-def _like(array: npt.NDArray[Any], wanted: Tensor) -> Tensor:
-    """The array as a tensor of the shape, dtype and order in memory of ``wanted``."""
-    order = storage_order(wanted)
-    stored = as_tensor(array.reshape([wanted.shape[dim] for dim in order])).to(wanted.dtype)
+def _to_tensor_like(array: npt.NDArray[Any], expected: Tensor) -> Tensor:
+    """Return the array as a tensor of the shape, dtype and storage order of ``expected``."""
+    order = storage_order(expected)
+    stored = as_tensor(array.reshape([expected.shape[dim] for dim in order])).to(expected.dtype)
     return stored.permute([order.index(dim) for dim in range(len(order))])
