@@ -302,7 +302,9 @@ class EthosUCompileSpec(ArmCompileSpec):
         flag = "--" + argument.replace("_", "-")
         from_flag = self.flags.pop(flag, None)
         if value is not None and from_flag is not None and value != from_flag:
-            raise SpecError(f"extra_flags: {flag} {shorten(from_flag)} contradicts {argument}={shorten(value)}. Remove one of them.")
+            raise SpecError(
+                f"extra_flags: {flag} {shorten(from_flag)} contradicts {argument}={shorten(value)}. Remove one of them."
+            )
         return value or from_flag or default
 
     @property

@@ -250,7 +250,9 @@ class Settings:
             if not isinstance(getattr(self, name), types):
                 raise SpecError(f"{name} is {shorten(getattr(self, name))}; expected {expected}.")
         if not isinstance(self.modules, Mapping) or not all(isinstance(x, str) for entry in self.modules.items() for x in entry):
-            raise SpecError(f"modules is {shorten(self.modules)}; expected a table of schemes by submodule, such as head = 'a16w8'.")
+            raise SpecError(
+                f"modules is {shorten(self.modules)}; expected a table of schemes by submodule, such as head = 'a16w8'."
+            )
         flags = self.vela_flags
         if not isinstance(self.scheme, str) and not hasattr(self.scheme, "get_weight_qspec"):
             raise SpecError(f"scheme is {shorten(self.scheme)}; expected one of {', '.join(SCHEMES)}, or a QuantizationConfig.")

@@ -177,7 +177,8 @@ def assert_bit_exact(program: Program, inputs: Any = None) -> None:
                 first = tuple(int(i) for i in mismatches[0])
                 lines.append(
                     f"delegate {number}, output {index}, of {delegate.graph.outputs[index].origin}: {len(mismatches)} of "
-                    f"{actual.size} elements differ, the first at {list(first)}: reference {reference[first]}, simulator {actual[first]}."
+                    f"{actual.size} elements differ, the first at {list(first)}: reference {reference[first]}, "
+                    f"simulator {actual[first]}."
                 )
     if lines:
         raise AssertionError("\n".join([f"{_describe(program)} on {program.target} is not bit-exact.", *lines]))
