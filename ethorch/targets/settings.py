@@ -109,8 +109,8 @@ def _shapes(description: Any) -> Shapes:
     if isinstance(description, Sequence) and description and all(_is_size(size) for size in description):
         description = [description]
     wrong = SpecError(
-        f"shapes has {shorten(description)}; expected the sizes of each input, such as (1, 3, 96, 96) or '1x3x96x96' (--shape). Use "
-        "'1x64x32,1x64' for several inputs."
+        f"shapes has {shorten(description)}; expected the sizes of each input, such as (1, 3, 96, 96) or '1x3x96x96' (--shape). "
+        "Use '1x64x32,1x64' for several inputs."
     )
     if not isinstance(description, Sequence) or not description:
         raise wrong
