@@ -81,7 +81,6 @@ def _map(part: Part, part_layers: Sequence[Layer]) -> tuple[list[int], list[int]
 
 
 def _pop_match(layers: list[Layer], cycles: int) -> Layer | None:
-    """Remove and return the first layer with this cycle count, or else the first layer."""
     if not layers:
         return None
     return layers.pop(next((number for number, layer in enumerate(layers) if layer.cycles == cycles), 0))

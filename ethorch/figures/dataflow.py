@@ -76,7 +76,6 @@ def dataflow(program: Subject) -> Dataflow:
 
 
 def _add_delegate(part: Part, run: Run, writers, written: dict[int, Ends], edges: dict[tuple[str, str], None]) -> None:  # type: ignore[no-untyped-def]
-    """Add the edges inside a delegate, and record the writers of its outputs."""
     if part.payload is None:  # a delegate of another backend is one opaque layer
         numbers = run.call.args
         edges.update(((end, str(run.layers[0].index)), None) for number in numbers for end in sorted(writers(number)))

@@ -142,6 +142,5 @@ def _sum_cycles(layers: Iterable[Layer]) -> int | None:
 
 
 def _describe_rates(layers: Iterable[Layer]) -> str:
-    """Return the rates of the layers with the kind of each source, e.g. ``quantize (counted)``."""
     names = sorted({layer.estimate for layer in layers})
     return ", ".join(f"{name} ({RATES[name].source.partition(':')[0]})" for name in names)

@@ -86,7 +86,6 @@ def _list_names(sizes: Iterable[Mapping[str, int]]) -> list[str]:
 
 
 def _sum_sram(part: Part) -> int:
-    """Return the SRAM use of a delegate, or all its memory if the memory mode is unknown."""
     sizes, system = _region_sizes(part), part.memory_system
     if system is None:
         return sum(sizes.values())
@@ -95,7 +94,6 @@ def _sum_sram(part: Part) -> int:
 
 
 def _memory_of(program: Subject, region: int, otherwise: str) -> str:
-    """Return the memory of a region if all delegates agree on it."""
     memories = {part.memory_of(region) for part in program.parts if part.payload is not None and part.memory_system is not None}
     return memories.pop() if len(memories) == 1 else otherwise
 
@@ -205,7 +203,6 @@ def _npu_tensors(program: Subject, calls: list[Run]) -> list[TensorPlace]:
 
 
 def _stream_tensors(part: Part, run: Run) -> list[TensorPlace]:
-    """Return the tensors that a payload's commands write, named after the layers that write them."""
     assert part.payload is not None
     ends = {t.offset: f"input {number}" for number, t in enumerate(part.payload.inputs)}
     first = run.layers[0].index
@@ -240,7 +237,6 @@ def _stream_tensors(part: Part, run: Run) -> list[TensorPlace]:
 
 
 def _arena_tensors(program: Subject, calls: list[Run]) -> list[TensorPlace]:
-    """Return the tensors of ExecuTorch's plan, each alive from its first write to its last read."""
     count = sum(len(run.layers) for run in calls)
     alive: dict[int, tuple[int, int]] = {}
     origins: dict[int, tuple[str, str]] = {}
@@ -293,7 +289,6 @@ def _arena_tensors(program: Subject, calls: list[Run]) -> list[TensorPlace]:
 
 
 def _name_outputs(program: Subject, run: Run) -> dict[int, str]:
-    """Return the names of the values that a call writes: the delegate's outputs, or the layer."""
     if run.call.delegate is None:
         return {number: run.layers[0].name for number, _ in ends_of(program, run.call)[1]}
     payload = program.parts[run.call.delegate].payload

@@ -53,8 +53,6 @@ DELEGATE_HANDLE_BYTES = 36
 
 
 class _Pool:
-    """An allocator that only grows, from an aligned address."""
-
     def __init__(self, abi: Abi):
         self.abi, self.used = abi, 0
 

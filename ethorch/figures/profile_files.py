@@ -89,7 +89,6 @@ _OFFSETS, _COUNTS, _TIMES = ("qread_bytes", "qread", "offset"), ("samples", "cou
 
 
 def _read_header(head: str) -> list[str] | None:
-    """Return the column names of a table, or None if the line is not a table header."""
     names = [name.strip().lower() for name in head.split(",")]
     has_samples = any(name in names for name in _OFFSETS) and any(name in names for name in _COUNTS)
     return names if has_samples or any(name in names for name in _TIMES) else None
@@ -153,7 +152,6 @@ def _add_sample(measurements: Measurements, where: str, delegate: int | None, of
 
 
 def _parse_integer(text: int | str, where: str, quantity: str) -> int:
-    """Read an integer from 0 to 2^53, decimal or with 0x."""
     digits = str(text).strip()
     if isinstance(text, bool) or not re.fullmatch(r"\d{1,16}|0[xX][0-9a-fA-F]{1,14}", digits):
         raise FormatError(f"{where}: {quantity}: expected an integer, decimal or with 0x, got {digits[:_MAX_QUOTE]!r}.")
@@ -180,7 +178,6 @@ _VALUE = r"(?P<value>[^\s(,]+)"
 
 
 def _list_patterns() -> Iterator[tuple[re.Pattern[str], str]]:
-    """Yield patterns of log lines and the kind of number that each contains."""
     yield re.compile(rf"ethosu_pmu_cycle_cntr\s*:\s*{_VALUE}{_PER}"), "npu"
     yield re.compile(rf"ethosu_pmu_cntr(?P<key>\d+)\s*:\s*{_VALUE}{_PER}"), "event"
     yield re.compile(r"Ethos-U PMU Events:\s*\[(?P<key>[A-Za-z0-9_, ]+)\]"), "names"
@@ -196,7 +193,6 @@ _PATTERNS = tuple(_list_patterns())
 
 
 def _read_log(path: Path, text: str, measurements: Measurements) -> bool:
-    """Read a log and return True if it has any measurements."""
     numbered: dict[int, list[float]] = {}
     calls: dict[int, float] = {}
     names: list[str] = []

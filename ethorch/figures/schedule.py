@@ -112,7 +112,6 @@ class Schedule:
         )
 
     def _trace_operators(self, row: ScheduledOp) -> list[Op]:
-        """Return the TOSA operators that were merged into an operation, in order."""
         begin = None if row.tosa_op is None else self._op_at.get(row.tosa_op)
         end = self._writers.get(row.name)
         if begin is None or end is None or begin is end:
@@ -179,7 +178,6 @@ def pytorch_operators(origins: Iterable[Origin]) -> tuple[str, ...]:
 
 
 def _find_bound(row: ScheduledOp) -> str:
-    """Return the resource with the most cycles, which determines Vela's cycles of the operation."""
     if not row.op_cycles:
         return ""
     if row.operator == "Transpose":

@@ -17,8 +17,6 @@ from ethorch.support.errors import MachineFault
 
 
 class _Work:
-    """The accumulated commands of one layer."""
-
     def __init__(self, part: Part, source: Source | None):
         self.part, self.source = part, source
         self.macs = 0
@@ -130,6 +128,5 @@ def works(part: Part) -> Iterator[_Work]:
 
 
 def _extract_between(text: str, start: str, end: str) -> str:
-    """Return the text between two marks, or "" if one is missing."""
     _, mark, rest = text.partition(start)
     return rest.partition(end)[0] if mark and end in rest else ""

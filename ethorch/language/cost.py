@@ -165,7 +165,6 @@ def decode_cost(program: Program) -> DecodeCost:
 
 
 def _find_weight_bits(graph: GraphModule) -> dict[str, int]:
-    """Return the bits of a weight by module."""
     bits: dict[str, int] = {}
     for node in graph.graph.nodes:
         if op_name(node.target) == "quantized_decomposed.dequantize_per_channel.default":

@@ -47,7 +47,6 @@ class _Parts:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of both together."""
         *lead, rows, width = self.cached.shape
         return (*lead, rows + self.added.shape[2], width)
 
@@ -69,7 +68,6 @@ class _Rows(CacheLayerMixin):  # type: ignore[misc]
 
     @property
     def values(self) -> Tensor:
-        """Values as [1, heads, rows, width]."""
         return self.stored_values.transpose(2, 3)
 
     @values.setter
@@ -80,12 +78,10 @@ class _Rows(CacheLayerMixin):  # type: ignore[misc]
         """Skip the initialization, because the buffers exist."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """Return the cached and the new rows; `write` stores the new ones."""
         self.added = key_states, value_states
         return _Parts(self.keys, key_states), _Parts(self.values, value_states)
 
     def write(self) -> None:
-        """Write the rows of this call."""
         if self.added is not None:
             keys, values = self.added
             self.keys[:, :, self.positions] = keys
@@ -96,11 +92,9 @@ class _Rows(CacheLayerMixin):  # type: ignore[misc]
         return self.keys.shape[2], 0
 
     def get_seq_length(self) -> Any:
-        """Return the number of tokens before this call."""
         return self.positions[0]
 
     def get_max_length(self) -> int:
-        """Return the number of rows."""
         return self.keys.shape[2]
 
 
@@ -108,7 +102,6 @@ class _Joined(_Rows):
     """Cache for models with their own attention code: cached and new rows as one tensor."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """Concatenate cached and new rows, which copies the cache."""
         self.added = key_states, value_states
         return torch.cat([self.keys, key_states], 2), torch.cat([self.values, value_states], 2)
 
@@ -121,16 +114,13 @@ class _Whole(_Rows):
         self.is_known = is_known
 
     def get_seq_length(self) -> int:
-        """Return the number of stored rows."""
         return self.keys.shape[2] if self.is_known else 0
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """Return the new rows."""
         self.added = key_states, value_states
         return key_states, value_states
 
     def write(self) -> None:
-        """Write all rows of this call."""
         if self.added is not None:
             self.keys.copy_(self.added[0])
             self.stored_values.copy_(self.added[1].transpose(2, 3))
@@ -198,7 +188,6 @@ class _TableFirst(nn.Module):
         self.weight = table
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Map float[1, N, D] to float[1, N, V]."""
         return (self.weight[None] @ hidden.transpose(1, 2)).transpose(1, 2)
 
 
@@ -235,7 +224,6 @@ class _Decoder(nn.Module):
             self.register_buffer(f"values_{number}", torch.zeros(1, heads, value_width, context))
 
     def cache(self, positions: Tensor) -> Any:
-        """Create the cache of one call."""
         buffers = [(getattr(self, f"keys_{number}"), getattr(self, f"values_{number}")) for number in range(self.layers)]
         kind = _Joined if self.joined else _Rows
         return Cache(layers=[kind(keys, values, positions) for keys, values in buffers])
@@ -271,7 +259,6 @@ class _Decoder(nn.Module):
             layer.write()
 
     def forward(self, tokens: Tensor, positions: Tensor, last: Tensor | None) -> Tensor:
-        """Return the logits of row ``last``, or of the only row."""
         keep = {"logits_to_keep": last} if self.keeps and last is not None else {}
         cache = self.cache(positions)
         outputs = self.model(
@@ -308,12 +295,10 @@ class _SequenceToSequence(_Decoder):
                 vars(part)["compute_bias"] = types.MethodType(_create_bias(compute, self.call, context), part)
 
     def caches(self, positions: Tensor, is_known: bool) -> Any:
-        """Create the caches of one call."""
         pairs = [(getattr(self, f"source_keys_{k}"), getattr(self, f"source_values_{k}")) for k in range(self.layers)]
         return EncoderDecoderCache(self.cache(positions), Cache(layers=[_Whole(*pair, is_known) for pair in pairs]))
 
     def forward(self, tokens: Tensor, positions: Tensor, last: Tensor | None, source: Tensor | None = None) -> Tensor:
-        """Return the logits of row ``last``, or of the only row."""
         cache = self.caches(positions, source is None)
         inputs: dict[str, Any] = {self.source_name: source}
         if source is None:
@@ -341,7 +326,6 @@ class _Call:
 
 
 def _create_bias(compute: Callable[..., Tensor], call: _Call, context: int) -> Callable[..., Tensor]:
-    """Return a function that selects rows of T5's relative position bias."""
 
     def bias(self: nn.Module, query_length: int, key_length: int, device: Any = None, past_seen_tokens: Any = 0) -> Tensor:
         full_bias = compute(self, context, context, device=device)
@@ -407,23 +391,19 @@ def adapt_model(
 
 
 def _has_replaceable_attention(model: Any) -> bool:
-    """Return True if the attention function of the model can be replaced."""
     return model._supports_attention_backend or "ALL_ATTENTION_FUNCTIONS" in vars(inspect.getmodule(type(model)) or object())
 
 
 def _fill_cache(model: Any, inputs: dict[str, Tensor]) -> Any:
-    """Return the cache that the model fills for one token, for its shapes."""
     with torch.no_grad():
         return model(**inputs, use_cache=True).past_key_values
 
 
 def _find_widths(cache: Any) -> list[tuple[int, int, int]]:
-    """Return (heads, width of a key, width of a value) of each layer."""
     return [(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]) for layer in cache.layers]
 
 
 def _check_logits(adapted_model: LanguageModel, model: Any) -> None:
-    """Check the logits of the first tokens against the model without a cache."""
     count = min(_CHECKED, adapted_model.context)
     ids = torch.arange(count)[None] % adapted_model.vocabulary
     inputs = (

@@ -33,8 +33,6 @@ class Prefill(nn.Module):
 
 
 class _PrefillOfSource(Prefill):
-    """``Prefill`` of an encoder-decoder, which first encodes its source."""
-
     def forward(self, source: Tensor, tokens: Tensor, positions: Tensor, last: Tensor) -> Tensor:  # type: ignore[override]
         logits: Tensor = self.decoder(tokens, positions, last, source)
         return logits
@@ -61,7 +59,6 @@ class _Plain(nn.Module):
         self.model = model
 
     def forward(self, tokens: Tensor, positions: Tensor, last: Tensor | None) -> Tensor:
-        """Return float[1, V]."""
         return pick_row(self._logits(tokens, positions), last)
 
     def _logits(self, tokens: Tensor, positions: Tensor) -> Tensor:
@@ -169,7 +166,6 @@ class LanguageModel:
 
 
 def _find_caches(model: LanguageModel) -> dict[str, Tensor]:
-    """Return the initial values of the buffers that reading a token changes, and restore them."""
     buffers = {name: (buffer, buffer.clone(), buffer._version) for name, buffer in model.decoder.named_buffers()}
     changed = {}
     with torch.no_grad():

@@ -85,7 +85,6 @@ class Speaker:
         initial = {f"decoder.{name}": value for name, value in model.caches.items()}
 
         def reset() -> None:
-            """Empty the caches."""
             for module in modules.values():
                 for name, buffer in module.named_buffers(remove_duplicate=False):
                     if name in initial:
@@ -202,7 +201,6 @@ class Speaker:
 
 
 def _find_written_rows(decode: Program) -> int | None:
-    """Return the extent of the axis along which rows are put into buffers, or None if there are several or none."""
     values, extents = record_of(decode).description.values, set()
     for call in record_of(decode).description.calls:
         if call.operator == _PUT:
@@ -212,7 +210,6 @@ def _find_written_rows(decode: Program) -> int | None:
 
 
 def _last_row(logits: Any) -> Tensor:
-    """Return the last row of logits, as float[V]."""
     if isinstance(logits, (tuple, list)):
         logits = logits[0]
     assert isinstance(logits, Tensor)

@@ -72,8 +72,6 @@ class Characters:
 
 
 class _Library:
-    """A tokenizer of the tokenizers library."""
-
     def __init__(self, tokenizer: Any):
         self.tokenizer = tokenizer
 

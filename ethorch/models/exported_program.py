@@ -145,7 +145,6 @@ def _find_problems(program: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _iterate_texts(value: Any, field: str) -> Iterator[tuple[str, str]]:
-    """Iterate over (field, text) of all text in a JSON value, including keys but not free text."""
     if isinstance(value, str):
         yield field, value
     elif isinstance(value, list):
@@ -183,7 +182,6 @@ def _is_expression(text: str) -> bool:
 
 
 def _is_operator(target: str) -> bool:
-    """Return True if the target is an operator on tensors or shapes that does not access files."""
     from torch._export.serde.serialize import _SYM_OPS
 
     if target.startswith("torch.ops."):

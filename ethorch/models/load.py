@@ -172,7 +172,6 @@ def _holds_tensors(value: Any) -> bool:
 
 
 def _split_arguments(module: nn.Module, inputs: Any) -> tuple[Inputs, dict[str, Any]]:
-    """Return inputs as (arguments, keyword arguments)."""
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     if not isinstance(inputs, (tuple, list)):
@@ -216,7 +215,6 @@ INPUT_NAMES = ("example_inputs", "EXAMPLE_INPUTS", "ModelInputs")
 
 
 def _import_reference(reference: Reference) -> ModuleType:
-    """Import the user's Python file or module."""
     folder = os.getcwd() if reference.kind == "module" else str(Path(reference.place).parent)
     sys.path.insert(0, folder)
     try:
@@ -359,7 +357,6 @@ def _is_call(value: Any) -> bool:
 
 
 def _can_be_model(value: Any, file: str) -> bool:
-    """Return True if a value defined in the user's file can be a model."""
     return isinstance(value, (nn.Module, tuple)) or (callable(value) and getattr(value, "__module__", file) == file)
 
 

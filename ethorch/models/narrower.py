@@ -40,7 +40,6 @@ def narrow_convolution(user: UserModel, name: str, channels: int) -> UserModel |
 
 
 def _fit_to_input(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-    """Reduce the module to the channels of its input."""
     x = inputs[0] if inputs else None
     if not isinstance(x, Tensor) or x.dim() < 2:
         return
@@ -61,7 +60,6 @@ def _fit_to_input(module: nn.Module, inputs: tuple[Any, ...]) -> None:
 
 
 def _keep_channels(module: nn.Module, count: int) -> None:
-    """Keep the first channels of weights, bias and statistics."""
     for name in ("weight", "bias", "running_mean", "running_var"):
         value = getattr(module, name, None)
         if isinstance(value, Tensor):

@@ -127,7 +127,6 @@ def _shape_env(size: Any) -> ShapeEnv | None:
 
 
 def _sizes(values: Iterable[Any]) -> list[Any]:
-    """Return the sizes of tensors, and numbers as they are."""
     leaves = pytree.tree_leaves(list(values))
     return [size for leaf in leaves for size in (leaf.shape if isinstance(leaf, torch.Tensor) else (leaf,))]
 

@@ -144,7 +144,6 @@ def _match_item(expected: Sequence[Expected], item: Any, name: str) -> Iterator[
 
 
 def _iterate_items(source: Any, expected: Expected, kind: str) -> Iterator[tuple[str, Any]]:
-    """Iterate over (name, item)."""
     if isinstance(source, (str, os.PathLike)):
         source = [source]
     if isinstance(source, (list, tuple)) and source and all(isinstance(part, (str, os.PathLike)) for part in source):
@@ -235,7 +234,6 @@ class Expected:
         )
 
     def _count_samples(self, tensors: Sequence[Tensor]) -> int | None:
-        """Return the number of samples in the tensors, or None if they do not match."""
         shapes = [tuple(x.shape) for x in tensors]
         if shapes == self.shapes or self._differs_in_open_dims(shapes):
             return 1
@@ -255,7 +253,6 @@ class Expected:
         return counts.pop() if len(counts) == 1 else None
 
     def _differs_in_open_dims(self, shapes: Sequence[tuple[int, ...]]) -> bool:
-        """Return True if the shapes differ from the example in dynamic dims only."""
         return self.open_dims is not None and all(
             len(shape) == len(example_shape)
             and all(a == b or axis in dims for axis, (a, b) in enumerate(zip(shape, example_shape, strict=True)))
@@ -302,13 +299,11 @@ class Expected:
         )
 
     def _order_keywords(self, inputs: Any) -> Any:
-        """Return a dict of keyword inputs as a tuple; return other inputs unchanged."""
         if self.keywords and isinstance(inputs, Mapping) and all(name in inputs for name in self.keywords):
             return tuple(inputs[name] for name in self.keywords)
         return inputs
 
     def _nest(self, tensors: list[Tensor]) -> Inputs:
-        """Return the tensors in the example's structure; other leaves are the example's."""
         remaining = iter(tensors)
         leaves, nest = trees.flatten(self.example)
         nested: Inputs = nest(
@@ -327,7 +322,6 @@ def _iterate_readings(item: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _split_labels(label: Any, count: int) -> list[Any]:
-    """Return the label of each sample of a batch."""
     if count == 1:
         is_single = _is_array(label) and label.ndim == 1 and len(label) == 1
         return [label[0] if is_single else label]

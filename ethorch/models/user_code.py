@@ -110,7 +110,6 @@ def _is_module(name: str) -> bool:
 
 
 def _list_similar_files(place: str) -> list[str]:
-    """Return the files in the same folder with the same suffix."""
     path = Path(place)
     return [file.name for file in path.parent.glob(f"*{path.suffix}")] if path.parent.is_dir() else []
 
@@ -134,7 +133,6 @@ def names_in(path: Path) -> list[str]:
 
 
 def _may_define(path: Path, name: str) -> bool:
-    """Return True if running the file could define the name."""
     for node in ast.walk(_parse_file(path)):
         names = [alias.asname or alias.name for alias in node.names] if isinstance(node, (ast.Import, ast.ImportFrom)) else []
         names += [getattr(node, "name", None) or getattr(node, "id", None) or ""]

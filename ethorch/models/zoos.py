@@ -106,7 +106,6 @@ def create_example_input(shape: Sequence[int], dtype: torch.dtype = torch.float3
 
 
 def _create_inputs(model: Any) -> Mapping[str, Any]:
-    """Return example inputs for the model's main input."""
     name, config = model.main_input_name, model.config
     if name == "input_ids":
         inputs = {"input_ids": torch.ones(1, _POSITIONS, dtype=torch.int64)}

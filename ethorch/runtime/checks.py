@@ -115,7 +115,6 @@ def _schemas() -> dict[str, str]:
 
 
 def _schema_of_torch(operator: str) -> str | None:
-    """Return the argument types of an operator registered with torch; None without torch."""
     if "torch" not in sys.modules:
         return None
     import torch

@@ -84,8 +84,6 @@ class Delegate:
 
 
 class _Calls(threading.local):
-    """State of the runtime call of this thread."""
-
     def __init__(self) -> None:
         self.depth = 0
         self.machine: MachineFactory | None = None

@@ -68,5 +68,4 @@ class Elements:
 
     @property
     def _axes(self) -> list[int]:
-        """Position of each axis in storage order."""
         return sorted(range(len(self.order)), key=self.order.__getitem__)

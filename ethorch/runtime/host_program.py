@@ -134,7 +134,6 @@ class HostProgram:
             recording.result = self._execute(recording.inputs, recording)
 
     def _prepare_inputs(self, inputs: Sequence[Any]) -> list[Any]:
-        """Check the inputs of a call and convert them for the runtime."""
         flat = trees.leaves(inputs)
         specs = [self.description.values[index] for index in self.description.inputs]
         if len(flat) != len(specs):

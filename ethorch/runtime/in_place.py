@@ -96,7 +96,6 @@ class Buffers:
 def _move_reads(
     commands: bytes, scratch_bytes: int, windows: tuple[Window, ...], places: tuple[int, ...]
 ) -> tuple[bytes, Program, tuple[int, ...]]:
-    """Return commands that read inputs at offsets of region 3, and the indices of these inputs."""
     inputs = Inputs(commands, scratch_bytes, windows)
     moved = tuple(inputs.movable(places))
     return *inputs.elsewhere({k: (_REGION, places[k]) for k in moved}), moved

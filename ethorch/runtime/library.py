@@ -67,7 +67,6 @@ def executorch_copies() -> list[Core]:
 
 
 def _find_package() -> Path:
-    """Return the folder of the installed package ``executorch``."""
     spec = find_spec("executorch")
     for folder in (spec.submodule_search_locations or []) if spec else []:
         if (Path(folder) / "include").is_dir():
@@ -81,7 +80,6 @@ def _find_core() -> Path | None:
 
 
 def _find_kernels(core: Path) -> list[str]:
-    """Return the kernel libraries, which register their kernels when loaded."""
     return [str(path) for path in sorted(core.parent.glob("libexecutorch_kernels_*"))]
 
 
@@ -94,7 +92,6 @@ def load_backends() -> None:
 
 
 def _import_bindings() -> list[str]:
-    """Import and return the shared objects of ExecuTorch 1.4 with a copy of its core."""
     try:
         with warnings.catch_warnings(), delay_collection():
             warnings.simplefilter("ignore")  # "this API is experimental"
@@ -107,7 +104,6 @@ def _import_bindings() -> list[str]:
 
 
 def _find_address(library: ctypes.CDLL, symbol: str) -> int:
-    """Return the address of a function, or 0."""
     function = getattr(library, symbol, None)
     return 0 if function is None else ctypes.cast(function, ctypes.c_void_p).value or 0
 
@@ -192,7 +188,6 @@ def load_executor() -> ctypes.CDLL:
 
 
 def _find_object_with(symbol: str) -> Path:
-    """Return the shared object with a function of the core: the core library in 1.5, the bindings in 1.4."""
     core = _find_core()
     for path in _import_bindings() if core is None else [str(core)]:
         if _find_address(ctypes.CDLL(path), symbol):

@@ -110,7 +110,6 @@ def run_batch(
 def _run_delegate(
     payload: DelegatePayload, recordings: list[Recording], machine: Callable[[DelegatePayload], npu.Machine], threads: int | None
 ) -> None:
-    """Run one delegate for all recordings that wait for it."""
     machines = [machine(payload)]
     rows = [recording.waiting[1] for recording in recordings if recording.waiting is not None]
     inputs = [(_place(tensor), np.stack([row[k] for row in rows])) for k, tensor in enumerate(payload.inputs)]

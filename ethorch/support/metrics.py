@@ -43,5 +43,4 @@ def sqnr_db(reference: Any, other: Any) -> float:
 
 
 def _tensors(outputs: Any) -> list[Tensor]:
-    """Return the tensors in a nest of outputs, in order."""
     return [leaf.detach() for leaf in trees.leaves(outputs) if trees.is_tensor(leaf)]

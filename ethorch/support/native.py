@@ -152,7 +152,6 @@ def _compile(name: str, command: list[str], files: Sequence[Path], output: str) 
 
 @contextlib.contextmanager
 def _hold_lock(path: Path) -> Iterator[None]:
-    """Hold the lock file across processes, and remove it at the end."""
     with open(path, "wb") as file:
         with contextlib.suppress(OSError):  # without file locks, each process builds its own
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -203,14 +202,12 @@ def _find_cached(folder: Path, start: str, any_compiler: bool, keep: bool = Fals
 
 
 def _is_own(path: Path) -> bool:
-    """Return True if the path is a regular file that only this user or root can change."""
     status = path.lstat()
     is_private = status.st_uid in (0, os.geteuid()) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     return stat.S_ISREG(status.st_mode) and is_private
 
 
 def _digest_of(path: Path) -> str:
-    """Return the digest of the library's bytes."""
     return hashlib.sha256(path.read_bytes()).hexdigest()[:20]
 
 

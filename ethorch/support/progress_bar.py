@@ -14,7 +14,6 @@ class _ProgressText(ProgressColumn):
     """``3/8  0:00:06, 0:00:10 left``, or ``0:00:06`` if the total is unknown."""
 
     def render(self, task: Task) -> Text:
-        """See Rich."""
         passed = _clock(task.elapsed)
         if task.total is None:
             return Text(passed)

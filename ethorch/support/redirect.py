@@ -54,6 +54,5 @@ def without_lines(*beginnings: bytes) -> Iterator[list[bytes]]:
 
 
 def _flush() -> None:
-    """Flush C's buffers."""
     if os.name == "posix":
         ctypes.CDLL(None).fflush(None)

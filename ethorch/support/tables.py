@@ -36,7 +36,6 @@ def _table_class() -> type[Table]:
                 yield from super().__rich_console__(console, options)
 
         def render_as_list(self) -> RenderResult:
-            """Render the rows as lists of column names and cells."""
             for row in zip(*(column.cells for column in self.columns), strict=True):
                 grid = Table.grid(padding=(0, 2))
                 grid.add_column(style=self.header_style, no_wrap=True)

@@ -34,7 +34,6 @@ def leaves(nest: Any) -> list[Any]:
 
 
 def _builder(nest: Any, leaves: list[Any]) -> Callable[[Any], Any]:
-    """Append the leaves to ``leaves`` and return a function that rebuilds the nest from an iterator."""
     if type(nest) is dict:
         parts = {key: _builder(value, leaves) for key, value in nest.items()}
         return lambda values: {key: part(values) for key, part in parts.items()}

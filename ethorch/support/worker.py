@@ -49,7 +49,6 @@ class Task:
 
 
 def _folders(names: Iterable[str]) -> set[str]:
-    """Return the folders from which the modules are imported."""
     folders = set()
     for name in names:
         file = getattr(sys.modules.get(name), "__file__", None)

@@ -91,7 +91,6 @@ def assert_runs_on_npu(
 
 
 def _check_accuracy(program: Program, minimum: float) -> list[str]:
-    """Return a message if the SQNR is too low or the program does not run here."""
     try:
         accuracy = program.accuracy
     except HostError as error:  # a CPU operator without a kernel
@@ -117,7 +116,6 @@ def _npu_cycles(program: Program) -> int | None:
 
 
 def _check_operators(program: Program, allowed: int) -> list[str]:
-    """Return messages if too many operators are on the CPU or none is on the NPU."""
     on_cpu = program.explain(cpu_only=True)
     build = record_of(program).build
     partition = None if build is None else build.partition

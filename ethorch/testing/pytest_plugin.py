@@ -133,7 +133,6 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    """Format the figures; unknown ones as a dash."""
     formats: tuple[tuple[str, Callable[[Any], str]], ...] = (
         ("npu_operators", str),
         ("cpu_operators", str),

@@ -290,7 +290,6 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
         return self
 
     def _float_code(self) -> str:
-        """Return the code of the float module."""
         if not hasattr(self, "_original_code"):
             graph = export_module(copy.deepcopy(self.original_module), self.example_inputs)
             self._original_code = str(graph.graph_module.code)
@@ -392,7 +391,6 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
         return self._run_stage(kind, inputs)
 
     def _run_stage(self, kind: StageType, inputs: Inputs) -> Any:
-        """Run the float module, the quantized module, or the artifact of another stage."""
         inputs = copy.deepcopy(inputs)
         with torch.no_grad(), exclusive():
             if kind == StageType.INITIAL_MODEL:

@@ -49,8 +49,6 @@ def calls_delegate(node: Node) -> bool:
 
 
 class _WithReferenceModel(Interpreter):
-    """An interpreter that runs delegates in the reference model."""
-
     def run_node(self, n: Node) -> Any:
         if not calls_delegate(n):
             return super().run_node(n)
@@ -66,12 +64,10 @@ class _WithReferenceModel(Interpreter):
 
 
 def _to_stored_array(tensor: Tensor) -> npt.NDArray[Any]:
-    """Return a tensor as an array with its axes in storage order."""
     return as_array(tensor.permute(storage_order(tensor)).contiguous())
 
 
 def _to_tensor_like(array: npt.NDArray[Any], expected: Tensor) -> Tensor:
-    """Return the array as a tensor of the shape, dtype and storage order of ``expected``."""
     order = storage_order(expected)
     stored = as_tensor(array.reshape([expected.shape[dim] for dim in order])).to(expected.dtype)
     return stored.permute([order.index(dim) for dim in range(len(order))])
