@@ -353,7 +353,7 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
             kind = self._get_finished(kind).stage_type()
         for number in range(1 if inputs is not None else num_runs):
             run_inputs = inputs if inputs is not None else next(iter(self.generate_random_inputs()))
-            outputs = self._run_stage(kind, run_inputs)
+            outputs = self._compute_outputs(kind, run_inputs)
             if not compare_outputs:
                 continue
             reference = self._run_reference(reference_stage_type, run_inputs)
@@ -388,9 +388,9 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
     def _run_reference(self, kind: StageType | None, inputs: Inputs) -> Any:
         if kind is None:
             kind = StageType.QUANTIZE if self.is_quantized() else StageType.INITIAL_MODEL
-        return self._run_stage(kind, inputs)
+        return self._compute_outputs(kind, inputs)
 
-    def _run_stage(self, kind: StageType, inputs: Inputs) -> Any:
+    def _compute_outputs(self, kind: StageType, inputs: Inputs) -> Any:
         inputs = copy.deepcopy(inputs)
         with torch.no_grad(), exclusive():
             if kind == StageType.INITIAL_MODEL:
