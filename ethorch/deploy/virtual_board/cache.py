@@ -81,7 +81,7 @@ class DataCache:
         first, last = found[1] // self.line_bytes, (found[1] + end - start - 1) // self.line_bytes
         return self._flags[found[0].memory.name][first : last + 1]
 
-    def _kept(self, ranges: Sequence[tuple[int, int]], *policies: str) -> Iterator[tuple[int, int]]:
+    def _select_cached(self, ranges: Sequence[tuple[int, int]], *policies: str) -> Iterator[tuple[int, int]]:
         """The parts of address ranges that the cache keeps in one of these ways, by the MPU and the default memory map."""
         for start, end in ranges:
             for low, high, policy in self.mpu.policies(start, end):
@@ -93,7 +93,7 @@ class DataCache:
         if not self.enabled or not exact:
             return
         for verb, ranges in (("reads", reads), ("writes", writes)):
-            for start, end in self._kept(ranges, BACK):
+            for start, end in self._select_cached(ranges, BACK):
                 flags = self._lines(start, end)
                 dirty = np.flatnonzero(flags & DIRTY) if flags is not None else np.zeros(0, np.int64)
                 if len(dirty):
@@ -109,7 +109,7 @@ class DataCache:
         """The NPU has written: what the cache has of it is old."""
         if not self.enabled or not exact:
             return
-        for start, end in self._kept(writes, BACK, THROUGH):
+        for start, end in self._select_cached(writes, BACK, THROUGH):
             flags = self._lines(start, end)
             if flags is not None:
                 flags |= STALE

@@ -26,7 +26,7 @@ class Engine(ABC):
     """A board with firmware in it, which runs once.
 
     An engine is a context manager: the processes and files of the run are gone after it. A subclass implements ``execute``, and
-    ``pc``, ``instructions`` and ``started`` if it simulates the NPU.
+    ``pc``, ``instructions`` and ``on_npu_start`` if it simulates the NPU.
 
     Args:
         board: The board.
@@ -83,7 +83,7 @@ class Engine(ABC):
         """The number of instructions executed; None if the engine does not count them."""
         return None
 
-    def started(self, device: NpuDevice) -> None:
+    def on_npu_start(self, device: NpuDevice) -> None:
         """Handle the beginning of a run of the NPU: finish it at once, unless the engine lets the CPU go on before."""
         device.finish()
 

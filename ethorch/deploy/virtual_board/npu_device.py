@@ -48,7 +48,7 @@ class Session(Protocol):
     def report(self, id: str, text: str) -> None:
         """Note a fault at the instruction that is being executed."""
 
-    def started(self, device: NpuDevice) -> None:
+    def on_npu_start(self, device: NpuDevice) -> None:
         """A run has begun; somebody has to call ``finish`` later."""
 
     @property
@@ -133,7 +133,7 @@ class NpuDevice:
 
     def read(self, offset: int, size: int = 4) -> int:
         """What the CPU reads at a byte offset."""
-        if not self._aligned("read", offset, size):
+        if not self._check_access("read", offset, size):
             return 0
         if offset == regs.STATUS:
             return self.status | (PMU_IRQ if self._pmu.irq else 0)
@@ -148,7 +148,7 @@ class NpuDevice:
 
     def write(self, offset: int, value: int, size: int = 4) -> None:
         """The CPU writes at a byte offset."""
-        if not self._aligned("write", offset, size):
+        if not self._check_access("write", offset, size):
             return
         row = self.rows.get(offset)
         if row is None:
@@ -168,7 +168,7 @@ class NpuDevice:
         else:
             self.values[offset] = value & row.mask
 
-    def _aligned(self, verb: str, offset: int, size: int) -> bool:
+    def _check_access(self, verb: str, offset: int, size: int) -> bool:
         if size == 4 and offset % 4 == 0:
             return True
         self.session.report(
@@ -222,7 +222,7 @@ class NpuDevice:
         started = time.perf_counter()
         self._running = self._prepare()
         self._running.inference.seconds = time.perf_counter() - started
-        self.session.started(self)
+        self.session.on_npu_start(self)
 
     def finish(self) -> None:
         """Execute the run in progress to its end; nothing happens when there is none, or when it shall never end."""
@@ -256,7 +256,7 @@ class NpuDevice:
             assert stream is not None  # _reach has seen to it
             commands = stream.tobytes()
             run.inference.stream = hashlib.sha256(commands).hexdigest()
-            if self._configured(run, address):
+            if self._check_configuration(run, address):
                 self._load(run, commands)
         return run
 
@@ -301,7 +301,7 @@ class NpuDevice:
             return "ext" if self.values[regs.ATTRIBUTES + 4 * attribute] & 4 else "sram"
         return "ext" if attribute & 2 else "sram"
 
-    def _configured(self, run: _Prepared, address: int) -> bool:
+    def _check_configuration(self, run: _Prepared, address: int) -> bool:
         """Return True unless the driver payload's header, if it precedes the stream, is for another NPU."""
         header = self.guest.bytes_at(address - 32, 32)
         if header is None or header[:4].tobytes() != COP1:
@@ -334,7 +334,7 @@ class NpuDevice:
             self._fail(run, "npu.stream_end", text)
             return
         exact = not program.has_branches
-        run.memories = self._reached(run, used, bases, exact)
+        run.memories = self._check_memories(run, used, bases, exact)
         if run.status:
             return
         run.inference.memories = {region: memory.name for region, memory in run.memories.items()}
@@ -346,7 +346,7 @@ class NpuDevice:
         regions = {region: self._rest(bases[region]) for region in used if region}
         run.machine = self.programs.machine(run.inference.stream, constants, regions, bases)
 
-    def _reached(self, run: _Prepared, used: Mapping[int, Extent], bases: Sequence[int], exact: bool) -> dict[int, Memory]:
+    def _check_memories(self, run: _Prepared, used: Mapping[int, Extent], bases: Sequence[int], exact: bool) -> dict[int, Memory]:
         """The memory of each region that a stream uses; a fault where the NPU cannot get at it.
 
         Of a stream with branches (not ``exact``) the beginning of each region is checked, the rest by the machine on its way.

@@ -58,7 +58,7 @@ class QemuEngine(Engine):
         """The address of the instruction at which QEMU has stopped."""
         return self._pc
 
-    def started(self, device: NpuDevice) -> None:
+    def on_npu_start(self, device: NpuDevice) -> None:
         """Finish the run of the NPU as soon as the access that began it is done."""
         self._begun.append(device)
 
@@ -135,7 +135,7 @@ class QemuEngine(Engine):
         address = access.address(registers)
         for number, register in enumerate(access.registers):
             self._access_one(address + number * access.size, access, register, registers)
-        back = access.written_back(registers)
+        back = access.compute_base(registers)
         if back is not None:
             self.gdb.set_register(access.base, back)
         self.gdb.set_register(_PC, self._pc + access.length)
@@ -149,7 +149,7 @@ class QemuEngine(Engine):
             for base in (device.slot.base, *device.slot.aliases):
                 if base <= address < base + SPAN:
                     if access.loads:
-                        self.gdb.set_register(register, access.loaded(device.read(address - base, access.size)))
+                        self.gdb.set_register(register, access.extend(device.read(address - base, access.size)))
                     else:
                         device.write(address - base, registers[register] & (1 << 8 * access.size) - 1, access.size)
                     return

@@ -48,13 +48,13 @@ class Access:
         extra = self.offset if self.index is None else registers[self.index] << self.shift
         return registers[self.base] + extra & _WORD
 
-    def loaded(self, value: int) -> int:
+    def extend(self, value: int) -> int:
         """What a register holds after loading a value of ``size`` bytes."""
         bits = 8 * self.size
         value &= (1 << bits) - 1
         return (value - (1 << bits)) & _WORD if self.signed and value >> bits - 1 else value
 
-    def written_back(self, registers: Sequence[int]) -> int | None:
+    def compute_base(self, registers: Sequence[int]) -> int | None:
         """What the base register holds afterwards; None where it is left alone."""
         return self._sum(registers) if self.writes_back else None
 

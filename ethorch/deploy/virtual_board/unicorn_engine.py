@@ -88,7 +88,7 @@ class UnicornEngine(Engine):
         """The number of instructions executed."""
         return self.cpu.instructions
 
-    def started(self, device: NpuDevice) -> None:
+    def on_npu_start(self, device: NpuDevice) -> None:
         """Let the run of the NPU take some of the CPU's instructions."""
         hooks = self.cpu.hooks
         self._wake_at[device] = hooks.instructions + NPU_INSTRUCTIONS

@@ -98,7 +98,7 @@ def plan(
         price = limits.price(before if plain is None else plain.before, objective)
         search = _Search(work, weights, found, samples, other, reference)
         chosen, result = _first_holding(front(options, price), search, limits)
-        one = _Found(flags, before, options, chosen, result, search.measured(()).sqnr_db)
+        one = _Found(flags, before, options, chosen, result, search.measure(()).sqnr_db)
         plain = plain or one
         best = one if best is None or limits.better(one.result, best.result, price) else best
     assert plain is not None and best is not None
@@ -260,7 +260,7 @@ class _Search:
         self.reference, self.state = reference, state_beside(graph, weights)
         self.known: dict[tuple[tuple[int, Recipe], ...], _Measured] = {}
 
-    def measured(self, chosen: tuple[tuple[int, Recipe], ...]) -> _Measured:
+    def measure(self, chosen: tuple[tuple[int, Recipe], ...]) -> _Measured:
         """The choice's costs and SQNR."""
         if chosen not in self.known:
             with _written(self.weights, self.found, dict(chosen)):
@@ -339,7 +339,7 @@ def _first_holding(choices: Sequence[dict[int, Recipe]], search: _Search, limits
     """The first choice that keeps flash and cycles; without such limits the last that keeps the SQNR. By bisection."""
 
     def at(position: int) -> _Measured:
-        return search.measured(tuple(sorted(choices[position].items(), key=lambda entry: entry[0])))
+        return search.measure(tuple(sorted(choices[position].items(), key=lambda entry: entry[0])))
 
     def enough(position: int) -> bool:
         found = at(position)

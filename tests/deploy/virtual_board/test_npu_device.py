@@ -30,7 +30,7 @@ class Session:
     def report(self, id: str, text: str) -> None:
         self.reports.append((id, text))
 
-    def started(self, device: NpuDevice) -> None:
+    def on_npu_start(self, device: NpuDevice) -> None:
         self.begun.append(device)
 
     @property

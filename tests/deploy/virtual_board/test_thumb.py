@@ -78,7 +78,7 @@ def test_what_clang_assembles(tmp_path: Path) -> None:
     for (text, (loads, size, signed, registers, address, after)), (first, second) in zip(CASES.items(), words, strict=False):
         found = decode(first, second)
         assert found is not None, text
-        seen = found.loads, found.size, found.signed, found.registers, found.address(REGISTERS), found.written_back(REGISTERS)
+        seen = found.loads, found.size, found.signed, found.registers, found.address(REGISTERS), found.compute_base(REGISTERS)
         assert seen == (loads, size, signed, registers, address, after), text
         assert found.length == (4 if first >> 11 >= 29 else 2)
     for text, (first, second) in zip(OTHERS, words[len(CASES) :], strict=True):
@@ -87,7 +87,7 @@ def test_what_clang_assembles(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size, signed, value, wanted", [(1, True, 0x80, 0xFFFFFF80), (2, False, 0x18000, 0x8000), (4, True, 5, 5)])
 def test_what_a_register_holds(size: int, signed: bool, value: int, wanted: int) -> None:
-    assert Access(True, size, (0,), 1, 2, signed=signed).loaded(value) == wanted
+    assert Access(True, size, (0,), 1, 2, signed=signed).extend(value) == wanted
 
 
 def test_an_it_block_goes_on() -> None:
