@@ -221,7 +221,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.compress", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tasks", default=",".join(TASKS), help="comma-separated")
     parser.add_argument("--recipes", default=",".join(RECIPES), help="comma-separated")
-    parser.add_argument("--json", action="store_true", help="print plain data instead of tables")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     results: dict[str, Any] = {name: measure(name, options.recipes.split(",")) for name in options.tasks.split(",")}

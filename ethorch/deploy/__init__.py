@@ -1,1 +1,1 @@
-"""What runs a program outside of Python: C projects, and virtual boards that run them."""
+"""Run programs outside of Python: C projects, and virtual boards for them."""

@@ -1,1 +1,1 @@
-"""Firmware: what a .pte does, as a C project that needs no ExecuTorch."""
+"""C projects that run a .pte without ExecuTorch."""

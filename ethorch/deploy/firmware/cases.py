@@ -1,4 +1,4 @@
-"""The self-test's calls: inputs, and the outputs that ExecuTorch's runtime gives on the desk, as the bytes that firmware has."""
+"""Self-test cases: inputs, and the outputs that ExecuTorch's runtime computes on the host, as bytes in the firmware's layout."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Call:
     """A call of the self-test.
 
     Attributes:
-        method: by name.
-        inputs: as ``ethorch.runtime`` takes them.
-        reset: True if the state is set to its initial value before the case.
+        method: Name of the method.
+        inputs: Inputs as passed to ``ethorch.runtime``.
+        reset: Whether the state is reset to its initial value before the call.
     """
 
     method: str
@@ -30,7 +30,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Case:
-    """A call as bytes: those of each input, and of each output."""
+    """A call as the bytes of each input and each output."""
 
     call: Call
     inputs: tuple[bytes, ...] = field(repr=False)
@@ -38,15 +38,15 @@ class Case:
 
     @property
     def padded(self) -> bytes:
-        """All of them one after the other, each padded to whole 16 bytes."""
+        """Return the concatenation of all tensors, each padded to a multiple of 16 bytes."""
         return b"".join(data + bytes(-len(data) % 16) for data in (*self.inputs, *self.outputs))
 
 
 def cases(pte: bytes, methods: Mapping[str, Method], calls: Sequence[Call]) -> list[Case]:
-    """Make calls one after the other from the beginning, state kept between them.
+    """Run a sequence of calls that starts from the initial state, and return their cases.
 
     Raises:
-        HostError, MachineFault: a sample does not fit, or the simulator stopped.
+        HostError, MachineFault: a sample does not fit the inputs, or the simulator stopped.
     """
     if not calls:
         raise HostError("the self-test needs at least one sample.")
@@ -73,7 +73,7 @@ def cases(pte: bytes, methods: Mapping[str, Method], calls: Sequence[Call]) -> l
 
 
 def place_cases(cases: Sequence[Case]) -> tuple[bytes, list[int]]:
-    """The bytes of all cases, equal ones once; and where each begins."""
+    """Return the bytes of all cases, with equal cases stored once, and the offset of each case."""
     data, known = bytearray(), dict[bytes, int]()
     places = []
     for case in cases:
@@ -85,5 +85,5 @@ def place_cases(cases: Sequence[Case]) -> tuple[bytes, list[int]]:
 
 
 def tensor_bytes(tensor: Any, value: Value) -> bytes:
-    """The bytes of a tensor or an array in the order of dimensions that the program has it in."""
+    """Return the bytes of a tensor or an array in the program's dimension order."""
     return Elements.of(tensor, value.dim_order).data.tobytes()

@@ -1,4 +1,4 @@
-"""Bytes that a project holds as files or as C arrays: weights, command streams, constants, test data."""
+"""Binary data of a project, stored as files or C arrays: weights, command streams, constants, test data."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _ROW = 24
 
 @dataclass(frozen=True)
 class Blob:
-    """Bytes under a symbol.
+    """Bytes with a C symbol.
 
     Attributes:
-        symbol: in C.
-        file: the name of the file that holds them.
-        section: the C macro, or the quoted name, of the section they go to.
-        content: padded to whole 16 bytes.
+        symbol: C symbol.
+        file: Name of the file that contains the bytes.
+        section: C macro or quoted name of the section.
+        content: Bytes, padded to a multiple of 16.
     """
 
     symbol: str
@@ -27,29 +27,29 @@ class Blob:
 
     @property
     def bytes(self) -> int:
-        """How many."""
+        """Number of bytes."""
         return len(self.content)
 
     @property
     def sums(self) -> tuple[int, int]:
-        """What ``ethosu_sum`` of ethosu_model.h gives: the sum of the 32-bit words, and that of all the sums on the way."""
+        """Sum of the 32-bit words and sum of the running sums, as ``ethosu_sum`` in ethosu_model.h computes them."""
         words = np.frombuffer(self.content, "<u4").astype(np.uint64)
         running = np.cumsum(words, dtype=np.uint64) & 0xFFFFFFFF
         return int(running[-1]) if len(running) else 0, int(np.sum(running, dtype=np.uint64)) & 0xFFFFFFFF
 
     @property
     def rows(self) -> list[str]:
-        """As lines of a C array."""
+        """Lines of the C array."""
         return [" ".join(f"{byte}," for byte in self.content[start : start + _ROW]) for start in range(0, len(self.content), _ROW)]
 
 
 def blob(symbol: str, section: str, content: bytes) -> Blob:
-    """Bytes under a symbol, in the file of that name, padded to whole 16."""
+    """Pad bytes to a multiple of 16 and name their file after the symbol."""
     return Blob(symbol, f"{symbol}.bin", section, content + bytes(-len(content) % 16))
 
 
 def fnv1a(data: bytes) -> int:
-    """FNV-1a of 32 bits, as the firmware prints it."""
+    """Return the 32-bit FNV-1a hash, which the firmware prints for each output."""
     value = 0x811C9DC5
     for byte in data:
         value = (value ^ byte) * 0x01000193 & 0xFFFFFFFF

@@ -1,4 +1,4 @@
-"""The delegate for full ExecuTorch on a Cortex-M: its sources, for those who have a build of ExecuTorch."""
+"""Sources of the Ethos-U delegate for applications that build ExecuTorch for a Cortex-M."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ethorch.support.errors import EthorchError
 from ethorch.support.versions import versions
 
 _PACKAGE = Path(__file__).resolve().parent.parent.parent
-#: The files, relative to the package. C++17 and C11; no `new`, no exceptions, one static constructor.
+#: Files relative to the package, in C++17 and C11 without `new` and exceptions, with one static constructor.
 FILES = (
     "runtime/cpp/driver.h",
     "runtime/cpp/payload.h",
@@ -25,7 +25,7 @@ FILES = (
 
 
 def write_delegate(folder: str | os.PathLike[str]) -> tuple[Path, ...]:
-    """Write the delegate's sources and a CMakeLists.txt into a folder; returns the files.
+    """Write the delegate's sources and a CMakeLists.txt to a folder, and return the paths of the files.
 
     Raises:
         EthorchError: the folder cannot be written.

@@ -1,4 +1,4 @@
-"""Writes the C project of a program: ``ethorch.firmware``."""
+"""Generate the C project of a program: ``ethorch.firmware``."""
 
 from __future__ import annotations
 
@@ -47,17 +47,18 @@ DATA_FORMS = ("incbin", "arrays")
 
 @dataclass(frozen=True)
 class Firmware:
-    """A project that was written.
+    """A generated C project.
 
     Attributes:
-        folder: where it is.
-        files: its files, relative to the folder, in order.
-        target: the NPU that it is for.
-        board: the board that the self-test is for.
-        sizes: bytes by name: ``arena``, ``fast``, ``tensors``, ``weights``, ``commands``, ``constants``.
-        operators: names of the operators on the CPU that have C kernels in it.
-        methods: for each method, the sizes that are its own: ``arena``, ``tensors``, ``weights``, ``commands``, ``cycles`` of the
-            NPU (0 where unknown). Methods share what ``sizes`` says: the larger arena, weights that both read.
+        folder: Root folder of the project.
+        files: Paths of the generated files, relative to ``folder``, in order.
+        target: NPU that the program was compiled for.
+        board: Board whose memory layout and self-test the project uses.
+        sizes: Bytes by name: ``arena``, ``fast``, ``tensors``, ``weights``, ``commands``, ``constants``.
+        operators: Names of the CPU operators with a C kernel in the project.
+        methods: Sizes of each method: ``arena``, ``tensors``, ``weights``, ``commands``, and NPU ``cycles`` (0 if unknown).
+        ``sizes``
+            counts shared memory, such as the larger arena and common weights, only once.
     """
 
     folder: Path
@@ -69,7 +70,7 @@ class Firmware:
     methods: dict[str, dict[str, int]]
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return the attributes as JSON-compatible data."""
         return {**asdict(self), "folder": str(self.folder)}
 
     def __str__(self) -> str:
@@ -102,26 +103,24 @@ def firmware(
         program = ethorch.compile(model, x, "ethos-u55-128")
         ethorch.firmware(program, "project")           # then: python project/run.py
 
-    Of a program with several methods all are in it, each with functions of its own (``model_prefill_run``, ``model_decode_run``):
-    buffers that they share lie in one place, constants are stored once, their arenas overlap.
+    A program with several methods becomes one project in which each method has its own functions (``model_prefill_run``,
+    ``model_decode_run``). Shared buffers have one location, constants are stored once, and the arenas overlap.
 
     Args:
-        source: a Program, or the path or the contents of a .pte, of ethorch's or of ExecuTorch's Arm backend.
-        folder: the project's; made where it is not there. Files of an earlier project in it are replaced.
-        board: a board's name, the path of a board's TOML file, or a Board; None takes Corstone-300 or, for U85, Corstone-320.
-        name: stands before every symbol and file of the model, so that several can be linked together.
-        methods: the entry point, or several of them; None is all that the program has, whichever of them a Program stands for.
-        samples: of the self-test: one or several samples, each with all inputs; of several methods, a session of calls
-            ``(method, inputs)``. None takes the program's own calibration samples, random ones where there are none. A session is
-            made twice, with a reset between.
-        embed: ``incbin`` (a file of bytes, taken in by the assembler) or ``arrays`` (C arrays, for any compiler).
+        source: Program, or the path or the contents of a .pte compiled by ethorch or by ExecuTorch's Arm backend.
+        folder: Folder of the project. Created if it does not exist; files of an earlier project are replaced.
+        board: Name of a board, path of a board's TOML file, or Board. Default: Corstone-300, or Corstone-320 for the U85.
+        name: Prefix of every symbol and file of the model, so that several models can be linked together.
+        methods: One or several entry points. Default: all methods of the program.
+        samples: Self-test samples, each with all inputs. For several methods, a session of ``(method, inputs)`` calls. Default: the
+            program's calibration samples, or random samples. A session runs twice, with a reset in between.
+        embed: ``incbin`` (binary files included by the assembler) or ``arrays`` (C arrays, for any compiler).
 
     Raises:
-        EthorchError: an operator on the CPU has no kernel in C, methods cannot be in one project, or the program does what firmware
-            without ExecuTorch cannot; the message names it and the way out. Or a name is wrong, the model does not fit the board,
-            the folder cannot be written.
-        SpecError: no such board, or the board cannot have this NPU.
-        HostError: the samples are not the program's inputs.
+        EthorchError: a CPU operator has no C kernel, the methods cannot share a project, or the program uses a feature that needs
+            ExecuTorch. Also raised if a name is invalid, the model does not fit the board, or the folder cannot be written.
+        SpecError: the board does not exist or cannot have this NPU.
+        HostError: the samples do not match the program's inputs.
     """
     prefix(name)
     if embed not in DATA_FORMS:
@@ -133,12 +132,12 @@ def firmware(
 
 @dataclass(frozen=True)
 class SelectedSizes:
-    """The sizes by which firmware selects a method: those of all axes of all inputs, in order.
+    """The sizes of all input axes, in order, by which the firmware selects a method.
 
     Attributes:
-        methods: name of a method -> its sizes; the smallest first.
-        paddings: for each size 0, or the number of the padding it belongs to, from 1 on.
-        steps: for each size, its elements for each step of the padding.
+        methods: Name of a method -> its sizes, smallest first.
+        paddings: For each size, the number of its padding, starting at 1, or 0.
+        steps: For each size, the elements per step of the padding.
     """
 
     methods: dict[str, tuple[int, ...]]
@@ -147,7 +146,7 @@ class SelectedSizes:
 
 
 def find_selection(program: File, names: Sequence[str]) -> SelectedSizes | None:
-    """Return the rule that selects a method by input sizes, or None unless they are one model at several shapes."""
+    """Return the rule that selects a method by input sizes, or None unless the methods are one model at several shapes."""
     found = Selection.of(program)
     chosen = {} if found is None else {name: shapes for name, shapes in found.shapes.items() if name in names}
     if found is None or len(chosen) < 2:
@@ -160,7 +159,7 @@ def find_selection(program: File, names: Sequence[str]) -> SelectedSizes | None:
 
 
 class Project:
-    """A project in the making: everything that is known of it, and its files."""
+    """A project under construction: its properties and its files."""
 
     def __init__(self, opened: Opened, name: str, data: str, board: str | os.PathLike[str] | Board | None):
         self.opened, self.name, self.data = opened, name, data
@@ -192,7 +191,7 @@ class Project:
 
     @cached_property
     def layout(self) -> Layout:
-        """Where the board has room for what; EthorchError where it has none."""
+        """Memory of each part on the board; raises EthorchError if the board has no room."""
         return layout(self.board, self._parts())
 
     def _meanings(self, name: str) -> dict[str, tuple[float, int]]:
@@ -221,7 +220,7 @@ class Project:
 
     @property
     def by_method(self) -> dict[str, dict[str, int]]:
-        """The sizes that are each method's own."""
+        """Sizes of each method."""
         sizes = {one.symbol: (one.section, one.bytes) for one in self.source.blobs}
 
         def size(method: MethodSource, part: str) -> int:
@@ -256,7 +255,7 @@ class Project:
         return Firmware(folder, tuple(self.files), self.target, self.board.name, self.sizes, operators, self.by_method)
 
     def layer(self, processor: str) -> dict[str, bytes]:
-        """The model alone, as a layer of a CMSIS solution for that processor: files by path."""
+        """Return the files of the model as a layer of a CMSIS solution for a processor, by path."""
         self._model()
         paths = sorted(path for path in self.files if path.endswith((".c", ".S")))
         folders = ["model", *(["model/kernels"] if self.source.kernels else [])]
@@ -383,7 +382,7 @@ class Project:
         }
 
     def _around(self) -> None:
-        """What builds and describes the project."""
+        """Add the files that build and describe the project."""
         model_sources = sorted(path for path in self.files if path.startswith("model/") and path.endswith((".c", ".S")))
         firmware_sources = sorted(path for path in self.files if path.startswith("firmware/") and path.endswith((".c", ".S")))
         include = ["model", *(["model/kernels"] if self.source.kernels else []), "firmware"]
@@ -455,20 +454,19 @@ class Project:
             return self.board.name
         if self.board.path is None:
             raise EthorchError(
-                f"the board {self.board.name!r} was made in memory; the project has to keep its description: "
-                "give the path of its TOML file."
+                f"the board {self.board.name!r} has no file, but the project must include its description; "
+                "pass the path of its TOML file."
             )
         self._copy(self.board.path, "board.toml")
         return "board.toml"
 
 
 def _pad_to_cache_lines(size: int) -> int:
-    """Whole lines of a data cache."""
     return -(-size // 32) * 32
 
 
 def _stream_hash(payload: DelegatePayload) -> str:
-    """SHA-256 of the bare commands: what the virtual board knows a command stream by."""
+    """Return the SHA-256 of the bare commands, by which the virtual board identifies a command stream."""
     header = parse_header(payload.commands)
     return hashlib.sha256(payload.commands[header.start : header.stop]).hexdigest()
 

@@ -1,4 +1,4 @@
-"""C calls for the operators of a .pte that stay on the CPU: the statements, their constants, the source files they need."""
+"""C calls for the CPU operators of a .pte: their statements, constants and source files."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ethorch.formats.pte_types import Call, Method, Value
 from ethorch.support.errors import Reason
 from ethorch.support.wording import count_noun
 
-#: Where the C sources are.
+#: Folder of the C sources.
 SOURCE_FOLDER = Path(__file__).resolve().parent / "c" / "kernels"
-#: What every source includes, and the statements of a call need.
+#: Headers that every source includes and that the statements of a call need.
 HEADERS = ("kernels.h", "arithmetic.h")
-#: Sources whose functions call functions of others; a test compares it with what the compiler says.
+#: Source -> other sources whose functions it calls. A test compares this table with the compiler's output.
 NEEDS = {
     "copy.c": ("map.c",),
     "index.c": ("map.c",),
@@ -31,12 +31,12 @@ _WAY_OUT = "Quantize the module it is in, for the NPU to take it, or link ExecuT
 
 @dataclass(frozen=True)
 class KernelCall:
-    """One operator's call in C.
+    """The C call of one operator.
 
     Attributes:
-        lines: statements for the body of a function; none where nothing has to be done.
-        constants: declarations at file scope, which need ``kernels.h``.
-        sources: files of ``SOURCE_FOLDER`` that define what the statements call.
+        lines: Statements for the body of a function; empty for a no-op.
+        constants: Declarations at file scope, which need ``kernels.h``.
+        sources: Files of ``SOURCE_FOLDER`` that define the called functions.
     """
 
     lines: tuple[str, ...]
@@ -47,21 +47,21 @@ class KernelCall:
 def kernel_call(
     method: Method, call: Call, place: Callable[[int], str], label: str, fail: str = "return -1;"
 ) -> KernelCall | Reason:
-    """Write one operator's call.
+    """Write the C call of one operator.
 
     Args:
-        method: the method that the call is an instruction of; shapes are those of its values.
-        call: of an operator, not of a delegate.
-        place: C expression of the address of a value's bytes, given its index; of a constant too.
-        label: a C identifier that is unique in the file; names of constants start with it.
-        fail: the statement that is run where the operator refuses what it is given, as an index that is out of range.
+        method: Method that contains the call; its values define the shapes.
+        call: Call of an operator, not of a delegate.
+        place: Function from the index of a value, including constants, to the C expression of its address.
+        label: C identifier that is unique in the file; prefix of the names of constants.
+        fail: Statement to run if the operator rejects its input, such as an out-of-range index.
 
     Returns:
-        The call, or why there is none, with the operator's name.
+        The call, or the reason why the operator has no C call.
     """
     body = KERNELS.get(call.operator)
     if body is None:
-        return Reason("firmware.operator", f"{call.operator} has no kernel in C", _WAY_OUT)
+        return Reason("firmware.operator", f"{call.operator} has no C kernel", _WAY_OUT)
     writer = Writer(label, fail)
     try:
         body(writer, *_arguments(method, call, body, place))
@@ -73,12 +73,12 @@ def kernel_call(
 
 
 def list_kernels() -> tuple[str, ...]:
-    """Names of the operators that have a kernel in C."""
+    """Return the names of the operators with a C kernel."""
     return tuple(sorted(KERNELS))
 
 
 def _arguments(method: Method, call: Call, body: Callable[..., None], place: Callable[[int], str]) -> list[Any]:
-    """The arguments of a call as Python has them: a list of tensors that it returns comes once more behind them, and is cut off."""
+    """Return the Python values of the call's arguments, without the trailing output list that ExecuTorch appends."""
     computed = _find_computed_numbers(method)
 
     def argument(index: int) -> Any:
@@ -89,12 +89,14 @@ def _arguments(method: Method, call: Call, body: Callable[..., None], place: Cal
             if value.dynamism:
                 raise Refused(
                     "dynamic_shape",
-                    f"a tensor {value} of it has a size that is known only when it runs",
+                    f"tensor {value} has a size that is known only at run time",
                     "Export the model without dynamic shapes.",
                 )
             return View.of(value, place(index))
         if index in computed:
-            raise Refused("computed_number", "a number that it takes is computed when it runs", "Make it a constant in the model.")
+            raise Refused(
+                "computed_number", "an argument is a number that is computed at run time", "Make it a constant in the model."
+            )
         return _plain(value, argument)
 
     values = [argument(index) for index in call.args]
@@ -102,7 +104,7 @@ def _arguments(method: Method, call: Call, body: Callable[..., None], place: Cal
     if len(values) < count:
         raise Refused(
             "arguments",
-            f"it has {count_noun(len(values), 'argument')}, not {count}",
+            f"found {count_noun(len(values), 'argument')}, expected {count}",
             "Compile the model with this version of ethorch.",
         )
     return values[:count]
@@ -121,6 +123,6 @@ def _plain(value: Value, argument: Callable[[int], Any]) -> Any:
 
 
 def _find_computed_numbers(method: Method) -> frozenset[int]:
-    """Numbers that an instruction writes: the last argument of a call, where that is no tensor."""
+    """Return the non-tensor values that an instruction writes as its last argument."""
     last = (call.args[-1] for call in method.calls if call.delegate is None and call.args)
     return frozenset(index for index in last if method.values[index].kind in ("int", "bool", "double"))

@@ -1,4 +1,4 @@
-"""Which memory of a board each part of the firmware goes to: the linker script's facts."""
+"""Assign the parts of the firmware to the memories of a board, for the linker script."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from ethorch.targets.boards.description import Board, Memory
 from ethorch.targets.vela_ini import MemorySystem
 
 STACK_BYTES = 8192
-_SECURE = 0x1000_0000  # bit of an address that says the secure side, on Arm's Corstone subsystems
-_TEXT_BYTES = 0x8000  # what is kept free for code where something else shares its memory
+_SECURE = 0x1000_0000  # address bit of the secure alias on Arm's Corstone subsystems
+_TEXT_BYTES = 0x8000  # bytes reserved for code in a shared memory
 
 
 @dataclass(frozen=True)
 class Part:
-    """Something that wants memory.
+    """A part of the firmware that needs memory.
 
     Attributes:
-        name: of the input sections: ``.rodata.npu_weights``.
-        title: for people.
-        nbytes: how much.
-        order: kinds of memory that it may be in, best first: of a Memory, or ``tcm``.
-        port: of the NPU that has to reach it; empty where the CPU alone does.
-        loaded: True if its content is in the ELF.
+        name: Name of the input sections, e.g. ``.rodata.npu_weights``.
+        title: Description for messages.
+        nbytes: Size in bytes.
+        order: Allowed kinds of memory, best first: kinds of Memory, or ``tcm``.
+        port: NPU port that must reach the memory; empty if only the CPU does.
+        loaded: Whether the ELF contains its content.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Placed:
-    """A part, and the memory that it is in."""
+    """A part and its memory."""
 
     part: Part
     memory: Memory
@@ -45,13 +45,14 @@ class Placed:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where everything is.
+    """The memory of every part.
 
     Attributes:
-        board: the board.
-        secure: True if the firmware uses the secure side's addresses.
-        text: the memory of vectors and code; ``data``: of variables and stack.
-        placed: the model's parts.
+        board: Board.
+        secure: Whether the firmware uses secure addresses.
+        text: Memory of the vector table and the code.
+        data: Memory of variables and the stack.
+        placed: Parts of the model.
     """
 
     board: Board
@@ -61,22 +62,22 @@ class Layout:
     placed: tuple[Placed, ...]
 
     def address(self, base: int, aliases: Sequence[int]) -> int:
-        """The address on the side that the firmware is on, of something with these addresses."""
+        """Return the address in the firmware's security state."""
         return _on_side(self.secure, base, aliases)
 
     @property
     def memories(self) -> tuple[Memory, ...]:
-        """All memories that are used, in the order of their addresses."""
+        """Used memories in address order."""
         used = {m.name: m for m in (self.text, self.data, *(placed.memory for placed in self.placed))}
         return tuple(sorted(used.values(), key=lambda m: self.address(m.base, m.aliases)))
 
 
 def parts(sizes: Mapping[str, int], selftest_bytes: int, system: MemorySystem | None, in_dram: bool) -> tuple[Part, ...]:
-    """What a model needs of memory, each in the kind that its memory mode was planned for.
+    """Return the parts of a model, each with the kinds of memory that its memory mode was planned for.
 
     Args:
-        sizes: bytes of ``arena``, ``fast``, ``tensors``, ``weights``, ``commands``, ``constants``.
-        in_dram: are feature maps planned for DRAM? Said apart, as of some files the memory mode is unknown.
+        sizes: Bytes of ``arena``, ``fast``, ``tensors``, ``weights``, ``commands``, ``constants``.
+        in_dram: Whether feature maps are planned for DRAM. Separate from ``system``, which is unknown for some files.
     """
     in_sram = system is not None and system.constants_in_sram
     kept = ("sram", "dram") if in_sram else ("flash", "mram", "dram", "sram")
@@ -96,13 +97,13 @@ def parts(sizes: Mapping[str, int], selftest_bytes: int, system: MemorySystem | 
 
 
 def layout(board: Board, wanted: Sequence[Part]) -> Layout:
-    """Give each part the first memory that suits it and has room, the largest of a kind first.
+    """Assign each part to the first suitable memory with room, the largest memory of a kind first.
 
     Raises:
-        EthorchError: a part fits nowhere; the message has sizes and memories.
+        EthorchError: a part does not fit; the message lists sizes and memories.
     """
     text = board.memory_at(board.cpu.vector_table)
-    assert text is not None  # the description was checked
+    assert text is not None  # guaranteed by the checks of the description
     secure = _is_secure(board, text)
     usable = [m for m in board.memories if _reachable(m, secure) or not m.npu_ports]
     left = {m.name: m.size_bytes for m in usable} | {text.name: max(text.size_bytes - _TEXT_BYTES, 0)}
@@ -118,8 +119,8 @@ def layout(board: Board, wanted: Sequence[Part]) -> Layout:
         if found is None:
             have = ", ".join(f"{left[m.name]} bytes in {m}" for m in suits) or f"no {' or '.join(part.order)} that the NPU reaches"
             raise EthorchError(
-                f"{part.title}: {part.nbytes} bytes fit into no memory of {board.name}: {have}. Compile for another memory mode or "
-                "with a smaller arena, or give a board with more."
+                f"{part.title}: {part.nbytes} bytes do not fit into a memory of {board.name}: {have}. Use another memory mode, "
+                "a smaller arena, or a board with more memory."
             )
         left[found.name] -= nbytes
         placed.append(Placed(part, found))
@@ -127,7 +128,7 @@ def layout(board: Board, wanted: Sequence[Part]) -> Layout:
 
 
 def _is_secure(board: Board, text: Memory) -> bool:
-    """Return True if the core starts on the secure side. If memories have both sides, the vector table's address decides."""
+    """Return True if the core starts in the secure state. If memories have both aliases, the vector table's address decides."""
     return any(a & _SECURE != text.base & _SECURE for a in text.aliases) and bool(board.cpu.vector_table & _SECURE)
 
 

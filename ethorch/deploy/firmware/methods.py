@@ -1,8 +1,7 @@
-"""The methods of a program in one firmware: what they share lies in one place, all else in the same memory one after the other.
+"""Combine the methods of a program in one firmware.
 
-The arena is that of the largest method. What methods share, as caches, lies behind it, if the NPU reads it there, else the CPU's
-buffer begins with it. In this buffer follow what a method alone keeps from call to call and, from one place on, the tensors of each
-call, which the next call overwrites.
+The arena has the size of the largest method. Shared state, such as caches, follows the arena if the NPU can read it there.
+Otherwise it is stored at the start of the CPU's buffer, followed by each method's own state and the temporary tensors of a call.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ class Whole:
     """Methods that run in the same buffers.
 
     Attributes:
-        plans: by the method's name.
-        arena_bytes, tensors_bytes, codes_tensors_bytes: as of a Plan, of all together.
-        state_bytes: what is kept from call to call apart from the tensors of a call; 0 of one method alone.
-        constants: contents of constant tensors one after the other, each 16-aligned; each of them once.
-        initial: what mutable tensors begin with, each place once.
+        plans: Plans by method name.
+        arena_bytes, tensors_bytes, codes_tensors_bytes: Sizes for all methods. See :class:`Plan`.
+        state_bytes: Bytes of state outside the temporary tensors; 0 for a single method.
+        constants: Distinct contents of constant tensors, concatenated and aligned to 16 bytes.
+        initial: Initial values of mutable tensors, once for each location.
     """
 
     plans: Mapping[str, Plan]
@@ -49,12 +48,12 @@ class Whole:
 
     @property
     def has_codes(self) -> bool:
-        """As of a Plan."""
+        """True if a float input or output can be passed as integer values."""
         return any(one.has_codes for one in self.plans.values())
 
     @property
     def keeps_state(self) -> bool:
-        """True if a run depends on the runs before it."""
+        """True if a run depends on earlier runs."""
         return any(one.keeps_state for one in self.plans.values())
 
     @property
@@ -67,10 +66,10 @@ def whole(program: Program, names: Sequence[str]) -> Whole:
     """Plan methods of a program together.
 
     Args:
-        names: of methods that the program has.
+        names: Names of the program's methods.
 
     Raises:
-        EthorchError: as of ``plan``; or names are none of C's, or two buffers begin with different contents in one place.
+        EthorchError: a method cannot be planned, a name is not a C identifier, or two initial values have one location.
         PayloadError, ProgramError: a delegate is malformed.
     """
     constants = Constants(program)
@@ -91,7 +90,7 @@ def whole(program: Program, names: Sequence[str]) -> Whole:
     state_bytes = shared_bytes - end
     alone = {name: _has_unshared_state(plan(program, program.methods[name])) for name in names}
     plans: dict[str, Plan] = {}
-    for name in sorted(names, key=lambda name: not alone[name]):  # first those that overwrite no other method's tensors
+    for name in sorted(names, key=lambda name: not alone[name]):  # methods that do not overwrite other methods' tensors come first
         bases = Bases(end, tuple(shared), reads[names.index(name)])
         plans[name] = plan(program, program.methods[name], constants, bases)
         end = plans[name].end if alone[name] else end
@@ -107,14 +106,14 @@ def whole(program: Program, names: Sequence[str]) -> Whole:
 
 
 def _reads_of_all(methods: Sequence[Method]) -> list[Mapping[int, Reads]]:
-    """What each method's delegates can read in place; nothing where a method has buffers that nothing would clear."""
+    """Return the tensors that each method's delegates read in place; empty if a method has buffers that a reset would not clear."""
     if not all(map(all_have_contents, methods)):
         return [{} for _ in methods]
     return [reads_in_place(method, read_payloads(method)) for method in methods]
 
 
 def _scratch_end(method: Method, reads: Mapping[int, Reads]) -> int:
-    """Bytes of the scratch region that a method needs when its delegates read in place what they can."""
+    """Return the bytes of the scratch region if delegates read tensors in place."""
     ends = [
         reads[number].scratch_end(reads[number].numbers, reads[number].outputs) if number in reads else payload.scratch_bytes
         for number, payload in read_payloads(method).items()
@@ -123,7 +122,7 @@ def _scratch_end(method: Method, reads: Mapping[int, Reads]) -> int:
 
 
 def _has_unshared_state(one: Plan) -> bool:
-    """Return True if a method has state in memory 1, which methods of a program do not share."""
+    """Return True if a method has state in memory 1, which methods do not share."""
     places = (one.method.values[index].place for index in one.states)
     return any(place is not None and place[0] < SHARED_MEMORY for place in places)
 
@@ -137,16 +136,15 @@ def _initial(plans: Mapping[str, Plan]) -> tuple[tuple[Place, bytes], ...]:
                 raise make_error(
                     Reason(
                         "firmware.initial_contents",
-                        f"methods {other!r} and {name!r} share a buffer of {len(content)} bytes that begins with other contents in "
-                        "one than in the other",
-                        "Compile them together (ethorch.compile of a dict), or give --method for a project of one of them.",
+                        f"methods {other!r} and {name!r} share a buffer of {len(content)} bytes with different initial values",
+                        "Compile them together (ethorch.compile of a dict), or select one of them with --method.",
                     )
                 )
     return tuple((place, content) for place, (_, content) in found.items())
 
 
 def _check_names(names: Sequence[str]) -> None:
-    """Methods' names stand before symbols, and in capitals before macros."""
+    """Check that the names of methods can be part of C symbols and, in upper case, of macros."""
     for name in names:
         others = [other for other in names if other != name and other.upper() == name.upper()]
         if others or not _IDENTIFIER.fullmatch(name):
@@ -154,13 +152,13 @@ def _check_names(names: Sequence[str]) -> None:
             raise make_error(
                 Reason(
                     "firmware.method_name",
-                    f"the name of method {name!r} stands before symbols and, in capitals, before macros of a project of several "
+                    f"the name of method {name!r} is a prefix of symbols and, in upper case, of macros in a project of several "
                     f"methods, and {what}",
-                    "Compile with another name, or give --method for a project of one method, where the name stands nowhere.",
+                    "Compile with another name, or select one method with --method, whose name is not used as a prefix.",
                 )
             )
 
 
 def make_error(reason: Reason) -> EthorchError:
-    """What is raised where a project cannot be had."""
+    """Return the error for a project that cannot be generated."""
     return EthorchError(f"{reason.text} [{reason.id}]. {reason.way_out}")

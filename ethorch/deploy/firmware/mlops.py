@@ -1,6 +1,6 @@
-"""Arm's delivery path: what ``cbuild setup`` says of the target in a ``*.cbuild-mlops.yml``, and the AI layer that csolution takes.
+"""Arm's delivery path: read ``*.cbuild-mlops.yml`` from ``cbuild setup`` and write the AI layer for csolution.
 
-The file is a part of CMSIS-Toolbox 2.14 and newer (MLOps Management of its manual). Its paths are relative to its own folder.
+CMSIS-Toolbox 2.14 and newer define the file (MLOps Management in its manual). Its paths are relative to its own folder.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ MOST_FILE_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Mlops:
-    """What a ``*.cbuild-mlops.yml`` says.
+    """The contents of a ``*.cbuild-mlops.yml``.
 
     Attributes:
-        name: of the model, as C takes it for a prefix; ``model`` where the file has none.
-        target: NPU by name.
-        system_config, memory_mode: sections of the ini; None where the file has none.
-        config_ini: the ini's path; None for Vela's own.
-        vela_flags: further options of Vela's.
-        clayer: where the AI layer is expected; None where the file does not say.
-        processor: the core, e.g. ``Cortex-M55``.
+        name: C prefix of the model; ``model`` if the file has no name.
+        target: Name of the NPU.
+        system_config, memory_mode: Sections of the ini, or None.
+        config_ini: Path of the ini, or None for Vela's own.
+        vela_flags: Other options of Vela.
+        clayer: Expected path of the AI layer, or None.
+        processor: Core, e.g. ``Cortex-M55``.
     """
 
     name: str
@@ -55,8 +55,8 @@ def read_mlops(path: str | os.PathLike[str]) -> Mlops:
     """Read a ``*.cbuild-mlops.yml``.
 
     Raises:
-        EthorchError: the file cannot be read, or is no such file.
-        SpecError: the NPU is missing, or is none that ethorch knows.
+        EthorchError: the file cannot be read or has another format.
+        SpecError: the NPU is missing or unknown.
     """
     place = Path(path)
     try:
@@ -66,10 +66,10 @@ def read_mlops(path: str | os.PathLike[str]) -> Mlops:
     except OSError as error:
         raise EthorchError(f"cannot read {place}: {error.strerror}.") from None
     except (yaml.YAMLError, RecursionError) as error:
-        raise EthorchError(f"{place} is no YAML: {' '.join(str(error).split())[:200]}.") from None
+        raise EthorchError(f"{place} is not valid YAML: {' '.join(str(error).split())[:200]}.") from None
     root = parsed.get(_ROOT) if isinstance(parsed, dict) else None
     if not isinstance(root, dict):
-        raise EthorchError(f"{place} has no node {_ROOT!r}: give the file that `cbuild setup` writes, NAME.cbuild-mlops.yml.")
+        raise EthorchError(f"{place} has no node {_ROOT!r}. Pass the NAME.cbuild-mlops.yml written by `cbuild setup`.")
     npu, vela, model, processor = (_node(root, key, place) for key in ("npu", "vela", "model", "processor"))
     found, flags = _options(str(vela.get("options") or ""), place)
     flags = (*flags, *shlex.split(str(vela.get("misc") or "")))
@@ -89,19 +89,19 @@ def read_mlops(path: str | os.PathLike[str]) -> Mlops:
 
 
 def make_default(target: str) -> Mlops:
-    """For an AI layer without such a file: the model is called ``model``."""
+    """Return the description of an AI layer without such a file; the model is named ``model``."""
     return Mlops("model", target, None, None, None, (), None, "")
 
 
 def _node(root: dict[str, Any], key: str, place: Path) -> dict[str, Any]:
     found = root.get(key) or {}
     if not isinstance(found, dict):
-        raise EthorchError(f"{place}: {key} is {found!r}; it has to be a node with keys.")
+        raise EthorchError(f"{place}: {key} is {found!r}; expected a node with keys.")
     return found
 
 
 def _options(text: str, place: Path) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Vela's options: those that are settings of ours by name, and the others."""
+    """Split Vela's options into settings by name and other options."""
     found: dict[str, str] = {}
     others: list[str] = []
     try:
@@ -115,7 +115,7 @@ def _options(text: str, place: Path) -> tuple[dict[str, str], tuple[str, ...]]:
             continue
         value = value if equals else next(words, "")
         if not value:
-            raise EthorchError(f"{place}: vela.options ends with {flag}, which takes a value.")
+            raise EthorchError(f"{place}: vela.options ends with {flag}, which requires a value.")
         found[_VALUED[flag]] = value
     return found, tuple(others)
 
@@ -127,7 +127,7 @@ def _target(npu: dict[str, Any], accelerator: str | None, place: Path) -> str:
     if accelerator is not None:
         return lookup(accelerator.lower()).name
     raise SpecError(
-        f"{place} does not say which NPU it is: found npu.type {kind!r} and npu.macs {macs!r}. Add `macs:` under `npu:` of the "
+        f"{place} does not identify the NPU: found npu.type {kind!r} and npu.macs {macs!r}. Add `macs:` under `npu:` of the "
         "csolution's mlops node, and run `cbuild setup` again."
     )
 
@@ -136,13 +136,13 @@ def write_ai_layer(program: Any, folder: str | os.PathLike[str], mlops: Mlops) -
     """Write the AI layer: ``ai_layer.clayer.yml``, the model's sources, ``model_params.h``, ``REPORT.md``.
 
     Args:
-        program: an ``ethorch.Program``.
+        program: An ``ethorch.Program``.
 
     Returns:
-        the files, relative to the folder.
+        Paths of the files, relative to the folder.
 
     Raises:
-        EthorchError: as of ``ethorch.firmware``.
+        EthorchError: the program has no firmware. See :func:`ethorch.firmware`.
     """
     record = getattr(program, "_record", None)
     project = Project(open_source(program, "forward" if record is None else record.method, None), mlops.name, "incbin", None)
@@ -156,7 +156,7 @@ def write_ai_layer(program: Any, folder: str | os.PathLike[str], mlops: Mlops) -
 
 
 def convert_to_settings(mlops: Mlops, given: Sequence[str] = ()) -> dict[str, Any]:
-    """What the file says as keywords of ``Settings.with_``, without those in ``given``: what the command line says comes first."""
+    """Return keywords for ``Settings.with_``, except those that the command line sets."""
     known = {
         "target": mlops.target,
         "system_config": mlops.system_config,

@@ -1,4 +1,4 @@
-"""What a project is made from: the methods, what is known of each, and the calls of the self-test."""
+"""The source of a project: its methods and the calls of the self-test."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from ethorch.models import arrays
 from ethorch.support.errors import EthorchError
 
 if TYPE_CHECKING:
-    from ethorch.models.load import UserModel  # 1 second of torch, for a type
+    from ethorch.models.load import UserModel  # importing torch for a type takes 1 second
 
-STATEFUL_RUNS = 3  # of each method in the self-test of one that keeps state: the first, one after it, and one more
+STATEFUL_RUNS = 3  # calls per method in the self-test of a stateful model
 
 
 @dataclass(frozen=True)
 class OpenedMethod:
-    """A method, and what is known of it.
+    """A method with its compile-time information.
 
     Attributes:
-        cycles: by delegate, where they are known.
-        explain: what is known of an operator on the CPU by its name: a place in the user's code, or nothing.
+        cycles: NPU cycles by delegate, if known.
+        explain: Function from the name of a CPU operator to its location in the user's code, or an empty string.
     """
 
     subject: Subject
@@ -38,11 +38,11 @@ class OpenedMethod:
 
 @dataclass(frozen=True)
 class Opened:
-    """What a project is made from.
+    """The source of a project.
 
     Attributes:
-        calls: of the self-test, in order.
-        given: True if the user gave them. If not, a method without state needs only the first.
+        calls: Calls of the self-test, in order.
+        given: Whether the user passed the calls. Otherwise a stateless method needs only the first one.
     """
 
     pte: bytes
@@ -52,7 +52,7 @@ class Opened:
 
 
 class Compiled(Protocol):
-    """What this package reads of ``ethorch.program``'s ``Record``, which it may not import."""
+    """The attributes of ``ethorch.program``'s ``Record`` that this package reads; it must not import the class."""
 
     pte: bytes
     build: Build | None
@@ -68,12 +68,13 @@ class Compiled(Protocol):
 
 
 def open_source(source: Any, method: str | Sequence[str] | None, inputs: Sequence[Any] | None) -> Opened:
-    """Open a Program, a build, or a .pte by path or contents.
+    """Open a Program, a build, or the path or contents of a .pte.
 
     Args:
-        method, inputs: as of ``ethorch.firmware``.
+        method: Methods. See :func:`ethorch.firmware`.
+        inputs: Samples. See :func:`ethorch.firmware`.
     """
-    record: Compiled | None = getattr(source, "_record", None)  # of an ethorch.Program, whose package is above this one
+    record: Compiled | None = getattr(source, "_record", None)  # an ethorch.Program, which this package must not import
     if isinstance(source, (str, os.PathLike)):
         data = pte.contents(source)
     else:
@@ -83,14 +84,13 @@ def open_source(source: Any, method: str | Sequence[str] | None, inputs: Sequenc
     entries = [name for name, found in parsed.methods.items() if not pte.is_figure(found)]
     names = [pte.entry_point(parsed, name) for name in dict.fromkeys(entries if wanted is None else wanted)]
     if not names:
-        raise EthorchError("a project is of at least one method; methods names none.")
+        raise EthorchError("methods is empty; expected at least one method.")
     build = source if isinstance(source, Build) else None
     methods = {name: _method(build, data, name) if record is None else _open_method(record[name], name) for name in names}
     return Opened(data, methods, tuple(_calls(record, methods, inputs)), inputs is not None)
 
 
 def _open_method(record: Compiled, name: str) -> OpenedMethod:
-    """A method of a program, with the cycles of its delegates."""
     found = _method(record.build, record.pte, name)
     for layer in record.layers:
         if layer.delegate is not None and layer.cycles is not None:
@@ -111,7 +111,7 @@ def _method(build: Build | None, data: bytes, name: str) -> OpenedMethod:
 
 
 def _calls(record: Compiled | None, methods: dict[str, OpenedMethod], inputs: Sequence[Any] | None) -> list[Call]:
-    """The self-test's: one sample after the other of a sole method, a session of several, and after a reset the same again."""
+    """Return the samples of a single method, or a session of several methods; after a reset the same calls follow again."""
     if len(methods) == 1:
         (name,) = methods
         return [Call(name, tuple(sample)) for sample in _samples(record, methods[name].subject, name, inputs)]
@@ -131,7 +131,7 @@ def _calls(record: Compiled | None, methods: dict[str, OpenedMethod], inputs: Se
 
 
 def _read_session(record: Compiled | None, methods: dict[str, OpenedMethod]) -> list[tuple[str, Sequence[Any]]]:
-    """The first calibration session, at most ``STATEFUL_RUNS`` calls of each method."""
+    """Return the first calibration session, with at most ``STATEFUL_RUNS`` calls of each method."""
     seen = Counter[str]()
     kept: list[tuple[str, Sequence[Any]]] = []
     if record is None or not record.sessions:
@@ -153,11 +153,11 @@ def _samples(record: Compiled | None, found: Subject, name: str, inputs: Sequenc
 
 
 def _check_session(inputs: Sequence[Any], methods: dict[str, OpenedMethod]) -> list[tuple[str, Sequence[Any]]]:
-    """A session as the user gives it."""
+    """Check the user's session and return it."""
     for number, call in enumerate(inputs):
         if not (isinstance(call, (tuple, list)) and len(call) == 2 and isinstance(call[0], str) and call[0] in methods):
             raise EthorchError(
-                f"the self-test of several methods makes calls of (method, inputs), the method one of {', '.join(methods)}; call "
-                f"{number} is not that. Give such calls, or the name of one method beside its inputs."
+                f"the self-test of several methods needs calls (method, inputs) with one of the methods {', '.join(methods)}; call "
+                f"{number} is different. Pass such calls, or select one method."
             )
     return [(call[0], call[1]) for call in inputs]

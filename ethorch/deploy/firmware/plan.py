@@ -1,12 +1,12 @@
-"""What the firmware does, step by step, and where each tensor lies: the .pte's own plan, read for a C program.
+"""Plan the steps of the firmware and the location of each tensor, from the memory plan of the .pte.
 
-The CPU's tensors keep the places that ExecuTorch planned, in one buffer. Five things are better than in the plan:
+The CPU's tensors keep ExecuTorch's offsets, in one buffer. Five optimizations change the plan:
 
-- buffers that are kept from run to run lie behind the NPU's memory, and it reads and writes them there: they are not copied;
-- codes that go straight into the first delegate, or come straight out of the last, lie in the NPU's memory: they are not copied;
-- state that a sole delegate takes and gives lies there between runs, and is copied once, not twice;
-- quantizing what comes in is done first and dequantizing what goes out last, so that firmware that has codes leaves both out;
-- inputs and outputs that the plan leaves to the application get a place behind it.
+- State that the NPU can access in place follows the arena, and is not copied.
+- Integer inputs of the first delegate and outputs of the last delegate are stored in the arena, and are not copied.
+- State of a single delegate stays in the arena between runs, and is copied once instead of twice.
+- Inputs are quantized first and outputs dequantized last, so that an integer interface can skip both steps.
+- Inputs and outputs that the plan leaves to the application are placed after it.
 
 ``methods.whole`` plans several methods of a program into the same buffers.
 """
@@ -41,31 +41,30 @@ from ethorch.npu.in_place import IN_PLACE_ALIGNMENT
 from ethorch.support.errors import EthorchError
 
 VIEW = "executorch_prim::et_view.default"
-_KEPT = "kept"  # of what is kept from run to run, until it is known where the arena ends
+_KEPT = "kept"  # provisional buffer of state until the arena's size is known
 _QUANTIZE = "quantized_decomposed::quantize_per_tensor.out"
 _DEQUANTIZE = "quantized_decomposed::dequantize_per_tensor.out"
 
 
 def plan(program: Program, method: Method, constants: Constants | None = None, bases: Bases | None = None) -> Plan:
-    """Read a method.
+    """Plan a method.
 
     Args:
-        constants: collects the contents of constant tensors.
-        bases: of a method that shares the buffers with others; nothing is kept in the arena then, as they overwrite it.
+        constants: Collection that receives the contents of constant tensors.
+        bases: Addresses for a method that shares its buffers with others. Its arena then holds no state between calls.
 
     Raises:
-        EthorchError: the method has what firmware cannot do: control flow, inputs that are no tensors, shapes that change,
-            delegates of other backends.
+        EthorchError: firmware does not support the method. See :func:`check_method`.
         PayloadError, ProgramError: a delegate is malformed.
     """
     return _Planner(program, method, constants or Constants(program), bases).plan()
 
 
 def read_payloads(method: Method) -> dict[int, DelegatePayload]:
-    """The payloads of a method's Ethos-U delegates, by number.
+    """Return the payloads of a method's Ethos-U delegates, by number.
 
     Raises:
-        PayloadError: one is malformed.
+        PayloadError: a payload is malformed.
     """
     return {n: delegate.payload for n, delegate in enumerate(method.delegates) if delegate.id == BACKEND_ID}
 
@@ -76,8 +75,8 @@ class _Planner:
         self.constants, self.bases = constants, bases
         self.payloads = read_payloads(method)
         self.places: dict[int, Place] = {}
-        self.in_place: set[tuple[int | None, int]] = set()  # delegates with numbers of inputs that are read where they lie
-        self.written: set[tuple[int | None, int]] = set()  # the same of outputs
+        self.in_place: set[tuple[int | None, int]] = set()  # (delegate, input number) pairs that are read in place
+        self.written: set[tuple[int | None, int]] = set()  # (delegate, output number) pairs that are written in place
         self.reaches: dict[int, int] = {}
         self.reads: Mapping[int, Reads] = {} if bases is None else bases.reads
 
@@ -125,7 +124,7 @@ class _Planner:
     # places ------------------------------------------------------------------------------------------------------------
 
     def _place_all(self) -> int:
-        """Places by the plan; of constants; of what the plan leaves out. Returns the end of the method's own."""
+        """Place planned tensors, constants and unplanned tensors, and return the end of the method's own memory."""
         memories = [align(size) for size in self.method.memories[1:]]
         if self.bases is not None:
             starts = [Place(TENSORS, self.bases.own), *self.bases.shared]
@@ -144,7 +143,7 @@ class _Planner:
                 self.places[index] = Place(start.buffer, start.offset + value.place[1])
             elif value.extra and value.extra.external:
                 raise EthorchError(
-                    f"the program keeps {value.extra.name!r} in another file (.ptd). Compile it with its constants "
+                    f"the program stores {value.extra.name!r} in another file (.ptd). Compile it with its constants "
                     f"inside. {WAY_OUT}"
                 )
             elif value.data:
@@ -161,14 +160,14 @@ class _Planner:
         return end
 
     def _shared_values(self) -> list[int]:
-        """Tensors in memories that other methods of the program have too."""
+        """Return the tensors in memories that the program's methods share."""
         return [i for i, value in enumerate(self.values) if is_kept(value)]
 
     def _is_view(self, index: int) -> bool:
         return any(call.operator == VIEW and call.args[-1] == index for call in self.method.calls)
 
     def _extent(self, calls: Sequence[Call | Move]) -> int:
-        """Bytes of the CPU's buffer that these calls, and what is kept between runs, reach."""
+        """Return the bytes of the CPU's buffer that these calls and the state use."""
         touched = {index for call in calls for index in (*self._reads(call), *self._writes(call))}
         touched |= {index for index, value in enumerate(self.values) if value.kind == "tensor" and value.planned and value.data}
         ends = [p.offset + self.values[i].nbytes for i in touched if (p := self.places[i]).buffer == TENSORS]
@@ -185,7 +184,10 @@ class _Planner:
         return found
 
     def _writes(self, call: Call | Move) -> list[int]:
-        """What a call may write: a delegate its outputs, an operator any tensor that is listed at its end or again."""
+        """Return the tensors that a call may write.
+
+        A delegate writes its outputs. An operator may write a tensor that is its last argument or occurs twice.
+        """
         if isinstance(call, Move):
             return self._tensors([call.target])
         if call.delegate is not None:
@@ -218,7 +220,7 @@ class _Planner:
     def _split(
         self, calls: list[tuple[int, Call | Move]]
     ) -> tuple[list[tuple[int, Call]], list[tuple[int, Call | Move]], list[tuple[int, Call]]]:
-        """The calls that quantize inputs, all others, and those that dequantize outputs, as far as the order allows it."""
+        """Split the calls into input quantization, the body, and output dequantization, as far as their order permits."""
         first: list[tuple[int, Call]] = []
         body: list[tuple[int, Call | Move]] = []
         for number, call in calls:
@@ -236,7 +238,7 @@ class _Planner:
                 assert isinstance(call, Call)
                 last.insert(0, (number, call))
                 body.remove(entry)
-        # An input that something else reads too as floats, and one that is quantized to two kinds of codes, stay floats.
+        # An input with other float uses, or with two kinds of quantization parameters, stays float.
         for _, call in first[:]:
             index = call.args[0]
             others = [n for n, c in (*body, *last) if index in self._reads(c)]
@@ -285,10 +287,10 @@ class _Planner:
                 self.places[index] = Place(ARENA, payload.outputs[at[0]].offset)
 
     def _keep_in_arena(self, states: Sequence[int], body: Sequence[tuple[int, Call | Move]]) -> tuple[int, ...]:
-        """Let states that the only delegate takes and gives lie where it takes them: one copy is left of each. Returns which.
+        """Keep states of the only delegate at its input in the arena, which saves one copy each. Return these states.
 
-        Vela's plan has other tensors there once a state is read. So the new value, which is where the delegate gives it, is copied
-        back when the run is over, and no other result may lie there.
+        Vela reuses the input's memory after the state is read. The new value is therefore copied back from the delegate's output
+        after the run, and no other output may use the input's memory.
         """
         runs = [call for _, call in body if isinstance(call, Call) and call.delegate is not None]
         if len(runs) != 1:
@@ -311,9 +313,9 @@ class _Planner:
         return tuple(kept)
 
     def _behind_the_arena(self) -> int:
-        """Put what is kept behind the arena, and let delegates read it there. Returns the arena's bytes."""
+        """Place state after the arena, let delegates access it there, and return the arena's size in bytes."""
         calls = {call.delegate: call for call in self.method.calls if call.delegate is not None}
-        inputs: dict[int, dict[int, int]] = {}  # delegate -> number of an input that lies behind the arena -> its value
+        inputs: dict[int, dict[int, int]] = {}  # delegate -> number of an input after the arena -> its value
         outputs: dict[int, dict[int, int]] = {}
         for number, reads in self.reads.items():
             count, args = len(reads.payload.inputs), calls[number].args
@@ -328,7 +330,7 @@ class _Planner:
         spans = sorted((offset, offset + self.values[i].nbytes, i) for i, offset in kept)
         first = last = 0
         for start, stop, index in spans:
-            if start >= last:  # it shares no byte with the one before it
+            if start >= last:  # no overlap with the previous range
                 end, first = align(end + last - first), start - start % IN_PLACE_ALIGNMENT
             self.places[index] = Place(ARENA, end + start - first)
             last = max(last, stop)
@@ -346,16 +348,16 @@ class _Planner:
         return total
 
     def _lies_apart(self, index: int) -> bool:
-        """Return True if a tensor is stored after the arena, or will be."""
+        """Return True if a tensor is or will be stored after the arena."""
         behind = self.bases is not None and any(place.buffer == ARENA for place in self.bases.shared)
         return self.places[index].buffer == _KEPT or (behind and is_kept(self.values[index]))
 
     def _shared(self, index: int) -> bool:
-        """Return True if a value is a view of another or has a view. Its address in the plan must not change then."""
+        """Return True if a value shares memory with a view, so that its address must not change."""
         return any(c.operator == VIEW and index in (c.args[0], c.args[-1]) for c in self.method.calls)
 
     def _states(self, calls: Sequence[Call | Move]) -> list[int]:
-        """Tensors that something reads before anything has written them: they are kept from run to run."""
+        """Return the tensors that are read before they are written, i.e. the state."""
         written = set(self.method.inputs)
         found: list[int] = []
         for call in calls:
@@ -399,5 +401,5 @@ class _Planner:
 
 
 def _meet(one: IoTensor, other: IoTensor) -> bool:
-    """Return True if two tensors of the arena share bytes."""
+    """Return True if two tensors overlap in the arena."""
     return one.offset < other.offset + other.nbytes and other.offset < one.offset + one.nbytes

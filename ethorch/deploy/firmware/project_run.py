@@ -1,10 +1,10 @@
-"""Builds the firmware in this folder and runs it on a virtual board, or on Arm's FVP.
+"""Build the firmware in this folder and run it on a virtual board or on Arm's FVP.
 
-    python run.py                               build, run on the virtual board, compare every output with the desk's
+    python run.py                               build, run on the virtual board, compare every output with the reference
     python run.py --platform qemu               an emulated Cortex-M55; needs qemu-system-arm
     python run.py --compiler gcc --cpu cortex-m55 --polled
 
-`ethorch firmware` copies this file into each project as run.py; it needs Python, and ethorch[firmware] to run something.
+`ethorch firmware` copies this file to each project as run.py. It needs Python, and ethorch[firmware] to run the firmware.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FLAGS = (
     "-std=c11", "-Os", "-g", "-ffreestanding", "-ffunction-sections", "-fdata-sections", "-fno-unwind-tables",
     "-fno-asynchronous-unwind-tables", "-ffp-contract=off", "-fno-strict-aliasing", "-Wall", "-Wextra",
 )  # fmt: skip
-#: The core that a program is compiled for -> what each compiler calls it. Programs for the first run everywhere.
+#: Core -> its name for zig, GCC and the target triple of clang. Programs for the first core run on all cores.
 _CORES = {
     "cortex-m33": ("cortex_m33+fp_armv8d16sp", "cortex-m33", "thumbv8m.main-none-eabihf"),
     "cortex-m55": ("cortex_m55+mve", "cortex-m55", "thumbv8.1m.main-none-eabihf"),
@@ -36,24 +36,24 @@ _CORES = {
 
 
 class Failed(Exception):
-    """It could not be built or run; the message says why, and what to do."""
+    """A build or a run failed; the message states the reason and the remedy."""
 
 
 def flags() -> tuple[str, ...]:
-    """The compiler's flags that every source is compiled with."""
+    """Return the compiler flags of every source."""
     return _FLAGS
 
 
 @dataclass(frozen=True)
 class Options:
-    """How to build.
+    """Build options.
 
     Attributes:
-        compiler: one of COMPILERS.
-        cpu: core to compile for: ``cortex-m33`` (runs on all of them), ``cortex-m55`` or ``cortex-m85``.
-        interrupt: by the NPU's interrupt, or polled.
-        caches: with the core's caches on.
-        defines: further macros.
+        compiler: One of COMPILERS.
+        cpu: Core to compile for: ``cortex-m33`` (runs on all cores), ``cortex-m55`` or ``cortex-m85``.
+        interrupt: Whether the firmware waits for the NPU's interrupt instead of polling.
+        caches: Whether the core's caches are enabled.
+        defines: Additional macros.
     """
 
     compiler: str = "zig"
@@ -64,10 +64,10 @@ class Options:
 
 
 def command(options: Options) -> list[str]:
-    """The compiler's command up to the flags for the machine.
+    """Return the compiler's command up to the machine flags.
 
     Raises:
-        Failed: it is not there.
+        Failed: the compiler is not installed.
     """
     if options.cpu not in _CORES:
         raise Failed(f"unknown core {options.cpu!r}. Known: {', '.join(_CORES)}.")
@@ -75,7 +75,7 @@ def command(options: Options) -> list[str]:
     if options.compiler == "zig":
         found = subprocess.run([sys.executable, "-c", "import ziglang"], capture_output=True)
         if found.returncode:
-            raise Failed('the Python package ziglang is not installed: pip install "ethorch[firmware]", or take --compiler gcc.')
+            raise Failed('the Python package ziglang is not installed: pip install "ethorch[firmware]", or use --compiler gcc.')
         return [
             sys.executable, "-m", "ziglang", "cc", "-target", "thumb-freestanding-eabihf", f"-mcpu={zig}",
             "-Ifirmware/freestanding",
@@ -83,7 +83,7 @@ def command(options: Options) -> list[str]:
     name = {"gcc": "arm-none-eabi-gcc"}.get(options.compiler, options.compiler)
     path = shutil.which(name)
     if path is None:
-        raise Failed(f"{name} is not on PATH. Install it, or leave --compiler out: zig comes with pip.")
+        raise Failed(f"{name} is not on PATH. Install it, or omit --compiler to use zig, which pip installs.")
     if options.compiler == "gcc":
         fpu = ["-mfpu=fpv5-sp-d16"] if gcc == "cortex-m33" else []
         return [path, f"-mcpu={gcc}", "-mthumb", "-mfloat-abi=hard", *fpu, "-nostdlib"]
@@ -93,15 +93,15 @@ def command(options: Options) -> list[str]:
 def build(
     project: Path, options: Options | None = None, output: str = "build/firmware.elf", sources: Sequence[str] | None = None
 ) -> Path:
-    """Compile and link; returns the ELF. Of other compilers than zig, a link map lies beside it.
+    """Compile and link the project, and return the path of the ELF. Compilers other than zig also write a link map.
 
     Args:
-        project: the folder that ``ethorch firmware`` wrote.
-        output: where to, inside the project.
-        sources: instead of the project's own.
+        project: Folder written by ``ethorch firmware``.
+        output: Path of the ELF in the project.
+        sources: Source files. Default: the project's own.
 
     Raises:
-        Failed: the compiler is not there, or says no.
+        Failed: the compiler is not installed or reports an error.
     """
     options = options or Options()
     facts = described(project)
@@ -115,10 +115,10 @@ def build(
     includes = [f"-I{folder}" for folder in facts["include"]]
     link = [
         "-Wl,--gc-sections", "-Wl,-T,firmware/link.ld", "-Wl,-e,Reset_Handler",
-        *([f"-Wl,-Map={output}.map"] if options.compiler != "zig" else []),  # zig's linker writes none
+        *([f"-Wl,-Map={output}.map"] if options.compiler != "zig" else []),  # zig's linker does not write a map
         *(["-lgcc"] if options.compiler == "gcc" else []),
     ]  # fmt: skip
-    # The emulator unicorn forgets the end of an IT block with loads or stores in it while it watches the data cache.
+    # unicorn loses the end of an IT block that contains loads or stores while its cache hooks are active.
     plain = ["-mllvm", "-ifcvt-limit=0"] if options.caches and options.compiler != "gcc" else []
     line = [
         *command(options), *_FLAGS, *plain, *(f"-D{name}={value}" for name, value in macros.items()), *includes,
@@ -126,18 +126,18 @@ def build(
     ]  # fmt: skip
     done = subprocess.run(line, cwd=project, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode:
-        raise Failed(f"the compiler said no (status {done.returncode}):\n{' '.join(line)}\n{done.stderr.strip()}")
+        raise Failed(f"the compiler failed (status {done.returncode}):\n{' '.join(line)}\n{done.stderr.strip()}")
     return elf
 
 
 def described(project: Path) -> dict[str, Any]:
-    """What project.json says."""
+    """Return the contents of project.json."""
     found: dict[str, Any] = json.loads((project / "project.json").read_text(encoding="utf-8"))
     return found
 
 
 def code_bytes(elf: Path) -> int:
-    """Size of the code in an ELF: of its section ``.text``, with the constants that are among it."""
+    """Return the size in bytes of an ELF's ``.text`` section, including its constants."""
     data = elf.read_bytes()
     (table,) = struct.unpack_from("<I", data, 32)
     size, count, names = struct.unpack_from("<HHH", data, 46)
@@ -148,7 +148,7 @@ def code_bytes(elf: Path) -> int:
 
 @dataclass(frozen=True)
 class Output:
-    """One output of one run: as the firmware printed it, and as it has to be."""
+    """One output of one run: the printed and the expected value."""
 
     run: int
     number: int
@@ -158,12 +158,12 @@ class Output:
 
     @property
     def equal(self) -> bool:
-        """Return True if the output equals the one that ExecuTorch's runtime computed on the desk."""
+        """Return True if the output equals the one that ExecuTorch's runtime computed on the host."""
         return self.found == self.expected
 
 
 def outputs(text: str, facts: Mapping[str, Any]) -> list[Output]:
-    """The outputs in what a firmware printed; those that are missing have no ``found``."""
+    """Parse the outputs printed by the firmware; a missing output has no ``found``."""
     found: dict[tuple[int, int], tuple[str, int | None]] = {}
     run = -1
     for line in text.splitlines():
@@ -179,7 +179,7 @@ def outputs(text: str, facts: Mapping[str, Any]) -> list[Output]:
     ]
 
 
-#: What a run on each platform needs of Python packages: what they are imported as -> what pip calls them.
+#: Required Python packages by platform: import name -> distribution name.
 _NEEDED = {
     "unicorn": {"ethorch": "ethorch", "elftools": "pyelftools", "unicorn": "unicorn"},
     "qemu": {"ethorch": "ethorch", "elftools": "pyelftools"},
@@ -188,7 +188,7 @@ _NEEDED = {
 
 
 def check_runnable(platform: str) -> None:
-    """Say what is missing to run something, before it is built.
+    """Check that the Python packages of a platform are installed.
 
     Raises:
         Failed: a package is not installed.
@@ -196,17 +196,17 @@ def check_runnable(platform: str) -> None:
     missing = [name for module, name in _NEEDED[platform].items() if importlib.util.find_spec(module) is None]
     if missing:
         names = " and ".join(missing)
-        raise Failed(f'to run it, {names} has to be installed: pip install "ethorch[firmware]"; or only build it: --build-only.')
+        raise Failed(f'running the firmware requires {names}: pip install "ethorch[firmware]"; --build-only only builds it.')
 
 
 def run(project: Path, elf: Path, platform: str = "unicorn", timeout: float = 600) -> Any:
-    """Run an ELF on a virtual board: ``ethorch.targets.boards.Run``.
+    """Run an ELF on a virtual board and return an ``ethorch.targets.boards.Run``.
 
     Raises:
-        Failed: a package for it is not installed.
+        Failed: a package is not installed.
     """
     check_runnable(platform)
-    from ethorch.deploy import virtual_board  # 1 second, and a project can be built where ethorch is not installed
+    from ethorch.deploy import virtual_board  # slow import; a build does not need ethorch
 
     facts = described(project)
     place = project / facts["board"] if facts["board"].endswith(".toml") else facts["board"]
@@ -214,19 +214,22 @@ def run(project: Path, elf: Path, platform: str = "unicorn", timeout: float = 60
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Build, run, compare. Exit status 0 if all outputs are equal."""
+    """Build, run and compare. Return 0 if all outputs are equal."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--compiler", choices=COMPILERS, default="zig", help="default: zig, which comes with pip")
+    parser.add_argument("--compiler", choices=COMPILERS, default="zig", help="default: zig, which pip installs")
     parser.add_argument(
-        "--cpu", choices=tuple(_CORES), default="cortex-m33", help="to compile for; default: %(default)s, runs on all"
+        "--cpu",
+        choices=tuple(_CORES),
+        default="cortex-m33",
+        help="core to compile for; default: %(default)s, which runs on all cores",
     )
     parser.add_argument("--platform", choices=("unicorn", "qemu", "fvp"), default="unicorn")
-    parser.add_argument("--polled", action="store_true", help="poll the NPU's STATUS instead of taking its interrupt")
-    parser.add_argument("--caches", action="store_true", help="with the core's caches on")
+    parser.add_argument("--polled", action="store_true", help="poll the NPU's STATUS instead of waiting for its interrupt")
+    parser.add_argument("--caches", action="store_true", help="enable the core's caches")
     parser.add_argument("--build-only", action="store_true")
-    parser.add_argument("--timeout", type=float, default=600, help="seconds that a run may take; default: %(default)s")
-    parser.add_argument("--trace", type=Path, metavar="FILE.json", help="write what ran when, for Perfetto or chrome://tracing")
-    parser.add_argument("--json", action="store_true", help="print plain data")
+    parser.add_argument("--timeout", type=float, default=600, help="timeout in seconds; default: %(default)s")
+    parser.add_argument("--trace", type=Path, metavar="FILE.json", help="write a trace for Perfetto or chrome://tracing")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
     project = Path(__file__).resolve().parent
     try:
@@ -242,7 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Failed as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    except Exception as error:  # of the board: what it says is for people
+    except Exception as error:  # errors of the board have messages for users
         print(f"error: {error}" if str(error) else f"error: {type(error).__name__}", file=sys.stderr)
         return 1
     facts = described(project)

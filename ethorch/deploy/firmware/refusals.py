@@ -1,4 +1,4 @@
-"""What a method may not have: firmware without ExecuTorch cannot do it."""
+"""Features of a method that firmware without ExecuTorch does not support."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def check_method(method: Method, payloads: Mapping[int, DelegatePayload]) -> Non
     """Check that firmware can run a method.
 
     Args:
-        payloads: of its delegates for an Ethos-U, by number.
+        payloads: Payloads of its Ethos-U delegates, by number.
 
     Raises:
-        EthorchError: it has control flow, inputs that are no tensors, shapes that change, a delegate of another backend, or a
-            delegate that is called with other tensors than its payload takes.
+        EthorchError: the method has control flow, inputs other than tensors, dynamic shapes, or a delegate of another backend.
+            Also raised if the tensors of a delegate's call do not match its payload.
     """
     for number, delegate in enumerate(method.delegates):
         if number not in payloads:
@@ -30,18 +30,17 @@ def check_method(method: Method, payloads: Mapping[int, DelegatePayload]) -> Non
     for chain in method.chains:
         if any(isinstance(step, JumpFalse) for step in chain.instructions):
             raise EthorchError(
-                f"method {method.name!r} branches on the CPU (torch.cond or a loop that no delegate took), which firmware without "
-                f"ExecuTorch does not do. {WAY_OUT}"
+                f"method {method.name!r} branches on the CPU (torch.cond or a loop that was not delegated), which firmware without "
+                f"ExecuTorch does not support. {WAY_OUT}"
             )
     for side, ends in (("input", method.inputs), ("output", method.outputs)):
         for number, index in enumerate(ends):
             value = method.values[index]
             if value.kind != "tensor" or value.dynamism == 1:
-                what = str(value) if value.kind != "tensor" else f"of a shape that changes, at most {value}"
+                what = str(value) if value.kind != "tensor" else f"of a dynamic shape, at most {value}"
                 way_out = "Export the model without it" if value.kind != "tensor" else "Compile a method for each (shapes=[...])"
                 raise EthorchError(
-                    f"{side} {number} of method {method.name!r} is {what}; firmware takes and gives tensors of fixed shapes. "
-                    f"{way_out}. {WAY_OUT}"
+                    f"{side} {number} of method {method.name!r} is {what}; expected a tensor of a fixed shape. {way_out}. {WAY_OUT}"
                 )
     for call in method.calls:
         if call.delegate is None:
@@ -51,6 +50,6 @@ def check_method(method: Method, payloads: Mapping[int, DelegatePayload]) -> Non
         found = [method.values[arg].nbytes for arg in call.args if method.values[arg].kind == "tensor"]
         if expected != found:
             raise EthorchError(
-                f"delegate {call.delegate} of method {method.name!r} is called with tensors of {found} bytes; its payload takes "
-                f"{expected}. Whoever made the file lost a tensor: compile the model with ethorch."
+                f"delegate {call.delegate} of method {method.name!r} is called with tensors of {found} bytes; its payload expects "
+                f"{expected}. The file is inconsistent; compile the model with ethorch."
             )

@@ -1,4 +1,4 @@
-"""The C text of a model: what the templates are filled with."""
+"""C source of a model: the values of the templates' variables."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _KEYWORDS = re.compile(
 
 @cache
 def templates() -> jinja2.Environment:
-    """The files of ``templates/``."""
+    """Return the environment of ``templates/``."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).resolve().parent / "templates"),
         undefined=jinja2.StrictUndefined,
@@ -54,18 +54,18 @@ def templates() -> jinja2.Environment:
 
 
 def prefix(name: str) -> str:
-    """The name as it stands before every symbol. EthorchError where C cannot have it."""
+    """Return the prefix of every symbol, or raise EthorchError if it is not a C identifier."""
     if not _IDENTIFIER.fullmatch(name) or _KEYWORDS.fullmatch(name):
         raise EthorchError(
-            f"the model's name is {name!r}; it stands before every symbol in C: small letters, digits and underscores are allowed, "
-            "a letter first, and no word of C's own."
+            f"invalid model name {name!r}, the prefix of C symbols: expected lower-case letters, digits and underscores, "
+            "a letter first, and not a C keyword."
         )
     return name
 
 
 @dataclass(frozen=True)
 class End:
-    """An input or output, in the words of C."""
+    """An input or output with its C names."""
 
     title: str
     name: str
@@ -85,17 +85,17 @@ class End:
 
     @property
     def NAME(self) -> str:
-        """In capitals."""
+        """Name in upper case."""
         return self.name.upper()
 
     @property
     def dimensions(self) -> str:
-        """``[1][3][8][8]``."""
+        """Dimensions in C, e.g. ``[1][3][8][8]``."""
         return "".join(f"[{size}]" for size in self.shape) or "[1]"
 
     @property
     def description(self) -> str:
-        """For people."""
+        """Description for comments."""
         text = f"{self.dtype}{list(self.shape)}"
         if self.codes_dtype:
             return f"{text}; as codes {self.codes_dtype}, value = (code - {self.zero_point}) * {self.scale}"
@@ -114,17 +114,17 @@ class Function:
 
 @dataclass(frozen=True)
 class MethodSource:
-    """A method's C text.
+    """The C source of a method.
 
     Attributes:
-        method: its name in the program.
-        p: stands before its functions and types: the model's prefix, of one among several methods with the method's name.
-        own: stands before what is static in model.c; empty of a sole method.
-        inputs, outputs: in order.
-        functions, constants: of model.c.
-        delegates: how many command streams it runs.
-        has_codes: True if a float input or output can be passed as codes instead.
-        blobs: symbols of what it reads.
+        method: Name in the program.
+        p: Prefix of its functions and types: the model's prefix, followed by the method's name if there are several.
+        own: Prefix of static names in model.c; empty for a single method.
+        inputs, outputs: Boundary in order.
+        functions, constants: Definitions in model.c.
+        delegates: Number of command streams.
+        has_codes: Whether a float input or output can be passed as integer values.
+        blobs: Symbols of the data that it reads.
     """
 
     method: str
@@ -140,7 +140,7 @@ class MethodSource:
 
     @property
     def P(self) -> str:
-        """In capitals."""
+        """Prefix in upper case."""
         return self.p.upper()
 
     @property
@@ -151,12 +151,12 @@ class MethodSource:
 
 @dataclass(frozen=True)
 class Initial:
-    """How a buffer begins that does not begin with zeros.
+    """The initial value of a buffer that does not start with zeros.
 
     Attributes:
-        place: in C.
-        bytes: how many.
-        byte: the one that it is filled with; -1 where it is a copy of ``symbol``.
+        place: Address in C.
+        bytes: Size in bytes.
+        byte: Fill byte, or -1 to copy ``symbol``.
     """
 
     place: str
@@ -167,13 +167,14 @@ class Initial:
 
 @dataclass(frozen=True)
 class Source:
-    """A model's C text, but for what depends on the project.
+    """The C source of a model, except for the parts that depend on the project.
 
     Attributes:
-        methods: in order.
-        initials: what the reset writes besides zeros; ``contents``: the arrays that it copies, by symbol.
-        kernels: files of the kernels' folder that it needs.
-        blobs: bytes that it needs.
+        methods: Methods in order.
+        initials: Nonzero initial values written by the reset.
+        contents: Arrays that the reset copies, by symbol.
+        kernels: Required files of the kernels' folder.
+        blobs: Required data.
     """
 
     methods: tuple[MethodSource, ...]
@@ -183,21 +184,21 @@ class Source:
     blobs: tuple[Blob, ...]
 
 
-#: The scale and zero point of integer inputs and outputs, by ``input0``, ``output1``: what the file says of them.
+#: Quantization parameters (scale, zero point) of integer inputs and outputs, by ``input0``, ``output1``.
 Meanings = Mapping[str, tuple[float, int]]
-#: What is known of an operator on the CPU by its name: a sentence with its place in the user's code, or nothing.
+#: Function from the name of a CPU operator to a sentence with its location in the user's code, or an empty string.
 Explain = Callable[[str], str]
 
 
 def model_source(found: Whole, name: str, known: Mapping[str, tuple[Meanings, Explain]]) -> Source:
-    """The C text of methods.
+    """Generate the C source of methods.
 
     Args:
-        name: the prefix.
-        known: of each method, the meanings of integer inputs and outputs, and what is known of operators on the CPU.
+        name: Prefix of the model.
+        known: For each method, the quantization parameters of integer inputs and outputs, and the locations of CPU operators.
 
     Raises:
-        EthorchError: an operator on the CPU has no kernel in C.
+        EthorchError: a CPU operator has no C kernel.
     """
     blobs = _Blobs(name)
     methods, kernels = [], set[str]()
@@ -212,7 +213,7 @@ def model_source(found: Whole, name: str, known: Mapping[str, tuple[Meanings, Ex
     for place, content in found.initial:
         same = len(set(content)) == 1
         if same and not content[0] and place.buffer == TENSORS:
-            continue  # the reset begins with zeros
+            continue  # the reset clears all buffers first
         symbol = "" if same else contents.setdefault(content, f"initial_{len(contents)}")
         initials.append(Initial(f"self->{place.buffer} + {place.offset}u", len(content), content[0] if same else -1, symbol))
     by_symbol = {symbol: content for content, symbol in contents.items()}
@@ -222,7 +223,7 @@ def model_source(found: Whole, name: str, known: Mapping[str, tuple[Meanings, Ex
 def _method_source(
     plan: Plan, name: str, own: str, meanings: Meanings, explain: Explain, blobs: _Blobs
 ) -> tuple[MethodSource, set[str]]:
-    """The C text of one method, and the files of the kernels' folder that it needs."""
+    """Return the C source of one method and the kernel files that it needs."""
     writer = _Writer(plan, name, own, explain, blobs)
     ends = [writer.end(boundary, meanings) for boundary in (*plan.inputs, *plan.outputs)]
     functions = []
@@ -254,7 +255,7 @@ def _method_source(
 
 
 class _Blobs:
-    """Bytes of a model under symbols; equal ones of a section are stored once."""
+    """Data of a model by symbol; equal contents of a section are stored once."""
 
     def __init__(self, name: str):
         self.name = name
@@ -262,11 +263,10 @@ class _Blobs:
         self._known: dict[tuple[str, bytes], str] = {}
 
     def count(self, part: str) -> int:
-        """How many a part has."""
         return sum(known == part for known, _ in self._known)
 
     def symbol(self, part: str, symbol: str, content: bytes) -> str:
-        """The symbol of the bytes in a part: the given one, where they are new."""
+        """Return the symbol of equal data in a part, or add the data with the proposed symbol."""
         if (part, content) not in self._known:
             self._known[part, content] = symbol
             self.blobs.append(blob(symbol, f"{self.name.upper()}_{part}_SECTION", content))
@@ -325,7 +325,7 @@ class _Writer:
         )
 
     def body(self, steps: Sequence[Step]) -> tuple[list[str], list[str]]:
-        """Lines of a function that runs the steps, and what it wants declared before it."""
+        """Return the lines of a function that runs the steps, and the declarations it needs."""
         lines: list[str] = []
         declared: list[str] = []
         if any(isinstance(step, Run) for step in steps):
@@ -379,6 +379,6 @@ def _ctype(title: str, value: Value) -> str:
 
 
 def kernel_headers(source: Source) -> tuple[str, ...]:
-    """Headers that model.c includes."""
+    """Return the headers that model.c includes."""
     declared = (line for method in source.methods for line in method.constants)
     return HEADERS if source.kernels or any("etk_" in line for line in declared) else ()

@@ -1,4 +1,4 @@
-"""What a plan is made of: places of tensors, steps, the boundary of a model."""
+"""The elements of a plan: tensor locations, steps, and the boundary of a model."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ ALIGNMENT = 16
 
 
 def align(size: int, alignment: int = ALIGNMENT) -> int:
-    """The next multiple of an alignment."""
+    """Round up to a multiple of the alignment."""
     return -(-size // alignment) * alignment
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor lies: a buffer of the firmware, and the first byte in it."""
+    """The location of a tensor: a buffer of the firmware and a byte offset."""
 
     buffer: str
     offset: int
@@ -28,7 +28,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Copied:
-    """Bytes that go from one place to another around a delegate's run, or instead of an operator."""
+    """A copy of bytes, before or after a delegate's run or instead of an operator."""
 
     source: Place
     target: Place
@@ -37,7 +37,7 @@ class Copied:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A call of an operator on the CPU: its number among the instructions, its name, its values."""
+    """A call of a CPU operator: its instruction number, name and values."""
 
     number: int
     operator: str
@@ -46,7 +46,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Run:
-    """A run of a delegate: which one; what is copied into the NPU's memory before it, and out of it after it."""
+    """A run of a delegate, with the copies into the NPU's memory before it and out of it after it."""
 
     number: int
     delegate: int
@@ -56,7 +56,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Codes:
-    """The codes of a float input or output: the value in the program that holds them, and what they mean."""
+    """The integer values of a float input or output: the value that holds them and its quantization parameters."""
 
     index: int
     scale: float
@@ -68,8 +68,8 @@ class Boundary:
     """An input or output of the model.
 
     Attributes:
-        index: of its value in the method.
-        codes: of floats that the firmware converts at its boundary, the codes; None where there are none.
+        index: Index of its value in the method.
+        codes: Integer values of a float that the firmware converts at its boundary, or None.
     """
 
     side: str
@@ -79,7 +79,7 @@ class Boundary:
 
     @property
     def title(self) -> str:
-        """``input 0``."""
+        """Name for messages, e.g. ``input 0``."""
         return f"{self.side} {self.number}"
 
 
@@ -87,14 +87,14 @@ Step = Kernel | Run | Copied
 
 
 class Constants:
-    """Contents of constant tensors one after the other, each 16-aligned; several methods of a program share them."""
+    """Contents of constant tensors, concatenated and aligned to 16 bytes; shared by the methods of a program."""
 
     def __init__(self, program: Program):
         self.program, self.data = program, b""
         self._known: dict[int, int] = {}
 
     def offset(self, number: int) -> int:
-        """Where the program's constant of this number lies."""
+        """Return the offset of the program's constant with this number."""
         if number not in self._known:
             self._known[number] = len(self.data)
             content = bytes(self.program.constants[number])
@@ -104,12 +104,12 @@ class Constants:
 
 @dataclass(frozen=True)
 class Bases:
-    """Where firmware has the memories of a method that shares its buffers with others.
+    """Locations of the memories of a method that shares its buffers with others.
 
     Attributes:
-        own: the first byte of memory 1, which is the method's own, in the CPU's buffer.
-        shared: where memories 2, 3, ... begin, which hold what is kept from call to call.
-        reads: of the method, as ``in_place.reads_in_place`` finds it.
+        own: Offset of memory 1, which is private to the method, in the CPU's buffer.
+        shared: Offsets of memories 2, 3, ..., which hold shared state.
+        reads: Tensors that delegates read in place. See ``in_place.reads_in_place``.
     """
 
     own: int
@@ -119,21 +119,22 @@ class Bases:
 
 @dataclass(frozen=True)
 class Plan:
-    """A method as firmware runs it.
+    """A method as executed by the firmware.
 
     Attributes:
-        method: as the file has it.
-        payloads: of its delegates, by number, with the commands that firmware runs.
-        places: by value, of each tensor that has one.
-        convert_in, body, convert_out: steps in order; the first and the last only convert between floats and codes.
-        inputs, outputs: in order.
-        arena_bytes: of the NPU's feature maps (region 1): of the largest delegate; and behind them, what is kept there.
-        tensors_bytes: of the CPU's tensors; ``codes_tensors_bytes`` where the firmware gives and takes codes.
-        end: of what the method's own memory and its inputs and outputs take of the CPU's buffer.
-        initial: what mutable tensors begin with: their places and contents. All else begins with zeros.
-        states: tensors that are kept from run to run, as indices of values.
-        kept_in_arena: states that lie in the arena between runs, as indices of values.
-        reaches: bytes of the arena that a run of each delegate accesses, by number.
+        method: Method of the .pte.
+        payloads: Payloads of its delegates by number, with the commands that the firmware runs.
+        places: Location of each tensor by value.
+        convert_in, body, convert_out: Steps in order; the first and the last only convert between floats and integer values.
+        inputs, outputs: Boundary in order.
+        arena_bytes: Bytes of the largest delegate's feature maps (region 1) and of the state stored after them.
+        tensors_bytes: Bytes of the CPU's tensors.
+        codes_tensors_bytes: The same for an interface of integer values.
+        end: End of the method's own memory, inputs and outputs in the CPU's buffer.
+        initial: Locations and contents of nonzero initial values.
+        states: Tensors that keep their value between runs, as indices of values.
+        kept_in_arena: States that stay in the arena between runs, as indices of values.
+        reaches: Bytes of the arena that each delegate accesses, by number.
     """
 
     method: Method
@@ -155,10 +156,10 @@ class Plan:
 
     @property
     def keeps_state(self) -> bool:
-        """True if a run depends on the runs before it."""
+        """True if a run depends on earlier runs."""
         return bool(self.states)
 
     @property
     def has_codes(self) -> bool:
-        """True if a float input or output can be passed as codes instead."""
+        """True if a float input or output can be passed as integer values."""
         return any(end.codes for end in (*self.inputs, *self.outputs))

@@ -1,4 +1,4 @@
-"""Command streams as the driver in C takes them, and which memory attributes their regions are accessed with."""
+"""Command streams for the C driver, and the memory attributes of their regions."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from ethorch.support.errors import EthorchError
 from ethorch.targets.vela_ini import MemorySystem
 
 _U65, _U85 = 1, 2  # products, by bits 31:28 of a CONFIG word (docs/npu-reference.md, 1.3)
-# Two bits of REGIONCFG, and QCONFIG: 0 and 1 are the port of SRAM, 2 and 3 that of what lies further (npu-reference 9.1).
+# Memory attributes in REGIONCFG and QCONFIG: 0 and 1 select the SRAM port, 2 and 3 the external port (npu-reference 9.1).
 _SRAM, _SRAM_TOO, _EXTERNAL, _EXTERNAL_TOO = range(4)
 
 
 @dataclass(frozen=True)
 class Attributes:
-    """What the driver writes to QCONFIG and REGIONCFG for a job: through which port the NPU reads and writes what."""
+    """The values of QCONFIG and REGIONCFG for a job, which select the NPU port of each region."""
 
     queue: int
     regions: int
 
 
 def driver_stream(payload: DelegatePayload) -> bytes:
-    """The commands of a payload behind a COP1 header, which the C driver reads.
+    """Return a payload's commands with a COP1 header for the C driver.
 
     Raises:
-        EthorchError: a COP2 stream whose inputs and outputs are regions of their own, which no driver call has.
+        EthorchError: a COP2 stream has separate regions for inputs and outputs, which the driver does not support.
         MachineFault: the header is malformed.
     """
     if payload.commands[:4] == COP1:
@@ -37,8 +37,8 @@ def driver_stream(payload: DelegatePayload) -> bytes:
     header = parse_header(payload.commands)
     if header.local_addressing:
         raise EthorchError(
-            "a delegate's command stream (COP2) has regions of their own for inputs and outputs; the firmware's driver takes one "
-            "region for all feature maps. Compile the model with ethorch, or without that option of Vela's."
+            "a delegate's command stream (COP2) has separate regions for inputs and outputs; the firmware's driver supports one "
+            "region for all feature maps. Compile the model with ethorch, or without that Vela option."
         )
     config = next(word for word, npu in registers.NPUS.items() if npu == header.npu)
     words = payload.commands[header.start : header.stop]
@@ -48,14 +48,14 @@ def driver_stream(payload: DelegatePayload) -> bytes:
 
 
 def config_word(stream: bytes) -> int:
-    """CONFIG of the NPU that a COP1 stream is for."""
+    """Return the NPU's CONFIG register value that a COP1 stream requires."""
     return next(word for word, npu in registers.NPUS.items() if npu == parse_header(stream).npu)
 
 
 def attributes(config: int, system: MemorySystem | None) -> Attributes:
-    """Ports by the memory mode: constants, feature maps and staging memory go where Vela planned them.
+    """Select ports by the memory mode: constants, feature maps and staging memory use the memories that Vela planned.
 
-    Without a memory mode: what Arm's driver takes by default, U65 with feature maps in DRAM, others in SRAM.
+    Without a memory mode, use the defaults of Arm's driver: feature maps in DRAM for the U65, otherwise in SRAM.
     """
     if system is None:
         in_sram, arena = False, _EXTERNAL if config >> 28 == _U65 else _SRAM

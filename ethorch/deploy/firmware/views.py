@@ -1,4 +1,4 @@
-"""Where the elements of a tensor lie, known before anything runs: views, and the axes that a C loop walks along."""
+"""Addresses of tensor elements known at generation time: views, and the axes of C loops."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ethorch.formats.pte_types import ITEM_BYTES, Value
 
 @dataclass(frozen=True)
 class View:
-    """A tensor, or a part of one seen in another way, in memory whose address is known to the C compiler.
+    """A strided view of a tensor with an address that is a C constant expression.
 
     Attributes:
         address: C expression of the tensor's first byte.
-        dtype: torch's name of it.
-        shape, strides: of the logical axes; strides in elements, 0 where an axis repeats, negative where it runs backwards.
-        offset: of the view's first element from the tensor's, in elements.
+        dtype: Name of the dtype in PyTorch.
+        shape, strides: Logical axes. Strides are in elements; 0 repeats an axis, and a negative stride reverses it.
+        offset: Offset of the view's first element in the tensor, in elements.
     """
 
     address: str
@@ -28,7 +28,7 @@ class View:
 
     @classmethod
     def of(cls, value: Value, address: str) -> View:
-        """A tensor of a .pte, its axes in memory in the order of ``value.dim_order``."""
+        """Return the view of a .pte's tensor with the memory order of ``value.dim_order``."""
         strides, step = [0] * len(value.shape), 1
         for axis in reversed(value.dim_order):
             strides[axis] = step
@@ -42,12 +42,12 @@ class View:
 
     @property
     def rank(self) -> int:
-        """How many axes."""
+        """Number of axes."""
         return len(self.shape)
 
     @property
     def numel(self) -> int:
-        """How many elements."""
+        """Number of elements."""
         return prod(self.shape)
 
     @property
@@ -61,16 +61,16 @@ class View:
         return True
 
     def axis(self, dim: int) -> int:
-        """An axis that may be counted from the end; of a scalar 0 and -1 are axis 0."""
+        """Normalize a possibly negative axis; a scalar accepts 0 and -1."""
         return dim + max(self.rank, 1) if dim < 0 else dim
 
     def permuted(self, order: Sequence[int]) -> View:
-        """The axes in another order."""
+        """Permute the axes."""
         axes = [self.axis(dim) for dim in order]
         return replace(self, shape=tuple(self.shape[a] for a in axes), strides=tuple(self.strides[a] for a in axes))
 
     def swapped(self, first: int, second: int) -> View:
-        """Two axes change places."""
+        """Swap two axes."""
         order = list(range(self.rank))
         if order:
             a, b = self.axis(first), self.axis(second)
@@ -78,7 +78,7 @@ class View:
         return self.permuted(order)
 
     def selected(self, dim: int, index: int) -> View:
-        """One index of an axis, which goes."""
+        """Select one index of an axis and remove the axis."""
         at = self.axis(dim)
         index += self.shape[at] if index < 0 else 0
         return replace(
@@ -89,14 +89,14 @@ class View:
         )
 
     def sliced(self, dim: int, start: int | None, end: int | None, step: int = 1) -> View:
-        """``start:end:step`` of an axis, as Python takes it."""
+        """Slice an axis with Python's rules for ``start:end:step``."""
         at = self.axis(dim)
         first, last, step = slice(start, end, step).indices(self.shape[at])
         size, stride = len(range(first, last, step)), self.strides[at]
         return self._with_axis(at, size, stride * step, first * stride if size else 0)
 
     def flipped(self, dims: Sequence[int]) -> View:
-        """Some axes run backwards."""
+        """Reverse axes."""
         view = self
         for dim in dims:
             at = self.axis(dim)
@@ -104,7 +104,7 @@ class View:
         return view
 
     def expanded(self, shape: Sequence[int]) -> View | None:
-        """Broadcast to a shape; -1 keeps an axis. None where it does not fit."""
+        """Broadcast to a shape, in which -1 keeps an axis; return None if the shapes are incompatible."""
         lead = len(shape) - self.rank
         if lead < 0:
             return None
@@ -118,7 +118,7 @@ class View:
         return replace(self, shape=wanted, strides=strides)
 
     def reshaped(self, shape: Sequence[int]) -> View | None:
-        """The same elements in the order of the logical axes, under another shape; None where no strides can say it."""
+        """Reshape the elements in logical order; return None if strides cannot express the shape."""
         wanted = tuple(shape)
         if prod(wanted) != self.numel:
             return None
@@ -126,7 +126,7 @@ class View:
             return replace(self, shape=wanted, strides=(0,) * len(wanted))
         groups = merge_axes([(size, (stride,)) for size, stride in zip(self.shape, self.strides, strict=True)])
         strides: list[int] = []
-        for size in reversed(wanted):  # each group of axes that lie one after the other is cut into wanted ones
+        for size in reversed(wanted):  # split each group of adjacent axes into the requested axes
             while groups and groups[-1][0] == 1:
                 groups.pop()
             if size == 1:
@@ -140,12 +140,12 @@ class View:
         return replace(self, shape=wanted, strides=tuple(reversed(strides)))
 
     def inserted(self, dim: int) -> View:
-        """One more axis, of size 1."""
+        """Insert an axis of size 1."""
         at = dim + self.rank + 1 if dim < 0 else dim
         return replace(self, shape=self.shape[:at] + (1,) + self.shape[at:], strides=self.strides[:at] + (0,) + self.strides[at:])
 
     def windows(self, dim: int, size: int, step: int) -> View:
-        """Windows of an axis: it counts them, and a last axis goes through each."""
+        """Replace an axis by its windows: the axis counts them, and a new last axis iterates over the elements of each."""
         at = self.axis(dim)
         if not self.rank:
             return self.inserted(0)
@@ -154,7 +154,7 @@ class View:
         return replace(view, shape=(*view.shape, size), strides=(*view.strides, stride))
 
     def diagonal(self, offset: int, first: int, second: int) -> View:
-        """The diagonal of two axes, as a last axis."""
+        """Replace two axes by their diagonal, which becomes the last axis."""
         a, b = self.axis(first), self.axis(second)
         size = max(min(self.shape[a] + min(offset, 0), self.shape[b] - max(offset, 0)), 0)
         start = max(-offset, 0) * self.strides[a] + max(offset, 0) * self.strides[b]
@@ -177,10 +177,10 @@ Axes = list[tuple[int, tuple[int, ...]]]
 
 
 def merge_axes(axes: Axes) -> Axes:
-    """Fewer axes for the same walk: neighbours become one wherever, in every operand, the outer one goes on where the inner ends.
+    """Merge adjacent axes if, in every operand, the outer axis continues the inner one.
 
     Args:
-        axes: size, and the stride in each operand, from the outermost on.
+        axes: Size and stride per operand of each axis, outermost first.
     """
     kept = [axis for axis in axes if axis[0] != 1]
     result: Axes = kept[:1]
@@ -194,11 +194,10 @@ def merge_axes(axes: Axes) -> Axes:
 
 
 def order_axes(views: Sequence[View], order: Sequence[int] | None = None) -> Axes:
-    """The common axes of views of one shape, in bytes, merged.
+    """Return the common axes of views with one shape, with strides in bytes, merged.
 
     Args:
-        order: of the axes, from the outermost on; None takes that in which the first view lies in memory, for walks whose result
-            does not depend on the order.
+        order: Order of the axes, outermost first. Default: the memory order of the first view, for order-independent loops.
     """
     first = views[0]
     if order is None:

@@ -1,4 +1,4 @@
-"""Writes the C statements of one operator's call, with what is known before anything runs as constants."""
+"""Generate the C statements of one operator's call; values known at generation time become constants."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ethorch.deploy.firmware.views import Axes, View, is_run, order_axes
 from ethorch.support.errors import Reason
 
-#: torch's name of a dtype -> the suffix of C functions and of the types etk_SUFFIX.
+#: PyTorch dtype -> suffix of C functions and of the types etk_SUFFIX.
 SUFFIX = {
     "uint8": "u8",
     "int8": "i8",
@@ -26,7 +26,7 @@ SIGNED_OF_BYTES = {1: "int8_t", 2: "int16_t", 4: "int32_t", 8: "int64_t"}
 
 
 class Refused(Exception):
-    """An operator's call cannot be written; holds the reason. It does not leave this package."""
+    """The reason why an operator's call has no C code. Internal to this package."""
 
     def __init__(self, id: str, text: str, way_out: str):
         super().__init__(text)
@@ -34,7 +34,7 @@ class Refused(Exception):
 
 
 def refuse_dtype(dtype: str, allowed: str) -> Refused:
-    """Refused: a tensor's dtype, against the allowed ones."""
+    """Return the refusal of a tensor's dtype, with the allowed ones."""
     return Refused(
         "dtype",
         f"it has a tensor of {dtype}; the C kernel takes {allowed}",
@@ -46,8 +46,8 @@ class Writer:
     """Collects statements, constants and source files.
 
     Args:
-        label: unique in the file; starts the name of each constant.
-        fail: the C statement for an input that the operator refuses at run time, as an index that is out of range.
+        label: Unique prefix of the constants' names in the file.
+        fail: C statement to run if the operator rejects its input at run time, such as an out-of-range index.
     """
 
     def __init__(self, label: str, fail: str):
@@ -60,27 +60,27 @@ class Writer:
     # --- C text ---------------------------------------------------------------------------------------------------------------
 
     def call(self, source: str, function: str, *arguments: str) -> None:
-        """A call of a function of a source file."""
+        """Add a call of a function in a source file."""
         self.sources.add(source)
         self.lines.append(f"{function}({', '.join(arguments)});")
 
     def checked_call(self, source: str, function: str, *arguments: str) -> None:
-        """The same for a function that gives other than 0 where it refuses its input."""
+        """Add a call of a function that returns nonzero if it rejects its input."""
         self.sources.add(source)
         self.lines.append(f"if ({function}({', '.join(arguments)}) != 0) {{ {self.fail} }}")
 
     def constant(self, declaration: str, value: str) -> str:
-        """Declare a constant, ``int32_t {}[2]`` with its braces for the name; returns the name."""
+        """Declare a constant, e.g. ``int32_t {}[2]`` with braces in place of the name, and return its name."""
         name = f"{self.label}_{len(self.constants)}"
         self.constants.append(f"static const {declaration.format(name)} = {value};")
         return name
 
     def integers(self, numbers: Sequence[int], type: str = "int32_t") -> str:
-        """An array of integers; its name."""
+        """Declare an array of integers and return its name."""
         return self.constant(f"{type} {{}}[{max(len(numbers), 1)}]", braces([str(number) for number in numbers] or ["0"]))
 
     def axes(self, axes: Axes) -> tuple[str, str]:
-        """An array of etk_axis; its name, and its length as C text. A scalar is an axis of one step."""
+        """Declare an array of etk_axis; return its name and its length as C text. A scalar has one axis of size 1."""
         entries = axes or [(1, ())]
         text = [braces([str(size), braces([str(s) for s in steps] + ["0"] * (4 - len(steps)))]) for size, steps in entries]
         for size, steps in entries:
@@ -91,7 +91,7 @@ class Writer:
     # --- walks ----------------------------------------------------------------------------------------------------------------
 
     def copy(self, out: View, x: View) -> None:
-        """out = x, of one shape and one size of an element."""
+        """Add out = x for views of one shape and one element size."""
         if out.shape != x.shape:
             raise Refused("shape", f"it copies {list(x.shape)} to {list(out.shape)}", "Report it: no such call is known.")
         if not out.numel:
@@ -109,14 +109,14 @@ class Writer:
         self._map(f"etk_copy_{out.item_bytes}", "copy.c", axes, "0", [pointer(out), source(x)])
 
     def cast(self, out: View, x: View) -> None:
-        """out = x, converted to its dtype."""
+        """Add out = x with conversion to the output's dtype."""
         if out.dtype == x.dtype:
             self.copy(out, x)
         else:
             self.map(name_cast(out.dtype, x.dtype), "cast.c", [out, x])
 
     def fill(self, out: View, number: float) -> None:
-        """out = a number, converted to its dtype."""
+        """Fill the output with a number, converted to its dtype."""
         if not out.numel:
             return
         value = self.numbers([number], out.dtype)
@@ -131,12 +131,13 @@ class Writer:
         order: Sequence[int] | None = None,
         in_parts: bool = False,
     ) -> None:
-        """Calls a function of a row for all rows of the output (the first view); the others broadcast to it.
+        """Call a row function for all rows of the output, which is the first view; the other views broadcast to it.
 
         Args:
-            order: of the axes where it matters, from the outermost on.
-            in_parts: some elements of a row are read before the first is written; so a row that writes one element again and
-                again is cut into rows of one.
+            order: Order of the axes, outermost first, if the order matters.
+            in_parts: Whether some elements of a row are read before the first is written. A row that writes one element repeatedly
+            is
+                then split into rows of one element.
         """
         out, *inputs = views
         if not out.numel:
@@ -161,7 +162,7 @@ class Writer:
     # --- numbers --------------------------------------------------------------------------------------------------------------
 
     def numbers(self, values: Sequence[float], dtype: str) -> str:
-        """A constant array of a dtype with the bits of numbers; its name."""
+        """Declare a constant array with the exact bits of the numbers and return its name."""
         if dtype in ("float16", "bfloat16"):
             return self.constant(f"uint16_t {{}}[{len(values)}]", braces([f"{_half_bits(value, dtype)}U" for value in values]))
         if dtype not in SUFFIX:
@@ -176,14 +177,14 @@ class Writer:
 
 
 def _wrap(value: int, dtype: str) -> int:
-    """An integer without the bits that its dtype has no room for."""
+    """Wrap an integer to the range of its dtype."""
     bits = int(dtype.removeprefix("u").removeprefix("int"))
     whole = value & ((1 << bits) - 1)
     return whole - (1 << bits) if not dtype.startswith("u") and whole >> (bits - 1) else whole
 
 
 def name_cast(to: str, dtype: str) -> str:
-    """The C function that converts a row of ``dtype`` to ``to``."""
+    """Return the C function that converts a row of ``dtype`` to ``to``."""
     for name in (to, dtype):
         if name not in SUFFIX:
             raise refuse_dtype(name, ", ".join(SUFFIX))
@@ -191,24 +192,24 @@ def name_cast(to: str, dtype: str) -> str:
 
 
 def braces(entries: Sequence[str]) -> str:
-    """``{a, b}``."""
+    """Return ``{a, b}``."""
     return "{" + ", ".join(entries) + "}"
 
 
 def pointer(view: View) -> str:
-    """Address of a view's first element, to write to."""
+    """Return the writable address of a view's first element."""
     start = view.offset * view.item_bytes
     return f"(uint8_t *)({view.address}) + {start}" if start else view.address
 
 
 def source(view: View) -> str:
-    """Address of a view's first element, to read from."""
+    """Return the read-only address of a view's first element."""
     start = view.offset * view.item_bytes
     return f"(const uint8_t *)({view.address}) + {start}" if start else view.address
 
 
 def integer_text(value: int, dtype: str = "int32") -> str:
-    """A C literal; the least int32 and int64 have none."""
+    """Return a C expression; the minimum int32 and int64 have no literal."""
     if dtype == "int64":
         return f"(-{-value - 1}LL - 1)" if value == -(2**63) else f"{value}LL"
     if dtype.startswith("u"):
@@ -217,7 +218,7 @@ def integer_text(value: int, dtype: str = "int32") -> str:
 
 
 def float_text(value: float, dtype: str = "float32") -> str:
-    """A C expression with all bits of a number, rounded once to its dtype."""
+    """Return a C expression with the exact bits of a number, rounded once to its dtype."""
     number = round_to_float32(value) if dtype == "float32" else float(value)
     end = "F" if dtype == "float32" else ""
     if math.isnan(number):
@@ -228,7 +229,7 @@ def float_text(value: float, dtype: str = "float32") -> str:
 
 
 def round_to_float32(value: float) -> float:
-    """The float32 nearest to a number; beyond its range, an infinity."""
+    """Round to float32, overflowing to infinity."""
     try:
         return float(struct.unpack("<f", struct.pack("<f", value))[0])
     except OverflowError:

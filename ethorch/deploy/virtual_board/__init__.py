@@ -1,11 +1,11 @@
-"""Firmware that runs on a virtual board: in this process, in QEMU, or on Arm's FVP.
+r"""Run firmware on a virtual board: in this process, in QEMU, or on Arm's FVP.
 
 ::
 
     from ethorch.deploy import virtual_board
 
     run = virtual_board.run("firmware.elf", board="corstone-300", npu="ethos-u55-128")
-    print(run.text, run.ok, run.npu_cycles, *run.faults, sep="\\n")
+    print(run.text, run.ok, run.npu_cycles, *run.faults, sep="\n")
     run.trace("inference.json")          # for Perfetto or Chrome
 """
 

@@ -1,8 +1,7 @@
-"""The CPU's data cache, as far as it comes between CPU and NPU: which lines memory and cache may disagree about.
+"""Coherence checks for the CPU's data cache.
 
-Values are not modelled, both sides always see the newest. What would go wrong on silicon is found by two flags for each line: the
-CPU has written it and not cleaned it; the NPU has written it and the CPU has not invalidated it since. The model is the worst
-case: nothing leaves the cache by itself.
+Data is not modelled; CPU and NPU always read the newest value. Two flags per line find missing maintenance: the CPU wrote the line
+and did not clean it, or the NPU wrote it and the CPU did not invalidate it. The model is the worst case: no line is evicted.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from ethorch.targets.boards.description import Cpu
 
 
 class DataCache:
-    """Flags of cache lines, for the memories that a cache lies before: all but TCMs.
+    """Flags of cache lines for all memories except TCMs.
 
     Args:
-        cpu: size and line length.
-        guest: memory.
-        hooks: where the emulator's loads and stores leave their marks.
-        report: takes id and text of a fault, and the address of the instruction where that is not the present one.
-        switched_on: called when firmware switches the cache on.
+        cpu: Core, which defines the size and the line length.
+        guest: Memory of the board.
+        hooks: Hooks that set flags at the emulator's loads and stores.
+        report: Callback for the id and text of a fault, and the address of the instruction, or None for the current one.
+        switched_on: Callback for the moment when the firmware enables the cache.
     """
 
     def __init__(
@@ -39,7 +38,7 @@ class DataCache:
     ):
         self.line_bytes = cpu.cache_line_bytes
         self._guest, self._hooks, self._report, self._switched_on = guest, hooks, report, switched_on
-        self.mpu = Mpu()  # until the core brings its own
+        self.mpu = Mpu()  # replaced by the core's own
         self._flags: dict[str, Bytes] = {}
         if cpu.dcache_bytes:
             cached = [block for block in guest.blocks if block.memory.kind != "tcm"]
@@ -47,13 +46,13 @@ class DataCache:
         hooks.line_shift = self.line_bytes.bit_length() - 1
 
     def flags_address(self, block: Block) -> int | None:
-        """Where the flags of a memory are, for the hooks; None where nothing is cached."""
+        """Return the address of a memory's flags for the hooks, or None if the memory is not cached."""
         flags = self._flags.get(block.memory.name)
         return None if flags is None else flags.ctypes.data
 
     @property
     def enabled(self) -> bool:
-        """True if the cache is on."""
+        """True if the cache is enabled."""
         return bool(self._hooks.caching)
 
     @enabled.setter
@@ -74,7 +73,7 @@ class DataCache:
             found &= keep
 
     def _lines(self, start: int, end: int) -> Bytes | None:
-        """The flags of the lines that a range touches; None where it is not cached."""
+        """Return the flags of the lines in a range, or None if it is not cached."""
         found = self._guest.find(start)
         if found is None or found[0].memory.name not in self._flags:
             return None
@@ -82,14 +81,14 @@ class DataCache:
         return self._flags[found[0].memory.name][first : last + 1]
 
     def _select_cached(self, ranges: Sequence[tuple[int, int]], *policies: str) -> Iterator[tuple[int, int]]:
-        """The parts of address ranges that the cache keeps in one of these ways, by the MPU and the default memory map."""
+        """Return the parts of address ranges with one of these cache policies, by the MPU and the default memory map."""
         for start, end in ranges:
             for low, high, policy in self.mpu.policies(start, end):
                 if policy in policies:
                     yield low, high
 
     def before_run(self, reads: Sequence[tuple[int, int]], writes: Sequence[tuple[int, int]], exact: bool) -> None:
-        """Complain of lines that the CPU has written and not cleaned, where the NPU reads or writes."""
+        """Report lines in the NPU's ranges that the CPU wrote and did not clean."""
         if not self.enabled or not exact:
             return
         for verb, ranges in (("reads", reads), ("writes", writes)):
@@ -100,13 +99,13 @@ class DataCache:
                     address = (start & ~(self.line_bytes - 1)) + int(dirty[0]) * self.line_bytes
                     text = (
                         f"The NPU {verb} {start:#010x}..{end:#010x}, but {len(dirty)} cache lines there, "
-                        f"the first at {address:#010x}, hold what the CPU has written and not cleaned."
+                        f"the first at {address:#010x}, contain CPU writes that were not cleaned."
                     )
                     self._report("cache.not_cleaned", text, None)
                     return
 
     def after_run(self, writes: Sequence[tuple[int, int]], exact: bool) -> None:
-        """The NPU has written: what the cache has of it is old."""
+        """Mark lines that the NPU wrote as stale."""
         if not self.enabled or not exact:
             return
         for start, end in self._select_cached(writes, BACK, THROUGH):
@@ -115,9 +114,9 @@ class DataCache:
                 flags |= STALE
 
     def look(self) -> None:
-        """Complain of what the CPU has read since the last look, and the NPU had written."""
+        """Report stale lines that the CPU has read since the last call."""
         if self._hooks.stale_reads:
             self._hooks.stale_reads = 0
             address = int(self._hooks.stale_address)
-            text = f"The CPU reads {address:#010x}, which the NPU has written, without having invalidated its cache line since."
+            text = f"The CPU reads {address:#010x}, which the NPU wrote, without invalidating its cache line."
             self._report("cache.not_invalidated", text, int(self._hooks.stale_at))

@@ -1,7 +1,7 @@
-"""What surrounds a Cortex-M in its own address space: interrupt controller, system timer, control block, cycle counter.
+"""Private peripherals of a Cortex-M: interrupt controller, system timer, control block, cycle counter.
 
-As far as firmware that drives an NPU needs them: enabling, pending, masking and priorities of interrupts; VTOR; the registers
-that maintain caches; SysTick and DWT's cycle counter, which count executed instructions.
+The model covers firmware that drives an NPU: enabling, pending, masking and priorities of interrupts, VTOR, and cache maintenance.
+SysTick and DWT's cycle counter count executed instructions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _IDLE_PRIORITY = 256
 
 
 class Maintenance(Protocol):
-    """What the cache registers do."""
+    """Effects of the cache maintenance registers."""
 
     enabled: bool
 
@@ -42,19 +42,19 @@ class NoCache:
     enabled = False
 
     def operate(self, clean: bool, invalidate: bool, address: int | None) -> None:
-        """Nothing."""
+        """Ignore the operation; there is no cache."""
 
 
 class Core:
     """The private peripheral bus of a Cortex-M.
 
     Args:
-        core: its name, for CPUID.
-        interrupts: lines of the NVIC.
+        core: Name of the core, which defines CPUID.
+        interrupts: Number of NVIC lines.
         vector_table: VTOR after reset.
-        instructions: how many have been executed.
-        lines: which external lines are raised now.
-        reset: called when firmware asks for a system reset.
+        instructions: Function that returns the number of executed instructions.
+        lines: Function that returns the external lines that are raised.
+        reset: Callback for a system reset requested by the firmware.
     """
 
     def __init__(
@@ -85,12 +85,12 @@ class Core:
     # The bus.
 
     def read(self, offset: int, size: int) -> int:
-        """What the CPU reads at an offset from SYSTEM_BASE."""
+        """Return the value that the CPU reads at an offset from SYSTEM_BASE."""
         word = self._read(offset & ~3)
         return word >> 8 * (offset & 3) & (1 << 8 * size) - 1
 
     def write(self, offset: int, value: int, size: int) -> None:
-        """The CPU writes at an offset from SYSTEM_BASE."""
+        """Write a value at an offset from SYSTEM_BASE."""
         at = offset & ~3
         if size < 4:
             shift, mask = 8 * (offset & 3), (1 << 8 * size) - 1
@@ -138,7 +138,7 @@ class Core:
         return self._words.get(offset, 0)
 
     def _ccsidr(self) -> int:
-        """Sets, ways and line length of the data cache: four ways."""
+        """Return sets, ways (always 4) and line length of the data cache."""
         if not self.cache_bytes:
             return 0
         sets, ways = self.cache_bytes // self.line_bytes // 4, 4
@@ -187,7 +187,7 @@ class Core:
             self._words[offset] = value
 
     def _maintain(self, at: int, value: int) -> None:
-        """Cache maintenance: by address at once; by set and way when the last of all lines has had its turn."""
+        """Maintain the cache: by address immediately; by set and way once every line was addressed."""
         if at in _BY_ADDRESS:
             clean, invalidate = _BY_ADDRESS[at]
             self.caches.operate(clean, invalidate, value & ~(self.line_bytes - 1))
@@ -225,24 +225,24 @@ class Core:
         return self.pending | {EXTERNAL + line for line in self._lines()}
 
     def tick(self) -> None:
-        """Let SysTick fire if its time has come."""
+        """Pend SysTick's exception if it is due."""
         if self._systick_control & 1 and self._instructions() - self._systick_start > self._systick_reload:
             self._systick_start = self._instructions()
             if self._systick_control & 2:
                 self.pending.add(SYSTICK)
 
     def systick_due(self) -> int | None:
-        """The instruction count at which SysTick raises its interrupt; None where it will not."""
+        """Return the instruction count at which SysTick raises its interrupt, or None."""
         if self._systick_control & 3 != 3 or not self._systick_reload:
             return None
         return self._systick_start + self._systick_reload + 1
 
     def next_exception(self, masked: bool, base_priority: int = 0) -> int | None:
-        """The exception to be taken now, None where none may be.
+        """Return the exception to take now, or None.
 
         Args:
-            masked: PRIMASK or FAULTMASK.
-            base_priority: BASEPRI, 0 for none.
+            masked: Whether PRIMASK or FAULTMASK is set.
+            base_priority: BASEPRI, or 0.
         """
         if masked:
             return None
@@ -254,7 +254,7 @@ class Core:
         return best if best is not None and self.priority(best) < current else None
 
     def priority(self, exception: int) -> int:
-        """0 is the most urgent."""
+        """Return the priority of an exception; 0 is the most urgent."""
         return self._priorities.get(exception, 0)
 
     def wakes(self) -> bool:
@@ -262,12 +262,12 @@ class Core:
         return any(n < EXTERNAL or n - EXTERNAL in self.enabled for n in self._pending_now())
 
     def enter(self, exception: int) -> None:
-        """An exception is being taken."""
+        """Mark an exception as active."""
         self.pending.discard(exception)
         self.active.append(exception)
 
     def leave(self) -> int:
-        """The innermost exception is over; returns the one that goes on, 0 for none."""
+        """Leave the innermost exception and return the one that continues, or 0."""
         self.active.pop()
         return self.active[-1] if self.active else 0
 

@@ -1,7 +1,6 @@
-"""Firmware: what an ELF file loads where, where it starts, and which function and line an address belongs to.
+"""Read firmware from ELF files: segments, entry point, symbols and source lines.
 
-The file is not trusted: sizes are bounded by the file and by the board's memories, and whatever the reader stumbles over is an
-ElfError.
+The file is not trusted. Sizes are limited by the file and by the board's memories, and every parsing failure is an ElfError.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Segment:
-    """Bytes of the file and the physical address that a loader puts them at."""
+    """Bytes of the file and their physical load address."""
 
     address: int
     data: bytes
@@ -34,12 +33,12 @@ class Firmware:
     """An ELF file for a Cortex-M.
 
     Attributes:
-        path: of the file.
-        entry: address of the first instruction, its Thumb bit cleared.
-        segments: what is loaded, by address.
+        path: Path of the file.
+        entry: Address of the first instruction, with the Thumb bit cleared.
+        segments: Loaded segments in address order.
 
     Raises:
-        ElfError: it is no 32-bit little-endian Arm ELF, or it is damaged.
+        ElfError: the file is not a 32-bit little-endian Arm ELF, or it is damaged.
         EmulatorError: pyelftools is not installed.
     """
 
@@ -51,10 +50,10 @@ class Firmware:
         except OSError as error:
             raise ElfError(f"cannot read {path}: {error.strerror}.") from None
         if len(content) > MOST_FILE_BYTES:
-            raise ElfError(f"{path} has more than {MOST_FILE_BYTES} bytes; no Cortex-M has as much memory.")
+            raise ElfError(f"{path} has more than {MOST_FILE_BYTES} bytes, more than the memory of any Cortex-M.")
         if content[:4] != b"\x7fELF":
             raise ElfError(
-                f"{path} starts with {content[:4]!r}, so it is no ELF file; give what the linker wrote, not a .bin or .hex."
+                f"{path} starts with {content[:4]!r}, so it is not an ELF file. Pass the linker's output, not a .bin or .hex."
             )
         try:
             from elftools.elf.elffile import ELFFile
@@ -65,7 +64,7 @@ class Firmware:
         found = header["e_machine"], self._file.elfclass, self._file.little_endian, header["e_type"]
         if found != ("EM_ARM", 32, True, "ET_EXEC"):
             raise ElfError(
-                f"{path} is {found[3]} for {found[0]}, {found[1]} bits, {'little' if found[2] else 'big'}-endian; wanted is a "
+                f"{path} is {found[3]} for {found[0]}, {found[1]} bits, {'little' if found[2] else 'big'}-endian; expected a "
                 "linked program (ET_EXEC) for EM_ARM, 32 bits, little-endian."
             )
         self.entry: int = header["e_entry"] & ~1
@@ -75,7 +74,7 @@ class Firmware:
             raise ElfError(f"{path} has no bytes to load (no PT_LOAD segment); link it with a linker script.")
 
     def _safely(self, read: Callable[[], _T]) -> _T:
-        """What ``read`` gives; whatever pyelftools raises over damaged files is an ElfError."""
+        """Call ``read`` and convert pyelftools' exceptions for damaged files to ElfError."""
         try:
             return read()
         except ElfError:
@@ -91,7 +90,9 @@ class Firmware:
                 continue
             if row["p_offset"] + row["p_filesz"] > file_bytes:
                 end = row["p_offset"] + row["p_filesz"]
-                raise ElfError(f"{self.path}: segment {number} ends at byte {end} of a file of {file_bytes}: it is cut off.")
+                raise ElfError(
+                    f"{self.path}: segment {number} ends at byte {end} of a file of {file_bytes} bytes; the file is truncated."
+                )
             if row["p_paddr"] + row["p_filesz"] > 1 << 32:
                 raise ElfError(f"{self.path}: segment {number} at {row['p_paddr']:#x} does not fit into 32-bit addresses.")
             result.append(Segment(row["p_paddr"], segment.data()))
@@ -99,12 +100,12 @@ class Firmware:
 
     @cached_property
     def symbols(self) -> dict[str, int]:
-        """Address by name, functions without their Thumb bit; empty for a stripped file."""
+        """Addresses by name, without the Thumb bit; empty for a stripped file."""
         return {name: address for address, _, name in self._symbols}
 
     @cached_property
     def _symbols(self) -> list[tuple[int, int, str]]:
-        """(address, size, name), sorted."""
+        """Sorted tuples (address, size, name)."""
 
         def read() -> list[tuple[int, int, str]]:
             table = self._file.get_section_by_name(".symtab")
@@ -123,7 +124,7 @@ class Firmware:
         return self._safely(read)
 
     def symbol_at(self, address: int) -> str:
-        """``arena+0x40`` for an address in something that has a name and a size, else an empty text."""
+        """Return e.g. ``arena+0x40`` for an address in a symbol with a size, else an empty string."""
         at = bisect_right(self._symbols, (address, 1 << 40, "")) - 1
         while at >= 0 and address - self._symbols[at][0] < 1 << 24:
             base, size, name = self._symbols[at]
@@ -135,13 +136,13 @@ class Firmware:
         return ""
 
     def place(self, address: int) -> str:
-        """Function and source line of an instruction: ``npu_run+0x12 (ethosu.c:140)``, as far as the file says."""
+        """Return function and source line of an instruction, if known, e.g. ``npu_run+0x12 (ethosu.c:140)``."""
         name = self.symbol_at(address & ~1) or f"{address:#010x}"
         line = self._line(address & ~1)
         return f"{name} ({line})" if line else name
 
     def _line(self, address: int) -> str:
-        """``ethosu.c:140`` from the debug information; empty without, or where that is damaged: it is for messages alone."""
+        """Return e.g. ``ethosu.c:140``, or an empty string if the debug information is missing or damaged."""
         try:
             for number, ranges in enumerate(self._unit_ranges):
                 if any(low <= address < high for low, high in ranges):
@@ -158,7 +159,7 @@ class Firmware:
 
     @cached_property
     def _unit_ranges(self) -> list[list[tuple[int, int]]]:
-        """The addresses of each compilation unit: its lines are decoded only when one of them is asked for."""
+        """Addresses of each compilation unit; its lines are decoded on first use."""
         return self._safely(lambda: [_ranges(self._file.get_dwarf_info(), unit) for unit in self._units])
 
     def _line_table(self, number: int) -> list[tuple[int, int, str]]:
@@ -170,7 +171,7 @@ class Firmware:
 
 
 def _ranges(dwarf: Any, unit: Any) -> list[tuple[int, int]]:
-    """(first address, address behind) of what a unit has; everything where it does not say."""
+    """Return the (start, end) ranges of a unit; all addresses if the unit has no ranges."""
     found = unit.get_top_DIE().attributes
     low, high = found.get("DW_AT_low_pc"), found.get("DW_AT_high_pc")
     if low is not None and high is not None:
@@ -183,7 +184,7 @@ def _ranges(dwarf: Any, unit: Any) -> list[tuple[int, int]]:
 
 
 def _lines(program: Any) -> list[tuple[int, int, str]]:
-    """(first address, address behind, ``file:line``) of a unit."""
+    """Return (start, end, ``file:line``) for each line of a unit."""
     files = program.header["file_entry"]
     first = 0 if program.header["version"] >= 5 else 1  # DWARF 5 counts files from 0
     found, before = [], None
@@ -192,7 +193,7 @@ def _lines(program: Any) -> list[tuple[int, int, str]]:
         if state is None:
             continue
         if state.line == 0 and before is not None and not state.end_sequence:
-            continue  # the compiler's own code: it belongs to what is before
+            continue  # compiler-generated code belongs to the previous line
         if before is not None and not before.end_sequence and state.address > before.address:
             at = before.file - first
             name = files[at].name.decode(errors="replace") if 0 <= at < len(files) else "?"

@@ -1,4 +1,4 @@
-"""The protocol of the engines that run firmware: unicorn, QEMU and Arm's FVPs."""
+"""Base class of the engines that run firmware: unicorn, QEMU and Arm's FVPs."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ _Self = TypeVar("_Self", bound="Engine")
 
 
 class Engine(ABC):
-    """A board with firmware in it, which runs once.
+    """A board with firmware, which runs once.
 
-    An engine is a context manager: the processes and files of the run are gone after it. A subclass implements ``execute``, and
-    ``pc``, ``instructions`` and ``on_npu_start`` if it simulates the NPU.
+    An engine is a context manager that releases the processes and files of the run. A subclass implements ``execute``, and ``pc``,
+    ``instructions`` and ``on_npu_start`` if it simulates the NPU.
 
     Args:
-        board: The board.
-        firmware: The firmware.
-        settings: The arguments of ``run``.
+        board: Board.
+        firmware: Firmware.
+        settings: Arguments of ``run``.
 
     Attributes:
-        name: The name of the engine, a key of ``runner.ENGINES``.
-        serial: Collects the text that the firmware prints, by UART and by semihosting.
-        devices: The NPUs that this process simulates.
-        readable: The memory that can be read after the run, if any.
-        resources: Processes and files that are released at the end.
-        measured_cycles: NPU cycles that the firmware printed, on an engine that measures them.
-        expected_cycles: The sum of the cycles that the caller gave, on an engine that measures them.
+        name: Key of ``runner.ENGINES``.
+        serial: Text printed by the firmware, by UART and by semihosting.
+        devices: Simulated NPUs.
+        readable: Memory that can be read after the run, if any.
+        resources: Processes and files to release.
+        measured_cycles: NPU cycles printed by the firmware, on an engine that measures them.
+        expected_cycles: Sum of the cycles passed by the caller, on an engine that measures them.
 
     Raises:
-        EmulatorError: The engine is not installed, or cannot be this board, or does not support a setting.
-        ElfError: The firmware does not fit the board.
+        EmulatorError: the engine is not installed, or does not support the board or a setting.
+        ElfError: the firmware does not fit the board.
     """
 
     name: ClassVar[str]
@@ -71,26 +71,26 @@ class Engine(ABC):
 
     @abstractmethod
     def execute(self) -> End:
-        """Let the firmware run to its end or to a limit. Exceptions of the caller's ``on_text`` pass through."""
+        """Run the firmware to its end or to a limit. Exceptions of the caller's ``on_text`` propagate."""
 
     @property
     def pc(self) -> int:
-        """The address of the instruction that is being executed."""
+        """Address of the current instruction."""
         return 0
 
     @property
     def instructions(self) -> int | None:
-        """The number of instructions executed; None if the engine does not count them."""
+        """Number of executed instructions, or None if the engine does not count them."""
         return None
 
     def on_npu_start(self, device: NpuDevice) -> None:
-        """Handle the beginning of a run of the NPU: finish it at once, unless the engine lets the CPU go on before."""
+        """Handle the start of an NPU run: finish it immediately, unless the engine overrides this."""
         device.finish()
 
     # Shared by all engines.
 
     def run(self) -> Run:
-        """Run the firmware and return what it did."""
+        """Run the firmware and return its outcome."""
         self._started = time.perf_counter()
         end = self.execute()
         return Run(
@@ -113,26 +113,26 @@ class Engine(ABC):
         )
 
     def report(self, id: str, text: str, pc: int | None = None) -> None:
-        """Record a fault at an address of the firmware; by default at the instruction that is being executed."""
+        """Record a fault at an address of the firmware. Default: the current instruction."""
         place = self.firmware.place(self.pc if pc is None else pc)
         if len(self._faults) < MOST_FAULTS:
             self._faults.setdefault((id, place), Fault(id, text, place, self.instructions))
 
     def note(self, text: str) -> None:
-        """Record something that the run left out, once."""
+        """Record an omission of the run, once."""
         if len(self._notes) < MOST_NOTES:
             self._notes.setdefault(text)
 
     def seconds_left(self) -> float:
-        """Return the time until the caller's limit; not positive once it is reached."""
+        """Return the seconds until the caller's timeout; zero or negative after it."""
         return self._started + self.settings.timeout - time.perf_counter()
 
     def connect_npus(self, guest: Guest, coherence: Coherence) -> None:
         """Create the NPUs of the run.
 
         Args:
-            guest: The memory that they read and write.
-            coherence: The cache, or the copy, between the CPU and that memory.
+            guest: Memory that the NPUs access.
+            coherence: Cache or copy between the CPU and that memory.
         """
         settings = self.settings
         self.devices = tuple(

@@ -1,4 +1,4 @@
-"""What one run of a machine did, and cycles where nobody gives Vela's: per operation the larger of computing and moving bytes."""
+"""Activity of an NPU run, and cycle estimates without Vela: per operation, the maximum of compute and transfer time."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ ISSUE_CYCLES = 100  # of an operation that computes: its first IFM block in, its
 
 @dataclass
 class Done:
-    """What an operation did in one run of the machine, all its turns together.
+    """Activity of an operation in one run, summed over its executions.
 
     Attributes:
-        title: the command.
-        turns: how often it was executed.
-        read, written: bytes by region.
-        computes: False for what moves bytes.
+        title: Command.
+        turns: Number of executions.
+        read, written: Bytes by region.
+        computes: False for a DMA.
     """
 
     title: str
@@ -32,7 +32,7 @@ class Done:
 
 
 def done(before: Mapping[int, Counter], after: Mapping[int, Counter]) -> list[Done]:
-    """The operations that have run between two looks at a machine's counters, in the order of the stream."""
+    """Return the operations that ran between two snapshots of a machine's counters, in stream order."""
     result = []
     for index, counter in sorted(after.items()):
         old = before.get(index)
@@ -57,7 +57,7 @@ def _more(before: Mapping[int, int], after: Mapping[int, int]) -> dict[int, int]
 
 
 def total(parts: list[dict[int, int]]) -> dict[int, int]:
-    """Bytes by region, added up."""
+    """Return the sum of bytes by region."""
     found: dict[int, int] = {}
     for part in parts:
         for region, size in part.items():
@@ -66,10 +66,10 @@ def total(parts: list[dict[int, int]]) -> dict[int, int]:
 
 
 def estimate_cycles(operation: Done, npu: Npu, slot: NpuSlot, memories: Mapping[int, Memory]) -> int:
-    """Cycles of the NPU's clock that an operation takes: a lower bound, since bytes move once and all multipliers are busy.
+    """Return a lower bound of an operation's NPU cycles, if each byte moves once and all multipliers are busy.
 
     Args:
-        memories: the memory that each region lies in.
+        memories: Memory of each region.
     """
     moved: dict[str, float] = {}
     for region, size in total([operation.read, operation.written]).items():
@@ -81,7 +81,7 @@ def estimate_cycles(operation: Done, npu: Npu, slot: NpuSlot, memories: Mapping[
 
 
 def bytes_per_cycle(memory: Memory, npu: Npu, slot: NpuSlot) -> float:
-    """What the NPU moves from or to a memory in a cycle of its clock: one beat of a port where the board does not say."""
+    """Return the bytes per NPU cycle between NPU and memory. Default: one beat of a port."""
     if memory.bytes_per_second is None:
         return float(BEAT_BYTES[npu.family])
     return memory.bytes_per_second / slot.clock_hz

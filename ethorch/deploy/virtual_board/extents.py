@@ -1,4 +1,4 @@
-"""What a command stream touches in each region, before it runs: how far, whether it writes, and by which command."""
+"""Bytes that a command stream accesses in each region, computed before it runs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ethorch.npu.staging import reaches
 
 @dataclass
 class Extent:
-    """The bytes of a region that a stream touches.
+    """The bytes of a region that a stream accesses.
 
     Attributes:
-        start, end: lowest byte, and the one behind the highest.
-        writes: True if there are writes.
-        last: the command that goes as far as ``end``.
-        read, written: ranges (start, end), merged and in order.
+        start, end: Half-open range of bytes.
+        writes: Whether the stream writes to the region.
+        last: Command that accesses the last byte.
+        read, written: Merged and sorted (start, end) ranges.
     """
 
     start: int
@@ -32,9 +32,9 @@ class Extent:
 
 
 def extents(program: Program) -> dict[int, Extent]:
-    """The extent of each region, for a stream without branches.
+    """Return the extent of each region for a stream without branches.
 
-    A DMA with indices is left out: where it goes depends on data. MachineFault where an operation cannot be prepared.
+    A DMA with indices is omitted because its addresses depend on data. Raises MachineFault if an operation cannot be prepared.
     """
     found: dict[int, Extent] = {}
     for step in program.steps():
@@ -50,7 +50,7 @@ def extents(program: Program) -> dict[int, Extent]:
 
 
 def reachable(program: Program) -> dict[int, Extent]:
-    """Bounds of what a stream with branches may touch in each region, whichever way it goes."""
+    """Return bounds of each region for a stream with branches, over all paths."""
     found: dict[int, Extent] = {}
     for op in program.operations():
         for region, end in reaches(op):
@@ -74,7 +74,7 @@ def _add(found: dict[int, Extent], region: int, start: int, end: int, writes: bo
 
 
 def _ranges(access: FeatureMap | Span) -> Iterable[tuple[int, int]]:
-    """(start, end) of a run of bytes, or of the tiles of a feature map."""
+    """Return the (start, end) ranges of a span or of a feature map's tiles."""
     if isinstance(access, Span):
         yield access.base, access.base + access.size_bytes
         return
@@ -91,7 +91,7 @@ def _ranges(access: FeatureMap | Span) -> Iterable[tuple[int, int]]:
 
 
 def merge_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same bytes as few ranges in order."""
+    """Merge overlapping and adjacent ranges and sort them."""
     result: list[tuple[int, int]] = []
     for start, end in sorted(ranges):
         if result and start <= result[-1][1]:

@@ -1,4 +1,4 @@
-"""Faults: what the virtual board has found wrong, with the cause and the way out."""
+"""Faults found by the virtual board, with cause and remedy."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ RUNNING, IRQ_RAISED, BUS_ERROR, IN_RESET, PARSE_ERROR, END_REACHED, PMU_IRQ = (1
 
 @dataclass(frozen=True)
 class Rule:
-    """What is checked.
+    """A check.
 
     Attributes:
-        shows: what silicon shows the firmware.
-        status: bits of the NPU's STATUS that the virtual board sets, so that firmware notices even where silicon says nothing.
-        way_out: what helps.
+        shows: Behaviour of silicon.
+        status: Bits that the virtual board sets in the NPU's STATUS, so that firmware notices faults that silicon ignores.
+        way_out: Remedy.
     """
 
     shows: str
@@ -24,44 +24,44 @@ class Rule:
     way_out: str
 
 
-#: Every check by its stable id. ``npu.*`` are the NPU's, ``cache.*`` those of the CPU's data cache, ``cpu.*`` end the run.
+#: Rules by stable id. ``npu.*`` concern the NPU, ``cache.*`` the CPU's data cache; ``cpu.*`` end the run.
 RULES: dict[str, Rule] = {
     "npu.not_reset": Rule(
-        "STATUS says nothing; the NPU runs with the privilege and security of whoever used it last",
+        "STATUS is unchanged; the NPU runs with its previous privilege and security",
         0,
         "Write RESET and wait until STATUS bit 3 is 0 before the first run.",
     ),
     "npu.unknown_register": Rule(
         "reads 0, ignores the write",
         0,
-        "Compare the offset with the registers of this family; those of U85's PMU lie 0x1000 higher.",
+        "Compare the offset with the registers of this family; the U85's PMU registers are 0x1000 higher.",
     ),
     "npu.register_access": Rule(
-        "the bus refuses the access or half a register changes",
+        "the bus rejects the access, or half of a register changes",
         0,
         "Access registers as aligned 32-bit words, through a volatile uint32_t.",
     ),
-    "npu.read_only_register": Rule("ignores the write", 0, "Leave the write out."),
+    "npu.read_only_register": Rule("ignores the write", 0, "Remove the write."),
     "npu.write_while_running": Rule(
-        "the run in progress takes up half of it", 0, "Wait for the interrupt or STATUS bit 0 = 0 before the next register write."
+        "the run in progress uses part of it", 0, "Wait for the interrupt or STATUS bit 0 = 0 before the next register write."
     ),
     "npu.run_while_running": Rule(
-        "the second run command is lost", 0, "Wait for the end of a run before the next; share one NPU by a semaphore."
+        "the second run command is lost", 0, "Wait for the end of a run before the next; protect a shared NPU with a semaphore."
     ),
     "npu.irq_not_acknowledged": Rule(
-        "the interrupt stays raised, so its handler is entered again, or the end of the next run is not seen",
+        "the interrupt stays raised, so its handler is entered again, or the end of the next run is missed",
         0,
         "Write CMD bit 1 after each run, before the next.",
     ),
     "npu.stream_alignment": Rule(
-        "the stream is read from another address, so a parse error or a wrong result",
+        "the stream is read from another address: a parse error or a wrong result",
         PARSE_ERROR,
         "Align the command stream to 16 bytes: alignas(16), or .balign 16.",
     ),
     "npu.base_alignment": Rule(
-        "a wrong result, and STATUS says nothing",
+        "a wrong result, and STATUS is unchanged",
         PARSE_ERROR,
-        "Align what BASEP points at to 16 bytes: alignas(16), or .balign 16.",
+        "Align the memory at BASEP to 16 bytes: alignas(16), or .balign 16.",
     ),
     "npu.stream_size": Rule("a parse error", PARSE_ERROR, "QSIZE is the stream's length in bytes: words times four."),
     "npu.no_memory": Rule(
@@ -70,41 +70,45 @@ RULES: dict[str, Rule] = {
         "Check the address against the board's memories and the linker's map; a board file may lack a memory.",
     ),
     "npu.unreachable_memory": Rule(
-        "a bus error: no port of the NPU leads there",
+        "a bus error: no port of the NPU reaches it",
         BUS_ERROR,
-        "Place it in a memory that the NPU sees: a section of the linker script.",
+        "Place it in a memory that the NPU can access, by a section of the linker script.",
     ),
     "npu.port": Rule(
         "a bus error: this port does not reach that memory", BUS_ERROR, "Choose the port in REGIONCFG, QCONFIG or MEM_ATTR."
     ),
     "npu.read_only_port": Rule(
-        "a bus error: AXI1 of U55 only reads", BUS_ERROR, "Give what is written an AXI0 attribute in REGIONCFG: 0 or 1."
+        "a bus error: AXI1 of U55 only reads", BUS_ERROR, "Use an AXI0 attribute (0 or 1) in REGIONCFG for written regions."
     ),
-    "npu.read_only_memory": Rule("a bus error, or the write is lost", BUS_ERROR, "Place what the NPU writes in RAM."),
+    "npu.read_only_memory": Rule("a bus error, or the write is lost", BUS_ERROR, "Place data that the NPU writes in RAM."),
     "npu.extent": Rule(
-        "a bus error, or other data overwritten", BUS_ERROR, "Place it where as many bytes are free, or choose another memory mode."
+        "a bus error, or other data overwritten",
+        BUS_ERROR,
+        "Place it in a memory with enough free bytes, or choose another memory mode.",
     ),
     "npu.configuration": Rule(
-        "a wrong result or a parse error: weights are ordered for other multipliers",
+        "a wrong result or a parse error: weights are in the order of another configuration",
         PARSE_ERROR,
         "Compile for the NPU of the board, and compare the payload's CONFIG word with the register before each run.",
     ),
-    "npu.command": Rule("a parse error", PARSE_ERROR, "Check that the stream is whole and of this model, and its weights too."),
+    "npu.command": Rule(
+        "a parse error", PARSE_ERROR, "Check that the stream and the weights are complete and belong to this model."
+    ),
     "npu.stream_end": Rule(
-        "the interrupt comes without the end being reached", 0, "Set QSIZE to the whole stream, with the NPU_OP_STOP at its end."
+        "the interrupt is raised before the end", 0, "Set QSIZE to the whole stream, with the NPU_OP_STOP at its end."
     ),
     "cache.not_cleaned": Rule(
-        "the NPU reads what was in memory before: a wrong result, now and then",
+        "the NPU reads old memory contents: an intermittent wrong result",
         0,
-        "Clean the data cache by address over all that the NPU reads, before CMD.run.",
+        "Clean the data cache by address over all NPU inputs before CMD.run.",
     ),
     "cache.not_invalidated": Rule(
-        "the CPU reads what was in its cache before the run: a wrong result, now and then",
+        "the CPU reads old cache contents: an intermittent wrong result",
         0,
-        "Invalidate the data cache by address over what the NPU has written, before the CPU reads it.",
+        "Invalidate the data cache by address over the NPU's outputs before the CPU reads them.",
     ),
     "cpu.memory": Rule("a bus fault", 0, "Check the pointer, and that the board has memory there."),
-    "cpu.read_only": Rule("a bus fault, or the write is lost", 0, "Place what is written in RAM."),
+    "cpu.read_only": Rule("a bus fault, or the write is lost", 0, "Place written data in RAM."),
     "cpu.instruction": Rule(
         "a usage fault",
         0,
@@ -122,13 +126,13 @@ RULES: dict[str, Rule] = {
 
 @dataclass(frozen=True)
 class Fault:
-    """Something wrong.
+    """A violation of a rule.
 
     Attributes:
-        id: stable name, a key of RULES.
-        text: what was found, and what is allowed.
-        place: the function and line of the firmware that did it, where known.
-        instructions: how many the CPU had executed, None where nobody counts.
+        id: Stable name, a key of RULES.
+        text: Finding and expectation.
+        place: Function and line of the firmware, if known.
+        instructions: Instructions executed by the CPU before it, or None if they are not counted.
     """
 
     id: str
@@ -138,12 +142,12 @@ class Fault:
 
     @property
     def rule(self) -> Rule:
-        """What the check is about."""
+        """Violated rule."""
         return RULES[self.id]
 
     @property
     def way_out(self) -> str:
-        """What helps."""
+        """Remedy."""
         return self.rule.way_out
 
     def __str__(self) -> str:
@@ -151,5 +155,5 @@ class Fault:
         return f"{self.text}{place} On silicon: {self.rule.shows}. {self.way_out} [{self.id}]"
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return the attributes as JSON-compatible data."""
         return {**asdict(self), "on_silicon": self.rule.shows, "way_out": self.way_out}

@@ -1,6 +1,6 @@
-"""Arm's fixed virtual platforms: the command line that runs a firmware on one, and what came of it.
+"""Run firmware on Arm's fixed virtual platforms (FVPs).
 
-An FVP ends when the firmware sends 0x04 on the UART. Its exit status says little, so what counts is what was printed.
+An FVP stops when the firmware sends 0x04 on the UART. Its exit status is not reliable; the printed text decides.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from ethorch.deploy.virtual_board.settings import Settings
 from ethorch.support.errors import EmulatorError
 from ethorch.targets.boards.description import Board
 
-#: Where to get them; nobody but Arm may hand them on.
+#: Download page. Only Arm may distribute FVPs.
 SOURCE = "https://developer.arm.com/Tools%20and%20Software/Fixed%20Virtual%20Platforms/IoT%20FVPs"
-_GRACE = 20.0  # seconds that an FVP may take to start and to end, beyond its own limit of time
+_GRACE = 20.0  # seconds for start and end of an FVP, in addition to its own timeout
 _CYCLES = re.compile(
     r"(?:NPU|PMU|PMCCNTR)\b[^\n\d]*?\bcycles?\b[^\n\d]*(\d+)|\b(\d+) (?:NPU cycles|cycles of the NPU)", re.IGNORECASE
 )
@@ -33,12 +33,12 @@ MOST_TEXT_BYTES = 1 << 24
 
 @dataclass(frozen=True)
 class Layout:
-    """How an FVP calls its parts.
+    """Parameter names of an FVP.
 
     Attributes:
-        npu, cpu: prefixes of their parameters.
-        uart: of the first UART.
-        off: parameters that keep windows and terminals away.
+        npu, cpu: Prefixes of their parameters.
+        uart: Prefix of the first UART's parameters.
+        off: Parameters that disable windows and terminals.
     """
 
     npu: str
@@ -63,12 +63,12 @@ _SSE_320 = Layout(
         "mps4_board.telnetterminal0.start_telnet=0",
     ),
 )
-#: How the command begins -> its layout.
+#: Prefix of the command -> its layout.
 LAYOUTS = {"FVP_Corstone_SSE-300": _SSE_300, "FVP_Corstone_SSE-320": _SSE_320}
 
 
 def find_command(board: Board, family: str) -> str:
-    """The name of the FVP of a board with an NPU of this family; EmulatorError where there is none."""
+    """Return the name of the FVP for a board with an NPU of this family, or raise EmulatorError."""
     name = board.fvp.get(family)
     if name is None:
         have = ", ".join(f"{key}: {value}" for key, value in board.fvp.items()) or "none"
@@ -79,27 +79,27 @@ def find_command(board: Board, family: str) -> str:
 
 
 def find(name: str) -> str:
-    """The path of an FVP on PATH; EmulatorError says how to get it."""
+    """Return the path of an FVP on PATH, or raise EmulatorError with its source."""
     path = shutil.which(name)
     if path is None:
         raise EmulatorError(
-            f"{name} is not on PATH. It is Arm's, free of charge under its licence: {SOURCE}. Until then "
+            f"{name} is not on PATH. Download it from Arm, free of charge: {SOURCE}. Without it, "
             "backend='unicorn' runs the same ELF file."
         )
     return path
 
 
 def arguments(name: str, elf: Path, macs: int, timeout: float, uart_file: Path, settings: Settings, folder: Path) -> list[str]:
-    """What follows the command.
+    """Return the arguments of the command.
 
     Args:
-        name: of the FVP.
-        uart_file: takes what the firmware prints.
-        folder: for the files of ``settings.data``, and the only one that semihosting sees.
+        name: Name of the FVP.
+        uart_file: File for the text printed by the firmware.
+        folder: Folder for the files of ``settings.data``, and the only one that semihosting can access.
     """
     layout = next((layout for start, layout in LAYOUTS.items() if name.startswith(start)), None)
     if layout is None:
-        raise EmulatorError(f"nobody knows the parameters of {name}; known are {', '.join(LAYOUTS)}.")
+        raise EmulatorError(f"the parameters of {name} are unknown; expected one of {', '.join(LAYOUTS)}.")
     parameters = [f"{layout.npu}.num_macs={macs}", *layout.off, f"{layout.uart}.out_file={uart_file}"]
     parameters += [f"{layout.uart}.unbuffered_output=1", f"{layout.uart}.shutdown_on_eot=1"]
     parameters += [f"{layout.cpu}.semihosting-{key}" for key in ("enable=1", "stack_base=0", "heap_limit=0", f"cwd={folder}")]
@@ -115,7 +115,7 @@ def arguments(name: str, elf: Path, macs: int, timeout: float, uart_file: Path, 
 
 
 def environment(path: str) -> dict[str, str]:
-    """This process's, with the libraries that the FVP of Corstone-320 brings along."""
+    """Return this process's environment, with the libraries bundled with the Corstone-320 FVP."""
     found = dict(os.environ)
     libraries = Path(path).resolve().parent
     for folder in (parent / "python" / "lib" for parent in libraries.parents):
@@ -135,12 +135,12 @@ class FvpEngine(Engine):
         _, npu = settings.npus[0]
         self._command, self._macs = find_command(board, npu.family), npu.macs
         if settings.inject or settings.max_instructions is not None:
-            raise EmulatorError("an FVP takes neither inject nor max_instructions; backend='unicorn' does.")
+            raise EmulatorError("an FVP supports neither inject nor max_instructions. Use backend='unicorn'.")
         self._path = find(self._command)
         self.expected_cycles = sum(settings.cycles.values()) or None
 
     def execute(self) -> End:
-        """Run the FVP, and read the text that the firmware printed."""
+        """Run the FVP and read the text printed by the firmware."""
         name, timeout = self._command, self.settings.timeout
         with tempfile.TemporaryDirectory(prefix="ethorch-fvp-") as made:
             folder = Path(made)
@@ -151,9 +151,7 @@ class FvpEngine(Engine):
         is_late = self.seconds_left() <= 0
         self.serial.put(printed)
         if not printed and code:
-            raise EmulatorError(
-                f"{name} ended with status {code} and the firmware printed nothing. It said: {said[-1000:].strip()}"
-            )
+            raise EmulatorError(f"{name} ended with status {code} and the firmware printed nothing. Output: {said[-1000:].strip()}")
         for line in said.splitlines():
             if line.startswith(("Warning", "Error")):
                 self.note(f"{name}: {line}")
@@ -164,13 +162,13 @@ class FvpEngine(Engine):
 
 
 def read_cycles(text: str) -> int | None:
-    """The NPU's cycles as firmware prints its PMU's, the last such line: ``NPU cycles: 1234``; None where there is no such line."""
+    """Return the last PMU cycle count printed by the firmware (``NPU cycles: 1234``), or None."""
     found = _CYCLES.findall(text)
     return int(next(filter(None, found[-1]))) if found else None
 
 
 def _execute(command: list[str], variables: dict[str, str], timeout: float, folder: Path) -> tuple[int, str, bool]:
-    """Return (exit status, output, True if the process was stopped). The process and its children have always ended then."""
+    """Return (exit status, output, True if the process was stopped) after the process and its children have ended."""
     try:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=variables, cwd=folder,
@@ -192,7 +190,7 @@ def _execute(command: list[str], variables: dict[str, str], timeout: float, fold
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End a process that we started, and what it started: the whole of its own session."""
+    """Kill the session of a process that we started, including its children."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""A client of GDB's remote protocol, as much of it as QEMU needs: registers, memory, watchpoints, stops, host calls."""
+"""A client of GDB's remote protocol with the features that QEMU needs: registers, memory, watchpoints, stops, host calls."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from dataclasses import dataclass
 from ethorch.support.errors import EmulatorError
 
 CHUNK = 1024  # bytes of memory in one request; QEMU's packets end at 4096 characters
-_SECONDS = 30.0  # that a request may take
+_SECONDS = 30.0  # timeout of a request
 
 
 @dataclass(frozen=True)
 class Stop:
-    """Why the target does not run: ``T`` and ``S`` for a signal, ``W`` and ``X`` for its end, ``F`` for a call to its host."""
+    """The stop reason: ``T`` and ``S`` for a signal, ``W`` and ``X`` for the target's end, ``F`` for a host call."""
 
     kind: str
     text: str
 
 
 class Gdb:
-    """A connection to a gdbstub. EmulatorError where it breaks off or says something unknown.
+    """A connection to a gdbstub. Raises EmulatorError if it is lost or a reply is unknown.
 
     Args:
-        path: of the stub's socket.
+        path: Path of the stub's socket.
     """
 
     def __init__(self, path: str):
@@ -38,20 +38,20 @@ class Gdb:
             self.ask("qXfer:features:read:target.xml:0,ffb")  # without it the stub refuses to set registers
 
     def fileno(self) -> int:
-        """For ``select``."""
+        """Return the socket's descriptor for ``select``."""
         return self._socket.fileno()
 
     def close(self) -> None:
-        """Let go of the stub."""
+        """Close the connection."""
         self._socket.close()
 
     def ask(self, packet: str) -> str:
-        """A request's answer."""
+        """Send a request and return the reply."""
         self.send(packet)
         return self._receive(time.monotonic() + _SECONDS)
 
     def send(self, packet: str) -> None:
-        """A packet, without waiting for an answer."""
+        """Send a packet without waiting for a reply."""
         data = packet.encode()
         self._write(b"$" + data + b"#%02x" % (sum(data) & 0xFF))
 
@@ -63,10 +63,10 @@ class Gdb:
         try:
             self._socket.sendall(data)
         except OSError as error:
-            raise EmulatorError(f"QEMU's debug connection broke off: {error}.") from None
+            raise EmulatorError(f"QEMU's debug connection was lost: {error}.") from None
 
     def poll(self) -> Stop | None:
-        """The stop that has arrived, None while there is none. Call it when the socket can be read."""
+        """Return the stop that has arrived, or None. Call it when the socket is readable."""
         self._fill()
         packet = self._packet()
         return None if packet is None else Stop(packet[:1], packet)
@@ -77,7 +77,7 @@ class Gdb:
             if packet is not None:
                 return packet
             if time.monotonic() > deadline:
-                raise EmulatorError(f"QEMU's debug connection has said nothing for {_SECONDS:g} seconds.")
+                raise EmulatorError(f"QEMU's debug connection timed out after {_SECONDS:g} seconds.")
             self._fill()
 
     def _fill(self) -> None:
@@ -86,13 +86,13 @@ class Gdb:
         except TimeoutError:
             return
         except OSError as error:
-            raise EmulatorError(f"QEMU's debug connection broke off: {error}.") from None
+            raise EmulatorError(f"QEMU's debug connection was lost: {error}.") from None
         if not data:
-            raise EmulatorError("QEMU has ended, and its debug connection with it.")
+            raise EmulatorError("QEMU exited and closed its debug connection.")
         self._buffer += data
 
     def _packet(self) -> str | None:
-        """The next whole packet, acknowledged unless it is the last: by then QEMU may be gone."""
+        """Return the next complete packet. The last packet is not acknowledged, because QEMU may already have exited."""
         start, end = self._buffer.find(b"$"), self._buffer.find(b"#")
         if start < 0 or end < 0 or len(self._buffer) < end + 3:
             return None
@@ -105,27 +105,26 @@ class Gdb:
     # Registers and memory.
 
     def registers(self) -> list[int]:
-        """R0 to R15."""
+        """Read R0 to R15."""
         text = self._right(self.ask("g"), "g")
         return [int.from_bytes(bytes.fromhex(text[8 * n : 8 * n + 8]), "little") for n in range(16)]
 
     def register(self, number: int) -> int:
-        """One register; 25 is XPSR."""
+        """Read one register; 25 is XPSR."""
         return int.from_bytes(bytes.fromhex(self._right(self.ask(f"p{number:x}"), "p")), "little")
 
     def set_register(self, number: int, value: int) -> None:
-        """Set a register."""
         self._right(self.ask(f"P{number:x}={value.to_bytes(4, 'little').hex()}"), "P")
 
     def read(self, address: int, size: int) -> bytes:
-        """Memory."""
+        """Read memory."""
         parts = []
         for at in range(0, size, CHUNK):
             parts.append(bytes.fromhex(self._right(self.ask(f"m{address + at:x},{min(CHUNK, size - at):x}"), "m")))
         return b"".join(parts)
 
     def write(self, address: int, content: bytes) -> None:
-        """Memory."""
+        """Write memory."""
         for at in range(0, len(content), CHUNK):
             piece = content[at : at + CHUNK]
             self._right(self.ask(f"M{address + at:x},{len(piece):x}:{piece.hex()}"), "M")
@@ -136,7 +135,9 @@ class Gdb:
 
     def _right(self, answer: str, request: str) -> str:
         if not answer or (answer[0] == "E" and len(answer) == 3):
-            raise EmulatorError(f"QEMU's debug connection answers {request!r} with {answer!r}; tested is QEMU 7.2.")
+            raise EmulatorError(
+                f"QEMU's debug connection answers {request!r} with {answer!r}; this version was tested with QEMU 7.2."
+            )
         return answer
 
 
@@ -144,7 +145,7 @@ Putter = Callable[[bytes], None]
 
 
 def host_call(gdb: Gdb, text: str, put: Putter) -> None:
-    """Do what firmware asks of its host (semihosting, as QEMU hands it on): it may write to the console, nothing else."""
+    """Execute a semihosting call forwarded by QEMU; only console output is supported."""
     name, *arguments = text[1:].split(",")
     answer = "F-1,9"
     if name == "write" and int(arguments[0], 16) in (1, 2):

@@ -1,4 +1,4 @@
-"""The memories of a board as bytes of this process, which CPU and NPU work on in place."""
+"""Memories of a board as buffers of this process, shared by CPU and NPU."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Block:
 
 
 class Guest:
-    """All memories of a board, zero at first. Pages that nobody touches cost nothing.
+    """All memories of a board, initially zero. Untouched pages use no physical memory.
 
     Args:
-        board: whose memories they are.
-        arrays: bytes for single memories, by name, where somebody else has to see them; the others are allocated here.
+        board: Board.
+        arrays: Existing buffers by name of the memory; other buffers are allocated.
     """
 
     def __init__(self, board: Board, arrays: Mapping[str, Bytes] | None = None):
@@ -39,7 +39,7 @@ class Guest:
         )
 
     def find(self, address: int) -> tuple[Block, int] | None:
-        """The block that an address lies in, and where in it; None where the board has no memory."""
+        """Return the block that contains an address and the offset in it, or None."""
         for block in self.blocks:
             offset = block.memory.offset(address)
             if offset is not None:
@@ -47,14 +47,14 @@ class Guest:
         return None
 
     def bytes_at(self, address: int, size: int) -> Bytes | None:
-        """The bytes at an address, in place; None where not all of them lie in one memory."""
+        """Return a view of the bytes at an address, or None if they are not all in one memory."""
         found = self.find(address)
         if found is None or found[1] + size > found[0].bytes.size:
             return None
         return found[0].bytes[found[1] : found[1] + size]
 
     def text_at(self, address: int, limit: int = 1 << 16) -> bytes:
-        """The zero-terminated text at an address, without its end; what there is of it."""
+        """Return the zero-terminated text at an address without its terminator, cut at the limit or at the end of the memory."""
         found = self.find(address)
         if found is None:
             return b""
@@ -62,14 +62,14 @@ class Guest:
         return content.partition(b"\0")[0]
 
     def word(self, address: int) -> int | None:
-        """A 32-bit word; None where there is no memory."""
+        """Return a 32-bit word, or None if the address has no memory."""
         found = self.bytes_at(address, 4)
         return None if found is None else int.from_bytes(found.tobytes(), "little")
 
     def load(self, firmware: Firmware, data: Mapping[int, bytes] | None = None) -> None:
-        """Put a firmware's segments and further data, by address, into memory.
+        """Load a firmware's segments and additional data by address.
 
-        ElfError names what lies outside the board's memories.
+        Raises ElfError for bytes outside the board's memories.
         """
         rows = [(s.address, s.data, f"the segment of {firmware.path.name} at") for s in firmware.segments]
         rows += [(address, content, "the data for") for address, content in (data or {}).items()]
@@ -78,7 +78,7 @@ class Guest:
             if place is None:
                 have = ", ".join(str(block.memory) for block in self.blocks)
                 raise ElfError(
-                    f"{what} {address:#010x}..{address + len(content):#010x} does not lie in one memory of board "
-                    f"{self.board.name}, which has {have}. Link for this board, or describe the board as it is."
+                    f"{what} {address:#010x}..{address + len(content):#010x} is not in one memory of board "
+                    f"{self.board.name}, which has {have}. Link for this board, or correct the board's description."
                 )
             place[:] = np.frombuffer(content, np.uint8)

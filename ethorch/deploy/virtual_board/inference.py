@@ -1,4 +1,4 @@
-"""Inference: what one run of the NPU did."""
+"""Record of one NPU run."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ class Inference:
     """One run of the NPU.
 
     Attributes:
-        stream: SHA-256 of the command stream, as ``run`` takes it for ``sources`` and ``cycles``.
-        stream_address, stream_bytes: where it lies.
-        started: instructions that the CPU had executed before it, None where nobody counts.
-        cycles: of the NPU's clock, estimated.
-        estimated_by: ``vela`` where its figures were given, else ``board``: multipliers and bandwidths.
-        seconds: of simulation, decoding the stream included.
-        read_bytes, written_bytes: per region.
-        macs: multiplications.
-        memories: name of the memory that each region lies in.
-        status: STATUS at its end.
-        operators: (name, cycles) in the order of execution.
-        ended: CPU's instructions at its end.
+        stream: SHA-256 of the command stream, a key of ``sources`` and ``cycles`` in ``run``.
+        stream_address, stream_bytes: Location of the stream.
+        started: Instructions executed by the CPU before the run, or None if they are not counted.
+        cycles: Estimated NPU cycles.
+        estimated_by: ``vela`` if Vela's figures were passed, else ``board`` (multipliers and bandwidths).
+        seconds: Simulation time, including the decoding of the stream.
+        read_bytes, written_bytes: Bytes per region.
+        macs: Number of multiplications.
+        memories: Name of each region's memory.
+        status: STATUS at the end.
+        operators: Tuples (name, cycles) in execution order.
+        ended: Instructions executed by the CPU at the end of the run.
     """
 
     stream: str
@@ -41,7 +41,7 @@ class Inference:
     operators: list[tuple[str, int]] = field(default_factory=list, repr=False)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data; ``operators`` are in the trace."""
+        """Return the attributes as JSON-compatible data, without ``operators``, which the trace contains."""
         found = asdict(self)
         del found["operators"]
         return found

@@ -1,4 +1,4 @@
-"""The memory protection unit, as far as it says what the data cache keeps: regions that are not cached, or written through.
+"""Memory protection unit, limited to cache policies: uncached and write-through regions.
 
 Source: Armv8-M Architecture Reference Manual, PMSAv8 (MPU_RBAR, MPU_RLAR, MPU_MAIR) and the default memory map.
 """
@@ -12,7 +12,7 @@ NONE, THROUGH, BACK = "not cached", "written through", "written back"
 REGIONS = 16
 TYPE, CTRL, RNR, RBAR, RLAR, MAIR0, MAIR1 = 0xD90, 0xD94, 0xD98, 0xD9C, 0xDA0, 0xDC0, 0xDC4
 _ALIASES = {RBAR + 8 * n: (RBAR, n) for n in range(1, 4)} | {RLAR + 8 * n: (RLAR, n) for n in range(1, 4)}
-# Where no region says otherwise: (first address, policy), up to the next.
+# Default memory map: (first address, policy) up to the next address.
 _DEFAULT = (
     (0x00000000, THROUGH),
     (0x20000000, BACK),
@@ -25,7 +25,7 @@ _END = 1 << 32
 
 
 class Mpu:
-    """Its registers, by their offsets in the system control space."""
+    """MPU registers, by offset in the system control space."""
 
     def __init__(self) -> None:
         self._control = self._number = 0
@@ -37,7 +37,6 @@ class Mpu:
         return TYPE <= at <= MAIR1 and (at <= RLAR + 24 or at >= MAIR0)
 
     def read(self, at: int) -> int:
-        """A register's value."""
         at, region = self._region(at)
         if at == TYPE:
             return REGIONS << 8
@@ -46,7 +45,6 @@ class Mpu:
         return {CTRL: self._control, RNR: self._number, RBAR: self._bases[region], RLAR: self._limits[region]}.get(at, 0)
 
     def write(self, at: int, value: int) -> None:
-        """Write a register."""
         at, region = self._region(at)
         if at == CTRL:
             self._control = value & 7
@@ -60,12 +58,12 @@ class Mpu:
             self._attributes[at == MAIR1] = value
 
     def _region(self, at: int) -> tuple[int, int]:
-        """A register, its alias resolved, and the region that it is of."""
+        """Resolve an alias and return the register and its region."""
         at, more = _ALIASES.get(at, (at, 0))
         return at, (self._number & ~3 | more) if more else self._number
 
     def policies(self, start: int, end: int) -> Iterator[tuple[int, int, str]]:
-        """The parts (start, end, policy) of an address range, in order."""
+        """Iterate over the parts (start, end, policy) of an address range, in order."""
         rows = list(self._regions())
         cuts = {start, end, *(at for at, _ in _DEFAULT), *(at for low, high, _ in rows for at in (low, high))}
         points = sorted(at for at in cuts if start <= at <= end)
@@ -76,7 +74,7 @@ class Mpu:
             yield low, high, policy
 
     def _regions(self) -> Iterator[tuple[int, int, str]]:
-        """The regions (start, end, policy) that are on."""
+        """Iterate over the enabled regions (start, end, policy)."""
         if not self._control & 1:
             return
         for base, limit in zip(self._bases, self._limits, strict=True):
@@ -87,7 +85,7 @@ class Mpu:
 
 
 def _policy(attribute: int) -> str:
-    """Of a byte of MAIR: devices have an outer half of 0; the inner half is 4 without a cache."""
+    """Return the policy of a MAIR byte. A device has outer half 0; inner half 4 is uncached."""
     outer, inner = attribute >> 4, attribute & 15
     if not outer or inner == 4:
         return NONE

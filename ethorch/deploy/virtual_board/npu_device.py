@@ -1,4 +1,4 @@
-"""The NPU as firmware sees it: registers in front of the simulator, and a check for everything that silicon would punish."""
+"""The NPU's register interface to the simulator, with checks for behaviour that fails on silicon."""
 
 from __future__ import annotations
 
@@ -38,62 +38,62 @@ from ethorch.targets.boards.description import Memory, NpuSlot
 
 MOST_STREAM_BYTES = 1 << 26
 _HISTORY = 0xFFFF << 16
-#: Faults that can be brought about on purpose.
+#: Faults that can be injected.
 INJECTIONS = ("no-interrupt", "never-ends")
 
 
 class Session(Protocol):
-    """What a device wants of the emulation around it."""
+    """Callbacks of the emulation used by devices."""
 
     def report(self, id: str, text: str) -> None:
-        """Note a fault at the instruction that is being executed."""
+        """Record a fault at the current instruction."""
 
     def on_npu_start(self, device: NpuDevice) -> None:
-        """A run has begun; somebody has to call ``finish`` later."""
+        """Handle the start of a run; the implementation must call ``finish`` later."""
 
     @property
     def instructions(self) -> int | None:
-        """What the CPU has executed so far."""
+        """Number of executed CPU instructions, or None."""
 
 
 @dataclass
 class _Prepared:
-    """A run that has begun: what it will execute, or why it cannot."""
+    """A started run: its program, or the reason why it cannot execute."""
 
     inference: Inference
     machine: Machine | None = None
     memories: Mapping[int, Memory] = field(default_factory=dict)
     reads: list[tuple[int, int]] = field(default_factory=list)
     writes: list[tuple[int, int]] = field(default_factory=list)
-    status: int = 0  # bits of the fault that keeps it from running
+    status: int = 0  # STATUS bits of the fault that prevents the run
 
 
 Ranges = Sequence[tuple[int, int]]  # (address, end)
 
 
 class Coherence(Protocol):
-    """What lies between the CPU's view of memory and the NPU's: a cache, or a copy."""
+    """The cache or copy between the CPU's and the NPU's view of memory."""
 
     def before_run(self, reads: Ranges, writes: Ranges, exact: bool) -> None:
-        """The NPU is about to read and write these; if not ``exact``, no more than these."""
+        """Handle the ranges that the NPU is about to access; if not ``exact``, they are upper bounds."""
 
     def after_run(self, writes: Ranges, exact: bool) -> None:
-        """The NPU has written these."""
+        """Handle the ranges that the NPU wrote."""
 
 
 class NpuDevice:
     """An NPU on the bus.
 
-    A run begins with the write of CMD and is executed when ``finish`` is called, so that firmware sees STATUS.running first.
+    A write to CMD starts a run, and ``finish`` executes it, so that firmware observes STATUS.running first.
 
     Args:
-        session: the emulation around it.
-        npu: what it is.
-        slot: where it is.
-        guest: memory.
-        sources: SHA-256 of a command stream -> Vela's schedule of it, for cycles and names of operators.
-        cycles: SHA-256 of a command stream -> Vela's estimate of its cycles, where there is no schedule.
-        inject: faults to bring about: ``no-interrupt``: the line is never raised; ``never-ends``: a run goes on for ever.
+        session: Callbacks of the emulation.
+        npu: NPU configuration.
+        slot: Location on the board.
+        guest: Memory of the board.
+        sources: SHA-256 of a command stream -> Vela's schedule, for cycles and operator names.
+        cycles: SHA-256 of a command stream -> Vela's cycle estimate, if there is no schedule.
+        inject: Faults to inject: ``no-interrupt`` never raises the line; ``never-ends`` never completes a run.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class NpuDevice:
         return self._running is not None
 
     def read(self, offset: int, size: int = 4) -> int:
-        """What the CPU reads at a byte offset."""
+        """Return the value that the CPU reads at a byte offset."""
         if not self._check_access("read", offset, size):
             return 0
         if offset == regs.STATUS:
@@ -147,7 +147,7 @@ class NpuDevice:
         return self.values.get(offset, row.reset)
 
     def write(self, offset: int, value: int, size: int = 4) -> None:
-        """The CPU writes at a byte offset."""
+        """Handle the CPU's write at a byte offset."""
         if not self._check_access("write", offset, size):
             return
         row = self.rows.get(offset)
@@ -155,7 +155,7 @@ class NpuDevice:
             if not regs.is_debug_window(offset):
                 self._unknown("write", offset)
         elif not row.writable:
-            self.session.report("npu.read_only_register", f"The firmware writes {value:#x} to {row.name}, which can only be read.")
+            self.session.report("npu.read_only_register", f"The firmware writes {value:#x} to {row.name}, which is read-only.")
         elif self.running and not row.live:
             text = f"The firmware writes {value:#x} to {row.name} while the NPU is running."
             self.session.report("npu.write_while_running", text)
@@ -189,7 +189,7 @@ class NpuDevice:
         self.status = 0
 
     def _reset(self, wanted: int) -> None:
-        """A soft reset: at once, and a run in progress is lost."""
+        """Reset immediately and discard a run in progress."""
         self._running = None
         self._reset_values()
         self.values[regs.PROT] = wanted
@@ -216,7 +216,7 @@ class NpuDevice:
             self.session.report("npu.not_reset", "The firmware writes CMD.run, and has not written RESET since power-on.")
         if self.status & IRQ_RAISED:
             self.session.report(
-                "npu.irq_not_acknowledged", "The firmware writes CMD.run while the interrupt of the run before is raised."
+                "npu.irq_not_acknowledged", "The firmware writes CMD.run while the interrupt of the previous run is raised."
             )
         self.status = (self.status & (_HISTORY | IRQ_RAISED)) | RUNNING
         started = time.perf_counter()
@@ -225,7 +225,7 @@ class NpuDevice:
         self.session.on_npu_start(self)
 
     def finish(self) -> None:
-        """Execute the run in progress to its end; nothing happens when there is none, or when it shall never end."""
+        """Execute the run in progress; do nothing if there is none or it never ends."""
         run = self._running
         if run is None or "never-ends" in self.inject:
             return
@@ -247,13 +247,13 @@ class NpuDevice:
         address, size = self._address(regs.QBASE), self.values[regs.QSIZE]
         run = _Prepared(Inference("", address, size, self.session.instructions))
         if address % 16:
-            self._fail(run, "npu.stream_alignment", f"QBASE is {address:#x}; a command stream begins at a multiple of 16 bytes.")
+            self._fail(run, "npu.stream_alignment", f"QBASE is {address:#x}; expected a multiple of 16.")
         elif not size or size % 4 or size > MOST_STREAM_BYTES:
-            text = f"QSIZE is {size} bytes; a stream has a positive multiple of 4, at most {MOST_STREAM_BYTES}."
+            text = f"QSIZE is {size} bytes; expected a positive multiple of 4, at most {MOST_STREAM_BYTES}."
             self._fail(run, "npu.stream_size", text)
         elif self._reach(run, "the command stream at QBASE", address, size, self.values[regs.QCONFIG]) is not None:
             stream = self.guest.bytes_at(address, size)
-            assert stream is not None  # _reach has seen to it
+            assert stream is not None  # guaranteed by _reach
             commands = stream.tobytes()
             run.inference.stream = hashlib.sha256(commands).hexdigest()
             if self._check_configuration(run, address):
@@ -264,30 +264,30 @@ class NpuDevice:
         return self.values[register] | self.values[register + 4] << 32
 
     def _reach(self, run: _Prepared, what: str, address: int, size: int, attribute: int, writes: bool = False) -> Memory | None:
-        """The memory that holds all of something; None, and a fault, where the NPU cannot get at it in this way."""
+        """Return the memory that contains a range; report a fault and return None if the NPU cannot access it."""
         found = self.guest.find(address)
         named = f"{what}, {address:#010x}..{address + size:#010x}"
         if found is None:
             seen = ", ".join(str(m) for m in self.guest.board.memories if m.npu_ports)
-            self._fail(run, "npu.no_memory", f"The board has no memory for {named}. The NPU sees {seen}.")
+            self._fail(run, "npu.no_memory", f"The board has no memory for {named}. The NPU can access {seen}.")
             return None
         memory, port = found[0].memory, self.port(attribute)
         if not memory.npu_ports:
             seen = ", ".join(str(m) for m in self.guest.board.memories if m.npu_ports)
             self._fail(
-                run, "npu.unreachable_memory", f"{_capital(named)} lies in {memory}, which the NPU cannot see. It sees {seen}."
+                run,
+                "npu.unreachable_memory",
+                f"{_capital(named)} is in {memory}, which the NPU cannot access. It can access {seen}.",
             )
         elif port not in memory.npu_ports:
             ways = " or ".join(memory.npu_ports)
-            text = f"{_capital(named)} lies in {memory}; its attribute {attribute} is port {port}, and {ways} leads there."
+            text = f"{_capital(named)} is in {memory}; its attribute {attribute} selects port {port}, but that memory needs {ways}."
             self._fail(run, "npu.port", text)
         elif found[1] + size > memory.size_bytes:
             over = found[1] + size - memory.size_bytes
             self._fail(run, "npu.extent", f"{_capital(named)} goes {over} bytes beyond the end of {memory}.")
         elif writes and not memory.writable:
-            self._fail(
-                run, "npu.read_only_memory", f"The stream writes to {named}, which lies in {memory}: nobody can write there."
-            )
+            self._fail(run, "npu.read_only_memory", f"The stream writes to {named}, which is in {memory}, a read-only memory.")
         elif writes and port == "ext" and self.npu.family == U55:
             text = f"The stream writes to {named} through attribute {attribute}, which is AXI1 of a U55."
             self._fail(run, "npu.read_only_port", text)
@@ -296,13 +296,13 @@ class NpuDevice:
         return None
 
     def port(self, attribute: int) -> str:
-        """The port that a memory attribute (0..3, as in REGIONCFG) leads to."""
+        """Return the port of a memory attribute (0 to 3, as in REGIONCFG)."""
         if self.npu.family == U85:
             return "ext" if self.values[regs.ATTRIBUTES + 4 * attribute] & 4 else "sram"
         return "ext" if attribute & 2 else "sram"
 
     def _check_configuration(self, run: _Prepared, address: int) -> bool:
-        """Return True unless the driver payload's header, if it precedes the stream, is for another NPU."""
+        """Return True unless a driver payload's header before the stream is for another NPU."""
         header = self.guest.bytes_at(address - 32, 32)
         if header is None or header[:4].tobytes() != COP1:
             return True
@@ -322,7 +322,7 @@ class NpuDevice:
         return False
 
     def _load(self, run: _Prepared, commands: bytes) -> None:
-        """Decode the stream, check every region that it uses, and lay a machine over them."""
+        """Decode the stream, check its regions, and create a machine."""
         bases = tuple(self._address(regs.BASEP + 8 * region) for region in range(regs.REGIONS))
         try:
             program, used = self.programs.stream(run.inference.stream, commands)
@@ -330,7 +330,7 @@ class NpuDevice:
             self._fail(run, "npu.command", f"The stream at {run.inference.stream_address:#x} cannot be executed: {fault}")
             return
         if not ends(program):
-            text = "The command stream does not end with NPU_OP_STOP: QSIZE is too small, or the stream is cut off."
+            text = "The command stream does not end with NPU_OP_STOP: QSIZE is too small, or the stream is truncated."
             self._fail(run, "npu.stream_end", text)
             return
         exact = not program.has_branches
@@ -347,9 +347,9 @@ class NpuDevice:
         run.machine = self.programs.machine(run.inference.stream, constants, regions, bases)
 
     def _check_memories(self, run: _Prepared, used: Mapping[int, Extent], bases: Sequence[int], exact: bool) -> dict[int, Memory]:
-        """The memory of each region that a stream uses; a fault where the NPU cannot get at it.
+        """Return the memory of each region; report a fault if the NPU cannot access it.
 
-        Of a stream with branches (not ``exact``) the beginning of each region is checked, the rest by the machine on its way.
+        For a stream with branches (not ``exact``), only the start of each region is checked; the machine checks the rest.
         """
         memories: dict[int, Memory] = {}
         for region, extent in sorted(used.items()):
@@ -358,7 +358,7 @@ class NpuDevice:
                 continue
             base, attribute = bases[region], self.values[regs.REGIONCFG] >> 2 * region & 3
             if base % 16:
-                self._fail(run, "npu.base_alignment", f"BASEP{region} is {base:#x}; a region begins at a multiple of 16 bytes.")
+                self._fail(run, "npu.base_alignment", f"BASEP{region} is {base:#x}; expected a multiple of 16.")
                 continue
             label = f"region {region} (BASEP{region} = {base:#x})" + (f", as far as {extent.last} goes" if exact else "")
             start, size = (base + extent.start, extent.end - extent.start) if exact else (base, 1)
@@ -374,7 +374,7 @@ class NpuDevice:
         return found[0].bytes[found[1] :]
 
     def _execute(self, run: _Prepared, machine: Machine) -> int:
-        """Run the machine, count; returns the STATUS bits of its end."""
+        """Run the machine, count its operations, and return the final STATUS bits."""
         inference = run.inference
         before = machine.counters
         started = time.perf_counter()
@@ -397,7 +397,7 @@ class NpuDevice:
         return END_REACHED
 
     def _count_cycles(self, run: _Prepared, operations: Sequence[Done]) -> None:
-        """Vela's estimate where it was given, else ours, with the operators' names."""
+        """Set cycles and operators from Vela's estimate if it was passed, else from the board's."""
         inference, sources = run.inference, self.sources.get(run.inference.stream)
         if sources is not None:
             inference.operators = [(str(source), source.op_cycles) for source in sources.all()]
@@ -408,7 +408,7 @@ class NpuDevice:
         inference.cycles = self.cycles.get(inference.stream, sum(cycles for _, cycles in inference.operators))
 
     def _events(self, inference: Inference) -> dict[int, int]:
-        """PMU events of a run: lower bounds, as of ``npu.counters.events``."""
+        """Return lower bounds of the PMU events of a run. See ``npu.counters.events``."""
         beat = BEAT_BYTES[self.npu.family]
         beats = dict.fromkeys((AXI0_READ_BEATS, AXI0_WRITE_BEATS, AXI1_READ_BEATS, AXI1_WRITE_BEATS), 0)
         for sizes, events in (

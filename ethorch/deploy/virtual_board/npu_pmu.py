@@ -9,14 +9,14 @@ from ethorch.npu.registers import Npu
 
 
 class Pmu:
-    """The NPU's performance counters. They stand still between runs."""
+    """The NPU's performance counters. They do not advance between runs."""
 
     def __init__(self, npu: Npu):
         self.start, self.counters = regs.PMU_OFFSET[npu.family], regs.EVENT_COUNTERS[npu.family]
         self.reset()
 
     def reset(self) -> None:
-        """As after a reset of the NPU."""
+        """Restore the state after a reset of the NPU."""
         self.enabled = self.overflowed = self.interrupting = self.control = self.cycles = 0
         self.events = [0] * self.counters
         self.types = [0] * self.counters
@@ -24,7 +24,7 @@ class Pmu:
 
     @property
     def irq(self) -> bool:
-        """True if a counter has overflowed whose interrupt is enabled."""
+        """True if a counter with an enabled interrupt has overflowed."""
         return bool(self.overflowed & self.interrupting)
 
     def owns(self, offset: int) -> bool:
@@ -33,7 +33,6 @@ class Pmu:
         return regs.PMCR <= at <= regs.PMCAXI_CHAN or regs.PMEVCNTR <= at < regs.PMEVTYPER + 4 * self.counters
 
     def read(self, offset: int) -> int:
-        """A register's value."""
         at = offset - self.start
         if at >= regs.PMEVTYPER:
             return self.types[(at - regs.PMEVTYPER) // 4]
@@ -54,7 +53,6 @@ class Pmu:
         return self.rest.get(at, 0)
 
     def write(self, offset: int, value: int) -> None:
-        """Write a register."""
         at = offset - self.start
         if at >= regs.PMEVTYPER:
             self.types[(at - regs.PMEVTYPER) // 4] = value
@@ -86,7 +84,7 @@ class Pmu:
             self.rest[at] = value
 
     def advance(self, cycles: int, events: Mapping[int, int]) -> None:
-        """A run has taken so many cycles, with these events by number."""
+        """Add the cycles and the events of a run, by event number."""
         if not self.control & 1:
             return
         if self.enabled >> 31:

@@ -1,4 +1,4 @@
-"""Command streams that an NPU has met, decoded once, and machines over the guest's memory."""
+"""Cache of an NPU's decoded command streams and of machines over the guest's memory."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Programs:
     """The programs of one NPU.
 
     Args:
-        npu: what executes them.
-        sources: SHA-256 of a command stream -> Vela's schedule of it.
+        npu: NPU configuration.
+        sources: SHA-256 of a command stream -> Vela's schedule.
     """
 
     def __init__(self, npu: Npu, sources: Mapping[str, Sources]):
@@ -30,9 +30,9 @@ class Programs:
         self._machines: dict[tuple[Any, ...], Machine] = {}
 
     def stream(self, digest: str, commands: bytes) -> tuple[Program, dict[int, Extent]]:
-        """The stream without constants, and what it touches: of a stream with branches no more than that.
+        """Return the stream without constants and its extents, which are upper bounds for a stream with branches.
 
-        MachineFault where it cannot be decoded or prepared.
+        Raises MachineFault if the stream cannot be decoded or prepared.
         """
         if digest not in self._streams:
             program = Program(payload(self.npu, commands))
@@ -41,7 +41,7 @@ class Programs:
         return self._streams[digest]
 
     def machine(self, digest: str, constants: Bytes, regions: Mapping[int, Bytes], bases: tuple[int, ...]) -> Machine:
-        """A machine over the guest's memory; its constants are decoded anew where their bytes have changed."""
+        """Return a machine over the guest's memory; constants are decoded again if their bytes changed."""
         key = (digest, bases, hashlib.blake2b(constants.data, digest_size=16).digest())
         if key not in self._machines:
             program = self._streams[digest][0].with_constants(constants)
@@ -61,7 +61,7 @@ def _keep(entries: dict[Any, Any], key: Any, entry: Any) -> None:
 
 
 def payload(npu: Npu, commands: bytes) -> bytes:
-    """A driver payload (npu-reference 1.2) around bare commands, for the machine."""
+    """Wrap bare commands in a driver payload (npu-reference 1.2) for the machine."""
     words = len(commands) // 4
     head = [int.from_bytes(COP1, "little"), 0x00100001, npu.config, regs.ID[npu.family], 5, 5, 5]
     head.append((words & 0xFFFF) << 16 | (words >> 16 & 0xFF) << 8 | 2)

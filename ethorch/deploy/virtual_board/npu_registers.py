@@ -1,4 +1,4 @@
-"""The NPU's registers as the CPU sees them: offset, name, who may write, value after reset (npu-reference 9.1)."""
+"""The NPU's registers: offset, name, access and reset value (npu-reference 9.1)."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Register:
     """A 32-bit register.
 
     Attributes:
-        writable: True if the CPU may write it.
-        mask: bits that a write takes.
-        reset: value after a reset.
-        live: True if it may be written while a run is in progress.
-        kept: True if it keeps its value over a reset.
+        writable: Whether the CPU can write it.
+        mask: Writable bits.
+        reset: Value after a reset.
+        live: Whether it can be written while a run is in progress.
+        kept: Whether it keeps its value over a reset.
     """
 
     offset: int
@@ -48,7 +48,7 @@ class Register:
 
 
 def table(npu: Npu) -> dict[int, Register]:
-    """Every register of an NPU by offset."""
+    """Return all registers of an NPU by offset."""
     return _table(npu.family, npu.config)
 
 
@@ -112,5 +112,5 @@ def _pmu(family: str) -> list[Register]:
 
 
 def is_debug_window(offset: int) -> bool:
-    """Return True if an offset is in the windows in which a debugger reads internal memory and the commands' registers."""
+    """Return True if an offset is in the debugger's windows for internal memory and command registers."""
     return 0x100 <= offset < 0x180 or 0x400 <= offset < 0xFC0

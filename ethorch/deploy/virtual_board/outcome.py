@@ -1,4 +1,4 @@
-"""Run: what firmware did on a board, virtual or not."""
+"""Outcome of a firmware run on a virtual or real board."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ethorch.deploy.virtual_board.trace import Clocks, events
 from ethorch.formats.files import write_whole
 from ethorch.support.errors import EthorchError
 
-#: How a run may end: the firmware's own end by semihosting or by 0x04 on the UART; the CPU in trouble or asleep for good;
-#: a reset that it asked for; a limit of the caller's.
+#: Ends of a run: by the firmware (semihosting or 0x04 on the UART), by a CPU fault or a permanent sleep,
+#: by a requested reset, or by a limit of the caller.
 ENDS = ("exit", "eot", "fault", "asleep", "reset", "timeout", "instructions")
 
 
@@ -25,7 +25,7 @@ class End:
 
     Attributes:
         how: One of ENDS.
-        code: The firmware's exit code; None if it did not end by semihosting.
+        code: Exit code of the firmware, or None if it did not end by semihosting.
     """
 
     how: str
@@ -34,21 +34,21 @@ class End:
 
 @dataclass(frozen=True)
 class Run:
-    """What a firmware did.
+    """The outcome of a firmware run.
 
     Attributes:
-        board, npu, backend: where it ran: ``corstone-300``, ``ethos-u55-128``, ``unicorn``.
-        text: what it printed, on the UART and by semihosting.
-        ended: one of ENDS.
-        exit_code: what it ended with; None where it did not end by semihosting.
-        faults: what was found wrong, each kind at each place once.
-        instructions: that the CPU executed; None where nobody counts.
-        inferences: runs of the NPU.
-        seconds: that all took here.
-        notes: what was left out, as accesses to peripherals that the board file does not have.
-        measured_cycles: NPU cycles that the firmware printed as its PMU's, on a back end that measures; else None.
-        expected_cycles: the sum of the ``cycles`` that the caller gave, to be held against what was measured.
-        cpu_clock_hz, npu_clock_hz: of the board.
+        board, npu, backend: Environment, e.g. ``corstone-300``, ``ethos-u55-128``, ``unicorn``.
+        text: Text printed on the UART and by semihosting.
+        ended: One of ENDS.
+        exit_code: Exit code, or None if the firmware did not end by semihosting.
+        faults: Distinct faults, at most one of each kind per location.
+        instructions: Instructions executed by the CPU, or None if they are not counted.
+        inferences: NPU runs.
+        seconds: Duration on the host.
+        notes: Omissions, such as accesses to peripherals that the board file does not describe.
+        measured_cycles: NPU cycles that the firmware printed from its PMU, on a backend that measures them; else None.
+        expected_cycles: Sum of the ``cycles`` passed by the caller, for comparison.
+        cpu_clock_hz, npu_clock_hz: Clocks of the board.
     """
 
     board: str
@@ -70,29 +70,29 @@ class Run:
 
     @property
     def ok(self) -> bool:
-        """True if the firmware ended by itself, with code 0 if it has one, and without a fault."""
+        """True if the firmware ended by itself, without faults, and with exit code 0 if it has one."""
         return self.ended in ("exit", "eot") and not self.exit_code and not self.faults
 
     @property
     def npu_cycles(self) -> int | None:
-        """Estimated cycles of all runs of the NPU; None where nothing is known of them, as on an FVP."""
+        """Estimated cycles of all NPU runs, or None if they are unknown, as on an FVP."""
         return sum(i.cycles for i in self.inferences) if self.inferences else None
 
     @property
     def measured_ratio(self) -> float | None:
-        """Measured cycles by expected ones; None where one of them is not known."""
+        """Measured divided by expected cycles, or None if either is unknown."""
         if self.measured_cycles is None or not self.expected_cycles:
             return None
         return self.measured_cycles / self.expected_cycles
 
     @property
     def cpu_seconds(self) -> float:
-        """What was taken here without the simulation of the NPU."""
+        """Duration on the host without the simulation of the NPU."""
         return self.seconds - sum(i.seconds for i in self.inferences)
 
     @property
     def bytes_by_region(self) -> dict[int, dict[str, int]]:
-        """Region -> ``{"read": bytes, "written": bytes}``, by the NPU in all runs."""
+        """Map each region to ``{"read": bytes, "written": bytes}`` of the NPU in all runs."""
         found: dict[int, dict[str, int]] = {}
         for inference in self.inferences:
             for kind, part in (("read", inference.read_bytes), ("written", inference.written_bytes)):
@@ -102,13 +102,13 @@ class Run:
         return dict(sorted(found.items()))
 
     def read(self, address: int, size: int) -> bytes:
-        """Bytes of the board's memory after the run; EthorchError where there is none, or the memory is not ours to read."""
+        """Return bytes of the board's memory after the run; raise EthorchError if they cannot be read."""
         if self._read is None:
-            raise EthorchError(f"the memory of a run on {self.backend} cannot be read; unicorn's can.")
+            raise EthorchError(f"the memory of a run on {self.backend} cannot be read. Use backend='unicorn'.")
         return self._read(address, size)
 
     def check(self) -> Run:
-        """The run itself if all was well; EthorchError says what was not."""
+        """Return self if the run succeeded; raise EthorchError otherwise."""
         if self.ok:
             return self
         said = [f"the firmware ended by {self.ended!r}" + ("" if self.exit_code is None else f" with code {self.exit_code}")]
@@ -116,15 +116,15 @@ class Run:
         raise EthorchError("; ".join(said) + (f". It printed: {self.text[-500:].strip()}" if self.text.strip() else ""))
 
     def trace(self, path: str | PathLike[str]) -> None:
-        """Write the run as a trace that Perfetto and Chrome open; EthorchError where nobody counted instructions."""
+        """Write a trace for Perfetto and Chrome; raise EthorchError if instructions were not counted."""
         if self.instructions is None:
-            raise EthorchError(f"a run on {self.backend} counts no instructions, so it has no trace; unicorn counts them.")
+            raise EthorchError(f"a run on {self.backend} does not count instructions, so it has no trace. Use backend='unicorn'.")
         title = f"{self.board}, {self.npu}, estimated"
         clocks = Clocks(self.cpu_clock_hz, self.npu_clock_hz)
         write_whole(path, json.dumps(events(title, self.instructions, self.inferences, clocks)).encode())
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return the attributes as JSON-compatible data."""
         return {
             "board": self.board,
             "npu": self.npu,

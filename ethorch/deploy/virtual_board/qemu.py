@@ -1,11 +1,11 @@
-"""The board in QEMU: a Cortex-M55 with Helium, NVIC and caches' registers, and our NPU behind an address where QEMU has nothing.
+"""The board in QEMU: a Cortex-M55 with Helium, NVIC and cache registers, and our NPU at an address that QEMU leaves unmapped.
 
-A stock qemu-system-arm is driven from outside: a watchpoint of its gdbstub stops it at every access to the NPU, which is done here
-(``thumb`` decodes the instruction); the NPU's interrupt is raised through its test interface; the board's DRAM is a file that both
-sides map, its other memories are copied at each run of the NPU. Tested with QEMU 7.2.
+A stock qemu-system-arm is controlled from outside. A gdbstub watchpoint stops it at every access to the NPU, which is executed here
+after ``thumb`` decodes the instruction. The test interface raises the NPU's interrupt. The board's DRAM is a file mapped by both
+processes; other memories are copied at each NPU run. Tested with QEMU 7.2.
 
-What differs from unicorn: a run of the NPU is over before the CPU goes on, so that writes while it runs cannot be seen; caches are
-not looked at; instructions are not counted.
+Unlike unicorn, an NPU run ends before the CPU continues, so writes during a run are not detected. Caches are not checked, and
+instructions are not counted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SP, _PC, _XPSR = 13, 15, 25
 
 
 class QemuEngine(Engine):
-    """A QEMU process that is the board."""
+    """A board emulated by a QEMU process."""
 
     name = "qemu"
 
@@ -38,7 +38,7 @@ class QemuEngine(Engine):
         super().__init__(board, firmware, settings)
         check_machine(board)
         if settings.max_instructions is not None:
-            raise EmulatorError("QEMU counts no instructions; max_instructions is for backend='unicorn'.")
+            raise EmulatorError("QEMU does not count instructions. Use backend='unicorn' for max_instructions.")
         self._pc = 0
         self._begun: list[NpuDevice] = []
         self._raised: dict[int, bool] = {}
@@ -55,18 +55,18 @@ class QemuEngine(Engine):
 
     @property
     def pc(self) -> int:
-        """The address of the instruction at which QEMU has stopped."""
+        """Address of the instruction at which QEMU stopped."""
         return self._pc
 
     def on_npu_start(self, device: NpuDevice) -> None:
-        """Finish the run of the NPU as soon as the access that began it is done."""
+        """Finish the NPU run after the access that started it."""
         self._begun.append(device)
 
     # Starting.
 
     def _load(self) -> None:
-        """Store the data, set the CPU to its entry, and watch the registers of the NPU."""
-        Guest(self.board).load(self.firmware, self.settings.data)  # refuses what does not fit
+        """Write the data, set the CPU to its entry point, and watch the NPU's registers."""
+        Guest(self.board).load(self.firmware, self.settings.data)  # raises an error for data that does not fit
         for address, content in self.settings.data.items():
             place = Guest.bytes_at(self.guest, address, len(content))
             assert place is not None
@@ -83,12 +83,12 @@ class QemuEngine(Engine):
         for segment in self.firmware.segments:
             if int.from_bytes(segment.data[4:8], "little") == self.firmware.entry | 1:
                 return segment.data
-        raise ElfError(f"{self.firmware.path}: no segment begins with a vector table whose second word is the entry.")
+        raise ElfError(f"{self.firmware.path}: no segment starts with a vector table whose second word is the entry point.")
 
     # Running.
 
     def execute(self) -> End:
-        """Let QEMU run, and handle its stops."""
+        """Run QEMU and handle its stops."""
         self.gdb.send("c")
         while True:
             left = self.seconds_left()
@@ -121,7 +121,7 @@ class QemuEngine(Engine):
         return None
 
     def _access(self) -> None:
-        """Do the load or store that QEMU stopped before."""
+        """Execute the load or store at which QEMU stopped."""
         registers = self.gdb.registers()
         self._pc = registers[_PC]
         code = self.gdb.read(self._pc, 4)
@@ -129,7 +129,7 @@ class QemuEngine(Engine):
         if access is None:
             place = self.firmware.place(self._pc)
             raise EmulatorError(
-                f"the firmware accesses the NPU by instruction {code.hex()} at {place}, which is no plain load or store; access "
+                f"the firmware accesses the NPU by instruction {code.hex()} at {place}, which is not a plain load or store; access "
                 "its registers through a volatile uint32_t."
             )
         address = access.address(registers)
@@ -155,7 +155,7 @@ class QemuEngine(Engine):
                     return
 
     def _finish_runs(self) -> None:
-        """Finish the runs of the NPU that have begun, and set the interrupt lines."""
+        """Finish the started NPU runs and set the interrupt lines."""
         for device in self._begun:
             device.finish()
         self._begun.clear()

@@ -1,4 +1,4 @@
-"""The memories of a board in QEMU: its test interface, and a guest that copies by it what is not mapped."""
+"""Memories of a board in QEMU: the test interface, and a guest that uses it to copy unmapped memories."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ethorch.targets.boards.description import Board
 
 
 class Qtest:
-    """QEMU's test interface: memory and interrupt lines. EmulatorError where it breaks off or refuses.
+    """QEMU's test interface to memory and interrupt lines. Raises EmulatorError if it fails.
 
     Args:
-        path: of its socket.
+        path: Path of its socket.
     """
 
     def __init__(self, path: str):
@@ -28,12 +28,12 @@ class Qtest:
         self._lines = self._socket.makefile("rb")
 
     def close(self) -> None:
-        """Let go of QEMU."""
+        """Close the connection."""
         self._lines.close()
         self._socket.close()
 
     def ask(self, line: str) -> str:
-        """A command's answer, without its OK."""
+        """Send a command and return the reply without its OK."""
         try:
             self._socket.sendall(line.encode() + b"\n")
             while True:
@@ -41,16 +41,18 @@ class Qtest:
                 if answer.startswith("OK"):
                     return answer[3:]
                 if not answer.startswith("IRQ"):
-                    raise EmulatorError(f"QEMU's test interface answers {line[:40]!r} with {answer!r}; tested is QEMU 7.2.")
+                    raise EmulatorError(
+                        f"QEMU's test interface answers {line[:40]!r} with {answer!r}; this version was tested with QEMU 7.2."
+                    )
         except OSError as error:
-            raise EmulatorError(f"QEMU's test interface broke off: {error}.") from None
+            raise EmulatorError(f"QEMU's test interface was lost: {error}.") from None
 
     def read(self, address: int, size: int) -> bytes:
-        """Memory."""
+        """Read memory."""
         return base64.b64decode(self.ask(f"b64read {address:#x} {size:#x}"))
 
     def write(self, address: int, content: bytes) -> None:
-        """Memory."""
+        """Write memory."""
         self.ask(f"b64write {address:#x} {len(content):#x} {base64.b64encode(content).decode()}")
 
     def set_line(self, lines: str, number: int, raised: bool) -> None:
@@ -59,12 +61,12 @@ class Qtest:
 
 
 class CopiedGuest(Guest):
-    """Memories of which some are mapped, and the others copied from QEMU when somebody looks at them.
+    """Memories that are either mapped or copied from QEMU on access.
 
     Args:
-        board: whose memories.
-        mapped: by name.
-        qtest: the way to the others.
+        board: Board.
+        mapped: Mapped memories by name.
+        qtest: Interface to the other memories.
     """
 
     def __init__(self, board: Board, mapped: dict[str, Bytes], qtest: Qtest):
@@ -72,12 +74,12 @@ class CopiedGuest(Guest):
         self._mapped, self._qtest = set(mapped), qtest
 
     def bytes_at(self, address: int, size: int) -> Bytes | None:
-        """The bytes at an address, as QEMU has them now."""
+        """Return the bytes at an address with QEMU's current contents."""
         self.fetch(address, size)
         return super().bytes_at(address, size)
 
     def fetch(self, address: int, size: int) -> None:
-        """Copy from QEMU what is not mapped."""
+        """Copy unmapped bytes from QEMU."""
         found = self.find(address)
         if found is not None and size and found[0].memory.name not in self._mapped:
             block, offset = found
@@ -85,18 +87,18 @@ class CopiedGuest(Guest):
             block.bytes[offset : offset + size] = np.frombuffer(self._qtest.read(address, size), np.uint8)
 
     def store(self, address: int, size: int) -> None:
-        """Copy to QEMU what is not mapped."""
+        """Copy unmapped bytes to QEMU."""
         found = self.find(address)
         if found is not None and size and found[0].memory.name not in self._mapped:
             block, offset = found
             self._qtest.write(address, block.bytes[offset : offset + size].tobytes())
 
     def before_run(self, reads: Sequence[tuple[int, int]], writes: Sequence[tuple[int, int]], exact: bool) -> None:
-        """Copy what the NPU will read, and what lies between the bytes that it will write."""
+        """Copy the bytes that the NPU will read, and the gaps between those it will write."""
         for start, end in (*reads, *writes):
             self.fetch(start, end - start)
 
     def after_run(self, writes: Sequence[tuple[int, int]], exact: bool) -> None:
-        """Copy back what the NPU has written."""
+        """Copy the bytes that the NPU wrote."""
         for start, end in writes:
             self.store(start, end - start)

@@ -1,4 +1,4 @@
-"""A QEMU process with its sockets and the file that stands for the board's DRAM."""
+"""A QEMU process with its sockets and the file that backs the board's DRAM."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _START_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Machine:
-    """What QEMU calls the parts of a machine.
+    """A QEMU machine.
 
     Attributes:
-        ram_base, ram_bytes: the memory that a file can stand for.
-        interrupts: object and name of the lines that devices outside raise.
-        first_interrupt: the NVIC's number of the first of them.
+        ram_base, ram_bytes: Memory that a file can back.
+        interrupts: Object and name of the lines for external devices.
+        first_interrupt: NVIC number of the first of them.
     """
 
     ram_base: int
@@ -48,28 +48,28 @@ MACHINES = {"mps3-an547": Machine(0x60000000, 1 << 31, "/machine/iotkit EXP_IRQ"
 
 
 def check_machine(board: Board) -> None:
-    """Raise EmulatorError unless the board is a machine of QEMU's."""
+    """Raise EmulatorError unless QEMU has a machine for the board."""
     if board.qemu not in MACHINES:
         said = f"QEMU's machine {board.qemu!r}" if board.qemu else "no machine of QEMU's"
-        raise EmulatorError(f"board {board.name} is {said}; known is {', '.join(MACHINES)}. backend='unicorn' runs every board.")
+        raise EmulatorError(f"board {board.name} is {said}; expected {', '.join(MACHINES)}. backend='unicorn' runs every board.")
 
 
 def find() -> str:
-    """Return the path of QEMU; EmulatorError if it is not on PATH."""
+    """Return the path of QEMU; raise EmulatorError if it is not on PATH."""
     path = shutil.which(COMMAND)
     if path is None:
-        raise EmulatorError(f"{COMMAND} is not on PATH: apt-get install {COMMAND}. backend='unicorn' needs none.")
+        raise EmulatorError(f"{COMMAND} is not on PATH: apt-get install {COMMAND}. backend='unicorn' does not need it.")
     return path
 
 
 class QemuProcess:
-    """A process that waits at the firmware's first instruction, until it is closed.
+    """A process that is stopped at the firmware's first instruction.
 
     Args:
-        command: The path of QEMU.
-        board: The board, with a machine in MACHINES.
-        kernel: The firmware.
-        arguments: The firmware's command line.
+        command: Path of QEMU.
+        board: Board with a machine in MACHINES.
+        kernel: Path of the firmware.
+        arguments: Command line of the firmware.
 
     Attributes:
         qtest: QEMU's test interface.
@@ -90,7 +90,7 @@ class QemuProcess:
             raise
 
     def close(self) -> None:
-        """End the process, and remove its files."""
+        """End the process and remove its files."""
         for name in ("gdb", "qtest"):
             if (held := getattr(self, name, None)) is not None:
                 held.close()
@@ -123,7 +123,7 @@ class QemuProcess:
         self._wait_for(sockets)
         self.qtest = Qtest(sockets["qtest"])
         self.gdb = Gdb(sockets["gdb"])
-        for name in ("uart", "console"):  # what the firmware prints on the UART, and by semihosting
+        for name in ("uart", "console"):  # UART and semihosting output
             heard = socket.socket(socket.AF_UNIX)
             self._heard.append(heard)
             heard.connect(sockets[name])
@@ -137,11 +137,11 @@ class QemuProcess:
                     self._process.kill()
                 assert self._process.stderr is not None
                 said = self._process.stderr.read().decode(errors="replace").strip()
-                raise EmulatorError(f"QEMU does not start: {said[-1000:] or 'it says nothing'}.")
+                raise EmulatorError(f"QEMU does not start: {said[-1000:] or 'no output'}.")
             time.sleep(0.005)
 
     def mapped_memories(self, board: Board) -> dict[str, Bytes]:
-        """Return the board's memories that the file holds, by name."""
+        """Return the board's memories that the file backs, by name."""
         first, size = self._machine.ram_base, self._machine.ram_bytes
         with open(self._ram, "r+b") as file:
             whole = np.frombuffer(mmap.mmap(file.fileno(), size), np.uint8)
@@ -152,11 +152,11 @@ class QemuProcess:
         }
 
     def wait(self, seconds: float, put: Callable[[bytes], None]) -> bool:
-        """Wait for the gdbstub or for printed text; return True if the gdbstub has sent something.
+        """Wait for the gdbstub or for printed text; return True if the gdbstub sent data.
 
         Args:
-            seconds: The longest wait.
-            put: Takes the text that has been printed.
+            seconds: Timeout.
+            put: Callback for printed text.
         """
         waited: list[Gdb | socket.socket] = [self.gdb, *self._heard]
         ready, _, _ = select.select(waited, [], [], seconds)
@@ -164,7 +164,7 @@ class QemuProcess:
         return self.gdb in ready
 
     def hear(self, put: Callable[[bytes], None]) -> None:
-        """Hand on the text that has been printed."""
+        """Pass printed text to the callback."""
         for heard in list(self._heard):
             try:
                 while data := heard.recv(1 << 16):
@@ -175,7 +175,7 @@ class QemuProcess:
                 pass
 
     def hear_out(self, put: Callable[[bytes], None]) -> None:
-        """Hand on the rest of the text of a QEMU that ends."""
+        """Pass the remaining text of an exiting QEMU to the callback."""
         end = time.monotonic() + 1
         while self._heard and time.monotonic() < end:
             select.select(self._heard, [], [], 0.1)
@@ -183,5 +183,5 @@ class QemuProcess:
 
 
 def _escape(text: str) -> str:
-    """Double the commas of a text inside QEMU's list of options."""
+    """Double the commas of a value in QEMU's option lists."""
     return text.replace(",", ",,")

@@ -1,4 +1,4 @@
-"""Run a firmware on a board, by one of three engines."""
+"""Run a firmware on a board with one of three engines."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from ethorch.support.errors import SpecError, unknown_name
 from ethorch.targets.boards.description import Board, NpuSlot
 from ethorch.targets.boards.loading import load
 
-#: The engines by name: in this process; in QEMU; on Arm's fixed virtual platform.
+#: Engines by name: in this process, in QEMU, and on Arm's fixed virtual platform.
 ENGINES: Mapping[str, type[Engine]] = {engine.name: engine for engine in (UnicornEngine, QemuEngine, FvpEngine)}
-#: Where firmware can run.
+#: Names of the engines.
 BACKENDS = tuple(ENGINES)
 
 
@@ -41,37 +41,37 @@ def run(
     inject: Sequence[str] = (),
     on_text: Callable[[str], None] | None = None,
 ) -> Run:
-    """Run a firmware on a board until it ends, and say what it did.
+    """Run a firmware on a board until it ends, and return the outcome.
 
-    The firmware ends by 0x04 on the UART, by semihosting's SYS_EXIT or SYS_EXIT_EXTENDED, or at a limit. It is not trusted: it
-    reaches no file, and nothing beyond the board's memories.
+    The firmware ends with 0x04 on the UART, with semihosting's SYS_EXIT or SYS_EXIT_EXTENDED, or at a limit. It is not trusted: it
+    cannot access files, or addresses outside the board's memories.
 
     Args:
-        elf: what the linker wrote.
-        board: a name of ``ethorch.targets.boards.names()``, a path of a TOML file, or a Board.
-        npu: which NPU the board has, ``ethos-u55-128``; None takes the first that the board may have. For a board with several
-            at different addresses, a list; those that are not named are the first of their place.
-        backend: ``unicorn``: in this process, every board, a Cortex-M33's instructions; ``qemu``: a real Cortex-M55 with Helium
-            and NVIC, boards that QEMU has; ``fvp``: Arm's model, boards that have one.
-        timeout: seconds of this computer, the NPU's simulation included.
-        max_instructions: of the CPU; None sets no limit. unicorn alone counts them.
-        arguments: the firmware's command line, as semihosting's SYS_GET_CMDLINE gives it.
-        data: address -> bytes that are in memory when the firmware starts, as a model that is flashed by itself.
-        sources: SHA-256 of a command stream, in hexadecimal -> Vela's schedule (``npu.Sources``): cycles and names of operators.
-        cycles: SHA-256 of a command stream -> Vela's cycles of it, where there is no schedule. Without both the cycles are
-            the board's: multiplications and bandwidths.
-        inject: faults to bring about: ``no-interrupt``: the NPU never raises its line; ``never-ends``: its run never ends.
-        on_text: called with what the firmware prints, as it comes.
+        elf: ELF file.
+        board: Name in ``ethorch.targets.boards.names()``, path of a TOML file, or Board.
+        npu: NPU of the board, e.g. ``ethos-u55-128``, or a list for a board with several NPU addresses. Default: the first NPU that
+            the board lists for each address.
+        backend: ``unicorn`` (in this process, all boards, a Cortex-M33's instructions), ``qemu`` (a Cortex-M55 with Helium and
+        NVIC,
+            boards with a QEMU machine) or ``fvp`` (Arm's model, boards with an FVP).
+        timeout: Seconds on the host, including the simulation of the NPU.
+        max_instructions: Limit of CPU instructions, or None. Only unicorn counts them.
+        arguments: Command line of the firmware, returned by semihosting's SYS_GET_CMDLINE.
+        data: Address -> bytes in memory at the start, such as a separately flashed model.
+        sources: SHA-256 of a command stream in hexadecimal -> Vela's schedule (``npu.Sources``), for cycles and operator names.
+        cycles: SHA-256 of a command stream -> Vela's cycles, if there is no schedule. Default: estimates from the board's
+            multipliers and bandwidths.
+        inject: Faults to inject: ``no-interrupt`` (the NPU never raises its line) or ``never-ends`` (its run never ends).
+        on_text: Callback for text that the firmware prints.
 
     Returns:
-        What it printed, how it ended, what was found wrong, and counts. A firmware that fails is no exception: see ``Run.ok``
-        and ``Run.check``.
+        Printed text, end, faults and counts. A failing firmware does not raise. See ``Run.ok`` and ``Run.check``.
 
     Raises:
-        SpecError: no such board, NPU, back end or fault to inject; a timeout that is no positive number.
-        BoardError: the board's file is wrong.
-        ElfError: the file is no firmware, or does not fit the board.
-        EmulatorError: the back end is not installed, or cannot be this board.
+        SpecError: the board, NPU, backend or fault to inject is unknown, or the timeout is not positive.
+        BoardError: the board's file is invalid.
+        ElfError: the file is not a firmware, or does not fit the board.
+        EmulatorError: the backend is not installed or does not support this board.
     """
     described = load(board)
     if backend not in BACKENDS:
@@ -79,9 +79,9 @@ def run(
     if wrong := sorted(set(inject) - set(INJECTIONS)):
         raise unknown_name("fault to inject", wrong[0], INJECTIONS)
     if not (isinstance(timeout, (int, float)) and 0 < timeout < math.inf):
-        raise SpecError(f"timeout is {timeout!r}; it is a positive number of seconds.")
+        raise SpecError(f"timeout is {timeout!r}; expected a positive number of seconds.")
     if max_instructions is not None and max_instructions < 1:
-        raise SpecError(f"max_instructions is {max_instructions}; it is a positive number, or None for no limit.")
+        raise SpecError(f"max_instructions is {max_instructions}; expected a positive number, or None for no limit.")
     settings = Settings(
         npus=choose_npus(described, npu),
         timeout=timeout,
@@ -98,15 +98,15 @@ def run(
 
 
 def choose_npus(board: Board, npu: str | Sequence[str] | None) -> tuple[tuple[NpuSlot, Npu], ...]:
-    """The NPUs of a run, one for each address: those that are named first, then the first of each place that is left.
+    """Return one NPU for each address: the named ones, and the first of each remaining address.
 
-    SpecError for a name that the board cannot have, and for two at one address.
+    Raises SpecError for an NPU that the board does not support, and for two at one address.
     """
     named = [] if npu is None else [npu] if isinstance(npu, str) else list(npu)
     found = [board.npu(name) for name in named]
     places = [slot.base for slot, _ in found]
     if len(set(places)) != len(places):
-        raise SpecError(f"{', '.join(named)} have one place on board {board.name}, which has one of them.")
+        raise SpecError(f"{', '.join(named)} have the same address on board {board.name}; choose one of them.")
     for slot in board.npus:
         if slot.base not in places:
             places.append(slot.base)

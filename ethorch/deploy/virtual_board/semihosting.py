@@ -1,4 +1,4 @@
-"""Semihosting: what firmware asks of its host by BKPT 0xAB. It prints, ends, and reads its arguments; it gets no files."""
+"""Semihosting (BKPT 0xAB): console output, exit, and command line; file access is not supported."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ MOST_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Exit:
-    """The firmware has ended with this code."""
+    """The exit code with which the firmware ended."""
 
     code: int
 
 
 class Semihost:
-    """The host's side.
+    """The host's side of semihosting.
 
     Args:
-        guest: memory.
-        put: takes what the firmware prints.
-        arguments: its command line.
-        instructions: how many have been executed, for clocks: they tick once a microsecond at ``clock_hz``.
+        guest: Memory of the board.
+        put: Callback for printed text.
+        arguments: Command line of the firmware.
+        instructions: Function that returns the number of executed instructions, for clocks with microsecond ticks at ``clock_hz``.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Semihost:
         self._instructions, self._clock_hz = instructions, clock_hz
 
     def call(self, operation: int, parameter: int) -> int | Exit:
-        """Do what is asked; returns what R0 shall be, or Exit."""
+        """Execute an operation and return the new value of R0, or Exit."""
         if operation == _EXIT:
             return Exit(0 if parameter == _APPLICATION_EXIT else 1)
         if operation == _EXIT_EXTENDED:

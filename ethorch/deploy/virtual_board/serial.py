@@ -1,28 +1,28 @@
-"""The UART that firmware prints on."""
+"""The firmware's UART."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-END = 0x04  # what ends a run on Arm's FVPs, and here
+END = 0x04  # byte that ends a run, as on Arm's FVPs
 MOST_BYTES = 1 << 24
-# Offset of the register whose bit 0 switches the transmitter on.
+# Offset of the register whose bit 0 enables the transmitter.
 _ENABLE = {"cmsdk": 0x08, "pl011": 0x30}
-# Offset of the data register and of the status register, and what the status reads: ready to send, nothing received.
+# Offsets of the data and status registers, and the constant status: ready to send, nothing received.
 _STATUS = {"cmsdk": (0x04, 0x0), "pl011": (0x18, 0x90), "none": (-1, 0)}
 
 
 class Serial:
-    """A UART that takes every byte at once, and what was printed by semihosting besides.
+    """A UART that accepts every byte immediately, and collects text printed by semihosting as well.
 
     Args:
         kind: ``cmsdk``, ``pl011`` or ``none``.
-        on_text: called with what is printed, as it comes.
+        on_text: Callback for printed text.
     """
 
     def __init__(self, kind: str, on_text: Callable[[str], None] | None = None):
         self.ended = False
-        self.was_off = False  # did the firmware print without having switched the transmitter on?
+        self.was_off = False  # whether the firmware printed with the transmitter disabled
         self._status, self._enable = _STATUS[kind], _ENABLE.get(kind)
         self._bytes = bytearray()
         self._on_text = on_text
@@ -30,16 +30,15 @@ class Serial:
 
     @property
     def text(self) -> str:
-        """All that was printed."""
+        """All printed text."""
         return self._bytes.decode(errors="replace")
 
     def read(self, offset: int) -> int:
-        """A register's value."""
         at, value = self._status
         return value if offset == at else 0 if offset == 0 else self._values.get(offset, 0)
 
     def write(self, offset: int, value: int) -> None:
-        """Write a register: offset 0 is the data register of all kinds."""
+        """Write a register. Offset 0 is the data register of every kind."""
         if offset == 0:
             self.was_off |= self._enable is not None and not self._values.get(self._enable, 0) & 1
             self.put(bytes([value & 0xFF]))
@@ -47,7 +46,7 @@ class Serial:
             self._values[offset] = value
 
     def put(self, content: bytes) -> None:
-        """Print bytes. 0x04 ends the run and is not printed, nor is what follows; of endless prints the first part is kept."""
+        """Print bytes up to 0x04, which ends the run; only the first part of an endless output is stored."""
         if self.ended:
             return
         content, end, _ = content.partition(bytes([END]))

@@ -1,4 +1,4 @@
-"""Settings: how a firmware is run, as every back end takes it."""
+"""Settings of a firmware run, common to all backends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ethorch.targets.boards.description import NpuSlot
 
 @dataclass(frozen=True)
 class Settings:
-    """What ``run`` was asked for; its parameters say what each is."""
+    """The arguments of ``run``. See :func:`run`."""
 
     npus: tuple[tuple[NpuSlot, Npu], ...]
     timeout: float

@@ -1,4 +1,4 @@
-"""Decodes the Thumb instructions that load or store a register: QEMU stops before an access to the NPU, which is then done here.
+"""Decode the Thumb loads and stores at which QEMU stops before an access to the NPU.
 
 Source: Armv8-M Architecture Reference Manual, chapter C2, encodings of LDR, STR, LDRB, LDRH, LDRSB, LDRSH, STRB, STRH, LDRD, STRD.
 """
@@ -13,19 +13,19 @@ _WORD = 0xFFFFFFFF
 
 @dataclass(frozen=True)
 class Access:
-    """A load or store of one register, or of two.
+    """A load or store of one or two registers.
 
     Attributes:
-        loads: from memory, not to it.
-        size: bytes of each register's access.
-        signed: True if the loaded value is extended by its sign.
-        registers: which are loaded or stored, in the order of addresses.
-        base: register of the base address.
-        offset: added to it, unless ``index`` names a register.
-        index, shift: a register that is added, shifted left.
-        before: True if the offset is added before the access, False if after it.
-        writes_back: True if the base is set to the sum.
-        length: of the instruction in bytes.
+        loads: True for a load, False for a store.
+        size: Bytes per register.
+        signed: Whether a loaded value is sign-extended.
+        registers: Loaded or stored registers, in address order.
+        base: Base register.
+        offset: Immediate offset, unless ``index`` is a register.
+        index, shift: Index register and its left shift.
+        before: True for pre-indexed, False for post-indexed addressing.
+        writes_back: Whether the base register is updated.
+        length: Length of the instruction in bytes.
     """
 
     loads: bool
@@ -41,7 +41,7 @@ class Access:
     writes_back: bool = False
 
     def address(self, registers: Sequence[int]) -> int:
-        """Where it goes, with the registers as they are before it."""
+        """Return the accessed address for register values before the instruction."""
         return self._sum(registers) if self.before else registers[self.base]
 
     def _sum(self, registers: Sequence[int]) -> int:
@@ -49,18 +49,18 @@ class Access:
         return registers[self.base] + extra & _WORD
 
     def extend(self, value: int) -> int:
-        """What a register holds after loading a value of ``size`` bytes."""
+        """Return the register value after a load of ``size`` bytes."""
         bits = 8 * self.size
         value &= (1 << bits) - 1
         return (value - (1 << bits)) & _WORD if self.signed and value >> bits - 1 else value
 
     def compute_base(self, registers: Sequence[int]) -> int | None:
-        """What the base register holds afterwards; None where it is left alone."""
+        """Return the updated base register, or None if it does not change."""
         return self._sum(registers) if self.writes_back else None
 
 
 def decode(first: int, second: int) -> Access | None:
-    """The load or store in two halfwords, of which a 16-bit instruction is the first; None for any other instruction."""
+    """Decode a load or store in two halfwords, or only the first for a 16-bit instruction; return None for other instructions."""
     return _wide(first, second) if first >> 11 >= 29 else _narrow(first)
 
 
@@ -88,7 +88,7 @@ def _narrow(word: int) -> Access | None:
 def _wide(first: int, second: int) -> Access | None:
     base, target = first & 15, second >> 12
     if base == 15:
-        return None  # relative to PC: no device lies there
+        return None  # PC-relative: never a device
     if first & 0xFE40 == 0xE840 and first & 0x0120:  # LDRD, STRD
         before, up, back = bool(first >> 8 & 1), bool(first >> 7 & 1), bool(first >> 5 & 1)
         offset = 4 * (second & 0xFF) * (1 if up else -1)
@@ -111,7 +111,7 @@ def _wide(first: int, second: int) -> Access | None:
 
 
 def advance_it_block(xpsr: int) -> int:
-    """XPSR after one more instruction of an IT block."""
+    """Return XPSR after one more instruction of an IT block."""
     state = (xpsr >> 10 & 0x3F) << 2 | xpsr >> 25 & 3
     if not state:
         return xpsr

@@ -1,6 +1,6 @@
-"""A run on the virtual board as a trace for Perfetto or Chrome: what the CPU did between the NPU's runs, and the runs' operators.
+"""Traces of virtual board runs for Perfetto or Chrome: CPU activity between NPU runs, and the runs' operators.
 
-Time is that of the board: instructions by the CPU's clock, one a cycle, and estimated cycles by the NPU's.
+Times are the board's: one instruction per CPU cycle, and estimated NPU cycles.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ _CPU, _NPU = 1, 2
 
 @dataclass(frozen=True)
 class Clocks:
-    """Cycles per second of both sides."""
+    """CPU and NPU clocks in Hz."""
 
     cpu_hz: float
     npu_hz: float
 
 
 def events(title: str, instructions: int, inferences: Sequence[Inference], clocks: Clocks) -> dict[str, Any]:
-    """The trace as plain data in Chrome's format; times in microseconds.
+    """Return the trace in Chrome's JSON format, with times in microseconds.
 
     Args:
-        title: what ran where.
-        instructions: that the CPU executed.
-        inferences: in the order of their beginnings.
+        title: Firmware and board.
+        instructions: Number of instructions executed by the CPU.
+        inferences: NPU runs in the order of their start.
     """
     rows: list[dict[str, Any]] = [
         {"name": "process_name", "ph": "M", "pid": 1, "tid": 0, "args": {"name": title}},
@@ -63,7 +63,7 @@ def events(title: str, instructions: int, inferences: Sequence[Inference], clock
 
 
 def _cpu(rows: list[dict[str, Any]], clocks: Clocks, now: float, instructions: int) -> float:
-    """The CPU at work; returns when it is done."""
+    """Add CPU activity and return its end."""
     took = max(instructions, 0) / clocks.cpu_hz * _MICROSECONDS
     if took:
         rows.append(_span("CPU", _CPU, now, took, {"instructions": instructions}))

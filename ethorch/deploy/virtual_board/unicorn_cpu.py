@@ -1,7 +1,7 @@
-"""unicorn as the CPU: registers, mapped memories and devices, hooks, and one run up to the next stop.
+"""CPU emulation with unicorn: registers, mapped memories and devices, hooks, and execution up to the next stop.
 
-The emulator is never stopped inside an access to a device (it would do the access again): what follows from an access waits for the
-next block of instructions.
+The emulator is never stopped during an access to a device, because it would repeat the access. Consequences of an access wait for
+the next block of instructions.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _NOWHERE = 0xFFFFFFFE  # an address that is never reached
 
 @dataclass(frozen=True)
 class Access:
-    """An access that failed.
+    """A failed access.
 
     Attributes:
         verb: ``reads``, ``writes`` or ``executes``.
-        address, size: The bytes.
+        address, size: Accessed bytes.
     """
 
     verb: str
@@ -37,12 +37,12 @@ class Access:
 
 @dataclass(frozen=True)
 class Stop:
-    """The reason why the emulator stopped.
+    """The stop reason of the emulator.
 
     Attributes:
-        error: unicorn's error, if there is one.
-        is_invalid_instruction: Whether the error is an instruction that unicorn does not execute.
-        access: The access to no memory, or against its permissions, that caused the error.
+        error: Error of unicorn, if any.
+        is_invalid_instruction: Whether unicorn does not support the instruction.
+        access: Unmapped or forbidden access that caused the error.
         interrupt: QEMU's number of an exception.
     """
 
@@ -53,14 +53,14 @@ class Stop:
 
 
 class Cpu:
-    """A Cortex-M33 of unicorn's.
+    """A Cortex-M33 emulated by unicorn.
 
     Args:
-        on_absent: Called with the address of each access to a peripheral that the board does not have; returns the value read.
+        on_absent: Callback for the address of each access to an absent peripheral; returns the value read.
 
     Attributes:
-        hooks: Counts instructions and stops the emulator at a number of them.
-        next_pc: The address at which the CPU goes on.
+        hooks: Hooks that count instructions and stop the emulator at a limit.
+        next_pc: Address at which execution continues.
 
     Raises:
         EmulatorError: unicorn is not installed.
@@ -84,15 +84,13 @@ class Cpu:
 
     @property
     def instructions(self) -> int:
-        """The number of instructions executed."""
+        """Number of executed instructions."""
         return int(self.hooks.instructions)
 
     def register(self, name: str) -> int:
-        """Return the value of a register."""
         return int(self._uc.reg_read(getattr(self._arm, f"UC_ARM_REG_{name}")))
 
     def write(self, name: str, value: int) -> None:
-        """Set a register."""
         self._uc.reg_write(getattr(self._arm, f"UC_ARM_REG_{name}"), value)
 
     # Memory and devices.
@@ -101,9 +99,9 @@ class Cpu:
         """Map memories at all their addresses.
 
         Args:
-            board: The name of the board, for the error.
-            blocks: The memories.
-            flags_address: Returns the address of a memory's flags of cache lines.
+            board: Name of the board, for errors.
+            blocks: Memories.
+            flags_address: Function from a memory to the address of its cache line flags.
         """
         unicorn, rows = self._unicorn, []
         for block in blocks:
@@ -112,7 +110,7 @@ class Cpu:
                 self._uc.mem_map_ptr(base, block.memory.size_bytes, allowed, block.bytes.ctypes.data)
                 rows.append((base, block))
         if len(rows) > MOST_MEMORIES:
-            raise EthorchError(f"board {board} has {len(rows)} address ranges; the virtual board has room for {MOST_MEMORIES}.")
+            raise EthorchError(f"board {board} has {len(rows)} address ranges; the virtual board supports {MOST_MEMORIES}.")
         for number, (base, block) in enumerate(rows):
             row = self.hooks.memory[number]
             row.base, row.size, row.bytes = base, block.memory.size_bytes, block.bytes.ctypes.data
@@ -120,7 +118,7 @@ class Cpu:
         self.hooks.memories = len(rows)
 
     def map_device(self, base: int, size: int, read: Callable[[int, int], int], write: Callable[[int, int, int], object]) -> None:
-        """Map a device: ``read(offset, size)`` and ``write(offset, value, size)``. An exception in them ends the run."""
+        """Map a device: ``read(offset, size)`` and ``write(offset, value, size)``. Their exceptions end the run."""
 
         def on_read(_uc: Any, offset: int, width: int, _data: Any) -> int:
             try:
@@ -144,14 +142,14 @@ class Cpu:
     # Hooks.
 
     def add_hooks(self) -> None:
-        """Count instructions, and handle interrupts and failed accesses."""
+        """Add hooks for instruction counts, interrupts and failed accesses."""
         unicorn = self._unicorn
         self._add_compiled_hook(unicorn.UC_HOOK_BLOCK, "ethorch_block")
         self._uc.hook_add(unicorn.UC_HOOK_INTR, self._on_interrupt)
         self._uc.hook_add(unicorn.UC_HOOK_MEM_UNMAPPED | unicorn.UC_HOOK_MEM_PROT, self._on_failed_access)
 
     def watch_cache(self) -> None:
-        """Hook loads and stores from the next stop on, when translated code can be discarded."""
+        """Add hooks of loads and stores at the next stop, when translated code can be discarded."""
         if not self._watching:
             self._watching = True
             self.stop()
@@ -173,14 +171,14 @@ class Cpu:
             ctypes.c_uint64(1), ctypes.c_uint64(0),
         )  # fmt: skip
         if code:
-            raise EmulatorError(f"unicorn refuses the hook {name} with error {code}; tested is unicorn 2.1.4.")
+            raise EmulatorError(f"unicorn rejects the hook {name} with error {code}; tested with unicorn 2.1.4.")
 
     def _on_interrupt(self, _uc: Any, number: int, _data: Any) -> None:
         self._interrupt = number
         self._uc.emu_stop()
 
     def _on_failed_access(self, _uc: Any, kind: int, address: int, size: int, value: int, _data: Any) -> bool:
-        """Handle an access to an address that is not mapped. Absent peripherals read 0 and ignore writes."""
+        """Handle an access to an unmapped address. Absent peripherals read 0 and ignore writes."""
         reads = kind in (self._unicorn.UC_MEM_READ_UNMAPPED, self._unicorn.UC_MEM_READ_PROT)
         writes = kind in (self._unicorn.UC_MEM_WRITE_UNMAPPED, self._unicorn.UC_MEM_WRITE_PROT)
         if address in _PERIPHERALS and (reads or writes):
@@ -201,7 +199,7 @@ class Cpu:
         self.hooks.stop_at = 0
 
     def run(self, until: int) -> Stop:
-        """Run up to the next stop, at the latest at a number of instructions; raises what a device raised."""
+        """Run up to the next stop or instruction limit; re-raise exceptions of devices."""
         self.hooks.stop_at = until
         self._interrupt = self._access = None
         if self._watching and not self._watches:

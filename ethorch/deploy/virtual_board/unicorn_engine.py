@@ -1,7 +1,7 @@
-"""The virtual board on unicorn: a Cortex-M33's instructions, everything around them by ``core`` and the devices.
+"""The virtual board on unicorn, which executes a Cortex-M33's instructions; ``core`` and the devices emulate the rest.
 
-unicorn has no interrupt controller and no sleep. WFE and WFI arrive as invalid instructions, BKPT and the return from an
-exception as interrupts of the emulator; here they get their meaning.
+unicorn has no interrupt controller and no sleep. It reports WFE and WFI as invalid instructions, and BKPT and exception returns as
+interrupts of the emulator. They are interpreted here.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from ethorch.deploy.virtual_board.unicorn_exceptions import Exceptions
 from ethorch.support.errors import ElfError
 from ethorch.targets.boards.description import Board
 
-SLICE = 20_000_000  # instructions between two looks at the clock and at Ctrl-C: about 10 ms
-NPU_INSTRUCTIONS = 400  # that the CPU goes on while the NPU runs; a WFE or WFI ends it at once
-MOST_IDLE = 20_000  # sleeps in a row that nothing wakes from, before the CPU counts as asleep for good
-# What unicorn calls an interrupt: QEMU's numbers of Arm exceptions.
+SLICE = 20_000_000  # instructions between checks of the timeout and Ctrl-C: about 10 ms
+NPU_INSTRUCTIONS = 400  # CPU instructions during an NPU run; WFE or WFI ends the run immediately
+MOST_IDLE = 20_000  # consecutive sleeps without wake-up that count as a permanent sleep
+# Interrupt numbers of unicorn: QEMU's numbers of Arm exceptions.
 _SVC, _PREFETCH, _DATA, _BKPT, _RETURN = 2, 3, 4, 7, 8
 _INTERRUPTS = {
     1: "undefined instruction",
@@ -38,7 +38,7 @@ _INTERRUPTS = {
 
 
 class UnicornEngine(Engine):
-    """The virtual board in this process, which runs every board."""
+    """The virtual board in this process. Supports every board."""
 
     name = "unicorn"
 
@@ -80,16 +80,16 @@ class UnicornEngine(Engine):
 
     @property
     def pc(self) -> int:
-        """The address of the instruction that is being executed."""
+        """Address of the current instruction."""
         return self.cpu.register("PC")
 
     @property
     def instructions(self) -> int:
-        """The number of instructions executed."""
+        """Number of executed instructions."""
         return self.cpu.instructions
 
     def on_npu_start(self, device: NpuDevice) -> None:
-        """Let the run of the NPU take some of the CPU's instructions."""
+        """Schedule the end of the NPU run after some CPU instructions."""
         hooks = self.cpu.hooks
         self._wake_at[device] = hooks.instructions + NPU_INSTRUCTIONS
         hooks.stop_at = min(hooks.stop_at, self._wake_at[device])
@@ -97,7 +97,7 @@ class UnicornEngine(Engine):
     # Setting up.
 
     def _vector_table(self) -> int:
-        """Return the address of the vector table: the CPU's, or a segment that begins with a stack pointer and the entry."""
+        """Return the address of the vector table: the CPU's, or a segment that starts with a stack pointer and the entry point."""
         own = self.board.cpu.vector_table
         for address in (own, *(segment.address for segment in self.firmware.segments)):
             stack, start = self.guest.word(address), self.guest.word(address + 4)
@@ -107,8 +107,8 @@ class UnicornEngine(Engine):
                 return address
         raise ElfError(
             f"{self.firmware.path} has no vector table: neither at {self.board.cpu.vector_table:#010x}, where board "
-            f"{self.board.name} starts, nor at the beginning of a segment stand a stack pointer and the entry "
-            f"{self.firmware.entry:#010x}. Place the table first, and name the reset handler as the entry."
+            f"{self.board.name} starts, nor at the start of a segment are a stack pointer and the entry point "
+            f"{self.firmware.entry:#010x}. Place the table first, and make the reset handler the entry point."
         )
 
     def _map_devices(self) -> None:
@@ -128,12 +128,12 @@ class UnicornEngine(Engine):
     def _print(self, offset: int, value: int) -> None:
         self.serial.write(offset, value)
         if self.serial.was_off:
-            self.note("The firmware prints on a UART whose transmitter it has not switched on: silicon prints nothing.")
+            self.note("The firmware prints on a UART with a disabled transmitter; silicon prints nothing.")
         if self.serial.ended:
             self._finish(End("eot"))
 
     def _access_absent(self, address: int) -> int:
-        self.note(f"The board file has no peripheral at {address:#010x}: reads are 0, writes are lost.")
+        self.note(f"The board file has no peripheral at {address:#010x}: reads return 0, writes are ignored.")
         return 0
 
     # The end.
@@ -149,7 +149,7 @@ class UnicornEngine(Engine):
     # Running.
 
     def execute(self) -> End:
-        """Run from event to event, such as an exception, a sleep, or the end of a run of the NPU."""
+        """Run from event to event, such as an exception, a sleep, or the end of an NPU run."""
         while self._end is None:
             self._run_to_event()
         return self._end
@@ -178,7 +178,7 @@ class UnicornEngine(Engine):
             self.exceptions.take()
 
     def _finish_due(self) -> None:
-        """Finish what is due: runs of the NPU, and SysTick."""
+        """Finish NPU runs that are due, and tick SysTick."""
         for device, at in list(self._wake_at.items()):
             if self.cpu.instructions >= at:
                 self._finish_npu(device)
@@ -190,7 +190,7 @@ class UnicornEngine(Engine):
         self.exceptions.entries = 0
 
     def _on_error(self, stop: Stop) -> None:
-        """Handle an instruction at which the emulator has stopped: a sleep, an access without memory, or an unknown one."""
+        """Handle the instruction at which the emulator stopped: a sleep, an unmapped access, or an unknown instruction."""
         if stop.access is not None:
             verb, address, size = stop.access.verb, stop.access.address, stop.access.size
             memory = self.board.memory_at(address)
@@ -205,16 +205,18 @@ class UnicornEngine(Engine):
             return
         code = self._code(self.cpu.next_pc)
         if not self.cpu.register("XPSR") >> 24 & 1:
-            self._fail("cpu.exception", f"The CPU stops at {code}: Arm instead of Thumb state, as by a jump to an even address.")
+            self._fail(
+                "cpu.exception", f"The CPU stops at {code}: Arm instead of Thumb state, e.g. after a jump to an even address."
+            )
             return
         self._fail(
             "cpu.instruction",
-            f"The CPU cannot execute {code} ({stop.error}); unicorn knows Armv8-M with single-precision floats.",
+            f"The CPU cannot execute {code} ({stop.error}); unicorn supports Armv8-M with single-precision floats.",
             self.cpu.next_pc,
         )
 
     def _follows_sleep(self) -> bool:
-        """Return True if the instruction before PC is a WFE, WFI or YIELD, which unicorn stops at once PC is past it."""
+        """Return True if the instruction before PC is a WFE, WFI or YIELD, at which unicorn stops once PC is past it."""
         before = self.guest.bytes_at(self.cpu.next_pc - 4, 4)
         if before is None:
             return False
@@ -222,7 +224,7 @@ class UnicornEngine(Engine):
         return second in (0xBF10, 0xBF20, 0xBF30) or (first == 0xF3AF and second in (0x8001, 0x8002, 0x8003))
 
     def _sleep(self) -> None:
-        """Let time pass until the NPU is done or SysTick fires."""
+        """Advance time until the NPU finishes or SysTick fires."""
         if self._wake_at:
             for device in list(self._wake_at):
                 self._finish_npu(device)
@@ -232,7 +234,7 @@ class UnicornEngine(Engine):
             self.cpu.hooks.instructions = max(int(self.cpu.hooks.instructions), due)
             self._idle = 0
         if self.core.wakes():
-            self._idle += 1  # masked, or a handler that goes back to sleep
+            self._idle += 1  # masked, or the handler sleeps again
         else:
             self._idle += 1
         if self._idle > MOST_IDLE:
@@ -252,7 +254,7 @@ class UnicornEngine(Engine):
         return said
 
     def _on_interrupt(self, number: int) -> None:
-        """Handle BKPT, SVC, the return from an exception, or a failure."""
+        """Handle BKPT, SVC, an exception return, or a failure."""
         if number == _BKPT:
             self._breakpoint()
         elif number == _RETURN and self.core.active:

@@ -1,4 +1,4 @@
-"""Exceptions of Armv8-M on unicorn, which has no interrupt controller: entry, stack frames and return."""
+"""Armv8-M exceptions on unicorn, which has no interrupt controller: entry, stack frames and return."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _EXC_RETURN, _PROCESS_STACK, _TO_THREAD, _SHORT_FRAME = 0xFFFFFFE1, 4, 8, 16
 
 
 class Exceptions:
-    """Enters and leaves the handlers of exceptions.
+    """Enters and leaves exception handlers.
 
     Args:
-        cpu: The CPU.
-        core: The interrupt controller.
-        guest: The memory.
-        fail: Ends the run with a fault: ``fail(id, text, pc)``.
+        cpu: CPU.
+        core: Interrupt controller.
+        guest: Memory of the board.
+        fail: Callback that ends the run with a fault: ``fail(id, text, pc)``.
 
     Attributes:
-        entries: Entries in a row without an interrupt line that goes down.
+        entries: Consecutive entries without a falling interrupt line.
     """
 
     def __init__(self, cpu: Cpu, core: Core, guest: Guest, fail: Callable[[str, str, int | None], None]) -> None:
@@ -33,12 +33,12 @@ class Exceptions:
         self.entries = 0
 
     def take(self) -> None:
-        """Enter the handler of the exception that is pending, if it may be taken now."""
+        """Enter the handler of the pending exception, if it can be taken now."""
         masked = bool(self._cpu.register("PRIMASK") & 1 or self._cpu.register("FAULTMASK") & 1)
         exception = self._core.next_exception(masked, self._cpu.register("BASEPRI"))
         if exception is None:
             return
-        if self._cpu.register("XPSR") & 0x0600FC00:  # inside an IT block, which the emulator would forget; the next block will do
+        if self._cpu.register("XPSR") & 0x0600FC00:  # the emulator would lose the IT state; wait for the next block
             return
         self.entries += 1
         if self.entries > MOST_ENTRIES:
@@ -56,7 +56,7 @@ class Exceptions:
         self._enter(exception, handler)
 
     def _enter(self, exception: int, handler: int) -> None:
-        """Push the frame with floating-point registers, and go to the handler."""
+        """Push the extended frame and jump to the handler."""
         stack = self._cpu.register("SP")
         aligned = (stack - 4 * _FRAME_WORDS) & ~7
         flags = self._cpu.register("XPSR") & 0xF80F0000 | (self._core.active[-1] if self._core.active else 0) | 1 << 24
@@ -76,11 +76,11 @@ class Exceptions:
         self._core.enter(exception)
         self._cpu.write("SP", aligned)
         self._cpu.write("LR", _EXC_RETURN | (_TO_THREAD if thread else 0) | (_PROCESS_STACK if on_process_stack else 0))
-        self._cpu.write("IPSR", exception)  # from here on SP is the main stack's
+        self._cpu.write("IPSR", exception)  # selects the main stack for SP
         self._cpu.next_pc = handler & ~1
 
     def leave(self) -> None:
-        """Pop the frame that the EXC_RETURN value in PC selects."""
+        """Pop the frame selected by the EXC_RETURN value in PC."""
         kind = self._cpu.next_pc
         stack = self._cpu.register("PSP" if kind & _PROCESS_STACK else "MSP")
         size = _SHORT_FRAME_WORDS if kind & _SHORT_FRAME else _FRAME_WORDS

@@ -1,4 +1,4 @@
-"""The emulator's hooks in C++ (``cpp/hooks.cpp``): in Python each would cost a microsecond for every block of instructions."""
+"""The emulator's hooks in C++ (``cpp/hooks.cpp``). Python hooks would cost a microsecond for every block of instructions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class MemoryRow(ctypes.Structure):
 
 
 class Hooks(ctypes.Structure):
-    """What the hooks work on; the same struct as in ``hooks.cpp``."""
+    """The state of the hooks; the same struct as in ``hooks.cpp``."""
 
     _fields_ = (
         ("instructions", c_uint64),
@@ -44,7 +44,10 @@ class Hooks(ctypes.Structure):
 
 
 def build() -> Path:
-    """The library, from the cache or by the computer's C++ compiler, else by ziglang's. HostError where there is neither."""
+    """Return the library from the cache, or build it with the host's C++ compiler or ziglang's.
+
+    Raises HostError if there is no compiler.
+    """
     otherwise = [sys.executable, "-m", "ziglang", "cc", "-nostdlib++"] if importlib.util.find_spec("ziglang") else []
     purpose = "the virtual board, which counts instructions,"
     return native.build("board-hooks", [_FOLDER / "hooks.cpp"], ["-O2"], purpose=purpose, otherwise=otherwise)
@@ -52,7 +55,7 @@ def build() -> Path:
 
 @cache
 def library() -> ctypes.CDLL:
-    """The hooks, built on first use. HostError where there is no compiler."""
+    """Return the hooks, built on first use; raises HostError if there is no compiler."""
     found = native.load(build)
     found.ethorch_hooks_size.restype = c_uint64
     if found.ethorch_hooks_size() != ctypes.sizeof(Hooks):
@@ -61,7 +64,7 @@ def library() -> ctypes.CDLL:
 
 
 def find_hook(name: str) -> int:
-    """The address of a hook, for the emulator."""
+    """Return the address of a hook for the emulator."""
     found = ctypes.cast(getattr(library(), name), c_void_p).value
     assert found is not None
     return found

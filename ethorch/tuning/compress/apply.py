@@ -1,4 +1,4 @@
-"""Recipes applied to a quantized graph in one shot: from the samples alone, nothing is trained."""
+"""Apply recipes to a quantized graph in one shot, from samples and without training."""
 
 from __future__ import annotations
 
@@ -25,24 +25,23 @@ from ethorch.tuning.sample_runs import Inputs
 
 @exclusive()
 def apply(quantized: GraphModule, recipes: Mapping[str, str], samples: Sequence[Inputs], *, bias: bool = True) -> GraphModule:
-    """A copy of a quantized model whose weights obey the recipes: what ``ethorch.compile`` takes.
+    """Return a copy of a quantized model whose weights follow the recipes, for ``ethorch.compile``.
 
-    Layer by layer, in the order in which they run: each sees what the compressed layers before it give, and what its output's mean
-    is off by goes into its bias. Activations keep their scales, and so do weights, but for ``bits`` and ``one-scale``.
+    Layers are processed in execution order with the outputs of the compressed layers before them. The mean error of a layer's
+    output is added to its bias. Scales do not change, except those of weights with ``bits`` or ``one-scale``.
 
     Args:
-        quantized: from ``ethorch.quantize``, ``ethorch.tuning.convert_qat`` or ``convert_pt2e``.
-        recipes: name of a weight, as ``weights`` lists them -> recipe, e.g. ``"16-values"``; ``Plan.recipes`` is such a mapping.
-        samples: input tuples, some tens; all are held in memory at once.
-        bias: correct biases.
+        quantized: Model from ``ethorch.quantize``, ``ethorch.tuning.convert_qat`` or ``convert_pt2e``.
+        recipes: Name of a weight as in ``weights`` -> recipe, e.g. ``"16-values"``. ``Plan.recipes`` has this form.
+        samples: A few dozen input tuples, all held in memory.
+        bias: Whether biases are corrected.
 
     Raises:
-        QuantizationError: the model has no quantized weights, a recipe is none or does not concern its weight, or there are no
-            samples.
-        EthorchError: there is no weight of a name.
+        QuantizationError: the model has no quantized weights, a recipe is invalid or not applicable, or there are no samples.
+        EthorchError: a weight does not exist.
     """
     if not samples:
-        raise QuantizationError("quantize.no_samples", "no samples were given: errors are made up for by what layers read in them")
+        raise QuantizationError("quantize.no_samples", "no samples were passed; error compensation needs the layers' inputs")
     made = copy.deepcopy(quantized)
     found = find_weights(made)
     chosen = _parse_recipes(found, recipes)
@@ -69,19 +68,19 @@ def apply(quantized: GraphModule, recipes: Mapping[str, str], samples: Sequence[
 
 
 def weights(quantized: GraphModule) -> dict[str, tuple[int, ...]]:
-    """The weights of a quantized model by name, with their shapes: what recipes are given for.
+    """Return the names and shapes of a quantized model's weights.
 
     Raises:
-        QuantizationError: it has none.
+        QuantizationError: the model has no quantized weights.
     """
     return {weight.name: weight.shape for weight in find_weights(quantized)}
 
 
 def everywhere(quantized: GraphModule, recipe: str) -> dict[str, str]:
-    """The recipe for all weights of a quantized model that it concerns, for ``apply``.
+    """Return the recipe for every weight to which it applies, for ``apply``.
 
     Raises:
-        QuantizationError: the model has no quantized weights, or the recipe is none.
+        QuantizationError: the model has no quantized weights, or the recipe is invalid.
     """
     parsed = parse(recipe)
     return {weight.name: recipe for weight in find_weights(quantized) if concerns(parsed, weight)}
@@ -99,15 +98,15 @@ def _parse_recipes(found: Sequence[Weight], recipes: Mapping[str, str]) -> dict[
         if not concerns(recipe, by_name[name]):
             raise QuantizationError(
                 "compress.does_not_concern",
-                f"{name}: {text} cannot change its {list(by_name[name].shape)} weights. 2:4 wants more than two input channels, "
-                "one-scale wants a scale for each output channel.",
+                f"{name}: {text} cannot change its {list(by_name[name].shape)} weights. 2:4 requires more than two input channels, "
+                "one-scale requires one scale per output channel.",
             )
         chosen[by_name[name]] = recipe
     return chosen
 
 
 def _moments_of_shared(graph: GraphModule, chosen: Iterable[Weight], samples: Sequence[Inputs]) -> dict[str, Tensor | None]:
-    """Return the second moments of the weights that several layers read, by name, with all layers as they are in ``graph``."""
+    """Return the second moments of the weights shared by several layers, by name, for the layers of ``graph``."""
     names = {weight.name for weight in chosen if len(weight.uses) > 1}
     if not names:
         return {}
@@ -116,7 +115,7 @@ def _moments_of_shared(graph: GraphModule, chosen: Iterable[Weight], samples: Se
 
 
 def _refresh(runner: NodeRunner, weight: Weight) -> None:
-    """Replace the values of the weight's dequantize nodes by those of its new codes."""
+    """Update the values of the weight's dequantize nodes."""
     for use in weight.uses:
         node = use.dequantize
         arguments = torch.fx.map_arg(node.args, lambda arg: tensor_of(runner.graph, arg))
@@ -125,13 +124,13 @@ def _refresh(runner: NodeRunner, weight: Weight) -> None:
 
 
 def _correct(use: Use, right: Node, exact: NodeRunner, runner: NodeRunner) -> None:
-    """Add to the layer's own bias, if it has one, the mean error of each output channel.
+    """Add the mean error of each output channel to the layer's own bias, if it has one.
 
     Args:
-        use: The layer.
+        use: Layer.
         right: The same layer in the graph of ``exact``.
-        exact: Runs the graph as it was.
-        runner: Runs the compressed graph; both runners are about to compute the layer.
+        exact: Runner of the original graph.
+        runner: Runner of the compressed graph; the layer is the next node of both runners.
     """
     node, position = use.node, use.layer.bias
     bias = node.args[position] if position < len(node.args) else None

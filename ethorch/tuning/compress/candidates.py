@@ -1,4 +1,4 @@
-"""For each weight and each recipe: codes that obey it, and what they cost the accuracy of the whole."""
+"""Candidate codes for each weight and recipe, and their effect on the accuracy of the program."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _PROBED = 4  # samples on which the effect of a layer's error on the outputs is 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A weight by a recipe.
+    """A weight compressed by a recipe.
 
     Attributes:
         codes: int8[groups, outputs, K].
         scale: float[groups, outputs, 1].
-        local: energy of the error of the layer's output, per row.
-        noise: energy of the error of the program's outputs, of their own energy, as predicted.
+        local: Error energy of the layer's output, per row.
+        noise: Predicted error energy of the program's outputs, relative to their energy.
     """
 
     codes: Tensor = field(repr=False)
@@ -43,16 +43,16 @@ Candidates = list[dict[Recipe, Candidate]]
 
 
 def candidates(graph: GraphModule, weights: Sequence[Weight], recipes: Sequence[Recipe], samples: Sequence[Inputs]) -> Candidates:
-    """All weights by all recipes that concern them, with their predicted noise.
+    """Return candidates for all weights and applicable recipes, with predicted noise.
 
-    The error of a layer's output follows from the second moments of its inputs. What it does to the outputs of the program is
-    measured once for each weight, with the recipe of largest error, and taken in proportion for the others.
+    The error of a layer's output follows from the second moments of its inputs. Its effect on the program's outputs is measured
+    once per weight, for the recipe with the largest error, and scaled for the others.
 
     Args:
-        graph: from ``convert_pt2e``; as it was afterwards.
-        weights: of it.
-        recipes: to try.
-        samples: input tuples.
+        graph: Graph from ``convert_pt2e``; unchanged on return.
+        weights: Weights of the graph.
+        recipes: Recipes to try.
+        samples: Input tuples.
     """
     with stage("run the model"):
         moments = sum_moments(graph, weights, samples)
@@ -66,14 +66,14 @@ def candidates(graph: GraphModule, weights: Sequence[Weight], recipes: Sequence[
 
 
 def make_problem(weight: Weight, moments: Tensor | None) -> Problem:
-    """The weight as it is, with what is known of its inputs."""
+    """Return the current weight and the moments of its inputs."""
     return Problem(weight.rows(), weight.scale(), moments, weight.channels)
 
 
 def concerns(recipe: Recipe, weight: Weight) -> bool:
     """Return True if the recipe can change the weight.
 
-    2:4 requires input channels, and a common scale requires several outputs with scales of their own.
+    2:4 requires input channels, and a common scale requires several outputs with their own scales.
     """
     if recipe == AS_IS:
         return False
@@ -113,7 +113,7 @@ def _noisy(candidate: Candidate, gain: float) -> Candidate:
 
 
 def noise(reference: Any, other: Any) -> float:
-    """Energy of the difference of all floating-point outputs, of the energy of the reference; 1 / SQNR."""
+    """Return the energy of the difference of all floating-point outputs, relative to the reference: 1 / SQNR."""
     tensors = [_floats(outputs) for outputs in (reference, other)]
     signal = sum(float((a**2).sum()) for a in tensors[0])
     wrong = sum(float(((a - b) ** 2).sum()) for a, b in zip(*tensors, strict=True))
@@ -126,7 +126,7 @@ def _floats(outputs: Any) -> list[Tensor]:
 
 
 def write(weights: Sequence[Weight], found: Candidates, chosen: Mapping[int, Recipe]) -> None:
-    """Let the weights of these numbers have the codes of these recipes."""
+    """Write the codes of the chosen recipes to the weights with these numbers."""
     for number, recipe in chosen.items():
         candidate = found[number][recipe]
         weights[number].write(candidate.codes.long(), candidate.scale)

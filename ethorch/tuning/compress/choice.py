@@ -1,4 +1,4 @@
-"""Which recipe for which weight: the most saved for the noise it makes, step by step, as a front to choose from."""
+"""Choose recipes greedily by savings per noise, and return the front of choices."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from ethorch.tuning.compress.recipe import AS_IS, Recipe
 
 @dataclass(frozen=True)
 class Option:
-    """One weight by one recipe.
+    """A weight compressed by a recipe.
 
     Attributes:
-        recipe: of the weight.
-        cycles, bytes: of the layers that read it; of its weights and scales, encoded.
-        noise: energy of the error of the program's outputs, of their own.
+        recipe: Recipe of the weight.
+        cycles: Cycles of the layers that read the weight.
+        bytes: Encoded bytes of its weights and scales.
+        noise: Error energy of the program's outputs, relative to their energy.
     """
 
     recipe: Recipe
@@ -28,12 +29,12 @@ class Option:
 
 @dataclass(frozen=True)
 class Price:
-    """What a cycle and a byte are worth, in any unit: a budget that is far away makes its unit dear.
+    """Prices of cycles and bytes, in any unit; a distant budget has a high price.
 
     Attributes:
-        per_cycle, per_byte: of one.
-        wanted: ``cycles`` or ``bytes`` where that alone is to be saved; the other's price then decides between options that save
-            the same, and buys none that takes more of what is wanted. None where both are.
+        per_cycle, per_byte: Prices of one unit.
+        wanted: ``cycles`` or ``bytes`` if only that resource matters, else None. The other price then breaks ties, and options that
+            cost more of the wanted resource are never chosen.
     """
 
     per_cycle: float
@@ -41,7 +42,7 @@ class Price:
     wanted: Literal["cycles", "bytes"] | None = None
 
     def of(self, option: Option) -> float:
-        """Of one option."""
+        """Return the price of an option."""
         return self.per_cycle * option.cycles + self.per_byte * option.bytes
 
     def serves(self, option: Option, as_is: Option) -> bool:
@@ -50,17 +51,17 @@ class Price:
 
 
 def front(options: Sequence[Sequence[Option]], price: Price) -> list[dict[int, Recipe]]:
-    """Choices in the order of falling price and growing noise; the first leaves all as it is.
+    """Return choices by falling price and growing noise, starting with the unchanged program.
 
-    Each step changes the recipe of one weight: the one that saves most for the noise it adds. Prices and noise of different weights
-    add up, so each choice is the best at its price, up to one step.
+    Each step changes the recipe of the weight that saves most per added noise. Prices and noise are additive, so each choice is
+    optimal at its price, up to one step.
 
     Args:
-        options: of each weight; the first is ``AS_IS``.
-        price: of an option.
+        options: Options of each weight; the first is ``AS_IS``.
+        price: Prices of cycles and bytes.
 
     Returns:
-        weight -> recipe, of those that are not left as they are.
+        Mappings weight -> recipe without unchanged weights.
     """
     steps = []
     for number, mine in enumerate(options):
@@ -76,7 +77,7 @@ def front(options: Sequence[Sequence[Option]], price: Price) -> list[dict[int, R
 
 
 def _hull(options: Sequence[Option], price: Price) -> list[Option]:
-    """From the first option on, those below which no line between two others passes: ever cheaper, at ever worse rates."""
+    """Return the lower convex hull of the options from the first one on: falling price at ever lower savings per noise."""
     rest = sorted(options[1:], key=lambda option: (price.of(option), option.noise))
     hull = [options[0]]
     while True:
@@ -93,5 +94,5 @@ def _rate(before: Option, after: Option, price: Price) -> float:
 
 
 def texts(chosen: Mapping[int, Recipe], names: Sequence[str]) -> dict[str, str]:
-    """The choice by the names of the weights, those left as they are not among them."""
+    """Return the choice by weight names, without unchanged weights."""
     return {names[number]: str(recipe) for number, recipe in sorted(chosen.items()) if recipe != AS_IS}

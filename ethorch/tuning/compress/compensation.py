@@ -1,7 +1,7 @@
-"""One weight made to obey a recipe, each change made up for by the weights that are still to come.
+"""Apply a recipe to one weight and compensate each change in the remaining columns.
 
-Frantar et al. 2022, GPTQ, and Frantar and Alistarh 2023, SparseGPT: columns of the weight are fixed one after the other, and what
-fixing one costs the layer's output is taken back by the others, by the second moments of the layer's inputs.
+Frantar et al. 2022, GPTQ, and Frantar and Alistarh 2023, SparseGPT: columns are fixed one by one, and later columns compensate the
+output error, by the second moments of the layer's inputs.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ _GROUP, _KEPT = 4, 2  # 2:4 sparsity of Ethos-U85
 
 @dataclass(frozen=True)
 class Problem:
-    """A weight and what is known of its inputs.
+    """A weight and the moments of its inputs.
 
     Attributes:
         codes: int64[groups, outputs, K], -127 to 127.
         scale: float[groups, outputs, 1].
-        moments: float[groups, K, K], the sum of x x^T over the inputs x that an output reads; None where that is unknown, and each
-            weight is rounded by itself then.
-        channels: input channels among K; K is channels x elements of the kernel, channels outermost.
+        moments: float[groups, K, K], the sum of x x^T over the inputs x of an output. If None, each weight is rounded
+        independently. channels: Number of input channels. K is channels x kernel elements, channels outermost.
     """
 
     codes: Tensor
@@ -45,7 +44,7 @@ class Problem:
         return self.codes * self.scale
 
     def importance(self, scale: Tensor) -> Tensor:
-        """float[groups, outputs, K]: what an error of one code at ``scale`` costs the output, of each weight by itself."""
+        """Return float[groups, outputs, K]: the output error caused by an error of one code at ``scale``, per weight."""
         square = (scale**2).expand(self.codes.shape)
         if self.moments is None:
             return square
@@ -53,15 +52,15 @@ class Problem:
 
     @cached_property
     def by_column(self) -> Tensor:
-        """float[K]: the importance of all weights of a column."""
+        """float[K]: the total importance of each column."""
         return self.importance(self.scale).sum((0, 1))
 
     @cached_property
     def groups_of_four(self) -> list[Tensor]:
-        """Columns of which 2:4 keeps two: input channels 0 to 3, 4 to 7 and so on at one element of the kernel.
+        """Return the groups of columns of which 2:4 keeps two: input channels 0 to 3, 4 to 7 and so on, per kernel element.
 
-        Groups that matter most come first. The last group is shorter where the channels are no multiple of four; of three columns,
-        too, Vela accepts two.
+        Groups are sorted by falling importance. The last group is shorter if the channel count is not a multiple of four. Vela also
+        accepts two of three columns.
         """
         elements = self.codes.shape[2] // self.channels
         groups = [
@@ -72,14 +71,14 @@ class Problem:
         return sorted(groups, key=lambda columns: -float(self.by_column[columns].mean()))
 
     def loss(self, codes: Tensor, scale: Tensor) -> float:
-        """Energy of the output's error, if ``codes`` at ``scale`` are taken: sum over outputs of d^T M d."""
+        """Return the output's error energy for ``codes`` at ``scale``: the sum over outputs of d^T M d."""
         wrong = codes * scale - self.weight
         if self.moments is None:
             return float((wrong.double() ** 2).sum())
         return float(((wrong @ self.moments) * wrong).double().sum())
 
     def factor(self, order: Tensor) -> Tensor:
-        """float[groups, K, K]: the upper Cholesky factor of the inverse of the moments, columns in the given order."""
+        """Return float[groups, K, K]: the upper Cholesky factor of the inverse moments, with columns in the given order."""
         if self.moments is None:
             return torch.eye(len(order)).expand(len(self.codes), -1, -1)
         moments = self.moments[:, order][:, :, order]
@@ -91,19 +90,19 @@ class Problem:
 
     @cached_property
     def plain(self) -> tuple[Tensor, Tensor]:
-        """(order, factor): the columns that matter most first, while others can still help."""
+        """Columns by falling importance, so that later columns can compensate, and the factor."""
         order = torch.argsort(self.by_column, descending=True)
         return order, self.factor(order)
 
     @cached_property
     def by_fours(self) -> tuple[Tensor, Tensor]:
-        """(order, factor): the same with groups of four kept together."""
+        """The same with groups of four kept together."""
         order = torch.cat(self.groups_of_four)
         return order, self.factor(order)
 
 
 def solve(problem: Problem, recipe: Recipe) -> tuple[Tensor, Tensor]:
-    """The codes int64[groups, outputs, K] that obey the recipe, and their scale float[groups, outputs, 1]."""
+    """Return codes int64[groups, outputs, K] that follow the recipe, and their scale float[groups, outputs, 1]."""
     scale = torch.full_like(problem.scale, float(problem.scale.max())) if recipe.one_scale else problem.scale
     table: Tensor | None = None
     if recipe.bits:
@@ -118,13 +117,13 @@ def solve(problem: Problem, recipe: Recipe) -> tuple[Tensor, Tensor]:
 
 
 def _starts(problem: Problem) -> dict[int, int]:
-    """First column of each group of four, in the order of ``by_fours`` -> columns in the group."""
+    """Map the first column of each group of four, in the order of ``by_fours``, to the group's size."""
     sizes = [len(columns) for columns in problem.groups_of_four]
     return dict(zip(np.cumsum([0, *sizes[:-1]]).tolist(), sizes, strict=True))
 
 
 def _cluster(problem: Problem, scale: Tensor, recipe: Recipe) -> levels.Levels:
-    """The levels for what the recipe will leave."""
+    """Return the levels for the weights that the recipe keeps."""
     codes = _round(problem.weight, scale)
     importance = problem.importance(scale)
     if recipe.sparse:
@@ -133,7 +132,7 @@ def _cluster(problem: Problem, scale: Tensor, recipe: Recipe) -> levels.Levels:
 
 
 def _select_kept(problem: Problem, recipe: Recipe) -> Tensor:
-    """bool, as codes: the weights that would stay if each were judged by itself."""
+    """Return a bool mask of the weights that are kept if each is judged independently."""
     worth = problem.codes.float() ** 2 * problem.importance(problem.scale)
     if not recipe.pattern:
         return worth > torch.quantile(_sample(worth), recipe.zeros)
@@ -144,21 +143,21 @@ def _select_kept(problem: Problem, recipe: Recipe) -> Tensor:
 
 
 def _sample(values: Tensor) -> Tensor:
-    """At most a million of the values, spread over all: torch.quantile takes no more than 16 million."""
+    """Return at most a million evenly spaced values; torch.quantile is limited to 16 million."""
     flat = values.flatten()
     return flat[:: max(1, flat.numel() // 1_000_000)]
 
 
 def _most(worth: Tensor) -> Tensor:
-    """bool: the two largest along the last axis."""
+    """Return a bool mask of the two largest values along the last axis."""
     kept = torch.zeros(worth.shape, dtype=torch.bool)
     return kept.scatter(-1, worth.topk(min(_KEPT, worth.shape[-1]), dim=-1).indices, torch.tensor(True).expand(worth.shape))
 
 
 def _fitting(problem: Problem, scale: Tensor, table: Tensor, recipe: Recipe) -> Tensor:
-    """For each output the scale, of some below the given one, with which the levels have the least error.
+    """Return, for each output, the scale at or below the given one with the least error of the levels.
 
-    The largest weight of an output rarely deserves one of 15 levels.
+    The largest weight of an output rarely justifies one of 15 levels.
     """
     importance = problem.importance(problem.scale)
     if recipe.sparse:
@@ -179,11 +178,11 @@ def _round(weight: Tensor, scale: Tensor) -> Tensor:
 def _compensate(
     weight: Tensor, factor: Tensor, scale: Tensor, table: Tensor | None, recipe: Recipe, fours: dict[int, int]
 ) -> Tensor:
-    """As ``solve``; columns of ``weight`` and ``factor`` in the order in which they are fixed.
+    """Solve with the columns of ``weight`` and ``factor`` in the order in which they are fixed.
 
     Args:
-        table: int64[255], the level of each code; None: all codes.
-        fours: first column of a group of four -> its columns; empty where the recipe has no pattern.
+        table: int64[255], the level of each code, or None for all codes.
+        fours: First column of a group of four -> its columns; empty if the recipe has no pattern.
     """
     left, size = weight.clone(), weight.shape[2]
     codes = torch.empty(weight.shape, dtype=torch.int64)
@@ -212,7 +211,7 @@ def _compensate(
 
 
 def _blocks(size: int, fours: dict[int, int]) -> list[tuple[int, int]]:
-    """Runs of about ``_BLOCK`` columns; no group of four is cut."""
+    """Return runs of about ``_BLOCK`` columns that do not split a group of four."""
     edges = [0]
     for column in range(1, size):
         if column - edges[-1] >= _BLOCK and (not fours or column in fours):

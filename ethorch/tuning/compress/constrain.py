@@ -1,7 +1,7 @@
-"""Recipes kept through training: parametrizations of weights, by the rules of torch.nn.utils.parametrize.
+"""Maintain recipes during training with torch.nn.utils.parametrize.
 
-A constrained weight is what the NPU will read, in float: few values, zeros, or both; its gradient goes to the weight behind it.
-``ethorch.quantization.constrained_weights`` says how the codes come out the same.
+A constrained weight has the values that the NPU will read, in float; its gradient is applied to the underlying weight.
+``ethorch.quantization.constrained_weights`` makes quantization reproduce the same codes.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ethorch.tuning.compress.recipe import AS_IS, Recipe, parse
 
 
 class Constraint(nn.Module):
-    """A parametrization: the weight by a recipe. Zeros stay where they are chosen once, and so do the levels.
+    """A parametrization that applies a recipe to a weight. The positions of zeros and the levels are chosen once.
 
     Args:
-        weight: as it is at the beginning.
-        recipe: what it has to obey; ``one_scale`` is left to the quantizer.
-        axis: of the output channels.
+        weight: Initial weight.
+        recipe: Recipe of the weight; the quantizer applies ``one_scale``.
+        axis: Axis of the output channels.
     """
 
     kept: Tensor
@@ -41,11 +41,11 @@ class Constraint(nn.Module):
         self.register_buffer("table", table)
 
     def forward(self, weight: Tensor) -> Tensor:
-        """The constrained weight."""
+        """Return the constrained weight."""
         return Rule(self.kept, self.table, self.axis).of(weight)
 
     def right_inverse(self, weight: Tensor) -> Tensor:
-        """What is behind a weight that is assigned: itself."""
+        """Return an assigned weight unchanged."""
         return weight
 
     def extra_repr(self) -> str:
@@ -53,19 +53,20 @@ class Constraint(nn.Module):
 
 
 def constrain(model: nn.Module, recipes: Mapping[str, str]) -> nn.Module:
-    """Let weights of a float model obey recipes from now on, in training too; the model itself, changed.
+    """Constrain weights of a float model to recipes, also during training, and return the modified model.
 
-    Train it, or give it to ``ethorch.tuning.prepare_qat``; ``ethorch.compile`` and ``ethorch.quantize`` take it as any other model,
-    and the codes obey the recipes. ``torch.nn.utils.parametrize.remove_parametrizations(module, "weight")`` makes plain weights of
-    them. ``one-scale`` is not trained with: ``apply`` does it afterwards, and leaves codes that obey already as they are.
+    Train the model, or pass it to ``ethorch.tuning.prepare_qat``, ``ethorch.compile`` or ``ethorch.quantize``; the codes follow the
+    recipes. ``torch.nn.utils.parametrize.remove_parametrizations(module, "weight")`` restores plain weights. ``one-scale`` is not
+    trained. ``apply`` applies it afterwards and keeps codes that follow their recipe.
 
     Args:
-        model: its weights are those that the constraints start from.
-        recipes: name of a module, or of one of its weights (``encoder.weight``) -> recipe; ``Plan.recipes`` is such a mapping.
+        model: Model with the initial weights.
+        recipes: Name of a module or of a weight (``encoder.weight``) -> recipe. ``Plan.recipes`` has this form.
 
     Raises:
-        QuantizationError: a recipe is none, or cannot be trained with: recurrent layers of PyTorch take no parametrizations.
-        EthorchError: there is no such module or weight.
+        QuantizationError: a recipe is invalid, or the module is a recurrent layer of PyTorch, which does not support
+            parametrizations.
+        EthorchError: a module or weight does not exist.
     """
     chosen = [(_place(model, name), parse(text)) for name, text in recipes.items()]
     for (module, name), recipe in chosen:
@@ -78,18 +79,18 @@ def constrain(model: nn.Module, recipes: Mapping[str, str]) -> nn.Module:
 
 
 def _place(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """The module and its parameter that a name stands for.
+    """Return the module and its parameter for a name.
 
-    ``head`` and ``head.weight`` are the same. Of a module without a ``weight`` of its own, such as an attention, ``attention`` is
-    the first of its parameters with rows and columns, those of modules in it included, and ``attention#2`` the second.
+    ``head`` and ``head.weight`` are equivalent. In a module without its own ``weight``, such as an attention, ``attention`` is the
+    first parameter with rows and columns, including those of submodules. ``attention#2`` is the second.
     """
     modules = dict(model.named_modules())
     path, _, number = name.partition("#")
     if path in modules and isinstance(modules[path], nn.RNNBase):
         raise QuantizationError(
             "compress.recurrent_in_training",
-            f"{name}: PyTorch's {type(modules[path]).__name__} keeps lists of its weights, which parametrizations do not reach. "
-            "Train it without, and give the recipe to ethorch.tuning.compress.apply afterwards.",
+            f"{name}: PyTorch's {type(modules[path]).__name__} stores its weights in lists, which parametrizations do not support. "
+            "Train it without, and pass the recipe to ethorch.tuning.compress.apply afterwards.",
         )
     if path in modules and not number and isinstance(weight := getattr(modules[path], "weight", None), Tensor) and weight.dim() > 1:
         return modules[path], "weight"
@@ -105,7 +106,7 @@ def _place(model: nn.Module, name: str) -> tuple[nn.Module, str]:
 
 
 def _fix_pattern(weight: Tensor, recipe: Recipe, axis: int) -> tuple[Tensor, Tensor]:
-    """(kept, table) for a weight as it is: its largest stay, and its levels are the nearest to what stays."""
+    """Return (kept, table): the mask of the largest weights, and the levels nearest to the kept weights."""
     rows = weight.transpose(0, axis)
     flat = rows.flatten(1)
     scale = torch.clamp(flat.abs().amax(1, keepdim=True) / levels.MOST, min=2.0**-24)
@@ -123,7 +124,7 @@ def _fix_pattern(weight: Tensor, recipe: Recipe, axis: int) -> tuple[Tensor, Ten
 
 
 def _symmetric(codes: Tensor, importance: Tensor, count: int) -> levels.Levels:
-    """At most ``count`` levels with zero in the middle and -127 and 127 at the ends."""
+    """Return at most ``count`` symmetric levels that include zero, -127 and 127."""
     half = levels.cluster(codes.abs().numpy(), importance.numpy(), (count - 1) // 2 + 1, zero=True)
     half[-1] = levels.MOST
     found: levels.Levels = np.unique(np.concatenate([-half, half, [0]]))

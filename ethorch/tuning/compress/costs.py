@@ -1,4 +1,4 @@
-"""What each weight costs on the NPU, from compiling the whole program: Vela's cycles, and the bytes its encoder made."""
+"""NPU costs of each weight: Vela's cycles and encoded bytes, from compiling the whole program."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ethorch.vela.lowered import Lowered
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one weight: cycles of the layers that read it, and bytes of region 0 that they read, weights and scales encoded."""
+    """Costs of one weight: cycles of its layers, and the encoded bytes of weights and scales that they read from region 0."""
 
     cycles: int
     bytes: int
@@ -31,13 +31,13 @@ class Cost:
 
 @dataclass(frozen=True)
 class Costs:
-    """Of a program.
+    """Costs of a program.
 
     Attributes:
-        cycles: total, of all delegates.
-        flash_bytes: of the .pte.
-        weight_bytes: of the weights and scales, encoded.
-        weights: of each, in the order they were given.
+        cycles: Total cycles of all delegates.
+        flash_bytes: Bytes of the .pte.
+        weight_bytes: Encoded bytes of weights and scales.
+        weights: Costs of each weight, in the given order.
     """
 
     cycles: int
@@ -54,13 +54,13 @@ _Run = tuple[int, int, int]
 
 
 def costs(graph: GraphModule, weights: Sequence[Weight], inputs: Inputs, spec: EthosUCompileSpec) -> Costs:
-    """Compile a quantized graph and share its cost out among its weights.
+    """Compile a quantized graph and distribute its costs over its weights.
 
     Args:
-        graph: from ``convert_pt2e``.
-        weights: of it.
-        inputs: fix the shapes.
-        spec: what is compiled for.
+        graph: Graph from ``convert_pt2e``.
+        weights: Weights of the graph.
+        inputs: Inputs that define the shapes.
+        spec: Target of the compilation.
     """
     built = build_pte(graph, inputs, spec)
     cycles: dict[Origin, int] = defaultdict(int)
@@ -78,7 +78,7 @@ def costs(graph: GraphModule, weights: Sequence[Weight], inputs: Inputs, spec: E
 
 
 def _owners(weights: Sequence[Weight], origins: Iterable[Origin]) -> dict[Origin, int]:
-    """Of each origin that is a layer's, the number of the weight: by the node, or by the module where the graph was traced anew."""
+    """Return the weight's number for each origin that is a layer, by node, or by module if the graph was traced again."""
     nodes = {use.node.name: number for number, weight in enumerate(weights) for use in weight.uses}
     modules = {weight.name: number for number, weight in enumerate(weights)}
     known = {origin: nodes[origin.node] for origin in origins if origin.node in nodes}
@@ -86,7 +86,7 @@ def _owners(weights: Sequence[Weight], origins: Iterable[Origin]) -> dict[Origin
 
 
 def _share_out(delegate: Lowered, number: int, cycles: dict[Origin, int], runs: dict[Origin, set[_Run]]) -> None:
-    """Add up, by the origin of layers, cycles and runs of constants of a delegate."""
+    """Add the cycles and constant runs of a delegate by origin."""
     _, positions = serialize_with_positions(delegate.graph)
     made_from = dict(zip(positions, delegate.graph.ops, strict=True))
 
@@ -123,7 +123,7 @@ def _overlap(a: Span, b: Span) -> bool:
 
 
 def _constant(access: Span, copies: Sequence[tuple[Span, Span]]) -> int | None:
-    """Where in region 0 the bytes of an access come from; None where they do not."""
+    """Return the offset in region 0 from which an access reads, or None for other sources."""
     if access.region == 0:
         return access.base
     for source, target in copies:

@@ -1,4 +1,4 @@
-"""Few codes for many: the levels of least error, and to which of them each code goes."""
+"""Cluster codes: choose levels with the least error and assign each code to one."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _Floats = npt.NDArray[np.float64]
 
 
 def cluster(codes: npt.NDArray[np.int64], importance: npt.NDArray[Any], count: int, *, zero: bool = False) -> Levels:
-    """The at most ``count`` codes to which the given ones can go with the least sum of importance x (code - level)^2.
+    """Return at most ``count`` levels that minimize the sum of importance x (code - level)^2.
 
-    The optimum among integers, found by dynamic programming over the 255 codes (Wang and Song 2011, Ckmeans.1d.dp).
+    The integer optimum is found by dynamic programming over the 255 codes (Wang and Song 2011, Ckmeans.1d.dp).
 
     Args:
-        codes: integers from -127 to 127, of any shape.
-        importance: of each code, of the same shape; not negative.
-        count: at least 1.
-        zero: zero has to be one of them.
+        codes: Integers from -127 to 127, of any shape.
+        importance: Nonnegative importance of each code, of the same shape.
+        count: Maximum number of levels, at least 1.
+        zero: Whether zero must be a level.
 
     Returns:
         int64[<= count], ascending.
@@ -46,21 +46,21 @@ def cluster(codes: npt.NDArray[np.int64], importance: npt.NDArray[Any], count: i
 
 
 def even(bits: int) -> Levels:
-    """The levels of a symmetric integer of so many bits, spread over -127 to 127: 15 of them for four bits."""
+    """Return the levels of a symmetric integer with this many bits, scaled to -127..127; 15 levels for four bits."""
     half = (1 << bits - 1) - 1
     found: Levels = np.round(np.arange(-half, half + 1) * (MOST / half)).astype(np.int64)
     return found
 
 
 def nearest(levels: Levels) -> npt.NDArray[np.int64]:
-    """int64[255]: the level that each code from -127 to 127 goes to."""
+    """Return int64[255]: the level of each code from -127 to 127."""
     middles = (levels[1:] + levels[:-1]) / 2
     found: Levels = levels[np.searchsorted(middles, _CODES)]
     return found
 
 
 def _intervals(values: _Floats, weight: _Floats) -> tuple[_Floats, Levels]:
-    """For values first..last as one cluster: float[n, n] error, and the integer that has it; first > last costs infinitely."""
+    """Return float[n, n] errors of clusters first..last, and their best integers; first > last has infinite error."""
 
     def sums(x: _Floats) -> _Floats:
         total = np.concatenate([[0.0], np.cumsum(x)])
@@ -75,7 +75,7 @@ def _intervals(values: _Floats, weight: _Floats) -> tuple[_Floats, Levels]:
 
 
 def _with_zero(error: _Floats, level: Levels, values: Levels, weight: _Floats) -> tuple[_Floats, Levels]:
-    """The same, but that the cluster which holds zero has zero for its level."""
+    """Force the level of the cluster that contains zero to zero."""
     square = np.concatenate([[0.0], np.cumsum(weight * values.astype(np.float64) ** 2)])
     at = int(np.searchsorted(values, 0))
     rows, columns = np.ogrid[: len(values), : len(values)]
@@ -85,7 +85,7 @@ def _with_zero(error: _Floats, level: Levels, values: Levels, weight: _Floats) -
 
 
 def _partition(error: _Floats, level: Levels, count: int) -> Levels:
-    """The levels of the ``count`` clusters side by side with the least error in all."""
+    """Return the levels of the ``count`` adjacent clusters with the least total error."""
     size = len(error)
     best, starts = error[0].copy(), []
     for _ in range(count - 1):

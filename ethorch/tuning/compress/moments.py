@@ -1,4 +1,4 @@
-"""Second moments of the inputs that the layers of a quantized graph read."""
+"""Second moments of the inputs of a quantized graph's layers."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ ROWS = 4096
 
 
 def collect_rows(weight: Weight, use: Use, inputs: Sequence[Tensor]) -> Tensor | None:
-    """What the layer reads, as float[groups, rows, K]; None for a transposed convolution, whose outputs read parts of a window.
+    """Return the layer's inputs as float[groups, rows, K].
+
+    Returns None for a transposed convolution, because its outputs read parts of a window.
 
     Args:
-        weight: of the layer.
-        use: the layer.
-        inputs: its input for each sample.
+        weight: Weight of the layer.
+        use: Layer.
+        inputs: Input of the layer for each sample.
     """
     window = use.layer.window
     if window is None and len(weight.shape) > 2:
@@ -40,7 +42,7 @@ def collect_rows(weight: Weight, use: Use, inputs: Sequence[Tensor]) -> Tensor |
 
 
 def compute_moments(weight: Weight, use: Use, inputs: Sequence[Tensor]) -> Tensor | None:
-    """float[groups, K, K], the mean of x x^T over what the layer reads; None where that is unknown."""
+    """Return float[groups, K, K], the mean of x x^T over the layer's input rows, or None if it is unknown."""
     rows = collect_rows(weight, use, inputs)
     if rows is None:
         return None
@@ -48,7 +50,7 @@ def compute_moments(weight: Weight, use: Use, inputs: Sequence[Tensor]) -> Tenso
 
 
 def sum_moments(graph: GraphModule, weights: Sequence[Weight], samples: Sequence[Inputs]) -> list[Tensor | None]:
-    """Return for each weight the sum of the second moments over all its layers; None if those of one layer are unknown."""
+    """Return, for each weight, the sum of second moments over all its layers, or None if a layer's moments are unknown."""
     owners = {use.node: (number, use) for number, weight in enumerate(weights) for use in weight.uses}
     by_weight: list[list[Tensor | None]] = [[] for _ in weights]
     runner = NodeRunner(graph, samples)
@@ -69,7 +71,7 @@ def _sum(moments: Sequence[Tensor | None]) -> Tensor | None:
 
 
 def remove_rounding(graph: GraphModule) -> GraphModule:
-    """A copy that computes activations in float, with the same weights: small errors show that a rounding to codes would hide."""
+    """Return a copy that computes activations in float, so that rounding does not hide small errors."""
     made = copy.deepcopy(graph)
     for node in list(made.graph.nodes):
         source = node.args[0] if node.op == "call_function" and op_name(node.target) in DEQUANTIZE else None

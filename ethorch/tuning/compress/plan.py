@@ -1,4 +1,4 @@
-"""Which weights to compress, and how, until a budget holds: found with Vela's encoder before anything is trained."""
+"""Search for recipes that meet a budget, with costs from Vela's encoder and before any training."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from ethorch.tuning.sample_runs import Inputs, compute_outputs, copy_state, expo
 
 logger = logging.getLogger(__name__)
 
-#: What can be saved where no limit says it.
+#: Resources to save if no limit selects one.
 CYCLES: Final = "cycles"
 BYTES: Final = "bytes"
 OBJECTIVES = (CYCLES, BYTES)
-_LEAST = 0.02  # of the other unit's price: of two ways that save the same, the one that saves the other too
+_LEAST = 0.02  # share of the other resource's price, which breaks ties between options
 _NO_FAST_DECODER = "--disable-fwd"
 
 
@@ -51,36 +51,33 @@ def plan(
     leave_out: Sequence[str] = (),
     quantizer: EthosUQuantizer | None = None,
 ) -> Plan:
-    """Choose a recipe for each weight so that the limits hold and as little accuracy as possible is lost.
+    """Choose a recipe for each weight so that the limits hold with the least loss of accuracy.
 
-    Each recipe is compiled on all weights at once, which tells what Vela's encoder and scheduler make of it layer by layer. What it
-    costs the accuracy is predicted from the layers' inputs. The choice is then compiled and measured, and made larger or smaller
-    until it holds.
+    Each recipe is compiled for all weights at once to obtain Vela's costs per layer. Its effect on accuracy is predicted from the
+    layers' inputs. The choice is then compiled, measured, and adjusted until the limits hold.
 
     Args:
-        model: in eval mode; or what ``ethorch.quantize`` returned, which is compared with itself then.
-        spec: what is compiled for.
-        samples: input tuples, some tens: ranges, errors and accuracy come from them.
-        max_flash: bytes that the .pte may have; the least is compressed that holds it.
-        max_cycles: of the NPU in all, by Vela's estimate; likewise.
-        min_sqnr_db: least SQNR on the samples. Without another limit, as much is compressed as it allows.
-        objective: ``cycles`` or ``bytes``: what is saved where ``min_sqnr_db`` is the only limit.
-        recipes: to choose from, e.g. ``["32-values", "2:4"]``; None takes the usual ones of the target's family.
-        leave_out: names of weights, or of modules that hold some, that stay as they are.
-        quantizer: with settings of its own, instead of int8 with a scale per channel.
+        model: Model in eval mode, or the output of ``ethorch.quantize``, which then is the reference.
+        spec: Target of the compilation.
+        samples: A few dozen input tuples, used for ranges, errors and accuracy.
+        max_flash: Limit of the .pte's bytes; the plan compresses as little as possible.
+        max_cycles: Limit of the total NPU cycles, by Vela's estimate.
+        min_sqnr_db: Minimum SQNR on the samples. Without another limit, the plan compresses as much as possible.
+        objective: ``cycles`` or ``bytes``, the resource to save if ``min_sqnr_db`` is the only limit.
+        recipes: Allowed recipes, e.g. ``["32-values", "2:4"]``. Default: the usual recipes of the target's family.
+        leave_out: Names of weights or modules to leave unchanged.
+        quantizer: Quantizer. Default: int8 with one scale per channel.
 
     Raises:
-        QuantizationError: no limit was given, a recipe is none, there are no samples or no quantized weights.
-        EthorchError: there is no weight of a name in ``leave_out``.
+        QuantizationError: there is no limit, a recipe is invalid, or there are no samples or quantized weights.
+        EthorchError: a weight in ``leave_out`` does not exist.
     """
     if max_flash is None and max_cycles is None and min_sqnr_db is None:
-        raise QuantizationError(
-            "compress.no_limit", "plan needs max_flash, max_cycles or min_sqnr_db: everything would be compressed without end."
-        )
+        raise QuantizationError("compress.no_limit", "plan needs at least one limit; set max_flash, max_cycles or min_sqnr_db.")
     if objective not in OBJECTIVES:
         raise unknown_name("objective", objective, OBJECTIVES)
     if not samples:
-        raise QuantizationError("quantize.no_samples", "no samples were given: ranges and losses are measured on them")
+        raise QuantizationError("quantize.no_samples", "no samples were passed; they define ranges and losses")
     tried = usual(spec.target.family) if recipes is None else tuple(parse(text) for text in recipes)
     quantized, reference = _quantize(model, spec, samples, quantizer)
     work = copy.deepcopy(quantized)
@@ -109,10 +106,10 @@ def plan(
 
 
 def _flags(spec: EthosUCompileSpec) -> tuple[tuple[str, ...], ...]:
-    """Flags of Vela's to try.
+    """Return the alternatives of Vela flags to try.
 
-    Where weights lie in SRAM, U85 reads them by its fast decoder: a byte each, or half of one of at most 15 values; and Vela seldom
-    uses 2:4 with it.
+    If weights are in SRAM, the U85 reads them with its fast decoder. A weight then occupies one byte, or four bits with at most 15
+    values, and Vela rarely uses 2:4.
     """
     if spec.target.family == "u85" and spec.memory_mode == "Sram_Only" and _NO_FAST_DECODER not in spec.flags:
         return (), (_NO_FAST_DECODER,)
@@ -121,7 +118,7 @@ def _flags(spec: EthosUCompileSpec) -> tuple[tuple[str, ...], ...]:
 
 @dataclass(frozen=True)
 class _Found:
-    """What the search ended with, under some flags of Vela's."""
+    """The outcome of the search for one set of Vela flags."""
 
     flags: tuple[str, ...]
     before: Costs
@@ -134,7 +131,7 @@ class _Found:
 def _make_plan(
     spec: EthosUCompileSpec, weights: Sequence[Weight], plain: _Found, best: _Found, limits: _Limits, quantized: GraphModule
 ) -> Plan:
-    """The plan of what was found; ``plain`` is what it is compared with."""
+    """Create the plan for ``best``, compared with ``plain``."""
     names = [weight.name for weight in weights]
     layers = []
     for number, weight in enumerate(weights):
@@ -171,12 +168,12 @@ def _make_plan(
 def _quantize(
     model: nn.Module, spec: EthosUCompileSpec, samples: Sequence[Inputs], quantizer: EthosUQuantizer | None
 ) -> tuple[GraphModule, list[Any]]:
-    """The quantized model, and the outputs it is compared with."""
+    """Return the quantized model and the reference outputs."""
     if is_quantized(model):
         if not isinstance(model, GraphModule):
             raise QuantizationError(
                 "compress.no_graph",
-                f"the quantized model is {type(model).__name__}, not the graph module that convert_pt2e returns.",
+                f"the quantized model is {type(model).__name__}, expected the graph module returned by convert_pt2e.",
             )
         return model, compute_outputs(copy.deepcopy(model), samples, copy_state(model))
     graph = export_copy(model, samples[0])
@@ -205,7 +202,7 @@ def _options(
     inputs: Inputs,
     spec: EthosUCompileSpec,
 ) -> tuple[Costs, list[list[Option]]]:
-    """The cost of the program as it is, and for each weight its options, ``AS_IS`` first."""
+    """Return the costs of the unchanged program and the options of each weight, ``AS_IS`` first."""
     with stage("compile recipes", len(recipes) + 1) as step:
         before = costs(graph, weights, inputs, spec)
         step()
@@ -222,7 +219,7 @@ def _options(
 
 
 class _written:
-    """While it lasts, weights have the codes of recipes."""
+    """Context manager that temporarily writes the codes of recipes to weights."""
 
     def __init__(self, weights: Sequence[Weight], found: Candidates, chosen: dict[int, Recipe]):
         self.weights, self.found, self.chosen = weights, found, chosen
@@ -238,14 +235,14 @@ class _written:
 
 @dataclass(frozen=True)
 class _Measured:
-    """A choice, compiled and run."""
+    """A compiled and measured choice."""
 
     costs: Costs
     sqnr_db: float
 
 
 class _Search:
-    """Choices compiled and run, each once."""
+    """Compiles and measures choices, each once."""
 
     def __init__(
         self,
@@ -261,7 +258,7 @@ class _Search:
         self.known: dict[tuple[tuple[int, Recipe], ...], _Measured] = {}
 
     def measure(self, chosen: tuple[tuple[int, Recipe], ...]) -> _Measured:
-        """The choice's costs and SQNR."""
+        """Return the costs and the SQNR of a choice."""
         if chosen not in self.known:
             with _written(self.weights, self.found, dict(chosen)):
                 cost = costs(self.graph, self.weights, self.samples[0], self.spec)
@@ -272,7 +269,7 @@ class _Search:
 
 @dataclass(frozen=True)
 class _Limits:
-    """What the user wants; None where it does not matter."""
+    """The user's limits; None if unlimited."""
 
     flash: int | None
     cycles: int | None
@@ -283,7 +280,7 @@ class _Limits:
         return self.flash is not None or self.cycles is not None
 
     def price(self, before: Costs, objective: str) -> Price:
-        """What is dear is what has to be saved, in shares of what there is."""
+        """Return prices in proportion to the required relative savings."""
         flash, cycles = max(before.weight_bytes, 1), max(before.cycles, 1)
         if self.costs_are_limited:
             short_of_flash = max(0.0, 1 - (self.flash or before.flash_bytes) / before.flash_bytes)
@@ -303,15 +300,13 @@ class _Limits:
         )
 
     def accurate(self, found: _Measured) -> bool:
-        """Return True if the SQNR holds."""
         return self.sqnr_db is None or found.sqnr_db >= self.sqnr_db
 
     def hold(self, found: _Measured) -> bool:
-        """Return True if all limits hold."""
         return self.cheap(found) and self.accurate(found)
 
     def better(self, found: _Measured, other: _Measured, price: Price) -> bool:
-        """Return True if ``found`` is preferred: if it holds, then if it is cheap, or accurate if costs are limited."""
+        """Return True if ``found`` is preferred: it holds, then it is cheap, or accurate if costs are limited."""
         if self.hold(found) != self.hold(other):
             return self.hold(found)
         if self.costs_are_limited and self.cheap(found) and self.cheap(other):
@@ -319,7 +314,7 @@ class _Limits:
         return _sum_costs(found, price) < _sum_costs(other, price)
 
     def shortfall(self, made: Plan) -> str:
-        """Which limits do not hold, and the way out."""
+        """Return a message with the violated limits and the remedy."""
         words = []
         if self.flash is not None and made.flash_bytes > self.flash:
             words.append(f"the .pte has {made.flash_bytes:,} bytes, {self.flash:,} are allowed")
@@ -336,7 +331,7 @@ class _Limits:
 
 
 def _first_holding(choices: Sequence[dict[int, Recipe]], search: _Search, limits: _Limits) -> tuple[dict[int, Recipe], _Measured]:
-    """The first choice that keeps flash and cycles; without such limits the last that keeps the SQNR. By bisection."""
+    """Return the first choice within the flash and cycle limits, or else the last with enough SQNR, by bisection."""
 
     def at(position: int) -> _Measured:
         return search.measure(tuple(sorted(choices[position].items(), key=lambda entry: entry[0])))
@@ -363,5 +358,5 @@ def _sum_costs(found: _Measured, price: Price) -> float:
 
 
 def _decibels(share: float) -> float:
-    """Of noise in the signal."""
+    """Return the SQNR in dB for a noise-to-signal ratio."""
     return -10 * math.log10(share) if share > 0 else math.inf

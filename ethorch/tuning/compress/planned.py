@@ -1,4 +1,4 @@
-"""What ``ethorch.tuning.compress.plan`` chose, as data and as a table."""
+"""The outcome of ``ethorch.tuning.compress.plan`` as data and as a table."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _HEAD = ("weight", "shape", "recipe", "bytes before", "bytes now", "cycles befor
 
 @dataclass(frozen=True)
 class Tried:
-    """One weight by one recipe.
+    """A weight compressed by a recipe.
 
     Attributes:
-        recipe: of the weight.
-        cycles, bytes: as of ``Layer``, with this recipe on all weights that it concerns.
-        sqnr_db: of the program's outputs, if only this weight were compressed; predicted. inf where nothing changes.
+        recipe: Recipe of the weight.
+        cycles, bytes: Costs with this recipe on all weights to which it applies. See :class:`Layer`.
+        sqnr_db: Predicted SQNR of the program's outputs if only this weight is compressed; inf if nothing changes.
     """
 
     recipe: str
@@ -37,16 +37,16 @@ class Tried:
 
 @dataclass(frozen=True)
 class Layer:
-    """What the plan does to one weight.
+    """The plan for one weight.
 
     Attributes:
-        weight: its name, the path of the module that reads it.
-        shape: of the weight.
-        recipe: chosen; ``as-is`` leaves it.
-        cycles, cycles_before: of the layers that read it, by Vela, with and without the plan.
-        bytes, bytes_before: of its weights and scales, encoded.
-        sqnr_db: of the program's outputs, if only this weight were compressed; predicted.
-        tried: all recipes, ``as-is`` first.
+        weight: Name: the path of the module that reads it.
+        shape: Shape of the weight.
+        recipe: Chosen recipe; ``as-is`` leaves the weight unchanged.
+        cycles, cycles_before: Vela's cycles of its layers, with and without the plan.
+        bytes, bytes_before: Encoded bytes of its weights and scales.
+        sqnr_db: Predicted SQNR of the program's outputs if only this weight is compressed.
+        tried: All recipes, ``as-is`` first.
     """
 
     weight: str
@@ -62,18 +62,18 @@ class Layer:
 
 @dataclass(frozen=True)
 class Plan:
-    """What ``ethorch.tuning.compress.plan`` chose.
+    """The outcome of ``ethorch.tuning.compress.plan``.
 
     Attributes:
-        target: name of the NPU.
-        layers: an entry for each weight, in the order in which they run.
-        cycles, cycles_before: of the NPU in all, by Vela, with and without the plan.
-        flash_bytes, flash_bytes_before: of the .pte.
-        sqnr_db, sqnr_db_before: against the float model, or against the quantized model where that was given; measured on the
-            samples. ``apply`` corrects biases besides, and training gains more.
-        reached: True if the plan keeps the limits.
-        vela_flags: to compile with besides: on U85, where weights lie in SRAM, ``--disable-fwd`` may be worth more than recipes.
-        quantized: the model as it was quantized, nothing compressed: what ``apply`` takes.
+        target: Name of the NPU.
+        layers: Plans of the weights, in execution order.
+        cycles, cycles_before: Vela's total NPU cycles, with and without the plan.
+        flash_bytes, flash_bytes_before: Bytes of the .pte.
+        sqnr_db, sqnr_db_before: SQNR on the samples, relative to the float model, or to the quantized model if that was passed.
+            Bias correction in ``apply`` and training can improve it.
+        reached: Whether the plan meets the limits.
+        vela_flags: Additional flags for compilation. On the U85 with weights in SRAM, ``--disable-fwd`` may save more than recipes.
+        quantized: Quantized model without compression, for ``apply``.
     """
 
     target: str
@@ -90,11 +90,11 @@ class Plan:
 
     @property
     def recipes(self) -> dict[str, str]:
-        """Name of a weight -> recipe, of those that are compressed: what ``apply`` and ``constrain`` take."""
+        """Name of a weight -> recipe for each compressed weight, for ``apply`` and ``constrain``."""
         return {layer.weight: layer.recipe for layer in self.layers if layer.recipe != str(AS_IS)}
 
     def rows(self) -> list[tuple[str, ...]]:
-        """The cells of the table, a row for each weight."""
+        """Return the cells of the table, one row per weight."""
         return [
             (
                 layer.weight,
@@ -110,7 +110,7 @@ class Plan:
         ]
 
     def summary(self) -> str:
-        """The whole in a sentence or two."""
+        """Return a summary of one or two sentences."""
         goal = f" with {' '.join(self.vela_flags)}" if self.vela_flags else ""
         goal += "" if self.reached else "; the limits do NOT hold"
         return (
@@ -120,14 +120,14 @@ class Plan:
         )
 
     def table(self) -> str:
-        """As Markdown."""
+        """Return the table as Markdown."""
         lines = [_row(_HEAD), "|---|---|---|--:|--:|--:|--:|--:|", *map(_row, self.rows())]
         return "\n".join([*lines, "", self.summary()])
 
     __str__ = table
 
     def rich(self) -> RenderableType:
-        """A table of Rich."""
+        """Return the table for Rich."""
         from rich.console import Group
 
         table = tables.table()
@@ -138,7 +138,7 @@ class Plan:
         return Group(table, "", self.summary())
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data; an SQNR without end is null."""
+        """Return the attributes as JSON-compatible data; an infinite SQNR becomes null."""
         totals = ("target", "cycles", "cycles_before", "flash_bytes", "flash_bytes_before", "reached")
         return {
             **{name: getattr(self, name) for name in totals},

@@ -1,4 +1,4 @@
-"""Recipes: what is done to the codes of one weight so that they take fewer bytes or fewer cycles."""
+"""Recipes: restrictions on a weight's codes that reduce bytes or cycles."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ethorch.support.errors import QuantizationError
 
-#: Values that a palette of Vela's weight encoder can hold (npu-reference 4.1): beyond them a weight costs its plain bits.
+#: Maximum palette size of Vela's weight encoder (npu-reference 4.1); more values are stored as plain bits.
 PALETTE = 32
 _MOST = 254  # one fewer than the codes -127..127
 _PART = re.compile(
@@ -17,14 +17,14 @@ _PART = re.compile(
 
 @dataclass(frozen=True)
 class Recipe:
-    """What becomes of a weight's codes; the fields go together.
+    """Restrictions on a weight's codes, which can be combined.
 
     Attributes:
-        values: at most so many different codes; 0: as many as there are.
-        bits: codes evenly spaced, as many as a symmetric integer of so many bits has; 0: all.
-        zeros: share of the codes that are zero, 0 to 1, wherever they stand.
-        pattern: of each four input channels in a row, counted from the first, two are zero ("2:4").
-        one_scale: all output channels share the largest scale.
+        values: Maximum number of different codes; 0 for no limit.
+        bits: Evenly spaced codes, as many as a symmetric integer of this many bits has; 0 for all.
+        zeros: Share of zero codes, 0 to 1, at any position.
+        pattern: Whether two of each four consecutive input channels are zero ("2:4").
+        one_scale: Whether all output channels use the largest scale.
     """
 
     values: int = 0
@@ -34,7 +34,7 @@ class Recipe:
     one_scale: bool = False
 
     def __str__(self) -> str:
-        """As ``parse`` reads it."""
+        """Return the recipe in the syntax of ``parse``."""
         parts = [
             "2:4" if self.pattern else "",
             f"{100 * self.zeros:g}%-zeros" if self.zeros else "",
@@ -46,12 +46,12 @@ class Recipe:
 
     @property
     def sparse(self) -> bool:
-        """True if the recipe makes zeros."""
+        """True if the recipe creates zeros."""
         return self.pattern or self.zeros > 0
 
     @property
     def few(self) -> bool:
-        """True if the recipe leaves few different codes."""
+        """True if the recipe limits the number of different codes."""
         return bool(self.values or self.bits)
 
 
@@ -60,10 +60,10 @@ AS_IS = Recipe()
 
 
 def parse(text: str) -> Recipe:
-    """``as-is``, or parts with + between: ``16-values``, ``4-bits``, ``50%-zeros``, ``2:4``, ``one-scale``.
+    """Parse ``as-is``, or parts joined by +: ``16-values``, ``4-bits``, ``50%-zeros``, ``2:4``, ``one-scale``.
 
     Raises:
-        QuantizationError: it is something else, or two parts exclude each other.
+        QuantizationError: the text is invalid, or two parts exclude each other.
     """
     if text == str(AS_IS):
         return AS_IS
@@ -74,8 +74,8 @@ def parse(text: str) -> Recipe:
         if not named or not found.keys().isdisjoint(named):
             raise QuantizationError(
                 "compress.recipe",
-                f"recipe {text!r}: {part.strip()!r} is not a part of one, or is there twice. Allowed are as-is, or 16-values, "
-                "4-bits (2 to 7), 50%-zeros, 2:4 and one-scale with + between.",
+                f"recipe {text!r}: {part.strip()!r} is invalid or repeated. Use as-is, or 16-values, "
+                "4-bits (2 to 7), 50%-zeros, 2:4 and one-scale joined by +.",
             )
         found |= named
     recipe = Recipe(
@@ -86,21 +86,21 @@ def parse(text: str) -> Recipe:
         one_scale="one_scale" in found,
     )
     if "values" in found and not 2 <= recipe.values <= _MOST:
-        raise QuantizationError("compress.recipe", f"recipe {text!r}: 2 to {_MOST} values are allowed")
+        raise QuantizationError("compress.recipe", f"recipe {text!r}: expected 2 to {_MOST} values")
     if "zeros" in found and not 0 < recipe.zeros < 1:
-        raise QuantizationError("compress.recipe", f"recipe {text!r}: more than 0 and less than 100 % of zeros are allowed")
+        raise QuantizationError("compress.recipe", f"recipe {text!r}: expected more than 0 and less than 100 % zeros")
     if recipe.values and recipe.bits:
-        raise QuantizationError("compress.recipe", f"recipe {text!r}: values and bits both say which codes there are; give one")
+        raise QuantizationError("compress.recipe", f"recipe {text!r}: values and bits exclude each other; use one of them")
     if recipe.pattern and recipe.zeros:
-        raise QuantizationError("compress.recipe", f"recipe {text!r}: 2:4 and zeros both say where zeros are; give one")
+        raise QuantizationError("compress.recipe", f"recipe {text!r}: 2:4 and zeros exclude each other; use one of them")
     return recipe
 
 
 def usual(family: str) -> tuple[Recipe, ...]:
-    """The recipes that are tried where the user names none.
+    """Return the default recipes of a family.
 
-    2:4 is for U85, whose multipliers skip those zeros; U55 and U65 gain no more by it than by as many zeros anywhere. U85's fast
-    decoder has a form of four bits, of at most 15 values (Vela 5.2, by trying).
+    Only the U85's multipliers skip the zeros of 2:4; on U55 and U65, unstructured zeros save as much. The U85's fast decoder has a
+    four-bit format for at most 15 values (Vela 5.2, measured).
     """
     names = ["32-values", "15-values" if family == "u85" else "16-values", "8-values"]
     names += ["50%-zeros", "50%-zeros+16-values", "75%-zeros", "one-scale"]

@@ -1,4 +1,4 @@
-"""The weights of a quantized graph: where their codes lie, which layers read them, and how they are written."""
+"""Weights of a quantized graph: their codes, the layers that read them, and updates."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from ethorch.tuning.sample_runs import State, copy_state
 
 @dataclass(frozen=True)
 class Use:
-    """One layer that reads a weight.
+    """A layer that reads a weight.
 
     Attributes:
-        node: the layer.
-        layer: where it has its weight and channels.
-        dequantize: the node that makes numbers of the codes.
+        node: Node of the layer.
+        layer: Positions of its weight and channels.
+        dequantize: Dequantize node of the codes.
     """
 
     node: Node
@@ -32,7 +32,7 @@ class Use:
 
     @property
     def source(self) -> Node:
-        """The layer's input."""
+        """Input of the layer."""
         node = self.node.args[0]
         assert isinstance(node, Node)
         return node
@@ -43,9 +43,9 @@ class Weight:
     """Codes that one or several layers multiply with.
 
     Attributes:
-        name: the path of the module that reads it first, with a number where the module has several weights.
-        graph: holds the codes.
-        uses: the layers, in the order in which they run.
+        name: Path of the first module that reads it, with a number if the module has several weights.
+        graph: Graph that contains the codes.
+        uses: Layers in execution order.
     """
 
     name: str
@@ -54,30 +54,30 @@ class Weight:
 
     @property
     def layer(self) -> Layer:
-        """How the first of its layers reads it."""
+        """Description of its first layer."""
         return self.uses[0].layer
 
     @property
     def codes(self) -> Tensor:
-        """int8, as the layer has it."""
+        """int8 codes in the layer's layout."""
         return _find_codes(self.graph, self.uses[0].dequantize)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the codes."""
+        """Shape of the codes."""
         return tuple(self.codes.shape)
 
     @property
     def groups(self) -> int:
-        """Parts of the outputs that read inputs of their own."""
+        """Number of groups of outputs with their own inputs."""
         return self.layer.groups if self.layer.weight_axis is not None else 1
 
     def rows(self) -> Tensor:
-        """The codes as int64[groups, outputs, K]."""
+        """Return the codes as int64[groups, outputs, K]."""
         return self._in_rows(self.codes).long()
 
     def scale(self) -> Tensor:
-        """float[groups, outputs, 1]: of each output."""
+        """Return the scale of each output as float[groups, outputs, 1]."""
         outputs = self.rows().shape[0] * self.rows().shape[1]
         node = self.uses[0].dequantize
         value = attribute(self.graph, node.args[1]) if isinstance(node.args[1], Node) else torch.tensor(node.args[1])
@@ -85,18 +85,18 @@ class Weight:
 
     @property
     def channels(self) -> int:
-        """Input channels that an output reads."""
+        """Number of input channels of an output."""
         axis = self.layer.weight_axis
         shape = self.codes.shape
         return int(self.codes.numel()) if axis is None else int(shape[1 - axis])
 
     @property
     def per_channel(self) -> bool:
-        """True if each output has a scale of its own."""
+        """True if each output has its own scale."""
         return "per_channel" in op_name(self.uses[0].dequantize.target)
 
     def write(self, rows: Tensor, scale: Tensor | None = None) -> None:
-        """Let all its layers have these codes, and the scale where one is given and there is one for each output.
+        """Set the codes of all its layers, and the scale if it is passed and per output.
 
         Args:
             rows: int64[groups, outputs, K].
@@ -121,13 +121,13 @@ class Weight:
 
 
 def state_beside(graph: GraphModule, weights: Sequence[Weight]) -> State:
-    """The graph's buffers, copied, but for codes and scales of weights: what samples change, and recipes do not."""
+    """Return a copy of the graph's buffers without the codes and scales of weights, i.e. the state that samples change."""
     held = {str(node.target) for weight in weights for use in weight.uses for node in use.dequantize.all_input_nodes}
     return {name: value for name, value in copy_state(graph).items() if name not in held}
 
 
 def _find_codes(graph: GraphModule, dequantize: Node) -> Tensor:
-    """The tensor that holds the codes."""
+    """Return the tensor of the codes."""
     source = dequantize.args[0]
     assert isinstance(source, Node)
     found = attribute(graph, source)
@@ -136,12 +136,12 @@ def _find_codes(graph: GraphModule, dequantize: Node) -> Tensor:
 
 
 def find_weights(graph: GraphModule) -> list[Weight]:
-    """The weights of a graph that ``convert_pt2e`` returned, in the order in which their layers run.
+    """Return the weights of a graph from ``convert_pt2e``, in execution order.
 
-    Layers whose codes and scales are equal read one weight: what a recurrent network uses in each step is encoded once.
+    Layers with equal codes and scales share one weight; a recurrent network's weight is encoded once for all steps.
 
     Raises:
-        QuantizationError: it has none.
+        QuantizationError: the graph has no quantized weights.
     """
     uses: dict[tuple[bytes, bytes, tuple[int, ...]], list[Use]] = {}
     for node in graph.graph.nodes:
@@ -165,7 +165,7 @@ def find_weights(graph: GraphModule) -> list[Weight]:
         uses.setdefault(key, []).append(Use(node, layer, dequantize))
     if not uses:
         raise QuantizationError(
-            "compress.no_weights", "the model has no quantized weights: compress takes models with convolutions or linear layers."
+            "compress.no_weights", "the model has no quantized weights; compress requires convolutions or linear layers."
         )
     names: dict[str, int] = {}
     found = []

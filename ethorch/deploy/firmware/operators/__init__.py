@@ -1,4 +1,4 @@
-"""The table of CPU operators in C: a function for each, which writes the call from the operator's arguments."""
+"""C code generators of the CPU operators, one function per operator."""
 
 from ethorch.deploy.firmware.operators import copies, cortex_m, elementwise, images, indexing, quantize, reductions, windows
 from ethorch.deploy.firmware.operators.table import KERNELS

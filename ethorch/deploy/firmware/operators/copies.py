@@ -1,4 +1,4 @@
-"""Operators that move elements and change none: an output is a strided copy of its inputs, often a single memcpy."""
+"""Operators that move elements without changing them: strided copies, often a single memcpy."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ def same(w: Writer, x: View, out: View) -> None:
 
 @kernel("aten::clone.out")
 def clone(w: Writer, x: View, memory_format: int | None, out: View) -> None:
-    """out = x, in whatever order of dimensions each has."""
+    """out = x, with any dimension orders."""
     w.copy(out, x)
 
 
 @kernel("dim_order_ops::_clone_dim_order.out")
 def clone_dim_order(w: Writer, x: View, non_blocking: bool, dim_order: Dims | None, out: View) -> None:
-    """out = x, in whatever order of dimensions each has."""
+    """out = x, with any dimension orders."""
     w.copy(out, x)
 
 
 @kernel("dim_order_ops::_to_dim_order_copy.out")
 def to_dim_order_copy(w: Writer, x: View, non_blocking: bool, dim_order: Dims | None, out: View) -> None:
-    """out = x in another dtype or order of dimensions. Floats are cut to integers towards 0.
+    """out = x in another dtype or dimension order. Floats are truncated to integers.
 
-    A float that its integer dtype cannot hold becomes what x86-64 makes of it: 0 or the least number.
+    Out-of-range floats are converted as on x86-64: to 0 or to the minimum of the dtype.
     """
     w.cast(out, x)
 
@@ -57,7 +57,7 @@ def copy(w: Writer, x: View, source: View, non_blocking: bool, out: View) -> Non
 
 @kernel("aten::copy_")
 def copy_(w: Writer, out: View, source: View, non_blocking: bool) -> None:
-    """out = source: how a call leaves a buffer for the next."""
+    """out = source: update of a mutable buffer."""
     w.cast(out, source.expanded(out.shape) or source)
 
 
@@ -70,7 +70,7 @@ def _reshaped(w: Writer, x: View, out: View) -> None:
     if view is None:
         raise Refused(
             "view",
-            f"it makes {list(out.shape)} of {list(x.shape)} whose dimensions lie in another order",
+            f"it reshapes {list(x.shape)} to {list(out.shape)} with another dimension order",
             "Call .contiguous() before it in the model.",
         )
     w.copy(out, view)
@@ -86,7 +86,7 @@ def view_copy(w: Writer, x: View, size: Dims, out: View) -> None:
 
 @kernel("aten::unsqueeze_copy.out", "aten::squeeze_copy.dim_out", "aten::squeeze_copy.dims_out")
 def squeeze_copy(w: Writer, x: View, dim: object, out: View) -> None:
-    """out = x with an axis of size 1 more, or fewer."""
+    """out = x with an axis of size 1 added or removed."""
     _reshaped(w, x, out)
 
 
@@ -149,7 +149,7 @@ def expand_copy(w: Writer, x: View, size: Dims, implicit: bool, out: View) -> No
 
 @kernel("aten::repeat.out")
 def repeat(w: Writer, x: View, repeats: Dims, out: View) -> None:
-    """out = x.repeat(repeats): each axis is seen as two, the outer of which repeats."""
+    """out = x.repeat(repeats), with each axis split into a repeating outer axis and an inner axis."""
     lead = len(repeats) - x.rank
     shape = (1,) * lead + x.shape
     wide = tuple(n for pair in zip(repeats, shape, strict=True) for n in pair)
@@ -172,7 +172,7 @@ def flip(w: Writer, x: View, dims: Dims, out: View) -> None:
 
 @kernel("aten::roll.out")
 def roll(w: Writer, x: View, shifts: Dims, dims: Dims, out: View) -> None:
-    """out = x.roll(shifts, dims), as two copies for each axis that is rolled."""
+    """out = x.roll(shifts, dims), as two copies per rolled axis."""
     parts = [(x, out)]
     for shift, dim in zip(shifts, dims, strict=True):
         size = x.shape[x.axis(dim)]
@@ -191,7 +191,7 @@ def roll(w: Writer, x: View, shifts: Dims, dims: Dims, out: View) -> None:
 
 @kernel("aten::cat.out")
 def cat(w: Writer, tensors: Sequence[View], dim: int, out: View) -> None:
-    """out = tensors one behind the other along an axis; an empty one of one axis is left out."""
+    """out = tensors concatenated along an axis; an empty one-dimensional tensor is skipped."""
     given = [x for x in tensors if x.shape != (0,) or out.rank == 1]
     if any(x.dtype != out.dtype for x in given):
         raise Refused(
@@ -207,7 +207,7 @@ def cat(w: Writer, tensors: Sequence[View], dim: int, out: View) -> None:
 
 @kernel("aten::stack.out")
 def stack(w: Writer, tensors: Sequence[View], dim: int, out: View) -> None:
-    """out = tensors one behind the other along a new axis."""
+    """out = tensors stacked along a new axis."""
     for index, x in enumerate(tensors):
         w.copy(out.selected(dim, index), x)
 
@@ -219,26 +219,26 @@ def _split(w: Writer, x: View, sizes: Sequence[int], dim: int, out: Sequence[Vie
 
 @kernel("aten::split_copy.Tensor_out")
 def split_copy(w: Writer, x: View, size: int, dim: int, out: Sequence[View]) -> None:
-    """out = x cut into parts of one size along an axis; the last may be smaller."""
+    """out = x split into parts of equal size along an axis; the last part may be smaller."""
     _split(w, x, [part.shape[x.axis(dim)] for part in out], dim, out)
 
 
 @kernel("aten::split_with_sizes_copy.out")
 def split_with_sizes_copy(w: Writer, x: View, sizes: Dims, dim: int, out: Sequence[View]) -> None:
-    """out = x cut into parts of given sizes along an axis."""
+    """out = x split into parts of the given sizes along an axis."""
     _split(w, x, sizes, dim, out)
 
 
 @kernel("aten::unbind_copy.int_out")
 def unbind_copy(w: Writer, x: View, dim: int, out: Sequence[View]) -> None:
-    """out = the parts of x for each index of an axis."""
+    """out = slices of x at each index of an axis."""
     for index, part in enumerate(out):
         w.copy(part, x.selected(dim, index))
 
 
 @kernel("aten::unfold_copy.out")
 def unfold_copy(w: Writer, x: View, dim: int, size: int, step: int, out: View) -> None:
-    """out = windows of an axis, with a last axis that goes through each."""
+    """out = windows of an axis, with their elements on a new last axis."""
     w.copy(out, x.windows(dim, size, step))
 
 
@@ -250,31 +250,31 @@ def diagonal_copy(w: Writer, x: View, offset: int, dim1: int, dim2: int, out: Vi
 
 @kernel("aten::pixel_shuffle.out")
 def pixel_shuffle(w: Writer, x: View, factor: int, out: View) -> None:
-    """Channels C * r * r become C channels of an image r times as high and wide."""
+    """Rearrange C * r * r channels into C channels of an image r times as high and wide."""
     lead, (channels, high, wide) = x.shape[:-3], x.shape[-3:]
     cells = x.reshaped((*lead, channels // factor**2, factor, factor, high, wide))
     target = out.reshaped((*lead, channels // factor**2, high, factor, wide, factor))
     if cells is None or target is None:
-        raise Refused("view", "its tensors' dimensions lie in another order", "Call .contiguous() before it in the model.")
+        raise Refused("view", "its tensors have another dimension order", "Call .contiguous() before it in the model.")
     n = len(lead)
     w.copy(target, cells.permuted((*range(n), n, n + 3, n + 1, n + 4, n + 2)))
 
 
 @kernel("aten::pixel_unshuffle.out")
 def pixel_unshuffle(w: Writer, x: View, factor: int, out: View) -> None:
-    """The inverse of pixel_shuffle."""
+    """Invert pixel_shuffle."""
     lead, (channels, high, wide) = x.shape[:-3], x.shape[-3:]
     cells = x.reshaped((*lead, channels, high // factor, factor, wide // factor, factor))
     target = out.reshaped((*lead, channels, factor, factor, high // factor, wide // factor))
     if cells is None or target is None:
-        raise Refused("view", "its tensors' dimensions lie in another order", "Call .contiguous() before it in the model.")
+        raise Refused("view", "its tensors have another dimension order", "Call .contiguous() before it in the model.")
     n = len(lead)
     w.copy(target, cells.permuted((*range(n), n, n + 2, n + 4, n + 1, n + 3)))
 
 
 @kernel("aten::constant_pad_nd.out")
 def constant_pad_nd(w: Writer, x: View, pad: Dims, value: float, out: View) -> None:
-    """out = x with a border of one number; as the runtime, none that cuts."""
+    """out = x with a constant border; negative padding is not supported, as in the runtime."""
     if any(size < 0 for size in pad):
         raise Refused("argument", f"its pad {list(pad)} is negative", "Slice instead (x[..., 1:]).")
     inner = out
@@ -288,37 +288,37 @@ def constant_pad_nd(w: Writer, x: View, pad: Dims, value: float, out: View) -> N
 
 @kernel("aten::full.out")
 def full(w: Writer, size: Dims, value: float, out: View) -> None:
-    """out = one number everywhere."""
+    """out = a constant."""
     w.fill(out, value)
 
 
 @kernel("aten::fill.Scalar_out")
 def fill(w: Writer, like: View, value: float, out: View) -> None:
-    """out = one number everywhere."""
+    """out = a constant."""
     w.fill(out, value)
 
 
 @kernel("aten::fill.Tensor_out")
 def fill_with_tensor(w: Writer, like: View, value: View, out: View) -> None:
-    """out = the one element of a tensor everywhere."""
+    """out = the only element of a tensor."""
     w.cast(out, value.expanded(out.shape) or value)
 
 
 @kernel("aten::full_like.out")
 def full_like(w: Writer, like: View, value: float, memory_format: int | None, out: View) -> None:
-    """out = one number everywhere."""
+    """out = a constant."""
     w.fill(out, value)
 
 
 @kernel("aten::zeros.out")
 def zeros(w: Writer, size: Dims, out: View) -> None:
-    """out = 0 everywhere."""
+    """out = 0."""
     w.fill(out, 0)
 
 
 @kernel("aten::ones.out")
 def ones(w: Writer, size: Dims, out: View) -> None:
-    """out = 1 everywhere."""
+    """out = 1."""
     w.fill(out, 1)
 
 
@@ -330,7 +330,7 @@ def scalar_tensor(w: Writer, value: float, out: View) -> None:
 
 @kernel("aten::arange.start_out")
 def arange(w: Writer, start: float, end: float, step: float, out: View) -> None:
-    """out = start, start + step, ..: a constant, since all of it is known."""
+    """out = start, start + step, ..., stored as a constant."""
     if out.numel:
         values = [start + index * step for index in range(out.numel)]
         w.copy(out, View(w.numbers(values, out.dtype), out.dtype, out.shape, out.strides))
@@ -338,10 +338,10 @@ def arange(w: Writer, start: float, end: float, step: float, out: View) -> None:
 
 @kernel("aten::arange.out")
 def arange_from_0(w: Writer, end: float, out: View) -> None:
-    """out = 0, 1, .. below the end."""
+    """out = 0, 1, ... up to but excluding the end."""
     arange(w, 0, end, 1, out)
 
 
 @kernel("aten::empty.out", "dim_order_ops::_empty_dim_order.out")
 def empty(w: Writer, size: Dims, order: object, out: View) -> None:
-    """Memory as it is."""
+    """Leave the memory uninitialized."""

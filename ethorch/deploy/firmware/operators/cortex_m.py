@@ -1,4 +1,4 @@
-"""What ExecuTorch's Arm backend leaves on the CPU under the name cortex_m; not its layers: those with weights belong on the NPU."""
+"""CPU operators that ExecuTorch's Arm backend names cortex_m, without its layers with weights, which belong on the NPU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _check(values: View, codes: View) -> None:
 
 @kernel("cortex_m::quantize_per_tensor.out")
 def quantize_per_tensor(w: Writer, x: View, scale: float, zero_point: int, low: int, high: int, dtype: int, out: View) -> None:
-    """out = clamp(nearest(x * (1 / scale)) + zero_point, low, high); an infinity is an end, NaN is 0."""
+    """out = clamp(nearest(x * (1 / scale)) + zero_point, low, high); infinities saturate, and NaN becomes 0."""
     _check(x, out)
     if scale == 0:
         raise Refused("scale", "its scale is 0", "Calibrate with inputs that are not all 0.")
@@ -44,7 +44,7 @@ def dequantize_per_tensor(w: Writer, x: View, scale: float, zero_point: int, low
 def _shifts(*shifts: int) -> None:
     for shift in shifts:
         if not -62 <= shift <= 31:
-            raise Refused("argument", f"its shift {shift} is outside -62..31", "Report it to the file's maker.")
+            raise Refused("argument", f"its shift {shift} is outside -62..31", "Report this to the vendor of the file.")
 
 
 def _int8(*views: View) -> None:
@@ -71,7 +71,7 @@ def quantized_add(
     high: int,
     out: View,
 ) -> None:
-    """out = x + y of int8: both are brought to a common scale with 20 more bits, added, and brought to the output's."""
+    """out = x + y in int8, added at a common scale with 20 additional bits."""
     _int8(x, y, out)
     _shifts(x_shift, y_shift, shift)
     numbers = [x_zero, x_multiplier, x_shift, y_zero, y_multiplier, y_shift, zero, multiplier, shift, low, high]
@@ -80,7 +80,7 @@ def quantized_add(
 
 @kernel("cortex_m::quantized_mul.out")
 def quantized_mul(w: Writer, x: View, x_zero: int, y: View, y_zero: int, zero: int, multiplier: int, shift: int, out: View) -> None:
-    """out = x * y of int8."""
+    """out = x * y in int8."""
     _int8(x, y, out)
     _shifts(shift)
     w.map("etk_cortex_m_mul", "cortex_m.c", [out, x, y], w.integers([x_zero, y_zero, zero, multiplier, shift]))
@@ -90,11 +90,11 @@ def quantized_mul(w: Writer, x: View, x_zero: int, y: View, y_zero: int, zero: i
 def quantized_batch_matmul(
     w: Writer, x: View, x_offset: int, y: View, y_offset: int, zero: int, multiplier: int, shift: int, scratch: View, out: View
 ) -> None:
-    """out[b, m, n] = sum over k of x[b, m, k] * y[b, n, k] of int8. Offsets are added: they are negated zero points."""
+    """out[b, m, n] = sum over k of x[b, m, k] * y[b, n, k] in int8. Offsets are negated zero points."""
     _int8(x, y, out)
     _shifts(shift)
     if x.shape[-1] > 1 and (x.strides[-1], y.strides[-1]) != (1, 1):
-        raise Refused("strides", "the codes that it sums over do not lie together", "Report it to the file's maker.")
+        raise Refused("strides", "the summed axis is not contiguous", "Report this to the vendor of the file.")
     numbers = [x.shape[-1], x_offset, y_offset, zero, multiplier, shift]
     if x.shape[-1]:
         rows, columns = x.selected(-1, 0).inserted(2), y.selected(-1, 0).inserted(1)
@@ -105,10 +105,10 @@ def quantized_batch_matmul(
 
 @kernel("cortex_m::quantized_activation.out")
 def quantized_activation(w: Writer, x: View, table: View, out: View) -> None:
-    """out = table[x + 128] of int8."""
+    """out = table[x + 128] in int8."""
     _int8(x, table, out)
     if table.numel != 256:
-        raise Refused("shape", f"its table has {table.numel} entries, not 256", "Report it to the file's maker.")
+        raise Refused("shape", f"its table has {table.numel} elements, expected 256", "Report this to the vendor of the file.")
     w.map("etk_cortex_m_activation", "cortex_m.c", [out, x, View(table.address, "int8", (), ())])
 
 
@@ -119,13 +119,13 @@ def _extreme(w: Writer, name: str, x: View, y: View, out: View) -> None:
 
 @kernel("cortex_m::minimum.out")
 def minimum(w: Writer, x: View, y: View, out: View) -> None:
-    """out = the lesser of two."""
+    """out = min(x, y)."""
     _extreme(w, "minimum", x, y, out)
 
 
 @kernel("cortex_m::maximum.out")
 def maximum(w: Writer, x: View, y: View, out: View) -> None:
-    """out = the greater of two."""
+    """out = max(x, y)."""
     _extreme(w, "maximum", x, y, out)
 
 
@@ -136,7 +136,7 @@ def transpose(w: Writer, x: View, order: Sequence[int], out: View) -> None:
 
 
 def _is_channels_last(x: View) -> bool:
-    """Whether bytes lie as [N, H, W, C]; where that is both ways true, the operator's pass takes them for it."""
+    """Return True if the memory order is [N, H, W, C], also if it is ambiguous: the operator's pass makes the same choice."""
     if x.rank != 4:
         return False
     single = x.shape[1] == 1 or x.shape[2:] == (1, 1)
@@ -145,7 +145,7 @@ def _is_channels_last(x: View) -> bool:
 
 @kernel("cortex_m::pad.out")
 def pad(w: Writer, x: View, before: Sequence[int], after: Sequence[int], value: int, out: View) -> None:
-    """out = x with a border of one code; sizes are of four dimensions, in the order in which they lie in memory."""
+    """out = x with a border of one integer value; the sizes cover four dimensions in memory order."""
     _int8(x, out)
     order = (0, 3, 1, 2) if _is_channels_last(x) else (0, 1, 2, 3)
     inner = out

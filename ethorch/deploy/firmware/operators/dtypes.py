@@ -1,4 +1,4 @@
-"""In which dtype an operator computes: PyTorch's promotion, and the few dtypes that the C has arithmetic for."""
+"""Computation dtypes of operators: PyTorch's promotion, and the dtypes for which C arithmetic exists."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BITS = {"uint8": 8, "int8": 8, "int16": 16, "int32": 32, "int64": 64}
 
 
 def promote(first: str, second: str) -> str:
-    """The dtype of what two dtypes make together."""
+    """Return the dtype to which two dtypes are promoted."""
     if first == second:
         return first
     order = {first, second}
@@ -32,7 +32,7 @@ def promote(first: str, second: str) -> str:
 
 
 def with_scalar(dtype: str, number: Number) -> str:
-    """The dtype of what a tensor and a number make: the number's kind alone counts."""
+    """Return the dtype to which a tensor and a number are promoted; only the kind of the number matters."""
     if isinstance(number, bool) or dtype.startswith(("float", "bfloat")):
         return dtype
     if isinstance(number, int):
@@ -41,7 +41,7 @@ def with_scalar(dtype: str, number: Number) -> str:
 
 
 def computing(dtype: str) -> str:
-    """The dtype that the C computes ``dtype`` in: float32, int32 or int64."""
+    """Return the dtype in which C code computes ``dtype``: float32, int32 or int64."""
     if dtype in ("float32", "int64", "int32"):
         return dtype
     if dtype == "uint32":
@@ -52,12 +52,12 @@ def computing(dtype: str) -> str:
 
 
 def scalar(w: Writer, number: Number, dtype: str) -> View:
-    """A number as a tensor without dimensions; a constant."""
+    """Declare a number as a constant zero-dimensional tensor."""
     return View(w.numbers([number], dtype), dtype, (), ())
 
 
 def wrap(number: Number, dtype: str) -> Number:
-    """An integer as a dtype holds it: without the bits that there is no room for."""
+    """Wrap an integer to the range of a dtype."""
     if dtype not in _BITS or isinstance(number, float):
         return number
     bits = _BITS[dtype]
@@ -69,28 +69,29 @@ def compute(
     w: Writer,
     function: str,
     file: str,
-    takes: tuple[str, ...],
-    gives: str,
+    input_dtypes: tuple[str, ...],
+    output_dtype: str,
     views: tuple[View, ...],
     parameters: str = "0",
     order: Sequence[int] | None = None,
 ) -> None:
-    """Calls a function of a row that takes and gives certain dtypes; operands of others are converted on the way.
+    """Call a row function with fixed dtypes; operands of other dtypes are converted.
 
     Args:
-        takes, gives: dtypes that the function has.
-        views: the output, then the inputs.
-        order: of the axes, where it matters.
+        input_dtypes: Dtypes of the function's inputs.
+        output_dtype: Dtype of the function's output.
+        views: Output, then inputs.
+        order: Order of the axes, if it matters.
     """
     out, *inputs = views
     if not out.numel:
         return
-    if out.dtype == gives and all(view.dtype == dtype for view, dtype in zip(inputs, takes, strict=True)):
+    if out.dtype == output_dtype and all(view.dtype == dtype for view, dtype in zip(inputs, input_dtypes, strict=True)):
         w.map(function, file, views, parameters, order)
         return
-    loads = [name_cast(dtype, view.dtype) if view.dtype != dtype else "0" for view, dtype in zip(inputs, takes, strict=True)]
-    store = name_cast(out.dtype, gives) if out.dtype != gives else "0"
-    sizes = [_SIZES[dtype] for dtype in (gives, *takes)]
+    loads = [name_cast(dtype, view.dtype) if view.dtype != dtype else "0" for view, dtype in zip(inputs, input_dtypes, strict=True)]
+    store = name_cast(out.dtype, output_dtype) if out.dtype != output_dtype else "0"
+    sizes = [_SIZES[dtype] for dtype in (output_dtype, *input_dtypes)]
     loads += ["0"] * (3 - len(loads))
     sizes += [0] * (4 - len(sizes))
     w.sources |= {"cast.c", file}
@@ -103,7 +104,7 @@ _SIZES = {"bool": 1, "int32": 4, "float32": 4, "int64": 8}
 
 
 def need_float32(dtype: str) -> None:
-    """Refused: a float dtype that the C has no arithmetic for."""
+    """Refuse a float dtype without C arithmetic."""
     if dtype.startswith(("float", "bfloat")) and dtype != "float32":
         raise Refused(
             "dtype",

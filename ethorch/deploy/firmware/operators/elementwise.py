@@ -1,7 +1,7 @@
-"""Operators of one element each, with broadcasting: rows of data, from ATen's name to the function in C.
+"""Elementwise operators with broadcasting: tables from ATen names to C row functions.
 
-Arithmetic, rounding, comparisons and truth values have the bits of ExecuTorch's runtime on the desk. How far functions such as
-exp are from it is in docs/cpu-kernels.md.
+Arithmetic, rounding, comparisons and logical operators are bit-equal to ExecuTorch's runtime on the host. The errors of functions
+such as exp are listed in docs/cpu-kernels.md.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ FLOAT_FUNCTIONS = {
     "tan": ("tan", "functions.c"),
     "erf": ("erf", "functions.c"),
 }
-#: Functions that keep the dtype; ``whole``: of integers they are the identity.
+#: Functions that keep the dtype; ``whole`` functions are the identity on integers.
 SAME_DTYPE = {"neg": False, "abs": False, "sign": False, "relu": False, "floor": True, "ceil": True, "trunc": True, "round": True}
-#: Of two tensors or a tensor and a number, in the dtype that both make.
+#: Binary functions of tensors or numbers, in the promoted dtype.
 ARITHMETIC = {"mul": "mul", "minimum": "minimum", "maximum": "maximum", "fmod": "fmod"}
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 BITWISE = {
@@ -54,7 +54,7 @@ def _named(name: str, body: Callable[..., None], *operators: str) -> None:
 
 
 def _pair(w: Writer, x: View, y: View | Number) -> tuple[View, View, str]:
-    """Both as tensors, and the dtype that the operator has; a number is converted to it."""
+    """Return both operands as tensors and the operator's dtype; a number is converted to it."""
     if isinstance(y, View):
         return x, y, promote(x.dtype, y.dtype)
     dtype = with_scalar(x.dtype, y)
@@ -62,11 +62,11 @@ def _pair(w: Writer, x: View, y: View | Number) -> tuple[View, View, str]:
     return x, scalar(w, wrap(y, dtype), computing(dtype)), dtype
 
 
-def _in(w: Writer, name: str, dtype: str, out: View, *inputs: View, gives: str | None = None, parameters: str = "0") -> None:
-    """A function of ``elementwise.c`` in the dtype that ``dtype`` is computed in."""
+def _in(w: Writer, name: str, dtype: str, out: View, *inputs: View, output_dtype: str | None = None, parameters: str = "0") -> None:
+    """Call a function of ``elementwise.c`` in the computation dtype of ``dtype``."""
     need_float32(dtype)
     wide = computing(dtype)
-    compute_in(w, f"etk_{name}_{SUFFIX[wide]}", _FILE, (wide,) * len(inputs), gives or wide, (out, *inputs), parameters)
+    compute_in(w, f"etk_{name}_{SUFFIX[wide]}", _FILE, (wide,) * len(inputs), output_dtype or wide, (out, *inputs), parameters)
 
 
 def _float_function(name: str, function: str, file: str) -> None:
@@ -98,7 +98,7 @@ def _arithmetic(name: str, function: str, operators: tuple[str, ...]) -> None:
 def _comparison(name: str) -> None:
     def body(w: Writer, x: View, y: View | Number, out: View) -> None:
         a, b, dtype = _pair(w, x, y)
-        _in(w, name, dtype, out, a, b, gives="bool")
+        _in(w, name, dtype, out, a, b, output_dtype="bool")
 
     _named(name, body, f"aten::{name}.Tensor_out", f"aten::{name}.Scalar_out")
 
@@ -170,9 +170,9 @@ def rsub(w: Writer, x: View, y: Number, alpha: Number, out: View) -> None:
 
 @kernel("aten::div.out", "aten::div.Scalar_out")
 def div(w: Writer, x: View, y: View | Number, out: View) -> None:
-    """out = x / y in float32, of integers too.
+    """out = x / y in float32, also for integers.
 
-    Of many floats by a single one it is x * (1 / y), as ExecuTorch's library for computers has it.
+    Division by a single float is x * (1 / y), as in ExecuTorch's optimized kernels for the host.
     """
     need_float32(x.dtype)
     divisor = y if isinstance(y, View) else scalar(w, y, "float32")
@@ -184,7 +184,7 @@ def div(w: Writer, x: View, y: View | Number, out: View) -> None:
 
 @kernel("aten::div.out_mode", "aten::div.Scalar_mode_out")
 def div_mode(w: Writer, x: View, y: View | Number, mode: str | None, out: View) -> None:
-    """out = x / y, rounded as ``mode`` says: ``trunc`` or ``floor``."""
+    """out = x / y, rounded by ``mode``: ``trunc`` or ``floor``."""
     if mode is None:
         div(w, x, y, out)
         return
@@ -194,20 +194,20 @@ def div_mode(w: Writer, x: View, y: View | Number, mode: str | None, out: View) 
 
 @kernel("aten::floor_divide.out")
 def floor_divide(w: Writer, x: View, y: View, out: View) -> None:
-    """out = floor(x / y); of integers by 0 it is 0, where the runtime refuses."""
+    """out = floor(x / y). Integer division by 0 yields 0; the runtime raises an error."""
     _in(w, "floor_divide", promote(x.dtype, y.dtype), out, x, y)
 
 
 @kernel("aten::remainder.Tensor_out", "aten::remainder.Scalar_out")
 def remainder(w: Writer, x: View, y: View | Number, out: View) -> None:
-    """out = the rest of x / y: of floats with the sign of y, of integers with that of x, as ExecuTorch's kernels have it."""
+    """out = the remainder of x / y, with the sign of y for floats and of x for integers, as in ExecuTorch's kernels."""
     a, b, dtype = _pair(w, x, y)
     _in(w, "remainder" if dtype == "float32" else "fmod", dtype, out, a, b)
 
 
 @kernel("aten::bitwise_not.out")
 def bitwise_not(w: Writer, x: View, out: View) -> None:
-    """out = ~x; of bools, not x."""
+    """out = ~x, or not x for bools."""
     if x.dtype == "bool":
         logical_not(w, x, out)
     elif x.dtype.startswith(("float", "bfloat")):
@@ -243,7 +243,7 @@ _LIMITS: dict[str, tuple[Number, Number]] = {
 
 @kernel("aten::clamp.out")
 def clamp(w: Writer, x: View, low: Number | None, high: Number | None, out: View) -> None:
-    """out = min(max(x, low), high); NaN stays."""
+    """out = min(max(x, low), high); NaN is preserved."""
     dtype = x.dtype
     for bound in (low, high):
         dtype = dtype if bound is None else promote(dtype, with_scalar(dtype, bound))
@@ -255,7 +255,7 @@ def clamp(w: Writer, x: View, low: Number | None, high: Number | None, out: View
 
 @kernel("aten::clamp.Tensor_out")
 def clamp_tensor(w: Writer, x: View, low: View | None, high: View | None, out: View) -> None:
-    """out = min(max(x, low), high) with bounds for each element."""
+    """out = min(max(x, low), high) with elementwise bounds."""
     dtype = x.dtype
     for bound in (low, high):
         dtype = dtype if bound is None else promote(dtype, bound.dtype)
@@ -277,13 +277,13 @@ def hardtanh(w: Writer, x: View, low: Number, high: Number, out: View) -> None:
 
 @kernel("aten::leaky_relu.out")
 def leaky_relu(w: Writer, x: View, slope: Number, out: View) -> None:
-    """out = x where x > 0, else slope * x."""
+    """out = x if x > 0, else slope * x."""
     compute_in(w, "etk_leaky_relu_f32", _FILE, ("float32", "float32"), "float32", (out, x, scalar(w, slope, "float32")))
 
 
 @kernel("aten::elu.out")
 def elu(w: Writer, x: View, alpha: Number, scale: Number, input_scale: Number, out: View) -> None:
-    """out = scale * (x where x > 0, else alpha * (e^(x * input_scale) - 1))."""
+    """out = scale * (x if x > 0, else alpha * (e^(x * input_scale) - 1))."""
     need_float32(x.dtype)
     numbers = w.numbers([alpha, scale, input_scale], "float32")
     compute_in(w, "etk_elu_f32", "functions.c", ("float32",), "float32", (out, x), numbers)
@@ -291,7 +291,7 @@ def elu(w: Writer, x: View, alpha: Number, scale: Number, input_scale: Number, o
 
 @kernel("aten::gelu.out")
 def gelu(w: Writer, x: View, approximate: str, out: View) -> None:
-    """out = x * Phi(x), by erf or, with ``tanh``, by its approximation."""
+    """out = x * Phi(x), with erf or the ``tanh`` approximation."""
     need_float32(x.dtype)
     name = "etk_gelu_tanh_f32" if approximate == "tanh" else "etk_gelu_f32"
     compute_in(w, name, "functions.c", ("float32",), "float32", (out, x))
@@ -299,7 +299,7 @@ def gelu(w: Writer, x: View, approximate: str, out: View) -> None:
 
 @kernel("aten::glu.out")
 def glu(w: Writer, x: View, dim: int, out: View) -> None:
-    """out = a * sigmoid(b), of both halves of an axis."""
+    """out = a * sigmoid(b) for the two halves a and b of an axis."""
     need_float32(x.dtype)
     axis = x.axis(dim)
     half = x.shape[axis] // 2
@@ -309,7 +309,7 @@ def glu(w: Writer, x: View, dim: int, out: View) -> None:
 
 @kernel("aten::where.self_out")
 def where(w: Writer, condition: View, x: View, y: View, out: View) -> None:
-    """out = x where the condition is true, else y."""
+    """out = x if the condition is true, else y."""
     dtype = promote(x.dtype, y.dtype)
     need_float32(dtype)
     wide = computing(dtype)
@@ -319,7 +319,7 @@ def where(w: Writer, condition: View, x: View, y: View, out: View) -> None:
 
 @kernel("aten::masked_fill.Scalar_out")
 def masked_fill(w: Writer, x: View, mask: View, value: Number, out: View) -> None:
-    """out = a number where the mask is true, else x."""
+    """out = a number if the mask is true, else x."""
     need_float32(x.dtype)
     where(w, mask, scalar(w, wrap(value, x.dtype), computing(x.dtype)), x, out)
 
@@ -330,6 +330,8 @@ def pow(w: Writer, x: View | Number, y: View | Number, out: View) -> None:
     views = [value if isinstance(value, View) else scalar(w, value, "float32") for value in (x, y)]
     if out.dtype != "float32":
         raise Refused(
-            "dtype", f"it gives {out.dtype}; the C kernel computes powers in float32", "Convert in the model (x.float()) before it."
+            "dtype",
+            f"its output is {out.dtype}; the C kernel computes powers in float32",
+            "Convert in the model (x.float()) before it.",
         )
     compute_in(w, "etk_pow_f32", "pow.c", ("float32", "float32"), "float32", (out, *views))

@@ -1,7 +1,7 @@
-"""Images of another size, and products of matrices, in float32.
+"""Image resizing and matrix products in float32.
 
-Bilinear resizing and products add in the order of their indices; ExecuTorch's library for computers adds in others, so their last
-places may differ.
+Bilinear resizing and products add in index order. ExecuTorch's optimized kernels for the host use other orders, so the last digits
+may differ.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ethorch.deploy.firmware.writer import Writer, braces, float_text, refuse_dt
 
 
 def _resize(w: Writer, function: str, x: View, factors: Sequence[float] | None, align_corners: bool, out: View) -> None:
-    """A walk over planes; each is resized as a whole."""
+    """Loop over planes and resize each of them."""
     sizes = [(x.shape[axis], out.shape[axis]) for axis in (2, 3)]
     scales = []
     for number, (size, wanted) in enumerate(sizes):
@@ -37,7 +37,7 @@ def _resize(w: Writer, function: str, x: View, factors: Sequence[float] | None, 
 
 @kernel("aten::upsample_nearest2d.vec_out")
 def upsample_nearest2d(w: Writer, x: View, size: Sequence[int] | None, factors: Sequence[float] | None, out: View) -> None:
-    """Each output takes the pixel at floor(index * scale)."""
+    """Copy the pixel at floor(index * scale) to each output."""
     _resize(w, f"etk_nearest_{x.item_bytes}", x, factors, False, out)
 
 
@@ -45,7 +45,7 @@ def upsample_nearest2d(w: Writer, x: View, size: Sequence[int] | None, factors: 
 def upsample_bilinear2d(
     w: Writer, x: View, size: Sequence[int] | None, align_corners: bool, factors: Sequence[float] | None, out: View
 ) -> None:
-    """Each output is between the four pixels around its place."""
+    """Interpolate each output between its four neighbouring pixels."""
     if x.dtype != "float32":
         raise refuse_dtype(x.dtype, "float32")
     _resize(w, "etk_bilinear_f32", x, factors, align_corners, out)

@@ -1,6 +1,6 @@
-"""Elements whose place another tensor says: embeddings, gathers, scatters; an index that is out of range fails the call.
+"""Embeddings, gathers, scatters and indexing by tensors; an out-of-range index fails the call.
 
-The runtime fails in the same way, but leaves another output behind.
+The runtime fails in the same way, but its output differs.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ Number = float | int | bool
 def _write_walk(
     w: Writer, function: str, places: View, plain: View, other: View, indices: Sequence[View], axes: Sequence[tuple[int, int]]
 ) -> None:
-    """Take or put: a walk over the shape that all views have.
+    """Gather or scatter in a loop over the common shape of all views.
 
     Args:
-        places: what the indices are places in, with stride 0 along the axes that they walk along.
-        plain: what is in the order of the walk.
-        other: the one of both that is written.
-        indices: broadcast to the walk.
-        axes: size of each axis that is indexed, and the bytes of a step along it.
+        places: Indexed tensor, with stride 0 along the indexed axes.
+        plain: Tensor in loop order.
+        other: The one of these two that is written.
+        indices: Indices, broadcast to the loop.
+        axes: Size and stride in bytes of each indexed axis.
     """
     if not 1 <= len(indices) <= 2:
-        raise Refused("index", f"it has {len(indices)} indices; the C kernel takes one or two", "Index in several steps.")
+        raise Refused("index", f"it has {len(indices)} indices; the C kernel supports one or two", "Index in several steps.")
     for index in indices:
         if index.dtype not in ("int32", "int64") or index.dtype != indices[0].dtype:
             raise refuse_dtype(index.dtype, "indices of int64 or int32, all of one dtype")
@@ -37,7 +37,7 @@ def _write_walk(
         return
     out, x = (plain, places) if other is plain else (places, plain)
     wide = [index.expanded(plain.shape) or index for index in indices]
-    walk = order_axes([plain, out, x, *wide])  # in the order of what has no stride 0
+    walk = order_axes([plain, out, x, *wide])  # order of the tensor without stride 0
     steps = [(size, all_steps[1:] if all_steps else ()) for size, all_steps in walk]
     run = plain.item_bytes
     if steps and "sum" not in function and steps[-1][1] == (run, run, *(0,) * len(wide)):
@@ -51,13 +51,13 @@ def _write_walk(
 
 
 def _still(view: View, axis: int, size: int) -> View:
-    """A view in which one axis has stride 0, and another size."""
+    """Return a view with another size and stride 0 for one axis."""
     shape = view.shape[:axis] + (size,) + view.shape[axis + 1 :]
     return replace(view, shape=shape, strides=view.strides[:axis] + (0,) + view.strides[axis + 1 :])
 
 
 def _along(index: View, rank: int, axis: int) -> View:
-    """A list of indices as a tensor that lies along one axis of many."""
+    """Return a list of indices as a tensor of rank ``rank`` along one axis."""
     view = index if index.rank else index.inserted(0)
     for at in range(rank):
         if at != axis:
@@ -67,7 +67,7 @@ def _along(index: View, rank: int, axis: int) -> View:
 
 @kernel("aten::index_select.out")
 def index_select(w: Writer, x: View, dim: int, index: View, out: View) -> None:
-    """out = the parts of x at some indices of an axis."""
+    """out = slices of x at some indices of an axis."""
     axis = x.axis(dim)
     places = _still(x, axis, out.shape[axis])
     step = x.strides[axis] * x.item_bytes
@@ -76,7 +76,7 @@ def index_select(w: Writer, x: View, dim: int, index: View, out: View) -> None:
 
 @kernel("aten::embedding.out")
 def embedding(w: Writer, weight: View, indices: View, padding: int, scale: bool, sparse: bool, out: View) -> None:
-    """out = the rows of the weight at the indices."""
+    """out = weight[indices]."""
     places = replace(weight, shape=(*indices.shape, weight.shape[1]), strides=(*(0 for _ in indices.shape), weight.strides[1]))
     step = weight.strides[0] * weight.item_bytes
     _write_walk(w, "etk_take", places, out, out, [indices.inserted(indices.rank)], [(weight.shape[0], step)])
@@ -100,7 +100,7 @@ def _scatter(w: Writer, function: str, x: View, dim: int, index: View, values: V
     places = replace(_still(out, axis, index.shape[axis]), shape=index.shape)
     part = values.expanded(index.shape) if not values.rank else replace(values, shape=index.shape)
     if part is None:
-        raise Refused("shape", f"it scatters {list(values.shape)}", "Give a source as large as the index.")
+        raise Refused("shape", f"it scatters {list(values.shape)}", "Pass a source of the index's shape.")
     step = out.strides[axis] * out.item_bytes
     _write_walk(w, function, places, part, places, [index], [(out.shape[axis], step)])
 
@@ -113,13 +113,13 @@ def scatter(w: Writer, x: View, dim: int, index: View, values: View, out: View) 
 
 @kernel("aten::scatter.value_out")
 def scatter_value(w: Writer, x: View, dim: int, index: View, value: Number, out: View) -> None:
-    """out = x, with a number at the places along an axis."""
+    """out = x, with a number at the indices along an axis."""
     _scatter(w, "etk_put", x, dim, index, scalar(w, wrap(value, x.dtype), x.dtype), out)
 
 
 def _sum_of(dtype: str) -> str:
     if dtype not in ("float32", "int32", "int64"):
-        raise refuse_dtype(dtype, "float32, int32 and int64 where it adds up")
+        raise refuse_dtype(dtype, "float32, int32 and int64 for accumulation")
     return f"etk_put_sum_{SUFFIX[computing(dtype)]}"
 
 
@@ -130,14 +130,14 @@ def scatter_add(w: Writer, x: View, dim: int, index: View, values: View, out: Vi
 
 
 def _plan_walk(whole: View, indices: Sequence[View | None], walk: Sequence[int]) -> tuple[View, list[View], list[tuple[int, int]]]:
-    """x[indices] as a walk: the indexed tensor, the indices, and size and step of their axes.
+    """Return the loop of x[indices]: the indexed tensor, the indices, and the size and stride of each indexed axis.
 
-    The indices' own axes stand where the first of them stands, or in front if there is a plain axis between two of them.
+    The axes of the indices replace the first indexed axis, or come first if the indexed axes are not adjacent.
     """
     at = [axis for axis, index in enumerate(indices) if index is not None]
     given = [index for index in indices if index is not None]
     if any(index.dtype in ("bool", "uint8") for index in given):
-        raise Refused("index", "it is indexed by a mask, so its size is known only when it runs", "Use torch.where in the model.")
+        raise Refused("index", "it is indexed by a mask, so its size is known only at run time", "Use torch.where in the model.")
     rank = max((index.rank for index in given), default=0)
     front = at[0] if at == list(range(at[0], at[0] + len(at))) else 0
     plain = [axis for axis in range(whole.rank) if axis not in at]
@@ -162,7 +162,7 @@ def _plan_walk(whole: View, indices: Sequence[View | None], walk: Sequence[int])
 
 @kernel("aten::index.Tensor_out")
 def index(w: Writer, x: View, indices: Sequence[View | None], out: View) -> None:
-    """out = x[indices], with one or two tensors of integers."""
+    """out = x[indices], with one or two integer tensors."""
     places, views, axes = _plan_walk(x, indices, out.shape)
     _write_walk(w, "etk_take", places, out, out, views, axes)
 
@@ -182,18 +182,18 @@ def _index_put(w: Writer, indices: Sequence[View | None], values: View, accumula
     places, views, axes = _plan_walk(out, indices, walk)
     part = values.expanded(walk)
     if part is None:
-        raise Refused("shape", f"it puts {list(values.shape)} to {list(walk)}", "Give values of that shape.")
+        raise Refused("shape", f"it puts {list(values.shape)} to {list(walk)}", "Pass values of that shape.")
     _write_walk(w, _sum_of(out.dtype) if accumulate else "etk_put", places, part, places, views, axes)
 
 
 @kernel("aten::index_put.out")
 def index_put(w: Writer, x: View, indices: Sequence[View | None], values: View, accumulate: bool, out: View) -> None:
-    """out = x, with out[indices] = values, or the values added to it."""
+    """out = x, with out[indices] = values or out[indices] += values."""
     w.copy(out, x)
     _index_put(w, indices, values, accumulate, out)
 
 
 @kernel("aten::index_put_")
 def index_put_(w: Writer, out: View, indices: Sequence[View | None], values: View, accumulate: bool) -> None:
-    """out[indices] = values in place: how a call leaves a part of a buffer for the next."""
+    """out[indices] = values in place: partial update of a mutable buffer."""
     _index_put(w, indices, values, accumulate, out)

@@ -1,4 +1,4 @@
-"""Quantize and dequantize: bit-equal to ExecuTorch's runtime on the desk, of NaN and infinities too."""
+"""Quantize and dequantize, bit-equal to ExecuTorch's runtime on the host, including NaN and infinities."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _parameters(w: Writer, scale: float, zero_point: int, low: int, high: int) -
 
 
 def _inverse(scale: float) -> float:
-    """1 / scale as the kernels have it: the scale is rounded to float32, and so is the quotient."""
+    """Return 1 / scale as the kernels compute it: both the scale and the quotient are rounded to float32."""
     narrow = round_to_float32(scale)
     if narrow == 0:
         raise Refused("scale", f"its scale {scale} is 0 in float32", "Calibrate with inputs that are not all 0.")
@@ -31,7 +31,7 @@ def _inverse(scale: float) -> float:
 
 @kernel("quantized_decomposed::quantize_per_tensor.out")
 def quantize_per_tensor(w: Writer, x: View, scale: float, zero_point: int, low: int, high: int, dtype: int, out: View) -> None:
-    """out = clamp(nearest(x * (1 / scale)) + zero_point, low, high), in float32, halves to even."""
+    """out = clamp(nearest(x * (1 / scale)) + zero_point, low, high), in float32, with ties to even."""
     _check(x, out)
     parameters = _parameters(w, _inverse(scale), zero_point, low, high)
     w.map(f"etk_quantize_{SUFFIX[out.dtype]}", "quantize.c", [out, x], parameters)
@@ -47,7 +47,7 @@ def dequantize_per_tensor(
 
 
 def _channels(x: View, scales: View, zero_points: View, axis: int, *, of: tuple[str, ...] = ("float64",)) -> tuple[View, View]:
-    """Scales and zero points as tensors that broadcast to x. ``of``: dtypes of scales that ExecuTorch's kernel takes."""
+    """Return scales and zero points that broadcast to x. ``of``: dtypes of scales that ExecuTorch's kernel accepts."""
     if scales.dtype not in of or zero_points.dtype != "int64":
         found = scales.dtype if scales.dtype not in of else zero_points.dtype
         raise refuse_dtype(found, f"scales of {' or '.join(of)} and zero points of int64, as ExecuTorch's kernel does")
@@ -55,7 +55,7 @@ def _channels(x: View, scales: View, zero_points: View, axis: int, *, of: tuple[
     shape[x.axis(axis)] = x.shape[x.axis(axis)]
     views = [view.reshaped(shape) for view in (scales, zero_points)]
     if views[0] is None or views[1] is None:
-        raise Refused("shape", f"its scales are {list(scales.shape)} for {shape}", "Give one scale for each channel.")
+        raise Refused("shape", f"its scales are {list(scales.shape)} for {shape}", "Pass one scale per channel.")
     return views[0], views[1]
 
 
@@ -63,7 +63,7 @@ def _channels(x: View, scales: View, zero_points: View, axis: int, *, of: tuple[
 def quantize_per_channel(
     w: Writer, x: View, scales: View, zero_points: View, axis: int, low: int, high: int, dtype: int, out: View
 ) -> None:
-    """The same as quantize_per_tensor with a scale (float64) and a zero point (int64) for each index of an axis."""
+    """Quantize with a scale (float64) and a zero point (int64) per index of an axis."""
     _check(x, out)
     of_channels = _channels(x, scales, zero_points, axis)
     parameters = _parameters(w, 1.0, 0, low, high)
@@ -83,18 +83,20 @@ def dequantize_per_channel(
     out_dtype: int | None,
     out: View,
 ) -> None:
-    """The same as dequantize_per_tensor with a scale (float64 or float32) and a zero point for each index of an axis."""
+    """Dequantize with a scale (float64 or float32) and a zero point per index of an axis."""
     _check(out, x)
     if zero_points is None:
-        raise Refused("argument", "it has no zero points", "Give zeros as zero points.")
+        raise Refused("argument", "it has no zero points", "Pass zeros as zero points.")
     of_channels = _channels(x, scales, zero_points, axis, of=("float64", "float32"))
-    narrow = (_parameters(w, 1.0, 0, low, high),) if scales.dtype == "float32" else ()  # parameters stand for scales of float32
+    narrow = (
+        (_parameters(w, 1.0, 0, low, high),) if scales.dtype == "float32" else ()
+    )  # the kernel needs parameters only for float32 scales
     w.map(f"etk_dequantize_channels_{SUFFIX[x.dtype]}", "quantize.c", [out, x, *of_channels], *narrow)
 
 
 @kernel("quantized_decomposed::quantize_per_tensor.Tensor_out")
 def quantize_by_tensors(w: Writer, x: View, scale: View, zero_point: View, low: int, high: int, dtype: int, out: View) -> None:
-    """The same as quantize_per_tensor with a scale and a zero point that are computed: of one element, float64 and int64."""
+    """Quantize with a computed scale (float64) and zero point (int64) of one element each."""
     _check(x, out)
     function = f"etk_quantize_channels_{SUFFIX[out.dtype]}"
     w.map(function, "quantize.c", [out, x, *_one(scale, zero_point)], _parameters(w, 1.0, 0, low, high))
@@ -104,13 +106,13 @@ def quantize_by_tensors(w: Writer, x: View, scale: View, zero_point: View, low: 
 def dequantize_by_tensors(
     w: Writer, x: View, scale: View, zero_point: View, low: int, high: int, dtype: int, out_dtype: int | None, out: View
 ) -> None:
-    """The same as dequantize_per_tensor with a scale and a zero point that are computed: of one element, float64 and int64."""
+    """Dequantize with a computed scale (float64) and zero point (int64) of one element each."""
     _check(out, x)
     w.map(f"etk_dequantize_channels_{SUFFIX[x.dtype]}", "quantize.c", [out, x, *_one(scale, zero_point)])
 
 
 def _one(scale: View, zero_point: View) -> tuple[View, View]:
-    """A scale and a zero point without axes."""
+    """Return a scale and a zero point without axes."""
     one, zero = scale.reshaped(()), zero_point.reshaped(())
     if scale.dtype != "float64" or zero_point.dtype != "int64" or one is None or zero is None:
         raise refuse_dtype(f"{scale.dtype} and {zero_point.dtype}", "a scale of float64 and a zero point of int64, of one element")

@@ -1,8 +1,8 @@
-"""Sums, means, extremes and truth values over axes, the places of extremes, sums so far, softmax.
+"""Reductions, arguments of extremes, cumulative sums, softmax and normalization.
 
-A reduction is a walk of a function of two over the input, with the output as one of the two: an axis that is reduced has stride 0
-in it. Elements are added in the order of their indices. ExecuTorch's runtime on the desk adds some sums in several parts, so a
-float sum may differ in its last places; integers, extremes and places are equal.
+A reduction applies a binary function in a loop over the input; reduced axes have stride 0 in the output. Elements are added in
+index order. ExecuTorch's runtime on the host splits some sums, so the last digits of float sums may differ. Integers, extremes and
+their indices are equal.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Dims = Sequence[int]
 
 
 def _axes(x: View, dims: Dims | None) -> list[int]:
-    """The axes that are reduced, from the outermost on; no list, or an empty one, is all."""
+    """Return the reduced axes, outermost first; None or an empty list reduces all axes."""
     return sorted({x.axis(dim) for dim in dims}) if dims and x.rank else list(range(x.rank))
 
 
 def _with_axes(out: View, x: View, axes: Sequence[int]) -> View:
-    """The output with the axes that are reduced: as long as the input's, and of stride 0."""
+    """Return the output with the input's shape and stride 0 along reduced axes."""
     if out.rank != x.rank:
         for axis in axes:
             out = out.inserted(axis)
@@ -33,10 +33,10 @@ def _with_axes(out: View, x: View, axes: Sequence[int]) -> View:
 
 
 def _accumulate(w: Writer, function: str, dtype: str, out: View, x: View, axes: Sequence[int]) -> None:
-    """out = function(x, out) for each x, in the order of their indices.
+    """out = function(x, out) for each x in index order.
 
-    Within a row is what there is more of, kept or reduced. Where elements are converted some at a time, a row has those of kept
-    axes: no two of them are in one place of the output.
+    Rows run along the larger of kept and reduced axes. If elements are converted in blocks, rows run along kept axes, so that no
+    two elements of a row have the same output.
     """
     if not x.numel:
         return
@@ -65,7 +65,7 @@ def sum(w: Writer, x: View, dims: Dims | None, keepdim: bool, dtype: int | None,
 
 @kernel("aten::mean.out")
 def mean(w: Writer, x: View, dims: Dims | None, keepdim: bool, dtype: int | None, out: View) -> None:
-    """out = the mean over axes: the sum, divided by the number of elements."""
+    """out = the mean over axes, as sum / count."""
     if out.dtype != "float32":
         raise refuse_dtype(out.dtype, "float32")
     _sum(w, x, dims, out)
@@ -105,7 +105,7 @@ def _extreme(w: Writer, name: str, x: View, dims: Dims | None, out: View) -> Non
     need_float32(x.dtype)
     axes = _axes(x, dims)
     if not x.numel and out.numel:
-        raise Refused("shape", f"it looks for an extreme among no elements of {list(x.shape)}", "Give it at least one.")
+        raise Refused("shape", f"the reduced axes of {list(x.shape)} are empty", "Pass at least one element.")
     first = x
     for axis in axes:
         first = first.sliced(axis, 0, 1)
@@ -113,32 +113,32 @@ def _extreme(w: Writer, name: str, x: View, dims: Dims | None, out: View) -> Non
     if out.rank != x.rank:
         for axis in axes:
             target = target.inserted(axis)
-    w.copy(target, first)  # the first, then the others: there is no least number of every dtype
+    w.copy(target, first)  # start with the first element because not every dtype has a minimum
     wide = computing(x.dtype)
     _accumulate(w, f"etk_{name}_{SUFFIX[wide]}", wide, out, x, axes)
 
 
 @kernel("aten::amax.out")
 def amax(w: Writer, x: View, dims: Dims | None, keepdim: bool, out: View) -> None:
-    """out = the greatest over axes; NaN if there is one."""
+    """out = the maximum over axes; NaN propagates."""
     _extreme(w, "maximum", x, dims, out)
 
 
 @kernel("aten::amin.out")
 def amin(w: Writer, x: View, dims: Dims | None, keepdim: bool, out: View) -> None:
-    """out = the least over axes; NaN if there is one."""
+    """out = the minimum over axes; NaN propagates."""
     _extreme(w, "minimum", x, dims, out)
 
 
 @kernel("aten::max.unary_out")
 def max_of_all(w: Writer, x: View, out: View) -> None:
-    """out = the greatest of all elements; NaN if there is one."""
+    """out = the maximum of all elements; NaN propagates."""
     _extreme(w, "maximum", x, None, out)
 
 
 @kernel("aten::min.unary_out")
 def min_of_all(w: Writer, x: View, out: View) -> None:
-    """out = the least of all elements; NaN if there is one."""
+    """out = the minimum of all elements; NaN propagates."""
     _extreme(w, "minimum", x, None, out)
 
 
@@ -151,25 +151,25 @@ def _truth(w: Writer, name: str, start: bool, x: View, dims: Dims | None, out: V
 
 @kernel("aten::any.out")
 def any_along(w: Writer, x: View, dim: int, keepdim: bool, out: View) -> None:
-    """out = whether an element along an axis is not 0."""
+    """out = any(x != 0) along an axis."""
     _truth(w, "logical_or", False, x, [dim], out)
 
 
 @kernel("aten::any.dims_out")
 def any_over(w: Writer, x: View, dims: Dims | None, keepdim: bool, out: View) -> None:
-    """out = whether an element over axes is not 0."""
+    """out = any(x != 0) over axes."""
     _truth(w, "logical_or", False, x, dims, out)
 
 
 @kernel("aten::any.all_out")
 def any_of_all(w: Writer, x: View, out: View) -> None:
-    """out = whether any element is not 0."""
+    """out = any(x != 0)."""
     _truth(w, "logical_or", False, x, None, out)
 
 
 @kernel("aten::cumsum.out")
 def cumsum(w: Writer, x: View, dim: int, dtype: int | None, out: View) -> None:
-    """out = the sum of all elements up to each along an axis: one after the other, what is left of it is read again."""
+    """out = the cumulative sum along an axis, computed from the previous output."""
     need_float32(out.dtype)
     need_float32(x.dtype)
     if not out.rank:
@@ -189,20 +189,20 @@ _PLACES = ("float32", "int8", "uint8", "int16", "int32", "int64", "bool")
 
 
 def _place(w: Writer, name: str, x: View, dim: int | None, out: View) -> None:
-    """Where the first extreme, or the first NaN, is along an axis, or among all elements."""
+    """Find the index of the first extreme or NaN along an axis or among all elements."""
     if x.dtype not in _PLACES:
         raise refuse_dtype(x.dtype, ", ".join(_PLACES))
     if dim is None:
         flat = x.reshaped((x.numel,))
         if flat is None or not x.is_contiguous:
-            raise Refused("view", "its input's dimensions lie in another order", "Call .contiguous() before it in the model.")
+            raise Refused("view", "its input has another dimension order", "Call .contiguous() before it in the model.")
         x, dim = flat, 0
     if not x.rank:
         w.fill(out, 0)
         return
     axis = x.axis(dim)
     if not x.shape[axis] and out.numel:
-        raise Refused("shape", f"it looks for an extreme among no elements of {list(x.shape)}", "Give it at least one.")
+        raise Refused("shape", f"the reduced axes of {list(x.shape)} are empty", "Pass at least one element.")
     parameters = w.integers([x.shape[axis], x.strides[axis] * x.item_bytes])
     first = x.selected(axis, 0) if out.rank != x.rank else x.sliced(axis, 0, 1)
     w.map(f"etk_{name}_{SUFFIX[x.dtype]}", "places.c", [out.reshaped(first.shape) or out, first], parameters)
@@ -210,33 +210,33 @@ def _place(w: Writer, name: str, x: View, dim: int | None, out: View) -> None:
 
 @kernel("aten::argmax.out")
 def argmax(w: Writer, x: View, dim: int | None, keepdim: bool, out: View) -> None:
-    """out = where the greatest is."""
+    """out = the index of the maximum."""
     _place(w, "argmax", x, dim, out)
 
 
 @kernel("aten::argmin.out")
 def argmin(w: Writer, x: View, dim: int | None, keepdim: bool, out: View) -> None:
-    """out = where the least is."""
+    """out = the index of the minimum."""
     _place(w, "argmin", x, dim, out)
 
 
 @kernel("aten::max.dim_max")
 def max_along(w: Writer, x: View, dim: int, keepdim: bool, values: View, indices: View) -> None:
-    """The greatest along an axis, and where it is."""
+    """Compute the maximum along an axis and its index."""
     _extreme(w, "maximum", x, [dim], values)
     _place(w, "argmax", x, dim, indices)
 
 
 @kernel("aten::min.dim_min")
 def min_along(w: Writer, x: View, dim: int, keepdim: bool, values: View, indices: View) -> None:
-    """The least along an axis, and where it is."""
+    """Compute the minimum along an axis and its index."""
     _extreme(w, "minimum", x, [dim], values)
     _place(w, "argmin", x, dim, indices)
 
 
 @kernel("aten::topk.values")
 def topk(w: Writer, x: View, k: int, dim: int, largest: bool, sorted: bool, values: View, indices: View) -> None:
-    """The k greatest or least along an axis, in order, and where they are; of equal ones the first comes first."""
+    """Compute the k largest or smallest elements along an axis, sorted, and their indices; ties keep the lowest index first."""
     if x.dtype not in _PLACES or x.dtype == "bool":
         raise refuse_dtype(x.dtype, ", ".join(_PLACES[:-1]))
     if not values.numel:
@@ -286,7 +286,7 @@ def native_layer_norm(
     if not x.numel:
         return
     if not (x.is_contiguous and out.is_contiguous):
-        raise Refused("view", "its tensors' dimensions lie in another order", "Call .contiguous() before it in the model.")
+        raise Refused("view", "its tensors have another dimension order", "Call .contiguous() before it in the model.")
     inner = 1
     for size in shape:
         inner *= size
@@ -294,7 +294,7 @@ def native_layer_norm(
     rows, result = x.reshaped((outer, inner)), out.reshaped((outer, inner))
     means, factors = mean.reshaped((outer,)), rstd.reshaped((outer,))
     if rows is None or result is None or means is None or factors is None:
-        raise Refused("view", "its tensors' dimensions lie in another order", "Call .contiguous() before it in the model.")
+        raise Refused("view", "its tensors have another dimension order", "Call .contiguous() before it in the model.")
     parameters = w.constant("etk_normalization {}", f"{{{inner}, {float(eps).hex()}F}}")
     w.map("etk_moments_f32", "softmax.c", [means, factors, rows.selected(1, 0)], f"&{parameters}")
     w.map("etk_sub_f32", "elementwise.c", [result, rows, means.inserted(1)])
@@ -319,7 +319,7 @@ def native_batch_norm(
     saved_mean: View,
     saved_factor: View,
 ) -> None:
-    """out = (x - mean) / sqrt(variance + eps) * weight + bias, of each channel."""
+    """out = (x - mean) / sqrt(variance + eps) * weight + bias per channel."""
     for view in (x, mean, variance, *(view for view in (weight, bias) if view is not None)):
         if view.dtype != "float32":
             raise refuse_dtype(view.dtype, "float32")

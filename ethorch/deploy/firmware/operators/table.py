@@ -1,25 +1,25 @@
-"""The table itself, apart from what fills it."""
+"""Registry of the operators' C code generators."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-#: An operator's name in a .pte -> what writes its call. See ``kernel``.
+#: Operator name in a .pte -> function that generates its call. See ``kernel``.
 KERNELS: dict[str, Callable[..., None]] = {}
 
 
 def kernel(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Enters a function in the table, under each of the names.
+    """Register a function under operator names.
 
-    The function takes a Writer, then the operator's arguments in the order of its schema, with the outputs last: a tensor as a
-    View, numbers, None, strings and tuples as themselves. It raises Refused for a call that it cannot write.
+    The function receives a Writer and the operator's arguments in schema order, outputs last. Tensors are Views; numbers, None,
+    strings and tuples are passed unchanged. It raises Refused for a call that has no C code.
     """
 
     def enter(body: Callable[..., None]) -> Callable[..., None]:
         for name in names:
             if name in KERNELS:
-                raise ValueError(f"{name} is in the table already")
+                raise ValueError(f"{name} is already registered")
             KERNELS[name] = body
         return body
 
@@ -27,5 +27,5 @@ def kernel(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 def infer_dtype(number: Any) -> str:
-    """Torch's dtype of a scalar argument: of a bool, an int or a float."""
+    """Return the PyTorch dtype of a bool, int or float argument."""
     return "bool" if isinstance(number, bool) else "int64" if isinstance(number, int) else "float32"

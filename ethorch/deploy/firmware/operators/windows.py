@@ -1,7 +1,7 @@
 """Pooling, convolution and padding of images.
 
-A mean is rounded once for each addition, in the order of the window; so is a convolution. ExecuTorch's library for computers may
-add in another order.
+Means and convolutions are rounded after each addition, in window order. ExecuTorch's optimized kernels for the host may add in
+another order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _pair(numbers: Dims, default: Dims = ()) -> tuple[int, int]:
 
 
 def _steps(view: View) -> tuple[int, int]:
-    """Bytes of a step of the last two axes."""
+    """Return the strides of the last two axes in bytes."""
     return (view.strides[-2] * view.item_bytes, view.strides[-1] * view.item_bytes)
 
 
@@ -84,11 +84,11 @@ def avg_pool2d(
 
 @kernel("aten::_adaptive_avg_pool2d.out")
 def adaptive_avg_pool2d(w: Writer, x: View, size: Dims, out: View) -> None:
-    """out = the mean of as many equal windows as there are outputs."""
+    """out = the mean of equal windows, one for each output."""
     rest = [x.shape[axis] % out.shape[axis] for axis in (-2, -1)]
     if any(rest):
         text = f"it makes {list(out.shape[-2:])} windows of {list(x.shape[-2:])}, which are not of one size"
-        raise Refused("shape", text, "Give it a size that divides the image's.")
+        raise Refused("shape", text, "Use an output size that divides the image's size.")
     kernel = [x.shape[axis] // out.shape[axis] for axis in (-2, -1)]
     avg_pool2d(w, x, kernel, kernel, (0, 0), False, True, None, out)
 
@@ -97,7 +97,7 @@ def adaptive_avg_pool2d(w: Writer, x: View, size: Dims, out: View) -> None:
 def max_pool2d_with_indices(
     w: Writer, x: View, kernel: Dims, stride: Dims, padding: Dims, dilation: Dims, ceil_mode: bool, out: View, places: View
 ) -> None:
-    """out = the greatest of each window; where it is in its plane."""
+    """out = the maximum of each window; places = its index in the plane."""
     if x.dtype not in ("float32", "int8", "uint8", "int16", "int32"):
         raise refuse_dtype(x.dtype, "float32, int8, uint8, int16, int32")
     if not out.numel:
@@ -121,14 +121,14 @@ def convolution(
     groups: int,
     out: View,
 ) -> None:
-    """out = the convolution of an image, or of a sequence, in float32; none that is transposed."""
+    """out = the convolution of an image or a sequence in float32; transposed convolutions are not supported."""
     if x.dtype != "float32" or weight.dtype != "float32":
         raise refuse_dtype(x.dtype if x.dtype != "float32" else weight.dtype, "float32")
     if transposed or x.rank not in (3, 4):
         raise Refused(
             "argument",
-            "it is transposed" if transposed else f"it is of {x.rank - 2} dimensions; the C kernel has those of 1 and 2",
-            "Quantize it, so that the NPU takes it.",
+            "it is transposed" if transposed else f"it has {x.rank - 2} dimensions; the C kernel supports 1 and 2",
+            "Quantize it, so that it runs on the NPU.",
         )
     if not out.numel:
         return
@@ -151,7 +151,7 @@ def convolution(
 
 
 def _copy_padded(w: Writer, x: View, pad: Dims, out: View) -> list[tuple[int, int, int]]:
-    """Copies the input into the middle; axis, size before and after of each padded axis, from the last on."""
+    """Copy the input to the middle of the output; return axis and padding sizes of each padded axis, last axis first."""
     if any(size < 0 for size in pad):
         raise Refused("argument", f"its pad {list(pad)} is negative", "Slice instead (x[..., 1:]).")
     sides = [(x.rank - 1 - number, pad[2 * number], pad[2 * number + 1]) for number in range(len(pad) // 2)]
@@ -163,15 +163,15 @@ def _copy_padded(w: Writer, x: View, pad: Dims, out: View) -> list[tuple[int, in
 
 
 def _borders(w: Writer, x: View, pad: Dims, out: View) -> Iterator[tuple[View, int, int, int, int]]:
-    """``x`` copied to the middle of ``out``; then (part of ``out``, axis, its extent, before, after) for one axis after the other.
+    """Copy ``x`` to the middle of ``out`` and yield (part of ``out``, axis, its extent, before, after) per axis.
 
-    The part has the borders of the axes before it, and not those of the axes behind it.
+    The part includes the borders of earlier axes, but not those of later axes.
     """
     sides = _copy_padded(w, x, pad, out)
     left_over = {axis: (before, after) for axis, before, after in sides}
     for axis, before, after in sides:
         part = out
-        for other, (left, right) in left_over.items():  # borders that are not there yet
+        for other, (left, right) in left_over.items():  # borders that are not filled yet
             part = part.sliced(other, left, out.shape[other] - right) if other != axis else part
         yield part, axis, out.shape[axis], before, after
         left_over.pop(axis)
@@ -179,7 +179,7 @@ def _borders(w: Writer, x: View, pad: Dims, out: View) -> Iterator[tuple[View, i
 
 @kernel("aten::reflection_pad1d.out", "aten::reflection_pad2d.out", "aten::reflection_pad3d.out")
 def reflection_pad(w: Writer, x: View, pad: Dims, out: View) -> None:
-    """out = x, mirrored at its edges: axis by axis, of what is there already."""
+    """out = x mirrored at its edges, axis by axis."""
     for part, axis, size, before, after in _borders(w, x, pad, out):
         w.copy(part.sliced(axis, 0, before), part.sliced(axis, before + 1, 2 * before + 1).flipped([axis]))
         w.copy(part.sliced(axis, size - after, size), part.sliced(axis, size - 2 * after - 1, size - after - 1).flipped([axis]))
@@ -187,7 +187,7 @@ def reflection_pad(w: Writer, x: View, pad: Dims, out: View) -> None:
 
 @kernel("aten::replication_pad1d.out", "aten::replication_pad2d.out", "aten::replication_pad3d.out")
 def replication_pad(w: Writer, x: View, pad: Dims, out: View) -> None:
-    """out = x, its edges repeated."""
+    """out = x with its edges repeated."""
     for part, axis, size, before, after in _borders(w, x, pad, out):
         for border, edge in ((part.sliced(axis, 0, before), before), (part.sliced(axis, size - after, size), size - after - 1)):
             one = part.sliced(axis, edge, edge + 1)
