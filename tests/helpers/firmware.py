@@ -138,7 +138,7 @@ def project(name: str, target: str, folder: Path, **options: Any) -> Firmware:
 def built_and_run(folder: Path, options: project_run.Options | None = None, **more: Any) -> Any:
     """Build a project and run it on the virtual board; every output has to be the desk's."""
     elf = project_run.build(folder, options)
-    described = project_run.described(folder)
+    described = project_run.read_description(folder)
     done = project_run.run(folder, elf, timeout=300, **more)
     outputs = project_run.outputs(done.text, described)
     assert outputs and all(output.equal for output in outputs), (done.text, done.faults)

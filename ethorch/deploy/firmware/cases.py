@@ -54,33 +54,33 @@ def cases(pte: bytes, methods: Mapping[str, Method], calls: Sequence[Call]) -> l
     for name in methods:
         if name not in loaded:
             first = runtime.load(pte, name)
-            loaded |= {other: first[other] for other in first.methods}
-    found = []
+            loaded |= {method_name: first[method_name] for method_name in first.methods}
+    cases_run = []
     for call in calls:
         if call.reset:
-            for one in loaded.values():
-                one.reset()
+            for host_program in loaded.values():
+                host_program.reset()
         method = methods[call.method]
         inputs, outputs = trees.leaves(tuple(call.inputs)), loaded[call.method].arrays(*call.inputs)
-        found.append(
+        cases_run.append(
             Case(
                 call,
                 tuple(tensor_bytes(x, method.values[i]) for x, i in zip(inputs, method.inputs, strict=True)),
                 tuple(tensor_bytes(x, method.values[i]) for x, i in zip(outputs, method.outputs, strict=True)),
             )
         )
-    return found
+    return cases_run
 
 
 def place_cases(cases: Sequence[Case]) -> tuple[bytes, list[int]]:
     """Return the bytes of all cases, with equal cases stored once, and the offset of each case."""
-    data, known = bytearray(), dict[bytes, int]()
+    data, offset_by_content = bytearray(), dict[bytes, int]()
     places = []
     for case in cases:
-        if case.padded not in known:
-            known[case.padded] = len(data)
+        if case.padded not in offset_by_content:
+            offset_by_content[case.padded] = len(data)
             data += case.padded
-        places.append(known[case.padded])
+        places.append(offset_by_content[case.padded])
     return bytes(data), places
 
 

@@ -17,7 +17,7 @@ from ethorch.deploy.firmware.data import Blob, blob, fnv1a
 from ethorch.deploy.firmware.escapes import linker_labels
 from ethorch.deploy.firmware.kernels import SOURCE_FOLDER
 from ethorch.deploy.firmware.layout import STACK_BYTES, Layout, Part, layout, parts
-from ethorch.deploy.firmware.methods import Whole, whole
+from ethorch.deploy.firmware.methods import Whole, plan_methods
 from ethorch.deploy.firmware.opened import STATEFUL_RUNS, Opened, open_source
 from ethorch.deploy.firmware.source import SECTIONS, MethodSource, Source, kernel_headers, model_source, prefix, templates
 from ethorch.deploy.firmware.streams import Attributes, attributes, config_word, driver_stream
@@ -147,14 +147,14 @@ class SelectedSizes:
 
 def find_selection(program: File, names: Sequence[str]) -> SelectedSizes | None:
     """Return the rule that selects a method by input sizes, or None unless the methods are one model at several shapes."""
-    found = Selection.of(program)
-    chosen = {} if found is None else {name: shapes for name, shapes in found.shapes.items() if name in names}
-    if found is None or len(chosen) < 2:
+    selection = Selection.of(program)
+    chosen = {} if selection is None else {name: shapes for name, shapes in selection.shapes.items() if name in names}
+    if selection is None or len(chosen) < 2:
         return None
     axes = [(number, axis) for number, shape in enumerate(next(iter(chosen.values()))) for axis in range(len(shape))]
-    known = {(n, axis): (k, step) for k, padding in enumerate(found.paddings, 1) for n, axis, step in padding.inputs}
+    padding_steps = {(n, axis): (k, step) for k, padding in enumerate(selection.paddings, 1) for n, axis, step in padding.inputs}
     sizes = {name: tuple(size for shape in shapes for size in shape) for name, shapes in chosen.items()}
-    pairs = [known.get(place, (0, 1)) for place in axes]
+    pairs = [padding_steps.get(place, (0, 1)) for place in axes]
     return SelectedSizes(sizes, tuple(k for k, _ in pairs), tuple(step for _, step in pairs))
 
 
@@ -163,11 +163,13 @@ class Project:
 
     def __init__(self, opened: Opened, name: str, data: str, board: str | os.PathLike[str] | Board | None):
         self.opened, self.name, self.data = opened, name, data
-        self.whole: Whole = whole(pte.read(opened.pte), list(opened.methods))
-        known = {name: (self._meanings(name), one.explain) for name, one in opened.methods.items()}
+        self.whole: Whole = plan_methods(pte.read(opened.pte), list(opened.methods))
+        facts_by_method = {name: (self._meanings(name), opened_method.explain) for name, opened_method in opened.methods.items()}
         self.selection = find_selection(pte.read(opened.pte), list(opened.methods))
-        self.source: Source = model_source(self.whole, name, known)
-        streams = [driver_stream(payload) for one in self.whole.plans.values() for payload in one.payloads.values()]
+        self.source: Source = model_source(self.whole, name, facts_by_method)
+        streams = [
+            driver_stream(payload) for opened_method in self.whole.plans.values() for payload in opened_method.payloads.values()
+        ]
         targets = list(dict.fromkeys(parse_header(stream).npu.name for stream in streams))
         if len(targets) > 1:
             raise EthorchError(f"the delegates are for different NPUs: {', '.join(targets)}. Compile the whole model for one.")
@@ -175,18 +177,18 @@ class Project:
         self.board = load_board(_DEFAULT_BOARDS[family] if board is None else board)
         self.target = targets[0] if targets else self.board.targets[0]
         self.slot, _ = self.board.npu(self.target)
-        delegates = [part for one in opened.methods.values() for part in one.subject.parts]
+        delegates = [part for opened_method in opened.methods.values() for part in opened_method.subject.parts]
         self.system = next((part.memory_system for part in delegates if part.memory_system), None)
         self.attributes: Attributes | None = attributes(config_word(streams[0]), self.system) if streams else None
         self.fast_bytes = max((part.staging_bytes for part in delegates if part.payload), default=0)
         calls = opened.calls
         if not opened.given and not self.whole.several:
             calls = calls[: STATEFUL_RUNS if self.whole.keeps_state else 1]
-        methods = {name: one.subject.method for name, one in opened.methods.items()}
+        methods = {name: opened_method.subject.method for name, opened_method in opened.methods.items()}
         self.cases: list[Case] = cases(opened.pte, methods, calls)
         content, self.case_places = place_cases(self.cases)
         self.selftest = blob("selftest_data", "SELFTEST_SECTION", content)
-        self.made_by = _made_by()
+        self.made_by = _describe_versions()
         self.files: dict[str, bytes] = {}
 
     @cached_property
@@ -195,11 +197,13 @@ class Project:
         return layout(self.board, self._parts())
 
     def _meanings(self, name: str) -> dict[str, tuple[float, int]]:
-        found = boundary_of(self.opened.methods[name].subject.program, name)
-        return {key: (codes.scale, codes.zero_point) for key, codes in found.items()}
+        boundary = boundary_of(self.opened.methods[name].subject.program, name)
+        return {key: (codes.scale, codes.zero_point) for key, codes in boundary.items()}
 
     def _calls_on_cpu(self) -> list[str]:
-        return [call.operator for one in self.whole.plans.values() for call in one.method.calls if call.delegate is None]
+        return [
+            call.operator for method_plan in self.whole.plans.values() for call in method_plan.method.calls if call.delegate is None
+        ]
 
     def _cycles(self, name: str) -> int:
         return sum(self.opened.methods[name].cycles.values())
@@ -368,17 +372,17 @@ class Project:
         ]
         text = next(row for row in rows if row["label"] == labels[self.layout.text.name])
         text["origin"] = f"0x{self.board.cpu.vector_table:08X}"
-        placed = [{"name": entry.part.name, "memory": labels[entry.memory.name]} for entry in self.layout.placed]
+        memory_of_parts = [{"name": entry.part.name, "memory": labels[entry.memory.name]} for entry in self.layout.placed]
         loaded = {entry.part.name: entry.part.loaded for entry in self.layout.placed}
-        said = [f"{e.part.title}: {e.part.nbytes} bytes, {labels[e.memory.name]}" for e in self.layout.placed]
+        placements = [f"{e.part.title}: {e.part.nbytes} bytes, {labels[e.memory.name]}" for e in self.layout.placed]
         return {
             "memories": rows,
             "text": labels[self.layout.text.name],
             "data": labels[self.layout.data.name],
-            "loaded": [row for row in placed if loaded[row["name"]]],
-            "unloaded": [row for row in placed if not loaded[row["name"]]],
+            "loaded": [row for row in memory_of_parts if loaded[row["name"]]],
+            "unloaded": [row for row in memory_of_parts if not loaded[row["name"]]],
             "stack_bytes": STACK_BYTES,
-            "layout": [f"code: {labels[self.layout.text.name]}; variables and stack: {labels[self.layout.data.name]}", *said],
+            "layout": [f"code: {labels[self.layout.text.name]}; variables and stack: {labels[self.layout.data.name]}", *placements],
         }
 
     def _around(self) -> None:
@@ -478,6 +482,6 @@ def _mode(system: MemorySystem | None) -> str:
     return f"constants in {constants}, feature maps in {system.arena_area}, staging in {system.cache_area}"
 
 
-def _made_by() -> str:
-    found = versions()
-    return ", ".join(f"{name} {found[name]}" for name in ("ethorch", "ethos-u-vela") if name in found)
+def _describe_versions() -> str:
+    version_by_name = versions()
+    return ", ".join(f"{name} {version_by_name[name]}" for name in ("ethorch", "ethos-u-vela") if name in version_by_name)

@@ -68,7 +68,7 @@ def kernel_call(
     except Refused as refusal:
         reason = refusal.reason
         return Reason(reason.id, f"{call.operator}: {reason.text}", f"{reason.way_out} {_WAY_OUT}")
-    sources = writer.sources | {other for source in writer.sources for other in NEEDS.get(source, ())}
+    sources = writer.sources | {dependency for source in writer.sources for dependency in NEEDS.get(source, ())}
     return KernelCall(tuple(writer.lines), tuple(writer.constants), tuple(sorted(sources)))
 
 

@@ -68,7 +68,7 @@ class Layout:
     @property
     def memories(self) -> tuple[Memory, ...]:
         """Used memories in address order."""
-        used = {m.name: m for m in (self.text, self.data, *(placed.memory for placed in self.placed))}
+        used = {m.name: m for m in (self.text, self.data, *(placement.memory for placement in self.placed))}
         return tuple(sorted(used.values(), key=lambda m: self.address(m.base, m.aliases)))
 
 
@@ -80,15 +80,15 @@ def parts(sizes: Mapping[str, int], selftest_bytes: int, system: MemorySystem | 
         in_dram: Whether feature maps are planned for DRAM. Separate from ``system``, which is unknown for some files.
     """
     in_sram = system is not None and system.constants_in_sram
-    kept = ("sram", "dram") if in_sram else ("flash", "mram", "dram", "sram")
+    constant_kinds = ("sram", "dram") if in_sram else ("flash", "mram", "dram", "sram")
     port = "sram" if in_sram else "ext"
     arena = ("dram", "sram") if in_dram else ("sram", "dram")
     read = ("flash", "mram", "dram", "sram", "tcm")
     wanted = (
         Part(".bss.npu_fast", "staging memory of the NPU (region 2)", sizes["fast"], ("sram",), "sram", False),
         Part(".bss.npu_arena", "feature maps (region 1)", sizes["arena"], arena, "ext" if in_dram else "sram", False),
-        Part(".rodata.npu_weights", "weights (region 0)", sizes["weights"], kept, port, True),
-        Part(".rodata.npu_commands", "command streams", sizes["commands"], kept, port, True),
+        Part(".rodata.npu_weights", "weights (region 0)", sizes["weights"], constant_kinds, port, True),
+        Part(".rodata.npu_commands", "command streams", sizes["commands"], constant_kinds, port, True),
         Part(".rodata.cpu_constants", "constants of the CPU's operators", sizes["constants"], read, "", True),
         Part(".bss.cpu_tensors", "tensors of the CPU", sizes["tensors"], ("sram", "dram", "tcm"), "", False),
         Part(".rodata.selftest", "the self-test's inputs and outputs", selftest_bytes, read, "", True),
@@ -96,7 +96,7 @@ def parts(sizes: Mapping[str, int], selftest_bytes: int, system: MemorySystem | 
     return tuple(part for part in wanted if part.nbytes)
 
 
-def layout(board: Board, wanted: Sequence[Part]) -> Layout:
+def layout(board: Board, parts_to_place: Sequence[Part]) -> Layout:
     """Assign each part to the first suitable memory with room, the largest memory of a kind first.
 
     Raises:
@@ -110,21 +110,21 @@ def layout(board: Board, wanted: Sequence[Part]) -> Layout:
     others = [m for m in usable if m is not text and m.writable] or [text]
     data = min(others, key=lambda m: (m.kind != "tcm", m.kind != "sram", -m.size_bytes))
     left[data.name] -= min(2 * STACK_BYTES, left[data.name])
-    placed = []
-    for part in wanted:
+    placements = []
+    for part in parts_to_place:
         nbytes = part.nbytes + 64  # alignment on both sides
         kinds = [m for kind in part.order for m in sorted(usable, key=lambda m: -left[m.name]) if m.kind == kind]
         suits = [m for m in kinds if (not part.port or part.port in m.npu_ports) and (part.loaded or m.writable)]
-        found = next((m for m in suits if left[m.name] >= nbytes), None)
-        if found is None:
+        memory = next((m for m in suits if left[m.name] >= nbytes), None)
+        if memory is None:
             have = ", ".join(f"{left[m.name]} bytes in {m}" for m in suits) or f"no {' or '.join(part.order)} that the NPU reaches"
             raise EthorchError(
                 f"{part.title}: {part.nbytes} bytes do not fit into a memory of {board.name}: {have}. Use another memory mode, "
                 "a smaller arena, or a board with more memory."
             )
-        left[found.name] -= nbytes
-        placed.append(Placed(part, found))
-    return Layout(board, secure, text, data, tuple(placed))
+        left[memory.name] -= nbytes
+        placements.append(Placed(part, memory))
+    return Layout(board, secure, text, data, tuple(placements))
 
 
 def _is_secure(board: Board, text: Memory) -> bool:

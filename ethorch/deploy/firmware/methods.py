@@ -49,20 +49,20 @@ class Whole:
     @property
     def has_codes(self) -> bool:
         """True if a float input or output can be passed as integer values."""
-        return any(one.has_codes for one in self.plans.values())
+        return any(method_plan.has_codes for method_plan in self.plans.values())
 
     @property
     def keeps_state(self) -> bool:
         """True if a run depends on earlier runs."""
-        return any(one.keeps_state for one in self.plans.values())
+        return any(method_plan.keeps_state for method_plan in self.plans.values())
 
     @property
     def kept_in_arena(self) -> bool:
         """True if the arena holds state between runs."""
-        return any(one.kept_in_arena for one in self.plans.values())
+        return any(method_plan.kept_in_arena for method_plan in self.plans.values())
 
 
-def whole(program: Program, names: Sequence[str]) -> Whole:
+def plan_methods(program: Program, names: Sequence[str]) -> Whole:
     """Plan methods of a program together.
 
     Args:
@@ -75,15 +75,23 @@ def whole(program: Program, names: Sequence[str]) -> Whole:
     constants = Constants(program)
     if len(names) == 1:
         (name,) = names
-        one = plan(program, program.methods[name], constants)
-        return Whole({name: one}, one.arena_bytes, one.tensors_bytes, one.codes_tensors_bytes, 0, constants.data, one.initial)
+        method_plan = plan(program, program.methods[name], constants)
+        return Whole(
+            {name: method_plan},
+            method_plan.arena_bytes,
+            method_plan.tensors_bytes,
+            method_plan.codes_tensors_bytes,
+            0,
+            constants.data,
+            method_plan.initial,
+        )
     _check_names(names)
     memories = [program.methods[name].memories for name in names]
-    kept = [[sizes[n] for sizes in memories if n < len(sizes)] for n in range(SHARED_MEMORY, max(map(len, memories)))]
-    *offsets, shared_bytes = accumulate((align(max(sizes)) for sizes in kept), initial=0)
+    sizes_by_memory = [[sizes[n] for sizes in memories if n < len(sizes)] for n in range(SHARED_MEMORY, max(map(len, memories)))]
+    *offsets, shared_bytes = accumulate((align(max(sizes)) for sizes in sizes_by_memory), initial=0)
     reads = _reads_of_all([program.methods[name] for name in names])
     if any(reads):
-        ends = [_scratch_end(program.methods[name], own) for name, own in zip(names, reads, strict=True)]
+        ends = [_scratch_end(program.methods[name], method_reads) for name, method_reads in zip(names, reads, strict=True)]
         shared, end = [Place(ARENA, align(max(ends)) + offset) for offset in offsets], 0
     else:
         shared, end = [Place(TENSORS, offset) for offset in offsets], shared_bytes
@@ -96,9 +104,9 @@ def whole(program: Program, names: Sequence[str]) -> Whole:
         end = plans[name].end if alone[name] else end
     return Whole(
         {name: plans[name] for name in names},
-        max(one.arena_bytes for one in plans.values()),
-        max(one.tensors_bytes for one in plans.values()),
-        max(one.codes_tensors_bytes for one in plans.values()),
+        max(method_plan.arena_bytes for method_plan in plans.values()),
+        max(method_plan.tensors_bytes for method_plan in plans.values()),
+        max(method_plan.codes_tensors_bytes for method_plan in plans.values()),
         state_bytes + end,
         constants.data,
         _initial(plans),
@@ -121,32 +129,32 @@ def _scratch_end(method: Method, reads: Mapping[int, Reads]) -> int:
     return max(ends, default=0)
 
 
-def _has_unshared_state(one: Plan) -> bool:
+def _has_unshared_state(method_plan: Plan) -> bool:
     """Return True if a method has state in memory 1, which methods do not share."""
-    places = (one.method.values[index].place for index in one.states)
+    places = (method_plan.method.values[index].place for index in method_plan.states)
     return any(place is not None and place[0] < SHARED_MEMORY for place in places)
 
 
 def _initial(plans: Mapping[str, Plan]) -> tuple[tuple[Place, bytes], ...]:
-    found: dict[Place, tuple[str, bytes]] = {}
-    for name, one in plans.items():
-        for place, content in one.initial:
-            other, known = found.setdefault(place, (name, content))
-            if known != content:
+    first_by_place: dict[Place, tuple[str, bytes]] = {}
+    for name, method_plan in plans.items():
+        for place, content in method_plan.initial:
+            first_name, first_content = first_by_place.setdefault(place, (name, content))
+            if first_content != content:
                 raise make_error(
                     Reason(
                         "firmware.initial_contents",
-                        f"methods {other!r} and {name!r} share a buffer of {len(content)} bytes with different initial values",
+                        f"methods {first_name!r} and {name!r} share a buffer of {len(content)} bytes with different initial values",
                         "Compile them together (ethorch.compile of a dict), or select one of them with --method.",
                     )
                 )
-    return tuple((place, content) for place, (_, content) in found.items())
+    return tuple((place, content) for place, (_, content) in first_by_place.items())
 
 
 def _check_names(names: Sequence[str]) -> None:
     """Check that the names of methods can be part of C symbols and, in upper case, of macros."""
     for name in names:
-        others = [other for other in names if other != name and other.upper() == name.upper()]
+        others = [candidate for candidate in names if candidate != name and candidate.upper() == name.upper()]
         if others or not _IDENTIFIER.fullmatch(name):
             what = f"is {others[0]!r} in capitals, too" if others else "is no identifier of C"
             raise make_error(

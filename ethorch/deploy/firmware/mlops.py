@@ -71,16 +71,16 @@ def read_mlops(path: str | os.PathLike[str]) -> Mlops:
     if not isinstance(root, dict):
         raise EthorchError(f"{place} has no node {_ROOT!r}. Pass the NAME.cbuild-mlops.yml written by `cbuild setup`.")
     npu, vela, model, processor = (_node(root, key, place) for key in ("npu", "vela", "model", "processor"))
-    found, flags = _options(str(vela.get("options") or ""), place)
+    options, flags = _options(str(vela.get("options") or ""), place)
     flags = (*flags, *shlex.split(str(vela.get("misc") or "")))
-    target = _target(npu, found.get("target"), place)
+    target = _target(npu, options.get("target"), place)
     ini, clayer = vela.get("ini"), model.get("clayer")
     name = re.sub(r"[^a-z0-9]+", "_", str(model.get("name") or "model").lower()).strip("_")
     return Mlops(
         prefix(name if name[:1].isalpha() else f"model_{name}"),
         target,
-        found.get("system_config"),
-        found.get("memory_mode"),
+        options.get("system_config"),
+        options.get("memory_mode"),
         None if ini is None else place.parent / str(ini),
         flags,
         None if clayer is None else place.parent / str(clayer).lstrip("/"),
@@ -94,15 +94,15 @@ def make_default(target: str) -> Mlops:
 
 
 def _node(root: dict[str, Any], key: str, place: Path) -> dict[str, Any]:
-    found = root.get(key) or {}
-    if not isinstance(found, dict):
-        raise EthorchError(f"{place}: {key} is {found!r}; expected a node with keys.")
-    return found
+    node = root.get(key) or {}
+    if not isinstance(node, dict):
+        raise EthorchError(f"{place}: {key} is {node!r}; expected a node with keys.")
+    return node
 
 
 def _options(text: str, place: Path) -> tuple[dict[str, str], tuple[str, ...]]:
     """Split Vela's options into settings by name and other options."""
-    found: dict[str, str] = {}
+    options: dict[str, str] = {}
     others: list[str] = []
     try:
         words = iter(shlex.split(text))
@@ -116,8 +116,8 @@ def _options(text: str, place: Path) -> tuple[dict[str, str], tuple[str, ...]]:
         value = value if equals else next(words, "")
         if not value:
             raise EthorchError(f"{place}: vela.options ends with {flag}, which requires a value.")
-        found[_VALUED[flag]] = value
-    return found, tuple(others)
+        options[_VALUED[flag]] = value
+    return options, tuple(others)
 
 
 def _target(npu: dict[str, Any], accelerator: str | None, place: Path) -> str:
@@ -155,13 +155,13 @@ def write_ai_layer(program: Any, folder: str | os.PathLike[str], mlops: Mlops) -
     return tuple(files)
 
 
-def convert_to_settings(mlops: Mlops, given: Sequence[str] = ()) -> dict[str, Any]:
+def convert_to_settings(mlops: Mlops, overridden: Sequence[str] = ()) -> dict[str, Any]:
     """Return keywords for ``Settings.with_``, except those that the command line sets."""
-    known = {
+    keywords = {
         "target": mlops.target,
         "system_config": mlops.system_config,
         "memory_mode": mlops.memory_mode,
         "config_ini": None if mlops.config_ini is None else str(mlops.config_ini),
         "vela_flags": list(mlops.vela_flags) or None,
     }
-    return {key: value for key, value in known.items() if value is not None and key not in given}
+    return {key: value for key, value in keywords.items() if value is not None and key not in overridden}

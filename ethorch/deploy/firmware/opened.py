@@ -80,9 +80,9 @@ def open_source(source: Any, method: str | Sequence[str] | None, inputs: Sequenc
     else:
         data = bytes(source.pte if hasattr(source, "pte") else source)
     parsed = pte.read(data)
-    wanted = [method] if isinstance(method, str) else method
-    entries = [name for name, found in parsed.methods.items() if not pte.is_figure(found)]
-    names = [pte.entry_point(parsed, name) for name in dict.fromkeys(entries if wanted is None else wanted)]
+    requested = [method] if isinstance(method, str) else method
+    entries = [name for name, parsed_method in parsed.methods.items() if not pte.is_figure(parsed_method)]
+    names = [pte.entry_point(parsed, name) for name in dict.fromkeys(entries if requested is None else requested)]
     if not names:
         raise EthorchError("methods is empty; expected at least one method.")
     build = source if isinstance(source, Build) else None
@@ -91,23 +91,23 @@ def open_source(source: Any, method: str | Sequence[str] | None, inputs: Sequenc
 
 
 def _open_method(record: Compiled, name: str) -> OpenedMethod:
-    found = _method(record.build, record.pte, name)
+    opened_method = _method(record.build, record.pte, name)
     for layer in record.layers:
         if layer.delegate is not None and layer.cycles is not None:
-            found.cycles[layer.delegate] = found.cycles.get(layer.delegate, 0) + int(layer.cycles)
-    return found
+            opened_method.cycles[layer.delegate] = opened_method.cycles.get(layer.delegate, 0) + int(layer.cycles)
+    return opened_method
 
 
 def _method(build: Build | None, data: bytes, name: str) -> OpenedMethod:
-    found = subject(build or data, name)
-    refusals = () if found.partition is None else found.partition.refusals
+    method_subject = subject(build or data, name)
+    refusals = () if method_subject.partition is None else method_subject.partition.refusals
 
     def explain(operator: str) -> str:
         plain = operator.split("::")[-1].split(".")[0]
         places = [r.origin for r in refusals if "." in r.origin.target and r.origin.target.split(".")[1].strip("_") in plain]
         return f" ({places[0]})" if places else ""
 
-    return OpenedMethod(found, {}, explain)
+    return OpenedMethod(method_subject, {}, explain)
 
 
 def _calls(record: Compiled | None, methods: dict[str, OpenedMethod], inputs: Sequence[Any] | None) -> list[Call]:
@@ -133,23 +133,23 @@ def _calls(record: Compiled | None, methods: dict[str, OpenedMethod], inputs: Se
 def _read_session(record: Compiled | None, methods: dict[str, OpenedMethod]) -> list[tuple[str, Sequence[Any]]]:
     """Return the first calibration session, with at most ``STATEFUL_RUNS`` calls of each method."""
     seen = Counter[str]()
-    kept: list[tuple[str, Sequence[Any]]] = []
+    session: list[tuple[str, Sequence[Any]]] = []
     if record is None or not record.sessions:
-        return kept
+        return session
     for name, sample in record.sessions[0]:
         seen[name] += 1
         if name in methods and seen[name] <= STATEFUL_RUNS:
-            kept.append((name, record[name].as_taken(sample)))
-    return kept
+            session.append((name, record[name].as_taken(sample)))
+    return session
 
 
-def _samples(record: Compiled | None, found: Subject, name: str, inputs: Sequence[Any] | None) -> Sequence[Sequence[Any]]:
+def _samples(record: Compiled | None, method_subject: Subject, name: str, inputs: Sequence[Any] | None) -> Sequence[Sequence[Any]]:
     if inputs is not None:
         return inputs
     if record is not None and (model := record[name].model) is not None:
         calibrated = model.calibration or [model.example_inputs]
         return [record[name].as_taken(sample) for sample in calibrated[:STATEFUL_RUNS]]
-    return [arrays.random_inputs(found.method, seed) for seed in range(STATEFUL_RUNS)]
+    return [arrays.random_inputs(method_subject.method, seed) for seed in range(STATEFUL_RUNS)]
 
 
 def _check_session(inputs: Sequence[Any], methods: dict[str, OpenedMethod]) -> list[tuple[str, Sequence[Any]]]:

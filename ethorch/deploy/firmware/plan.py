@@ -8,7 +8,7 @@ The CPU's tensors keep ExecuTorch's offsets, in one buffer. Five optimizations c
 - Inputs are quantized first and outputs dequantized last, so that an integer interface can skip both steps.
 - Inputs and outputs that the plan leaves to the application are placed after it.
 
-``methods.whole`` plans several methods of a program into the same buffers.
+``methods.plan_methods`` plans several methods of a program into the same buffers.
 """
 
 from __future__ import annotations
@@ -91,10 +91,10 @@ class _Planner:
         inputs = tuple(self._boundary("input", n, i, first) for n, i in enumerate(self.method.inputs))
         outputs = tuple(self._boundary("output", n, i, last) for n, i in enumerate(self.method.outputs))
         states = self._states(calls)
-        self._into_arena(inputs, outputs, body, last, {*states, *self._shared_values()})
-        kept = self._keep_in_arena(states, body) if self.bases is None else ()
-        arena_bytes = self._behind_the_arena()
-        kept += tuple(i for i in states if i not in kept and self.places[i].buffer == ARENA)
+        self._into_arena(inputs, outputs, body, last, {*states, *self._find_shared_values()})
+        states_in_arena = self._keep_in_arena(states, body) if self.bases is None else ()
+        arena_bytes = self._place_after_arena()
+        states_in_arena += tuple(i for i in states if i not in states_in_arena and self.places[i].buffer == ARENA)
         steps = tuple(step for number, call in body for step in self._steps(number, call))
         used = self._extent(calls)
         initial = tuple(
@@ -117,7 +117,7 @@ class _Planner:
             end,
             initial,
             tuple(states),
-            kept,
+            states_in_arena,
             self.reaches,
         )
 
@@ -159,7 +159,7 @@ class _Planner:
                 self.places[step.target] = self.places[step.source]
         return end
 
-    def _shared_values(self) -> list[int]:
+    def _find_shared_values(self) -> list[int]:
         """Return the tensors in memories that the program's methods share."""
         return [i for i, value in enumerate(self.values) if is_kept(value)]
 
@@ -176,12 +176,12 @@ class _Planner:
     # the order ---------------------------------------------------------------------------------------------------------
 
     def _tensors(self, args: Sequence[int]) -> list[int]:
-        found = []
+        tensors = []
         for arg in args:
             value = self.values[arg]
             items = value.items if value.kind.startswith("tensor") and value.kind != "tensor" else (arg,)
-            found += [item for item in items if item >= 0 and self.values[item].kind == "tensor" and item in self.places]
-        return found
+            tensors += [item for item in items if item >= 0 and self.values[item].kind == "tensor" and item in self.places]
+        return tensors
 
     def _writes(self, call: Call | Move) -> list[int]:
         """Return the tensors that a call may write.
@@ -213,9 +213,12 @@ class _Planner:
         spans = [ends(index) for index in others]
         return any(a == c and b < f and e < d for a, b, d in map(ends, some) for c, e, f in spans)
 
-    def _may_swap(self, one: Call | Move, other: Call | Move) -> bool:
-        writes, reads = self._writes(one), self._reads(one)
-        return not (self._overlap(writes, (*self._reads(other), *self._writes(other))) or self._overlap(reads, self._writes(other)))
+    def _may_swap(self, first_call: Call | Move, second_call: Call | Move) -> bool:
+        writes, reads = self._writes(first_call), self._reads(first_call)
+        return not (
+            self._overlap(writes, (*self._reads(second_call), *self._writes(second_call)))
+            or self._overlap(reads, self._writes(second_call))
+        )
 
     def _split(
         self, calls: list[tuple[int, Call | Move]]
@@ -264,7 +267,7 @@ class _Planner:
         outputs: Sequence[Boundary],
         body: list[tuple[int, Call | Move]],
         last: list[tuple[int, Call]],
-        kept: set[int],
+        state_values: set[int],
     ) -> None:
         runs = [(n, call) for n, call in body if isinstance(call, Call) and call.delegate is not None]
         if not runs:
@@ -275,7 +278,7 @@ class _Planner:
             index = end.codes.index if end.codes else end.index
             readers = [c for _, c in (*body, *last) if index in (*self._reads(c), *self._writes(c))]
             at = [n for n, arg in enumerate(call.args[: len(payload.inputs)]) if arg == index]
-            if readers == [call] and len(at) == 1 and index not in self.method.outputs and index not in kept:
+            if readers == [call] and len(at) == 1 and index not in self.method.outputs and index not in state_values:
                 self.places[index] = Place(ARENA, payload.inputs[at[0]].offset)
         number, call = runs[-1]
         payload = self.payloads[call.delegate or 0]
@@ -283,7 +286,13 @@ class _Planner:
             index = end.codes.index if end.codes else end.index
             others = [c for n, c in body if n != number and index in (*self._reads(c), *self._writes(c))]
             at = [n for n, arg in enumerate(call.args[len(payload.inputs) :]) if arg == index]
-            if not others and len(at) == 1 and index not in self.method.inputs and index not in kept and not self._shared(index):
+            if (
+                not others
+                and len(at) == 1
+                and index not in self.method.inputs
+                and index not in state_values
+                and not self._is_shared(index)
+            ):
                 self.places[index] = Place(ARENA, payload.outputs[at[0]].offset)
 
     def _keep_in_arena(self, states: Sequence[int], body: Sequence[tuple[int, Call | Move]]) -> tuple[int, ...]:
@@ -297,37 +306,37 @@ class _Planner:
             return ()
         (call,) = runs
         payload = self.payloads[call.delegate or 0]
-        count, kept = len(payload.inputs), list[int]()
+        count, state_values = len(payload.inputs), list[int]()
         for index in states:
-            at, given = call.args[:count], call.args[count:]
-            if at.count(index) != 1 or given.count(index) != 1 or not self.values[index].data:
+            at, outputs = call.args[:count], call.args[count:]
+            if at.count(index) != 1 or outputs.count(index) != 1 or not self.values[index].data:
                 continue
-            home, source = payload.inputs[at.index(index)], payload.outputs[given.index(index)]
+            home, source = payload.inputs[at.index(index)], payload.outputs[outputs.index(index)]
             others = [io for io in payload.outputs if io is not source]
             parts = [i for i in self.places if i != index and self._overlap([index], [i])]
             if source.offset != home.offset:
                 others.append(source)
-            if not parts and not any(_meet(home, io) for io in others):
+            if not parts and not any(_overlap_in_arena(home, io) for io in others):
                 self.places[index] = Place(ARENA, home.offset)
-                kept.append(index)
-        return tuple(kept)
+                state_values.append(index)
+        return tuple(state_values)
 
-    def _behind_the_arena(self) -> int:
+    def _place_after_arena(self) -> int:
         """Place state after the arena, let delegates access it there, and return the arena's size in bytes."""
         calls = {call.delegate: call for call in self.method.calls if call.delegate is not None}
         inputs: dict[int, dict[int, int]] = {}  # delegate -> number of an input after the arena -> its value
         outputs: dict[int, dict[int, int]] = {}
         for number, reads in self.reads.items():
             count, args = len(reads.payload.inputs), calls[number].args
-            inputs[number] = {n: args[n] for n in reads.numbers if self._lies_apart(args[n])}
-            outputs[number] = {n: args[count + n] for n in reads.outputs if self._lies_apart(args[count + n])}
+            inputs[number] = {n: args[n] for n in reads.numbers if self._is_after_arena(args[n])}
+            outputs[number] = {n: args[count + n] for n in reads.outputs if self._is_after_arena(args[count + n])}
         ends = [
             self.reads[n].scratch_end(inputs[n], outputs[n]) if n in self.reads else payload.scratch_bytes
             for n, payload in self.payloads.items()
         ]
         end = align(max(ends, default=0))
-        kept = [(i, place.offset) for i, place in self.places.items() if place.buffer == _KEPT]
-        spans = sorted((offset, offset + self.values[i].nbytes, i) for i, offset in kept)
+        state_places = [(i, place.offset) for i, place in self.places.items() if place.buffer == _KEPT]
+        spans = sorted((offset, offset + self.values[i].nbytes, i) for i, offset in state_places)
         first = last = 0
         for start, stop, index in spans:
             if start >= last:  # no overlap with the previous range
@@ -347,37 +356,37 @@ class _Planner:
             self.reaches[number] = total if read or written else payload.scratch_bytes
         return total
 
-    def _lies_apart(self, index: int) -> bool:
+    def _is_after_arena(self, index: int) -> bool:
         """Return True if a tensor is or will be stored after the arena."""
         behind = self.bases is not None and any(place.buffer == ARENA for place in self.bases.shared)
         return self.places[index].buffer == _KEPT or (behind and is_kept(self.values[index]))
 
-    def _shared(self, index: int) -> bool:
+    def _is_shared(self, index: int) -> bool:
         """Return True if a value shares memory with a view, so that its address must not change."""
         return any(c.operator == VIEW and index in (c.args[0], c.args[-1]) for c in self.method.calls)
 
     def _states(self, calls: Sequence[Call | Move]) -> list[int]:
         """Return the tensors that are read before they are written, i.e. the state."""
         written = set(self.method.inputs)
-        found: list[int] = []
+        states: list[int] = []
         for call in calls:
             in_place = isinstance(call, Call) and call.delegate is None and call.operator not in (_QUANTIZE, _DEQUANTIZE, VIEW)
             outs = set(self._tensors(call.args[-1:])) if in_place and isinstance(call, Call) else set()
             mutates = in_place and isinstance(call, Call) and call.operator.split(".")[0].endswith("_")
             for index in self._reads(call):
-                unset = self.values[index].planned and index not in written and index not in found
+                unset = self.values[index].planned and index not in written and index not in states
                 if unset and (index not in outs or mutates):
-                    found.append(index)
+                    states.append(index)
             written.update(self._writes(call))
-        return found
+        return states
 
     # steps -------------------------------------------------------------------------------------------------------------
 
     def _steps(self, number: int, call: Call | Move) -> list[Step]:
         if isinstance(call, Move):
-            return self._copied(call.source, call.target) if self.values[call.source].kind == "tensor" else []
+            return self._make_copy(call.source, call.target) if self.values[call.source].kind == "tensor" else []
         if call.operator == VIEW:
-            return self._copied(call.args[0], call.args[-1])
+            return self._make_copy(call.args[0], call.args[-1])
         if call.delegate is None:
             return [Kernel(number, call.operator, call.args)]
         payload = self.payloads[call.delegate]
@@ -395,11 +404,11 @@ class _Planner:
         moved = [tuple(copied for copied in side if copied.source != copied.target) for side in (before, after)]
         return [Run(number, call.delegate, *moved)]
 
-    def _copied(self, source: int, target: int) -> list[Step]:
-        one, other = self.places[source], self.places[target]
-        return [] if one == other else [Copied(one, other, self.values[target].nbytes)]
+    def _make_copy(self, source: int, target: int) -> list[Step]:
+        source_place, target_place = self.places[source], self.places[target]
+        return [] if source_place == target_place else [Copied(source_place, target_place, self.values[target].nbytes)]
 
 
-def _meet(one: IoTensor, other: IoTensor) -> bool:
+def _overlap_in_arena(first: IoTensor, second: IoTensor) -> bool:
     """Return True if two tensors overlap in the arena."""
-    return one.offset < other.offset + other.nbytes and other.offset < one.offset + one.nbytes
+    return first.offset < second.offset + second.nbytes and second.offset < first.offset + first.nbytes

@@ -73,8 +73,8 @@ def command(options: Options) -> list[str]:
         raise Failed(f"unknown core {options.cpu!r}. Known: {', '.join(_CORES)}.")
     zig, gcc, triple = _CORES[options.cpu]
     if options.compiler == "zig":
-        found = subprocess.run([sys.executable, "-c", "import ziglang"], capture_output=True)
-        if found.returncode:
+        probe = subprocess.run([sys.executable, "-c", "import ziglang"], capture_output=True)
+        if probe.returncode:
             raise Failed('the Python package ziglang is not installed: pip install "ethorch[firmware]", or use --compiler gcc.')
         return [
             sys.executable, "-m", "ziglang", "cc", "-target", "thumb-freestanding-eabihf", f"-mcpu={zig}",
@@ -104,7 +104,7 @@ def build(
         Failed: the compiler is not installed or reports an error.
     """
     options = options or Options()
-    facts = described(project)
+    facts = read_description(project)
     elf = project / output
     elf.parent.mkdir(parents=True, exist_ok=True)
     macros = {
@@ -124,16 +124,16 @@ def build(
         *command(options), *_FLAGS, *plain, *(f"-D{name}={value}" for name, value in macros.items()), *includes,
         *(f"-Wa,{include}" for include in includes), *(sources or facts["sources"]), *link, "-o", output,
     ]  # fmt: skip
-    done = subprocess.run(line, cwd=project, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    if done.returncode:
-        raise Failed(f"the compiler failed (status {done.returncode}):\n{' '.join(line)}\n{done.stderr.strip()}")
+    process = subprocess.run(line, cwd=project, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if process.returncode:
+        raise Failed(f"the compiler failed (status {process.returncode}):\n{' '.join(line)}\n{process.stderr.strip()}")
     return elf
 
 
-def described(project: Path) -> dict[str, Any]:
+def read_description(project: Path) -> dict[str, Any]:
     """Return the contents of project.json."""
-    found: dict[str, Any] = json.loads((project / "project.json").read_text(encoding="utf-8"))
-    return found
+    description: dict[str, Any] = json.loads((project / "project.json").read_text(encoding="utf-8"))
+    return description
 
 
 def code_bytes(elf: Path) -> int:
@@ -164,16 +164,16 @@ class Output:
 
 def outputs(text: str, facts: Mapping[str, Any]) -> list[Output]:
     """Parse the outputs printed by the firmware; a missing output has no ``found``."""
-    found: dict[tuple[int, int], tuple[str, int | None]] = {}
+    printed: dict[tuple[int, int], tuple[str, int | None]] = {}
     run = -1
     for line in text.splitlines():
         if match := re.match(r"run (\d+):", line):
             run = int(match[1])
         elif match := re.match(r"output (\d+): hash (0x[0-9a-f]{8})(?:, largest at (\d+))?", line):
-            found[run, int(match[1])] = match[2], int(match[3]) if match[3] else None
+            printed[run, int(match[1])] = match[2], int(match[3]) if match[3] else None
     expected = facts["expected"]
     return [
-        Output(run, number, *(found.get((run, number), ("", None))[:1]), value, found.get((run, number), ("", None))[1])
+        Output(run, number, *(printed.get((run, number), ("", None))[:1]), value, printed.get((run, number), ("", None))[1])
         for run, values in enumerate(expected)
         for number, value in enumerate(values)
     ]
@@ -206,9 +206,9 @@ def run(project: Path, elf: Path, platform: str = "unicorn", timeout: float = 60
         Failed: a package is not installed.
     """
     check_runnable(platform)
-    from ethorch.deploy import virtual_board  # slow import; a build does not need ethorch
+    from ethorch.deploy import virtual_board  # takes 1 second; a build does not need ethorch
 
-    facts = described(project)
+    facts = read_description(project)
     place = project / facts["board"] if facts["board"].endswith(".toml") else facts["board"]
     return virtual_board.run(elf, board=place, npu=facts["target"], backend=platform, timeout=timeout, cycles=facts["cycles"])
 
@@ -239,18 +239,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.build_only:
             print(f"built {elf.relative_to(project)}")
             return 0
-        done = run(project, elf, options.platform, options.timeout)
+        outcome = run(project, elf, options.platform, options.timeout)
         if options.trace is not None:
-            done.trace(options.trace)
+            outcome.trace(options.trace)
     except Failed as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except Exception as error:  # errors of the board have messages for users
         print(f"error: {error}" if str(error) else f"error: {type(error).__name__}", file=sys.stderr)
         return 1
-    facts = described(project)
-    compared = outputs(done.text, facts)
-    passed = done.ok and "PASS" in done.text.split() and all(output.equal for output in compared)
+    facts = read_description(project)
+    compared = outputs(outcome.text, facts)
+    passed = outcome.ok and "PASS" in outcome.text.split() and all(output.equal for output in compared)
     size = code_bytes(elf)
     if options.json:
         rows = [
@@ -260,24 +260,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         data = {
             "passed": passed,
             "code_bytes": size,
-            "exit_code": done.exit_code,
-            "faults": [str(f) for f in done.faults],
+            "exit_code": outcome.exit_code,
+            "faults": [str(f) for f in outcome.faults],
             "outputs": rows,
-            "text": done.text,
+            "text": outcome.text,
         }
         print(json.dumps(data, indent=2))
         return 0 if passed else 1
     print(f"code: {size} bytes in {elf.relative_to(project)}, the self-test's included")
-    print(done.text.replace("\x04", "").rstrip())
-    for fault in done.faults:
+    print(outcome.text.replace("\x04", "").rstrip())
+    for fault in outcome.faults:
         print(f"board: {fault}")
-    if done.measured_ratio is not None:
-        print(f"cycles of the NPU: {done.measured_cycles} measured, {done.measured_ratio:.2f} of the estimate")
+    if outcome.measured_ratio is not None:
+        print(f"cycles of the NPU: {outcome.measured_cycles} measured, {outcome.measured_ratio:.2f} of the estimate")
     for output in compared:
-        said = "equals the desk's, bit for bit" if output.equal else "DIFFERS from the desk's" if output.found else "is MISSING"
+        verdict = "equals the desk's, bit for bit" if output.equal else "DIFFERS from the desk's" if output.found else "is MISSING"
         method = facts["calls"][output.run]
         name = f"run {output.run}, {method}" if len(facts["outputs"]) > 1 else f"run {output.run}"
-        print(f"{name}, output {output.number} ({facts['outputs'][method][output.number]}) {said}")
+        print(f"{name}, output {output.number} ({facts['outputs'][method][output.number]}) {verdict}")
     print("PASS" if passed else "FAIL", f"({options.platform}, {options.compiler}, {'polled' if options.polled else 'interrupt'})")
     return 0 if passed else 1
 

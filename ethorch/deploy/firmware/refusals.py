@@ -47,9 +47,9 @@ def check_method(method: Method, payloads: Mapping[int, DelegatePayload]) -> Non
             continue
         payload = payloads[call.delegate]
         expected = [tensor.nbytes for tensor in (*payload.inputs, *payload.outputs)]
-        found = [method.values[arg].nbytes for arg in call.args if method.values[arg].kind == "tensor"]
-        if expected != found:
+        sizes = [method.values[arg].nbytes for arg in call.args if method.values[arg].kind == "tensor"]
+        if expected != sizes:
             raise EthorchError(
-                f"delegate {call.delegate} of method {method.name!r} is called with tensors of {found} bytes; its payload expects "
+                f"delegate {call.delegate} of method {method.name!r} is called with tensors of {sizes} bytes; its payload expects "
                 f"{expected}. The file is inconsistent; compile the model with ethorch."
             )

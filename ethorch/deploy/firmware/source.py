@@ -190,27 +190,27 @@ Meanings = Mapping[str, tuple[float, int]]
 Explain = Callable[[str], str]
 
 
-def model_source(found: Whole, name: str, known: Mapping[str, tuple[Meanings, Explain]]) -> Source:
+def model_source(methods_plan: Whole, name: str, facts_by_method: Mapping[str, tuple[Meanings, Explain]]) -> Source:
     """Generate the C source of methods.
 
     Args:
         name: Prefix of the model.
-        known: For each method, the quantization parameters of integer inputs and outputs, and the locations of CPU operators.
+        facts_by_method: For each method, quantization parameters of integer inputs and outputs, and locations of CPU operators.
 
     Raises:
         EthorchError: a CPU operator has no C kernel.
     """
     blobs = _Blobs(name)
     methods, kernels = [], set[str]()
-    for method, plan in found.plans.items():
-        meanings, explain = known[method]
-        made, used = _method_source(plan, name, f"{method}_" if found.several else "", meanings, explain, blobs)
-        methods.append(made)
+    for method, plan in methods_plan.plans.items():
+        meanings, explain = facts_by_method[method]
+        method_source, used = _method_source(plan, name, f"{method}_" if methods_plan.several else "", meanings, explain, blobs)
+        methods.append(method_source)
         kernels |= used
-    if found.constants:
-        blobs.symbol("CONSTANTS", f"{name}_constants", found.constants)
+    if methods_plan.constants:
+        blobs.symbol("CONSTANTS", f"{name}_constants", methods_plan.constants)
     initials, contents = [], dict[bytes, str]()
-    for place, content in found.initial:
+    for place, content in methods_plan.initial:
         same = len(set(content)) == 1
         if same and not content[0] and place.buffer == TENSORS:
             continue  # the reset clears all buffers first
@@ -239,7 +239,7 @@ def _method_source(
         lines, declared = writer.body(steps)
         functions.append(Function(title, comment, tuple(lines), guard))
         constants += [f"#if {name.upper()}_FLOATS", *declared, "#endif"] if guard and declared else declared
-    made = MethodSource(
+    method_source = MethodSource(
         plan.method.name,
         f"{name}_{plan.method.name}" if own else name,
         own,
@@ -251,7 +251,7 @@ def _method_source(
         plan.has_codes,
         tuple(writer.used),
     )
-    return made, writer.sources
+    return method_source, writer.sources
 
 
 class _Blobs:
@@ -263,7 +263,7 @@ class _Blobs:
         self._known: dict[tuple[str, bytes], str] = {}
 
     def count(self, part: str) -> int:
-        return sum(known == part for known, _ in self._known)
+        return sum(known_part == part for known_part, _ in self._known)
 
     def symbol(self, part: str, symbol: str, content: bytes) -> str:
         """Return the symbol of equal data in a part, or add the data with the proposed symbol."""
@@ -286,7 +286,7 @@ class _Writer:
             self.weights[number] = "NULL"
             if payload.weights:
                 self.weights[number] = blobs.symbol("WEIGHTS", f"{name}_weights_{blobs.count('WEIGHTS')}", payload.weights)
-            self.used |= dict.fromkeys(one for one in (self.streams[number], self.weights[number]) if one != "NULL")
+            self.used |= dict.fromkeys(symbol for symbol in (self.streams[number], self.weights[number]) if symbol != "NULL")
 
     def address(self, place: Place) -> str:
         if place.buffer == CONSTANTS:
@@ -294,10 +294,10 @@ class _Writer:
         return f"(self->{place.buffer} + {place.offset}u)"
 
     def place(self, index: int) -> str:
-        found = self.plan.places.get(index)
-        if found is None:
+        place = self.plan.places.get(index)
+        if place is None:
             raise EthorchError(f"value {index} of method {self.plan.method.name!r} has no memory, but an operator uses it.")
-        return self.address(found)
+        return self.address(place)
 
     def end(self, boundary: Boundary, meanings: Meanings) -> End:
         values = self.plan.method.values
@@ -305,7 +305,7 @@ class _Writer:
         scale, zero_point = (
             (codes.scale, codes.zero_point) if codes else meanings.get(f"{boundary.side}{boundary.number}", (0.0, 0))
         )
-        held = values[codes.index] if codes else None
+        codes_value = values[codes.index] if codes else None
         return End(
             boundary.title,
             f"{boundary.side}_{boundary.number}",
@@ -317,8 +317,8 @@ class _Writer:
             max(value.nbytes // ITEM_BYTES[value.dtype], 1),
             self.place(boundary.index),
             self.plan.places[boundary.index].buffer == CONSTANTS,
-            held.dtype if held else "",
-            _ctype(boundary.title, held) if held else "",
+            codes_value.dtype if codes_value else "",
+            _ctype(boundary.title, codes_value) if codes_value else "",
             self.place(codes.index) if codes else "",
             f"{scale!r}" if scale else "",
             zero_point,
@@ -336,8 +336,8 @@ class _Writer:
             elif isinstance(step, Run):
                 lines += self._run(step)
             else:
-                found, constants = self._kernel(step)
-                lines += found
+                kernel_lines, constants = self._kernel(step)
+                lines += kernel_lines
                 declared += constants
         if not any("self" in line for line in lines):
             lines.append("(void)self;")
@@ -363,19 +363,19 @@ class _Writer:
 
     def _kernel(self, step: Kernel) -> tuple[list[str], list[str]]:
         call = Call(step.operator, None, step.args)
-        found = kernel_call(self.plan.method, call, self.place, f"{self.own}k{step.number}", "return ETHOSU_BAD_VALUE;")
-        if isinstance(found, Reason):
+        kernel = kernel_call(self.plan.method, call, self.place, f"{self.own}k{step.number}", "return ETHOSU_BAD_VALUE;")
+        if isinstance(kernel, Reason):
             where = self.explain(step.operator)
-            raise make_error(replace(found, text=f"{found.text}{where}"))
-        self.sources.update(found.sources)
-        return [f"/* {c_comment(step.operator)} */", *found.lines], list(found.constants)
+            raise make_error(replace(kernel, text=f"{kernel.text}{where}"))
+        self.sources.update(kernel.sources)
+        return [f"/* {c_comment(step.operator)} */", *kernel.lines], list(kernel.constants)
 
 
 def _ctype(title: str, value: Value) -> str:
-    found = _CTYPES.get(value.dtype)
-    if found is None:
+    c_type = _CTYPES.get(value.dtype)
+    if c_type is None:
         raise EthorchError(f"{title} is {value}, which has no type in C.")
-    return found
+    return c_type
 
 
 def kernel_headers(source: Source) -> tuple[str, ...]:

@@ -64,20 +64,20 @@ class View:
         """Normalize a possibly negative axis; a scalar accepts 0 and -1."""
         return dim + max(self.rank, 1) if dim < 0 else dim
 
-    def permuted(self, order: Sequence[int]) -> View:
+    def permute(self, order: Sequence[int]) -> View:
         """Permute the axes."""
         axes = [self.axis(dim) for dim in order]
         return replace(self, shape=tuple(self.shape[a] for a in axes), strides=tuple(self.strides[a] for a in axes))
 
-    def swapped(self, first: int, second: int) -> View:
+    def swap(self, first: int, second: int) -> View:
         """Swap two axes."""
         order = list(range(self.rank))
         if order:
             a, b = self.axis(first), self.axis(second)
             order[a], order[b] = order[b], order[a]
-        return self.permuted(order)
+        return self.permute(order)
 
-    def selected(self, dim: int, index: int) -> View:
+    def select(self, dim: int, index: int) -> View:
         """Select one index of an axis and remove the axis."""
         at = self.axis(dim)
         index += self.shape[at] if index < 0 else 0
@@ -88,14 +88,14 @@ class View:
             offset=self.offset + index * self.strides[at],
         )
 
-    def sliced(self, dim: int, start: int | None, end: int | None, step: int = 1) -> View:
+    def slice(self, dim: int, start: int | None, end: int | None, step: int = 1) -> View:
         """Slice an axis with Python's rules for ``start:end:step``."""
         at = self.axis(dim)
         first, last, step = slice(start, end, step).indices(self.shape[at])
         size, stride = len(range(first, last, step)), self.strides[at]
         return self._with_axis(at, size, stride * step, first * stride if size else 0)
 
-    def flipped(self, dims: Sequence[int]) -> View:
+    def flip(self, dims: Sequence[int]) -> View:
         """Reverse axes."""
         view = self
         for dim in dims:
@@ -103,30 +103,31 @@ class View:
             view = view._with_axis(at, self.shape[at], -self.strides[at], max(self.shape[at] - 1, 0) * self.strides[at])
         return view
 
-    def expanded(self, shape: Sequence[int]) -> View | None:
+    def expand(self, shape: Sequence[int]) -> View | None:
         """Broadcast to a shape, in which -1 keeps an axis; return None if the shapes are incompatible."""
         lead = len(shape) - self.rank
         if lead < 0:
             return None
-        own = (1,) * lead + self.shape
-        wanted = tuple(size if want == -1 else want for size, want in zip(own, shape, strict=True))
-        if any(size not in (1, want) for size, want in zip(own, wanted, strict=True)):
+        padded_shape = (1,) * lead + self.shape
+        new_shape = tuple(size if want == -1 else want for size, want in zip(padded_shape, shape, strict=True))
+        if any(size not in (1, want) for size, want in zip(padded_shape, new_shape, strict=True)):
             return None
         strides = tuple(
-            0 if size != want else stride for size, want, stride in zip(own, wanted, (0,) * lead + self.strides, strict=True)
+            0 if size != want else stride
+            for size, want, stride in zip(padded_shape, new_shape, (0,) * lead + self.strides, strict=True)
         )
-        return replace(self, shape=wanted, strides=strides)
+        return replace(self, shape=new_shape, strides=strides)
 
-    def reshaped(self, shape: Sequence[int]) -> View | None:
+    def reshape(self, shape: Sequence[int]) -> View | None:
         """Reshape the elements in logical order; return None if strides cannot express the shape."""
-        wanted = tuple(shape)
-        if prod(wanted) != self.numel:
+        new_shape = tuple(shape)
+        if prod(new_shape) != self.numel:
             return None
         if self.numel == 0:
-            return replace(self, shape=wanted, strides=(0,) * len(wanted))
+            return replace(self, shape=new_shape, strides=(0,) * len(new_shape))
         groups = merge_axes([(size, (stride,)) for size, stride in zip(self.shape, self.strides, strict=True)])
         strides: list[int] = []
-        for size in reversed(wanted):  # split each group of adjacent axes into the requested axes
+        for size in reversed(new_shape):  # split each group of adjacent axes into the requested axes
             while groups and groups[-1][0] == 1:
                 groups.pop()
             if size == 1:
@@ -137,9 +138,9 @@ class View:
                 return None
             strides.append(stride)
             groups.append((have // size, (stride * size,)))
-        return replace(self, shape=wanted, strides=tuple(reversed(strides)))
+        return replace(self, shape=new_shape, strides=tuple(reversed(strides)))
 
-    def inserted(self, dim: int) -> View:
+    def insert_axis(self, dim: int) -> View:
         """Insert an axis of size 1."""
         at = dim + self.rank + 1 if dim < 0 else dim
         return replace(self, shape=self.shape[:at] + (1,) + self.shape[at:], strides=self.strides[:at] + (0,) + self.strides[at:])
@@ -148,7 +149,7 @@ class View:
         """Replace an axis by its windows: the axis counts them, and a new last axis iterates over the elements of each."""
         at = self.axis(dim)
         if not self.rank:
-            return self.inserted(0)
+            return self.insert_axis(0)
         stride = self.strides[at]
         view = self._with_axis(at, max((self.shape[at] - size) // step + 1, 0), stride * step, 0)
         return replace(view, shape=(*view.shape, size), strides=(*view.strides, stride))
@@ -182,9 +183,9 @@ def merge_axes(axes: Axes) -> Axes:
     Args:
         axes: Size and stride per operand of each axis, outermost first.
     """
-    kept = [axis for axis in axes if axis[0] != 1]
-    result: Axes = kept[:1]
-    for size, strides in kept[1:]:
+    long_axes = [axis for axis in axes if axis[0] != 1]
+    result: Axes = long_axes[:1]
+    for size, strides in long_axes[1:]:
         outer_size, outer = result[-1]
         if all(wide == narrow * size for wide, narrow in zip(outer, strides, strict=True)):
             result[-1] = (outer_size * size, strides)

@@ -64,7 +64,7 @@ class Writer:
         self.sources.add(source)
         self.lines.append(f"{function}({', '.join(arguments)});")
 
-    def checked_call(self, source: str, function: str, *arguments: str) -> None:
+    def call_checked(self, source: str, function: str, *arguments: str) -> None:
         """Add a call of a function that returns nonzero if it rejects its input."""
         self.sources.add(source)
         self.lines.append(f"if ({function}({', '.join(arguments)}) != 0) {{ {self.fail} }}")
@@ -142,10 +142,10 @@ class Writer:
         out, *inputs = views
         if not out.numel:
             return
-        if any(view.expanded(out.shape) is None for view in inputs):
+        if any(view.expand(out.shape) is None for view in inputs):
             shapes = " and ".join(str(list(view.shape)) for view in inputs)
             raise Refused("shape", f"{shapes} do not broadcast to {list(out.shape)}", "Report it: no such call is known.")
-        wide = [view.expanded(out.shape) or view for view in inputs]
+        wide = [view.expand(out.shape) or view for view in inputs]
         axes = order_axes([out, *wide], order)
         if order and in_parts and (out.shape[order[-1]] == 1 or out.strides[order[-1]] == 0):
             axes.append((1, ()))
@@ -179,8 +179,8 @@ class Writer:
 def _wrap(value: int, dtype: str) -> int:
     """Wrap an integer to the range of its dtype."""
     bits = int(dtype.removeprefix("u").removeprefix("int"))
-    whole = value & ((1 << bits) - 1)
-    return whole - (1 << bits) if not dtype.startswith("u") and whole >> (bits - 1) else whole
+    wrapped = value & ((1 << bits) - 1)
+    return wrapped - (1 << bits) if not dtype.startswith("u") and wrapped >> (bits - 1) else wrapped
 
 
 def name_cast(to: str, dtype: str) -> str:

@@ -68,17 +68,17 @@ class DataCache:
             for flags in self._flags.values():
                 flags &= keep
             return
-        found = self._lines(address, address + 1)
-        if found is not None:
-            found &= keep
+        flags_of_lines = self._lines(address, address + 1)
+        if flags_of_lines is not None:
+            flags_of_lines &= keep
 
     def _lines(self, start: int, end: int) -> Bytes | None:
         """Return the flags of the lines in a range, or None if it is not cached."""
-        found = self._guest.find(start)
-        if found is None or found[0].memory.name not in self._flags:
+        location = self._guest.find(start)
+        if location is None or location[0].memory.name not in self._flags:
             return None
-        first, last = found[1] // self.line_bytes, (found[1] + end - start - 1) // self.line_bytes
-        return self._flags[found[0].memory.name][first : last + 1]
+        first, last = location[1] // self.line_bytes, (location[1] + end - start - 1) // self.line_bytes
+        return self._flags[location[0].memory.name][first : last + 1]
 
     def _select_cached(self, ranges: Sequence[tuple[int, int]], *policies: str) -> Iterator[tuple[int, int]]:
         """Return the parts of address ranges with one of these cache policies, by the MPU and the default memory map."""

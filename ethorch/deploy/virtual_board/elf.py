@@ -61,11 +61,11 @@ class Firmware:
             raise EmulatorError('reading ELF files needs pyelftools: pip install "ethorch[firmware]".') from None
         self._file = self._safely(lambda: ELFFile(io.BytesIO(content)))
         header = self._file.header
-        found = header["e_machine"], self._file.elfclass, self._file.little_endian, header["e_type"]
-        if found != ("EM_ARM", 32, True, "ET_EXEC"):
+        file_kind = header["e_machine"], self._file.elfclass, self._file.little_endian, header["e_type"]
+        if file_kind != ("EM_ARM", 32, True, "ET_EXEC"):
             raise ElfError(
-                f"{path} is {found[3]} for {found[0]}, {found[1]} bits, {'little' if found[2] else 'big'}-endian; expected a "
-                "linked program (ET_EXEC) for EM_ARM, 32 bits, little-endian."
+                f"{path} is {file_kind[3]} for {file_kind[0]}, {file_kind[1]} bits, {'little' if file_kind[2] else 'big'}-endian; "
+                "expected a linked program (ET_EXEC) for EM_ARM, 32 bits, little-endian."
             )
         self.entry: int = header["e_entry"] & ~1
         self.segments: tuple[Segment, ...] = self._safely(lambda: tuple(self._segments(len(content))))
@@ -113,13 +113,13 @@ class Firmware:
                 return []
             if table.num_symbols() > MOST_SYMBOLS:
                 raise ElfError(f"{self.path} has {table.num_symbols()} symbols; at most {MOST_SYMBOLS} are read.")
-            found = []
+            rows_of_symbols = []
             for symbol in table.iter_symbols():
                 kind = symbol["st_info"]["type"]
                 if symbol.name and not symbol.name.startswith("$") and kind in ("STT_FUNC", "STT_OBJECT", "STT_NOTYPE"):
                     address = symbol["st_value"] & ~1 if kind == "STT_FUNC" else symbol["st_value"]
-                    found.append((address, symbol["st_size"], symbol.name))
-            return sorted(found)
+                    rows_of_symbols.append((address, symbol["st_size"], symbol.name))
+            return sorted(rows_of_symbols)
 
         return self._safely(read)
 
@@ -172,12 +172,12 @@ class Firmware:
 
 def _ranges(dwarf: Any, unit: Any) -> list[tuple[int, int]]:
     """Return the (start, end) ranges of a unit; all addresses if the unit has no ranges."""
-    found = unit.get_top_DIE().attributes
-    low, high = found.get("DW_AT_low_pc"), found.get("DW_AT_high_pc")
+    attributes = unit.get_top_DIE().attributes
+    low, high = attributes.get("DW_AT_low_pc"), attributes.get("DW_AT_high_pc")
     if low is not None and high is not None:
         return [(low.value, high.value if high.form == "DW_FORM_addr" else low.value + high.value)]
-    if "DW_AT_ranges" in found and unit["version"] < 5:
-        rows = dwarf.range_lists().get_range_list_at_offset(found["DW_AT_ranges"].value, cu=unit)
+    if "DW_AT_ranges" in attributes and unit["version"] < 5:
+        rows = dwarf.range_lists().get_range_list_at_offset(attributes["DW_AT_ranges"].value, cu=unit)
         base = 0 if low is None else low.value
         return [(base + row.begin_offset, base + row.end_offset) for row in rows if hasattr(row, "begin_offset")]
     return [(0, 1 << 32)]
@@ -187,7 +187,7 @@ def _lines(program: Any) -> list[tuple[int, int, str]]:
     """Return (start, end, ``file:line``) for each line of a unit."""
     files = program.header["file_entry"]
     first = 0 if program.header["version"] >= 5 else 1  # DWARF 5 counts files from 0
-    found, before = [], None
+    line_ranges, before = [], None
     for entry in program.get_entries():
         state = entry.state
         if state is None:
@@ -197,6 +197,6 @@ def _lines(program: Any) -> list[tuple[int, int, str]]:
         if before is not None and not before.end_sequence and state.address > before.address:
             at = before.file - first
             name = files[at].name.decode(errors="replace") if 0 <= at < len(files) else "?"
-            found.append((before.address, state.address, f"{os.path.basename(name)}:{before.line}"))
+            line_ranges.append((before.address, state.address, f"{os.path.basename(name)}:{before.line}"))
         before = state
-    return found
+    return line_ranges

@@ -143,7 +143,7 @@ class Engine(ABC):
 
     def _read(self, address: int, size: int) -> bytes:
         assert self.readable is not None
-        found = self.readable.bytes_at(address, size)
-        if found is None:
+        memory_bytes = self.readable.bytes_at(address, size)
+        if memory_bytes is None:
             raise EthorchError(f"board {self.board.name} has no memory at {address:#010x}..{address + size:#010x}.")
-        return found.tobytes()
+        return memory_bytes.tobytes()

@@ -31,7 +31,7 @@ class Done:
     written: dict[int, int] = field(default_factory=dict)
 
 
-def done(before: Mapping[int, Counter], after: Mapping[int, Counter]) -> list[Done]:
+def list_operations(before: Mapping[int, Counter], after: Mapping[int, Counter]) -> list[Done]:
     """Return the operations that ran between two snapshots of a machine's counters, in stream order."""
     result = []
     for index, counter in sorted(after.items()):
@@ -58,11 +58,11 @@ def _more(before: Mapping[int, int], after: Mapping[int, int]) -> dict[int, int]
 
 def total(parts: list[dict[int, int]]) -> dict[int, int]:
     """Return the sum of bytes by region."""
-    found: dict[int, int] = {}
+    bytes_by_region: dict[int, int] = {}
     for part in parts:
         for region, size in part.items():
-            found[region] = found.get(region, 0) + size
-    return dict(sorted(found.items()))
+            bytes_by_region[region] = bytes_by_region.get(region, 0) + size
+    return dict(sorted(bytes_by_region.items()))
 
 
 def estimate_cycles(operation: Done, npu: Npu, slot: NpuSlot, memories: Mapping[int, Memory]) -> int:

@@ -36,36 +36,36 @@ def extents(program: Program) -> dict[int, Extent]:
 
     A DMA with indices is omitted because its addresses depend on data. Raises MachineFault if an operation cannot be prepared.
     """
-    found: dict[int, Extent] = {}
+    extent_by_region: dict[int, Extent] = {}
     for step in program.steps():
         for writes, accesses in ((False, step.prepared.reads), (True, step.prepared.writes)):
             for access in accesses:
                 if (isinstance(access, FeatureMap) and not access.in_memory) or access.region < 0:
                     continue
                 for start, end in _ranges(access):
-                    _add(found, access.region, start, end, writes, step)
-    for extent in found.values():
+                    _add(extent_by_region, access.region, start, end, writes, step)
+    for extent in extent_by_region.values():
         extent.read, extent.written = merge_ranges(extent.read), merge_ranges(extent.written)
-    return found
+    return extent_by_region
 
 
 def reachable(program: Program) -> dict[int, Extent]:
     """Return bounds of each region for a stream with branches, over all paths."""
-    found: dict[int, Extent] = {}
+    extent_by_region: dict[int, Extent] = {}
     for op in program.operations():
         for region, end in reaches(op):
-            extent = found.setdefault(region, Extent(0, 0, True, "", [], []))
+            extent = extent_by_region.setdefault(region, Extent(0, 0, True, "", [], []))
             extent.end = max(extent.end, end)
-    for extent in found.values():
+    for extent in extent_by_region.values():
         extent.read = extent.written = [(0, extent.end)]
-    return found
+    return extent_by_region
 
 
-def _add(found: dict[int, Extent], region: int, start: int, end: int, writes: bool, step: Step) -> None:
+def _add(extent_by_region: dict[int, Extent], region: int, start: int, end: int, writes: bool, step: Step) -> None:
     title = f"command {step.op.index} at byte {step.op.offset:#x}, {step.op.title}"
-    extent = found.get(region)
+    extent = extent_by_region.get(region)
     if extent is None:
-        extent = found[region] = Extent(start, end, writes, title, [], [])
+        extent = extent_by_region[region] = Extent(start, end, writes, title, [], [])
     if end > extent.end:
         extent.end, extent.last = end, title
     extent.start = min(extent.start, start)

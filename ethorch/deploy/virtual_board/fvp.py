@@ -116,13 +116,13 @@ def arguments(name: str, elf: Path, macs: int, timeout: float, uart_file: Path, 
 
 def environment(path: str) -> dict[str, str]:
     """Return this process's environment, with the libraries bundled with the Corstone-320 FVP."""
-    found = dict(os.environ)
+    variables = dict(os.environ)
     libraries = Path(path).resolve().parent
     for folder in (parent / "python" / "lib" for parent in libraries.parents):
         if folder.is_dir():
-            found["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, (str(folder), found.get("LD_LIBRARY_PATH"))))
+            variables["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, (str(folder), variables.get("LD_LIBRARY_PATH"))))
             break
-    return found
+    return variables
 
 
 class FvpEngine(Engine):
@@ -142,17 +142,19 @@ class FvpEngine(Engine):
     def execute(self) -> End:
         """Run the FVP and read the text printed by the firmware."""
         name, timeout = self._command, self.settings.timeout
-        with tempfile.TemporaryDirectory(prefix="ethorch-fvp-") as made:
-            folder = Path(made)
+        with tempfile.TemporaryDirectory(prefix="ethorch-fvp-") as temporary:
+            folder = Path(temporary)
             uart = folder / "uart0.txt"
             words = arguments(name, self.firmware.path.resolve(), self._macs, timeout, uart, self.settings, folder)
-            code, said, late = _execute([self._path, *words], environment(self._path), timeout + _GRACE, folder)
+            code, printed_by_fvp, late = _execute([self._path, *words], environment(self._path), timeout + _GRACE, folder)
             printed = uart.read_bytes()[:MOST_TEXT_BYTES] if uart.is_file() else b""
         is_late = self.seconds_left() <= 0
         self.serial.put(printed)
         if not printed and code:
-            raise EmulatorError(f"{name} ended with status {code} and the firmware printed nothing. Output: {said[-1000:].strip()}")
-        for line in said.splitlines():
+            raise EmulatorError(
+                f"{name} ended with status {code} and the firmware printed nothing. Output: {printed_by_fvp[-1000:].strip()}"
+            )
+        for line in printed_by_fvp.splitlines():
             if line.startswith(("Warning", "Error")):
                 self.note(f"{name}: {line}")
         self.measured_cycles = read_cycles(self.serial.text)
@@ -163,8 +165,8 @@ class FvpEngine(Engine):
 
 def read_cycles(text: str) -> int | None:
     """Return the last PMU cycle count printed by the firmware (``NPU cycles: 1234``), or None."""
-    found = _CYCLES.findall(text)
-    return int(next(filter(None, found[-1]))) if found else None
+    counts = _CYCLES.findall(text)
+    return int(next(filter(None, counts[-1]))) if counts else None
 
 
 def _execute(command: list[str], variables: dict[str, str], timeout: float, folder: Path) -> tuple[int, str, bool]:
@@ -177,12 +179,12 @@ def _execute(command: list[str], variables: dict[str, str], timeout: float, fold
     except OSError as error:
         raise EmulatorError(f"{command[0]} does not start: {error.strerror}.") from None
     try:
-        said, _ = process.communicate(timeout=timeout)
-        return process.returncode, said.decode(errors="replace"), False
+        output, _ = process.communicate(timeout=timeout)
+        return process.returncode, output.decode(errors="replace"), False
     except subprocess.TimeoutExpired:
         _kill(process)
-        said, _ = process.communicate()
-        return process.returncode, said.decode(errors="replace"), True
+        output, _ = process.communicate()
+        return process.returncode, output.decode(errors="replace"), True
     finally:
         if process.poll() is None:
             _kill(process)

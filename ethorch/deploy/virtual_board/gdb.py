@@ -156,6 +156,6 @@ def host_call(gdb: Gdb, text: str, put: Putter) -> None:
         answer = "F1" if name == "isatty" else "F0"
     elif name == "open":
         pointer, length = arguments[0].split("/")
-        found = gdb.read(int(pointer, 16), min(int(length, 16), 16)).rstrip(b"\0")
-        answer = "F1" if found == b":tt" else "F-1,2"
+        argument = gdb.read(int(pointer, 16), min(int(length, 16), 16)).rstrip(b"\0")
+        answer = "F1" if argument == b":tt" else "F-1,2"
     gdb.send(answer)

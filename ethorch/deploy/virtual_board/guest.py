@@ -32,9 +32,14 @@ class Guest:
 
     def __init__(self, board: Board, arrays: Mapping[str, Bytes] | None = None):
         self.board = board
-        given = arrays or {}
+        array_by_name = arrays or {}
         self.blocks = tuple(
-            Block(memory, given[memory.name] if memory.name in given else np.frombuffer(mmap.mmap(-1, memory.size_bytes), np.uint8))
+            Block(
+                memory,
+                array_by_name[memory.name]
+                if memory.name in array_by_name
+                else np.frombuffer(mmap.mmap(-1, memory.size_bytes), np.uint8),
+            )
             for memory in board.memories
         )
 
@@ -48,23 +53,23 @@ class Guest:
 
     def bytes_at(self, address: int, size: int) -> Bytes | None:
         """Return a view of the bytes at an address, or None if they are not all in one memory."""
-        found = self.find(address)
-        if found is None or found[1] + size > found[0].bytes.size:
+        location = self.find(address)
+        if location is None or location[1] + size > location[0].bytes.size:
             return None
-        return found[0].bytes[found[1] : found[1] + size]
+        return location[0].bytes[location[1] : location[1] + size]
 
     def text_at(self, address: int, limit: int = 1 << 16) -> bytes:
         """Return the zero-terminated text at an address without its terminator, cut at the limit or at the end of the memory."""
-        found = self.find(address)
-        if found is None:
+        location = self.find(address)
+        if location is None:
             return b""
-        content = found[0].bytes[found[1] : found[1] + limit].tobytes()
+        content = location[0].bytes[location[1] : location[1] + limit].tobytes()
         return content.partition(b"\0")[0]
 
     def word(self, address: int) -> int | None:
         """Return a 32-bit word, or None if the address has no memory."""
-        found = self.bytes_at(address, 4)
-        return None if found is None else int.from_bytes(found.tobytes(), "little")
+        word_bytes = self.bytes_at(address, 4)
+        return None if word_bytes is None else int.from_bytes(word_bytes.tobytes(), "little")
 
     def load(self, firmware: Firmware, data: Mapping[int, bytes] | None = None) -> None:
         """Load a firmware's segments and additional data by address.

@@ -42,6 +42,6 @@ class Inference:
 
     def to_json(self) -> dict[str, Any]:
         """Return the attributes as JSON-compatible data, without ``operators``, which the trace contains."""
-        found = asdict(self)
-        del found["operators"]
-        return found
+        fields = asdict(self)
+        del fields["operators"]
+        return fields

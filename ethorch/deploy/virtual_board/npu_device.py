@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from ethorch.deploy.virtual_board import npu_registers as regs
-from ethorch.deploy.virtual_board.estimate import Done, done, estimate_cycles, total
+from ethorch.deploy.virtual_board.estimate import Done, estimate_cycles, list_operations, total
 from ethorch.deploy.virtual_board.extents import Extent
 from ethorch.deploy.virtual_board.faults import BUS_ERROR, END_REACHED, IRQ_RAISED, PARSE_ERROR, PMU_IRQ, RULES, RUNNING
 from ethorch.deploy.virtual_board.guest import Guest
@@ -177,8 +177,12 @@ class NpuDevice:
         return False
 
     def _unknown(self, verb: str, offset: int) -> None:
-        other = next((n.name for n in NPUS.values() if n.family != self.npu.family and offset in regs.table(n)), None)
-        hint = f" {other} has {regs.table(next(n for n in NPUS.values() if n.name == other))[offset].name} there." if other else ""
+        other_npu = next((n.name for n in NPUS.values() if n.family != self.npu.family and offset in regs.table(n)), None)
+        hint = (
+            f" {other_npu} has {regs.table(next(n for n in NPUS.values() if n.name == other_npu))[offset].name} there."
+            if other_npu
+            else ""
+        )
         self.session.report(
             "npu.unknown_register", f"The firmware {verb}s offset {offset:#x}, where {self.npu.name} has no register.{hint}"
         )
@@ -188,11 +192,11 @@ class NpuDevice:
         self._pmu.reset()
         self.status = 0
 
-    def _reset(self, wanted: int) -> None:
+    def _reset(self, reset_bits: int) -> None:
         """Reset immediately and discard a run in progress."""
         self._running = None
         self._reset_values()
-        self.values[regs.PROT] = wanted
+        self.values[regs.PROT] = reset_bits
         self.was_reset = True
 
     def _command(self, value: int) -> None:
@@ -265,13 +269,13 @@ class NpuDevice:
 
     def _reach(self, run: _Prepared, what: str, address: int, size: int, attribute: int, writes: bool = False) -> Memory | None:
         """Return the memory that contains a range; report a fault and return None if the NPU cannot access it."""
-        found = self.guest.find(address)
+        location = self.guest.find(address)
         named = f"{what}, {address:#010x}..{address + size:#010x}"
-        if found is None:
+        if location is None:
             seen = ", ".join(str(m) for m in self.guest.board.memories if m.npu_ports)
             self._fail(run, "npu.no_memory", f"The board has no memory for {named}. The NPU can access {seen}.")
             return None
-        memory, port = found[0].memory, self.port(attribute)
+        memory, port = location[0].memory, self.port(attribute)
         if not memory.npu_ports:
             seen = ", ".join(str(m) for m in self.guest.board.memories if m.npu_ports)
             self._fail(
@@ -283,8 +287,8 @@ class NpuDevice:
             ways = " or ".join(memory.npu_ports)
             text = f"{_capital(named)} is in {memory}; its attribute {attribute} selects port {port}, but that memory needs {ways}."
             self._fail(run, "npu.port", text)
-        elif found[1] + size > memory.size_bytes:
-            over = found[1] + size - memory.size_bytes
+        elif location[1] + size > memory.size_bytes:
+            over = location[1] + size - memory.size_bytes
             self._fail(run, "npu.extent", f"{_capital(named)} goes {over} bytes beyond the end of {memory}.")
         elif writes and not memory.writable:
             self._fail(run, "npu.read_only_memory", f"The stream writes to {named}, which is in {memory}, a read-only memory.")
@@ -368,10 +372,10 @@ class NpuDevice:
         return memories
 
     def _rest(self, base: int) -> Bytes:
-        found = self.guest.find(base)
-        if found is None or not found[0].memory.npu_ports:
+        location = self.guest.find(base)
+        if location is None or not location[0].memory.npu_ports:
             return np.zeros(0, np.uint8)
-        return found[0].bytes[found[1] :]
+        return location[0].bytes[location[1] :]
 
     def _execute(self, run: _Prepared, machine: Machine) -> int:
         """Run the machine, count its operations, and return the final STATUS bits."""
@@ -385,7 +389,7 @@ class NpuDevice:
             self.session.report("npu.extent" if outside else "npu.command", f"The NPU stops: {fault}")
             return BUS_ERROR if outside else PARSE_ERROR
         inference.seconds += time.perf_counter() - started
-        operations = done(before, machine.counters)
+        operations = list_operations(before, machine.counters)
         inference.macs = sum(operation.macs for operation in operations)
         inference.read_bytes = total([operation.read for operation in operations])
         inference.written_bytes = total([operation.written for operation in operations])

@@ -93,13 +93,13 @@ class Run:
     @property
     def bytes_by_region(self) -> dict[int, dict[str, int]]:
         """Map each region to ``{"read": bytes, "written": bytes}`` of the NPU in all runs."""
-        found: dict[int, dict[str, int]] = {}
+        bytes_by_region: dict[int, dict[str, int]] = {}
         for inference in self.inferences:
             for kind, part in (("read", inference.read_bytes), ("written", inference.written_bytes)):
                 for region, size in part.items():
-                    row = found.setdefault(region, {"read": 0, "written": 0})
+                    row = bytes_by_region.setdefault(region, {"read": 0, "written": 0})
                     row[kind] += size
-        return dict(sorted(found.items()))
+        return dict(sorted(bytes_by_region.items()))
 
     def read(self, address: int, size: int) -> bytes:
         """Return bytes of the board's memory after the run; raise EthorchError if they cannot be read."""
@@ -111,9 +111,9 @@ class Run:
         """Return self if the run succeeded; raise EthorchError otherwise."""
         if self.ok:
             return self
-        said = [f"the firmware ended by {self.ended!r}" + ("" if self.exit_code is None else f" with code {self.exit_code}")]
-        said += [str(fault) for fault in self.faults]
-        raise EthorchError("; ".join(said) + (f". It printed: {self.text[-500:].strip()}" if self.text.strip() else ""))
+        findings = [f"the firmware ended by {self.ended!r}" + ("" if self.exit_code is None else f" with code {self.exit_code}")]
+        findings += [str(fault) for fault in self.faults]
+        raise EthorchError("; ".join(findings) + (f". It printed: {self.text[-500:].strip()}" if self.text.strip() else ""))
 
     def trace(self, path: str | PathLike[str]) -> None:
         """Write a trace for Perfetto and Chrome; raise EthorchError if instructions were not counted."""

@@ -46,7 +46,7 @@ class QemuEngine(Engine):
         self.resources.callback(self.process.close)
         try:
             self.gdb, self.qtest = self.process.gdb, self.process.qtest
-            self.guest = CopiedGuest(board, self.process.mapped_memories(board), self.qtest)
+            self.guest = CopiedGuest(board, self.process.map_memories(board), self.qtest)
             self.connect_npus(self.guest, self.guest)
             self._load()
         except BaseException:

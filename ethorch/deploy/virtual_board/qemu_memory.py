@@ -80,17 +80,17 @@ class CopiedGuest(Guest):
 
     def fetch(self, address: int, size: int) -> None:
         """Copy unmapped bytes from QEMU."""
-        found = self.find(address)
-        if found is not None and size and found[0].memory.name not in self._mapped:
-            block, offset = found
+        location = self.find(address)
+        if location is not None and size and location[0].memory.name not in self._mapped:
+            block, offset = location
             size = min(size, block.bytes.size - offset)
             block.bytes[offset : offset + size] = np.frombuffer(self._qtest.read(address, size), np.uint8)
 
     def store(self, address: int, size: int) -> None:
         """Copy unmapped bytes to QEMU."""
-        found = self.find(address)
-        if found is not None and size and found[0].memory.name not in self._mapped:
-            block, offset = found
+        location = self.find(address)
+        if location is not None and size and location[0].memory.name not in self._mapped:
+            block, offset = location
             self._qtest.write(address, block.bytes[offset : offset + size].tobytes())
 
     def before_run(self, reads: Sequence[tuple[int, int]], writes: Sequence[tuple[int, int]], exact: bool) -> None:

@@ -50,8 +50,10 @@ MACHINES = {"mps3-an547": Machine(0x60000000, 1 << 31, "/machine/iotkit EXP_IRQ"
 def check_machine(board: Board) -> None:
     """Raise EmulatorError unless QEMU has a machine for the board."""
     if board.qemu not in MACHINES:
-        said = f"QEMU's machine {board.qemu!r}" if board.qemu else "no machine of QEMU's"
-        raise EmulatorError(f"board {board.name} is {said}; expected {', '.join(MACHINES)}. backend='unicorn' runs every board.")
+        machine_text = f"QEMU's machine {board.qemu!r}" if board.qemu else "no machine of QEMU's"
+        raise EmulatorError(
+            f"board {board.name} is {machine_text}; expected {', '.join(MACHINES)}. backend='unicorn' runs every board."
+        )
 
 
 def find() -> str:
@@ -92,8 +94,8 @@ class QemuProcess:
     def close(self) -> None:
         """End the process and remove its files."""
         for name in ("gdb", "qtest"):
-            if (held := getattr(self, name, None)) is not None:
-                held.close()
+            if (connection := getattr(self, name, None)) is not None:
+                connection.close()
         for heard in self._heard:
             heard.close()
         process = getattr(self, "_process", None)
@@ -136,17 +138,17 @@ class QemuProcess:
                 if self._process.poll() is None:
                     self._process.kill()
                 assert self._process.stderr is not None
-                said = self._process.stderr.read().decode(errors="replace").strip()
-                raise EmulatorError(f"QEMU does not start: {said[-1000:] or 'no output'}.")
+                error_text = self._process.stderr.read().decode(errors="replace").strip()
+                raise EmulatorError(f"QEMU does not start: {error_text[-1000:] or 'no output'}.")
             time.sleep(0.005)
 
-    def mapped_memories(self, board: Board) -> dict[str, Bytes]:
+    def map_memories(self, board: Board) -> dict[str, Bytes]:
         """Return the board's memories that the file backs, by name."""
         first, size = self._machine.ram_base, self._machine.ram_bytes
         with open(self._ram, "r+b") as file:
-            whole = np.frombuffer(mmap.mmap(file.fileno(), size), np.uint8)
+            mapped_bytes = np.frombuffer(mmap.mmap(file.fileno(), size), np.uint8)
         return {
-            memory.name: whole[memory.base - first : memory.base - first + memory.size_bytes]
+            memory.name: mapped_bytes[memory.base - first : memory.base - first + memory.size_bytes]
             for memory in board.memories
             if first <= memory.base and memory.base + memory.size_bytes <= first + size
         }

@@ -103,12 +103,12 @@ def choose_npus(board: Board, npu: str | Sequence[str] | None) -> tuple[tuple[Np
     Raises SpecError for an NPU that the board does not support, and for two at one address.
     """
     named = [] if npu is None else [npu] if isinstance(npu, str) else list(npu)
-    found = [board.npu(name) for name in named]
-    places = [slot.base for slot, _ in found]
+    npus = [board.npu(name) for name in named]
+    places = [slot.base for slot, _ in npus]
     if len(set(places)) != len(places):
         raise SpecError(f"{', '.join(named)} have the same address on board {board.name}; choose one of them.")
     for slot in board.npus:
         if slot.base not in places:
             places.append(slot.base)
-            found.append(board.npu(slot.targets[0]))
-    return tuple(found)
+            npus.append(board.npu(slot.targets[0]))
+    return tuple(npus)

@@ -95,8 +95,8 @@ class Semihost:
         return [self._guest.word(address + 4 * n) or 0 for n in range(count)]
 
     def _bytes(self, address: int, size: int) -> bytes:
-        found = self._guest.bytes_at(address, size)
-        return b"" if found is None else found.tobytes()
+        parameter_bytes = self._guest.bytes_at(address, size)
+        return b"" if parameter_bytes is None else parameter_bytes.tobytes()
 
     def _store(self, address: int, content: bytes) -> None:
         place = self._guest.bytes_at(address, len(content))

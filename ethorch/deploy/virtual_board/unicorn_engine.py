@@ -98,12 +98,12 @@ class UnicornEngine(Engine):
 
     def _vector_table(self) -> int:
         """Return the address of the vector table: the CPU's, or a segment that starts with a stack pointer and the entry point."""
-        own = self.board.cpu.vector_table
-        for address in (own, *(segment.address for segment in self.firmware.segments)):
+        default_table = self.board.cpu.vector_table
+        for address in (default_table, *(segment.address for segment in self.firmware.segments)):
             stack, start = self.guest.word(address), self.guest.word(address + 4)
             if not (stack and start and start & 1 and self.guest.find(stack - 4) and self.guest.find(start & ~1)):
                 continue
-            if address == own or start & ~1 == self.firmware.entry:
+            if address == default_table or start & ~1 == self.firmware.entry:
                 return address
         raise ElfError(
             f"{self.firmware.path} has no vector table: neither at {self.board.cpu.vector_table:#010x}, where board "
@@ -242,16 +242,16 @@ class UnicornEngine(Engine):
             self._finish(End("asleep"))
 
     def _why_asleep(self) -> str:
-        said = ""
+        causes = ""
         for device in self.devices:
             line = device.slot.interrupt
             if device.running:
-                said += f" {device.npu.name} is running and does not end."
+                causes += f" {device.npu.name} is running and does not end."
             elif device.irq and line not in self.core.enabled:
-                said += f" {device.npu.name} has raised interrupt {line}, which is not enabled in the NVIC."
+                causes += f" {device.npu.name} has raised interrupt {line}, which is not enabled in the NVIC."
             elif device.irq:
-                said += f" {device.npu.name} has raised interrupt {line}; the CPU masks it (PRIMASK, or a priority)."
-        return said
+                causes += f" {device.npu.name} has raised interrupt {line}; the CPU masks it (PRIMASK, or a priority)."
+        return causes
 
     def _on_interrupt(self, number: int) -> None:
         """Handle BKPT, SVC, an exception return, or a failure."""
@@ -284,8 +284,8 @@ class UnicornEngine(Engine):
             self.cpu.next_pc += 2
 
     def _code(self, address: int) -> str:
-        found = self.guest.bytes_at(address, 4)
-        if found is None:
+        word_bytes = self.guest.bytes_at(address, 4)
+        if word_bytes is None:
             return f"{address:#010x}, where there is no memory"
-        first, second = (int.from_bytes(found[n : n + 2].tobytes(), "little") for n in (0, 2))
+        first, second = (int.from_bytes(word_bytes[n : n + 2].tobytes(), "little") for n in (0, 2))
         return f"instruction {first:04x}" + (f" {second:04x}" if first >> 11 >= 29 else "")

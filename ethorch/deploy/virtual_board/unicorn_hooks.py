@@ -56,15 +56,15 @@ def build() -> Path:
 @cache
 def library() -> ctypes.CDLL:
     """Return the hooks, built on first use; raises HostError if there is no compiler."""
-    found = native.load(build)
-    found.ethorch_hooks_size.restype = c_uint64
-    if found.ethorch_hooks_size() != ctypes.sizeof(Hooks):
+    hooks = native.load(build)
+    hooks.ethorch_hooks_size.restype = c_uint64
+    if hooks.ethorch_hooks_size() != ctypes.sizeof(Hooks):
         raise HostError("the compiled hooks have another layout than ethorch.deploy.virtual_board.unicorn_hooks.")
-    return found
+    return hooks
 
 
 def find_hook(name: str) -> int:
     """Return the address of a hook for the emulator."""
-    found = ctypes.cast(getattr(library(), name), c_void_p).value
-    assert found is not None
-    return found
+    hook_address = ctypes.cast(getattr(library(), name), c_void_p).value
+    assert hook_address is not None
+    return hook_address

@@ -42,11 +42,11 @@ def apply(quantized: GraphModule, recipes: Mapping[str, str], samples: Sequence[
     """
     if not samples:
         raise QuantizationError("quantize.no_samples", "no samples were passed; error compensation needs the layers' inputs")
-    made = copy.deepcopy(quantized)
-    found = find_weights(made)
-    chosen = _parse_recipes(found, recipes)
+    compressed = copy.deepcopy(quantized)
+    graph_weights = find_weights(compressed)
+    chosen = _parse_recipes(graph_weights, recipes)
     shared = _moments_of_shared(quantized, chosen, samples)
-    runner, exact = NodeRunner(made, samples), NodeRunner(quantized, samples)
+    runner, exact = NodeRunner(compressed, samples), NodeRunner(quantized, samples)
     with stage("compress", len(chosen)) as step:
         layers = {use.node: (weight, use) for weight in chosen for use in weight.uses}
         written: set[Weight] = set()
@@ -64,7 +64,7 @@ def apply(quantized: GraphModule, recipes: Mapping[str, str], samples: Sequence[
                 step()
             if bias and len(weight.uses) == 1:
                 _correct(use, right, exact, runner)
-    return made
+    return compressed
 
 
 def weights(quantized: GraphModule) -> dict[str, tuple[int, ...]]:
@@ -86,8 +86,8 @@ def everywhere(quantized: GraphModule, recipe: str) -> dict[str, str]:
     return {weight.name: recipe for weight in find_weights(quantized) if concerns(parsed, weight)}
 
 
-def _parse_recipes(found: Sequence[Weight], recipes: Mapping[str, str]) -> dict[Weight, Recipe]:
-    by_name = {weight.name: weight for weight in found}
+def _parse_recipes(graph_weights: Sequence[Weight], recipes: Mapping[str, str]) -> dict[Weight, Recipe]:
+    by_name = {weight.name: weight for weight in graph_weights}
     chosen = {}
     for name, text in recipes.items():
         if name not in by_name:

@@ -56,13 +56,13 @@ def candidates(graph: GraphModule, weights: Sequence[Weight], recipes: Sequence[
     """
     with stage("run the model"):
         moments = sum_moments(graph, weights, samples)
-    found: Candidates = []
+    candidates_by_weight: Candidates = []
     with stage("fit weights to recipes", len(weights)) as step:
-        for weight, known in zip(weights, moments, strict=True):
-            problem = make_problem(weight, known)
-            found.append({recipe: _candidate(problem, recipe) for recipe in recipes if concerns(recipe, weight)})
+        for weight, weight_moments in zip(weights, moments, strict=True):
+            problem = make_problem(weight, weight_moments)
+            candidates_by_weight.append({recipe: _candidate(problem, recipe) for recipe in recipes if concerns(recipe, weight)})
             step()
-    return _with_noise(graph, found, samples)
+    return _with_noise(graph, candidates_by_weight, samples)
 
 
 def make_problem(weight: Weight, moments: Tensor | None) -> Problem:
@@ -87,14 +87,14 @@ def _candidate(problem: Problem, recipe: Recipe) -> Candidate:
     return Candidate(codes.to(torch.int8), scale, problem.loss(codes, scale))
 
 
-def _with_noise(graph: GraphModule, found: Candidates, samples: Sequence[Inputs]) -> Candidates:
+def _with_noise(graph: GraphModule, candidates_by_weight: Candidates, samples: Sequence[Inputs]) -> Candidates:
     smooth = remove_rounding(graph)
     weights = find_weights(smooth)
     samples, state = samples[:_PROBED], state_beside(smooth, weights)
     reference = compute_outputs(smooth, samples, state)
     result: Candidates = []
-    with stage("measure what errors do", len(found)) as step:
-        for weight, by_recipe in zip(weights, found, strict=True):
+    with stage("measure what errors do", len(candidates_by_weight)) as step:
+        for weight, by_recipe in zip(weights, candidates_by_weight, strict=True):
             ranked = sorted(by_recipe.values(), key=lambda candidate: candidate.local)
             probe = ranked[len(ranked) // 2] if ranked else None
             gain = 0.0
@@ -125,8 +125,8 @@ def _floats(outputs: Any) -> list[Tensor]:
     return [leaf.double() for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
 
-def write(weights: Sequence[Weight], found: Candidates, chosen: Mapping[int, Recipe]) -> None:
+def write(weights: Sequence[Weight], candidates_by_weight: Candidates, chosen: Mapping[int, Recipe]) -> None:
     """Write the codes of the chosen recipes to the weights with these numbers."""
     for number, recipe in chosen.items():
-        candidate = found[number][recipe]
+        candidate = candidates_by_weight[number][recipe]
         weights[number].write(candidate.codes.long(), candidate.scale)

@@ -70,10 +70,10 @@ def front(options: Sequence[Sequence[Option]], price: Price) -> list[dict[int, R
             saved, added = price.of(before) - price.of(after), after.noise - before.noise
             steps.append((saved / added if added > 0 else float("inf"), saved, number, after.recipe))
     steps.sort(key=lambda step: (-step[0], -step[1]))
-    found: list[dict[int, Recipe]] = [{}]
+    choices: list[dict[int, Recipe]] = [{}]
     for _, _, number, recipe in steps:
-        found.append({**found[-1], number: recipe})
-    return found
+        choices.append({**choices[-1], number: recipe})
+    return choices
 
 
 def _hull(options: Sequence[Option], price: Price) -> list[Option]:

@@ -106,8 +106,8 @@ def solve(problem: Problem, recipe: Recipe) -> tuple[Tensor, Tensor]:
     scale = torch.full_like(problem.scale, float(problem.scale.max())) if recipe.one_scale else problem.scale
     table: Tensor | None = None
     if recipe.bits:
-        found = levels.even(recipe.bits)
-        table = torch.from_numpy(levels.nearest(found))
+        table_levels = levels.even(recipe.bits)
+        table = torch.from_numpy(levels.nearest(table_levels))
         scale = _fitting(problem, scale, table, recipe)
     elif recipe.values:
         table = torch.from_numpy(levels.nearest(_cluster(problem, scale, recipe)))
@@ -150,8 +150,8 @@ def _sample(values: Tensor) -> Tensor:
 
 def _most(worth: Tensor) -> Tensor:
     """Return a bool mask of the two largest values along the last axis."""
-    kept = torch.zeros(worth.shape, dtype=torch.bool)
-    return kept.scatter(-1, worth.topk(min(_KEPT, worth.shape[-1]), dim=-1).indices, torch.tensor(True).expand(worth.shape))
+    is_kept = torch.zeros(worth.shape, dtype=torch.bool)
+    return is_kept.scatter(-1, worth.topk(min(_KEPT, worth.shape[-1]), dim=-1).indices, torch.tensor(True).expand(worth.shape))
 
 
 def _fitting(problem: Problem, scale: Tensor, table: Tensor, recipe: Recipe) -> Tensor:
@@ -186,22 +186,22 @@ def _compensate(
     """
     left, size = weight.clone(), weight.shape[2]
     codes = torch.empty(weight.shape, dtype=torch.int64)
-    kept = torch.ones(weight.shape, dtype=torch.bool)
+    is_kept = torch.ones(weight.shape, dtype=torch.bool)
     diagonal = torch.diagonal(factor, dim1=1, dim2=2)[:, None, :]  # [groups, 1, K]
     for first, last in _blocks(size, fours):
         if recipe.zeros:
             worth = (left[:, :, first:last] / diagonal[:, :, first:last]) ** 2
-            kept[:, :, first:last] = worth > torch.quantile(_sample(worth), recipe.zeros)
+            is_kept[:, :, first:last] = worth > torch.quantile(_sample(worth), recipe.zeros)
         errors = torch.empty(weight.shape[0], weight.shape[1], last - first)
         for column in range(first, last):
             if column in fours:
                 group = slice(column, column + fours[column])
-                kept[:, :, group] = _most((left[:, :, group] / diagonal[:, :, group]) ** 2)
+                is_kept[:, :, group] = _most((left[:, :, group] / diagonal[:, :, group]) ** 2)
             value = left[:, :, column]
             code = _round(value, scale[:, :, 0])
             if table is not None:
                 code = table[code + levels.MOST]
-            code = torch.where(kept[:, :, column], code, 0)
+            code = torch.where(is_kept[:, :, column], code, 0)
             codes[:, :, column] = code
             error = (value - code * scale[:, :, 0]) / diagonal[:, :, column]
             left[:, :, column + 1 : last] -= error[:, :, None] * factor[:, None, column, column + 1 : last]

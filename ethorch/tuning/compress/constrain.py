@@ -36,8 +36,8 @@ class Constraint(nn.Module):
     def __init__(self, weight: Tensor, recipe: Recipe, axis: int):
         super().__init__()
         self.recipe, self.axis = recipe, axis
-        kept, table = _fix_pattern(weight.detach(), recipe, axis)
-        self.register_buffer("kept", kept)
+        is_kept, table = _fix_pattern(weight.detach(), recipe, axis)
+        self.register_buffer("kept", is_kept)
         self.register_buffer("table", table)
 
     def forward(self, weight: Tensor) -> Tensor:
@@ -111,21 +111,23 @@ def _fix_pattern(weight: Tensor, recipe: Recipe, axis: int) -> tuple[Tensor, Ten
     flat = rows.flatten(1)
     scale = torch.clamp(flat.abs().amax(1, keepdim=True) / levels.MOST, min=2.0**-24)
     codes = torch.clamp(torch.round(flat / scale), -levels.MOST, levels.MOST).long()
-    kept = torch.ones(flat.shape, dtype=torch.bool)
+    is_kept = torch.ones(flat.shape, dtype=torch.bool)
     if recipe.sparse:
         zeros = Recipe(zeros=recipe.zeros, pattern=recipe.pattern)
         left, _ = solve(Problem(codes[None], scale[None], None, rows.shape[1]), zeros)
-        kept = left[0] != 0
+        is_kept = left[0] != 0
     table = torch.empty(0, dtype=torch.int64)
     if recipe.few:
-        found = levels.even(recipe.bits) if recipe.bits else _symmetric(codes, torch.where(kept, scale**2, 0.0), recipe.values)
-        table = torch.from_numpy(levels.nearest(found))
-    return kept.reshape(rows.shape).transpose(0, axis).contiguous(), table
+        table_levels = (
+            levels.even(recipe.bits) if recipe.bits else _symmetric(codes, torch.where(is_kept, scale**2, 0.0), recipe.values)
+        )
+        table = torch.from_numpy(levels.nearest(table_levels))
+    return is_kept.reshape(rows.shape).transpose(0, axis).contiguous(), table
 
 
 def _symmetric(codes: Tensor, importance: Tensor, count: int) -> levels.Levels:
     """Return at most ``count`` symmetric levels that include zero, -127 and 127."""
     half = levels.cluster(codes.abs().numpy(), importance.numpy(), (count - 1) // 2 + 1, zero=True)
     half[-1] = levels.MOST
-    found: levels.Levels = np.unique(np.concatenate([-half, half, [0]]))
-    return found
+    symmetric_levels: levels.Levels = np.unique(np.concatenate([-half, half, [0]]))
+    return symmetric_levels

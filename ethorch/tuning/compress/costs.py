@@ -62,10 +62,10 @@ def costs(graph: GraphModule, weights: Sequence[Weight], inputs: Inputs, spec: E
         inputs: Inputs that define the shapes.
         spec: Target of the compilation.
     """
-    built = build_pte(graph, inputs, spec)
+    build = build_pte(graph, inputs, spec)
     cycles: dict[Origin, int] = defaultdict(int)
     runs: dict[Origin, set[_Run]] = defaultdict(set)
-    for number, delegate in enumerate(built.delegates):
+    for number, delegate in enumerate(build.delegates):
         _share_out(delegate, number, cycles, runs)
     owners = _owners(weights, cycles)
     spent, read = [0] * len(weights), [set[_Run]() for _ in weights]
@@ -73,16 +73,16 @@ def costs(graph: GraphModule, weights: Sequence[Weight], inputs: Inputs, spec: E
         spent[owner] += cycles[origin]
         read[owner] |= runs[origin]
     each = tuple(Cost(spent[number], sum(size for _, _, size in read[number])) for number in range(len(weights)))
-    total = sum(delegate.performance.total_cycles for delegate in built.delegates)
-    return Costs(total, len(built.pte), sum(cost.bytes for cost in each), each)
+    total = sum(delegate.performance.total_cycles for delegate in build.delegates)
+    return Costs(total, len(build.pte), sum(cost.bytes for cost in each), each)
 
 
 def _owners(weights: Sequence[Weight], origins: Iterable[Origin]) -> dict[Origin, int]:
     """Return the weight's number for each origin that is a layer, by node, or by module if the graph was traced again."""
     nodes = {use.node.name: number for number, weight in enumerate(weights) for use in weight.uses}
     modules = {weight.name: number for number, weight in enumerate(weights)}
-    known = {origin: nodes[origin.node] for origin in origins if origin.node in nodes}
-    return known or {origin: modules[origin.module] for origin in origins if origin.module in modules}
+    owner_by_origin = {origin: nodes[origin.node] for origin in origins if origin.node in nodes}
+    return owner_by_origin or {origin: modules[origin.module] for origin in origins if origin.module in modules}
 
 
 def _share_out(delegate: Lowered, number: int, cycles: dict[Origin, int], runs: dict[Origin, set[_Run]]) -> None:

@@ -48,15 +48,15 @@ def cluster(codes: npt.NDArray[np.int64], importance: npt.NDArray[Any], count: i
 def even(bits: int) -> Levels:
     """Return the levels of a symmetric integer with this many bits, scaled to -127..127; 15 levels for four bits."""
     half = (1 << bits - 1) - 1
-    found: Levels = np.round(np.arange(-half, half + 1) * (MOST / half)).astype(np.int64)
-    return found
+    even_levels: Levels = np.round(np.arange(-half, half + 1) * (MOST / half)).astype(np.int64)
+    return even_levels
 
 
 def nearest(levels: Levels) -> npt.NDArray[np.int64]:
     """Return int64[255]: the level of each code from -127 to 127."""
     middles = (levels[1:] + levels[:-1]) / 2
-    found: Levels = levels[np.searchsorted(middles, _CODES)]
-    return found
+    nearest_levels: Levels = levels[np.searchsorted(middles, _CODES)]
+    return nearest_levels
 
 
 def _intervals(values: _Floats, weight: _Floats) -> tuple[_Floats, Levels]:
@@ -64,8 +64,8 @@ def _intervals(values: _Floats, weight: _Floats) -> tuple[_Floats, Levels]:
 
     def sums(x: _Floats) -> _Floats:
         total = np.concatenate([[0.0], np.cumsum(x)])
-        found: _Floats = total[None, 1:] - total[:-1, None]
-        return found
+        weight_sums: _Floats = total[None, 1:] - total[:-1, None]
+        return weight_sums
 
     mass, moment, square = sums(weight), sums(weight * values), sums(weight * values**2)
     upper = np.triu(np.ones_like(mass, dtype=bool))
@@ -80,8 +80,8 @@ def _with_zero(error: _Floats, level: Levels, values: Levels, weight: _Floats) -
     at = int(np.searchsorted(values, 0))
     rows, columns = np.ogrid[: len(values), : len(values)]
     holds = (rows <= at) & (columns >= at)
-    own = square[None, 1:] - square[:-1, None]
-    return np.where(holds, own, error), np.where(holds, 0, level)
+    zero_error = square[None, 1:] - square[:-1, None]
+    return np.where(holds, zero_error, error), np.where(holds, 0, level)
 
 
 def _partition(error: _Floats, level: Levels, count: int) -> Levels:
@@ -93,10 +93,10 @@ def _partition(error: _Floats, level: Levels, count: int) -> Levels:
         start = total.argmin(0)
         starts.append(start)
         best = total[start, np.arange(size)]
-    found, last = [], size - 1
+    cluster_levels, last = [], size - 1
     for start in reversed(starts):
         first = int(start[last])
-        found.append(level[first, last])
+        cluster_levels.append(level[first, last])
         last = first - 1
-    found.append(level[0, last])
-    return np.array(found[::-1], np.int64)
+    cluster_levels.append(level[0, last])
+    return np.array(cluster_levels[::-1], np.int64)

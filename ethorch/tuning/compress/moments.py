@@ -33,11 +33,11 @@ def collect_rows(weight: Weight, use: Use, inputs: Sequence[Tensor]) -> Tensor |
     if window is None and len(weight.shape) > 2:
         return None
     share = max(1, ROWS // len(inputs))
-    taken = []
+    rows_taken = []
     for x in inputs:
         rows = extract_patches(x.float(), window) if window else x.float().reshape(-1, x.shape[-1])
-        taken.append(rows[:: max(1, -(-len(rows) // share))])
-    rows = torch.cat(taken)
+        rows_taken.append(rows[:: max(1, -(-len(rows) // share))])
+    rows = torch.cat(rows_taken)
     return rows.reshape(rows.shape[0], weight.groups, -1).transpose(0, 1)
 
 
@@ -72,11 +72,11 @@ def _sum(moments: Sequence[Tensor | None]) -> Tensor | None:
 
 def remove_rounding(graph: GraphModule) -> GraphModule:
     """Return a copy that computes activations in float, so that rounding does not hide small errors."""
-    made = copy.deepcopy(graph)
-    for node in list(made.graph.nodes):
+    unrounded = copy.deepcopy(graph)
+    for node in list(unrounded.graph.nodes):
         source = node.args[0] if node.op == "call_function" and op_name(node.target) in DEQUANTIZE else None
         if isinstance(source, Node) and source.op == "call_function" and op_name(source.target) in QUANTIZE:
             node.replace_all_uses_with(source.all_input_nodes[0])
-    made.graph.eliminate_dead_code()
-    made.recompile()
-    return made
+    unrounded.graph.eliminate_dead_code()
+    unrounded.recompile()
+    return unrounded

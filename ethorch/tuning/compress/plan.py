@@ -84,25 +84,25 @@ def plan(
     weights = find_weights(work)
     _check_names(leave_out, weights)
     free = {number for number, weight in enumerate(weights) if not _is_left_out(weight, leave_out)}
-    found = candidates(work, weights, tried, samples)
+    candidates_by_weight = candidates(work, weights, tried, samples)
     limits = _Limits(max_flash, max_cycles, min_sqnr_db)
     plain: _Found | None = None
     best: _Found | None = None
     for flags in _flags(spec):
-        other = copy.copy(spec)
-        other.flags = {**spec.flags, **dict.fromkeys(flags, True)}
-        before, options = _options(work, weights, found, free, tried, samples[0], other)
+        other_spec = copy.copy(spec)
+        other_spec.flags = {**spec.flags, **dict.fromkeys(flags, True)}
+        before, options = _options(work, weights, candidates_by_weight, free, tried, samples[0], other_spec)
         price = limits.price(before if plain is None else plain.before, objective)
-        search = _Search(work, weights, found, samples, other, reference)
+        search = _Search(work, weights, candidates_by_weight, samples, other_spec, reference)
         chosen, result = _first_holding(front(options, price), search, limits)
-        one = _Found(flags, before, options, chosen, result, search.measure(()).sqnr_db)
-        plain = plain or one
-        best = one if best is None or limits.better(one.result, best.result, price) else best
+        outcome = _Found(flags, before, options, chosen, result, search.measure(()).sqnr_db)
+        plain = plain or outcome
+        best = outcome if best is None or limits.better(outcome.result, best.result, price) else best
     assert plain is not None and best is not None
-    made = _make_plan(spec, weights, plain, best, limits, quantized)
-    if not made.reached:
-        logger.warning("compress: %s [compress.not_reached]", limits.shortfall(made))
-    return made
+    new_plan = _make_plan(spec, weights, plain, best, limits, quantized)
+    if not new_plan.reached:
+        logger.warning("compress: %s [compress.not_reached]", limits.shortfall(new_plan))
+    return new_plan
 
 
 def _flags(spec: EthosUCompileSpec) -> tuple[tuple[str, ...], ...]:
@@ -136,7 +136,7 @@ def _make_plan(
     layers = []
     for number, weight in enumerate(weights):
         recipe = best.chosen.get(number, AS_IS)
-        own = next(option for option in best.options[number] if option.recipe == recipe)
+        chosen_option = next(option for option in best.options[number] if option.recipe == recipe)
         layers.append(
             Layer(
                 weight.name,
@@ -146,7 +146,7 @@ def _make_plan(
                 plain.before.weights[number].cycles,
                 best.result.costs.weights[number].bytes,
                 plain.before.weights[number].bytes,
-                _decibels(own.noise),
+                _decibels(chosen_option.noise),
                 tuple(Tried(str(each.recipe), each.cycles, each.bytes, _decibels(each.noise)) for each in best.options[number]),
             )
         )
@@ -178,9 +178,9 @@ def _quantize(
         return model, compute_outputs(copy.deepcopy(model), samples, copy_state(model))
     graph = export_copy(model, samples[0])
     reference = compute_outputs(graph, samples, copy_state(graph))
-    made = quantize(UserModel(model, samples[0], list(samples)), spec, quantizer=quantizer)
-    assert isinstance(made, GraphModule)
-    return made, reference
+    quantized = quantize(UserModel(model, samples[0], list(samples)), spec, quantizer=quantizer)
+    assert isinstance(quantized, GraphModule)
+    return quantized, reference
 
 
 def _is_left_out(weight: Weight, names: Sequence[str]) -> bool:
@@ -196,7 +196,7 @@ def _check_names(names: Sequence[str], weights: Sequence[Weight]) -> None:
 def _options(
     graph: GraphModule,
     weights: Sequence[Weight],
-    found: Candidates,
+    candidates_by_weight: Candidates,
     free: set[int],
     recipes: Sequence[Recipe],
     inputs: Inputs,
@@ -208,12 +208,12 @@ def _options(
         step()
         options = [[Option(AS_IS, cost.cycles, cost.bytes, 0.0)] for cost in before.weights]
         for recipe in recipes:
-            mine = {number: recipe for number in sorted(free) if recipe in found[number]}
-            with _written(weights, found, mine):
+            mine = {number: recipe for number in sorted(free) if recipe in candidates_by_weight[number]}
+            with _written(weights, candidates_by_weight, mine):
                 cost = costs(graph, weights, inputs, spec)
             for number in mine:
                 each = cost.weights[number]
-                options[number].append(Option(recipe, each.cycles, each.bytes, found[number][recipe].noise))
+                options[number].append(Option(recipe, each.cycles, each.bytes, candidates_by_weight[number][recipe].noise))
             step()
     return before, options
 
@@ -221,8 +221,8 @@ def _options(
 class _written:
     """Context manager that temporarily writes the codes of recipes to weights."""
 
-    def __init__(self, weights: Sequence[Weight], found: Candidates, chosen: dict[int, Recipe]):
-        self.weights, self.found, self.chosen = weights, found, chosen
+    def __init__(self, weights: Sequence[Weight], candidates_by_weight: Candidates, chosen: dict[int, Recipe]):
+        self.weights, self.found, self.chosen = weights, candidates_by_weight, chosen
 
     def __enter__(self) -> None:
         self.before = {number: (self.weights[number].rows(), self.weights[number].scale()) for number in self.chosen}
@@ -248,12 +248,12 @@ class _Search:
         self,
         graph: GraphModule,
         weights: Sequence[Weight],
-        found: Candidates,
+        candidates_by_weight: Candidates,
         samples: Sequence[Inputs],
         spec: EthosUCompileSpec,
         reference: list[Any],
     ):
-        self.graph, self.weights, self.found, self.samples, self.spec = graph, weights, found, samples, spec
+        self.graph, self.weights, self.found, self.samples, self.spec = graph, weights, candidates_by_weight, samples, spec
         self.reference, self.state = reference, state_beside(graph, weights)
         self.known: dict[tuple[tuple[int, Recipe], ...], _Measured] = {}
 
@@ -288,44 +288,44 @@ class _Limits:
         else:
             short_of_flash, short_of_cycles = (1.0, 0.0) if objective == BYTES else (0.0, 1.0)
         least = _LEAST * max(short_of_flash, short_of_cycles, 1e-6)
-        wanted: Literal["cycles", "bytes"] | None = CYCLES if short_of_cycles else BYTES
+        resource: Literal["cycles", "bytes"] | None = CYCLES if short_of_cycles else BYTES
         if short_of_cycles and short_of_flash:
-            wanted = None
-        return Price(max(short_of_cycles, least) / cycles, max(short_of_flash, least) / flash, wanted)
+            resource = None
+        return Price(max(short_of_cycles, least) / cycles, max(short_of_flash, least) / flash, resource)
 
-    def cheap(self, found: _Measured) -> bool:
+    def cheap(self, measured: _Measured) -> bool:
         """Return True if the limits of flash and cycles hold."""
-        return (self.flash is None or found.costs.flash_bytes <= self.flash) and (
-            self.cycles is None or found.costs.cycles <= self.cycles
+        return (self.flash is None or measured.costs.flash_bytes <= self.flash) and (
+            self.cycles is None or measured.costs.cycles <= self.cycles
         )
 
-    def accurate(self, found: _Measured) -> bool:
-        return self.sqnr_db is None or found.sqnr_db >= self.sqnr_db
+    def accurate(self, measured: _Measured) -> bool:
+        return self.sqnr_db is None or measured.sqnr_db >= self.sqnr_db
 
-    def hold(self, found: _Measured) -> bool:
-        return self.cheap(found) and self.accurate(found)
+    def hold(self, measured: _Measured) -> bool:
+        return self.cheap(measured) and self.accurate(measured)
 
-    def better(self, found: _Measured, other: _Measured, price: Price) -> bool:
-        """Return True if ``found`` is preferred: it holds, then it is cheap, or accurate if costs are limited."""
-        if self.hold(found) != self.hold(other):
-            return self.hold(found)
-        if self.costs_are_limited and self.cheap(found) and self.cheap(other):
-            return found.sqnr_db > other.sqnr_db
-        return _sum_costs(found, price) < _sum_costs(other, price)
+    def better(self, measured: _Measured, reference: _Measured, price: Price) -> bool:
+        """Return True if ``measured`` is preferred: it holds, then it is cheap, or accurate if costs are limited."""
+        if self.hold(measured) != self.hold(reference):
+            return self.hold(measured)
+        if self.costs_are_limited and self.cheap(measured) and self.cheap(reference):
+            return measured.sqnr_db > reference.sqnr_db
+        return _sum_costs(measured, price) < _sum_costs(reference, price)
 
-    def shortfall(self, made: Plan) -> str:
+    def shortfall(self, new_plan: Plan) -> str:
         """Return a message with the violated limits and the remedy."""
         words = []
-        if self.flash is not None and made.flash_bytes > self.flash:
-            words.append(f"the .pte has {made.flash_bytes:,} bytes, {self.flash:,} are allowed")
-        if self.cycles is not None and made.cycles > self.cycles:
-            words.append(f"the NPU takes {made.cycles:,} cycles, {self.cycles:,} are allowed")
-        if self.sqnr_db is not None and made.sqnr_db < self.sqnr_db:
-            words.append(f"the SQNR is {made.sqnr_db:.1f} dB, {self.sqnr_db:.1f} are wanted")
+        if self.flash is not None and new_plan.flash_bytes > self.flash:
+            words.append(f"the .pte has {new_plan.flash_bytes:,} bytes, {self.flash:,} are allowed")
+        if self.cycles is not None and new_plan.cycles > self.cycles:
+            words.append(f"the NPU takes {new_plan.cycles:,} cycles, {self.cycles:,} are allowed")
+        if self.sqnr_db is not None and new_plan.sqnr_db < self.sqnr_db:
+            words.append(f"the SQNR is {new_plan.sqnr_db:.1f} dB, {self.sqnr_db:.1f} are wanted")
         way = "Give weaker recipes, a looser limit, or train with ethorch.tuning.compress.constrain."
-        if self.sqnr_db is not None and made.sqnr_db_before < self.sqnr_db:
-            way = f"Without compression it is {made.sqnr_db_before:.1f} dB: look for accuracy first, as with --scheme a16w8."
-        elif made.flash_bytes > (self.flash or math.inf) or made.cycles > (self.cycles or math.inf):
+        if self.sqnr_db is not None and new_plan.sqnr_db_before < self.sqnr_db:
+            way = f"Without compression it is {new_plan.sqnr_db_before:.1f} dB: look for accuracy first, as with --scheme a16w8."
+        elif new_plan.flash_bytes > (self.flash or math.inf) or new_plan.cycles > (self.cycles or math.inf):
             way = "Give stronger recipes, a looser limit, or train with ethorch.tuning.compress.constrain."
         return f"{'; '.join(words)}. {way}"
 
@@ -337,8 +337,8 @@ def _first_holding(choices: Sequence[dict[int, Recipe]], search: _Search, limits
         return search.measure(tuple(sorted(choices[position].items(), key=lambda entry: entry[0])))
 
     def enough(position: int) -> bool:
-        found = at(position)
-        return limits.cheap(found) if limits.costs_are_limited else not limits.accurate(found)
+        measured = at(position)
+        return limits.cheap(measured) if limits.costs_are_limited else not limits.accurate(measured)
 
     low, high = 0, len(choices)  # the first position that is enough; len(choices) where none is
     with stage("compile choices") as step:
@@ -353,8 +353,8 @@ def _first_holding(choices: Sequence[dict[int, Recipe]], search: _Search, limits
     return choices[position], at(position)
 
 
-def _sum_costs(found: _Measured, price: Price) -> float:
-    return price.per_cycle * found.costs.cycles + price.per_byte * found.costs.flash_bytes
+def _sum_costs(measured: _Measured, price: Price) -> float:
+    return price.per_cycle * measured.costs.cycles + price.per_byte * measured.costs.flash_bytes
 
 
 def _decibels(share: float) -> float:

@@ -67,27 +67,27 @@ def parse(text: str) -> Recipe:
     """
     if text == str(AS_IS):
         return AS_IS
-    found: dict[str, str] = {}
+    text_by_kind: dict[str, str] = {}
     for part in text.split("+"):
         match = _PART.fullmatch(part.strip())
         named = {} if match is None else {name: value for name, value in match.groupdict().items() if value is not None}
-        if not named or not found.keys().isdisjoint(named):
+        if not named or not text_by_kind.keys().isdisjoint(named):
             raise QuantizationError(
                 "compress.recipe",
                 f"recipe {text!r}: {part.strip()!r} is invalid or repeated. Use as-is, or 16-values, "
                 "4-bits (2 to 7), 50%-zeros, 2:4 and one-scale joined by +.",
             )
-        found |= named
+        text_by_kind |= named
     recipe = Recipe(
-        values=int(found.get("values", 0)),
-        bits=int(found.get("bits", 0)),
-        zeros=float(found.get("zeros", 0)) / 100,
-        pattern="pattern" in found,
-        one_scale="one_scale" in found,
+        values=int(text_by_kind.get("values", 0)),
+        bits=int(text_by_kind.get("bits", 0)),
+        zeros=float(text_by_kind.get("zeros", 0)) / 100,
+        pattern="pattern" in text_by_kind,
+        one_scale="one_scale" in text_by_kind,
     )
-    if "values" in found and not 2 <= recipe.values <= _MOST:
+    if "values" in text_by_kind and not 2 <= recipe.values <= _MOST:
         raise QuantizationError("compress.recipe", f"recipe {text!r}: expected 2 to {_MOST} values")
-    if "zeros" in found and not 0 < recipe.zeros < 1:
+    if "zeros" in text_by_kind and not 0 < recipe.zeros < 1:
         raise QuantizationError("compress.recipe", f"recipe {text!r}: expected more than 0 and less than 100 % zeros")
     if recipe.values and recipe.bits:
         raise QuantizationError("compress.recipe", f"recipe {text!r}: values and bits exclude each other; use one of them")

@@ -109,8 +109,8 @@ class Weight:
             with torch.no_grad():
                 codes.copy_(shaped.reshape(codes.shape).to(codes.dtype))
                 if scale is not None and self.per_channel:
-                    held = attribute(self.graph, use.dequantize.args[1])  # type: ignore[arg-type]
-                    held.copy_(scale.reshape(held.shape))
+                    weight_codes = attribute(self.graph, use.dequantize.args[1])  # type: ignore[arg-type]
+                    weight_codes.copy_(scale.reshape(weight_codes.shape))
 
     def _in_rows(self, codes: Tensor) -> Tensor:
         axis = self.layer.weight_axis
@@ -122,17 +122,17 @@ class Weight:
 
 def state_beside(graph: GraphModule, weights: Sequence[Weight]) -> State:
     """Return a copy of the graph's buffers without the codes and scales of weights, i.e. the state that samples change."""
-    held = {str(node.target) for weight in weights for use in weight.uses for node in use.dequantize.all_input_nodes}
-    return {name: value for name, value in copy_state(graph).items() if name not in held}
+    weight_buffers = {str(node.target) for weight in weights for use in weight.uses for node in use.dequantize.all_input_nodes}
+    return {name: value for name, value in copy_state(graph).items() if name not in weight_buffers}
 
 
 def _find_codes(graph: GraphModule, dequantize: Node) -> Tensor:
     """Return the tensor of the codes."""
     source = dequantize.args[0]
     assert isinstance(source, Node)
-    found = attribute(graph, source)
-    assert isinstance(found, Tensor)
-    return found
+    codes = attribute(graph, source)
+    assert isinstance(codes, Tensor)
+    return codes
 
 
 def find_weights(graph: GraphModule) -> list[Weight]:
@@ -159,8 +159,10 @@ def find_weights(graph: GraphModule) -> list[Weight]:
         codes = _find_codes(graph, dequantize)
         if codes.dtype != torch.int8:
             continue
-        held = dequantize.args[1]
-        scale = attribute(graph, held).detach().numpy().tobytes() if isinstance(held, Node) else repr(held).encode()
+        codes_node = dequantize.args[1]
+        scale = (
+            attribute(graph, codes_node).detach().numpy().tobytes() if isinstance(codes_node, Node) else repr(codes_node).encode()
+        )
         key = (codes.contiguous().numpy().tobytes(), scale, tuple(codes.shape))
         uses.setdefault(key, []).append(Use(node, layer, dequantize))
     if not uses:
@@ -168,10 +170,10 @@ def find_weights(graph: GraphModule) -> list[Weight]:
             "compress.no_weights", "the model has no quantized weights; compress requires convolutions or linear layers."
         )
     names: dict[str, int] = {}
-    found = []
+    weights = []
     for each in uses.values():
         module = origin_of(each[0].node).module or each[0].node.name
         names[module] = names.get(module, 0) + 1
         number = names[module]
-        found.append(Weight(module if number == 1 else f"{module}#{number}", graph, tuple(each)))
-    return found
+        weights.append(Weight(module if number == 1 else f"{module}#{number}", graph, tuple(each)))
+    return weights

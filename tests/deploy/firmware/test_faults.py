@@ -47,7 +47,7 @@ def faulty(folder: Path, target: str, interrupt: bool, only_good: bool = False) 
     values = {key: match[1] for key, match in found.items() if match}
     source = folder / "firmware" / "faults.c"
     source.write_text((Path(__file__).parent / "faults.c").read_text())
-    sources = [path for path in project_run.described(folder)["sources"] if not path.endswith("main.c")]
+    sources = [path for path in project_run.read_description(folder)["sources"] if not path.endswith("main.c")]
     defines = {"REGIONS": values["region_config"], "QUEUE": values["queue_config"], "ONLY_GOOD": str(int(only_good))}
     return project_run.build(folder, Options(interrupt=interrupt, defines=defines), sources=[*sources, "firmware/faults.c"])
 
@@ -55,7 +55,7 @@ def faulty(folder: Path, target: str, interrupt: bool, only_good: bool = False) 
 def run(folder: Path, elf: Path, **more: Any) -> tuple[dict[str, list[str]], Any]:
     from ethorch.deploy import virtual_board
 
-    described = project_run.described(folder)
+    described = project_run.read_description(folder)
     done = virtual_board.run(elf, board=described["board"], npu=described["target"], timeout=120, **more)
     return {match[1]: match[2].split() for match in re.finditer(r"\[(\S+) ([^\]]+)\]", done.text)}, done
 

@@ -41,7 +41,7 @@ def test_inputs_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert cli.main(line) == 0
     assert "python" in capsys.readouterr().out
     assert (tmp_path / "project" / "firmware" / "selftest_data.bin").read_bytes().startswith(x.tobytes())
-    assert len(project_run.described(tmp_path / "project")["expected"]) == 1
+    assert len(project_run.read_description(tmp_path / "project")["expected"]) == 1
 
 
 @pytest.mark.parametrize(

@@ -34,15 +34,15 @@ def _views(draw: st.DrawFn) -> tuple[View, np.ndarray]:
         axes = list(range(view.rank))
         if kind == "insert":
             at = draw(st.integers(0, view.rank))
-            view, array = view.inserted(at), np.expand_dims(array, at)
+            view, array = view.insert_axis(at), np.expand_dims(array, at)
         elif not axes:
             continue
         elif kind == "permute":
             order = draw(st.permutations(axes))
-            view, array = view.permuted(order), array.transpose(order)
+            view, array = view.permute(order), array.transpose(order)
         elif kind == "expand":
             shape = tuple(3 if size == 1 else size for size in view.shape)
-            expanded = view.expanded(shape)
+            expanded = view.expand(shape)
             assert expanded is not None
             view, array = expanded, np.broadcast_to(array, shape)
         else:
@@ -50,12 +50,12 @@ def _views(draw: st.DrawFn) -> tuple[View, np.ndarray]:
             before = (slice(None),) * axis
             if kind == "slice":
                 start, end, step = draw(st.integers(-3, 2)), draw(st.integers(-2, 5)), draw(st.integers(1, 3))
-                view, array = view.sliced(axis, start, end, step), array[(*before, slice(start, end, step))]
+                view, array = view.slice(axis, start, end, step), array[(*before, slice(start, end, step))]
             elif kind == "flip":
-                view, array = view.flipped([axis]), np.flip(array, axis)
+                view, array = view.flip([axis]), np.flip(array, axis)
             elif view.shape[axis]:
                 index = draw(st.integers(-view.shape[axis], view.shape[axis] - 1))
-                view, array = view.selected(axis, index), array[(*before, index)]
+                view, array = view.select(axis, index), array[(*before, index)]
     return view, array
 
 
@@ -81,7 +81,7 @@ def test_a_view_under_another_shape_has_the_same_elements_or_there_is_none(
 ) -> None:
     view, array = case
     for wanted in (shape, (array.size,), (*array.shape, 1), (1, *array.shape)):
-        other = view.reshaped(wanted)
+        other = view.reshape(wanted)
         if other is not None and array.size:
             assert (_elements(other) == array.reshape(wanted)).all()
         if view.is_contiguous or prod(wanted) != array.size:

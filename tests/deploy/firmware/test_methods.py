@@ -16,7 +16,7 @@ import ethorch
 from ethorch import cli
 from ethorch.deploy.firmware import project_run
 from ethorch.deploy.firmware.firmware import firmware
-from ethorch.deploy.firmware.methods import whole
+from ethorch.deploy.firmware.methods import plan_methods
 from ethorch.deploy.firmware.plan import plan
 from ethorch.deploy.firmware.project_run import Options
 from ethorch.deploy.firmware.steps import ARENA, TENSORS, Place, Plan, Run
@@ -53,7 +53,7 @@ def spans(found: Plan) -> Iterator[tuple[int, int]]:
 
 def test_methods_have_their_state_in_one_place_and_all_else_in_the_same_memory() -> None:
     parsed = pte.read(steps().pte)
-    found = whole(parsed, ["steps", "step"])
+    found = plan_methods(parsed, ["steps", "step"])
     one, other = found.plans.values()
     assert states(one, ARENA) == states(other, ARENA) and len(states(one, ARENA)) == 1
     (start,) = states(one, ARENA).values()
@@ -65,7 +65,7 @@ def test_methods_have_their_state_in_one_place_and_all_else_in_the_same_memory()
     assert found.arena_bytes == max(one.arena_bytes, other.arena_bytes)
     assert found.tensors_bytes == max(one.tensors_bytes, other.tensors_bytes) < one.tensors_bytes + other.tensors_bytes
     assert len(found.initial) == 1 and found.keeps_state and found.kept_in_arena
-    alone = whole(parsed, ["step"])
+    alone = plan_methods(parsed, ["step"])
     assert alone.plans["step"] == plan(parsed, parsed.methods["step"])  # one method alone is what it was
 
 
@@ -82,10 +82,10 @@ def test_a_session_runs_on_the_board_with_weights_stored_once_and_the_reset_is_s
         f"`model_{method}_run` | {own['arena']}" in (tmp_path / "REPORT.md").read_text() for method, own in made.methods.items()
     )
     done = built_and_run(tmp_path)
-    calls = project_run.described(tmp_path)["calls"]
+    calls = project_run.read_description(tmp_path)["calls"]
     assert calls == ["steps", "step", "step", "steps", "step"] * 2
     assert re.findall(r"run \d+: (\w+),", done.text) == calls and done.text.count("reset\n") == 1
-    outputs = [output.found for output in project_run.outputs(done.text, project_run.described(tmp_path))]
+    outputs = [output.found for output in project_run.outputs(done.text, project_run.read_description(tmp_path))]
     assert outputs[:5] == outputs[5:] and len(set(outputs)) == 5
     source = tmp_path / "model" / "model.c"  # without the reset the second half of the session differs
     source.write_text(
@@ -94,7 +94,7 @@ def test_a_session_runs_on_the_board_with_weights_stored_once_and_the_reset_is_s
         )
     )
     text = project_run.run(tmp_path, project_run.build(tmp_path)).text
-    wrong = [output.run for output in project_run.outputs(text, project_run.described(tmp_path)) if not output.equal]
+    wrong = [output.run for output in project_run.outputs(text, project_run.read_description(tmp_path)) if not output.equal]
     assert wrong and min(wrong) >= 5 and "FAIL" in text.split()
 
 
@@ -124,7 +124,7 @@ def test_state_of_a_method_alone_is_overwritten_by_no_other(tmp_path: Path) -> N
     mine = kept_to_itself(parsed.methods["forward"])
     assert not stateless.constants[1:] and not parsed.constants[1:]
     both = renamed(parsed, look=stateless.methods["forward"], one=mine, other=mine)
-    found = whole(both, list(both.methods))
+    found = plan_methods(both, list(both.methods))
     kept = [(place, place + 8) for name in ("one", "other") for place in states(found.plans[name]).values()]
     assert len(kept) == 2 and kept[0] != kept[1]
     for name, own in found.plans.items():
@@ -135,7 +135,7 @@ def test_state_of_a_method_alone_is_overwritten_by_no_other(tmp_path: Path) -> N
     calls = [("one", (y,)), ("look", (x,)), ("one", (y,)), ("other", (y,)), ("look", (x,)), ("one", (y,)), ("other", (y,))]
     firmware(write(both), tmp_path, samples=calls)
     done = built_and_run(tmp_path)
-    hashes = [output.found for output in project_run.outputs(done.text, project_run.described(tmp_path))][:7]
+    hashes = [output.found for output in project_run.outputs(done.text, project_run.read_description(tmp_path))][:7]
     assert hashes[3] == hashes[0] != hashes[2] == hashes[6] != hashes[5]  # each of the two begins by itself
     names = sorted(path.name for path in (tmp_path / "model").glob("*commands*"))
     assert names == ["model_look_commands_0.bin", "model_one_commands_0.bin"]  # those of `other` are the same bytes
@@ -145,17 +145,17 @@ def test_what_cannot_be_had_is_refused_with_a_reason() -> None:
     parsed = pte.read(steps().pte)
     one, other = parsed.methods["steps"], parsed.methods["step"]
     with pytest.raises(EthorchError, match=r"'a'.*in capitals.*\[firmware.method_name\].*--method"):
-        whole(renamed(parsed, a=one, A=other), ["a", "A"])
+        plan_methods(renamed(parsed, a=one, A=other), ["a", "A"])
     with pytest.raises(EthorchError, match=r"no identifier of C.*\[firmware.method_name\]"):
-        whole(renamed(parsed, **{"a.b": one, "c": other}), ["a.b", "c"])
-    assert whole(renamed(parsed, **{"a.b": one}), ["a.b"]).plans  # alone, its name stands nowhere
+        plan_methods(renamed(parsed, **{"a.b": one, "c": other}), ["a.b", "c"])
+    assert plan_methods(renamed(parsed, **{"a.b": one}), ["a.b"]).plans  # alone, its name stands nowhere
     (segment,) = parsed.mutable
     values = tuple(replace(v, data=len(segment)) if v.planned and v.data else v for v in other.values)
     changed = replace(
         parsed, mutable=((*segment, bytes(len(segment[1]))),), methods={"steps": one, "step": replace(other, values=values)}
     )
     with pytest.raises(EthorchError, match=r"begins with other contents.*\[firmware.initial_contents\]"):
-        whole(changed, ["steps", "step"])
+        plan_methods(changed, ["steps", "step"])
     for inputs in ([INPUTS["step"]], [("stairs", INPUTS["step"])]):
         with pytest.raises(EthorchError, match="one of steps, step; call 0 is not that"):
             firmware(steps(), "nowhere", samples=inputs)
@@ -192,4 +192,4 @@ def test_a_decoder_speaks_on_the_board(target: str, platform: str, tmp_path: Pat
     assert caches <= found.sizes["arena"] and all(state.in_place for state in made["decode"].explain().states)
     assert len([path for path in found.files if "weights" in path]) == 1
     assert built_and_run(tmp_path, Options(caches=platform == "unicorn"), platform=platform).text.count("reset") == 1
-    assert project_run.described(tmp_path)["calls"] == ["prefill", "decode", "decode", "decode"] * 2
+    assert project_run.read_description(tmp_path)["calls"] == ["prefill", "decode", "decode", "decode"] * 2

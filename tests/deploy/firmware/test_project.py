@@ -53,8 +53,7 @@ def test_what_running_needs_is_said_before_the_build(
     monkeypatch.setattr(project_run, "__file__", str(tmp_path / "run.py"))
     assert project_run.main(["--compiler", "gcc"]) == 1
     assert (
-        'pyelftools has to be installed: pip install "ethorch[firmware]"; --build-only only builds it.'
-        in capsys.readouterr().err
+        'pyelftools has to be installed: pip install "ethorch[firmware]"; --build-only only builds it.' in capsys.readouterr().err
     )
 
 
@@ -81,7 +80,7 @@ def test_no_source_has_a_warning(tmp_path: Path) -> None:
     project("state", "ethos-u55-128", tmp_path)
     strict = ("-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Wcast-align", "-Werror", "-mcpu=cortex_m33+fp_armv8d16sp")
     include = [f"-I{tmp_path / folder}" for folder in ("model", "model/kernels", "firmware", "firmware/freestanding")]
-    for path in project_run.described(tmp_path)["sources"]:
+    for path in project_run.read_description(tmp_path)["sources"]:
         compiled(tmp_path / path, tmp_path / "one.o", *strict, *include)
 
 
@@ -171,7 +170,7 @@ def test_two_models_in_one_firmware_one_with_floats_and_one_with_codes(tmp_path:
     listed = ", ".join(map(str, x.numpy().tobytes()))
     (tmp_path / "firmware" / "main.c").write_text(TWO % (listed, f"(const int8_t[]){{{', '.join(map(str, found))}}}"))
     more = [f"model/{path.name}" for path in (tmp_path / "model").glob("second*") if path.suffix in (".c", ".S")]
-    sources = [*project_run.described(tmp_path)["sources"], *sorted(more)]
+    sources = [*project_run.read_description(tmp_path)["sources"], *sorted(more)]
     elf = project_run.build(tmp_path, Options(defines={"SECOND_FLOATS": "0"}), sources=sources)
     lines = project_run.run(tmp_path, elf).check().text.splitlines()
     assert bytes(map(int, lines[0].split())) == wanted_floats.numpy().tobytes()

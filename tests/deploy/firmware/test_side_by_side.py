@@ -71,7 +71,7 @@ def test_two_npus_and_two_models(tmp_path: Path) -> None:
     main = MAIN % (", ".join(map(str, x.numpy().tobytes())), 0x58102000, 0x58200000)
     (folder / "firmware" / "main.c").write_text(main)
     more = [f"model/{path.name}" for path in (folder / "model").glob("fast*") if path.suffix in (".c", ".S")]
-    elf = project_run.build(folder, sources=[*project_run.described(folder)["sources"], *sorted(more)])
+    elf = project_run.build(folder, sources=[*project_run.read_description(folder)["sources"], *sorted(more)])
     done = virtual_board.run(elf, board=place, npu=["ethos-u55-128", "ethos-u85-256"]).check()
     lines = done.text.splitlines()
     for line, one in zip(lines, (slow, fast), strict=False):

@@ -52,21 +52,21 @@ def to_copy(w: Writer, x: View, non_blocking: bool, memory_format: int | None, o
 @kernel("aten::copy.out")
 def copy(w: Writer, x: View, source: View, non_blocking: bool, out: View) -> None:
     """out = source, broadcast to its shape and converted to its dtype."""
-    w.cast(out, source.expanded(out.shape) or source)
+    w.cast(out, source.expand(out.shape) or source)
 
 
 @kernel("aten::copy_")
 def copy_(w: Writer, out: View, source: View, non_blocking: bool) -> None:
     """out = source: update of a mutable buffer."""
-    w.cast(out, source.expanded(out.shape) or source)
+    w.cast(out, source.expand(out.shape) or source)
 
 
-def _reshaped(w: Writer, x: View, out: View) -> None:
+def _copy_reshaped(w: Writer, x: View, out: View) -> None:
     if x.is_contiguous and out.is_contiguous:
         flat = (x.numel,)
-        w.copy(out.reshaped(flat) or out, x.reshaped(flat) or x)
+        w.copy(out.reshape(flat) or out, x.reshape(flat) or x)
         return
-    view = x.reshaped(out.shape)
+    view = x.reshape(out.shape)
     if view is None:
         raise Refused(
             "view",
@@ -81,70 +81,70 @@ def view_copy(w: Writer, x: View, size: Dims, out: View) -> None:
     """out = x.view(size)."""
     if x.address == out.address and x.is_contiguous and out.is_contiguous:
         return
-    _reshaped(w, x, out)
+    _copy_reshaped(w, x, out)
 
 
 @kernel("aten::unsqueeze_copy.out", "aten::squeeze_copy.dim_out", "aten::squeeze_copy.dims_out")
 def squeeze_copy(w: Writer, x: View, dim: object, out: View) -> None:
     """out = x with an axis of size 1 added or removed."""
-    _reshaped(w, x, out)
+    _copy_reshaped(w, x, out)
 
 
 @kernel("aten::permute_copy.out")
 def permute_copy(w: Writer, x: View, dims: Dims, out: View) -> None:
     """out = x.permute(dims)."""
-    w.copy(out, x.permuted(dims))
+    w.copy(out, x.permute(dims))
 
 
 @kernel("aten::transpose_copy.int_out")
 def transpose_copy(w: Writer, x: View, dim0: int, dim1: int, out: View) -> None:
     """out = x.transpose(dim0, dim1)."""
-    w.copy(out, x.swapped(dim0, dim1))
+    w.copy(out, x.swap(dim0, dim1))
 
 
 @kernel("aten::t_copy.out")
 def t_copy(w: Writer, x: View, out: View) -> None:
     """out = x.t()."""
-    w.copy(out, x.swapped(0, 1) if x.rank == 2 else x)
+    w.copy(out, x.swap(0, 1) if x.rank == 2 else x)
 
 
 @kernel("aten::slice_copy.Tensor_out")
 def slice_copy(w: Writer, x: View, dim: int, start: int | None, end: int | None, step: int, out: View) -> None:
     """out = x[..., start:end:step, ...]."""
-    w.copy(out, x.sliced(dim, start, end, step))
+    w.copy(out, x.slice(dim, start, end, step))
 
 
 @kernel("aten::narrow_copy.out")
 def narrow_copy(w: Writer, x: View, dim: int, start: int, length: int, out: View) -> None:
     """out = x.narrow(dim, start, length)."""
     first = start + x.shape[x.axis(dim)] if start < 0 else start
-    w.copy(out, x.sliced(dim, first, first + length))
+    w.copy(out, x.slice(dim, first, first + length))
 
 
 @kernel("aten::select_copy.int_out")
 def select_copy(w: Writer, x: View, dim: int, index: int, out: View) -> None:
     """out = x.select(dim, index)."""
-    w.copy(out, x.selected(dim, index))
+    w.copy(out, x.select(dim, index))
 
 
 @kernel("aten::slice_scatter.out")
 def slice_scatter(w: Writer, x: View, source: View, dim: int, start: int | None, end: int | None, step: int, out: View) -> None:
     """out = x, with the slice of an axis replaced."""
     w.copy(out, x)
-    w.copy(out.sliced(dim, start, end, step), source)
+    w.copy(out.slice(dim, start, end, step), source)
 
 
 @kernel("aten::select_scatter.out")
 def select_scatter(w: Writer, x: View, source: View, dim: int, index: int, out: View) -> None:
     """out = x, with one index of an axis replaced."""
     w.copy(out, x)
-    w.copy(out.selected(dim, index), source)
+    w.copy(out.select(dim, index), source)
 
 
 @kernel("aten::expand_copy.out")
 def expand_copy(w: Writer, x: View, size: Dims, implicit: bool, out: View) -> None:
     """out = x.expand(size)."""
-    w.copy(out, x.expanded(out.shape) or x)
+    w.copy(out, x.expand(out.shape) or x)
 
 
 @kernel("aten::repeat.out")
@@ -155,10 +155,10 @@ def repeat(w: Writer, x: View, repeats: Dims, out: View) -> None:
     wide = tuple(n for pair in zip(repeats, shape, strict=True) for n in pair)
     cells = x
     for axis in range(len(repeats)):
-        cells = cells.inserted(2 * axis)
+        cells = cells.insert_axis(2 * axis)
         if axis < lead:
-            cells = cells.inserted(2 * axis)
-    tiles, target = cells.expanded(wide), out.reshaped(wide)
+            cells = cells.insert_axis(2 * axis)
+    tiles, target = cells.expand(wide), out.reshape(wide)
     if tiles is None or target is None:
         raise Refused("shape", f"it repeats {list(x.shape)} to {list(out.shape)}", "Call .contiguous() before it in the model.")
     w.copy(target, tiles)
@@ -167,7 +167,7 @@ def repeat(w: Writer, x: View, repeats: Dims, out: View) -> None:
 @kernel("aten::flip.out")
 def flip(w: Writer, x: View, dims: Dims, out: View) -> None:
     """out = x.flip(dims)."""
-    w.copy(out, x.flipped(dims))
+    w.copy(out, x.flip(dims))
 
 
 @kernel("aten::roll.out")
@@ -181,8 +181,8 @@ def roll(w: Writer, x: View, shifts: Dims, dims: Dims, out: View) -> None:
             part
             for a, b in parts
             for part in (
-                (a.sliced(dim, cut, size), b.sliced(dim, 0, size - cut)),
-                (a.sliced(dim, 0, cut), b.sliced(dim, size - cut, size)),
+                (a.slice(dim, cut, size), b.slice(dim, 0, size - cut)),
+                (a.slice(dim, 0, cut), b.slice(dim, size - cut, size)),
             )
         ]
     for a, b in parts:
@@ -192,29 +192,29 @@ def roll(w: Writer, x: View, shifts: Dims, dims: Dims, out: View) -> None:
 @kernel("aten::cat.out")
 def cat(w: Writer, tensors: Sequence[View], dim: int, out: View) -> None:
     """out = tensors concatenated along an axis; an empty one-dimensional tensor is skipped."""
-    given = [x for x in tensors if x.shape != (0,) or out.rank == 1]
-    if any(x.dtype != out.dtype for x in given):
+    joined_views = [x for x in tensors if x.shape != (0,) or out.rank == 1]
+    if any(x.dtype != out.dtype for x in joined_views):
         raise Refused(
             "dtype",
-            f"it joins {' and '.join(sorted({x.dtype for x in given}))} to {out.dtype}",
+            f"it joins {' and '.join(sorted({x.dtype for x in joined_views}))} to {out.dtype}",
             "Convert them to one dtype in the model (x.to(...)).",
         )
     at = out.axis(dim)
-    sizes = [x.shape[at] for x in given]
-    for x, start, size in zip(given, accumulate([0, *sizes[:-1]]), sizes, strict=True):
-        w.copy(out.sliced(dim, start, start + size), x)
+    sizes = [x.shape[at] for x in joined_views]
+    for x, start, size in zip(joined_views, accumulate([0, *sizes[:-1]]), sizes, strict=True):
+        w.copy(out.slice(dim, start, start + size), x)
 
 
 @kernel("aten::stack.out")
 def stack(w: Writer, tensors: Sequence[View], dim: int, out: View) -> None:
     """out = tensors stacked along a new axis."""
     for index, x in enumerate(tensors):
-        w.copy(out.selected(dim, index), x)
+        w.copy(out.select(dim, index), x)
 
 
 def _split(w: Writer, x: View, sizes: Sequence[int], dim: int, out: Sequence[View]) -> None:
     for part, start, size in zip(out, accumulate([0, *sizes[:-1]]), sizes, strict=True):
-        w.copy(part, x.sliced(dim, start, start + size))
+        w.copy(part, x.slice(dim, start, start + size))
 
 
 @kernel("aten::split_copy.Tensor_out")
@@ -233,7 +233,7 @@ def split_with_sizes_copy(w: Writer, x: View, sizes: Dims, dim: int, out: Sequen
 def unbind_copy(w: Writer, x: View, dim: int, out: Sequence[View]) -> None:
     """out = slices of x at each index of an axis."""
     for index, part in enumerate(out):
-        w.copy(part, x.selected(dim, index))
+        w.copy(part, x.select(dim, index))
 
 
 @kernel("aten::unfold_copy.out")
@@ -252,24 +252,24 @@ def diagonal_copy(w: Writer, x: View, offset: int, dim1: int, dim2: int, out: Vi
 def pixel_shuffle(w: Writer, x: View, factor: int, out: View) -> None:
     """Rearrange C * r * r channels into C channels of an image r times as high and wide."""
     lead, (channels, high, wide) = x.shape[:-3], x.shape[-3:]
-    cells = x.reshaped((*lead, channels // factor**2, factor, factor, high, wide))
-    target = out.reshaped((*lead, channels // factor**2, high, factor, wide, factor))
+    cells = x.reshape((*lead, channels // factor**2, factor, factor, high, wide))
+    target = out.reshape((*lead, channels // factor**2, high, factor, wide, factor))
     if cells is None or target is None:
         raise Refused("view", "its tensors have another dimension order", "Call .contiguous() before it in the model.")
     n = len(lead)
-    w.copy(target, cells.permuted((*range(n), n, n + 3, n + 1, n + 4, n + 2)))
+    w.copy(target, cells.permute((*range(n), n, n + 3, n + 1, n + 4, n + 2)))
 
 
 @kernel("aten::pixel_unshuffle.out")
 def pixel_unshuffle(w: Writer, x: View, factor: int, out: View) -> None:
     """Invert pixel_shuffle."""
     lead, (channels, high, wide) = x.shape[:-3], x.shape[-3:]
-    cells = x.reshaped((*lead, channels, high // factor, factor, wide // factor, factor))
-    target = out.reshaped((*lead, channels, factor, factor, high // factor, wide // factor))
+    cells = x.reshape((*lead, channels, high // factor, factor, wide // factor, factor))
+    target = out.reshape((*lead, channels, factor, factor, high // factor, wide // factor))
     if cells is None or target is None:
         raise Refused("view", "its tensors have another dimension order", "Call .contiguous() before it in the model.")
     n = len(lead)
-    w.copy(target, cells.permuted((*range(n), n, n + 2, n + 4, n + 1, n + 3)))
+    w.copy(target, cells.permute((*range(n), n, n + 2, n + 4, n + 1, n + 3)))
 
 
 @kernel("aten::constant_pad_nd.out")
@@ -280,7 +280,7 @@ def constant_pad_nd(w: Writer, x: View, pad: Dims, value: float, out: View) -> N
     inner = out
     for number in range(len(pad) // 2):
         dim = x.rank - 1 - number
-        inner = inner.sliced(dim, pad[2 * number], out.shape[dim] - pad[2 * number + 1])
+        inner = inner.slice(dim, pad[2 * number], out.shape[dim] - pad[2 * number + 1])
     if inner.numel != out.numel:
         w.fill(out, value)
     w.copy(inner, x)
@@ -301,7 +301,7 @@ def fill(w: Writer, like: View, value: float, out: View) -> None:
 @kernel("aten::fill.Tensor_out")
 def fill_with_tensor(w: Writer, like: View, value: View, out: View) -> None:
     """out = the only element of a tensor."""
-    w.cast(out, value.expanded(out.shape) or value)
+    w.cast(out, value.expand(out.shape) or value)
 
 
 @kernel("aten::full_like.out")

@@ -97,7 +97,7 @@ def quantized_batch_matmul(
         raise Refused("strides", "the summed axis is not contiguous", "Report this to the vendor of the file.")
     numbers = [x.shape[-1], x_offset, y_offset, zero, multiplier, shift]
     if x.shape[-1]:
-        rows, columns = x.selected(-1, 0).inserted(2), y.selected(-1, 0).inserted(1)
+        rows, columns = x.select(-1, 0).insert_axis(2), y.select(-1, 0).insert_axis(1)
         w.map("etk_cortex_m_dot", "cortex_m.c", [out, rows, columns], w.integers(numbers), order=(0, 1, 2))
     else:
         w.fill(out, min(max(zero, -128), 127))
@@ -132,7 +132,7 @@ def maximum(w: Writer, x: View, y: View, out: View) -> None:
 @kernel("cortex_m::transpose.out")
 def transpose(w: Writer, x: View, order: Sequence[int], out: View) -> None:
     """out = x.permute(order)."""
-    w.copy(out, x.permuted(order))
+    w.copy(out, x.permute(order))
 
 
 def _is_channels_last(x: View) -> bool:
@@ -151,7 +151,7 @@ def pad(w: Writer, x: View, before: Sequence[int], after: Sequence[int], value: 
     inner = out
     for axis in range(x.rank):
         dim = order[axis + 4 - x.rank]
-        inner = inner.sliced(axis, before[dim], out.shape[axis] - after[dim])
+        inner = inner.slice(axis, before[dim], out.shape[axis] - after[dim])
     if inner.numel != out.numel:
         w.fill(out, value)
     w.copy(inner, x)

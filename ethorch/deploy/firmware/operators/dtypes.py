@@ -26,8 +26,8 @@ def promote(first: str, second: str) -> str:
     if not order <= set(_BITS):
         raise refuse_dtype(" with ".join(sorted(order)), ", ".join(_BITS))
     if "uint8" in order:
-        other = (order - {"uint8"}).pop()
-        return "int16" if other == "int8" else other
+        signed_dtype = (order - {"uint8"}).pop()
+        return "int16" if signed_dtype == "int8" else signed_dtype
     return max(order, key=_BITS.__getitem__)
 
 
@@ -61,8 +61,8 @@ def wrap(number: Number, dtype: str) -> Number:
     if dtype not in _BITS or isinstance(number, float):
         return number
     bits = _BITS[dtype]
-    whole = number & ((1 << bits) - 1)
-    return whole - (1 << bits) if dtype != "uint8" and whole >> (bits - 1) else whole
+    wrapped = number & ((1 << bits) - 1)
+    return wrapped - (1 << bits) if dtype != "uint8" and wrapped >> (bits - 1) else wrapped
 
 
 def compute(

@@ -48,7 +48,7 @@ BITWISE = {
 }
 
 
-def _named(name: str, body: Callable[..., None], *operators: str) -> None:
+def _register_named(name: str, body: Callable[..., None], *operators: str) -> None:
     body.__name__ = name
     kernel(*operators)(body)
 
@@ -74,7 +74,7 @@ def _float_function(name: str, function: str, file: str) -> None:
         need_float32(x.dtype)
         compute_in(w, f"etk_{function}_f32", file, ("float32",), "float32", (out, x))
 
-    _named(name, body, f"aten::{name}.out")
+    _register_named(name, body, f"aten::{name}.out")
 
 
 def _same_dtype(name: str, identity_of_integers: bool) -> None:
@@ -84,7 +84,7 @@ def _same_dtype(name: str, identity_of_integers: bool) -> None:
         else:
             _in(w, name, x.dtype, out, x)
 
-    _named(name, body, f"aten::{name}.out")
+    _register_named(name, body, f"aten::{name}.out")
 
 
 def _arithmetic(name: str, function: str, operators: tuple[str, ...]) -> None:
@@ -92,7 +92,7 @@ def _arithmetic(name: str, function: str, operators: tuple[str, ...]) -> None:
         a, b, dtype = _pair(w, x, y)
         _in(w, function, dtype, out, a, b)
 
-    _named(name, body, *operators)
+    _register_named(name, body, *operators)
 
 
 def _comparison(name: str) -> None:
@@ -100,7 +100,7 @@ def _comparison(name: str) -> None:
         a, b, dtype = _pair(w, x, y)
         _in(w, name, dtype, out, a, b, output_dtype="bool")
 
-    _named(name, body, f"aten::{name}.Tensor_out", f"aten::{name}.Scalar_out")
+    _register_named(name, body, f"aten::{name}.Tensor_out", f"aten::{name}.Scalar_out")
 
 
 def _bitwise(name: str, function: str, operators: tuple[str, ...]) -> None:
@@ -110,14 +110,14 @@ def _bitwise(name: str, function: str, operators: tuple[str, ...]) -> None:
             raise refuse_dtype(dtype, "integers and bools")
         _in(w, function, dtype, out, a, b)
 
-    _named(name, body, *operators)
+    _register_named(name, body, *operators)
 
 
 def _logical(name: str) -> None:
     def body(w: Writer, x: View, y: View, out: View) -> None:
         compute_in(w, f"etk_{name}_b8", _FILE, ("bool", "bool"), "bool", (out, x, y))
 
-    _named(name, body, f"aten::{name}.out")
+    _register_named(name, body, f"aten::{name}.out")
 
 
 for _name, (_function, _source) in FLOAT_FUNCTIONS.items():
@@ -137,7 +137,7 @@ for _name in ("logical_and", "logical_or", "logical_xor"):
     _logical(_name)
 
 
-def _scaled(w: Writer, name: str, x: View, y: View | Number, alpha: Number, out: View) -> None:
+def _call_scaled(w: Writer, name: str, x: View, y: View | Number, alpha: Number, out: View) -> None:
     a, b, dtype = _pair(w, x, y)
     if alpha == 1:
         _in(w, name, dtype, out, a, b)
@@ -149,13 +149,13 @@ def _scaled(w: Writer, name: str, x: View, y: View | Number, alpha: Number, out:
 @kernel("aten::add.out", "aten::add.Scalar_out")
 def add(w: Writer, x: View, y: View | Number, alpha: Number, out: View) -> None:
     """out = x + alpha * y."""
-    _scaled(w, "add", x, y, alpha, out)
+    _call_scaled(w, "add", x, y, alpha, out)
 
 
 @kernel("aten::sub.out", "aten::sub.Scalar_out")
 def sub(w: Writer, x: View, y: View | Number, alpha: Number, out: View) -> None:
     """out = x - alpha * y."""
-    _scaled(w, "sub", x, y, alpha, out)
+    _call_scaled(w, "sub", x, y, alpha, out)
 
 
 @kernel("aten::rsub.Scalar_out")
@@ -303,8 +303,8 @@ def glu(w: Writer, x: View, dim: int, out: View) -> None:
     need_float32(x.dtype)
     axis = x.axis(dim)
     half = x.shape[axis] // 2
-    compute_in(w, "etk_sigmoid_f32", "functions.c", ("float32",), "float32", (out, x.sliced(axis, half, 2 * half)))
-    _in(w, "mul", x.dtype, out, x.sliced(axis, 0, half), out)
+    compute_in(w, "etk_sigmoid_f32", "functions.c", ("float32",), "float32", (out, x.slice(axis, half, 2 * half)))
+    _in(w, "mul", x.dtype, out, x.slice(axis, 0, half), out)
 
 
 @kernel("aten::where.self_out")

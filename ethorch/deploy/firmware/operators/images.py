@@ -17,20 +17,20 @@ def _resize(w: Writer, function: str, x: View, factors: Sequence[float] | None, 
     """Loop over planes and resize each of them."""
     sizes = [(x.shape[axis], out.shape[axis]) for axis in (2, 3)]
     scales = []
-    for number, (size, wanted) in enumerate(sizes):
+    for number, (size, out_size) in enumerate(sizes):
         if align_corners:
-            scales.append((size - 1) / (wanted - 1) if wanted > 1 else 0.0)
+            scales.append((size - 1) / (out_size - 1) if out_size > 1 else 0.0)
         else:
-            scales.append(1.0 / factors[number] if factors else size / wanted)
+            scales.append(1.0 / factors[number] if factors else size / out_size)
     fields = [
         braces([str(size) for size, _ in sizes]),
-        braces([str(wanted) for _, wanted in sizes]),
+        braces([str(out_size) for _, out_size in sizes]),
         *(braces([str(view.strides[axis] * view.item_bytes) for axis in (2, 3)]) for view in (x, out)),
         braces([float_text(scale) for scale in scales]),
         str(int(align_corners)),
     ]
     parameters = w.constant("etk_resize {}", braces(fields))
-    planes = [view.selected(3, 0).selected(2, 0) for view in (out, x)]
+    planes = [view.select(3, 0).select(2, 0) for view in (out, x)]
     if out.numel:
         w.map(function, "resize.c", planes, f"&{parameters}")
 
@@ -62,8 +62,8 @@ def _product(w: Writer, x: View, y: View, out: View) -> None:
         w.fill(out, 0)
         return
     parameters = w.integers([x.shape[-1], x.strides[-1] * 4, y.strides[-2] * 4])
-    rows = x.selected(-1, 0).inserted(x.rank - 1)
-    columns = y.selected(-2, 0).inserted(y.rank - 2)
+    rows = x.select(-1, 0).insert_axis(x.rank - 1)
+    columns = y.select(-2, 0).insert_axis(y.rank - 2)
     w.map("etk_dot_f32", "product.c", [out, rows, columns], parameters)
 
 
@@ -76,9 +76,9 @@ def mm(w: Writer, x: View, y: View, out: View) -> None:
 @kernel("aten::linear.out")
 def linear(w: Writer, x: View, weight: View, bias: View | None, out: View) -> None:
     """out = x @ weight.T + bias."""
-    wide = weight.swapped(0, 1)
+    wide = weight.swap(0, 1)
     while wide.rank < x.rank:
-        wide = wide.inserted(0)
+        wide = wide.insert_axis(0)
     _product(w, x, wide, out)
     if bias is not None:
         w.map("etk_add_f32", "elementwise.c", [out, out, bias])

@@ -17,14 +17,20 @@ Number = float | int | bool
 
 
 def _write_walk(
-    w: Writer, function: str, places: View, plain: View, other: View, indices: Sequence[View], axes: Sequence[tuple[int, int]]
+    w: Writer,
+    function: str,
+    places: View,
+    plain: View,
+    written_view: View,
+    indices: Sequence[View],
+    axes: Sequence[tuple[int, int]],
 ) -> None:
     """Gather or scatter in a loop over the common shape of all views.
 
     Args:
         places: Indexed tensor, with stride 0 along the indexed axes.
         plain: Tensor in loop order.
-        other: The one of these two that is written.
+        written_view: The one of these two that is written.
         indices: Indices, broadcast to the loop.
         axes: Size and stride in bytes of each indexed axis.
     """
@@ -35,8 +41,8 @@ def _write_walk(
             raise refuse_dtype(index.dtype, "indices of int64 or int32, all of one dtype")
     if not plain.numel:
         return
-    out, x = (plain, places) if other is plain else (places, plain)
-    wide = [index.expanded(plain.shape) or index for index in indices]
+    out, x = (plain, places) if written_view is plain else (places, plain)
+    wide = [index.expand(plain.shape) or index for index in indices]
     walk = order_axes([plain, out, x, *wide])  # order of the tensor without stride 0
     steps = [(size, all_steps[1:] if all_steps else ()) for size, all_steps in walk]
     run = plain.item_bytes
@@ -47,7 +53,7 @@ def _write_walk(
     fields = [len(wide), wide[0].item_bytes, braces([str(n) for n in sizes]), braces([str(n) for n in strides]), run]
     parameters = w.constant("etk_indexing {}", braces([str(field) for field in fields]))
     first, second = source(wide[0]), source(wide[-1])
-    w.checked_call("index.c", function, f"&{parameters}", name, rank, pointer(out), source(x), first, second)
+    w.call_checked("index.c", function, f"&{parameters}", name, rank, pointer(out), source(x), first, second)
 
 
 def _still(view: View, axis: int, size: int) -> View:
@@ -58,10 +64,10 @@ def _still(view: View, axis: int, size: int) -> View:
 
 def _along(index: View, rank: int, axis: int) -> View:
     """Return a list of indices as a tensor of rank ``rank`` along one axis."""
-    view = index if index.rank else index.inserted(0)
+    view = index if index.rank else index.insert_axis(0)
     for at in range(rank):
         if at != axis:
-            view = view.inserted(at)
+            view = view.insert_axis(at)
     return view
 
 
@@ -79,7 +85,7 @@ def embedding(w: Writer, weight: View, indices: View, padding: int, scale: bool,
     """out = weight[indices]."""
     places = replace(weight, shape=(*indices.shape, weight.shape[1]), strides=(*(0 for _ in indices.shape), weight.strides[1]))
     step = weight.strides[0] * weight.item_bytes
-    _write_walk(w, "etk_take", places, out, out, [indices.inserted(indices.rank)], [(weight.shape[0], step)])
+    _write_walk(w, "etk_take", places, out, out, [indices.insert_axis(indices.rank)], [(weight.shape[0], step)])
 
 
 @kernel("aten::gather.out")
@@ -98,7 +104,7 @@ def _scatter(w: Writer, function: str, x: View, dim: int, index: View, values: V
     w.copy(out, x)
     axis = x.axis(dim)
     places = replace(_still(out, axis, index.shape[axis]), shape=index.shape)
-    part = values.expanded(index.shape) if not values.rank else replace(values, shape=index.shape)
+    part = values.expand(index.shape) if not values.rank else replace(values, shape=index.shape)
     if part is None:
         raise Refused("shape", f"it scatters {list(values.shape)}", "Pass a source of the index's shape.")
     step = out.strides[axis] * out.item_bytes
@@ -129,35 +135,37 @@ def scatter_add(w: Writer, x: View, dim: int, index: View, values: View, out: Vi
     _scatter(w, _sum_of(x.dtype), x, dim, index, values, out)
 
 
-def _plan_walk(whole: View, indices: Sequence[View | None], walk: Sequence[int]) -> tuple[View, list[View], list[tuple[int, int]]]:
+def _plan_walk(
+    indexed_view: View, indices: Sequence[View | None], walk: Sequence[int]
+) -> tuple[View, list[View], list[tuple[int, int]]]:
     """Return the loop of x[indices]: the indexed tensor, the indices, and the size and stride of each indexed axis.
 
     The axes of the indices replace the first indexed axis, or come first if the indexed axes are not adjacent.
     """
     at = [axis for axis, index in enumerate(indices) if index is not None]
-    given = [index for index in indices if index is not None]
-    if any(index.dtype in ("bool", "uint8") for index in given):
+    index_views = [index for index in indices if index is not None]
+    if any(index.dtype in ("bool", "uint8") for index in index_views):
         raise Refused("index", "it is indexed by a mask, so its size is known only at run time", "Use torch.where in the model.")
-    rank = max((index.rank for index in given), default=0)
+    rank = max((index.rank for index in index_views), default=0)
     front = at[0] if at == list(range(at[0], at[0] + len(at))) else 0
-    plain = [axis for axis in range(whole.rank) if axis not in at]
+    plain = [axis for axis in range(indexed_view.rank) if axis not in at]
     before, after = [axis for axis in plain if axis < front] if front else [], []
     after = [axis for axis in plain if axis not in before]
-    own = tuple(walk[len(before) : len(before) + rank])
+    index_shape = tuple(walk[len(before) : len(before) + rank])
     places = replace(
-        whole,
+        indexed_view,
         shape=tuple(walk),
-        strides=(*(whole.strides[a] for a in before), *(0 for _ in own), *(whole.strides[a] for a in after)),
+        strides=(*(indexed_view.strides[a] for a in before), *(0 for _ in index_shape), *(indexed_view.strides[a] for a in after)),
     )
     views = []
-    for index in given:
+    for index in index_views:
         view = index
         for _ in range(rank - index.rank):
-            view = view.inserted(0)
+            view = view.insert_axis(0)
         for _ in after:
-            view = view.inserted(view.rank)
+            view = view.insert_axis(view.rank)
         views.append(view)
-    return places, views, [(whole.shape[axis], whole.strides[axis] * whole.item_bytes) for axis in at]
+    return places, views, [(indexed_view.shape[axis], indexed_view.strides[axis] * indexed_view.item_bytes) for axis in at]
 
 
 @kernel("aten::index.Tensor_out")
@@ -168,19 +176,21 @@ def index(w: Writer, x: View, indices: Sequence[View | None], out: View) -> None
 
 
 def _index_put(w: Writer, indices: Sequence[View | None], values: View, accumulate: bool, out: View) -> None:
-    at = [axis for axis, one in enumerate(indices) if one is not None]
-    given = [one for one in indices if one is not None]
-    own: tuple[int, ...] = ()
-    for one in given:
-        longer, shorter = (own, one.shape) if len(own) >= len(one.shape) else (one.shape, own)
+    at = [axis for axis, index_view in enumerate(indices) if index_view is not None]
+    index_views = [index_view for index_view in indices if index_view is not None]
+    index_shape: tuple[int, ...] = ()
+    for index_view in index_views:
+        longer, shorter = (
+            (index_shape, index_view.shape) if len(index_shape) >= len(index_view.shape) else (index_view.shape, index_shape)
+        )
         padded = (1,) * (len(longer) - len(shorter)) + tuple(shorter)
-        own = tuple(b if a == 1 else a for a, b in zip(longer, padded, strict=True))
+        index_shape = tuple(b if a == 1 else a for a, b in zip(longer, padded, strict=True))
     adjacent = at == list(range(at[0], at[0] + len(at)))
     plain = [out.shape[axis] for axis in range(out.rank) if axis not in at]
     before = at[0] if adjacent else 0
-    walk = (*plain[:before], *own, *plain[before:])
+    walk = (*plain[:before], *index_shape, *plain[before:])
     places, views, axes = _plan_walk(out, indices, walk)
-    part = values.expanded(walk)
+    part = values.expand(walk)
     if part is None:
         raise Refused("shape", f"it puts {list(values.shape)} to {list(walk)}", "Pass values of that shape.")
     _write_walk(w, _sum_of(out.dtype) if accumulate else "etk_put", places, part, places, views, axes)

@@ -49,11 +49,11 @@ def dequantize_per_tensor(
 def _channels(x: View, scales: View, zero_points: View, axis: int, *, of: tuple[str, ...] = ("float64",)) -> tuple[View, View]:
     """Return scales and zero points that broadcast to x. ``of``: dtypes of scales that ExecuTorch's kernel accepts."""
     if scales.dtype not in of or zero_points.dtype != "int64":
-        found = scales.dtype if scales.dtype not in of else zero_points.dtype
-        raise refuse_dtype(found, f"scales of {' or '.join(of)} and zero points of int64, as ExecuTorch's kernel does")
+        wrong_dtype = scales.dtype if scales.dtype not in of else zero_points.dtype
+        raise refuse_dtype(wrong_dtype, f"scales of {' or '.join(of)} and zero points of int64, as ExecuTorch's kernel does")
     shape = [1] * x.rank
     shape[x.axis(axis)] = x.shape[x.axis(axis)]
-    views = [view.reshaped(shape) for view in (scales, zero_points)]
+    views = [view.reshape(shape) for view in (scales, zero_points)]
     if views[0] is None or views[1] is None:
         raise Refused("shape", f"its scales are {list(scales.shape)} for {shape}", "Pass one scale per channel.")
     return views[0], views[1]
@@ -99,7 +99,7 @@ def quantize_by_tensors(w: Writer, x: View, scale: View, zero_point: View, low: 
     """Quantize with a computed scale (float64) and zero point (int64) of one element each."""
     _check(x, out)
     function = f"etk_quantize_channels_{SUFFIX[out.dtype]}"
-    w.map(function, "quantize.c", [out, x, *_one(scale, zero_point)], _parameters(w, 1.0, 0, low, high))
+    w.map(function, "quantize.c", [out, x, *_drop_axes(scale, zero_point)], _parameters(w, 1.0, 0, low, high))
 
 
 @kernel("quantized_decomposed::dequantize_per_tensor.Tensor_out")
@@ -108,12 +108,12 @@ def dequantize_by_tensors(
 ) -> None:
     """Dequantize with a computed scale (float64) and zero point (int64) of one element each."""
     _check(out, x)
-    w.map(f"etk_dequantize_channels_{SUFFIX[x.dtype]}", "quantize.c", [out, x, *_one(scale, zero_point)])
+    w.map(f"etk_dequantize_channels_{SUFFIX[x.dtype]}", "quantize.c", [out, x, *_drop_axes(scale, zero_point)])
 
 
-def _one(scale: View, zero_point: View) -> tuple[View, View]:
+def _drop_axes(scale: View, zero_point: View) -> tuple[View, View]:
     """Return a scale and a zero point without axes."""
-    one, zero = scale.reshaped(()), zero_point.reshaped(())
-    if scale.dtype != "float64" or zero_point.dtype != "int64" or one is None or zero is None:
+    scalar_scale, zero = scale.reshape(()), zero_point.reshape(())
+    if scale.dtype != "float64" or zero_point.dtype != "int64" or scalar_scale is None or zero is None:
         raise refuse_dtype(f"{scale.dtype} and {zero_point.dtype}", "a scale of float64 and a zero point of int64, of one element")
-    return one, zero
+    return scalar_scale, zero

@@ -27,7 +27,7 @@ def _with_axes(out: View, x: View, axes: Sequence[int]) -> View:
     """Return the output with the input's shape and stride 0 along reduced axes."""
     if out.rank != x.rank:
         for axis in axes:
-            out = out.inserted(axis)
+            out = out.insert_axis(axis)
     strides = tuple(0 if axis in axes else stride for axis, stride in enumerate(out.strides))
     return replace(out, shape=x.shape, strides=strides)
 
@@ -40,13 +40,13 @@ def _accumulate(w: Writer, function: str, dtype: str, out: View, x: View, axes: 
     """
     if not x.numel:
         return
-    whole = _with_axes(out, x, axes)
-    kept = [axis for axis in range(x.rank) if axis not in axes]
+    target = _with_axes(out, x, axes)
+    kept_axes = [axis for axis in range(x.rank) if axis not in axes]
     converted = not out.dtype == x.dtype == dtype
-    order = [*axes, *kept] if converted or out.numel * out.numel > x.numel else [*kept, *axes]
+    order = [*axes, *kept_axes] if converted or out.numel * out.numel > x.numel else [*kept_axes, *axes]
     if not order:
-        whole, x, order = whole.inserted(0), x.inserted(0), [0]
-    compute(w, function, "elementwise.c", (dtype, dtype), dtype, (whole, x, whole), order=order)
+        target, x, order = target.insert_axis(0), x.insert_axis(0), [0]
+    compute(w, function, "elementwise.c", (dtype, dtype), dtype, (target, x, target), order=order)
 
 
 def _sum(w: Writer, x: View, dims: Dims | None, out: View) -> None:
@@ -108,11 +108,11 @@ def _extreme(w: Writer, name: str, x: View, dims: Dims | None, out: View) -> Non
         raise Refused("shape", f"the reduced axes of {list(x.shape)} are empty", "Pass at least one element.")
     first = x
     for axis in axes:
-        first = first.sliced(axis, 0, 1)
+        first = first.slice(axis, 0, 1)
     target = out
     if out.rank != x.rank:
         for axis in axes:
-            target = target.inserted(axis)
+            target = target.insert_axis(axis)
     w.copy(target, first)  # start with the first element because not every dtype has a minimum
     wide = computing(x.dtype)
     _accumulate(w, f"etk_{name}_{SUFFIX[wide]}", wide, out, x, axes)
@@ -178,10 +178,10 @@ def cumsum(w: Writer, x: View, dim: int, dtype: int | None, out: View) -> None:
     if not out.numel:
         return
     axis, size = x.axis(dim), x.shape[x.axis(dim)]
-    w.cast(out.sliced(axis, 0, 1), x.sliced(axis, 0, 1))
-    views = [out.sliced(axis, 1, size), out.sliced(axis, 0, size - 1), x.sliced(axis, 1, size)]
+    w.cast(out.slice(axis, 0, 1), x.slice(axis, 0, 1))
+    views = [out.slice(axis, 1, size), out.slice(axis, 0, size - 1), x.slice(axis, 1, size)]
     wide = computing(out.dtype)
-    order = [axis, *(other for other in range(x.rank) if other != axis)]
+    order = [axis, *(plain_axis for plain_axis in range(x.rank) if plain_axis != axis)]
     compute(w, f"etk_add_{SUFFIX[wide]}", "elementwise.c", (wide, wide), wide, tuple(views), order=order)
 
 
@@ -193,7 +193,7 @@ def _place(w: Writer, name: str, x: View, dim: int | None, out: View) -> None:
     if x.dtype not in _PLACES:
         raise refuse_dtype(x.dtype, ", ".join(_PLACES))
     if dim is None:
-        flat = x.reshaped((x.numel,))
+        flat = x.reshape((x.numel,))
         if flat is None or not x.is_contiguous:
             raise Refused("view", "its input has another dimension order", "Call .contiguous() before it in the model.")
         x, dim = flat, 0
@@ -204,8 +204,8 @@ def _place(w: Writer, name: str, x: View, dim: int | None, out: View) -> None:
     if not x.shape[axis] and out.numel:
         raise Refused("shape", f"the reduced axes of {list(x.shape)} are empty", "Pass at least one element.")
     parameters = w.integers([x.shape[axis], x.strides[axis] * x.item_bytes])
-    first = x.selected(axis, 0) if out.rank != x.rank else x.sliced(axis, 0, 1)
-    w.map(f"etk_{name}_{SUFFIX[x.dtype]}", "places.c", [out.reshaped(first.shape) or out, first], parameters)
+    first = x.select(axis, 0) if out.rank != x.rank else x.slice(axis, 0, 1)
+    w.map(f"etk_{name}_{SUFFIX[x.dtype]}", "places.c", [out.reshape(first.shape) or out, first], parameters)
 
 
 @kernel("aten::argmax.out")
@@ -248,7 +248,7 @@ def topk(w: Writer, x: View, k: int, dim: int, largest: bool, sorted: bool, valu
     axis = x.axis(dim)
     steps = [view.strides[axis] * view.item_bytes for view in (values, indices, x)]
     parameters = w.integers([k, x.shape[axis], int(largest), *steps])
-    views = [view.selected(axis, 0) for view in (values, indices, x)]
+    views = [view.select(axis, 0) for view in (values, indices, x)]
     w.map(f"etk_topk_{SUFFIX[x.dtype]}", "places.c", views, parameters)
 
 
@@ -256,12 +256,12 @@ def _along(w: Writer, name: str, x: View, dim: int, out: View) -> None:
     if x.dtype != "float32" or out.dtype != "float32":
         raise refuse_dtype(x.dtype if x.dtype != "float32" else out.dtype, "float32")
     if not x.rank:
-        x, out, dim = x.inserted(0), out.inserted(0), 0
+        x, out, dim = x.insert_axis(0), out.insert_axis(0), 0
     axis = x.axis(dim)
     if not out.numel:
         return
     parameters = w.integers([x.shape[axis], out.strides[axis] * 4, x.strides[axis] * 4])
-    w.map(f"etk_{name}_f32", "softmax.c", [out.selected(axis, 0), x.selected(axis, 0)], parameters)
+    w.map(f"etk_{name}_f32", "softmax.c", [out.select(axis, 0), x.select(axis, 0)], parameters)
 
 
 @kernel("aten::_softmax.out")
@@ -291,18 +291,18 @@ def native_layer_norm(
     for size in shape:
         inner *= size
     outer = x.numel // inner
-    rows, result = x.reshaped((outer, inner)), out.reshaped((outer, inner))
-    means, factors = mean.reshaped((outer,)), rstd.reshaped((outer,))
+    rows, result = x.reshape((outer, inner)), out.reshape((outer, inner))
+    means, factors = mean.reshape((outer,)), rstd.reshape((outer,))
     if rows is None or result is None or means is None or factors is None:
         raise Refused("view", "its tensors have another dimension order", "Call .contiguous() before it in the model.")
     parameters = w.constant("etk_normalization {}", f"{{{inner}, {float(eps).hex()}F}}")
-    w.map("etk_moments_f32", "softmax.c", [means, factors, rows.selected(1, 0)], f"&{parameters}")
-    w.map("etk_sub_f32", "elementwise.c", [result, rows, means.inserted(1)])
-    w.map("etk_div_f32", "elementwise.c", [result, result, factors.inserted(1)])
+    w.map("etk_moments_f32", "softmax.c", [means, factors, rows.select(1, 0)], f"&{parameters}")
+    w.map("etk_sub_f32", "elementwise.c", [result, rows, means.insert_axis(1)])
+    w.map("etk_div_f32", "elementwise.c", [result, result, factors.insert_axis(1)])
     w.map("etk_reciprocal_f32", "elementwise.c", [factors, factors])
     for function, view in (("etk_mul_f32", weight), ("etk_add_f32", bias)):
         if view is not None:
-            w.map(function, "elementwise.c", [result, result, view.reshaped((inner,)) or view])
+            w.map(function, "elementwise.c", [result, result, view.reshape((inner,)) or view])
 
 
 @kernel("aten::_native_batch_norm_legit_no_training.out")
@@ -326,7 +326,7 @@ def native_batch_norm(
     shape = [x.shape[axis] if axis == 1 else 1 for axis in range(x.rank)]
 
     def of_channels(view: View) -> View:
-        return view.reshaped(shape) or view
+        return view.reshape(shape) or view
 
     parameters = w.numbers([eps], "float32")
     w.map("etk_normalize_f32", "softmax.c", [out, x, of_channels(mean), of_channels(variance)], parameters)

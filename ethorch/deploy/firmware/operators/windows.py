@@ -55,7 +55,7 @@ def _window(
 
 
 def _planes(view: View) -> View:
-    return view.selected(-1, 0).selected(-1, 0)
+    return view.select(-1, 0).select(-1, 0)
 
 
 @kernel("aten::avg_pool2d.out")
@@ -133,7 +133,7 @@ def convolution(
     if not out.numel:
         return
     if x.rank == 3:
-        x, weight, out = x.inserted(2), weight.inserted(2), out.inserted(2)
+        x, weight, out = x.insert_axis(2), weight.insert_axis(2), out.insert_axis(2)
         stride, padding, dilation = (1, stride[0]), (0, padding[0]), (1, dilation[0])
     channels = weight.shape[1]
     parameters = _window(
@@ -143,10 +143,10 @@ def convolution(
     step = weight.shape[0] // groups
     none = scalar(w, 0, "float32") if bias is None else None
     for group in range(groups):
-        part = _planes(out).sliced(1, group * step, (group + 1) * step)
-        image = _planes(x).sliced(1, group * channels, group * channels + 1)
-        rows = _planes(weight).selected(1, 0).sliced(0, group * step, (group + 1) * step)
-        added = none or (bias.sliced(0, group * step, (group + 1) * step) if bias is not None else rows)
+        part = _planes(out).slice(1, group * step, (group + 1) * step)
+        image = _planes(x).slice(1, group * channels, group * channels + 1)
+        rows = _planes(weight).select(1, 0).slice(0, group * step, (group + 1) * step)
+        added = none or (bias.slice(0, group * step, (group + 1) * step) if bias is not None else rows)
         w.map("etk_convolution_f32", "pool.c", [part, image, rows, added], parameters)
 
 
@@ -157,7 +157,7 @@ def _copy_padded(w: Writer, x: View, pad: Dims, out: View) -> list[tuple[int, in
     sides = [(x.rank - 1 - number, pad[2 * number], pad[2 * number + 1]) for number in range(len(pad) // 2)]
     inner = out
     for axis, before, after in sides:
-        inner = inner.sliced(axis, before, out.shape[axis] - after)
+        inner = inner.slice(axis, before, out.shape[axis] - after)
     w.copy(inner, x)
     return sides
 
@@ -171,8 +171,8 @@ def _borders(w: Writer, x: View, pad: Dims, out: View) -> Iterator[tuple[View, i
     left_over = {axis: (before, after) for axis, before, after in sides}
     for axis, before, after in sides:
         part = out
-        for other, (left, right) in left_over.items():  # borders that are not filled yet
-            part = part.sliced(other, left, out.shape[other] - right) if other != axis else part
+        for unfilled_axis, (left, right) in left_over.items():  # borders that are not filled yet
+            part = part.slice(unfilled_axis, left, out.shape[unfilled_axis] - right) if unfilled_axis != axis else part
         yield part, axis, out.shape[axis], before, after
         left_over.pop(axis)
 
@@ -181,14 +181,14 @@ def _borders(w: Writer, x: View, pad: Dims, out: View) -> Iterator[tuple[View, i
 def reflection_pad(w: Writer, x: View, pad: Dims, out: View) -> None:
     """out = x mirrored at its edges, axis by axis."""
     for part, axis, size, before, after in _borders(w, x, pad, out):
-        w.copy(part.sliced(axis, 0, before), part.sliced(axis, before + 1, 2 * before + 1).flipped([axis]))
-        w.copy(part.sliced(axis, size - after, size), part.sliced(axis, size - 2 * after - 1, size - after - 1).flipped([axis]))
+        w.copy(part.slice(axis, 0, before), part.slice(axis, before + 1, 2 * before + 1).flip([axis]))
+        w.copy(part.slice(axis, size - after, size), part.slice(axis, size - 2 * after - 1, size - after - 1).flip([axis]))
 
 
 @kernel("aten::replication_pad1d.out", "aten::replication_pad2d.out", "aten::replication_pad3d.out")
 def replication_pad(w: Writer, x: View, pad: Dims, out: View) -> None:
     """out = x with its edges repeated."""
     for part, axis, size, before, after in _borders(w, x, pad, out):
-        for border, edge in ((part.sliced(axis, 0, before), before), (part.sliced(axis, size - after, size), size - after - 1)):
-            one = part.sliced(axis, edge, edge + 1)
-            w.copy(border, one.expanded(border.shape) or one)
+        for border, edge in ((part.slice(axis, 0, before), before), (part.slice(axis, size - after, size), size - after - 1)):
+            edge_view = part.slice(axis, edge, edge + 1)
+            w.copy(border, edge_view.expand(border.shape) or edge_view)
