@@ -154,10 +154,10 @@ def test_what_cannot_be_had_is_refused_with_a_reason() -> None:
     changed = replace(
         parsed, mutable=((*segment, bytes(len(segment[1]))),), methods={"steps": one, "step": replace(other, values=values)}
     )
-    with pytest.raises(EthorchError, match=r"begins with other contents.*\[firmware.initial_contents\]"):
+    with pytest.raises(EthorchError, match=r"with different initial values.*\[firmware.initial_contents\]"):
         plan_methods(changed, ["steps", "step"])
     for inputs in ([INPUTS["step"]], [("stairs", INPUTS["step"])]):
-        with pytest.raises(EthorchError, match="one of steps, step; call 0 is not that"):
+        with pytest.raises(EthorchError, match="one of the methods steps, step; call 0 is different"):
             firmware(steps(), "nowhere", samples=inputs)
     with pytest.raises(EthorchError, match="at least one method"):
         firmware(steps(), "nowhere", methods=[])

@@ -56,12 +56,12 @@ def test_the_ini_is_relative_to_the_file_and_the_accelerator_says_the_npu(tmp_pa
 @pytest.mark.parametrize(
     ("text", "error", "words"),
     [
-        ("a: [", EthorchError, "is no YAML"),
+        ("a: [", EthorchError, "is not valid YAML"),
         ("cbuild: {}", EthorchError, "no node 'cbuild-mlops'"),
         ("cbuild-mlops: {npu: 7}", EthorchError, "npu is 7"),
         ("cbuild-mlops: {npu: {type: Ethos-U85}}", SpecError, "npu.macs None"),
         ("cbuild-mlops: {npu: {type: Ethos-U95, macs: 128}}", SpecError, "ethos-u95-128"),
-        ("cbuild-mlops: {vela: {options: --memory-mode}}", EthorchError, "takes a value"),
+        ("cbuild-mlops: {vela: {options: --memory-mode}}", EthorchError, "requires a value"),
     ],
 )
 def test_what_is_wrong_is_said(text: str, error: type[Exception], words: str, tmp_path: Path) -> None:

@@ -221,8 +221,8 @@ def test_an_operator_without_c_is_refused_with_name_place_and_way_out(tmp_path: 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"name": "Model"}, "small letters"),
-        ({"name": "switch"}, "no word of C's own"),
+        ({"name": "Model"}, "lower-case letters"),
+        ({"name": "switch"}, "not a C keyword"),
         ({"embed": "hex"}, "incbin or arrays"),
         ({"board": "corstone-3000"}, "corstone-300"),
         ({"board": "corstone-320"}, "ethos-u85-256"),

@@ -61,23 +61,27 @@ CASES = {
     "npu.read_only_register": Case(("0x1 to ID",), flags=s.WRITE_ID),
     "npu.write_while_running": Case(("0x0 to REGIONCFG while the NPU is running",), flags=s.WRITE_WHILE_RUNNING),
     "npu.run_while_running": Case(("CMD.run while the NPU is running",), flags=s.RUN_TWICE),
-    "npu.irq_not_acknowledged": Case(("run before is raised",), IRQ_RAISED | RUNNING, flags=s.NO_ACKNOWLEDGE, changes={"runs": 2}),
+    "npu.irq_not_acknowledged": Case(
+        ("previous run is raised",), IRQ_RAISED | RUNNING, flags=s.NO_ACKNOWLEDGE, changes={"runs": 2}
+    ),
     "npu.stream_alignment": Case(("multiple of 16",), PARSE, changes={"stream": s.STREAM + 36}),
     "npu.base_alignment": Case(("BASEP0 is 0x70100004",), PARSE, changes=bases(b0=s.WEIGHTS + 4)),
     "npu.stream_size": Case(("QSIZE is 6 bytes",), PARSE, changes={"stream_bytes": 6}),
-    "npu.no_memory": Case(("no memory for region 0", "0x90000000", "The NPU sees bram"), BUS, changes=bases(b0=0x90000000)),
-    "npu.unreachable_memory": Case(("lies in itcm", "cannot see", "It sees bram"), BUS, changes=bases(b0=ITCM)),
-    "npu.port": Case(("port sram, and ext leads there",), BUS, changes={**bases(b0=FLASH), "region_config": 0x10}, flash="ext"),
+    "npu.no_memory": Case(("no memory for region 0", "0x90000000", "The NPU can access bram"), BUS, changes=bases(b0=0x90000000)),
+    "npu.unreachable_memory": Case(("is in itcm", "cannot access", "It can access bram"), BUS, changes=bases(b0=ITCM)),
+    "npu.port": Case(
+        ("port sram, but that memory needs ext",), BUS, changes={**bases(b0=FLASH), "region_config": 0x10}, flash="ext"
+    ),
     "npu.read_only_port": Case(("AXI1 of a U55", "region 1"), BUS, changes={"region_config": 0x1F}),
-    "npu.read_only_memory": Case(("nobody can write there", "flash"), BUS, changes=bases(b1=FLASH), flash="ext,sram"),
+    "npu.read_only_memory": Case(("a read-only memory", "flash"), BUS, changes=bases(b1=FLASH), flash="ext,sram"),
     "npu.extent": Case(("bytes beyond the end of sram", "command"), BUS, changes=bases(b1=0x311FFF00)),
     "npu.configuration": Case(
         ("made for ethos-u55-128 (0x00001807)", "this NPU is ethos-u55-256"), PARSE, options={"npu": "ethos-u55-256"}
     ),
     "npu.command": Case(("cannot be executed", "opcode"), PARSE, more={s.STREAM + 32: struct.pack("<I", 0x3FF)}),
     "npu.stream_end": Case(("NPU_OP_STOP",), IRQ_RAISED, cut=4),
-    "cache.not_cleaned": Case(("the CPU has written and not cleaned", "0x31"), flags=CACHED & ~s.CLEAN),
-    "cache.not_invalidated": Case(("which the NPU has written", "adler"), flags=CACHED & ~s.INVALIDATE),
+    "cache.not_cleaned": Case(("CPU writes that were not cleaned", "0x31"), flags=CACHED & ~s.CLEAN),
+    "cache.not_invalidated": Case(("which the NPU wrote", "adler"), flags=CACHED & ~s.INVALIDATE),
     "cpu.memory": Case(("reads 4 bytes at 0x90000000",), None, flags=s.WILD_READ, ended="fault"),
     "cpu.read_only": Case(("writes 4 bytes at 0x08000400", "flash"), None, flags=s.WRITE_CODE, ended="fault", flash="ext"),
     "cpu.instruction": Case(("instruction",), None, flags=s.UNDEFINED, ended="fault"),

@@ -30,7 +30,7 @@ def test_files_that_are_no_firmware(tmp_path: Path, probe: Path) -> None:
         Firmware(tmp_path / "none.elf")
     other = tmp_path / "other.elf"
     other.write_bytes(b"hello")
-    with pytest.raises(ElfError, match="no ELF file"):
+    with pytest.raises(ElfError, match="not an ELF file"):
         Firmware(other)
     other.write_bytes(probe.read_bytes()[:40])
     with pytest.raises(ElfError, match="damaged"):
