@@ -76,7 +76,7 @@ def _foreign(method: Method) -> Method:
     [
         (_branching, "branches on the CPU"),
         (_with_number, "input 1 of method 'forward' is int"),
-        (_growing, "of a shape that changes, at most float32"),
+        (_growing, "of a dynamic shape, at most float32"),
         (_foreign, "is for XnnpackBackend"),
     ],
 )

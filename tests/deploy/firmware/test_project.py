@@ -53,7 +53,8 @@ def test_what_running_needs_is_said_before_the_build(
     monkeypatch.setattr(project_run, "__file__", str(tmp_path / "run.py"))
     assert project_run.main(["--compiler", "gcc"]) == 1
     assert (
-        'pyelftools has to be installed: pip install "ethorch[firmware]"; --build-only only builds it.' in capsys.readouterr().err
+        'running the firmware requires pyelftools: pip install "ethorch[firmware]"; --build-only only builds it.'
+        in capsys.readouterr().err
     )
 
 

@@ -104,7 +104,7 @@ def test_qemu_that_is_not_there(probe: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_boards_that_qemu_cannot_be(probe: Path) -> None:
-    with pytest.raises(EmulatorError, match=r"board corstone-320 is no machine of QEMU's; known is mps3-an547"):
+    with pytest.raises(EmulatorError, match=r"board corstone-320 is no machine of QEMU's; expected mps3-an547"):
         virtual_board.run(probe, "corstone-320", backend="qemu")
     with pytest.raises(EmulatorError, match="QEMU does not count instructions"):
         virtual_board.run(probe, backend="qemu", max_instructions=5)

@@ -237,7 +237,7 @@ def test_wrong_arguments_are_named(probe: Path) -> None:
         virtual_board.run(probe, timeout=0)
     with pytest.raises(SpecError, match="max_instructions is 0"):
         virtual_board.run(probe, max_instructions=0)
-    with pytest.raises(SpecError, match="have one place on board corstone-300"):
+    with pytest.raises(SpecError, match="have the same address on board corstone-300"):
         virtual_board.run(probe, npu=["ethos-u55-128", "ethos-u65-256"])
 
 
