@@ -27,7 +27,6 @@ class Blob:
 
     @property
     def bytes(self) -> int:
-        """Number of bytes."""
         return len(self.content)
 
     @property
@@ -39,7 +38,6 @@ class Blob:
 
     @property
     def rows(self) -> list[str]:
-        """Lines of the C array."""
         return [" ".join(f"{byte}," for byte in self.content[start : start + _ROW]) for start in range(0, len(self.content), _ROW)]
 
 

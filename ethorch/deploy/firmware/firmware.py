@@ -70,7 +70,6 @@ class Firmware:
     methods: dict[str, dict[str, int]]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the attributes as JSON-compatible data."""
         return {**asdict(self), "folder": str(self.folder)}
 
     def __str__(self) -> str:
@@ -224,7 +223,6 @@ class Project:
 
     @property
     def by_method(self) -> dict[str, dict[str, int]]:
-        """Sizes of each method."""
         sizes = {one.symbol: (one.section, one.bytes) for one in self.source.blobs}
 
         def size(method: MethodSource, part: str) -> int:
@@ -386,7 +384,6 @@ class Project:
         }
 
     def _around(self) -> None:
-        """Add the files that build and describe the project."""
         model_sources = sorted(path for path in self.files if path.startswith("model/") and path.endswith((".c", ".S")))
         firmware_sources = sorted(path for path in self.files if path.startswith("firmware/") and path.endswith((".c", ".S")))
         include = ["model", *(["model/kernels"] if self.source.kernels else []), "firmware"]

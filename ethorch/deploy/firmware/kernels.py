@@ -73,7 +73,6 @@ def kernel_call(
 
 
 def list_kernels() -> tuple[str, ...]:
-    """Return the names of the operators with a C kernel."""
     return tuple(sorted(KERNELS))
 
 

@@ -67,7 +67,6 @@ class Layout:
 
     @property
     def memories(self) -> tuple[Memory, ...]:
-        """Used memories in address order."""
         used = {m.name: m for m in (self.text, self.data, *(placement.memory for placement in self.placed))}
         return tuple(sorted(used.values(), key=lambda m: self.address(m.base, m.aliases)))
 

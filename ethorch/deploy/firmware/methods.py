@@ -43,7 +43,6 @@ class Whole:
 
     @property
     def several(self) -> bool:
-        """True if there is more than one method."""
         return len(self.plans) > 1
 
     @property
@@ -121,7 +120,6 @@ def _reads_of_all(methods: Sequence[Method]) -> list[Mapping[int, Reads]]:
 
 
 def _scratch_end(method: Method, reads: Mapping[int, Reads]) -> int:
-    """Return the bytes of the scratch region if delegates read tensors in place."""
     ends = [
         reads[number].scratch_end(reads[number].numbers, reads[number].outputs) if number in reads else payload.scratch_bytes
         for number, payload in read_payloads(method).items()
@@ -130,7 +128,6 @@ def _scratch_end(method: Method, reads: Mapping[int, Reads]) -> int:
 
 
 def _has_unshared_state(method_plan: Plan) -> bool:
-    """Return True if a method has state in memory 1, which methods do not share."""
     places = (method_plan.method.values[index].place for index in method_plan.states)
     return any(place is not None and place[0] < SHARED_MEMORY for place in places)
 
@@ -152,7 +149,6 @@ def _initial(plans: Mapping[str, Plan]) -> tuple[tuple[Place, bytes], ...]:
 
 
 def _check_names(names: Sequence[str]) -> None:
-    """Check that the names of methods can be part of C symbols and, in upper case, of macros."""
     for name in names:
         others = [candidate for candidate in names if candidate != name and candidate.upper() == name.upper()]
         if others or not _IDENTIFIER.fullmatch(name):

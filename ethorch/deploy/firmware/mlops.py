@@ -101,7 +101,6 @@ def _node(root: dict[str, Any], key: str, place: Path) -> dict[str, Any]:
 
 
 def _options(text: str, place: Path) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Split Vela's options into settings by name and other options."""
     options: dict[str, str] = {}
     others: list[str] = []
     try:

@@ -153,7 +153,6 @@ def _samples(record: Compiled | None, method_subject: Subject, name: str, inputs
 
 
 def _check_session(inputs: Sequence[Any], methods: dict[str, OpenedMethod]) -> list[tuple[str, Sequence[Any]]]:
-    """Check the user's session and return it."""
     for number, call in enumerate(inputs):
         if not (isinstance(call, (tuple, list)) and len(call) == 2 and isinstance(call[0], str) and call[0] in methods):
             raise EthorchError(

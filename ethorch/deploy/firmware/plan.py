@@ -160,14 +160,12 @@ class _Planner:
         return end
 
     def _find_shared_values(self) -> list[int]:
-        """Return the tensors in memories that the program's methods share."""
         return [i for i, value in enumerate(self.values) if is_kept(value)]
 
     def _is_view(self, index: int) -> bool:
         return any(call.operator == VIEW and call.args[-1] == index for call in self.method.calls)
 
     def _extent(self, calls: Sequence[Call | Move]) -> int:
-        """Return the bytes of the CPU's buffer that these calls and the state use."""
         touched = {index for call in calls for index in (*self._reads(call), *self._writes(call))}
         touched |= {index for index, value in enumerate(self.values) if value.kind == "tensor" and value.planned and value.data}
         ends = [p.offset + self.values[i].nbytes for i in touched if (p := self.places[i]).buffer == TENSORS]
@@ -357,7 +355,6 @@ class _Planner:
         return total
 
     def _is_after_arena(self, index: int) -> bool:
-        """Return True if a tensor is or will be stored after the arena."""
         behind = self.bases is not None and any(place.buffer == ARENA for place in self.bases.shared)
         return self.places[index].buffer == _KEPT or (behind and is_kept(self.values[index]))
 
@@ -410,5 +407,4 @@ class _Planner:
 
 
 def _overlap_in_arena(first: IoTensor, second: IoTensor) -> bool:
-    """Return True if two tensors overlap in the arena."""
     return first.offset < second.offset + second.nbytes and second.offset < first.offset + first.nbytes

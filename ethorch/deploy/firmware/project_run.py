@@ -40,7 +40,6 @@ class Failed(Exception):
 
 
 def flags() -> tuple[str, ...]:
-    """Return the compiler flags of every source."""
     return _FLAGS
 
 
@@ -131,7 +130,6 @@ def build(
 
 
 def read_description(project: Path) -> dict[str, Any]:
-    """Return the contents of project.json."""
     description: dict[str, Any] = json.loads((project / "project.json").read_text(encoding="utf-8"))
     return description
 

@@ -85,7 +85,6 @@ class End:
 
     @property
     def NAME(self) -> str:
-        """Name in upper case."""
         return self.name.upper()
 
     @property
@@ -95,7 +94,6 @@ class End:
 
     @property
     def description(self) -> str:
-        """Description for comments."""
         text = f"{self.dtype}{list(self.shape)}"
         if self.codes_dtype:
             return f"{text}; as codes {self.codes_dtype}, value = (code - {self.zero_point}) * {self.scale}"
@@ -140,12 +138,10 @@ class MethodSource:
 
     @property
     def P(self) -> str:
-        """Prefix in upper case."""
         return self.p.upper()
 
     @property
     def ends(self) -> tuple[End, ...]:
-        """Inputs and outputs."""
         return (*self.inputs, *self.outputs)
 
 
@@ -223,7 +219,6 @@ def model_source(methods_plan: Whole, name: str, facts_by_method: Mapping[str, t
 def _method_source(
     plan: Plan, name: str, own: str, meanings: Meanings, explain: Explain, blobs: _Blobs
 ) -> tuple[MethodSource, set[str]]:
-    """Return the C source of one method and the kernel files that it needs."""
     writer = _Writer(plan, name, own, explain, blobs)
     ends = [writer.end(boundary, meanings) for boundary in (*plan.inputs, *plan.outputs)]
     functions = []

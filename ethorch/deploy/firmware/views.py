@@ -37,17 +37,14 @@ class View:
 
     @property
     def item_bytes(self) -> int:
-        """Bytes of an element."""
         return ITEM_BYTES[self.dtype]
 
     @property
     def rank(self) -> int:
-        """Number of axes."""
         return len(self.shape)
 
     @property
     def numel(self) -> int:
-        """Number of elements."""
         return prod(self.shape)
 
     @property
@@ -65,12 +62,10 @@ class View:
         return dim + max(self.rank, 1) if dim < 0 else dim
 
     def permute(self, order: Sequence[int]) -> View:
-        """Permute the axes."""
         axes = [self.axis(dim) for dim in order]
         return replace(self, shape=tuple(self.shape[a] for a in axes), strides=tuple(self.strides[a] for a in axes))
 
     def swap(self, first: int, second: int) -> View:
-        """Swap two axes."""
         order = list(range(self.rank))
         if order:
             a, b = self.axis(first), self.axis(second)
@@ -96,7 +91,6 @@ class View:
         return self._with_axis(at, size, stride * step, first * stride if size else 0)
 
     def flip(self, dims: Sequence[int]) -> View:
-        """Reverse axes."""
         view = self
         for dim in dims:
             at = self.axis(dim)
@@ -141,7 +135,6 @@ class View:
         return replace(self, shape=new_shape, strides=tuple(reversed(strides)))
 
     def insert_axis(self, dim: int) -> View:
-        """Insert an axis of size 1."""
         at = dim + self.rank + 1 if dim < 0 else dim
         return replace(self, shape=self.shape[:at] + (1,) + self.shape[at:], strides=self.strides[:at] + (0,) + self.strides[at:])
 

@@ -60,7 +60,6 @@ class Writer:
     # --- C text ---------------------------------------------------------------------------------------------------------------
 
     def call(self, source: str, function: str, *arguments: str) -> None:
-        """Add a call of a function in a source file."""
         self.sources.add(source)
         self.lines.append(f"{function}({', '.join(arguments)});")
 
@@ -177,14 +176,12 @@ class Writer:
 
 
 def _wrap(value: int, dtype: str) -> int:
-    """Wrap an integer to the range of its dtype."""
     bits = int(dtype.removeprefix("u").removeprefix("int"))
     wrapped = value & ((1 << bits) - 1)
     return wrapped - (1 << bits) if not dtype.startswith("u") and wrapped >> (bits - 1) else wrapped
 
 
 def name_cast(to: str, dtype: str) -> str:
-    """Return the C function that converts a row of ``dtype`` to ``to``."""
     for name in (to, dtype):
         if name not in SUFFIX:
             raise refuse_dtype(name, ", ".join(SUFFIX))
@@ -192,7 +189,6 @@ def name_cast(to: str, dtype: str) -> str:
 
 
 def braces(entries: Sequence[str]) -> str:
-    """Return ``{a, b}``."""
     return "{" + ", ".join(entries) + "}"
 
 

@@ -52,7 +52,6 @@ class DataCache:
 
     @property
     def enabled(self) -> bool:
-        """True if the cache is enabled."""
         return bool(self._hooks.caching)
 
     @enabled.setter
@@ -73,7 +72,6 @@ class DataCache:
             flags_of_lines &= keep
 
     def _lines(self, start: int, end: int) -> Bytes | None:
-        """Return the flags of the lines in a range, or None if it is not cached."""
         location = self._guest.find(start)
         if location is None or location[0].memory.name not in self._flags:
             return None

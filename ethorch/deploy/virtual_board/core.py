@@ -32,8 +32,7 @@ class Maintenance(Protocol):
 
     enabled: bool
 
-    def operate(self, clean: bool, invalidate: bool, address: int | None) -> None:
-        """Clean and invalidate the line of an address, or the whole cache."""
+    def operate(self, clean: bool, invalidate: bool, address: int | None) -> None: ...
 
 
 class NoCache:
@@ -41,8 +40,7 @@ class NoCache:
 
     enabled = False
 
-    def operate(self, clean: bool, invalidate: bool, address: int | None) -> None:
-        """Ignore the operation; there is no cache."""
+    def operate(self, clean: bool, invalidate: bool, address: int | None) -> None: ...
 
 
 class Core:
@@ -90,7 +88,6 @@ class Core:
         return word >> 8 * (offset & 3) & (1 << 8 * size) - 1
 
     def write(self, offset: int, value: int, size: int) -> None:
-        """Write a value at an offset from SYSTEM_BASE."""
         at = offset & ~3
         if size < 4:
             shift, mask = 8 * (offset & 3), (1 << 8 * size) - 1
@@ -138,7 +135,6 @@ class Core:
         return self._words.get(offset, 0)
 
     def _ccsidr(self) -> int:
-        """Return sets, ways (always 4) and line length of the data cache."""
         if not self.cache_bytes:
             return 0
         sets, ways = self.cache_bytes // self.line_bytes // 4, 4
@@ -262,7 +258,6 @@ class Core:
         return any(n < EXTERNAL or n - EXTERNAL in self.enabled for n in self._pending_now())
 
     def enter(self, exception: int) -> None:
-        """Mark an exception as active."""
         self.pending.discard(exception)
         self.active.append(exception)
 

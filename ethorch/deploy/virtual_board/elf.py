@@ -105,7 +105,6 @@ class Firmware:
 
     @cached_property
     def _symbols(self) -> list[tuple[int, int, str]]:
-        """Sorted tuples (address, size, name)."""
 
         def read() -> list[tuple[int, int, str]]:
             table = self._file.get_section_by_name(".symtab")
@@ -184,7 +183,6 @@ def _ranges(dwarf: Any, unit: Any) -> list[tuple[int, int]]:
 
 
 def _lines(program: Any) -> list[tuple[int, int, str]]:
-    """Return (start, end, ``file:line``) for each line of a unit."""
     files = program.header["file_entry"]
     first = 0 if program.header["version"] >= 5 else 1  # DWARF 5 counts files from 0
     line_ranges, before = [], None

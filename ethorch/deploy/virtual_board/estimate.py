@@ -57,7 +57,6 @@ def _more(before: Mapping[int, int], after: Mapping[int, int]) -> dict[int, int]
 
 
 def total(parts: list[dict[int, int]]) -> dict[int, int]:
-    """Return the sum of bytes by region."""
     bytes_by_region: dict[int, int] = {}
     for part in parts:
         for region, size in part.items():

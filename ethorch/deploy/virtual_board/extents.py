@@ -74,7 +74,6 @@ def _add(extent_by_region: dict[int, Extent], region: int, start: int, end: int,
 
 
 def _ranges(access: FeatureMap | Span) -> Iterable[tuple[int, int]]:
-    """Return the (start, end) ranges of a span or of a feature map's tiles."""
     if isinstance(access, Span):
         yield access.base, access.base + access.size_bytes
         return

@@ -142,12 +142,10 @@ class Fault:
 
     @property
     def rule(self) -> Rule:
-        """Violated rule."""
         return RULES[self.id]
 
     @property
     def way_out(self) -> str:
-        """Remedy."""
         return self.rule.way_out
 
     def __str__(self) -> str:
@@ -155,5 +153,4 @@ class Fault:
         return f"{self.text}{place} On silicon: {self.rule.shows}. {self.way_out} [{self.id}]"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the attributes as JSON-compatible data."""
         return {**asdict(self), "on_silicon": self.rule.shows, "way_out": self.way_out}

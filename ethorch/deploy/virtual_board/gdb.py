@@ -38,11 +38,9 @@ class Gdb:
             self.ask("qXfer:features:read:target.xml:0,ffb")  # without it the stub refuses to set registers
 
     def fileno(self) -> int:
-        """Return the socket's descriptor for ``select``."""
         return self._socket.fileno()
 
     def close(self) -> None:
-        """Close the connection."""
         self._socket.close()
 
     def ask(self, packet: str) -> str:
@@ -56,7 +54,6 @@ class Gdb:
         self._write(b"$" + data + b"#%02x" % (sum(data) & 0xFF))
 
     def interrupt(self) -> None:
-        """Stop the target."""
         self._write(b"\x03")
 
     def _write(self, data: bytes) -> None:
@@ -105,7 +102,6 @@ class Gdb:
     # Registers and memory.
 
     def registers(self) -> list[int]:
-        """Read R0 to R15."""
         text = self._right(self.ask("g"), "g")
         return [int.from_bytes(bytes.fromhex(text[8 * n : 8 * n + 8]), "little") for n in range(16)]
 
@@ -117,14 +113,12 @@ class Gdb:
         self._right(self.ask(f"P{number:x}={value.to_bytes(4, 'little').hex()}"), "P")
 
     def read(self, address: int, size: int) -> bytes:
-        """Read memory."""
         parts = []
         for at in range(0, size, CHUNK):
             parts.append(bytes.fromhex(self._right(self.ask(f"m{address + at:x},{min(CHUNK, size - at):x}"), "m")))
         return b"".join(parts)
 
     def write(self, address: int, content: bytes) -> None:
-        """Write memory."""
         for at in range(0, len(content), CHUNK):
             piece = content[at : at + CHUNK]
             self._right(self.ask(f"M{address + at:x},{len(piece):x}:{piece.hex()}"), "M")

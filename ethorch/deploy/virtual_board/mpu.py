@@ -33,7 +33,6 @@ class Mpu:
 
     @staticmethod
     def owns(at: int) -> bool:
-        """Return True if a register belongs to the MPU."""
         return TYPE <= at <= MAIR1 and (at <= RLAR + 24 or at >= MAIR0)
 
     def read(self, at: int) -> int:
@@ -58,7 +57,6 @@ class Mpu:
             self._attributes[at == MAIR1] = value
 
     def _region(self, at: int) -> tuple[int, int]:
-        """Resolve an alias and return the register and its region."""
         at, more = _ALIASES.get(at, (at, 0))
         return at, (self._number & ~3 | more) if more else self._number
 
@@ -74,7 +72,6 @@ class Mpu:
             yield low, high, policy
 
     def _regions(self) -> Iterator[tuple[int, int, str]]:
-        """Iterate over the enabled regions (start, end, policy)."""
         if not self._control & 1:
             return
         for base, limit in zip(self._bases, self._limits, strict=True):

@@ -52,8 +52,7 @@ class Session(Protocol):
         """Handle the start of a run; the implementation must call ``finish`` later."""
 
     @property
-    def instructions(self) -> int | None:
-        """Number of executed CPU instructions, or None."""
+    def instructions(self) -> int | None: ...
 
 
 @dataclass
@@ -123,16 +122,13 @@ class NpuDevice:
 
     @property
     def irq(self) -> bool:
-        """True if the interrupt line is raised."""
         return "no-interrupt" not in self.inject and bool(self.status & IRQ_RAISED or self._pmu.irq)
 
     @property
     def running(self) -> bool:
-        """True if a run is in progress."""
         return self._running is not None
 
     def read(self, offset: int, size: int = 4) -> int:
-        """Return the value that the CPU reads at a byte offset."""
         if not self._check_access("read", offset, size):
             return 0
         if offset == regs.STATUS:
@@ -147,7 +143,6 @@ class NpuDevice:
         return self.values.get(offset, row.reset)
 
     def write(self, offset: int, value: int, size: int = 4) -> None:
-        """Handle the CPU's write at a byte offset."""
         if not self._check_access("write", offset, size):
             return
         row = self.rows.get(offset)
@@ -247,7 +242,6 @@ class NpuDevice:
         run.status |= RULES[id].status
 
     def _prepare(self) -> _Prepared:
-        """Check the stream and the regions, and load them into a machine."""
         address, size = self._address(regs.QBASE), self.values[regs.QSIZE]
         run = _Prepared(Inference("", address, size, self.session.instructions))
         if address % 16:
@@ -326,7 +320,6 @@ class NpuDevice:
         return False
 
     def _load(self, run: _Prepared, commands: bytes) -> None:
-        """Decode the stream, check its regions, and create a machine."""
         bases = tuple(self._address(regs.BASEP + 8 * region) for region in range(regs.REGIONS))
         try:
             program, used = self.programs.stream(run.inference.stream, commands)
@@ -378,7 +371,6 @@ class NpuDevice:
         return location[0].bytes[location[1] :]
 
     def _execute(self, run: _Prepared, machine: Machine) -> int:
-        """Run the machine, count its operations, and return the final STATUS bits."""
         inference = run.inference
         before = machine.counters
         started = time.perf_counter()
@@ -401,7 +393,6 @@ class NpuDevice:
         return END_REACHED
 
     def _count_cycles(self, run: _Prepared, operations: Sequence[Done]) -> None:
-        """Set cycles and operators from Vela's estimate if it was passed, else from the board's."""
         inference, sources = run.inference, self.sources.get(run.inference.stream)
         if sources is not None:
             inference.operators = [(str(source), source.op_cycles) for source in sources.all()]

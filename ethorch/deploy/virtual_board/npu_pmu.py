@@ -16,7 +16,6 @@ class Pmu:
         self.reset()
 
     def reset(self) -> None:
-        """Restore the state after a reset of the NPU."""
         self.enabled = self.overflowed = self.interrupting = self.control = self.cycles = 0
         self.events = [0] * self.counters
         self.types = [0] * self.counters
@@ -24,11 +23,9 @@ class Pmu:
 
     @property
     def irq(self) -> bool:
-        """True if a counter with an enabled interrupt has overflowed."""
         return bool(self.overflowed & self.interrupting)
 
     def owns(self, offset: int) -> bool:
-        """Return True if a register belongs to the PMU."""
         at = offset - self.start
         return regs.PMCR <= at <= regs.PMCAXI_CHAN or regs.PMEVCNTR <= at < regs.PMEVTYPER + 4 * self.counters
 

@@ -80,7 +80,6 @@ class Run:
 
     @property
     def measured_ratio(self) -> float | None:
-        """Measured divided by expected cycles, or None if either is unknown."""
         if self.measured_cycles is None or not self.expected_cycles:
             return None
         return self.measured_cycles / self.expected_cycles
@@ -124,7 +123,6 @@ class Run:
         write_whole(path, json.dumps(events(title, self.instructions, self.inferences, clocks)).encode())
 
     def to_json(self) -> dict[str, Any]:
-        """Return the attributes as JSON-compatible data."""
         return {
             "board": self.board,
             "npu": self.npu,

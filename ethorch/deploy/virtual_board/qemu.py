@@ -55,11 +55,9 @@ class QemuEngine(Engine):
 
     @property
     def pc(self) -> int:
-        """Address of the instruction at which QEMU stopped."""
         return self._pc
 
     def on_npu_start(self, device: NpuDevice) -> None:
-        """Finish the NPU run after the access that started it."""
         self._begun.append(device)
 
     # Starting.
@@ -88,7 +86,6 @@ class QemuEngine(Engine):
     # Running.
 
     def execute(self) -> End:
-        """Run QEMU and handle its stops."""
         self.gdb.send("c")
         while True:
             left = self.seconds_left()

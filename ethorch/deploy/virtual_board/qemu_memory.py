@@ -28,12 +28,10 @@ class Qtest:
         self._lines = self._socket.makefile("rb")
 
     def close(self) -> None:
-        """Close the connection."""
         self._lines.close()
         self._socket.close()
 
     def ask(self, line: str) -> str:
-        """Send a command and return the reply without its OK."""
         try:
             self._socket.sendall(line.encode() + b"\n")
             while True:
@@ -48,15 +46,12 @@ class Qtest:
             raise EmulatorError(f"QEMU's test interface was lost: {error}.") from None
 
     def read(self, address: int, size: int) -> bytes:
-        """Read memory."""
         return base64.b64decode(self.ask(f"b64read {address:#x} {size:#x}"))
 
     def write(self, address: int, content: bytes) -> None:
-        """Write memory."""
         self.ask(f"b64write {address:#x} {len(content):#x} {base64.b64encode(content).decode()}")
 
     def set_line(self, lines: str, number: int, raised: bool) -> None:
-        """Raise or lower an interrupt line."""
         self.ask(f"set_irq_in {lines} {number} {int(raised)}")
 
 

@@ -57,7 +57,6 @@ def check_machine(board: Board) -> None:
 
 
 def find() -> str:
-    """Return the path of QEMU; raise EmulatorError if it is not on PATH."""
     path = shutil.which(COMMAND)
     if path is None:
         raise EmulatorError(f"{COMMAND} is not on PATH: apt-get install {COMMAND}. backend='unicorn' does not need it.")
@@ -92,7 +91,6 @@ class QemuProcess:
             raise
 
     def close(self) -> None:
-        """End the process and remove its files."""
         for name in ("gdb", "qtest"):
             if (connection := getattr(self, name, None)) is not None:
                 connection.close()

@@ -30,7 +30,6 @@ class Serial:
 
     @property
     def text(self) -> str:
-        """All printed text."""
         return self._bytes.decode(errors="replace")
 
     def read(self, offset: int) -> int:

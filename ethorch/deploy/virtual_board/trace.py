@@ -63,7 +63,6 @@ def events(title: str, instructions: int, inferences: Sequence[Inference], clock
 
 
 def _cpu(rows: list[dict[str, Any]], clocks: Clocks, now: float, instructions: int) -> float:
-    """Add CPU activity and return its end."""
     took = max(instructions, 0) / clocks.cpu_hz * _MICROSECONDS
     if took:
         rows.append(_span("CPU", _CPU, now, took, {"instructions": instructions}))

@@ -84,7 +84,6 @@ class Cpu:
 
     @property
     def instructions(self) -> int:
-        """Number of executed instructions."""
         return int(self.hooks.instructions)
 
     def register(self, name: str) -> int:
@@ -142,7 +141,6 @@ class Cpu:
     # Hooks.
 
     def add_hooks(self) -> None:
-        """Add hooks for instruction counts, interrupts and failed accesses."""
         unicorn = self._unicorn
         self._add_compiled_hook(unicorn.UC_HOOK_BLOCK, "ethorch_block")
         self._uc.hook_add(unicorn.UC_HOOK_INTR, self._on_interrupt)
@@ -195,7 +193,6 @@ class Cpu:
     # Running.
 
     def stop(self) -> None:
-        """Stop at the next block of instructions."""
         self.hooks.stop_at = 0
 
     def run(self, until: int) -> Stop:

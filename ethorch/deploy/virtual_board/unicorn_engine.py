@@ -80,12 +80,10 @@ class UnicornEngine(Engine):
 
     @property
     def pc(self) -> int:
-        """Address of the current instruction."""
         return self.cpu.register("PC")
 
     @property
     def instructions(self) -> int:
-        """Number of executed instructions."""
         return self.cpu.instructions
 
     def on_npu_start(self, device: NpuDevice) -> None:
@@ -149,7 +147,6 @@ class UnicornEngine(Engine):
     # Running.
 
     def execute(self) -> End:
-        """Run from event to event, such as an exception, a sleep, or the end of an NPU run."""
         while self._end is None:
             self._run_to_event()
         return self._end
@@ -178,7 +175,6 @@ class UnicornEngine(Engine):
             self.exceptions.take()
 
     def _finish_due(self) -> None:
-        """Finish NPU runs that are due, and tick SysTick."""
         for device, at in list(self._wake_at.items()):
             if self.cpu.instructions >= at:
                 self._finish_npu(device)
@@ -254,7 +250,6 @@ class UnicornEngine(Engine):
         return causes
 
     def _on_interrupt(self, number: int) -> None:
-        """Handle BKPT, SVC, an exception return, or a failure."""
         if number == _BKPT:
             self._breakpoint()
         elif number == _RETURN and self.core.active:

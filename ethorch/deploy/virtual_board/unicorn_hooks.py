@@ -55,7 +55,6 @@ def build() -> Path:
 
 @cache
 def library() -> ctypes.CDLL:
-    """Return the hooks, built on first use; raises HostError if there is no compiler."""
     hooks = native.load(build)
     hooks.ethorch_hooks_size.restype = c_uint64
     if hooks.ethorch_hooks_size() != ctypes.sizeof(Hooks):
@@ -64,7 +63,6 @@ def library() -> ctypes.CDLL:
 
 
 def find_hook(name: str) -> int:
-    """Return the address of a hook for the emulator."""
     hook_address = ctypes.cast(getattr(library(), name), c_void_p).value
     assert hook_address is not None
     return hook_address

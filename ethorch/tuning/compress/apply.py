@@ -115,7 +115,6 @@ def _moments_of_shared(graph: GraphModule, chosen: Iterable[Weight], samples: Se
 
 
 def _refresh(runner: NodeRunner, weight: Weight) -> None:
-    """Update the values of the weight's dequantize nodes."""
     for use in weight.uses:
         node = use.dequantize
         arguments = torch.fx.map_arg(node.args, lambda arg: tensor_of(runner.graph, arg))

@@ -66,7 +66,6 @@ def candidates(graph: GraphModule, weights: Sequence[Weight], recipes: Sequence[
 
 
 def make_problem(weight: Weight, moments: Tensor | None) -> Problem:
-    """Return the current weight and the moments of its inputs."""
     return Problem(weight.rows(), weight.scale(), moments, weight.channels)
 
 
@@ -126,7 +125,6 @@ def _floats(outputs: Any) -> list[Tensor]:
 
 
 def write(weights: Sequence[Weight], candidates_by_weight: Candidates, chosen: Mapping[int, Recipe]) -> None:
-    """Write the codes of the chosen recipes to the weights with these numbers."""
     for number, recipe in chosen.items():
         candidate = candidates_by_weight[number][recipe]
         weights[number].write(candidate.codes.long(), candidate.scale)

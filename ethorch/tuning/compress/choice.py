@@ -42,7 +42,6 @@ class Price:
     wanted: Literal["cycles", "bytes"] | None = None
 
     def of(self, option: Option) -> float:
-        """Return the price of an option."""
         return self.per_cycle * option.cycles + self.per_byte * option.bytes
 
     def serves(self, option: Option, as_is: Option) -> bool:
@@ -94,5 +93,4 @@ def _rate(before: Option, after: Option, price: Price) -> float:
 
 
 def texts(chosen: Mapping[int, Recipe], names: Sequence[str]) -> dict[str, str]:
-    """Return the choice by weight names, without unchanged weights."""
     return {names[number]: str(recipe) for number, recipe in sorted(chosen.items()) if recipe != AS_IS}

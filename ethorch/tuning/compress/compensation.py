@@ -40,7 +40,6 @@ class Problem:
 
     @cached_property
     def weight(self) -> Tensor:
-        """float[groups, outputs, K]."""
         return self.codes * self.scale
 
     def importance(self, scale: Tensor) -> Tensor:
@@ -123,7 +122,6 @@ def _starts(problem: Problem) -> dict[int, int]:
 
 
 def _cluster(problem: Problem, scale: Tensor, recipe: Recipe) -> levels.Levels:
-    """Return the levels for the weights that the recipe keeps."""
     codes = _round(problem.weight, scale)
     importance = problem.importance(scale)
     if recipe.sparse:

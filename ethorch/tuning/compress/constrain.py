@@ -41,11 +41,9 @@ class Constraint(nn.Module):
         self.register_buffer("table", table)
 
     def forward(self, weight: Tensor) -> Tensor:
-        """Return the constrained weight."""
         return Rule(self.kept, self.table, self.axis).of(weight)
 
     def right_inverse(self, weight: Tensor) -> Tensor:
-        """Return an assigned weight unchanged."""
         return weight
 
     def extra_repr(self) -> str:

@@ -86,7 +86,6 @@ def _owners(weights: Sequence[Weight], origins: Iterable[Origin]) -> dict[Origin
 
 
 def _share_out(delegate: Lowered, number: int, cycles: dict[Origin, int], runs: dict[Origin, set[_Run]]) -> None:
-    """Add the cycles and constant runs of a delegate by origin."""
     _, positions = serialize_with_positions(delegate.graph)
     made_from = dict(zip(positions, delegate.graph.ops, strict=True))
 

@@ -118,8 +118,6 @@ def _flags(spec: EthosUCompileSpec) -> tuple[tuple[str, ...], ...]:
 
 @dataclass(frozen=True)
 class _Found:
-    """The outcome of the search for one set of Vela flags."""
-
     flags: tuple[str, ...]
     before: Costs
     options: list[list[Option]]
@@ -131,7 +129,6 @@ class _Found:
 def _make_plan(
     spec: EthosUCompileSpec, weights: Sequence[Weight], plain: _Found, best: _Found, limits: _Limits, quantized: GraphModule
 ) -> Plan:
-    """Create the plan for ``best``, compared with ``plain``."""
     names = [weight.name for weight in weights]
     layers = []
     for number, weight in enumerate(weights):
@@ -168,7 +165,6 @@ def _make_plan(
 def _quantize(
     model: nn.Module, spec: EthosUCompileSpec, samples: Sequence[Inputs], quantizer: EthosUQuantizer | None
 ) -> tuple[GraphModule, list[Any]]:
-    """Return the quantized model and the reference outputs."""
     if is_quantized(model):
         if not isinstance(model, GraphModule):
             raise QuantizationError(
@@ -235,15 +231,11 @@ class _written:
 
 @dataclass(frozen=True)
 class _Measured:
-    """A compiled and measured choice."""
-
     costs: Costs
     sqnr_db: float
 
 
 class _Search:
-    """Compiles and measures choices, each once."""
-
     def __init__(
         self,
         graph: GraphModule,
@@ -258,7 +250,6 @@ class _Search:
         self.known: dict[tuple[tuple[int, Recipe], ...], _Measured] = {}
 
     def measure(self, chosen: tuple[tuple[int, Recipe], ...]) -> _Measured:
-        """Return the costs and the SQNR of a choice."""
         if chosen not in self.known:
             with _written(self.weights, self.found, dict(chosen)):
                 cost = costs(self.graph, self.weights, self.samples[0], self.spec)
@@ -294,7 +285,6 @@ class _Limits:
         return Price(max(short_of_cycles, least) / cycles, max(short_of_flash, least) / flash, resource)
 
     def cheap(self, measured: _Measured) -> bool:
-        """Return True if the limits of flash and cycles hold."""
         return (self.flash is None or measured.costs.flash_bytes <= self.flash) and (
             self.cycles is None or measured.costs.cycles <= self.cycles
         )
@@ -358,5 +348,4 @@ def _sum_costs(measured: _Measured, price: Price) -> float:
 
 
 def _decibels(share: float) -> float:
-    """Return the SQNR in dB for a noise-to-signal ratio."""
     return -10 * math.log10(share) if share > 0 else math.inf

@@ -94,7 +94,6 @@ class Plan:
         return {layer.weight: layer.recipe for layer in self.layers if layer.recipe != str(AS_IS)}
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Return the cells of the table, one row per weight."""
         return [
             (
                 layer.weight,
@@ -110,7 +109,6 @@ class Plan:
         ]
 
     def summary(self) -> str:
-        """Return a summary of one or two sentences."""
         goal = f" with {' '.join(self.vela_flags)}" if self.vela_flags else ""
         goal += "" if self.reached else "; the limits do NOT hold"
         return (
@@ -120,14 +118,12 @@ class Plan:
         )
 
     def table(self) -> str:
-        """Return the table as Markdown."""
         lines = [_row(_HEAD), "|---|---|---|--:|--:|--:|--:|--:|", *map(_row, self.rows())]
         return "\n".join([*lines, "", self.summary()])
 
     __str__ = table
 
     def rich(self) -> RenderableType:
-        """Return the table for Rich."""
         from rich.console import Group
 
         table = tables.table()
@@ -138,7 +134,6 @@ class Plan:
         return Group(table, "", self.summary())
 
     def to_json(self) -> dict[str, Any]:
-        """Return the attributes as JSON-compatible data; an infinite SQNR becomes null."""
         totals = ("target", "cycles", "cycles_before", "flash_bytes", "flash_bytes_before", "reached")
         return {
             **{name: getattr(self, name) for name in totals},

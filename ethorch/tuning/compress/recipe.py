@@ -34,7 +34,6 @@ class Recipe:
     one_scale: bool = False
 
     def __str__(self) -> str:
-        """Return the recipe in the syntax of ``parse``."""
         parts = [
             "2:4" if self.pattern else "",
             f"{100 * self.zeros:g}%-zeros" if self.zeros else "",
@@ -46,12 +45,10 @@ class Recipe:
 
     @property
     def sparse(self) -> bool:
-        """True if the recipe creates zeros."""
         return self.pattern or self.zeros > 0
 
     @property
     def few(self) -> bool:
-        """True if the recipe limits the number of different codes."""
         return bool(self.values or self.bits)
 
 

@@ -32,7 +32,6 @@ class Use:
 
     @property
     def source(self) -> Node:
-        """Input of the layer."""
         node = self.node.args[0]
         assert isinstance(node, Node)
         return node
@@ -54,7 +53,6 @@ class Weight:
 
     @property
     def layer(self) -> Layer:
-        """Description of its first layer."""
         return self.uses[0].layer
 
     @property
@@ -64,7 +62,6 @@ class Weight:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the codes."""
         return tuple(self.codes.shape)
 
     @property
@@ -85,14 +82,12 @@ class Weight:
 
     @property
     def channels(self) -> int:
-        """Number of input channels of an output."""
         axis = self.layer.weight_axis
         shape = self.codes.shape
         return int(self.codes.numel()) if axis is None else int(shape[1 - axis])
 
     @property
     def per_channel(self) -> bool:
-        """True if each output has its own scale."""
         return "per_channel" in op_name(self.uses[0].dequantize.target)
 
     def write(self, rows: Tensor, scale: Tensor | None = None) -> None:
@@ -127,7 +122,6 @@ def state_beside(graph: GraphModule, weights: Sequence[Weight]) -> State:
 
 
 def _find_codes(graph: GraphModule, dequantize: Node) -> Tensor:
-    """Return the tensor of the codes."""
     source = dequantize.args[0]
     assert isinstance(source, Node)
     codes = attribute(graph, source)

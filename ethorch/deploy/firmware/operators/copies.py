@@ -18,7 +18,6 @@ Dims = Sequence[int]
     "aten::lift_fresh_copy.out",
 )
 def same(w: Writer, x: View, out: View) -> None:
-    """out = x."""
     w.copy(out, x)
 
 
@@ -30,7 +29,6 @@ def clone(w: Writer, x: View, memory_format: int | None, out: View) -> None:
 
 @kernel("dim_order_ops::_clone_dim_order.out")
 def clone_dim_order(w: Writer, x: View, non_blocking: bool, dim_order: Dims | None, out: View) -> None:
-    """out = x, with any dimension orders."""
     w.copy(out, x)
 
 
@@ -45,7 +43,6 @@ def to_dim_order_copy(w: Writer, x: View, non_blocking: bool, dim_order: Dims | 
 
 @kernel("aten::_to_copy.out")
 def to_copy(w: Writer, x: View, non_blocking: bool, memory_format: int | None, out: View) -> None:
-    """out = x in another dtype."""
     w.cast(out, x)
 
 
@@ -78,7 +75,6 @@ def _copy_reshaped(w: Writer, x: View, out: View) -> None:
 
 @kernel("aten::view_copy.out", "aten::_unsafe_view.out", "aten::_reshape_copy.out", "executorch_prim::et_view.default")
 def view_copy(w: Writer, x: View, size: Dims, out: View) -> None:
-    """out = x.view(size)."""
     if x.address == out.address and x.is_contiguous and out.is_contiguous:
         return
     _copy_reshaped(w, x, out)
@@ -92,64 +88,54 @@ def squeeze_copy(w: Writer, x: View, dim: object, out: View) -> None:
 
 @kernel("aten::permute_copy.out")
 def permute_copy(w: Writer, x: View, dims: Dims, out: View) -> None:
-    """out = x.permute(dims)."""
     w.copy(out, x.permute(dims))
 
 
 @kernel("aten::transpose_copy.int_out")
 def transpose_copy(w: Writer, x: View, dim0: int, dim1: int, out: View) -> None:
-    """out = x.transpose(dim0, dim1)."""
     w.copy(out, x.swap(dim0, dim1))
 
 
 @kernel("aten::t_copy.out")
 def t_copy(w: Writer, x: View, out: View) -> None:
-    """out = x.t()."""
     w.copy(out, x.swap(0, 1) if x.rank == 2 else x)
 
 
 @kernel("aten::slice_copy.Tensor_out")
 def slice_copy(w: Writer, x: View, dim: int, start: int | None, end: int | None, step: int, out: View) -> None:
-    """out = x[..., start:end:step, ...]."""
     w.copy(out, x.slice(dim, start, end, step))
 
 
 @kernel("aten::narrow_copy.out")
 def narrow_copy(w: Writer, x: View, dim: int, start: int, length: int, out: View) -> None:
-    """out = x.narrow(dim, start, length)."""
     first = start + x.shape[x.axis(dim)] if start < 0 else start
     w.copy(out, x.slice(dim, first, first + length))
 
 
 @kernel("aten::select_copy.int_out")
 def select_copy(w: Writer, x: View, dim: int, index: int, out: View) -> None:
-    """out = x.select(dim, index)."""
     w.copy(out, x.select(dim, index))
 
 
 @kernel("aten::slice_scatter.out")
 def slice_scatter(w: Writer, x: View, source: View, dim: int, start: int | None, end: int | None, step: int, out: View) -> None:
-    """out = x, with the slice of an axis replaced."""
     w.copy(out, x)
     w.copy(out.slice(dim, start, end, step), source)
 
 
 @kernel("aten::select_scatter.out")
 def select_scatter(w: Writer, x: View, source: View, dim: int, index: int, out: View) -> None:
-    """out = x, with one index of an axis replaced."""
     w.copy(out, x)
     w.copy(out.select(dim, index), source)
 
 
 @kernel("aten::expand_copy.out")
 def expand_copy(w: Writer, x: View, size: Dims, implicit: bool, out: View) -> None:
-    """out = x.expand(size)."""
     w.copy(out, x.expand(out.shape) or x)
 
 
 @kernel("aten::repeat.out")
 def repeat(w: Writer, x: View, repeats: Dims, out: View) -> None:
-    """out = x.repeat(repeats), with each axis split into a repeating outer axis and an inner axis."""
     lead = len(repeats) - x.rank
     shape = (1,) * lead + x.shape
     wide = tuple(n for pair in zip(repeats, shape, strict=True) for n in pair)
@@ -166,7 +152,6 @@ def repeat(w: Writer, x: View, repeats: Dims, out: View) -> None:
 
 @kernel("aten::flip.out")
 def flip(w: Writer, x: View, dims: Dims, out: View) -> None:
-    """out = x.flip(dims)."""
     w.copy(out, x.flip(dims))
 
 
@@ -207,7 +192,6 @@ def cat(w: Writer, tensors: Sequence[View], dim: int, out: View) -> None:
 
 @kernel("aten::stack.out")
 def stack(w: Writer, tensors: Sequence[View], dim: int, out: View) -> None:
-    """out = tensors stacked along a new axis."""
     for index, x in enumerate(tensors):
         w.copy(out.select(dim, index), x)
 
@@ -225,26 +209,22 @@ def split_copy(w: Writer, x: View, size: int, dim: int, out: Sequence[View]) -> 
 
 @kernel("aten::split_with_sizes_copy.out")
 def split_with_sizes_copy(w: Writer, x: View, sizes: Dims, dim: int, out: Sequence[View]) -> None:
-    """out = x split into parts of the given sizes along an axis."""
     _split(w, x, sizes, dim, out)
 
 
 @kernel("aten::unbind_copy.int_out")
 def unbind_copy(w: Writer, x: View, dim: int, out: Sequence[View]) -> None:
-    """out = slices of x at each index of an axis."""
     for index, part in enumerate(out):
         w.copy(part, x.select(dim, index))
 
 
 @kernel("aten::unfold_copy.out")
 def unfold_copy(w: Writer, x: View, dim: int, size: int, step: int, out: View) -> None:
-    """out = windows of an axis, with their elements on a new last axis."""
     w.copy(out, x.windows(dim, size, step))
 
 
 @kernel("aten::diagonal_copy.out")
 def diagonal_copy(w: Writer, x: View, offset: int, dim1: int, dim2: int, out: View) -> None:
-    """out = the diagonal of two axes."""
     w.copy(out, x.diagonal(offset, dim1, dim2))
 
 
@@ -262,7 +242,6 @@ def pixel_shuffle(w: Writer, x: View, factor: int, out: View) -> None:
 
 @kernel("aten::pixel_unshuffle.out")
 def pixel_unshuffle(w: Writer, x: View, factor: int, out: View) -> None:
-    """Invert pixel_shuffle."""
     lead, (channels, high, wide) = x.shape[:-3], x.shape[-3:]
     cells = x.reshape((*lead, channels, high // factor, factor, wide // factor, factor))
     target = out.reshape((*lead, channels, factor, factor, high // factor, wide // factor))
@@ -288,43 +267,36 @@ def constant_pad_nd(w: Writer, x: View, pad: Dims, value: float, out: View) -> N
 
 @kernel("aten::full.out")
 def full(w: Writer, size: Dims, value: float, out: View) -> None:
-    """out = a constant."""
     w.fill(out, value)
 
 
 @kernel("aten::fill.Scalar_out")
 def fill(w: Writer, like: View, value: float, out: View) -> None:
-    """out = a constant."""
     w.fill(out, value)
 
 
 @kernel("aten::fill.Tensor_out")
 def fill_with_tensor(w: Writer, like: View, value: View, out: View) -> None:
-    """out = the only element of a tensor."""
     w.cast(out, value.expand(out.shape) or value)
 
 
 @kernel("aten::full_like.out")
 def full_like(w: Writer, like: View, value: float, memory_format: int | None, out: View) -> None:
-    """out = a constant."""
     w.fill(out, value)
 
 
 @kernel("aten::zeros.out")
 def zeros(w: Writer, size: Dims, out: View) -> None:
-    """out = 0."""
     w.fill(out, 0)
 
 
 @kernel("aten::ones.out")
 def ones(w: Writer, size: Dims, out: View) -> None:
-    """out = 1."""
     w.fill(out, 1)
 
 
 @kernel("aten::scalar_tensor.out")
 def scalar_tensor(w: Writer, value: float, out: View) -> None:
-    """out = a number."""
     w.fill(out, value)
 
 
@@ -338,10 +310,8 @@ def arange(w: Writer, start: float, end: float, step: float, out: View) -> None:
 
 @kernel("aten::arange.out")
 def arange_from_0(w: Writer, end: float, out: View) -> None:
-    """out = 0, 1, ... up to but excluding the end."""
     arange(w, 0, end, 1, out)
 
 
 @kernel("aten::empty.out", "dim_order_ops::_empty_dim_order.out")
-def empty(w: Writer, size: Dims, order: object, out: View) -> None:
-    """Leave the memory uninitialized."""
+def empty(w: Writer, size: Dims, order: object, out: View) -> None: ...

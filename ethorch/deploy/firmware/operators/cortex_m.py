@@ -80,7 +80,6 @@ def quantized_add(
 
 @kernel("cortex_m::quantized_mul.out")
 def quantized_mul(w: Writer, x: View, x_zero: int, y: View, y_zero: int, zero: int, multiplier: int, shift: int, out: View) -> None:
-    """out = x * y in int8."""
     _int8(x, y, out)
     _shifts(shift)
     w.map("etk_cortex_m_mul", "cortex_m.c", [out, x, y], w.integers([x_zero, y_zero, zero, multiplier, shift]))
@@ -119,19 +118,16 @@ def _extreme(w: Writer, name: str, x: View, y: View, out: View) -> None:
 
 @kernel("cortex_m::minimum.out")
 def minimum(w: Writer, x: View, y: View, out: View) -> None:
-    """out = min(x, y)."""
     _extreme(w, "minimum", x, y, out)
 
 
 @kernel("cortex_m::maximum.out")
 def maximum(w: Writer, x: View, y: View, out: View) -> None:
-    """out = max(x, y)."""
     _extreme(w, "maximum", x, y, out)
 
 
 @kernel("cortex_m::transpose.out")
 def transpose(w: Writer, x: View, order: Sequence[int], out: View) -> None:
-    """out = x.permute(order)."""
     w.copy(out, x.permute(order))
 
 

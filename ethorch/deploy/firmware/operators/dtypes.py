@@ -57,7 +57,6 @@ def scalar(w: Writer, number: Number, dtype: str) -> View:
 
 
 def wrap(number: Number, dtype: str) -> Number:
-    """Wrap an integer to the range of a dtype."""
     if dtype not in _BITS or isinstance(number, float):
         return number
     bits = _BITS[dtype]
@@ -104,7 +103,6 @@ _SIZES = {"bool": 1, "int32": 4, "float32": 4, "int64": 8}
 
 
 def need_float32(dtype: str) -> None:
-    """Refuse a float dtype without C arithmetic."""
     if dtype.startswith(("float", "bfloat")) and dtype != "float32":
         raise Refused(
             "dtype",

@@ -148,19 +148,16 @@ def _call_scaled(w: Writer, name: str, x: View, y: View | Number, alpha: Number,
 
 @kernel("aten::add.out", "aten::add.Scalar_out")
 def add(w: Writer, x: View, y: View | Number, alpha: Number, out: View) -> None:
-    """out = x + alpha * y."""
     _call_scaled(w, "add", x, y, alpha, out)
 
 
 @kernel("aten::sub.out", "aten::sub.Scalar_out")
 def sub(w: Writer, x: View, y: View | Number, alpha: Number, out: View) -> None:
-    """out = x - alpha * y."""
     _call_scaled(w, "sub", x, y, alpha, out)
 
 
 @kernel("aten::rsub.Scalar_out")
 def rsub(w: Writer, x: View, y: Number, alpha: Number, out: View) -> None:
-    """out = y - alpha * x."""
     a, b, dtype = _pair(w, x, y)
     if alpha == 1:
         _in(w, "sub", dtype, out, b, a)
@@ -207,7 +204,6 @@ def remainder(w: Writer, x: View, y: View | Number, out: View) -> None:
 
 @kernel("aten::bitwise_not.out")
 def bitwise_not(w: Writer, x: View, out: View) -> None:
-    """out = ~x, or not x for bools."""
     if x.dtype == "bool":
         logical_not(w, x, out)
     elif x.dtype.startswith(("float", "bfloat")):
@@ -218,19 +214,16 @@ def bitwise_not(w: Writer, x: View, out: View) -> None:
 
 @kernel("aten::logical_not.out")
 def logical_not(w: Writer, x: View, out: View) -> None:
-    """out = (x == 0)."""
     compute_in(w, "etk_logical_not_b8", _FILE, ("bool",), "bool", (out, x))
 
 
 @kernel("aten::isnan.out")
 def isnan(w: Writer, x: View, out: View) -> None:
-    """out = x is NaN."""
     compute_in(w, "etk_isnan_f32", _FILE, ("float32",), "bool", (out, x))
 
 
 @kernel("aten::isinf.out")
 def isinf(w: Writer, x: View, out: View) -> None:
-    """out = x is an infinity."""
     compute_in(w, "etk_isinf_f32", _FILE, ("float32",), "bool", (out, x))
 
 
@@ -255,7 +248,6 @@ def clamp(w: Writer, x: View, low: Number | None, high: Number | None, out: View
 
 @kernel("aten::clamp.Tensor_out")
 def clamp_tensor(w: Writer, x: View, low: View | None, high: View | None, out: View) -> None:
-    """out = min(max(x, low), high) with elementwise bounds."""
     dtype = x.dtype
     for bound in (low, high):
         dtype = dtype if bound is None else promote(dtype, bound.dtype)
@@ -269,7 +261,6 @@ def clamp_tensor(w: Writer, x: View, low: View | None, high: View | None, out: V
 
 @kernel("aten::hardtanh.out")
 def hardtanh(w: Writer, x: View, low: Number, high: Number, out: View) -> None:
-    """out = min(max(x, low), high)."""
     wide = computing(x.dtype)
     name = "hardtanh" if wide == "float32" else "clamp"
     _in(w, name, x.dtype, out, x, scalar(w, low, wide), scalar(w, high, wide))
@@ -277,7 +268,6 @@ def hardtanh(w: Writer, x: View, low: Number, high: Number, out: View) -> None:
 
 @kernel("aten::leaky_relu.out")
 def leaky_relu(w: Writer, x: View, slope: Number, out: View) -> None:
-    """out = x if x > 0, else slope * x."""
     compute_in(w, "etk_leaky_relu_f32", _FILE, ("float32", "float32"), "float32", (out, x, scalar(w, slope, "float32")))
 
 
@@ -309,7 +299,6 @@ def glu(w: Writer, x: View, dim: int, out: View) -> None:
 
 @kernel("aten::where.self_out")
 def where(w: Writer, condition: View, x: View, y: View, out: View) -> None:
-    """out = x if the condition is true, else y."""
     dtype = promote(x.dtype, y.dtype)
     need_float32(dtype)
     wide = computing(dtype)
@@ -319,7 +308,6 @@ def where(w: Writer, condition: View, x: View, y: View, out: View) -> None:
 
 @kernel("aten::masked_fill.Scalar_out")
 def masked_fill(w: Writer, x: View, mask: View, value: Number, out: View) -> None:
-    """out = a number if the mask is true, else x."""
     need_float32(x.dtype)
     where(w, mask, scalar(w, wrap(value, x.dtype), computing(x.dtype)), x, out)
 

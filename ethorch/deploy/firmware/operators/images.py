@@ -45,7 +45,6 @@ def upsample_nearest2d(w: Writer, x: View, size: Sequence[int] | None, factors: 
 def upsample_bilinear2d(
     w: Writer, x: View, size: Sequence[int] | None, align_corners: bool, factors: Sequence[float] | None, out: View
 ) -> None:
-    """Interpolate each output between its four neighbouring pixels."""
     if x.dtype != "float32":
         raise refuse_dtype(x.dtype, "float32")
     _resize(w, "etk_bilinear_f32", x, factors, align_corners, out)
@@ -69,13 +68,11 @@ def _product(w: Writer, x: View, y: View, out: View) -> None:
 
 @kernel("aten::mm.out", "aten::bmm.out")
 def mm(w: Writer, x: View, y: View, out: View) -> None:
-    """out = x @ y."""
     _product(w, x, y, out)
 
 
 @kernel("aten::linear.out")
 def linear(w: Writer, x: View, weight: View, bias: View | None, out: View) -> None:
-    """out = x @ weight.T + bias."""
     wide = weight.swap(0, 1)
     while wide.rank < x.rank:
         wide = wide.insert_axis(0)
@@ -86,7 +83,6 @@ def linear(w: Writer, x: View, weight: View, bias: View | None, out: View) -> No
 
 @kernel("aten::addmm.out")
 def addmm(w: Writer, bias: View, x: View, y: View, beta: float, alpha: float, out: View) -> None:
-    """out = beta * bias + alpha * (x @ y)."""
     _product(w, x, y, out)
     if alpha != 1:
         w.map("etk_mul_f32", "elementwise.c", [out, out, View(w.numbers([alpha], "float32"), "float32", (), ())])

@@ -63,7 +63,6 @@ def _still(view: View, axis: int, size: int) -> View:
 
 
 def _along(index: View, rank: int, axis: int) -> View:
-    """Return a list of indices as a tensor of rank ``rank`` along one axis."""
     view = index if index.rank else index.insert_axis(0)
     for at in range(rank):
         if at != axis:
@@ -73,7 +72,6 @@ def _along(index: View, rank: int, axis: int) -> View:
 
 @kernel("aten::index_select.out")
 def index_select(w: Writer, x: View, dim: int, index: View, out: View) -> None:
-    """out = slices of x at some indices of an axis."""
     axis = x.axis(dim)
     places = _still(x, axis, out.shape[axis])
     step = x.strides[axis] * x.item_bytes
@@ -82,7 +80,6 @@ def index_select(w: Writer, x: View, dim: int, index: View, out: View) -> None:
 
 @kernel("aten::embedding.out")
 def embedding(w: Writer, weight: View, indices: View, padding: int, scale: bool, sparse: bool, out: View) -> None:
-    """out = weight[indices]."""
     places = replace(weight, shape=(*indices.shape, weight.shape[1]), strides=(*(0 for _ in indices.shape), weight.strides[1]))
     step = weight.strides[0] * weight.item_bytes
     _write_walk(w, "etk_take", places, out, out, [indices.insert_axis(indices.rank)], [(weight.shape[0], step)])
@@ -119,7 +116,6 @@ def scatter(w: Writer, x: View, dim: int, index: View, values: View, out: View) 
 
 @kernel("aten::scatter.value_out")
 def scatter_value(w: Writer, x: View, dim: int, index: View, value: Number, out: View) -> None:
-    """out = x, with a number at the indices along an axis."""
     _scatter(w, "etk_put", x, dim, index, scalar(w, wrap(value, x.dtype), x.dtype), out)
 
 
@@ -170,7 +166,6 @@ def _plan_walk(
 
 @kernel("aten::index.Tensor_out")
 def index(w: Writer, x: View, indices: Sequence[View | None], out: View) -> None:
-    """out = x[indices], with one or two integer tensors."""
     places, views, axes = _plan_walk(x, indices, out.shape)
     _write_walk(w, "etk_take", places, out, out, views, axes)
 
@@ -198,7 +193,6 @@ def _index_put(w: Writer, indices: Sequence[View | None], values: View, accumula
 
 @kernel("aten::index_put.out")
 def index_put(w: Writer, x: View, indices: Sequence[View | None], values: View, accumulate: bool, out: View) -> None:
-    """out = x, with out[indices] = values or out[indices] += values."""
     w.copy(out, x)
     _index_put(w, indices, values, accumulate, out)
 

@@ -59,13 +59,11 @@ def _sum(w: Writer, x: View, dims: Dims | None, out: View) -> None:
 
 @kernel("aten::sum.IntList_out")
 def sum(w: Writer, x: View, dims: Dims | None, keepdim: bool, dtype: int | None, out: View) -> None:
-    """out = the sum over axes."""
     _sum(w, x, dims, out)
 
 
 @kernel("aten::mean.out")
 def mean(w: Writer, x: View, dims: Dims | None, keepdim: bool, dtype: int | None, out: View) -> None:
-    """out = the mean over axes, as sum / count."""
     if out.dtype != "float32":
         raise refuse_dtype(out.dtype, "float32")
     _sum(w, x, dims, out)
@@ -77,7 +75,6 @@ def mean(w: Writer, x: View, dims: Dims | None, keepdim: bool, dtype: int | None
 
 @kernel("aten::mean.dtype_out")
 def mean_of_all(w: Writer, x: View, dtype: int | None, out: View) -> None:
-    """out = the mean of all elements."""
     mean(w, x, None, False, dtype, out)
 
 
@@ -91,13 +88,11 @@ def _product(w: Writer, x: View, dims: Dims | None, out: View) -> None:
 
 @kernel("aten::prod.int_out")
 def prod(w: Writer, x: View, dim: int, keepdim: bool, dtype: int | None, out: View) -> None:
-    """out = the product along an axis."""
     _product(w, x, [dim], out)
 
 
 @kernel("aten::prod.out")
 def prod_of_all(w: Writer, x: View, dtype: int | None, out: View) -> None:
-    """out = the product of all elements."""
     _product(w, x, None, out)
 
 
@@ -126,19 +121,16 @@ def amax(w: Writer, x: View, dims: Dims | None, keepdim: bool, out: View) -> Non
 
 @kernel("aten::amin.out")
 def amin(w: Writer, x: View, dims: Dims | None, keepdim: bool, out: View) -> None:
-    """out = the minimum over axes; NaN propagates."""
     _extreme(w, "minimum", x, dims, out)
 
 
 @kernel("aten::max.unary_out")
 def max_of_all(w: Writer, x: View, out: View) -> None:
-    """out = the maximum of all elements; NaN propagates."""
     _extreme(w, "maximum", x, None, out)
 
 
 @kernel("aten::min.unary_out")
 def min_of_all(w: Writer, x: View, out: View) -> None:
-    """out = the minimum of all elements; NaN propagates."""
     _extreme(w, "minimum", x, None, out)
 
 
@@ -151,19 +143,16 @@ def _truth(w: Writer, name: str, start: bool, x: View, dims: Dims | None, out: V
 
 @kernel("aten::any.out")
 def any_along(w: Writer, x: View, dim: int, keepdim: bool, out: View) -> None:
-    """out = any(x != 0) along an axis."""
     _truth(w, "logical_or", False, x, [dim], out)
 
 
 @kernel("aten::any.dims_out")
 def any_over(w: Writer, x: View, dims: Dims | None, keepdim: bool, out: View) -> None:
-    """out = any(x != 0) over axes."""
     _truth(w, "logical_or", False, x, dims, out)
 
 
 @kernel("aten::any.all_out")
 def any_of_all(w: Writer, x: View, out: View) -> None:
-    """out = any(x != 0)."""
     _truth(w, "logical_or", False, x, None, out)
 
 
@@ -210,26 +199,22 @@ def _place(w: Writer, name: str, x: View, dim: int | None, out: View) -> None:
 
 @kernel("aten::argmax.out")
 def argmax(w: Writer, x: View, dim: int | None, keepdim: bool, out: View) -> None:
-    """out = the index of the maximum."""
     _place(w, "argmax", x, dim, out)
 
 
 @kernel("aten::argmin.out")
 def argmin(w: Writer, x: View, dim: int | None, keepdim: bool, out: View) -> None:
-    """out = the index of the minimum."""
     _place(w, "argmin", x, dim, out)
 
 
 @kernel("aten::max.dim_max")
 def max_along(w: Writer, x: View, dim: int, keepdim: bool, values: View, indices: View) -> None:
-    """Compute the maximum along an axis and its index."""
     _extreme(w, "maximum", x, [dim], values)
     _place(w, "argmax", x, dim, indices)
 
 
 @kernel("aten::min.dim_min")
 def min_along(w: Writer, x: View, dim: int, keepdim: bool, values: View, indices: View) -> None:
-    """Compute the minimum along an axis and its index."""
     _extreme(w, "minimum", x, [dim], values)
     _place(w, "argmin", x, dim, indices)
 
@@ -266,13 +251,11 @@ def _along(w: Writer, name: str, x: View, dim: int, out: View) -> None:
 
 @kernel("aten::_softmax.out")
 def softmax(w: Writer, x: View, dim: int, half_to_float: bool, out: View) -> None:
-    """out = e^(x - max) / sum(e^(x - max)) along an axis."""
     _along(w, "softmax", x, dim, out)
 
 
 @kernel("aten::_log_softmax.out")
 def log_softmax(w: Writer, x: View, dim: int, half_to_float: bool, out: View) -> None:
-    """out = x - max - ln(sum(e^(x - max))) along an axis."""
     _along(w, "log_softmax", x, dim, out)
 
 

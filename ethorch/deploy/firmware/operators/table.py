@@ -27,5 +27,4 @@ def kernel(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 def infer_dtype(number: Any) -> str:
-    """Return the PyTorch dtype of a bool, int or float argument."""
     return "bool" if isinstance(number, bool) else "int64" if isinstance(number, int) else "float32"

@@ -22,7 +22,6 @@ def _pair(numbers: Dims, default: Dims = ()) -> tuple[int, int]:
 
 
 def _steps(view: View) -> tuple[int, int]:
-    """Return the strides of the last two axes in bytes."""
     return (view.strides[-2] * view.item_bytes, view.strides[-1] * view.item_bytes)
 
 
@@ -70,7 +69,6 @@ def avg_pool2d(
     divisor: int | None,
     out: View,
 ) -> None:
-    """out = the mean of each window."""
     if x.dtype != "float32":
         raise refuse_dtype(x.dtype, "float32")
     if not out.numel:
@@ -187,7 +185,6 @@ def reflection_pad(w: Writer, x: View, pad: Dims, out: View) -> None:
 
 @kernel("aten::replication_pad1d.out", "aten::replication_pad2d.out", "aten::replication_pad3d.out")
 def replication_pad(w: Writer, x: View, pad: Dims, out: View) -> None:
-    """out = x with its edges repeated."""
     for part, axis, size, before, after in _borders(w, x, pad, out):
         for border, edge in ((part.slice(axis, 0, before), before), (part.slice(axis, size - after, size), size - after - 1)):
             edge_view = part.slice(axis, edge, edge + 1)
