@@ -174,7 +174,7 @@ def test_the_command_makes_a_project_of_all_methods_or_of_one(tmp_path: Path, ca
     header = (tmp_path / "project" / "model" / "model.h").read_text()
     assert "ethosu_status model_run(model_t *self);" in header and "step" not in header.replace("steps", "")
     assert cli.main([*line, "--inputs", str(tmp_path / "x.npy")]) == 2
-    assert "say --method NAME" in capsys.readouterr().err
+    assert "Use --method NAME" in capsys.readouterr().err
 
 
 @pytest.mark.long
