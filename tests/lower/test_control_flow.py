@@ -364,7 +364,7 @@ def test_what_a_condition_sees_is_one_truth_value() -> None:
             b.emit("COND_IF", *wrong, then_graph=regions[0], else_graph=regions[1])
     other = dataclasses.replace(regions[1], name="then")
     b.graph.ops[-1].attrs["else_graph"] = other
-    with pytest.raises(AssertionError, match="one name"):
+    with pytest.raises(AssertionError, match="the same name"):
         verify(b.graph)
 
 

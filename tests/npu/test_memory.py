@@ -85,10 +85,10 @@ def test_accumulators_are_kept_by_shape():
         m.read_accumulator((3, 2, 1))
 
 
-def test_what_is_decoded_once():
+def test_decoded_values_are_cached():
     m = memory_of(16)
     assert m.is_constant(0) and not m.is_constant(1) and not m.is_constant(2)
-    assert [m.decode("a", lambda: "one"), m.decoded("a", lambda: pytest.fail("again"))] == ["one", "one"]
+    assert [m.decode("a", lambda: "one"), m.decode("a", lambda: pytest.fail("again"))] == ["one", "one"]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
