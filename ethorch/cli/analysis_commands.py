@@ -152,7 +152,7 @@ def report(
         raise SpecError("--fail-on-regression compares with an earlier build: give it as --baseline.")
     kind = _format(output, format)
     if output is not None:
-        check_output(output, kind)
+        check_output(output)
     data, comparison = read_data(program, choices, method), None
     if data is None:
         subject = sources.program_of(program, choices, method)
@@ -186,19 +186,16 @@ def _format(output: Path | None, format: str | None) -> str:
     raise SpecError(f"--output is {output}; expected a name that ends in {', '.join(FORMATS)}, or --format.")
 
 
-def check_output(output: Path, kind: str) -> None:
+def check_output(output: Path) -> None:
     """Check, before the computation, that the report can be written.
 
     Raises:
-        EthorchError: The file cannot be written, or a package is missing.
+        EthorchError: The file cannot be written.
     """
     from ethorch.program.saving import check_folder
-    from ethorch.report.page.page import check_page
 
     if str(output) != "-":
         check_folder(output)
-    if kind == "html":
-        check_page()
 
 
 def _contents(kind: str, data: Mapping[str, Any], comparison: Any, source: str, answer: Mapping[str, Any]) -> str:
@@ -253,7 +250,7 @@ def _compare_builds(
         kind = _format(output, format)
         if kind not in ("md", "json"):
             raise EthorchError(f"cannot write {output}: a comparison of builds is written as .md or .json.")
-        check_output(output, kind)
+        check_output(output)
         write_output(output, comparison.to_markdown(worse) if kind == "md" else json.dumps(answer, indent=2) + "\n")
 
     def text() -> Any:

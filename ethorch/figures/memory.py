@@ -1,7 +1,7 @@
 """Memory of the whole application in RAM and flash.
 
 The model is a Cortex-M with ExecuTorch and Arm's delegate. Delegates take their scratch regions from the temporary allocator in
-turn, and ExecuTorch's structures have 32-bit sizes. Code and stacks depend on the firmware and are not counted.
+turn, and ExecuTorch's structures have 32-bit sizes. Stacks depend on the firmware and are not counted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ from ethorch.targets.compile_spec import EthosUCompileSpec
 
 
 def memory(
-    source: Build | bytes | str | os.PathLike[str], method: str = "forward", *, spec: EthosUCompileSpec | None = None
+    source: Build | bytes | str | os.PathLike[str],
+    method: str = "forward",
+    *,
+    spec: EthosUCompileSpec | None = None,
+    code: Component | None = None,
 ) -> MemoryReport:
     """Return the memory of the whole application: components, totals and tensors.
 
@@ -37,6 +41,7 @@ def memory(
 
     Args:
         source, method, spec: See :func:`ethorch.figures.subject.subject`.
+        code: Code of the application; not counted if None.
 
     Raises:
         EthorchError, ProgramError, PayloadError, MachineFault: See :func:`ethorch.figures.subject.subject`.
@@ -53,7 +58,11 @@ def memory(
     regions = {name: max(sizes.get(name, 0) for sizes in by_delegate.values()) for name in _list_names(by_delegate.values())}
     npu_parts = [part for part in program.parts if part.payload is not None]
     return MemoryReport(
-        components=(*_ram_components(program, arenas, regions, pool, temporary), *_flash_components(program)),
+        components=(
+            *_ram_components(program, arenas, regions, pool, temporary),
+            *_flash_components(program),
+            *([] if code is None else [code]),
+        ),
         tensors=(*_npu_tensors(program, calls), *_arena_tensors(program, calls)),
         regions={**regions, **arenas},
         scratch_bytes=by_delegate,

@@ -109,7 +109,7 @@ class MemoryReport:
 
     @property
     def flash_bytes(self) -> int:
-        """Nonvolatile memory without code: the .pte."""
+        """Nonvolatile memory: the .pte, and the code if it was estimated."""
         return sum(component.flash_bytes for component in self.components)
 
     @property

@@ -52,6 +52,7 @@ class UserModel:
         quantized: Whether the graph has quantize and dequantize operators, e.g. from ``convert_pt2e``.
         dynamic_shapes: Dynamic dims of each example tensor, from ``open_sizes.dynamic_shapes_of``. None: all are fixed.
         is_exported: Whether torch.export created the module, which fixes all other sizes.
+        name: Reference of the model, or the name of the module's class; empty for a graph.
     """
 
     module: nn.Module
@@ -60,8 +61,11 @@ class UserModel:
     quantized: bool = False
     dynamic_shapes: Sequence[dict[int, Any]] | None = None
     is_exported: bool = False
+    name: str = ""
 
     def __post_init__(self) -> None:
+        if not self.name and not isinstance(self.module, torch.fx.GraphModule):
+            object.__setattr__(self, "name", type(self.module).__name__)
         _check_inputs(self.example_inputs)
         arguments, keywords = _split_arguments(self.module, self.example_inputs)
         wrapped = KeywordInputs(self.module, len(arguments), keywords) if keywords else None
@@ -204,10 +208,12 @@ def load_model(reference: str) -> UserModel | UserMethods:
     """
     location = find(reference)
     if location.kind in ZOOS:
-        return UserModel(*zoos.load(location.kind, location.name))
+        return replace(UserModel(*zoos.load(location.kind, location.name)), name=reference)
     if location.kind == "exported":
-        return _load_exported(Path(location.place))
-    return _create_from_python(_import_reference(location), location)
+        model: UserModel | UserMethods = _load_exported(Path(location.place))
+    else:
+        model = _create_from_python(_import_reference(location), location)
+    return replace(model, name=Path(reference).name) if isinstance(model, UserModel) else model
 
 
 #: Variables with a module's inputs; ``ModelInputs`` is the name in ExecuTorch's Arm scripts.

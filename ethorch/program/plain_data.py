@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
+from functools import cache
 from typing import Any
 
 from ethorch.figures.layer import CPU
 from ethorch.program.measure.budgets import budgets, fits
 from ethorch.program.record import Record
 from ethorch.support.versions import versions
+from ethorch.targets.boards import load as load_board
+from ethorch.targets.boards import names as list_boards
 from ethorch.targets.boards.measured import spread
 from ethorch.targets.boards.memory_roles import assumptions
 from ethorch.targets.compile_spec import EthosUCompileSpec
@@ -30,6 +33,7 @@ def plain_data(record: Record) -> dict[str, Any]:
     measured = record.measured.get("accuracy")
     return {
         "format": FORMAT,
+        "model": record.model_name,
         "method": record.method,
         "methods": list(record.methods),
         "target": record.target,
@@ -46,6 +50,7 @@ def plain_data(record: Record) -> dict[str, Any]:
         "core_clock_hz": record.core_clock_hz,
         "cpu_clock_hz": record.cpu_clock_hz,
         "board": _board_facts(record),
+        "boards": [] if record.board is not None else _list_boards(record.target),
         "memory_system": None if record.spec is None else memory_system(record.spec),
         "milliseconds": taken,
         "inferences_per_second": None if not taken else 1e3 / taken,
@@ -70,6 +75,17 @@ def plain_data(record: Record) -> dict[str, Any]:
         "settings": None if record.settings is None else record.settings.to_json(),
         "versions": versions(),
     }
+
+
+@cache
+def _list_boards(target: str) -> list[dict[str, Any]]:
+    """Return the memory of each listed product with an NPU of this configuration; development platforms are omitted."""
+    boards = [load_board(name) for name in list_boards()]
+    return [
+        {"name": board.name, "ram_bytes": board.ram_bytes, "flash_bytes": board.flash_bytes}
+        for board in boards
+        if target in board.targets and not board.is_platform
+    ]
 
 
 def _board_facts(record: Record) -> dict[str, Any] | None:

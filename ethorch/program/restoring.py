@@ -58,6 +58,7 @@ def _restore(record: Record, data: Mapping[str, Any]) -> None:
         record.measured["accuracy"] = read_row(Accuracy, {**section, "sqnr_db": sqnr_db})
     record.tried = tuple(read_row(Attempt, row) for row in data["tried"])
     record.states = tuple(read_row(State, row) for row in data["states"])
+    record.model_name = str(data["model"])
     record.memory = MemoryReport.from_json(data["memory"])
     record.layers = tuple(Layer.from_json(row) for row in data["layers"])
     if not isinstance(data["mac_count"], int):

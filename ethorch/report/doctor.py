@@ -96,7 +96,6 @@ def _cache() -> Check:
 
 #: Optional packages and their purposes.
 _OPTIONAL = {
-    "plotly": "the charts of `ethorch report`",
     "pillow": "pictures as calibration samples",
     "torchvision": "models by the name torchvision:NAME",
     "timm": "models by the name timm:NAME",

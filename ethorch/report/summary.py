@@ -74,7 +74,8 @@ def rows(data: Data) -> Iterator[tuple[str, str, str]]:
             note = ", ".join(f"{key} of {memory}" for memory, key in numbers)
             yield "Assumed", count_noun(len(board["assumed"]), "number"), f"in that estimate: {note}"
     yield "RAM", kib(data["ram_bytes"]), f"whole application; NPU arena {kib(data['sram_bytes'])}"
-    yield "Flash", kib(data["flash_bytes"]), "the .pte, without code"
+    code = sum(part["flash_bytes"] for part in data["memory"]["components"] if part["name"] == "code")
+    yield "Flash", kib(data["flash_bytes"]), f"program {kib(data['flash_bytes'] - code)}, code {kib(code)}"
     if data["mac_count"]:
         yield "MACs", f"{data['mac_count']:,}", "multiply-accumulates of one inference"
     accuracy = data["accuracy"]

@@ -49,9 +49,34 @@ def _memory(data: Data, budgets: Mapping[str, Data]) -> Verdict:
         if name.startswith("memory "):
             states.append(row["holds"])
             parts.append(_in_memory(name.removeprefix("memory "), row["found"], row["limit"]))
-    return Verdict(
-        "Does it fit?", _state(states), f"It needs {'; '.join(parts)}." + _no_limit(states, "--ram, --flash and --board set limits")
-    )
+    answer = f"It needs {' and '.join(parts)}." if len(parts) == 2 else f"It needs {'; '.join(parts)}."
+    if not states:
+        answer += _compare_boards(data) + _no_limit(states, "--ram, --flash and --board set limits")
+    return Verdict("Does it fit?", _state(states), answer)
+
+
+def _compare_boards(data: Data) -> str:
+    """Compare the needs with the boards that have this NPU; empty if no listed board has it."""
+    boards = data.get("boards") or ()
+    fitting = [board["name"] for board in boards if _fits(data, board)]
+    if not boards:
+        return ""
+    if not fitting:
+        return f" That is more than {_join([board['name'] for board in boards])} {'has' if len(boards) == 1 else 'have'}."
+    smallest = min(boards, key=lambda board: board["ram_bytes"])
+    share = data["ram_bytes"] / smallest["ram_bytes"]
+    if len(fitting) < len(boards):
+        return f" It fits {_join(fitting)}, but not {_join([board['name'] for board in boards if board['name'] not in fitting])}."
+    return f" It fits {_join(fitting)}, and takes {share:.1%} of the RAM of {smallest['name']}."
+
+
+def _fits(data: Data, board: Data) -> bool:
+    fits_flash = board["flash_bytes"] is None or data["flash_bytes"] <= board["flash_bytes"]
+    return bool(data["ram_bytes"] <= board["ram_bytes"] and fits_flash)
+
+
+def _join(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _time(data: Data, budgets: Mapping[str, Data]) -> Verdict:

@@ -8,7 +8,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import executorch.kernels.quantized  # noqa: F401  registers the out variants of
 import numpy as np
 import torch
 from elftools.elf.elffile import ELFFile
+from elftools.elf.relocation import RelocationSection
 from executorch.exir import EdgeCompileConfig, to_edge
 from torch import Tensor, nn
 
@@ -31,6 +33,49 @@ EXTREMES = [math.nan, math.inf, -math.inf, 3e38, -3e38, 3e20, -3e20, 1e10, -1e10
 FLAGS = ["-std=c11", "-O1", "-Wall", "-Wextra", "-Wconversion", "-Werror", "-ffp-contract=off"]
 ZIG = ["-target", "thumb-freestanding-eabihf", "-mcpu=cortex_m33+fp_armv8d16sp", "-std=c11", "-Os", "-g", "-ffreestanding",
        "-fno-strict-aliasing", "-Wall", "-Wextra", "-Wconversion", "-Werror"]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CompiledFunction:
+    """A function of an object file: its size in bytes and the functions that it calls."""
+
+    source: str
+    size_bytes: int
+    callees: tuple[str, ...]
+
+
+def compile_kernels() -> dict[str, CompiledFunction]:
+    """Compile the C kernels and return their functions by name.
+
+    Each function is in a section of its own, so the relocations of a section name the functions that it calls.
+    """
+    functions: dict[str, CompiledFunction] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for source in sorted(SOURCE_FOLDER.glob("*.c")):
+            out = Path(folder) / f"{source.stem}.o"
+            command = [sys.executable, "-m", "ziglang", "cc", *ZIG, "-ffunction-sections", "-c", str(source), "-o", str(out)]
+            subprocess.run(command, check=True)
+            functions.update(read_object(out, source.name))
+    return functions
+
+
+def read_object(path: Path, source: str) -> Iterator[tuple[str, CompiledFunction]]:
+    """Yield the functions of an object file."""
+    with path.open("rb") as file:
+        elf = ELFFile(file)
+        symbols = list(elf.get_section_by_name(".symtab").iter_symbols())
+        functions = {s.name: s for s in symbols if s["st_info"]["type"] == "STT_FUNC" and s["st_size"]}
+        names_by_section = {s["st_shndx"]: name for name, s in functions.items()}
+        callees: dict[int, set[str]] = {}
+        for section in elf.iter_sections():
+            if isinstance(section, RelocationSection):
+                for relocation in section.iter_relocations():
+                    symbol = symbols[relocation["r_info_sym"]]
+                    name = symbol.name or names_by_section.get(symbol["st_shndx"], "")
+                    callees.setdefault(section["sh_info"], set()).add(name)
+        for name, symbol in functions.items():
+            called = tuple(sorted(other for other in callees.get(symbol["st_shndx"], ()) if other in functions or "etk_" in other))
+            yield name, CompiledFunction(source, symbol["st_size"], tuple(other for other in called if other != name))
 
 
 class Several(nn.Module):

@@ -6,20 +6,17 @@ elements, less one with half of them, so that what a call costs beside its eleme
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from elftools.elf.elffile import ELFFile
 
-from ethorch.deploy.firmware.kernels import SOURCE_FOLDER, list_kernels
+from ethorch.deploy.firmware.kernels import list_kernels
 from ethorch.formats.files import write_whole
 from ethorch.formats.pte_types import Value
-from tests.helpers.c_kernels import ZIG, CortexM33, Program
+from tests.helpers.c_kernels import CortexM33, Program, compile_kernels
 from tests.helpers.made_calls import Made, T
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "cpu-kernels.md"
@@ -107,7 +104,7 @@ COSTS: tuple[Cost, ...] = (
 )  # fmt: skip
 
 
-def _program(cost: Cost, n: int, number: int) -> Program:
+def make_program(cost: Cost, n: int, number: int) -> Program:
     made = Made()
     made.call(cost.operator, cost.arguments(n))
     return Program(f"p{number}", b"", made.method(), (b"",), ())
@@ -126,7 +123,7 @@ def instructions() -> dict[str, float]:
     """Of each of COSTS, for a unit of work, on a Cortex-M33."""
     torch.manual_seed(0)
     few, many = 16, 32
-    programs = [_program(cost, n, 2 * k + (n == many)) for k, cost in enumerate(COSTS) for n in (few, many)]
+    programs = [make_program(cost, n, 2 * k + (n == many)) for k, cost in enumerate(COSTS) for n in (few, many)]
     with tempfile.TemporaryDirectory() as folder:
         c = CortexM33(programs, Path(folder))
         counts = []
@@ -135,21 +132,6 @@ def instructions() -> dict[str, float]:
             assert status == 0
             counts.append(c.count(program))
     return {cost.name: (counts[2 * k + 1] - counts[2 * k]) / (many - few) / cost.units for k, cost in enumerate(COSTS)}
-
-
-def sizes() -> dict[str, dict[str, int]]:
-    """Bytes of code and constants of each function of each source, by source: of a Cortex-M33 at -Os."""
-    found: dict[str, dict[str, int]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for source in sorted(SOURCE_FOLDER.glob("*.c")):
-            out = Path(folder) / f"{source.stem}.o"
-            command = [sys.executable, "-m", "ziglang", "cc", *ZIG, "-ffunction-sections", "-c", str(source), "-o", str(out)]
-            subprocess.run(command, check=True)
-            with out.open("rb") as file:
-                symbols = list(ELFFile(file).get_section_by_name(".symtab").iter_symbols())
-            functions = {s.name: s["st_size"] for s in symbols if s["st_info"]["type"] == "STT_FUNC" and s["st_size"]}
-            found[source.name] = functions
-    return found
 
 
 def page() -> str:
@@ -220,7 +202,10 @@ def page() -> str:
         "| source | functions | smallest | largest | all |",
     ]
     lines += ["| --- | --- | --- | --- | --- |"]
-    for source, functions in sizes().items():
+    sizes: dict[str, dict[str, int]] = {}
+    for name, function in compile_kernels().items():
+        sizes.setdefault(function.source, {})[name] = function.size_bytes
+    for source, functions in sizes.items():
         small, large = min(functions, key=functions.__getitem__), max(functions, key=functions.__getitem__)
         total = sum(functions.values())
         lines.append(f"| `{source}` | {len(functions)} | `{small}` {functions[small]} | `{large}` {functions[large]} | {total} |")

@@ -1,23 +1,22 @@
-"""Charts of the report as data for plotly.js. Plotly's Python package, which takes 0.4 s, is not imported."""
+"""Charts of the report."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
 
 from ethorch.figures.layer import COMPUTE, CPU, MEMORY_KEYS, NPU, TRANSPOSES, Layer
 from ethorch.figures.memory_report import MemoryReport, TensorPlace
 from ethorch.figures.timeline import LANES, timeline
+from ethorch.report.page.svg import Axis, Box, Chart, Line, Point
 from ethorch.report.page.view import Module, cycles_known, operator_of, parts_of, short, tree
 from ethorch.support.wording import kib
 
 Data = Mapping[str, Any]
-Figure = dict[str, Any]
-Figures = dict[str, Figure]
+Charts = dict[str, Chart]
 
 #: Color of each bound, from the palette of Okabe and Ito for color-blind readers.
-COLOURS = {
+COLORS = {
     COMPUTE: "#0072B2",
     "Sram": "#009E73",
     "Dram": "#D55E00",
@@ -27,108 +26,71 @@ COLOURS = {
     CPU: "#6B7280",
     "": "#9CA3AF",
 }
-_LANE_COLOURS = {NPU: COLOURS[COMPUTE], "DMA": COLOURS["OffChipFlash"], CPU: COLOURS[CPU]}
-_REGION_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
+_LANE_COLORS = {NPU: COLORS[COMPUTE], "DMA": COLORS["OffChipFlash"], CPU: COLORS[CPU]}
+_REGION_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
 _LARGEST = 20  # bars of the chart of the largest layers
 _LABEL = 26  # characters of a name on an axis
-_AXIS = {"gridcolor": "#e5e7eb", "zeroline": False, "automargin": True}
+_DEPTH = 6  # rows of the chart of modules
 
 
-def charts(data: Data, layers: Sequence[Layer], memory: MemoryReport, comparison: Data | None = None) -> Figures:
-    """Return figures by name; charts without sufficient data are omitted."""
-    figures: Figures = {}
+def charts(data: Data, layers: Sequence[Layer], memory: MemoryReport, comparison: Data | None = None) -> Charts:
+    """Return charts by name; charts without sufficient data are omitted."""
+    drawn: Charts = {}
     if cycles_known(layers):
-        figures["largest"] = largest(layers)
-        figures["in_order"] = in_order(layers)
-        figures["treemap"] = treemap(layers)
-        figures["timeline"] = lanes(layers, data["core_clock_hz"])
+        drawn["largest"] = largest(layers)
+        drawn["in_order"] = in_order(layers)
+        drawn["modules"] = modules(layers)
+        drawn["timeline"] = lanes(layers, data["core_clock_hz"])
     regions = sorted({tensor.region for tensor in memory.tensors})
     if regions:
-        figures["memory"] = use(memory, regions)
+        drawn["memory"] = use(memory, regions)
     for region in regions:
-        figures[f"region_{region}"] = places(memory, region)
+        drawn[f"region_{region}"] = places(memory, region)
     if (system := data.get("memory_system")) is not None and (chart := roofline(layers, system)) is not None:
-        figures["roofline"] = chart
-    if comparison is not None and comparison.get("layers"):
-        figures["accuracy"] = accuracy(comparison["layers"])
-    return figures
+        drawn["roofline"] = chart
+    if comparison is not None and comparison.get("layers") and (chart := accuracy(comparison["layers"])) is not None:
+        drawn["accuracy"] = chart
+    return drawn
 
 
-def largest(layers: Sequence[Layer]) -> Figure:
+def largest(layers: Sequence[Layer]) -> Chart:
     """Return bars of the layers with the most cycles."""
     top = sorted(layers, key=lambda layer: -(layer.cycles or 0))[:_LARGEST][::-1]
-    bars = _trace(
-        "bar",
-        y=[f"{layer.index}  {_cut(layer.module or layer.name)}" for layer in top],
-        x=[layer.cycles or 0 for layer in top],
-        orientation="h",
-        marker={"color": [COLOURS.get(_kind(layer), COLOURS[""]) for layer in top]},
-        hovertext=[_hover(layer) for layer in top],
-        hoverinfo="text",
-    )
-    return _figure([bars], "cycles", "", {"yaxis": {"ticklabelstandoff": 4}}, height=70 + 22 * len(top))
+    bars = [Box(0, layer.cycles or 0, n - 0.35, n + 0.35, _color(_kind(layer)), _describe(layer)) for n, layer in enumerate(top)]
+    names = tuple(f"{layer.index}  {_cut(layer.module or layer.name)}" for layer in top)
+    x = Axis("cycles", 0, 1.05 * max(layer.cycles or 0 for layer in top))
+    y = Axis("", -0.6, len(top) - 0.4, names=names)
+    return Chart(x, y, tuple(bars), _legend(top), height=24 * len(top) + 8)
 
 
-def in_order(layers: Sequence[Layer]) -> Figure:
+def in_order(layers: Sequence[Layer]) -> Chart:
     """Return the cycles of each layer in execution order, colored by bound."""
-    traces = []
-    for kind in dict.fromkeys(_kind(layer) for layer in layers):
-        part = [layer for layer in layers if _kind(layer) == kind and layer.cycles]
-        if part:
-            traces.append(
-                _trace(
-                    "bar",
-                    x=[layer.index for layer in part],
-                    y=[layer.cycles for layer in part],
-                    name=escape(kind, quote=False) or "unknown",
-                    marker={"color": COLOURS.get(kind, COLOURS[""]), "line": {"width": 0}},
-                    hovertext=[_hover(layer) for layer in part],
-                    hoverinfo="text",
-                )
-            )
-    return _figure(traces, "layer", "cycles", {"barmode": "stack", "bargap": 0.1})
+    bars = [
+        Box(layer.index - 0.45, layer.index + 0.45, 0, layer.cycles, _color(_kind(layer)), _describe(layer))
+        for layer in layers
+        if layer.cycles
+    ]
+    return Chart(_layer_axis(len(layers)), Axis("cycles", 0, 1.05 * max(bar.y1 for bar in bars)), tuple(bars), _legend(layers))
 
 
-def treemap(layers: Sequence[Layer]) -> Figure:
-    """Return the cycles by module as nested areas."""
-    ids, labels, parents, values, colours = [], [], [], [], []
-    binds = _binds(layers)
+def modules(layers: Sequence[Layer]) -> Chart:
+    """Return the cycles by module: a row for each level of nesting, with widths in proportion."""
+    root, bounds, boxes = tree(layers), _binds(layers), list[Box]()
 
-    def add(node: Module, parent: str) -> None:
-        if not node.cycles:
-            return
-        id = f"module {node.path}" if node.path else "program"
-        ids.append(id)
-        labels.append(escape(node.name, quote=False))
-        parents.append(parent)
-        values.append(node.cycles)
-        colours.append(COLOURS.get(binds.get(node.path, ""), COLOURS[""]) if node.path else "#e5e7eb")
-        for child in node.children.values():
-            add(child, id)
+    def add(node: Module, start: float, depth: int) -> None:
+        cycles = node.cycles or 0
+        color = _color(bounds.get(node.path, "")) if node.path else "#e5e7eb"
+        tooltip = f"{node.path or node.name}\n{cycles:,} cycles" + ("" if node.share is None else f", {node.share:.1%}")
+        boxes.append(Box(start, start + cycles, -depth, -depth - 0.94, color, tooltip, label=node.name))
+        for child in sorted(node.children.values(), key=lambda module: -(module.cycles or 0)):
+            if child.cycles and depth + 1 < _DEPTH:
+                add(child, start, depth + 1)
+                start += child.cycles
 
-    add(tree(layers), "")
-    for layer in layers:
-        if not layer.module and layer.cycles:
-            ids.append(f"layer {layer.index}")
-            labels.append(escape(operator_of(layer), quote=False))
-            parents.append("program")
-            values.append(layer.cycles)
-            colours.append(COLOURS.get(_kind(layer), COLOURS[""]))
-    trace = _trace(
-        "treemap",
-        ids=ids,
-        labels=labels,
-        parents=parents,
-        values=values,
-        branchvalues="total",
-        marker={"colors": colours, "line": {"color": "#fff", "width": 1}},
-        maxdepth=5,
-        tiling={"pad": 2},
-        texttemplate="%{label}<br>%{percentRoot:.1%}",
-        hovertemplate="%{label}<br>%{value:,} cycles, %{percentRoot:.1%}<extra></extra>",
-        pathbar={"visible": True},
-    )
-    return _figure([trace], "", "", {"margin": {"l": 0, "r": 0, "t": 24, "b": 0}}, height=420)
+    add(root, 0, 0)
+    rows = max(int(-box.y0) for box in boxes) + 1
+    axis = Axis("cycles", 0, root.cycles or 1)
+    return Chart(axis, Axis("", -rows, 0, names=("",)), tuple(boxes), height=28 * rows)
 
 
 def _binds(layers: Sequence[Layer]) -> dict[str, str]:
@@ -142,81 +104,57 @@ def _binds(layers: Sequence[Layer]) -> dict[str, str]:
     return {path: max(kinds, key=kinds.__getitem__) for path, kinds in cycles_by_bound.items()}
 
 
-def lanes(layers: Sequence[Layer], core_clock_hz: float) -> Figure:
+def lanes(layers: Sequence[Layer], core_clock_hz: float) -> Chart:
     """Return the timeline of NPU, DMA and CPU."""
-    scale, unit = (1e6 / core_clock_hz, "µs") if core_clock_hz else (1.0, "cycles")
+    scale, unit = (1e3 / core_clock_hz, "ms") if core_clock_hz else (1.0, "cycles")
     by_index = {layer.index: layer for layer in layers}
     events = timeline(layers)
-    traces = []
-    for lane in LANES:
-        mine = [event for event in events if event.lane == lane]
-        if mine:
-            traces.append(
-                _trace(
-                    "bar",
-                    y=[lane] * len(mine),
-                    base=[round(event.start_cycles * scale, 4) for event in mine],
-                    x=[round(event.duration_cycles * scale, 4) for event in mine],
-                    orientation="h",
-                    name=lane,
-                    marker={"color": _LANE_COLOURS[lane], "line": {"color": "#fff", "width": 0.4 if len(mine) < 400 else 0}},
-                    hovertext=[("weights of " if lane == "DMA" else "") + _hover(by_index[event.layer]) for event in mine],
-                    hoverinfo="text",
-                )
-            )
     used_lanes = [lane for lane in LANES[::-1] if any(event.lane == lane for event in events)]
-    layout = {"barmode": "overlay", "bargap": 0.3, "yaxis": {"categoryorder": "array", "categoryarray": used_lanes}}
-    return _figure(traces, f"time in {unit}", "", layout, height=240)
+    boxes = []
+    for event in events:
+        row, start = used_lanes.index(event.lane), event.start_cycles * scale
+        tooltip = ("weights of " if event.lane == "DMA" else "") + _describe(by_index[event.layer])
+        boxes.append(Box(start, start + event.duration_cycles * scale, row - 0.35, row + 0.35, _LANE_COLORS[event.lane], tooltip))
+    end = max((box.x1 for box in boxes), default=1)
+    y = Axis("", -0.6, len(used_lanes) - 0.4, names=tuple(used_lanes))
+    return Chart(Axis(f"time in {unit}", 0, end or 1), y, tuple(boxes), height=50 * len(used_lanes))
 
 
-def use(memory: MemoryReport, regions: Sequence[str]) -> Figure:
+def use(memory: MemoryReport, regions: Sequence[str]) -> Chart:
     """Return the live bytes of each region during each layer."""
-    traces = []
+    boxes, highest = list[Box](), 0.0
     for number, region in enumerate(regions):
-        points = memory.use_over_time(region)
-        traces.append(
-            _trace(
-                "scatter",
-                x=[layer for layer, _ in points],
-                y=[size / 1024 for _, size in points],
-                name=escape(region, quote=False),
-                mode="lines",
-                line={"shape": "hvh", "width": 2, "color": _REGION_COLOURS[number % len(_REGION_COLOURS)]},
-                fill="tozeroy",
-                hovertemplate="layer %{x}: %{y:,.1f} KiB<extra>" + escape(region) + "</extra>",
-            )
-        )
-    return _figure(traces, "layer", "KiB alive")
+        color = _REGION_COLORS[number % len(_REGION_COLORS)]
+        for layer, size in memory.use_over_time(region):
+            tooltip = f"{region}, layer {layer}: {kib(size)}"
+            boxes.append(Box(layer - 0.5, layer + 0.5, 0, size / 1024, color, tooltip, 0.45))
+            highest = max(highest, size / 1024)
+    legend = tuple((region, _REGION_COLORS[n % len(_REGION_COLORS)]) for n, region in enumerate(regions))
+    return Chart(_layer_axis(memory.layer_count), Axis("KiB in use", 0, 1.05 * highest or 1), tuple(boxes), legend)
 
 
-def places(memory: MemoryReport, region: str) -> Figure:
+def places(memory: MemoryReport, region: str) -> Chart:
     """Return the addresses of a region over the layers, with a box per tensor and another color for the peak."""
     owners = set(memory.peak_owners(region))
-    traces = []
     tensors = [tensor for tensor in memory.tensors if tensor.region == region]
-    for name, colour, part in (
-        ("at the peak", COLOURS["Dram"], [tensor for tensor in tensors if tensor in owners]),
-        ("others", COLOURS[COMPUTE], [tensor for tensor in tensors if tensor not in owners]),
-    ):
-        if part:
-            traces.append(
-                _trace(
-                    "bar",
-                    x=[(tensor.first + tensor.last) / 2 for tensor in part],
-                    width=[tensor.last - tensor.first + 1 for tensor in part],
-                    base=[tensor.address / 1024 for tensor in part],
-                    y=[tensor.size_bytes / 1024 for tensor in part],
-                    name=name,
-                    marker={"color": colour, "opacity": 0.75, "line": {"color": "#fff", "width": 0.5}},
-                    hovertext=[_of_tensor(tensor) for tensor in part],
-                    hoverinfo="text",
-                )
-            )
-    layout = {"barmode": "overlay", "xaxis": {"range": [-0.5, memory.layer_count - 0.5]}}
-    return _figure(traces, "layer", "address in KiB", layout)
+    groups = {"in use at the peak": COLORS["Dram"], "not in use at the peak": COLORS[COMPUTE]}
+    boxes = [
+        Box(
+            tensor.first - 0.48,
+            tensor.last + 0.48,
+            tensor.address / 1024,
+            tensor.end / 1024,
+            groups["in use at the peak" if tensor in owners else "not in use at the peak"],
+            _describe_tensor(tensor),
+            0.75,
+        )
+        for tensor in tensors
+    ]
+    y = Axis("address in KiB", 0, 1.02 * max(tensor.end for tensor in tensors) / 1024 or 1)
+    return Chart(_layer_axis(memory.layer_count), y, tuple(boxes), tuple(groups.items()))
 
 
-def roofline(layers: Sequence[Layer], system: Data) -> Figure | None:
+def roofline(layers: Sequence[Layer], system: Data) -> Chart | None:
     """Return MACs per cycle over MACs per byte of each layer's slowest memory, with the limits of multipliers and memories."""
     peak, bandwidths = system["macs_per_cycle"], system["bytes_per_cycle"]
     points: dict[str, list[tuple[float, float, Layer]]] = {}
@@ -228,82 +166,83 @@ def roofline(layers: Sequence[Layer], system: Data) -> Figure | None:
     if not points:
         return None
     xs = [x for part in points.values() for x, _, _ in part]
+    ys = [y for part in points.values() for _, y, _ in part]
     left, right = min(xs) / 2, max(*xs, *(2 * peak / bandwidths[memory] for memory in points)) * 2
-    traces = []
+    marks: list[Box | Line | Point] = []
+    legend = []
     for memory in (name for name in MEMORY_KEYS if name in points):
-        ridge = peak / bandwidths[memory]
+        ridge, rate = peak / bandwidths[memory], bandwidths[memory]
         roof = [x for x in (left, ridge, right) if left <= x <= right]
-        traces.append(
-            _trace(
-                "scatter",
-                x=roof,
-                y=[min(peak, x * bandwidths[memory]) for x in roof],
-                mode="lines",
-                line={"color": COLOURS[memory], "dash": "dot", "width": 1.5},
-                hoverinfo="skip",
-                showlegend=False,
+        marks.append(Line([(x, min(peak, x * rate)) for x in roof], COLORS[memory], is_dotted=True))
+        largest_share = max(layer.share or 0 for _, _, layer in points[memory]) or 1
+        marks += [
+            Point(
+                x,
+                y,
+                3 + 7 * ((layer.share or 0) / largest_share) ** 0.5,
+                COLORS[memory],
+                f"{_describe(layer)}\n{x:.3g} MACs per byte, {y:.3g} MACs per cycle",
+                is_diamond=layer.bound != COMPUTE,
             )
-        )
-        part = points[memory]
-        largest_share = max(layer.share or 0 for _, _, layer in part) or 1
-        traces.append(
-            _trace(
-                "scatter",
-                x=[x for x, _, _ in part],
-                y=[y for _, y, _ in part],
-                mode="markers",
-                name=f"{memory}, {bandwidths[memory]:g} {'byte' if bandwidths[memory] == 1 else 'bytes'} a cycle",
-                marker={
-                    "color": COLOURS[memory],
-                    "opacity": 0.75,
-                    "size": [6 + 14 * ((layer.share or 0) / largest_share) ** 0.5 for _, _, layer in part],
-                    "symbol": ["circle" if layer.bound == COMPUTE else "diamond" for _, _, layer in part],
-                },
-                hovertext=[f"{_hover(layer)}<br>{x:.3g} MACs a byte, {y:.3g} MACs a cycle" for x, y, layer in part],
-                hoverinfo="text",
-            )
-        )
-    line = {"color": "#111827", "width": 1}
-    traces.append(
-        _trace("scatter", x=[left, right], y=[peak, peak], name=f"{peak} multipliers", mode="lines", hoverinfo="skip", line=line)
+            for x, y, layer in points[memory]
+        ]
+        legend.append((f"{memory}, {rate:g} {'byte' if rate == 1 else 'bytes'} per cycle", COLORS[memory]))
+    marks.append(Line([(left, peak), (right, peak)], "#111827", 1))
+    legend.append((f"{peak} multipliers", "#111827"))
+    x_axis = Axis("MACs per byte of the slowest memory", left, right, is_logarithmic=True)
+    return Chart(
+        x_axis, Axis("MACs per cycle", min(ys) / 2, 2 * max(peak, *ys), is_logarithmic=True), tuple(marks), tuple(legend), 380
     )
-    axis = {"type": "log", "dtick": 1}
-    return _figure(traces, "MACs a byte of the slowest memory", "MACs a cycle", {"xaxis": axis, "yaxis": axis}, height=420)
 
 
-def accuracy(layers: Sequence[Data]) -> Figure:
-    """Return the SQNR of each operator against the float model: all noise so far, and its own."""
-    names = [_cut(f"{short(layer['operator'])} {layer['module']}".strip()) for layer in layers]
-    hover = [
-        f"{escape(name)}<br>{escape(layer['source'])}<br>NPU {_db(layer['float_npu_db'])}, "
-        f"fake-quantized {_db(layer['float_fake_db'])}, by itself {_db(layer['own_db'])}"
-        for name, layer in zip(names, layers, strict=True)
-    ]
-    known_layers = (
-        ("float_npu_db", "NPU, all noise so far", "lines+markers", COLOURS["Dram"]),
-        ("float_fake_db", "fake-quantized", "lines", COLOURS[COMPUTE]),
-        ("own_db", "the operator by itself", "markers", COLOURS["Sram"]),
+def accuracy(layers: Sequence[Data]) -> Chart | None:
+    """Return the SQNR of each operator against the float model: all noise so far, and its own. None without a finite figure."""
+    series = (
+        ("float_fake_db", "fake-quantized", COLORS[COMPUTE], True, False),
+        ("float_npu_db", "NPU, all noise so far", COLORS["Dram"], True, True),
+        ("own_db", "the operator's own noise", COLORS["Sram"], False, True),
     )
-    traces = [
-        _trace(
-            "scatter",
-            x=list(range(len(layers))),
-            y=[layer[key] for layer in layers],
-            mode=mode,
-            name=name,
-            line={"color": colour, "width": 1.5},
-            marker={"color": colour, "size": 6},
-            hovertext=hover,
-            hoverinfo="text",
-            connectgaps=True,
-        )
-        for key, name, mode, colour in known_layers
-    ]
-    return _figure(traces, "operator", "SQNR in dB")
+    marks: list[Box | Line | Point] = []
+    figures = []
+    for key, _, color, has_line, has_points in series:
+        finite = [(n, layer[key]) for n, layer in enumerate(layers) if layer[key] is not None]
+        figures += [figure for _, figure in finite]
+        if has_line:
+            marks.append(Line(finite, color))
+        if has_points:
+            marks += [Point(n, figure, 3, color, _describe_noise(layers[n])) for n, figure in finite]
+    if not figures:
+        return None
+    margin = 0.08 * (max(figures) - min(figures)) or 1
+    y = Axis("SQNR in dB", min(figures) - margin, max(figures) + margin)
+    return Chart(
+        Axis("operator", -0.5, len(layers) - 0.5), y, tuple(marks), tuple((name, color) for _, name, color, _, _ in series)
+    )
 
 
-def _db(value: float | None) -> str:
-    return "no figure" if value is None else f"{value:.1f} dB"
+def _describe_noise(layer: Data) -> str:
+    name = _cut(f"{short(layer['operator'])} {layer['module']}".strip())
+    return (
+        f"{name}\n{layer['source']}\nNPU {_db(layer['float_npu_db'])}, fake-quantized {_db(layer['float_fake_db'])}, "
+        f"own noise {_db(layer['own_db'])}"
+    )
+
+
+def _db(level: float | None) -> str:
+    return "no figure" if level is None else f"{level:.1f} dB"
+
+
+def _layer_axis(count: int) -> Axis:
+    return Axis("layer", -0.5, max(count, 1) - 0.5)
+
+
+def _legend(layers: Sequence[Layer]) -> tuple[tuple[str, str], ...]:
+    kinds = dict.fromkeys(_kind(layer) for layer in layers if layer.cycles)
+    return tuple((kind or "unknown", _color(kind)) for kind in kinds)
+
+
+def _color(kind: str) -> str:
+    return COLORS.get(kind, COLORS[""])
 
 
 def _kind(layer: Layer) -> str:
@@ -311,8 +250,8 @@ def _kind(layer: Layer) -> str:
     return CPU if layer.where == CPU else layer.bound
 
 
-def _hover(layer: Layer) -> str:
-    """Return the lines of a tooltip, escaped, because Plotly interprets some tags."""
+def _describe(layer: Layer) -> str:
+    """Return the lines of a tooltip."""
     place = " ".join(filter(None, (layer.module, f"({layer.source})" if layer.source else "")))
     lines = [f"{layer.index}: {operator_of(layer)}", place or layer.name]
     if layer.cycles is not None:
@@ -320,50 +259,19 @@ def _hover(layer: Layer) -> str:
         lines.append(f"{layer.cycles:,} cycles{share}" + (f", {layer.macs:,} MACs" if layer.macs else ""))
     if layer.bound:
         lines.append(f"bound by {layer.bound}")
-    return "<br>".join(escape(line, quote=False) for line in lines)
+    return "\n".join(lines)
 
 
-def _of_tensor(tensor: TensorPlace) -> str:
+def _describe_tensor(tensor: TensorPlace) -> str:
     lines = (
         f"{tensor.name}: {kib(tensor.size_bytes)} at {tensor.address:,}",
         f"{tensor.dtype}{list(tensor.shape)}" if tensor.dtype else "",
         tensor.module,
         f"layers {tensor.first} to {tensor.last}",
     )
-    return "<br>".join(escape(line, quote=False) for line in lines if line)
+    return "\n".join(filter(None, lines))
 
 
 def _cut(name: str) -> str:
     """Return the end of a long name, which is more specific than its beginning."""
-    return escape(name if len(name) <= _LABEL else "…" + name[1 - _LABEL :], quote=False)
-
-
-def _trace(kind: str, **attributes: Any) -> dict[str, Any]:
-    """Return a trace: a kind of chart with its values."""
-    return {"type": kind, **attributes}
-
-
-def _figure(traces: Sequence[Any], x: str, y: str, layout: Data | None = None, height: int = 340) -> Figure:
-    """Return a figure with the layout that all charts share.
-
-    Args:
-        traces: The traces, as ``_trace`` returns them.
-        x: Title of the x axis.
-        y: Title of the y axis.
-        layout: Attributes to add to the layout; those of an axis are added to the axis.
-        height: Height in pixels.
-    """
-    axes = {name: {"title": {"text": text}, **_AXIS} for name, text in (("xaxis", x), ("yaxis", y))}
-    shared = {
-        "height": height,
-        "margin": {"l": 56, "r": 12, "t": 32, "b": 44},
-        "font": {"family": "system-ui, sans-serif", "size": 12, "color": "#1f2937"},
-        "paper_bgcolor": "#fff",
-        "plot_bgcolor": "#fff",
-        "legend": {"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0},
-        "hoverlabel": {"align": "left"},
-        "showlegend": len({trace.get("name") for trace in traces} - {None}) > 1,
-    }
-    extra = dict(layout or {})
-    axes = {name: {**axis, **extra.pop(name, {})} for name, axis in axes.items()}
-    return {"data": list(traces), "layout": {**shared, **axes, **extra}}
+    return name if len(name) <= _LABEL else "…" + name[1 - _LABEL :]

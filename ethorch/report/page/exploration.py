@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ethorch.report.page.page import check_page, render
+from ethorch.report.page.page import render
+from ethorch.report.page.svg import Axis, Chart, Point
 from ethorch.support.errors import FormatError
 
 Data = Mapping[str, Any]
 _SETTINGS, _FRONT, _OTHER = "settings", "#0072B2", "#9CA3AF"
-_NAMED = 6  # points up to which each has its name beside it; with more, names lie over each other
+_NAMED = 6  # most points with a label; the labels of more points would overlap
 
 
 def exploration_page(data: Data, title: str = "") -> str:
@@ -18,9 +19,7 @@ def exploration_page(data: Data, title: str = "") -> str:
 
     Raises:
         FormatError: The data have another format.
-        EthorchError: The plotting library is not installed.
     """
-    check_page()
     try:
         variants = list(data["variants"])
         axes = list(dict.fromkeys(axis for variant in variants for axis in variant[_SETTINGS]))
@@ -50,42 +49,28 @@ def name_of(variant: Data) -> str:
     return " ".join(str(value) for value in variant[_SETTINGS].values() if value is not None) or "as it is"
 
 
-def _plot(variants: list[Data]) -> dict[str, Any]:
+def _plot(variants: list[Data]) -> Chart:
     """Return a plot of time against RAM; the size of a point is the flash."""
     most = max(variant["flash_bytes"] for variant in variants) or 1
-    traces = []
-    for front, name, colour in ((True, "Pareto front", _FRONT), (False, "others", _OTHER)):
-        group = [variant for variant in variants if bool(variant["front"]) is front]
-        if not group:
-            continue
-        accuracy = [f"{variant['sqnr_db']:.1f} dB" if variant["sqnr_db"] is not None else "accuracy not known" for variant in group]
-        traces.append(
-            {
-                "type": "scatter",
-                "x": [variant["milliseconds"] for variant in group],
-                "y": [variant["ram_bytes"] / 1024 for variant in group],
-                "text": [name_of(variant) for variant in group],
-                "customdata": [[variant["flash_bytes"] / 1024, dB] for variant, dB in zip(group, accuracy, strict=True)],
-                "hovertemplate": "%{text}<br>%{x:.3f} ms, %{y:.1f} KiB RAM, %{customdata[0]:.1f} KiB flash, %{customdata[1]}"
-                "<extra></extra>",
-                "mode": "markers+text" if len(variants) <= _NAMED else "markers",
-                "textposition": "top center",
-                "name": name,
-                "marker": {"color": colour, "size": [10 + 18 * variant["flash_bytes"] / most for variant in group]},
-            }
+    points = [
+        Point(
+            variant["milliseconds"],
+            variant["ram_bytes"] / 1024,
+            5 + 9 * variant["flash_bytes"] / most,
+            _FRONT if variant["front"] else _OTHER,
+            _describe(variant),
+            name_of(variant) if len(variants) <= _NAMED else "",
         )
-    highest = 1.25 * max(variant["milliseconds"] for variant in variants)  # room for names
-    layout = {
-        "height": 460,
-        "margin": {"l": 60, "r": 16, "t": 32, "b": 48},
-        "font": {"family": "system-ui, sans-serif", "size": 12, "color": "#1f2937"},
-        "showlegend": len(traces) > 1,
-        "legend": {"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0},
-        "xaxis": {**_axis("milliseconds by the estimate"), "range": [0, highest]},
-        "yaxis": _axis("RAM of the whole application, KiB"),
-    }
-    return {"data": traces, "layout": layout}
+        for variant in variants
+    ]
+    x = Axis("estimated time in ms", 0, 1.25 * max(point.x for point in points) or 1)  # space for labels
+    y = Axis("RAM of the application in KiB", 0, 1.15 * max(point.y for point in points) or 1)
+    return Chart(x, y, tuple(points), (("Pareto front", _FRONT), ("others", _OTHER)), 400)
 
 
-def _axis(title: str) -> dict[str, Any]:
-    return {"title": {"text": title}, "gridcolor": "#e5e7eb", "rangemode": "tozero", "automargin": True}
+def _describe(variant: Data) -> str:
+    accuracy = "accuracy unknown" if variant["sqnr_db"] is None else f"{variant['sqnr_db']:.1f} dB"
+    return (
+        f"{name_of(variant)}\n{variant['milliseconds']:.3f} ms, {variant['ram_bytes'] / 1024:.1f} KiB RAM, "
+        f"{variant['flash_bytes'] / 1024:.1f} KiB flash, {accuracy}"
+    )

@@ -1,5 +1,5 @@
 "use strict";
-// Tables that sort, the layers' filter, and the charts. No library but Plotly, which is in the page.
+// Sortable tables and the filter of the layers. Charts are SVG and need no script.
 
 function value(row, column) {
   const cell = row.cells[column];
@@ -56,43 +56,3 @@ if (search) {
   for (const input of [search, where, bound]) input.addEventListener("input", filter);
   search.form.addEventListener("submit", (event) => event.preventDefault());
 }
-
-const PRINTED = 680; // CSS pixels across a page of A4, without its margins
-const drawn = [];
-
-function narrow(spec) {
-  // On a phone nothing is dragged, so that a finger scrolls the page.
-  const touch = window.matchMedia("(pointer: coarse), (max-width: 600px)").matches;
-  if (touch) spec.layout.dragmode = false;
-  const without = ["sendChartToCloud", "select2d", "lasso2d"]; // the first would send the chart away
-  return { responsive: true, displaylogo: false, displayModeBar: touch ? false : "hover", modeBarButtonsToRemove: without };
-}
-
-async function unpacked(id) {
-  const packed = Uint8Array.from(atob(document.getElementById(id).textContent), (c) => c.charCodeAt(0));
-  return new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
-}
-
-async function draw() {
-  const places = [...document.querySelectorAll("[data-chart]")];
-  if (!places.length) return;
-  if (typeof DecompressionStream === "undefined") {
-    document.getElementById("no-charts").hidden = false;
-    return;
-  }
-  const script = document.createElement("script");
-  script.textContent = await unpacked("library");
-  document.head.append(script);
-  const specs = JSON.parse(await unpacked("charts"));
-  for (const place of places) {
-    const spec = specs[place.dataset.chart];
-    await window.Plotly.newPlot(place, spec.data, spec.layout, narrow(spec));
-    drawn.push(place);
-    await new Promise((done) => setTimeout(done)); // the page answers in between
-  }
-  document.body.dataset.drawn = String(drawn.length);
-}
-
-window.addEventListener("beforeprint", () => drawn.forEach((place) => window.Plotly.relayout(place, { autosize: false, width: PRINTED })));
-window.addEventListener("afterprint", () => drawn.forEach((place) => window.Plotly.relayout(place, { autosize: true, width: null })));
-draw();

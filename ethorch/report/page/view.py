@@ -160,7 +160,7 @@ def parts_of(module: str) -> list[str]:
 
 def tree(layers: Sequence[Layer]) -> Module:
     """Return the tree of modules with their layers. Layers without a module count at the root only."""
-    root = Module("", "the program")
+    root = Module("", "program")
     for layer in layers:
         nodes = [root]
         path = ""
@@ -238,7 +238,7 @@ def _name_operator(comparison: Data, key: str) -> str:
 
 def _setting(name: str, value: Any) -> str:
     if value is None:
-        return "no limit" if name in _LIMITS else "the target's own"
+        return "no limit" if name in _LIMITS else "default of the target"
     if isinstance(value, Mapping):
         return ", ".join(f"{k}={v}" for k, v in value.items()) or "none"
     if isinstance(value, (list, tuple)):

@@ -174,6 +174,11 @@ class Board(Sourced):
         return tuple(target for slot in self.npus for target in slot.targets)
 
     @property
+    def is_platform(self) -> bool:
+        """True for development platforms and emulated boards, False for products."""
+        return bool(self.fvp or self.qemu) or self.name == "generic"
+
+    @property
     def ram_bytes(self) -> int:
         """Size of all writable memories, including TCMs."""
         return sum(memory.size_bytes for memory in self.memories if memory.writable)

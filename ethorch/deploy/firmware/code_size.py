@@ -1,0 +1,70 @@
+"""Estimate the code of an application that runs a program with generated firmware."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from ethorch.deploy.firmware.kernels import kernel_call
+from ethorch.formats.pte_types import Program
+from ethorch.support.errors import Reason
+
+#: Sizes that ``python -m tests.helpers.code_sizes`` measures with the compiler of the package ziglang: -Os, Cortex-M33.
+TABLE = Path(__file__).resolve().parent / "code_sizes.csv"
+#: Row of the code that every application contains: start-up, driver, and the functions of the model.
+APPLICATION = "application"
+#: Row of the mean size of one call of a kernel, with its constants.
+CALL = "call"
+_FUNCTION = re.compile(r"\betk_\w+")
+
+
+@dataclass(frozen=True)
+class CodeSize:
+    """Code of an application in flash.
+
+    Attributes:
+        size_bytes: Bytes of code and constants, without the .pte's contents and the user's own code.
+        missing: CPU operators without a C kernel, which are not counted.
+    """
+
+    size_bytes: int
+    missing: tuple[str, ...]
+
+
+@cache
+def _read_table() -> tuple[Mapping[str, int], Mapping[str, tuple[str, ...]]]:
+    """Return the size and the callees of each function."""
+    with TABLE.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    return {row["function"]: int(row["bytes"]) for row in rows}, {row["function"]: tuple(row["calls"].split()) for row in rows}
+
+
+def estimate_code_size(program: Program) -> CodeSize:
+    """Estimate the code of the application that ``ethorch firmware`` generates for all methods of a program.
+
+    The kernels of the CPU operators are counted once each, with the functions that they call.
+    """
+    sizes, callees = _read_table()
+    functions, missing = set[str](), dict[str, None]()
+    call_count = 0
+    for method in program.methods.values():
+        for number, call in enumerate(method.calls):
+            if call.delegate is not None:
+                continue
+            statements = kernel_call(method, call, lambda index: f"value_{index}", f"call_{number}")
+            if isinstance(statements, Reason):
+                missing[call.operator] = None
+                continue
+            call_count += bool(statements.lines)
+            functions.update(_FUNCTION.findall("\n".join(statements.lines)))
+    unvisited = [name for name in functions if name in sizes]
+    linked = set(unvisited)
+    while unvisited:
+        unvisited = [name for caller in unvisited for name in callees[caller] if name not in linked]
+        linked.update(unvisited)
+    total = sizes[APPLICATION] + call_count * sizes[CALL] + sum(sizes[name] for name in linked)
+    return CodeSize(total, tuple(missing))
