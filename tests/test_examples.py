@@ -66,5 +66,5 @@ def test_examples_are_short_and_mentioned() -> None:
     readme = (FOLDER.parent / "README.md").read_text()
     names = {path.stem for path in FOLDER.glob("*.py")}
     assert names == {*SAYS, "digits", "firmware", "story"}
-    assert all(f"examples/{name}.py" in readme for name in names)
+    assert all(f"{name}.py" in readme for name in names)
     assert all(len((FOLDER / f"{name}.py").read_text().splitlines()) <= 70 for name in SAYS)

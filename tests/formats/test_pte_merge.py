@@ -70,7 +70,7 @@ def test_figures_of_a_method_have_its_name() -> None:
         (
             program(kept("x", 4, 0, 1), mutable=(b"", b"1234")),
             program(kept("x", 4, 0, 1), mutable=(b"", b"4321")),
-            "buffer x begins with other contents in method 'a' than in 'b'",
+            "buffer x has different initial values in methods 'a' and 'b'",
         ),
         (program(named={"w": b"1"}), program(named={"w": b"2"}), "different data under the name 'w'"),
         (program(replace(INPUT, data=1), mutable=(b"", b"1234")), program(), "memory is overwritten by the next call"),
