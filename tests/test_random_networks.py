@@ -241,7 +241,7 @@ def test_a_wrong_lowering_is_a_failure() -> None:
     assert outcome(Subject(drawn), case) == ("equal", "")
     with without_row("vela.matmul-of-slice"):
         assert outcome(Subject(drawn), case) == ("repaired", "")
-        with mock.patch.object(delegate, "repaired", lambda lowered, compile_graph: lowered):
+        with mock.patch.object(delegate, "repair_delegate", lambda lowered, compile_graph: lowered):
             assert outcome(Subject(drawn), case)[0] == "failure differs"
 
 

@@ -57,8 +57,7 @@ class Firmware:
         sizes: Bytes by name: ``arena``, ``fast``, ``tensors``, ``weights``, ``commands``, ``constants``.
         operators: Names of the CPU operators with a C kernel in the project.
         methods: Sizes of each method: ``arena``, ``tensors``, ``weights``, ``commands``, and NPU ``cycles`` (0 if unknown).
-        ``sizes``
-            counts shared memory, such as the larger arena and common weights, only once.
+            ``sizes`` counts shared memory, such as the larger arena and common weights, only once.
     """
 
     folder: Path
