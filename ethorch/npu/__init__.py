@@ -1,6 +1,6 @@
-"""Bit-exact simulator of the Arm Ethos-U55, U65 and U85 that executes the command streams emitted by Vela.
+"""Bit-exact simulator of the Arm Ethos-U55, U65 and U85 for command streams of Vela.
 
-``__init__.pyi`` lists the public names. Each is loaded on first use.
+``__init__.pyi`` lists the public names, which are loaded on first use.
 """
 
 import lazy_loader

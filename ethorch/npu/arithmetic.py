@@ -50,7 +50,7 @@ class Scaling:
 
     @cached_property
     def addends(self) -> tuple[Ints, Ints]:
-        """Addends of v * multiplier before the shift, shaped like ``shift``: for v >= 0 and for v < 0."""
+        """Addends of v * multiplier before the shift, for v >= 0 and for v < 0, in the shape of ``shift``."""
         if self.is_identity:
             nothing = np.zeros(np.shape(self.shift), np.int64)
             return nothing, nothing
@@ -111,7 +111,7 @@ def reciprocal(count: Ints) -> tuple[Ints, Ints]:
 
 
 def average(total: Ints, count: Ints) -> Ints:
-    """Compute total / count with the reciprocal, rounded half up (npu-reference 6.6)."""
+    """Divide by the count with its reciprocal, rounded half up (npu-reference 6.6)."""
     m, s = reciprocal(count)
     rounded: Ints = (total * m + (np.int64(1) << (s - 1))) >> s
     return rounded

@@ -1,6 +1,6 @@
-"""Run a program on many inputs, one image per thread.
+"""Run a program on many images, one per thread.
 
-Each thread has its own machine. The compiled plan runs without holding the GIL.
+Each thread has its own machine. Compiled plans run without the GIL.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ IMAGES_AT_ONCE = 16  # images that compiled code runs before Python checks for i
 
 @dataclass(frozen=True)
 class Place:
-    """The location of an input or output of a program."""
+    """Location of an input or output."""
 
     region: int
     offset: int
@@ -40,16 +40,14 @@ def run_many(
     threads: int | None = None,
     machine: Callable[[], Machine] | None = None,
 ) -> list[Bytes]:
-    """Run a program once for each image.
+    """Run a program once per image.
 
-    A machine keeps its memory between images, as a board does. The result of the program must not depend on previous contents of
-    scratch.
+    A machine keeps its memory between images, as a board does, so results must not depend on previous contents of scratch.
 
     Args:
-        inputs: Place of each input, and an array with the images on its first axis. An image has ``nbytes`` bytes.
-        outputs: Places of the outputs.
+        inputs: Place of each input, and an array of images of ``nbytes`` bytes each, along the first axis.
         scratch_bytes, scratch_fast_bytes: Sizes of regions 1 and 2 of each machine.
-        threads: Number of images that run at a time. By default, the number of CPUs available to the process.
+        threads: Number of images that run at a time. By default, the number of available CPUs.
         machine: Factory of the machines, called once per thread.
 
     Returns:

@@ -1,7 +1,7 @@
-"""Keep NumPy's products on one thread while the simulator runs.
+"""Limit NumPy's matrix products to one thread while the simulator runs.
 
-The products of a stream are small because a stripe has few rows, so threads gain little. On a busy computer, OpenBLAS's spinning
-threads slow a run several times.
+A stripe of a stream has few rows, so threads gain little. On a busy computer, OpenBLAS's spinning threads make a run several
+times slower.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _openblas() -> tuple[ctypes._CFuncPtr, ctypes._CFuncPtr] | None:  # type: ig
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Limit BLAS to one thread. The setting is global: the last thread to leave the context restores it."""
+    """Limit BLAS to one thread, globally. The last thread to leave the context restores the setting."""
     global _inside, _before
     functions = _openblas()
     if functions is None:

@@ -45,7 +45,7 @@ class OperatorCounter(Work):
     """The work of all commands of one operator.
 
     Attributes:
-        source: Operator, or None if the debug database does not name it. ``source.op_cycles`` is Vela's estimate for one run.
+        source: Operator, or None if the debug database does not contain it. ``source.op_cycles`` is Vela's estimate for one run.
     """
 
     source: Source | None
@@ -117,7 +117,7 @@ def events(
 
 @dataclass
 class Tally:
-    """Number and duration of the runs of a step."""
+    """Number and duration of a step's runs."""
 
     runs: int = 0
     seconds: float = 0.0
@@ -125,7 +125,7 @@ class Tally:
     last_seconds: float = 0.0
 
     def add(self, run: int, seconds: float) -> None:
-        """Add one execution of the step in run number ``run``."""
+        """Add one execution in run number ``run``."""
         self.runs += 1
         self.seconds += seconds
         self.last_seconds = self.last_seconds + seconds if self.last_run == run else seconds
@@ -154,7 +154,7 @@ def counter_of(step: Step, tally: Tally) -> Counter:
 
 
 def timeline(tallies: Iterable[tuple[Step, Tally]], sources: Sources | None) -> list[tuple[str, float]]:
-    """Return names and seconds of the last run, without waits: of operators if ``sources`` are available, else of commands."""
+    """Return names and seconds of the last run, without waits: per operator if ``sources`` are available, else per command."""
     result: dict[object, tuple[str, float]] = {}
     for step, tally in tallies:
         if not (step.prepared.computes or step.prepared.dma_bytes):

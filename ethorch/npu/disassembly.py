@@ -1,7 +1,6 @@
 """Command streams as text and as plain data.
 
-An operation shows the decoded registers: boxes with shape, type, layout and location, kernel, scaling, activation. Locations are
-``region:address``.
+An operation shows its decoded registers: shape, type, layout and ``region:address`` of each box, kernel, scaling, activation.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class Line:
     """One decoded operation.
 
     Attributes:
-        source: Operator that the command belongs to, if known.
+        source: Operator of the command, if known.
         tensors: Text by name: OFM, IFM, WEIGHT, ...
         details: Text by subject: kernel, scale, activation, ...
         registers: Raw values of the registers that the operation uses.
@@ -47,7 +46,7 @@ class Line:
 
 
 def lines(program: Program, sources: Sources | None = None) -> Iterator[Line]:
-    """Iterate over the operations of a program in the order of the stream."""
+    """Iterate over the operations in the order of the stream."""
     for op in program.operations():
         tensors: dict[str, str] = {}
         details: dict[str, str] = {}
@@ -76,7 +75,7 @@ def rows(program: Program, sources: Sources | None = None) -> list[dict[str, Any
 
 
 def text(program: Program, sources: Sources | None = None) -> str:
-    """Format a program as text, with a heading for each operator."""
+    """Format a program as text with a heading for each operator."""
     header = program.header
     out = [f"; {header.npu.name}, {len(program.commands)} commands, {header.stop - header.start} bytes"]
     before: Source | None = None

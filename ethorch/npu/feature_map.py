@@ -1,4 +1,4 @@
-"""Feature maps: bytes of a region accessed as a box [H, W, C].
+"""Feature maps: boxes [H, W, C] in the bytes of a region.
 
 A box has at most four tiles, each with its own base address (npu-reference 3.2). Inside a tile, the address of an element is
 ``base + y*STRIDE_Y + x*STRIDE_X + c*size`` (NHWC) or ``base + y*STRIDE_Y + x*STRIDE_X + (c//16)*STRIDE_C + (c%16)*size``
@@ -35,7 +35,7 @@ def type_range(dtype: Dtype) -> tuple[int, int]:
 
 
 class Tile(NamedTuple):
-    """Part of a box at one base address."""
+    """Part of a box with one base address."""
 
     y: int
     x: int
@@ -46,9 +46,7 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """Elements of a tile in memory. ``array`` is [h, w, C]; for NHCWB16, [h, bricks, w, 16], with the last partial brick in
-    ``rest``.
-    """
+    """A tile in memory: ``array`` is [h, w, C] or, for NHCWB16, [h, bricks, w, 16] with the partial last brick in ``rest``."""
 
     tile: Tile
     array: Array
@@ -61,9 +59,9 @@ class View:
 
 @dataclass(eq=False)
 class FeatureMap:
-    """Location and layout of a box. ``views`` applies it to a region's memory.
+    """Location and layout of a box.
 
-    Instances are immutable by convention. Frozen ones are six times as slow to construct, and a stream has thousands.
+    Immutable by convention: frozen instances are six times as slow to construct, and a stream has thousands.
     """
 
     name: str
@@ -184,7 +182,7 @@ def _storage(prefix: str) -> str:
 
 
 def feature_map(op: Operation, prefix: str, shape: tuple[int, int, int]) -> FeatureMap:
-    """Return the feature map described by the registers of ``prefix`` (IFM, IFM2 or OFM), as a box of ``shape``."""
+    """Return the feature map that registers with ``prefix`` (IFM, IFM2 or OFM) describe, as a box of ``shape``."""
     state = op.state
     region, signed, precision, sy, sx, sc, h0, h1, w0, form, zero_point, *bases = [state[name] for name in _registers(prefix)]
     return FeatureMap(
@@ -204,7 +202,7 @@ def feature_map(op: Operation, prefix: str, shape: tuple[int, int, int]) -> Feat
 
 
 def read_rows(views: list[View], first: int, out: Array) -> None:
-    """Fill ``out`` [n, W, C] with rows first..first+n of a box. Its type must hold the values."""
+    """Fill ``out`` [n, W, C] with rows first..first+n of a box. Its type must represent all values."""
     for view, rows, part in _overlaps(views, first, out):
         if view.array.ndim == 3:
             part[...] = view.array[rows]
@@ -217,7 +215,7 @@ def read_rows(views: list[View], first: int, out: Array) -> None:
 
 
 def write_rows(views: list[View], first: int, values: Array) -> None:
-    """Store ``values`` [n, W, C], which have the stored type, as rows first..first+n of a box."""
+    """Store ``values`` [n, W, C] of the stored type as rows first..first+n of a box."""
     for view, rows, part in _overlaps(views, first, values):
         if view.array.ndim == 3:
             view.array[rows] = part
@@ -238,7 +236,7 @@ def _overlaps(views: list[View], first: int, values: Array) -> Iterator[tuple[Vi
 
 
 def by_brick(array: Array, full: int) -> Array:
-    """Return a view [h, w, full, 16] of the first full*16 channels of [h, w, c]."""
+    """View the first full*16 channels of [h, w, c] as [h, w, full, 16]."""
     h, w, _ = array.shape
     sy, sx, size = array.strides
     return np.lib.stride_tricks.as_strided(array, (h, w, full, BRICK), (sy, sx, BRICK * size, size))

@@ -1,8 +1,8 @@
 """Filters: decoded weights, biases and scales of an operation, prepared for exact matrix products.
 
-x*w is summed over raw IFM values, with the zero point as padding. The zero point's share of the sum is constant and is part of
-the bias. So |sum| <= max|x| * sum|w|, a bound that depends only on the weights. float32 products are exact below 2**24, float64
-products below 2**53. A sum beyond float32's bound is split into parts below it if the parts move fewer bytes than float64.
+x*w is summed over raw IFM values, with the zero point as padding. The zero point's share of the sum is constant and is added to
+the bias. So |sum| <= max|x| * sum|w|, which depends only on the weights. float32 products are exact below 2**24, float64
+products below 2**53. A sum beyond float32's bound is split into parts below it if they move fewer bytes than float64.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Filter:
     """Weights [K, O] (CONV, K = KH*KW*C) or [KH*KW, O] (DEPTHWISE) for products in a float type with exact sums.
 
     Attributes:
-        matrix: Weights, in the smallest type that holds them.
+        matrix: Weights in their smallest type.
         dtype: Float type of the product.
-        parts: Row ranges of ``matrix`` whose sums are exact separately.
+        parts: Row ranges of ``matrix``, each with exact sums.
         offset: int64[O], the zero point's share, added to every sum.
         bias: int64[O], added by the output stage (npu-reference pitfall 19).
         largest: float64[O], a bound on |sum + offset + bias| and on intermediate sums.
@@ -56,7 +56,7 @@ class Filter:
 
 @dataclass(frozen=True, eq=False)
 class Scales:
-    """Per-channel bias and scaling without weights, for POOL (npu-reference 5)."""
+    """Per-channel bias and scaling for POOL, which has no weights (npu-reference 5)."""
 
     bias: Ints
     scaling: Scaling
@@ -168,7 +168,7 @@ class Streams:
         return flat.reshape(order.ofm_depth, -1, order.ifm_depth)
 
     def _sequences(self, values: Array, order: Order) -> list[Array]:
-        """Split a fast stream into the weights of each core. The stream is padded to 32 bytes, so it may have trailing values."""
+        """Split a fast stream into the weights of each core. Padding to 32 bytes may add trailing values."""
         count = sum(traversal.entries(replace(order, stream=s), self.family) for s in range(order.streams))
         if len(values) < count:
             raise MachineFault(f"expected {count} weights in the stream, got {len(values)}")
@@ -210,7 +210,7 @@ def _magnitudes(weights: Array, most: int) -> tuple[Array, int]:
 
 
 def _parts(sums: Array, most: int, step: int, taps: int) -> tuple[slice, ...]:
-    """Return ranges of K whose sums are exact in float32, or () if float64 is the better choice.
+    """Return ranges of K with sums that are exact in float32, or () if float64 is faster.
 
     Args:
         sums: Sums of |weight| over groups of ``step`` of the ``taps``, [O, groups].

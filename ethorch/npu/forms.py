@@ -1,8 +1,8 @@
-"""Forms: computations of operations as data, for the plan, which executes them in compiled code.
+"""Forms: operations as data, which the plan executes in compiled code.
 
-``Prepared.run`` specifies the same computation; if they differ, the form or its reader is wrong.
+``Prepared.run`` specifies the same computation. If they differ, the form or its reader is wrong.
 
-Forms, windows and the fields of ``Prepared`` are immutable by convention. A frozen dataclass takes four times as long to
+Forms, windows and the fields of ``Prepared`` are immutable by convention. Frozen dataclasses take four times as long to
 construct, and a stream has thousands.
 """
 
@@ -41,9 +41,9 @@ class Transfer:
 
     Attributes:
         source, target: Region, address, stride of the inner loop, and stride of the outer loop.
-        by_source, by_target: Whether the inner position comes from the index list, for that end.
+        by_source, by_target: Whether the index list determines the inner position of that end.
         index: Region, address, and bytes between the indices of consecutive outer iterations.
-        limit: Largest index allowed.
+        limit: Largest allowed index.
     """
 
     length: int
@@ -59,7 +59,7 @@ class Transfer:
 
 @dataclass(eq=False)
 class Convolution:
-    """A convolution with weights from a stream. ``depthwise`` keeps channels separate."""
+    """A convolution with weights from a stream."""
 
     window: Window
     streams: Streams
@@ -84,7 +84,7 @@ class Pool:
     Attributes:
         kind: SUM, AVERAGE (divided by the number of valid positions), MAX, MIN, REDUCE_SUM, NONE, ARGMAX_Y or ARGMAX_X.
         window: None for NONE.
-        scaling: Scaling of the OFM, a scale stream, or None without scaling.
+        scaling: Scaling of the OFM, a scale stream, or None.
     """
 
     kind: str
@@ -99,9 +99,9 @@ class Value:
 
     Attributes:
         name: U85 name of the mode: ADD, MUL, ...
-        compute: The function. It applies ``scales``.
-        scales: Scalings of the operands, applied before the function.
-        wraps: Whether the result keeps only its low 32 bits.
+        compute: The function, including ``scales``.
+        scales: Scalings of the operands.
+        wraps: Whether the result is truncated to 32 bits.
         rounds: Whether a right shift rounds half up instead of down.
         mask: Bits of the first operand that are used (LSR), or -1.
     """

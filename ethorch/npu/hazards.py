@@ -1,7 +1,7 @@
 """The optional checks ``overlap`` and ``uninitialized``.
 
-``overlap`` finds operations whose OFM overlaps inputs that are still being read. The simulator reads all inputs first; hardware
-works block by block and reads ahead. So an OFM may overlap an input only if each element overwrites the only element that it
+``overlap`` finds operations that overwrite their inputs before reading them. The simulator reads all inputs first, but hardware
+works in blocks and reads ahead. So an OFM may overlap an input only if each element overwrites the only element that it
 depends on: elementwise operations with equal layouts. Vela emits such operations to save memory (feature ReuseIFM).
 
 ``uninitialized`` finds reads of bytes that neither the caller nor the stream has written.
@@ -38,7 +38,7 @@ def _spans_clash(a: Span, b: Span) -> bool:
 
 
 def _onto_itself(step: Step, read: Span, written: Span) -> bool:
-    """Return True for a plain DMA onto its source. Vela leaves in copies that its allocation made redundant."""
+    """Return True for a plain DMA onto its source, which remains if Vela's allocation made a copy redundant."""
     plain = not any(step.op.state.get(f"DMA0_{end}_REGION.stride_mode", 0) for end in ("SRC", "DST"))
     return plain and (read.base, read.size_bytes) == (written.base, written.size_bytes)
 
@@ -76,7 +76,7 @@ def _layout(fm: FeatureMap) -> tuple[object, ...]:
 
 
 class Unwritten:
-    """Bytes of a memory that have not been written. Constants count as written."""
+    """Unwritten bytes of a memory. Constants count as written."""
 
     def __init__(self, memory: Memory):
         self._marks = {n: np.full(r.size, n == 0, np.uint8) for n, r in memory.regions.items()}

@@ -1,4 +1,4 @@
-"""Rewrite command streams to read inputs and write outputs at other addresses, without copies around a run.
+"""Rewrite command streams to access inputs and outputs at other addresses, which avoids copies around a run.
 
 Vela reuses the scratch bytes of an input after its last reader, and those of an output before its first writer. Only accesses to
 the input or output itself get another address. So each byte of the region is tracked through the stream, for outputs from the
@@ -40,7 +40,7 @@ _UNKNOWN = 255  # mark of a byte that may have been overwritten
 
 @dataclass(frozen=True)
 class Window:
-    """Bytes [start, stop) of the scratch region that hold an input or output."""
+    """Bytes [start, stop) of an input or output in the scratch region."""
 
     start: int
     stop: int
@@ -69,15 +69,13 @@ class Inputs:
 
     Args:
         commands: Driver payload.
-        scratch_bytes: Size of the scratch region.
         windows: Scratch bytes of the inputs.
         program: Program of the commands, if already constructed.
         outputs: Scratch bytes of the outputs.
 
     Attributes:
-        readable: Whether the stream can read each input at another address. An input is not readable if an operation reads it
-            together with bytes written over it, or as weights. Streams with branches and streams other than COP1 have no readable
-            inputs.
+        readable: Whether the stream can read each input at another address. It cannot if an operation reads the input as weights,
+            or together with bytes written over it, or if the stream has branches or is not COP1.
         writable: Whether the stream can write each output, and read it again, at another address.
 
     Raises:
@@ -121,7 +119,7 @@ class Inputs:
         return [n for n, (window, at) in pairs if self.readable[n] and (at - window.start) % IN_PLACE_ALIGNMENT == 0]
 
     def scratch_end(self, elsewhere: Collection[int], outputs: Collection[int] = ()) -> int:
-        """Return the end of the accessed scratch bytes if the given inputs and outputs are located elsewhere."""
+        """Return the end of the accessed scratch bytes if the given inputs and outputs are moved out of scratch."""
         uses = [use for use in self._reads if use.window in elsewhere] + [use for use in self._writes if use.window in outputs]
         moved = {(use.step, run) for use in uses for run in use.runs}
         steps = enumerate(self._steps)
@@ -218,7 +216,7 @@ def _uses(
 
 
 def _mark(marks: Bytes, window: Window, mark: int) -> bool:
-    """Mark the bytes of a window. Return False if it is invalid or overlaps another window."""
+    """Mark the bytes of a window. Return False if it is invalid or overlaps another."""
     if not 0 <= window.start <= window.stop <= marks.size or marks[window.start : window.stop].any():
         return False
     marks[window.start : window.stop] = mark
@@ -278,7 +276,7 @@ def _operands(
 
 
 def _clear(step: _Step, marks: Bytes, perhaps: int | None) -> None:
-    """Clear the marks of written bytes. Bytes of an indexed transfer, which may be unwritten, become ``perhaps`` instead."""
+    """Set the marks of written bytes to 0, or to ``perhaps`` for indexed transfers, which may not write every byte."""
     if isinstance(step.prepared.form, Transfer):
         for run in step.writes:
             if run.region == SCRATCH and perhaps is not None:

@@ -34,7 +34,7 @@ CHECKS = {"overlap", "uninitialized"}
 
 @dataclass(frozen=True)
 class Trace:
-    """Argument of ``trace``: inputs as they were before an operation, and the OFM after it."""
+    """Argument of ``trace``: inputs before an operation, and the OFM after it."""
 
     op: Operation
     inputs: Mapping[str, Array]
@@ -53,10 +53,10 @@ class Machine:
         trace: Function called with a Trace after every operation. Slow, because inputs are copied.
         checks: ``uninitialized`` rejects reads of unwritten scratch bytes (see ``mark_written``). ``overlap`` rejects an OFM that
             hardware, which works in blocks, may write over an IFM before reading it.
-        budget: Limit of work units per run. A stream without branches is refused before it runs, other streams are stopped. The
-            default is proportional to memory.
-        sources: Map from commands to operators, used in faults, traces and ``operators``.
-        compiled: Whether to run supported operations in compiled code. Results are identical. Traces, checks, streams with
+        budget: Limit of work units per run, by default proportional to memory. A stream without branches is refused before it
+            runs, other streams are stopped.
+        sources: Map from commands to operators for faults, traces and ``operators``.
+        compiled: Whether to run supported operations in compiled code, with identical results. Traces, checks, streams with
             branches, and computers without a compiler always use NumPy.
 
     Raises:
@@ -94,7 +94,7 @@ class Machine:
         self._run = 0
 
     def region(self, number: int) -> Bytes:
-        """Return a region's bytes. Raise MachineFault if it does not exist."""
+        """Return a region's bytes. Raise MachineFault if the region does not exist."""
         return self.memory.region(number)
 
     @property
@@ -103,12 +103,12 @@ class Machine:
         return None if self._compiled is None else self._compiled.plan
 
     def mark_written(self, region: int, start: int, size_bytes: int) -> None:
-        """Mark bytes that the caller has written, e.g. an input, for the ``uninitialized`` check."""
+        """Mark bytes that the caller has written, such as an input, for the ``uninitialized`` check."""
         if self._unwritten is not None:
             self._unwritten.mark(region, start, size_bytes)
 
     def run(self) -> None:
-        """Execute the whole stream. A MachineFault names the command, its registers and its operator."""
+        """Execute the stream. A MachineFault names the command, its registers and its operator."""
         self._run += 1
         try:
             with one_thread():
@@ -196,7 +196,7 @@ class Machine:
         raise MachineFault("the stream ends without NPU_OP_STOP")
 
     def _result_flag(self) -> bool:
-        """Return True if the last OFM, which has one element in Vela's streams, is not zero."""
+        """Return True if the last OFM is not zero. It has one element in Vela's streams."""
         last = self.memory.written
         if last is None or last.elements != 1:
             raise MachineFault("a conditional branch requires the previous operation to have a one-element OFM")
@@ -278,10 +278,10 @@ class Machine:
         return by_operator(self.counters.values(), self.sources)
 
     def timeline(self) -> list[tuple[str, float]]:
-        """Return names and seconds of the last run: operators if ``sources`` are available, else commands."""
+        """Return names and seconds of the last run: per operator if ``sources`` are available, else per command."""
         return timeline(((step, tally) for step, tally in self._all_tallies().items() if tally.last_run == self._run), self.sources)
 
     def events(self, ports: Mapping[int, int] | None = None) -> dict[int, int]:
-        """Return PMU events by number (see ``counters.events``). Cycle events require ``sources``."""
+        """Return PMU events by number. See ``counters.events``. Cycle events require ``sources``."""
         estimates = [o.runs * o.source.op_cycles for o in self.operators if o.source is not None]
         return events(self.counters.values(), self.program.config, ports, sum(estimates) if estimates else None)

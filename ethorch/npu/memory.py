@@ -21,7 +21,7 @@ INTERNAL = -1  # the region number used here for internal memory
 
 @dataclass(frozen=True)
 class Span:
-    """A contiguous run of bytes that an operation reads or writes: weights, scales, DMA."""
+    """A contiguous access of an operation: weights, scales or DMA."""
 
     name: str
     region: int
@@ -63,10 +63,9 @@ class Memory:
     """Regions, and state of the NPU between operations.
 
     Attributes:
-        regions: uint8 arrays by number.
         constants: Region 0 of the program, read-only.
         chain: Boxes in chain buffers, by number.
-        accumulator: Accumulators left by an operation without an OFM for the next, or None.
+        accumulator: Accumulators that an operation without an OFM passes to the next, or None.
         written: Feature map written last, or None.
         watch: Function called with each span before it is written.
     """
@@ -83,7 +82,7 @@ class Memory:
         self._overlaps: dict[tuple[FeatureMap, FeatureMap], bool] = {}
 
     def region(self, number: int) -> Bytes:
-        """Return a region's bytes. Raise MachineFault if it does not exist."""
+        """Return a region's bytes. Raise MachineFault if the region does not exist."""
         try:
             return self.regions[number]
         except KeyError:
@@ -93,7 +92,7 @@ class Memory:
     # Feature maps.
 
     def read(self, fm: FeatureMap) -> Array:
-        """Return a box [H, W, C] in its stored type: a view if memory has that shape, else a copy."""
+        """Return a box [H, W, C] in its stored type: a view if the layout permits, else a copy."""
         if fm.storage == STORAGE_CHAINED:
             return self._read_chain(fm)
         views = self.views(fm)
@@ -175,7 +174,7 @@ class Memory:
     # Persistent state.
 
     def is_constant(self, region: int) -> bool:
-        """Return True if a region is the program's constants, so that values decoded from it stay valid."""
+        """Return True for the program's constants. Values decoded from them stay valid."""
         return self.regions.get(region) is self.constants
 
     def decode(self, key: Hashable, make: Callable[[], Any]) -> Any:
@@ -183,7 +182,7 @@ class Memory:
         return self._decoded.get(key, make)
 
     def read_accumulator(self, shape: tuple[int, int, int]) -> Ints:
-        """Return the accumulators kept by the previous operation. Raise MachineFault if their shape differs."""
+        """Return the accumulators of the previous operation. Raise MachineFault if their shape differs."""
         if self.accumulator is None or self.accumulator.shape != shape:
             have = "none" if self.accumulator is None else str(self.accumulator.shape)
             raise MachineFault(f"ACC_FORMAT.input KEEP: expected accumulators of {shape}, got {have}")

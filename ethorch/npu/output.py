@@ -198,13 +198,13 @@ class OutputStage:
 
     @property
     def needs_whole(self) -> bool:
-        """True if the box must be finished in one piece, because it is moved or accumulators are added to it."""
+        """True if the box must be finished at once, because it is moved or accumulators are added to it."""
         return self.whole or self.keeps or self.input != ACC_RESET
 
     # Exact integers.
 
     def accumulate(self, m: Memory, acc: Ints, scaling: Scaling | None, bias: Ints | int = 0) -> None:
-        """Finish a box of int64 accumulators: add kept ones or IFM2, then keep or output them (npu-reference 8.1)."""
+        """Add kept accumulators or IFM2 to a box of int64 accumulators, then keep or output them (npu-reference 8.1)."""
         if self.input == ACC_KEEP:
             acc = acc + m.read_accumulator(self.shape)
         elif self.ifm2 is not None:
@@ -222,7 +222,7 @@ class OutputStage:
         return y
 
     def activate(self, m: Memory, y: Array) -> Array:
-        """Convert quantized values to the stored type, through the table or by the low bits."""
+        """Convert quantized values to the stored type, through the table or by truncation."""
         a = self.activation
         if a.table is not None:
             y = a.table.lookup(y, m.lut(a.address, a.table.size_bytes) if a.built_in is None else a.built_in)

@@ -50,7 +50,7 @@ class Prepared:
 
     @property
     def maps(self) -> list[FeatureMap]:
-        """Feature maps among the accesses."""
+        """Accessed feature maps."""
         return [access for access in (*self.reads, *self.writes) if isinstance(access, FeatureMap)]
 
     @cached_property

@@ -33,7 +33,7 @@ def _read_only(constants: bytes | Array) -> Bytes:
 class Program:
     """A driver payload (COP1 or COP2) with the bytes of region 0.
 
-    Programs are immutable and thread-safe. They cache decoded weights (``decoded``), prepared operations and plans (``plans``).
+    Immutable and thread-safe. Caches decoded weights (``decoded``), prepared operations and plans (``plans``).
 
     Raises:
         MachineFault: The payload is malformed, or contains a command that its NPU does not support.
@@ -57,7 +57,7 @@ class Program:
         return self.header.npu
 
     def with_constants(self, constants: bytes | Array) -> Program:
-        """Return a program with the same commands and other constants. Prepared operations are shared."""
+        """Return a program with the same prepared operations and other constants."""
         program = copy(self)
         program.constants = _read_only(constants)
         program.decoded, program.plans = Memo(), Memo()

@@ -1,8 +1,8 @@
 """Tables of commands, registers and NPU configurations.
 
 Bit positions count over a whole command: bits 0..31 are its first word, bits 32..63 its second (CMD1 only). A row decodes
-minus-one encodings, sign extension and split addresses. ``decode`` returns integers under the register's name (``IFM_DEPTH``), or
-under ``REGISTER.field`` if a register has several fields (``IFM_PRECISION.signed``).
+minus-one encodings, sign extension and split addresses. ``decode`` returns integers by register name (``IFM_DEPTH``), or by
+``REGISTER.field`` if a register has several fields (``IFM_PRECISION.signed``).
 
 Source of codes, positions and enumerations: Arm's register headers for the three NPUs, as restated in npu-reference 1.3, 2.
 CONFIG words were read from payloads of all eleven targets.
@@ -31,7 +31,7 @@ class Npu:
     Attributes:
         cores: Weight streams of one operation: two cores on u65-512. U85 has one weight decoder per stream.
         lut_base: Byte address of the 2 KiB LUT area in internal memory (npu-reference 7).
-        internal_bytes: Internal memory that a DMA can write. It is one core's SHRAM, or the LUT RAM of U85.
+        internal_bytes: Internal memory that a DMA can write: one core's SHRAM, or the LUT RAM of U85.
         ofm_units: Depth of the OFM microblock by ACC_FORMAT.microblock (npu-reference 8.2). U55 and U65 have one depth, under 0.
     """
 
@@ -165,7 +165,7 @@ STRIDE_MODE: Enum = {0: "1D", 1: "2D", 2: "3D"}
 
 @dataclass(frozen=True)
 class Register:
-    """A register of some families. ``name`` is the hardware name; ``key`` is the name without _M1."""
+    """A register of some families. ``key`` is the hardware name without _M1."""
 
     code: int
     name: str
@@ -197,7 +197,7 @@ class Register:
 
 
 def _tiles(prefix: str, code0: int, code1: int) -> list[Register]:
-    """Return the registers that IFM, IFM2 and OFM share at equal offsets: tile sizes, region, bases, strides."""
+    """Return the registers that IFM, IFM2 and OFM have at equal offsets: tile sizes, region, bases, strides."""
     return [
         Register(code0 + 0xA, f"{prefix}_WIDTH0_M1", PARAM_M1),
         Register(code0 + 0xB, f"{prefix}_HEIGHT0_M1", PARAM_M1),
@@ -489,7 +489,7 @@ OPERATIONS: tuple[Register, ...] = (
 
 @cache
 def table(family: str) -> Mapping[tuple[bool, int], tuple[Register, bool]]:
-    """Return (is CMD1, opcode) -> (row, is an operation) for one family."""
+    """Map (is CMD1, opcode) to (row, is an operation) for one family."""
     rows = {}
     for group, is_operation in ((REGISTERS, False), (OPERATIONS, True)):
         for row in group:
@@ -501,7 +501,7 @@ def table(family: str) -> Mapping[tuple[bool, int], tuple[Register, bool]]:
 
 @cache
 def reset_state(family: str) -> Mapping[str, int]:
-    """Return the decoded zero state of a family's registers, the initial state of a stream (npu-reference 2.1)."""
+    """Return the decoded zero registers of a family, the initial state of a stream (npu-reference 2.1)."""
     state: dict[str, int] = {}
     for row, is_operation in table(family).values():
         if not is_operation:

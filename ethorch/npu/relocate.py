@@ -24,8 +24,7 @@ class Relocated:
     """A payload that reads its constants at other addresses.
 
     Attributes:
-        payload: The driver payload.
-        inserted: Byte offset, from the first command word of the old stream, of each command before which a command was inserted.
+        inserted: Old byte offset, from the first command word, of each command before which a command was inserted.
     """
 
     payload: bytes
@@ -33,10 +32,7 @@ class Relocated:
 
 
 def constants_of(payload: bytes) -> tuple[tuple[int, int], ...]:
-    """Return the bytes of region 0 that a stream reads, as sorted, disjoint ranges.
-
-    Returns:
-        [first address, end) of each range.
+    """Return the sorted, disjoint ranges [first address, end) that a stream reads in region 0.
 
     Raises:
         MachineFault: The payload is malformed, or its stream branches.
@@ -48,11 +44,9 @@ def constants_of(payload: bytes) -> tuple[tuple[int, int], ...]:
 def relocate(payload: bytes, moves: Mapping[tuple[int, int], int]) -> Relocated:
     """Rewrite a payload to read its constants at other addresses.
 
-    Commands that write an address get the new one. A command is inserted if Vela omitted it because the register already held the
-    same address in another region.
+    A command is inserted where Vela omitted one because the register already contained the same address in another region.
 
     Args:
-        payload: Driver payload.
         moves: New address by range. See :func:`constants_of`.
 
     Raises:
@@ -118,7 +112,7 @@ class Reading:
 
     Attributes:
         index: Index of its command.
-        bases: Register -> its address, and whether that is in region 0.
+        bases: Address by register, and whether it is in region 0.
     """
 
     index: int

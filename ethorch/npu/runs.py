@@ -1,4 +1,4 @@
-"""Memory accesses of operations, with the register that holds each address."""
+"""Memory accesses of operations, with the register of each address."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TRANSFER_BASES = ("DMA0_SRC", "DMA0_DST", "DMA0_IDX")
 
 @dataclass(frozen=True)
 class Run:
-    """A contiguous access [low, high) of an operation, with its address register and that register's value."""
+    """A contiguous access [low, high), with its address register and that register's value."""
 
     register: str
     region: int
@@ -34,7 +34,7 @@ class Run:
 
 
 def iterate_reads(prepared: Prepared) -> Iterator[Run]:
-    """Iterate over all bytes that an operation may read."""
+    """Iterate over the bytes that an operation may read."""
     yield from _runs(prepared.reads)
     form = prepared.form
     if isinstance(form, Transfer):
@@ -45,7 +45,7 @@ def iterate_reads(prepared: Prepared) -> Iterator[Run]:
 
 
 def iterate_writes(prepared: Prepared) -> Iterator[Run]:
-    """Iterate over all bytes that an operation may write."""
+    """Iterate over the bytes that an operation may write."""
     yield from _runs(prepared.writes)
     if isinstance(prepared.form, Transfer):
         yield _enclose("DMA0_DST", prepared.form, prepared.form.target, prepared.form.by_target)
@@ -63,7 +63,7 @@ def _runs(accesses: tuple[Access, ...]) -> Iterator[Run]:
 
 
 def _enclose(register: str, form: Transfer, end: tuple[int, int, int, int], indexed: bool) -> Run:
-    """Return the range of one end of a strided DMA, over all indices that are allowed."""
+    """Return the range of one end of a strided DMA, over all allowed indices."""
     region, base, inner, outer = end
     reach = [(form.limit if indexed else form.inner - 1) * inner, (form.outer - 1) * outer]
     return Run(register, region, base, base + sum(min(0, r) for r in reach), base + sum(max(0, r) for r in reach) + form.length)

@@ -39,7 +39,7 @@ class Source:
     """An operation of Vela's schedule.
 
     Attributes:
-        name: Tensor that it writes.
+        name: Output tensor.
         operator: Vela's name: Conv2D, Add, MemoryCopy.
         op_cycles, npu_cycles: Vela's estimates, with and without memory stalls.
         macs: Multiplications, counted by Vela.
@@ -93,14 +93,7 @@ class Sources:
 
     @classmethod
     def from_json(cls, text: str, label: str = "the table of sources") -> Sources:
-        """Read the output of ``to_json``.
-
-        Args:
-            label: Name of the file in messages.
-
-        Raises:
-            FormatError: The text is malformed.
-        """
+        """Read the output of ``to_json``. Raise FormatError, with the file name ``label``, if the text is malformed."""
         data = parse_json(text, label, _REMEDY)
         for key in ("sources", "ends"):
             if not isinstance(data.get(key), list):

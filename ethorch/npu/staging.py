@@ -1,4 +1,4 @@
-"""Size of the staging memory (region 2) of a command stream, which a delegate's payload does not record."""
+"""Size of a command stream's staging memory (region 2), which a payload does not record."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STAGING_REGION = 2
 def staging_bytes(program: Program) -> int:
     """Return a sufficient size of region 2 for a command stream, or 0 if it is unused.
 
-    The size is the highest address that any operation can reach in region 2, at most MAX_STAGING_BYTES.
+    The size is the highest address that any operation can reach, at most MAX_STAGING_BYTES.
     """
     highest = 0
     for op in program.operations():

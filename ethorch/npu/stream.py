@@ -1,7 +1,7 @@
 """Parse driver payloads: header, commands, register state.
 
-A command either writes a register or is an operation. Registers keep their value, and Vela omits redundant writes, so an
-operation depends on all register writes before it (npu-reference 2.1).
+A command either writes a register or is an operation. Registers keep their values, and Vela omits redundant writes, so an
+operation depends on all earlier register writes (npu-reference 2.1).
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Header:
 class Command:
     """One command: index, byte offset from the first command word, row and decoded values.
 
-    Equal commands share ``values``. Instances are immutable by convention; frozen ones take four times as long to construct, and
-    a stream has thousands.
+    Equal commands share ``values``. Immutable by convention: frozen instances take four times as long to construct, and a stream
+    has thousands.
     """
 
     index: int
@@ -70,7 +70,7 @@ class Operation:
         return f"{self.name} {names[self.mode]}" if names else self.name
 
     def locate(self, fault: MachineFault) -> MachineFault:
-        """Add the command, its offset and its registers to a fault, unless present."""
+        """Add the command, its offset and its registers to a fault that lacks them."""
         if fault.operation is not None:
             return fault
         text = " ".join(f"{k}={v}" for k, v in describe(self).items())
@@ -82,7 +82,7 @@ class Operation:
 class Snapshot(Mapping[str, int]):
     """Registers before one command, computed from the stream on first access.
 
-    They are not stored, because a stream may have tens of thousands of operations with a hundred registers each.
+    A stream may have tens of thousands of operations with a hundred registers each, too many to store.
     """
 
     def __init__(self, npu: Npu, stream: list[Command], index: int):
@@ -170,7 +170,7 @@ def _parse_cop2(payload: bytes) -> Header:
 
 
 def commands(payload: bytes, header: Header) -> list[Command]:
-    """Decode every command of the stream. A MachineFault names an unknown command."""
+    """Decode every command. Raise MachineFault for an unknown command."""
     rows = registers.table(header.npu.family)
     size = header.stop - header.start
     words = struct.unpack_from(f"<{size // 4}I", payload, header.start)
@@ -240,7 +240,7 @@ RELEVANT: Mapping[str, tuple[str, ...]] = {
 
 
 def describe(op: Operation) -> dict[str, str]:
-    """Return the nonzero registers that an operation uses, with enumerated values by name."""
+    """Return the nonzero registers that an operation uses, with names for enumerated values."""
     prefixes = RELEVANT.get(op.name, ())
     names = registers.value_names(op.npu.family)
     zero = registers.reset_state(op.npu.family)

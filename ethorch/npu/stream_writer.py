@@ -1,4 +1,4 @@
-"""Write command words and replace the stream of a payload."""
+"""Write command words, and replace the stream of a payload."""
 
 from __future__ import annotations
 
@@ -71,7 +71,6 @@ def with_registers(
     """Change registers for single operations of a COP1 payload, and restore them after each operation.
 
     Args:
-        program: Program of the payload.
         settings: Byte offset of an operation's command -> register name -> its value, or bits to set.
         first: Words of commands at the start. They must leave the registers at zero.
         instead: Byte offset of an operation's command -> words of replacement operations, possibly empty.

@@ -1,8 +1,8 @@
 """Run files written by Vela: raw .npz, and .tflite with all operators on the NPU.
 
-A .tflite of Vela contains custom operators "ethos-u". Their inputs are the command stream, the constants (region 0), the arena
-(region 1), staging memory (region 2), and the graph's tensors. The metadata "OfflineMemoryAllocation" lists the arena offset of
-each tensor, or -1, after a version, a subgraph and a count.
+Vela's .tflite contains custom operators "ethos-u". Their inputs are the command stream, the constants (region 0), the arena
+(region 1), staging memory (region 2), and the graph's tensors. The metadata "OfflineMemoryAllocation" contains a version, a
+subgraph, a count, and the arena offset of each tensor, or -1.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class _Tflite(Buffer):
 
 
 class _Model:
-    """The used parts of a TFLite model. Field numbers are those of TFLite's schema.fbs, version 3."""
+    """Accessor of a TFLite model. Field numbers are those of TFLite's schema.fbs, version 3."""
 
     def __init__(self, file: bytes):
         reader = _Tflite(memoryview(file), 10_000_000)

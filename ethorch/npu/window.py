@@ -80,7 +80,7 @@ class Window:
             inner[even - low :: 2, ::2] = source[even // 2 - first :, : ceil_div(width, 2)]
 
     def tap(self, rows: Array, n: int, ky: int, kx: int) -> Array:
-        """Return the inputs of one kernel element as a view [n, OW, C] of ``read``'s rows."""
+        """View the inputs of one kernel element as [n, OW, C] of ``read``'s rows."""
         y, x = ky * self.dilation[0], kx * self.dilation[1]
         sy, sx = self.stride
         return rows[y : y + (n - 1) * sy + 1 : sy, x : x + (self.out[1] - 1) * sx + 1 : sx]

@@ -1,4 +1,4 @@
-"""One function per NPU_OP_*. Importing this package registers them in ``prepared.PREPARE``."""
+"""Functions that prepare NPU_OP_* commands. Importing this package registers them in ``prepared.PREPARE``."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ PAIR_TABLE = 1 << 15  # least number of elements for which a table of all 2**16 
 
 @dataclass(frozen=True, eq=False)
 class Operand:
-    """An input: a feature map or a constant, minus its zero point. ``fm`` of a constant is not read."""
+    """An input, minus its zero point: a feature map or a constant. ``fm`` of a constant is not read."""
 
     fm: FeatureMap
     constant: int | None = None
@@ -194,7 +194,7 @@ def _leaky(identity: Scaling, alpha: Scaling) -> Value:
 
 
 def _shift_right(op: Operation) -> Value:
-    """Compute A >> B. Only NATURAL rounds, other modes round down (npu-reference pitfall 6)."""
+    """Compute A >> B. Only NATURAL rounds; other modes round down (npu-reference pitfall 6)."""
     rounds = ofm_rounding(op) == "NATURAL"
 
     def value(a: Ints, b: Ints) -> Ints:

@@ -1,4 +1,4 @@
-"""NPU_OP_POOL: maxima, averages, sums, and the copies, rescales and transposes that Vela maps to them.
+"""NPU_OP_POOL: maxima, averages and sums, and Vela's copies, rescales and transposes.
 
 Source: npu-reference 6.6, 8.3, 8.7.
 """
@@ -216,7 +216,7 @@ def valid_positions(w: Window) -> Ints:
 
 
 def _table_copy(op: Operation, w: Window, stage: OutputStage) -> Prepared:
-    """Prepare a 1x1 pool of 8-bit data as a map of 256 values. Often the map is the identity."""
+    """Prepare a 1x1 pool of 8-bit data as a table of 256 values, which is often the identity."""
     if stage.keeps or stage.input:
         return _pool(op, "SUM", w, stage, lambda m: _window_sum(m, w))
     low, high = w.ifm.value_range

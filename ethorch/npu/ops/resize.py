@@ -20,7 +20,7 @@ BILINEAR, REPLICATE, NEAREST = 0, 1, 2
 
 @operation("NPU_OP_RESIZE", U85)
 def resize(op: Operation) -> Prepared:
-    """Compute OFM[i,j,c] = output stage of acc << 16, where acc is the IFM at (i*d + o)/n, separately for rows and columns.
+    """Compute OFM[i,j,c] = output stage of acc << 16. acc is the IFM at (i*d + o)/n, separately for rows and columns.
 
     BILINEAR weights the neighbors with n-f and f, so its sum is scaled by ny*nx. NEAREST and REPLICATE select one.
     """

@@ -1,7 +1,7 @@
-"""Bytes of memory that are constant at a point of the stream.
+"""Constant bytes of memory at a point of the stream.
 
-Weights and scales may be decoded in advance only if every run reads the same bytes. Region 0 cannot change. Other regions are
-constant after a DMA from region 0, until other bytes are written there.
+Weights and scales may be decoded in advance only if every run reads the same bytes. Region 0 never changes. Other regions are
+constant from a DMA from region 0 until the next write.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Constants:
         self._pieces: dict[int, list[Piece]] = {0: [(0, constants.size, 0)]}
 
     def invalidate(self, region: int, start: int, stop: int) -> None:
-        """Mark bytes [start, stop) of a region as unknown."""
+        """Mark bytes [start, stop) as unknown."""
         pieces = self._pieces.get(region, [])
         if not any(a < stop and start < b for a, b, _ in pieces):
             return
@@ -38,7 +38,7 @@ class Constants:
         self._pieces[region] = [piece for piece in remaining if piece[0] < piece[1]]
 
     def copy(self, source: Span, target: Span) -> None:
-        """Apply a DMA from ``source`` to ``target``."""
+        """Apply a DMA."""
         shift = target.base - source.base
         stop = source.base + source.size_bytes
         moved = [
@@ -61,7 +61,7 @@ class Constants:
                     self.invalidate(access.region, start, stop)
 
     def read(self, span: Span) -> Bytes | None:
-        """Return a run of bytes if all of them are constant, else None."""
+        """Return the bytes of a span if all are constant, else None."""
         at, stop = span.base, span.base + span.size_bytes
         for a, b, origin in self._pieces.get(span.region, []):
             if a <= at and stop <= b:

@@ -33,7 +33,6 @@ class Weights:
     """A filter packed for compiled code.
 
     Attributes:
-        address: Address of the weights.
         kind: Conv.element or Depthwise.sum.
         flip: Mask XORed with the bytes of pixels.
         correction: int64 per channel, the error caused by ``flip``, subtracted from the sums.
@@ -48,7 +47,7 @@ class Weights:
     chunk: int = 0
 
     def start(self, mode: int, depth: int, dtype: str) -> Array:
-        """Return the initial values of sums: offset and bias, unless the output stage adds them. int32 keeps the low 32 bits."""
+        """Return the initial values of sums: offset and bias, unless the output stage adds them. int32 truncates to 32 bits."""
         offset, bias = self.sums.offset, self.sums.bias
         assert offset is not None and bias is not None
         initial = (0 if mode == layout.SCALE_INTEGER else offset + bias) - np.broadcast_to(self.correction, bias.shape)
@@ -76,9 +75,7 @@ def pack_convolution(c: Context, form: Convolution) -> layout.Conv | layout.Dept
 
 
 def _sums(f: Filter) -> Sums:
-    """Return the sums of a filter. Raise NotKnown if products with the scale may exceed int64, which NumPy's float64 does not
-    wrap.
-    """
+    """Return a filter's sums. Raise NotKnown if scaled sums may exceed int64, because NumPy's float64 does not wrap."""
     if np.any(f.largest * np.abs(f.scaling.multiplier) >= INT64_SAFE):
         raise NotKnown("products beyond int64")
     return Sums(f.scaling, f.largest, f.offset, f.bias)

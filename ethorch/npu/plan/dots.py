@@ -1,6 +1,6 @@
 """Fuse products with their sums, which U55 and U65 use for a matrix product of two activations.
 
-The stream repeats a MUL of bytes into a 32-bit buffer and a REDUCE_SUM over its channels. Products need not be stored if they are
+The stream repeats a MUL of bytes into a 32-bit buffer and a REDUCE_SUM over its channels. Products are not stored if they are
 overwritten before any other read. Memory after a complete run is identical; after a fault it may differ.
 """
 

@@ -128,7 +128,7 @@ class Dot(Structure):
 
 
 class Nothing(Structure):
-    """A step that another step computes."""
+    """A step that is part of another step."""
 
     _fields_ = _ints("pad")
 

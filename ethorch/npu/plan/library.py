@@ -46,7 +46,7 @@ LEVELS: dict[str, tuple[frozenset[str], list[str]]] = {
 
 @cache
 def cpu_features() -> frozenset[str]:
-    """Return the CPU's features as named by Linux; empty if unknown."""
+    """Return the CPU's features by their Linux names; empty if unknown."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return frozenset()  # other CPUs use the compiler's baseline, e.g. NEON on 64-bit Arm
     try:
@@ -63,7 +63,7 @@ def levels() -> list[str]:
 
 
 def build(level: str, extra: tuple[str, ...] = ()) -> Path:
-    """Build the library of a level with ``extra`` flags. Raise HostError if that fails."""
+    """Build the library of a level with ``extra`` compiler flags. Raise HostError if that fails."""
     files = sorted(FOLDER.glob("*.cpp"))
     flags = [*FLAGS, *LEVELS[level][1], *extra]
     return native.build(f"npu-plan-{level}", files, flags, sorted(FOLDER.glob("*.h")), purpose="the NPU simulator")

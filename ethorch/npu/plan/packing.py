@@ -1,4 +1,4 @@
-"""Pack feature maps and scalings into structs, with proof that every address is inside its region."""
+"""Pack feature maps and scalings into structs, and prove that every address is inside its region."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LANES = 16  # most lanes of a vector; arrays for vector loads are padded by up t
 
 
 class NotKnown(Exception):
-    """A step that the plan cannot represent, with the reason. It runs in Python."""
+    """Reason why the plan cannot represent a step. The step runs in Python."""
 
 
 @dataclass(eq=False)
@@ -43,13 +43,13 @@ class Context:
     Attributes:
         memory: Memory of the machine. Machines with equal region sizes may share the plan.
         constants: Constant bytes at this point of the stream.
-        carries: Whether chain buffers and accumulators may be packed. Otherwise all of their steps run in Python.
+        carries: Whether to pack steps with chain buffers or accumulators. Otherwise they run in Python.
         own_bytes: Size of the memory that the plan uses between steps.
         kept_alive: Arrays and structs that structs point to.
         filters: Packed filters by key, shared by stripes of a layer and steps of a recurrent network.
-        stored_ranges: Maps whose stored elements have a narrower range than their type, by region and base.
+        stored_ranges: Maps whose elements have a narrower range than their type, by region and base.
         computed: The entry of ``stored_ranges`` that the current step adds.
-        modes: Cache of scaling modes and their clamps, because a stream has thousands of equal ones.
+        modes: Cache of scaling modes and their clamps. Most steps share a few of them.
     """
 
     memory: Memory
@@ -68,7 +68,7 @@ class Context:
     _scales: dict[tuple[object, ...], layout.Scale | layout.DoubleScale] = field(default_factory=dict)
 
     def hold(self, array: Array) -> int:
-        """Return the address of an array and keep the array alive as long as the plan."""
+        """Return the address of an array, which lives as long as the plan."""
         array = np.ascontiguousarray(array)
         self.kept_alive.append(array)
         return int(array.__array_interface__["data"][0])  # three times as fast as ``ctypes.data``
@@ -101,7 +101,7 @@ class Context:
         return self._in_memory(fm)
 
     def write(self, fm: FeatureMap) -> layout.Map:
-        """Pack a map for writing. No two of its elements may share a byte."""
+        """Pack a map for writing. No two elements may share a byte."""
         if fm.storage == STORAGE_CHAINED:
             if not self.carries:
                 raise NotKnown("a chain buffer")
@@ -164,9 +164,7 @@ class Context:
     # Ranges of values.
 
     def range_of(self, fm: FeatureMap) -> Range:
-        """Return the range of a map's elements minus the zero point: that of its type, or narrower if the step that stored them
-        is known.
-        """
+        """Return the range of a map's elements minus the zero point: that of the type, or a narrower one in ``stored_ranges``."""
         low, high = fm.value_range
         if (fm.region, fm.bases[0]) in self.stored_ranges:
             stored, bounds = self.stored_ranges[fm.region, fm.bases[0]]
@@ -175,7 +173,7 @@ class Context:
         return low - fm.zero_point, high - fm.zero_point
 
     def advance(self, step: Step) -> None:
-        """Update ``stored_ranges`` after a step: drop overwritten maps and add the computed one."""
+        """Drop overwritten maps from ``stored_ranges`` and add the one that the step computed."""
         written = [fm for fm in step.prepared.writes if isinstance(fm, FeatureMap) and fm.in_memory]
         spans = [(a.region, a.base, a.base + a.size_bytes) for a in step.prepared.writes if isinstance(a, Span)]
         spans += [(fm.region, *reach) for fm in written for reach in self.reaches(fm)]
@@ -213,7 +211,7 @@ class Context:
     def _share(
         self, kind: str, s: Scaling, zero_point: int, make: Callable[[Scaling, int], layout.Scale | layout.DoubleScale]
     ) -> layout.Scale | layout.DoubleScale:
-        """Share the struct of equal per-tensor scalings, because a stream has thousands of them."""
+        """Share the struct of equal per-tensor scalings. A stream has thousands of them."""
         if s.shift.ndim:
             return make(s, zero_point)
         key = kind, int(s.multiplier), int(s.shift), s.rounding, s.double, zero_point

@@ -38,7 +38,7 @@ _PACKERS: dict[type, Callable[[Context, Any], ctypes.Structure]] = {
 
 @dataclass(eq=False)
 class Native:
-    """Consecutive steps that compiled code runs."""
+    """Consecutive steps in compiled code."""
 
     steps: list[Step]
     structs: Any  # ctypes array of layout.Step

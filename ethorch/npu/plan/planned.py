@@ -21,7 +21,6 @@ class Images:
     Args:
         inputs, outputs: Address of all images, bytes per image, offset and region of each tensor.
         counter: Address of the int64 index of the next image, shared by threads.
-        count: Number of images.
     """
 
     def __init__(self, inputs: list[tuple[int, int, int, int]], outputs: list[tuple[int, int, int, int]], counter: int, count: int):
@@ -55,8 +54,7 @@ class Planned:
 
         Args:
             number: Index of the run, for ``tallies``.
-            execute: Function that runs a step in Python. It is called for steps outside the plan, and for steps with invalid
-                data, for which it must raise the fault.
+            execute: Function that runs a step in Python. It must raise the fault of a step with invalid data.
         """
         machine, work = self.machine(), buffers()
         for part in self.plan.parts:
@@ -102,7 +100,6 @@ class Planned:
 
 
 class _Times:
-    """Nanoseconds per step."""
 
     def __init__(self, count: int):
         self.last, self.total, self.runs = (np.zeros(count, np.int64) for _ in range(3))

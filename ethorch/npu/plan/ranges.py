@@ -1,4 +1,4 @@
-"""Ranges of exact integers: checks for 32-bit and float64 arithmetic."""
+"""Ranges of exact integers, which decide between 32-bit, 64-bit and float64 arithmetic."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def scale_range(r: Range, s: Scaling) -> Range:
 
 
 def combine(name: str, a: Range, b: Range, mask: int) -> Range | None:
-    """Return the range of an elementwise function, or None if only int64 is guaranteed."""
+    """Return the range of an elementwise function, or None if it may exceed 32 bits."""
     if name == "MUL":
         return around(x * y for x in a for y in b)
     if name in ("MIN", "MAX"):
@@ -72,7 +72,7 @@ def combine(name: str, a: Range, b: Range, mask: int) -> Range | None:
 
 
 def one_exact_in_double(largest: int, s: Scaling, zero_point: int) -> bool:
-    """Return True if ``exact_in_double`` holds for a per-tensor scaling."""
+    """Return ``exact_in_double`` for a per-tensor scaling."""
     shift = int(s.shift)
     moved = max(abs(int(addend)) for addend in s.addends) + (abs(zero_point) << shift)
     return abs(largest * int(s.multiplier)) < FLOAT64_EXACT / 2 and moved < FLOAT64_EXACT / 2

@@ -38,7 +38,6 @@ class Sums:
     """Input of the output stage.
 
     Attributes:
-        scaling: Scaling of the sums, or None.
         largest: Bound on |sum + offset + bias|, a scalar or one element per channel.
         offset, bias: int64 per channel, or None. Added before and after the kept accumulator.
         element_wise: Whether each OFM element depends only on the corresponding element of each input.
@@ -54,7 +53,7 @@ class Sums:
 
 
 def pack_stage(c: Context, stage: OutputStage, sums: Sums, reads: tuple[FeatureMap, ...]) -> layout.Stage:
-    """Pack an output stage. The mode determines whether int32 sums are sufficient; they must then include offset and bias.
+    """Pack an output stage. If its mode permits int32 sums, they must include offset and bias.
 
     Raises:
         NotKnown: The step must run in Python.
@@ -179,7 +178,7 @@ def _mode_of(clamp: Range | None, zero_point: int, sums: Sums) -> tuple[int, Ran
 
 
 def _mode_of_one(clamp: Range | None, zero_point: int, sums: Sums, largest: int) -> tuple[int, Range | None]:
-    """Choose the mode as in ``_mode_of`` for one scaling and one bound, with Python integers."""
+    """Apply ``_mode_of`` to one scaling and one bound, with Python integers."""
     scaling = sums.scaling
     if largest >= INT32[1] or (clamp is not None and not within(clamp, INT32)):
         return layout.SCALE_INTEGER, None

@@ -1,9 +1,8 @@
 """Decode weight and scale streams into signed 9-bit weights, biases and scales.
 
-The standard format (npu-reference 4.1) packs variable-length symbols. To minimize serial work, ``_scan`` only finds the start of
-each chunk of a slice. NumPy then extracts the symbols of all chunks at once. With a C++ compiler, ``decode_standard`` uses
-``weights.cpp``, which is ten times as fast. ``ethosu.mlw_codec.decode`` is not used because it ends the process on malformed
-streams.
+The standard format (npu-reference 4.1) packs variable-length symbols. ``_scan`` finds the start of each chunk of a slice serially;
+NumPy then extracts the symbols of all chunks at once. With a C++ compiler, ``decode_standard`` uses ``weights.cpp``, which is ten
+times as fast. ``ethosu.mlw_codec.decode`` is not used because it ends the process on malformed streams.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _RANK = (np.cumsum(_BITS, axis=1) - _BITS).astype(np.uint8)
 
 
 def decode_standard(data: bytes | Bytes) -> Array:
-    """Decode all weights of a standard stream: int8 if they fit, else int16.
+    """Decode all weights of a standard stream, to int8 if they fit, else to int16.
 
     Raises:
         MachineFault: The stream ends inside a slice or lacks a palette.
@@ -113,7 +112,7 @@ class _Bits:
         return np.ndarray((max(last - first, 0),), "<u8", part.tobytes(), 0, (1,))
 
     def block(self, at: int) -> tuple[int, int, list[int]]:
-        """Return the first bit, the end bit, and the windows as ints, of a block that contains bit ``at``."""
+        """Return first bit, end bit and windows, as ints, of a block that contains bit ``at``."""
         if not self._block[0] <= at < self._block[1]:  # consecutive slices often share a block
             words = self.windows(at >> 3, (at >> 3) + _BLOCK).tolist()
             self._block = at & ~7, (at & ~7) + 8 * len(words), words
@@ -230,7 +229,7 @@ def _scan(bits: _Bits, start: int, s: _Slice) -> tuple[Rounds, int]:
 
 
 def _scan_plain(bits: _Bits, start: int, s: _Slice) -> tuple[Rounds, int]:
-    """Scan slices of coded weights without zero runs. This loop is optimized because it covers most of real streams."""
+    """Scan slices of coded weights without zero runs. This loop is optimized because such slices dominate real streams."""
     at: list[int] = []
     append, ones_in, below = at.append, _ONES, _BELOW
     emitted_by_ones = [CHUNK] * (CHUNK + 1) if s.truncated else [CHUNK - n for n in range(CHUNK + 1)]
@@ -354,7 +353,7 @@ def decode_fast(data: bytes | Bytes) -> Array:
 
 @dataclass(frozen=True)
 class ScaleLayout:
-    """Widths in bytes of bias and multiplier in the ten bytes of a channel (npu-reference 5). The shift follows."""
+    """Bytes of bias and multiplier in the ten bytes of a channel (npu-reference 5). The shift follows."""
 
     bias_bytes: int
     scale_bytes: int

@@ -3,7 +3,7 @@
 Source: npu-reference 4.2 for U55 and U65, npu-reference 4.3 for U85.
 
 A stream iterates over OFM blocks, over their IFM blocks, and over a fixed pattern of kernel elements and channel groups. The
-pattern is computed once per kind of block, as (o, i, k) offsets.
+pattern is computed once per block size, as (o, i, k) offsets.
 """
 
 from __future__ import annotations
@@ -83,14 +83,14 @@ Blocks = Iterator[tuple[int, int, int, int]]  # first OFM and IFM channel, OFM a
 
 @dataclass(frozen=True)
 class _Traversal:
-    """Differences between the families.
+    """Differences between the families, as functions of an order.
 
     Attributes:
-        blocks: Function that iterates over the blocks of an order.
-        shape: Function that removes parameters that do not affect patterns, so that layers share them.
-        size: Function that counts the entries of a block, from shape, OFM depth and IFM depth.
-        pattern: Function that computes a block from the same arguments.
-        channels: Function that returns the first channel of a stream and the step between its channels.
+        blocks: Iterates over the blocks.
+        shape: Removes parameters that do not affect patterns, so layers share them.
+        size: Counts the entries of a block, from shape, OFM depth and IFM depth.
+        pattern: Computes a block from the same arguments.
+        channels: Returns the first channel of a stream and the step between its channels.
     """
 
     blocks: Callable[[Order], Blocks]
@@ -132,10 +132,7 @@ def positions(order: Order, family: str) -> Ints:
 
 
 def place(order: Order, family: str, values: Array, flat: Array) -> None:
-    """Assign flat[positions(order)] = values, without padding. ``entries`` is the number of values.
-
-    Both arrays must be int8, or both int16.
-    """
+    """Assign flat[positions(order)] = values, without padding. Both arrays must be int8, or both int16."""
     library = compiled.library()
     if library is None:
         where = positions(order, family)
@@ -196,7 +193,7 @@ def _shape_5x(order: Order) -> Order:
 
 
 def _group_5x(order: Order) -> int:
-    """Return the group size (RK) to which elements of a sub-kernel are padded for the MAC array."""
+    """Return the group size (RK) to which elements of a sub-kernel are padded."""
     if order.kind == "DW":
         return 4
     return 1 if order.kind == "DF" else 2 if order.ifm_bits == 16 else 4
@@ -323,9 +320,7 @@ def _pattern_85(order: Order, ofm_depth: int, ifm_depth: int) -> Block:
 
 
 def _elements(order: Order, u: _Units, sh: int, sw: int) -> list[tuple[int, int] | None]:
-    """Return the elements (y, x) of a sub-kernel in stream order, None for padding: by stride phase, rows alternating in
-    direction.
-    """
+    """Return the elements (y, x) of a sub-kernel, None for padding, by stride phase and with alternating row direction."""
     sy, sx = (1, 1) if order.kind == "DF" else order.stride
     left = round_up(sh * sw, u.group)
     ordered: list[tuple[int, int] | None] = []
