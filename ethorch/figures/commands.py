@@ -19,7 +19,7 @@ class CommandMap:
     Attributes:
         delegate: Number of the delegate in the file.
         stream_bytes: Size of all commands, as in register QSIZE.
-        offsets: Bytes from the first command to each of these commands, ascending.
+        offsets: Byte offset of each command from the first, ascending.
         layers: Index of each command's layer.
     """
 
@@ -40,7 +40,6 @@ def command_maps(program: Subject, layers: Sequence[Layer], sources: Mapping[int
     """Return the map of each Ethos-U delegate with at least one operation, by delegate number.
 
     Args:
-        layers: Layers of the same program, from :func:`ethorch.figures.layers`.
         sources: Operator of each command, by delegate number. Without it, layers are commands.
 
     Raises:

@@ -25,7 +25,6 @@ class Rate:
     Attributes:
         name: Stable name, used by ``Layer.estimate``.
         unit: ``element`` of the largest tensor, ``byte`` of the outputs, or ``mac``.
-        cycles: Cycles per unit.
         source: ``counted`` or ``assumed``, and the details.
     """
 
@@ -123,7 +122,7 @@ def base_name(operator: str) -> str:
 
 
 def rate_of(kernel: str) -> Rate:
-    """Return the rate of a kernel, or ``other`` if it has no rate of its own."""
+    """Return the rate of a kernel, by default ``other``."""
     namespace, name = kernel.partition("::")[0], base_name(kernel)
     if namespace == "executorch_prim":
         return RATES["none"]
@@ -140,7 +139,6 @@ def estimate(kernel: str, inputs: list[Value], outputs: list[Value], macs: int) 
     """Estimate the Cortex-M55 cycles of one kernel call.
 
     Args:
-        inputs, outputs: Tensors of the call.
         macs: Multiply-accumulates, from :func:`macs_of`.
     """
     rate = rate_of(kernel)

@@ -36,12 +36,9 @@ class Dataflow:
 
 
 def dataflow(program: Subject) -> Dataflow:
-    """Build the graph of a program from the reads and writes of its commands and calls.
+    """Build the graph of a program from the reads and writes of its commands and calls, without weights.
 
-    Weights do not create edges. Branches are followed one after the other.
-
-    Args:
-        program: Subject of a file. Compile-time information is ignored.
+    Branches are followed one after the other. Compile-time information is ignored.
 
     Raises:
         MachineFault: A command stream is malformed.
@@ -119,7 +116,7 @@ class _Memory:
         self._writer_sets.append(writers)
 
     def _bytes(self, access: Access) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
-        """Return a view of the writer numbers from the lowest address on, and a mask of the bytes that the access touches."""
+        """View the writer numbers from the lowest address on, with a mask of the accessed bytes."""
         low, high = extent(access)
         writers = self._writers.get(access.region, np.zeros(0, np.int32))
         if writers.size < high:

@@ -1,6 +1,6 @@
 """Estimated time of one inference, by part.
 
-``Program.estimate``, its JSON, reports and ``explore`` use the sums of this module.
+``Program.estimate``, its JSON, reports and ``explore`` use these sums.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Estimate:
     """The parts of one inference, which run one after the other.
 
     Attributes:
-        parts: Parts of the program; parts without cycles are omitted.
+        parts: Parts with cycles.
         npu_hz, cpu_hz: Clocks of the NPU's system configuration and of the CPU; 0 if they are unknown.
         macs: Multiply-accumulates, counted on the model's graph, the same for every NPU; of a loaded program, its layers'.
     """
@@ -67,12 +67,12 @@ class Estimate:
 
     @property
     def npu_cycles(self) -> int | None:
-        """Cycles of all layers on the NPU."""
+        """Cycles of all NPU layers."""
         return self.cycles(NPU_OPERATORS, END_TRANSPOSES)
 
     @property
     def cpu_cycles(self) -> int | None:
-        """Cycles of all layers on the CPU."""
+        """Cycles of all CPU layers."""
         return self.cycles(CONVERSIONS, CPU_OPERATORS)
 
     @property
@@ -82,7 +82,7 @@ class Estimate:
 
     @property
     def milliseconds(self) -> float | None:
-        """Time of all parts; None if the time of a part is unknown."""
+        """Time of all parts; None if one is unknown."""
         times = [part.milliseconds for part in self.parts]
         return None if None in times or not times else sum(count for count in times if count is not None)
 
@@ -95,8 +95,7 @@ def estimate(layers: Sequence[Layer], payloads: Iterable[DelegatePayload], npu_h
     """Estimate the inference time of a program, by part.
 
     Args:
-        layers: Layers of the program, from :func:`ethorch.figures.layers`.
-        payloads: Payloads of its delegates. ExecuTorch's delegate copies their inputs and outputs; generated firmware avoids most
+        payloads: Payloads of the delegates. ExecuTorch's delegate copies their inputs and outputs; generated firmware avoids most
             of these copies.
         npu_hz, cpu_hz: Clock frequencies; 0 if unknown.
     """

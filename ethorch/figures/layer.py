@@ -42,10 +42,10 @@ class Layer:
         share: Fraction of the cycles of all layers, 0 to 1, assuming equal clocks; None if the cycles of a layer are unknown.
         macs: Multiply-accumulates.
         utilization: Ratio of ``macs`` to the NPU's capacity in ``cycles``, 0 to 1; None if unknown.
-        bound: Resource that limits it: ``compute``, the name of a memory, or ``transposes``; empty if unknown.
+        bound: Limiting resource: ``compute``, the name of a memory, or ``transposes``; empty if unknown.
         access_cycles: Cycles of access to each memory.
-        read_bytes, written_bytes: Traffic by Vela's name of the memory: ``Sram``, ``Dram``, ``OffChipFlash``, ``OnChipFlash``; a
-            CPU operator's traffic is all in ``Ram``.
+        read_bytes, written_bytes: Traffic by Vela's name of the memory: ``Sram``, ``Dram``, ``OffChipFlash``, ``OnChipFlash``; all
+            traffic of a CPU operator is in ``Ram``.
         ifm_shapes, ofm_shape: NHWC shapes of feature maps, PyTorch shapes of tensors on the CPU; empty if unknown.
         transfer_cycles: Cycles of the DMA that loads its weights while the previous operation runs.
         staging_bytes: Use of staging memory or SRAM while it runs, by Vela; None if unknown.
@@ -83,8 +83,8 @@ class Layer:
     def to_json(self) -> dict[str, Any]:
         """Return the layer as plain data.
 
-        Keys are the attributes' names, except where Arm's MLIA has a key: ``op_cycles`` (cycles), ``mac_count`` (macs),
-        ``sram_usage`` (staging_bytes), ``util_mac_percentage`` (100 * utilization), and for each memory ``sram_access_cycles``,
+        Keys are the attributes' names, except those of Arm's MLIA: ``op_cycles`` (cycles), ``mac_count`` (macs), ``sram_usage``
+        (staging_bytes), ``util_mac_percentage`` (100 * utilization), and for each memory ``sram_access_cycles``,
         ``dram_access_cycles``, ``on_chip_flash_access_cycles``, ``off_chip_flash_access_cycles``.
         """
         data: dict[str, Any] = {}

@@ -1,7 +1,7 @@
 """Memory of the whole application in RAM and flash.
 
-The model is a Cortex-M with ExecuTorch and Arm's delegate. Delegates take their scratch regions from the temporary allocator in
-turn, and ExecuTorch's structures have 32-bit sizes. Stacks depend on the firmware and are not counted.
+The model is a Cortex-M with ExecuTorch and Arm's delegate. Delegates share the temporary allocator for their scratch regions, and
+ExecuTorch's structures have 32-bit sizes. Stacks depend on the firmware and are not counted.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def memory(
     """Return the memory of the whole application: components, totals and tensors.
 
     A build and its .pte have the same sizes, except for staging memory: a build has the size planned by Vela, a .pte the bytes
-    that commands touch, which may be slightly less. NPU tensors of a .pte are those that its commands write.
+    that commands access, which may be slightly less. NPU tensors of a .pte are those that its commands write.
 
     Args:
         source, method, spec: See :func:`ethorch.figures.subject.subject`.

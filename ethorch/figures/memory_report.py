@@ -1,4 +1,4 @@
-"""MemoryReport: memory of the whole application, as data."""
+"""Memory of the whole application, as data."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class TensorPlace:
         first, last: Indices of the first and the last layer during which the tensor is alive.
         begins, ends: The same in half layers, because a weight buffer is not allocated for the whole layer.
         dtype, shape, layout: Type, as far as known.
-        module, source: Module and ``file.py:line`` that it belongs to; empty if unknown.
+        module, source: Module and ``file.py:line``; empty if unknown.
     """
 
     name: str
@@ -87,7 +87,6 @@ class MemoryReport:
         method_pool_bytes, method_pool_bytes_desk: Size of ExecuTorch's method allocator on a Cortex-M and on a 64-bit host.
         temporary_bytes, temporary_bytes_desk: Size of its temporary allocator, likewise: the maximum of the scratch region, kernel
             memory and kernel lookup.
-        layer_count: Number of layers.
     """
 
     components: tuple[Component, ...]
@@ -127,11 +126,7 @@ class MemoryReport:
         return totals
 
     def component(self, name: str) -> Component:
-        """Return a component by name.
-
-        Raises:
-            EthorchError: The report has no such component.
-        """
+        """Return a component by name. Raise EthorchError if it does not exist."""
         for component in self.components:
             if component.name == name:
                 return component
@@ -144,7 +139,7 @@ class MemoryReport:
     def peak_owners(self, region: str) -> tuple[TensorPlace, ...]:
         """Return the tensors that are alive when a region's use peaks, the largest first.
 
-        Of several such times, the one with the most live bytes is used.
+        Of several peaks, the one with the most live bytes is used.
 
         Raises:
             EthorchError: The region does not exist, or its tensors are unknown.
@@ -164,7 +159,7 @@ class MemoryReport:
         return max(tensor.first for tensor in self.peak_owners(region))
 
     def use_over_time(self, region: str) -> list[tuple[int, int]]:
-        """Return pairs (layer, most live bytes during it) for all layers.
+        """Return (layer, most live bytes during it) for all layers.
 
         Raises:
             EthorchError: See :meth:`peak_owners`.
@@ -199,7 +194,7 @@ class MemoryReport:
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain data: the attributes, totals, ``memories`` and ``peaks``.
 
-        ``sram_memory_area_size`` and ``dram_memory_area_size`` have MLIA's meaning: the NPU's use of each memory, including its
+        ``sram_memory_area_size`` and ``dram_memory_area_size`` are those of MLIA: the NPU's use of each memory, including its
         constants.
         """
         npu: dict[str, int] = {SRAM: 0, DRAM: 0}
@@ -268,9 +263,6 @@ def _select_alive(tensors: Iterable[TensorPlace], time: int) -> tuple[TensorPlac
 
 
 def _find_peak_bytes(alive: Sequence[TensorPlace], layer: int) -> int:
-    """Return the largest number of live bytes during a layer.
-
-    It occurs when a tensor of the layer begins, or else when the latest live tensor began.
-    """
+    """Return the most live bytes during a layer: when a tensor of the layer begins, or else when the latest live tensor began."""
     times = {tensor.begins for tensor in alive if tensor.first == layer} or {max((t.begins for t in alive), default=0)}
     return max(sum(tensor.size_bytes for tensor in _select_alive(alive, time)) for time in times)

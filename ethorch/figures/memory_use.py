@@ -14,10 +14,9 @@ _ROLES = {"scratch": "feature_maps", "staging": "staging", "weights": "constants
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """A memory of the board that the NPU uses.
+    """The program's use of a memory of the board.
 
     Attributes:
-        memory: Name of the memory.
         needs_bytes: Bytes that the program needs in it.
         size_bytes: Size of the memory.
     """

@@ -124,9 +124,9 @@ def _delegate(pool: _Pool, delegate: Delegate) -> None:
 
 
 def lookup_bytes(method: Method, abi: Abi = CORTEX_M) -> int:
-    """Return the size of a temporary allocator that suffices to look up all kernels; 0 without kernels.
+    """Return a sufficient size of the temporary allocator to look up all kernels; 0 without kernels.
 
-    The runtime requests room for 16 axes per tensor and then uses ``max_lookup_use``.
+    The runtime requests 16 axes per tensor and then uses ``max_lookup_use``.
     """
     size, _ = abi.sizes["TensorMeta"]
     return max((len(call.args) * (size + _MOST_AXES) for call in method.calls if call.delegate is None), default=0)

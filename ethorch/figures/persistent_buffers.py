@@ -21,7 +21,6 @@ class Reads:
     """The inputs and outputs of a delegate that its stream can access in place.
 
     Attributes:
-        payload: Payload of the delegate.
         inputs: Accesses of the stream to buffers.
         numbers: Index in ``inputs`` by number of the delegate's input, for inputs that it can read in place.
         outputs: The same for outputs that it can write in place, after all reads of the replaced buffer.
@@ -46,10 +45,7 @@ class Reads:
 
 
 def reads_in_place(method: Method, payloads: Mapping[int, DelegatePayload]) -> dict[int, Reads]:
-    """Return the in-place accesses of each delegate to persistent buffers, by delegate number.
-
-    Empty unless :func:`all_have_contents`.
-    """
+    """Return the in-place accesses to persistent buffers, by delegate number. Empty unless :func:`all_have_contents`."""
     if not all_have_contents(method):
         return {}
     calls = [call for call in method.calls if call.delegate is not None]
@@ -107,10 +103,7 @@ def is_kept(value: Value) -> bool:
 
 
 def all_have_contents(method: Method) -> bool:
-    """Return True if the file has initial values for all persistent buffers of a method.
-
-    Nothing else would initialize them.
-    """
+    """Return True if the file has initial values for all persistent buffers, which nothing else would initialize."""
     persistent = [value for value in method.values if is_kept(value)]
     initialized = [(value.place, value.nbytes) for value in persistent if value.data]
 

@@ -15,7 +15,6 @@ class Pools:
     """Pools of ExecuTorch's ``MemoryManager`` on a Cortex-M, in bytes.
 
     Attributes:
-        method: Name of the method.
         method_pool_bytes: Method allocator, aligned (``figures.method_pool``).
         delegate_bytes: Additional bytes of the method allocator for ethorch's Cortex-M delegate. Arm's delegate uses the heap.
         temporary_pool_bytes: Temporary allocator: the maximum of the scratch region and kernel memory.
@@ -62,10 +61,7 @@ def _delegate_bytes(payload: DelegatePayload) -> int:
 
 
 def pools(data: bytes) -> tuple[Pools, ...]:
-    """Return the pools of each method of a .pte.
-
-    Args:
-        data: Contents of the .pte.
+    """Return the pools of each method of a .pte, from its contents.
 
     Raises:
         EthorchError, ProgramError, PayloadError, MachineFault: See :func:`ethorch.figures.memory`.

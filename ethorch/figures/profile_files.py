@@ -38,7 +38,6 @@ class Measurements:
         counters: Count of each inference, by name of the NPU event.
         histogram: Number of samples by delegate number (None if not recorded) and QREAD offset in bytes.
         milliseconds: Time of each call.
-        files: Names of the files.
         lines: Location of the first sample, by the keys of ``histogram``.
     """
 
@@ -53,7 +52,7 @@ class Measurements:
 
 
 def read(paths: tuple[Path, ...]) -> Measurements:
-    """Read measurements from files; their contents determine the format.
+    """Read measurements from files. Their contents determine the format.
 
     Raises:
         FormatError: A file is unreadable, too large, malformed, or in an unknown format.

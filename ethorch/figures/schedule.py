@@ -156,10 +156,7 @@ class Schedule:
         return planned
 
     def _origin_of(self, row: Row, writer: int, reader: int) -> Origin:
-        """Return the origin of a tensor.
-
-        Weights have the origin of the operation that reads them, Vela's own tensors that of the operation that writes them.
-        """
+        """Return the origin of a tensor: of the reading operation for weights, of the writing one for Vela's own tensors."""
         op = self._writers.get(row["name"]) or self._writers.get(row["name"].removesuffix("_copy"))
         if op is not None:
             return op.result.origin

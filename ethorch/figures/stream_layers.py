@@ -1,4 +1,4 @@
-"""Layers of a delegate whose payload alone is known, derived from its commands.
+"""Layers of a delegate, derived from the commands of its payload.
 
 A stream records neither operators nor cycles; ``Sources`` stored with the file add them.
 """

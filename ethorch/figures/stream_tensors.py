@@ -17,7 +17,7 @@ Range = tuple[int, int]  # first address, end address
 
 
 def extent(access: Access) -> Range:
-    """Return the address range that an access can touch; NHCWB16 in whole bricks."""
+    """Return the address range of an access; NHCWB16 in whole bricks."""
     if isinstance(access, Span):
         return access.base, access.base + access.size_bytes
     tiles = access.extents()

@@ -66,7 +66,7 @@ class Part:
 
     @cached_property
     def staging_bytes(self) -> int:
-        """Size of region 2: as planned by Vela, or the bytes that commands touch."""
+        """Size of region 2: as planned by Vela, or the bytes that commands access."""
         if self.lowered is not None:
             return self.lowered.compiled.scratch_fast_bytes
         if self.npu is None or (self.memory_system is not None and not self.memory_system.staged):

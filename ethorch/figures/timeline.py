@@ -46,7 +46,7 @@ class Event:
 
 
 def timeline(layers: Sequence[Layer], cpu_clock_ratio: float = 1.0) -> tuple[Event, ...]:
-    """Arrange the layers in sequence on their lanes, with overlapping transfers; omit layers with 0 cycles.
+    """Arrange the layers in sequence on their lanes, with overlapping transfers. Layers with 0 cycles are omitted.
 
     Args:
         layers: Layers from :func:`ethorch.figures.layers`.
@@ -79,7 +79,7 @@ def timeline(layers: Sequence[Layer], cpu_clock_ratio: float = 1.0) -> tuple[Eve
 def trace_events(layers: Sequence[Layer], core_clock_hz: float, cpu_clock_hz: float | None = None) -> dict[str, Any]:
     """Return the timeline in Chrome's trace format, ready for ``json.dumps``.
 
-    Each lane is a thread. Times are in microseconds. Each event has the figures of its layer as arguments.
+    Each lane is a thread. Times are in microseconds. The figures of its layer are the arguments of an event.
 
     Args:
         layers: Layers from :func:`ethorch.figures.layers`.

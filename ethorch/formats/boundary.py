@@ -45,13 +45,13 @@ class Codes:
         return codes.clamp(self.low, self.high).to(getattr(torch, self.dtype))
 
     def dequantize(self, codes: Any) -> Any:
-        """Convert the codes of a tensor or array to float32."""
+        """Convert a tensor or array of codes to float32."""
         values = codes.astype(np.float32) if isinstance(codes, np.ndarray) else codes.float()
         return (values - self.zero_point) * self.scale
 
 
 def as_codes(inputs: tuple[Any, ...], codes: Mapping[str, Codes]) -> tuple[Any, ...]:
-    """Quantize the float inputs that have an entry in ``codes``."""
+    """Quantize the float inputs with an entry in ``codes``."""
     leaves, nested = trees.flatten(inputs)
     for number, leaf in enumerate(leaves):
         if (parameters := codes.get(f"input{number}")) is not None and _is_float(leaf):

@@ -24,7 +24,7 @@ def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
 def write_folder(folder: str | os.PathLike[str], contents: Mapping[str, bytes], obsolete: Iterable[str] = ()) -> None:
     """Write all files of a folder or none. Other files in the folder are kept.
 
-    The files are written to a temporary folder first and then renamed. If a rename fails, the previous files are restored.
+    Files are written to a temporary folder and then renamed. If a rename fails, the previous files are restored.
 
     Args:
         folder: Folder to write to, created if needed.

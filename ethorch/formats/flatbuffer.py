@@ -18,7 +18,7 @@ class Buffer(ABC):
 
     @abstractmethod
     def error(self, what: str, problem: str) -> Exception:
-        """Return the exception for ``what``, a part of the file with a ``problem``."""
+        """Return the exception for a ``problem`` with ``what``, a part of the file."""
 
     def check(self, position: int, size: int, what: str) -> None:
         if position < 0 or position + size > len(self.data):
@@ -102,7 +102,7 @@ class Table:
             raise self.reader.error(what, f"is not text: {raw[:40]!r}") from None
 
     def texts(self, field: int, what: str) -> list[str]:
-        """Return a vector of strings, or an empty list if it is absent."""
+        """Return a vector of strings, empty if it is absent."""
         if not self.has(field):
             return []
         start, count = self._vector(field, 4, what)

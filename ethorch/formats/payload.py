@@ -47,7 +47,6 @@ class IoTensor:
         shape: Six sizes, left-padded with ones, in the order of the TOSA graph. The bytes are row-major.
         element_size: Bytes per element.
         offset: First byte inside the region.
-        region: Region of the offset.
     """
 
     shape: tuple[int, ...]

@@ -70,11 +70,7 @@ def contents(path: str | os.PathLike[str]) -> bytes:
 
 
 def entry_point(program: Program, method: str | None = None) -> str:
-    """Return the name of a callable method: ``method``, or by default ``forward`` or the first.
-
-    Raises:
-        HostError: The method does not exist.
-    """
+    """Return ``method``, by default ``forward`` or the first. Raise HostError if it does not exist."""
     entries = [name for name, candidate in program.methods.items() if not is_figure(candidate)]
     if method is None and entries:
         return "forward" if "forward" in entries else entries[0]

@@ -1,7 +1,7 @@
-"""Merge programs with one method each into one program, sharing equal contents and buffers.
+"""Merge programs with one method each into one program that shares equal contents and buffers.
 
-Mutable buffers are in a memory of their own, ``SHARED_MEMORY``, at equal offsets in every method. ExecuTorch's
-``share_mutable_buffers`` uses the same layout, so runtimes only need to give the methods one set of memories.
+Mutable buffers are in ``SHARED_MEMORY``, at equal offsets in every method. ExecuTorch's ``share_mutable_buffers`` uses the same
+layout, so runtimes only need to give the methods one set of memories.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _is_persistent(value: Value) -> bool:
 
 
 def _place_inside(method: str, value: Value, places: Sequence[tuple[Value, Value]]) -> Value:
-    """Move a tensor that is a part or a view of a buffer to the buffer's new location."""
+    """Move a part or a view of a buffer to the buffer's new location."""
     assert value.place is not None
     memory, offset = value.place
     for before, after in places:
@@ -82,7 +82,7 @@ def _place_inside(method: str, value: Value, places: Sequence[tuple[Value, Value
 
 
 class _Contents:
-    """Deduplicated bytes of constants and initial values of buffers."""
+    """Deduplicated constants and initial values of buffers."""
 
     def __init__(self) -> None:
         self.constants: list[bytes | memoryview] = [b""]

@@ -57,7 +57,7 @@ class Extra:
     """Rarely used properties of a tensor.
 
     Attributes:
-        segment: Index in the program's ``mutable`` of the initial value.
+        segment: Index of the initial value in the program's ``mutable``.
         name: Name in the user's module.
         external: Whether the bytes are in another file, under ``name``.
         device: Device type and index; CPU is (0, 0).
@@ -126,7 +126,6 @@ class Delegate:
     Attributes:
         id: Name of the backend.
         blob: Data for the backend.
-        compile_specs: Options of the compilation.
         named: The program's named data, which the blob may reference.
     """
 
@@ -215,7 +214,6 @@ class Program:
     """A .pte.
 
     Attributes:
-        methods: Methods by name.
         constants: Contents of constant tensors. Index 0 means no contents.
         mutable: Initial values of mutable tensors, by segment. Index 0 means no initial value.
         named: Contents that delegates reference by name.

@@ -111,7 +111,7 @@ class _Writer:
         return self.block(struct.pack(f"<{len(items)}{kind}", *items), len(items), size, size)
 
     def block(self, data: bytes, count: int, item_bytes: int, alignment: int) -> int:
-        """Write a vector of serialized items at once; the builder would write them individually."""
+        """Write a vector of serialized items at once, which is faster than the builder's items."""
         b = self.builder
         self.make_room(len(data) + alignment + 16)
         b.StartVector(item_bytes, count, alignment)
@@ -120,7 +120,7 @@ class _Writer:
         return int(b.EndVector())
 
     def make_room(self, size: int) -> None:
-        """Reserve space for a large blob at once; the builder would double and copy repeatedly."""
+        """Reserve space for a large blob; the builder would double and copy repeatedly."""
         b = self.builder
         if b.head < size:
             more = max(size, len(b.Bytes))
@@ -153,7 +153,6 @@ class _Writer:
         return self.block(blob, len(blob), 1, _BLOB_ALIGNMENT)
 
     def segment(self, data: bytes) -> int:
-        """Add a segment and return its index."""
         offset = sum(_align(len(segment), _SEGMENT_ALIGNMENT) for segment in self.segments)
         self.places.append((offset, len(data)))
         self.segments.append(data)

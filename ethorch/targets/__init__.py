@@ -1,4 +1,4 @@
-"""NPUs, boards and compile specs as data. Targets differ only by the values of their rows."""
+"""NPUs, boards and compile specs as data."""
 
 from typing import TYPE_CHECKING
 

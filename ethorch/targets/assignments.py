@@ -1,4 +1,4 @@
-"""Parse ``FIELD=VALUE`` assignments of the command line (``--set``) into settings."""
+"""Parse ``FIELD=VALUE`` assignments (``--set``) into settings."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ _LATENCY = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>ms|fps|)", re.IGNOREC
 def parse_assignments(words: Sequence[str]) -> dict[str, Any]:
     """Return the fields set by ``FIELD=VALUE`` words, for ``with_assignments``.
 
-    Args:
-        words: Assignments. VALUE is TOML or else a string. ``modules.head=float`` sets one entry of a table.
+    VALUE is TOML or else a string. ``modules.head=float`` sets one entry of a table.
 
     Raises:
         SpecError: A word is malformed, a field is unknown, or a field is set to two values.
@@ -55,7 +54,7 @@ def with_assignments(settings: Settings, words: Sequence[str]) -> Settings:
     """Return a copy of the settings with ``FIELD=VALUE`` words applied. Entries are added to tables.
 
     Raises:
-        SpecError: A word is malformed or a value is invalid. See :func:`parse_assignments`.
+        SpecError: A word is malformed or a value is invalid.
     """
     changes = parse_assignments(words)
     for field in TABLES:
@@ -65,7 +64,7 @@ def with_assignments(settings: Settings, words: Sequence[str]) -> Settings:
 
 
 def parse_axes(words: Sequence[str]) -> dict[str, list[Any]]:
-    """Return the values of each field varied by ``FIELD=A,B,C`` words. ``target=all`` selects every NPU.
+    """Return the values of each field in ``FIELD=A,B,C`` words. ``target=all`` selects every NPU.
 
     Raises:
         SpecError: A word is malformed, or a field occurs twice.
@@ -103,7 +102,7 @@ def _parse_value(text: str) -> Any:
 
 
 def describe_fields() -> list[tuple[str, str, str]]:
-    """Return the name, default and meaning of each setting, from the docstring of ``Settings``."""
+    """Return the name, default and meaning of each field of ``Settings``."""
     attributes = (Settings.__doc__ or "").partition("Attributes:")[2].partition("Raises:")[0]
     meanings: dict[str, str] = {}
     for entry in re.split(r"\n {8}(?=\w)", attributes):

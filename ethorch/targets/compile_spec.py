@@ -109,7 +109,7 @@ class ArmCompileSpec:
         return self
 
     def get_output_order_workaround(self) -> bool:
-        """Return False, for compatibility. Outputs always keep the program's order."""
+        """Return False, for compatibility."""
         return False
 
     def to_list(self) -> list[CompileSpec]:
@@ -210,7 +210,7 @@ class ArmCompileSpec:
 
     @classmethod
     def _from_items(cls, items: dict[str, str]) -> ArmCompileSpec:
-        """Construct a spec from ``items`` and remove the supported keys."""
+        """Construct a spec from ``items``, and remove its keys from them."""
         raise NotImplementedError
 
     def __eq__(self, other: object) -> bool:
@@ -231,8 +231,8 @@ class EthosUCompileSpec(ArmCompileSpec):
         arena: Size of the NPU's arena. ``"fast"`` allows any size. ``"free"`` is the smallest size that costs hardly more cycles
             (``ethorch.vela.arena``). An integer is a limit in bytes. Vela's flags ``--arena-cache-size`` and ``--optimise`` take
             precedence.
-        resident_bytes: Bytes by which the scratch region may grow for weights that are read several times per call. They are
-            copied there once at the start of the call (``ethorch.vela.resident``).
+        resident_bytes: Bytes by which the scratch region may grow for weights that are read several times per call and are copied
+            there at its start (``ethorch.vela.resident``).
         config_text: Contents of an ini file in place of ``config_ini``, e.g. from ``ethorch.targets.boards.memory_roles``. The
             spec and each delegate in the ``.pte`` contain it (about 600 bytes).
         verify: Whether to compare each compiled delegate with its TOSA graph in the simulator, and insert copies if they differ
@@ -413,7 +413,6 @@ class EthosUCompileSpec(ArmCompileSpec):
 
 
 def _arena(arena: str | int) -> str | int:
-    """Check the argument."""
     if isinstance(arena, bool) or not (arena in (FAST, FREE) or (isinstance(arena, int) and 0 < arena < 1 << 40)):
         raise SpecError(f"arena is {arena!r}; expected {FAST!r}, {FREE!r} or a number of bytes.")
     return arena

@@ -31,11 +31,11 @@ class ArmCompileSpecBuilder:
         extra_flags: str | Sequence[str] | None = None,
         config_ini: str | None = DEFAULT_INI,
     ) -> ArmCompileSpecBuilder:
-        """Compile for an Ethos-U NPU. See ``EthosUCompileSpec`` for the arguments."""
+        """Compile for an Ethos-U NPU. See ``EthosUCompileSpec``."""
         return self._with(EthosUCompileSpec(target, system_config, memory_mode, extra_flags, config_ini))
 
     def tosa_compile_spec(self, tosa_spec: str | TosaSpecification) -> ArmCompileSpecBuilder:
-        """Compile to TOSA flatbuffers. See ``TosaCompileSpec`` for the argument."""
+        """Compile to TOSA flatbuffers. See ``TosaCompileSpec``."""
         return self._with(TosaCompileSpec(tosa_spec))
 
     def _with(self, spec: ArmCompileSpec) -> ArmCompileSpecBuilder:

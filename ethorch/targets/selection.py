@@ -1,4 +1,4 @@
-"""Methods of a .pte that are one model with several input shapes, recorded by a constant method."""
+"""Methods of one model with several input shapes, which a constant method of the .pte records."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Places = tuple[tuple[int, int, int], ...]
 
 @dataclass(frozen=True)
 class Padding:
-    """An axis along which inputs can be padded, because results do not depend on later elements.
+    """An axis along which inputs can be padded, because earlier results do not depend on later elements.
 
     Attributes:
         inputs: Positions among the inputs' axes.
@@ -35,7 +35,7 @@ class Padding:
 
 @dataclass(frozen=True)
 class Selection:
-    """Methods that are one model with several input shapes.
+    """Methods of one model with several input shapes.
 
     Attributes:
         shapes: Input shapes by method, smallest first.
@@ -47,7 +47,7 @@ class Selection:
 
     @classmethod
     def of(cls, program: Program) -> Selection | None:
-        """Read the record of a program, or return None if it does not have one."""
+        """Read the selection that a program records, if any."""
         record = program.methods.get(SHAPES)
         if record is None or len(record.outputs) != 1 or record.values[record.outputs[0]].kind != "string":
             return None
@@ -112,7 +112,7 @@ class Selection:
         return padded_inputs
 
     def crop(self, outputs: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> list[Any]:
-        """Remove from the outputs the padding of inputs with these shapes."""
+        """Remove the padding of inputs with these shapes from the outputs."""
         cropped = list(outputs)
         for padding in self.paddings:
             size = math.ceil(next(iter(self._sizes(padding, shapes))))
@@ -122,7 +122,7 @@ class Selection:
         return cropped
 
     def refusal(self, shapes: Sequence[tuple[int, ...]]) -> HostError:
-        """Return the error for inputs with these shapes, which fit no method."""
+        """Return the error for inputs whose shapes fit no method."""
         axes = sorted({(number, axis) for padding in self.paddings for number, axis, _ in padding.inputs})
         words = "; ".join(", ".join(map(_text, limits)) for limits in self.shapes.values())
         free = f" Inputs are padded along {', '.join(f'axis {axis} of input {number}' for number, axis in axes)}." if axes else ""

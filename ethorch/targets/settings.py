@@ -86,10 +86,9 @@ def bytes_of(size: int | str | None, what: str) -> int | None:
 
 
 def shapes_from(description: Any) -> tuple[Shapes, ...]:
-    """Return a tuple of input shapes for each method.
+    """Return the input shapes of each method.
 
-    The shapes of a method are a text such as ``"1x64x32,1x64"``, a sequence of shapes, or the shape of a single input. A shape is
-    a sequence of sizes or a text.
+    The shapes of a method are a text such as ``"1x64x32,1x64"``, a sequence of shapes, or the shape of a single input.
 
     Raises:
         SpecError: A size is not a positive integer, or the shapes of two methods are equal.
@@ -151,8 +150,8 @@ class Settings:
         partition: Operators on the NPU: ``npu``, all supported ones, ``cpu-matmul``, all but products of two int8 activations,
             which ExecuTorch's ``cortex_m`` library computes, or ``cost``, the faster by estimate. A program's settings contain
             its actual partition. The speed of the CPU kernel is assumed (``ethorch.figures.RATES``).
-        shapes: Input shapes of each method of the program, see ``shapes_from``. By default, one method with the example inputs'
-            shapes. A call uses the smallest method that fits (``ethorch.program.shapes``).
+        shapes: Input shapes of each method, see ``shapes_from``. By default, one method with the example inputs' shapes. A call
+            uses the smallest method that fits (``ethorch.program.shapes``).
         system_config, memory_mode: Sections of the ini file. By default, those of the board or target.
         config_ini: Vela's ``Arm/vela.ini`` or another file.
         vela_flags: Further flags of Vela's command line.
@@ -166,7 +165,7 @@ class Settings:
         min_sqnr_db: Least SQNR relative to the float model.
         board: Name of a board, see ``ethorch boards``, or a TOML file. It defines targets, clocks, memories, and limits of RAM
             and flash.
-        verify: Whether to compare each delegate, run in the simulator on a calibration sample, with the TOSA reference.
+        verify: Whether to compare each delegate with the TOSA reference, in the simulator on a calibration sample.
         share_weights: Whether methods share equal constants, stored as named data of the program. Firmware requires ethorch's
             delegate, or ExecuTorch's since 1.5.
         etrecord: Whether to keep ExecuTorch's ETRecord, which its Inspector requires to map events to operators. ``Program.save``
@@ -271,7 +270,7 @@ class Settings:
 
     @property
     def channels_last(self) -> bool:
-        """True if inputs and outputs of rank 4 and 5 have their channels last."""
+        """True if inputs and outputs of rank 4 and 5 have channels last."""
         return self.io_layout == NHWC
 
     @cached_property
@@ -399,10 +398,10 @@ class Settings:
 
     @classmethod
     def read(cls, file: Path) -> Settings:
-        """Read a TOML file, searching a board's file in the same folder first.
+        """Read a TOML file. A board's file in the same folder takes precedence.
 
         Raises:
-            SpecError: The file cannot be read, or its contents are invalid. See :meth:`from_toml`.
+            SpecError: The file cannot be read, or its contents are invalid.
             BoardError: The board's file is invalid.
         """
         try:

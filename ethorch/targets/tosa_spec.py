@@ -31,9 +31,6 @@ class TosaTarget:
 class TosaCompileSpec(ArmCompileSpec):
     """Compile spec for TOSA flatbuffers, for flows that compile them later.
 
-    Args:
-        tosa_spec: A TosaSpecification or its text.
-
     Raises:
         SpecError: The text is not a TOSA specification.
     """

@@ -1,7 +1,7 @@
 """Fastest forms of equivalent TOSA, per NPU family.
 
 Results differ in the last bit at most. The values are in ``u55.py`` and ``u85.py``. docs/measurements.md lists the measured
-cycles under the field's name, and ``python -m bench.tuning`` repeats the measurements.
+cycles by field, and ``python -m bench.tuning`` repeats the measurements.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class TileCost:
 
 @dataclass(frozen=True, kw_only=True)
 class FoldColumns:
-    """Fold the columns that a strided CONV2D steps over into channels by a RESHAPE, because they are adjacent in memory."""
+    """Fold the columns that a strided CONV2D skips into channels by a RESHAPE, because they are adjacent in memory."""
 
     #: Channels of a block that the multipliers process at once, a limit of the folded channels.
     channels: int
@@ -81,7 +81,7 @@ class FoldColumns:
 
 @dataclass(frozen=True, kw_only=True)
 class FoldSquares:
-    """Fold rows and columns that a strided CONV2D steps over into channels while converting NCHW to NHWC, by three TRANSPOSEs."""
+    """Fold rows and columns that a strided CONV2D skips into channels while converting NCHW to NHWC, by three TRANSPOSEs."""
 
     #: Channels of a brick in memory, a limit of the folded channels.
     channels: int

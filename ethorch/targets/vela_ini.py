@@ -46,7 +46,7 @@ class MemorySystem:
 
     @property
     def staged(self) -> bool:
-        """True if staging uses a separate memory (Dedicated_Sram), i.e. region 2."""
+        """True if staging uses a separate memory (Dedicated_Sram), region 2."""
         return self.cache_area != self.arena_area
 
 
@@ -148,7 +148,7 @@ class VelaConfig:
         return latencies
 
     def _get(self, section: str, key: str, default: str) -> str:
-        """Return a key of a section or of the section that it inherits from."""
+        """Return a key of a section or of one that it inherits from."""
         seen: list[str] = []
         while section not in seen:
             values = self.sections.get(section)
@@ -170,7 +170,7 @@ def list_shipped_configs() -> list[str]:
 
 
 def load(names: Sequence[str]) -> VelaConfig:
-    """Read ini files as a group. Later files may add sections, but not repeat them. Raise SpecError for invalid files."""
+    """Read ini files as a group, in which later values override earlier ones. Raise SpecError for invalid files."""
     paths = [_find(name) for name in names]
     return _load(tuple(names), tuple((str(path), path.stat().st_mtime_ns) for path in paths))
 

@@ -14,7 +14,6 @@ def event_of(op: Op, number: int) -> Record:
     """Return the origin of an operator: its node and its location in the user's code.
 
     Args:
-        op: TOSA operator.
         number: Value of ``event_id``.
     """
     origin = op.result.origin
@@ -29,7 +28,6 @@ def events(graph: Graph, start: int = 0) -> list[Record]:
     """Return ``event_of`` each operator, regions included, with the TOSA operator in ``tosa_info``.
 
     Args:
-        graph: Graph of a delegate.
         start: First ``event_id``.
     """
     ops = [op for region in graph.regions() for op in region.ops]

@@ -27,7 +27,6 @@ class Emitter:
         target: Name of the target, for refusals.
 
     Attributes:
-        graph: The emitted graph.
         origin: Origin of the operators that are emitted next.
     """
 
@@ -56,7 +55,7 @@ class Emitter:
         return self.name(f"{base}_{count}") if count else base
 
     def input(self, name: str, shape: Sequence[int], dtype: str) -> Value:
-        """Add an input of TOSA dtype ``dtype``."""
+        """Add an input of a TOSA dtype."""
         value = Value(self.name(name), tuple(shape), dtype, self.origin)
         self.graph.inputs.append(value)
         return value
@@ -108,7 +107,7 @@ class Emitter:
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Remove the operators emitted inside if the block is refused, and raise the refusal again."""
+        """Remove the operators emitted inside if the block raises a refusal."""
         op_count, cached_count = len(self.graph.ops), len(self._cached)
         try:
             yield

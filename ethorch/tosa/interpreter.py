@@ -1,7 +1,7 @@
 """Run integer TOSA graphs in NumPy, with the TOSA 1.0 semantics of all operators in Ethos-U delegates.
 
-Products run in BLAS, in the narrowest float type that holds every partial sum exactly. Tests compare each operator bit for bit
-with the TOSA reference model.
+Products run in BLAS, in the narrowest float type with exact partial sums. Tests compare each operator bit for bit with the TOSA
+reference model.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ _MOST_TURNS = 1 << 16  # iterations of a loop
 
 
 def run(graph: Graph, inputs: Sequence[Array], seen: Callable[[Op, Sequence[Array]], None] | None = None) -> list[Array]:
-    """Return the outputs of a graph.
+    """Return the outputs of a graph without floats.
 
     Args:
-        graph: Graph without floats.
         inputs: Arrays with the shapes and dtypes of the graph's inputs, in order.
         seen: Function called with each operator outside of regions and its results.
 
@@ -87,13 +86,7 @@ def _largest(x: Array) -> float:
 
 
 def _product(x: Array, weights: Array, largest: float) -> Array:
-    """Return x @ weights exactly, as int64.
-
-    Args:
-        x: Integers ``[..., m, k]``.
-        weights: Integers ``[..., k, n]``.
-        largest: Largest magnitude in ``x``.
-    """
+    """Return x[..., m, k] @ weights[..., k, n] exactly, as int64. ``largest`` is the largest magnitude in ``x``."""
     sums = np.abs(weights, dtype=np.float64).sum(-2).max(initial=0) * largest
     dtype = _sum_dtype(float(sums))
     count = 1 if dtype is np.float64 else max(1, math.ceil(sums / _EXACT[np.float32]))
@@ -109,7 +102,7 @@ def _product(x: Array, weights: Array, largest: float) -> Array:
 
 
 def _sum_dtype(sums: float) -> type[np.floating[Any]]:
-    """Return the fastest type in which sums of this magnitude are exact."""
+    """Return the fastest type with exact sums of this magnitude."""
     return np.float32 if sums < _MOST_CHUNKS * _EXACT[np.float32] else np.float64
 
 

@@ -76,7 +76,7 @@ def coarsest(stored: Shape, dims: Dims) -> tuple[Shape, Dims]:
 def arrangement(stored: Shape, order: Sequence[int]) -> tuple[Shape, tuple[int, ...]] | None:
     """Return (shape to reshape to, permutation) to bring the stored axes into ``order``, or None if a reshape is sufficient.
 
-    Axes of extent 1 are ignored and adjacent axes are joined, so the permutation has as few axes as possible.
+    The permutation has as few axes as possible, because axes of extent 1 are ignored and adjacent axes are joined.
     """
     target_order = [axis for axis in order if stored[axis] != 1]
     present = [axis for axis in range(len(stored)) if stored[axis] != 1]
@@ -113,5 +113,5 @@ def join_axes(shape: Shape, axes: Collection[int]) -> tuple[Shape, tuple[int, ..
 
 
 def nhwc_axis(axis: int, rank: int) -> int:
-    """Return the position in NHWC of an axis of a tensor of that rank."""
+    """Return the NHWC position of an axis of a tensor of that rank."""
     return axis if rank not in (4, 5) or axis == 0 else axis - 1 if axis > 1 else rank - 1

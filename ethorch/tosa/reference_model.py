@@ -1,4 +1,4 @@
-"""Run TOSA flatbuffers in the TOSA reference model, in a separate process."""
+"""Run TOSA flatbuffers in the TOSA reference model."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ def run(
 
 
 def as_bits(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Convert BF16 to 16-bit integers for the reference model's Python module, which cannot read BF16 arrays."""
+    """Convert BF16 to 16-bit integers, because the reference model's Python module cannot read BF16 arrays."""
     array = np.ascontiguousarray(array)
     return array.view(np.uint16) if array.dtype == ml_dtypes.bfloat16 else array
 
 
 def from_bits(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Convert untyped 2-byte elements of the reference model back to BF16."""
+    """Convert the reference model's untyped 2-byte elements to BF16."""
     return array.view(ml_dtypes.bfloat16) if array.dtype == np.dtype("V2") else array

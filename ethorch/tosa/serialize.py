@@ -22,7 +22,6 @@ def serialize(graph: Graph, *, locations: bool = False) -> bytes:
     """Return the graph as a TOSA 1.0 flatbuffer. Python attributes become the const operands that TOSA 1.0 requires.
 
     Args:
-        graph: Graph to serialize.
         locations: Whether to store ``debug.event_of`` each operator as JSON in its location.
     """
     return _Writer(graph, locations).write()[0]
@@ -48,7 +47,6 @@ class _Writer:
         self.events: Iterator[int] | None = itertools.count() if locations else None
 
     def write(self) -> tuple[bytes, list[int]]:
-        """Return the flatbuffer, and the positions of the operators outside of regions."""
         main, *regions = self.graph.regions()
         positions = self.block(main)
         for region in regions:
@@ -132,7 +130,6 @@ class _Writer:
 
 @functools.cache
 def _attribute_writers() -> dict[str, Callable[[Any, Op, _Writer], None]]:
-    """Return the attribute writer of each operator."""
     import tosa_serializer as ts
 
     no_nans = ts.NanPropagationMode.PROPAGATE

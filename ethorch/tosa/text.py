@@ -15,16 +15,12 @@ from ethorch.tosa.ir import NOWHERE, REGIONS, Graph, Op, Value
 
 
 def to_text(graph: Graph, *, constants: bool = False, origins: bool = True) -> str:
-    """Return the graph as text. With ``constants``, it includes their bytes and ``from_text`` can restore the graph."""
+    """Return the graph as text. With the bytes of ``constants``, ``from_text`` can restore the graph."""
     return "\n".join(_lines(graph, constants, origins)) + "\n"
 
 
 def from_text(text: str) -> Graph:
-    """Parse the output of ``to_text(constants=True)``.
-
-    Raises:
-        ValueError: A line is malformed. The message quotes the line.
-    """
+    """Parse the output of ``to_text(constants=True)``. Raise ValueError with the line if it is malformed."""
     return _parse(text)
 
 

@@ -1,6 +1,6 @@
 """Search for the size of the arena, because Vela often needs only half of the memory that it uses.
 
-Neither bytes nor cycles decrease monotonically with ``--arena-cache-size``, so several sizes are compiled.
+Neither bytes nor cycles are monotonic in ``--arena-cache-size``, so several sizes are compiled.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _WISHES = (1.0, 0.9, 0.75)
 
 
 def arena_bytes(model: CompiledModel) -> int:
-    """Return the bytes that the limit applies to: the staging memory, or the scratch region if there is none."""
+    """Return the limited bytes: the staging memory, or else the scratch region."""
     return model.scratch_fast_bytes or model.scratch_bytes
 
 
@@ -76,7 +76,7 @@ def minimize_arena(first: CompiledModel, again: Compile, tolerance: float = TOLE
 
 
 def fit_arena(limit: int, first: CompiledModel, again: Compile) -> tuple[CompiledModel, int | None]:
-    """Search the fastest schedule that fits in ``limit`` bytes, or the smallest arena. Return values as ``minimize_arena``."""
+    """Search the fastest schedule in ``limit`` bytes, or else the smallest arena. Return values as ``minimize_arena``."""
     if arena_bytes(first) <= limit:
         return first, None
     tries: list[tuple[CompiledModel, int | None]] = [(first, None)]
@@ -130,16 +130,12 @@ class SearchCache:
 
 
 def cache_keys(spec: EthosUCompileSpec) -> tuple[str, ...]:
-    """Return all values except the graph that a cached result depends on."""
+    """Return the values, apart from the graph, that a cached result depends on."""
     return system_text(spec), options_text(spec), version("ethos-u-vela"), str(spec.arena), str(_FORMAT)
 
 
 def compile_with_arena(tosa: bytes, spec: EthosUCompileSpec) -> CompiledModel:
-    """Compile a TOSA flatbuffer with the arena that ``spec.arena`` requests.
-
-    Raises:
-        VelaError: Vela refused the graph.
-    """
+    """Compile a TOSA flatbuffer with the arena of the spec. Raise VelaError if Vela refuses the graph."""
     if spec.arena == FAST or not {"--arena-cache-size", "--optimise"}.isdisjoint(spec.flags):
         return compile(tosa, spec)
 

@@ -1,4 +1,4 @@
-"""Files written by ``dump_intermediate_artifacts_to``, which relate NPU commands to operators.
+"""Files of ``dump_intermediate_artifacts_to``, which relate NPU commands to operators.
 
 A .pte cannot contain this information, because firmware rejects payloads with unknown blocks.
 """
@@ -35,9 +35,6 @@ def write(
     """Write the artifacts of a delegate with the first free number in ``folder``, ``delegate_N.tosa`` last.
 
     Args:
-        folder: Folder, created if missing.
-        graph, tosa: TOSA graph and its flatbuffer.
-        payload, sources: Delegate payload, and the operator of each command.
         debug: ``TOSA`` adds locations to ``delegate_N.tosa``. ``JSON`` writes ``debug.json``, a list of all operators.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -51,7 +48,7 @@ def write(
 
 
 def _extend(file: Path, graph: Graph, delegate: str) -> None:
-    """Append the debug events of a delegate to a file. The first delegate of a folder overwrites it."""
+    """Append debug events to a file, or overwrite it for the first delegate of a folder."""
     old = json.loads(read_text(file)) if file.is_file() and delegate != "delegate_0" else []
     new = [event | {"delegate": delegate} for event in events(graph, len(old))]
     write_whole(file, json.dumps([*old, *new], indent=4).encode())
@@ -67,7 +64,7 @@ def contents(graph: Graph, tosa: bytes, payload: DelegatePayload | None, sources
 
 
 def next_delegate(folder: Path) -> Path:
-    """Return ``folder/delegate_N`` with the first number that has no .tosa file."""
+    """Return the first ``folder/delegate_N`` without a .tosa file."""
     number = 0
     while (folder / f"delegate_{number}.tosa").exists():
         number += 1

@@ -27,12 +27,11 @@ _BITS = 20  # bits of a cache entry per part
 
 @dataclass(frozen=True)
 class Way:
-    """A way to split a graph.
+    """A split of one part of a graph.
 
     Attributes:
         number: Index of the part.
         count: Index of the number of bands in ``_COUNTS``.
-        part: The part.
     """
 
     number: int
@@ -49,7 +48,6 @@ def split_into_bands(graph: Graph, first: CompiledModel, smallest: Smallest, lim
     """Return a copy of the graph with parts in bands that needs a smaller arena, or None.
 
     Args:
-        graph: Lowered graph.
         first: Model of ``graph`` with the smallest arena.
         smallest: Function that compiles a graph with the smallest arena.
         limit: Arena limit in bytes.
@@ -103,7 +101,7 @@ def _better(
 
 
 def _ways(graph: Graph, before: CompiledModel, size: int, limit: int) -> Iterator[Way]:
-    """Return ways to split parts at the peak: those that may fit the limit by work, then others by saving."""
+    """Return splits of parts at the peak: first those that may fit the limit, by work, then others by saving."""
     peak = before.around_peak(_AT_THE_PEAK)
     ranked = []
     for number, part in enumerate(parts(graph)):

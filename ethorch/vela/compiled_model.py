@@ -46,7 +46,6 @@ class Performance:
         read_only_bytes: Bytes of region 0 in flash or DRAM.
         staging_area: Name of the staging memory.
         memories: Use by memory name (Sram, Dram, OffChipFlash, OnChipFlash, shram, lutram).
-        core_clock_hz: Clock of the system config.
     """
 
     npu_cycles: int
@@ -92,7 +91,6 @@ class ScheduledOp:
         operator: Vela's name of the operation.
         op_cycles: Maximum of npu_cycles and each memory's access cycles.
         npu_cycles: Cycles of the computation.
-        macs: Multiply-accumulates.
         access_cycles: Cycles per memory.
         tosa_op: Index in the TOSA block's operator list, or None for an inserted operation.
         command_offsets: Byte offset from the first command word of the last NPU_OP of each stripe, ascending.
@@ -118,7 +116,6 @@ class CompiledModel:
         scratch_bytes: Size of region 1.
         scratch_fast_bytes: Size of region 2, the staging memory of Dedicated_Sram modes.
         inputs, outputs: Tensors in the order of the TOSA graph.
-        performance: Vela's estimates.
         load_tables: Function that reads Vela's database.
     """
 
@@ -136,16 +133,12 @@ class CompiledModel:
 
     @cached_property
     def payload(self) -> DelegatePayload:
-        """Payload for firmware.
-
-        Raises:
-            PayloadError: A payload cannot represent Vela's output.
-        """
+        """Payload for firmware. Raises PayloadError if a payload cannot represent Vela's output."""
         return DelegatePayload(self.command_stream, self.constants, self.scratch_bytes, self.inputs, self.outputs)
 
     @cached_property
     def tables(self) -> Tables:
-        """Vela's database, by table name as column names and rows of text."""
+        """Vela's database: column names and rows of text by table name."""
         return self.load_tables()
 
     def rows(self) -> tuple[ScheduledOp, ...]:
@@ -190,7 +183,7 @@ class CompiledModel:
         return frozenset(rows[number][name] for place in at for number in range(max(place - 1, 0), min(place + 2, len(rows))))
 
     def op_at(self, offset: int) -> ScheduledOp | None:
-        """Return the operation of the command at this byte offset, or None after the last one.
+        """Return the operation of the command at a byte offset, or None after the last one.
 
         Registers, transfers and helper operations precede the last NPU_OP of their operation (npu-reference 10).
         """
@@ -212,10 +205,10 @@ def with_offsets(tables: Tables, moved: Callable[[int], int]) -> Tables:
 
 
 def _add_regions(performance: list[dict[str, str]], offsets: dict[str, list[int]]) -> None:
-    """Assign the commands before the next operation that have no entry to control flow.
+    """Assign commands without an entry to the control flow operator before the next operation.
 
-    In Vela's performance table, the regions of control flow have no entries. Of two adjacent control flow operators, the first gets
-    the commands of both.
+    Vela's performance table omits the regions of control flow. Of two adjacent control flow operators, the first gets the commands
+    of both.
     """
     ids = {row["id"] for row in performance}
     inside = sorted(offset for id, starts in offsets.items() if id not in ids for offset in starts)

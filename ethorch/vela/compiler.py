@@ -1,7 +1,7 @@
 """Compile TOSA flatbuffers with Vela in this process.
 
-Fuzzing with 1700 damaged TOSA files caused no crash, but one endless compilation. Untrusted graphs can therefore be compiled in a
-child process with a time limit.
+Fuzzing with 1700 damaged TOSA files caused no crash, but one endless compilation. So untrusted graphs can be compiled in a child
+process with a time limit.
 """
 
 from __future__ import annotations
@@ -50,9 +50,7 @@ def compile(tosa: bytes, spec: EthosUCompileSpec, *, timeout_seconds: float | No
     """Compile a TOSA 1.0 flatbuffer for the spec's NPU.
 
     Args:
-        tosa: TOSA flatbuffer.
-        spec: Target, memories and flags.
-        timeout_seconds: Time limit, which requires a child process (0.5 s). For untrusted graphs.
+        timeout_seconds: Time limit for untrusted graphs, which requires a child process (0.5 s).
 
     Raises:
         VelaError: Vela refused the graph, exceeded the time limit, or crashed.
@@ -74,11 +72,7 @@ def compile(tosa: bytes, spec: EthosUCompileSpec, *, timeout_seconds: float | No
 
 
 def compile_unchecked(tosa: bytes, spec: EthosUCompileSpec, *, cascading: bool = True) -> CompiledModel:
-    """Compile a TOSA flatbuffer without workarounds for Vela's bugs.
-
-    Args:
-        tosa, spec: See :func:`compile`.
-        cascading: Whether to allow cascades.
+    """Compile a TOSA flatbuffer without workarounds for Vela's bugs, and optionally without cascades.
 
     Raises:
         VelaError: Vela refused the graph, or returned a program that cannot run.
@@ -168,7 +162,7 @@ def _in_declared_shapes(kind: str, declared: Sequence[tuple[str, Shape]], compil
 
 
 def _read(raw: Any, spec: EthosUCompileSpec) -> CompiledModel:
-    """Copy everything from Vela's objects except the database, which is large and seldom needed."""
+    """Copy Vela's objects, except the database, which is large and seldom needed."""
     report = raw.perf_report
     performance = Performance(
         npu_cycles=report.npuCycles,

@@ -29,11 +29,7 @@ class Declared:
 
     @classmethod
     def of(cls, tosa: bytes) -> Declared:
-        """Read a TOSA 1.0 flatbuffer.
-
-        Raises:
-            VelaError: The flatbuffer is damaged.
-        """
+        """Read a TOSA 1.0 flatbuffer. Raise VelaError if it is damaged."""
         reader = _Tosa(memoryview(tosa), 20_000_000)
         graph = Table(reader, reader.number("<I", 0, "graph"), "graph")
         blocks = [block for region in graph.tables(1, "region") for block in region.tables(1, "block")]

@@ -63,19 +63,14 @@ def _check_arena(compiled: CompiledModel, spec: EthosUCompileSpec) -> None:
 
 
 def compile_lowered(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec) -> Lowered:
-    """Rewrite, compile and verify a lowered TOSA graph.
+    """Rewrite, compile and verify a lowered TOSA graph, which is modified.
 
     Inputs are read in planes (``lower.rewrite.planes``) if that needs fewer cycles. Bands of rows are tried if the arena exceeds
     its limit. Unless ``spec.verify`` is False, a wrong result is repaired with copies (``vela.repair``).
 
-    Args:
-        graph: Lowered graph, which is modified.
-        tuning: Tuning of the target.
-        spec: Compile spec.
-
     Raises:
         VelaError: Vela refused the graph.
-        VerificationError: The commands compute another result than the graph, and copies do not repair it.
+        VerificationError: The commands and the graph compute different results, which copies do not repair.
     """
     by_flags = not {"--arena-cache-size", "--optimise"}.isdisjoint(spec.flags)
     limit = None if by_flags or spec.arena in (FAST, FREE) else int(spec.arena)
@@ -126,7 +121,7 @@ def _compile_faster_layout(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec
 
 
 def _arena_share(graph: Graph, way: ReadPlanes, spec: EthosUCompileSpec) -> float:
-    """Return the share of the SRAM arena that pixels and values computed from them need; 0 for an unlimited arena."""
+    """Return the share of the SRAM arena for pixels and values computed from them; 0 for an unlimited arena."""
     memory = spec.memory_system
     if not memory.staged:
         return 0.0 if memory.arena_area == "Sram" else 1.0
@@ -149,11 +144,7 @@ def _compile_planes(graph: Graph, tuning: Tuning, way: ReadPlanes, spec: EthosUC
 
 
 def compile_graph(graph: Graph, spec: EthosUCompileSpec) -> Lowered:
-    """Compile a rewritten TOSA graph, with copies of outputs if Vela drops one.
-
-    Raises:
-        VelaError: Vela refused the graph.
-    """
+    """Compile a rewritten TOSA graph, with copies of outputs if Vela drops one. Raise VelaError if Vela refuses the graph."""
     try:
         return _compile(graph, spec)
     except VelaError as error:

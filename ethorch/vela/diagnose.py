@@ -15,7 +15,7 @@ STREAM_TOO_LONG = "command stream exceeds the hardware limit"
 
 
 def isolate(op: Op) -> Graph:
-    """Return a graph with only this operator, whose operands become inputs unless they are constant."""
+    """Return a graph of this operator alone. Operands that are not constant become inputs."""
     graph = Graph()
     operands: list[Value] = []
     seen: dict[int, Value] = {}

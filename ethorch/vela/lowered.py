@@ -55,7 +55,6 @@ class Lowered:
         """Return a copy with equivalent commands and constants.
 
         Args:
-            payload: New payload.
             inserted: Offsets of inserted commands (``npu.relocate.Relocated``).
         """
         before = self.compiled

@@ -1,4 +1,4 @@
-"""Make commands read an input in planes (NCHW) as a feature map in the NPU's brick format (``ethorch.lower.rewrite.planes``).
+"""Change commands to read an input in planes (NCHW) as a feature map in the NPU's brick format (``ethorch.lower.rewrite.planes``).
 
 Each command gets the strides of planes instead of those of NHWC. The registers are restored after it.
 """
@@ -47,7 +47,6 @@ def with_planes(
         planar: Graph with convolutions that read planes.
         reference: Graph with TRANSPOSEs, which the returned tables refer to.
         planes: Inputs in planes.
-        spec: Compile spec.
     """
     if model.command_stream[:4] != stream.COP1:
         return None
@@ -113,7 +112,6 @@ def _estimate(
     """Return (tables with transfers for copies and without products of data movement, saved cycles, saved products).
 
     Args:
-        tables, spec: Vela's database and the compile spec.
         copied: Bytes by row name of each copy.
         turning: Row names of convolutions that only move data.
     """

@@ -38,7 +38,7 @@ _MOST_RANDOM_INT32 = 8  # limit of random int32 inputs, which may be indices of 
 
 @dataclass(frozen=True)
 class _Operand:
-    """An operand of the operator whose first result is ``reader``. With place None, that result as an output of the graph."""
+    """An operand of the operator with first result ``reader``. With place None, that result as an output of the graph."""
 
     reader: str
     place: int | None
@@ -47,11 +47,10 @@ class _Operand:
 def repair_delegate(lowered: Lowered, compile_graph: Callable[[Graph], Lowered]) -> Lowered:
     """Return the delegate if it computes the results of its TOSA graph, else a correct one with copies.
 
-    A delegate is not compared if it contains a loop, which may not end, or if its graph has no result for random inputs. It is not
-    compared either if the simulator lacks memory.
+    A delegate is not compared if it contains a loop, which may not end, if its graph has no result for random inputs, or if the
+    simulator lacks memory.
 
     Args:
-        lowered: Compiled delegate.
         compile_graph: Function that compiles a rewritten graph.
 
     Raises:

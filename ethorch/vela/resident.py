@@ -1,6 +1,6 @@
-"""Copy weights that are read several times in a call to SRAM, e.g. those of a recurrent network.
+"""Copy weights that are read several times per call to SRAM, e.g. those of a recurrent network.
 
-A prefix of the stream copies them by DMA from region 0 to the end of region 1. Registers are restored to Vela's values afterwards.
+A prefix of the stream copies them by DMA from region 0 to the end of region 1, and then restores Vela's register values.
 """
 
 from __future__ import annotations
@@ -48,8 +48,6 @@ def with_resident_weights(model: CompiledModel, spec: EthosUCompileSpec, most: i
     """Copy the weights that are read most often to SRAM if that is estimated to need fewer cycles.
 
     Args:
-        model: Vela's output.
-        spec: Compile spec.
         most: Maximum growth of the scratch region in bytes.
 
     Returns:

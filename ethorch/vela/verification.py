@@ -33,7 +33,7 @@ def check_outputs(delegate: Lowered, name: str, inputs: Sequence[Array], outputs
     """Compare the outputs of one run with those of the TOSA graph before its rewrites.
 
     Args:
-        delegate, name: Compiled delegate, and its name in errors.
+        name: Name of the delegate in errors.
         inputs, outputs: Bytes of the tensors, or the simulator's fault instead of outputs.
 
     Raises:
@@ -76,7 +76,6 @@ def _first_difference(delegate: Lowered, arrays: Sequence[Array], expected: Sequ
     """Return (first value that differs, its operator, stage of the error). The value is empty for an error of a rewrite.
 
     Args:
-        delegate, arrays: Compiled delegate and its inputs.
         expected, output: Outputs of the source graph, and the index of one that differs.
     """
     values: dict[str, Array] = {}
@@ -121,7 +120,7 @@ def _record_values(delegate: Lowered, arrays: Sequence[Array]) -> dict[str, list
 def _first_wrong(written: Mapping[str, Sequence[Array]], values: Mapping[str, Array]) -> str:
     """Return the name of the first written value that differs from ``values``, or an empty string.
 
-    A value may be written in stripes, or in another order if it is transposed, which counts only if no other value differs.
+    Values may be written in stripes, or transposed. A transposed value counts only if no other value differs.
     """
     moved = ""
     for name, parts in written.items():

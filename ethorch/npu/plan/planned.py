@@ -100,7 +100,6 @@ class Planned:
 
 
 class _Times:
-
     def __init__(self, count: int):
         self.last, self.total, self.runs = (np.zeros(count, np.int64) for _ in range(3))
         self.address = ctypes.c_void_p(self.last.ctypes.data)

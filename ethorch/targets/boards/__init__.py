@@ -1,7 +1,6 @@
 """Boards with an Ethos-U as data: NPUs, memories and clocks, each value with its source.
 
-``load`` returns one of the boards in ``names()`` or reads a user's TOML file. See ``ethorch.targets.boards.loading`` for the
-format.
+``load`` returns a board of ``names()`` or reads a user's TOML file in the format of ``ethorch.targets.boards.loading``.
 """
 
 from __future__ import annotations

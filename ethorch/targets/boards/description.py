@@ -23,7 +23,7 @@ ASSUMED = "assumed"  # prefix of the source of an unpublished value
 
 @dataclass(frozen=True)
 class Sourced:
-    """A table of a board file with its sources.
+    """A table of a board file.
 
     Attributes:
         sources: Source of each number, by key. It starts with ``assumed`` if the number is unpublished.
@@ -32,7 +32,7 @@ class Sourced:
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False, kw_only=True)
 
     def is_assumed(self, key: str) -> bool:
-        """Return True if this value is our assumption rather than vendor data."""
+        """Return True if the value is our assumption rather than vendor data."""
         return self.sources.get(key, "").startswith(ASSUMED)
 
 
@@ -87,7 +87,7 @@ class Memory(Sourced):
 
     @property
     def writable(self) -> bool:
-        """True if a program can write it."""
+        """True if programs can write it."""
         return self.kind not in READ_ONLY_KINDS
 
     @property
@@ -105,11 +105,10 @@ class Memory(Sourced):
 
 @dataclass(frozen=True)
 class Uart(Sourced):
-    """The serial console of a program.
+    """The serial console.
 
     Attributes:
         kind: ``cmsdk`` for Arm's CMSDK APB UART, as on Corstone, ``pl011`` for PrimeCell UART, or ``none`` for semihosting only.
-        base, aliases: Addresses.
     """
 
     kind: str
@@ -155,7 +154,6 @@ class Board(Sourced):
         title: Display name.
         fvp: Command of Arm's model by family, e.g. ``{"u55": "FVP_Corstone_SSE-300_Ethos-U55"}``.
         qemu: QEMU machine name, or empty.
-        path: File of the board.
     """
 
     name: str
@@ -185,7 +183,7 @@ class Board(Sourced):
 
     @property
     def flash_bytes(self) -> int | None:
-        """Size of all non-volatile memories. None if the file lists no such memory, e.g. for boards that boot from a card."""
+        """Size of all non-volatile memories, or None if the file lists none, e.g. for boards that boot from a card."""
         return sum(memory.size_bytes for memory in self.memories if not memory.writable) or None
 
     def npu(self, name: str | None = None) -> tuple[NpuSlot, Npu]:

@@ -120,7 +120,7 @@ def names() -> tuple[str, ...]:
 
 
 def load(board: str | os.PathLike[str] | Board) -> Board:
-    """Load a built-in board by name, or a board file by path. File names end with ``.toml``.
+    """Load a built-in board by name, or a ``.toml`` file by path.
 
     Args:
         board: Name or path, e.g. ``corstone-300`` or ``my-board.toml``. A Board is returned unchanged.
@@ -186,7 +186,7 @@ def _fvp(document: Document, top: dict[str, Any]) -> dict[str, str]:
 
 
 def _check(document: Document, board: Board) -> None:
-    """Check constraints between tables: disjoint addresses and existing NPUs."""
+    """Check that addresses are disjoint and that NPUs exist."""
     seen: list[tuple[int, int, str]] = []
     used: set[str] = set()
     for number, memory in enumerate(board.memories):
@@ -224,7 +224,7 @@ def _check(document: Document, board: Board) -> None:
 
 
 def _check_roles(document: Document, board: Board, number: int, slot: NpuSlot) -> None:
-    """Check that the memories of an NPU exist and that the NPU can access them."""
+    """Check that the memories of an NPU exist and that it can access them."""
     for role in ROLES:
         chosen = getattr(slot, role)
         fit = [m.name for m in board.memories if m.npu_ports and (m.writable or role == "constants")]

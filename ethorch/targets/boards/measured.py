@@ -1,4 +1,4 @@
-"""Published measurements on boards beside ethorch's estimates for the same network, NPU and memories."""
+"""Published measurements on boards, with ethorch's estimates for the same network, NPU and memories."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ COMMAND = "python -m bench.boards"
 
 @dataclass(frozen=True)
 class Measured:
-    """A published measurement beside an estimate.
+    """A published measurement with an estimate.
 
     Attributes:
         board: Name in ethorch, or empty for unknown boards.
-        where: ``silicon``, ``fvp``, or ``linux`` for silicon driven through an operating system with undocumented memories.
+        where: ``silicon``, ``fvp``, or ``linux`` for silicon driven by an operating system, with undocumented memories.
         milliseconds: Published time of one call.
-        estimate_ms: Estimated time.
         estimated_by: Author, memories and date of the estimate.
         source: Source of the measurement.
     """
@@ -92,7 +91,7 @@ MEASURED: tuple[Measured, ...] = (
 
 @dataclass(frozen=True)
 class Unestimated:
-    """A published measurement of a network that is not available, so there is no estimate.
+    """A published measurement without an estimate, because the network is not available.
 
     Attributes:
         where: Board or model.
@@ -147,7 +146,7 @@ UNESTIMATED: tuple[Unestimated, ...] = (
 
 
 def in_order(rows: Iterable[Measured]) -> bool:
-    """Return True if estimates rank the networks of each board as measured. Repeated measurements use the median."""
+    """Return True if estimates rank the networks of each board as measured, by the median of repeated measurements."""
     boards: dict[tuple[str, str], dict[str, list[Measured]]] = {}
     for row in rows:
         boards.setdefault((row.board.removesuffix("-ospi"), row.target), {}).setdefault(row.network, []).append(row)
@@ -164,7 +163,6 @@ class Spread:
     """Range of the ratio of measured to estimated time.
 
     Attributes:
-        low, high: Least and largest ratio.
         count: Number of measurements.
         of: ``this board`` or ``boards with silicon``.
     """

@@ -1,7 +1,6 @@
 """Roles of a board's memories, and the matching Vela configuration as ini text.
 
-The text depends only on the board. It is stored in the compile spec and the ``.pte``, which thus record the clock and bandwidths
-of the compilation.
+The text depends only on the board. The compile spec and the ``.pte`` contain it and so record clock and bandwidths.
 """
 
 from __future__ import annotations
@@ -49,8 +48,8 @@ def roles(board: Board, slot: NpuSlot, memory_mode: str | None = None) -> Roles:
     """Choose the memories for the NPU of a slot.
 
     Without a memory mode, the board's ``constants``, ``feature_maps`` and ``staging`` apply. By default, weights are in MRAM,
-    flash or DRAM, in this order. Feature maps are in the largest SRAM. On U65 and U85 with weights in DRAM, they are in DRAM too
-    and are staged through the SRAM.
+    flash or DRAM, in this order, and feature maps in the largest SRAM. On U65 and U85 with weights in DRAM, feature maps are in
+    DRAM too and are staged through the SRAM.
 
     Args:
         memory_mode: Memory mode of ``configuration`` that overrides the board's roles.
@@ -117,7 +116,7 @@ def _fast(board: Board, slot: NpuSlot) -> Memory:
 
 
 def _slow(board: Board, slot: NpuSlot) -> Memory | None:
-    """Return the memory at the second port, or None if there is only one memory."""
+    """Return the memory at the second port, if any."""
     fast = _fast(board, slot)
     if slot.constants and board.memory(slot.constants) is not fast:
         return board.memory(slot.constants)

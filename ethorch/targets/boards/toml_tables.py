@@ -1,6 +1,6 @@
 """Strict TOML parsing with known keys, types and ranges. Errors name the line.
 
-``tomllib`` reports lines only for syntax errors, so key lines are found by a second scan of the text.
+``tomllib`` reports lines only for syntax errors, so a second scan of the text finds the lines of keys.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ class Key:
 
     Attributes:
         check: Function that converts a value, or raises ValueError with the expected values.
-        required: Whether a file without it is invalid.
         number: Whether it requires a source.
     """
 
@@ -86,7 +85,7 @@ def one_of(*allowed: str) -> Callable[[Any], str]:
 
 
 def many(of: Callable[[Any], Any], least: int = 0) -> Callable[[Any], tuple[Any, ...]]:
-    """Return a check for a list of distinct values, with at least ``least`` of them."""
+    """Return a check for a list of at least ``least`` distinct values."""
 
     def check(value: Any) -> tuple[Any, ...]:
         if not isinstance(value, list) or len(value) < least:
@@ -106,7 +105,6 @@ class Document:
     """Tables of a TOML file, with the line of each key.
 
     Args:
-        content: Contents of the file.
         label: Name of the file in messages.
 
     Raises:
@@ -192,7 +190,7 @@ def _place(where: Where) -> str:
 
 
 def _lines(content: str) -> dict[Where, int]:
-    """Return the line of every table and key, from 1. Keys in an inline table have the line of that table."""
+    """Return the line of every table and key, from 1. Keys in an inline table have its line."""
     lines: dict[Where, int] = {}
     counts: dict[Where, int] = {}
     table: Where = ()
