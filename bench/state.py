@@ -23,7 +23,7 @@ from bench.compile import markdown_row, provenance
 from ethorch import EthosUCompileSpec, QuantizationConfig, runtime
 from ethorch.arm.quantizer import get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config
 from ethorch.backend.build import build_pte
-from ethorch.backend.through_executorch import built_by_executorch
+from ethorch.backend.through_executorch import lower_by_executorch
 from ethorch.deploy.firmware.plan import plan
 from ethorch.deploy.firmware.steps import Copied, Kernel, Plan
 from ethorch.figures.cpu_rates import RATES, estimate
@@ -193,7 +193,7 @@ def measured(name: str, scheme: str) -> Row:
     steps = [step(number) for number in range(STEPS)]
     spec = EthosUCompileSpec(target)
     module = quantize(UserModel(make().eval(), steps[0], steps), spec, _CONFIGS[scheme]())
-    floats, codes = built_by_executorch(module, steps[0], spec), build_pte(module, steps[0], spec)
+    floats, codes = lower_by_executorch(module, steps[0], spec), build_pte(module, steps[0], spec)
     programs = [runtime.load(build.pte) for build in (floats, codes)]
     for number, inputs in enumerate(steps):
         one, other = (program(*inputs)[0] for program in programs)

@@ -117,18 +117,23 @@ def vela_bugs_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+_HEADS = {"writer": "Programs written by ExecuTorch"}
+
+
 def messages_page() -> str:
     """A row for each message with an id."""
     rows = messages.messages()
     kinds = {
         "refusal": "Why an operator is on the CPU. It is in `ethorch explain`, `Program.explain()` and `EthosUPartitioner.report`.",
+        "writer": "Why ExecuTorch's lowering wrote a program. The payloads are the same. `ethorch explain` and the report show it.",
         "error": "What ethorch refuses to quantize, and why.",
         "warning": "What is said on stderr while the work goes on.",
     }
     intro = "Each message ends with an id in brackets. Ids stay; words may change. `...` differs from case to case."
     lines = ["# Messages", _WRITTEN, "", intro]
     for kind, what in kinds.items():
-        lines += ["", f"## {kind.capitalize()}s", "", what, "", "| id | message | way out |", "| --- | --- | --- |"]
+        head = _HEADS.get(kind, f"{kind.capitalize()}s")
+        lines += ["", f"## {head}", "", what, "", "| id | message | way out |", "| --- | --- | --- |"]
         for row in rows:
             if row.kind == kind:
                 cells = (f"`{row.id}`", _cell(row.text), _cell(row.way_out))

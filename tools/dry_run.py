@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
-from ethorch.backend.emit.whole import give_values
+from ethorch.backend.emit.checks import give_values
 from ethorch.backend.partitioner import EthosUPartitioner, TOSAPartitioner
 from ethorch.backend.root_causes import root_causes
 from ethorch.backend.tagging import plumbing

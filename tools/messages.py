@@ -21,7 +21,7 @@ class Message:
 
     Attributes:
         id: stable name.
-        kind: ``refusal`` (the operator is on the CPU), ``error`` or ``warning``.
+        kind: ``refusal`` (the operator is on the CPU), ``writer`` (ExecuTorch wrote the program), ``error`` or ``warning``.
         text: what is said; ``...`` stands for what differs from case to case.
         way_out: what to do; of an error and a warning it is in the text.
     """
@@ -62,7 +62,8 @@ def _of_source(source: str) -> Iterator[Message]:
         name = getattr(node.func, "id", getattr(node.func, "attr", ""))
         texts = [_text(arg) for arg in node.args] + [_text(keyword.value) for keyword in node.keywords]
         if name in ("Reason", "refuse") and len(texts) == 3 and isinstance(node.args[0], ast.Constant):
-            yield Message(texts[0], "refusal", texts[1], texts[2])
+            kind = "writer" if texts[0].startswith("writer.") else "refusal"
+            yield Message(texts[0], kind, texts[1], texts[2])
         elif name == "QuantizationError" and len(texts) == 2 and isinstance(node.args[0], ast.Constant):
             yield Message(texts[0], "error", texts[1])
         elif name == "warning" and (match := _LOGGED.match(texts[0].replace("%s", "..."))):

@@ -9,7 +9,7 @@ from executorch.exir.backend.compile_spec_schema import CompileSpec
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from ethorch.backend import preprocess, retry
-from ethorch.backend.dry_run import DryRunPartitioner
+from ethorch.backend.dry_run_partitioner import DryRunPartitioner
 from ethorch.backend.preprocess import EthosUBackend, TOSABackend
 from ethorch.targets.compile_spec import EthosUCompileSpec
 from ethorch.targets.tosa_spec import TosaCompileSpec

@@ -25,9 +25,6 @@ from ethorch.vela.lowered import Lowered
 #: Where ExecuTorch keeps, with a lowered module and out of the .pte, what ``preprocess`` gave as ``_delegate_info_meta``.
 _INFO = "_delegate_info_meta"
 
-#: Where a partitioner leaves, on the nodes of a partition, the Lowered that it had compiled.
-READY = "ethorch_lowered"
-
 
 @final
 class EthosUBackend(BackendDetails):  # type: ignore[misc]  # ExecuTorch has no types
@@ -44,7 +41,7 @@ class EthosUBackend(BackendDetails):  # type: ignore[misc]  # ExecuTorch has no 
         if other := _namesake(EthosUBackend, edge_program, compile_specs):
             return other.preprocess(edge_program, compile_specs)
         spec = attached(EthosUCompileSpec, edge_program, compile_specs)
-        lowered = _ready(edge_program) or compile_program(edge_program, spec)
+        lowered = compile_program(edge_program, spec)
         check_call(edge_program, lowered.payload)
         if spec.path_for_intermediates:
             folder, debug = Path(spec.path_for_intermediates), spec.tosa_debug_mode
@@ -52,12 +49,6 @@ class EthosUBackend(BackendDetails):  # type: ignore[misc]  # ExecuTorch has no 
         return PreprocessResult(
             processed_bytes=lowered.payload.pack(), debug_handle_map=_handles(edge_program, lowered), _delegate_info_meta=lowered
         )
-
-
-def _ready(program: ExportedProgram) -> Lowered | None:
-    """What a partitioner had compiled already and left on the nodes."""
-    calls = (node for node in program.graph.nodes if node.op == "call_function")  # an input may come from another delegate
-    return next((node.meta[READY] for node in calls if READY in node.meta), None)
 
 
 def _handles(program: ExportedProgram, lowered: Lowered) -> dict[str, tuple[int, ...]]:

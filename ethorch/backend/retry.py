@@ -17,7 +17,7 @@ from executorch.exir.backend.backend_api import MethodProgramsPartitionerSpec, t
 from executorch.exir.backend.partitioner import Partitioner
 from torch.export import ExportedProgram
 
-from ethorch.backend.dry_run import DryRunPartitioner, refusal_of
+from ethorch.backend.dry_run_partitioner import DryRunPartitioner, refusal_of
 from ethorch.lower.partition_report import PartitionReport
 from ethorch.support.errors import Reason, Unsupported, VelaError
 from ethorch.tosa.ir import Origin

@@ -1,9 +1,8 @@
-"""A quantized model to a .pte by ExecuTorch's own lowering: all of it, or only the part that runs on the CPU."""
+"""From a quantized model to a ``.pte`` by ExecuTorch's own lowering."""
 
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,13 +17,9 @@ from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves
 
 from ethorch.backend.emit.build import Build
-from ethorch.backend.emit.mixed import program_of_calls
-from ethorch.backend.emit.whole import NotWhole, structure_of
 from ethorch.backend.partitioner import EthosUPartitioner
 from ethorch.backend.preprocess import lowered_delegates
 from ethorch.backend.products_on_cpu import with_kernels
-from ethorch.backend.reduced import ReadyPartitioner, Reduced, reduced
-from ethorch.formats.pte_writer import write
 from ethorch.lower.fx.export import export_module
 from ethorch.lower.fx.states import with_reads_first
 from ethorch.lower.partition_report import PartitionReport, refusal_texts
@@ -32,51 +27,10 @@ from ethorch.models.user_code import at, first_sentence, is_raised_in
 from ethorch.support.errors import EthorchError
 from ethorch.support.progress import stage
 from ethorch.targets.compile_spec import EthosUCompileSpec
-from ethorch.vela import artifacts
 from ethorch.vela.lowered import Lowered
 
-logger = logging.getLogger(__name__)
 
-
-def built_reduced(
-    quantized: GraphModule, example_inputs: tuple[Any, ...], spec: EthosUCompileSpec, *, shared: bool = False
-) -> Build:
-    """A program of which ExecuTorch is shown the CPU's part alone, and nothing where it would write that part as it stands.
-
-    Args:
-        shared: buffers that are kept lie in a memory of their own, with their names.
-
-    Raises:
-        NotWhole, VelaError: as of ``reduced``.
-        EthorchError: ExecuTorch cannot make a program of it.
-    """
-    with reduced(with_reads_first(quantized), spec) as made:
-        try:
-            return _written(made, quantized, spec)
-        except NotWhole as error:
-            logger.debug("not written as it stands: %s", error)
-        delegates, program, _ = _lowered(export_module(made.module, example_inputs), made.partitioner, shared=shared)
-        made.partitioner.log()
-    return Build(program, made.partitioner.report, delegates, spec)
-
-
-def _written(made: Reduced, quantized: GraphModule, spec: EthosUCompileSpec) -> Build:
-    """The program of the reduced graph without ExecuTorch.
-
-    Raises:
-        NotWhole: as of ``program_of_calls``.
-    """
-    delegates = made.partitioner.delegates
-    program = write(program_of_calls(made.module, delegates, spec, structure_of(quantized)))
-    if spec.path_for_intermediates:
-        for lowered in delegates.values():
-            folder, debug = Path(spec.path_for_intermediates), spec.tosa_debug_mode
-            artifacts.write(folder, lowered.graph, lowered.tosa, lowered.payload, lowered.sources, debug)
-    made.partitioner.log()
-    return Build(program, made.partitioner.report, tuple(delegates.values()), spec)
-
-
-def built_by_executorch(
+def lower_by_executorch(
     quantized: nn.Module,
     example_inputs: tuple[Any, ...],
     spec: EthosUCompileSpec,
@@ -85,7 +39,7 @@ def built_by_executorch(
     shared: bool = False,
     dynamic_shapes: Sequence[dict[int, Any]] | None = None,
 ) -> Build:
-    """A program that ExecuTorch exports anew and partitions.
+    """Let ExecuTorch export a model anew, partition it and write the program.
 
     Args:
         etrecord: make ExecuTorch's ETRecord too.
@@ -125,7 +79,7 @@ def _with_constant_numbers(model: GraphModule) -> GraphModule:
 
 
 def _lowered(
-    graph: ExportedProgram, partitioner: EthosUPartitioner | ReadyPartitioner, *, etrecord: bool = False, shared: bool = False
+    graph: ExportedProgram, partitioner: EthosUPartitioner, *, etrecord: bool = False, shared: bool = False
 ) -> tuple[tuple[Lowered, ...], bytes, Any]:
     """The delegates, the .pte, and the ETRecord if one is asked for."""
     with _executorch(partitioner.report), stage("lower the CPU's part"):

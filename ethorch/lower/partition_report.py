@@ -90,12 +90,22 @@ class PartitionReport:
         delegated: FX names of the operators on the NPU per delegate tag, without quantize and dequantize operators.
         refusals: The operators on the CPU, with reasons.
         without_kernel: The operators on the CPU without an ExecuTorch CPU kernel, or without a kernel for firmware.
+        executorch_reason: Reason if ExecuTorch's own lowering wrote the program of a compilation, not ethorch's writer.
     """
 
     target: str
     delegated: dict[str, list[str]] = field(default_factory=dict)
     refusals: list[Refusal] = field(default_factory=list)
     without_kernel: list[Refusal] = field(default_factory=list)
+    executorch_reason: Reason | None = None
+
+    @property
+    def writer(self) -> dict[str, str]:
+        """Name of the writer of the program, and the reason if it is ExecuTorch, as plain data."""
+        reason = self.executorch_reason
+        if reason is None:
+            return {"name": "ethorch", "id": "", "reason": "", "way_out": ""}
+        return {"name": "ExecuTorch", "id": reason.id, "reason": reason.text, "way_out": reason.way_out}
 
     def restore(self, before: PartitionReport) -> None:
         """Restore a copied state."""
@@ -131,7 +141,8 @@ class PartitionReport:
         if not all(isinstance(names, list) for names in delegated.values()):
             raise FormatError(f"expected lists of names in delegates, got {shorten(delegated)}.")
         cpu, without_kernel = ([Refusal.from_json(entry) for entry in refusals] for refusals in lists if isinstance(refusals, list))
-        return cls(target, {tag: [str(name) for name in names] for tag, names in delegated.items()}, cpu, without_kernel)
+        names_of = {tag: [str(name) for name in names] for tag, names in delegated.items()}
+        return cls(target, names_of, cpu, without_kernel, _executorch_reason(data.get("writer")))
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -140,3 +151,20 @@ class PartitionReport:
             "cpu": [refusal.to_json() for refusal in self.refusals],
             "without_kernel": [refusal.to_json() for refusal in self.without_kernel],
         }
+
+
+def writer_text(writer: Mapping[str, Any]) -> str:
+    """Return the reason why ExecuTorch wrote the program, with its id and way out; empty if ethorch wrote it.
+
+    Args:
+        writer: Plain data, as of ``PartitionReport.writer``.
+    """
+    return f"{writer['reason']} [{writer['id']}] {writer['way_out']}" if writer["id"] else ""
+
+
+def _executorch_reason(writer: Any) -> Reason | None:
+    if writer is None:
+        return None
+    if not isinstance(writer, Mapping) or not all(isinstance(writer.get(key), str) for key in ("id", "reason", "way_out")):
+        raise FormatError(f"the writer is {shown(writer)}; expected the texts name, id, reason, way_out.")
+    return Reason(writer["id"], writer["reason"], writer["way_out"]) if writer["id"] else None

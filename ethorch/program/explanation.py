@@ -12,7 +12,7 @@ from ethorch.figures.layer import CPU
 from ethorch.figures.persistent_buffers import is_kept, reads_in_place
 from ethorch.formats.payload import DelegatePayload
 from ethorch.formats.pte_types import Method, Value
-from ethorch.lower.partition_report import PartitionReport, Refusal, refusal_texts, summarize_placement
+from ethorch.lower.partition_report import PartitionReport, Refusal, refusal_texts, summarize_placement, writer_text
 from ethorch.lower.replacements import BETWEEN
 from ethorch.lower.state_buffer import StateBuffer
 from ethorch.support import tables
@@ -36,8 +36,8 @@ STATE_COPIED = Reason(
 )
 STATE_AMONG_TENSORS = Reason(
     "state.among_tensors",
-    "ExecuTorch planned the buffer among tensors that a call writes, because the CPU runs operators that ethorch does not write",
-    "Remove these operators or delegate them, so that the buffer has a place of its own.",
+    "ExecuTorch planned the buffer among tensors that a call writes, because ethorch did not write the program",
+    "Remove or delegate the operators that the writer refused (`explain`), so that the buffer has a place of its own.",
 )
 
 
@@ -108,12 +108,14 @@ class Explanation:
         operators: Operators in execution order; refused ones follow.
         states: Mutable buffers.
         placed: Count of the operators on the NPU, as in ``print(program)``; empty for a file.
+        writer: Writer of the program, and the reason if it is ExecuTorch; None for a file.
     """
 
     target: str
     operators: tuple[Operator, ...]
     states: tuple[State, ...] = ()
     placed: str = ""
+    writer: dict[str, str] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data with the attributes' names as keys."""
@@ -121,6 +123,7 @@ class Explanation:
             "target": self.target,
             "operators": [asdict(operator) for operator in self.operators],
             "states": [asdict(state) for state in self.states],
+            "writer": self.writer,
         }
 
     def rich(self) -> RenderableType:
@@ -147,6 +150,8 @@ class Explanation:
         lines_of_states += [_IN_PLACE] if any(state.in_place for state in self.states) else []
         for state in self.states:
             lines_of_states += [f"{state.name}: {state.reason} [{state.id}] {state.way_out}"] if state.reason else []
+        reason = writer_text(self.writer) if self.writer else ""
+        lines_of_states += ["", f"Written by ExecuTorch: {reason}"] if reason else []
         return Group(table, *(["", "On the CPU:"] if lines else []), *lines, *lines_of_states, "", last)
 
     def _states(self) -> RenderableType:
@@ -217,7 +222,8 @@ def explanation(
         if partition is None
         else summarize_placement(partition.npu_operators, len(partition.refusals), target, len(partition.delegated))
     )
-    return Explanation(target, tuple(selected), tuple(states) if operator is None else (), counts)
+    writer = None if partition is None else partition.writer
+    return Explanation(target, tuple(selected), tuple(states) if operator is None else (), counts, writer)
 
 
 #: Names of the CPU's kernels that make codes of floats and floats of codes: ExecuTorch's, and those of its Arm backend.

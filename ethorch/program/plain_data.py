@@ -68,6 +68,7 @@ def plain_data(record: Record) -> dict[str, Any]:
         "outputs": [asdict(info) for info in record.outputs],
         "cpu": [] if partition is None else [refusal.to_json() for refusal in partition.refusals],
         "without_kernel": [] if partition is None else [refusal.to_json() for refusal in partition.without_kernel],
+        "writer": None if partition is None else partition.writer,
         "delegated": None if partition is None else partition.delegated,
         "states": [asdict(state) for state in record.states],
         "layers": [layer.to_json() for layer in record.layers],

@@ -49,7 +49,8 @@ def restore(record: Record, folder: Path) -> None:
 def _restore(record: Record, data: Mapping[str, Any]) -> None:
     if data["delegated"] is not None:
         delegates = {"target": data["target"], "delegates": data["delegated"]}
-        record.partition = PartitionReport.from_json({**delegates, "cpu": data["cpu"], "without_kernel": data["without_kernel"]})
+        sections = {name: data[name] for name in ("cpu", "without_kernel", "writer")}
+        record.partition = PartitionReport.from_json({**delegates, **sections})
     if (section := data["verification"]) is not None:
         unchecked = tuple(read_row(Unchecked, row) for row in section["unchecked"])
         record.verification = Verification(section["delegates"], section["equal"], unchecked, tuple(map(str, section["repairs"])))

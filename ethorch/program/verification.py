@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ethorch import runtime
-from ethorch.backend.emit.program import CAST_KERNEL, QUANTIZE_KERNEL
+from ethorch.backend.emit.kernels import CAST_KERNEL, QUANTIZE_KERNEL
 from ethorch.formats.payload import BACKEND_ID, DelegatePayload, IoTensor
 from ethorch.formats.pte_types import Call, Method
 from ethorch.models.load import Inputs

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ethorch.figures.layer import CPU, NPU
-from ethorch.lower.partition_report import refusal_texts, summarize_placement
+from ethorch.lower.partition_report import refusal_texts, summarize_placement, writer_text
 from ethorch.report.advice import advice
 from ethorch.support import tables
 from ethorch.support.wording import count_noun, kib
@@ -89,6 +89,8 @@ def rows(data: Data) -> Iterator[tuple[str, str, str]]:
             yield "NOT VERIFIED", f"{row['method']} {row['delegate']}", row["reason"]
         for operator in verification["repairs"]:
             yield "Repaired", "1 copy", f"before {operator}, without which Vela's commands are wrong"
+    if (writer := data.get("writer")) and writer["id"]:
+        yield "Written by", writer["name"], writer_text(writer)
     for side in ("inputs", "outputs"):
         for number, info in enumerate(data[side]):
             codes = info["codes"]

@@ -14,7 +14,7 @@ import ethorch
 from ethorch import cli, npu
 from ethorch.backend import build as build_module
 from ethorch.backend.emit.build import Build
-from ethorch.backend.through_executorch import built_by_executorch
+from ethorch.backend.through_executorch import lower_by_executorch
 from ethorch.formats import pte
 from ethorch.program.program import record_of
 from ethorch.support.errors import EthorchError, SpecError
@@ -113,7 +113,7 @@ def test_each_methods_payloads_are_those_of_executorchs_way(monkeypatch: pytest.
     assert len(made) == len(program.methods) == 2
     for (graph, inputs, spec, etrecord, shared, _open), _, build in made:
         assert shared and not etrecord
-        usual = built_by_executorch(graph, inputs, spec, shared=True)
+        usual = lower_by_executorch(graph, inputs, spec, shared=True)
         assert [part.payload for part in build.delegates] == [part.payload for part in usual.delegates]
 
 

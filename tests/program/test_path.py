@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import ethorch
-from ethorch.backend.emit.whole import lower_whole
+from ethorch.backend.emit.partitions import partition_graph
 from ethorch.formats.pte_writer import write
 from ethorch.lower.rewrite.pipeline import rewrite
 from ethorch.program.budget_search import search_budgets
@@ -28,8 +28,8 @@ pytestmark = pytest.mark.core
 ROOT = Path(ethorch.__file__).parent
 #: What one default compilation enters, in this order, each of them once.
 STEPS = (
-    compile_model, load_methods, search_budgets, quantize, build_program, lower_whole, compile_lowered, rewrite, repair_delegate,
-    write, verify_program,
+    compile_model, load_methods, search_budgets, quantize, build_program, partition_graph, compile_lowered, rewrite,
+    repair_delegate, write, verify_program,
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import ethorch
-from ethorch.backend.through_executorch import built_by_executorch
+from ethorch.backend.through_executorch import lower_by_executorch
 from ethorch.lower.fx.states import with_codes
 from ethorch.program.program import Program, record_of
 from ethorch.program.record import Record
@@ -70,7 +70,7 @@ def test_each_state_says_what_became_of_it(mixed: Program) -> None:
 
 def test_what_executorch_plans_lies_among_tensors() -> None:
     module, steps, spec = CASES["ring"].quantized()
-    (state,) = Program(Record(built_by_executorch(with_codes(module)[0], steps[0], spec).pte)).explain().states
+    (state,) = Program(Record(lower_by_executorch(with_codes(module)[0], steps[0], spec).pte)).explain().states
     assert (state.name, state.dtype, state.id, state.in_place) == ("keys", "int8", "state.among_tensors", False)
 
 

@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from torch.fx import GraphModule, Node
 
 from ethorch.backend.emit.cpu_operators import CASTS, CLONES, VIEWS
-from ethorch.lower.fx.node import changes_in_place, op_name, target_buffer
+from ethorch.lower.fx.node import changes_in_place, op_name
 
 
 class Buffers:
     """The buffers that a graph writes; all writes stand at its end.
 
-    Attributes:
-        names: of them, in the order of the writes.
+    Args:
+        module: The graph.
+        names: Names of its buffers that the program changes.
     """
 
-    def __init__(self, module: GraphModule):
+    def __init__(self, module: GraphModule, names: Collection[str]):
         self._places = {node: number for number, node in enumerate(module.graph.nodes)}
-        written = [target_buffer(node) for node in module.graph.nodes if node.op == "call_function" and changes_in_place(node)]
-        self.names = tuple(dict.fromkeys(str(node.target) for node in written if node is not None))
-        self._last: dict[str, int] = {}
+        self._last = dict.fromkeys(names, 0)
         for node in module.graph.nodes:
-            if node.op == "get_attr" and str(node.target) in self.names:
-                last = max((self._places[user] for user in _readers(node)), default=0)
-                self._last[str(node.target)] = max(last, self._last.get(str(node.target), 0))
+            name = str(node.target)
+            if node.op == "get_attr" and name in self._last:
+                self._last[name] = max(self._last[name], *(self._places[user] for user in _readers(node)), 0)
 
-    def is_free_behind(self, name: str, node: Node) -> bool:
-        """Does nothing read the buffer once ``node`` has run?"""
+    def __contains__(self, name: object) -> bool:
+        return name in self._last
+
+    def is_free_after(self, name: str, node: Node) -> bool:
+        """Return True if nothing reads the buffer once ``node`` has run."""
         return self._last[name] <= self._places[node]
 
 

@@ -54,7 +54,7 @@ PROMOTED = {
 #: Those whose result has the elements of their operand in the same order: nothing is to be done, unless the program returns it.
 VIEWS = _aten("_unsafe_view", "flatten.using_ints", "reshape", "unflatten.int", "view", "view_as")
 #: Those that change the dtype and nothing else, or nothing at all where it is the wanted one.
-CASTS = _aten("_to_copy", "to.dtype", "type_as")
+CASTS = _aten("_to_copy", "to.device", "to.dtype", "type_as")
 #: Those that give back what they got.
 CLONES = _aten("clone")
 
@@ -112,6 +112,7 @@ REWRITTEN: dict[str, Callable[[Node], Call | None]] = {
     "aten.arange.default": lambda node: (_ops.arange.start_step, (0, *node.args, 1)),
     "aten.arange.start": lambda node: (_ops.arange.start_step, (*node.args, 1)),
     "aten.arange.start_step": lambda node: (_ops.arange.start_step, arguments(node)[0]),
+    "aten.clip.default": lambda node: (_ops.clamp.default, arguments(node)[0]),
     "aten.clamp_min.default": lambda node: (_ops.clamp.default, arguments(node)[0]),
     "aten.clamp_max.default": lambda node: (_ops.clamp.default, (node.args[0], None, node.args[1])),
 }

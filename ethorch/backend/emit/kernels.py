@@ -9,10 +9,13 @@ from typing import Any, NamedTuple
 import torch
 
 from ethorch.backend.emit.values import CODES, Values
-from ethorch.backend.emit.whole import NotWhole
 from ethorch.formats.pte_types import Value
 from ethorch.lower.fx.node import DEQUANTIZE, QUANTIZE, op_name
 
+QUANTIZE_KERNEL = "quantized_decomposed::quantize_per_tensor.out"
+DEQUANTIZE_KERNEL = "quantized_decomposed::dequantize_per_tensor.out"
+COPY_KERNEL = "aten::copy_"
+PUT_KERNEL = "aten::index_put_"
 CAST_KERNEL = "dim_order_ops::_to_dim_order_copy.out"
 CLONE_KERNEL = "dim_order_ops::_clone_dim_order.out"
 VIEW_KERNEL = "aten::view_copy.out"
@@ -50,45 +53,39 @@ def kernel_of(op: Any) -> Kernel | None:
     return None
 
 
-def argument(values: Values, given: Any, kind: Any, number_of: Callable[[Any], int]) -> int:
-    """The number of an argument in the table of values.
+def argument(values: Values, value: Any, kind: Any, number_of: Callable[[Any], int]) -> int | None:
+    """Return the number of an argument in the table of values; None if the table has no form for it.
 
     Args:
-        given: as it stands in a graph.
-        kind: its type in the schema.
-        number_of: of a node, and of a number that a tensor stands for.
-
-    Raises:
-        NotWhole: it is of a kind that is not known here.
+        value: The argument as it is in a graph.
+        kind: Its type in the schema.
+        number_of: Returns the number of a node, and of a number that a tensor stands for.
     """
     if isinstance(kind, torch.OptionalType):
-        if given is None:
+        if value is None:
             return values.none()
         kind = kind.getElementType()
     if isinstance(kind, torch.TensorType):
-        return number_of(given)
-    if isinstance(kind, torch.ListType) and isinstance(given, (list, tuple)):
-        return _list(values, given, kind.getElementType(), number_of)
-    if isinstance(given, torch.dtype):
-        return values.simple(Value("int", number=CODES[str(given).removeprefix("torch.")]))
+        return number_of(value)
+    if isinstance(kind, torch.ListType) and isinstance(value, (list, tuple)):
+        return _list(values, value, kind.getElementType(), number_of)
+    if isinstance(value, torch.dtype):
+        return values.simple(Value("int", number=CODES[str(value).removeprefix("torch.")]))
     for python, name in ((bool, "bool"), (int, "int"), (float, "double")):
-        if isinstance(given, python):
-            return values.simple(Value(name, number=given))
-    if isinstance(given, str):
-        return values.simple(Value("string", text=given))
-    raise NotWhole(f"an argument is {given!r}")
+        if isinstance(value, python):
+            return values.simple(Value(name, number=value))
+    return values.simple(Value("string", text=value)) if isinstance(value, str) else None
 
 
-def _list(values: Values, given: Any, kind: Any, number_of: Callable[[Any], int]) -> int:
-    """The number of a list."""
+def _list(values: Values, items: Any, kind: Any, number_of: Callable[[Any], int]) -> int | None:
     if isinstance(kind, torch.TensorType):
-        return values.simple(Value("tensor[]", items=tuple(map(number_of, given))))
+        return values.simple(Value("tensor[]", items=tuple(map(number_of, items))))
     if isinstance(kind, torch.OptionalType) and isinstance(kind.getElementType(), torch.TensorType):
-        return values.tensors(tuple(-1 if item is None else number_of(item) for item in given))
-    if isinstance(kind, torch.IntType) and all(isinstance(item, int) for item in given):
-        return values.integers(given)
+        return values.tensors(tuple(-1 if item is None else number_of(item) for item in items))
+    if isinstance(kind, torch.IntType) and all(isinstance(item, int) for item in items):
+        return values.integers(items)
     if isinstance(kind, torch.FloatType):
-        return values.simple(Value("double[]", numbers=tuple(map(float, given))))
+        return values.simple(Value("double[]", numbers=tuple(map(float, items))))
     if isinstance(kind, torch.BoolType):
-        return values.simple(Value("bool[]", numbers=tuple(map(bool, given))))
-    raise NotWhole(f"an argument is the list {given!r}")
+        return values.simple(Value("bool[]", numbers=tuple(map(bool, items))))
+    return None

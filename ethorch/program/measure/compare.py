@@ -11,18 +11,17 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from ethorch.backend.emit.whole import NotWhole
 from ethorch.lower.fx.export import export_module, last_export
 from ethorch.models.load import Inputs, in_eval_mode
 from ethorch.program.comparison import Comparison
 from ethorch.program.measure.ladder import Recorder, compare_delegates, compare_output, recorded_inputs, run_recorded
 from ethorch.program.measure.layers import CompareLayers
-from ethorch.program.measure.nodes_on_npu import NodesOnNpu
+from ethorch.program.measure.nodes_on_npu import nodes_on_npu
 from ethorch.program.record import Record
 from ethorch.quantization.prepare import prepare
 from ethorch.quantization.schemes import quantizer_for
 from ethorch.quantization.shared_buffers import start_from_initial_state
-from ethorch.support.errors import EthorchError
+from ethorch.support.errors import EthorchError, Reason
 from ethorch.support.progress import stage
 
 _NOT_IN_FILE = (
@@ -98,10 +97,9 @@ def _layers(record: Record, reference: nn.Module) -> tuple[CompareLayers | None,
     if build is None or settings is None or not isinstance(quantized, GraphModule):
         return None, "operators: not compared, since a .pte does not hold the quantized model; ethorch.compile keeps it"
     delegated = {name for names in build.partition.delegated.values() for name in names}
-    try:
-        on_npu = NodesOnNpu(quantized, settings.spec, delegated)
-    except NotWhole as reason:
-        return None, f"operators: not compared, since {reason}"
+    on_npu = nodes_on_npu(quantized, settings.spec, delegated)
+    if isinstance(on_npu, Reason):
+        return None, f"operators: not compared, since {on_npu.text}"
     prepared = _prepared(record, reference)
     layers = CompareLayers(quantized, prepared, on_npu)
     if layers.prepared is None:

@@ -18,10 +18,9 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from ethorch.backend.emit.whole import NotWhole, give_values
+from ethorch.backend.emit.checks import give_values
 from ethorch.backend.tagging import constant_nodes, plumbing
 from ethorch.lower.builder.qparams import QParams, QTensor
-from ethorch.lower.fx.control_flow import is_control_flow
 from ethorch.lower.fx.node import (
     ASSERTIONS,
     DEQUANTIZE,
@@ -45,29 +44,34 @@ Array = npt.NDArray[Any]
 _ON_CPU = Reason("compare.on_cpu", "the program runs it on the CPU", "`Program.explain` says why, and what to do.")
 
 
+def nodes_on_npu(quantized: GraphModule, spec: EthosUCompileSpec, delegated: Collection[str]) -> NodesOnNpu | Reason:
+    """Return the nodes of a graph that ``convert_pt2e`` returned, or the reason if they cannot be run one by one.
+
+    Args:
+        quantized: The graph, which is not changed.
+        spec, delegated: See ``NodesOnNpu``.
+    """
+    module = GraphModule(quantized, copy.deepcopy(quantized.graph))
+    return give_values(module) or NodesOnNpu(module, spec, delegated)
+
+
 class NodesOnNpu:
     """A converted graph, run as the program runs it, with the result of each node.
 
     Args:
-        quantized: what ``convert_pt2e`` returned; it stays as it is.
+        module: A copy of the graph that ``convert_pt2e`` returned, with values.
         spec: what it was compiled for.
         delegated: names of the operators on the NPU, as a PartitionReport has them. Where none of them is a node of the graph
             (ExecuTorch partitions a graph of its own, with other names), a dry run decides.
 
     Attributes:
-        module: a copy of the graph; its nodes have the names of those of ``quantized``.
+        module: the graph.
         computed: the nodes whose results come from the NPU: quantize nodes, and operators that give integers or truth values.
         given: the nodes whose results the NPU gets from the CPU.
-
-    Raises:
-        NotWhole: there is control flow in it, or something that is no tensor.
     """
 
-    def __init__(self, quantized: GraphModule, spec: EthosUCompileSpec, delegated: Collection[str]):
-        if any(is_control_flow(node) for node in quantized.graph.nodes):
-            raise NotWhole("the model has control flow, and which of its graphs ran is not known")
-        self.module = GraphModule(quantized, copy.deepcopy(quantized.graph))
-        give_values(self.module)
+    def __init__(self, module: GraphModule, spec: EthosUCompileSpec, delegated: Collection[str]):
+        self.module = module
         graph = self.module.graph
         program = Converted(self.module)
         names = {node.name for node in graph.nodes}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ethorch.backend.emit.program import plan
+from ethorch.backend.emit.values import plan
 from ethorch.formats.pte_writer import TENSOR_ALIGNMENT
 
 _TENSOR = st.tuples(st.integers(0, 5000), st.integers(0, 9), st.integers(0, 9)).map(lambda t: (t[0], min(t[1:]), max(t[1:])))

@@ -10,15 +10,15 @@ import functools
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 from ethorch import EthosUCompileSpec, EthosUQuantizer, runtime
 from ethorch.arm.quantizer import get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config
 from ethorch.backend.build import build_pte
 from ethorch.backend.emit.build import Build
-from ethorch.backend.emit.whole import lower_whole
-from ethorch.backend.through_executorch import built_by_executorch, built_reduced
+from ethorch.backend.emit.partitions import PartitionedGraph, partition_graph
+from ethorch.backend.through_executorch import lower_by_executorch
 from ethorch.formats import pte
 from ethorch.formats.pte_types import Value
 from ethorch.formats.pte_writer import write
@@ -63,7 +63,7 @@ def test_state_of_codes_gives_what_state_in_float_gives(name: str, dtype: str) -
     assert {QUANTIZE, DEQUANTIZE} <= set(operators) <= {QUANTIZE, DEQUANTIZE, PUT, CAST, COPY}
     assert (operators.count(QUANTIZE), operators.count(DEQUANTIZE)) == (1, 1)  # the input's and the output's
     assert sum(call.delegate is not None for call in method.calls) == 1
-    floats = built_by_executorch(module, steps[0], spec)
+    floats = lower_by_executorch(module, steps[0], spec)
     theirs = pte.read(floats.pte).methods["forward"]
     assert len(method.calls) <= len(theirs.calls) - 2 * len(set(case.states) - {"position"})  # quantize and dequantize of each
     more = case.steps(20, seed=5)
@@ -147,22 +147,24 @@ def test_equal_contents_are_stored_once_and_states_do_not_meet() -> None:
 
 
 @pytest.mark.parametrize("name", [name if name == "delayed" else pytest.param(name, marks=pytest.mark.long) for name in CASES])
-def test_every_way_gives_the_same(name: str) -> None:
-    """What ExecuTorch lowers, as a whole or the CPU's part alone, keeps the state that the direct way keeps, by the same payloads.
-
-    Of a buffer that is written in parts only the direct way's delegate gives these parts.
-    """
+def test_executorchs_lowering_keeps_the_same_state(name: str) -> None:
+    """By the same payloads, unless a buffer is written in parts: only the writer's delegates return these parts."""
     module, steps, spec, build = compiled(name)
     codes, _ = with_codes(module)
     more = CASES[name].steps(5, seed=6)
     ours = run(runtime.load(build.pte), more)
-    in_parts = any(state.parts for state in lower_whole(codes, spec).states.values())
-    for other in (built_by_executorch, built_reduced):
-        made = other(codes, steps[0], spec)
-        theirs = run(runtime.load(made.pte), more)
-        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True)), other.__name__
-        same = [part.payload for part in made.delegates] == [part.payload for part in build.delegates]
-        assert same or in_parts, other.__name__
+    graph = partition_graph(codes, spec)
+    assert isinstance(graph, PartitionedGraph) and build.partition.executorch_reason is None
+    in_parts = any(node.target is torch.ops.aten.index_put_.default or is_part(node) for node in graph.module.graph.nodes)
+    other = lower_by_executorch(codes, steps[0], spec)
+    theirs = run(runtime.load(other.pte), more)
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert in_parts or [part.payload for part in other.delegates] == [part.payload for part in build.delegates]
+
+
+def is_part(node: Node) -> bool:
+    """Return True if a node writes to a part of a buffer."""
+    return node.target is torch.ops.aten.copy_.default and isinstance(node.args[0], Node) and node.args[0].op != "get_attr"
 
 
 def test_a_converted_graph_stays_as_it_is() -> None:
@@ -230,7 +232,7 @@ def test_codes_in_two_buffers_and_in_an_output_are_three_tensors() -> None:
     module = quantize(UserModel(Twice().eval(), steps[0], steps), spec)
     build = build_pte(module, steps[0], spec)
     assert [state.dtype for state in build.states] == ["int8", "int8"]
-    programs = runtime.load(build.pte), runtime.load(built_reduced(with_codes(module)[0], steps[0], spec).pte)
+    programs = runtime.load(build.pte), runtime.load(lower_by_executorch(with_codes(module)[0], steps[0], spec).pte)
     for inputs in steps:
         outputs = [program(*inputs) for program in programs]
         for ours, reduced in zip(*outputs, strict=True):
@@ -401,6 +403,6 @@ def test_caches_of_heads_are_written_at_positions(spelling: str, tokens: int) ->
     (payload,) = (delegate.payload for delegate in build.delegates)
     given = sorted(tensor.nbytes for tensor in payload.outputs)
     assert given == ([32, 32, 32] if tokens == 1 else [128, 2048, 2048])
-    floats = built_by_executorch(module, steps[0], spec)
+    floats = lower_by_executorch(module, steps[0], spec)
     for ours, theirs in zip(*(run(runtime.load(each.pte), steps) for each in (build, floats)), strict=True):
         assert torch.equal(ours, theirs)

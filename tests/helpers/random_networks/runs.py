@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
@@ -29,19 +28,15 @@ from torch.fx import GraphModule
 
 from ethorch import EthosUCompileSpec
 from ethorch.arm.quantizer import get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config
-from ethorch.backend import reduced as reduced_module
 from ethorch.backend.build import build_pte
-from ethorch.backend.emit import whole as whole_module
-from ethorch.backend.emit.whole import NotWhole
-from ethorch.lower.fx.node import op_name
+from ethorch.backend.emit.partitions import Partition, call_delegate, partition_graph
 from ethorch.lower.fx.states import with_codes, with_reads_first
 from ethorch.models.load import UserModel
 from ethorch.npu import Machine, Program
 from ethorch.program.measure.ladder import compare
 from ethorch.quantization.calibrate import quantize
-from ethorch.support.errors import QuantizationError
+from ethorch.support.errors import QuantizationError, Reason
 from ethorch.targets.npus import TARGETS
-from ethorch.targets.tuning import Tuning
 from ethorch.tosa import interpreter
 from ethorch.tosa.ir import Graph
 from ethorch.tosa.layout import MAX_RANK
@@ -155,18 +150,6 @@ class Delegate:
     outputs: list[np.ndarray]
 
 
-@dataclass(frozen=True)
-class _Captured:
-    """Stands for a ``Lowered`` while delegates are only collected."""
-
-    graph: Graph
-    tosa: bytes
-
-    @property
-    def payload(self) -> Any:
-        return self.graph
-
-
 class Subject:
     """A network that is quantized and lowered once for each family and scheme."""
 
@@ -203,43 +186,17 @@ class Subject:
         return self._delegates[key]
 
 
-def _capture(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec) -> _Captured:
-    return _Captured(graph, serialize(graph))
-
-
 def _collected(module: GraphModule, inputs: tuple[Tensor, ...], spec: EthosUCompileSpec) -> list[Delegate] | None:
-    try:
-        with mock.patch.object(whole_module, "compile_lowered", _capture):
-            whole = whole_module.lower_whole(module, spec)
-        environment = dict(zip((node.name for node in whole.inputs), inputs, strict=True))
-        given = [_value_of(node, environment) for node in whole.taken]
-        lowered: Any = whole.lowered
-        return [_delegate(lowered, given)]
-    except NotWhole:
-        pass
-    try:
-        with (
-            mock.patch.object(reduced_module, "compile_lowered", _capture),
-            reduced_module.reduced(with_reads_first(module), spec) as made,
-        ):
-            runner = _Runner(made.module, made.partitioner.delegates)
-            with torch.no_grad():
-                runner.run(*inputs)
-            return runner.delegates
-    except NotWhole as reason:
-        return [] if "no operator runs on the NPU" in str(reason) else None
+    graph = partition_graph(with_reads_first(module), spec)
+    if isinstance(graph, Reason):
+        return [] if graph.id == "writer.no_delegate" else None
+    runner = _Runner(graph.module, graph.partitions)
+    with torch.no_grad():
+        runner.run(*inputs)
+    return runner.delegates
 
 
-def _value_of(node: torch.fx.Node, environment: dict[str, Tensor]) -> Tensor:
-    if node.op == "placeholder":
-        return environment[node.name]
-    source, *arguments = node.args
-    assert isinstance(source, torch.fx.Node)
-    result: Tensor = node.target(environment[source.name], *arguments, **node.kwargs)  # type: ignore[operator]
-    return result
-
-
-def _delegate(captured: _Captured, values: Sequence[Tensor]) -> Delegate:
+def _delegate(captured: Partition, values: Sequence[Tensor]) -> Delegate:
     graph = captured.graph
     codes = [value.detach().contiguous().numpy() for value in values]
     codes = [
@@ -247,24 +204,25 @@ def _delegate(captured: _Captured, values: Sequence[Tensor]) -> Delegate:
         for x, value in zip(codes, graph.inputs, strict=True)
     ]
     rank = max((value.rank for region in graph.regions() for op in region.ops for value in (*op.operands, *op.results)), default=0)
-    return Delegate(graph, codes, interpreter.run(graph, codes) if rank > MAX_RANK else reference(captured.tosa, codes))
+    return Delegate(graph, codes, interpreter.run(graph, codes) if rank > MAX_RANK else reference(serialize(graph), codes))
 
 
 class _Runner(torch.fx.Interpreter):
-    """Runs a reduced graph with the reference model in the place of each delegate."""
+    """Runs a partitioned graph with the reference model in the place of each delegate."""
 
-    def __init__(self, module: GraphModule, captured: dict[int, Any]):
+    def __init__(self, module: GraphModule, partitions: Sequence[Partition]):
         super().__init__(module)
-        self.captured = captured
+        self.partitions = partitions
+        self.results = {node.args[1]: node.meta["val"] for node in module.graph.nodes if node.target is call_delegate}
         self.delegates: list[Delegate] = []
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        if "ethorch::delegate" not in str(op_name(target)) and "ethorch.delegate" not in str(op_name(target)):
+        if target is not call_delegate:
             return super().call_function(target, args, kwargs)
-        delegate = _delegate(self.captured[args[1]], args[0])
+        delegate = _delegate(self.partitions[args[1]], args[0])
         self.delegates.append(delegate)
-        shapes = [value.shape for value in reduced_module._results[args[1]]]
-        return [torch.from_numpy(array.copy()).reshape(shape) for array, shape in zip(delegate.outputs, shapes, strict=True)]
+        results = zip(delegate.outputs, self.results[args[1]], strict=True)
+        return [torch.from_numpy(array.copy()).reshape(value.shape) for array, value in results]
 
 
 def check(subject: Subject, case: Case, *, whole_program: bool = False) -> str:

@@ -1,9 +1,10 @@
-"""The direct ways give what ExecuTorch's way gives: the same payloads, the same results; what they cannot take, they say."""
+"""The writer gives what ExecuTorch's lowering gives: the same payloads and results. It returns the reason if it cannot."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -11,14 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from ethorch import EthosUCompileSpec, EthosUPartitioner, runtime
-from ethorch.backend import build as build_module
 from ethorch.backend import through_executorch
 from ethorch.backend.build import build_pte
-from ethorch.backend.emit.program import program_of
-from ethorch.backend.emit.whole import NotWhole, lower_whole
+from ethorch.backend.emit import reasons
+from ethorch.backend.emit import write as write_module
+from ethorch.backend.emit.build import Build
+from ethorch.backend.emit.write import write_pte
 from ethorch.formats import pte
-from ethorch.formats.pte_writer import write
-from ethorch.support.errors import VelaError
+from ethorch.formats.pte_types import Call, Method
+from ethorch.support.errors import Reason, VelaError
 from tests.helpers.quantized import Quantized, lower, quantized, samples
 
 
@@ -88,6 +90,11 @@ class Branch(nn.Module):
         return out
 
 
+class SortedAlone(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.topk(x, 3)[0]
+
+
 class Through(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return torch.relu(x), x
@@ -99,14 +106,17 @@ WHOLE: dict[str, tuple[nn.Module, list[Any]]] = {
     "turned": (Turned(), samples((1, 3, 6, 5))),
     "integers": (Integers(), [(torch.randn(2, 3), INT32), (torch.randn(2, 3), INT32)]),
 }
-NOT_WHOLE: dict[str, tuple[nn.Module, Any, str]] = {
-    "embedded": (Embedded(), (torch.tensor([[1, 2, 9]]),), "int64|GATHER"),
-    "topk": (Sorted(), (torch.randn(1, 8),), "topk"),
-    "buffer": (Counting(), (torch.randn(1, 4),), "sum|add|copy"),
-    "branch": (Branch(), (torch.randn(1, 4),), "no tensor|control flow"),
-    "through": (Through(), (torch.randn(1, 4),), "not quantized|not computed"),
-    "channels_last": (Turned(), (torch.randn(1, 3, 6, 5).to(memory_format=torch.channels_last),), "row by row"),
+NOT_WRITTEN: dict[str, tuple[nn.Module, Any, str]] = {
+    "branch": (Branch(), (torch.randn(1, 4),), "writer.control_flow"),
+    "channels_last": (Turned(), (torch.randn(1, 3, 6, 5).to(memory_format=torch.channels_last),), "writer.layout"),
+    "sorted alone": (SortedAlone(), (torch.randn(1, 8),), "writer.no_delegate"),
 }
+
+
+def written(q: Quantized, spec: EthosUCompileSpec) -> Build:
+    build = write_pte(q.module, spec)
+    assert isinstance(build, Build), build
+    return build
 
 
 class Between(nn.Module):
@@ -124,7 +134,7 @@ class Between(nn.Module):
         return self.b(torch.sigmoid(best)) + first, places, self.calls * 1
 
 
-REDUCED: dict[str, tuple[nn.Module, Any]] = {
+WITH_CPU: dict[str, tuple[nn.Module, Any]] = {
     "between": (Between(), (torch.randn(1, 3, 6, 6),)),
     "embedded": (Embedded(), (torch.tensor([[1, 2, 9]]),)),
     "topk": (Sorted(), (torch.randn(1, 8),)),
@@ -134,20 +144,20 @@ REDUCED: dict[str, tuple[nn.Module, Any]] = {
 
 
 @pytest.mark.parametrize("target", ("ethos-u55-128", "ethos-u85-256"))
-@pytest.mark.parametrize("name", REDUCED)
-def test_the_cpus_part_alone_goes_through_executorch(name: str, target: str) -> None:
-    model, inputs = REDUCED[name]
+@pytest.mark.parametrize("name", WITH_CPU)
+def test_operators_on_the_cpu_are_written_as_executorch_writes_them(name: str, target: str) -> None:
+    model, inputs = WITH_CPU[name]
     q = quantized(model, [inputs], target=target)
     before = str(q.module.graph)
     spec = EthosUCompileSpec(target)
-    build = through_executorch.built_reduced(q.module, inputs, spec)
+    build = written(q, spec)
     usual = by_executorch(q, target)
     ours, theirs = (pte.read(content).methods["forward"] for content in (build.pte, usual))
     assert ours.delegates == theirs.delegates
-    assert ours.operators == theirs.operators
+    assert kernels(ours) == kernels(theirs)
     assert str(q.module.graph) == before
     assert [delegate.payload.pack() for delegate in build.delegates] == [delegate.blob for delegate in ours.delegates]
-    begins_alike = through_executorch.built_by_executorch(q.module, inputs, spec).pte  # ExecuTorch drops what buffers begin with
+    begins_alike = through_executorch.lower_by_executorch(q.module, inputs, spec).pte  # ExecuTorch drops what buffers begin with
     programs = runtime.load(build.pte), runtime.load(begins_alike)
     for _ in range(2):
         for a, b in zip(*(program(*inputs) for program in programs), strict=True):
@@ -157,7 +167,7 @@ def test_the_cpus_part_alone_goes_through_executorch(name: str, target: str) -> 
 
 @pytest.mark.parametrize("name", ["embedded", "topk", "through"])
 def test_a_cpus_part_that_is_written_as_it_stands_needs_no_executorch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, inputs = REDUCED[name]
+    model, inputs = WITH_CPU[name]
     spec = EthosUCompileSpec("ethos-u55-128")
     taken = pytest.fail
     monkeypatch.setattr(through_executorch, "to_edge_transform_and_lower", lambda *_, **__: taken("ExecuTorch's way was taken"))
@@ -170,6 +180,10 @@ def test_a_cpus_part_that_is_written_as_it_stands_needs_no_executorch(name: str,
         torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
+def kernels(method: Method) -> list[str]:
+    return sorted(step.operator for step in method.chains[0].instructions if isinstance(step, Call) and step.operator)
+
+
 def by_executorch(q: Quantized, target: str) -> bytes:
     return lower(q.module, q.example, EthosUPartitioner(EthosUCompileSpec(target)))
 
@@ -180,7 +194,7 @@ def test_both_ways_give_the_same(name: str, target: str) -> None:
     model, calibration = WHOLE[name]
     q = quantized(model, calibration, target=target)
     spec = EthosUCompileSpec(target)
-    data = write(program_of(lower_whole(q.module, spec), spec))
+    data = written(q, spec).pte
     usual = by_executorch(q, target)
     (ours,), (theirs,) = (pte.read(content).methods["forward"].delegates for content in (data, usual))
     assert ours == theirs
@@ -191,17 +205,35 @@ def test_both_ways_give_the_same(name: str, target: str) -> None:
             torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", NOT_WHOLE)
-def test_what_is_not_one_delegate_says_why_and_takes_the_other_way(name: str) -> None:
-    model, inputs, why = NOT_WHOLE[name]
+@pytest.mark.parametrize("name", NOT_WRITTEN)
+def test_a_graph_that_is_not_written_is_lowered_by_executorch_and_the_reason_is_recorded(name: str) -> None:
+    model, inputs, id = NOT_WRITTEN[name]
     spec = EthosUCompileSpec("ethos-u55-128")
     q = quantized(model, [inputs])
-    with pytest.raises(NotWhole, match=why):
-        lower_whole(q.module, spec)
-    assert runtime.load(build_pte(q.module, inputs, spec).pte)(*inputs)
+    reason = write_pte(q.module, spec)
+    assert isinstance(reason, Reason) and reason.id == id
+    build = build_pte(q.module, inputs, spec)
+    assert build.partition.executorch_reason == reason
+    assert runtime.load(build.pte)(*inputs)
 
 
-def test_build_takes_the_direct_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_etrecord_and_open_sizes_are_reasons() -> None:
+    model, calibration = WHOLE["turned"]
+    q = quantized(model, calibration)
+    build = build_pte(q.module, calibration[0], EthosUCompileSpec("ethos-u55-128"), etrecord=True)
+    assert build.partition.executorch_reason == reasons.etrecord()
+
+
+def test_two_threads_compile_at_once() -> None:
+    model, inputs = WITH_CPU["between"]
+    q = quantized(model, [inputs])
+    spec = EthosUCompileSpec("ethos-u55-128")
+    wanted = written(q, spec).pte
+    with ThreadPoolExecutor(2) as pool:
+        assert [build.pte for build in pool.map(lambda _: written(q, spec), range(4))] == [wanted] * 4
+
+
+def test_build_writes_one_delegate_without_executorch(monkeypatch: pytest.MonkeyPatch) -> None:
     model, calibration = WHOLE["turned"]
     taken = pytest.fail
     monkeypatch.setattr(through_executorch, "to_edge_transform_and_lower", lambda *_, **__: taken("ExecuTorch's way was taken"))
@@ -209,16 +241,18 @@ def test_build_takes_the_direct_way(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(build.delegates) == 1
     assert build.partition.npu_operators == 3
     assert build.partition.refusals == []
+    assert build.partition.executorch_reason is None
 
 
-def test_what_vela_declines_takes_the_other_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_that_vela_declines_is_lowered_by_executorch(monkeypatch: pytest.MonkeyPatch) -> None:
     def declined(*_: Any) -> None:
         raise VelaError("no.")
 
     model, calibration = WHOLE["turned"]
-    monkeypatch.setattr(build_module, "lower_whole", declined)
+    monkeypatch.setattr(write_module, "compile_lowered", declined)
     build = build_pte(quantized(model, calibration).module, calibration[0], EthosUCompileSpec("ethos-u55-128"))
     assert build.partition.npu_operators
+    assert build.partition.executorch_reason is not None and build.partition.executorch_reason.id == "writer.refused"
 
 
 def test_artifacts_are_written(tmp_path: Any) -> None:
@@ -260,7 +294,7 @@ def test_codes_that_are_taken_and_given_outlive_the_input() -> None:
     codegen.pytree_info = codegen.pytree_info._replace(out_spec=torch.utils._pytree.tree_structure((0, 0, 0)))
     q.module.recompile()
     spec = EthosUCompileSpec("ethos-u55-128")
-    program = runtime.load(write(program_of(lower_whole(q.module, spec), spec)))
+    program = runtime.load(written(q, spec).pte)
     for inputs in calibration:
         torch.testing.assert_close(program(*inputs)[0], q.module(*inputs)[0], rtol=0, atol=0)
 

@@ -1,0 +1,154 @@
+"""The partitioner of any backend that lowers partitions by ethorch's walk."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+import torch
+from executorch.exir.backend.backend_details import BackendDetails
+from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
+from executorch.exir.backend.utils import tag_constant_data
+from torch.export import ExportedProgram
+from torch.fx import Node
+from torch.fx.passes.operator_support import OperatorSupportBase
+
+from ethorch.backend.break_up import break_up, keep_whole
+from ethorch.backend.cpu_kernels import without_kernel
+from ethorch.backend.dry_run import DryRun
+from ethorch.backend.handover import attach, detach
+from ethorch.backend.preprocess import register_quantized_kernels
+from ethorch.backend.root_causes import root_causes
+from ethorch.backend.tagging import constant_nodes
+from ethorch.backend.user_checks import UserChecks
+from ethorch.lower.fx.control_flow import nodes_everywhere
+from ethorch.lower.fx.node import CASTS, DEQUANTIZE, QUANTIZE, Converted, converts_input, op_name, origin_of, origin_of_codes
+from ethorch.lower.partition_report import Refusal, refusal_texts
+from ethorch.support.errors import Reason
+from ethorch.targets.compile_spec import EthosUCompileSpec
+from ethorch.targets.tosa_spec import TosaCompileSpec
+from ethorch.vela.diagnose import STREAM_TOO_LONG
+
+logger = logging.getLogger(__name__)
+
+#: Operators that need no place on the NPU or the CPU: bookkeeping of the graph.
+_BOOKKEEPING = {"<built-in function getitem>"}
+
+
+def refusal_of(words: str) -> Reason:
+    """Return the reason for an operator that Vela refuses in these words."""
+    if STREAM_TOO_LONG in words:
+        return Reason(
+            "vela.stream",
+            f"it takes too many commands by itself: {words}",
+            "Compute a part of it at a time in the model, and join the results with torch.cat on the CPU.",
+        )
+    return Reason("vela.refused", f"Vela refuses it: {words}", "Please report it: a limit is missing.")
+
+
+class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorch has no types
+    """The partitioner of any backend whose ``preprocess`` is ethorch's walk: its dry run decides."""
+
+    backend: ClassVar[type[BackendDetails]]
+
+    def __init__(self, compile_spec: EthosUCompileSpec | TosaCompileSpec, additional_checks: Sequence[OperatorSupportBase] | None):
+        super().__init__(compile_spec)
+        self.delegation_spec = DelegationSpec(self.backend.__name__, compile_spec.publish().to_list())
+        self.additional_checks = list(additional_checks or ())
+        self.checks = UserChecks(self.additional_checks)
+        self._whole: tuple[ExportedProgram, tuple[list[torch._ops.OpOverload], Callable[[Node], bool] | None]] | None = None
+
+    def refusals_by_user(self, program: ExportedProgram | Converted) -> dict[Node, Reason]:
+        """Return the operators that ``additional_checks`` leave to the CPU."""
+        return self.checks.refusals(program)
+
+    def tag(self, program: ExportedProgram | Converted, supported: set[Node]) -> list[str]:
+        """Write ``delegation_tag`` and the compile spec into the nodes of each partition, and return the tags."""
+        tags = super().tag(program, supported)
+        attach((node for node in program.graph.nodes if node.meta.get("delegation_tag") in tags), self.compile_spec)
+        return tags
+
+    def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[torch._ops.OpOverload], Callable[[Node], bool] | None]:
+        """Operators that ethorch lowers whole and so ExecuTorch shall leave whole: those a dry run finds on the NPU.
+
+        What stays on the CPU must be decomposed, since the CPU has no kernel for it. Where one operator is on the NPU here
+        and on the CPU there, a filter tells which; ExecuTorch then decomposes once more, which takes longer.
+        """
+        if self._whole and self._whole[0] is ep:  # ExecuTorch asks several times for one program
+            return self._whole[1]
+        nodes: dict[torch._ops.OpOverload, list[Node]] = {}
+        for node in nodes_everywhere(ep.graph):
+            if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload) and keep_whole(node.target):
+                nodes.setdefault(node.target, []).append(node)
+        supported = self.dry_run(ep)[0] if nodes else set()
+        kept = [target for target, calls in nodes.items() if any(node in supported for node in calls)]
+        mixed = any(node not in supported for target in kept for node in nodes[target])
+        self._whole = (ep, (kept, supported.__contains__ if mixed else None))
+        return self._whole[1]
+
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        """Tag the supported nodes, as few delegates as possible; the reasons for the rest go to ``report``."""
+        register_quantized_kernels()
+        supported, refusals = self.dry_run(exported_program)
+        tags = self.tag(exported_program, supported)
+        tag_constant_data(exported_program)
+        refusals = root_causes(refusals)
+        for node in exported_program.graph.nodes:
+            if node in refusals and op_name(node.target) not in _BOOKKEEPING and not converts_input(node):
+                self.report.refusals.append(Refusal(node.name, origin_of(node), refusals[node]))
+            if node.op == "call_function" and "delegation_tag" not in node.meta and (missing := without_kernel(node)):
+                self.report.without_kernel.append(Refusal(node.name, origin_of(node), missing))
+        self.log(exported_program, bool(tags))
+        return PartitionResult(exported_program, dict.fromkeys(tags, self.delegation_spec))
+
+    def break_up_what_stays(self, program: ExportedProgram) -> None:
+        """Break up what was left whole in an edge program and cannot run on the NPU; Vela is not asked about the pieces."""
+        supported, _ = self.dry_run(program)
+        for node in break_up(program, [node for node in _whole(program) if node not in supported]):
+            self.declined[origin_of_codes(node)] = refusal_of("it is a part of what Vela refuses")
+
+    def prepare(self, program: ExportedProgram) -> None:
+        """Change an edge program as a partitioner may not: ExecuTorch holds what it was given against what it returns.
+
+        What a user's check refuses is broken up, the CPU picks rows of codes (``pick_codes``), and each delegate gets a dequantize
+        node of its own, and the operators of constants that it reads.
+        """
+        if self.additional_checks:
+            supported, _ = self.dry_run(program)
+            self.checks.break_up(program, [node for node in _whole(program) if node not in supported])
+        self.pick_codes(program)
+        constant = constant_nodes(program, set(program.graph.nodes))
+        copied = QUANTIZE | DEQUANTIZE | CASTS
+        if not any(len(n.users) > 1 and (n in constant or op_name(n.target) in copied) for n in program.graph.nodes):
+            return
+        report = copy.deepcopy(self.report)
+        self.tag(program, self.dry_run(program)[0])
+        detach(program.graph.nodes)
+        for node in program.graph.nodes:
+            node.meta.pop("delegation_tag", None)
+        self.report.restore(report)
+        program.graph_module.recompile()
+
+    def log(self, program: ExportedProgram, any_delegate: bool) -> None:
+        for text in refusal_texts(missing.to_json() for missing in self.report.without_kernel):
+            logger.warning("%s", text)
+        quantized = any(op_name(node.target) in QUANTIZE | DEQUANTIZE for node in program.graph.nodes)
+        is_open = any(refusal.reason.id == "graph.dynamic_shape" for refusal in self.report.refusals)
+        if not quantized and not is_open and not self.compile_spec.target.floats and (self.report.refusals or not any_delegate):
+            logger.warning(
+                "nothing is quantized, so nothing can run on %s: quantize with EthosUQuantizer, prepare_pt2e, calibration and "
+                "convert_pt2e before lowering",
+                self.report.target,
+            )
+        elif not any_delegate:
+            logger.warning("no operator can run on %s: %s", self.report.target, " ".join(self.report.refusal_texts()[:3]))
+        else:
+            logger.info("%s", self.report.summary())
+
+
+def _whole(program: ExportedProgram) -> list[Node]:
+    """The operators of an edge program that ExecuTorch would have broken up."""
+    calls = [(node, getattr(node.target, "_op", None)) for node in nodes_everywhere(program.graph) if node.op == "call_function"]
+    return [node for node, op in calls if isinstance(op, torch._ops.OpOverload) and keep_whole(op)]

@@ -1,0 +1,224 @@
+"""A converted graph in which one call stands for each partition. ExecuTorch is not needed, which would trace the graph again."""
+
+from __future__ import annotations
+
+import copy
+import heapq
+import itertools
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+
+from ethorch.backend.dry_run import DryRun
+from ethorch.backend.emit import reasons
+from ethorch.backend.emit.checks import check_layouts, give_values
+from ethorch.backend.emit.partial_writes import at_their_places, write_parts
+from ethorch.backend.root_causes import root_causes
+from ethorch.lower.fx.node import (
+    Converted,
+    changes_in_place,
+    constants_of,
+    converts_input,
+    op_name,
+    origin_of,
+    target_buffer,
+)
+from ethorch.lower.fx.states import writes_of
+from ethorch.lower.partition_report import PartitionReport, Refusal
+from ethorch.lower.walk import Walk
+from ethorch.support.errors import Reason, Unsupported
+from ethorch.targets.compile_spec import EthosUCompileSpec
+from ethorch.targets.tuning import Tuning
+from ethorch.tosa.ir import Graph as TosaGraph
+from ethorch.tosa.verify import verify
+from ethorch.vela.delegate import builder_for
+
+_TAG = "delegation_tag"
+#: Quantize and dequantize nodes of one scale.
+_PER_TENSOR = frozenset(f"quantized_decomposed.{name}_per_tensor.default" for name in ("quantize", "dequantize"))
+
+
+def call_delegate(inputs: Sequence[Tensor], number: int) -> list[Tensor]:
+    """Stand for a delegate in a graph; the node's ``meta["val"]`` has its results. It is never called."""
+    raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Partition:
+    """The TOSA graph of a partition, and how to rewrite it."""
+
+    graph: TosaGraph
+    tuning: Tuning
+
+
+@dataclass(frozen=True)
+class PartitionedGraph:
+    """A graph in which one call stands for each partition.
+
+    Attributes:
+        module: Operators of the CPU, and calls of ``call_delegate``.
+        partitions: The partition of each call, by its number.
+        report: Operators in the partitions, and why the others are not.
+        buffers: Names of the buffers that the program changes.
+    """
+
+    module: GraphModule
+    partitions: tuple[Partition, ...]
+    report: PartitionReport
+    buffers: tuple[str, ...]
+
+
+def partition_graph(module: GraphModule, spec: EthosUCompileSpec) -> PartitionedGraph | Reason:
+    """Lower the partitions of a graph that ``convert_pt2e`` returned; the graph itself is not changed.
+
+    Returns:
+        The reason if ethorch does not write a program of the graph, as with control flow or tensors with channels last.
+    """
+    program = Converted(GraphModule(module, copy.deepcopy(module.graph)))
+    graph = program.graph
+    problem = give_values(program.graph_module) or check_layouts(program.graph_module) or _check_writes(program)
+    if problem is not None:
+        return problem
+    buffers = _changed_buffers(graph)
+    _remove_idle_writes(graph)
+    parts = write_parts(program.graph_module, constants_of(program))
+    choice = DryRun(spec)
+    choice.pick_codes(program)
+    supported, refusals = choice.dry_run(program)
+    refusals = root_causes(refusals)
+    choice.report.refusals = [
+        Refusal(node.name, origin_of(node), refusals[node])
+        for node in graph.nodes
+        if node in refusals and node.target is not operator.getitem and not converts_input(node)
+    ]
+    tags = choice.tag(program, supported)
+    if not tags:
+        return reasons.no_delegate()
+    partitions = []
+    for number, tag in enumerate(tags):
+        nodes = [node for node in graph.nodes if node.meta.get(_TAG) == tag]
+        partition = _replace_by_call(program, nodes, number, spec)
+        if isinstance(partition, Reason):
+            return partition
+        partitions.append(partition)
+    at_their_places(graph, parts)
+    _sort(graph)
+    graph.eliminate_dead_code(
+        lambda node: node.is_impure() or changes_in_place(node) or (node.op == "get_attr" and str(node.target) in buffers)
+    )
+    small = GraphModule(program.graph_module, graph)  # with the parameters that are left
+    return PartitionedGraph(small, tuple(partitions), choice.report, buffers)
+
+
+def _check_writes(program: Converted) -> Reason | None:
+    """Return the reason if a tensor is read after it was changed: the order of calls does not include the writes."""
+    places = {node: number for number, node in enumerate(program.graph.nodes)}
+    for node in program.graph.nodes:
+        if node.op == "call_function" and changes_in_place(node):
+            changed = node.args[0]
+            is_late = any(places[user] > places[node] for user in changed.users)
+            if node.users or is_late or changed.op not in ("get_attr", "placeholder"):
+                return reasons.in_place(node.name)
+    return None
+
+
+def _changed_buffers(graph: Graph) -> tuple[str, ...]:
+    """Return the names of the buffers that a graph writes, in the order of the writes."""
+    written = [target_buffer(node) for node in graph.nodes if node.op == "call_function" and changes_in_place(node)]
+    return tuple(dict.fromkeys(str(node.target) for node in written if node is not None))
+
+
+def _remove_idle_writes(graph: Graph) -> None:
+    """Remove the writes of codes to the buffer that they were read from."""
+    for name, write in writes_of(graph).items():
+        buffer, written = write.args[:2]
+        assert isinstance(buffer, Node) and isinstance(written, Node)
+        if not buffer.meta["val"].dtype.is_floating_point and _returns_contents(name, written):
+            graph.erase_node(write)
+            graph.eliminate_dead_code(lambda node: node.is_impure() or changes_in_place(node) or node.op == "get_attr")
+
+
+def _returns_contents(name: str, written: Node) -> bool:
+    """Return True if a value consists of the codes of this buffer, dequantized and quantized again by one scale at most."""
+    parameters = set()
+    while written.op == "call_function":
+        if op_name(written.target) in _PER_TENSOR:
+            parameters.add(written.args[1:6])
+        elif written.target is not torch.ops.aten.clone.default:
+            return False
+        written = written.all_input_nodes[0]
+    return written.op == "get_attr" and str(written.target) == name and len(parameters) <= 1
+
+
+def _sort(graph: Graph) -> None:
+    """Sort the nodes so that each comes after its inputs, as near to their order as that allows; writes come last."""
+    places = {node: number for number, node in enumerate(graph.nodes)}
+    waiting = {node: len(node.all_input_nodes) for node in graph.nodes}
+
+    def entry(node: Node) -> tuple[int, int, Node]:
+        late = 2 if node.op == "output" else 1 if node.op == "call_function" and changes_in_place(node) else 0
+        return late, places[node], node
+
+    free = [entry(node) for node, count in waiting.items() if not count]
+    heapq.heapify(free)
+    ordered: list[Node] = []
+    while free:
+        node = heapq.heappop(free)[2]
+        ordered.append(node)
+        for user in node.users:
+            waiting[user] -= 1
+            if not waiting[user]:
+                heapq.heappush(free, entry(user))
+    for before, node in itertools.pairwise(ordered):
+        before.append(node)
+
+
+def _replace_by_call(program: Converted, nodes: Sequence[Node], number: int, spec: EthosUCompileSpec) -> Partition | Reason:
+    """Lower a partition to TOSA and replace its nodes by a call; the call's inputs and outputs are those of the TOSA graph."""
+    constants = constants_of(program)
+    inside, inputs, graph = set(nodes), list[Node](), Graph()
+    copies: dict[Node, Node] = {}
+    for node in nodes:
+        for arg in node.all_input_nodes:
+            if arg in copies:
+                continue
+            if constants(arg) is not None:
+                copies[arg] = graph.node_copy(arg)
+                continue
+            copies[arg] = graph.placeholder(arg.name)
+            copies[arg].meta["val"] = _empty_like(arg)
+            inputs.append(arg)
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    outputs = [node for node in nodes if any(user not in inside for user in node.users)]
+    if not inputs:
+        return reasons.no_input(str(number))
+    builder = builder_for(spec.target)
+    walk = Walk(graph, constants, builder, strict=False).run()
+    for node, reason in walk.refusals.items():
+        return reasons.refused(f"{node.name}: {reason}")
+    try:
+        walk.give([(copies[node], tuple(range(node.meta["val"].dim()))) for node in outputs])
+    except Unsupported as refusal:
+        return reasons.refused(str(refusal.reason))
+    order = [next(k for k, arg in enumerate(inputs) if walk.inputs.get(copies[arg]) is value) for value in builder.graph.inputs]
+    verify(builder.graph)
+    with program.graph.inserting_after(nodes[-1]):
+        call = program.graph.call_function(call_delegate, ([inputs[k] for k in order], number))
+    call.meta["val"] = [_empty_like(node) for node in outputs]
+    for k, node in reversed(list(enumerate(outputs))):
+        with program.graph.inserting_after(call):
+            item = program.graph.call_function(operator.getitem, (call, k))
+        item.meta = {key: value for key, value in node.meta.items() if key != _TAG}
+        node.replace_all_uses_with(item, delete_user_cb=lambda user: user not in inside)
+    for node in reversed(nodes):
+        program.graph.erase_node(node)
+    return Partition(builder.graph, builder.tuning)
+
+
+def _empty_like(node: Node) -> Tensor:
+    value = node.meta["val"]
+    return torch.empty(value.shape, dtype=value.dtype, device="meta")

@@ -1,0 +1,117 @@
+"""Reasons why ExecuTorch's own lowering writes a program. The payloads are the same either way."""
+
+from __future__ import annotations
+
+from ethorch.support.errors import Reason
+
+
+def not_converted(kind: str) -> Reason:
+    return Reason(
+        "writer.not_converted", f"the model is {kind}, not a graph", "Compile the graph module that convert_pt2e returns."
+    )
+
+
+def etrecord() -> Reason:
+    return Reason(
+        "writer.etrecord", "only ExecuTorch's lowering makes the graphs of an ETRecord", "Leave the setting etrecord out."
+    )
+
+
+def open_sizes() -> Reason:
+    return Reason(
+        "writer.open_sizes",
+        "sizes of inputs are open, and ExecuTorch plans their memory",
+        "Give shapes=[...], one tuple of shapes for each method.",
+    )
+
+
+def control_flow(name: str) -> Reason:
+    return Reason(
+        "writer.control_flow",
+        f"{name} is control flow, and ExecuTorch writes its jumps",
+        "Compute both branches and choose with torch.where.",
+    )
+
+
+def module(name: str) -> Reason:
+    return Reason("writer.module", f"{name} is a module, not an operator", "Export the model without leaving modules whole.")
+
+
+def not_tensor(name: str) -> Reason:
+    return Reason("writer.not_tensor", f"{name} is not a tensor", "Pass and return tensors only.")
+
+
+def unknown_value(name: str) -> Reason:
+    return Reason("writer.unknown_value", f"shape and dtype of {name} are unknown", "Quantize the graph that torch.export made.")
+
+
+def layout(name: str) -> Reason:
+    return Reason(
+        "writer.layout",
+        f"{name} is not stored row by row, or has no fixed shape",
+        'Export with contiguous inputs; Settings(io_layout="nhwc") gives the program channels last.',
+    )
+
+
+def elements(name: str) -> Reason:
+    return Reason(
+        "writer.elements", f"{name} has complex numbers, or no elements", "Keep real and imaginary parts as two real tensors."
+    )
+
+
+def in_place(name: str) -> Reason:
+    return Reason(
+        "writer.in_place",
+        f"{name} changes a tensor in a way that depends on the order of reads and writes",
+        "Write a buffer once, by copy_ at the end of the model.",
+    )
+
+
+def other_buffer(name: str) -> Reason:
+    return Reason("writer.other_buffer", f"{name} is a buffer, and is written to another one", "Write a clone of it.")
+
+
+def returned_buffer() -> Reason:
+    return Reason("writer.returned_buffer", "the program returns a constant or a buffer", "Return a clone of it.")
+
+
+def undone_quantization(name: str) -> Reason:
+    return Reason(
+        "writer.undone_quantization",
+        f"{name} quantizes numbers that were dequantized with the same scale, and ExecuTorch removes both",
+        "Remove the operator between them, which changes nothing.",
+    )
+
+
+def unknown_operator(name: str) -> Reason:
+    return Reason(
+        "writer.operator",
+        f"ExecuTorch may write {name} as other operators on the CPU",
+        "Quantize it so that it runs on the NPU, or use an operator of docs/cpu-kernels.md.",
+    )
+
+
+def argument(operator: str, name: str) -> Reason:
+    return Reason(
+        "writer.argument",
+        f"the argument {name} of {operator} has no form in a program",
+        "Pass a number, a tensor or a list.",
+    )
+
+
+def unread_result(name: str) -> Reason:
+    return Reason("writer.unread_result", f"a result of {name} is not used", "Return it, or remove its operator from the model.")
+
+
+def no_delegate() -> Reason:
+    return Reason("writer.no_delegate", "no operator runs on the NPU", "Follow the reasons of the operators on the CPU.")
+
+
+def no_input(name: str) -> Reason:
+    return Reason("writer.no_input", f"delegate {name} has no input", "Compute the constants that it returns before the export.")
+
+
+def refused(text: str) -> Reason:
+    return Reason(
+        "writer.refused", f"a delegate was refused: {text}", "ExecuTorch's lowering compiles the model again without this operator."
+    )
