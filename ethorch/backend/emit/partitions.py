@@ -93,7 +93,7 @@ def partition_graph(module: GraphModule, spec: EthosUCompileSpec) -> Partitioned
     choice.report.refusals = [
         Refusal(node.name, origin_of(node), refusals[node])
         for node in graph.nodes
-        if node in refusals and node.target is not operator.getitem and not converts_input(node)
+        if node in refusals and node.target is not operator.getitem and not converts_input(node) and not _writes_codes(node)
     ]
     tags = choice.tag(program, supported)
     if not tags:
@@ -124,6 +124,11 @@ def _check_writes(program: Converted) -> Reason | None:
             if node.users or is_late or changed.op not in ("get_attr", "placeholder"):
                 return reasons.in_place(node.name)
     return None
+
+
+def _writes_codes(node: Node) -> bool:
+    """Return True if the node writes integers to a buffer, which the memory plan does and not an operator of the CPU."""
+    return changes_in_place(node) and not node.args[0].meta["val"].dtype.is_floating_point
 
 
 def _changed_buffers(graph: Graph) -> tuple[str, ...]:
@@ -182,16 +187,15 @@ def _replace_by_call(program: Converted, nodes: Sequence[Node], number: int, spe
     constants = constants_of(program)
     inside, inputs, graph = set(nodes), list[Node](), Graph()
     copies: dict[Node, Node] = {}
+    read = {arg for node in nodes for arg in node.all_input_nodes} - inside
+    for arg in (node for node in program.graph.nodes if node in read):  # in the order of the graph, as ExecuTorch has them
+        if constants(arg) is not None:
+            copies[arg] = graph.node_copy(arg)
+            continue
+        copies[arg] = graph.placeholder(arg.name)
+        copies[arg].meta["val"] = _empty_like(arg)
+        inputs.append(arg)
     for node in nodes:
-        for arg in node.all_input_nodes:
-            if arg in copies:
-                continue
-            if constants(arg) is not None:
-                copies[arg] = graph.node_copy(arg)
-                continue
-            copies[arg] = graph.placeholder(arg.name)
-            copies[arg].meta["val"] = _empty_like(arg)
-            inputs.append(arg)
         copies[node] = graph.node_copy(node, copies.__getitem__)
     outputs = [node for node in nodes if any(user not in inside for user in node.users)]
     if not inputs:
