@@ -166,5 +166,5 @@ def _executorch_reason(writer: Any) -> Reason | None:
     if writer is None:
         return None
     if not isinstance(writer, Mapping) or not all(isinstance(writer.get(key), str) for key in ("id", "reason", "way_out")):
-        raise FormatError(f"the writer is {shown(writer)}; expected the texts name, id, reason, way_out.")
+        raise FormatError(f"expected a writer with the texts name, id, reason, way_out, got {shorten(writer)}.")
     return Reason(writer["id"], writer["reason"], writer["way_out"]) if writer["id"] else None

@@ -128,7 +128,10 @@ def _check_writes(program: Converted) -> Reason | None:
 
 def _writes_codes(node: Node) -> bool:
     """Return True if the node writes integers to a buffer, which the memory plan does and not an operator of the CPU."""
-    return changes_in_place(node) and not node.args[0].meta["val"].dtype.is_floating_point
+    if not changes_in_place(node):
+        return False
+    target = node.args[0]
+    return isinstance(target, Node) and not target.meta["val"].dtype.is_floating_point
 
 
 def _changed_buffers(graph: Graph) -> tuple[str, ...]:
