@@ -99,9 +99,10 @@ def partition_graph(module: GraphModule, spec: EthosUCompileSpec) -> Partitioned
     if not tags:
         return reasons.no_delegate()
     partitions = []
+    positions = {node: position for position, node in enumerate(graph.nodes)}
     for number, tag in enumerate(tags):
         nodes = [node for node in graph.nodes if node.meta.get(_TAG) == tag]
-        partition = _replace_by_call(program, nodes, number, spec)
+        partition = _replace_by_call(program, nodes, number, spec, positions)
         if isinstance(partition, Reason):
             return partition
         partitions.append(partition)
@@ -185,13 +186,20 @@ def _sort(graph: Graph) -> None:
         before.append(node)
 
 
-def _replace_by_call(program: Converted, nodes: Sequence[Node], number: int, spec: EthosUCompileSpec) -> Partition | Reason:
-    """Lower a partition to TOSA and replace its nodes by a call; the call's inputs and outputs are those of the TOSA graph."""
+def _replace_by_call(
+    program: Converted, nodes: Sequence[Node], number: int, spec: EthosUCompileSpec, positions: dict[Node, int]
+) -> Partition | Reason:
+    """Lower a partition to TOSA and replace its nodes by a call; the call's inputs and outputs are those of the TOSA graph.
+
+    Args:
+        positions: Positions of the nodes in the graph without calls, in which the inputs are sorted, as by ExecuTorch. The
+            results of the call get the positions of the nodes that they replace.
+    """
     constants = constants_of(program)
     inside, inputs, graph = set(nodes), list[Node](), Graph()
     copies: dict[Node, Node] = {}
     read = {arg for node in nodes for arg in node.all_input_nodes} - inside
-    for arg in (node for node in program.graph.nodes if node in read):  # in the order of the graph, as ExecuTorch has them
+    for arg in sorted(read, key=positions.__getitem__):
         if constants(arg) is not None:
             copies[arg] = graph.node_copy(arg)
             continue
@@ -220,6 +228,7 @@ def _replace_by_call(program: Converted, nodes: Sequence[Node], number: int, spe
         with program.graph.inserting_after(call):
             item = program.graph.call_function(operator.getitem, (call, k))
         item.meta = {key: value for key, value in node.meta.items() if key != _TAG}
+        positions[item] = positions[node]
         node.replace_all_uses_with(item, delete_user_cb=lambda user: user not in inside)
     for node in reversed(nodes):
         program.graph.erase_node(node)
