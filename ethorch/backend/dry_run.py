@@ -10,7 +10,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from ethorch.backend.codes_on_cpu import pick_codes, picked_from_codes
-from ethorch.backend.products_on_cpu import LEFT_TO_CPU
+from ethorch.backend.products_on_cpu import reason_for_cpu
 from ethorch.backend.tagging import (
     behind_dequantize,
     constant_nodes,
@@ -62,7 +62,7 @@ class DryRun:
             for node in nodes_everywhere(program.graph)
             if self.declined and (origin := origin_of_codes(node)) in self.declined
         }
-        refused |= {node: node.meta[LEFT_TO_CPU] for node in nodes_everywhere(program.graph) if LEFT_TO_CPU in node.meta}
+        refused |= {node: reason for node in nodes_everywhere(program.graph) if (reason := reason_for_cpu(node))}
         while True:
             with suppress_guards(program.graph.nodes):
                 walk = Walk(program.graph, constants, builder_for(self.compile_spec.target), strict=False, refused=refused).run()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -99,7 +100,8 @@ class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorc
             if node in refusals and op_name(node.target) not in _BOOKKEEPING and not converts_input(node):
                 self.report.refusals.append(Refusal(node.name, origin_of(node), refusals[node]))
             if node.op == "call_function" and "delegation_tag" not in node.meta and (missing := without_kernel(node)):
-                self.report.without_kernel.append(Refusal(node.name, origin_of(node), missing))
+                origin = replace(origin_of(node), target=op_name(node.target))  # that of the kernel
+                self.report.without_kernel.append(Refusal(node.name, origin, missing))
         self.log(exported_program, bool(tags))
         return PartitionResult(exported_program, dict.fromkeys(tags, self.delegation_spec))
 

@@ -37,10 +37,25 @@ SCRATCH = Reason(
 
 #: The operator in a graph, and the kernel that a program calls for it.
 _OPERATOR, _KERNEL = "ethorch::quantized_batch_matmul", "cortex_m::quantized_batch_matmul"
+#: Name of the operator in a graph.
+QUANTIZED_PRODUCT = "ethorch.quantized_batch_matmul.default"
 #: Products of two tensors -> places of the factors.
 _PRODUCTS = {"aten.bmm.default": (0, 1), "aten.baddbmm.default": (1, 2), "aten.matmul.default": (0, 1)}
 _INT8 = (-128, 127, torch.int8)
 _SUM_BYTES = 4  # of scratch memory that CMSIS-NN wants for each column
+
+
+def reason_for_cpu(node: Node) -> Reason | None:
+    """Return the reason why a node was left to the CPU before it was partitioned, or None.
+
+    Operators that ``on_cpu`` inserts are recognized by name because ExecuTorch's export drops their ``LEFT_TO_CPU``.
+    """
+    if op_name(node.target) == QUANTIZED_PRODUCT:
+        return REASON
+    if any(op_name(user.target) == QUANTIZED_PRODUCT and user.args[-1] is node for user in node.users):
+        return SCRATCH
+    reason: Reason | None = node.meta.get(LEFT_TO_CPU)
+    return reason
 
 
 def products(module: GraphModule) -> list[Node]:
@@ -178,7 +193,6 @@ def _replace(module: GraphModule, node: Node) -> None:
             (batch, rows, columns),
             torch.int8,
         )
-    product.meta[LEFT_TO_CPU], scratch.meta[LEFT_TO_CPU] = REASON, SCRATCH
     found.quantize.replace_all_uses_with(product)
     graph.erase_node(found.quantize)
     graph.erase_node(node)

@@ -63,6 +63,7 @@ def test_cost_leaves_products_to_the_cpu_of_u55(usual: ethorch.Program, cheaper:
 def test_it_is_said(cheaper: ethorch.Program) -> None:
     reasons = {refusal["id"] for refusal in cheaper.to_json()["cpu"]}
     assert {"cost.product_on_cpu", "cost.scratch_of_product"} <= reasons
+    assert cheaper.to_json()["writer"]["name"] == "ethorch"
     assert "[cost.product_on_cpu]" in str(cheaper.explain()) and "(assumed)" in str(cheaper.to_json()["estimate"])
 
 

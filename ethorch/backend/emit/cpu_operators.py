@@ -12,6 +12,7 @@ import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as PROMOTION
 from torch.fx import Node
 
+from ethorch.backend.products_on_cpu import QUANTIZED_PRODUCT
 from ethorch.lower.fx.node import DEQUANTIZE, QUANTIZE, arguments
 
 _UNARY = (
@@ -44,7 +45,7 @@ def _aten(*names: str) -> frozenset[str]:
 
 #: Operators that are written as they are.
 PLAIN = _aten(*_UNARY, *_BINARY, *_REDUCTIONS, *_MOVES, *_OTHERS) | frozenset(
-    name for name in QUANTIZE | DEQUANTIZE if "per_tensor.default" in name
+    [QUANTIZED_PRODUCT, *(name for name in QUANTIZE | DEQUANTIZE if "per_tensor.default" in name)]
 )
 #: Those whose two operands ExecuTorch casts to one dtype: to which one.
 PROMOTED = {

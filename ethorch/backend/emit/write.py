@@ -12,6 +12,7 @@ from ethorch.backend.emit.build import Build
 from ethorch.backend.emit.checks import structure_of
 from ethorch.backend.emit.partitions import partition_graph
 from ethorch.backend.emit.writer import Writer
+from ethorch.backend.products_on_cpu import with_kernels
 from ethorch.formats.payload import BACKEND_ID
 from ethorch.formats.pte_types import Delegate
 from ethorch.formats.pte_writer import write
@@ -51,4 +52,4 @@ def write_pte(quantized: GraphModule, spec: EthosUCompileSpec) -> Build | Reason
     logger.info("%s", graph.report.summary())
     options = tuple(spec.publish().to_pairs())
     blobs = [Delegate(BACKEND_ID, lowered.payload.pack(), options) for lowered in delegates]
-    return Build(write(writer.program(blobs, structure_of(quantized))), graph.report, delegates, spec)
+    return Build(with_kernels(write(writer.program(blobs, structure_of(quantized)))), graph.report, delegates, spec)

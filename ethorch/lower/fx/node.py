@@ -218,11 +218,21 @@ def storage_order(tensor: torch.Tensor) -> tuple[int, ...]:
 
 # --- location in the user's code --------------------------------------------------------------------------------------------
 
+#: Key of the operator that the user wrote, in ``meta["custom"]``.
+_OPERATOR = "ethorch_operator"
+
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
+def name_operators(graph: Graph) -> None:
+    """Record the operator of each node in metadata that torch.export and decompositions keep; ``origin_of`` returns it."""
+    for node in graph.nodes:
+        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+            node.meta["custom"] = {**(node.meta.get("custom") or {}), _OPERATOR: op_name(node.target)}
+
+
 def origin_of(node: Node) -> Origin:
-    """Return module path and source line of a node."""
+    """Return operator, module path and source line of a node."""
     stack = node.meta.get("nn_module_stack") or {}
     module = ""
     for path, _ in stack.values():
@@ -234,7 +244,7 @@ def origin_of(node: Node) -> Origin:
         if user_frames or not module:  # the module's name is more useful than a line of torch
             path, line = (user_frames or frames)[-1]
             source = f"{path.rsplit('/', 1)[-1]}:{line}"
-    target = op_name(node.target) if node.op == "call_function" else node.op
+    target = (node.meta.get("custom") or {}).get(_OPERATOR) or op_name(node.target) if node.op == "call_function" else node.op
     return Origin(node.name, target, re.sub(r"^L\['self'\]\.?", "", module), source)
 
 
