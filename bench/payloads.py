@@ -51,14 +51,13 @@ def hashes(case: PayloadCase) -> Hashes:
     try:
         with _cycles_by_stream() as cycles:
             pte = case.compile()
-        from ethorch.formats.payload import DelegatePayload
         from ethorch.formats.pte import read
 
-        blobs = [delegate.blob for method in read(pte).methods.values() for delegate in method.delegates]
-        total = sum(cycles[bytes(DelegatePayload.unpack(blob).commands)] for blob in blobs)
+        delegates = [delegate for method in read(pte).methods.values() for delegate in method.delegates]
+        total = sum(cycles[bytes(delegate.payload.commands)] for delegate in delegates)
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"[:300]}
-    return {"payloads": [_hash(blob) for blob in blobs], "pte": _hash(pte), "pte_bytes": len(pte), "cycles": total}
+    return {"payloads": [_hash(delegate.blob) for delegate in delegates], "pte": _hash(pte), "pte_bytes": len(pte), "cycles": total}
 
 
 @contextmanager

@@ -47,6 +47,12 @@ def test_hashes_are_of_each_delegate_and_repeat() -> None:
     assert len(set(found["payloads"])) == 2 and found["cycles"] > 0 and found == hashes(case)
 
 
+def test_weights_that_methods_share_are_found_in_the_program() -> None:
+    cases = {case.key: case for case in all_cases([])}
+    found = hashes(cases["programs methods_with_shared_weights ethos-u55-128 int8"])
+    assert len(found["payloads"]) == 2 and found["cycles"] > 0
+
+
 @pytest.mark.long
 def test_the_package_of_the_child_is_the_one_given(tmp_path: Path) -> None:
     """A package without anything in it cannot compile, and its error is the record."""
