@@ -21,11 +21,21 @@ from ethorch.backend.cpu_kernels import without_kernel
 from ethorch.backend.dry_run import DryRun
 from ethorch.backend.handover import attach, detach
 from ethorch.backend.preprocess import register_quantized_kernels
-from ethorch.backend.root_causes import root_causes
+from ethorch.backend.root_causes import is_consequence, root_causes
 from ethorch.backend.tagging import constant_nodes
 from ethorch.backend.user_checks import UserChecks
 from ethorch.lower.fx.control_flow import nodes_everywhere
-from ethorch.lower.fx.node import CASTS, DEQUANTIZE, QUANTIZE, Converted, converts_input, op_name, origin_of, origin_of_codes
+from ethorch.lower.fx.node import (
+    CASTS,
+    DEQUANTIZE,
+    QUANTIZE,
+    Converted,
+    converts_input,
+    op_name,
+    origin_of,
+    origin_of_codes,
+    recorded_name,
+)
 from ethorch.lower.partition_report import Refusal, refusal_texts
 from ethorch.support.errors import Reason
 from ethorch.targets.compile_spec import EthosUCompileSpec
@@ -96,12 +106,16 @@ class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorc
         tags = self.tag(exported_program, supported)
         tag_constant_data(exported_program)
         refusals = root_causes(refusals)
+        by_operator: dict[str, Refusal] = {}  # one for all pieces of an operator that ExecuTorch decomposed
         for node in exported_program.graph.nodes:
             if node in refusals and op_name(node.target) not in _BOOKKEEPING and not converts_input(node):
-                self.report.refusals.append(Refusal(node.name, origin_of(node), refusals[node]))
+                name = recorded_name(node)
+                if name not in by_operator or is_consequence(by_operator[name].reason):
+                    by_operator[name] = Refusal(name, origin_of(node), refusals[node])
             if node.op == "call_function" and "delegation_tag" not in node.meta and (missing := without_kernel(node)):
                 origin = replace(origin_of(node), target=op_name(node.target))  # that of the kernel
                 self.report.without_kernel.append(Refusal(node.name, origin, missing))
+        self.report.refusals += by_operator.values()
         self.log(exported_program, bool(tags))
         return PartitionResult(exported_program, dict.fromkeys(tags, self.delegation_spec))
 

@@ -12,13 +12,18 @@ from ethorch.support.errors import Reason
 _INPUT, _OUTPUT = "graph.input_not_quantized", "graph.output_not_quantized"
 
 
+def is_consequence(reason: Reason) -> bool:
+    """Return True if the reason is a neighbor that is not quantized."""
+    return reason.id in (_INPUT, _OUTPUT)
+
+
 def root_causes(refusals: Mapping[Node, Reason]) -> dict[Node, Reason]:
     """The refusals, where a neighbour's reason in place of "it is float" for those that another refusal explains."""
     return {node: _explained(node, reason, refusals) for node, reason in refusals.items()}
 
 
 def _explained(node: Node, reason: Reason, refusals: Mapping[Node, Reason]) -> Reason:
-    if reason.id not in (_INPUT, _OUTPUT):
+    if not is_consequence(reason):
         return reason
     seen = {node}
     edge = list(_neighbours(node, reason.id))
@@ -30,7 +35,7 @@ def _explained(node: Node, reason: Reason, refusals: Mapping[Node, Reason]) -> R
         cause = refusals.get(found)
         if cause is None:
             continue
-        if cause.id in (_INPUT, _OUTPUT):
+        if is_consequence(cause):
             edge += _neighbours(found, cause.id)
             continue
         what = "its input comes from" if reason.id == _INPUT else "its float result goes to"

@@ -21,7 +21,7 @@ from ethorch.backend.partitioner import EthosUPartitioner
 from ethorch.backend.preprocess import lowered_delegates
 from ethorch.backend.products_on_cpu import with_kernels
 from ethorch.lower.fx.export import export_module
-from ethorch.lower.fx.node import name_operators
+from ethorch.lower.fx.node import record_operators
 from ethorch.lower.fx.states import with_reads_first
 from ethorch.lower.partition_report import PartitionReport, refusal_texts
 from ethorch.models.user_code import at, first_sentence, is_raised_in
@@ -53,7 +53,7 @@ def lower_by_executorch(
     partitioner = EthosUPartitioner(spec)
     if isinstance(quantized, GraphModule):
         quantized = with_reads_first(quantized)
-        name_operators(quantized.graph)
+        record_operators(quantized.graph)
         if not all(isinstance(x, torch.Tensor) for x in tree_leaves(example_inputs)):
             quantized = _with_constant_numbers(quantized)
     graph = export_module(quantized, example_inputs, dynamic_shapes)

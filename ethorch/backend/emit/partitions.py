@@ -19,6 +19,9 @@ from ethorch.backend.emit.checks import check_layouts, give_values
 from ethorch.backend.emit.partial_writes import at_their_places, write_parts
 from ethorch.backend.root_causes import root_causes
 from ethorch.lower.fx.node import (
+    ASSERTIONS,
+    DEQUANTIZE,
+    QUANTIZE,
     Converted,
     changes_in_place,
     constants_of,
@@ -99,10 +102,13 @@ def partition_graph(module: GraphModule, spec: EthosUCompileSpec) -> Partitioned
     if not tags:
         return reasons.no_delegate()
     partitions = []
-    positions = {node: position for position, node in enumerate(graph.nodes)}
+    is_whole = _is_fully_delegated(graph)
     for number, tag in enumerate(tags):
         nodes = [node for node in graph.nodes if node.meta.get(_TAG) == tag]
-        partition = _replace_by_call(program, nodes, number, spec, positions)
+        inputs = _inputs_of(nodes)
+        if is_whole:
+            inputs = [node for node in graph.nodes if node in inputs]
+        partition = _replace_by_call(program, nodes, inputs, number, spec)
         if isinstance(partition, Reason):
             return partition
         partitions.append(partition)
@@ -186,20 +192,31 @@ def _sort(graph: Graph) -> None:
         before.append(node)
 
 
+def _is_fully_delegated(graph: Graph) -> bool:
+    """Return True if the CPU only converts inputs and outputs and writes buffers."""
+    conversions = QUANTIZE | DEQUANTIZE | ASSERTIONS
+    calls = (node for node in graph.nodes if node.op == "call_function" and _TAG not in node.meta)
+    return all(op_name(node.target) in conversions or converts_input(node) or changes_in_place(node) for node in calls)
+
+
+def _inputs_of(nodes: Sequence[Node]) -> list[Node]:
+    """Return the nodes that a partition reads, sorted by their first use, as by ExecuTorch."""
+    inside = set(nodes)
+    return list(dict.fromkeys(arg for node in nodes for arg in node.all_input_nodes if arg not in inside))
+
+
 def _replace_by_call(
-    program: Converted, nodes: Sequence[Node], number: int, spec: EthosUCompileSpec, positions: dict[Node, int]
+    program: Converted, nodes: Sequence[Node], read: Sequence[Node], number: int, spec: EthosUCompileSpec
 ) -> Partition | Reason:
     """Lower a partition to TOSA and replace its nodes by a call; the call's inputs and outputs are those of the TOSA graph.
 
     Args:
-        positions: Positions of the nodes in the graph without calls, in which the inputs are sorted, as by ExecuTorch. The
-            results of the call get the positions of the nodes that they replace.
+        read: Inputs and constants of the partition, in the order in which the TOSA graph gets them.
     """
     constants = constants_of(program)
     inside, inputs, graph = set(nodes), list[Node](), Graph()
     copies: dict[Node, Node] = {}
-    read = {arg for node in nodes for arg in node.all_input_nodes} - inside
-    for arg in sorted(read, key=positions.__getitem__):
+    for arg in read:
         if constants(arg) is not None:
             copies[arg] = graph.node_copy(arg)
             continue
@@ -228,7 +245,6 @@ def _replace_by_call(
         with program.graph.inserting_after(call):
             item = program.graph.call_function(operator.getitem, (call, k))
         item.meta = {key: value for key, value in node.meta.items() if key != _TAG}
-        positions[item] = positions[node]
         node.replace_all_uses_with(item, delete_user_cb=lambda user: user not in inside)
     for node in reversed(nodes):
         program.graph.erase_node(node)

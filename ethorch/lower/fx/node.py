@@ -218,21 +218,26 @@ def storage_order(tensor: torch.Tensor) -> tuple[int, ...]:
 
 # --- location in the user's code --------------------------------------------------------------------------------------------
 
-#: Key of the operator that the user wrote, in ``meta["custom"]``.
-_OPERATOR = "ethorch_operator"
+#: Key of a node's first name and operator in ``meta["custom"]``.
+_RECORD = "ethorch_operator"
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
-def name_operators(graph: Graph) -> None:
-    """Record the operator of each node in metadata that torch.export and decompositions keep; ``origin_of`` returns it."""
+def record_operators(graph: Graph) -> None:
+    """Record name and operator of each node in metadata that torch.export and decompositions keep."""
     for node in graph.nodes:
         if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
-            node.meta["custom"] = {**(node.meta.get("custom") or {}), _OPERATOR: op_name(node.target)}
+            node.meta["custom"] = {**(node.meta.get("custom") or {}), _RECORD: (node.name, op_name(node.target))}
+
+
+def recorded_name(node: Node) -> str:
+    """Return the name that the node had when its graph was passed to ``record_operators``, or its present name."""
+    return (node.meta.get("custom") or {}).get(_RECORD, (node.name,))[0]  # type: ignore[no-any-return]
 
 
 def origin_of(node: Node) -> Origin:
-    """Return operator, module path and source line of a node."""
+    """Return operator, module path and source line of a node. A recorded operator (``record_operators``) has priority."""
     stack = node.meta.get("nn_module_stack") or {}
     module = ""
     for path, _ in stack.values():
@@ -244,7 +249,8 @@ def origin_of(node: Node) -> Origin:
         if user_frames or not module:  # the module's name is more useful than a line of torch
             path, line = (user_frames or frames)[-1]
             source = f"{path.rsplit('/', 1)[-1]}:{line}"
-    target = (node.meta.get("custom") or {}).get(_OPERATOR) or op_name(node.target) if node.op == "call_function" else node.op
+    _, operator = (node.meta.get("custom") or {}).get(_RECORD, ("", ""))
+    target = (operator or op_name(node.target)) if node.op == "call_function" else node.op
     return Origin(node.name, target, re.sub(r"^L\['self'\]\.?", "", module), source)
 
 
