@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
-from ethorch.backend.emit.checks import give_values
+from ethorch.backend.emit.checks import set_values
 from ethorch.backend.partitioner import EthosUPartitioner, TOSAPartitioner
 from ethorch.backend.root_causes import root_causes
-from ethorch.backend.tagging import plumbing
+from ethorch.backend.tagging import is_plumbing
 from ethorch.lower.fx.node import Converted, constants_of
 from ethorch.lower.walk import Walk
 from ethorch.quantization.config import get_symmetric_a16w8_quantization_config, get_symmetric_quantization_config
@@ -48,14 +48,14 @@ def dry_run(
             for inputs in samples:
                 prepared(*inputs)
             converted = convert_pt2e(prepared)
-            give_values(converted)
+            set_values(converted)
             program = Converted(converted)
             partitioner = EthosUPartitioner(spec)
         else:
             program = torch.export.export(module.eval(), samples[0])
             partitioner = TOSAPartitioner(TosaCompileSpec("TOSA-1.0+FP"))
         _, refusals = partitioner.dry_run(program)
-        refused = [reason for node, reason in root_causes(refusals).items() if node.op == "call_function" and not plumbing(node)]
+        refused = [reason for node, reason in root_causes(refusals).items() if node.op == "call_function" and not is_plumbing(node)]
         if refused:
             return refused[0], []
         walk = Walk(program.graph, constants_of(program), builder_for(partitioner.compile_spec.target), strict=False).run()

@@ -1,6 +1,6 @@
-"""ExecuTorch's entry to ethorch: backends that lower a partition, and partitioners that choose it; and the writer of the ``.pte``.
+"""ExecuTorch's entry points to ethorch (backends and partitioners), and the writer of the ``.pte``.
 
-Names are loaded on first use: a program that ExecuTorch need not lower is written without its import, which takes 1.5 seconds.
+Names are loaded on first use because the import of ExecuTorch takes 1.5 seconds, and ethorch's writer does not need it.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Operators that were left whole for the NPU and stay on the CPU after all: broken up, since the CPU has no kernel for them."""
+"""Decomposition of operators that were kept for the NPU and have no kernel on the CPU."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from ethorch.lower.ops.spec import OPS
 
 
 def keep_whole(target: torch._ops.OpOverload) -> bool:
-    """Return True if ExecuTorch would decompose this operator, which ethorch lowers as one.
+    """Return True if ExecuTorch can be asked not to decompose this operator, which ethorch lowers as one.
 
-    It breaks up what returns a view of its input, or may return one, whatever it is asked.
+    ExecuTorch always decomposes operators that may return a view of their input.
     """
     spec = OPS.get(op_name(target))
     if spec is None or spec.composite or target.namespace != "aten" or target._schema.is_mutable:
@@ -32,27 +32,27 @@ def keep_whole(target: torch._ops.OpOverload) -> bool:
 
 
 def break_up(program: ExportedProgram, nodes: Iterable[Node]) -> list[Node]:
-    """Replace each of these edge operators of ``program`` by the core ATen operators that PyTorch makes of it.
+    """Replace edge operators of ``program`` by the core ATen operators that PyTorch decomposes them into.
 
     Returns:
-        The operators that came in their place, with the place in the user's code of what they replace.
+        The new operators, with the source locations of the operators that they replace.
     """
-    made: list[Node] = []
+    pieces: list[Node] = []
     for node in nodes:
-        made += _broken_up(node)
-    for module in {id(node.graph): node.graph.owning_module for node in made}.values():
+        pieces += _decompose(node)
+    for module in {id(node.graph): node.graph.owning_module for node in pieces}.values():
         assert module is not None
         module.graph.eliminate_dead_code()
         module.recompile()
-    return made
+    return pieces
 
 
 def parts_of(node: Node) -> list[Node]:
-    """Return the operators that would replace an edge operator, in a graph of their own; none if ExecuTorch leaves it whole."""
+    """Return the operators that an edge operator decomposes into, in a separate graph, or [] if it is not decomposed."""
     op = overload_of(node.target)
     if not isinstance(node.target, EdgeOpOverload) or not isinstance(op, torch._ops.OpOverload) or not keep_whole(op):
         return []
-    traced = _traced(node)
+    traced = _trace(node)
     parts = [] if traced is None else _body(traced)
     for part in parts:
         part.target = edge_operator(part.target) or part.target
@@ -61,7 +61,7 @@ def parts_of(node: Node) -> list[Node]:
 
 
 def edge_operator(target: Any) -> Any:
-    """The operator of the edge dialect for one of ATen; None where there is none."""
+    """Return the edge dialect's operator for an ATen operator, or None."""
     if not isinstance(target, torch._ops.OpOverload):
         return None
     namespace, name = target._schema.name.split("::")
@@ -76,13 +76,14 @@ def _decompositions() -> dict[Any, Any]:
     return dict(torch.export.default_decompositions())
 
 
-def _traced(node: Node) -> GraphModule | None:
-    """The graph of core ATen operators that an edge operator becomes; None where PyTorch breaks it up no further."""
+def _trace(node: Node) -> GraphModule | None:
+    """Return the graph of core ATen operators that an edge operator decomposes into, or None."""
     call, inputs = node.target._op, list(node.all_input_nodes)  # type: ignore[union-attr]
 
     def function(*tensors: Any) -> Any:
-        given = dict(zip(inputs, tensors, strict=True))
-        return call(*torch.fx.map_arg(node.args, given.__getitem__), **torch.fx.map_arg(node.kwargs, given.__getitem__))
+        tensor_by_input = dict(zip(inputs, tensors, strict=True))
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), tensor_by_input.__getitem__)
+        return call(*args, **kwargs)
 
     values = [value.meta["val"] for value in inputs]
     outputs = node.meta.get("val")
@@ -98,14 +99,14 @@ def _body(traced: GraphModule) -> list[Node]:
     return [inner for inner in traced.graph.nodes if inner.op not in ("placeholder", "output")]
 
 
-def _broken_up(node: Node) -> list[Node]:
-    traced = _traced(node) if isinstance(node.target, EdgeOpOverload) else None
+def _decompose(node: Node) -> list[Node]:
+    traced = _trace(node) if isinstance(node.target, EdgeOpOverload) else None
     if traced is None:
         return []
     graph = node.graph
     placeholders = (inner for inner in traced.graph.nodes if inner.op == "placeholder")
     copies: dict[Node, Any] = dict(zip(placeholders, node.all_input_nodes, strict=True))
-    made: list[Node] = []
+    pieces: list[Node] = []
     with graph.inserting_before(node):
         for inner in _body(traced):
             args = torch.fx.map_arg((inner.args, inner.kwargs), copies.__getitem__)
@@ -113,19 +114,19 @@ def _broken_up(node: Node) -> list[Node]:
             copies[inner] = graph.call_function(target, *args)
             copies[inner].meta = {key: value for key, value in node.meta.items() if key != "delegation_tag"}
             copies[inner].meta["val"] = inner.meta["val"]
-            made.append(copies[inner])
+            pieces.append(copies[inner])
     (result,) = (inner.args[0] for inner in traced.graph.nodes if inner.op == "output")
     if isinstance(result, Node):
         _replace(node, copies[result])
-        return made
-    for user in list(node.users):  # of several results each is read by a getitem
+        return pieces
+    for user in list(node.users):  # getitem nodes
         _replace(user, copies[result[user.args[1]]])
     graph.erase_node(node)
-    return made
+    return pieces
 
 
 def _replace(node: Node, by: Node) -> None:
-    """The program's signature refers to outputs by name, so ``by`` gets the name of an output."""
+    """Replace a node. The new node gets the name of an output because the program's signature refers to outputs by name."""
     name, is_output = node.name, any(user.op == "output" for user in node.users)
     node.replace_all_uses_with(by)
     node.graph.erase_node(node)

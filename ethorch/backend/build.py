@@ -1,4 +1,4 @@
-"""From a converted graph to a ``.pte``: by ethorch's writer, or by ExecuTorch's own lowering for a reason that is recorded."""
+"""Build the ``.pte`` of a converted graph with ethorch's writer, or else with ExecuTorch's lowering."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ def build_pte(
 ) -> Build:
     """Lower and serialize a quantized model for the spec's target. Vela compiles each delegate once.
 
-    ethorch writes the program (``ethorch.backend.emit``). If it does not write this graph, ExecuTorch exports and partitions it
-    anew, which takes longer and gives the same payloads; ``PartitionReport.executorch_reason`` is the reason.
-    Buffers that the model changes hold codes where what is written to them is quantized (``ethorch.lower.fx.states``).
+    If ethorch's writer (``ethorch.backend.emit``) does not support the graph, ExecuTorch exports and partitions it again. This is
+    slower, and the payloads are the same. ``PartitionReport.executorch_reason`` is the reason.
+    Mutable buffers have quantized storage if the values written to them are quantized (``ethorch.lower.fx.states``).
 
     Args:
-        etrecord: make ExecuTorch's ETRecord too, which holds the graphs that only ExecuTorch's own way makes.
-        shared: buffers that are kept from call to call lie in a memory of their own, with their names, to be shared with other
-            methods (``formats.pte_merge``).
-        wide: counters that stay of int64.
-        dynamic_shapes: the open dims of each input tensor; such a program goes ExecuTorch's way.
+        etrecord: Whether to create an ETRecord, which requires ExecuTorch's lowering.
+        shared: Whether mutable buffers are stored with their names in a separate memory, to be shared with other methods
+            (``formats.pte_merge``).
+        wide: Names of counters that stay int64.
+        dynamic_shapes: Dynamic dims of each input tensor. They require ExecuTorch's lowering.
 
     Raises:
-        EthorchError: ExecuTorch cannot make a program of it.
+        EthorchError: ExecuTorch does not support the model.
     """
     for number, axis in list_unlimited_dims(dynamic_shapes or ()):
         logger.warning(
-            "axis %d of input %d has no greatest size: ExecuTorch reserves memory for that of the example inputs, and the program "
-            "accepts at most that. Export with Dim(..., max=N), or give shapes=[...]. [dynamic.no_maximum]",
+            "axis %d of input %d has no maximum, so the program accepts at most the size of the example inputs. Export with "
+            "Dim(..., max=N), or use shapes=[...]. [dynamic.no_maximum]",
             axis,
             number,
         )
@@ -74,21 +74,21 @@ def _lower(
     shared: bool,
     dynamic_shapes: Sequence[dict[int, Any]] | None,
 ) -> Build:
-    """Lower a graph whose buffers already hold codes; the arguments are those of ``build_pte``."""
-    result: Build | Reason
+    """Lower a graph with quantized mutable buffers. See ``build_pte`` for the arguments."""
+    outcome: Build | Reason
     if etrecord:
-        result = reasons.etrecord()
+        outcome = reasons.etrecord()
     elif dynamic_shapes:
-        result = reasons.open_sizes()
+        outcome = reasons.open_sizes()
     elif not isinstance(quantized, GraphModule):
-        result = reasons.not_converted(type(quantized).__name__)
+        outcome = reasons.not_converted(type(quantized).__name__)
     else:
-        result = write_pte(quantized, spec)
-    if isinstance(result, Build):
-        return result
-    logger.debug("ExecuTorch writes the program: %s", result)
+        outcome = write_pte(quantized, spec)
+    if isinstance(outcome, Build):
+        return outcome
+    logger.debug("ExecuTorch writes the program: %s", outcome)
     from ethorch.backend.through_executorch import lower_by_executorch  # 1.5 seconds of ExecuTorch
 
     build = lower_by_executorch(quantized, example_inputs, spec, etrecord=etrecord, shared=shared, dynamic_shapes=dynamic_shapes)
-    build.partition.executorch_reason = result
+    build.partition.executorch_reason = outcome
     return build

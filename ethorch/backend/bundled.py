@@ -13,16 +13,18 @@ from executorch.devtools.bundled_program.config import MethodTestCase, MethodTes
 from executorch.devtools.bundled_program.serialize import serialize_from_bundled_program_to_flatbuffer
 
 
-def bundled_program(program: bytes, method: str, cases: Iterable[tuple[Sequence[Any], Sequence[Any]]]) -> bytes:
-    """The bundled program.
+def bundle_program(program: bytes, method: str, cases: Iterable[tuple[Sequence[Any], Sequence[Any]]]) -> bytes:
+    """Return the bundled program.
 
     Args:
-        program: the .pte.
-        method: the method that is tested.
-        cases: (flat inputs, flat expected outputs) of each test.
+        program: The ``.pte``.
+        method: Name of the method that the cases call.
+        cases: Flat inputs and flat expected outputs of each test.
     """
-    suite = MethodTestSuite(method, [MethodTestCase(inputs=list(taken), expected_outputs=list(given)) for taken, given in cases])
+    suite = MethodTestSuite(
+        method, [MethodTestCase(inputs=list(inputs), expected_outputs=list(outputs)) for inputs, outputs in cases]
+    )
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "model.pte"  # ExecuTorch's class takes its own manager or a file
+        file = Path(folder) / "model.pte"  # BundledProgram accepts a file name or ExecuTorch's program manager
         file.write_bytes(program)
         return bytes(serialize_from_bundled_program_to_flatbuffer(BundledProgram(None, [suite], os.fspath(file))))

@@ -1,4 +1,4 @@
-"""Is a delegate called with the tensors that its payload takes? Said while compiling: a runtime could only refuse the file."""
+"""Check that the call of a delegate matches its payload. A runtime could only reject the file."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ethorch.support.wording import count_noun
 
 
 def check_call(program: ExportedProgram, payload: DelegatePayload) -> None:
-    """Compare the inputs and outputs of a partition with its payload's: their number, dtypes, and shapes as they lie in memory.
+    """Check that the number, dtypes and shapes in memory of a partition's inputs and outputs are those of its payload.
 
     Raises:
-        EthorchError: they differ, so that a call of the delegate could only fail.
+        EthorchError: They differ.
     """
-    given = set(program.graph_signature.user_inputs)
-    inputs = [node for node in program.graph.nodes if node.op == "placeholder" and node.name in given]
+    names = set(program.graph_signature.user_inputs)
+    inputs = [node for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
     outputs: list[Node] = []
     torch.fx.map_arg(program.graph.output_node().args, outputs.append)
     _compare("input", inputs, payload.inputs)
@@ -32,13 +32,13 @@ def check_call(program: ExportedProgram, payload: DelegatePayload) -> None:
 def _compare(kind: str, nodes: Sequence[Node], tensors: Sequence[IoTensor]) -> None:
     bug = "Please report it with the model: this is a bug of ethorch or of Vela."
     if len(nodes) != len(tensors):
-        raise EthorchError(f"the delegate is called with {count_noun(len(nodes), kind)}, but its payload has {len(tensors)}. {bug}")
+        raise EthorchError(f"expected {count_noun(len(tensors), kind)} of the delegate, got {len(nodes)} in the call. {bug}")
     for number, (node, tensor) in enumerate(zip(nodes, tensors, strict=True)):
         value = node.meta.get("val")
         if not _fits(value, tensor):
             raise EthorchError(
-                f"{kind} {number} of the delegate is {node.name}, {_described(value)}, but its payload has elements of "
-                f"{tensor.element_size} bytes in the shape {list(tensor.shape)}. {bug}"
+                f"expected {kind} {number} of the delegate to have elements of {tensor.element_size} bytes and shape "
+                f"{list(tensor.shape)}, got {node.name}: {_describe(value)}. {bug}"
             )
 
 
@@ -52,7 +52,7 @@ def _without_ones(shape: Iterable[int]) -> list[int]:
     return [size for size in shape if size != 1]
 
 
-def _described(value: Any) -> str:
+def _describe(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}{[int(size) for size in value.shape]}"
     return type(value).__name__

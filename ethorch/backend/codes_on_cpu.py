@@ -1,4 +1,4 @@
-"""Rows that the CPU picks or replaces, as codes: of a quantized table it would dequantize every row, at each inference."""
+"""Let the CPU gather and scatter integer values, so that it does not dequantize the whole table at each inference."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ethorch.lower.ops.spec import find
 from ethorch.tosa.limits import Limits
 
 
-def picked_from_codes(program: ExportedProgram | Converted, limits: Mapping[str, Limits]) -> list[Node]:
-    """Operators that pick or replace elements of a dequantized tensor by indices, and may stay on the CPU.
+def find_picks(program: ExportedProgram | Converted, limits: Mapping[str, Limits]) -> list[Node]:
+    """Return the operators that gather or scatter elements of a dequantized tensor and may stay on the CPU.
 
-    Embedding, index and gather pick; index_put and index_copy replace, where all that they read is dequantized.
+    Embedding, index and gather are gathers. index_put and index_copy are scatters if all their operands are dequantized.
     """
     absent = {name for name in ("GATHER", "SCATTER") if name in limits and not limits[name].present}
 
@@ -25,22 +25,25 @@ def picked_from_codes(program: ExportedProgram | Converted, limits: Mapping[str,
         spec = find(node.target)
         return (spec is not None and spec.needs in absent) or any(map(is_int64, node.all_input_nodes))
 
-    return [node for node in program.graph.nodes if node.op == "call_function" and _dequantized(node) and may_stay(node)]
+    return [node for node in program.graph.nodes if node.op == "call_function" and _dequantize_of(node) and may_stay(node)]
 
 
 def pick_codes(program: ExportedProgram | Converted, nodes: Iterable[Node]) -> None:
-    """Let each of the nodes, which are some of ``picked_from_codes``, read the codes, and its readers dequantize what it picked.
+    """Let gathers and scatters read integer values, and dequantize their results.
 
-    A quantize node behind it that has the same parameters goes: the codes are there.
+    Quantize nodes with the same parameters after them are removed.
+
+    Args:
+        nodes: Nodes that ``find_picks`` returned.
     """
     graph = program.graph
     for node in nodes:
-        dequantize = _dequantized(node)
+        dequantize = _dequantize_of(node)
         assert dequantize is not None
         codes, parameters = dequantize.args[0], dequantize.args[1:]
         assert isinstance(codes, Node)
-        for others in [arg for arg in node.all_input_nodes if arg is not dequantize and is_float(arg)]:
-            node.replace_input_with(others, _codes_in(graph, others, dequantize))
+        for source in [arg for arg in node.all_input_nodes if arg is not dequantize and is_float(arg)]:
+            node.replace_input_with(source, _requantize(graph, source, dequantize))
         with graph.inserting_after(node):
             back = graph.create_node("call_function", dequantize.target, (node, *parameters), dict(dequantize.kwargs))
         back.meta = dict(node.meta)
@@ -55,38 +58,37 @@ def pick_codes(program: ExportedProgram | Converted, nodes: Iterable[Node]) -> N
     program.graph_module.recompile()
 
 
-def _codes_in(graph: Graph, others: Node, like: Node) -> Node:
-    """The codes of what a dequantize node gives, in the scale of another one."""
-    codes = others.args[0]
+def _requantize(graph: Graph, dequantize: Node, like: Node) -> Node:
+    """Return the integer values of a dequantize node with the quantization parameters of the dequantize node ``like``."""
+    codes = dequantize.args[0]
     assert isinstance(codes, Node)
-    if others.args[1:] == like.args[1:]:
+    if dequantize.args[1:] == like.args[1:]:
         return codes
     quantize: Any = torch.ops.quantized_decomposed.quantize_per_tensor.default
-    with graph.inserting_after(others):
-        made = graph.call_function(quantize, (others, *like.args[1:]))
-    made.meta = {**others.meta, "val": torch.empty_like(others.meta["val"], dtype=codes.meta["val"].dtype)}
-    return made
+    with graph.inserting_after(dequantize):
+        requantized = graph.call_function(quantize, (dequantize, *like.args[1:]))
+    requantized.meta = {**dequantize.meta, "val": torch.empty_like(dequantize.meta["val"], dtype=codes.meta["val"].dtype)}
+    return requantized
 
 
-def _dequantized(node: Node) -> Node | None:
-    """The dequantize node of one scale that the operator picks from or replaces elements of: its first operand."""
+def _dequantize_of(node: Node) -> Node | None:
+    """Return the first operand of a gather or scatter if it is a dequantize node with one scale, else None."""
     spec = find(node.target)
     picks = spec is not None and spec.needs == "GATHER"
     replaces = spec is not None and spec.needs == "SCATTER" and spec.rule(node).replaces
     source = node.args[0] if picks or replaces else None
-    if not isinstance(source, Node) or not _per_tensor(source) or (replaces and not _stays_in_scale(node, source)):
+    if not isinstance(source, Node) or not _is_per_tensor(source) or (replaces and not _stays_in_scale(node, source)):
         return None
     return source
 
 
 def _stays_in_scale(node: Node, source: Node) -> bool:
-    """Is the result quantized as ``source``, and nothing added up? Then replacing codes gives the bits of replacing floats."""
+    """Return True if a scatter of integer values is exact: quantized like ``source`` and without accumulation."""
     floats = [arg for arg in node.all_input_nodes if is_float(arg)]
     quantized = all(op_name(user.target) in QUANTIZE and user.args[1:] == source.args[1:] for user in node.users)
-    return quantized and all(map(_per_tensor, floats)) and True not in [arg for arg in node.args if isinstance(arg, bool)]
+    return quantized and all(map(_is_per_tensor, floats)) and True not in [arg for arg in node.args if isinstance(arg, bool)]
 
 
-def _per_tensor(node: Node) -> bool:
-    """Is it a dequantize node of one scale?"""
+def _is_per_tensor(node: Node) -> bool:
     name = op_name(node.target) if node.op == "call_function" else ""
     return name in DEQUANTIZE and "per_channel" not in name

@@ -1,4 +1,4 @@
-"""From a partition's ExportedProgram to TOSA, and on to a command stream."""
+"""Compile the ExportedProgram of a partition to TOSA and to a command stream."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from ethorch.vela.lowered import Lowered
 
 
 def compile_program(program: ExportedProgram, spec: EthosUCompileSpec) -> Lowered:
-    """A quantized ExportedProgram, all of it, through TOSA and Vela.
+    """Compile all of a quantized ExportedProgram with Vela.
 
     Raises:
-        Unsupported: an operator cannot run on the target.
-        VelaError: Vela declined the graph; the operators it declines by themselves are named with their source lines.
+        Unsupported: An operator cannot run on the target.
+        VelaError: Vela refused the graph. The message names the operators that it refuses, with source lines.
     """
     builder = builder_for(spec.target)
     return compile_lowered(lower_program(program, builder), builder.tuning, spec)
 
 
 def tosa_graph(program: ExportedProgram, spec: EthosUCompileSpec | TosaCompileSpec) -> Graph:
-    """A quantized ExportedProgram, all of it, as rewritten and verified TOSA.
+    """Return the rewritten and verified TOSA graph of a quantized ExportedProgram.
 
     Raises:
-        Unsupported: an operator cannot run on the target.
+        Unsupported: An operator cannot run on the target.
     """
     builder = builder_for(spec.target)
     return rewritten(lower_program(program, builder), builder.tuning, spec)

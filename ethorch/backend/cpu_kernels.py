@@ -1,8 +1,8 @@
-"""Find operators on the CPU that ExecuTorch has no kernel for, while compiling: a runtime could only refuse the file.
+"""Detect CPU operators without an ExecuTorch kernel during compilation. A runtime could only reject the file.
 
-``executorch.runtime`` in this process knows the kernels of its libraries for computers, and of libraries that were loaded beside
-them. Firmware links the portable ones, which are fewer; the wheel lists them. It is a warning and no error: the file is valid, and
-which kernels there are is decided when the runtime is linked.
+``executorch.runtime`` registers the kernels of ExecuTorch's desktop libraries and of libraries that the user loaded. Firmware links
+the portable kernels, which are fewer and are listed in the wheel. Missing kernels cause a warning because the file is valid, and a
+runtime can be linked with further kernels.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from ethorch.lower.ops.spec import find
 from ethorch.lower.replacements import OTHERS, instead_of
 from ethorch.support.errors import Reason
 
-#: Operators whose kernels of ExecuTorch 1.5 take complex tensors, those of two tensors if the shapes are equal; a test runs each.
-TAKE_COMPLEX = frozenset(
+#: Operators with complex kernels in ExecuTorch 1.5. Those with two tensors require equal shapes. A test runs each.
+COMPLEX_KERNELS = frozenset(
     (
         "abs", "add", "bmm", "cat", "expand_copy", "_fft_c2r", "_fft_r2c", "mul", "permute_copy", "select_copy", "slice_copy",
         "squeeze_copy", "sub", "sum", "unsqueeze_copy", "view_as_real_copy", "view_copy", "_clone_dim_order",
     )
 )  # fmt: skip
-#: Batch, channels and spatial axes that ExecuTorch's kernel of aten.convolution takes at most.
-_MOST_AXES_OF_CONVOLUTION = 4
-#: Namespaces of what ExecuTorch itself puts into programs, and of ``products_on_cpu``.
+#: Maximum rank of a result of ExecuTorch's kernel of aten.convolution.
+_MAX_CONVOLUTION_RANK = 4
+#: Namespaces of operators that ExecuTorch or ``products_on_cpu`` inserts.
 _ITS_OWN = ("quantized_decomposed", "executorch_prim", "dim_order_ops", "higher_order", "cortex_m", "ethorch")
 
 
 def without_kernel(node: Node) -> Reason | None:
-    """Why ExecuTorch cannot compute a node of an edge program on a CPU, or cannot in firmware; None where it can."""
+    """Return the reason if ExecuTorch has no kernel for a node of an edge program, on a desktop or in firmware."""
     name = op_name(node.target)
     op = getattr(node.target, "_op", node.target)
     if not isinstance(op, torch._ops.OpOverload) or name in ASSERTIONS:
@@ -43,47 +43,41 @@ def without_kernel(node: Node) -> Reason | None:
     if op.namespace not in _ITS_OWN:
         kernel = kernel_of(node.target)
         if kernel is None:
-            way_out = (
-                f"{_instead_of(node)} With an out variant registered in PyTorch and a kernel in the runtime it stays as it is."
-            )
+            way_out = f"{_remedy(node)} Or register an out variant in PyTorch and a kernel in the runtime."
             return Reason("cpu.no_out_variant", f"{name} has no out variant, so ExecuTorch cannot write it to a program", way_out)
-        if kernel not in registered():
-            return Reason(
-                "cpu.no_kernel", f"ExecuTorch has no CPU kernel {kernel}", f"{_instead_of(node)} Or link your own kernel."
-            )
+        if kernel not in registered_kernels():
+            return Reason("cpu.no_kernel", f"ExecuTorch has no CPU kernel {kernel}", f"{_remedy(node)} Or link your own kernel.")
     values = [value.meta.get("val") for value in (node, *node.all_input_nodes)]
     if any(isinstance(x, torch.Tensor) and x.dtype.is_complex for x in flat(values)):
         base = name.split(".")[1]
         shapes = {x.shape for x in values if isinstance(x, torch.Tensor)}
         alike = len(shapes) == 1 and all(isinstance(arg, Node) for arg in node.args)
-        if base not in TAKE_COMPLEX or (base in ("add", "sub", "mul") and not alike):
-            text = f"ExecuTorch's CPU kernel of {name} takes no complex tensors"
+        if base not in COMPLEX_KERNELS or (base in ("add", "sub", "mul") and not alike):
+            text = f"ExecuTorch's CPU kernel of {name} does not support complex tensors"
             return Reason("cpu.complex", text, "Keep real and imaginary parts as two real tensors (torch.view_as_real).")
-    if (
-        name == "aten.convolution.default"
-        and (value := node.meta.get("val")) is not None
-        and value.dim() > _MOST_AXES_OF_CONVOLUTION
-    ):
-        text = f"ExecuTorch's CPU kernel of {name} takes maps of one and two axes, not of three"
-        return Reason("cpu.convolution_3d", text, f"{_instead_of(node)} Or compute planes by Conv2d or ConvTranspose2d.")
+    if name == "aten.convolution.default" and (value := node.meta.get("val")) is not None and value.dim() > _MAX_CONVOLUTION_RANK:
+        text = f"ExecuTorch's CPU kernel of {name} supports one and two spatial axes, not three"
+        return Reason("cpu.convolution_3d", text, f"{_remedy(node)} Or apply Conv2d or ConvTranspose2d to each plane.")
     if op.namespace == "aten" and (portable := _portable()) and kernel_of(node.target) not in portable:
         return Reason(
             "cpu.not_portable",
-            f"ExecuTorch has the CPU kernel {kernel_of(node.target)} in its library for computers only, not in the portable one",
-            f"{_instead_of(node)} Or link that kernel into the firmware.",
+            f"ExecuTorch has the CPU kernel {kernel_of(node.target)} only in its desktop library, not in the portable one",
+            f"{_remedy(node)} Or link that kernel into the firmware.",
         )
     return None
 
 
-def _instead_of(node: Node) -> str:
+def _remedy(node: Node) -> str:
     """Return the remedy in the model."""
-    known, other = find(node.target) is not None, instead_of(op_name(node.target))
-    return "It runs on the NPU if it is quantized and not refused." + ("" if other == OTHERS else f" {other}") if known else other
+    replacement = instead_of(op_name(node.target))
+    if find(node.target) is None:
+        return replacement
+    return "It runs on the NPU if it is quantized and not refused." + ("" if replacement == OTHERS else f" {replacement}")
 
 
 @lru_cache(maxsize=4096)
 def kernel_of(target: Any) -> str | None:
-    """The kernel that ExecuTorch calls for an edge program's operator, as ``aten::sort.values``; None: it has no out variant."""
+    """Return ExecuTorch's kernel for an edge operator, e.g. ``aten::sort.values``, or None if it has no out variant."""
     op = getattr(target, "_op", target)
     if any("Tensor" in str(result.type) for result in op._schema.returns) and not op._schema.is_mutable:
         try:
@@ -97,8 +91,8 @@ def _name(op: Any) -> str:
     return str(op._schema.name) + (f".{op._schema.overload_name}" if op._schema.overload_name else "")
 
 
-def registered() -> frozenset[str]:
-    """Return the kernels of this process's runtime, those of libraries that the user loaded among them."""
+def registered_kernels() -> frozenset[str]:
+    """Return the kernels of the runtime in this process, including libraries that the user loaded."""
     from executorch.runtime import Runtime
 
     return frozenset(Runtime.get().operator_registry.operator_names)
@@ -106,7 +100,7 @@ def registered() -> frozenset[str]:
 
 @lru_cache(maxsize=1)
 def _portable() -> frozenset[str]:
-    """Portable kernels, which firmware links; none where the wheel does not list them."""
+    """Return the portable kernels, which firmware links, or an empty set if the wheel does not list them."""
     import executorch.kernels
 
     listed: set[str] = {"aten::linear.out", "aten::sym_size.int", "aten::sym_numel", "aten::_local_scalar_dense"}

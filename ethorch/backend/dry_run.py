@@ -1,4 +1,4 @@
-"""The dry run: the lowering itself, tried on a whole program, decides what goes to the NPU."""
+"""The choice of operators for the NPU by a dry run of the lowering."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from ethorch.backend.codes_on_cpu import pick_codes, picked_from_codes
+from ethorch.backend.codes_on_cpu import find_picks, pick_codes
 from ethorch.backend.products_on_cpu import reason_for_cpu
 from ethorch.backend.tagging import (
-    behind_dequantize,
     constant_nodes,
-    partitions,
-    plumbing,
+    drop_asserted,
+    group_nodes,
+    is_plumbing,
     requantizes,
+    skip_dequantize,
     tag_with_readers,
-    without_asserted,
 )
 from ethorch.lower.fx.control_flow import is_control_flow, nodes_everywhere
 from ethorch.lower.fx.node import CASTS, DEQUANTIZE, QUANTIZE, TOSA_DTYPE, Converted, constants_of, op_name, origin_of_codes
@@ -34,7 +34,7 @@ from ethorch.vela.delegate import builder_for
 
 
 class DryRun:
-    """Choose the operators for the NPU and group them into partitions. ExecuTorch is not needed.
+    """The choice of operators for the NPU and of their partitions, without ExecuTorch.
 
     Attributes:
         report: The PartitionReport of every program partitioned so far.
@@ -50,11 +50,11 @@ class DryRun:
         self.begins: dict[Origin, int] = {}
 
     def refusals_by_user(self, program: ExportedProgram | Converted) -> dict[Node, Reason]:
-        """Return the operators that checks of the user leave to the CPU."""
+        """Return the operators that checks of the user refuse."""
         return {}
 
     def dry_run(self, program: ExportedProgram | Converted) -> tuple[set[Node], dict[Node, Reason]]:
-        """(nodes the NPU can run, reason for each other operator): the lowering itself, until nothing more is refused."""
+        """Lower a graph until no further operator is refused. Return the nodes for the NPU and a reason for each other operator."""
         constants = constants_of(program)
         refused = self.refusals_by_user(program)
         refused |= {
@@ -66,45 +66,45 @@ class DryRun:
         while True:
             with suppress_guards(program.graph.nodes):
                 walk = Walk(program.graph, constants, builder_for(self.compile_spec.target), strict=False, refused=refused).run()
-            found = {**walk.refusals, **_unread(walk)}
-            found |= _incomplete(walk, found)
-            walked = found.keys() == walk.refusals.keys() and not any(map(is_control_flow, program.graph.nodes))
-            if found.keys() == refused.keys() or walked:  # the walk took what it refused as being on the CPU from there on
-                return {node for node in walk.supported | walk.inside if node not in found}, found
-            refused = found
+            refusals = {**walk.refusals, **_refuse_results(walk)}
+            refusals |= _refuse_incomplete(walk, refusals)
+            is_final = refusals.keys() == walk.refusals.keys() and not any(map(is_control_flow, program.graph.nodes))
+            if refusals.keys() == refused.keys() or is_final:  # a walk treats the operators that it refuses as CPU operators
+                return {node for node in walk.supported | walk.inside if node not in refusals}, refusals
+            refused = refusals
 
     def pick_codes(self, program: ExportedProgram | Converted) -> None:
-        """Let the CPU pick rows of codes, where it picks rows of a quantized table."""
+        """Let the CPU gather rows of integer values from quantized tables."""
         with suppress_guards(program.graph.nodes):
-            picks = picked_from_codes(program, self.compile_spec.target.limits)
+            picks = find_picks(program, self.compile_spec.target.limits)
         if picks:
             supported, _ = self.dry_run(program)
             pick_codes(program, [node for node in picks if node not in supported])
 
     def tag(self, program: ExportedProgram | Converted, supported: set[Node]) -> list[str]:
-        """Write ``delegation_tag`` into the nodes of each partition; returns the tags."""
+        """Write ``delegation_tag`` into the nodes of each partition, and return the tags."""
         folded = constant_nodes(program, supported)
         inner = {node for node in supported if op_name(node.target) in CASTS and not self._can_leave(node)} - folded
-        tagged = {node for node in supported if not plumbing(node)} - folded - inner
+        tagged = {node for node in supported if not is_plumbing(node)} - folded - inner
         for node in program.graph.nodes:
             follows = op_name(node.target) in QUANTIZE or node.target is operator.getitem
             if node not in supported or not follows:
                 continue
             source = node.args[0]
-            if op_name(source.target) in DEQUANTIZE and source in supported:  # what stood between did nothing and is gone
-                source = behind_dequantize(source)
+            if op_name(source.target) in DEQUANTIZE and source in supported:  # the operator between was removed
+                source = skip_dequantize(source)
             if source in tagged or source in inner:
                 tagged.add(node)
-        tagged = without_asserted(program, tagged)
+        tagged = drop_asserted(program, tagged)
         tags: list[str] = []
         prefix = f"ethosu_{len(self.report.delegated)}"
-        later = {node: self.begins.get(origin_of_codes(node), 0) for node in tagged if self.begins and not plumbing(node)}
-        for group in partitions(program, tagged, inner, later):
+        later = {node: self.begins.get(origin_of_codes(node), 0) for node in tagged if self.begins and not is_plumbing(node)}
+        for group in group_nodes(program, tagged, inner, later):
             tag = f"{prefix}_{len(tags)}" if tags else prefix
             for node in group:
                 node.meta["delegation_tag"] = tag
             tags.append(tag)
-            self.report.delegated[tag] = [node.name for node in group if not plumbing(node)]
+            self.report.delegated[tag] = [node.name for node in group if not is_plumbing(node)]
         for node in reversed(list(program.graph.nodes)):
             dequantizes = op_name(node.target) in DEQUANTIZE and node in supported
             if node in folded | inner or dequantizes or requantizes(node, supported, tagged):
@@ -112,15 +112,15 @@ class DryRun:
         return tags
 
     def _can_leave(self, node: Node) -> bool:
-        """Is its result one that a delegate can give?"""
+        """Return True if a delegate can return the result."""
         dtype = _dtype(node)
         return dtype is None or (
             dtype in TOSA_DTYPE and (not dtype.is_floating_point or TOSA_DTYPE[dtype] in self.compile_spec.target.floats)
         )
 
 
-def _unread(walk: Walk) -> dict[Node, Reason]:
-    """Supported operators whose float or int64 result someone off the NPU reads: they cannot stay."""
+def _refuse_results(walk: Walk) -> dict[Node, Reason]:
+    """Return reasons for supported operators with a float or int64 result that the CPU reads."""
 
     def reads_on_npu(user: Node) -> bool:
         return user in walk.supported
@@ -135,8 +135,8 @@ def _unread(walk: Walk) -> dict[Node, Reason]:
     }
 
 
-def _incomplete(walk: Walk, refused: Mapping[Node, Reason]) -> dict[Node, Reason]:
-    """Supported operators of several results, one of which is read and is not on the NPU: a delegate returns all or none."""
+def _refuse_incomplete(walk: Walk, refused: Mapping[Node, Reason]) -> dict[Node, Reason]:
+    """Return reasons for supported multi-output operators with an output that is used but cannot be delegated."""
     items = [node for node in walk.graph.nodes if node.target is operator.getitem and node.users]
     return {
         source: refused.get(item, OTHER_RESULT)

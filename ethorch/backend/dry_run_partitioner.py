@@ -44,23 +44,23 @@ from ethorch.vela.diagnose import STREAM_TOO_LONG
 
 logger = logging.getLogger(__name__)
 
-#: Operators that need no place on the NPU or the CPU: bookkeeping of the graph.
+#: Operators that only structure the graph.
 _BOOKKEEPING = {"<built-in function getitem>"}
 
 
-def refusal_of(words: str) -> Reason:
-    """Return the reason for an operator that Vela refuses in these words."""
-    if STREAM_TOO_LONG in words:
+def refusal_of(message: str) -> Reason:
+    """Return the reason for an operator that Vela refuses with this message."""
+    if STREAM_TOO_LONG in message:
         return Reason(
             "vela.stream",
-            f"it takes too many commands by itself: {words}",
-            "Compute a part of it at a time in the model, and join the results with torch.cat on the CPU.",
+            f"the operator alone needs too many commands: {message}",
+            "Split the operator in the model, and join the results with torch.cat on the CPU.",
         )
-    return Reason("vela.refused", f"Vela refuses it: {words}", "Please report it: a limit is missing.")
+    return Reason("vela.refused", f"Vela refuses the operator: {message}", "Please report it: a limit is missing.")
 
 
 class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorch has no types
-    """The partitioner of any backend whose ``preprocess`` is ethorch's walk: its dry run decides."""
+    """A partitioner for any backend with ethorch's lowering as ``preprocess``."""
 
     backend: ClassVar[type[BackendDetails]]
 
@@ -72,7 +72,7 @@ class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorc
         self._whole: tuple[ExportedProgram, tuple[list[torch._ops.OpOverload], Callable[[Node], bool] | None]] | None = None
 
     def refusals_by_user(self, program: ExportedProgram | Converted) -> dict[Node, Reason]:
-        """Return the operators that ``additional_checks`` leave to the CPU."""
+        """Return the operators that ``additional_checks`` refuse."""
         return self.checks.refusals(program)
 
     def tag(self, program: ExportedProgram | Converted, supported: set[Node]) -> list[str]:
@@ -82,25 +82,25 @@ class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorc
         return tags
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[torch._ops.OpOverload], Callable[[Node], bool] | None]:
-        """Operators that ethorch lowers whole and so ExecuTorch shall leave whole: those a dry run finds on the NPU.
+        """Return the operators that ExecuTorch should not decompose, because a dry run assigns them to the NPU.
 
-        What stays on the CPU must be decomposed, since the CPU has no kernel for it. Where one operator is on the NPU here
-        and on the CPU there, a filter tells which; ExecuTorch then decomposes once more, which takes longer.
+        Operators on the CPU must be decomposed because the CPU has no kernel for them. If an operator occurs on both, a filter
+        selects the nodes. ExecuTorch then decomposes once more, which takes longer.
         """
-        if self._whole and self._whole[0] is ep:  # ExecuTorch asks several times for one program
+        if self._whole and self._whole[0] is ep:  # ExecuTorch calls this several times for one program
             return self._whole[1]
         nodes: dict[torch._ops.OpOverload, list[Node]] = {}
         for node in nodes_everywhere(ep.graph):
             if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload) and keep_whole(node.target):
                 nodes.setdefault(node.target, []).append(node)
         supported = self.dry_run(ep)[0] if nodes else set()
-        kept = [target for target, calls in nodes.items() if any(node in supported for node in calls)]
-        mixed = any(node not in supported for target in kept for node in nodes[target])
-        self._whole = (ep, (kept, supported.__contains__ if mixed else None))
+        targets = [target for target, calls in nodes.items() if any(node in supported for node in calls)]
+        is_mixed = any(node not in supported for target in targets for node in nodes[target])
+        self._whole = (ep, (targets, supported.__contains__ if is_mixed else None))
         return self._whole[1]
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        """Tag the supported nodes, as few delegates as possible; the reasons for the rest go to ``report``."""
+        """Tag the supported nodes with the fewest partitions, and add the reasons for the other operators to ``report``."""
         register_quantized_kernels()
         supported, refusals = self.dry_run(exported_program)
         tags = self.tag(exported_program, supported)
@@ -120,16 +120,16 @@ class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorc
         return PartitionResult(exported_program, dict.fromkeys(tags, self.delegation_spec))
 
     def break_up_what_stays(self, program: ExportedProgram) -> None:
-        """Break up what was left whole in an edge program and cannot run on the NPU; Vela is not asked about the pieces."""
+        """Decompose the operators of an edge program that were kept for the NPU and are refused. The pieces stay on the CPU."""
         supported, _ = self.dry_run(program)
         for node in break_up(program, [node for node in _whole(program) if node not in supported]):
-            self.declined[origin_of_codes(node)] = refusal_of("it is a part of what Vela refuses")
+            self.declined[origin_of_codes(node)] = refusal_of("it is a part of an operator that Vela refuses")
 
     def prepare(self, program: ExportedProgram) -> None:
-        """Change an edge program as a partitioner may not: ExecuTorch holds what it was given against what it returns.
+        """Change an edge program before partitioning, because ExecuTorch does not allow ``partition`` to change it.
 
-        What a user's check refuses is broken up, the CPU picks rows of codes (``pick_codes``), and each delegate gets a dequantize
-        node of its own, and the operators of constants that it reads.
+        Operators that checks of the user refuse are decomposed. The CPU gathers integer values (``pick_codes``). Each delegate
+        gets its own copies of dequantize nodes and of operators on constants.
         """
         if self.additional_checks:
             supported, _ = self.dry_run(program)
@@ -147,24 +147,25 @@ class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorc
         self.report.restore(report)
         program.graph_module.recompile()
 
-    def log(self, program: ExportedProgram, any_delegate: bool) -> None:
+    def log(self, program: ExportedProgram, has_delegate: bool) -> None:
+        """Log a summary, and warnings for missing kernels and for programs without a delegate."""
         for text in refusal_texts(missing.to_json() for missing in self.report.without_kernel):
             logger.warning("%s", text)
         quantized = any(op_name(node.target) in QUANTIZE | DEQUANTIZE for node in program.graph.nodes)
         is_open = any(refusal.reason.id == "graph.dynamic_shape" for refusal in self.report.refusals)
-        if not quantized and not is_open and not self.compile_spec.target.floats and (self.report.refusals or not any_delegate):
+        if not quantized and not is_open and not self.compile_spec.target.floats and (self.report.refusals or not has_delegate):
             logger.warning(
-                "nothing is quantized, so nothing can run on %s: quantize with EthosUQuantizer, prepare_pt2e, calibration and "
+                "no operator is quantized, so none can run on %s. Quantize with EthosUQuantizer, prepare_pt2e, calibration and "
                 "convert_pt2e before lowering",
                 self.report.target,
             )
-        elif not any_delegate:
+        elif not has_delegate:
             logger.warning("no operator can run on %s: %s", self.report.target, " ".join(self.report.refusal_texts()[:3]))
         else:
             logger.info("%s", self.report.summary())
 
 
 def _whole(program: ExportedProgram) -> list[Node]:
-    """The operators of an edge program that ExecuTorch would have broken up."""
+    """Return the operators of an edge program that ExecuTorch did not decompose because of ``ops_to_not_decompose``."""
     calls = [(node, getattr(node.target, "_op", None)) for node in nodes_everywhere(program.graph) if node.op == "call_function"]
     return [node for node, op in calls if isinstance(op, torch._ops.OpOverload) and keep_whole(op)]

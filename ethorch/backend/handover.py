@@ -1,6 +1,6 @@
-"""What a partitioner hands to ``preprocess``: the compile spec as the user gave it, on the nodes of the partition.
+"""Pass the user's compile spec from a partitioner to ``preprocess`` in the metadata of the partition's nodes.
 
-The list of compile specs that ExecuTorch passes on is what a .pte keeps, and says less: see ``ArmCompileSpec.publish``.
+The list of compile specs that ExecuTorch passes on is stored in the .pte and has less information: see ``ArmCompileSpec.publish``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _KEY = "ethorch_compile_spec"
 
 
 def attach(nodes: Iterable[Node], spec: ArmCompileSpec) -> None:
-    """Leave ``spec`` on the nodes of a partition; ExecuTorch keeps metadata when it makes a program of them."""
+    """Store ``spec`` in the metadata of the nodes, which ExecuTorch copies to the program of the partition."""
     for node in nodes:
         node.meta[_KEY] = spec
 
@@ -32,15 +32,15 @@ def detach(nodes: Iterable[Node]) -> None:
 
 
 def is_attached(program: ExportedProgram) -> bool:
-    """Return True if a partitioner of ethorch made ``program``."""
+    """Return True if a partitioner of ethorch created ``program``."""
     return any(_KEY in node.meta for node in program.graph.nodes)
 
 
-def attached(kind: type[SpecT], program: ExportedProgram, compile_specs: Iterable[CompileSpec]) -> SpecT:
-    """The spec on the nodes of ``program``; where no partitioner of ethorch left one, what the list says.
+def find_spec(kind: type[SpecT], program: ExportedProgram, compile_specs: Iterable[CompileSpec]) -> SpecT:
+    """Return the spec stored in the nodes of ``program``, or else the spec in the list.
 
     Raises:
-        SpecError: the list is not one that ``kind`` reads.
+        SpecError: ``kind`` does not support the list.
     """
     for node in program.graph.nodes:
         spec = node.meta.get(_KEY)

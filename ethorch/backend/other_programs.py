@@ -26,10 +26,10 @@ class OtherProgram:
     """A lowered program.
 
     Attributes:
-        edge: ExecuTorch's form of it.
-        module: The module that was lowered: the quantized one if it was quantized.
-        report: What was delegated; None of a program for the CPU alone.
-        inputs: Example inputs, in the layout that the program takes.
+        edge: The program before serialization.
+        module: The module that was lowered, after quantization.
+        report: Report of the partitioner, or None for a program without delegates.
+        inputs: Example inputs, in the layout of the program's inputs.
     """
 
     edge: EdgeProgramManager
@@ -43,7 +43,7 @@ class OtherProgram:
         return bytes(self.edge.to_executorch(config=ExecutorchBackendConfig(extract_delegate_segments=False)).buffer)
 
     def with_record(self) -> tuple[bytes, Any]:
-        """Return the ``.pte`` and ExecuTorch's ETRecord of it, for which the program was lowered with ``record``."""
+        """Return the ``.pte`` and its ETRecord. The program must have been lowered with ``record``."""
         register_quantized_kernels()
         program = self.edge.to_executorch(config=ExecutorchBackendConfig(extract_delegate_segments=False))
         return bytes(program.buffer), program.get_etrecord()
@@ -52,27 +52,27 @@ class OtherProgram:
         """Return the TOSA flatbuffer of a program with one delegate.
 
         Raises:
-            EthorchError: it has none or several.
+            EthorchError: The program does not have exactly one delegate.
         """
         modules = (module for _, module in self.edge.exported_program().graph_module.named_children())
-        found = [module.processed_bytes for module in modules if getattr(module, "backend_id", None) == TOSABackend.__name__]
-        if len(found) != 1:
-            raise EthorchError(f"the program has {count_noun(len(found), 'delegate')} and so as many TOSA graphs. Write a .pte.")
-        return bytes(found[0])
+        graphs = [module.processed_bytes for module in modules if getattr(module, "backend_id", None) == TOSABackend.__name__]
+        if len(graphs) != 1:
+            raise EthorchError(f"expected one delegate for TOSA output, got {count_noun(len(graphs), 'delegate')}. Write a .pte.")
+        return bytes(graphs[0])
 
 
 def lower_to_tosa(module: nn.Module, inputs: Inputs, spec: TosaCompileSpec, *, record: bool = False) -> OtherProgram:
-    """Lower a model, quantized or of floats, with TOSA delegates."""
+    """Lower a quantized or float model with TOSA delegates."""
     partitioner = TOSAPartitioner(spec)
-    return OtherProgram(_lowered(module, inputs, [partitioner], record=record), module, partitioner.report, inputs)
+    return OtherProgram(_lower(module, inputs, [partitioner], record=record), module, partitioner.report, inputs)
 
 
 def lower_for_cpu(module: nn.Module, inputs: Inputs, *, record: bool = False) -> OtherProgram:
-    """Lower a model, quantized or of floats, to ExecuTorch's portable kernels."""
-    return OtherProgram(_lowered(module, inputs, [], record=record), module, None, inputs)
+    """Lower a quantized or float model to ExecuTorch's portable kernels."""
+    return OtherProgram(_lower(module, inputs, [], record=record), module, None, inputs)
 
 
-def _lowered(module: nn.Module, inputs: Inputs, partitioners: list[TOSAPartitioner], *, record: bool) -> EdgeProgramManager:
+def _lower(module: nn.Module, inputs: Inputs, partitioners: list[TOSAPartitioner], *, record: bool) -> EdgeProgramManager:
     config = EdgeCompileConfig(_check_ir_validity=False)
     program = export_module(module, inputs)
     return to_edge_transform_and_lower(program, partitioner=partitioners, compile_config=config, generate_etrecord=record)
@@ -91,7 +91,7 @@ def lower_for_cortex_m(
     """Lower a model to CMSIS-NN kernels with ExecuTorch's Cortex-M backend.
 
     Args:
-        cpu: As ``cortex-m55``.
+        cpu: Name of the CPU, e.g. ``cortex-m55``.
         samples: Calibration samples.
         explicit_layout: Permute tensors instead of changing their memory format.
     """

@@ -17,14 +17,14 @@ from ethorch.targets.tosa_spec import TosaCompileSpec
 
 @final
 class EthosUPartitioner(DryRunPartitioner):
-    """Tags what ``compile_spec``'s NPU can run.
+    """A partitioner for the NPU of a compile spec.
 
     Args:
-        compile_spec: an EthosUCompileSpec, or its list form.
-        additional_checks: ``OperatorSupportBase`` objects; a node that one of them does not support stays on the CPU.
+        compile_spec: An EthosUCompileSpec, or its list form.
+        additional_checks: Checks of the user. A node that one of them does not support stays on the CPU.
 
     Attributes:
-        report: the PartitionReport of every program partitioned so far.
+        report: Report of every program partitioned so far.
     """
 
     backend = EthosUBackend
@@ -41,7 +41,7 @@ class EthosUPartitioner(DryRunPartitioner):
 
 @final
 class TOSAPartitioner(DryRunPartitioner):
-    """Tags what the TOSA of ``compile_spec`` can say. Arguments and ``report`` as for EthosUPartitioner."""
+    """A partitioner for TOSA output. See :class:`EthosUPartitioner` for the arguments."""
 
     backend = TOSABackend
 

@@ -1,4 +1,4 @@
-"""EthosUBackend: ``preprocess`` = lower, rewrite, compile, pack."""
+"""The backends that ExecuTorch calls: lower, rewrite, compile and pack a partition."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 
 from ethorch.backend.call_check import check_call
 from ethorch.backend.compile import compile_program, tosa_graph
-from ethorch.backend.handover import attached, is_attached
+from ethorch.backend.handover import find_spec, is_attached
 from ethorch.targets.compile_spec import EthosUCompileSpec
 from ethorch.targets.tosa_spec import TosaCompileSpec
 from ethorch.tosa.ir import Graph
@@ -22,25 +22,26 @@ from ethorch.tosa.serialize import serialize
 from ethorch.vela import artifacts
 from ethorch.vela.lowered import Lowered
 
-#: Where ExecuTorch keeps, with a lowered module and out of the .pte, what ``preprocess`` gave as ``_delegate_info_meta``.
+#: Key of the lowered module's metadata for the ``_delegate_info_meta`` of ``preprocess``. It is not stored in the .pte.
 _INFO = "_delegate_info_meta"
 
 
 @final
 class EthosUBackend(BackendDetails):  # type: ignore[misc]  # ExecuTorch has no types
-    """ExecuTorch's entry to ethorch: makes the delegate blob that Ethos-U firmware and ``ethorch.runtime`` read."""
+    """ExecuTorch's backend for Ethos-U: the delegate blob is the payload that firmware and ``ethorch.runtime`` read."""
 
     @staticmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
-        """The delegate's payload for one partition.
+        """Return the payload of one partition.
 
         Raises:
-            Unsupported, VelaError: as of ``compile_program``.
-            EthorchError: what Vela made does not fit the partition's inputs and outputs.
+            Unsupported: See ``compile_program``.
+            VelaError: See ``compile_program``.
+            EthorchError: The payload does not match the partition's inputs and outputs.
         """
-        if other := _namesake(EthosUBackend, edge_program, compile_specs):
-            return other.preprocess(edge_program, compile_specs)
-        spec = attached(EthosUCompileSpec, edge_program, compile_specs)
+        if namesake := _namesake(EthosUBackend, edge_program, compile_specs):
+            return namesake.preprocess(edge_program, compile_specs)
+        spec = find_spec(EthosUCompileSpec, edge_program, compile_specs)
         lowered = compile_program(edge_program, spec)
         check_call(edge_program, lowered.payload)
         if spec.path_for_intermediates:
@@ -52,23 +53,23 @@ class EthosUBackend(BackendDetails):  # type: ignore[misc]  # ExecuTorch has no 
 
 
 def _handles(program: ExportedProgram, lowered: Lowered) -> dict[str, tuple[int, ...]]:
-    """Name of an event of the NPU -> debug handles of the edge operators it works for; what no operator asked for is left out."""
+    """Return the debug handles of the edge operators that each NPU event belongs to, by the name of the event."""
     of_nodes = {node.name: node.meta.get("debug_handle") for node in program.graph.nodes}
     of_tensors = {op.result.name: of_nodes.get(op.result.origin.node) for region in lowered.graph.regions() for op in region.ops}
-    found = {str(source): of_tensors.get(source.name) for source in lowered.sources.all()}
-    return {name: (handle,) for name, handle in found.items() if handle is not None}
+    handles = {str(source): of_tensors.get(source.name) for source in lowered.sources.all()}
+    return {name: (handle,) for name, handle in handles.items() if handle is not None}
 
 
 @final
 class TOSABackend(BackendDetails):  # type: ignore[misc]  # ExecuTorch has no types
-    """ExecuTorch's entry to ethorch for flows that compile later: the delegate blob is the TOSA flatbuffer."""
+    """ExecuTorch's backend for flows that compile later: the delegate blob is the TOSA flatbuffer."""
 
     @staticmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
-        """The TOSA flatbuffer of one partition."""
-        if other := _namesake(TOSABackend, edge_program, compile_specs):
-            return other.preprocess(edge_program, compile_specs)
-        spec = attached(TosaCompileSpec, edge_program, compile_specs)
+        """Return the TOSA flatbuffer of one partition."""
+        if namesake := _namesake(TOSABackend, edge_program, compile_specs):
+            return namesake.preprocess(edge_program, compile_specs)
+        spec = find_spec(TosaCompileSpec, edge_program, compile_specs)
         graph = tosa_graph(edge_program, spec)
         tosa = serialize(graph, locations=spec.tosa_debug_mode is TosaCompileSpec.DebugMode.TOSA)
         if spec.path_for_intermediates:
@@ -77,31 +78,32 @@ class TOSABackend(BackendDetails):  # type: ignore[misc]  # ExecuTorch has no ty
 
 
 def lowered_delegates(program: ExportedProgram) -> list[Lowered]:
-    """What ethorch made of each Ethos-U delegate of a lowered edge program, in the order of their calls.
+    """Return the compilation of each Ethos-U delegate of a lowered edge program, in the order of their calls.
 
-    ``program`` is what ``to_edge_transform_and_lower(...).exported_program()`` returns.
+    Args:
+        program: The result of ``to_edge_transform_and_lower(...).exported_program()``.
     """
     return [info for info in _infos(program.graph_module) if isinstance(info, Lowered)]
 
 
 def lowered_graphs(module: GraphModule) -> list[Graph]:
-    """The TOSA graph of each delegate of a lowered graph, of either backend, in the order of their calls."""
+    """Return the TOSA graph of each delegate of a lowered graph, in the order of their calls."""
     graphs = [info.graph if isinstance(info, Lowered) else info for info in _infos(module)]
     return [graph for graph in graphs if isinstance(graph, Graph)]
 
 
 def _infos(module: GraphModule) -> list[Any]:
-    """What ``preprocess`` of each delegate left with its lowered module."""
+    """Return the ``_delegate_info_meta`` of each delegate."""
     return [lowered.meta.get(_INFO) for _, lowered, _ in get_lowered_submodules(module) if lowered.meta]
 
 
 def register_quantized_kernels() -> None:
-    """Make ``to_executorch`` find the out variants of quantize and dequantize, which run on the CPU at the boundaries."""
+    """Register the out variants of quantize and dequantize, which ``to_executorch`` needs for the operators at the boundaries."""
     import executorch.kernels.quantized  # noqa: F401
 
 
 class _FoundBackends:
-    """The backends that ExecuTorch finds. A backend of ethorch hides others of its name, and forwards their programs to them."""
+    """The backends that ExecuTorch finds. A backend of ethorch replaces others of its name and forwards their programs to them."""
 
     @staticmethod
     def __subclasses__() -> list[type[BackendDetails]]:
@@ -120,7 +122,7 @@ def install() -> None:
 
 
 def _namesake(backend: type[BackendDetails], program: ExportedProgram, specs: list[CompileSpec]) -> Any:
-    """Return the other backend of this name if neither a partitioner nor a compile spec of ethorch led here, else None."""
+    """Return another backend of this name if the program has neither a partitioner nor a compile spec of ethorch, else None."""
     others = [cls for cls in BackendDetails.__subclasses__() if cls.__name__ == backend.__name__ and cls is not backend]
     is_own = is_attached(program) or any(hasattr(spec, "from_ethorch") for spec in specs)
     return others[0] if others and not is_own else None

@@ -1,7 +1,7 @@
-"""Products of two activations on the CPU, of codes: U55 and U65 have none of their own, and Vela makes many operations of one.
+"""Products of two int8 activations on the CPU. Ethos-U55 and U65 have no such operation, and Vela emits many for one product.
 
-ExecuTorch's ``cortex_m`` library multiplies int8 matrices by CMSIS-NN, with the vector instructions (Helium) of Cortex-M55 and M85.
-Nobody has published how fast for these shapes: the rate ``int8 mac.cortex_m`` of ``ethorch.figures.RATES`` is assumed.
+ExecuTorch's ``cortex_m`` library multiplies int8 matrices with CMSIS-NN and uses the vector instructions (Helium) of Cortex-M55
+and M85. The rate ``int8 mac.cortex_m`` of ``ethorch.figures.RATES`` is an assumption.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from ethorch.formats.pte_writer import write
 from ethorch.lower.fx.node import DEQUANTIZE, QUANTIZE, op_name
 from ethorch.support.errors import EthorchError, Reason
 
-#: Key of a node's ``meta``: why the partitioner leaves it to the CPU.
+#: Key of a node's ``meta`` for the reason why the partitioner leaves it to the CPU.
 LEFT_TO_CPU = "ethorch_left_to_cpu"
 REASON = Reason(
     "cost.product_on_cpu",
-    "a product of two activations is left to the CPU's int8 kernel, as partition asks for",
-    "partition='npu' has it on the NPU; partition='cost' compares the estimates.",
+    "the setting partition leaves products of two activations to the CPU's int8 kernel",
+    "Use partition='npu' to run it on the NPU, or partition='cost' to compare the estimates.",
 )
 SCRATCH = Reason(
     "cost.scratch_of_product",
-    "the memory in which the CPU's int8 kernel of a product sums, a product that partition leaves to the CPU",
-    "partition='npu' has the product on the NPU.",
+    "scratch memory of a product that the setting partition leaves to the CPU's int8 kernel",
+    "Use partition='npu' to run the product on the NPU.",
 )
 
 #: The operator in a graph, and the kernel that a program calls for it.
 _OPERATOR, _KERNEL = "ethorch::quantized_batch_matmul", "cortex_m::quantized_batch_matmul"
 #: Name of the operator in a graph.
 QUANTIZED_PRODUCT = "ethorch.quantized_batch_matmul.default"
-#: Products of two tensors -> places of the factors.
+#: Operators that multiply two tensors, and the indices of the factors among their arguments.
 _PRODUCTS = {"aten.bmm.default": (0, 1), "aten.baddbmm.default": (1, 2), "aten.matmul.default": (0, 1)}
 _INT8 = (-128, 127, torch.int8)
-_SUM_BYTES = 4  # of scratch memory that CMSIS-NN wants for each column
+_SUM_BYTES = 4  # of scratch memory that CMSIS-NN requires per column
 
 
 def reason_for_cpu(node: Node) -> Reason | None:
     """Return the reason why a node was left to the CPU before it was partitioned, or None.
 
-    Operators that ``on_cpu`` inserts are recognized by name because ExecuTorch's export drops their ``LEFT_TO_CPU``.
+    Operators that ``move_products_to_cpu`` inserts are recognized by name because ExecuTorch's export drops their ``LEFT_TO_CPU``.
     """
     if op_name(node.target) == QUANTIZED_PRODUCT:
         return REASON
@@ -59,38 +59,37 @@ def reason_for_cpu(node: Node) -> Reason | None:
 
 
 def products(module: GraphModule) -> list[Node]:
-    """The products of two int8 activations, rounded to int8, of a graph that ``convert_pt2e`` returned."""
+    """Return the products of two int8 activations with an int8 result in a graph returned by ``convert_pt2e``."""
     return [node for node in module.graph.nodes if _product(node) is not None]
 
 
-def on_cpu(module: GraphModule) -> GraphModule:
-    """The same graph with each of its ``products`` as ``ethorch.quantized_batch_matmul``, which stays on the CPU.
+def move_products_to_cpu(module: GraphModule) -> GraphModule:
+    """Return a copy of the graph with ``ethorch.quantized_batch_matmul``, which stays on the CPU, for each of its ``products``.
 
-    The result of a product may be another by one code: the CPU rounds by 31 bits.
+    A result may differ by 1 from the NPU's because the CPU rounds with 31 bits.
 
     Raises:
-        EthorchError: there is no such product.
+        EthorchError: The graph has no such product.
     """
     if not products(module):
         raise EthorchError(
-            "the model has no product of two int8 activations that the CPU could compute of codes: leave "
-            "partition='cpu-matmul' out."
+            "the model has no product of two int8 activations for the int8 kernel of the CPU. Remove partition='cpu-matmul'."
         )
     _define()
-    found = GraphModule(module, copy.deepcopy(module.graph))
-    found.meta = dict(module.meta)
-    for node in products(found):
-        _replace(found, node)
-    found.graph.eliminate_dead_code()
-    found.recompile()
-    return found
+    moved = GraphModule(module, copy.deepcopy(module.graph))
+    moved.meta = dict(module.meta)
+    for node in products(moved):
+        _replace(moved, node)
+    moved.graph.eliminate_dead_code()
+    moved.recompile()
+    return moved
 
 
 @functools.cache
 def _define() -> torch.library.Library:
     """Define the operator of ExecuTorch's kernel under ``_OPERATOR``, for the rest of the process.
 
-    Its own name is left to ``executorch.backends.cortex_m``, which can be imported before or after: PyTorch accepts one definition.
+    PyTorch accepts one definition of a name, and ``executorch.backends.cortex_m`` defines the kernel's own name.
     """
     arguments = (
         "Tensor lhs, int lhs_zero_point, Tensor rhs_transposed, int rhs_zero_point, int output_zero_point, int output_multiplier, "
@@ -103,19 +102,19 @@ def _define() -> torch.library.Library:
     return library
 
 
-def with_kernels(program: bytes) -> bytes:
-    """Return a ``.pte`` that calls ExecuTorch's kernel for each operator that ``on_cpu`` inserted."""
+def rename_kernels(program: bytes) -> bytes:
+    """Return a ``.pte`` that calls ExecuTorch's kernel for each operator that ``move_products_to_cpu`` inserted."""
     if _OPERATOR.encode() not in program:
         return program
     parsed = pte.read(program)
     methods = {}
     for name, method in parsed.methods.items():
-        chains = tuple(replace(chain, instructions=tuple(map(_with_kernel, chain.instructions))) for chain in method.chains)
+        chains = tuple(replace(chain, instructions=tuple(map(_rename_kernel, chain.instructions))) for chain in method.chains)
         methods[name] = replace(method, operators=tuple(map(_kernel, method.operators)), chains=chains)
     return write(replace(parsed, methods=methods))
 
 
-def _with_kernel(step: Instruction) -> Instruction:
+def _rename_kernel(step: Instruction) -> Instruction:
     return replace(step, operator=_kernel(step.operator)) if isinstance(step, Call) and step.operator else step
 
 
@@ -130,7 +129,7 @@ def _shape(left: Tensor, left_zero: int, right: Tensor, *rest: Any) -> Tensor:
 
 @dataclass(frozen=True)
 class _Product:
-    """The dequantize nodes that a product reads, the quantize node behind it, and what is summed over."""
+    """A product: its dequantize nodes, its quantize node, and the size of the axis that is summed."""
 
     left: Node
     right: Node
@@ -139,7 +138,7 @@ class _Product:
 
 
 def _product(node: Node) -> _Product | None:
-    """What ``node`` is as a product of two int8 activations of rank 3; None of anything else."""
+    """Return the product of two int8 activations of rank 3 that ``node`` computes, or None."""
     if node.op != "call_function" or op_name(node.target) not in _PRODUCTS or len(node.users) != 1:
         return None
     if op_name(node.target) == "aten.baddbmm.default" and node.kwargs.get("beta", 1) != 0:
@@ -161,7 +160,7 @@ def _is_int8(node: Node, kind: frozenset[str]) -> bool:
 
 
 def _shape_of(node: Any) -> tuple[int, ...]:
-    """Of what quantize and dequantize nodes, which prepare and convert leave without a value, are made of."""
+    """Return the shape of a node. Quantize and dequantize nodes have the shape of their input because they may have no value."""
     while "val" not in node.meta and node.args:
         node = node.args[0]
     value = node.meta.get("val")
@@ -169,32 +168,32 @@ def _shape_of(node: Any) -> tuple[int, ...]:
 
 
 def _replace(module: GraphModule, node: Node) -> None:
-    found = _product(node)
-    assert found is not None
+    operands = _product(node)
+    assert operands is not None
     graph = module.graph
-    left, right, out = (_scale_and_zero(one) for one in (found.left, found.right, found.quantize))
+    left, right, out = (_scale_and_zero(conversion) for conversion in (operands.left, operands.right, operands.quantize))
     alpha: Any = node.kwargs.get("alpha", 1)
     fraction, shift = math.frexp(left[0] * right[0] * alpha / out[0])
     batch, rows, columns = node.meta["val"].shape
 
-    def call(target: Any, args: tuple[Any, ...], shape: tuple[int, ...], result: torch.dtype, **kwargs: Any) -> Node:
-        made = graph.call_function(target, args, kwargs)
-        made.meta = {**node.meta, "val": torch.empty(shape, dtype=result, device="meta")}
-        return made
+    def call(target: Any, args: tuple[Any, ...], shape: tuple[int, ...], val_dtype: torch.dtype, **kwargs: Any) -> Node:
+        call_node = graph.call_function(target, args, kwargs)
+        call_node.meta = {**node.meta, "val": torch.empty(shape, dtype=val_dtype, device="meta")}
+        return call_node
 
     with graph.inserting_before(node):
-        turned = call(torch.ops.aten.permute.default, (found.right, [0, 2, 1]), (batch, columns, found.inner), torch.float32)
-        codes = call(found.quantize.target, (turned, *found.right.args[1:]), (batch, columns, found.inner), torch.int8)
+        turned = call(torch.ops.aten.permute.default, (operands.right, [0, 2, 1]), (batch, columns, operands.inner), torch.float32)
+        codes = call(operands.quantize.target, (turned, *operands.right.args[1:]), (batch, columns, operands.inner), torch.int8)
         size = _SUM_BYTES * columns
         scratch = call(torch.ops.aten.full.default, ([size], 0), (size,), torch.int8, dtype=torch.int8)
         product = call(
             torch.ops.ethorch.quantized_batch_matmul.default,
-            (found.left.args[0], -left[1], codes, -right[1], out[1], min(round(fraction * 2**31), 2**31 - 1), shift, scratch),
+            (operands.left.args[0], -left[1], codes, -right[1], out[1], min(round(fraction * 2**31), 2**31 - 1), shift, scratch),
             (batch, rows, columns),
             torch.int8,
         )
-    found.quantize.replace_all_uses_with(product)
-    graph.erase_node(found.quantize)
+    operands.quantize.replace_all_uses_with(product)
+    graph.erase_node(operands.quantize)
     graph.erase_node(node)
 
 

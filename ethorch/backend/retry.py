@@ -1,8 +1,7 @@
-"""Lowering once more without what Vela declined, and before that the changes that no partitioner may make.
+"""Lower a program again without the operators that Vela or the lowering of a delegate refused.
 
-ExecuTorch partitions first and compiles the delegates then, too late for a partitioner to hear of what Vela declines: the
-partitioner sees weights without values, and nothing that ``preprocess`` returns takes a delegate back. So ``to_backend``
-itself gets a second attempt, also if a delegate's lowering refuses an operator because of the values of its constants.
+ExecuTorch partitions before it compiles, on weights without values, and ``preprocess`` cannot return operators to the CPU.
+Therefore ``to_backend`` itself is called again.
 """
 
 from __future__ import annotations
@@ -28,24 +27,24 @@ _MARK = "ethorch_retries"
 
 
 def install() -> None:
-    """Let ExecuTorch's ``to_backend`` try again for partitioners of ethorch; others see no difference. Idempotent.
+    """Wrap ExecuTorch's ``to_backend`` so that it tries again for partitioners of ethorch. Idempotent.
 
-    ``to_backend`` dispatches on the type of its first argument. The two forms that take a partitioner are registered anew,
-    around themselves. The partitioners' constructor calls this, so that nothing changes before there is one.
+    ``to_backend`` dispatches on the type of its first argument. The two forms with a partitioner are registered again. The
+    constructors of the partitioners call this function.
     """
     for form in (ExportedProgram, MethodProgramsPartitionerSpec):
-        once = to_backend.dispatch(form)
-        if not hasattr(once, _MARK):
-            to_backend.register(form, _with_retries(once))
+        function = to_backend.dispatch(form)
+        if not hasattr(function, _MARK):
+            to_backend.register(form, _add_retries(function))
 
 
-def _with_retries(once: Callable[..., Any]) -> Callable[..., Any]:
-    """``once``, called again as long as Vela declines something new. Nothing is compiled twice unless Vela raised.
+def _add_retries(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls ``function`` until nothing new is refused.
 
-    A delegate whose command stream is too long becomes two; what is too long by itself goes to the CPU.
+    A delegate with too many commands becomes two. An operator with too many commands goes to the CPU.
     """
 
-    @functools.wraps(once)
+    @functools.wraps(function)
     def attempts(program: Any, *rest: Any) -> Any:
         pairs = [(program, user) for user in rest] if rest else _pairs(program)
         users = [(edge, user) for edge, user in pairs if isinstance(user, DryRunPartitioner)]
@@ -54,7 +53,7 @@ def _with_retries(once: Callable[..., Any]) -> Callable[..., Any]:
                 user.prepare(edge)
             before = [copy.deepcopy(user.report) for _, user in users]
             try:
-                lowered = once(program, *rest)
+                lowered = function(program, *rest)
                 for _, user in users:
                     user.checks.warn()
                 return lowered
@@ -68,7 +67,7 @@ def _with_retries(once: Callable[..., Any]) -> Callable[..., Any]:
                 if cut is not None and any(user.begins.get(cut, 0) <= len(user.begins) for _, user in users):
                     logger.info("a delegate has too many commands; %s begins another", cut)
                     for (_, user), report in zip(users, before, strict=True):
-                        user.begins[cut] = user.begins.get(cut, 0) + 1  # past those that began one before it
+                        user.begins[cut] = user.begins.get(cut, 0) + 1  # after those that began a delegate before
                         user.report.restore(report)
                     continue
                 new = {
@@ -85,7 +84,7 @@ def _with_retries(once: Callable[..., Any]) -> Callable[..., Any]:
 def _decline(
     users: Sequence[tuple[ExportedProgram, DryRunPartitioner]], before: Sequence[PartitionReport], new: Mapping[Origin, Reason]
 ) -> None:
-    """Leave the operators at these places to the CPU, with their reasons, and restore the partitioners' reports."""
+    """Leave operators to the CPU, and restore the reports of the partitioners."""
     logger.warning(
         "a delegate was refused; again without %s", "; ".join(f"{place}: {reason.text}" for place, reason in new.items())
     )
@@ -96,5 +95,5 @@ def _decline(
 
 
 def _pairs(spec: MethodProgramsPartitionerSpec) -> list[tuple[ExportedProgram, Partitioner]]:
-    """Each method's program and its partitioner."""
+    """Return the program and the partitioner of each method."""
     return [(spec.method_to_edge_program[name], user) for name, user in spec.method_to_partitioner.items()]

@@ -1,4 +1,4 @@
-"""What really keeps an operator on the CPU: not that its neighbour is float, but why the neighbour is."""
+"""Replace a refusal caused by a float neighbor by the refusal of that neighbor."""
 
 from __future__ import annotations
 
@@ -18,30 +18,32 @@ def is_consequence(reason: Reason) -> bool:
 
 
 def root_causes(refusals: Mapping[Node, Reason]) -> dict[Node, Reason]:
-    """The refusals, where a neighbour's reason in place of "it is float" for those that another refusal explains."""
-    return {node: _explained(node, reason, refusals) for node, reason in refusals.items()}
+    """Return the refusals. An operator with a float neighbor gets the reason of the neighbor, if that was refused."""
+    return {node: _explain(node, reason, refusals) for node, reason in refusals.items()}
 
 
-def _explained(node: Node, reason: Reason, refusals: Mapping[Node, Reason]) -> Reason:
+def _explain(node: Node, reason: Reason, refusals: Mapping[Node, Reason]) -> Reason:
     if not is_consequence(reason):
         return reason
     seen = {node}
-    edge = list(_neighbours(node, reason.id))
+    edge = list(_neighbors(node, reason.id))
     while edge:
-        found = edge.pop(0)
-        if found in seen or op_name(found.target) in QUANTIZE | DEQUANTIZE:
+        neighbor = edge.pop(0)
+        if neighbor in seen or op_name(neighbor.target) in QUANTIZE | DEQUANTIZE:
             continue
-        seen.add(found)
-        cause = refusals.get(found)
+        seen.add(neighbor)
+        cause = refusals.get(neighbor)
         if cause is None:
             continue
         if is_consequence(cause):
-            edge += _neighbours(found, cause.id)
+            edge += _neighbors(neighbor, cause.id)
             continue
-        what = "its input comes from" if reason.id == _INPUT else "its float result goes to"
-        return Reason(reason.id, f"{what} {origin_of(found)}, which stays on the CPU: {cause.text} [{cause.id}]", cause.way_out)
+        relation = "its input comes from" if reason.id == _INPUT else "its float result goes to"
+        return Reason(
+            reason.id, f"{relation} {origin_of(neighbor)}, which stays on the CPU: {cause.text} [{cause.id}]", cause.way_out
+        )
     return reason
 
 
-def _neighbours(node: Node, id: str) -> Iterable[Node]:
+def _neighbors(node: Node, id: str) -> Iterable[Node]:
     return node.all_input_nodes if id == _INPUT else list(node.users)

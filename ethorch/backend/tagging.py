@@ -1,4 +1,4 @@
-"""Delegation tags: which nodes form one partition."""
+"""Group nodes into partitions."""
 
 from __future__ import annotations
 
@@ -12,81 +12,81 @@ from ethorch.lower.fx.control_flow import is_control_flow
 from ethorch.lower.fx.node import ASSERTIONS, DEQUANTIZE, QUANTIZE, Converted, constants_of, op_name
 
 
-def plumbing(node: Node) -> bool:
-    """Quantize and dequantize nodes and tuple access: they go where their operators go."""
+def is_plumbing(node: Node) -> bool:
+    """Return True for quantize, dequantize and getitem nodes, which belong to the partition of their operator."""
     return op_name(node.target) in QUANTIZE | DEQUANTIZE or node.target is operator.getitem
 
 
 def constant_nodes(program: ExportedProgram | Converted, among: Container[Node]) -> set[Node]:
-    """Operators of ``among`` that depend on constants alone: the lowering folds them, in each delegate that reads one."""
+    """Return the nodes of ``among`` that depend on constants only. The lowering of each delegate that reads one folds it."""
     constants = constants_of(program)
-    found: set[Node] = set()
+    folded: set[Node] = set()
     for node in program.graph.nodes:
         if node not in among or node.op != "call_function" or is_control_flow(node):
             continue
-        if all(arg in found or constants(arg) is not None for arg in node.all_input_nodes):
-            found.add(node)
-    return found
+        if all(arg in folded or constants(arg) is not None for arg in node.all_input_nodes):
+            folded.add(node)
+    return folded
 
 
 def requantizes(node: Node, supported: Container[Node], tagged: Container[Node]) -> bool:
-    """Does the quantize node give codes that the CPU made another scale? Its delegate does that better, if it reads the codes."""
+    """Return True if the node changes quantization parameters on the CPU, which the delegate that reads the result can do."""
     source = node.all_input_nodes[0] if op_name(node.target) in QUANTIZE and node in supported else None
     return source is not None and op_name(source.target) in DEQUANTIZE and source in supported and node not in tagged
 
 
 def tag_with_readers(program: ExportedProgram | Converted, node: Node) -> None:
-    """Put a dequantize node, or one of constants, into the delegate that reads it; where several do, each gets a copy."""
+    """Tag a dequantize or constant node with the partition that reads it. Each of several partitions gets a copy."""
     readers: dict[str | None, list[Node]] = {}
     for user in node.users:
         readers.setdefault(user.meta.get("delegation_tag"), []).append(user)
     tags = [tag for tag in readers if tag is not None]
     for tag in tags:
-        own = node
+        copy = node
         if len(readers) > 1:
             with program.graph.inserting_before(node):
-                own = program.graph.node_copy(node)
+                copy = program.graph.node_copy(node)
             for user in readers[tag]:
-                user.replace_input_with(node, own)
-        own.meta["delegation_tag"] = tag
+                user.replace_input_with(node, copy)
+        copy.meta["delegation_tag"] = tag
     if not node.users:
         program.graph.erase_node(node)
 
 
-def without_asserted(program: ExportedProgram | Converted, tagged: Container[Node]) -> set[Node]:
-    """Return the tagged nodes without those that only assertions read, unless they read another: they would return nothing."""
+def drop_asserted(program: ExportedProgram | Converted, tagged: Container[Node]) -> set[Node]:
+    """Return the tagged nodes without those that only assertions read, unless they read another tagged node."""
     asserted: set[Node] = set()
     for node in reversed(program.graph.nodes):
         if op_name(node.target) in ASSERTIONS or (node.users and all(user in asserted for user in node.users)):
             asserted.add(node)
-    found: set[Node] = set()
+    remaining: set[Node] = set()
     for node in program.graph.nodes:
-        if node in tagged and (node not in asserted or any(behind_dequantize(arg) in found for arg in node.all_input_nodes)):
-            found.add(node)
-    return found
+        if node in tagged and (node not in asserted or any(skip_dequantize(arg) in remaining for arg in node.all_input_nodes)):
+            remaining.add(node)
+    return remaining
 
 
-def partitions(
+def group_nodes(
     program: ExportedProgram | Converted,
     tagged: set[Node],
     inner: Container[Node] = (),
     later: Mapping[Node, int] | None = None,
 ) -> list[list[Node]]:
-    """The tagged nodes in as few groups as have no path out of a group and back into it, each in graph order.
+    """Return the tagged nodes in the fewest groups such that no path leaves a group and returns to it.
 
-    Greedy over levels: a node's level counts the CPU stretches on the longest path before it; nodes of one level form one
-    delegate, since no path leads from one of them over the CPU to another. Dequantize nodes belong to whoever reads them.
+    The level of a node is the number of transitions to the CPU on the longest path to it. Nodes of one level form a group,
+    because no path between them contains CPU operators. Each group is in graph order. Dequantize nodes are not in a group.
 
     Args:
-        inner: casts that do, too: no delegate can give what they return.
-        later: operators that begin a group, and by how many stretches they count as if the CPU stood before them.
+        inner: Casts with a result that a delegate cannot return. They belong to the partition of their readers.
+        later: Operators that begin a group, and the number of transitions that are added to their level.
     """
     level: dict[Node, int] = {}
     for node in program.graph.nodes:
         if op_name(node.target) in DEQUANTIZE or node in inner:
             continue
         before = 0
-        for arg in (behind_dequantize(arg, inner) for arg in node.all_input_nodes):
+        for arg in (skip_dequantize(arg, inner) for arg in node.all_input_nodes):
             crosses = arg in tagged and node not in tagged
             before = max(before, level[arg] + (1 if crosses else 0))
         level[node] = before + (later or {}).get(node, 0)
@@ -97,8 +97,8 @@ def partitions(
     return [groups[key] for key in sorted(groups)]
 
 
-def behind_dequantize(node: Node, inner: Container[Node] = ()) -> Node:
-    """What a dequantize node is made of, or one of ``inner``."""
+def skip_dequantize(node: Node, inner: Container[Node] = ()) -> Node:
+    """Return the first node before ``node`` that is neither a dequantize node nor in ``inner``."""
     while op_name(node.target) in DEQUANTIZE or node in inner:
         node = node.all_input_nodes[0]
     return node

@@ -1,4 +1,4 @@
-"""From a quantized model to a ``.pte`` by ExecuTorch's own lowering."""
+"""Compile a quantized model to a ``.pte`` with ExecuTorch's own lowering."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from ethorch.backend.emit.build import Build
 from ethorch.backend.partitioner import EthosUPartitioner
 from ethorch.backend.preprocess import lowered_delegates
-from ethorch.backend.products_on_cpu import with_kernels
+from ethorch.backend.products_on_cpu import rename_kernels
 from ethorch.lower.fx.export import export_module
 from ethorch.lower.fx.node import record_operators
 from ethorch.lower.fx.states import with_reads_first
@@ -40,15 +40,15 @@ def lower_by_executorch(
     shared: bool = False,
     dynamic_shapes: Sequence[dict[int, Any]] | None = None,
 ) -> Build:
-    """Let ExecuTorch export a model anew, partition it and write the program.
+    """Let ExecuTorch export a model again, partition it and write the program.
 
     Args:
-        etrecord: make ExecuTorch's ETRecord too.
-        shared: buffers that are kept lie in a memory of their own, with their names.
-        dynamic_shapes: the open dims of each input tensor.
+        etrecord: Whether to create an ETRecord.
+        shared: Whether mutable buffers are stored with their names in a separate memory.
+        dynamic_shapes: Dynamic dims of each input tensor.
 
     Raises:
-        EthorchError: ExecuTorch cannot make a program of it.
+        EthorchError: ExecuTorch does not support the model.
     """
     partitioner = EthosUPartitioner(spec)
     if isinstance(quantized, GraphModule):
@@ -57,14 +57,14 @@ def lower_by_executorch(
         if not all(isinstance(x, torch.Tensor) for x in tree_leaves(example_inputs)):
             quantized = _with_constant_numbers(quantized)
     graph = export_module(quantized, example_inputs, dynamic_shapes)
-    delegates, program, record = _lowered(graph, partitioner, etrecord=etrecord, shared=shared)
+    delegates, program, record = _lower(graph, partitioner, etrecord=etrecord, shared=shared)
     return Build(program, partitioner.report, delegates, spec, record)
 
 
 def _with_constant_numbers(model: GraphModule) -> GraphModule:
-    """Return a copy in which numbers that operators expect as tensors are constants.
+    """Return a copy with constants in place of numbers that operators expect as tensors.
 
-    ExecuTorch would lift them itself, which fails beside inputs of the program that are no tensors (``SpecViolationError``).
+    ExecuTorch's own conversion fails if inputs of the program are not tensors (``SpecViolationError``).
     """
     model = copy.deepcopy(model)
     for node in list(model.graph.nodes):
@@ -80,11 +80,11 @@ def _with_constant_numbers(model: GraphModule) -> GraphModule:
     return model
 
 
-def _lowered(
+def _lower(
     graph: ExportedProgram, partitioner: EthosUPartitioner, *, etrecord: bool = False, shared: bool = False
 ) -> tuple[tuple[Lowered, ...], bytes, Any]:
-    """The delegates, the .pte, and the ETRecord if one is asked for."""
-    with _executorch(partitioner.report), stage("lower the CPU's part"):
+    """Return the delegates, the .pte, and the ETRecord if it is required."""
+    with _convert_errors(partitioner.report), stage("lower the CPU's part"):
         edge = to_edge_transform_and_lower(
             graph,
             partitioner=[partitioner],
@@ -99,11 +99,11 @@ def _lowered(
             emit_mutable_buffer_names=True,
         )
         program = edge.to_executorch(config=config)
-        return delegates, with_kernels(program.buffer), program.get_etrecord() if etrecord else None
+        return delegates, rename_kernels(program.buffer), program.get_etrecord() if etrecord else None
 
 
 def _keep_initial_contents(program: ExportedProgram) -> None:
-    """Mark the buffers that the program changes: ExecuTorch would let them begin with what is in memory by chance."""
+    """Mark the mutable buffers so that ExecuTorch writes their initial values to the program."""
     changed = set(program.graph_signature.buffers_to_mutate.values())
     for node in program.graph.nodes:
         if program.graph_signature.inputs_to_buffers.get(node.name) in changed:
@@ -111,8 +111,8 @@ def _keep_initial_contents(program: ExportedProgram) -> None:
 
 
 @contextmanager
-def _executorch(report: PartitionReport) -> Iterator[None]:
-    """What ExecuTorch raises inside becomes an EthorchError that names the operators without kernels; a bug of ethorch does not."""
+def _convert_errors(report: PartitionReport) -> Iterator[None]:
+    """Convert exceptions of ExecuTorch to an EthorchError that names the operators without kernels."""
     try:
         yield
     except EthorchError:
@@ -121,6 +121,4 @@ def _executorch(report: PartitionReport) -> Iterator[None]:
         if is_raised_in(error, Path(__file__).parent.parent):
             raise
         missing = " ".join(refusal_texts(refusal.to_json() for refusal in report.without_kernel))
-        raise EthorchError(
-            f"ExecuTorch cannot make a program of the model{at(error)}: {first_sentence(error)} {missing}".rstrip()
-        ) from error
+        raise EthorchError(f"ExecuTorch cannot lower the model{at(error)}: {first_sentence(error)} {missing}".rstrip()) from error

@@ -1,7 +1,7 @@
-"""A partitioner's ``additional_checks``, asked about each operator under all of its names.
+"""Apply a partitioner's ``additional_checks`` to each operator under all of its names.
 
-Which operators of a program stay whole differs between partitioners, and so do the names of its nodes. A check for ``convolution``
-has to find the ``conv2d`` that ethorch keeps whole, and one for attention the products that the quantizer made of it.
+Partitioners differ in the operators that they keep from decomposition, so names of nodes differ, too. A check for ``convolution``
+must match the ``conv2d`` that ethorch keeps, and a check for attention the products that the quantizer creates from it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 
 from ethorch.backend.break_up import break_up, edge_operator, parts_of
 from ethorch.backend.products_on_cpu import LEFT_TO_CPU
-from ethorch.backend.tagging import plumbing
+from ethorch.backend.tagging import is_plumbing
 from ethorch.lower.fx.control_flow import nodes_everywhere
 from ethorch.lower.fx.node import Converted, overload_of
 from ethorch.support.errors import Reason
@@ -44,7 +44,7 @@ class _Alias:
 
 
 class UserChecks:
-    """The checks, and which of them have refused an operator so far."""
+    """Checks of the user, and a record of those that have refused an operator."""
 
     def __init__(self, checks: Sequence[OperatorSupportBase]):
         self.checks = list(checks)
@@ -52,14 +52,14 @@ class UserChecks:
         self._logged: set[tuple[int, str]] = set()
 
     def refusals(self, program: ExportedProgram | Converted) -> dict[Node, Reason]:
-        """Return a reason for each operator that a check refuses, itself or a part that ExecuTorch would break it up into."""
-        return {node: reason for node, (reason, _) in self._refused(program).items()}
+        """Return a reason for each operator that a check refuses, or with a part that a check refuses."""
+        return {node: reason for node, (reason, _) in self._find_refusals(program).items()}
 
     def break_up(self, program: ExportedProgram, nodes: Sequence[Node]) -> None:
-        """Break up operators of an edge program that stay on the CPU, which has kernels for their parts only."""
-        refused = self._refused(program)
+        """Decompose operators of an edge program that stay on the CPU, because it has kernels only for their parts."""
+        refusals = self._find_refusals(program)
         for node in nodes:
-            reason, is_all = refused.get(node, (None, False))
+            reason, is_all = refusals.get(node, (None, False))
             for part in break_up(program, [node]):
                 if is_all:
                     part.meta[LEFT_TO_CPU] = reason
@@ -79,33 +79,33 @@ class UserChecks:
         return [check for number, check in enumerate(self.checks) if number not in self._matched]
 
     def _refusing(self, modules: Any, node: Node, alias: _Alias) -> Iterator[int]:
-        """The numbers of the checks that refuse the node under this alias."""
+        """Iterate over the numbers of the checks that refuse the node under this alias."""
         is_own = alias.target is node.target
-        with _renamed(node, alias):
+        with _rename(node, alias):
             for number, check in enumerate(self.checks):
                 try:
                     supports = check.is_node_supported(modules, node)
                 except Exception:
                     if is_own:
                         raise
-                    continue  # it reads arguments that only the other operator has
+                    continue  # the check reads arguments that only the alias has
                 if not supports:
                     yield number
 
-    def _refused(self, program: ExportedProgram | Converted) -> dict[Node, tuple[Reason, bool]]:
-        """(Reason, whether the check refuses the operator itself and not only a part) for each refused operator."""
+    def _find_refusals(self, program: ExportedProgram | Converted) -> dict[Node, tuple[Reason, bool]]:
+        """Return for each refused operator the reason, and whether a check refuses the operator itself and not only a part."""
         if not self.checks:
             return {}
         modules = dict(program.graph_module.named_modules())
-        found: dict[Node, tuple[Reason, bool]] = {}
+        refusals: dict[Node, tuple[Reason, bool]] = {}
         numbering: dict[Graph, Graph] = {}
         for node in nodes_everywhere(program.graph):
             if node.op != "call_function":
                 continue
-            parts = [part for part in parts_of(node) if not plumbing(part)]
+            parts = [part for part in parts_of(node) if not is_plumbing(part)]
             scratch = numbering.setdefault(node.graph, Graph())
-            names = [_appended(scratch, part) for part in parts or [node]]  # as if nothing stayed whole
-            if plumbing(node):
+            names = [_name_in(scratch, part) for part in parts or [node]]  # as if all operators were decomposed
+            if is_plumbing(node):
                 continue
             aliases = _aliases(node, node.name if parts else names[0])
             by_itself = {number for alias in aliases for number in self._refusing(modules, node, alias)}
@@ -118,50 +118,50 @@ class UserChecks:
             self._matched |= by_itself | by_part
             for number in by_itself or by_part:
                 name = type(self.checks[number]).__name__
-                if (number, node.name) not in self._logged:  # partitioners are asked several times for one program
+                if (number, node.name) not in self._logged:  # ExecuTorch calls partitioners several times for one program
                     self._logged.add((number, node.name))
                     logger.info("Rejected by %s: %s", name, node.name)
                 reason = Reason(
                     "user.check",
                     f"rejected by {name}",
-                    "Take it out of the partitioner's additional_checks.",
+                    "Remove the check from additional_checks of the partitioner.",
                 )
-                found[node] = reason, bool(by_itself)
-        return found
+                refusals[node] = reason, bool(by_itself)
+        return refusals
 
 
 def _aliases(node: Node, name: str) -> Iterator[_Alias]:
-    """The operators and names of one node: its own, and those of the nodes that it was made of."""
-    own = overload_of(node.target)
-    yield _Alias(node.target, node.name, node.meta.get(_ORIGINAL, own))
-    yield _Alias(node.target, name, own)
-    yield _Alias(own, node.name, own)
-    known = {own: node.name} if node.target is own else {}
+    """Iterate over the operators and names of a node, and of the nodes that it was created from."""
+    overload = overload_of(node.target)
+    yield _Alias(node.target, node.name, node.meta.get(_ORIGINAL, overload))
+    yield _Alias(node.target, name, overload)
+    yield _Alias(overload, node.name, overload)
+    names = {overload: node.name} if node.target is overload else {}
     sources = list(node.meta.get("from_node") or ())
     while sources:
         source = sources.pop(0)
         sources += source.from_node or ()
-        target = _resolved(source.target)
+        target = _find_operator(source.target)
         if target is not None:
             yield _Alias(target, source.name, target)
-            if target is not own:
-                known.setdefault(target, source.name)
-    for aten, aten_name in known.items():
+            if target is not overload:
+                names.setdefault(target, source.name)
+    for aten, aten_name in names.items():
         edge = edge_operator(aten)
         if edge is not None:
             number = aten_name.rpartition("_")[2]
-            first = _appended(Graph(), edge)
+            first = _name_in(Graph(), edge)
             yield _Alias(edge, f"{first}_{number}" if number.isdecimal() else first, aten)
 
 
-def _appended(graph: Graph, node: Any) -> str:
-    """The name that an operator gets at the end of a graph."""
+def _name_in(graph: Graph, node: Any) -> str:
+    """Append an operator to a graph, and return the name of the node."""
     return graph.call_function(getattr(node, "target", node)).name
 
 
 @lru_cache(maxsize=4096)
-def _resolved(name: str) -> torch._ops.OpOverload | None:
-    """The operator called ``aten.softmax.int``."""
+def _find_operator(name: str) -> torch._ops.OpOverload | None:
+    """Return the operator with a name such as ``aten.softmax.int``, or None."""
     value: Any = torch.ops
     for part in name.split("."):
         value = getattr(value, part, None)
@@ -169,8 +169,8 @@ def _resolved(name: str) -> torch._ops.OpOverload | None:
 
 
 @contextmanager
-def _renamed(node: Node, alias: _Alias) -> Iterator[None]:
-    """The node with the target and the name of an alias."""
+def _rename(node: Node, alias: _Alias) -> Iterator[None]:
+    """Give a node the target and the name of an alias inside the context."""
     target, name, had, original = node.target, node.name, _ORIGINAL in node.meta, node.meta.get(_ORIGINAL)
     node.target, node.name, node.meta[_ORIGINAL] = alias.target, alias.name, alias.original
     try:

@@ -208,9 +208,9 @@ def lower_method(
         graph = with_integer_io(quantized, settings.io)
         inputs = as_codes(inputs, codes)
     if settings.partition == CPU_MATMUL:
-        from ethorch.backend.products_on_cpu import on_cpu  # 2 seconds of ExecuTorch, by its package
+        from ethorch.backend.products_on_cpu import move_products_to_cpu  # 2 seconds of ExecuTorch, by its package
 
-        graph = on_cpu(graph)
+        graph = move_products_to_cpu(graph)
     build = build_pte(
         graph, inputs, settings.spec, etrecord=settings.etrecord, shared=shared, wide=wide, dynamic_shapes=user.dynamic_shapes
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import nn
 
-from ethorch.backend.bundled import bundled_program
+from ethorch.backend.bundled import bundle_program
 from ethorch.backend.other_programs import OtherProgram, lower_to_tosa
 from ethorch.formats.files import write_whole
 from ethorch.models.load import UserModel, in_eval_mode
@@ -52,5 +52,5 @@ def save(program: OtherProgram, path: Path, record: Path | None = None) -> None:
     if path.suffix == ".bpte":
         outputs = program.module(*program.inputs)
         outputs = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
-        data = bundled_program(data, "forward", [(program.inputs, outputs)])
+        data = bundle_program(data, "forward", [(program.inputs, outputs)])
     write_whole(path, data)

@@ -238,13 +238,13 @@ class Program:
         record = self._record
         if record.model is None:
             raise EthorchError("a .pte holds no samples to bundle: save a program that ethorch.compile returned.")
-        from ethorch.backend.bundled import bundled_program  # 0.4 s of ExecuTorch's devtools
+        from ethorch.backend.bundled import bundle_program  # 0.4 s of ExecuTorch's devtools
 
         cases, loaded = [], runtime.load(record.pte, record.method)
         for sample in (record.model.calibration or [record.model.example_inputs])[:_BUNDLED_SAMPLES]:
             inputs = trees.leaves(record.as_taken(sample))
             cases.append((inputs, [x.clone() if trees.is_tensor(x) else x for x in loaded(*inputs)]))
-        return bundled_program(record.pte, record.method, cases)
+        return bundle_program(record.pte, record.method, cases)
 
     # checking ---------------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from torch._decomp import core_aten_decompositions
 from ethorch import runtime
 from ethorch.backend.break_up import edge_operator
 from ethorch.backend.build import build_pte
-from ethorch.backend.cpu_kernels import TAKE_COMPLEX, kernel_of, registered, without_kernel
+from ethorch.backend.cpu_kernels import COMPLEX_KERNELS, kernel_of, registered_kernels, without_kernel
 from ethorch.lower.fx.node import op_name
 from ethorch.lower.ops.spec import find
 from ethorch.lower.replacements import OTHERS, instead_of
@@ -98,7 +98,7 @@ def test_what_is_said_to_take_complex_tensors_does() -> None:
     edge = edge_of(everything, X, Z)
     called = {getattr(node.target, "_op", None) for node in edge.exported_program().graph.nodes if node.op == "call_function"}
     names = {op._schema.name.split("::")[1] for op in called if op is not None}
-    assert names <= TAKE_COMPLEX and names >= TAKE_COMPLEX - {"squeeze_copy"}
+    assert names <= COMPLEX_KERNELS and names >= COMPLEX_KERNELS - {"squeeze_copy"}
     found = runtime.load(edge.to_executorch().buffer)(X, Z)
     for mine, wanted in zip(found, everything(X, Z), strict=True):
         torch.testing.assert_close(mine, wanted)
@@ -110,7 +110,7 @@ ELSEWHERE = ("backward", "sparse", "miopen", "mkldnn")
 
 def unlisted_operators() -> Iterator[torch._ops.OpOverload]:
     """Iterate over PyTorch's operators of tensors that ethorch does not lower and ExecuTorch's runtime does not register."""
-    kernels, dispatched = registered(), set(torch._C._dispatch_get_all_op_names())
+    kernels, dispatched = registered_kernels(), set(torch._C._dispatch_get_all_op_names())
     for packet in (getattr(torch.ops.aten, name) for name in dir(torch.ops.aten)):
         for overload in packet.overloads() if hasattr(packet, "overloads") else ():
             op = getattr(packet, overload)

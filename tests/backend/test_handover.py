@@ -9,7 +9,7 @@ import torch
 
 from ethorch import EthosUCompileSpec
 from ethorch.arm import TosaCompileSpec
-from ethorch.backend.handover import attach, attached
+from ethorch.backend.handover import attach, find_spec
 from ethorch.support.errors import SpecError
 
 
@@ -20,9 +20,9 @@ def program() -> torch.export.ExportedProgram:
 
 def test_the_spec_on_the_nodes_goes_before_the_list(program: torch.export.ExportedProgram) -> None:
     spec, other = EthosUCompileSpec("ethos-u55-128"), EthosUCompileSpec("ethos-u85-256")
-    assert attached(EthosUCompileSpec, program, other.to_list()) == other
+    assert find_spec(EthosUCompileSpec, program, other.to_list()) == other
     attach([node for node in program.graph.nodes if node.op == "call_function"], spec)
-    assert attached(EthosUCompileSpec, program, other.to_list()) is spec
+    assert find_spec(EthosUCompileSpec, program, other.to_list()) is spec
 
 
 def test_what_a_pte_keeps_names_no_folder(tmp_path: Path) -> None:

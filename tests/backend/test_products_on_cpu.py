@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import ethorch
-from ethorch.backend.products_on_cpu import on_cpu, products
+from ethorch.backend.products_on_cpu import move_products_to_cpu, products
 from ethorch.figures.layer import CPU
 from ethorch.program.program import record_of
 from ethorch.support.errors import EthorchError, SpecError
@@ -80,7 +80,7 @@ def test_products_of_other_types_and_models_without(usual: ethorch.Program, walk
     sixteen = ethorch.quantize(Attention().eval(), walks[0], calibration=walks, scheme="a16w8")
     assert not products(sixteen)
     with pytest.raises(EthorchError, match="no product of two int8 activations"):
-        on_cpu(sixteen)
+        move_products_to_cpu(sixteen)
     dense = ethorch.compile(nn.Linear(32, 8).eval(), walks[0], calibration=walks, settings=ethorch.Settings(partition="cost"))
     assert dense.settings is not None and dense.settings.partition == "npu" and len(dense.budgets.attempts) == 1
     with pytest.raises(SpecError, match="unknown partition 'cots'"):

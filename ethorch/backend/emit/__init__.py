@@ -1,4 +1,4 @@
-"""The writer of the ``.pte``: partitions of a converted graph, Vela, and the program around them, without ExecuTorch.
+"""The writer of the ``.pte``, which partitions a converted graph, compiles the partitions and writes the program.
 
-ExecuTorch exports a graph anew, traces it several times and discards it, some 0.1 s an operator.
+ExecuTorch's lowering exports the graph again and traces it several times, which takes about 0.1 s per operator.
 """

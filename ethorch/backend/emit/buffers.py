@@ -1,4 +1,4 @@
-"""Buffers that a graph of delegates and operators on the CPU keeps from call to call: who reads them where they lie, and when."""
+"""The last reads of the mutable buffers of a graph."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ethorch.lower.fx.node import changes_in_place, op_name
 
 
 class Buffers:
-    """The buffers that a graph writes; all writes stand at its end.
+    """The buffers that a graph writes. All writes are at its end.
 
     Args:
         module: The graph.
-        names: Names of its buffers that the program changes.
+        names: Names of the mutable buffers.
     """
 
     def __init__(self, module: GraphModule, names: Collection[str]):
@@ -30,17 +30,17 @@ class Buffers:
         return name in self._last
 
     def is_free_after(self, name: str, node: Node) -> bool:
-        """Return True if nothing reads the buffer once ``node`` has run."""
+        """Return True if nothing reads the buffer after ``node``."""
         return self._last[name] <= self._places[node]
 
 
 def is_kept(node: Node) -> bool:
-    """Does something hold the elements of ``node`` beyond the operators of its call: a write to a buffer, the program's output?"""
+    """Return True if a buffer or an output of the program stores the elements of ``node``."""
     return any(user.op == "output" or changes_in_place(user) or (_passes_on(user) and is_kept(user)) for user in node.users)
 
 
 def _readers(node: Node) -> Iterator[Node]:
-    """What reads ``node``, itself or in another shape. Writes into it, and views of it for them, are none."""
+    """Iterate over the nodes that read ``node`` or a view of it, without writes to it and views that are only written."""
     for user in node.users:
         if not _is_written(user, node):
             yield user
@@ -49,12 +49,12 @@ def _readers(node: Node) -> Iterator[Node]:
 
 
 def _is_written(user: Node, node: Node) -> bool:
-    """Does ``user`` write into ``node``, or is it a view that is only written into?"""
+    """Return True if ``user`` writes to ``node`` or is a view that is only written."""
     if user.op != "call_function" or not user.args or user.args[0] is not node:
         return False
-    return changes_in_place(user) or (bool(user.users) and all(_is_written(one, user) for one in user.users))
+    return changes_in_place(user) or (bool(user.users) and all(_is_written(reader, user) for reader in user.users))
 
 
 def _passes_on(user: Node) -> bool:
-    """May its result lie where its operand does?"""
+    """Return True if the result may have the address of the operand."""
     return user.op == "call_function" and op_name(user.target) in VIEWS | CLONES | CASTS

@@ -1,4 +1,4 @@
-"""A finished program with what became of each operator."""
+"""The result of a compilation."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ethorch.vela.lowered import Lowered
 
 @dataclass(frozen=True)
 class Build:
-    """A finished program and what became of each operator.
+    """A program, its delegates and the placement of each operator.
 
     Attributes:
-        pte: the ExecuTorch program.
-        partition: which operators are on the NPU, and why the others are not.
-        delegates: the parts on the NPU, in the order of the file.
-        spec: what it was made for, with paths of ini files, which a file does not keep.
-        etrecord: ``executorch.devtools.etrecord.ETRecord`` of it; None where none was asked for.
-        states: the buffers that the program changes, and what became of each.
+        pte: The ExecuTorch program.
+        partition: The operators on the NPU, and the reasons for the others.
+        delegates: The delegates, in the order of the file.
+        spec: The compile spec, with paths of ini files, which the ``.pte`` does not store.
+        etrecord: ``executorch.devtools.etrecord.ETRecord``, or None if it was not required.
+        states: The mutable buffers and their placement.
     """
 
     pte: bytes = field(repr=False)
@@ -32,5 +32,5 @@ class Build:
     states: tuple[StateBuffer, ...] = field(default=(), compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without ExecuTorch's record, whose graphs cannot be pickled."""
+        """Return the state without ``etrecord``, because its graphs cannot be pickled."""
         return {**self.__dict__, "etrecord": None}

@@ -11,11 +11,11 @@ from ethorch.lower.fx.node import ASSERTIONS, DEQUANTIZE, QUANTIZE, op_name, sto
 from ethorch.support.errors import Reason
 
 
-def give_values(module: GraphModule) -> Reason | None:
+def set_values(module: GraphModule) -> Reason | None:
     """Set ``meta["val"]`` of the nodes that prepare and convert inserted: quantize and dequantize nodes, folded parameters.
 
     Returns:
-        The reason if the value of a node cannot be derived, as of control flow.
+        The reason if the value of a node cannot be derived, e.g. for control flow.
     """
     for node in module.graph.nodes:
         if is_control_flow(node):
@@ -51,7 +51,7 @@ def check_layouts(module: GraphModule) -> Reason | None:
 
 
 def structure_of(module: GraphModule) -> tuple[str, str]:
-    """Return PyTorch's serialized nests of inputs and outputs, as ExecuTorch writes them; empty if PyTorch did not keep them."""
+    """Return PyTorch's serialized nests of inputs and outputs, as ExecuTorch writes them; empty if PyTorch did not record them."""
     specs = (getattr(module, "_in_spec", None), getattr(module, "_out_spec", None))
     inputs, outputs = ("" if spec is None else torch.utils._pytree.treespec_dumps(spec) for spec in specs)
     return inputs, outputs

@@ -1,6 +1,6 @@
-"""Which operators on the CPU ExecuTorch writes to a program as they stand in a converted graph, and what it makes of some others.
+"""CPU operators that the writer supports, and the operators that ExecuTorch replaces them by.
 
-Tests hold every one of them against ExecuTorch. An operator that is not here takes ExecuTorch's way: it may break it up.
+Tests compare each with ExecuTorch's lowering, which may decompose operators that are not listed.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ _OTHERS = ("_log_softmax", "_softmax", "addmm", "bmm", "full", "full_like", "mm"
 
 
 def _aten(*names: str) -> frozenset[str]:
-    """``relu`` -> ``aten.relu.default``, ``add.Tensor`` -> ``aten.add.Tensor``."""
+    """Return full names, e.g. ``aten.relu.default`` for ``relu`` and ``aten.add.Tensor`` for ``add.Tensor``."""
     return frozenset(f"aten.{name}" if "." in name else f"aten.{name}.default" for name in names)
 
 
-#: Operators that are written as they are.
+#: Operators that are written unchanged.
 PLAIN = _aten(*_UNARY, *_BINARY, *_REDUCTIONS, *_MOVES, *_OTHERS) | frozenset(
     [QUANTIZED_PRODUCT, *(name for name in QUANTIZE | DEQUANTIZE if "per_tensor.default" in name)]
 )
-#: Those whose two operands ExecuTorch casts to one dtype: to which one.
+#: Operators with two operands that ExecuTorch casts to one dtype, and the kind of promotion.
 PROMOTED = {
     f"aten.{name}": PROMOTION.INT_TO_FLOAT if name == "div.Tensor" else PROMOTION.DEFAULT
     for name in ("add.Tensor", "div.Tensor", "minimum.default", "mul.Tensor", "sub.Tensor")
 }
-#: Those whose result has the elements of their operand in the same order: nothing is to be done, unless the program returns it.
+#: Views with the elements in the same order. They need no instruction unless the program returns them.
 VIEWS = _aten("_unsafe_view", "flatten.using_ints", "reshape", "unflatten.int", "view", "view_as")
-#: Those that change the dtype and nothing else, or nothing at all where it is the wanted one.
+#: Operators that change only the dtype.
 CASTS = _aten("_to_copy", "to.device", "to.dtype", "type_as")
-#: Those that give back what they got.
+#: Copies.
 CLONES = _aten("clone")
 
 Call = tuple[Any, tuple[Any, ...]]  # an operator and its arguments
@@ -64,49 +64,49 @@ _ops = torch.ops.aten
 
 
 def _dim(node: Node, dim: int) -> int:
-    """A dimension of the first operand, counted from the front."""
+    """Return a non-negative dimension of the first operand."""
     rank = node.args[0].meta["val"].dim()  # type: ignore[union-attr]
     return dim % rank if rank else 0
 
 
-def _transposed(node: Node, one: int, other: int) -> Call:
+def _permute(node: Node, first: int, second: int) -> Call:
     order = list(range(node.meta["val"].dim()))
     if order:
-        one, other = _dim(node, one), _dim(node, other)
-        order[one], order[other] = order[other], order[one]
+        first, second = _dim(node, first), _dim(node, second)
+        order[first], order[second] = order[second], order[first]
     return _ops.permute_copy.default, (node.args[0], order)
 
 
 def _transpose(node: Node) -> Call:
-    (_, one, other), _ = arguments(node)
-    return _transposed(node, one, other)
+    (_, first, second), _ = arguments(node)
+    return _permute(node, first, second)
 
 
 def _squeeze(node: Node) -> Call:
-    given = arguments(node)[0]
-    dims = given[1] if len(given) > 1 else [k for k, extent in enumerate(given[0].meta["val"].shape) if extent == 1]
-    return _ops.squeeze_copy.dims, (given[0], list(dims) if isinstance(dims, (list, tuple)) else [dims])
+    x, *rest = arguments(node)[0]
+    dims = rest[0] if rest else [k for k, extent in enumerate(x.meta["val"].shape) if extent == 1]
+    return _ops.squeeze_copy.dims, (x, list(dims) if isinstance(dims, (list, tuple)) else [dims])
 
 
-def _copied(node: Node) -> Call:
-    """A copy where PyTorch returns a view."""
+def _copy_view(node: Node) -> Call:
+    """Return the ``_copy`` variant of an operator that returns a view."""
     op = node.target
     packet = getattr(_ops, f"{op._overloadpacket.__name__}_copy")  # type: ignore[union-attr]
     return getattr(packet, op._overloadname), arguments(node)[0]  # type: ignore[union-attr]
 
 
 def _slice(node: Node) -> Call | None:
-    """None: all of it."""
-    same = node.args[0].meta["val"].shape == node.meta["val"].shape  # type: ignore[union-attr]
-    return None if same and arguments(node)[0][4] == 1 else _copied(node)
+    """Return ``slice_copy``, or None if the slice is the whole tensor."""
+    is_whole = node.args[0].meta["val"].shape == node.meta["val"].shape  # type: ignore[union-attr]
+    return None if is_whole and arguments(node)[0][4] == 1 else _copy_view(node)
 
 
-#: Operators that ExecuTorch writes as another one: which, with its arguments. None: their operand stands for them.
+#: Functions that return the operator and arguments that ExecuTorch writes instead, or None to use the operand.
 REWRITTEN: dict[str, Callable[[Node], Call | None]] = {
-    **dict.fromkeys(_aten("expand", "permute", "select.int", "unsqueeze"), _copied),
+    **dict.fromkeys(_aten("expand", "permute", "select.int", "unsqueeze"), _copy_view),
     **dict.fromkeys(_aten("squeeze", "squeeze.dim", "squeeze.dims"), _squeeze),
     "aten.slice.Tensor": _slice,
-    "aten.t.default": lambda node: _transposed(node, 0, 1),
+    "aten.t.default": lambda node: _permute(node, 0, 1),
     "aten.transpose.int": _transpose,
     "aten.softmax.int": lambda node: (_ops._softmax.default, (*node.args[:2], False)),
     "aten.log_softmax.int": lambda node: (_ops._log_softmax.default, (*node.args[:2], False)),

@@ -1,4 +1,4 @@
-"""What ExecuTorch writes to a program for an operator on the CPU: the out variant of its kernel, with the same arguments."""
+"""Kernels of CPU operators, and their arguments in the table of values."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ PUT_KERNEL = "aten::index_put_"
 CAST_KERNEL = "dim_order_ops::_to_dim_order_copy.out"
 CLONE_KERNEL = "dim_order_ops::_clone_dim_order.out"
 VIEW_KERNEL = "aten::view_copy.out"
-#: Arguments that say how a result is made: an out variant has none of them, since the tensor that it writes to says so.
+#: Arguments that describe the result. Out variants do not have them.
 _OF_RESULT = frozenset(("dtype", "layout", "device", "pin_memory"))
 
 
 class Kernel(NamedTuple):
-    """A kernel and its arguments but for the results.
+    """A kernel and its arguments without the results.
 
     Attributes:
-        name: as a program writes it, ``aten::add.out``.
-        arguments: name -> its type in the operator's schema, in order.
+        name: Name in a program, e.g. ``aten::add.out``.
+        arguments: Types of the arguments in the schema, by name, in order.
     """
 
     name: str
@@ -37,29 +37,29 @@ class Kernel(NamedTuple):
 
 @functools.cache
 def kernel_of(op: Any) -> Kernel | None:
-    """The kernel that computes an operator that changes none of its arguments; None where none is registered in PyTorch."""
+    """Return the out variant of a functional operator, or None if PyTorch has no such variant."""
     schema = op._schema
     name = op_name(op)
-    if name in QUANTIZE | DEQUANTIZE:  # registered by a library of ExecuTorch's
+    if name in QUANTIZE | DEQUANTIZE:  # a library of ExecuTorch registers their out variants
         return Kernel(f"{schema.name}.out", {argument.name: argument.type for argument in schema.arguments})
     names = {argument.name for argument in schema.arguments}
-    dropped = _OF_RESULT if names >= _OF_RESULT else frozenset()
-    wanted = {argument.name: str(argument.type) for argument in schema.arguments if argument.name not in dropped}
+    ignored = _OF_RESULT if names >= _OF_RESULT else frozenset()
+    types = {argument.name: str(argument.type) for argument in schema.arguments if argument.name not in ignored}
     for overload in op._overloadpacket.overloads():
-        other = getattr(op._overloadpacket, overload)._schema
-        own = {argument.name: argument.type for argument in other.arguments if not argument.is_out}
-        if len(own) < len(other.arguments) and {key: str(kind) for key, kind in own.items()} == wanted:
-            return Kernel(f"{other.name}.{other.overload_name}", own)
+        variant = getattr(op._overloadpacket, overload)._schema
+        inputs = {argument.name: argument.type for argument in variant.arguments if not argument.is_out}
+        if len(inputs) < len(variant.arguments) and {key: str(kind) for key, kind in inputs.items()} == types:
+            return Kernel(f"{variant.name}.{variant.overload_name}", inputs)
     return None
 
 
-def argument(values: Values, value: Any, kind: Any, number_of: Callable[[Any], int]) -> int | None:
-    """Return the number of an argument in the table of values; None if the table has no form for it.
+def add_argument(values: Values, value: Any, kind: Any, number_of: Callable[[Any], int]) -> int | None:
+    """Add an argument to the table of values. Return its number, or None if its type is not supported.
 
     Args:
-        value: The argument as it is in a graph.
+        value: The argument in the graph.
         kind: Its type in the schema.
-        number_of: Returns the number of a node, and of a number that a tensor stands for.
+        number_of: Function that returns the number of a node, or of the tensor for a scalar.
     """
     if isinstance(kind, torch.OptionalType):
         if value is None:

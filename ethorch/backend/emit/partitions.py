@@ -1,4 +1,4 @@
-"""A converted graph in which one call stands for each partition. ExecuTorch is not needed, which would trace the graph again."""
+"""Replace the partitions of a converted graph by calls, without ExecuTorch."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torch.fx import Graph, GraphModule, Node
 
 from ethorch.backend.dry_run import DryRun
 from ethorch.backend.emit import reasons
-from ethorch.backend.emit.checks import check_layouts, give_values
-from ethorch.backend.emit.partial_writes import at_their_places, write_parts
+from ethorch.backend.emit.checks import check_layouts, set_values
+from ethorch.backend.emit.partial_writes import write_parts, write_to_views
 from ethorch.backend.root_causes import root_causes
 from ethorch.lower.fx.node import (
     ASSERTIONS,
@@ -46,7 +46,7 @@ _PER_TENSOR = frozenset(f"quantized_decomposed.{name}_per_tensor.default" for na
 
 
 def call_delegate(inputs: Sequence[Tensor], number: int) -> list[Tensor]:
-    """Stand for a delegate in a graph; the node's ``meta["val"]`` has its results. It is never called."""
+    """Represent a delegate in a graph. The node's ``meta["val"]`` has its results. The function is never called."""
     raise NotImplementedError
 
 
@@ -65,7 +65,7 @@ class PartitionedGraph:
     Attributes:
         module: Operators of the CPU, and calls of ``call_delegate``.
         partitions: The partition of each call, by its number.
-        report: Operators in the partitions, and why the others are not.
+        report: Operators in the partitions, and the reasons for the others.
         buffers: Names of the buffers that the program changes.
     """
 
@@ -76,17 +76,17 @@ class PartitionedGraph:
 
 
 def partition_graph(module: GraphModule, spec: EthosUCompileSpec) -> PartitionedGraph | Reason:
-    """Lower the partitions of a graph that ``convert_pt2e`` returned; the graph itself is not changed.
+    """Lower the partitions of a copy of a graph that ``convert_pt2e`` returned.
 
     Returns:
-        The reason if ethorch does not write a program of the graph, as with control flow or tensors with channels last.
+        The reason if the writer does not support the graph, e.g. for control flow.
     """
     program = Converted(GraphModule(module, copy.deepcopy(module.graph)))
     graph = program.graph
-    problem = give_values(program.graph_module) or check_layouts(program.graph_module) or _check_writes(program)
+    problem = set_values(program.graph_module) or check_layouts(program.graph_module) or _check_writes(program)
     if problem is not None:
         return problem
-    buffers = _changed_buffers(graph)
+    buffers = _find_mutable_buffers(graph)
     _remove_idle_writes(graph)
     parts = write_parts(program.graph_module, constants_of(program))
     choice = DryRun(spec)
@@ -112,7 +112,7 @@ def partition_graph(module: GraphModule, spec: EthosUCompileSpec) -> Partitioned
         if isinstance(partition, Reason):
             return partition
         partitions.append(partition)
-    at_their_places(graph, parts)
+    write_to_views(graph, parts)
     _sort(graph)
     graph.eliminate_dead_code(
         lambda node: node.is_impure() or changes_in_place(node) or (node.op == "get_attr" and str(node.target) in buffers)
@@ -134,31 +134,31 @@ def _check_writes(program: Converted) -> Reason | None:
 
 
 def _writes_codes(node: Node) -> bool:
-    """Return True if the node writes integers to a buffer, which the memory plan does and not an operator of the CPU."""
+    """Return True if the node writes integers to a buffer, which needs no CPU operator."""
     if not changes_in_place(node):
         return False
     target = node.args[0]
     return isinstance(target, Node) and not target.meta["val"].dtype.is_floating_point
 
 
-def _changed_buffers(graph: Graph) -> tuple[str, ...]:
+def _find_mutable_buffers(graph: Graph) -> tuple[str, ...]:
     """Return the names of the buffers that a graph writes, in the order of the writes."""
     written = [target_buffer(node) for node in graph.nodes if node.op == "call_function" and changes_in_place(node)]
     return tuple(dict.fromkeys(str(node.target) for node in written if node is not None))
 
 
 def _remove_idle_writes(graph: Graph) -> None:
-    """Remove the writes of codes to the buffer that they were read from."""
+    """Remove the writes of integer values to the buffer that they were read from."""
     for name, write in writes_of(graph).items():
         buffer, written = write.args[:2]
         assert isinstance(buffer, Node) and isinstance(written, Node)
-        if not buffer.meta["val"].dtype.is_floating_point and _returns_contents(name, written):
+        if not buffer.meta["val"].dtype.is_floating_point and _is_unchanged(name, written):
             graph.erase_node(write)
             graph.eliminate_dead_code(lambda node: node.is_impure() or changes_in_place(node) or node.op == "get_attr")
 
 
-def _returns_contents(name: str, written: Node) -> bool:
-    """Return True if a value consists of the codes of this buffer, dequantized and quantized again by one scale at most."""
+def _is_unchanged(name: str, written: Node) -> bool:
+    """Return True if a value has the elements of this buffer, dequantized and quantized again with at most one scale."""
     parameters = set()
     while written.op == "call_function":
         if op_name(written.target) in _PER_TENSOR:
@@ -231,11 +231,11 @@ def _replace_by_call(
     builder = builder_for(spec.target)
     walk = Walk(graph, constants, builder, strict=False).run()
     for node, reason in walk.refusals.items():
-        return reasons.refused(f"{node.name}: {reason}")
+        return reasons.vela_refusal(f"{node.name}: {reason}")
     try:
         walk.give([(copies[node], tuple(range(node.meta["val"].dim()))) for node in outputs])
     except Unsupported as refusal:
-        return reasons.refused(str(refusal.reason))
+        return reasons.vela_refusal(str(refusal.reason))
     order = [next(k for k, arg in enumerate(inputs) if walk.inputs.get(copies[arg]) is value) for value in builder.graph.inputs]
     verify(builder.graph)
     with program.graph.inserting_after(nodes[-1]):

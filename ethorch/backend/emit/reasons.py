@@ -12,16 +12,14 @@ def not_converted(kind: str) -> Reason:
 
 
 def etrecord() -> Reason:
-    return Reason(
-        "writer.etrecord", "only ExecuTorch's lowering makes the graphs of an ETRecord", "Leave the setting etrecord out."
-    )
+    return Reason("writer.etrecord", "only ExecuTorch's lowering creates the graphs of an ETRecord", "Remove the setting etrecord.")
 
 
 def open_sizes() -> Reason:
     return Reason(
         "writer.open_sizes",
-        "sizes of inputs are open, and ExecuTorch plans their memory",
-        "Give shapes=[...], one tuple of shapes for each method.",
+        "sizes of inputs are dynamic, and ExecuTorch plans their memory",
+        "Use shapes=[...], which compiles a method for each tuple of shapes.",
     )
 
 
@@ -34,7 +32,7 @@ def control_flow(name: str) -> Reason:
 
 
 def module(name: str) -> Reason:
-    return Reason("writer.module", f"{name} is a module, not an operator", "Export the model without leaving modules whole.")
+    return Reason("writer.module", f"{name} is a module, not an operator", "Export the model without preserved modules.")
 
 
 def not_tensor(name: str) -> Reason:
@@ -42,14 +40,14 @@ def not_tensor(name: str) -> Reason:
 
 
 def unknown_value(name: str) -> Reason:
-    return Reason("writer.unknown_value", f"shape and dtype of {name} are unknown", "Quantize the graph that torch.export made.")
+    return Reason("writer.unknown_value", f"shape and dtype of {name} are unknown", "Quantize the graph that torch.export returns.")
 
 
 def layout(name: str) -> Reason:
     return Reason(
         "writer.layout",
         f"{name} is not stored row by row, or has no fixed shape",
-        'Export with contiguous inputs; Settings(io_layout="nhwc") gives the program channels last.',
+        'Export with contiguous inputs. Use Settings(io_layout="nhwc") for programs with channels last.',
     )
 
 
@@ -71,7 +69,7 @@ def other_buffer(name: str) -> Reason:
     return Reason("writer.other_buffer", f"{name} is a buffer, and is written to another one", "Write a clone of it.")
 
 
-def returned_buffer() -> Reason:
+def output_buffer() -> Reason:
     return Reason("writer.returned_buffer", "the program returns a constant or a buffer", "Return a clone of it.")
 
 
@@ -94,7 +92,7 @@ def unknown_operator(name: str) -> Reason:
 def argument(operator: str, name: str) -> Reason:
     return Reason(
         "writer.argument",
-        f"the argument {name} of {operator} has no form in a program",
+        f"a program cannot store the argument {name} of {operator}",
         "Pass a number, a tensor or a list.",
     )
 
@@ -111,7 +109,7 @@ def no_input(name: str) -> Reason:
     return Reason("writer.no_input", f"delegate {name} has no input", "Compute the constants that it returns before the export.")
 
 
-def refused(text: str) -> Reason:
+def vela_refusal(text: str) -> Reason:
     return Reason(
         "writer.refused", f"a delegate was refused: {text}", "ExecuTorch's lowering compiles the model again without this operator."
     )

@@ -1,4 +1,4 @@
-"""From a converted graph to a ``.pte`` without ExecuTorch, in about the time that Vela takes."""
+"""Compile a converted graph to a ``.pte`` without ExecuTorch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ethorch.backend.emit.build import Build
 from ethorch.backend.emit.checks import structure_of
 from ethorch.backend.emit.partitions import partition_graph
 from ethorch.backend.emit.writer import Writer
-from ethorch.backend.products_on_cpu import with_kernels
+from ethorch.backend.products_on_cpu import rename_kernels
 from ethorch.formats.payload import BACKEND_ID
 from ethorch.formats.pte_types import Delegate
 from ethorch.formats.pte_writer import write
@@ -29,10 +29,10 @@ def write_pte(quantized: GraphModule, spec: EthosUCompileSpec) -> Build | Reason
     """Partition a graph, compile each partition once, and write the program.
 
     Args:
-        quantized: The graph that ``convert_pt2e`` returned, with codes in the buffers that it changes. It is not changed.
+        quantized: Graph returned by ``convert_pt2e``, with quantized mutable buffers. It is not changed.
 
     Returns:
-        The program, or the reason if ExecuTorch's lowering is needed. Only Vela's own refusals are found after compiling.
+        The program, or the reason if ExecuTorch's lowering is needed. Only refusals of Vela are detected during compilation.
     """
     graph = partition_graph(with_reads_first(quantized), spec)
     if isinstance(graph, Reason):
@@ -43,7 +43,7 @@ def write_pte(quantized: GraphModule, spec: EthosUCompileSpec) -> Build | Reason
     try:
         compiled = [compile_lowered(partition.graph, partition.tuning, spec) for partition in graph.partitions]
     except (Unsupported, VelaError) as error:
-        return reasons.refused(str(error))
+        return reasons.vela_refusal(str(error))
     delegates = tuple(compiled[number] for number in writer.calls)
     if spec.path_for_intermediates:
         for lowered in delegates:
@@ -52,4 +52,4 @@ def write_pte(quantized: GraphModule, spec: EthosUCompileSpec) -> Build | Reason
     logger.info("%s", graph.report.summary())
     options = tuple(spec.publish().to_pairs())
     blobs = [Delegate(BACKEND_ID, lowered.payload.pack(), options) for lowered in delegates]
-    return Build(with_kernels(write(writer.program(blobs, structure_of(quantized)))), graph.report, delegates, spec)
+    return Build(rename_kernels(write(writer.program(blobs, structure_of(quantized)))), graph.report, delegates, spec)

@@ -1,4 +1,4 @@
-"""The writer: a graph of operators on the CPU and calls of delegates as an ExecuTorch program."""
+"""Conversion of a graph of CPU operators and calls of delegates to an ExecuTorch program."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from torch.fx import Node
 from ethorch.backend.emit import reasons
 from ethorch.backend.emit.buffers import Buffers, is_kept
 from ethorch.backend.emit.cpu_operators import CASTS, CLONES, PLAIN, PROMOTED, REWRITTEN, VIEWS
-from ethorch.backend.emit.kernels import CAST_KERNEL, CLONE_KERNEL, COPY_KERNEL, PUT_KERNEL, VIEW_KERNEL, argument, kernel_of
+from ethorch.backend.emit.kernels import CAST_KERNEL, CLONE_KERNEL, COPY_KERNEL, PUT_KERNEL, VIEW_KERNEL, add_argument, kernel_of
 from ethorch.backend.emit.partitions import PartitionedGraph, call_delegate
-from ethorch.backend.emit.values import Values, aligned, plan
+from ethorch.backend.emit.values import Values, align, plan_memory
 from ethorch.formats.pte_types import Call, Chain, Delegate, Instruction, Method, Program, Value
 from ethorch.lower.fx.node import (
     ASSERTIONS,
@@ -34,12 +34,12 @@ from ethorch.support.errors import Reason
 
 
 class Writer:
-    """Write the program that ExecuTorch would make of a graph: the same kernels in another order, and the same results.
+    """A program under construction, with the kernels that ExecuTorch's lowering would use.
 
-    ``add_graph`` comes first, which needs no payloads: a graph that cannot be written costs no compilation. Then ``program``.
+    Call ``add_graph`` first, which needs no payloads and detects graphs that are not supported. Then call ``program``.
 
-    A buffer that the program changes is a tensor in a memory of its own, ``SHARED_MEMORY``, with its first contents in the file;
-    equal ones, as of caches, are stored once. A delegate writes its results into the buffer if nothing reads that any more.
+    Mutable buffers are tensors in ``SHARED_MEMORY`` with their initial values in the file. Equal initial values are stored once. A
+    delegate writes its result into a buffer if nothing reads the old value later.
 
     Attributes:
         calls: Number of the partition of each call, in the order of the calls.
@@ -50,24 +50,24 @@ class Writer:
         self.calls: list[int] = []
         self._values = Values()
         self._places: dict[Node, int] = {}
-        self._base: dict[int, int] = {}  # a tensor that is another one in another shape -> that one
-        self._live: dict[int, tuple[int, int]] = {}  # tensor -> the instructions it is written and last read by
+        self._base: dict[int, int] = {}  # tensor of each view
+        self._live: dict[int, tuple[int, int]] = {}  # first write and last read of each tensor
         self._steps: list[Instruction] = []
         self._inputs: list[Node] = []
         self._outputs: list[int] = []
         self._constants: dict[bytes, int] = {b"": 0}
-        self._known: dict[tuple[Any, ...], int] = {}  # constants
+        self._constant_numbers: dict[tuple[Any, ...], int] = {}
         self._buffers = Buffers(graph.module, graph.buffers)
-        self._states: dict[str, int] = {}  # name of a buffer -> its tensor
+        self._states: dict[str, int] = {}  # tensor of each buffer, by name
         self._in_buffers: set[int] = set()  # results of delegates that are stored in buffers
-        self._contents: dict[bytes, int] = {}  # first contents of buffers -> their number in the program, from 1 on
+        self._contents: dict[bytes, int] = {}  # number of each initial value, from 1
         self._state_bytes = 0
 
     def add_graph(self) -> Reason | None:
         """Add the instructions of all nodes.
 
         Returns:
-            The reason if ExecuTorch would change an operator before it writes it, or if the operator is unknown.
+            The reason if an operator is not supported.
         """
         for node in self.module.graph.nodes:
             if node.op == "placeholder":
@@ -85,11 +85,11 @@ class Writer:
             delegates: The delegate of each of ``calls``.
             structure: Nests of the program's inputs and outputs.
         """
-        offsets, size = plan({number: (self._values.values[number].nbytes, *span) for number, span in self._live.items()})
+        offsets, size = plan_memory({number: (self._values.values[number].nbytes, *span) for number, span in self._live.items()})
         offsets |= {number: offsets[self._root(number)] for number in self._base if self._root(number) in offsets}
         method = Method(
             "forward",
-            tuple(self._values.placed(number, offsets) for number in range(len(self._values.values))),
+            tuple(self._values.with_offset(number, offsets) for number in range(len(self._values.values))),
             tuple(self._places[node] for node in self._inputs),
             tuple(self._outputs),
             tuple(dict.fromkeys(call.operator for call in self._steps if isinstance(call, Call) and call.operator)),
@@ -128,26 +128,26 @@ class Writer:
             if number in self._live:
                 self._live[number] = (self._live[number][0], len(self._steps))
             elif number not in self._in_buffers:
-                return reasons.returned_buffer()
+                return reasons.output_buffer()
         return None
 
     # --- values -------------------------------------------------------------------------------------------------------
 
     def _constant(self, tensor: torch.Tensor) -> int:
-        """Return a tensor with its contents in the file; equal ones are stored once."""
-        where = self._constants.setdefault(_bytes_of(tensor), len(self._constants))
-        key = where, tensor.dtype, tensor.shape
-        if key not in self._known:
-            self._known[key] = self._values.like(tensor, where)
-        return self._known[key]
+        """Return a constant tensor. Equal constants are stored once."""
+        number = self._constants.setdefault(_bytes_of(tensor), len(self._constants))
+        key = number, tensor.dtype, tensor.shape
+        if key not in self._constant_numbers:
+            self._constant_numbers[key] = self._values.like(tensor, number)
+        return self._constant_numbers[key]
 
     def _state(self, node: Node, tensor: torch.Tensor) -> int:
-        """Return a buffer that the program changes, in a memory of its own, with its first contents."""
+        """Return the tensor of a mutable buffer."""
         name = str(node.target)
         if name not in self._states:
             number = self._contents.setdefault(_bytes_of(tensor), len(self._contents) + 1)
             self._states[name] = self._values.state(node, name, number, self._state_bytes)
-            self._state_bytes = aligned(self._state_bytes + self._values.values[self._states[name]].nbytes)
+            self._state_bytes = align(self._state_bytes + self._values.values[self._states[name]].nbytes)
         return self._states[name]
 
     def _root(self, number: int) -> int:
@@ -160,13 +160,13 @@ class Writer:
         return number
 
     def _reshape(self, number: int, tensor: torch.Tensor) -> int:
-        """Return a tensor in the shape of another one, at the same address."""
+        """Return a tensor with the shape of ``tensor`` at the address of another one."""
         source = self._values.values[number]
         shape = tuple(tensor.shape)
         if source.shape == shape:
             return number
         if number in self._states.values() or number in self._in_buffers:
-            return self._values.seen_as(number, shape)
+            return self._values.view(number, shape)
         self._values.values.append(replace(source, shape=shape, dim_order=tuple(range(len(shape)))))
         view = len(self._values.values) - 1
         self._base[view] = self._root(number)
@@ -201,7 +201,9 @@ class Writer:
         if name in PLAIN:
             if name in QUANTIZE and self._undoes_dequantize(node):
                 return reasons.undone_quantization(node.name)
-            operands = {one.name: x for one, x in zip(overload_of(node.target)._schema.arguments, node.args, strict=False)}
+            operands = {
+                argument.name: x for argument, x in zip(overload_of(node.target)._schema.arguments, node.args, strict=False)
+            }
             return self._add_kernel(node, overload_of(node.target), operands | node.kwargs)
         return self._add_rewritten(node, name) if name in REWRITTEN else reasons.unknown_operator(name)
 
@@ -211,7 +213,7 @@ class Writer:
             self._places[node] = self._places[node.all_input_nodes[0]]
             return None
         op, args = call
-        return self._add_kernel(node, op, {one.name: x for one, x in zip(op._schema.arguments, args, strict=False)})
+        return self._add_kernel(node, op, {argument.name: x for argument, x in zip(op._schema.arguments, args, strict=False)})
 
     def _add_delegate(self, node: Node) -> Reason | None:
         inputs: Any = node.args[0]
@@ -232,7 +234,7 @@ class Writer:
         return None
 
     def _result(self, call: Node, item: Node) -> int | Reason:
-        """Return the tensor that a delegate writes a result to: a buffer or a part of one, if nothing reads that any more."""
+        """Return the tensor of a result of a delegate. It is in a buffer if the result is written there and the old value is not read."""
         writes = [user for user in item.users if changes_in_place(user)]
         write = writes[0] if len(writes) == 1 else None
         buffer = target_buffer(write) if write and write.target is torch.ops.aten.copy_.default and write.args[1] is item else None
@@ -244,20 +246,20 @@ class Writer:
         return place
 
     def _part(self, target: Any, like: Node) -> int | Reason:
-        """Return the tensor that is a whole buffer, or a slice of one that lies behind its first elements."""
+        """Return the tensor of a buffer or of a contiguous slice of one."""
         buffer = target if target.op == "get_attr" else target_buffer(target)
         if buffer is None or any(getattr(target.meta["val"], key) != getattr(like.meta["val"], key) for key in ("shape", "dtype")):
             return reasons.in_place(f"a write to {target.name}")
         tensor = tensor_of(self.module, buffer)
         assert tensor is not None
-        whole = self._state(buffer, tensor)
+        state = self._state(buffer, tensor)
         if target is buffer:
-            return whole
+            return state
         view, dim, first, *_ = target.args
-        return self._values.inside(whole, like, first * math.prod(view.meta["val"].shape[dim + 1 :]))
+        return self._values.inside(state, like, first * math.prod(view.meta["val"].shape[dim + 1 :]))
 
     def _add_write(self, node: Node) -> Reason | None:
-        """Add a write to a buffer: all of it, a slice, or rows at an index."""
+        """Add a write to a buffer, a slice of it, or rows at an index."""
         target: Any = node.args[0]
         if target_buffer(node) is None or node.kwargs or node.users:
             return reasons.in_place(node.name)
@@ -292,7 +294,7 @@ class Writer:
         return next((reasons.other_buffer(node.name) for node in buffers), None)
 
     def _add_view(self, node: Node) -> Reason | None:
-        """Add the operand in another shape: without an instruction, unless the program returns it."""
+        """Add a view of the operand. It needs an instruction only if the program returns it."""
         source = node.all_input_nodes[0]
         if not source.meta["val"].is_contiguous():
             return reasons.layout(source.name)
@@ -318,7 +320,7 @@ class Writer:
         return None
 
     def _convert(self, number: int, like: torch.Tensor, kernel: str) -> int:
-        """Add an instruction that gives a tensor the dtype of another one."""
+        """Add an instruction that converts a tensor to the dtype of another one."""
         blocking = self._values.simple(Value("bool", number=False))
         order = self._values.integers(range(like.dim()))
         result = self._new(like)
@@ -334,7 +336,7 @@ class Writer:
         kernel = kernel_of(op)
         if kernel is None:
             return reasons.unknown_operator(op_name(op))
-        operands = {one.name: one.default_value for one in op._schema.arguments} | operands
+        operands = {argument.name: argument.default_value for argument in op._schema.arguments} | operands
         operands = {key: operands[key] for key in kernel.arguments}
         if op_name(op) in PROMOTED:
             operands = self._promote(operands, PROMOTED[op_name(op)])
@@ -349,7 +351,7 @@ class Writer:
 
         args = list[int]()
         for key, kind in kernel.arguments.items():
-            number = argument(self._values, operands[key], kind, number_of)
+            number = add_argument(self._values, operands[key], kind, number_of)
             if number is None:
                 return reasons.argument(op_name(op), key)
             args.append(number)
@@ -365,7 +367,7 @@ class Writer:
         return None
 
     def _undoes_dequantize(self, node: Node) -> bool:
-        """Return True if a quantize node gives the codes that a dequantize node got, because ExecuTorch removes both."""
+        """Return True if a quantize node undoes a dequantize node. ExecuTorch removes both."""
         source = node.args[0]
         while isinstance(source, Node) and op_name(source.target) not in DEQUANTIZE:
             unchanged = source.op == "call_function" and source.all_input_nodes[:1]
@@ -375,7 +377,7 @@ class Writer:
         return isinstance(source, Node) and source.args[1:] == node.args[1:]
 
     def _promote(self, operands: dict[str, Any], kind: ELEMENTWISE_TYPE_PROMOTION_KIND) -> dict[str, Any]:
-        """Cast the operands to one dtype, as ExecuTorch does for some operators."""
+        """Cast the operands to one dtype, like ExecuTorch."""
         tensors = {key: operands[key] for key in ("self", "other")}
         values = {key: x.meta["val"] if isinstance(x, Node) else torch.tensor(x) for key, x in tensors.items()}
         dtype = elementwise_dtypes(*values.values(), type_promotion_kind=kind)[1]
@@ -395,8 +397,8 @@ class _Place:
 
 
 def _check(node: Node) -> Reason | None:
-    """Return the reason if a tensor has no fixed shape, no elements, or complex numbers, which few kernels take."""
-    for tensor in flat([one.meta.get("val") for one in (node, *node.all_input_nodes)]):
+    """Return the reason if a tensor has a dynamic shape, no elements, or complex elements."""
+    for tensor in flat([tensor_node.meta.get("val") for tensor_node in (node, *node.all_input_nodes)]):
         if not isinstance(tensor, torch.Tensor):
             return reasons.not_tensor(node.name)
         if not all(isinstance(extent, int) for extent in tensor.shape):
@@ -407,5 +409,5 @@ def _check(node: Node) -> Reason | None:
 
 
 def _bytes_of(tensor: torch.Tensor) -> bytes:
-    """Return the contents of a tensor, row by row."""
+    """Return the elements of a tensor as contiguous bytes."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""

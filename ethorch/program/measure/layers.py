@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
-from ethorch.backend.tagging import plumbing
+from ethorch.backend.tagging import is_plumbing
 from ethorch.lower.builder.qparams import QParams
 from ethorch.lower.fx.node import DEQUANTIZE, QUANTIZE, is_in_place, op_name, origin_of
 from ethorch.lower.ops.spec import OPS
@@ -244,7 +244,7 @@ def _operators(source: Node, ends: Container[Node]) -> tuple[str, tuple[str, ...
     stack = [source]
     while stack:
         for node in stack.pop().all_input_nodes:
-            if node.op == "call_function" and not plumbing(node) and node not in ends and node not in before:
+            if node.op == "call_function" and not is_plumbing(node) and node not in ends and node not in before:
                 before[node] = None
                 stack.append(node)
     fused = [node.target for node in reversed(before) if isinstance(node.target, torch._ops.OpOverload)]

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from ethorch.backend.emit.checks import give_values
-from ethorch.backend.tagging import constant_nodes, plumbing
+from ethorch.backend.emit.checks import set_values
+from ethorch.backend.tagging import constant_nodes, is_plumbing
 from ethorch.lower.builder.qparams import QParams, QTensor
 from ethorch.lower.fx.node import (
     ASSERTIONS,
@@ -52,7 +52,7 @@ def nodes_on_npu(quantized: GraphModule, spec: EthosUCompileSpec, delegated: Col
         spec, delegated: See ``NodesOnNpu``.
     """
     module = GraphModule(quantized, copy.deepcopy(quantized.graph))
-    return give_values(module) or NodesOnNpu(module, spec, delegated)
+    return set_values(module) or NodesOnNpu(module, spec, delegated)
 
 
 class NodesOnNpu:
@@ -78,7 +78,7 @@ class NodesOnNpu:
         refused: dict[Node, Reason] = {}
         if not names.isdisjoint(delegated):
             folded = constant_nodes(program, set(graph.nodes))
-            calls = (n for n in graph.nodes if n.op == "call_function" and n not in folded and not plumbing(n))
+            calls = (n for n in graph.nodes if n.op == "call_function" and n not in folded and not is_plumbing(n))
             refused = {n: _ON_CPU for n in calls if n.name not in delegated and op_name(n.target) not in ASSERTIONS}
         self._builder = builder_for(spec.target)
         self._walk = Walk(graph, constants_of(program), self._builder, strict=False, refused=refused).run()

@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 
 from ethorch import runtime
 from ethorch.backend import cpu_kernels, through_executorch
-from ethorch.backend.emit.checks import give_values
+from ethorch.backend.emit.checks import set_values
 from ethorch.backend.emit.cpu_operators import CASTS, CLONES, PLAIN, REWRITTEN, VIEWS
 from ethorch.backend.emit.kernels import CAST_KERNEL, CLONE_KERNEL, VIEW_KERNEL, kernel_of
 from ethorch.backend.emit.partitions import PartitionedGraph
@@ -221,7 +221,7 @@ def graph_of(cases: Sequence[Case]) -> tuple[GraphModule, tuple[Tensor, ...]]:
             module.graph.erase_node(node)
     module.graph.eliminate_dead_code()
     module.recompile()
-    assert give_values(module) is None
+    assert set_values(module) is None
     return module, inputs
 
 
@@ -274,20 +274,20 @@ def test_every_operator_is_held_against_executorch() -> None:
     assert tried >= PLAIN | REWRITTEN.keys() | VIEWS | CASTS | CLONES
     data = written(module)
     assert isinstance(data, bytes), data
-    assert set(kernels(data)) <= cpu_kernels.registered()
+    assert set(kernels(data)) <= cpu_kernels.registered_kernels()
 
 
 def test_kernels_are_those_that_executorch_finds() -> None:
     """And firmware has them, too."""
     register_quantized_kernels()
-    assert {CAST_KERNEL, CLONE_KERNEL, VIEW_KERNEL} <= cpu_kernels.registered()
+    assert {CAST_KERNEL, CLONE_KERNEL, VIEW_KERNEL} <= cpu_kernels.registered_kernels()
     for name in PLAIN:
         namespace, base, overload = name.split(".")
         op = getattr(getattr(getattr(torch.ops, namespace), base), overload)
         kernel = kernel_of(op)
         assert kernel is not None
         assert kernel.name == cpu_kernels.kernel_of(getattr(getattr(getattr(edge_ops.edge, namespace), base), overload))
-        assert kernel.name in cpu_kernels.registered()
+        assert kernel.name in cpu_kernels.registered_kernels()
         assert namespace != "aten" or kernel.name in cpu_kernels._portable()
 
 
