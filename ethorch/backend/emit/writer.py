@@ -234,7 +234,7 @@ class Writer:
         return None
 
     def _result(self, call: Node, item: Node) -> int | Reason:
-        """Return the tensor of a result of a delegate. It is in a buffer if the result is written there and the old value is not read."""
+        """Return the tensor of a result: in the buffer that it is written to, if nothing reads the old value, or a new one."""
         writes = [user for user in item.users if changes_in_place(user)]
         write = writes[0] if len(writes) == 1 else None
         buffer = target_buffer(write) if write and write.target is torch.ops.aten.copy_.default and write.args[1] is item else None
