@@ -102,13 +102,13 @@ def run(models: dict[str, nn.Module], program: ethorch.Program, calls: Calls) ->
 def test_each_methods_payloads_are_those_of_executorchs_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own, as ``to_edge_transform_and_lower`` makes them of the graph whose buffers hold codes."""
     made: list[tuple[tuple[Any, ...], dict[str, Any], Build]] = []
-    built = build_module._built
+    built = build_module._lower
 
     def watched(*args: Any, **kwargs: Any) -> Build:
         made.append((args, kwargs, built(*args, **kwargs)))
         return made[-1][2]
 
-    monkeypatch.setattr(build_module, "_built", watched)
+    monkeypatch.setattr(build_module, "_lower", watched)
     program = ethorch.compile(models(), INPUTS, TARGET, calibration=[session(0)])
     assert len(made) == len(program.methods) == 2
     for (graph, inputs, spec, etrecord, shared, _open), _, build in made:

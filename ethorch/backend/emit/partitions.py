@@ -7,7 +7,7 @@ import heapq
 import itertools
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -88,6 +88,7 @@ def partition_graph(module: GraphModule, spec: EthosUCompileSpec) -> Partitioned
         return problem
     buffers = _find_mutable_buffers(graph)
     _remove_idle_writes(graph)
+    program = replace(program, mutable=buffers)
     parts = write_parts(program.graph_module, constants_of(program))
     choice = DryRun(spec)
     choice.pick_codes(program)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -280,9 +280,15 @@ def tensor_of(model: torch.nn.Module, node: Node) -> torch.Tensor | None:
 
 @dataclass(frozen=True)
 class Converted:
-    """A graph returned by ``convert_pt2e``, in place of an ExportedProgram."""
+    """A graph returned by ``convert_pt2e``, in place of an ExportedProgram.
+
+    Attributes:
+        graph_module: The graph with its parameters and buffers.
+        mutable: Names of buffers that are not constant although the graph does not write them.
+    """
 
     graph_module: GraphModule
+    mutable: tuple[str, ...] = ()
 
     @property
     def graph(self) -> Graph:
@@ -292,7 +298,7 @@ class Converted:
 def constants_of(program: ExportedProgram | Converted) -> Callable[[Node], npt.NDArray[Any] | None]:
     """Return a lookup of constants as NumPy views, or None for mutable buffers and other nodes."""
     if isinstance(program, Converted):
-        return _attributes_of(program.graph_module)
+        return _attributes_of(program.graph_module, program.mutable)
     signature = program.graph_signature
     names = {
         **signature.inputs_to_parameters,
@@ -313,9 +319,9 @@ def constants_of(program: ExportedProgram | Converted) -> Callable[[Node], npt.N
     return lookup
 
 
-def _attributes_of(module: GraphModule) -> Callable[[Node], npt.NDArray[Any] | None]:
+def _attributes_of(module: GraphModule, names: Iterable[str]) -> Callable[[Node], npt.NDArray[Any] | None]:
     buffers = [target_buffer(node) for node in module.graph.nodes if node.op == "call_function" and changes_in_place(node)]
-    mutable = {str(node.target) for node in buffers if node is not None}
+    mutable = {str(node.target) for node in buffers if node is not None} | set(names)
 
     def lookup(node: Node) -> npt.NDArray[Any] | None:
         tensor = None if str(node.target) in mutable else tensor_of(module, node)
