@@ -193,7 +193,7 @@ def test_quantized_model_needs_the_float_one(model: nn.Module, images: list[Tens
 
 def test_file_compares_its_outputs(program: ethorch.Program, model: nn.Module, images: list[Tensor]) -> None:
     loaded = ethorch.load(program.pte)
-    with pytest.raises(EthorchError, match=r"a \.pte does not hold it"):
+    with pytest.raises(EthorchError, match=r"a \.pte does not contain the float model"):
         loaded.compare(images[0])
     found = loaded.compare(images[0], model=model)
     assert not found.layers and "does not hold the quantized model" in found.missing

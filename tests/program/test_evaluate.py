@@ -71,7 +71,7 @@ def test_metrics_of_the_user(program: ethorch.Program, labelled: list[tuple[Tens
             return torch.tensor(float(self.seen))
 
     assert ethorch.evaluate(program, labelled, metric=Counts()).results["npu"]["Counts"] == 8
-    with pytest.raises(SpecError, match="metric is 3; it can be None, 'map'"):
+    with pytest.raises(SpecError, match="metric: expected None, 'map'"):
         ethorch.evaluate(program, labelled, metric=3)
     with pytest.raises(SpecError, match="against has 'fake'"):
         ethorch.evaluate(program, labelled, against=["fake"])
