@@ -289,7 +289,7 @@ class Program:
             checked = read_samples(
                 samples, example, keywords=names, others=self._record.examples[1:], open_dims=self._record.open_dims
             )
-            calls = list(samples) if self._record.model is None else [one.inputs for one in checked]
+            calls = list(samples) if self._record.model is None else [sample.inputs for sample in checked]
         calls = [sample if isinstance(sample, tuple) else (sample,) for sample in calls]
         if not calls or calls == [()]:
             raise EthorchError("there is no sample to compare with: give the inputs of an inference, or samples.")

@@ -162,7 +162,7 @@ def test_a_comparison_that_fails_does_not_keep_a_program_from_being_saved(tmp_pa
 
 def test_inputs_of_the_user_need_the_model(program: ethorch.Program, tmp_path: Path) -> None:
     loaded = ethorch.load(program.save(tmp_path / "net"))
-    with pytest.raises(EthorchError, match="the float model is missing"):
+    with pytest.raises(EthorchError, match="does not contain the float model"):
         loaded.compare(torch.randn(1, 3, 12, 12))
 
 

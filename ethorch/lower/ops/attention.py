@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from ethorch.lower.fx.aten_builder import AtenBuilder, shape_of
 from ethorch.lower.fx.node import tensor_of
-from ethorch.lower.ops.matmul import scaled_bmm
+from ethorch.lower.ops.matmul import draw_scaled_bmm
 from ethorch.lower.ops.samples import I8, Sample
 from ethorch.lower.ops.spec import composite
 
@@ -88,7 +88,7 @@ def scaled_dot_product_attention(
             x = s(aten.expand.default, x, [*lead, tall, wide])
         operands.append(s(aten.reshape.default, x, [math.prod(lead), tall, wide]))
     factor = width**-0.5 if scale is None else scale
-    scores = scaled_bmm(s, operands[0], s(aten.transpose.int, operands[1], 1, 2), factor)
+    scores = draw_scaled_bmm(s, operands[0], s(aten.transpose.int, operands[1], 1, 2), factor)
     if attn_mask is not None or is_causal:
         full = s(aten.reshape.default, scores, [*lead, rows, columns])
         masked = _with_mask(s, full, attn_mask, is_causal)

@@ -194,7 +194,7 @@ def baddbmm(b: Builder, bias: Any, x: QTensor, y: QTensor, *, out: Result, beta:
     return _multiply(b, x, y, alpha, out.qparams)
 
 
-def scaled_bmm(s: AtenBuilder, x: Node, y: Node, factor: float) -> Node:
+def draw_scaled_bmm(s: AtenBuilder, x: Node, y: Node, factor: float) -> Node:
     """Draw factor * x @ y as one operator."""
     return s(aten.baddbmm.default, s.constant(torch.zeros(1, 1, 1, dtype=x.meta["val"].dtype)), x, y, beta=0, alpha=factor)
 
@@ -212,7 +212,7 @@ def fold_factor(s: AtenBuilder, x: Any, factor: Any) -> Any:
     if product.target is not aten.bmm.default or len(product.users) != 1:
         return None
     scaled = s.before(product)
-    product.replace_all_uses_with(scaled_bmm(scaled, product.args[0], product.args[1], factor))
+    product.replace_all_uses_with(draw_scaled_bmm(scaled, product.args[0], product.args[1], factor))
     return x if x is not product else scaled.node.prev
 
 
