@@ -240,7 +240,7 @@ def explore(
                         step()
             except KeyboardInterrupt:
                 interrupted = True
-    finished = [variant for point in points if (variant := log.find(point)) is not None]
+    finished = [logged for point in points if (logged := log.find(point)) is not None]
     if finished and not interrupted and all(variant.error for variant in finished):
         raise EthorchError(f"no variant could be compiled; the first error is: {finished[0].error}")
     marked = tuple(_with_front(finished))
