@@ -1,4 +1,4 @@
-"""Convolution: regular, depthwise, grouped, transposed; over one to three axes."""
+"""Convolutions over one to three axes: regular, depthwise, grouped, transposed."""
 
 from __future__ import annotations
 
@@ -23,14 +23,12 @@ from ethorch.support.errors import Reason
 
 
 def _convolution(x: Any, w: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1) -> Any:
-    """Adapt aten.conv1d, conv2d and conv3d with numeric padding."""
     return (x, w, bias, stride, padding, dilation, False, 0, groups), {}
 
 
 def _convolution_transposed(
     x: Any, w: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, output_padding: Any = 0, groups: int = 1, dilation: Any = 1
 ) -> Any:
-    """Adapt aten.conv_transpose1d, 2d and 3d."""
     return (x, w, bias, stride, padding, dilation, True, output_padding, groups), {}
 
 
@@ -67,7 +65,7 @@ def check_convolution(
 
 
 def _rule(node: Node) -> QuantRule:
-    """Return the rule of a convolution. The output channels of a grouped transposed one are on two axes of its weight."""
+    """Return the rule of a convolution. A grouped transposed one has its output channels on two axes of the weight."""
     (x, w, *rest), _ = arguments(node)
     while w.op != "get_attr" and "val" not in w.meta:  # observers, or nodes that convert_pt2e inserted
         w = w.all_input_nodes[0]

@@ -1,4 +1,4 @@
-"""Convolutions over two axes: CONV2D, DEPTHWISE_CONV2D, and space to depth for wide strides."""
+"""Convolutions over two axes: CONV2D, DEPTHWISE_CONV2D, and space to depth for large strides."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LARGEST_STRIDE = 3
 
 
 def conv2d(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int, out: Result) -> QTensor:
-    """Convolve x[N,C,H,W] with codes [O,C/G,KH,KW] in the first form that applies.
+    """Convolve x[N,C,H,W] with codes [O,C/G,KH,KW] by the first method that applies.
 
     - Windows that read only padding: the bias.
     - One group and a stride above 3: ``_patches``.
@@ -56,12 +56,12 @@ def conv2d(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int
 
 
 def _first_step(stride: int) -> int:
-    """Return the largest divisor of ``stride`` that an NPU supports as a stride."""
+    """Return the largest divisor of ``stride`` that NPUs support."""
     return stride if stride <= _LARGEST_STRIDE else next(step for step in (3, 2, 1) if stride % step == 0)
 
 
 def _pad_kernel(filters: Filters, window: Window) -> tuple[Filters, Window]:
-    """Append zeros to the kernel so that windows also read unread rows and columns. A dilated kernel stays unchanged."""
+    """Append zeros to a kernel without dilation, so that windows also read unread rows and columns."""
     bottom, right = (max(-after, 0) for after in window.after)
     if max(bottom, right) == 0 or window.dilation != (1, 1):
         return filters, window
@@ -71,9 +71,9 @@ def _pad_kernel(filters: Filters, window: Window) -> tuple[Filters, Window]:
 
 
 def _patches(b: Builder, x: QTensor, filters: Filters, window: Window, out: Result) -> QTensor:
-    """Convolve with a stride above 3, as space to depth and a convolution of stride 1.
+    """Convolve with a stride above 3 by space to depth, with the kernel padded to a multiple of the stride.
 
-    Otherwise Vela would create a convolution per pixel. The kernel is padded to a multiple of the stride.
+    Vela would otherwise create a convolution per pixel.
     """
     steps = window.stride
     blocks = [-(-kernel // step) for kernel, step in zip(window.kernel, steps, strict=True)]

@@ -1,4 +1,4 @@
-"""Products of two activations: bmm, and the operators that become one (matmul, mm, baddbmm, einsum)."""
+"""Products of two activations: bmm, and operators decomposed to it (matmul, mm, baddbmm, einsum)."""
 
 from __future__ import annotations
 
@@ -58,7 +58,6 @@ def _multiply(b: Builder, x: QTensor, y: QTensor, factor: float, out: QParams) -
 
 
 def _transpose(x: QTensor) -> QTensor:
-    """Return x[N,H,C] as x[N,C,H] without moving it."""
     return QTensor(x.value, (x.dims[0], x.dims[2], x.dims[1]), x.q)
 
 
@@ -102,7 +101,7 @@ def is_parameter(x: Any) -> bool:
 
 
 def _product(s: AtenBuilder, x: Node, y: Node, bias: Node | None = None) -> Node:
-    """Return x @ y[C, W] + bias: a linear layer if y is a parameter, or a bmm of one matrix."""
+    """Return x @ y[C, W] + bias: a linear layer if y is a parameter, otherwise a bmm."""
     if is_parameter(y):
         return s(aten.linear.default, x, s.transpose_parameter(y), bias)
     rows = math.prod(shape_of(x)[:-1])
@@ -114,7 +113,7 @@ def _product(s: AtenBuilder, x: Node, y: Node, bias: Node | None = None) -> Node
 
 @composite("aten.mm.default", samples=[Sample(I8(6, 9), I8(9, 5)), Sample(I8(6, 9), W(9, 5))])
 def mm(s: AtenBuilder, x: Node, y: Node) -> Any:
-    """out = x @ y: int8[H,C], int8[C,W] -> int8[H,W], as a bmm of one matrix, or as a linear layer if y is a parameter."""
+    """out = x @ y: int8[H,C], int8[C,W] -> int8[H,W], as a linear layer if y is a parameter, otherwise a bmm."""
     return _product(s, x, y)
 
 
@@ -190,7 +189,7 @@ def baddbmm_of_floats(
     samples=[Sample(I8(2, 5, 6), I8(2, 5, 8), I8(2, 8, 6))],
 )
 def baddbmm(b: Builder, bias: Any, x: QTensor, y: QTensor, *, out: Result, beta: float = 1, alpha: float = 1) -> QTensor:
-    """out = alpha * x @ y, alpha > 0: a bmm with a free factor. TOSA MATMUL. With a bias it is bmm, mul and add."""
+    """out = alpha * x @ y, alpha > 0: a bmm with a free factor. TOSA MATMUL. With a bias it becomes bmm, mul and add."""
     return _multiply(b, x, y, alpha, out.qparams)
 
 
@@ -200,7 +199,7 @@ def draw_scaled_bmm(s: AtenBuilder, x: Node, y: Node, factor: float) -> Node:
 
 
 def fold_factor(s: AtenBuilder, x: Any, factor: Any) -> Any:
-    """Fold a positive factor of a bmm, or of views of one without other readers, into the bmm, or return None."""
+    """Fold a positive factor into the bmm that ``x`` is, directly or through views, if it has no other readers, or return None."""
     if isinstance(x, (int, float)):
         x, factor = factor, x
     factor = s.number(factor)
@@ -230,5 +229,5 @@ _VIEWS = {aten.view.default, aten.reshape.default, aten._unsafe_view.default, at
     ],
 )
 def einsum(s: AtenBuilder, equation: str, operands: list[Node], path: Any = None) -> Any:
-    """out = the permutes, views and bmm into which PyTorch decomposes the equation."""
+    """out = permutes, views and bmm into which PyTorch decomposes the equation."""
     return s.inline(lambda *xs: torch.einsum(equation, *xs), *operands)

@@ -63,7 +63,7 @@ def max_pool2d(
     *,
     out: Result,
 ) -> Any:
-    """out = maximum over each window, padding excluded: int8[N,C,H,W] -> int8[N,C,OH,OW], exact. TOSA MAX_POOL2D."""
+    """out = maximum over each window without padding: int8[N,C,H,W] -> int8[N,C,OH,OW], exact. TOSA MAX_POOL2D."""
     value, window = _window(x, kernel, stride, padding, dilation, out).crop(b, b.nhwc(x))
     if max(window.stride) > 3 and window.is_padded and not x.is_float:  # NPUs cannot pad with a stride above 3
         value, window = _pad_with_lowest(b, value, window), window.without_padding()
@@ -117,7 +117,6 @@ def _pool_along(b: Builder, value: Value, axis: int, window: Window) -> Value:
 
 
 def _pad_with_lowest(b: Builder, value: Value, window: Window) -> Value:
-    """Pad an NHWC value like ``window``, with the lowest number."""
     if not window.is_padded:
         return value
     lowest = -math.inf if value.dtype in FLOATS else dtype_range(value.dtype)[0]
@@ -167,7 +166,7 @@ def avg_pool2d(
 ) -> QTensor:
     """out = mean over each window: int8[N,C,H,W] -> int8[N,C,OH,OW]. TOSA AVG_POOL2D.
 
-    - One window that covers the map: ``mean_over``. The bound: it may be rounded twice.
+    - One window that covers the map: ``mean_over``. Bound: it may be rounded twice.
     - Included padding: a PAD with the zero point before it.
     - An explicit divisor: all padding is included, and a RESCALE changes the divisor. int8 is averaged with 7 additional bits.
     """
@@ -219,9 +218,9 @@ def adaptive_windows(extent: int, size: int) -> tuple[int, int] | None:
     ],
 )
 def adaptive_avg_pool2d(b: Builder, x: QTensor, size: Sequence[int], *, out: Result) -> QTensor:
-    """out = mean over windows that divide the map into ``size``: int8[N,C,H,W] -> int8[N,C,*size]. TOSA AVG_POOL2D.
+    """out = mean over ``size`` windows that divide the map: int8[N,C,H,W] -> int8[N,C,*size]. TOSA AVG_POOL2D.
 
-    - One window: ``mean_over``. The bound: it may be rounded twice.
+    - One window: ``mean_over``. Bound: it may be rounded twice.
     - Uniform windows: one AVG_POOL2D.
     - Others, such as 7 into 3, or more results than elements: an AVG_POOL2D per window, and CONCATs.
     """

@@ -60,7 +60,6 @@ def _gru_cell(s: AtenBuilder, parts: list[Node], state: list[Node] | None, weigh
 
 
 def _simple_cell(function: Any) -> Cell:
-    """Return the cell h' = function(W x + U h + b)."""
 
     def cell(s: AtenBuilder, parts: list[Node], state: list[Node] | None, weights: dict[str, Node]) -> list[Node]:
         (gates,) = parts
@@ -106,7 +105,7 @@ def _direction(
     reverse: bool,
     gru: bool,
 ) -> tuple[list[Node], list[Node]]:
-    """Return the outputs of a layer in one direction over x [N,T,I] or [T,N,I], in time order, and its last state."""
+    """Return a layer's outputs over x [N,T,I] or [T,N,I] in one direction, in time order, and its last state."""
     projected, weights = _project_inputs(s, x, parameters, gru)
     outputs: list[Node] = []
     state = start
@@ -240,7 +239,7 @@ def rnn_relu(
 def _step(
     s: AtenBuilder, cell: Cell, x: Node, state: list[Node], parameters: Sequence[Node | None], gru: bool = False
 ) -> list[Node] | None:
-    """Return the next state of a cell, or None if one of two biases is missing."""
+    """Return a cell's next state, or None if only one of two biases is present."""
     present = [parameter for parameter in parameters if parameter is not None]
     if len(present) == 3:
         return None

@@ -53,15 +53,15 @@ def _repeat(b: Builder, x: QTensor, dim: int, factor: int) -> QTensor:
 
 
 def uneven(extent: int, size: int, scale: float | None) -> float | None:
-    """Return ``scale`` if PyTorch reads at i / scale although ``size`` was rounded down."""
+    """Return ``scale`` if PyTorch reads at i / scale although ``size`` was rounded down, or None."""
     return scale if scale and size != extent and Fraction(scale) * extent != size else None
 
 
 def nearest(b: Builder, x: QTensor, size: tuple[int, int], scales: Sequence[float | None] = (None, None)) -> QTensor:
     """Return x[..., floor(i * H / size0), floor(j * W / size1)].
 
-    Integer factors are a RESIZE if TOSA and the target support it, or TILEs. Other factors, and ``scales`` that differ from the
-    ratio of the sizes, select rows, then columns.
+    Integer factors are a RESIZE if TOSA and the target support it, otherwise TILEs. Other factors, and ``scales`` that differ from
+    the ratio of the sizes, select rows, then columns.
     """
     uneven_scales = [uneven(extent, count, scale) for extent, count, scale in zip(x.shape[-2:], size, scales, strict=True)]
     ratios = [Fraction(wide, have) for wide, have in zip(size, x.shape[-2:], strict=True)]
@@ -87,7 +87,7 @@ def nearest(b: Builder, x: QTensor, size: tuple[int, int], scales: Sequence[floa
 
 
 def _vec(x: Any, size: Any, *rest: Any) -> Any:
-    """Adapt a ``.vec`` spelling, whose size and scale factors are optional."""
+    """Adapt a ``.vec`` spelling with its optional size and scale factors."""
     factors = rest[-1]
     return (x, size, *rest[:-1], *(factors if factors else (None,) * (len(x.shape) - 2))), {}
 
@@ -123,7 +123,7 @@ def upsample_nearest1d(b: Builder, x: QTensor, size: Any, scales: Any = None, *,
 
 
 def _positions(extent: int, size: int, align: bool, scale: float | None) -> npt.NDArray[np.float64]:
-    """Return float[size]: the clamped position in the input that PyTorch reads for each output."""
+    """Return float[size], the clamped input position that PyTorch reads for each output."""
     i = np.arange(size)
     step = 1 / scale if scale else extent / size
     where = i * ((extent - 1) / max(size - 1, 1)) if align else (i + 0.5) * step - 0.5
@@ -140,9 +140,9 @@ def _bilinear_numbers(extent: int, size: int, align: bool, scale: float | None) 
 
 
 def _by_boxes(b: Builder, x: QTensor, factors: tuple[int, int]) -> QTensor:
-    """Resize bilinearly by integer factors f: nearest, then a mean over f + 1 neighbours.
+    """Resize bilinearly by integer factors f: nearest, then a mean over f + 1 neighbours, rounded once.
 
-    If f is even, the outer two have half weight. The map is extended by its edges first. The result is rounded once.
+    If f is even, the outer two have half weight. The map is extended by its edges first.
     """
     kernels, margins = [], []
     for dim, factor in zip((-2, -1), factors, strict=True):
@@ -179,8 +179,8 @@ _MOST_WEIGHTS = 2**26
 def _by_matrix(b: Builder, x: QTensor, dim: int, size: int, align: bool, scale: float | None = None) -> QTensor:
     """Interpolate along one dim as a product with a constant [size, extent] matrix.
 
-    Its steps are the positions' common denominator if int8 represents it, or 1/127. For int16 and 1/127, a second product adds the
-    remainders.
+    The matrix has steps of the positions' common denominator if int8 represents it, otherwise 1/127. For int16 and 1/127, a second
+    product adds the remainders.
     """
     extent = x.shape[dim]
     if extent == size and not scale:
@@ -222,7 +222,7 @@ def _product(b: Builder, value: Value, weight: npt.NDArray[Any], unit: float, zp
 
 
 def bilinear(b: Builder, x: QTensor, size: tuple[int, int], align: bool, scales: Sequence[float | None] = (None, None)) -> QTensor:
-    """Resize x[..., H, W] bilinearly to ``size``, in the first form that applies.
+    """Resize x[..., H, W] bilinearly to ``size`` by the first method that applies.
 
     - A single row or column that becomes several: repeated, because Vela refuses such a RESIZE.
     - A scale that TOSA and the target support: a RESIZE.
@@ -263,7 +263,7 @@ def upsample_bilinear2d(
 ) -> QTensor:
     """out = bilinear interpolation of x: int8[N,C,H,W] -> int8[N,C,OH,OW], rounded once. TOSA RESIZE, CONV2D.
 
-    The bound: products with matrices round twice.
+    Bound: products with matrices round twice.
     """
     height, width = out.shape[-2:]
     return b.to_qparams(bilinear(b, x, (height, width), align_corners, (scales_h, scales_w)), out.q)

@@ -1,4 +1,4 @@
-"""Writes at indices: constant ones are slices and a CONCAT, computed ones a SCATTER, which only some NPUs have."""
+"""Writes at indices: slices and a CONCAT for constant indices, otherwise a SCATTER, which only some NPUs have."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _merge_constants(s: AtenBuilder, x: Node, indices: Sequence[Any]) -> tuple[N
 
 
 def _with_row(b: Builder, x: QTensor, dim: int, index: QTensor, source: QTensor, q: QParams | None) -> QTensor:
-    """Return x with ``source`` as row ``index[0]``: TOSA SELECT by row numbers."""
+    """Return x with ``source`` as row ``index[0]``, by TOSA SELECT on row numbers."""
     others = [1] * x.rank
     rows = np.arange(x.shape[dim], dtype=np.int32).reshape([*others[:dim], -1, *others[dim + 1 :]])
     return either(b, emit_comparison(b, "eq", b.view(index, others), rows), source, x, q)
@@ -132,7 +132,7 @@ def check_index_put(x: Any, indices: Any, values: Any, accumulate: bool = False)
 
 
 def decompose_index_put(s: AtenBuilder, x: Node, indices: Any, values: Node, accumulate: bool = False) -> Any:
-    """Draw an index_put in the first form that applies.
+    """Draw an index_put by the first method that applies.
 
     - An empty index: x.
     - Accumulating values: ``accumulate_at_indices``.
@@ -225,7 +225,7 @@ def index_put(b: Builder, x: QTensor, indices: Sequence[Any], values: QTensor, a
 
     - A constant: slices and a CONCAT.
     - A computed row, such as that of a cache: TOSA SELECT, because Vela estimates a burst per element of a SCATTER.
-    - Several computed rows: SCATTER. Rows must be distinct.
+    - Several computed rows, which must be distinct: SCATTER.
     - Accumulating values: see ``accumulate_at_indices``.
     """
     (dim,) = (k for k, index in enumerate(indices) if index is not None)

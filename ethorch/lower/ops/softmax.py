@@ -1,4 +1,4 @@
-"""softmax, log_softmax and logsumexp, lowered with known intermediate ranges, which need no calibration."""
+"""softmax, log_softmax and logsumexp, with intermediate ranges that are known without calibration."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _exponentials(b: Builder, x: QTensor, dim: int) -> _Exponentials:
     """Emit exp(x - max over ``dim``).
 
     - int8: the product of two TABLEs of 8 bits, each with its own difference so that Vela fuses both.
-    - int16: a table of 15 bits, interpolated.
+    - int16: an interpolated table of 15 bits.
     """
     value, axis, dims = b.axis_of(x, dim)
     top = maximum_of(b, value, axis)
@@ -93,7 +93,7 @@ def _exponentials(b: Builder, x: QTensor, dim: int) -> _Exponentials:
 
 
 def _factors(products: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return two integers in 0..255 with the closest product to each number in 0..128 * 255."""
+    """Return two integers in 0..255 whose product is closest to each number in 0..128 * 255."""
     first = np.arange(1.0, 256.0)[:, None]
     second = np.clip(np.rint(products / first), 0, 255)
     best = np.argmin(np.abs(first * second - products), axis=0)
@@ -123,7 +123,7 @@ def softmax_of_floats(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, ou
 def softmax(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, out: Result) -> QTensor:
     """out = exp(x - max) / sum over ``dim`` of exp(x - max): int8 -> int8, int16 -> int16.
 
-    Exponentials and the reciprocal of a sum have 15 bits (the reciprocal 16 for int16). The bound of int16: the result has 16 bits.
+    Exponentials and the reciprocal of a sum have 15 bits (for int16 the reciprocal 16). Bound for int16: the result has 16 bits.
     A quotient above four times the range of ``out`` saturates.
     """
     value, axis, dims = b.axis_of(x, dim)

@@ -52,7 +52,7 @@ def _sum_integers(b: Builder, x: QTensor, dims: Sequence[int], out: QParams, fac
 
 
 def _sum_within_int32(b: Builder, acc: Value, axis: int, unit: float, magnitude: int) -> tuple[Value, float, int]:
-    """Return (sum over ``axis``, its unit, its largest magnitude), with the sum below 2**31."""
+    """Return (sum over ``axis`` below 2**31, its unit, its largest magnitude)."""
     extent = acc.shape[axis]
     if extent * magnitude >= 1 << 31:
         most = ((1 << 31) - 1) // magnitude
@@ -73,7 +73,7 @@ def _sum_within_int32(b: Builder, acc: Value, axis: int, unit: float, magnitude:
 
 
 def mean_over(b: Builder, x: QTensor, dims: Sequence[int], out: QParams, factor: float = 1.0) -> QTensor:
-    """Return factor * mean of x over ``dims``, which keep extent 1, in the first form that applies.
+    """Return factor * mean of x over ``dims``, which keep extent 1, by the first method that applies.
 
     - A large int8 map of up to 256 x 256, to another scale: ``_average_sums``.
     - An int8 map to a finer step, on a target that prefers AVG_POOL2D: ``_average_sums``.
@@ -100,7 +100,7 @@ def mean_over(b: Builder, x: QTensor, dims: Sequence[int], out: QParams, factor:
 
 
 def _average_sums(b: Builder, value: Value, step: float, zp: int, out: QParams) -> Value:
-    """Return the mean over an int8 [N,H,W,C] in units of ``step``, by averaging exact INT16 sums of its columns.
+    """Return the mean of an int8 [N,H,W,C] in units of ``step``, by averaging exact INT16 sums of its columns.
 
     An AVG_POOL2D averages them if that is exact to an eighth of a step of ``out``. Otherwise they are summed.
     """
@@ -155,7 +155,7 @@ def _average_sums(b: Builder, value: Value, step: float, zp: int, out: QParams) 
 def mean(b: Builder, x: QTensor, dim: Any = None, keepdim: bool = False, *, out: Result, dtype: Any = None) -> QTensor:
     """out = mean of x over ``dim``: int8 or int16, the sum exact, rounded once.
 
-    The mean of a large map is first rounded to an eighth of a step. The bound: if the target prefers AVG_POOL2D, the mean of a
+    The mean of a large map is first rounded to an eighth of a step. Bound: if the target prefers AVG_POOL2D, the mean of a
     small map is first rounded to the step of x, unless that is coarser.
     """
     return b.view(mean_over(b, x, all_dims(x, dim), out.qparams), out.shape)

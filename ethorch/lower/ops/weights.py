@@ -1,4 +1,4 @@
-"""Weights and biases of convolutions and linear layers as codes."""
+"""Quantized weights and biases of convolutions and linear layers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Filters:
         codes: Weights, int8 or floats. Each method documents its order of axes.
         zero_point: Zero point of the weights.
         bias: Real values, one per output channel.
-        scales: Real value of one unit of the accumulator per output channel.
+        scales: Real value of an accumulator unit per output channel.
         input: QParams of the input.
     """
 
@@ -124,7 +124,7 @@ class Filters:
 def bias_codes(b: Builder, bias: Any, scales: Sequence[float], channels: int, activations: str = "INT8") -> Value:
     """Return round(bias / scale[o]): int32[O], int48[O] for int16 activations, or floats.
 
-    It saturates. int48 saturates at 40 bits, the NPU's limit (Vela SUPPORTED_OPS, TOSA CONV2D).
+    It saturates, int48 at 40 bits, the NPU's limit (Vela SUPPORTED_OPS, TOSA CONV2D).
     """
     real = np.zeros(channels) if bias is None else real_values(bias)
     if activations in FLOATS:
@@ -146,13 +146,13 @@ def real_values(bias: Any) -> npt.NDArray[Any]:
 
 
 def accumulator_scales(x: QTensor, w: QTensor, channels: int) -> list[float]:
-    """Return the real value of one unit of the accumulator per output channel."""
+    """Return the real value of an accumulator unit per output channel."""
     scales = w.qparams.scale
     return [x.qparams.step * scale for scale in (scales if len(scales) == channels else scales * channels)]
 
 
 def weight_array(w: QTensor) -> npt.NDArray[Any]:
-    """Return a constant weight in its logical order, without copying."""
+    """Return a constant weight in logical order, without copying."""
     data = w.value.data
     assert data is not None
     order = [axis for axes in w.dims for axis in axes]
