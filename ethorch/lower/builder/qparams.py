@@ -137,7 +137,7 @@ class QTensor:
 
     @property
     def qparams(self) -> QParams:
-        """``q``, unless it is None.
+        """``q``, if any.
 
         Raises:
             Unsupported: The tensor is not quantized.
@@ -163,7 +163,7 @@ class Result:
 
     @property
     def qparams(self) -> QParams:
-        """``q``, unless it is None.
+        """``q``, if any.
 
         Raises:
             Unsupported: The result is not quantized.

@@ -190,7 +190,7 @@ def tabulate(
 
 
 def maximum_of(b: Builder, value: Value, axis: int) -> Value:
-    """Return the maximum over a stored axis, which keeps extent 1. By Vela's estimate, MAX_POOL2D is 4 times faster than REDUCE_MAX.
+    """Return the maximum over a stored axis, which keeps extent 1. Vela estimates MAX_POOL2D as 4 times faster than REDUCE_MAX.
 
     Pooling reduces height and width, so the last axis is moved to the front first. Few rows are pooled as maps of one channel.
     """
@@ -260,7 +260,7 @@ def _halve(b: Builder, value: Value, axis: int, name: str) -> Value:
 
 
 def steps_per_code(codes: int, count: int) -> float:
-    """Return the maximum number of INT16 deviation steps per integer value of x, for ``codes`` values and ``count`` summed deviations."""
+    """Return the most INT16 deviation steps per integer value of x, for ``codes`` values and ``count`` summed deviations."""
     return min(32640 / codes, 127.0) / (4 if count > 4096 else 1)
 
 

@@ -1,6 +1,6 @@
 """Elementwise arithmetic. With one quantized tensor and constants it becomes part of a table.
 
-Plain integers are computed in int32, and have scale 1 next to a quantized operand.
+Plain integers are computed in int32. Next to a quantized operand they have scale 1.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def narrow_integers(b: Builder, value: Value, dims: Dims, dtype: str) -> QTensor
 def emit_sum(b: Builder, name: str, x: Any, y: Any, alpha: float, out: QParams | None) -> QTensor:
     """Emit x + alpha * y (``name`` ADD) or x - alpha * y (SUB) in int32.
 
-    Operands of equal scale are added exactly. Others are first rescaled to a unit so fine that only the last rounding matters.
+    Operands of equal scale are added exactly. Others are rescaled to a unit so fine that only the last rounding matters.
     Int32 activations are divided by 4, because the sum of two rounded halves would overflow.
     """
     name = {"ADD": "SUB", "SUB": "ADD"}[name] if alpha < 0 else name
@@ -97,7 +97,7 @@ def no_float_constant(name: str) -> Callable[..., Reason | None]:
 
 
 def float_pair(b: Builder, name: str, x: Any, y: Any, **attrs: Any) -> QTensor:
-    """Emit ``name`` in the operands' float dtype if it represents every number exactly, otherwise in FP32."""
+    """Emit ``name`` in the operands' float dtype if it represents every number, otherwise in FP32."""
     dtypes = {value.qparams.dtype for value in (x, y) if isinstance(value, QTensor) and not value.is_integer}
     numbers = [np.asarray(value, np.float64) for value in (x, y) if not isinstance(value, QTensor)]
     fits = len(dtypes) == 1 and all(np.all(n.astype(DTYPES[dtype]).astype(np.float64) == n) for n in numbers for dtype in dtypes)
@@ -141,7 +141,7 @@ def add_of_floats(b: Builder, x: Any, y: Any, *, out: Result, alpha: float = 1) 
 def add(b: Builder, x: Any, y: Any, *, out: Result, alpha: float = 1) -> QTensor:
     """out = x + alpha * y with broadcasting, int8, int16 or plain integers; rounded once. TOSA ADD.
 
-    The sum of truth values is x or y.
+    For truth values: x or y.
     """
     if out.dtype == "BOOL":
         return logical(b, "or", x, y)
@@ -192,7 +192,7 @@ def decompose_mul(s: AtenBuilder, x: Any, y: Any) -> Any:
 def mul(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
     """out = x * y with broadcasting, int8, int16 or plain integers; exact in int32, rounded once. TOSA MUL.
 
-    The product of truth values is x and y.
+    For truth values: x and y.
     """
     if out.dtype == "BOOL":
         return logical(b, "and", x, y)
@@ -259,7 +259,7 @@ def _triangle(s: AtenBuilder, x: Node, diagonal: int, lower: bool) -> Any:
     samples=[Sample(I8(2, 5, 5)), Sample(I8(4, 6), 1), Sample(Ints(4, 6)), Sample(Bools(4, 6))],
 )
 def tril(s: AtenBuilder, x: Node, diagonal: int = 0) -> Any:
-    """out = x on and below the diagonal, 0 above: x times a constant of ones and zeros."""
+    """out = x on and below the diagonal, 0 above, by a constant factor."""
     return _triangle(s, x, diagonal, True)
 
 
@@ -269,5 +269,5 @@ def tril(s: AtenBuilder, x: Node, diagonal: int = 0) -> Any:
     samples=[Sample(I8(2, 5, 5)), Sample(I8(4, 6), -1), Sample(Ints(4, 6)), Sample(Bools(4, 6))],
 )
 def triu(s: AtenBuilder, x: Node, diagonal: int = 0) -> Any:
-    """out = x on and above the diagonal, 0 below: x times a constant of ones and zeros."""
+    """out = x on and above the diagonal, 0 below, by a constant factor."""
     return _triangle(s, x, diagonal, False)

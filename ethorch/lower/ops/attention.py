@@ -21,7 +21,6 @@ MASKED = -1e9
 
 
 def _with_mask(s: AtenBuilder, scores: Node, mask: Any, causal: bool) -> Node:
-    """Add a float mask, and set scores excluded by a boolean or causal mask to ``MASKED``."""
     rows, columns = shape_of(scores)[-2:]
     fill = MASKED if s.calibrated else -math.inf
     if causal:
@@ -35,7 +34,7 @@ def _with_mask(s: AtenBuilder, scores: Node, mask: Any, causal: bool) -> Node:
 
 
 def _find_empty_rows(s: AtenBuilder, mask: Any, rows: int, columns: int, causal: bool) -> torch.Tensor | None:
-    """Return bool[..., rows, 1], the rows that a constant mask excludes completely and PyTorch fills with 0, or None."""
+    """Return bool[..., rows, 1], rows that a constant mask excludes and PyTorch fills with 0, or None."""
     constant = tensor_of(s.model, mask) if isinstance(mask, Node) else None
     if constant is None or isinstance(constant, torch.nn.Parameter):
         return None

@@ -20,7 +20,6 @@ from ethorch.tosa.ir import FLOATS
 
 
 def _rule(node: Any) -> QuantRule:
-    """Return the rule of a cast. Only float to float (qparams of x) and integers to float (own) have qparams."""
     x, result = node.args[0].meta["val"].dtype, node.meta["val"].dtype
     if not result.is_floating_point:
         return QuantRule(output="none")
@@ -85,7 +84,7 @@ def to(b: Builder, x: QTensor, *_: Any, out: Result, **__: Any) -> QTensor:
 
     - Quantized to integers: rounded towards 0 by a TABLE, for int16 by arithmetic.
     - Integers to quantized: a RESCALE.
-    - To narrower integers: a value out of range keeps its low bits, as in PyTorch.
+    - To narrower integers: the low bits, as in PyTorch.
     - To truth values: true if not 0.
 
     TOSA CAST, RESCALE.

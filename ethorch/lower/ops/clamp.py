@@ -15,7 +15,7 @@ from ethorch.lower.ops.spec import op
 
 
 def extreme_of(b: Builder, name: str, x: Any, y: Any, out: QParams | None, dtype: str) -> QTensor:
-    """Emit MAXIMUM or MINIMUM of x and y, exact in the codes of ``out`` because quantization is monotonic.
+    """Emit MAXIMUM or MINIMUM of x and y in codes of ``out``, which is exact because quantization is monotonic.
 
     Without ``out``, operands and result are plain integers or truth values of ``dtype``.
     """
@@ -93,7 +93,6 @@ def _clamp_integers(b: Builder, x: QTensor, low: float, high: float, dtype: str)
 
 
 def _clamp(b: Builder, x: QTensor, low: float, high: float, out: Result) -> QTensor:
-    """Clamp in the codes of ``out``. A bound at the end of its range is free."""
     q = out.q
     if q is None:
         return _clamp_integers(b, x, low, high, out.dtype)
@@ -138,7 +137,6 @@ def hardtanh(b: Builder, x: QTensor, min_val: float = -1.0, max_val: float = 1.0
 
 
 def _clamp_rule(node: Any) -> QuantRule:
-    """Return the rule of a clamp. Bounds of zero and infinity keep the codes."""
     low, high = (*node.args[1:], *node.kwargs.values(), None, None)[:2]
     return RECTIFIED if {low, high} <= {None, 0, math.inf, -math.inf} else EACH_INPUT
 

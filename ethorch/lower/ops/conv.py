@@ -35,7 +35,6 @@ def _convolution_transposed(
 def _convolution_same(
     x: Any, w: Any, bias: Any = None, stride: Any = 1, padding: str = "valid", dilation: Any = 1, groups: int = 1
 ) -> Any:
-    """Adapt aten.conv1d, conv2d and conv3d with named padding. ``same`` may pad unevenly."""
     pads: Any = 0
     if padding == "same":
         pads = [((span - 1) // 2, span // 2) for span in Window.of(w.shape[2:], dilation=dilation).span]
@@ -65,7 +64,6 @@ def check_convolution(
 
 
 def _rule(node: Node) -> QuantRule:
-    """Return the rule of a convolution. A grouped transposed one has its output channels on two axes of the weight."""
     (x, w, *rest), _ = arguments(node)
     while w.op != "get_attr" and "val" not in w.meta:  # observers, or nodes that convert_pt2e inserted
         w = w.all_input_nodes[0]

@@ -20,14 +20,14 @@ FEW = 4
 
 
 def conv_transpose(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int, out: Result) -> QTensor:
-    """Emit out[n,o,s*i+k] += x[n,c,i] * w[c,o,k] of codes [C,O/G,KH,KW] by the first method that applies.
+    """Emit out[n,o,s*i+k] += x[n,c,i] * w[c,o,k] of codes [C,O/G,KH,KW].
 
     - Groups of one channel: phases by a DEPTHWISE_CONV2D.
     - One group and stride (2, 2), if faster on the target: a TRANSPOSE_CONV2D.
-    - All others: phases by a CONV2D for each group, and a CONCAT.
+    - Others: phases by a CONV2D for each group, and a CONCAT.
 
     Position s*q + r of the result depends only on the taps k = r (mod s). One convolution of stride 1 therefore computes all phases
-    r as s*s times the channels, which are then interleaved. In one dimension this is free.
+    r as s*s times the channels, which are then interleaved.
     """
     filters = filters.with_codes(_insert_zeros(filters.codes, window.dilation))
     inputs, outputs = filters.codes.shape[0] // groups, filters.codes.shape[1]
@@ -52,8 +52,7 @@ def conv_transpose(b: Builder, x: QTensor, filters: Filters, window: Window, gro
 def conv_transpose3d(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int, out: Result) -> QTensor:
     """Emit out[n,o,s*i+k] += x[n,c,i] * w[c,o,k] of codes [C,O/G,KD,KH,KW] as transposed convolutions over two axes.
 
-    All planes s*q + r of the result depend on the same taps of the depth. The planes that they read are the channels of one
-    convolution for each r.
+    Planes s*q + r of the result depend on the same taps of the depth. For each r, a convolution reads their planes as channels.
     """
     (n, c, d), (planes, *extents) = x.shape[:3], out.shape[2:]
     depth, plane = window.axes(0), window.axes(1, 2)
@@ -81,7 +80,6 @@ def conv_transpose3d(b: Builder, x: QTensor, filters: Filters, window: Window, g
 
 
 def _concat_by_group(b: Builder, maps: Sequence[QTensor], groups: int) -> QTensor:
-    """Concatenate maps [N,C,H,W] along the channels of each group."""
     n, c, *extents = maps[0].shape
     if groups == 1:
         return b.concat(maps, 1)
@@ -120,7 +118,7 @@ def _phases(
 ) -> QTensor:
     """Emit phases: codes [I,O,KH,KW] become taps [m] of phases [r], k = m*s + r.
 
-    If this adds no tap, or there are few channels, zeros before the kernel move the first result to phase 0 to avoid a crop.
+    If this adds no tap, or for few channels, zeros before the kernel move the first result to phase 0 to avoid a crop.
     """
     stride, kernel = window.stride, filters.codes.shape[2:]
     few = filters.codes.shape[1] <= FEW

@@ -80,7 +80,7 @@ def div(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
 def _divide_in_two_steps(b: Builder, x: QTensor, y: QTensor, out: QParams) -> QTensor:
     """Return x * 2**e * (1 / (y * 2**e)) with y * 2**e in 2**14..2**15, for full precision of both factors.
 
-    A single reciprocal is clipped for small divisors or coarse for large ones, which costs 20 dB if a tensor has both.
+    A single reciprocal is clipped for small or coarse for large divisors, which costs 20 dB if a tensor has both.
     """
     (xv, yv), dims = b.align(x, y)
     power, inverse = _powers_and_inverses(b, yv, y.qparams.zp)
@@ -179,7 +179,7 @@ def _sign_bits(b: Builder, x: Value) -> Value:
 def div_mode(b: Builder, x: Any, y: Any, *, out: Result, rounding_mode: str | None = None) -> QTensor:
     """out = x / y, rounded down or towards 0: the quotient, then a table. TOSA INTDIV for plain integers.
 
-    Bounds: one integer (see ``_ONE_INTEGER``).
+    Bounds: one integer.
     """
     return _integer_quotient(b, x, y, rounding_mode == "floor")
 

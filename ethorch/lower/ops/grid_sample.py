@@ -1,4 +1,4 @@
-"""grid_sample: a GATHER for each neighbour of a position, with fixed-point coordinates."""
+"""grid_sample: a GATHER per neighbour of a position, with fixed-point coordinates."""
 
 from __future__ import annotations
 
@@ -74,7 +74,6 @@ class _IntegerTensor:
 
 
 def _pixels(grid: float, extent: int, align_corners: bool) -> float:
-    """Convert a coordinate in -1..1 to pixels."""
     return (grid + 1) / 2 * (extent - 1) if align_corners else ((grid + 1) * extent - 1) / 2
 
 
@@ -92,7 +91,6 @@ def _bits(grid: QTensor, extent: int, most: int) -> int:
 
 
 def _reflect(place: _IntegerTensor, extent: int, bits: int, align_corners: bool) -> _IntegerTensor:
-    """Mirror the coordinate at the map's ends."""
     low, span = (0, (extent - 1) << bits) if align_corners else (-(1 << bits >> 1), extent << bits)
     if span == 0:
         return place * 0
@@ -222,8 +220,8 @@ _TWO = (I8(2, 4, 6, 4), I8(2, 3, 5, 2, low=-1.1, high=1.1))
 def grid_sampler(b: Builder, x: QTensor, grid: QTensor, interpolation: int, padding: int, align: bool, *, out: Result) -> QTensor:
     """out[n,c,i,j] = x[n,c] at grid[n,i,j] = (x, y) in -1..1: [N,C,H,W], [N,OH,OW,2] -> [N,C,OH,OW]. TOSA GATHER.
 
-    Coordinates have 11 fractional bits for int8, 14 for int16, and up to 20 in nearest mode. The result is rounded once, for int16
-    twice. A constant grid is a linear layer on every NPU.
+    Coordinates have 11 fractional bits for int8, 14 for int16, up to 20 in nearest mode. The result is rounded once, for int16
+    twice. A constant grid is a linear layer.
     """
     limits = b.limits.get("GATHER")
     if limits is not None and not limits.present:

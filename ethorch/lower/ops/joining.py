@@ -88,10 +88,7 @@ def repeat_interleave(s: AtenBuilder, x: Node, repeats: int, dim: int | None = N
     ],
 )
 def cat(b: Builder, tensors: Sequence[QTensor], dim: int = 0, *, out: Result) -> QTensor:
-    """out = tensors concatenated along ``dim``: quantized or plain integers. TOSA CONCAT.
-
-    Tensors whose scale differs from that of ``out`` are rescaled first.
-    """
+    """out = tensors concatenated along ``dim``, rescaled to the scale of ``out``: quantized or plain integers. TOSA CONCAT."""
     parts = [b.convert_operand(x, out) for x in tensors if 0 not in x.shape]
     values, dims = b.alike(parts)
     axis = dims[dim % parts[0].rank][0]

@@ -21,14 +21,15 @@ from ethorch.tosa.ir import Value
 
 aten = torch.ops.aten
 
-_LONGEST_TURNED = 256  #: longest row of a stored transpose that is read without a transposition
+#: Longest stored row of y[n].T that is not transposed, because the NPU reads rows repeatedly.
+_LONGEST_TURNED = 256
 
 
 def _multiply(b: Builder, x: QTensor, y: QTensor, factor: float, out: QParams) -> QTensor:
     """Return factor * x[n] @ y[n], rounded once.
 
-    - Many columns and few rows, on an NPU that processes columns one by one: the transpose of y[n].T @ x[n].T.
-    - y stored as y[n].T, such as cached keys, and few rows: also the transpose, because the NPU reads long rows of y repeatedly.
+    - Few rows, if the NPU processes columns one by one or y is stored as y[n].T, such as cached keys: the transpose of
+      y[n].T @ x[n].T.
     - int8, or an NPU that multiplies int16: one MATMUL, exact in int32 (int48 for int16).
     - int16 on other NPUs: the four products of the operands' halves, added in int32.
     """
@@ -91,7 +92,7 @@ def check_bmm(x: Any, y: Any) -> Reason | None:
 def bmm(b: Builder, x: QTensor, y: QTensor, *, out: Result) -> QTensor:
     """out[n] = x[n] @ y[n]: int8[N,H,C], int8[N,C,W] -> int8[N,H,W], exact in int32, rounded once. TOSA MATMUL.
 
-    int16 is exact in int48. On an NPU that multiplies only int8, it is the sum of four products of halves.
+    int16 is exact in int48, or on an NPU that multiplies only int8 the sum of four products of halves.
     """
     return _multiply(b, x, y, 1.0, out.qparams)
 
@@ -101,7 +102,6 @@ def is_parameter(x: Any) -> bool:
 
 
 def _product(s: AtenBuilder, x: Node, y: Node, bias: Node | None = None) -> Node:
-    """Return x @ y[C, W] + bias: a linear layer if y is a parameter, otherwise a bmm."""
     if is_parameter(y):
         return s(aten.linear.default, x, s.transpose_parameter(y), bias)
     rows = math.prod(shape_of(x)[:-1])
@@ -133,8 +133,8 @@ def mm(s: AtenBuilder, x: Node, y: Node) -> Any:
 def matmul(s: AtenBuilder, x: Node, y: Node) -> Any:
     """out = x @ y with PyTorch's broadcasting.
 
-    A vector is a matrix of one row or column. A matrix on the right is multiplied with all rows at once, like ``mm``. Batches on
-    both sides are expanded to one bmm.
+    Vectors become matrices. A single matrix on the right is multiplied with all rows at once, like ``mm``. Batches on both sides
+    are expanded to one bmm.
     """
     xs, ys = shape_of(x), shape_of(y)
     if len(xs) == 1:
@@ -199,7 +199,7 @@ def draw_scaled_bmm(s: AtenBuilder, x: Node, y: Node, factor: float) -> Node:
 
 
 def fold_factor(s: AtenBuilder, x: Any, factor: Any) -> Any:
-    """Fold a positive factor into the bmm that ``x`` is, directly or through views, if it has no other readers, or return None."""
+    """Fold a positive factor into the bmm that computes ``x``, directly or before views, or return None."""
     if isinstance(x, (int, float)):
         x, factor = factor, x
     factor = s.number(factor)

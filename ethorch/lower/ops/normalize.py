@@ -80,7 +80,7 @@ def batch_norm(
 ) -> QTensor:
     """out = (x - mean) / sqrt(var + eps) * weight + bias per channel: int8[N,C,...] -> int8, rounded once.
 
-    It is a 1x1 DEPTHWISE_CONV2D with weights of 127 and a scale per channel. TOSA DEPTHWISE_CONV2D.
+    It is a 1x1 DEPTHWISE_CONV2D with weights of 127 and a scale per channel.
     """
     channels = x.shape[1]
     gain = np.asarray(1.0 if weight is None else weight, np.float64) / np.sqrt(np.asarray(var, np.float64) + eps)
@@ -111,10 +111,10 @@ def _normalize(b: Builder, x: QTensor, count: int, eps: float, centred: bool, ou
     """Return (x - mean) / sqrt(var + eps) over the last ``count`` dims; if not ``centred``, x / sqrt(mean(x**2) + eps).
 
     - Sums are exact.
-    - Deviations have 7 fractional bits for int8, none for int16. The int16 mean has 6, which are applied to the product.
+    - Deviations have 7 fractional bits for int8, none for int16. The int16 mean has 6, applied to the product.
     - Squares of deviations have as many bits as their sum in int32 permits.
     - The reciprocal root of a row comes from tables, with 15 bits in each piece of its range. For long rows of int16 it has 7
-      more bits, in a separate product.
+      more, in a separate product.
     """
     return compute_in_pieces(
         b, x, range(x.rank - count, x.rank), lambda rows: _normalize_rows(b, rows, count, eps, centred=centred, out=out)
@@ -275,7 +275,7 @@ def layer_norm(
 ) -> QTensor:
     """out = (x - mean) / sqrt(var + eps) over the last dims: int8 or int16, then gamma and beta as a batch norm.
 
-    Bound: about one code in a hundred is rounded differently than in PyTorch, and a large gamma doubles this difference.
+    Bound: one code in a hundred is rounded differently than in PyTorch, and a large gamma doubles the difference.
     """
     return _normalize(b, x, len(shape), eps, True, out.qparams)
 

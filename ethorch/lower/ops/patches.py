@@ -24,7 +24,6 @@ def _counts(extents: Sequence[int], kernel: Sequence[int], dilation: Sequence[in
 
 
 def _abut(kernel: Sequence[int], dilation: Sequence[int], stride: Sequence[int]) -> bool:
-    """Return True if each patch starts at the end of the previous one."""
     return all(taps == step and (apart == 1 or taps == 1) for taps, apart, step in zip(kernel, dilation, stride, strict=True))
 
 
@@ -50,7 +49,7 @@ def _cut(s: AtenBuilder, x: Node, dim: int, start: int, size: int, step: int = 1
     ],
 )
 def im2col(s: AtenBuilder, x: Node, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Node:
-    """out = the patches of a padded map as columns: [N,C,H,W] -> [N, C * KH * KW, OH * OW].
+    """out = patches of a padded map as columns: [N,C,H,W] -> [N, C * KH * KW, OH * OW].
 
     Adjacent patches are a permuted map. Otherwise the rows, then the columns of the kernel are selected.
     """
@@ -103,10 +102,9 @@ def _place(s: AtenBuilder, x: Node, dim: int, start: int, extent: int) -> Node |
     ],
 )
 def col2im(s: AtenBuilder, x: Node, size: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Node:
-    """out = the sum of all columns, each at its patch of the map: [N, C * KH * KW, OH * OW] -> [N,C,H,W].
+    """out = sum of all columns, each at its patch of the map: [N, C * KH * KW, OH * OW] -> [N,C,H,W].
 
-    Taps within one stride, adjacent to those of the next patch, cover the map once. Such blocks are summed at once, with one
-    rounding. With a dilation each tap is a block.
+    Taps within one stride cover the map once and are summed at once. With a dilation each tap is summed separately.
     """
     *lead, patches, _ = shape_of(x)
     extents = [extent + 2 * pad for extent, pad in zip(size, padding, strict=True)]

@@ -19,7 +19,7 @@ from ethorch.tosa.ir import FLOATS, Value
 
 
 def _window(x: QTensor, kernel: Any, stride: Any, padding: Any, dilation: Any, out: Result) -> Window:
-    """Return the Window over ``x`` that produces ``out``. The default stride is the kernel; a single window has stride 1."""
+    """Return the Window over ``x`` that produces ``out``. A single window has stride 1."""
     window = Window.of(_two(kernel), stride or _two(kernel), padding, dilation)
     strides = tuple(stride if size > 1 else 1 for stride, size in zip(window.stride, out.shape[-2:], strict=True))
     return replace(window, stride=strides).ending(x.shape[-2:], out.shape[-2:])
@@ -86,10 +86,7 @@ def _by_axes(b: Builder, value: Value, window: Window) -> bool:
 
 
 def _pool_along(b: Builder, value: Value, axis: int, window: Window) -> Value:
-    """Return the maximum over windows along the height (``axis`` 0) or width (1) of an NHWC value.
-
-    With a dilation of d, a RESHAPE makes every d-th element adjacent.
-    """
+    """Return the maximum over windows along the height (``axis`` 0) or width (1) of an NHWC value."""
 
     def over_map(along: Window) -> Window:
         return along + Window.of((1,)) if axis == 0 else Window.of((1,)) + along
@@ -124,7 +121,6 @@ def _pad_with_lowest(b: Builder, value: Value, window: Window) -> Value:
 
 
 def _average_rule(node: Any) -> QuantRule:
-    """Return the rule of an average: the input's qparams, except with a divisor or a window that covers the map."""
     if len(node.args) > 6 and node.args[6]:
         return EACH_INPUT
     whole_map = tuple(node.meta["val"].shape[-2:]) == (1, 1)
@@ -167,8 +163,8 @@ def avg_pool2d(
     """out = mean over each window: int8[N,C,H,W] -> int8[N,C,OH,OW]. TOSA AVG_POOL2D.
 
     - One window that covers the map: ``mean_over``. Bound: it may be rounded twice.
-    - Included padding: a PAD with the zero point before it.
-    - An explicit divisor: all padding is included, and a RESCALE changes the divisor. int8 is averaged with 7 additional bits.
+    - Included padding: a PAD with the zero point.
+    - An explicit divisor: padding is included, and a RESCALE changes the divisor. int8 is averaged with 7 additional bits.
     """
     explicit = Window.of(_two(kernel), stride or _two(kernel), padding)
     factor = math.prod(explicit.kernel) / divisor_override if divisor_override else 1.0
@@ -222,7 +218,7 @@ def adaptive_avg_pool2d(b: Builder, x: QTensor, size: Sequence[int], *, out: Res
 
     - One window: ``mean_over``. Bound: it may be rounded twice.
     - Uniform windows: one AVG_POOL2D.
-    - Others, such as 7 into 3, or more results than elements: an AVG_POOL2D per window, and CONCATs.
+    - Others, such as 7 into 3: an AVG_POOL2D per window, and CONCATs.
     """
     height, width = out.shape[-2:]
     if (height, width) == (1, 1):

@@ -157,7 +157,7 @@ def avg_pool3d(
 def adaptive_avg_pool3d(s: AtenBuilder, x: Node, size: Any) -> Any:
     """out = mean over windows that divide [N,C,D,H,W]: over slabs of depth, then over the plane.
 
-    Bound: two roundings. Uniform windows are an avg_pool3d.
+    Bound: two roundings.
     """
     sizes = [e if n is None else n for n, e in zip(_each(size, 3), shape_of(x)[-3:], strict=True)]
     if sizes == [1, 1, 1]:
@@ -177,10 +177,7 @@ def adaptive_avg_pool3d(s: AtenBuilder, x: Node, size: Any) -> Any:
     samples=[Sample(I8(1, 3, 4, 6, 6), [2, 3, 2]), Sample(I8(2, 3, 5, 7, 6), [3, 2, 4]), Sample(I8(2, 3, 4, 5, 6), [1, 1, 1])],
 )
 def adaptive_max_pool3d(s: AtenBuilder, x: Node, size: Any) -> Any:
-    """out = (maximum over windows that divide [N,C,D,H,W], None): over slabs of depth, then of rows, then of columns.
-
-    Uniform windows are a max_pool3d.
-    """
+    """out = (maximum over windows that divide [N,C,D,H,W], None): over slabs of depth, then of rows, then of columns."""
     if any(user.args[1] == 1 and user.users for user in s.node.users):
         return None
     sizes = [e if n is None else n for n, e in zip(_each(size, 3), shape_of(x)[-3:], strict=True)]
@@ -207,7 +204,7 @@ def _slabs(s: AtenBuilder, x: Node, count: int, dim: int = -3) -> list[Node]:
 
 
 def _planes(s: AtenBuilder, x: Node) -> tuple[Node, tuple[int, ...]]:
-    """Return x as [N, C * D, H, W], and the shape of x."""
+    """Return x as [N, C * D, H, W], and its shape."""
     shape = shape_of(x)
     lead = shape[:-4] or (1,)
     return s(aten.reshape.default, x, [*lead, shape[-4] * shape[-3], *shape[-2:]]), shape

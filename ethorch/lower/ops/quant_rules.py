@@ -12,8 +12,7 @@ class Layer:
     """Parameters and channels of a convolution or linear layer.
 
     Attributes:
-        weight: Index of the weight argument.
-        bias: Index of the bias argument, which the lowering quantizes with scale input x weight.
+        weight, bias: Indices of the arguments. The lowering quantizes the bias with scale input x weight.
         weight_axis: Axis of the weight's output channels. None if they are on two axes.
         output_axis: Axis of the result's channels, counted from the last one, which is -1.
         groups: Number of groups of the input channels.
@@ -38,9 +37,9 @@ class QuantRule:
         output: ``own`` (observed), ``same`` (shares the first input's qparams), ``fixed`` (``fixed_range``) or ``none``.
         keeps_codes: Whether each element of the result is zero or an element of the input. An ``own`` output then shares the
             qparams of a separately quantized input.
-        layer: Weight and channels of an operator with a weight.
+        layer: Weight and channels, if any.
         joins: Whether the output concatenates the inputs. An input without other readers has the output's qparams and no RESCALE.
-        replaces: Whether the output is the first input with some elements replaced by those of others.
+        replaces: Whether some elements of the first input are replaced by those of others.
         fixed_range: (real minimum, real maximum) of a ``fixed`` output.
         is_threshold: Whether the result depends only on whether the first input is above or below the second.
         domain: (minimum, maximum) of the first input.

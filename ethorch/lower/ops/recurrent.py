@@ -71,7 +71,7 @@ def _simple_cell(function: Any) -> Cell:
 
 
 def _project_inputs(s: AtenBuilder, x: Node, parameters: Sequence[Node], gru: bool) -> tuple[list[Node], dict[str, Node]]:
-    """Return the gates of x [..., I], separately for a GRU, and the weights of the state."""
+    """Return the gates of x [..., I], one by one for a GRU, and the state's weights."""
     weights = {"hh": parameters[1]}
     if len(parameters) % 2:  # projection of the LSTM's output
         weights["hr"] = parameters[-1]
@@ -105,7 +105,7 @@ def _direction(
     reverse: bool,
     gru: bool,
 ) -> tuple[list[Node], list[Node]]:
-    """Return a layer's outputs over x [N,T,I] or [T,N,I] in one direction, in time order, and its last state."""
+    """Return the outputs over x [N,T,I] or [T,N,I] in one direction, in time order, and the last state."""
     projected, weights = _project_inputs(s, x, parameters, gru)
     outputs: list[Node] = []
     state = start
@@ -239,7 +239,7 @@ def rnn_relu(
 def _step(
     s: AtenBuilder, cell: Cell, x: Node, state: list[Node], parameters: Sequence[Node | None], gru: bool = False
 ) -> list[Node] | None:
-    """Return a cell's next state, or None if only one of two biases is present."""
+    """Return the next state, or None if only one of two biases is present."""
     present = [parameter for parameter in parameters if parameter is not None]
     if len(present) == 3:
         return None

@@ -1,4 +1,4 @@
-"""Resizing without RESIZE, by a matrix or selected rows along each dim. PyTorch computes the matrix from an identity."""
+"""Resizing without RESIZE, by a matrix (from resizing an identity) or selected rows along each dim."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _matrix(resize: Resize, extent: int, dims: int, axis: int, size: int, scale:
 def _resize_by_matrices(
     s: AtenBuilder, x: Node, size: Sequence[int] | None, scales: Sequence[float | None], resize: Resize
 ) -> Node | None:
-    """Draw a linear layer along each dim, or return None if a matrix would have more than 2**24 elements."""
+    """Draw a linear layer along each dim, or return None for a matrix of more than 2**24 elements."""
     shape = shape_of(x)
     sizes, dims = _sizes(x, size, scales), len(shape) - 2
     changed = [k for k in range(dims) if sizes[k] != shape[2 + k] or scales[k] not in (None, 1)]

@@ -71,12 +71,10 @@ class Threshold:
 
 
 def _floor(half: float, slack: int) -> Threshold:
-    """Subtract half an integer."""
     return Threshold(slack - round(half))
 
 
 def _ceil(half: float, slack: int) -> Threshold:
-    """Add half an integer."""
     return Threshold(round(half) - slack)
 
 

@@ -30,7 +30,6 @@ _SHORTEST_ROW = 8  #: shortest row that is scattered without a transposition
 
 
 def _merge_constants(s: AtenBuilder, x: Node, indices: Sequence[Any]) -> tuple[Node, int, Node] | None:
-    """Merge constant indices, including masks, of adjacent dims like ``merge_indices``."""
     each: list[torch.Tensor | None] = []
     for index in indices:
         tensor = None if index is None else attribute(s.model, index)
@@ -132,15 +131,9 @@ def check_index_put(x: Any, indices: Any, values: Any, accumulate: bool = False)
 
 
 def decompose_index_put(s: AtenBuilder, x: Node, indices: Any, values: Node, accumulate: bool = False) -> Any:
-    """Draw an index_put by the first method that applies.
+    """Draw an index_put as x (empty index), a sum at indices, a where (mask and single value), or an index_put with one index.
 
-    - An empty index: x.
-    - Accumulating values: ``accumulate_at_indices``.
-    - Indices of dims that are not adjacent: x with those dims first.
-    - One constant index of rank 1: unchanged.
-    - A mask and a single value: a where.
-    - Constants, or computed indices on a target with SCATTER: one index of rank 1.
-    - Computed indices of a single row: one int32 index.
+    Indexed dims that are not adjacent are moved to the front first. Computed indices of several rows require SCATTER.
     """
     indexed_dims = [k for k, index in enumerate(indices) if index is not None]
     first, shape = indices[indexed_dims[0]], shape_of(x)

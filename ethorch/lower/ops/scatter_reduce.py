@@ -1,7 +1,4 @@
-"""Reductions at indices: scatter_add, scatter_reduce.
-
-An index of complete rows becomes one of rows, any other one of the flattened tensor.
-"""
+"""Reductions at indices: scatter_add, scatter_reduce."""
 
 from __future__ import annotations
 
@@ -26,7 +23,10 @@ _ROWS = torch.tensor([3, 0, 0, 2, 3, 3])
 
 
 def _as_rows(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node) -> tuple[Node, int, Node, Node]:
-    """Return x, a dim of x, an index int[n] along that dim, and the n rows of ``source`` with an index."""
+    """Return x, a dim of x, an index int[n] along it, and the n indexed rows of ``source``.
+
+    An index of complete rows becomes one of rows, any other one of the flattened tensor.
+    """
     shape, places = shape_of(x), shape_of(index)
     for axis, (extent, available) in enumerate(zip(places, shape_of(source), strict=True)):
         if extent < available:
@@ -129,7 +129,7 @@ def _sums(s: AtenBuilder, x: Node, dim: int, places: torch.Tensor, rows: Node, r
 
 
 def _extremes(s: AtenBuilder, x: Node, dim: int, places: torch.Tensor, rows: Node, reduce: str, include_self: bool) -> Node | None:
-    """Return the extremes of the rows at ``places``. Positions with fewer rows repeat theirs."""
+    """Return the extremes of rows at ``places``. Positions with fewer rows repeat theirs."""
     shape = shape_of(x)
     counts = torch.bincount(places, minlength=shape[dim])
     named = counts.nonzero().flatten()

@@ -70,7 +70,7 @@ def where(b: Builder, condition: Any, x: Any, y: Any, *, out: Result) -> QTensor
 
 
 def _fill_rule(node: Any) -> QuantRule:
-    """Return the rule of a fill. A value above 1e4 in magnitude, such as a mask's -inf, is not calibrated."""
+    """Return the rule of a fill. A value above 1e4 in magnitude, such as -inf, is not calibrated."""
     value = node.args[2]
     value = value.meta["val"] if hasattr(value, "meta") else value
     return SAME_AS_INPUT if isinstance(value, (int, float)) and abs(value) > 1e4 else EACH_INPUT
@@ -92,8 +92,7 @@ def _fill_rule(node: Any) -> QuantRule:
 def masked_fill(b: Builder, x: Any, mask: Any, value: Any, *, out: Result) -> QTensor:
     """out = mask ? value : x with broadcasting. A value beyond the range of ``out`` becomes its end.
 
-    - A constant mask, and a value at the low end of the range: one ADD of a constant.
-    - All others: like ``where``.
+    A constant mask with a value at the low end of the range is one ADD of a constant.
     """
     q = out.q
     if q is not None and not q.is_float and not isinstance(value, QTensor):

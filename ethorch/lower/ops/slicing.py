@@ -110,7 +110,7 @@ def unbind(s: AtenBuilder, x: Node, dim: int = 0) -> Any:
 def as_strided(s: AtenBuilder, x: Node, size: Any, stride: Any, storage_offset: int | None = None) -> Any:
     """out[i, j, ...] = element number offset + i * stride[0] + j * stride[1] + ... of x: slices of the flat x.
 
-    It stays unchanged if x is not contiguous or elements are outside x.
+    It is unchanged if x is not contiguous or elements are outside x.
     """
     if any(not isinstance(extent, int) for extent in (*size, *stride)) or 0 in size:
         return None
@@ -193,7 +193,7 @@ def slice_scatter(
 def overwrite_rows(b: Builder, x: QTensor, dim: int, places: Sequence[int], source: QTensor) -> QTensor:
     """Return x with source[k] at places[k] along ``dim``. The last value for a position wins.
 
-    It is slices and a CONCAT, or if these are too many, a fold for evenly spaced positions or a GATHER.
+    It is slices and a CONCAT, or if these are too many, a fold for even spacing or a GATHER.
     """
     holder = {place: k for k, place in enumerate(places)}
     count = source.shape[dim]
@@ -216,7 +216,6 @@ def _cut_at(run: tuple[int, int], count: int) -> list[tuple[int, int]]:
 
 
 def _overwrite_evenly(b: Builder, x: QTensor, dim: int, start: int, step: int, source: QTensor) -> QTensor:
-    """Return x with source[k] at ``start + k * step``, by a fold of the axis."""
     groups, extent = source.shape[dim] - 1, x.shape[dim]
     last = start + groups * step
     folded = [*x.shape[:dim], groups, step, *x.shape[dim + 1 :]]

@@ -44,7 +44,6 @@ class _Exponentials:
         codes: INT16, not negative.
         code_of_one: Code of 1 in ``codes`` and ``sums``.
         sums: INT32, exact.
-        maxima: Maxima of x.
     """
 
     codes: Value
@@ -121,7 +120,7 @@ def softmax_of_floats(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, ou
     also={"aten._softmax.default": lambda x, dim, half_to_float=False: ((x, dim), {})},
 )
 def softmax(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, out: Result) -> QTensor:
-    """out = exp(x - max) / sum over ``dim`` of exp(x - max): int8 -> int8, int16 -> int16.
+    """out = exp(x - max) / sum over ``dim`` of exp(x - max): int8 or int16.
 
     Exponentials and the reciprocal of a sum have 15 bits (for int16 the reciprocal 16). Bound for int16: the result has 16 bits.
     A quotient above four times the range of ``out`` saturates.
@@ -152,7 +151,7 @@ def log_softmax_of_floats(b: Builder, x: QTensor, dim: int, dtype: Any = None, *
     also={"aten._log_softmax.default": lambda x, dim, half_to_float=False: ((x, dim), {})},
 )
 def log_softmax(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, out: Result) -> QTensor:
-    """out = x - max - log(sum over ``dim`` of exp(x - max)): int8 -> int8, int16 -> int16; the sum as in softmax."""
+    """out = x - max - log(sum over ``dim`` of exp(x - max)): int8 or int16; the sum as in softmax."""
     value, axis, dims = b.axis_of(x, dim)
     q = out.qparams
     if value.shape[axis] == 1:
@@ -187,7 +186,7 @@ def logsumexp_of_floats(b: Builder, x: QTensor, dim: Any, keepdim: bool = False,
     samples=[Sample(I8(2, 4, 30), [-1]), Sample(I8(6, 9, 5), [1], True), Sample(I8(8, 4, 4), [1, 2]), Sample(I8(1, 4, 4), [0])],
 )
 def logsumexp(b: Builder, x: QTensor, dim: Any, keepdim: bool = False, *, out: Result) -> QTensor:
-    """out = log of the sum over ``dim`` of exp(x): int8 -> int8, int16 -> int16; the sum as in softmax."""
+    """out = log of the sum over ``dim`` of exp(x): int8 or int16; the sum as in softmax."""
     reduced = sorted(d % x.rank for d in ([dim] if isinstance(dim, int) else dim))
     others = [d for d in range(x.rank) if d not in reduced]
     rows = math.prod(x.shape[d] for d in others)

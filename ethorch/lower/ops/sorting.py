@@ -1,4 +1,4 @@
-"""Sorting, ranks and positions among boundaries. Without NPU support they become a topk, which has a CPU kernel."""
+"""Sorting, ranks and positions among boundaries. Without NPU support they become a topk on the CPU."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def comparisons(count: int) -> Iterator[tuple[int, int]]:
 
 
 def _select_ranks(b: Builder, x: QTensor, dim: int, ranks: Sequence[int]) -> list[QTensor]:
-    """Return the values of these ranks along ``dim``, 0 for the smallest, each with extent 1."""
+    """Return the values of these ranks along ``dim`` (0: smallest), each with extent 1."""
     value, axis, dims = b.axis_of(x, dim)
     columns = [b.slice_axis(value, axis, place, 1) for place in range(value.shape[axis])]
     needed, steps = set(ranks), list[tuple[int, int, bool, bool]]()
@@ -69,7 +69,7 @@ def _extreme(b: Builder, name: str, x: Value, y: Value) -> Value:
 
 
 def _draw_topk(s: AtenBuilder, x: Node, dim: int, count: int, largest: bool) -> list[Node] | None:
-    """Draw a topk of ``count`` values along ``dim``, or return None if the NPU sorts them."""
+    """Draw a topk, or return None if the NPU sorts the values."""
     if shape_of(x)[dim] <= _LONGEST and not are_indices_read(s):
         return None
     return s.results(aten.topk.default, x, count, dim, largest, True)
@@ -100,7 +100,7 @@ def sort(b: Builder, x: QTensor, dim: int = -1, descending: bool = False, *, out
 
 
 def _decompose_rank(s: AtenBuilder, x: Node, rank: int, dim: int, keepdim: bool) -> Any:
-    """Draw the value of a rank as the last of a topk, or return None if the NPU computes it."""
+    """Draw a rank as the last value of a topk, or return None if the NPU computes it."""
     count = shape_of(x)[dim]
     largest = rank >= count // 2
     top = _draw_topk(s, x, dim, count - rank if largest else rank + 1, largest)
@@ -223,7 +223,6 @@ def _as_int64(s: AtenBuilder, index: Node) -> Node:
 
 
 def _count_less(s: AtenBuilder, x: Node, rows: Node, out_int32: bool, right: bool) -> Node:
-    """Count the elements of each row that are less than x, or not greater."""
     less = s(aten.ge.Tensor if right else aten.gt.Tensor, s(aten.unsqueeze.default, x, -1), rows)
     count = s(aten.sum.dim_IntList, s(aten._to_copy.default, less, dtype=torch.int32), [-1], dtype=torch.int32)
     return count if out_int32 else _as_int64(s, count)

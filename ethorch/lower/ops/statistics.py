@@ -118,7 +118,7 @@ def std_of_floats(
     also={"aten.std.dim": _convert_unbiased, "aten.std.default": lambda x, unbiased=True: _convert_unbiased(x, None, unbiased)},
 )
 def std(b: Builder, x: QTensor, dim: Any = None, *, out: Result, correction: float | None = 1, keepdim: bool = False) -> QTensor:
-    """out = root of the variance over ``dim``: int8 or int16, the sum of squares exact, the root from tables.
+    """out = root of the variance over ``dim``: int8 or int16, the sum exact, the root from tables.
 
     Bound for int16: the tables have 15 bits.
     """

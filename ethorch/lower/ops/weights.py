@@ -46,7 +46,7 @@ class Filters:
         return Filters(weight_array(w), w.qparams.zero_point[0], real, tuple(accumulator_scales(x, w, channels)), x.qparams)
 
     def with_codes(self, codes: npt.NDArray[Any], channels: npt.NDArray[np.intp] | slice | None = None) -> Filters:
-        """Return these filters with other codes for the output channels ``channels`` (None: all)."""
+        """Return these filters with other codes for ``channels`` (None: all)."""
         if channels is None:
             return Filters(codes, self.zero_point, self.bias, self.scales, self.input)
         scales = np.asarray(self.scales)[channels].tolist()
@@ -71,7 +71,7 @@ class Filters:
     def conv2d(self, b: Builder, value: Value, window: Window | None, out: QParams) -> Value:
         """Convolve a stored [N,H,W,C] with codes [O,KH,KW,C] and requantize. TOSA CONV2D.
 
-        A 1x1 convolution of more than ``MOST_PLACES`` positions is computed as one row.
+        A 1x1 convolution of more than ``MOST_PLACES`` positions becomes one row.
         """
         if math.prod(value.shape[:3]) > MOST_PLACES and self._reads_single_places(value, window, (1, 2)):
             row = self.conv2d(b, b.reshape(value, (1, 1, math.prod(value.shape[:3]), value.shape[3])), None, out)
@@ -83,8 +83,8 @@ class Filters:
     def depthwise_conv2d(self, b: Builder, value: Value, window: Window | None, out: QParams) -> Value:
         """Convolve a stored [N,H,W,C] with codes [KH,KW,C,M] and requantize. TOSA DEPTHWISE_CONV2D.
 
-        If M is above 1 and Vela cannot transpose all results, the channels are computed in parts. A 1x1 convolution of more than
-        ``MOST_MAPS`` maps is computed as one row.
+        If M is above 1 and Vela cannot transpose all results, channels are computed in parts. A 1x1 convolution of more than
+        ``MOST_MAPS`` maps becomes one row.
         """
         channels, each = self.codes.shape[2:]
         if value.shape[0] > MOST_MAPS and self._reads_single_places(value, window, (0, 1)):
@@ -102,7 +102,6 @@ class Filters:
         return parts[0] if len(parts) == 1 else b.emit("CONCAT", *parts, axis=3)
 
     def _reads_single_places(self, value: Value, window: Window | None, axes: tuple[int, int]) -> bool:
-        """Return True if each result of a batch reads a single position."""
         return (
             value.shape[0] > 1
             and self.codes.shape[axes[0]] == self.codes.shape[axes[1]] == 1
