@@ -119,7 +119,7 @@ class ScalingBuilder(MovementBuilder):
         return value if zero_point == 0 else self.emit("SUB", value, self.const(np.full((1,) * value.rank, zero_point, np.float32)))
 
     def cast(self, value: Value, dtype: str) -> Value:
-        """Emit a CAST, unless it is redundant. Constants are cast at compile time."""
+        """Emit a CAST, unless it is redundant. Constants are cast to floats at compile time."""
         if value.dtype == dtype:
             return value
         if value.data is not None and dtype in FLOATS:
