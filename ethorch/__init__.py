@@ -1,7 +1,7 @@
 """ethorch: PyTorch models to Arm Ethos-U NPUs, and their programs run bit for bit in a simulator.
 
-``__init__.pyi`` beside this file lists the public names. Each is loaded on first use: ``import ethorch`` takes milliseconds,
-not torch's and executorch's seconds.
+``__init__.pyi`` beside this file lists the public names. Each is loaded on first use, because torch and executorch
+take seconds to import.
 """
 
 from importlib.metadata import PackageNotFoundError, version

@@ -94,7 +94,9 @@ def parameters(function: Function) -> list[inspect.Parameter]:
             expanded.append(parameter)
             continue
         hints = get_type_hints(kind, include_extras=True)
-        expanded += [parameter.replace(name=one.name, annotation=hints[one.name], default=one.default) for one in fields(kind)]
+        expanded += [
+            parameter.replace(name=field.name, annotation=hints[field.name], default=field.default) for field in fields(kind)
+        ]
     return expanded
 
 
@@ -104,7 +106,7 @@ def _combine_fields(function: Function, arguments: Mapping[str, Any]) -> dict[st
     for parameter in inspect.signature(function, eval_str=True).parameters.values():
         kind = parameter.annotation
         if is_dataclass(kind) and isinstance(kind, type):
-            combined[parameter.name] = kind(**{one.name: combined.pop(one.name) for one in fields(kind)})
+            combined[parameter.name] = kind(**{field.name: combined.pop(field.name) for field in fields(kind)})
     return combined
 
 

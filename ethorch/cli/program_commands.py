@@ -81,8 +81,8 @@ def disassemble(program: options.Pte, method: options.Method = None) -> Answer:
         for payload, delegate in zip(payloads, delegates, strict=True)
     ]
     pairs = list(zip(streams, operators, strict=True))
-    listed = [{"target": one.config.name, "operations": disassembly.rows(one, known)} for one, known in pairs]
-    return Answer(listed, lambda: "\n".join(disassembly.text(one, known) for one, known in pairs).rstrip())
+    rows = [{"target": stream.config.name, "operations": disassembly.rows(stream, names)} for stream, names in pairs]
+    return Answer(rows, lambda: "\n".join(disassembly.text(stream, names) for stream, names in pairs).rstrip())
 
 
 @command("generate", PANEL)

@@ -49,7 +49,7 @@ def _rows(function: Function) -> Iterator[str]:
         written = [info.default] if isinstance(info.default, str) else []  # the first of them is Typer's first parameter
         flags = [*written, *(info.param_decls or ())] or [f"--{parameter.name.replace('_', '-')}"]
         named = [f"`{flag}`" for flag in flags] if isinstance(info, typer.models.OptionInfo) else [f"`{info.metavar}`"]
-        kinds = [getattr(one, "__name__", str(one)) for one in (get_args(kind) or (kind,)) if one is not type(None)]
+        kinds = [getattr(member, "__name__", str(member)) for member in (get_args(kind) or (kind,)) if member is not type(None)]
         value = "" if kinds == ["bool"] or not isinstance(info, typer.models.OptionInfo) else info.metavar or kinds[0].upper()
         needed = " Needed." if parameter.default is inspect.Parameter.empty else ""
         meaning = " ".join((info.help or "").replace("\\[", "[").split())

@@ -51,7 +51,7 @@ def explore(
     if output is not None:
         exploration.save(output)
     data = {**exploration.to_json(), "output": None if output is None else str(output)}
-    holds = exploration.cheapest is not None or all(one.fits is None for one in exploration.variants)
+    holds = exploration.cheapest is not None or all(variant.fits is None for variant in exploration.variants)
     status = Status.INTERRUPTED if exploration.interrupted else Status.DONE if holds else Status.NO
     return Answer(data, lambda: exploration.rich() if output is None else stack(exploration.rich(), f"wrote {output}"), status)
 

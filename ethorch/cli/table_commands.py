@@ -54,13 +54,13 @@ def targets(
     if diff is None:
         listing = listings.targets()
 
-        def listed() -> Table:
+        def render() -> Table:
             table = _table(*listing[0])
             for row in listing:
                 table.add_row(*map(str, row.values()))
             return table
 
-        return Answer(listing, listed)
+        return Answer(listing, render)
     differences = listings.target_differences(*diff)
     return Answer(differences, lambda: _show_differences(differences))
 

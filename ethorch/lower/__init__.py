@@ -1,1 +1,1 @@
-"""Lowering of a quantized FX graph to TOSA: the walk, the operators, the builder and the rewrites."""
+"""Lowering of quantized FX graphs to TOSA."""

@@ -1,4 +1,4 @@
-"""Chains of pointwise operators on one quantized tensor, which a quantize node turns into a TABLE."""
+"""Chains of pointwise operators on one quantized tensor, lowered to a single TABLE."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from ethorch.lower.ops.spec import OpSpec
 
 @dataclass(frozen=True)
 class OnCpu:
-    """A tensor that the CPU computes."""
+    """A tensor computed on the CPU."""
 
     node: Node
 
 
 @dataclass(frozen=True)
 class PointwiseChain:
-    """Pointwise operators on one quantized tensor, not yet computed.
+    """Pointwise operators on one quantized tensor, not lowered yet.
 
     Attributes:
-        source: The only tensor that the operators depend on, except for constants.
+        source: The only operand that is not constant.
         end: The last operator.
-        steps: Whether the function has jumps, which interpolation between table entries would smooth.
+        steps: Whether the function jumps, so that its table must not be interpolated.
     """
 
     source: QTensor
@@ -43,11 +43,11 @@ def has_chain(args: Any) -> bool:
 
 
 def chain_source(node: Node, spec: OpSpec, env: Mapping[Node, Any], shape: tuple[int, ...], *, quantized: bool) -> QTensor | None:
-    """Return the only quantized tensor that a pointwise operator depends on, directly or through a chain, or None.
+    """Return the quantized tensor that is the operator's only non-constant operand, directly or through a chain, or None.
 
     Args:
-        env: Lowered value of each earlier node.
-        shape: Shape of the result, which the tensor must have because a table does not broadcast.
+        env: Lowered values of earlier nodes.
+        shape: Shape of the result. The tensor must have it, because a table does not broadcast.
         quantized: Whether a quantize node reads the result.
     """
     if not spec.pointwise:
@@ -75,9 +75,7 @@ def chain_source(node: Node, spec: OpSpec, env: Mapping[Node, Any], shape: tuple
 
 
 def entries(chain: PointwiseChain, env: Mapping[Node, Any]) -> npt.NDArray[np.float32]:
-    """Compute the chain for each of ``chain.source.qparams.table_inputs``: float32[entries]. ``env`` has the lowered values of
-    nodes.
-    """
+    """Evaluate the chain at ``chain.source.qparams.table_inputs``."""
     codes = torch.from_numpy(chain.source.qparams.table_inputs)
     results: dict[Node, Any] = {}
 

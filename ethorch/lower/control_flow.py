@@ -1,6 +1,6 @@
-"""Lowering of control flow: ``torch.cond`` to COND_IF, ``while_loop`` to WHILE_LOOP, each subgraph to a region.
+"""Lowering of ``torch.cond`` to COND_IF and ``while_loop`` to WHILE_LOOP, with a region for each subgraph.
 
-The inputs of a region are the outer tensors that it reads. Constants are repeated in each region that reads them.
+A region has the outer tensors that it reads as inputs, and its own copy of constants.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from ethorch.tosa.layout import contiguous
 
 
 class Regions:
-    """The lowerings of control flow in a ``frame``."""
+    """Lowerings of control flow in a ``frame``."""
 
     def __init__(self, frame: Frame):
         self.frame = frame
         self.b = frame.b
 
     def lower(self, node: Node) -> list[QTensor]:
-        """Return the results of a torch.cond or while_loop.
+        """Lower a torch.cond or while_loop, and return its results.
 
         Raises:
             Unsupported: The target does not support the operator or an operator of a subgraph.
@@ -52,7 +52,7 @@ class Regions:
         return [QTensor(value, x.dims, x.q) for value, x in zip(self.b.graph.ops[-1].results, results, strict=False)]
 
     def cond(self, node: Node) -> tuple[list[Frame], list[Value], list[QTensor]]:
-        """Return the branches' frames, the operands, and the results of the first branch."""
+        """Return the frames of the branches, the operands, and the first branch's results."""
         args: Any = node.args
         parts = subgraphs_of(node)
         condition, operands = self.condition(args[0]), self.operands(args[3], parts, 0)
@@ -67,7 +67,7 @@ class Regions:
         return frames, [condition, *_tensors(operands)], [pair[0] for pair in pairs]
 
     def loop(self, node: Node) -> tuple[list[Frame], list[Value], list[QTensor]]:
-        """Return the frames of condition and body, the operands, and the tensors that the loop carries."""
+        """Return the frames of condition and body, the operands, and the loop variables."""
         args: Any = node.args
         parts = subgraphs_of(node)
         body = _placeholders(parts[1].of(self.module))
@@ -99,7 +99,7 @@ class Regions:
         return x.value
 
     def operands(self, args: Sequence[Any], parts: Sequence[Subgraph], first: int) -> list[Any]:
-        """Lower the operands from placeholder ``first`` on. Operands that no subgraph reads become OnCpu."""
+        """Lower the operands for the placeholders from ``first`` on. Operands that no subgraph reads become OnCpu."""
         places = zip(*(_placeholders(part.of(self.module))[first:] for part in parts), strict=True)
         reads = [any(place.users for place in group) for group in places]
         return [self.operand(arg) if is_read else OnCpu(arg) for arg, is_read in zip(args, reads, strict=True)]
@@ -111,7 +111,7 @@ class Regions:
         return x
 
     def start(self, arg: Any, inside: Node) -> QTensor:
-        """Return the initial value of a loop's tensor with the body's quantization parameters."""
+        """Convert the initial value of a loop variable to the body's quantization parameters."""
         x, readers = self.operand(arg), [op_name(user.target) in QUANTIZE for user in inside.users]
         qparams = {self.frame.qparams_of(user) for user in inside.users if op_name(user.target) in QUANTIZE}
         q = qparams.pop() if len(qparams) == 1 and all(readers) else None
@@ -129,7 +129,7 @@ class Regions:
     # --- subgraphs ----------------------------------------------------------------------------------------------------
 
     def lower_subgraph(self, part: Subgraph, operands: Sequence[Any], carried: int) -> Frame:
-        """Lower a subgraph, without its outputs. The first ``carried`` operands change in a loop and so are not constants."""
+        """Lower a subgraph, without its outputs. The first ``carried`` operands are loop variables, which are never constants."""
         module = part.of(self.module)
         inner_b = self.b.region(f"{part.node.name}_{part.role}")
         env: dict[Node, Any] = {}
@@ -194,7 +194,7 @@ def _constant(b: Builder, array: npt.NDArray[Any], q: QParams | None, node: Node
 
 
 def _unify(frames: Sequence[Frame], pair: list[QTensor]) -> list[QTensor]:
-    """Return the result of both branches with equal dtype and storage order."""
+    """Return a result of both branches with equal dtype and storage order."""
     first, second = pair
     if first.q != second.q:
         raise Unsupported(DIFFERENT_SCALES)
@@ -212,7 +212,7 @@ def _is_plain(x: QTensor) -> bool:
 
 
 def _match_layout(b: Builder, x: QTensor, like: QTensor) -> Value:
-    """Store ``x`` in the order of ``like``, which must be plain."""
+    """Store ``x`` in the order of ``like``, which has one axis per dimension."""
     if (x.dims, x.value.shape) == (like.dims, like.value.shape):
         return x.value
     return b.store_as(x, [(dim,) for dim in sorted(range(x.rank), key=lambda dim: like.dims[dim])])

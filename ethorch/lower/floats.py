@@ -1,7 +1,7 @@
 """Lowering of float tensors, on targets with the TOSA profile FP.
 
-Quantized operators use integer arithmetic if the target also supports it. All other operators use floats: their quantized
-operands are dequantized, composite operators are decomposed, and operators of constants are folded.
+Quantized operators use integer arithmetic if the target supports it. All others compute in float: quantized operands are
+dequantized, composite operators decomposed, and operators of constants folded.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _FP32 = float_qparams("FP32")
 
 
 class Floats:
-    """The float lowerings of a ``frame``."""
+    """Float lowerings of a ``frame``."""
 
     def __init__(self, frame: Frame):
         self.frame = frame
         self.b = frame.b
 
     def lower(self, node: Node, spec: OpSpec) -> Any:
-        """Lower with integers if operands and result are quantized or integers, and with floats otherwise.
+        """Lower in integers if operands and result are quantized or integers, otherwise in float.
 
         Raises:
             Unsupported: The operator has neither lowering.
@@ -74,7 +74,7 @@ class Floats:
         """Lower with ``spec.floats``, or with ``spec.lower`` on float operands.
 
         Raises:
-            Unsupported: The operator has no such lowering, or has an unsupported dtype.
+            Unsupported: The operator has neither, or the dtype is unsupported.
         """
         name = op_name(node.target)
         args, kwargs = self.frame.arguments(node)
@@ -108,7 +108,7 @@ class Floats:
     # --- operands -----------------------------------------------------------------------------------------------------
 
     def operand(self, x: Any) -> Any:
-        """Dequantize a quantized tensor; return integers, constants and numbers unchanged.
+        """Dequantize a quantized tensor; return any other value on the NPU unchanged.
 
         Raises:
             Unsupported: ``x`` is on the CPU.
@@ -119,7 +119,7 @@ class Floats:
         if isinstance(x, PointwiseChain):
             return self.end_of(x)
         if isinstance(x, QTensor) and x.is_quantized:
-            stored = x.dims if x.value.is_const else None  # constants are stored again in logical order
+            stored = x.dims if x.value.is_const else None  # constants are converted in logical order
             value = self.b.once(("dequantized", x.value, stored, x.q), lambda: self._dequantize(x))
             return QTensor(value, contiguous(x.shape) if x.value.is_const else x.dims, _FP32)
         return x
@@ -139,7 +139,7 @@ class Floats:
         return end
 
     def with_constants(self, node: Node, spec: OpSpec, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Convert the constants that a quantizer would quantize to tensors."""
+        """Convert constants to tensors, if a quantizer would quantize them."""
         rule = spec.rule(node)
 
         def tensor(x: Any) -> Any:

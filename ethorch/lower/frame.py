@@ -1,4 +1,4 @@
-"""Lowered values of a graph's nodes: leaves, arguments, constants, quantize and dequantize nodes.
+"""Lowering of inputs, constants, arguments, and quantize and dequantize nodes.
 
 ``Walk``, ``Floats`` and ``Regions`` lower the operators.
 """
@@ -40,12 +40,12 @@ from ethorch.support.errors import Reason, Unsupported
 from ethorch.tosa.ir import DTYPES, FLOATS, Value
 from ethorch.tosa.layout import contiguous
 
-#: Return the array of a constant as a view, or None for any other node.
+#: Lookup of a constant's array (a view), or None for other nodes.
 Constants = Callable[[Node], npt.NDArray[Any] | None]
 
 
 def result_of(node: Node, q: QParams | None = None) -> Result:
-    """Return shape and dtype of the first result of ``node``, with ``q``."""
+    """Return the first result's shape and dtype, with ``q``."""
     value = first_value(node)
     if value is None:
         return Result((), "", q)
@@ -53,7 +53,7 @@ def result_of(node: Node, q: QParams | None = None) -> Result:
 
 
 def dequantize_constant(x: QTensor) -> npt.NDArray[np.float32]:
-    """Return the real values of a constant, in its logical order."""
+    """Return the real values of a constant in logical order."""
     q, codes = x.qparams, weight_array(x).astype(np.int32)
     shape = [-1 if axis == q.axis else 1 for axis in range(x.rank)] if q.per_channel else []
     zero_points, scales = np.reshape(q.zero_point, shape), np.reshape(np.asarray(q.scale, np.float32), shape)
@@ -66,7 +66,7 @@ def is_constant(x: Any) -> bool:
 
 
 def constant_tensor(b: Builder, array: npt.NDArray[Any]) -> QTensor:
-    """Return a constant tensor; float64 becomes FP32, int64 saturates to INT32."""
+    """Convert an array to a constant tensor: float64 to FP32, int64 to saturated INT32."""
     if array.dtype == np.bool_:
         return b.plain_tensor(array)
     if array.dtype == np.float64:
@@ -87,22 +87,21 @@ def _is_quantized_input(node: Node) -> bool:
 
 
 class Frame(ABC):
-    """A graph that is being lowered to TOSA.
+    """A graph being lowered to TOSA.
 
     Args:
         graph: FX graph, which is not changed.
-        constants: Parameters, buffers and constants of the graph.
+        constants: Lookup of parameters, buffers and constants.
         builder: Builder of the TOSA graph.
-        refused: Nodes that an earlier pass refused, with their reasons.
-        operands: Lowered values of the placeholders of a subgraph.
+        refused: Nodes that an earlier pass refused, with reasons.
+        operands: Lowered values of a subgraph's placeholders.
 
     Attributes:
-        inputs: Nodes that are inputs of the TOSA graph.
-        env: Lowered value of each node: a QTensor on the NPU, a chain, the array of a constant, or OnCpu. A node with several
-            results has a list.
-        refusals: Reason of each refused node.
-        supported: Nodes that can run.
-        inside: Nodes of subgraphs.
+        inputs: TOSA inputs by node.
+        env: Lowered value of each node: a QTensor on the NPU, a chain, a constant array, OnCpu, or a list for several results.
+        refusals: Reasons of refused nodes.
+        supported: Nodes that can run on the NPU.
+        inside: Such nodes of subgraphs.
     """
 
     def __init__(
@@ -128,7 +127,7 @@ class Frame(ABC):
 
     @abstractmethod
     def result(self, node: Node) -> Any:
-        """Lower one node and return its lowered value.
+        """Lower one node.
 
         Raises:
             Unsupported: The node cannot run on the builder's target.
@@ -136,7 +135,7 @@ class Frame(ABC):
 
     @abstractmethod
     def of_integers(self, node: Node, spec: OpSpec) -> Any:
-        """Lower an operator of quantized tensors, integers or truth values."""
+        """Lower an operator on quantized tensors, integers or truth values."""
 
     @abstractmethod
     def as_floats(self, x: Any) -> Any:
@@ -163,9 +162,7 @@ class Frame(ABC):
         return self.operands[node] if self.operands is not None and node in self.operands else self.boundary(node)
 
     def boundary(self, node: Node) -> QTensor | OnCpu:
-        """Return an input of the TOSA graph, or OnCpu if its dtype is unsupported. Quantized uint8 becomes int8 by subtracting
-        128.
-        """
+        """Return an input of the TOSA graph, with uint8 converted to int8, or OnCpu if TOSA cannot represent it."""
         if self.operands is not None:
             return OnCpu(node)
         tensor = node.meta.get("val")
@@ -186,13 +183,13 @@ class Frame(ABC):
     # --- arguments and constants --------------------------------------------------------------------------------------
 
     def arguments(self, node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the lowered arguments, with defaults, and keyword-only arguments by name."""
+        """Return the lowered arguments with defaults, and keyword-only arguments by name."""
         args, keywords = arguments(node)
         positional: tuple[Any, ...] = torch.fx.map_arg(args, self.env.__getitem__)
         return positional, {name: torch.fx.map_arg(value, self.env.__getitem__) for name, value in keywords.items()}
 
     def fold(self, node: Node) -> npt.NDArray[Any] | list[npt.NDArray[Any]]:
-        """Compute an operator of constants."""
+        """Evaluate an operator whose inputs are constants."""
 
         def tensor(argument: Node) -> torch.Tensor:
             value = self.env[argument]
@@ -213,7 +210,7 @@ class Frame(ABC):
     # --- quantize and dequantize --------------------------------------------------------------------------------------
 
     def output_qparams(self, node: Node) -> QParams | None:
-        """Return the parameters of the quantize nodes that read ``node``, or None if they differ or another operator reads it."""
+        """Return the common parameters of the quantize nodes that read ``node``, or None if an operator also reads it."""
         qparams: QParams | None = None
         users, carrier = list(node.users), node
         if isinstance(node.meta.get("val"), (tuple, list)):  # only the first result can be quantized
@@ -251,7 +248,7 @@ class Frame(ABC):
         return QParams(tuple(scales.astype(np.float64).tolist()), zero_points, int(low), int(high), TOSA_DTYPE[dtype], axis)
 
     def quantize(self, node: Node) -> Any:
-        """Lower a quantize node: a chain to a TABLE, others to a requantization."""
+        """Lower a quantize node: a chain to a TABLE, a tensor to a requantization."""
         if all(isinstance(self.env[arg], np.ndarray) for arg in node.all_input_nodes):
             return self.fold(node)
         x, q = self.env[node.all_input_nodes[0]], self.qparams_of(node)
@@ -277,7 +274,7 @@ class Frame(ABC):
     # --- chains -------------------------------------------------------------------------------------------------------
 
     def plain(self, x: Any) -> Any:
-        """Compute a chain whose result is not float."""
+        """Lower a chain with an integer or truth value result; return any other value unchanged."""
         if not isinstance(x, PointwiseChain) or x.end.meta["val"].dtype.is_floating_point:
             return x
         return self.b.once(("plain", x.end), lambda: self._look_up(x))

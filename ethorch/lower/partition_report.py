@@ -1,4 +1,4 @@
-"""Report of the operators on the NPU and of the reasons for all others."""
+"""Report of the operators on the NPU, and the reasons for operators on the CPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def summarize_placement(npu: int, cpu: int, target: str, delegates: int) -> str:
 
 @dataclass(frozen=True)
 class Refusal:
-    """An operator on the CPU, its location in the user's code, and the reason."""
+    """An operator on the CPU, its source location, and the reason."""
 
     node: str
     origin: Origin
@@ -43,7 +43,7 @@ class Refusal:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Refusal:
-        """Restore the refusal from the output of ``to_json``.
+        """Parse the output of ``to_json``.
 
         Raises:
             FormatError: The data has another format.
@@ -56,7 +56,7 @@ class Refusal:
 
 
 def group_refusals(refusals: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the first refusal of each operator and reason as JSON data, with the number of refusals in ``count``."""
+    """Return the first refusal of each operator and reason as JSON, with the number of refusals in ``count``."""
     groups: dict[tuple[str, ...], dict[str, Any]] = {}
     for refusal in refusals:
         key = tuple(refusal[name] for name in ("operator", "id", "reason", "way_out"))
@@ -65,7 +65,7 @@ def group_refusals(refusals: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]
 
 
 def place_text(refusal: Mapping[str, Any]) -> str:
-    """Return the operator and location of a group's first refusal, and the number of others."""
+    """Return operator and location of a group's first refusal, and the number of others."""
     text = f"{refusal['operator']}"
     if refusal["module"]:
         text += f" at {refusal['module']}"
@@ -75,7 +75,7 @@ def place_text(refusal: Mapping[str, Any]) -> str:
 
 
 def refusal_texts(refusals: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return a sentence for each of ``group_refusals``."""
+    """Return a sentence per group of refusals."""
     return [
         f"{place_text(group)}: {group['reason']} [{group['id']}] {group['way_out']}".rstrip() for group in group_refusals(refusals)
     ]
@@ -83,13 +83,13 @@ def refusal_texts(refusals: Iterable[Mapping[str, Any]]) -> list[str]:
 
 @dataclass
 class PartitionReport:
-    """The placement of the operators of all graphs that a partitioner processed.
+    """Placement of the operators of all graphs that a partitioner processed.
 
     Attributes:
         target: Name of the NPU.
-        delegated: FX names of the operators on the NPU per delegate tag, without quantize and dequantize operators.
-        refusals: The operators on the CPU, with reasons.
-        without_kernel: The operators on the CPU without an ExecuTorch CPU kernel, or without a kernel for firmware.
+        delegated: FX names of the NPU operators per delegate tag, without quantize and dequantize operators.
+        refusals: Operators on the CPU.
+        without_kernel: Operators on the CPU that have no kernel in ExecuTorch or in firmware.
         executorch_reason: Reason if ExecuTorch's own lowering wrote the program of a compilation, not ethorch's writer.
     """
 
@@ -108,7 +108,7 @@ class PartitionReport:
         return {"name": "ExecuTorch", "id": reason.id, "reason": reason.text, "way_out": reason.way_out}
 
     def restore(self, before: PartitionReport) -> None:
-        """Restore a copied state."""
+        """Copy the state of ``before``."""
         self.delegated, self.refusals, self.without_kernel = before.delegated, before.refusals, before.without_kernel
 
     @property
@@ -116,7 +116,7 @@ class PartitionReport:
         return sum(len(names) for names in self.delegated.values())
 
     def summary(self) -> str:
-        """Return a line with the numbers of operators on NPU and CPU."""
+        """Summarize the placement in one line."""
         line = summarize_placement(self.npu_operators, len(self.refusals), self.target, len(self.delegated))
         if self.refusals:
             names = sorted({refusal.origin.target for refusal in self.refusals})
@@ -124,12 +124,12 @@ class PartitionReport:
         return line
 
     def refusal_texts(self) -> list[str]:
-        """Return the texts of refusals and missing kernels. See :func:`refusal_texts`."""
+        """Return the sentences about refusals and missing kernels."""
         return refusal_texts(refusal.to_json() for refusal in (*self.refusals, *self.without_kernel))
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> PartitionReport:
-        """Restore the report from the output of ``to_json``.
+        """Parse the output of ``to_json``.
 
         Raises:
             FormatError: The data has another format.

@@ -1,6 +1,6 @@
-"""Reasons of refusals that are independent of the operator.
+"""Reasons for refusals of any operator.
 
-A ``Refusal`` prints the operator and its location before the Reason, so each text starts with the problem.
+A ``Refusal`` prints operator and location before the Reason, so each text starts with the problem.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ def not_quantized(node: Node) -> Reason:
     return Reason("graph.input_not_quantized", f"its input {node} is float", "Quantize its module and calibrate.")
 
 
-FLOAT_CONSTANT = Reason("graph.input_not_quantized", "its weights or another constant input are float", "Quantize its module.")
+FLOAT_CONSTANT = Reason("graph.input_not_quantized", "its weights or other constant inputs are float", "Quantize its module.")
 
 
 def no_table(name: str, spec: OpSpec, args: tuple[Any, ...]) -> Reason:
-    """Return the reason for a pointwise operator of several tensors."""
+    """Return the reason for a pointwise operator on several tensors."""
     tensors = [x for x in flat(args) if isinstance(x, QTensor)]
     if spec.steps and any(x.is_quantized and x.qparams.dtype == "INT16" for x in tensors):
         return NOT_OUTPUT_QUANTIZED
     return Reason(
         "graph.input_not_quantized",
-        f"{name} is computed by a table of one quantized tensor; its inputs are {_count_inputs(tensors)}",
+        f"{name} is lowered to a table of one quantized tensor; its inputs are {_count_inputs(tensors)}",
         "Convert integers to float in the model, quantize its module and calibrate.",
     )
 
@@ -131,7 +131,7 @@ LEFT_OUT = Reason(
 
 OTHER_RESULT = Reason(
     "graph.other_result",
-    "the NPU computes only its first result, and another one (indices, statistics) is read",
+    "the NPU computes only its first result, but another result (indices, statistics) is read",
     "Compute the other result with a separate operator, such as argmax.",
 )
 
@@ -143,7 +143,7 @@ WRITTEN_BACK = Reason(
 
 
 def no_dtype(b: Builder, role: str, node: Node) -> Reason:
-    """Return the reason for an unsupported dtype of e.g. ``its result`` (``role``)."""
+    """Return the reason for the unsupported dtype of ``role``, e.g. ``its result``."""
     dtype = str(getattr(node.meta.get("val"), "dtype", "no tensor")).removeprefix("torch.")
     allowed = ", ".join(name for name in FLOATS if name in b.floats)
     return Reason(
@@ -198,7 +198,7 @@ def no_tensor(node: Node) -> Reason:
 
 DIFFERENT_SCALES = Reason(
     "control_flow.scales",
-    "its branches return a result with different scales, and the result is not quantized afterwards",
+    "its branches return a result with different scales, and no quantize operator reads the result",
     "Quantize with quantize_with_submodules.",
 )
 

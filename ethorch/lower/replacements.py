@@ -1,6 +1,6 @@
 """Remedies for operators without a lowering, used by ``operator.unknown``.
 
-A row is a regular expression for the operator's name without namespace, overload and ``_copy``. The first matching row applies.
+The regular expressions match the operator's name without namespace, overload and ``_copy``. The first match applies.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ REPLACEMENTS: tuple[tuple[str, str], ...] = (
     (r".*conv.*", "Use F.conv1d to F.conv3d, F.conv_transpose1d or F.conv_transpose2d, which run on the NPU."),
 )  # fmt: skip
 
-#: Remedy for operators of other libraries than PyTorch.
-CUSTOM = "Write it with PyTorch operators in the model, or link a CPU kernel for it into the firmware."
+#: Remedy for custom operators.
+CUSTOM = "Express it with PyTorch operators, or link a CPU kernel for it into the firmware."
 #: Remedy for quantize and dequantize operators inside the graph.
 BETWEEN = "It is removed when the adjacent CPU operator runs on the NPU."
 #: Remedy if no row matches.
-OTHERS = "Write it with operators that `ethorch ops` lists."
+OTHERS = "Express it with operators listed by `ethorch ops`."
 
 
 def instead_of(name: str) -> str:

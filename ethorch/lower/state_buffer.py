@@ -1,4 +1,4 @@
-"""A mutable buffer of a program."""
+"""Mutable buffer of a program."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ class StateBuffer:
 
     Attributes:
         name: Fully qualified name.
-        shape: Shape of the buffer.
         dtype: Name of the torch dtype in the program.
         scale, zero_point: Quantization parameters, or None if the buffer is not quantized.
         reason: Reason why the buffer stays float, or None.

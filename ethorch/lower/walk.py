@@ -1,6 +1,6 @@
 """Lowering of a quantized FX graph (edge dialect or ATen) to a tosa.Graph.
 
-``EthosUBackend.preprocess`` uses the strict mode, which raises refusals. The partitioner's dry run collects them.
+``EthosUBackend.preprocess`` runs it in strict mode, which raises refusals. The partitioner's dry run collects them.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Walk(Frame):
 
     Args:
         graph, constants, builder, refused, operands: See Frame.
-        strict: Raise Unsupported instead of collecting refusals, and set the outputs of the TOSA graph.
+        strict: Whether to raise refusals instead of collecting them, and to set the outputs of the TOSA graph.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Walk(Frame):
         self._regions = Regions(self)
 
     def run(self) -> Walk:
-        """Lower every node of the graph in order.
+        """Lower every node in order.
 
         Raises:
             Unsupported: A node cannot run, and the walk is strict.
@@ -126,14 +126,14 @@ class Walk(Frame):
     # --- operators ----------------------------------------------------------------------------------------------------
 
     def call(self, node: Node) -> None:
-        """Lower one node, or record the reason why it cannot run."""
+        """Lower one node, or record why it cannot run."""
         if node in self.refusals:
             if self.operands is not None:
                 raise Unsupported(self.refusals[node])
             self.env[node] = self.boundary(node)
             return
         if node.target is operator.getitem and isinstance(self.env[node.all_input_nodes[0]], OnCpu):
-            boundary = self.boundary(node)  # one of several results of the CPU
+            boundary = self.boundary(node)  # a result of a multi-output operator on the CPU
             if not isinstance(boundary, OnCpu):
                 self.env[node] = boundary
                 return
@@ -145,7 +145,7 @@ class Walk(Frame):
             if self.strict:
                 refusal.place = refusal.place or origin_of_codes(node)
                 raise
-            if op_name(node.target) not in QUANTIZE:  # the CPU computes quantized inputs
+            if op_name(node.target) not in QUANTIZE:  # the CPU quantizes inputs
                 self.refusals[node] = refusal.reason
             self.env[node] = self.boundary(node)
 
@@ -187,7 +187,7 @@ class Walk(Frame):
         return self.of_integers(node, spec)
 
     def empty(self, node: Node) -> npt.NDArray[Any] | None:
-        """Return the constant for a result without elements, or None.
+        """Return a constant for a result without elements, or None.
 
         Raises:
             Unsupported: The program returns the tensor.
@@ -200,7 +200,7 @@ class Walk(Frame):
         return as_array(torch.empty(value.shape, dtype=value.dtype))
 
     def item(self, node: Node) -> Any:
-        """Return one of several results."""
+        """Return the indexed result of a multi-output operator."""
         source, index = self.env[node.all_input_nodes[0]], cast(int, node.args[1])
         if isinstance(source, (list, tuple)):
             return source[index]
@@ -242,24 +242,24 @@ class Walk(Frame):
         """Convert a constant to a tensor.
 
         Raises:
-            Unsupported: The constant is float and the target supports only integers.
+            Unsupported: The constant is float, and the target has only integers.
         """
         if isinstance(x, np.ndarray) and x.size and np.issubdtype(x.dtype, np.floating) and not self.b.floats:
             raise Unsupported(FLOAT_CONSTANT)
         return constant_tensor(self.b, x) if isinstance(x, np.ndarray) else x
 
     def widen_int8(self, arg: Any, x: Any) -> Any:
-        """Widen int8 of PyTorch to INT32, because INT8 without parameters is a truth value."""
+        """Widen a PyTorch int8 tensor to INT32, because INT8 without quantization parameters denotes truth values."""
         value = arg.meta.get("val") if isinstance(arg, Node) else None
         if not isinstance(x, QTensor) or not x.is_integer or not isinstance(value, torch.Tensor) or value.dtype != torch.int8:
             return x
         return QTensor(self.b.widen(x.value), x.dims, None)
 
     def check_chain(self, chain: PointwiseChain, out: Result) -> PointwiseChain:
-        """Return the chain.
+        """Check that tables can represent the chain, and return it.
 
         Raises:
-            Unsupported: It has too many jumps for int16 tables, or an unsupported dtype.
+            Unsupported: The chain has too many jumps for int16 tables, or an unsupported dtype.
         """
         if out.q is None and not out.dtype and not is_int64(chain.end) and is_integer(chain.end):
             raise Unsupported(no_integer_dtype(chain.end))
@@ -277,7 +277,7 @@ class Walk(Frame):
             rule = spec.rule(node).output
             if rule in ("own", "fixed"):
                 raise Unsupported(NOT_OUTPUT_QUANTIZED)
-            if rule == "same" and not quantized[0].per_channel:  # data movement keeps the parameters
+            if rule == "same" and not quantized[0].per_channel:  # data movement keeps quantization parameters
                 out = replace(out, q=quantized[0])
         if node in self._late:
             raise Unsupported(RETURNED_LATE)
@@ -312,7 +312,7 @@ class Walk(Frame):
             raise Unsupported(INT32_OPERAND)
 
     def absent(self, spec: OpSpec) -> Reason | None:
-        """Return the reason why the target cannot read a computed index, or None if it can."""
+        """Return the reason why the target cannot read a computed index, or None."""
         row = self.b.limits.get(spec.needs)
         return row.refuse(spec.needs, "INT8", {}, self.b.target) if row and not row.present else None
 
@@ -329,7 +329,7 @@ class Walk(Frame):
         self.give([(result, storage_order(result.meta["val"])) for result in results])
 
     def give(self, results: Sequence[tuple[Node, tuple[int, ...]]]) -> None:
-        """Set the outputs of the TOSA graph to nodes with storage orders.
+        """Set the outputs of the TOSA graph to ``results``, nodes with their storage orders.
 
         Raises:
             Unsupported: See :func:`outputs`.
@@ -368,7 +368,7 @@ def lower_program(program: ExportedProgram, builder: Builder) -> tosa.Graph:
 
 
 def _excess_outputs(graph: Graph) -> frozenset[Node]:
-    """Return the operators whose results exceed ``MOST_RETURNED`` outputs."""
+    """Return the operators that compute the outputs after the first ``MOST_RETURNED``."""
     results: list[Node] = []
     for node in graph.nodes:
         if node.op == "output":
@@ -382,7 +382,7 @@ def _excess_outputs(graph: Graph) -> frozenset[Node]:
 
 
 def _read_all_inputs(b: Builder) -> None:
-    """Add inputs that no output depends on, times 0, to an output. See ``vela.unread-input``."""
+    """Add each unused input, times 0, to an output. See ``vela.unread-input``."""
     outputs = b.graph.outputs
     read = {id(value) for value in outputs}
     for op in reversed(b.graph.ops):

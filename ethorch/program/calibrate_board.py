@@ -146,7 +146,7 @@ def calibrate(board: Board, measured: Sequence[tuple[Path | bytes, float]]) -> C
     models = [_Model(board, load(path)) for path, _ in measured]
     names = tuple(dict.fromkeys(name for model in models for name in model.memories))
     start = np.array([1 / (board.memory(name).bytes_per_second or board.npus[0].clock_hz) for name in names])
-    measured_seconds = np.array([taken / 1e3 for _, taken in measured])
+    measured_seconds = np.array([milliseconds / 1e3 for _, milliseconds in measured])
     best, least, waited = start, math.inf, np.zeros(len(names), bool)
     now = start
     for _ in range(_ROUNDS):
@@ -165,8 +165,8 @@ def calibrate(board: Board, measured: Sequence[tuple[Path | bytes, float]]) -> C
         for model in models
     ]
     programs = tuple(
-        Fitted(str(path) if isinstance(path, Path) else "a program", taken, 1e3 * before, 1e3 * after)
-        for (path, taken), (before, after) in zip(measured, seconds, strict=True)
+        Fitted(str(path) if isinstance(path, Path) else "a program", milliseconds, 1e3 * before, 1e3 * after)
+        for (path, milliseconds), (before, after) in zip(measured, seconds, strict=True)
     )
     return Calibration(board, {name: 1 / x for name, x, w in zip(names, best, waited, strict=True) if w}, programs)
 

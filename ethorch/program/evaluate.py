@@ -59,7 +59,7 @@ class Evaluation:
         results: Figures by column (``npu``, ``float``, ``quantized``) and name. ``sqnr_db`` is against the float model.
         confusion: Confusion matrix of each column, with labels as rows, for classification.
         interrupted: Whether the evaluation was interrupted; the figures then cover the finished samples.
-        kept: Results of each sample, if requested.
+        sample_results: Results of each sample, if requested.
     """
 
     samples: int
@@ -67,12 +67,12 @@ class Evaluation:
     results: Mapping[str, Mapping[str, float]]
     confusion: Mapping[str, Sequence[Sequence[int]]]
     interrupted: bool = False
-    kept: tuple[SampleResult, ...] = ()
+    sample_results: tuple[SampleResult, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data with the attributes' names as keys, without kept samples."""
+        """Return plain data with the attributes' names as keys, without ``sample_results``."""
         data = asdict(self)
-        del data["kept"]
+        del data["sample_results"]
         return data
 
     def rich(self) -> RenderableType:
@@ -164,8 +164,8 @@ def evaluate(
         for module in beside.values():
             states.enter_context(start_from_initial_state(module))
         try:
-            for part, found in _on_npu(program, source, batch, jobs):
-                for sample, outputs in zip(part, found, strict=True):
+            for part, part_outputs in _on_npu(program, source, batch, jobs):
+                for sample, outputs in zip(part, part_outputs, strict=True):
                     answers = {NPU: record_of(program).floats(outputs)}
                     for column, module in beside.items():
                         with in_eval_mode(module):

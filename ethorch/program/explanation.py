@@ -107,14 +107,14 @@ class Explanation:
         target: Name of the NPU.
         operators: Operators in execution order; refused ones follow.
         states: Mutable buffers.
-        placed: Count of the operators on the NPU, as in ``print(program)``; empty for a file.
+        placement: Count of the operators on the NPU, as in ``print(program)``; empty for a file.
         writer: Writer of the program, and the reason if it is ExecuTorch; None for a file.
     """
 
     target: str
     operators: tuple[Operator, ...]
     states: tuple[State, ...] = ()
-    placed: str = ""
+    placement: str = ""
     writer: dict[str, str] | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -145,7 +145,7 @@ class Explanation:
         npu = sum(row.where == "NPU" for row in self.operators)
         rows = f"{count_noun(npu, 'operation')} of the NPU, {count_noun(len(self.operators) - npu, 'operator')} on the CPU"
         last = f"Rows: {rows}, quantize and dequantize included." if self.operators else "Nothing of it is on the CPU."
-        last += f" Of the model: {self.placed}." if self.placed else ""
+        last += f" Of the model: {self.placement}." if self.placement else ""
         lines_of_states = ["", "Kept from call to call:", self._states()] if self.states else []
         lines_of_states += [_IN_PLACE] if any(state.in_place for state in self.states) else []
         for state in self.states:
@@ -259,7 +259,7 @@ def states_of(method: Method, payloads: Sequence[DelegatePayload], buffers: Sequ
     for value in method.values:
         if value.kind != "tensor" or not value.planned or value.extra is None or not value.extra.name:
             continue
-        members = {number for number, other in enumerate(method.values) if _overlap(value, other)}
+        members = {number for number, second in enumerate(method.values) if _overlap(value, second)}
         where: list[str] = []
         bytes_to_npu = bytes_from_npu = 0
         copied = False

@@ -130,18 +130,18 @@ class Exploration:
         for name in ("ms", "NPU cycles", "MHz", "RAM KiB", "flash KiB", "SQNR dB", "on CPU"):
             table.add_column(name, justify="right")
         table.add_column("budgets")
-        for one in self.variants:
-            chosen = ["" if one.settings.get(axis) is None else str(one.settings[axis]) for axis in axes]
-            if one.error:
-                table.add_row("", *chosen, *[""] * 7, one.error)
+        for variant in self.variants:
+            chosen = ["" if variant.settings.get(axis) is None else str(variant.settings[axis]) for axis in axes]
+            if variant.error:
+                table.add_row("", *chosen, *[""] * 7, variant.error)
                 continue
-            verdict = "" if one.fits is None else "hold" if one.fits else "do not hold"
-            verdict += " with " * bool(one.searched) + ", ".join(f"{name}={value}" for name, value in one.searched.items())
-            table.add_row("*" if one.front else "", *chosen, *_figures(one), verdict.strip())
+            verdict = "" if variant.fits is None else "hold" if variant.fits else "do not hold"
+            verdict += " with " * bool(variant.searched) + ", ".join(f"{name}={value}" for name, value in variant.searched.items())
+            table.add_row("*" if variant.front else "", *chosen, *_figures(variant), verdict.strip())
         lines: list[Any] = [table]
-        if any(one.front for one in self.variants):
+        if any(variant.front for variant in self.variants):
             lines += ["", "* no other is as good in time, RAM, flash and accuracy together"]
-        if any(one.fits is not None for one in self.variants):
+        if any(variant.fits is not None for variant in self.variants):
             named = "None keeps all" if self.cheapest is None else f"{self.cheapest.name} is the smallest NPU that keeps them"
             limits = ", ".join(f"{name} {limit:,g}" for name, limit in self.budgets.items()) or "the boards' memories"
             lines.append(f"Budgets: {limits}. {named}.")
@@ -240,7 +240,7 @@ def explore(
                         step()
             except KeyboardInterrupt:
                 interrupted = True
-    finished = [one for point in points if (one := log.find(point)) is not None]
+    finished = [logged for point in points if (logged := log.find(point)) is not None]
     if finished and not interrupted and all(variant.error for variant in finished):
         raise EthorchError(f"no variant could be compiled; the first error is: {finished[0].error}")
     marked = tuple(_with_front(finished))
@@ -295,14 +295,14 @@ def _compile_groups(
         )
 
 
-def _spreads(left: int, done: int, seconds: float, workers: int | None) -> bool:
+def _spreads(left: int, compiled: int, seconds: float, workers: int | None) -> bool:
     """Return True if the remaining programs are compiled in other processes."""
     if left <= _ALONE or (workers or os.cpu_count()) == 1:
         return False
     backend, count = get_active_backend()
     if workers is not None or count is not None or type(backend).__name__ != "LokyBackend":  # as the user says
         return True
-    return done > 0 and seconds / done * left > _WORTH
+    return compiled > 0 and seconds / compiled * left > _WORTH
 
 
 _last: list[Any] = []  # the model that this process quantized last: key, quantized, user
@@ -363,20 +363,20 @@ def _with_front(variants: Sequence[Variant]) -> Iterable[Variant]:
         sqnr = float("inf") if candidate.sqnr_db is None else candidate.sqnr_db
         return (candidate.milliseconds or float("inf"), candidate.ram_bytes or 0, candidate.flash_bytes or 0, -sqnr)
 
-    good = [one for one in variants if not one.error]
-    for one in variants:
-        mine = costs(one)
-        beaten = any(all(a <= b for a, b in zip(costs(other), mine, strict=True)) and costs(other) != mine for other in good)
-        yield replace(one, front=not one.error and not beaten)
+    rivals = [costs(variant) for variant in variants if not variant.error]
+    for variant in variants:
+        cost = costs(variant)
+        is_beaten = any(all(a <= b for a, b in zip(rival, cost, strict=True)) and rival != cost for rival in rivals)
+        yield replace(variant, front=not variant.error and not is_beaten)
 
 
 def _cheapest(variants: Sequence[Variant], base: Settings) -> Variant | None:
     """Return the fastest variant on the smallest NPU that meets the budgets."""
     order = list(TARGETS)
-    affordable = [one for one in variants if not one.error and one.fits]
+    affordable = [variant for variant in variants if not variant.error and variant.fits]
 
-    def size(one: Variant) -> tuple[int, float]:
-        return order.index(base.with_(**one.settings).target), one.milliseconds or float("inf")
+    def size(variant: Variant) -> tuple[int, float]:
+        return order.index(base.with_(**variant.settings).target), variant.milliseconds or float("inf")
 
     return min(affordable, key=size, default=None)
 

@@ -137,13 +137,13 @@ def _stays(node: Node, twin: Node, values: dict[Node, Any], twins: dict[Node, No
 
         target: Any = twin.target
         actual = pytree.tree_leaves(target(*_map(twin.args, pad), **_map(twin.kwargs, pad)))
-        for first, other in zip(expected, actual, strict=True):
-            if isinstance(first, Tensor):
-                if first.dim() != other.dim() or any(a > b for a, b in zip(first.shape, other.shape, strict=True)):
+        for small, large in zip(expected, actual, strict=True):
+            if isinstance(small, Tensor):
+                if small.dim() != large.dim() or any(a > b for a, b in zip(small.shape, large.shape, strict=True)):
                     return False
-                if not _equal(first, other[tuple(map(slice, first.shape))]):
+                if not _equal(small, large[tuple(map(slice, small.shape))]):
                     return False
-            elif first != other:
+            elif small != large:
                 return False
     return True
 
@@ -151,7 +151,7 @@ def _stays(node: Node, twin: Node, values: dict[Node, Any], twins: dict[Node, No
 def _pad(value: Any, like: Any, above: bool) -> Any:
     """Return ``value`` padded with large numbers to the shape of ``like``; for lists, each tensor."""
     if isinstance(value, (tuple, list)):
-        return type(value)(_pad(one, other, above) for one, other in zip(value, like, strict=True))
+        return type(value)(_pad(x, like_x, above) for x, like_x in zip(value, like, strict=True))
     if not isinstance(value, Tensor) or value.shape == like.shape:
         return value
     if value.dtype == torch.bool:

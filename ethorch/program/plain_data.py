@@ -21,7 +21,7 @@ from ethorch.targets.settings import FORMAT
 
 def plain_data(record: Record) -> dict[str, Any]:
     """Return all facts about a program as plain data; docs/json.md describes the keys."""
-    npu, cpu, taken, macs = (
+    npu, cpu, milliseconds, macs = (
         record.total_cycles,
         record.cpu_cycles,
         record.milliseconds,
@@ -52,8 +52,8 @@ def plain_data(record: Record) -> dict[str, Any]:
         "board": _board_facts(record),
         "boards": [] if record.board is not None else _list_boards(record.target),
         "memory_system": None if record.spec is None else memory_system(record.spec),
-        "milliseconds": taken,
-        "inferences_per_second": None if not taken else 1e3 / taken,
+        "milliseconds": milliseconds,
+        "inferences_per_second": None if not milliseconds else 1e3 / milliseconds,
         "mac_count": record.mac_count,
         "util_mac_percentage": 100 * macs / (npu * per_cycle) if npu and per_cycle else None,
         "sram_bytes": record.memory.sram_bytes,

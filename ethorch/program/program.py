@@ -19,7 +19,7 @@ from ethorch.program.explanation import Explanation, Operator, explanation
 from ethorch.program.facts import Accuracy, TensorInfo
 from ethorch.program.measure.accuracy import accuracy
 from ethorch.program.measure.budgets import Budgets, budgets
-from ethorch.program.measure.example_comparison import example_comparison, known_comparison
+from ethorch.program.measure.example_comparison import example_comparison, find_comparison
 from ethorch.program.measure.inspection import Inspection, cpu_cycles_of, cycles_of
 from ethorch.program.measure.profile import Profile, import_profile
 from ethorch.program.plain_data import plain_data
@@ -272,7 +272,7 @@ class Program:
             HostError: The inputs do not fit the program.
         """
         if not inputs and not keywords and samples is None and model is None:
-            comparison = known_comparison(self._record)
+            comparison = find_comparison(self._record)
             if self._record.model is not None and self._record.model.example_inputs:
                 comparison = example_comparison(self._record)
             if comparison is not None:
@@ -280,7 +280,7 @@ class Program:
                     raise EthorchError(comparison.missing)
                 return comparison
         from ethorch.models.samples import read_samples  # 1 second of torch
-        from ethorch.program.measure.compare import compared  # 2 seconds of torchao and ExecuTorch
+        from ethorch.program.measure.compare import compare_samples  # 2 seconds of torchao and ExecuTorch
 
         example = inputs if self._record.model is None else self._record.model.example_inputs
         calls = [self._positional(inputs, keywords)] if inputs or keywords else [example]
@@ -289,7 +289,7 @@ class Program:
             checked = read_samples(
                 samples, example, keywords=names, others=self._record.examples[1:], open_dims=self._record.open_dims
             )
-            calls = list(samples) if self._record.model is None else [one.inputs for one in checked]
+            calls = list(samples) if self._record.model is None else [sample.inputs for sample in checked]
         calls = [sample if isinstance(sample, tuple) else (sample,) for sample in calls]
         if not calls or calls == [()]:
             raise EthorchError("there is no sample to compare with: give the inputs of an inference, or samples.")
@@ -299,7 +299,7 @@ class Program:
                 raise EthorchError("the samples are for several methods; give those of one shape, or compare program['NAME'].")
             return chosen[0][0].compare(samples=[tuple(inputs) for _, inputs in chosen], model=model)
         with exclusive():
-            return compared(self._record, calls, model)
+            return compare_samples(self._record, calls, model)
 
     # answers ----------------------------------------------------------------------------------------------------------
 

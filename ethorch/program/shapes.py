@@ -166,6 +166,6 @@ def _inputs(example: Inputs, shapes: Shapes) -> Inputs:
 
 def _names(shapes: Sequence[Shapes]) -> list[str]:
     """Return names like ``forward_64`` with the sizes that differ; ``forward`` for a single shape."""
-    columns = list(zip(*([size for shape in one for size in shape] for one in shapes), strict=True))
+    columns = list(zip(*([size for shape in input_shapes for size in shape] for input_shapes in shapes), strict=True))
     differing = list(dict.fromkeys(column for column in columns if len(set(column)) > 1))
     return ["_".join(["forward", *(str(column[number]) for column in differing)]) for number in range(len(shapes))]

@@ -69,13 +69,13 @@ _LIBRARY = _define()  # the operator exists as long as the library object
 class Rule:
     """Arguments of ``constrained_weight`` besides the weight."""
 
-    kept: Tensor
+    mask: Tensor
     table: Tensor
     axis: int
 
     def of(self, weight: Tensor) -> Tensor:
         """Return the constrained weight."""
-        constrained: Tensor = torch.ops.ethorch.constrained_weight(weight, self.kept, self.table, self.axis)
+        constrained: Tensor = torch.ops.ethorch.constrained_weight(weight, self.mask, self.table, self.axis)
         return constrained
 
 
@@ -129,7 +129,7 @@ class ConstrainedFakeQuantize(nn.Module):
         super().__init__()
         self.inner: Any = inner
         self.axis = rule.axis
-        self.register_buffer("kept", rule.kept)
+        self.register_buffer("kept", rule.mask)
         self.register_buffer("table", rule.table)
 
     @property

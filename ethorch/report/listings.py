@@ -206,15 +206,15 @@ def _limits(target: Target, operator: str) -> str:
     return "; ".join(words(limits)) if limits.present else ABSENT
 
 
-def _runs_more(target: Target, other: Target) -> list[str]:
+def _runs_more(target: Target, baseline: Target) -> list[str]:
     """Return operators such as ``aten.gather.default (int8, int16)`` that only ``target`` supports for some tested calls."""
-    names = target.family.upper(), other.family.upper()
-    found = []
+    names = target.family.upper(), baseline.family.upper()
+    operators = []
     for name, tried in support.table().items():
         kinds = [k for k in support.ACTIVATIONS if len(tried.refused[f"{names[0]} {k}"]) < len(tried.refused[f"{names[1]} {k}"])]
         if kinds:
-            found.append(f"{name} ({', '.join(kinds)})")
-    return found
+            operators.append(f"{name} ({', '.join(kinds)})")
+    return operators
 
 
 def tuning_rows(tuning: Tuning) -> dict[str, str]:

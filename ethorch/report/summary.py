@@ -94,7 +94,10 @@ def rows(data: Data) -> Iterator[tuple[str, str, str]]:
     for side in ("inputs", "outputs"):
         for number, info in enumerate(data[side]):
             codes = info["codes"]
-            meaning = "" if codes is None else f"value = (code - {codes['zero_point']}) * {codes['scale']:.6g}"
+            meaning = ""
+            if codes is not None:
+                sign, offset = ("-", codes["zero_point"]) if codes["zero_point"] >= 0 else ("+", -codes["zero_point"])
+                meaning = f"value = (code {sign} {offset}) * {codes['scale']:.6g}"
             yield f"{side[:-1].capitalize()} {number}", f"{info['dtype']}{list(info['shape'])}", meaning
 
 

@@ -109,11 +109,11 @@ def _accuracy(data: Data, budgets: Mapping[str, Data]) -> Verdict:
     return Verdict("Is it accurate?", _state([row["holds"] for row in set_limits]), sentence)
 
 
-def _in_memory(memory: str, found: int, size: int) -> str:
-    """``in sram 1,474.0 KiB of 8,192.0 KiB`` or by how many bytes it is too much."""
-    if found <= size:
-        return f"in {memory} {kib(found)} of {kib(size)}"
-    return f"in {memory} {found - size:,} bytes MORE than its {kib(size)}"
+def _in_memory(memory: str, used: int, size: int) -> str:
+    """Return ``in sram 1,474.0 KiB of 8,192.0 KiB``, or the excess in bytes."""
+    if used <= size:
+        return f"in {memory} {kib(used)} of {kib(size)}"
+    return f"in {memory} {used - size:,} bytes MORE than its {kib(size)}"
 
 
 def _describe_measurements(data: Data) -> str:

@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 Metric = Callable[[Sequence[Any], Sequence[Any]], float]
 
 
-def sqnr_db(reference: Any, other: Any) -> float:
-    """Return the signal-to-quantization-noise ratio in dB: 10 log10(sum of reference^2 / sum of (reference - other)^2).
+def sqnr_db(reference: Any, approximation: Any) -> float:
+    """Return the signal-to-quantization-noise ratio in dB: 10 log10(sum of reference^2 / sum of error^2).
 
     Sums run in float64 over all tensors in nests of tuples, lists and dicts. If some of the reference's tensors are floating-point,
     only those count. The ratio is inf for equal tensors, -inf if only the reference is zero, and nan if there is a NaN.
 
     Args:
         reference: Expected outputs.
-        other: Outputs of the same structure and shapes.
+        approximation: Outputs to measure, of the same structure and shapes.
 
     Raises:
         ValueError: The numbers of tensors or their shapes differ.
     """
-    pairs = list(zip(_tensors(reference), _tensors(other), strict=True))
+    pairs = list(zip(_tensors(reference), _tensors(approximation), strict=True))
     for a, b in pairs:
         if a.shape != b.shape:
             raise ValueError(f"expected an output of shape {list(a.shape)}, got {list(b.shape)}")

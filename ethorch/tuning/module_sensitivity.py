@@ -166,7 +166,7 @@ def sensitivity(
         return metric(reference, switched.run(samples))
 
     switched.switch(lambda path: True)
-    whole = compute_metric()
+    baseline = compute_metric()
     rows: list[ModuleSensitivity] = []
     with suppress(KeyboardInterrupt):
         for number, name in enumerate(names):
@@ -176,7 +176,7 @@ def sensitivity(
             for only in (True, False):
                 switched.switch(lambda path, name=name, only=only: (name in path) == only)  # type: ignore[misc]
                 figures.append(compute_metric())
-            rows.append(ModuleSensitivity(name, figures[0], figures[1], figures[1] - whole, switched.operators.get(name, "")))
+            rows.append(ModuleSensitivity(name, figures[0], figures[1], figures[1] - baseline, switched.operators.get(name, "")))
     if progress and len(rows) == len(names):
         progress(len(names), len(names), "")
-    return Sensitivity(whole, tuple(sorted(rows, key=lambda row: -row.gain)), interrupted=len(rows) < len(names))
+    return Sensitivity(baseline, tuple(sorted(rows, key=lambda row: -row.gain)), interrupted=len(rows) < len(names))

@@ -184,7 +184,7 @@ class _Streams:
             if isinstance(arg, Node) and arg in self._of:
                 if (merged := self._of[arg]) is not stream:
                     stream.merge(merged)
-                    self._of.update({one: stream for one, member_stream in self._of.items() if member_stream is merged})
+                    self._of.update({member: stream for member, member_stream in self._of.items() if member_stream is merged})
                 continue
             writer = self._find_writers(arg, node)
             if node.kwargs or not writer:
@@ -198,7 +198,7 @@ class _Streams:
         parameters = self._finder.rows(node, reader)
         if not parameters and isinstance(node, Node) and op_name(node.target) == "aten.add.Tensor" and find_users(node) == [reader]:
             parts = [self._find_writers(arg, node) for arg in node.args[:2]]
-            parameters = tuple(one for part in parts for one in part) if all(parts) and not node.kwargs else ()
+            parameters = tuple(parameter for part in parts for parameter in part) if all(parts) and not node.kwargs else ()
         return parameters
 
     def _multiply(self, node: Node, x: Node) -> None:

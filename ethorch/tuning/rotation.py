@@ -87,7 +87,7 @@ def _settle(graphs: Sequence[tuple[list[Stream], Mapping[int, int]]], modules: S
         before = now
         for streams, uses in graphs:
             places = _places([stream for stream in streams if not stream.refused])
-            for stream in (stream for other, _ in graphs for stream in other if not stream.refused):
+            for stream in (stream for graph_streams, _ in graphs for stream in graph_streams if not stream.refused):
                 wrong = [p.name for p in stream.parameters() if uses.get(key := p.tensor.data_ptr(), 0) not in (0, places[key])]
                 alone = [reader.weight.name for reader in _find_tied_readers(graphs, stream) if _owner(reader, modules) is None]
                 if wrong:

@@ -96,8 +96,8 @@ def smooth(model: nn.Module | Mapping[str, nn.Module], samples: Samples, *, sche
             places.add(name, graph, module)
     places.settle()
     places.watch(calls)
-    changes = [found for site in places.sites.values() if (found := places.fold(site, *_BITS[scheme]))]
-    changes.sort(key=lambda one: -one.gain_db)
+    changes = [change for site in places.sites.values() if (change := places.fold(site, *_BITS[scheme]))]
+    changes.sort(key=lambda change: -change.gain_db)
     logger.info("smooth: %d of %d places", len(changes), len(places.sites))
     return tuple(changes)
 
@@ -168,9 +168,9 @@ class _Places:
         rows = value.detach().float().reshape(-1, value.shape[-1])
         largest = rows.abs().amax(0)
         self._ranges[key] = torch.maximum(self._ranges[key], largest) if key in self._ranges else largest
-        held = self._rows.setdefault(key, [])
-        if sum(map(len, held)) < _ROWS:
-            held.append(rows[:_ROWS].clone())
+        samples = self._rows.setdefault(key, [])
+        if sum(map(len, samples)) < _ROWS:
+            samples.append(rows[:_ROWS].clone())
 
     def fold(self, site: Site, activation_bits: int, weight_bits: int) -> Smoothed | None:
         """Fold in the factors with the least error; return None if none is better than the current parameters."""

@@ -93,9 +93,9 @@ class Switched:
             is_outside = tuple(path) in outer and name not in modules
             if is_outside:
                 self.operators[name] = ", ".join(filter(None, (op_name(function), origin_of(owner).source)))
-            own = [name] if is_outside else []
-            self.owners[target] = [*path, *own]
-            parts |= dict.fromkeys([*path[-1:], *own])
+            own_name = [name] if is_outside else []
+            self.owners[target] = [*path, *own_name]
+            parts |= dict.fromkeys([*path[-1:], *own_name])
         self.parts = list(parts)
 
     def switch(self, on: Callable[[list[str]], bool]) -> None:

@@ -47,11 +47,11 @@ def compensate(weight: Tensor, moments: Tensor, scale: Tensor, low: int, high: i
     moments = moments[:, order][:, :, order]
     upper = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(moments)), upper=True)
     left = weight[:, :, order].clone()
-    done = torch.empty_like(left)
+    columns = torch.empty_like(left)
     for column in range(size):
         value = left[:, :, column]
         rounded = torch.clamp(torch.round(value / scale[..., 0]), low, high) * scale[..., 0]
-        done[:, :, column] = rounded
+        columns[:, :, column] = rounded
         error = (value - rounded) / upper[:, column, column, None]
         left[:, :, column + 1 :] -= error[:, :, None] * upper[:, None, column, column + 1 :]
-    return done[:, :, torch.argsort(order)]
+    return columns[:, :, torch.argsort(order)]

@@ -44,7 +44,7 @@ def test_report_of_a_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     said = run(capsys, "report", f"{folder}/net.py:small", "-o", out, "--set", "ram=1K", "--set", "samples.max_samples=3")
     assert "MORE than the limit of 1.0 KiB" in said and "dB SQNR" in said and said.endswith(f"wrote {out}\n")
     text = out.read_text()
-    assert "<title>net.py:small: ethorch report</title>" in text and str(folder) not in text
+    assert "<title>net.py:small on ethos-u55-128: ethorch report</title>" in text and str(folder) not in text
     assert (
         "<pre>ethorch compile net.py:small -o model.pte --target ethos-u55-128 --scheme int8 --ram 1024 --set arena=1</pre>" in text
     )
@@ -66,7 +66,7 @@ def test_report_of_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
         found = json.loads(run(capsys, "report", source, "-o", out, "--json"))
         assert found["output"] == str(out) and found["layers"] and found["advice"]
         pages[source.name] = out.read_text()
-    assert "Cycles are not known" in pages["model.pte"] and "Cycles are not known" not in pages["int8"]
+    assert "Cycles are unknown" in pages["model.pte"] and "Cycles are unknown" not in pages["int8"]
     assert pages["int8"].replace("int8: ethorch", "x") == pages["program.json"].replace("program.json: ethorch", "x").replace(
         "<h1>program.json", "<h1>int8"
     )

@@ -182,21 +182,21 @@ def test_clipping_is_a_share_of_the_elements(images: list[Tensor]) -> None:
 
 def test_quantized_model_needs_the_float_one(model: nn.Module, images: list[Tensor], comparison: Comparison) -> None:
     program = ethorch.compile(ethorch.quantize(model, images[0], calibration=images), images[0])
-    with pytest.raises(EthorchError, match=r"float model is missing.*compare\(x, model=model\)"):
+    with pytest.raises(EthorchError, match=r"compiled from a quantized model.*compare\(x, model=model\)"):
         program.compare(images[0])
     assert program.compare(samples=images[:3], model=model) == comparison
     other = nn.Sequential(nn.Conv2d(3, 10, 16), nn.Flatten()).eval()
     found = program.compare(images[0], model=other)
-    assert "operators are not those" in found.missing
+    assert "have different operators" in found.missing
     assert all(x.float_fake_db is None and x.own_db is None for x in found.layers) and found.layers[-1].fake_npu_db > 30
 
 
 def test_file_compares_its_outputs(program: ethorch.Program, model: nn.Module, images: list[Tensor]) -> None:
     loaded = ethorch.load(program.pte)
-    with pytest.raises(EthorchError, match=r"a \.pte does not hold it"):
+    with pytest.raises(EthorchError, match=r"a \.pte does not contain the float model"):
         loaded.compare(images[0])
     found = loaded.compare(images[0], model=model)
-    assert not found.layers and "does not hold the quantized model" in found.missing
+    assert not found.layers and "does not contain the quantized model" in found.missing
     assert found.outputs[0].npu_db == pytest.approx(ethorch.sqnr_db(model(images[0]), program(images[0])))
     assert found.to_json()["outputs"][0]["quantized_db"] is None
 

@@ -146,7 +146,7 @@ def test_a_large_model_is_left_out_in_a_sentence(
 
 def test_a_file_has_no_comparison_to_save(program: ethorch.Program, tmp_path: Path) -> None:
     folder = ethorch.load(program.save(tmp_path / "net.pte")).save(tmp_path / "net")
-    with pytest.raises(EthorchError, match="since the program was loaded from a file, which does not contain the float model"):
+    with pytest.raises(EthorchError, match="because the program was loaded from a file, which does not contain the float model"):
         ethorch.load(folder).compare()
 
 
@@ -154,7 +154,7 @@ def test_a_comparison_that_fails_does_not_keep_a_program_from_being_saved(tmp_pa
     def fails(*_: object) -> Comparison:
         raise ValueError("broken")
 
-    monkeypatch.setattr("ethorch.program.measure.compare.compared", fails)
+    monkeypatch.setattr("ethorch.program.measure.compare.compare_samples", fails)
     folder = compiled().save(tmp_path / "net")
     with pytest.raises(EthorchError, match="comparing failed with ValueError: broken"):
         ethorch.load(folder).compare()
@@ -162,7 +162,7 @@ def test_a_comparison_that_fails_does_not_keep_a_program_from_being_saved(tmp_pa
 
 def test_inputs_of_the_user_need_the_model(program: ethorch.Program, tmp_path: Path) -> None:
     loaded = ethorch.load(program.save(tmp_path / "net"))
-    with pytest.raises(EthorchError, match="the float model is missing"):
+    with pytest.raises(EthorchError, match="does not contain the float model"):
         loaded.compare(torch.randn(1, 3, 12, 12))
 
 

@@ -28,7 +28,7 @@ def test_three_columns(program: ethorch.Program, labelled: list[tuple[Tensor, in
     found = ethorch.evaluate(program, labelled, batch=3, keep=True)
     assert found.samples == 8 and list(found.results) == ["npu", "float", "quantized"]
     assert found.results["float"]["top1"] == 7 / 8 and "sqnr_db" not in found.results["float"]
-    kept = {column: torch.cat([sample.outputs[column][0] for sample in found.kept]) for column in found.results}
+    kept = {column: torch.cat([sample.outputs[column][0] for sample in found.sample_results]) for column in found.results}
     for column in ("npu", "quantized"):
         assert found.results[column]["sqnr_db"] == pytest.approx(ethorch.sqnr_db(kept["float"], kept[column]))
         right = [int(row.argmax()) == label for row, (_, label) in zip(kept[column], labelled, strict=True)]
@@ -36,7 +36,7 @@ def test_three_columns(program: ethorch.Program, labelled: list[tuple[Tensor, in
         assert sum(map(sum, found.confusion[column])) == 8
     assert torch.equal(kept["npu"], program(torch.stack([image for image, _ in labelled])))
     assert "top1" in str(found) and "87.50%" in str(found)
-    assert "kept" not in found.to_json()
+    assert "sample_results" not in found.to_json()
 
 
 def test_a_file_has_one_column(program: ethorch.Program, labelled: list[tuple[Tensor, int]], tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_processes_give_the_same(program: ethorch.Program, labelled: list[tuple[
     with joblib.parallel_config(backend="threading"):
         there = ethorch.evaluate(program, labelled, batch=3, jobs=workers, keep=True)
     assert there.results == here.results
-    assert [sample.name for sample in there.kept] == [sample.name for sample in here.kept]
+    assert [sample.name for sample in there.sample_results] == [sample.name for sample in here.sample_results]
 
 
 def test_metrics_of_the_user(program: ethorch.Program, labelled: list[tuple[Tensor, int]]) -> None:
@@ -71,7 +71,7 @@ def test_metrics_of_the_user(program: ethorch.Program, labelled: list[tuple[Tens
             return torch.tensor(float(self.seen))
 
     assert ethorch.evaluate(program, labelled, metric=Counts()).results["npu"]["Counts"] == 8
-    with pytest.raises(SpecError, match="metric is 3; it can be None, 'map'"):
+    with pytest.raises(SpecError, match="metric: expected None, 'map'"):
         ethorch.evaluate(program, labelled, metric=3)
     with pytest.raises(SpecError, match="against has 'fake'"):
         ethorch.evaluate(program, labelled, against=["fake"])
@@ -167,7 +167,7 @@ def test_a_dask_cluster_takes_over(program: ethorch.Program, labelled: list[tupl
     ):
         there = ethorch.evaluate(program, labelled, batch=2, jobs=2, keep=True)
     assert there.results == here.results and len(stream.data) >= 4, "the cluster's workers ran no parts"
-    assert [sample.name for sample in there.kept] == [sample.name for sample in here.kept]
+    assert [sample.name for sample in there.sample_results] == [sample.name for sample in here.sample_results]
 
 
 def test_an_interruption_gives_the_figures_so_far(program: ethorch.Program, labelled: list[tuple[Tensor, int]]) -> None:

@@ -120,8 +120,8 @@ def test_it_is_saved_as_a_page_and_as_data(found: Exploration, tmp_path: Path) -
     data = json.loads(found.save(tmp_path / "front.json").read_text())
     assert len(data["variants"]) == 4 and data["cheapest"]["settings"]["target"] == "ethos-u55-64"
     page = found.save(tmp_path / "front.html").read_text()
-    assert page.count("<tr>") >= 5 and "Pareto" not in page.split("<script", 1)[0] and "ethos-u55-64" in page
-    assert len(page) < 5_000_000 and "http://" not in page.split('id="library"')[0]
+    assert page.count("<tr>") >= 5 and "Pareto front" in page and "ethos-u55-64" in page
+    assert len(page) < 5_000_000 and "http://" not in page
     with pytest.raises(ethorch.EthorchError, match=r"saved as \.html or \.json"):
         found.save(tmp_path / "front.txt")
     with pytest.raises(FormatError, match="not the data of an exploration"):

@@ -101,7 +101,7 @@ def test_a_stateful_program_is_evaluated_in_order_from_its_beginning(mixed: Prog
     with start_from_initial_state(begun):
         wanted_of = {"float": run(copy.deepcopy(record_of(mixed).model.module), steps), "quantized": run(begun, steps)}
     for column, outputs in wanted_of.items():
-        for wanted, one in zip(outputs, found.kept, strict=True):
+        for wanted, one in zip(outputs, found.sample_results, strict=True):
             assert torch.equal(wanted, one.outputs[column][0]), column
     assert all(torch.equal(a, b) for a, b in zip(before, record_of(mixed).model.module.buffers(), strict=True))
     assert found.results["npu"]["sqnr_db"] > 20

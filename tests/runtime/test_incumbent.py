@@ -100,7 +100,7 @@ def test_a_payload_that_lacks_an_output_is_refused(incumbent):
     """The incumbent does not notice that Vela dropped an output; its firmware would copy the other one in its place."""
     with pytest.raises(ProgramError, match=r"delegate 0 .* with 3 tensors, but its payload has 1 input and 1 output") as error:
         runtime.load(incumbent / "lost.pte")
-    assert "compile the model with ethorch" in str(error.value)
+    assert "Compile the model with ethorch" in str(error.value)
 
 
 def test_a_payload_that_lacks_an_input_is_refused(incumbent):

@@ -59,10 +59,10 @@ class NumericalModelEvaluator(Evaluator):
         """
         inputs = self.example_inputs if self.eval_dtype is None else tuple(x.to(self.eval_dtype) for x in self.example_inputs)
         with torch.no_grad():
-            reference, found = (pytree.tree_leaves(y) for y in (self.ref_model(*self.example_inputs), self.eval_model(*inputs)))
-        wanted = torch.cat([x.flatten().double() for x in reference])
-        error = wanted - torch.cat([x.flatten().double() for _, x in zip(reference, found, strict=True)])
-        percentage = torch.where(wanted != 0, error / wanted * 100, 0.0)
+            reference, outputs = (pytree.tree_leaves(y) for y in (self.ref_model(*self.example_inputs), self.eval_model(*inputs)))
+        expected = torch.cat([x.flatten().double() for x in reference])
+        error = expected - torch.cat([x.flatten().double() for _, x in zip(reference, outputs, strict=True)])
+        percentage = torch.where(expected != 0, error / expected * 100, 0.0)
         return {
             "max_error": float(error.max()),
             "max_absolute_error": float(error.abs().max()),
@@ -143,11 +143,11 @@ class ImageNetEvaluator(Evaluator):
             raise FileNotFoundError(f"{os.fspath(directory)} is not a folder")
         mean, deviation = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
         sizes = [transforms.Resize(256), transforms.CenterCrop(224)]
-        found = datasets.ImageFolder(
+        images = datasets.ImageFolder(
             directory, transforms.Compose([*sizes, transforms.ToTensor(), transforms.Normalize(mean, deviation)])
         )
-        assert isinstance(found, Dataset)
-        return found
+        assert isinstance(images, Dataset)
+        return images
 
 
 def _hits(scores: Tensor, labels: Tensor, rank: int) -> int:

@@ -25,6 +25,7 @@ _CPUID = {
     "cortex-m85": 0x410FD230,
 }  # Arm's technical reference manuals, CPUID
 _IDLE_PRIORITY = 256
+_WAYS = 4  # of the data cache; bits 31:30 of a set/way register
 
 
 class Maintenance(Protocol):
@@ -78,7 +79,7 @@ class Core:
         self._systick_control = self._systick_reload = 0
         self._systick_start = self._cycle_start = 0
         self.mpu = Mpu()
-        self._sets: set[tuple[bool, bool, int]] = set()
+        self._lines_by_operation: dict[int, set[tuple[int, int]]] = {}
 
     # The bus.
 
@@ -137,8 +138,8 @@ class Core:
     def _ccsidr(self) -> int:
         if not self.cache_bytes:
             return 0
-        sets, ways = self.cache_bytes // self.line_bytes // 4, 4
-        return (sets - 1) << 13 | (ways - 1) << 3 | (self.line_bytes.bit_length() - 5)
+        sets = self.cache_bytes // self.line_bytes // _WAYS
+        return (sets - 1) << 13 | (_WAYS - 1) << 3 | (self.line_bytes.bit_length() - 5)
 
     def _write(self, offset: int, value: int) -> None:
         offset = _SCS + offset - _SCS_NONSECURE if _SCS_NONSECURE <= offset < _SCS_NONSECURE + 0x1000 else offset
@@ -188,11 +189,16 @@ class Core:
             clean, invalidate = _BY_ADDRESS[at]
             self.caches.operate(clean, invalidate, value & ~(self.line_bytes - 1))
         elif at in _BY_SET and self.cache_bytes:
-            clean, invalidate = _BY_SET[at]
-            self._sets.add((clean, invalidate, value))
-            if sum(entry[:2] == (clean, invalidate) for entry in self._sets) >= self.cache_bytes // self.line_bytes:
-                self._sets.clear()
-                self.caches.operate(clean, invalidate, None)
+            sets = self.cache_bytes // self.line_bytes // _WAYS
+            set_index = value >> self.line_bytes.bit_length() - 1 & (1 << (sets - 1).bit_length()) - 1
+            level = value >> 1 & 7  # 0 is level 1; the other bits are reserved
+            if level or set_index >= sets:
+                return
+            lines = self._lines_by_operation.setdefault(at, set())
+            lines.add((set_index, value >> 30))
+            if len(lines) == sets * _WAYS:
+                self._lines_by_operation.clear()
+                self.caches.operate(*_BY_SET[at], None)
 
     def _bits(self, at: int) -> int:
         first = 32 * ((at & 0x7F) // 4)

@@ -1,1 +1,1 @@
-"""Quantized tensors, and the Builder with which lowerings emit TOSA for them."""
+"""Quantized tensors, and the Builder that emits TOSA for lowerings."""

@@ -2,13 +2,13 @@
 
 Each base class adds the methods of one subject:
 
-| Class              | Methods                      | Subject                     |
-| Emitter            | emit, const, refuse, name    | TOSA operators, checked     |
-| MovementBuilder    | nhwc, view, permute, narrow  | order and movement          |
-| ScalingBuilder     | rescale, requantize, cast    | scales and dtypes           |
-| OperandBuilder     | operand, to_int32            | conversion of operands      |
-| LookupBuilder      | table, integer_table         | functions of integer values |
-| ConvolutionBuilder | conv2d, depthwise_conv2d     | products and sums           |
+| Class              | Methods                      | Subject                      |
+| Emitter            | emit, const, refuse, name    | verified TOSA operators      |
+| MovementBuilder    | nhwc, view, permute, narrow  | layout and movement          |
+| ScalingBuilder     | rescale, requantize, cast    | scales and dtypes            |
+| OperandBuilder     | operand, to_int32            | conversion of operands       |
+| LookupBuilder      | table, integer_table         | functions of integer values  |
+| ConvolutionBuilder | conv2d, depthwise_conv2d     | convolutions                 |
 """
 
 from __future__ import annotations

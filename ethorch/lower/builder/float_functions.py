@@ -1,4 +1,4 @@
-"""Float functions without a TOSA operator, composed of TOSA operators with an accuracy of a few ulp in FP32.
+"""Float functions without a TOSA operator, composed of TOSA operators and accurate to a few ulp in FP32.
 
 Sources of the polynomials: Cephes (asinf, atanf), public domain; M. Giles, "Approximating the erfinv function" (2010), the
 single-precision table.
@@ -40,7 +40,7 @@ def softplus(x: FloatTensor, beta: float = 1, threshold: float = 20) -> FloatTen
 
 
 def power(x: FloatTensor, exponent: float) -> FloatTensor:
-    """Return x ** exponent, by multiplication for small integer powers."""
+    """Return x ** exponent, for small integers by multiplication."""
     if exponent != int(exponent):
         if abs(exponent) == 0.5:
             return x.sqrt() if exponent > 0 else x.rsqrt()
@@ -68,7 +68,7 @@ def logit(x: FloatTensor, eps: float | None = None) -> FloatTensor:
 
 
 def atan(x: FloatTensor) -> FloatTensor:
-    """Return the inverse tangent: a polynomial up to tan(pi / 8), to which larger arguments are reduced."""
+    """Return the inverse tangent, a polynomial of the argument reduced to tan(pi / 8)."""
     y = x.abs()
     high, middle = y > math.tan(3 * math.pi / 8), y > math.tan(math.pi / 8)
     reduced = high.then(-y.reciprocal(), middle.then((y - 1) / (y + 1), y))
@@ -86,7 +86,7 @@ def _asin_parts(x: FloatTensor) -> tuple[FloatTensor, FloatTensor]:
 
 
 def asin(x: FloatTensor) -> FloatTensor:
-    """Return the inverse sine: a polynomial up to 1/2, and half-angle reduction above."""
+    """Return the inverse sine, a polynomial up to 1/2, with half-angle reduction above."""
     part, y = _asin_parts(x)
     return (y > 0.5).then(math.pi / 2 - part * 2, part).copy_sign(x)
 
@@ -98,7 +98,7 @@ def acos(x: FloatTensor) -> FloatTensor:
 
 
 def sinh(x: FloatTensor) -> FloatTensor:
-    """Return (e + e / (e + 1)) / 2 with e = exp(|x|) - 1, without cancellation."""
+    """Return (e + e / (e + 1)) / 2 with e = exp(|x|) - 1, which avoids cancellation."""
     e = x.abs().expm1()
     finite = e.minimum(1e30)
     return ((e + finite / (finite + 1)) * 0.5).copy_sign(x)
@@ -140,7 +140,7 @@ def nan_to_num(x: FloatTensor, nan: float | None = None, posinf: float | None = 
 
 
 def round_half_even(x: FloatTensor) -> FloatTensor:
-    """Return the nearest integer; halves are rounded to the even neighbor."""
+    """Return the nearest integer, halves to even."""
     low = x.floor()
     remainder = x - low
     odd = low - (low * 0.5).floor() * 2

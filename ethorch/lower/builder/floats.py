@@ -1,4 +1,4 @@
-"""Float tensors in formulas, for operators that use tables and fixed-point arithmetic when quantized.
+"""Float tensors for formulas of operators that use tables or fixed-point arithmetic when quantized.
 
 A formula computes in FP32 for every float dtype, as PyTorch's CPU kernels do, and is rounded once at its end.
 """
@@ -170,7 +170,7 @@ class FloatTensor:
         return self.apply("COS")
 
     def sqrt(self) -> FloatTensor:
-        """Return the square root as x * rsqrt(x), because TOSA does not define POW for negative and infinite bases."""
+        """Return x * rsqrt(x), because TOSA does not define POW for negative and infinite bases."""
         return self.equals(0).then(self, self * self.minimum(LARGEST).rsqrt())
 
     def clamp(self, low: float, high: float) -> FloatTensor:
@@ -187,7 +187,7 @@ class FloatTensor:
         return (sign < 0).then(-self, self)
 
     def expm1(self) -> FloatTensor:
-        """Return exp(x) - 1, near 0 as 2 t / (1 - t) with t = tanh(x / 2) to avoid cancellation."""
+        """Return exp(x) - 1. Near 0, 2 t / (1 - t) with t = tanh(x / 2) avoids cancellation."""
         t = (self * 0.5).tanh()
         return (self.abs() < 1).then((t * 2) / (1 - t), self.exp() - 1)
 
@@ -233,7 +233,7 @@ Formula = Callable[..., FloatTensor]
 
 
 def quotient(x: FloatTensor, y: FloatTensor, rounding: str | None) -> FloatTensor:
-    """Return x / y, rounded by ``floor`` or ``trunc``. The remainder corrects the error of multiplying by the reciprocal."""
+    """Return x / y, rounded by ``floor`` or ``trunc``. The remainder corrects the error of the reciprocal."""
     if rounding is None:
         return x / y
     if rounding == "trunc":

@@ -1,8 +1,8 @@
-"""Approximation of a function of int16 by TABLEs: one of 513 entries, and finer ones for steep, curved or jumping sections.
+"""Approximation of functions of int16 by a TABLE of 513 entries, plus finer TABLEs for steep, curved or jumping sections.
 
-A TABLE of int16 (TOSA 1.0) has entry (code + 32768) >> 7, and the low 7 bits interpolate. A finer table has entries for every
-64, 32, ... or single codes of a window, and is constant outside. Unless the function jumps, entries minimize the error of
-interpolation.
+A TABLE of int16 (TOSA 1.0) reads entry (code + 32768) >> 7 and interpolates with the low 7 bits. A finer TABLE has entries for
+every 64, 32, ... or single codes of a window, and is constant outside. Entries minimize the interpolation error, unless the
+function jumps.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Allowed = Callable[[Codes], Codes]
 
 #: Maximum error of one TABLE, in output codes, or the change of the function at the next two input codes if larger.
 FAR = 8.0
-#: Maximum error as a fraction of FAR, except for a few codes; tanh exceeds it in its curves.
+#: Maximum error as a fraction of FAR, except for a few codes. tanh exceeds it where it curves.
 _USUALLY, _FEW = 0.125, 0.04
 #: Maximum number of TABLEs of one function.
 MOST = 8
-#: Range that is tabulated, relative to the output's range, so that clamping is exact at its end.
+#: Tabulated range relative to the output's range, larger so that clamping is exact at its ends.
 _BEYOND = 1.25
 #: Weight of input 0, because f(0) = 0 should be exact and most values of a network are near 0.
 _WEIGHT_OF_0 = 1000.0
@@ -46,11 +46,11 @@ class Piece:
 
     @property
     def middle(self) -> int:
-        """Code that is shifted to 0 before the lookup."""
+        """Code that the lookup shifts to 0."""
         return self.start + 32768 // self.zoom
 
     def places(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-        """Return each code's entry, and its distance from it in 1/128 of an interval."""
+        """Return each code's entry, and the code's distance from it in 1/128 of an interval."""
         index = np.clip((np.arange(-32768, 32768) - self.middle) * self.zoom, -32768, 32767) + 32768
         return index >> 7, index & 127
 
@@ -109,7 +109,7 @@ def _pieces(codes: Codes, low: int, high: int, far: float, exact: bool) -> list[
 
 
 def _fit(tables: Sequence[Piece], function: Codes) -> list[Piece]:
-    """Minimize the squared error of the TABLEs' entries."""
+    """Minimize the squared error over the entries."""
     fits = list(tables)
     weight = np.ones(function.size)
     weight[32768] = _WEIGHT_OF_0
@@ -165,13 +165,13 @@ def _extend(codes: Codes, low: int, high: int) -> Codes:
 
 
 def _grid(start: int, zoom: int) -> npt.NDArray[np.intp]:
-    """Return the indices of a TABLE's entries. A finer TABLE repeats its last entry to be constant afterwards."""
+    """Return the indices of a TABLE's entries. A finer TABLE repeats its last entry, to be constant afterwards."""
     last = 512 if zoom == 1 else 511
     return np.minimum(start + 32768 + np.minimum(np.arange(513), last) * (128 // zoom), 65536)
 
 
 def _table(span: Codes, start: int, zoom: int) -> Piece:
-    """Return a TABLE with the finest unit, but at least 1, for which entries and differences fit INT16."""
+    """Return a TABLE with the finest unit, at least 1, for which entries and differences fit INT16."""
     entries = span[_grid(start, zoom)]
     unit = max(1.0, float(np.abs(np.diff(entries)).max()) / 32766, float(entries.max()) / 32767, float(-entries.min()) / 32768)
     return Piece(start, zoom, unit, np.rint(entries / unit).astype(np.int16))
@@ -188,7 +188,7 @@ def _run(bad: npt.NDArray[np.bool_], joined: bool) -> tuple[int, int]:
 
 
 def _cover(span: Codes, start: int, zoom: int, allowed: Allowed, *, joined: bool) -> list[Piece]:
-    """Return a TABLE for the window from ``start``, and finer ones inside it, that add up to ``span``."""
+    """Return a TABLE for the window from ``start``, and finer ones inside, that add up to ``span``."""
     grid, step = _grid(start, zoom), 128 // zoom
     codes = np.arange(grid[0], grid[-1])
     count = len(codes) // step

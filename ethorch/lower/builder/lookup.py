@@ -1,4 +1,4 @@
-"""Lookup tables: a TABLE, or a sum of TABLEs if one has too few entries."""
+"""Lookup tables: a TABLE, or a sum of TABLEs for more precision."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class LookupBuilder(OperandBuilder):
     """A builder of lookup tables."""
 
     def table(self, x: QTensor, real: npt.NDArray[Any], out: QParams, *, exact: bool = False) -> QTensor:
-        """Look up a function of ``x``, given its value ``real`` at each of ``x.qparams.table_inputs``, quantized with ``out``.
+        """Look up a function of ``x`` from its values ``real`` at ``x.qparams.table_inputs``, quantized with ``out``.
 
         A TABLE of int8 (TOSA 1.0) has 256 entries: index = value + 128. A TABLE of int16 has 513 entries: index = (value +
-        32768) >> 7, and the low 7 bits interpolate. Its INT32 result has 7 more fractional bits, which a RESCALE rounds off.
-        Finer TABLEs are added if that is too coarse or if the function jumps (``exact``). See
+        32768) >> 7, interpolated by the low 7 bits. Its INT32 result has 7 more fractional bits, which a RESCALE rounds off.
+        Finer TABLEs are added if that is too coarse, or if the function jumps (``exact``). See
         ``ethorch.lower.builder.int16_tables``.
 
         A wider output is looked up exactly, at the grid of a 16-bit table. A narrower output is looked up in 1/128 of its scale
@@ -50,7 +50,7 @@ class LookupBuilder(OperandBuilder):
 
     @staticmethod
     def follows_steps(real: npt.NDArray[Any], out: QParams) -> bool:
-        """Return True if an ``exact`` table of ``real`` exists for an int16 input."""
+        """Return True if ``exact`` tables of ``real`` exist for an int16 input."""
         fine = in_16_bits(out)
         return bool(pieces(codes_of(fill_nan(real), fine), fine.qmin, fine.qmax, exact=True))
 
@@ -114,7 +114,7 @@ class LookupBuilder(OperandBuilder):
         return QTensor(value if self.tuning.truth_dtype == "INT8" else self.emit("CAST", value, dtype="BOOL"), x.dims, None)
 
     def integer_table(self, x: QTensor, real: npt.NDArray[Any]) -> QTensor:
-        """Look up INT32 integers ``real`` of int8, saturated to 30 bits, in two halves if necessary. TOSA 1.0 TABLE."""
+        """Look up INT32 integers ``real`` of int8, saturated to 30 bits, if necessary in two halves. TOSA 1.0 TABLE."""
         integers = np.clip(np.trunc(fill_nan(real)), -(2**30), 2**30 - 1).astype(np.int64)
         if np.abs(integers).max() < 128:
             value = self.emit("TABLE", x.value, self.const(integers.astype(np.int8), name="table"))

@@ -1,4 +1,4 @@
-"""Layout and movement of tensors: reshapes, transposes, slices, joins and copies."""
+"""Layout and movement of tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class MovementBuilder(Emitter):
 
     Args:
         limits: Limits of the target per operator.
-        tuning: The fastest of equivalent operators on the target.
+        tuning: Choices between equivalent operators by their speed on the target.
         target: Name of the target, for refusals.
     """
 
@@ -33,7 +33,7 @@ class MovementBuilder(Emitter):
         return value if value.shape == tuple(shape) else self.emit("RESHAPE", value, shape=tuple(shape))
 
     def reorder(self, value: Value, order: Sequence[int], shape: Sequence[int]) -> Value:
-        """Reorder stored axes and reshape. Repeated calls reuse the result."""
+        """Reorder stored axes and reshape. Repeated calls return the same value."""
         return self.once(("ordered", value, tuple(order), tuple(shape)), lambda: self._reorder(value, order, shape))
 
     def _reorder(self, value: Value, order: Sequence[int], shape: Sequence[int]) -> Value:
@@ -47,9 +47,7 @@ class MovementBuilder(Emitter):
         return self.reshape(moved, shape)
 
     def _transpose(self, value: Value, order: Sequence[int]) -> Value:
-        """Reorder axes, in any shape, by TRANSPOSEs of at most ``MAX_RANK`` axes, which each move two more axes to their
-        positions.
-        """
+        """Reorder axes by TRANSPOSEs of at most ``MAX_RANK`` axes, each of which moves two more axes to their positions."""
         shape, current = value.shape, list(range(value.rank))
         count = 0
         while current != list(order):
@@ -92,7 +90,7 @@ class MovementBuilder(Emitter):
         return self.reorder(x.value, order, [math.prod(shape[dim] for dim in group) for group in groups])
 
     def logical(self, x: QTensor) -> Value:
-        """Return ``x`` stored contiguously in its logical shape."""
+        """Store ``x`` contiguously in its logical shape."""
         return self.store_as(x, [(dim,) for dim in range(x.rank)])
 
     def nhwc(self, x: QTensor) -> Value:
@@ -110,7 +108,7 @@ class MovementBuilder(Emitter):
         return QTensor(value, tuple((order.index(dim),) for dim in range(len(order))), q)
 
     def view(self, x: QTensor, shape: Sequence[int]) -> QTensor:
-        """Reshape the logical tensor. Data moves only if no stored order of up to ``MAX_RANK`` axes can express the new shape."""
+        """Reshape the logical tensor. Data moves only if no stored order of up to ``MAX_RANK`` axes expresses the new shape."""
         refined = refine(x.value.shape, x.dims, shape)
         if refined is not None and len(refined[0]) > MAX_RANK:
             refined = coarsest(*refined)
@@ -133,7 +131,7 @@ class MovementBuilder(Emitter):
             return x.value, x.dims[dim][0], x.dims
         if x.shape[dim] == 1:
             value, axis = x.value, x.value.rank
-            if axis >= MAX_RANK:  # an axis that no other dim uses, if any
+            if axis >= MAX_RANK:  # reuse an axis that no other dim uses
                 used_axes = {axis for k, axes in enumerate(x.dims) if k != dim for axis in axes}
                 axis = next((k for k, extent in enumerate(value.shape) if extent == 1 and k not in used_axes), axis)
             if axis < MAX_RANK or x.rank > MAX_RANK:
@@ -143,7 +141,7 @@ class MovementBuilder(Emitter):
         return value, dim, contiguous(x.shape)
 
     def alike(self, tensors: Sequence[QTensor]) -> tuple[list[Value], Dims]:
-        """Store tensors of one rank with one axis per logical dimension, in the order of the largest."""
+        """Store tensors of equal rank with one axis per dimension, in the order of the largest tensor."""
         leader = max((x for x in tensors if not x.value.is_const), key=lambda x: math.prod(x.shape), default=tensors[0])
         order = list(range(leader.rank))
         if all(len(axes) <= 1 for axes in leader.dims):
@@ -152,7 +150,7 @@ class MovementBuilder(Emitter):
         return [self.store_as(x, [(dim,) for dim in order]) for x in tensors], dims
 
     def align(self, *tensors: QTensor) -> tuple[list[Value], Dims]:
-        """Store the operands of a broadcasting operator with equal ranks, in the order of the largest if possible."""
+        """Store the operands of a broadcasting operator with equal ranks, in the order of the largest operand if possible."""
         rank = max(x.rank for x in tensors)
         if rank == 0:
             return [self.logical(x) for x in tensors], ()
@@ -220,7 +218,7 @@ class MovementBuilder(Emitter):
         return QTensor(self.reshape(firsts, (*before, count, *after)), dims, x.q)
 
     def pad_or_crop(self, x: QTensor, dim: int, before: int, extent: int) -> QTensor:
-        """Add ``before`` zeros at the start of ``dim`` (or remove elements if negative), then crop or pad to ``extent``."""
+        """Pad the start of ``dim`` with ``before`` zeros (negative: crop), then crop or pad the end to ``extent``."""
         after = extent - before - x.shape[dim]
         if before == 0 == after:
             return x
@@ -231,7 +229,7 @@ class MovementBuilder(Emitter):
         return QTensor(self.reshape(flat, (*value.shape[:axis], extent, *value.shape[axis + 1 :])), dims, x.q)
 
     def tile(self, x: QTensor, multiples: Sequence[int]) -> QTensor:
-        """Repeat x ``multiples[d]`` times along each logical dimension d. TOSA 1.0 TILE."""
+        """Repeat x ``multiples[d]`` times along each dimension d. TOSA 1.0 TILE."""
         (value,), dims = self.alike([x])
         stored = [1] * value.rank
         for dim, count in enumerate(multiples):
@@ -239,7 +237,7 @@ class MovementBuilder(Emitter):
         return QTensor(self.emit("TILE", value, multiples=tuple(stored)) if max(stored, default=1) > 1 else value, dims, x.q)
 
     def concat(self, parts: Sequence[QTensor], dim: int) -> QTensor:
-        """Concatenate tensors of equal quantization parameters along ``dim``. TOSA 1.0 CONCAT."""
+        """Concatenate tensors with equal quantization parameters along ``dim``. TOSA 1.0 CONCAT."""
         if len(parts) == 1:
             return parts[0]
         values, dims = self.alike(parts)

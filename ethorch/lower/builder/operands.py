@@ -1,4 +1,4 @@
-"""Conversion of operands to the integer values of a lowering."""
+"""Conversion of operands for a lowering."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ class OperandBuilder(ScalingBuilder):
     """A builder that converts operands.
 
     Args:
-        limits: Limits of the target per operator.
-        tuning: The fastest of equivalent operators on the target.
-        target: Name of the target, for refusals.
+        limits, tuning, target: See MovementBuilder.
         floats: Float dtypes of the target.
         integers: Whether the target supports quantized arithmetic.
     """
@@ -45,17 +43,17 @@ class OperandBuilder(ScalingBuilder):
         self.integers = integers
 
     def copy_empty(self: B) -> B:
-        """Return a builder of the same target with an empty graph."""
+        """Return a builder for the same target with an empty graph."""
         return type(self)(self.limits, tuning=self.tuning, target=self.target, floats=tuple(self.floats), integers=self.integers)
 
     # --- quantized and float tensors ----------------------------------------------------------------------------------
 
     def to_int32(self, x: QTensor) -> QTensor:
-        """Return INT32 without zero point. Vela fuses only RESCALEs with one user, so each use has its own."""
+        """Return INT32 without zero point. The RESCALE is not shared, because Vela fuses only RESCALEs with one user."""
         return QTensor(self.rescale(x.value, 1.0, input_zp=x.qparams.zp, dtype="INT32"), x.dims, x.q)
 
     def to_qparams(self, x: QTensor, out: QParams | None) -> QTensor:
-        """Convert ``x`` to the quantization parameters ``out``, unless ``out`` equals None."""
+        """Convert ``x`` to the quantization parameters ``out``, if any."""
         if out is None:
             return x
         q = x.qparams
@@ -89,7 +87,7 @@ class OperandBuilder(ScalingBuilder):
         return self.rescale(value, 1.0, dtype="INT32")
 
     def plain_tensor(self, x: Any, dtype: str = "INT32") -> QTensor:
-        """Convert a constant to integers of ``dtype`` or truth values; return a tensor unchanged.
+        """Convert a constant to integers of ``dtype`` or truth values. Return a tensor unchanged.
 
         Raises:
             Unsupported: ``integer.constant`` if a number has a fraction or more than 32 bits.
@@ -106,7 +104,7 @@ class OperandBuilder(ScalingBuilder):
         return QTensor(self.const(array.astype(_INTEGERS[dtype]), dtype), contiguous(array.shape), None)
 
     def operand(self, x: Any, out: QParams) -> QTensor:
-        """Convert any operand to integer values of ``out``."""
+        """Convert a tensor or constant to integer values of ``out``."""
         if not isinstance(x, QTensor):
             codes = np.asarray(x) if out.is_float else out.quantize(np.clip(np.asarray(x, np.float64), -3e38, 3e38))
             return QTensor(self.const(codes.astype(DTYPES[out.dtype]), out.dtype), contiguous(codes.shape), out)
@@ -118,7 +116,7 @@ class OperandBuilder(ScalingBuilder):
         return QTensor(self.clamp(scaled, out.qmin, out.qmax), x.dims, out)
 
     def convert_operand(self, x: Any, out: Result) -> QTensor:
-        """Convert an operand that is copied to the result to the parameters or dtype of ``out``."""
+        """Convert an operand that is copied to the result to the quantization parameters or dtype of ``out``."""
         if out.q is not None:
             return self.operand(x, out.q)
         dtype = out.dtype or "INT32"
@@ -128,7 +126,7 @@ class OperandBuilder(ScalingBuilder):
         return QTensor(self.rescale(self.widen(tensor.value), 1.0, dtype=dtype), tensor.dims, None)
 
     def wrap(self, x: QTensor, dtype: str) -> QTensor:
-        """Convert INT32 integers to INT8 or INT16 modulo the width of ``dtype``."""
+        """Convert INT32 to INT8 or INT16, modulo the width of ``dtype``."""
         if x.value.dtype != "INT32" or dtype not in ("INT8", "INT16"):
             return x
         if not self.integers:

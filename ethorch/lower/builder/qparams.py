@@ -40,12 +40,12 @@ class QParams:
 
     @property
     def is_float(self) -> bool:
-        """True if the values are floats. See ``float_qparams``."""
+        """True for floats. See ``float_qparams``."""
         return self.dtype in FLOATS
 
     @property
     def per_channel(self) -> bool:
-        """True if each index of a logical axis has its own scale and zero point."""
+        """True if there is a scale and zero point per index of ``axis``."""
         return self.axis is not None
 
     @property
@@ -55,7 +55,7 @@ class QParams:
 
     @property
     def step(self) -> float:
-        """Scale of a per-tensor quantization."""
+        """Scale, if per tensor."""
         assert self.axis is None
         return self.scale[0]
 
@@ -65,19 +65,17 @@ class QParams:
 
     @property
     def codes(self) -> npt.NDArray[np.int32]:
-        """All integer values of the dtype in order, as int32."""
+        """All integer values of the dtype in order."""
         low, high = dtype_range(self.dtype)
         return np.arange(low, high + 1, dtype=np.int32)
 
     @property
     def table_inputs(self) -> npt.NDArray[np.float32]:
-        """Real inputs of a TOSA 1.0 TABLE: all integer values of the dtype, for int16 followed by 32768."""
+        """Real inputs of a TOSA 1.0 TABLE: all integer values of the dtype, and 32768 for int16."""
         return self.dequantize(self.codes if self.dtype == "INT8" else np.arange(-32768, 32769, dtype=np.int32))
 
     def quantize(self, real: ArrayLike) -> npt.NDArray[Any]:
-        """Return round-half-even(real / scale) + zero_point as clamped int32, with float32 arithmetic like PyTorch's fake
-        quantize.
-        """
+        """Return round-half-even(real / scale) + zero_point, clamped, in float32 like PyTorch's fake quantize."""
         if self.is_float:
             return np.asarray(real)
         inverse = np.float32(1.0) / np.float32(self.step)
@@ -86,7 +84,7 @@ class QParams:
         return np.asarray(np.clip(np.nan_to_num(codes), self.qmin, self.qmax), np.int32)
 
     def dequantize(self, codes: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-        """Return (codes - zero_point) * scale as float32."""
+        """Return (codes - zero_point) * scale."""
         return np.asarray((codes - self.zp) * np.float32(self.step), np.float32)
 
 
@@ -103,7 +101,7 @@ def dtype_range(dtype: str) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class QTensor:
-    """A tensor in a lowering: a stored value, its layout, and its quantization parameters.
+    """A tensor in a lowering.
 
     Attributes:
         value: Stored elements, in any axis order.
@@ -126,7 +124,7 @@ class QTensor:
 
     @property
     def is_integer(self) -> bool:
-        """True if the elements are integers or truth values that are not quantized."""
+        """True for plain integers and truth values, which are not quantized."""
         return self.q is None
 
     @property
@@ -139,7 +137,7 @@ class QTensor:
 
     @property
     def qparams(self) -> QParams:
-        """``q``, if it is not None.
+        """``q``, if any.
 
         Raises:
             Unsupported: The tensor is not quantized.
@@ -165,7 +163,7 @@ class Result:
 
     @property
     def qparams(self) -> QParams:
-        """``q``, if it is not None.
+        """``q``, if any.
 
         Raises:
             Unsupported: The result is not quantized.
@@ -176,7 +174,7 @@ class Result:
 
 
 def multiplier_and_shift(scale: float, *, bits: int = 32) -> tuple[int, int]:
-    """Return (multiplier, shift) with scale ~ multiplier * 2**-shift and a ``bits``-wide signed multiplier (TOSA 1.0, RESCALE).
+    """Return (multiplier, shift) with scale ~ multiplier * 2**-shift and a signed multiplier of ``bits`` (TOSA 1.0, RESCALE).
 
     Raises:
         OverflowError: The scale is not positive and finite, or is too large for the smallest shift.

@@ -1,6 +1,6 @@
 """Reductions inside an operator, such as a row's sum or variance: exact sums, and functions of them in interpolated tables.
 
-The number of rows is small compared with that of elements, so that even slow 16-bit tables cost little.
+Slow 16-bit tables cost little, because there are fewer rows than elements.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _HIGHEST = 2.0**31 - 4096
 
 
 def sum_axes(b: Builder, acc: Value, axes: Collection[int]) -> Value:
-    """Return exact INT32 sums over the stored ``axes``, which keep extent 1. Adjacent axes are summed as one."""
+    """Return exact INT32 sums over stored ``axes``, which keep extent 1. Adjacent axes are summed at once."""
     shape = acc.shape
     joined, places = join_axes(shape, axes)
     acc = b.reshape(acc, joined)
@@ -42,7 +42,7 @@ def sum_axes(b: Builder, acc: Value, axes: Collection[int]) -> Value:
 
 
 def sum_axis(b: Builder, value: Value, axis: int) -> Value:
-    """Return exact INT32 sums over one stored axis within the target's limits."""
+    """Return exact INT32 sums over a stored axis, within the target's limits."""
     shape = value.shape
     folded = around(shape, axis)
     ranges = b.limits["REDUCE_SUM"].ranges if "REDUCE_SUM" in b.limits else {}
@@ -53,7 +53,7 @@ def sum_axis(b: Builder, value: Value, axis: int) -> Value:
             continue
         flat, parts = b.reshape(value, folded), []
         divisor = next((k for k in range(most, folded[place] // most, -1) if folded[place] % k == 0), 0)
-        if feature == "extent" and divisor and folded[2] == 1:  # sums of sums avoid a SLICE of INT32
+        if feature == "extent" and divisor and folded[2] == 1:  # two sums avoid a SLICE of INT32
             rows = b.emit("REDUCE_SUM", b.reshape(flat, (folded[0], folded[1] // divisor, divisor)), axis=2)
             return b.reshape(b.emit("REDUCE_SUM", rows, axis=1), (*shape[:axis], 1, *shape[axis + 1 :]))
         for start in range(0, folded[place], most):
@@ -70,7 +70,7 @@ def sum_axis(b: Builder, value: Value, axis: int) -> Value:
 
 
 def lead_with(b: Builder, x: QTensor, dims: Sequence[int]) -> QTensor:
-    """Move the stored axes of ``dims`` to the front if the target sums inner axes separately for each outer index."""
+    """Move the stored axes of ``dims`` to the front, if the target would sum inner axes separately for each outer index."""
     most, shape = b.tuning.most_places_before_sum, x.value.shape
     summed = [axis for dim in dims for axis in x.dims[dim] if shape[axis] > 1]
     joined, places = join_axes(shape, summed)
@@ -84,7 +84,7 @@ def lead_with(b: Builder, x: QTensor, dims: Sequence[int]) -> QTensor:
 
 
 def cut_before(b: Builder, x: QTensor, dims: Sequence[int]) -> tuple[int, int] | None:
-    """Return a stored axis and the piece size with which ``lead_with`` can move axes, or None if no cut is needed."""
+    """Return the stored axis to split and the piece size for which ``lead_with`` can move axes, or None if not needed."""
     most, shape = b.tuning.most_places_before_sum, x.value.shape
     summed = {axis for dim in dims for axis in x.dims[dim] if shape[axis] > 1}
     joined, places = join_axes(shape, summed)
@@ -98,7 +98,7 @@ def cut_before(b: Builder, x: QTensor, dims: Sequence[int]) -> tuple[int, int] |
 
 
 def compute_in_pieces(b: Builder, x: QTensor, dims: Sequence[int], compute: Callable[[QTensor], QTensor]) -> QTensor:
-    """Apply ``compute`` to ``led_by(x)``, in pieces if ``cut_before`` requires them.
+    """Apply ``compute`` to ``lead_with(x)``, in the pieces of ``cut_before``.
 
     Args:
         compute: Function that reduces ``dims`` or keeps every extent, and keeps the order of other dimensions.
@@ -116,7 +116,7 @@ def compute_in_pieces(b: Builder, x: QTensor, dims: Sequence[int], compute: Call
 
 
 def reduce_axes(b: Builder, name: str, value: Value, axes: Collection[int]) -> Value:
-    """Apply the TOSA reduction ``name`` over the stored ``axes``, which keep extent 1."""
+    """Apply the TOSA reduction ``name`` over stored ``axes``, which keep extent 1."""
     shape = value.shape
     joined, places = join_axes(shape, axes)
     value = b.reshape(value, joined)
@@ -126,13 +126,13 @@ def reduce_axes(b: Builder, name: str, value: Value, axes: Collection[int]) -> V
 
 
 def geometric_bounds(low: float, high: float, ratio: float) -> list[float]:
-    """Return the fewest bounds from low to high with a ratio of at most ``ratio``."""
+    """Return the fewest bounds from low to high whose successive ratios are at most ``ratio``."""
     count = max(1, math.ceil(math.log(high / low) / math.log(ratio))) if high > low else 1
     return [low * (high / low) ** (k / count) for k in range(count)] + [max(high, low * 2)]
 
 
 def piece_before(bound: float, length: float) -> float:
-    """Return the start of a piece of ``tabulate`` whose last entry is exactly at ``bound``."""
+    """Return the start of a ``tabulate`` piece whose last entry is exactly at ``bound``."""
     centre, reach = min(round(bound - length / 2), math.ceil(bound) - 1), (_LAST - _FIRST) / -_FIRST
     return (reach * centre - bound) / (reach - 1) - 2.0**-30  # the center is rounded up
 
@@ -155,7 +155,7 @@ def tabulate(
 
     Args:
         function: Monotonic function between the bounds.
-        from_middle: Whether entries of the last piece are relative to the middle of its range, for more precise INT32 results.
+        from_middle: Whether the last piece's entries are relative to the middle of its range, for more precise INT32 results.
         highest: Largest v if it exceeds the last bound.
     """
     total: Value | None = None
@@ -190,17 +190,15 @@ def tabulate(
 
 
 def maximum_of(b: Builder, value: Value, axis: int) -> Value:
-    """Return the maximum over one stored axis, which keeps extent 1. MAX_POOL2D is 4 times faster than REDUCE_MAX (Vela's
-    estimate).
+    """Return the maximum over a stored axis, which keeps extent 1. Vela estimates MAX_POOL2D as 4 times faster than REDUCE_MAX.
 
-    Pooling reduces height and width, so the last axis is transposed to the front first. Few rows are pooled as maps of one
-    channel.
+    Pooling reduces height and width, so the last axis is moved to the front first. Few rows are pooled as maps of one channel.
     """
     outer, extent, inner = around(value.shape, axis)
     shape = [1 if k == axis else e for k, e in enumerate(value.shape)]
     if extent == 1:
         return value
-    if value.dtype == "INT32":  # poolings do not support INT32
+    if value.dtype == "INT32":  # pools do not support INT32
         return _halve(b, value, axis, "MAXIMUM")
     if inner == 1 and 1 < outer <= b.tuning.most_rows_pooled:
         return b.reshape(_of_rows(b, b.reshape(value, (outer, extent))), shape)
@@ -224,7 +222,7 @@ def maximum_of(b: Builder, value: Value, axis: int) -> Value:
 
 
 def _of_rows(b: Builder, value: Value) -> Value:
-    """Return the maxima of the rows of [N, E] as [N, 1]."""
+    """Return the maxima [N, 1] of rows [N, E]."""
     rows, extent = value.shape
     while extent > 1:
         pieces = math.ceil(extent / 256)
@@ -242,7 +240,7 @@ def _lowest(value: Value) -> int:
 
 
 def minimum_of(b: Builder, value: Value, axis: int) -> Value:
-    """Return the minimum over one stored axis, which keeps extent 1."""
+    """Return the minimum over a stored axis, which keeps extent 1."""
     return _halve(b, value, axis, "MINIMUM")
 
 
@@ -262,7 +260,7 @@ def _halve(b: Builder, value: Value, axis: int, name: str) -> Value:
 
 
 def steps_per_code(codes: int, count: int) -> float:
-    """Return the maximum INT16 deviation steps per integer value of x, for ``codes`` values and ``count`` deviations summed."""
+    """Return the most INT16 deviation steps per integer value of x, for ``codes`` values and ``count`` summed deviations."""
     return min(32640 / codes, 127.0) / (4 if count > 4096 else 1)
 
 
@@ -295,7 +293,7 @@ def deviations(b: Builder, x: QTensor, axes: Collection[int], fine: float) -> Va
 
 
 def exact_deviations(b: Builder, x: QTensor, axes: Sequence[int]) -> tuple[Value, Value]:
-    """Return INT32 x - m for int16 x and the rounded mean m over the stored ``axes``, and the mean - m in 1/64."""
+    """Return INT32 x - m for int16 x and its rounded mean m over stored ``axes``, and the mean - m in 1/64."""
     count = math.prod(x.value.shape[axis] for axis in axes)
     total = sum_axes(b, b.rescale(x.value, 1.0, input_zp=x.qparams.zp, dtype="INT32"), axes)
     mean = b.rescale(total, 2.0**REST_BITS / count, dtype="INT32")
@@ -305,7 +303,7 @@ def exact_deviations(b: Builder, x: QTensor, axes: Sequence[int]) -> tuple[Value
 
 
 def sum_of_exact_squares(b: Builder, deviation: Value, axes: Sequence[int], codes: int) -> tuple[Value, float]:
-    """Return the INT32 sum of squares of exact deviations of x with ``codes`` values, and the value of one step."""
+    """Return the INT32 sum of squared exact deviations of x with ``codes`` values, and the value of one step."""
     half = b.rescale(deviation, 0.5, dtype="INT32")  # the product of both halves is d * d / 4, or 1/4 less
     square, unit = sum_of_products(b, half, b.emit("SUB", deviation, half), axes, (codes - 1) / 2, (codes - 1) / 4)
     return square, 4 * unit
@@ -323,7 +321,7 @@ def sum_of_products(
     """Return the INT32 sum of non-negative products and the value of one step.
 
     A short row is summed at once, with scaled products. A long row is summed in parts, which are scaled only if the sum needs
-    it, so that small products keep their bits.
+    it, to keep the bits of small products.
 
     Args:
         largest: Largest root of a product.
@@ -331,7 +329,7 @@ def sum_of_products(
     """
     extents, mean = [x.shape[axis] for axis in axes], largest if mean is None else mean
     count = math.prod(extents)
-    # Vela transposes, or refuses, sums of parts with other elements between them.
+    # Vela transposes or refuses sums of elements that are not adjacent.
     inner_extents = [math.prod(e for k, e in enumerate(x.shape) if k > axis and k not in axes) for axis in axes]
     parts = [_parts(e) if count > _LONG_ROW and inner == 1 else [e] for e, inner in zip(extents, inner_extents, strict=True)]
     first = parts[-1][0] if count > _LONG_ROW else count
@@ -355,7 +353,7 @@ def sum_of_products(
 
 
 def _parts(extent: int) -> list[int]:
-    """Return the numbers of elements summed at a time. The last part may be incomplete."""
+    """Return numbers of elements to sum at a time. The last part may be incomplete."""
     if extent <= _LONG_ROW:
         return [extent]
     sizes = []
@@ -380,11 +378,11 @@ def _sum_of_parts(b: Builder, value: Value, axis: int, size: int) -> Value:
 
 
 def all_dims(x: QTensor, dim: Any) -> list[int]:
-    """Convert PyTorch's dim argument to non-negative dims."""
+    """Convert PyTorch's dim argument to a list of non-negative dims."""
     dims = [dim] if isinstance(dim, int) else list(dim) if dim is not None and len(dim) else range(x.rank)
     return [d % x.rank for d in dims]
 
 
 def with_reduced_dims(x: QTensor, value: Value, dims: Sequence[int], q: QParams | None) -> QTensor:
-    """Return ``value`` as ``x`` reduced over the logical ``dims``."""
+    """Return ``value`` as ``x`` reduced over logical ``dims``."""
     return QTensor(value, tuple(() if d in dims else axes for d, axes in enumerate(x.dims)), q)

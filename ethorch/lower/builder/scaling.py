@@ -1,4 +1,4 @@
-"""Rescaling, casting and clamping of integer values."""
+"""Rescaling, casting and clamping."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _INT32_STEPS = 8
 def saturating_reach(largest: float, scale: float) -> int | None:
     """Return the magnitude at which ``scale`` saturates every integer value, or None if values up to ``largest`` fit 32 bits.
 
-    TOSA does not define the result of a RESCALE that exceeds 32 bits (TOSA 1.0 apply_scale_32).
+    TOSA does not define a RESCALE whose result exceeds 32 bits (TOSA 1.0 apply_scale_32).
     """
-    # 2**17 is outside INT16
+    # 2**17 exceeds INT16
     return math.ceil((1 << 17) / scale) if largest * scale >= 2.0**30 else None
 
 
@@ -40,7 +40,7 @@ class ScalingBuilder(MovementBuilder):
         """Return dtype((value - input_zp) * scale + output_zp). RESCALE, SINGLE_ROUND; a sequence has a scale per last stored
         axis.
 
-        Floats are multiplied in ``dtype`` if it is a float dtype, otherwise in their own.
+        A float is multiplied in its own dtype, then cast if ``dtype`` is a float dtype.
 
         Raises:
             Unsupported: ``requantize.scale`` if a scale is zero, not finite or outside RESCALE's range.
@@ -81,7 +81,7 @@ class ScalingBuilder(MovementBuilder):
         return self.emit("RESCALE", value, **TO_UNSIGNED)
 
     def requantize(self, acc: Value, scale: float | Sequence[float], out: QParams, *, largest: float = 0.0) -> Value:
-        """Quantize ``acc * scale`` with ``out``, rounded once and saturated to its range.
+        """Quantize ``acc * scale`` with ``out``, rounded once and saturated.
 
         Args:
             largest: Largest magnitude of ``acc``, which is clamped first if the RESCALE may exceed 32 bits.
@@ -96,9 +96,7 @@ class ScalingBuilder(MovementBuilder):
         return self.clamp(scaled, out.qmin, out.qmax)
 
     def _requantize_to_int32(self, acc: Value, scales: list[float]) -> Value:
-        """Return ``acc * scale`` as a multiple of ``_INT32_STEPS``. A RESCALE to INT32 does not saturate and must stay below
-        2**29.
-        """
+        """Return ``acc * scale`` as a multiple of ``_INT32_STEPS``, below 2**29 because a RESCALE to INT32 does not saturate."""
         scales = [scale / _INT32_STEPS for scale in scales]
         limit = int(((1 << 31) / _INT32_STEPS - 1) / max(scales))
         if limit < 1 << 31:
@@ -113,7 +111,7 @@ class ScalingBuilder(MovementBuilder):
         return value
 
     def dequantize(self, value: Value, zero_point: int) -> Value:
-        """Return FP32 value - zero_point; truth values become 0 or 1. TOSA 1.0 CAST, SUB; SELECT."""
+        """Return FP32 value - zero_point, or 0 and 1 for truth values. TOSA 1.0 CAST, SUB; SELECT."""
         if value.dtype == "BOOL":
             ones, zeros = (self.const(np.full((1,) * value.rank, number, np.float32)) for number in (1, 0))
             return self.emit("SELECT", value, ones, zeros)
@@ -121,7 +119,7 @@ class ScalingBuilder(MovementBuilder):
         return value if zero_point == 0 else self.emit("SUB", value, self.const(np.full((1,) * value.rank, zero_point, np.float32)))
 
     def cast(self, value: Value, dtype: str) -> Value:
-        """Emit a CAST, unless it is redundant or can be computed now."""
+        """Emit a CAST, unless it is redundant. Constants are cast to floats at compile time."""
         if value.dtype == dtype:
             return value
         if value.data is not None and dtype in FLOATS:
@@ -129,7 +127,7 @@ class ScalingBuilder(MovementBuilder):
         return self.emit("CAST", value, dtype=dtype)
 
     def clamp(self, value: Value, low: float, high: float) -> Value:
-        """Emit a CLAMP, unless it covers the range of the dtype."""
+        """Emit a CLAMP, unless the bounds cover the dtype's range."""
         if value.dtype in FLOATS:
             bound = FLOAT_MAX[value.dtype]
             low, high = max(low, -bound), min(high, bound)

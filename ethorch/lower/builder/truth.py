@@ -46,7 +46,7 @@ def invert_truth(b: Builder, value: Value) -> Value:
 def in_one_unit(b: Builder, x: Any, y: Any) -> tuple[list[Value], Dims]:
     """Convert two operands to INT32 in a common unit, and align them.
 
-    The conversion is exact for one scale, constants and integers. For different scales the unit is 2**19 (int8) or 2**14
+    The conversion is exact for equal scales, constants and integers. For different scales the unit is 2**19 (int8) or 2**14
     (int16) times finer than the coarser scale.
     """
     tensors = [value for value in (x, y) if isinstance(value, QTensor) and not value.is_integer]
@@ -122,7 +122,7 @@ def _clamp(b: Builder, value: Value, low: Value, high: Value) -> Value:
 
 
 def _next_to(b: Builder, x: Value, y: Value) -> Value:
-    """Clamp ``x`` to at most 1 from ``y`` without overflow. TOSA 1.0 INT32."""
+    """Clamp ``x`` to y - 1..y + 1 without overflow. TOSA 1.0 INT32."""
     low, high = np.iinfo(np.int32).min, np.iinfo(np.int32).max
 
     def number(value: int) -> Value:
@@ -165,7 +165,7 @@ def finite(value: float, out: QParams) -> float:
 
 
 def float_operand(name: str, *operands: Any) -> Reason | None:
-    """Return a Reason if a fraction is an operand of integers, or None."""
+    """Return a Reason if an operand of integers has a fraction, or None."""
     if any(isinstance(x, QTensor) and not x.is_integer for x in operands):
         return None
     if any(isinstance(x, (float, np.ndarray)) and np.asarray(x).dtype.kind == "f" and np.any(np.asarray(x) % 1) for x in operands):

@@ -1,4 +1,4 @@
-"""Input windows of convolutions and poolings."""
+"""Input windows of convolutions and pools."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ethorch.tosa.ir import Value
 
 @dataclass(frozen=True)
 class Window:
-    """The elements that results read along each axis: result i reads i * stride - before + k * dilation for k in 0..kernel - 1.
+    """The elements that each result reads per axis: result i reads i * stride - before + k * dilation for k in 0..kernel - 1.
 
-    Elements outside the map are padding: the first ``before`` and the last ``after``. A negative ``after`` is the number of
-    last elements that no window reads; ``crop`` removes them. Every attribute has one entry per axis.
+    The first ``before`` and last ``after`` elements are padding. A negative ``after`` is the number of last elements that no window
+    reads; ``crop`` removes them. Every attribute has one entry per axis.
     """
 
     kernel: tuple[int, ...]
@@ -30,7 +30,7 @@ class Window:
         padding: int | Sequence[int | tuple[int, int]] = 0,
         dilation: int | Sequence[int] = 1,
     ) -> Window:
-        """Convert PyTorch's arguments. A number applies to all axes; a padding may be a pair."""
+        """Convert PyTorch's arguments. A number applies to all axes; a padding may be a pair (before, after)."""
         rank = len(kernel)
 
         def each(values: int | Sequence[int]) -> tuple[int, ...]:
@@ -59,7 +59,7 @@ class Window:
 
     @property
     def is_padded(self) -> bool:
-        """True if there is padding, or a negative ``after``, at any end."""
+        """True if ``before`` or ``after`` is not 0 at any end."""
         return any((*self.before, *self.after))
 
     def axes(self, *which: int) -> Window:
@@ -79,11 +79,11 @@ class Window:
         )
 
     def without_padding(self) -> Window:
-        """Return the window over a padded map."""
+        """Return the window over an already padded map."""
         return replace(self, before=(0,) * len(self.kernel), after=(0,) * len(self.kernel))
 
     def ending(self, extents: Sequence[int], sizes: Sequence[int] | None = None) -> Window:
-        """Adjust ``after`` so that the last of ``sizes`` windows ends at the end of the padded map, as TOSA 1.0 requires."""
+        """Adjust ``after`` so that the last of ``sizes`` windows ends at the padded map's end, as TOSA 1.0 requires."""
         after = []
         for axis, (extent, span, stride) in enumerate(zip(extents, self.span, self.stride, strict=True)):
             fit = (extent + self.before[axis] + self.after[axis] - span) // stride + 1
@@ -92,7 +92,7 @@ class Window:
         return replace(self, after=tuple(after))
 
     def misses(self, extents: Sequence[int], sizes: Sequence[int]) -> bool:
-        """Return True if, along an axis, all elements that ``sizes`` windows read are padding."""
+        """Return True if, along an axis, all windows read only padding."""
         axes = zip(extents, sizes, self.before, self.kernel, self.stride, self.dilation, strict=True)
         return any(
             not any(0 <= place * stride - before + tap * dilation < extent for place in range(count) for tap in range(kernel))

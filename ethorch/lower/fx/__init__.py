@@ -1,1 +1,1 @@
-"""FX graphs: properties of nodes, control flow, states, and a builder of ATen nodes."""
+"""FX graphs: node properties, control flow, mutable buffers, export and an ATen builder."""

@@ -1,4 +1,4 @@
-"""Construction of the ATen nodes that replace a composite operator. See ethorch.quantization.passes.decompose."""
+"""Builder of the ATen nodes that replace a composite operator. See ethorch.quantization.passes.decompose."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ethorch.lower.fx.node import attribute, flat, tensor_of
 from ethorch.models.open_sizes import OpenSize
 from ethorch.tosa.limits import Limits
 
-#: Key of ``Node.meta``: (name, target) of the user's operator, for settings.
+#: Key of ``Node.meta`` for (name, target) of the user's operator, which settings match.
 MADE_FOR = "ethorch_made_for"
 #: Keys of ``Node.meta`` with the location in the user's code.
 INHERITED = ("nn_module_stack", "stack_trace", "source_fn_stack", "from_node")
@@ -27,9 +27,9 @@ class AtenBuilder:
 
     Args:
         model: Graph module of ``node``, which receives the constants.
-        node: Composite operator with a fake value and source location, which new nodes inherit.
-        limits: Limits of the target per TOSA operator. Default: only those of TOSA.
-        calibrated: Whether the new nodes are calibrated later, so that values must be finite.
+        node: Composite operator with a fake value. New nodes inherit its source location.
+        limits: Limits of the target per TOSA operator. Default: those of TOSA.
+        calibrated: Whether the new nodes are calibrated later, which requires finite values.
     """
 
     def __init__(self, model: GraphModule, node: Node, limits: Mapping[str, Limits] | None = None, *, calibrated: bool = True):
@@ -89,7 +89,7 @@ class AtenBuilder:
         return operator in self.limits and not self.limits[operator].present
 
     def number(self, x: Any) -> float | None:
-        """Return a Python number or the value of a constant one-element tensor, or None."""
+        """Return the value of a number or of a constant with one element, or None."""
         if isinstance(x, (int, float)):
             return float(x)
         tensor = tensor_of(self.model, x) if isinstance(x, Node) else None
@@ -98,18 +98,18 @@ class AtenBuilder:
         return None
 
     def transpose_parameter(self, weight: Node) -> Node:
-        """Return a parameter [I, O] as a parameter [O, I]."""
+        """Insert the transpose [O, I] of a parameter [I, O]."""
         return self.parameter(weight, lambda data: data.t().contiguous())
 
     def flatten_parameter(self, weight: Node) -> Node:
         return self.parameter(weight, lambda data: data.flatten())
 
     def parameter(self, original: Node, change: Callable[[torch.Tensor], torch.Tensor]) -> Node:
-        """Return a parameter derived once from a parameter, or a buffer derived from a buffer."""
+        """Insert a parameter or buffer that ``change`` computes from ``original``."""
         return self._derive(attribute(self.model, original), change)
 
     def combine(self, first: Node, second_node: Node, change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Node:
-        """Return a parameter derived from two parameters."""
+        """Insert a parameter that ``change`` computes from two parameters."""
         second = attribute(self.model, second_node).detach()
         return self._derive(attribute(self.model, first), lambda data: change(data, second))
 
@@ -133,8 +133,10 @@ class AtenBuilder:
         table: Mapping[Any, Callable[..., Any]] | None = None,
         where: Callable[[Graph], bool] = lambda graph: True,
     ) -> Any:
-        """Insert the decomposition of ``function(*args)``, or return None if ``where`` returns False. ``table`` has additional
-        decompositions.
+        """Insert the traced ``function(*args)``, or return None if ``where`` rejects its graph.
+
+        Args:
+            table: Additional decompositions.
         """
         with self.fake_mode():
             traced = make_fx(function, decomposition_table=dict(table or {}))(*map(value_of, args))
@@ -159,7 +161,7 @@ class AtenBuilder:
 
 
 def value_of(node: Any) -> Any:
-    """Return the fake tensor of a node; return any other value unchanged."""
+    """Return the fake tensor of a node, or any other value unchanged."""
     return node.meta["val"] if isinstance(node, Node) else node
 
 
@@ -178,7 +180,7 @@ def _number(extent: Any) -> Any:
 def constant(model: GraphModule, tensor: torch.Tensor, mode: FakeTensorMode | None, meta: dict[str, Any]) -> Node:
     """Insert a get_attr node for a new buffer at the graph's insertion point.
 
-    The buffer is contiguous or channels last. A transposed buffer would prevent compilation without ExecuTorch.
+    The buffer is contiguous or channels last. A transposed one would require compilation with ExecuTorch.
     """
     assert mode is not None, "no node of the graph has a fake value"
     number = 0

@@ -1,7 +1,7 @@
-"""Values of constants during torch.export, which by default treats constants as unknown.
+"""Evaluation of constants during torch.export, which by default treats their values as unknown.
 
-Values and shapes that depend only on constants become constants of the exported program, e.g. ``x[start:end]`` with bounds from
-a buffer, or ``mask.nonzero()`` of a constant mask.
+Values and shapes that depend only on constants become constants of the exported program, e.g. ``mask.nonzero()`` of a
+constant mask.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class ConstantValues(TorchFunctionMode):
-    """A mode that evaluates operators of constants while a module is traced with fake tensors.
+    """A mode that evaluates operators on constants while a module is traced with fake tensors.
 
-    A result that depends on values of constants in number or shape becomes a constant of the trace. A constant that receives an
-    unknown value becomes unknown.
+    A result whose value or shape is read from constants becomes a constant of the trace. A constant that an unknown value
+    overwrites becomes unknown.
 
     Args:
         module: The traced module.
@@ -41,11 +41,11 @@ class ConstantValues(TorchFunctionMode):
         self._module = module
         self._buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers() if name not in skip}
         self._values: Any = WeakIdKeyDictionary()
-        self._lost: dict[int, Any] = {}  # by address, which the reference keeps valid
+        self._lost: dict[int, Any] = {}  # by address, kept valid by the reference
 
     @contextmanager
     def inside_forward(self) -> Iterator[None]:
-        """Enter the mode whenever the module's ``forward`` is called in the context."""
+        """Enter the mode for each call of the module's ``forward`` in the context."""
 
         def enter(module: nn.Module, _: Any) -> None:
             self._values.clear()
@@ -94,7 +94,7 @@ class ConstantValues(TorchFunctionMode):
         return result
 
     def _run(self, func: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, bool, bool]:
-        """Return the value, whether it depends on values in number or shape, and whether it is random."""
+        """Return the result, whether it or its shape is read from tensor values, and whether it is random."""
         args, kwargs = pytree.tree_map_only(Tensor, self._value, (args, kwargs))
         with _disable_tracing(), _Tags() as called:
             value = func(*args, **kwargs)
@@ -142,7 +142,7 @@ class ConstantValues(TorchFunctionMode):
         return places if len(places) != 1 else places[0]
 
     def _places(self, index: Any) -> tuple[Any, ...]:
-        """Return the indices that replace ``index``, several for a mask."""
+        """Return the indices that replace ``index``. A mask becomes several."""
         if isinstance(index, (tuple, list)):
             return (type(index)(self._number(each) for each in index),)
         if isinstance(index, slice):

@@ -1,4 +1,4 @@
-"""Subgraphs of control flow: the branches of torch.cond, the condition and body of while_loop."""
+"""Subgraphs of control flow: branches of torch.cond, condition and body of while_loop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Subgraph:
     Attributes:
         node: Control flow node.
         index: Index of the argument that is the subgraph.
-        role: Short name, e.g. ``then``, used in identifiers.
+        role: Identifier, e.g. ``then``.
         description: Text for messages, e.g. ``the branch for true``.
         attribute: The get_attr node of the subgraph.
     """
@@ -51,7 +51,7 @@ def is_control_flow(node: Node) -> bool:
 
 
 def subgraphs_of(node: Node) -> list[Subgraph]:
-    """Return the subgraphs of a control flow node, in the order of its arguments."""
+    """Return the subgraphs in the order of the node's arguments."""
     subgraphs = []
     for index, (role, description) in GRAPHS[node.target].items():  # type: ignore[index]
         attribute = node.args[index]
@@ -61,7 +61,7 @@ def subgraphs_of(node: Node) -> list[Subgraph]:
 
 
 def nodes_everywhere(graph: Graph) -> Iterator[Node]:
-    """Iterate over the nodes of ``graph`` and of its control flow's subgraphs, at any depth."""
+    """Iterate over the nodes of ``graph`` and of all nested subgraphs."""
     for node in graph.nodes:
         yield node
         if is_control_flow(node) and graph.owning_module is not None:

@@ -1,4 +1,4 @@
-"""Export of a module with torch.export, with errors that name the user's code."""
+"""Export of modules with torch.export, with errors that point to the user's code."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from ethorch.models.user_code import at, convert_user_errors, first_sentence
 from ethorch.support.errors import QuantizationError, UserCodeError
 from ethorch.support.exclusive import EXPORT_LOCK
 
-#: Module -> its state and inputs at the last export, and the result, which ``Program.compare`` uses again.
+#: Module -> its state and inputs at the last export, and the result, which ``Program.compare`` reuses.
 _LAST: WeakKeyDictionary[nn.Module, tuple[list[Any], list[Any], ExportedProgram]] = WeakKeyDictionary()
 
 
 def describe_inputs(inputs: Any, dynamic_shapes: Sequence[dict[int, Any]] | None = None) -> str:
-    """Return the tensors of an input tuple as text, e.g. ``float32[1, 3, 8, 8], int64[1, any]`` with a dynamic last size."""
+    """Describe the tensors of an input tuple, e.g. ``float32[1, 3, 8, 8], int64[1, any]`` with a dynamic last size."""
     leaves = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
     texts = []
     for number, leaf in enumerate(leaves):
@@ -39,7 +39,7 @@ def check_float32(dtypes: Iterable[tuple[str, torch.dtype]]) -> None:
     """Check that each float tensor is float32, the only float dtype that can be quantized.
 
     Args:
-        dtypes: Name of each tensor, for the message, and its dtype.
+        dtypes: Name and dtype of each tensor.
 
     Raises:
         QuantizationError: ``quantize.dtype``.
@@ -54,7 +54,7 @@ def check_float32(dtypes: Iterable[tuple[str, torch.dtype]]) -> None:
 
 
 def check_module(module: nn.Module, inputs: Any) -> None:
-    """Check properties that torch.export and torch.fx do not report clearly.
+    """Check properties for which errors of torch.export and torch.fx are unclear.
 
     Raises:
         QuantizationError: ``quantize.dtype`` if a parameter or input is a float of another dtype than float32.
@@ -72,7 +72,7 @@ def check_module(module: nn.Module, inputs: Any) -> None:
 
 
 def check_outputs(program: ExportedProgram) -> None:
-    """Check that at least one output of the program has elements.
+    """Check that at least one output has elements.
 
     Raises:
         QuantizationError: ``quantize.empty``.
@@ -93,7 +93,7 @@ def export_module(
     *,
     any_batch: bool = False,
 ) -> ExportedProgram:
-    """Return ``torch.export.export(module, inputs)``, with values and shapes that depend only on constants evaluated.
+    """Export a module with torch.export, and evaluate the values and shapes that depend only on constants.
 
     Args:
         dynamic_shapes: Dynamic dimensions, returned by ``open_sizes.dynamic_shapes_of``.
@@ -101,7 +101,7 @@ def export_module(
 
     Raises:
         QuantizationError: ``recurrent.steps``, a recurrent layer's sequence is too long.
-        UserCodeError: The module does not run or cannot be exported. The message names the user's line.
+        UserCodeError: The module does not run or cannot be exported. The message contains the user's line.
     """
     try:
         with EXPORT_LOCK, short_sequences(module), patch.object(_trace, "print", _ignore_print, create=True):
@@ -125,7 +125,7 @@ def export_module(
 
 
 def _remedy(error: Exception) -> str:
-    """Return a remedy for a common reason of a failed export, or an empty text."""
+    """Return a remedy for a common error, or an empty string."""
     text = f"{at(error)} {error}"
     if "numpy" in text:
         return " Use torch operators instead of NumPy in forward."
@@ -135,25 +135,24 @@ def _remedy(error: Exception) -> str:
 
 
 def last_export(module: nn.Module, inputs: tuple[Any, ...]) -> ExportedProgram | None:
-    """Return the last result of ``export_module``, or None if the module or a type or shape of the inputs has changed since."""
+    """Return the last result of ``export_module``, or None if the module or an input's type or shape has changed."""
     state, types, program = _LAST.get(module, (None, None, None))
     return program if state == _state_of(module) and types == _types_of(inputs) else None
 
 
 def _state_of(module: nn.Module) -> list[Any]:
-    """Return the mode, the submodules, the tensors and their versions, which differ after a change of the module."""
+    """Return a fingerprint that differs after a change of the module's mode, submodules or tensors."""
     modules = [(name, id(part), part.training) for name, part in module.named_modules()]
     tensors = (*module.named_parameters(), *module.named_buffers())
     return [*modules, *((name, id(tensor), tensor._version) for name, tensor in tensors)]
 
 
 def _types_of(inputs: tuple[Any, ...]) -> list[Any]:
-    """Return the types and shapes of the tensors in the inputs, and the other values."""
     return [describe_inputs(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in pytree.tree_leaves(inputs)]
 
 
 def _export(module: nn.Module, inputs: tuple[Any, ...], dynamic_shapes: Any) -> ExportedProgram:
-    """Export the module, again with the values of constants if the trace depends on values."""
+    """Export the module, and again with known constants if the trace depends on values."""
     program, failure = None, None
     try:
         program = torch.export.export(module, inputs, dynamic_shapes=dynamic_shapes)
@@ -192,5 +191,5 @@ def _any_batch(inputs: tuple[Any, ...]) -> Any:
     return pytree.tree_map(lambda leaf: first if isinstance(leaf, torch.Tensor) and leaf.dim() else None, inputs)
 
 
-#: Classes and texts of the errors of torch.export about code that depends on values of tensors.
+#: Classes and texts of torch.export's errors about code that depends on tensor values.
 _DATA_DEPENDENT = ("DataDependent", "data-dependent", "Dynamic control flow", "dynamic control flow", "data is not allocated yet")

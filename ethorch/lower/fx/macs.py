@@ -13,9 +13,9 @@ Shape = Sequence[int]
 
 
 def macs_of_graph(module: GraphModule) -> int:
-    """Return the multiply-accumulates of one call in convolutions, linear layers and matrix products.
+    """Count the multiply-accumulates of one call in convolutions, linear layers and matrix products.
 
-    Each subgraph of control flow is counted once: both branches of a condition, one iteration of a loop.
+    Both branches of a condition and one iteration of a loop are counted.
 
     Args:
         module: Exported graph. Each counted node has ``meta["val"]``, is a tensor of the module, or reads such a node.
@@ -35,7 +35,7 @@ def _macs(graph: GraphModule, node: Node) -> int:
 
 
 def _shape(graph: GraphModule, node: Node) -> Shape:
-    """Return the shape of a node, or that of its input."""
+    """Return the shape of a node, or of its input if unknown."""
     value = node.meta.get("val")
     if value is None and node.all_input_nodes:
         return _shape(graph, node.all_input_nodes[0])

@@ -1,4 +1,4 @@
-"""Properties of the nodes of an exported program: operators, arguments, results, locations and constants."""
+"""Properties of nodes in exported programs: operators, arguments, results, locations and constants."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ethorch.tosa.ir import Origin
 QUANTIZE = frozenset(f"quantized_decomposed.quantize_per_{kind}" for kind in ("tensor.default", "tensor.tensor", "channel.default"))
 DEQUANTIZE = frozenset(name.replace(".quantize", ".dequantize") for name in QUANTIZE)
 
-#: Assertions that torch.export inserts about dtypes and values. They always hold.
+#: Assertions inserted by torch.export about dtypes and values, which are always true.
 ASSERTIONS = frozenset({"aten._assert_tensor_metadata.default", "aten._assert_scalar.default", "aten._assert_async.msg"})
 
 #: Operators that change only the dtype of a tensor.
@@ -53,12 +53,12 @@ def _functional(name: str) -> str:
 
 
 def overload_of(target: Any) -> Any:
-    """Return the OpOverload of an edge dialect operator; return any other target unchanged."""
+    """Return the OpOverload of an edge operator, or any other target unchanged."""
     return target._op if type(target).__name__ == "EdgeOpOverload" else target
 
 
 def aten_call(node: Node) -> tuple[Any, dict[str, Any]]:
-    """Return the ATen operator that computes ``node``, and its keywords without the memory format."""
+    """Return the ATen operator of ``node``, and its keywords without the memory format."""
     keywords = {key: value for key, value in node.kwargs.items() if key not in ("dim_order", "memory_format")}
     if op_name(node.target) == "dim_order_ops._to_dim_order_copy.default":
         return torch.ops.aten._to_copy.default, keywords
@@ -68,7 +68,7 @@ def aten_call(node: Node) -> tuple[Any, dict[str, Any]]:
 
 
 def writes_back(node: Node) -> bool:
-    """Return True for the copy at the end of a graph that updates an input or buffer."""
+    """Return True for the final copy that updates an input or buffer."""
     into = node.args[0] if node.args else None
     return op_name(node.target) == "aten.copy.default" and isinstance(into, Node) and into.op in ("placeholder", "get_attr")
 
@@ -86,7 +86,7 @@ def makes_constant(node: Node) -> bool:
 
 
 def arguments(node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the node's arguments in the order of its schema, with defaults, and keyword-only arguments by name.
+    """Return the arguments in schema order, with defaults, and keyword-only arguments by name.
 
     Keyword-only arguments that equal a default of None are omitted.
     """
@@ -146,7 +146,7 @@ def first_value(node: Node) -> torch.Tensor | None:
 
 
 def shape_of_values(node: Node) -> bool:
-    """Return True if the first result's shape, or a number, depends on values of tensors."""
+    """Return True if the first result is a number read from a tensor, or its shape depends on tensor values."""
     value = first_value(node)
     numbers = value.shape if value is not None else [node.meta.get("val")]
     return any(isinstance(each, torch.SymInt) and has_free_unbacked_symbols(each) for each in numbers)
@@ -168,7 +168,7 @@ def is_integer(node: Node) -> bool:
 
 
 def leave_out(node: Node) -> None:
-    """Exclude the operator from quantization and from the NPU. The mark persists through torch.export and to_edge."""
+    """Exclude the operator from quantization and from the NPU. The mark survives torch.export and to_edge."""
     node.meta["custom"] = {**node.meta.get("custom", {}), _LEFT_OUT: True}
 
 
@@ -178,7 +178,7 @@ def is_left_out(node: Node) -> bool:
 
 
 def has_scalar_dim(node: Node) -> bool:
-    """Return True for a dim argument of a tensor of rank 0."""
+    """Return True if the dim argument refers to a tensor of rank 0."""
     schema, x = getattr(node.target, "_schema", None), node.args[0] if node.args else None
     if schema is None or not isinstance(x, Node) or not any(argument.name in ("dim", "dims") for argument in schema.arguments):
         return False
@@ -192,9 +192,9 @@ def is_int64(node: Node) -> bool:
 
 
 def converts_input(node: Node) -> bool:
-    """Return True if the node casts an int64 input of the program, which the CPU does.
+    """Return True if the node belongs to the cast of an int64 program input, which runs on the CPU.
 
-    A clamp that only such casts read is part of the cast.
+    A clamp that only such casts read belongs to the cast.
     """
     if _clamps_input(node):
         return bool(node.users) and all(op_name(user.target) in CASTS for user in node.users)
@@ -237,7 +237,7 @@ def recorded_name(node: Node) -> str:
 
 
 def origin_of(node: Node) -> Origin:
-    """Return operator, module path and source line of a node. A recorded operator (``record_operators``) has priority."""
+    """Return the operator, module path and source line of a node. A recorded operator (``record_operators``) takes priority."""
     stack = node.meta.get("nn_module_stack") or {}
     module = ""
     for path, _ in stack.values():
@@ -246,7 +246,7 @@ def origin_of(node: Node) -> Origin:
     frames = [frame for frame in _FRAME.findall(node.meta.get("stack_trace") or "") if not frame[0].startswith("<")]
     if frames:
         user_frames = [frame for frame in frames if "/site-packages/torch/" not in frame[0]]
-        if user_frames or not module:  # the module's name is more useful than a line of torch
+        if user_frames or not module:  # a module name is more useful than a line in torch
             path, line = (user_frames or frames)[-1]
             source = f"{path.rsplit('/', 1)[-1]}:{line}"
     _, operator = (node.meta.get("custom") or {}).get(_RECORD, ("", ""))
@@ -255,7 +255,7 @@ def origin_of(node: Node) -> Origin:
 
 
 def origin_of_codes(node: Node) -> Origin:
-    """Return ``origin_of``; a quantize node has the location of the node that it quantizes."""
+    """Return ``origin_of``, for a quantize node that of the quantized node."""
     if node.op != "call_function" or op_name(node.target) not in QUANTIZE or not node.all_input_nodes:
         return origin_of(node)
     return replace(origin_of(node.all_input_nodes[0]), node=node.name)
@@ -265,7 +265,7 @@ def origin_of_codes(node: Node) -> Origin:
 
 
 def attribute(model: torch.nn.Module, node: Node | str) -> Any:
-    """Return the attribute for a get_attr node or a dotted name, or None."""
+    """Return the attribute of a get_attr node or dotted name, or None."""
     value: Any = model
     for part in str(node.target if isinstance(node, Node) else node).split("."):
         value = getattr(value, part, None)
@@ -296,7 +296,7 @@ class Converted:
 
 
 def constants_of(program: ExportedProgram | Converted) -> Callable[[Node], npt.NDArray[Any] | None]:
-    """Return a lookup of constants as NumPy views, or None for mutable buffers and other nodes."""
+    """Return a function that returns a constant node's NumPy view, and None for mutable buffers and other nodes."""
     if isinstance(program, Converted):
         return _attributes_of(program.graph_module, program.mutable)
     signature = program.graph_signature
@@ -331,13 +331,13 @@ def _attributes_of(module: GraphModule, names: Iterable[str]) -> Callable[[Node]
 
 
 def changes_in_place(node: Node) -> bool:
-    """Return True for a mutating operator."""
+    """Return True for a mutating ATen or edge operator."""
     target = overload_of(node.target)
     return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
 
 
 def target_buffer(node: Node) -> Node | None:
-    """Return the get_attr node that an in-place operator changes, possibly through views, or None."""
+    """Return the get_attr node that an in-place operator changes, directly or through views, or None."""
     while node.op == "call_function" and node.args and isinstance(node.args[0], Node):
         node = node.args[0]
     return node if node.op == "get_attr" else None
@@ -346,7 +346,7 @@ def target_buffer(node: Node) -> Node | None:
 def as_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
     """Return the tensor's memory as an array.
 
-    ExecuTorch partitions programs with fake constants, which become arrays with one repeated value.
+    Fake constants, with which ExecuTorch partitions programs, become arrays with one repeated value.
     """
     tensor = tensor.detach()
     if isinstance(tensor, FakeTensor):
@@ -358,7 +358,7 @@ def as_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
 
 
 def as_tensor(array: npt.NDArray[Any]) -> torch.Tensor:
-    """Return a copy of an array as a tensor; the inverse of ``as_array``."""
+    """Return a copy of an array as a tensor. Inverse of ``as_array``."""
     if array.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(np.array(array).view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(np.array(array))

@@ -1,4 +1,4 @@
-"""The structure of a graph module's outputs."""
+"""Serializable outputs of graph modules."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch.utils import _pytree as pytree
 
 
 def with_serializable_outputs(module: GraphModule) -> GraphModule:
-    """Return a copy that returns plain tuples if PyTorch cannot serialize the structure of the outputs.
+    """Return a copy that returns plain tuples if PyTorch cannot serialize the output structure.
 
-    PyTorch cannot serialize results such as ``torch.return_types.topk`` and unregistered named tuples.
+    Examples are ``torch.return_types.topk`` and unregistered named tuples.
     """
     structure = getattr(module, "_out_spec", None)
     if structure is None or _is_serializable(structure):

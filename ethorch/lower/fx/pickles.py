@@ -1,4 +1,4 @@
-"""Pickling of modules with graphs, including the names, metadata and control flow that torch does not pickle."""
+"""Pickling of graph modules, including the names, metadata and control flow that torch omits."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _DERIVED = ("_graph", "_code", "_lineno_map", "_prologue_start")
 
 
 class _Reference(str):
-    """Name of a node in another node's arguments."""
+    """Name of a node in the arguments of another node."""
 
 
 def dumps(value: Any) -> bytes:
-    """Pickle modules and related objects; classes that cannot be imported are pickled by value."""
+    """Pickle an object. Classes that cannot be imported are pickled by value."""
     file = io.BytesIO()
     _Pickler(file).dump(value)
     return file.getvalue()
 
 
 def loads(content: bytes) -> Any:
-    """Restore the object from the output of ``dumps``."""
+    """Unpickle the output of ``dumps``."""
     return pickle.loads(content)
 
 

@@ -1,4 +1,4 @@
-"""Limit of the sequence length of recurrent layers, checked before torch.export because exporting takes minutes."""
+"""Length limit of recurrent layers' sequences, checked before torch.export, which would take minutes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def refuse_long_sequence(steps: int) -> None:
     """Check the number of steps of a sequence.
 
     Raises:
-        QuantizationError: ``recurrent.steps``, if there are more than ``MOST_STEPS``.
+        QuantizationError: ``recurrent.steps``, if it exceeds ``MOST_STEPS``.
     """
     if steps > MOST_STEPS:
         raise QuantizationError(
@@ -30,7 +30,7 @@ def refuse_long_sequence(steps: int) -> None:
 
 @contextmanager
 def short_sequences(module: nn.Module) -> Iterator[None]:
-    """Check the sequence length of each recurrent layer of ``module`` that is called within the context."""
+    """Check the sequence length of each recurrent layer called within the context."""
     hooks = [layer.register_forward_pre_hook(_check_length) for layer in module.modules() if isinstance(layer, nn.RNNBase)]
     try:
         yield

@@ -1,7 +1,7 @@
 """Mutable buffers of a converted graph, and their conversion to quantized storage.
 
-``convert_pt2e`` leaves such buffers in float, quantized after each read. If the written value is quantized with one scale, the
-buffer can store integer values. An int64 counter that is used as int32 can be stored as int32.
+``convert_pt2e`` leaves mutable buffers float and quantizes them after each read. If the written value is quantized with one
+scale, the buffer can store integer values. An int64 counter used as int32 can be stored as int32.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NOT_BY_ROWS = Reason("state.strided", "it is not contiguous", "Register its cont
 
 
 def writes_of(graph: Graph) -> dict[str, Node]:
-    """Return the ``copy_`` node of each buffer that is changed by exactly one ``copy_``, by the buffer's name."""
+    """Return the ``copy_`` node of each buffer that exactly one ``copy_`` changes, by buffer name."""
     writes: dict[str, list[Node]] = {}
     for node in graph.nodes:
         target = overload_of(node.target) if node.op == "call_function" else None
@@ -52,10 +52,9 @@ def writes_of(graph: Graph) -> dict[str, Node]:
 
 
 def with_codes(module: GraphModule, wide: Collection[str] = ()) -> tuple[GraphModule, tuple[StateBuffer, ...]]:
-    """Return a converted graph whose buffers store integer values ("codes") if results do not change.
+    """Convert mutable buffers to integer values ("codes") if results do not change.
 
-    Such a buffer is written without a dequantize node and read without a quantize node of its scale. Counters of
-    ``narrow_counters`` become int32.
+    Dequantize nodes before writes and quantize nodes after reads are removed. Counters of ``narrow_counters`` become int32.
 
     Args:
         wide: Counters that stay int64.
@@ -111,7 +110,7 @@ def narrow_counters(module: GraphModule) -> set[str]:
 
 
 def _initial_values(graph: Graph, name: str) -> list[Node]:
-    """Return the nodes with a buffer's initial value: the buffer and its clones."""
+    """Return the nodes with a buffer's initial value, its get_attr nodes and their clones."""
     reads = [node for node in graph.nodes if node.op == "get_attr" and str(node.target) == name]
     return reads + [user for node in reads for user in node.users if user.target is torch.ops.aten.clone.default]
 
@@ -138,9 +137,9 @@ def _narrow(module: GraphModule, name: str, write: Node) -> torch.Tensor:
 
 
 def with_reads_first(module: GraphModule) -> GraphModule:
-    """Return the graph with a clone for each buffer that receives the previous value of another one.
+    """Insert a clone before each write of one buffer's previous value to another buffer.
 
-    ExecuTorch orders copies between buffers freely, and may copy a value that is already overwritten.
+    ExecuTorch may reorder such copies and copy an overwritten value.
     """
     late = _find_copies(module.graph)
     if not late:
@@ -241,7 +240,7 @@ def _codes_of(tensor: torch.Tensor, write: Node | None, readers: Sequence[Node])
 
 
 def _shape(node: Node | None) -> torch.Size | None:
-    """Return the shape of a node; quantize and dequantize nodes have that of their input."""
+    """Return the shape of a node, for quantize and dequantize nodes that of the input."""
     while node is not None and "val" not in node.meta and op_name(node.target).startswith("quantized_decomposed."):
         node = node.args[0] if isinstance(node.args[0], Node) else None
     value = None if node is None else node.meta.get("val")

@@ -1,4 +1,4 @@
-"""Import every operator family so that OPS is complete."""
+"""Operator families. Importing this package completes ``OPS``."""
 
 from ethorch.lower.ops import (
     accumulate,

@@ -1,4 +1,4 @@
-"""Sums at indices (index_add, accumulating index_put), as products with a matrix of ones and zeros."""
+"""Sums at indices, as products with a matrix of ones and zeros."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _LARGEST = 1 << 20
 
 
 def add_at_index(s: AtenBuilder, x: Node, dim: int, index: Node, values: Node) -> Node | None:
-    """Return x with values[..., k, ...] added at x[..., index[k], ...].
+    """Add values[..., k, ...] to x[..., index[k], ...].
 
-    Return None unless x is floats and the matrix of ones and zeros has at most 2**20 elements.
+    Return None unless x is float and the matrix has at most 2**20 elements.
     """
     rows, places = shape_of(x), shape_of(index)
     count, extent = math.prod(places), rows[dim]
@@ -60,14 +60,14 @@ def _int32(s: AtenBuilder, x: Node) -> Node:
 def index_add(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node, *, alpha: float = 1) -> Any:
     """out = x with alpha * source[k] added at x[index[k]] along ``dim``, once per occurrence of the index.
 
-    The bound of int16: the product is rounded before the sum.
+    Bound for int16: the product is rounded before the sum.
     """
     source = source if alpha == 1 else s(aten.mul.Scalar, source, alpha)
     return add_at_index(s, x, dim % len(shape_of(x)), index, source)
 
 
 def accumulate_at_indices(s: AtenBuilder, x: Node, indices: Sequence[Any], values: Node) -> Node | None:
-    """Draw an accumulating index_put, or return None unless the indices are integers of adjacent dims."""
+    """Draw an accumulating index_put, or return None unless its indices are integers of adjacent dims."""
     dims = side_by_side(indices)
     computed_indices = [index for index in indices if index is not None]
     if dims is None or any(index.meta["val"].dtype not in (torch.int32, torch.int64) for index in computed_indices):

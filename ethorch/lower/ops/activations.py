@@ -1,4 +1,4 @@
-"""Composite activations: gated linear units and PReLU."""
+"""Gated linear units and PReLU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def glu(s: AtenBuilder, x: Node, dim: int = -1) -> Any:
     samples=[Sample(I8(2, 6, 5, 4), W(6)), Sample(I8(3, 40), W(40)), Sample(I8(2, 5, 7), W(1))],
 )
 def prelu(s: AtenBuilder, x: Node, weight: Node) -> Any:
-    """out = max(x, 0) + weight * min(x, 0), with a weight per channel or one for all channels."""
+    """out = max(x, 0) + weight * min(x, 0), with one weight or one per channel."""
     trailing_ones = [1] * max(len(shape_of(x)) - 2, 0) if len(shape_of(weight)) == 1 else []
     shape = [*shape_of(weight), *trailing_ones]
     if weight.op == "get_attr":

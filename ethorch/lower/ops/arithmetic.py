@@ -1,6 +1,6 @@
-"""Elementwise arithmetic. With one quantized tensor and constants these operators join a table.
+"""Elementwise arithmetic. With one quantized tensor and constants it becomes part of a table.
 
-Plain integers are computed in int32. If the other operand is quantized, they have scale 1.
+Plain integers are computed in int32. Next to a quantized operand they have scale 1.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _HEADROOM = {"INT8": 19, "INT16": 14, "INT32": 10}
 
 
 def as_quantized(b: Builder, x: Any) -> QTensor:
-    """Return plain integers and numbers as quantized with scale 1."""
+    """Return plain integers and numbers quantized with scale 1."""
     if isinstance(x, QTensor) and not x.is_integer:
         return x
     x = b.plain_tensor(x)
@@ -43,13 +43,13 @@ def as_quantized(b: Builder, x: Any) -> QTensor:
 
 
 def plain_pair(b: Builder, x: Any, y: Any, compute: Callable[[Value, Value], Value]) -> QTensor:
-    """Apply ``compute`` to two operands of plain integers in INT32. A narrower result keeps the low bits."""
+    """Apply ``compute`` to plain integers in INT32. A narrower result keeps the low bits."""
     (xv, yv), dims = b.align(b.plain_tensor(x), b.plain_tensor(y))
     return QTensor(compute(b.widen(xv), b.widen(yv)), dims, None)
 
 
 def narrow_integers(b: Builder, value: Value, dims: Dims, dtype: str) -> QTensor:
-    """Saturate INT32 to plain integers of ``dtype``. An empty one is int64, stored as INT32."""
+    """Saturate INT32 to plain integers of ``dtype``. An empty dtype is int64, stored as INT32."""
     dtype = dtype or "INT32"
     return QTensor(value if dtype == "INT32" else b.rescale(value, 1.0, dtype=dtype), dims, None)
 
@@ -57,8 +57,8 @@ def narrow_integers(b: Builder, value: Value, dims: Dims, dtype: str) -> QTensor
 def emit_sum(b: Builder, name: str, x: Any, y: Any, alpha: float, out: QParams | None) -> QTensor:
     """Emit x + alpha * y (``name`` ADD) or x - alpha * y (SUB) in int32.
 
-    Operands with equal scales are added exactly. Others are rescaled to a unit that is so fine that only the last rounding matters.
-    Activations of int32 are divided by 4, because two rounded halves would overflow.
+    Operands of equal scale are added exactly. Others are rescaled to a unit so fine that only the last rounding matters.
+    Int32 activations are divided by 4, because the sum of two rounded halves would overflow.
     """
     name = {"ADD": "SUB", "SUB": "ADD"}[name] if alpha < 0 else name
     if out is None:
@@ -97,7 +97,7 @@ def no_float_constant(name: str) -> Callable[..., Reason | None]:
 
 
 def float_pair(b: Builder, name: str, x: Any, y: Any, **attrs: Any) -> QTensor:
-    """Emit ``name`` in the operands' float dtype if it represents every number exactly, and in FP32 otherwise."""
+    """Emit ``name`` in the operands' float dtype if it represents every number, otherwise in FP32."""
     dtypes = {value.qparams.dtype for value in (x, y) if isinstance(value, QTensor) and not value.is_integer}
     numbers = [np.asarray(value, np.float64) for value in (x, y) if not isinstance(value, QTensor)]
     fits = len(dtypes) == 1 and all(np.all(n.astype(DTYPES[dtype]).astype(np.float64) == n) for n in numbers for dtype in dtypes)
@@ -141,7 +141,7 @@ def add_of_floats(b: Builder, x: Any, y: Any, *, out: Result, alpha: float = 1) 
 def add(b: Builder, x: Any, y: Any, *, out: Result, alpha: float = 1) -> QTensor:
     """out = x + alpha * y with broadcasting, int8, int16 or plain integers; rounded once. TOSA ADD.
 
-    The sum of truth values is x or y.
+    For truth values: x or y.
     """
     if out.dtype == "BOOL":
         return logical(b, "or", x, y)
@@ -192,7 +192,7 @@ def decompose_mul(s: AtenBuilder, x: Any, y: Any) -> Any:
 def mul(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
     """out = x * y with broadcasting, int8, int16 or plain integers; exact in int32, rounded once. TOSA MUL.
 
-    The product of truth values is x and y.
+    For truth values: x and y.
     """
     if out.dtype == "BOOL":
         return logical(b, "and", x, y)
@@ -210,7 +210,7 @@ def mul(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
     samples=[Sample(I8(2, 5, 21)), Sample(Ints(3, 40)), Sample(Ints(3, 40, low=-128, high=127, dtype="int8"))],
 )
 def absolute(b: Builder, x: QTensor, *, out: Result) -> QTensor:
-    """out = |x|: a table, or TOSA ABS of plain integers."""
+    """out = |x|: a table; for plain integers TOSA ABS."""
     return QTensor(b.emit("ABS", b.widen(x.value)), x.dims, None)
 
 
@@ -222,7 +222,7 @@ def absolute(b: Builder, x: QTensor, *, out: Result) -> QTensor:
     samples=[Sample(I8(2, 5, 21)), Sample(Ints(3, 40)), Sample(Ints(3, 40, low=-128, high=127, dtype="int8"))],
 )
 def neg(b: Builder, x: QTensor, *, out: Result) -> QTensor:
-    """out = -x: a table, or TOSA SUB from 0 of plain integers."""
+    """out = -x: a table; for plain integers TOSA SUB from 0."""
     zero = b.const(np.zeros((1,) * x.value.rank, np.int32))
     return QTensor(b.emit("SUB", zero, b.widen(x.value)), x.dims, None)
 
@@ -259,7 +259,7 @@ def _triangle(s: AtenBuilder, x: Node, diagonal: int, lower: bool) -> Any:
     samples=[Sample(I8(2, 5, 5)), Sample(I8(4, 6), 1), Sample(Ints(4, 6)), Sample(Bools(4, 6))],
 )
 def tril(s: AtenBuilder, x: Node, diagonal: int = 0) -> Any:
-    """out = x on the diagonal and below it, 0 above: x times a constant of ones and zeros."""
+    """out = x on and below the diagonal, 0 above, by a constant factor."""
     return _triangle(s, x, diagonal, True)
 
 
@@ -269,5 +269,5 @@ def tril(s: AtenBuilder, x: Node, diagonal: int = 0) -> Any:
     samples=[Sample(I8(2, 5, 5)), Sample(I8(4, 6), -1), Sample(Ints(4, 6)), Sample(Bools(4, 6))],
 )
 def triu(s: AtenBuilder, x: Node, diagonal: int = 0) -> Any:
-    """out = x on the diagonal and above it, 0 below: x times a constant of ones and zeros."""
+    """out = x on and above the diagonal, 0 below, by a constant factor."""
     return _triangle(s, x, diagonal, False)

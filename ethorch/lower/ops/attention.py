@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from ethorch.lower.fx.aten_builder import AtenBuilder, shape_of
 from ethorch.lower.fx.node import tensor_of
-from ethorch.lower.ops.matmul import scaled_bmm
+from ethorch.lower.ops.matmul import draw_scaled_bmm
 from ethorch.lower.ops.samples import I8, Sample
 from ethorch.lower.ops.spec import composite
 
@@ -21,7 +21,6 @@ MASKED = -1e9
 
 
 def _with_mask(s: AtenBuilder, scores: Node, mask: Any, causal: bool) -> Node:
-    """Add a float mask, and set the scores of positions that a boolean or causal mask excludes to ``MASKED``."""
     rows, columns = shape_of(scores)[-2:]
     fill = MASKED if s.calibrated else -math.inf
     if causal:
@@ -35,7 +34,7 @@ def _with_mask(s: AtenBuilder, scores: Node, mask: Any, causal: bool) -> Node:
 
 
 def _find_empty_rows(s: AtenBuilder, mask: Any, rows: int, columns: int, causal: bool) -> torch.Tensor | None:
-    """Return bool[..., rows, 1], the rows without positions under a constant mask, which PyTorch fills with 0, or None."""
+    """Return bool[..., rows, 1], rows that a constant mask excludes and PyTorch fills with 0, or None."""
     constant = tensor_of(s.model, mask) if isinstance(mask, Node) else None
     if constant is None or isinstance(constant, torch.nn.Parameter):
         return None
@@ -72,7 +71,7 @@ def scaled_dot_product_attention(
 ) -> Any:
     """out = softmax(scale * query @ key.T + mask) @ value over the last two dims.
 
-    The bounds: the softmax is rounded before its product.
+    Bound: the softmax is rounded before its product.
     """
     *lead, rows, width = shape_of(query)
     columns = shape_of(key)[-2]
@@ -88,7 +87,7 @@ def scaled_dot_product_attention(
             x = s(aten.expand.default, x, [*lead, tall, wide])
         operands.append(s(aten.reshape.default, x, [math.prod(lead), tall, wide]))
     factor = width**-0.5 if scale is None else scale
-    scores = scaled_bmm(s, operands[0], s(aten.transpose.int, operands[1], 1, 2), factor)
+    scores = draw_scaled_bmm(s, operands[0], s(aten.transpose.int, operands[1], 1, 2), factor)
     if attn_mask is not None or is_causal:
         full = s(aten.reshape.default, scores, [*lead, rows, columns])
         masked = _with_mask(s, full, attn_mask, is_causal)

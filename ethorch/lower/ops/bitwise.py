@@ -18,12 +18,10 @@ from ethorch.tosa.ir import Value
 
 
 def _is_truth(x: Any, out: Result) -> bool:
-    """Return True if the result is a truth value, according to PyTorch or to ``x``."""
     return out.dtype == "BOOL" if out.dtype else isinstance(x, bool) or (isinstance(x, QTensor) and x.value.dtype == "BOOL")
 
 
 def _alike(b: Builder, x: Any, y: Any, dtype: str) -> tuple[list[Value], Any]:
-    """Return both operands in ``dtype``, and the dims."""
     tensors = [b.plain_tensor(value, dtype) for value in (x, y)]
     values, dims = b.align(*tensors)
     return [value if value.dtype == dtype else b.widen(value) for value in values], dims
@@ -70,7 +68,7 @@ for _name in ("and", "or", "xor"):
 
 @op("aten.bitwise_not.default", quant=NOT_QUANTIZED, check=check_integers, samples=[Sample(Bools(2, 3, 5)), Sample(Ints(3, 40))])
 def bitwise_not(b: Builder, x: QTensor, *, out: Result) -> QTensor:
-    """out = not x, bit by bit. For integers it is -1 - x. TOSA LOGICAL_NOT, SUB."""
+    """out = not x, bit by bit; for integers -1 - x. TOSA LOGICAL_NOT, SUB."""
     if _is_truth(x, out):
         return QTensor(invert_truth(b, x.value), x.dims, None)
     minus_one = b.const(np.full((1,) * x.value.rank, -1, np.int32))
@@ -103,7 +101,7 @@ def _shifts(scalar: str) -> list[Sample]:
     samples=_shifts("aten.__lshift__.Scalar"),
 )
 def left_shift(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
-    """out = x * 2**y of int32, y in 0..31. TOSA LOGICAL_LEFT_SHIFT."""
+    """out = x * 2**y in int32, y in 0..31. TOSA LOGICAL_LEFT_SHIFT."""
     xv, yv, dims = _shift_operands(b, x, y)
     return QTensor(b.emit("LOGICAL_LEFT_SHIFT", xv, yv), dims, None)
 
@@ -122,9 +120,9 @@ def left_shift(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
     ],
 )
 def right_shift(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
-    """out = floor(x / 2**y), y in 0..30, in int32. TOSA ARITHMETIC_RIGHT_SHIFT.
+    """out = floor(x / 2**y) in int32, y in 0..30. TOSA ARITHMETIC_RIGHT_SHIFT.
 
-    If the NPU supports only the rounding shift, half of 2**y is subtracted first.
+    If an NPU only has the rounding shift, half of 2**y is subtracted first.
     """
     xv, yv, dims = _shift_operands(b, x, y)
     if "rounds" not in getattr(b.limits.get("ARITHMETIC_RIGHT_SHIFT"), "ranges", {}):

@@ -1,4 +1,4 @@
-"""Changes of dtype."""
+"""Dtype conversions."""
 
 from __future__ import annotations
 
@@ -20,10 +20,6 @@ from ethorch.tosa.ir import FLOATS
 
 
 def _rule(node: Any) -> QuantRule:
-    """Return the quantization rule of a cast.
-
-    Float to float keeps the qparams of x, and integers to float has its own. Other casts have no qparams.
-    """
     x, result = node.args[0].meta["val"].dtype, node.meta["val"].dtype
     if not result.is_floating_point:
         return QuantRule(output="none")
@@ -41,7 +37,7 @@ def check_to(x: Any, *_: Any, **__: Any) -> Reason | None:
 
 
 def to_of_floats(b: Builder, x: QTensor, *_: Any, out: Result, **__: Any) -> QTensor:
-    """Cast from or to floats. A float is truncated first, because CAST rounds."""
+    """Cast from or to floats. Floats are truncated first, because CAST rounds."""
     dtype = out.dtype or "INT32"
     if x.is_integer:
         return QTensor(b.rescale(x.value, 1.0, dtype=dtype), x.dims, float_qparams(dtype))
@@ -86,9 +82,9 @@ def to_of_floats(b: Builder, x: QTensor, *_: Any, out: Result, **__: Any) -> QTe
 def to(b: Builder, x: QTensor, *_: Any, out: Result, **__: Any) -> QTensor:
     """out = x in another dtype, from and to quantized tensors, integers and truth values.
 
-    - Quantized to integers: rounded towards 0, by a TABLE, or by arithmetic for int16.
+    - Quantized to integers: rounded towards 0 by a TABLE, for int16 by arithmetic.
     - Integers to quantized: a RESCALE.
-    - To narrower integers: a value out of range keeps its low bits, as in PyTorch.
+    - To narrower integers: the low bits, as in PyTorch.
     - To truth values: true if not 0.
 
     TOSA CAST, RESCALE.

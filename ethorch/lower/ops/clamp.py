@@ -1,4 +1,4 @@
-"""Maxima, minima and clamps. After most operators a clamp between numbers is free."""
+"""Maxima, minima and clamps. A clamp between numbers is free after most operators."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ethorch.lower.ops.spec import op
 
 
 def extreme_of(b: Builder, name: str, x: Any, y: Any, out: QParams | None, dtype: str) -> QTensor:
-    """Emit MAXIMUM or MINIMUM of x and y, exact in the codes of ``out``, because quantizing is monotonic.
+    """Emit MAXIMUM or MINIMUM of x and y in codes of ``out``, which is exact because quantization is monotonic.
 
     Without ``out``, operands and result are plain integers or truth values of ``dtype``.
     """
@@ -79,21 +79,20 @@ def clamp_tensor_of_floats(b: Builder, x: Any, low: Any = None, high: Any = None
     samples=[Sample(I8(2, 5, 6), I8(6, low=-2.0, high=-1.0), I8(5, 1, low=1.0, high=2.0)), Sample(I8(3, 40), W(1), None)],
 )
 def clamp_tensor(b: Builder, x: Any, low: Any = None, high: Any = None, *, out: Result) -> QTensor:
-    """out = min(max(x, low), high) with broadcasting; a bound may be missing. TOSA MAXIMUM, MINIMUM."""
+    """out = min(max(x, low), high) with broadcasting and optional bounds. TOSA MAXIMUM, MINIMUM."""
     y = x if low is None else extreme_of(b, "MAXIMUM", x, low, out.q, out.dtype)
     y = y if high is None else extreme_of(b, "MINIMUM", y, high, out.q, out.dtype)
     return y if out.q is None else b.to_qparams(y, out.q)
 
 
 def _clamp_integers(b: Builder, x: QTensor, low: float, high: float, dtype: str) -> QTensor:
-    """Clamp by MAXIMUM and MINIMUM, because TOSA 1.0 has no CLAMP of INT32."""
+    """Clamp with MAXIMUM and MINIMUM, because TOSA 1.0 has no CLAMP of INT32."""
     if low > -math.inf:
         x = extreme_of(b, "MAXIMUM", x, low, None, dtype)
     return extreme_of(b, "MINIMUM", x, high, None, dtype) if high < math.inf else x
 
 
 def _clamp(b: Builder, x: QTensor, low: float, high: float, out: Result) -> QTensor:
-    """Clamp in the codes of ``out``. A bound at the end of their range is free."""
     q = out.q
     if q is None:
         return _clamp_integers(b, x, low, high, out.dtype)
@@ -138,7 +137,6 @@ def hardtanh(b: Builder, x: QTensor, min_val: float = -1.0, max_val: float = 1.0
 
 
 def _clamp_rule(node: Any) -> QuantRule:
-    """Return the rule of a clamp. Bounds of zero and infinity keep the codes."""
     low, high = (*node.args[1:], *node.kwargs.values(), None, None)[:2]
     return RECTIFIED if {low, high} <= {None, 0, math.inf, -math.inf} else EACH_INPUT
 
@@ -162,5 +160,5 @@ def _clamp_rule(node: Any) -> QuantRule:
     ],
 )
 def clamp(b: Builder, x: QTensor, low: Any = None, high: Any = None, *, out: Result) -> QTensor:
-    """out = min(max(x, low), high): int8, int16 or plain integers; a bound may be missing. TOSA CLAMP, or saturation."""
+    """out = min(max(x, low), high) with optional bounds: int8, int16 or plain integers. TOSA CLAMP, or saturation."""
     return _clamp(b, x, -math.inf if low is None else float(low), math.inf if high is None else float(high), out)

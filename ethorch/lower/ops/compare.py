@@ -1,4 +1,4 @@
-"""Comparisons. The U85 has operators for them; on the U55 and U65 the sign of the difference is looked up."""
+"""Comparisons. The U85 has operators for them. The U55 and U65 look up the sign of the difference."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ ORDERED = QuantRule(output="none", is_threshold=True)
 
 @dataclass(frozen=True)
 class _Comparison:
-    """A comparison as a TOSA operator, and as a function of the difference.
+    """A comparison.
 
     Attributes:
         symbol: Python's operator.
-        operator: TOSA operator of the (``swapped``) operands. Its result may be ``negated``.
-        holds: Function of codes of x - y, of which only the sign and 0 matter.
+        operator: TOSA operator of the (``swapped``) operands, whose result may be ``negated``.
+        holds: Function of the sign of x - y.
     """
 
     symbol: str

@@ -1,4 +1,4 @@
-"""Convolution: regular, depthwise, grouped, transposed; over one to three axes."""
+"""Convolutions over one to three axes: regular, depthwise, grouped, transposed."""
 
 from __future__ import annotations
 
@@ -23,21 +23,18 @@ from ethorch.support.errors import Reason
 
 
 def _convolution(x: Any, w: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1) -> Any:
-    """Adapt aten.conv1d, conv2d and conv3d with numeric padding."""
     return (x, w, bias, stride, padding, dilation, False, 0, groups), {}
 
 
 def _convolution_transposed(
     x: Any, w: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, output_padding: Any = 0, groups: int = 1, dilation: Any = 1
 ) -> Any:
-    """Adapt aten.conv_transpose1d, 2d and 3d."""
     return (x, w, bias, stride, padding, dilation, True, output_padding, groups), {}
 
 
 def _convolution_same(
     x: Any, w: Any, bias: Any = None, stride: Any = 1, padding: str = "valid", dilation: Any = 1, groups: int = 1
 ) -> Any:
-    """Adapt aten.conv1d, conv2d and conv3d with named padding. ``same`` may pad unevenly."""
     pads: Any = 0
     if padding == "same":
         pads = [((span - 1) // 2, span // 2) for span in Window.of(w.shape[2:], dilation=dilation).span]
@@ -67,7 +64,6 @@ def check_convolution(
 
 
 def _rule(node: Node) -> QuantRule:
-    """Return the rule of a convolution. The output channels of a grouped transposed one are on two axes of its weight."""
     (x, w, *rest), _ = arguments(node)
     while w.op != "get_attr" and "val" not in w.meta:  # observers, or nodes that convert_pt2e inserted
         w = w.all_input_nodes[0]

@@ -1,4 +1,4 @@
-"""Convolutions over two axes: CONV2D, DEPTHWISE_CONV2D, and space to depth for wide strides."""
+"""Convolutions over two axes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ _LARGEST_STRIDE = 3
 
 
 def conv2d(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int, out: Result) -> QTensor:
-    """Convolve x[N,C,H,W] with codes [O,C/G,KH,KW] in the first form that applies.
+    """Convolve x[N,C,H,W] with codes [O,C/G,KH,KW].
 
-    - Windows that read only padding: the bias.
-    - One group and a stride above 3: ``_patches``.
-    - As many groups as output channels and a stride above 3: a divisor of the stride, then every n-th result.
+    - A stride above 3: ``_patches`` for one group; a divisor of the stride, then every n-th result, for one group per output
+      channel.
     - Groups of one channel: a DEPTHWISE_CONV2D.
-    - All others: a CONV2D of a slice for each group, and a CONCAT, which Vela makes free.
+    - Others: a CONV2D of a slice for each group, and a CONCAT, which Vela makes free.
     """
     if window.misses(x.shape[2:], out.shape[2:]):
         bias = filters.bias_in_shape(b, (x.shape[0], *out.shape[2:], len(filters.codes)), out.qparams)
@@ -56,12 +55,11 @@ def conv2d(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int
 
 
 def _first_step(stride: int) -> int:
-    """Return the largest divisor of ``stride`` that an NPU supports as a stride."""
     return stride if stride <= _LARGEST_STRIDE else next(step for step in (3, 2, 1) if stride % step == 0)
 
 
 def _pad_kernel(filters: Filters, window: Window) -> tuple[Filters, Window]:
-    """Append zeros to the kernel so that windows also read unread rows and columns. A dilated kernel stays unchanged."""
+    """Append zeros to a kernel without dilation, so that windows also read unread elements."""
     bottom, right = (max(-after, 0) for after in window.after)
     if max(bottom, right) == 0 or window.dilation != (1, 1):
         return filters, window
@@ -71,9 +69,9 @@ def _pad_kernel(filters: Filters, window: Window) -> tuple[Filters, Window]:
 
 
 def _patches(b: Builder, x: QTensor, filters: Filters, window: Window, out: Result) -> QTensor:
-    """Convolve with a stride above 3, as space to depth and a convolution of stride 1.
+    """Convolve with a stride above 3 by space to depth, with the kernel padded to a multiple of the stride.
 
-    Otherwise Vela would create a convolution per pixel. The kernel is padded to a multiple of the stride.
+    Vela would otherwise create a convolution per pixel.
     """
     steps = window.stride
     blocks = [-(-kernel // step) for kernel, step in zip(window.kernel, steps, strict=True)]

@@ -19,11 +19,10 @@ MOST_CHANNELS = 65536
 def conv3d(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int, out: Result) -> QTensor:
     """Convolve x[N,C,D,H,W] with codes [O,C/G,KD,KH,KW].
 
-    - Windows that read only padding: the bias.
-    - One group without dilation of the depth: each plane of the result is a CONV2D of planes of x as channels. Weights of padding
-      planes are left out, unless padding the map is cheaper.
-    - int8 groups of one channel: a DEPTHWISE_CONV2D for each of the KD planes, added in INT32. TOSA 1.0 cannot add INT48.
-    - All others: the KD planes of each result are copied side by side as channels of one CONV2D.
+    - One group without dilation of the depth: a CONV2D per plane of the result, over planes of x as channels. Weights of padding
+      planes are omitted, unless padding the map is cheaper.
+    - int8 groups of one channel: a DEPTHWISE_CONV2D per plane of the kernel, added in INT32. TOSA 1.0 cannot add INT48.
+    - Others: the KD planes of each result are copied as channels of one CONV2D.
     """
     n, c, d = x.shape[:3]
     if window.misses(x.shape[2:], out.shape[2:]):
@@ -57,7 +56,7 @@ def conv3d(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int
 
 
 def _of_channels(b: Builder, x: QTensor, filters: Filters, depth: Window, plane: Window, out: Result) -> QTensor:
-    """Convolve x stored as [N,H,W,D*C]: one CONV2D per plane of the result, over the channels that it reads."""
+    """Convolve x, stored as [N,H,W,D*C], with a CONV2D per plane of the result."""
     n, c, d = x.shape[:3]
     if x.dims[1][-1:] == (x.value.rank - 1,) or not x.dims[1]:
         value = b.store_as(x, [(0,), (3,), (4,), (2, 1)])
@@ -87,7 +86,7 @@ def _of_channels(b: Builder, x: QTensor, filters: Filters, depth: Window, plane:
 
 
 def _taps(b: Builder, x: QTensor, depth: Window, planes: int) -> list[Value]:
-    """Return the planes that the results read, for each depth of the kernel: stored [N * planes,H,W,C]."""
+    """Return the planes [N * planes,H,W,C] that the results read, per depth of the kernel."""
     (kernel,), (stride,), (dilation,) = depth.kernel, depth.stride, depth.dilation
     last = (planes - 1) * stride
     x = b.pad_or_crop(x, 2, depth.before[0], last + depth.span[0])

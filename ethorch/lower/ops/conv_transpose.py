@@ -20,14 +20,14 @@ FEW = 4
 
 
 def conv_transpose(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int, out: Result) -> QTensor:
-    """Emit out[n,o,s*i+k] += x[n,c,i] * w[c,o,k] of codes [C,O/G,KH,KW] in the first form that applies.
+    """Emit out[n,o,s*i+k] += x[n,c,i] * w[c,o,k] of codes [C,O/G,KH,KW].
 
     - Groups of one channel: phases by a DEPTHWISE_CONV2D.
-    - One group and stride (2, 2), if the target runs it faster: a TRANSPOSE_CONV2D.
-    - All others: phases by a CONV2D for each group, and a CONCAT.
+    - One group and stride (2, 2), if faster on the target: a TRANSPOSE_CONV2D.
+    - Others: phases by a CONV2D for each group, and a CONCAT.
 
-    Position s*q + r of the result depends only on the taps k = r (mod s). It is therefore one convolution of stride 1 with s*s
-    times the channels, which are then interleaved. In one dimension this is free.
+    Position s*q + r of the result depends only on the taps k = r (mod s). One convolution of stride 1 therefore computes all phases
+    r as s*s times the channels, which are then interleaved.
     """
     filters = filters.with_codes(_insert_zeros(filters.codes, window.dilation))
     inputs, outputs = filters.codes.shape[0] // groups, filters.codes.shape[1]
@@ -50,10 +50,9 @@ def conv_transpose(b: Builder, x: QTensor, filters: Filters, window: Window, gro
 
 
 def conv_transpose3d(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int, out: Result) -> QTensor:
-    """Emit out[n,o,s*i+k] += x[n,c,i] * w[c,o,k] of codes [C,O/G,KD,KH,KW] as convolutions of planes.
+    """Emit out[n,o,s*i+k] += x[n,c,i] * w[c,o,k] of codes [C,O/G,KD,KH,KW] as transposed convolutions over two axes.
 
-    The planes s*q + r of the result depend on the same taps of the depth. The planes that these read are channels of one transposed
-    convolution over two axes. The results for each r are interleaved.
+    Planes s*q + r of the result depend on the same taps of the depth. For each r, a convolution reads their planes as channels.
     """
     (n, c, d), (planes, *extents) = x.shape[:3], out.shape[2:]
     depth, plane = window.axes(0), window.axes(1, 2)
@@ -81,7 +80,6 @@ def conv_transpose3d(b: Builder, x: QTensor, filters: Filters, window: Window, g
 
 
 def _concat_by_group(b: Builder, maps: Sequence[QTensor], groups: int) -> QTensor:
-    """Concatenate maps [N,C,H,W] along the channels within each group."""
     n, c, *extents = maps[0].shape
     if groups == 1:
         return b.concat(maps, 1)
@@ -120,7 +118,7 @@ def _phases(
 ) -> QTensor:
     """Emit phases: codes [I,O,KH,KW] become taps [m] of phases [r], k = m*s + r.
 
-    If no tap is added, or for few channels, zeros before the kernel move the first result to phase 0 to avoid a crop.
+    If this adds no tap, or for few channels, zeros before the kernel move the first result to phase 0 to avoid a crop.
     """
     stride, kernel = window.stride, filters.codes.shape[2:]
     few = filters.codes.shape[1] <= FEW
@@ -153,7 +151,7 @@ def _phases(
 
 
 def _pad_or_crop(b: Builder, value: Value, before: Sequence[int], extents: Sequence[int], code: int) -> Value:
-    """Pad a map [N,H,W,C] to ``extents``, with ``before`` rows and columns of ``code`` at the start (negative: crop)."""
+    """Pad [N,H,W,C] to ``extents``, with ``before`` rows and columns of ``code`` at the start (negative: crop)."""
     starts = [max(-n, 0) for n in before]
     sizes = [min(value.shape[1 + k] - starts[k], extents[k] - max(before[k], 0)) for k in (0, 1)]
     if (*sizes,) != value.shape[1:3]:

@@ -1,4 +1,4 @@
-"""Running sums and products, and the product over a dim."""
+"""Running sums and products, and products over a dim."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def cumsum_of_floats(b: Builder, x: QTensor, dim: int, *, out: Result, dtype: An
 def cumsum(b: Builder, x: QTensor, dim: int, *, out: Result, dtype: Any = None) -> QTensor:
     """out[i] = x[0] + ... + x[i] along ``dim``: a product with a triangle of ones, exact, rounded once. TOSA CONV2D.
 
-    More than 2,048 elements of int8 are summed in parts of 256, to which int32 adds the totals of earlier parts.
+    More than 2,048 elements of int8 are summed in parts of 256, and the totals of earlier parts are added in int32.
     """
     dim %= x.rank
     extent = x.shape[dim]
@@ -93,7 +93,6 @@ def _sum_in_parts(b: Builder, value: Value, zp: int) -> Value:
 
 
 def _shift_parts(b: Builder, value: Value, places: int) -> Value:
-    """Shift INT32 [rows, parts, 1] by ``places`` parts."""
     rows, parts, _ = value.shape
     remaining = b.emit("SLICE", value, start=(0, 0, 0), size=(rows, parts - places, 1))
     return b.emit("PAD", remaining, padding=(0, 0, places, 0, 0, 0), pad_const=0)
@@ -113,7 +112,7 @@ def prod_of_floats(b: Builder, x: QTensor, dim: int, keepdim: bool = False, *, o
     samples=[Sample(I8(12, 4, low=-1.5, high=1.5), 1), Sample(I8(3, 5, 4, low=0.5, high=1.5), 1, True)],
 )
 def prod(s: AtenBuilder, x: Node, dim: int, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    """out = product of x over ``dim``, of at most 16 factors: a chain of muls."""
+    """out = product of at most 16 factors x along ``dim``: a chain of muls."""
     if shape_of(x)[dim] > _MOST_FACTORS:
         return None
     total = _products(s, x, dim)[-1]
@@ -133,7 +132,7 @@ def _scan(s: AtenBuilder, x: Node, dim: int, combine: Any) -> Node:
     samples=[Sample(I8(12, 4, low=-1.5, high=1.5), 1), Sample(I8(3, 30, low=0.8, high=1.1), -1)],
 )
 def cumprod(s: AtenBuilder, x: Node, dim: int, *, dtype: Any = None) -> Any:
-    """out[i] = x[0] * ... * x[i] along ``dim``: a chain of muls, or a mul per doubling for more than 16 factors."""
+    """out[i] = x[0] * ... * x[i] along ``dim``: a chain of muls, for more than 16 factors one per doubling."""
     if shape_of(x)[dim] > _MOST_FACTORS:
         return _scan(s, x, dim % len(shape_of(x)), aten.mul.Tensor)
     return s(aten.stack.default, _products(s, x, dim), dim)

@@ -78,9 +78,9 @@ def div(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
 
 
 def _divide_in_two_steps(b: Builder, x: QTensor, y: QTensor, out: QParams) -> QTensor:
-    """Return x * 2**e * (1 / (y * 2**e)), with y * 2**e in 2**14..2**15, so that both factors have full precision.
+    """Return x * 2**e * (1 / (y * 2**e)) with y * 2**e in 2**14..2**15, for full precision of both factors.
 
-    A single reciprocal is clipped for small divisors or coarse for large ones, which costs 20 dB if both occur in one tensor.
+    A single reciprocal is clipped for small or coarse for large divisors, which costs 20 dB if a tensor has both.
     """
     (xv, yv), dims = b.align(x, y)
     power, inverse = _powers_and_inverses(b, yv, y.qparams.zp)
@@ -92,7 +92,7 @@ def _divide_in_two_steps(b: Builder, x: QTensor, y: QTensor, out: QParams) -> QT
 
 
 def _powers_and_inverses(b: Builder, y: Value, zp: int) -> tuple[Value, Value]:
-    """Return INT16 (2**e, 32767 * 2**14 / (y * 2**e)) of codes y. 0 is treated as 1. TOSA CLZ, LOGICAL_LEFT_SHIFT, TABLE."""
+    """Return INT16 (2**e, 32767 * 2**14 / (y * 2**e)) of codes y. 0 is treated as 1."""
     if y.data is not None:
         codes = y.data.astype(np.int64) - zp
         codes[codes == 0] = 1
@@ -179,7 +179,7 @@ def _sign_bits(b: Builder, x: Value) -> Value:
 def div_mode(b: Builder, x: Any, y: Any, *, out: Result, rounding_mode: str | None = None) -> QTensor:
     """out = x / y, rounded down or towards 0: the quotient, then a table. TOSA INTDIV for plain integers.
 
-    The bounds: one integer (see ``_ONE_INTEGER``).
+    Bounds: one integer.
     """
     return _integer_quotient(b, x, y, rounding_mode == "floor")
 
@@ -205,7 +205,7 @@ def _float_remainder(b: Builder, x: Any, y: Any, rounding_mode: str) -> FloatTen
     bound16=_ONE_INTEGER_16,
 )
 def remainder(s: AtenBuilder, x: Node, y: Node) -> Node | None:
-    """out = x - y * floor(x / y). The bounds: one integer. ExecuTorch's kernel returns the sign of x for integers."""
+    """out = x - y * floor(x / y). Bounds: one integer. For integers, ExecuTorch's kernel returns the sign of x."""
     return _remainder(s, x, y, "floor")
 
 
@@ -218,7 +218,7 @@ def remainder(s: AtenBuilder, x: Node, y: Node) -> Node | None:
     bound16=_ONE_INTEGER_16,
 )
 def fmod(s: AtenBuilder, x: Node, y: Node) -> Node | None:
-    """out = x - y * trunc(x / y). The bounds: one integer."""
+    """out = x - y * trunc(x / y). Bounds: one integer."""
     return _remainder(s, x, y, "trunc")
 
 
@@ -230,5 +230,5 @@ def fmod(s: AtenBuilder, x: Node, y: Node) -> Node | None:
     bound16=400,
 )
 def power(s: AtenBuilder, x: Node, y: Node) -> Node:
-    """out = x ** y = exp(y * log(x)). A base of 0 or less becomes the smallest positive code. The bound: three roundings."""
+    """out = x ** y = exp(y * log(x)). A base of 0 or less becomes the smallest positive code. Bound: three roundings."""
     return s(aten.exp.default, s(aten.mul.Tensor, y, s(aten.log.default, x)))

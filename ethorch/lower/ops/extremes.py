@@ -68,13 +68,13 @@ def amin(b: Builder, x: QTensor, dim: Any = (), keepdim: bool = False, *, out: R
 
 @composite("aten.max.default", decomposes_integers=True, samples=[Sample(I8(2, 5, 7)), Sample(Ints(30, 9))])
 def max_all(s: AtenBuilder, x: Node) -> Any:
-    """out = the largest element of x."""
+    """out = maximum of all elements."""
     return s(aten.amax.default, x, [], False)
 
 
 @composite("aten.min.default", decomposes_integers=True, samples=[Sample(I8(2, 5, 7)), Sample(Ints(30, 9))])
 def min_all(s: AtenBuilder, x: Node) -> Any:
-    """out = the smallest element of x."""
+    """out = minimum of all elements."""
     return s(aten.amin.default, x, [], False)
 
 
@@ -87,7 +87,7 @@ def are_indices_read(s: AtenBuilder) -> bool:
     "aten.max.dim", decomposes_integers=True, samples=[Sample(I8(30, 9), 1), Sample(I8(2, 8, 5), -2, True), Sample(Ints(30, 9), 1)]
 )
 def max_dim(s: AtenBuilder, x: Node, dim: int, keepdim: bool = False) -> Any:
-    """out = (maximum of x over ``dim``, its index if it is used)."""
+    """out = (maximum of x over ``dim``, its index if used)."""
     return [s(aten.amax.default, x, [dim], keepdim), s(aten.argmax.default, x, dim, keepdim) if are_indices_read(s) else None]
 
 
@@ -95,14 +95,14 @@ def max_dim(s: AtenBuilder, x: Node, dim: int, keepdim: bool = False) -> Any:
     "aten.min.dim", decomposes_integers=True, samples=[Sample(I8(30, 9), 1), Sample(I8(2, 8, 5), -2, True), Sample(Ints(30, 9), 1)]
 )
 def min_dim(s: AtenBuilder, x: Node, dim: int, keepdim: bool = False) -> Any:
-    """out = (minimum of x over ``dim``, its index if it is used)."""
+    """out = (minimum of x over ``dim``, its index if used)."""
     return [s(aten.amin.default, x, [dim], keepdim), s(aten.argmin.default, x, dim, keepdim) if are_indices_read(s) else None]
 
 
 def _index_of_extreme(b: Builder, x: QTensor, dim: int | None, least: bool, shape: Sequence[int]) -> QTensor:
-    """Return int32[shape]: the first index of the largest or smallest code along ``dim`` (None: all dims).
+    """Return int32[shape], the first index of the extreme code along ``dim`` (None: all dims).
 
-    It is TOSA ARGMAX along the channels of one map, the only form of the U55. INT32, and on the U55 INT16 and more than 127
+    It is TOSA ARGMAX along the channels of one map, as the U55 requires. INT32, and on the U55 INT16 and more than 127
     channels, are compared with their extreme.
     """
     dims = list(range(x.rank)) if dim is None else [dim % x.rank]
@@ -127,9 +127,9 @@ def _index_of_extreme(b: Builder, x: QTensor, dim: int | None, least: bool, shap
 
 
 def _first_of_equals(b: Builder, rows: Value, extreme_of: Callable[[Builder, Value, int], Value]) -> QTensor:
-    """Return int32[N]: the first index of the extreme in each of the ``rows`` INT32[N, K].
+    """Return int32[N], the first index of the extreme in each of the ``rows`` INT32[N, K].
 
-    Each element that equals the extreme scores K - its index. It is exact if the extreme is less than 2**31 away from every number.
+    Elements equal to the extreme score K - index. The extreme must be less than 2**31 away from every number.
     """
     extent = rows.shape[1]
     numbers, best = (QTensor(value, contiguous(value.shape), None) for value in (rows, extreme_of(b, rows, 1)))

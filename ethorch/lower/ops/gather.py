@@ -1,4 +1,4 @@
-"""Reads at indices: constant ones are slices and a CONCAT, computed ones a GATHER, which only some NPUs have."""
+"""Reads at indices: slices and a CONCAT for constant indices, otherwise a GATHER, which only some NPUs have."""
 
 from __future__ import annotations
 
@@ -60,14 +60,13 @@ def rows_of(b: Builder, x: QTensor, dim: int, index: Any) -> QTensor:
 
 
 def _gather(b: Builder, values: Value, index: Value) -> Value:
-    """Emit GATHER. It does not support BOOL, which is cast to INT8."""
     if values.dtype != "BOOL":
         return b.emit("GATHER", values, index)
     return b.emit("CAST", b.emit("GATHER", b.emit("CAST", values, dtype="INT8"), index), dtype="BOOL")
 
 
 def gather_along(b: Builder, x: QTensor, dim: int, index: Value, shape: tuple[int, ...]) -> QTensor:
-    """Emit GATHER along ``dim``. ``index`` contains the INT32 indices for ``shape``."""
+    """Emit GATHER along ``dim`` at INT32 indices for ``shape``."""
     others = [d for d in range(x.rank) if d != dim]
     inner = math.prod(x.shape[d] for d in others)
     value = b.reshape(b.store_as(x, [(dim,), tuple(others)]), (1, x.shape[dim], inner))
@@ -155,7 +154,7 @@ def check_index(x: Any, indices: Any) -> Reason | None:
 
 
 def decompose_index(s: AtenBuilder, x: Node, indices: Any) -> Any:
-    """Draw several computed indices of adjacent dims as one int32 index."""
+    """Combine several computed indices of adjacent dims into one int32 index."""
     several = None if s.absent("GATHER") else merge_indices(s, x, indices)
     if several is not None:
         merged, dim, number = several
@@ -183,7 +182,7 @@ def decompose_index(s: AtenBuilder, x: Node, indices: Any) -> Any:
 def index(b: Builder, x: QTensor, indices: Sequence[Any], *, out: Result) -> QTensor:
     """out = x[indices], exact: slices and a CONCAT, or TOSA GATHER.
 
-    Several constant indices of adjacent dims become one index of these dims merged.
+    Several constant indices of adjacent dims become one index of the merged dims.
     """
     indexed_dims = [k for k, array in enumerate(indices) if array is not None]
     if len(indexed_dims) == 1:
@@ -218,7 +217,7 @@ def decompose_gather(s: AtenBuilder, x: Node, dim: int, index: Any, sparse_grad:
     ],
 )
 def gather(b: Builder, x: QTensor, dim: int, index: Any, sparse_grad: bool = False, *, out: Result) -> QTensor:
-    """out[i, j] = x[i, index[i, j]] for dim 1, similarly for other dims; exact: slices and a CONCAT, or TOSA GATHER."""
+    """out[i, j] = x[i, index[i, j]] for dim 1, likewise for other dims; exact: slices and a CONCAT, or TOSA GATHER."""
     dim %= x.rank
     shape = tuple(index.shape)
     constant = constant_numbers(index)

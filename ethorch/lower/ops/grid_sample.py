@@ -1,4 +1,4 @@
-"""grid_sample: a GATHER for each neighbour of a position, with fixed-point coordinates."""
+"""grid_sample: a GATHER per neighbour of a position, with fixed-point coordinates."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _constant(b: Builder, value: Value, number: int) -> Value:
 
 
 class _IntegerTensor:
-    """An int32 tensor for use in formulas."""
+    """An int32 tensor in formulas."""
 
     def __init__(self, b: Builder, value: Value):
         self.b, self.value = b, value
@@ -66,7 +66,7 @@ class _IntegerTensor:
         return self._with("ARITHMETIC_RIGHT_SHIFT", bits, round=False)
 
     def __floordiv__(self, operand: int) -> _IntegerTensor:
-        """Divide numbers that are not negative."""
+        """Divide non-negative numbers."""
         return self._with("INTDIV", operand)
 
     def clamp(self, low: int, high: int) -> _IntegerTensor:
@@ -74,12 +74,11 @@ class _IntegerTensor:
 
 
 def _pixels(grid: float, extent: int, align_corners: bool) -> float:
-    """Convert a coordinate in -1..1 to pixels."""
     return (grid + 1) / 2 * (extent - 1) if align_corners else ((grid + 1) * extent - 1) / 2
 
 
 def _place(b: Builder, grid: QTensor, axis: int, extent: int, bits: int, align_corners: bool) -> _IntegerTensor:
-    """Return INT32 [N, places, 1]: coordinate ``axis`` in units of 2**-bits of a pixel."""
+    """Return INT32 [N, places, 1], coordinate ``axis`` in units of 2**-bits of a pixel."""
     coordinate = b.reshape(b.logical(b.narrow(grid, -1, axis, 1)), (grid.shape[0], math.prod(grid.shape[1:-1]), 1))
     half = ((extent - 1) if align_corners else extent) / 2
     scaled = b.rescale(coordinate, grid.qparams.step * half * (1 << bits), input_zp=grid.qparams.zp, dtype="INT32")
@@ -92,7 +91,6 @@ def _bits(grid: QTensor, extent: int, most: int) -> int:
 
 
 def _reflect(place: _IntegerTensor, extent: int, bits: int, align_corners: bool) -> _IntegerTensor:
-    """Mirror the coordinate at the ends of the map."""
     low, span = (0, (extent - 1) << bits) if align_corners else (-(1 << bits >> 1), extent << bits)
     if span == 0:
         return place * 0
@@ -104,7 +102,7 @@ def _reflect(place: _IntegerTensor, extent: int, bits: int, align_corners: bool)
 
 
 def _move_into_map(place: _IntegerTensor, extent: int, bits: int, padding: int, align_corners: bool) -> _IntegerTensor:
-    """Clamp the coordinate to the map, or one pixel outside for padding with zeros."""
+    """Clamp the coordinate to the map, or for padding with zeros to one pixel beyond it."""
     if padding == ZEROS:
         return place.clamp(-(1 << bits), extent << bits)
     if padding == REFLECTION:
@@ -117,14 +115,14 @@ def _round_to_even(place: _IntegerTensor, bits: int) -> _IntegerTensor:
 
 
 def _map(b: Builder, x: QTensor, zero: int | float) -> tuple[Value, int]:
-    """Return [N, (H+3) * (W+3), C], the map with a margin of zeros (1 before, 2 after), and the width of a row."""
+    """Return [N, (H+3) * (W+3), C], the map with a margin of zeros (1 before, 2 after), and the row width."""
     n, height, width, channels = (value := b.nhwc(x)).shape
     value = b.emit("PAD", value, padding=(0, 0, 1, 2, 1, 2, 0, 0), pad_const=zero)
     return b.reshape(value, (n, (height + 3) * (width + 3), channels)), width + 3
 
 
 def _lerp(b: Builder, first: Value, second: Value, part: Value, bits: int) -> Value:
-    """Return first * (1 - part) + second * part, in units of 2**-bits."""
+    """Return first * (1 - part) + second * part, with ``part`` and the result in units of 2**-bits."""
     change = b.emit("MUL", b.emit("SUB", second, first), part, shift=0)
     return b.emit("ADD", b.emit("MUL", first, _constant(b, first, 1 << bits), shift=0), change)
 
@@ -222,8 +220,8 @@ _TWO = (I8(2, 4, 6, 4), I8(2, 3, 5, 2, low=-1.1, high=1.1))
 def grid_sampler(b: Builder, x: QTensor, grid: QTensor, interpolation: int, padding: int, align: bool, *, out: Result) -> QTensor:
     """out[n,c,i,j] = x[n,c] at grid[n,i,j] = (x, y) in -1..1: [N,C,H,W], [N,OH,OW,2] -> [N,C,OH,OW]. TOSA GATHER.
 
-    Coordinates have 11 fractional bits for int8, 14 for int16, and up to 20 in nearest mode. The result is rounded once, for int16
-    twice. A constant grid is a linear layer on every NPU.
+    Coordinates have 11 fractional bits for int8, 14 for int16, up to 20 in nearest mode. The result is rounded once, for int16
+    twice. A constant grid is a linear layer.
     """
     limits = b.limits.get("GATHER")
     if limits is not None and not limits.present:
@@ -263,7 +261,7 @@ def grid_sampler(b: Builder, x: QTensor, grid: QTensor, interpolation: int, padd
 
 
 def _affine_sum(b: Builder, theta: Value, size: Sequence[int], align_corners: bool, unit: float) -> Value:
-    """Return [N, axes, *extents]: the rows of ``theta`` times (x, y, z, 1), with 1 represented as ``unit``."""
+    """Return [N, axes, *extents], the rows of ``theta`` times (x, y, z, 1), with 1 represented as ``unit``."""
     axes, rows = theta.shape[1], theta.shape[0] * theta.shape[1]
     grid = aten.affine_grid_generator(torch.eye(axes, axes + 1)[None], [1, 1, *size[2:]], align_corners).double()
     columns = b.reshape(theta, (rows, axes + 1, *[1] * (axes - 1)))
@@ -298,9 +296,9 @@ def affine_grid_of_floats(b: Builder, theta: QTensor, size: Sequence[int], align
     ],
 )
 def affine_grid(b: Builder, theta: QTensor, size: Sequence[int], align_corners: bool, *, out: Result) -> QTensor:
-    """out[n, h, w] = theta[n] @ (x, y, 1) for the coordinates x and y in -1..1 of each pixel; theta[n] @ (x, y, z, 1) for volumes.
+    """out[n, h, w] = theta[n] @ (x, y, 1) for each pixel's coordinates x and y in -1..1, for volumes theta[n] @ (x, y, z, 1).
 
-    The products are summed in int32 and rounded once. TOSA MUL and ADD.
+    Products are summed in int32 and rounded once. TOSA MUL and ADD.
     """
     unit = 2.0 ** _COORDINATE[theta.qparams.dtype]
     codes = b.rescale(b.logical(theta), 1.0, input_zp=theta.qparams.zp, dtype="INT32")

@@ -1,4 +1,4 @@
-"""Helpers of reads and writes at indices."""
+"""Helpers for reads and writes at indices."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def runs(index: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def evenly_spaced(places: Sequence[int]) -> tuple[int, int] | None:
-    """Return (first, step) of positions with a constant step of at least 2."""
+    """Return (first, step) of positions with a constant step of at least 2, or None."""
     step = places[1] - places[0] if len(places) > 1 else 0
     return (places[0], step) if step > 1 and list(places) == list(range(places[0], places[-1] + 1, step)) else None
 
@@ -51,7 +51,7 @@ def slice_strided(b: Builder, x: QTensor, dim: int, start: int | None, end: int 
 
 
 def constant_numbers(index: Any) -> npt.NDArray[Any] | None:
-    """Return a constant index as an array."""
+    """Return a constant index as an array, or None."""
     if isinstance(index, np.ndarray):
         return index
     data = index.value.data if isinstance(index, QTensor) else None
@@ -70,7 +70,7 @@ def check_operands(*indices: Any) -> Reason | None:
 
 
 def as_int32(s: AtenBuilder, index: Any) -> Node | None:
-    """Convert a computed int64 index to int32. On an NPU without GATHER it stays int64, which CPU kernels require."""
+    """Convert a computed int64 index to int32. Without GATHER it stays int64, which CPU kernels require."""
     is_constant = not isinstance(index, Node) or index.op == "get_attr"
     if is_constant or index.meta["val"].dtype != torch.int64 or s.absent("GATHER"):
         return None
@@ -78,7 +78,7 @@ def as_int32(s: AtenBuilder, index: Any) -> Node | None:
 
 
 def index_as_int32(s: AtenBuilder, x: Node) -> Node | None:
-    """Return the existing int32 form of an int64 tensor that is read as an index."""
+    """Return the existing int32 form of an int64 tensor read as an index, or None."""
     while x.target is aten.to.dtype and x.meta["val"].dtype == x.args[0].meta["val"].dtype:  # type: ignore[union-attr]
         x = x.args[0]  # type: ignore[assignment]
     for user in x.users:
@@ -90,7 +90,7 @@ def index_as_int32(s: AtenBuilder, x: Node) -> Node | None:
 
 
 def side_by_side(indices: Sequence[Any]) -> tuple[int, int] | None:
-    """Return the (first, last) indexed dim if all dims in between are indexed."""
+    """Return the (first, last) indexed dim if all dims between are indexed."""
     indexed_dims = [k for k, index in enumerate(indices) if index is not None]
     return (indexed_dims[0], indexed_dims[-1]) if indexed_dims == list(range(indexed_dims[0], indexed_dims[-1] + 1)) else None
 

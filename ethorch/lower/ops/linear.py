@@ -1,4 +1,4 @@
-"""Matrix products with constant weights: linear and addmm."""
+"""Matrix products with constant weights."""
 
 from __future__ import annotations
 
@@ -27,12 +27,10 @@ MOST_OUTPUTS = 65536
 
 
 def _addmm(bias: Any, x: Any, w: Any, *, beta: float = 1, alpha: float = 1) -> Any:
-    """Adapt aten.addmm, whose weight is [I, O], to aten.linear."""
     return (x, w if isinstance(w, Node) else _transpose_weight(w), bias), {} if beta == alpha == 1 else {"factors": (beta, alpha)}
 
 
 def _transpose_weight(w: Any) -> Any:
-    """Return a weight [I, O] as [O, I] without copying."""
     if isinstance(w, np.ndarray):
         return w.T
     if not isinstance(w, QTensor) or w.is_integer:
@@ -42,7 +40,7 @@ def _transpose_weight(w: Any) -> Any:
 
 
 def decompose_linear(s: AtenBuilder, x: Node, w: Node, bias: Node | None = None, factors: Any = None) -> Any:
-    """Draw a weight [I] as one [1, I], and an addmm as a linear layer if its operands are parameters, or as mm, mul and add."""
+    """Draw a weight [I] as [1, I], and an addmm as a linear layer if its operands are parameters, otherwise as mm, mul and add."""
     if s.node.target is not aten.addmm.default:
         if w.meta["val"].dim() != 1:
             return None
@@ -109,9 +107,9 @@ def linear_of_floats(b: Builder, x: QTensor, w: QTensor, bias: Any = None, *, ou
     ],
 )
 def linear(b: Builder, x: QTensor, w: QTensor, bias: Any = None, *, out: Result, factors: Any = None) -> QTensor:
-    """out = x @ w.T + bias: int8[..., I] -> int8[..., O], exact in int32, or int48 for int16; rounded once. TOSA CONV2D.
+    """out = x @ w.T + bias: int8[..., I] -> int8[..., O], exact in int32 (int48 for int16), rounded once. TOSA CONV2D.
 
-    The rows of x are along the width of the map, which NPUs process up to twice as fast.
+    The rows of x are the map's width, which NPUs process up to twice as fast.
     """
     weight = weight_array(w)
     outputs, inputs = weight.shape
@@ -135,7 +133,7 @@ def linear(b: Builder, x: QTensor, w: QTensor, bias: Any = None, *, out: Result,
 def _contraction_as_stored(x: QTensor, weight: npt.NDArray[Any]) -> tuple[QTensor, npt.NDArray[Any]]:
     """Return x and the weight with the contracted dim in the stored order of x.
 
-    After a flatten that dim is several axes. Reordering the weight is free; moving x is not.
+    After a flatten it has several axes. Reordering the weight is free; moving x is not.
     """
     axes = x.dims[-1]
     in_memory = tuple(sorted(axes))

@@ -1,4 +1,4 @@
-"""Logic of truth values, any and all. The U85 has operators for it; the U55 and U65 store truth values as int8, 0 or 1."""
+"""Logic on truth values. The U85 has operators for it. The U55 and U65 store truth values as int8, 0 or 1."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ethorch.lower.ops.spec import op
 
 
 def as_truth(b: Builder, x: Any) -> QTensor:
-    """Return other tensors as true if not 0. If the NPU has no BOOL, plain INT8 is truth values."""
+    """Convert to truth values, true if not 0. On an NPU without BOOL, plain INT8 already is."""
     plain = b.plain_tensor(x)
     if plain.value.dtype in ("BOOL", b.tuning.truth_dtype) and plain.is_integer:
         return plain
@@ -23,7 +23,7 @@ def as_truth(b: Builder, x: Any) -> QTensor:
 
 
 def logical(b: Builder, name: str, x: Any, y: Any) -> QTensor:
-    """Emit x ``name`` y by the operators of ``_LOGICAL``."""
+    """Emit x ``name`` y with the operators of ``_LOGICAL``."""
     (xv, yv), dims = b.align(as_truth(b, x), as_truth(b, y))
     if native(b):
         return QTensor(b.emit(f"LOGICAL_{name.upper()}", xv, yv), dims, None)

@@ -1,4 +1,4 @@
-"""Products of two activations: bmm, and the operators that become one (matmul, mm, baddbmm, einsum)."""
+"""Products of two activations: bmm, and operators decomposed to it (matmul, mm, baddbmm, einsum)."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from ethorch.tosa.ir import Value
 
 aten = torch.ops.aten
 
-_LONGEST_TURNED = 256  #: longest row of a stored transpose that is read without a transposition
+#: Longest stored row of y[n].T that is not transposed, because the NPU reads rows repeatedly.
+_LONGEST_TURNED = 256
 
 
 def _multiply(b: Builder, x: QTensor, y: QTensor, factor: float, out: QParams) -> QTensor:
     """Return factor * x[n] @ y[n], rounded once.
 
-    - Many columns and few rows, on an NPU that processes columns one by one: the transpose of y[n].T @ x[n].T.
-    - y stored as y[n].T, such as cached keys, and few rows: also the transpose, because the NPU reads long rows of y repeatedly.
+    - Few rows, if the NPU processes columns one by one or y is stored as y[n].T, such as cached keys: the transpose of
+      y[n].T @ x[n].T.
     - int8, or an NPU that multiplies int16: one MATMUL, exact in int32 (int48 for int16).
     - int16 on other NPUs: the four products of the operands' halves, added in int32.
     """
@@ -58,7 +59,6 @@ def _multiply(b: Builder, x: QTensor, y: QTensor, factor: float, out: QParams) -
 
 
 def _transpose(x: QTensor) -> QTensor:
-    """Return x[N,H,C] as x[N,C,H] without moving it."""
     return QTensor(x.value, (x.dims[0], x.dims[2], x.dims[1]), x.q)
 
 
@@ -92,7 +92,7 @@ def check_bmm(x: Any, y: Any) -> Reason | None:
 def bmm(b: Builder, x: QTensor, y: QTensor, *, out: Result) -> QTensor:
     """out[n] = x[n] @ y[n]: int8[N,H,C], int8[N,C,W] -> int8[N,H,W], exact in int32, rounded once. TOSA MATMUL.
 
-    int16 is exact in int48. On an NPU that multiplies only int8, it is the sum of four products of halves.
+    int16 is exact in int48, or on an NPU that multiplies only int8 the sum of four products of halves.
     """
     return _multiply(b, x, y, 1.0, out.qparams)
 
@@ -102,7 +102,6 @@ def is_parameter(x: Any) -> bool:
 
 
 def _product(s: AtenBuilder, x: Node, y: Node, bias: Node | None = None) -> Node:
-    """Return x @ y[C, W] + bias: a linear layer if y is a parameter, or a bmm of one matrix."""
     if is_parameter(y):
         return s(aten.linear.default, x, s.transpose_parameter(y), bias)
     rows = math.prod(shape_of(x)[:-1])
@@ -114,7 +113,7 @@ def _product(s: AtenBuilder, x: Node, y: Node, bias: Node | None = None) -> Node
 
 @composite("aten.mm.default", samples=[Sample(I8(6, 9), I8(9, 5)), Sample(I8(6, 9), W(9, 5))])
 def mm(s: AtenBuilder, x: Node, y: Node) -> Any:
-    """out = x @ y: int8[H,C], int8[C,W] -> int8[H,W], as a bmm of one matrix, or as a linear layer if y is a parameter."""
+    """out = x @ y: int8[H,C], int8[C,W] -> int8[H,W], as a linear layer if y is a parameter, otherwise a bmm."""
     return _product(s, x, y)
 
 
@@ -134,8 +133,8 @@ def mm(s: AtenBuilder, x: Node, y: Node) -> Any:
 def matmul(s: AtenBuilder, x: Node, y: Node) -> Any:
     """out = x @ y with PyTorch's broadcasting.
 
-    A vector is a matrix of one row or column. A matrix on the right is multiplied with all rows at once, like ``mm``. Batches on
-    both sides are expanded to one bmm.
+    Vectors become matrices. A single matrix on the right is multiplied with all rows at once, like ``mm``. Batches on both sides
+    are expanded to one bmm.
     """
     xs, ys = shape_of(x), shape_of(y)
     if len(xs) == 1:
@@ -190,17 +189,17 @@ def baddbmm_of_floats(
     samples=[Sample(I8(2, 5, 6), I8(2, 5, 8), I8(2, 8, 6))],
 )
 def baddbmm(b: Builder, bias: Any, x: QTensor, y: QTensor, *, out: Result, beta: float = 1, alpha: float = 1) -> QTensor:
-    """out = alpha * x @ y, alpha > 0: a bmm with a free factor. TOSA MATMUL. With a bias it is bmm, mul and add."""
+    """out = alpha * x @ y, alpha > 0: a bmm with a free factor. TOSA MATMUL. With a bias it becomes bmm, mul and add."""
     return _multiply(b, x, y, alpha, out.qparams)
 
 
-def scaled_bmm(s: AtenBuilder, x: Node, y: Node, factor: float) -> Node:
+def draw_scaled_bmm(s: AtenBuilder, x: Node, y: Node, factor: float) -> Node:
     """Draw factor * x @ y as one operator."""
     return s(aten.baddbmm.default, s.constant(torch.zeros(1, 1, 1, dtype=x.meta["val"].dtype)), x, y, beta=0, alpha=factor)
 
 
 def fold_factor(s: AtenBuilder, x: Any, factor: Any) -> Any:
-    """Fold a positive factor of a bmm, or of views of one without other readers, into the bmm, or return None."""
+    """Fold a positive factor into the bmm that computes ``x``, directly or before views, or return None."""
     if isinstance(x, (int, float)):
         x, factor = factor, x
     factor = s.number(factor)
@@ -212,7 +211,7 @@ def fold_factor(s: AtenBuilder, x: Any, factor: Any) -> Any:
     if product.target is not aten.bmm.default or len(product.users) != 1:
         return None
     scaled = s.before(product)
-    product.replace_all_uses_with(scaled_bmm(scaled, product.args[0], product.args[1], factor))
+    product.replace_all_uses_with(draw_scaled_bmm(scaled, product.args[0], product.args[1], factor))
     return x if x is not product else scaled.node.prev
 
 
@@ -230,5 +229,5 @@ _VIEWS = {aten.view.default, aten.reshape.default, aten._unsafe_view.default, at
     ],
 )
 def einsum(s: AtenBuilder, equation: str, operands: list[Node], path: Any = None) -> Any:
-    """out = the permutes, views and bmm into which PyTorch decomposes the equation."""
+    """out = permutes, views and bmm into which PyTorch decomposes the equation."""
     return s.inline(lambda *xs: torch.einsum(equation, *xs), *operands)

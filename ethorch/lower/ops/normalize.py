@@ -80,7 +80,7 @@ def batch_norm(
 ) -> QTensor:
     """out = (x - mean) / sqrt(var + eps) * weight + bias per channel: int8[N,C,...] -> int8, rounded once.
 
-    It is a 1x1 DEPTHWISE_CONV2D with weights of 127 and a scale per channel. TOSA DEPTHWISE_CONV2D.
+    It is a 1x1 DEPTHWISE_CONV2D with weights of 127 and a scale per channel.
     """
     channels = x.shape[1]
     gain = np.asarray(1.0 if weight is None else weight, np.float64) / np.sqrt(np.asarray(var, np.float64) + eps)
@@ -111,10 +111,10 @@ def _normalize(b: Builder, x: QTensor, count: int, eps: float, centred: bool, ou
     """Return (x - mean) / sqrt(var + eps) over the last ``count`` dims; if not ``centred``, x / sqrt(mean(x**2) + eps).
 
     - Sums are exact.
-    - Deviations have 7 fractional bits for int8, none for int16. The int16 mean has 6, which are applied to the product.
+    - Deviations have 7 fractional bits for int8, none for int16. The int16 mean has 6, applied to the product.
     - Squares of deviations have as many bits as their sum in int32 permits.
-    - The reciprocal root of a row comes from tables, with 15 bits in each piece of its range. In a long row
-      of int16, the root has 7 more bits, in a separate product.
+    - The reciprocal root of a row comes from tables, with 15 bits in each piece of its range. For long rows of int16 it has 7
+      more, in a separate product.
     """
     return compute_in_pieces(
         b, x, range(x.rank - count, x.rank), lambda rows: _normalize_rows(b, rows, count, eps, centred=centred, out=out)
@@ -273,9 +273,9 @@ def layer_norm(
     *,
     out: Result,
 ) -> QTensor:
-    """out = (x - mean) / sqrt(var + eps) over the last dims: int8 or int16. Gamma and beta become a batch norm after it.
+    """out = (x - mean) / sqrt(var + eps) over the last dims: int8 or int16, then gamma and beta as a batch norm.
 
-    The bound: about one code in a hundred is rounded differently than in PyTorch, and a large gamma doubles this difference.
+    Bound: one code in a hundred is rounded differently than in PyTorch, and a large gamma doubles the difference.
     """
     return _normalize(b, x, len(shape), eps, True, out.qparams)
 
@@ -311,9 +311,9 @@ def rms_norm_of_floats(
     samples=[Sample(I8(2, 5, 32), [32]), Sample(I8(1, 7, 24, low=-1.0, high=5.0), [24], W(24, low=0.5), 1e-5), Sample(I8(8), [8])],
 )
 def rms_norm(b: Builder, x: QTensor, shape: Sequence[int], weight: Any = None, eps: float | None = None, *, out: Result) -> QTensor:
-    """out = x / sqrt(mean(x**2) + eps) over the last dims: int8 or int16. Gamma becomes a batch norm after it.
+    """out = x / sqrt(mean(x**2) + eps) over the last dims: int8 or int16, then gamma as a batch norm.
 
-    The bound: see ``layer_norm``.
+    Bound: see ``layer_norm``.
     """
     return _normalize(b, x, len(shape), _EPS if eps is None else eps, False, out.qparams)
 
@@ -356,7 +356,7 @@ def _flat_parameter(s: AtenBuilder, x: Node | None) -> Node | None:
 def group_norm(
     s: AtenBuilder, x: Node, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, cudnn: bool = True
 ) -> Any:
-    """out = (x - mean) / sqrt(var + eps) * weight + bias, over each group of channels: a layer norm, then a batch norm."""
+    """out = (x - mean) / sqrt(var + eps) * weight + bias, over groups of channels: a layer norm, then a batch norm."""
     full = shape_of(x)
     width = math.prod(full[1:]) // groups
     core = s(aten.layer_norm.default, s(aten.reshape.default, x, [full[0] * groups, width]), [width], None, None, eps)
@@ -400,7 +400,7 @@ def instance_norm(
 def batch_statistics_norm(
     s: AtenBuilder, x: Node, weight: Any, bias: Any, training: bool, momentum: float, eps: float
 ) -> list[Node | None]:
-    """out = (x - mean) / sqrt(var + eps) * weight + bias, over each channel of the batch: a layer norm, then a batch norm.
+    """out = (x - mean) / sqrt(var + eps) * weight + bias, over channels of the batch: a layer norm, then a batch norm.
 
     The statistics must be unused. An instance norm becomes this operator in an edge program.
     """

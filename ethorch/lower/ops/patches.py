@@ -1,4 +1,4 @@
-"""Patches of a map as columns of a matrix (unfold), and their sum (fold)."""
+"""Patches of a map as matrix columns (unfold), and their sum (fold)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ def _counts(extents: Sequence[int], kernel: Sequence[int], dilation: Sequence[in
 
 
 def _abut(kernel: Sequence[int], dilation: Sequence[int], stride: Sequence[int]) -> bool:
-    """Return True if each patch starts at the end of the previous one."""
     return all(taps == step and (apart == 1 or taps == 1) for taps, apart, step in zip(kernel, dilation, stride, strict=True))
 
 
@@ -50,9 +49,9 @@ def _cut(s: AtenBuilder, x: Node, dim: int, start: int, size: int, step: int = 1
     ],
 )
 def im2col(s: AtenBuilder, x: Node, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Node:
-    """out = the patches of a padded map as columns: [N,C,H,W] -> [N, C * KH * KW, OH * OW].
+    """out = patches of a padded map as columns: [N,C,H,W] -> [N, C * KH * KW, OH * OW].
 
-    Adjacent patches are the map in another order. Others select the rows, then the columns of the kernel.
+    Adjacent patches are a permuted map. Otherwise the rows, then the columns of the kernel are selected.
     """
     if any(padding):
         x = s(aten.constant_pad_nd.default, x, [padding[1], padding[1], padding[0], padding[0]], 0.0)
@@ -103,10 +102,9 @@ def _place(s: AtenBuilder, x: Node, dim: int, start: int, extent: int) -> Node |
     ],
 )
 def col2im(s: AtenBuilder, x: Node, size: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Node:
-    """out = the sum of all columns, each at its patch of the map: [N, C * KH * KW, OH * OW] -> [N,C,H,W].
+    """out = sum of all columns, each at its patch of the map: [N, C * KH * KW, OH * OW] -> [N,C,H,W].
 
-    Taps within one stride are adjacent to those of the next patch and cover the map once. Such blocks are summed at once and
-    rounded once. With a dilation each tap is a block.
+    Taps within one stride, or a single tap with a dilation, cover the map at most once. All such blocks are added in one sum.
     """
     *lead, patches, _ = shape_of(x)
     extents = [extent + 2 * pad for extent, pad in zip(size, padding, strict=True)]

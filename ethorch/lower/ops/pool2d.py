@@ -19,7 +19,7 @@ from ethorch.tosa.ir import FLOATS, Value
 
 
 def _window(x: QTensor, kernel: Any, stride: Any, padding: Any, dilation: Any, out: Result) -> Window:
-    """Return the Window over ``x`` that produces ``out``. The default stride is the kernel; a single window has stride 1."""
+    """Return the Window over ``x`` that produces ``out``. A single window has stride 1."""
     window = Window.of(_two(kernel), stride or _two(kernel), padding, dilation)
     strides = tuple(stride if size > 1 else 1 for stride, size in zip(window.stride, out.shape[-2:], strict=True))
     return replace(window, stride=strides).ending(x.shape[-2:], out.shape[-2:])
@@ -63,7 +63,7 @@ def max_pool2d(
     *,
     out: Result,
 ) -> Any:
-    """out = maximum over each window, padding excluded: int8[N,C,H,W] -> int8[N,C,OH,OW], exact. TOSA MAX_POOL2D."""
+    """out = maximum over each window without padding: int8[N,C,H,W] -> int8[N,C,OH,OW], exact. TOSA MAX_POOL2D."""
     value, window = _window(x, kernel, stride, padding, dilation, out).crop(b, b.nhwc(x))
     if max(window.stride) > 3 and window.is_padded and not x.is_float:  # NPUs cannot pad with a stride above 3
         value, window = _pad_with_lowest(b, value, window), window.without_padding()
@@ -86,10 +86,7 @@ def _by_axes(b: Builder, value: Value, window: Window) -> bool:
 
 
 def _pool_along(b: Builder, value: Value, axis: int, window: Window) -> Value:
-    """Return the maximum over windows along the height (``axis`` 0) or width (1) of an NHWC value.
-
-    With a dilation of d, a RESHAPE makes every d-th element adjacent.
-    """
+    """Return the maximum over windows along the height (``axis`` 0) or width (1) of an NHWC value."""
 
     def over_map(along: Window) -> Window:
         return along + Window.of((1,)) if axis == 0 else Window.of((1,)) + along
@@ -117,7 +114,6 @@ def _pool_along(b: Builder, value: Value, axis: int, window: Window) -> Value:
 
 
 def _pad_with_lowest(b: Builder, value: Value, window: Window) -> Value:
-    """Pad an NHWC value like ``window``, with the lowest number."""
     if not window.is_padded:
         return value
     lowest = -math.inf if value.dtype in FLOATS else dtype_range(value.dtype)[0]
@@ -125,7 +121,6 @@ def _pad_with_lowest(b: Builder, value: Value, window: Window) -> Value:
 
 
 def _average_rule(node: Any) -> QuantRule:
-    """Return the rule of an average: the input's qparams, except with a divisor or a window that covers the map."""
     if len(node.args) > 6 and node.args[6]:
         return EACH_INPUT
     whole_map = tuple(node.meta["val"].shape[-2:]) == (1, 1)
@@ -167,9 +162,9 @@ def avg_pool2d(
 ) -> QTensor:
     """out = mean over each window: int8[N,C,H,W] -> int8[N,C,OH,OW]. TOSA AVG_POOL2D.
 
-    - One window that covers the map: ``mean_over``. The bound: it may be rounded twice.
-    - Included padding: a PAD with the zero point before it.
-    - An explicit divisor: all padding is included, and a RESCALE changes the divisor. int8 is averaged with 7 additional bits.
+    - One window that covers the map: ``mean_over``. Bound: it may be rounded twice.
+    - Included padding: a PAD with the zero point.
+    - An explicit divisor: padding is included, and a RESCALE changes the divisor. int8 is averaged with 7 additional bits.
     """
     explicit = Window.of(_two(kernel), stride or _two(kernel), padding)
     factor = math.prod(explicit.kernel) / divisor_override if divisor_override else 1.0
@@ -219,11 +214,11 @@ def adaptive_windows(extent: int, size: int) -> tuple[int, int] | None:
     ],
 )
 def adaptive_avg_pool2d(b: Builder, x: QTensor, size: Sequence[int], *, out: Result) -> QTensor:
-    """out = mean over windows that divide the map into ``size``: int8[N,C,H,W] -> int8[N,C,*size]. TOSA AVG_POOL2D.
+    """out = mean over ``size`` windows that divide the map: int8[N,C,H,W] -> int8[N,C,*size]. TOSA AVG_POOL2D.
 
-    - One window: ``mean_over``. The bound: it may be rounded twice.
+    - One window: ``mean_over``. Bound: it may be rounded twice.
     - Uniform windows: one AVG_POOL2D.
-    - Others, such as 7 into 3, or more results than elements: an AVG_POOL2D per window, and CONCATs.
+    - Others, such as 7 into 3: an AVG_POOL2D per window, and CONCATs.
     """
     height, width = out.shape[-2:]
     if (height, width) == (1, 1):

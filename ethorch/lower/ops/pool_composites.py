@@ -1,4 +1,4 @@
-"""Pooling over one and three dims, and adaptive maximum, by pooling over two."""
+"""Pools over one and three dims, and adaptive maximum, as pools over two dims."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 
 def _each(value: int | Sequence[int], count: int, default: Sequence[int] = ()) -> list[int]:
-    """Expand PyTorch's pooling argument, a number or one per dim, to ``count`` numbers."""
+    """Expand PyTorch's pool argument, a number or one per dim, to ``count`` numbers."""
     values = [value] if isinstance(value, int) else list(value) or list(default)
     return values * count if len(values) == 1 else values
 
@@ -73,7 +73,7 @@ def adaptive_avg_pool1d(s: AtenBuilder, x: Node, size: Any) -> Any:
 def adaptive_max_pool2d(s: AtenBuilder, x: Node, size: Any) -> Any:
     """out = (maximum over windows that divide the map, None).
 
-    Uniform windows are one pooling, others one per row, then column.
+    Uniform windows are one pool, others one per row, then column.
     """
     if any(user.args[1] == 1 and user.users for user in s.node.users):
         return None
@@ -135,7 +135,7 @@ def avg_pool3d(
 ) -> Any:
     """out = mean over each window of [N,C,D,H,W]: over height and width of each plane, then over depth.
 
-    The bound: two roundings.
+    Bound: two roundings.
     """
     if divisor_override is not None:
         return None
@@ -155,9 +155,9 @@ def avg_pool3d(
     samples=[Sample(I8(1, 3, 4, 6, 6), [2, 3, 2]), Sample(I8(2, 3, 5, 7, 6), [3, 2, 4]), Sample(I8(2, 3, 4, 5, 6), [1, 1, 1])],
 )
 def adaptive_avg_pool3d(s: AtenBuilder, x: Node, size: Any) -> Any:
-    """out = mean over windows that divide [N,C,D,H,W]: over each slab of depth, then over the plane.
+    """out = mean over windows that divide [N,C,D,H,W]: over slabs of depth, then over the plane.
 
-    The bound: two roundings. Uniform windows are an avg_pool3d.
+    Bound: two roundings.
     """
     sizes = [e if n is None else n for n, e in zip(_each(size, 3), shape_of(x)[-3:], strict=True)]
     if sizes == [1, 1, 1]:
@@ -177,10 +177,7 @@ def adaptive_avg_pool3d(s: AtenBuilder, x: Node, size: Any) -> Any:
     samples=[Sample(I8(1, 3, 4, 6, 6), [2, 3, 2]), Sample(I8(2, 3, 5, 7, 6), [3, 2, 4]), Sample(I8(2, 3, 4, 5, 6), [1, 1, 1])],
 )
 def adaptive_max_pool3d(s: AtenBuilder, x: Node, size: Any) -> Any:
-    """out = (maximum over windows that divide [N,C,D,H,W], None): over each slab of depth, then of rows, then of columns.
-
-    Uniform windows are a max_pool3d.
-    """
+    """out = (maximum over windows that divide [N,C,D,H,W], None): over slabs of depth, then of rows, then of columns."""
     if any(user.args[1] == 1 and user.users for user in s.node.users):
         return None
     sizes = [e if n is None else n for n, e in zip(_each(size, 3), shape_of(x)[-3:], strict=True)]

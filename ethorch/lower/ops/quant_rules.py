@@ -12,12 +12,11 @@ class Layer:
     """Parameters and channels of a convolution or linear layer.
 
     Attributes:
-        weight: Index of the weight argument, quantized by the weight scheme.
-        bias: Index of the bias argument. The lowering quantizes it with scale input x weight.
+        weight, bias: Indices of the arguments. The lowering quantizes the bias with scale input x weight.
         weight_axis: Axis of the weight's output channels. None if they are on two axes.
         output_axis: Axis of the result's channels, counted from the last one, which is -1.
         groups: Number of groups of the input channels.
-        window: Window of the input that one result reads. None for linear layers and transposed convolutions.
+        window: Input window of one result. None for linear layers and transposed convolutions.
     """
 
     weight: int = 1
@@ -33,14 +32,14 @@ class QuantRule:
     """Quantization rule of an operator.
 
     Attributes:
-        inputs: Whether the float tensor inputs are quantized, each with its own qparams.
+        inputs: Whether each float tensor input is quantized with its own qparams.
         only_first: Whether only the first tensor argument is an activation. The others are folded constants.
         output: ``own`` (observed), ``same`` (shares the first input's qparams), ``fixed`` (``fixed_range``) or ``none``.
-        keeps_codes: Whether each element of the result is zero or an element of the input. An output ``own`` then shares the
+        keeps_codes: Whether each element of the result is zero or an element of the input. An ``own`` output then shares the
             qparams of a separately quantized input.
-        layer: Weight and channels of an operator with a weight.
+        layer: Weight and channels, if any.
         joins: Whether the output concatenates the inputs. An input without other readers has the output's qparams and no RESCALE.
-        replaces: Whether the output is the first input with some elements replaced by those of others.
+        replaces: Whether some elements of the first input are replaced by those of others.
         fixed_range: (real minimum, real maximum) of a ``fixed`` output.
         is_threshold: Whether the result depends only on whether the first input is above or below the second.
         domain: (minimum, maximum) of the first input.
@@ -59,7 +58,7 @@ class QuantRule:
 
     @property
     def fusable(self) -> bool:
-        """True if a clamp after the operator is free, because it requantizes its result."""
+        """True if a clamp after the operator is free."""
         return self.inputs and self.output == "own"
 
 
@@ -75,5 +74,5 @@ UNIT_DOMAIN = QuantRule(domain=(-1.0, 1.0))
 
 
 def fixed_output(low: float, high: float) -> QuantRule:
-    """Return the rule of an output with a known real range. Its scale is (high - low) / 256."""
+    """Return the rule of an output with a fixed real range, of scale (high - low) / 256."""
     return QuantRule(output="fixed", fixed_range=(low, high))

@@ -60,7 +60,6 @@ def _gru_cell(s: AtenBuilder, parts: list[Node], state: list[Node] | None, weigh
 
 
 def _simple_cell(function: Any) -> Cell:
-    """Return the cell h' = function(W x + U h + b)."""
 
     def cell(s: AtenBuilder, parts: list[Node], state: list[Node] | None, weights: dict[str, Node]) -> list[Node]:
         (gates,) = parts
@@ -72,7 +71,7 @@ def _simple_cell(function: Any) -> Cell:
 
 
 def _project_inputs(s: AtenBuilder, x: Node, parameters: Sequence[Node], gru: bool) -> tuple[list[Node], dict[str, Node]]:
-    """Return the gates of x [..., I], separately for a GRU, and the weights of the state."""
+    """Return the gates of x [..., I], one by one for a GRU, and the state's weights."""
     weights = {"hh": parameters[1]}
     if len(parameters) % 2:  # projection of the LSTM's output
         weights["hr"] = parameters[-1]
@@ -106,7 +105,7 @@ def _direction(
     reverse: bool,
     gru: bool,
 ) -> tuple[list[Node], list[Node]]:
-    """Return the outputs of a layer in one direction over x [N,T,I] or [T,N,I], in time order, and its last state."""
+    """Return the outputs over x [N,T,I] or [T,N,I] in one direction, in time order, and the last state."""
     projected, weights = _project_inputs(s, x, parameters, gru)
     outputs: list[Node] = []
     state = start
@@ -240,7 +239,7 @@ def rnn_relu(
 def _step(
     s: AtenBuilder, cell: Cell, x: Node, state: list[Node], parameters: Sequence[Node | None], gru: bool = False
 ) -> list[Node] | None:
-    """Return the next state of a cell, or None if one of two biases is missing."""
+    """Return the next state, or None if only one of two biases is present."""
     present = [parameter for parameter in parameters if parameter is not None]
     if len(present) == 3:
         return None

@@ -1,4 +1,4 @@
-"""Resizing without a RESIZE, by a matrix or selected rows along each dim. PyTorch computes the matrix from an identity."""
+"""Resizing without RESIZE, by a matrix (from resizing an identity) or selected rows along each dim."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ _LARGEST = 1 << 24
 
 
 def _vec(x: Any, size: Any, *rest: Any) -> Any:
-    """Adapt a ``.vec`` spelling, whose size and scale factors are optional."""
     factors, dims = rest[-1], len(x.meta["val"].shape if isinstance(x, Node) else x.shape) - 2
     return (x, size, *rest[:-1], *(factors if factors else (None,) * dims)), {}
 
@@ -55,7 +54,7 @@ def _matrix(resize: Resize, extent: int, dims: int, axis: int, size: int, scale:
 def _resize_by_matrices(
     s: AtenBuilder, x: Node, size: Sequence[int] | None, scales: Sequence[float | None], resize: Resize
 ) -> Node | None:
-    """Draw a linear layer along each dim, or return None if a matrix would have more than 2**24 elements."""
+    """Draw a linear layer along each dim, or return None for a matrix of more than 2**24 elements."""
     shape = shape_of(x)
     sizes, dims = _sizes(x, size, scales), len(shape) - 2
     changed = [k for k in range(dims) if sizes[k] != shape[2 + k] or scales[k] not in (None, 1)]
@@ -92,7 +91,7 @@ _PLANES = [
 
 @composite("aten.upsample_bicubic2d.default", also={"aten.upsample_bicubic2d.vec": _vec}, samples=_PLANES, bound=2, bound16=2)
 def upsample_bicubic2d(s: AtenBuilder, x: Node, size: Any, align: bool, scale_h: Any = None, scale_w: Any = None) -> Any:
-    """out = cubic convolution over 4 x 4 neighbours (a = -0.75): [N,C,H,W] -> [N,C,OH,OW], a matrix along each dim."""
+    """out = cubic convolution over 4 x 4 neighbours (a = -0.75): [N,C,H,W] -> [N,C,OH,OW], by a matrix along each dim."""
     return _resize_by_matrices(s, x, size, (scale_h, scale_w), lambda m, to, by: aten.upsample_bicubic2d(m, to, align, *by))
 
 
@@ -100,7 +99,7 @@ def upsample_bicubic2d(s: AtenBuilder, x: Node, size: Any, align: bool, scale_h:
     "aten._upsample_bicubic2d_aa.default", also={"aten._upsample_bicubic2d_aa.vec": _vec}, samples=_PLANES, bound=2, bound16=2
 )
 def upsample_bicubic2d_aa(s: AtenBuilder, x: Node, size: Any, align: bool, scale_h: Any = None, scale_w: Any = None) -> Any:
-    """out = cubic convolution (a = -0.5) with a wider kernel if the map shrinks, so that no detail is skipped."""
+    """out = cubic convolution (a = -0.5), with a wider kernel if the map shrinks to include every element."""
     return _resize_by_matrices(s, x, size, (scale_h, scale_w), lambda m, to, by: aten._upsample_bicubic2d_aa(m, to, align, *by))
 
 
@@ -165,5 +164,5 @@ def upsample_nearest_exact2d(s: AtenBuilder, x: Node, size: Any, scale_h: Any = 
 def upsample_nearest_exact3d(
     s: AtenBuilder, x: Node, size: Any, scale_d: Any = None, scale_h: Any = None, scale_w: Any = None
 ) -> Node:
-    """out = ``upsample_nearest3d`` at the centre of each position: (i + 1/2) * H / OH."""
+    """out = ``upsample_nearest3d`` at the centre of each position, (i + 1/2) * H / OH."""
     return _select_along_dims(s, x, size, (scale_d, scale_h, scale_w), lambda m, to, by: aten._upsample_nearest_exact3d(m, to, *by))

@@ -24,7 +24,7 @@ _FINEST = 256
 
 
 def _resize(b: Builder, x: QTensor, sizes: Sequence[int], numbers: Sequence[tuple[int, int, int]], mode: str) -> QTensor:
-    """Emit RESIZE with (numerator, denominator, offset) of the scale of both axes, and the border that produces ``sizes``."""
+    """Emit RESIZE with (numerator, denominator, offset) per axis, and the border that produces ``sizes``."""
     value = b.nhwc(x)
     border = [
         (size - 1) * den + offset - (extent - 1) * num
@@ -38,7 +38,6 @@ def _resize(b: Builder, x: QTensor, sizes: Sequence[int], numbers: Sequence[tupl
 
 
 def _resizable(extents: Sequence[int], sizes: Sequence[int], numbers: Sequence[tuple[int, int, int]]) -> bool:
-    """Return True if TOSA RESIZE supports these extents (below 16,384) and scales."""
     return max(*extents, *sizes) < 16384 and all(num <= 2048 and den < 16 * num for num, den, _ in numbers)
 
 
@@ -53,15 +52,15 @@ def _repeat(b: Builder, x: QTensor, dim: int, factor: int) -> QTensor:
 
 
 def uneven(extent: int, size: int, scale: float | None) -> float | None:
-    """Return ``scale`` if PyTorch reads at i / scale although ``size`` was rounded down."""
+    """Return ``scale`` if PyTorch reads at i / scale although ``size`` was rounded down, or None."""
     return scale if scale and size != extent and Fraction(scale) * extent != size else None
 
 
 def nearest(b: Builder, x: QTensor, size: tuple[int, int], scales: Sequence[float | None] = (None, None)) -> QTensor:
     """Return x[..., floor(i * H / size0), floor(j * W / size1)].
 
-    Integer factors are a RESIZE if TOSA and the target support it, or TILEs. Other factors, and ``scales`` that differ from the
-    ratio of the sizes, select rows, then columns.
+    Integer factors are a RESIZE or TILEs. Other factors, and ``scales`` that differ from the ratio of the sizes, select rows, then
+    columns.
     """
     uneven_scales = [uneven(extent, count, scale) for extent, count, scale in zip(x.shape[-2:], size, scales, strict=True)]
     ratios = [Fraction(wide, have) for wide, have in zip(size, x.shape[-2:], strict=True)]
@@ -87,7 +86,6 @@ def nearest(b: Builder, x: QTensor, size: tuple[int, int], scales: Sequence[floa
 
 
 def _vec(x: Any, size: Any, *rest: Any) -> Any:
-    """Adapt a ``.vec`` spelling, whose size and scale factors are optional."""
     factors = rest[-1]
     return (x, size, *rest[:-1], *(factors if factors else (None,) * (len(x.shape) - 2))), {}
 
@@ -123,7 +121,7 @@ def upsample_nearest1d(b: Builder, x: QTensor, size: Any, scales: Any = None, *,
 
 
 def _positions(extent: int, size: int, align: bool, scale: float | None) -> npt.NDArray[np.float64]:
-    """Return float[size]: the clamped position in the input that PyTorch reads for each output."""
+    """Return float[size], the clamped input position that PyTorch reads for each output."""
     i = np.arange(size)
     step = 1 / scale if scale else extent / size
     where = i * ((extent - 1) / max(size - 1, 1)) if align else (i + 0.5) * step - 0.5
@@ -140,9 +138,9 @@ def _bilinear_numbers(extent: int, size: int, align: bool, scale: float | None) 
 
 
 def _by_boxes(b: Builder, x: QTensor, factors: tuple[int, int]) -> QTensor:
-    """Resize bilinearly by integer factors f: nearest, then a mean over f + 1 neighbours.
+    """Resize bilinearly by integer factors f: nearest, then a mean over f + 1 neighbours, rounded once.
 
-    If f is even, the outer two have half weight. The map is extended by its edges first. The result is rounded once.
+    If f is even, the outer two have half weight. The map is extended by its edges first.
     """
     kernels, margins = [], []
     for dim, factor in zip((-2, -1), factors, strict=True):
@@ -179,8 +177,8 @@ _MOST_WEIGHTS = 2**26
 def _by_matrix(b: Builder, x: QTensor, dim: int, size: int, align: bool, scale: float | None = None) -> QTensor:
     """Interpolate along one dim as a product with a constant [size, extent] matrix.
 
-    Its steps are the positions' common denominator if int8 represents it, or 1/127. For int16 and 1/127, a second product adds the
-    remainders.
+    Its steps are the positions' common denominator if int8 represents it, otherwise 1/127. For int16 and 1/127, a second product
+    adds the remainders.
     """
     extent = x.shape[dim]
     if extent == size and not scale:
@@ -215,19 +213,18 @@ def _by_matrix(b: Builder, x: QTensor, dim: int, size: int, align: bool, scale: 
 
 
 def _product(b: Builder, value: Value, weight: npt.NDArray[Any], unit: float, zp: int) -> Value:
-    """Multiply rows of ``value`` by an int8 [size, extent] matrix in steps of ``unit``."""
     size, extent = weight.shape
     acc = b.conv2d(value, b.const(weight.reshape(size, 1, 1, extent), name="weight"), input_zp=zp)
     return b.rescale(acc, unit, output_zp=zp, dtype=value.dtype)
 
 
 def bilinear(b: Builder, x: QTensor, size: tuple[int, int], align: bool, scales: Sequence[float | None] = (None, None)) -> QTensor:
-    """Resize x[..., H, W] bilinearly to ``size``, in the first form that applies.
+    """Resize x[..., H, W] bilinearly to ``size`` by the first method that applies.
 
-    - A single row or column that becomes several: repeated, because Vela refuses such a RESIZE.
+    - A row or column that becomes several: repeated, because Vela refuses its RESIZE.
     - A scale that TOSA and the target support: a RESIZE.
     - Integer factors: ``_by_boxes``.
-    - All others: a product with a matrix along each dim.
+    - Others: a product with a matrix along each dim.
     """
     for dim, wide in zip((-2, -1), size, strict=True):
         if x.shape[dim] == 1 < wide:
@@ -263,7 +260,7 @@ def upsample_bilinear2d(
 ) -> QTensor:
     """out = bilinear interpolation of x: int8[N,C,H,W] -> int8[N,C,OH,OW], rounded once. TOSA RESIZE, CONV2D.
 
-    The bound: products with matrices round twice.
+    Bound: products with matrices round twice.
     """
     height, width = out.shape[-2:]
     return b.to_qparams(bilinear(b, x, (height, width), align_corners, (scales_h, scales_w)), out.q)

@@ -1,6 +1,6 @@
 """Rounding to integers, and remainders: a table for int8.
 
-int16 uses thresholds between codes if they separate the integers, or tables that follow each jump.
+int16 uses thresholds between codes if they separate the integers, otherwise tables that follow each jump.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Threshold:
     dead: int = 0
 
     def numbers(self, step: float) -> npt.NDArray[np.int64]:
-        """Return int64[65536]: the integer of each code (TOSA 1.0, SINGLE_ROUND)."""
+        """Return int64[65536], the integer of each code (TOSA 1.0, SINGLE_ROUND)."""
         parts = np.arange(-32768, 32768, dtype=np.int64) * _PARTS
         parts = parts + self.shift - np.clip(parts, -self.dead, self.dead)
         multiplier, shift = multiplier_and_shift(step / _PARTS)
@@ -71,22 +71,20 @@ class Threshold:
 
 
 def _floor(half: float, slack: int) -> Threshold:
-    """Round down: subtract half an integer."""
     return Threshold(slack - round(half))
 
 
 def _ceil(half: float, slack: int) -> Threshold:
-    """Round up: add half an integer."""
     return Threshold(round(half) - slack)
 
 
 def truncate(half: float, slack: int) -> Threshold:
-    """Round towards 0: move every value towards 0 by up to half an integer."""
+    """Move every value towards 0 by up to half an integer."""
     return Threshold(0, round(half) - slack)
 
 
 def _nearest(half: float, slack: int) -> Threshold:
-    """Round to nearest, halves up. ``match_thresholds`` detects differences from PyTorch's halves to even."""
+    """Round halves up. ``match_thresholds`` detects differences from PyTorch's halves to even."""
     return Threshold(0)
 
 
@@ -106,7 +104,6 @@ def match_thresholds(b: Builder, x: QTensor, function: Function, threshold: Make
 
 
 def _tabulate_jumps(b: Builder, x: QTensor, function: Function, out: QParams) -> QTensor:
-    """Emit ``function`` of an int16 tensor as tables that follow its jumps."""
     real = function(torch.from_numpy(x.qparams.table_inputs)).numpy()
     if not b.follows_steps(real, out):
         raise Unsupported(TOO_MANY_STEPS)
@@ -214,7 +211,7 @@ table_op(
 
 
 def integer_remainder(s: AtenBuilder, x: Node, y: Any, rounding_mode: str) -> Node | None:
-    """Draw x - y * (x / y, rounded) of integers of up to 32 bits. ExecuTorch's CPU kernel has the sign of x instead."""
+    """Draw x - y * (x / y, rounded) of integers of up to 32 bits. ExecuTorch's CPU kernel returns the sign of x instead."""
     operands = [x, y] if isinstance(y, Node) else [x]
     if any(is_float(node) or is_int64(node) for node in operands) or isinstance(y, float):
         return None

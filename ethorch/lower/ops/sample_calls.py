@@ -1,4 +1,4 @@
-"""Samples as modules with inputs."""
+"""Modules and inputs that call samples."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Call(torch.nn.Module):
             setattr(self, f"w{index}", torch.nn.Parameter(data, requires_grad=False))
 
     def forward(self, *inputs: torch.Tensor) -> Any:
-        """Call the operator. Indices are returned as int32, like by the NPU."""
+        """Call the operator, and convert indices to int32 as the NPU does."""
         tensors, counter = iter(inputs), iter(range(100))
 
         def fill(arg: Any) -> Any:
@@ -46,7 +46,7 @@ class Call(torch.nn.Module):
 
 
 def leaves(arg: Any, kind: type | tuple[type, ...]) -> Iterator[Any]:
-    """Iterate over all objects of a kind in a sample or in nested arguments."""
+    """Iterate over objects of a kind in nested arguments."""
     if isinstance(arg, kind):
         yield arg
     elif isinstance(arg, (list, tuple)):
@@ -57,7 +57,7 @@ def leaves(arg: Any, kind: type | tuple[type, ...]) -> Iterator[Any]:
 
 
 def inputs_for(sample: Sample, seed: int) -> tuple[torch.Tensor, ...]:
-    """Return inputs that are uniform over their range, including both ends."""
+    """Return inputs uniform over their range, including both ends."""
     generator = torch.Generator().manual_seed(seed)
     tensors = []
     for kind in leaves(sample, INPUTS):

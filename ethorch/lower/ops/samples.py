@@ -1,4 +1,4 @@
-"""Elements of an operator's samples."""
+"""Elements of operator samples."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class I8:
-    """A quantized activation of a sample, uniform in ``low..high``: int8, or int16 if the test selects it."""
+    """A quantized activation, uniform in ``low..high``: int8, or int16 if the test selects it."""
 
     shape: tuple[int, ...]
     low: float = -3.0
@@ -23,7 +23,7 @@ class I8:
 
 @dataclass(frozen=True)
 class Ints:
-    """A tensor of plain integers of a sample, uniform in ``low..high``."""
+    """A tensor of plain integers, uniform in ``low..high``."""
 
     shape: tuple[int, ...]
     low: int
@@ -37,7 +37,7 @@ class Ints:
 
 @dataclass(frozen=True)
 class Bools:
-    """A tensor of truth values of a sample, True with the probability ``chance``."""
+    """A tensor of truth values, True with the probability ``chance``."""
 
     shape: tuple[int, ...]
     chance: float
@@ -49,7 +49,7 @@ class Bools:
 
 @dataclass(frozen=True)
 class W:
-    """A parameter of a sample, uniform in ``low..low + 1``."""
+    """A parameter, uniform in ``low..low + 1``."""
 
     shape: tuple[int, ...]
     low: float = -0.5
@@ -59,7 +59,7 @@ class W:
         object.__setattr__(self, "low", low)
 
     def positive(self) -> W:
-        """Return this parameter with values in 0.5..1.5, for variances."""
+        """Return this parameter in 0.5..1.5, for variances."""
         return W(*self.shape, low=0.5)
 
 
@@ -76,7 +76,7 @@ class Sample:
         object.__setattr__(self, "kwargs", kwargs)
 
     def of(self, overload: str) -> Sample:
-        """Return this sample as a call of ``overload``, another name of the operator."""
+        """Return this sample for ``overload``, another name of the operator."""
         sample = Sample(*self.args, **self.kwargs)
         object.__setattr__(sample, "overload", overload)
         return sample

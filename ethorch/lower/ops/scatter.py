@@ -1,4 +1,4 @@
-"""Writes at indices: constant ones are slices and a CONCAT, computed ones a SCATTER, which only some NPUs have."""
+"""Writes at indices: slices and a CONCAT for constant indices, otherwise a SCATTER, which only some NPUs have."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ _SHORTEST_ROW = 8  #: shortest row that is scattered without a transposition
 
 
 def _merge_constants(s: AtenBuilder, x: Node, indices: Sequence[Any]) -> tuple[Node, int, Node] | None:
-    """Merge constant indices, including masks, of adjacent dims like ``merge_indices``."""
     each: list[torch.Tensor | None] = []
     for index in indices:
         tensor = None if index is None else attribute(s.model, index)
@@ -46,7 +45,7 @@ def _merge_constants(s: AtenBuilder, x: Node, indices: Sequence[Any]) -> tuple[N
 
 
 def _with_row(b: Builder, x: QTensor, dim: int, index: QTensor, source: QTensor, q: QParams | None) -> QTensor:
-    """Return x with ``source`` as row ``index[0]``: TOSA SELECT by row numbers."""
+    """Return x with ``source`` as row ``index[0]``, by TOSA SELECT on row numbers."""
     others = [1] * x.rank
     rows = np.arange(x.shape[dim], dtype=np.int32).reshape([*others[:dim], -1, *others[dim + 1 :]])
     return either(b, emit_comparison(b, "eq", b.view(index, others), rows), source, x, q)
@@ -132,15 +131,9 @@ def check_index_put(x: Any, indices: Any, values: Any, accumulate: bool = False)
 
 
 def decompose_index_put(s: AtenBuilder, x: Node, indices: Any, values: Node, accumulate: bool = False) -> Any:
-    """Draw an index_put in the first form that applies.
+    """Draw an index_put as x (empty index), a sum at indices, a where (mask and single value), or an index_put with one index.
 
-    - An empty index: x.
-    - Accumulating values: ``accumulate_at_indices``.
-    - Indices of dims that are not adjacent: x with those dims first.
-    - One constant index of rank 1: unchanged.
-    - A mask and a single value: a where.
-    - Constants, or computed indices on a target with SCATTER: one index of rank 1.
-    - Computed indices of a single row: one int32 index.
+    Indexed dims that are not adjacent are moved to the front first. Computed indices of several rows require SCATTER.
     """
     indexed_dims = [k for k, index in enumerate(indices) if index is not None]
     first, shape = indices[indexed_dims[0]], shape_of(x)
@@ -225,7 +218,7 @@ def index_put(b: Builder, x: QTensor, indices: Sequence[Any], values: QTensor, a
 
     - A constant: slices and a CONCAT.
     - A computed row, such as that of a cache: TOSA SELECT, because Vela estimates a burst per element of a SCATTER.
-    - Several computed rows: SCATTER. Rows must be distinct.
+    - Several computed rows, which must be distinct: SCATTER.
     - Accumulating values: see ``accumulate_at_indices``.
     """
     (dim,) = (k for k, index in enumerate(indices) if index is not None)

@@ -1,7 +1,4 @@
-"""Reductions at indices: scatter_add, scatter_reduce.
-
-An index of complete rows becomes one of rows, and any other one of the flattened tensor.
-"""
+"""Reductions at indices: scatter_add, scatter_reduce."""
 
 from __future__ import annotations
 
@@ -26,7 +23,10 @@ _ROWS = torch.tensor([3, 0, 0, 2, 3, 3])
 
 
 def _as_rows(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node) -> tuple[Node, int, Node, Node]:
-    """Return x, a dim of it, an index int[n] along that dim, and the n rows of ``source`` that have an index."""
+    """Return x, a dim of x, an index int[n] along it, and the n indexed rows of ``source``.
+
+    An index of complete rows becomes one of rows, any other one of the flattened tensor.
+    """
     shape, places = shape_of(x), shape_of(index)
     for axis, (extent, available) in enumerate(zip(places, shape_of(source), strict=True)):
         if extent < available:
@@ -63,9 +63,9 @@ def _as_rows(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node) -> tu
     bound16=3,
 )
 def scatter_add(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node) -> Any:
-    """out = x with source[i, j] added at x[index[i, j], j] for dim 0, similarly for other dims, once per occurrence of the index.
+    """out = x with source[i, j] added at x[index[i, j], j] for dim 0, likewise for other dims, once per occurrence of the index.
 
-    The bound of int16: the product is rounded before the sum.
+    Bound for int16: the product is rounded before the sum.
     """
     return _sum_at_index(s, x, dim % max(1, len(shape_of(x))), index, source)
 
@@ -93,9 +93,9 @@ def _sum_at_index(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node) 
     bound16=4,
 )
 def scatter_reduce(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node, reduce: str, *, include_self: bool = True) -> Any:
-    """out = x with the sum, mean or extreme of ``source`` at each position in ``index``; with x if ``include_self``.
+    """out = sum, mean or extreme of ``source`` at each position in ``index``, with x if ``include_self``; x elsewhere.
 
-    A computed index supports only sums, with ``include_self``. The bound of int16: product, sum and division are rounded.
+    A computed index supports only sums, with ``include_self``. Bound for int16: product, sum and division are rounded.
     """
     shape = shape_of(x)
     dim %= max(1, len(shape))
@@ -129,7 +129,7 @@ def _sums(s: AtenBuilder, x: Node, dim: int, places: torch.Tensor, rows: Node, r
 
 
 def _extremes(s: AtenBuilder, x: Node, dim: int, places: torch.Tensor, rows: Node, reduce: str, include_self: bool) -> Node | None:
-    """Return the extremes of the rows at ``places``. Positions with fewer rows repeat theirs."""
+    """Return the extremes of rows at ``places``. Positions with fewer rows repeat theirs."""
     shape = shape_of(x)
     counts = torch.bincount(places, minlength=shape[dim])
     named = counts.nonzero().flatten()

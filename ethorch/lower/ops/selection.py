@@ -1,4 +1,4 @@
-"""where and masked_fill. The U85 has an operator for them; the U55 and U65 multiply by truth values."""
+"""where and masked_fill. The U85 has an operator for them. The U55 and U65 multiply by truth values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ethorch.tosa.layout import contiguous
 
 
 def _rescale_by_add(b: Builder, x: Any, out: QParams) -> QTensor:
-    """Rescale an operand of SELECT by an ADD of 0, because of Vela's bug ``vela.rescale-in-select``."""
+    """Rescale an operand of SELECT by an ADD of 0. See ``vela.rescale-in-select``."""
     if not native(b) or not isinstance(x, QTensor) or x.is_integer:
         return b.operand(x, out)
     if (x.qparams.scale, x.qparams.zero_point) == (out.scale, out.zero_point):
@@ -64,13 +64,13 @@ def check_where(condition: Any, x: Any, y: Any) -> Reason | None:
 def where(b: Builder, condition: Any, x: Any, y: Any, *, out: Result) -> QTensor:
     """out = condition ? x : y with broadcasting: int8, int16, plain integers or truth values.
 
-    Exact except for the change to the scale of ``out``. TOSA SELECT, or MUL and ADD.
+    Exact except for the conversion to the scale of ``out``. TOSA SELECT, or MUL and ADD.
     """
     return either(b, condition, x, y, out.q, out.dtype or "INT32")
 
 
 def _fill_rule(node: Any) -> QuantRule:
-    """Return the rule of a fill. A value above 1e4 in magnitude, such as a mask's -inf, is not calibrated."""
+    """Return the rule of a fill. A value above 1e4 in magnitude, such as -inf, is not calibrated."""
     value = node.args[2]
     value = value.meta["val"] if hasattr(value, "meta") else value
     return SAME_AS_INPUT if isinstance(value, (int, float)) and abs(value) > 1e4 else EACH_INPUT
@@ -90,10 +90,9 @@ def _fill_rule(node: Any) -> QuantRule:
     ],
 )
 def masked_fill(b: Builder, x: Any, mask: Any, value: Any, *, out: Result) -> QTensor:
-    """out = mask ? value : x with broadcasting. A value beyond the range of ``out`` becomes the end of that range.
+    """out = mask ? value : x with broadcasting. A value beyond the range of ``out`` becomes its end.
 
-    - A constant mask, and a value at the low end of the range: one ADD of a constant.
-    - All others: like ``where``.
+    A constant mask with a value at the low end of the range is one ADD of a constant.
     """
     q = out.q
     if q is not None and not q.is_float and not isinstance(value, QTensor):

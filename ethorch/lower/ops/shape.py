@@ -28,7 +28,7 @@ aten = torch.ops.aten
     samples=[Sample(I8(2, 3, 4, 5), [1, 0], [-1, 2])],
 )
 def movedim(s: AtenBuilder, x: Node, source: Sequence[int], destination: Sequence[int]) -> Any:
-    """out = x with the dims ``source`` at ``destination``, and the others in their order."""
+    """out = x with dims ``source`` at ``destination``, and the others in order."""
     rank = len(shape_of(x))
     places = {d % rank: a % rank for a, d in zip(source, destination, strict=True)}
     rest = iter(d for d in range(rank) if d not in {a % rank for a in source})
@@ -113,7 +113,7 @@ def copy(s: AtenBuilder, x: Node, source: Node, non_blocking: bool = False) -> A
     ],
 )
 def view(b: Builder, x: QTensor, *_: Any, out: Result) -> QTensor:
-    """out = the elements of x in PyTorch's order, in another shape. Data moves only if necessary. TOSA RESHAPE."""
+    """out = elements of x in PyTorch's order, in another shape. Data moves only if necessary. TOSA RESHAPE."""
     return b.to_qparams(b.view(x, out.shape), out.q)
 
 
@@ -131,7 +131,7 @@ def view(b: Builder, x: QTensor, *_: Any, out: Result) -> QTensor:
     samples=[Sample(I8(2, 3, 4, 5), [0, 2, 3, 1]), Sample(I8(4, 6), [1, 0]), Sample(I8(1, 4, 6), [0, -1, 1])],
 )
 def permute(b: Builder, x: QTensor, dims: Sequence[int], *, out: Result) -> QTensor:
-    """out = x with its dims in the order ``dims``. Data moves only if an operator requires another order."""
+    """out = x with dims in the order ``dims``. Data moves only if an operator requires another order."""
     return b.to_qparams(b.permute(x, [dim % x.rank for dim in dims]), out.q)
 
 

@@ -1,4 +1,4 @@
-"""Operators that select a part of a tensor, or write into a slice."""
+"""Operators that select or overwrite a slice of a tensor."""
 
 from __future__ import annotations
 
@@ -67,7 +67,6 @@ def roll(b: Builder, x: QTensor, shifts: Sequence[int], dims: Sequence[int] = ()
 
 
 def _sizes(extent: int, size: int) -> list[int]:
-    """Return the sizes of pieces of ``size`` along ``extent``."""
     return [min(size, extent - start) for start in range(0, extent, size)]
 
 
@@ -84,7 +83,7 @@ def _sizes(extent: int, size: int) -> list[int]:
     samples=[Sample(I8(1, 7, 4, 3), 3, 1), Sample(I8(4, 6), 2, -1)],
 )
 def split(s: AtenBuilder, x: Node, sizes: int | Sequence[int], dim: int = 0) -> Any:
-    """out = slices of x along ``dim``, which may have different scales."""
+    """out = slices of x along ``dim``, possibly with different scales."""
     extent = shape_of(x)[dim]
     slices, start = [], 0
     for size in _sizes(extent, sizes) if isinstance(sizes, int) else sizes:
@@ -111,7 +110,7 @@ def unbind(s: AtenBuilder, x: Node, dim: int = 0) -> Any:
 def as_strided(s: AtenBuilder, x: Node, size: Any, stride: Any, storage_offset: int | None = None) -> Any:
     """out[i, j, ...] = element number offset + i * stride[0] + j * stride[1] + ... of x: slices of the flat x.
 
-    It stays unchanged if x is not contiguous or elements are outside x.
+    It is unchanged if x is not contiguous or elements are outside x.
     """
     if any(not isinstance(extent, int) for extent in (*size, *stride)) or 0 in size:
         return None
@@ -143,10 +142,7 @@ def narrow(s: AtenBuilder, x: Node, dim: int, start: int, length: int) -> Any:
     samples=[Sample(I8(2, 9), 1, 3, 2), Sample(I8(1, 4, 6), -1, 2, 2), Sample(I8(7, 3), 0, 4, 1)],
 )
 def unfold(b: Builder, x: QTensor, dim: int, size: int, step: int, *, out: Result) -> QTensor:
-    """out[..., i, ..., k] = x[..., i * step + k, ...]: one slice for each k, and a CONCAT.
-
-    Adjacent windows are a view.
-    """
+    """out[..., i, ..., k] = x[..., i * step + k, ...]: a slice per k and a CONCAT, or a view if windows are adjacent."""
     dim %= x.rank
     count = (x.shape[dim] - size) // step + 1
     order = [*range(dim + 1), *range(dim + 2, x.rank + 1), dim + 1]
@@ -197,7 +193,7 @@ def slice_scatter(
 def overwrite_rows(b: Builder, x: QTensor, dim: int, places: Sequence[int], source: QTensor) -> QTensor:
     """Return x with source[k] at places[k] along ``dim``. The last value for a position wins.
 
-    It is slices and a CONCAT. If these are too many, it is a fold for evenly spaced positions, or a GATHER.
+    It is slices and a CONCAT, or if these are too many, a fold for even spacing or a GATHER.
     """
     holder = {place: k for k, place in enumerate(places)}
     count = source.shape[dim]
@@ -215,13 +211,11 @@ def overwrite_rows(b: Builder, x: QTensor, dim: int, places: Sequence[int], sour
 
 
 def _cut_at(run: tuple[int, int], count: int) -> list[tuple[int, int]]:
-    """Split a run of row numbers at ``count``."""
     first, size = run
     return [(first, count - first), (count, first + size - count)] if first < count < first + size else [run]
 
 
 def _overwrite_evenly(b: Builder, x: QTensor, dim: int, start: int, step: int, source: QTensor) -> QTensor:
-    """Return x with source[k] at ``start + k * step``, by a fold of the axis."""
     groups, extent = source.shape[dim] - 1, x.shape[dim]
     last = start + groups * step
     folded = [*x.shape[:dim], groups, step, *x.shape[dim + 1 :]]

@@ -1,4 +1,4 @@
-"""softmax, log_softmax and logsumexp, lowered with known intermediate ranges, which need no calibration."""
+"""softmax, log_softmax and logsumexp, with intermediate ranges that are known without calibration."""
 
 from __future__ import annotations
 
@@ -44,7 +44,6 @@ class _Exponentials:
         codes: INT16, not negative.
         code_of_one: Code of 1 in ``codes`` and ``sums``.
         sums: INT32, exact.
-        maxima: Maxima of x.
     """
 
     codes: Value
@@ -57,7 +56,7 @@ def _exponentials(b: Builder, x: QTensor, dim: int) -> _Exponentials:
     """Emit exp(x - max over ``dim``).
 
     - int8: the product of two TABLEs of 8 bits, each with its own difference so that Vela fuses both.
-    - int16: a table of 15 bits, interpolated.
+    - int16: an interpolated table of 15 bits.
     """
     value, axis, dims = b.axis_of(x, dim)
     top = maximum_of(b, value, axis)
@@ -93,7 +92,7 @@ def _exponentials(b: Builder, x: QTensor, dim: int) -> _Exponentials:
 
 
 def _factors(products: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return two integers in 0..255 with the closest product to each number in 0..128 * 255."""
+    """Return two integers in 0..255 whose product is closest to each number in 0..128 * 255."""
     first = np.arange(1.0, 256.0)[:, None]
     second = np.clip(np.rint(products / first), 0, 255)
     best = np.argmin(np.abs(first * second - products), axis=0)
@@ -121,9 +120,9 @@ def softmax_of_floats(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, ou
     also={"aten._softmax.default": lambda x, dim, half_to_float=False: ((x, dim), {})},
 )
 def softmax(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, out: Result) -> QTensor:
-    """out = exp(x - max) / sum over ``dim`` of exp(x - max): int8 -> int8, int16 -> int16.
+    """out = exp(x - max) / sum over ``dim`` of exp(x - max): int8 or int16.
 
-    Exponentials and the reciprocal of a sum have 15 bits (the reciprocal 16 for int16). The bound of int16: the result has 16 bits.
+    Exponentials and the reciprocal of a sum have 15 bits (for int16 the reciprocal 16). Bound for int16: the result has 16 bits.
     A quotient above four times the range of ``out`` saturates.
     """
     value, axis, dims = b.axis_of(x, dim)
@@ -152,7 +151,7 @@ def log_softmax_of_floats(b: Builder, x: QTensor, dim: int, dtype: Any = None, *
     also={"aten._log_softmax.default": lambda x, dim, half_to_float=False: ((x, dim), {})},
 )
 def log_softmax(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, out: Result) -> QTensor:
-    """out = x - max - log(sum over ``dim`` of exp(x - max)): int8 -> int8, int16 -> int16; the sum as in softmax."""
+    """out = x - max - log(sum over ``dim`` of exp(x - max)): int8 or int16; the sum as in softmax."""
     value, axis, dims = b.axis_of(x, dim)
     q = out.qparams
     if value.shape[axis] == 1:
@@ -187,7 +186,7 @@ def logsumexp_of_floats(b: Builder, x: QTensor, dim: Any, keepdim: bool = False,
     samples=[Sample(I8(2, 4, 30), [-1]), Sample(I8(6, 9, 5), [1], True), Sample(I8(8, 4, 4), [1, 2]), Sample(I8(1, 4, 4), [0])],
 )
 def logsumexp(b: Builder, x: QTensor, dim: Any, keepdim: bool = False, *, out: Result) -> QTensor:
-    """out = log of the sum over ``dim`` of exp(x): int8 -> int8, int16 -> int16; the sum as in softmax."""
+    """out = log of the sum over ``dim`` of exp(x): int8 or int16; the sum as in softmax."""
     reduced = sorted(d % x.rank for d in ([dim] if isinstance(dim, int) else dim))
     others = [d for d in range(x.rank) if d not in reduced]
     rows = math.prod(x.shape[d] for d in others)

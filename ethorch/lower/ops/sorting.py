@@ -1,4 +1,4 @@
-"""Sorting, ranks and positions among boundaries. If the NPU does not sort, they become a topk, which has a CPU kernel."""
+"""Sorting, ranks and positions among boundaries. Without NPU support they become a topk on the CPU."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def comparisons(count: int) -> Iterator[tuple[int, int]]:
 
 
 def _select_ranks(b: Builder, x: QTensor, dim: int, ranks: Sequence[int]) -> list[QTensor]:
-    """Return the values of these ranks along ``dim``, 0 for the smallest, each with extent 1."""
+    """Return the values of these ranks along ``dim`` (0: smallest), each with extent 1."""
     value, axis, dims = b.axis_of(x, dim)
     columns = [b.slice_axis(value, axis, place, 1) for place in range(value.shape[axis])]
     needed, steps = set(ranks), list[tuple[int, int, bool, bool]]()
@@ -69,7 +69,7 @@ def _extreme(b: Builder, name: str, x: Value, y: Value) -> Value:
 
 
 def _draw_topk(s: AtenBuilder, x: Node, dim: int, count: int, largest: bool) -> list[Node] | None:
-    """Draw a topk of ``count`` values along ``dim``, or return None if the NPU sorts them."""
+    """Draw a topk, or return None if the NPU sorts the values."""
     if shape_of(x)[dim] <= _LONGEST and not are_indices_read(s):
         return None
     return s.results(aten.topk.default, x, count, dim, largest, True)
@@ -100,7 +100,7 @@ def sort(b: Builder, x: QTensor, dim: int = -1, descending: bool = False, *, out
 
 
 def _decompose_rank(s: AtenBuilder, x: Node, rank: int, dim: int, keepdim: bool) -> Any:
-    """Draw a value of a rank as the last of a topk, or return None if the NPU computes it."""
+    """Draw a rank as the last value of a topk, or return None if the NPU computes it."""
     count = shape_of(x)[dim]
     largest = rank >= count // 2
     top = _draw_topk(s, x, dim, count - rank if largest else rank + 1, largest)
@@ -122,9 +122,9 @@ def decompose_kthvalue(s: AtenBuilder, x: Node, k: int, dim: int = -1, keepdim: 
     samples=[Sample(I8(2, 3, 8), 3), Sample(I8(5, 6, 2), 6, 1, True), Sample(Ints(4, 7), 1, 0)],
 )
 def kthvalue(b: Builder, x: QTensor, k: int, dim: int = -1, keepdim: bool = False, *, out: Result) -> QTensor:
-    """out = the k-th smallest value along ``dim``, of at most 16 elements, exact. TOSA MINIMUM, MAXIMUM.
+    """out = k-th smallest value along ``dim``, of at most 16 elements, exact. TOSA MINIMUM, MAXIMUM.
 
-    Along a longer dim, or with a used index, it is a topk on the CPU.
+    A longer dim, or a used index, is a topk on the CPU.
     """
     (ranked,) = _select_ranks(b, x, dim, [k - 1])
     return b.view(b.to_qparams(ranked, out.q), out.shape)
@@ -152,7 +152,7 @@ def median(b: Builder, x: QTensor, dim: int, keepdim: bool = False, *, out: Resu
     "aten.median.default", "aten.nanmedian.default", decomposes_integers=True, samples=[Sample(I8(3, 5)), Sample(Ints(2, 7))]
 )
 def median_all(s: AtenBuilder, x: Node) -> Any:
-    """out = the median of all elements of x."""
+    """out = median of all elements of x."""
     flat = s(aten.reshape.default, x, [math.prod(shape_of(x))])
     return s.results(aten.median.dim, flat, 0)[0]
 
@@ -176,7 +176,7 @@ _SHARES: dict[str, Callable[[float], float]] = {
 def quantile(
     s: AtenBuilder, x: Node, q: float, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear"
 ) -> Any:
-    """out = the quantile ``q`` of x along ``dim``: one of the sorted values, or between two of them."""
+    """out = quantile ``q`` of x along ``dim``: one of the sorted values, or an interpolation between two."""
     shape = list(shape_of(x))
     reduced_shape = [1] * len(shape) if dim is None else [1 if k == dim % len(shape) else extent for k, extent in enumerate(shape)]
     if dim is None:
@@ -223,7 +223,6 @@ def _as_int64(s: AtenBuilder, index: Node) -> Node:
 
 
 def _count_less(s: AtenBuilder, x: Node, rows: Node, out_int32: bool, right: bool) -> Node:
-    """Count the elements of each row that are less than x, or not greater."""
     less = s(aten.ge.Tensor if right else aten.gt.Tensor, s(aten.unsqueeze.default, x, -1), rows)
     count = s(aten.sum.dim_IntList, s(aten._to_copy.default, less, dtype=torch.int32), [-1], dtype=torch.int32)
     return count if out_int32 else _as_int64(s, count)

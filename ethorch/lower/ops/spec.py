@@ -7,7 +7,7 @@ Contract of a lowering, ``lower(b, *aten_args, out, **aten_keywords) -> QTensor`
 - Inputs and outputs are codes of quantized tensors, plain integers, or truth values. The result has the shape ``out.shape``
   and the QParams ``out.q``, those of the node's quantize user, also after operators marked ``absorbs``.
 - Without ``out.q``, the result is plain integers or truth values of ``out.dtype``. INT32 in place of INT8 or INT16 is wrapped
-  afterwards. An operator that requires QParams reads ``out.qparams``, which refuses the node if there are none.
+  afterwards. An operator that requires QParams reads ``out.qparams``, which otherwise refuses the node.
 - It changes only ``b``. The walk stamps origins and checks shape and QParams.
 - It raises Unsupported if the target or TOSA cannot express the operator. Any other exception is a defect and reaches the user.
 
@@ -18,12 +18,12 @@ None. It may return a FloatTensor or any float dtype, which is then cast. Withou
 ``bound16`` in int16. ``python -m tests.helpers.ladder NAME [--int16]`` prints the differences. Rules:
 
 - An operator that rounds once, at its end, needs 1, because PyTorch may round a half in the other direction.
-- Each operator inside a composite may round differently, and later operators amplify that. In int8, 1 is mostly enough. In int16
-  the bound is about the number of operators in a row, more if one is steep.
-- A table of int16 is interpolated between 513 entries. Its bound is the difference that its samples show.
+- Operators in a composite round differently, which later operators amplify. In int8, 1 is mostly enough. In int16 the bound is
+  about the number of operators in a row, more if one is steep.
+- An int16 table is interpolated between 513 entries. Its bound is the difference that its samples show.
 - A function that jumps may need the height of a jump if its input was rounded.
 
-The documentation must justify a bound above 1. If the ladder shows more than these rules explain, correct the lowering.
+The documentation must justify a bound above 1. If the ladder shows more, correct the lowering.
 """
 
 from __future__ import annotations
@@ -50,32 +50,31 @@ Kind = Literal["operator", "table", "composite"]
 
 @dataclass(frozen=True, eq=False)
 class OpSpec:
-    """An operator of PyTorch on the NPU.
+    """A PyTorch operator on the NPU.
 
     Attributes:
         names: ATen names, the canonical one first. In-place forms are found by the name without underscore.
         kind: ``operator`` has a lowering, ``composite`` is always decomposed, and ``table`` is a lookup table.
-        quant: Quantization rule of the inputs and outputs.
+        quant: Quantization rule.
         doc: Documentation. The first paragraph describes the result.
         source: File and line of the definition, relative to ``ethorch/``.
         lower: Lowering, as described above. None for a composite and for an operator that is always a table.
-        check: Function of the operator's arguments. It returns the Reason why TOSA cannot express them, or None.
+        check: Function that returns the Reason why TOSA cannot express these arguments, or None.
         floats: ``floats(b, *aten_args, out) -> FloatTensor | QTensor``: lowering of floats, if ``lower`` does not support them.
         decompose: ``decompose(s, *aten_args) -> Node | Sequence[Node | None] | None``: draws other operators on the AtenBuilder
-            ``s`` before annotation, so that intermediate results are calibrated. None leaves the operator unchanged.
-        decomposes_integers: Whether ``decompose`` is called for integer results too.
-        adapters: Spelling -> function from its arguments to those of the canonical spelling.
-        absorbs: Whether it is free after an operator that has its own output scale (clamps, no-ops).
+            ``s`` before annotation, to calibrate intermediate results. None leaves the operator unchanged.
+        decomposes_integers: Whether ``decompose`` is also called for integer results.
+        adapters: Spelling -> function from its arguments to canonical ones.
+        absorbs: Whether it is free after an operator with its own output scale (clamps, no-ops).
         pointwise: Whether each output element depends on one element of each input. A chain on one input becomes one TABLE.
-        moves: Whether the result contains each element of the input exactly once, in another position or shape.
+        moves: Whether the result contains each input element exactly once, in another position or shape.
         homogeneous: Number of last axes over which s must be constant so that f(s x) = s f(x) for any s > 0, or None if never.
-        steps: Whether the function jumps. Interpolation of an int16 table would smooth the jumps.
+        steps: Whether the function jumps, so that an int16 table must not be interpolated.
         truths: Whether its operands are truth values (true if not 0).
-        int32: Whether its lowering supports activations that are quantized to int32.
+        int32: Whether its lowering supports int32 activations.
         needs: TOSA operator that reads a computed index.
         samples: Calls for tests and documentation.
-        bound: Largest difference from fake-quantized PyTorch in int8, in steps of the output.
-        bound16: Largest difference with int16 activations.
+        bound, bound16: Largest difference from fake-quantized PyTorch in int8 and int16, in steps of the output.
     """
 
     names: tuple[str, ...]
@@ -103,7 +102,7 @@ class OpSpec:
 
     @cached_property
     def tensors(self) -> frozenset[int]:
-        """Positions of the arguments that must be tensors or sequences of tensors."""
+        """Positions of arguments that must be tensors or sequences of tensors."""
         if self.lower is None:
             return frozenset()
         parameters = list(inspect.signature(self.lower).parameters.values())[1:]  # no builder
@@ -111,7 +110,7 @@ class OpSpec:
 
     @property
     def takes_floats(self) -> bool:
-        """True if the operator has a lowering of float tensors."""
+        """True if the operator has a lowering of floats."""
         return self.floats is not None or self.decompose is not None or (self.lower is not None and self.quant is not NOT_QUANTIZED)
 
     @property
@@ -179,7 +178,7 @@ def op(
 ) -> Callable[[Callable[..., Any]], OpSpec]:
     """Return a decorator that registers a function as the lowering of ``names``.
 
-    ``doc`` replaces the function's docstring, and ``also`` is ``OpSpec.adapters``. The other arguments are fields of OpSpec.
+    ``doc`` replaces its docstring, and ``also`` is ``OpSpec.adapters``. Other arguments are fields of OpSpec.
     """
 
     def decorate(lower: Callable[..., Any]) -> OpSpec:
@@ -221,7 +220,7 @@ def composite(
     bound: int = 1,
     bound16: int = 1,
 ) -> Callable[[Callable[..., Any]], OpSpec]:
-    """Return a decorator that registers a function as the decomposition of ``names``, with fields of OpSpec as arguments."""
+    """Return a decorator that registers a function as the decomposition of ``names``. Arguments are fields of OpSpec."""
 
     def decorate(function: Callable[..., Any]) -> OpSpec:
         spec = OpSpec(
@@ -267,14 +266,14 @@ def table_op(
     lower: Callable[..., Any] | None = None,
     decompose: Callable[..., Any] | None = None,
 ) -> OpSpec:
-    """Register an operator of one tensor that is a lookup table computed by running it.
+    """Register an operator of one tensor as a lookup table, computed by running it.
 
     Args:
         floats: TOSA operator for floats, or a formula of a FloatTensor and the further arguments.
         lower: Lowering of int16 inputs if the function jumps or consists of few exact operators.
         low, high: Range of the samples' inputs.
         calls: Arguments or keywords after the tensor, one per sample.
-        decompose: Decomposition of integers. It returns None for floats.
+        decompose: Decomposition for integers, None for floats.
     """
     caller = inspect.currentframe()
     assert caller is not None and caller.f_back is not None

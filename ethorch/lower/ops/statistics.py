@@ -118,9 +118,9 @@ def std_of_floats(
     also={"aten.std.dim": _convert_unbiased, "aten.std.default": lambda x, unbiased=True: _convert_unbiased(x, None, unbiased)},
 )
 def std(b: Builder, x: QTensor, dim: Any = None, *, out: Result, correction: float | None = 1, keepdim: bool = False) -> QTensor:
-    """out = root of the variance over ``dim``: int8 or int16, the sum of squares exact, the root from tables.
+    """out = root of the variance over ``dim``: int8 or int16, the sum exact, the root from tables.
 
-    The bound of int16: the tables have 15 bits.
+    Bound for int16: the tables have 15 bits.
     """
     dims, step = all_dims(x, dim), x.qparams.step
     count = math.prod(x.shape[d] for d in dims) - (1 if correction is None else correction)
@@ -187,7 +187,7 @@ def vector_norm(
 ) -> QTensor:
     """out = root of the sum of x**2 over ``dim``: int8 or int16, the sum exact, the root from tables.
 
-    Orders 1 and infinity are decomposed. The bound of int16: the tables have 15 bits.
+    Orders 1 and infinity are decomposed. Bound for int16: the tables have 15 bits.
     """
     dims, codes = all_dims(x, dim), x.qparams.code_count
     step, count = x.qparams.step, math.prod(x.shape[d] for d in dims)
@@ -217,7 +217,7 @@ def var_mean(s: AtenBuilder, x: Node, dim: Any = None, *, correction: float | No
 def cosine_similarity(s: AtenBuilder, x: Node, y: Node, dim: int = 1, eps: float = 1e-8) -> Any:
     """out = sum of x * y over ``dim`` / (norm of x * norm of y): the mean of a product of two RMS norms.
 
-    The bounds: three roundings.
+    Bounds: three roundings.
     """
     parts = []
     shape = torch.broadcast_shapes(shape_of(x), shape_of(y))

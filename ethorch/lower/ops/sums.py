@@ -30,7 +30,7 @@ _KERNEL, _WINDOW = 64, 256
 def sum_over(b: Builder, x: QTensor, dims: Sequence[int], out: QParams, factor: float) -> QTensor:
     """Return factor * sum of x over ``dims``, which keep extent 1: exact in int32, rounded once. TOSA REDUCE_SUM.
 
-    A sum that could exceed int32, such as 65536 elements of int16, consists of partial sums without their lowest bits.
+    If it could exceed int32, such as 65536 elements of int16, partial sums are added without their lowest bits.
     """
     if out.is_float:
         total = (FloatTensor.of(b, x).sum(dims) * factor).t
@@ -52,7 +52,6 @@ def _sum_integers(b: Builder, x: QTensor, dims: Sequence[int], out: QParams, fac
 
 
 def _sum_within_int32(b: Builder, acc: Value, axis: int, unit: float, magnitude: int) -> tuple[Value, float, int]:
-    """Return (sum over ``axis``, its unit, its largest magnitude), with the sum below 2**31."""
     extent = acc.shape[axis]
     if extent * magnitude >= 1 << 31:
         most = ((1 << 31) - 1) // magnitude
@@ -73,13 +72,13 @@ def _sum_within_int32(b: Builder, acc: Value, axis: int, unit: float, magnitude:
 
 
 def mean_over(b: Builder, x: QTensor, dims: Sequence[int], out: QParams, factor: float = 1.0) -> QTensor:
-    """Return factor * mean of x over ``dims``, which keep extent 1, in the first form that applies.
+    """Return factor * mean of x over ``dims``, which keep extent 1, by the first method that applies.
 
-    - A large int8 map of up to 256 x 256, to another scale: ``_average_sums``.
-    - An int8 map to a finer step, on a target that prefers AVG_POOL2D: ``_average_sums``.
-    - Any other int8 map on such a target: an AVG_POOL2D and a RESCALE, which round twice.
-    - A map to the scale of x: an AVG_POOL2D.
-    - All others: ``sum_over``, rounded once.
+    - An int8 map of up to 256 x 256 to another scale, if large or if the target prefers AVG_POOL2D and the scale is finer:
+      ``_average_sums``.
+    - Any other int8 map on such a target: AVG_POOL2D and RESCALE, which round twice.
+    - A map to the scale of x: AVG_POOL2D.
+    - Others: ``sum_over``, rounded once.
     """
     step = x.qparams.step * factor
     same = (step, out.zero_point, out.dtype) == (out.step, x.qparams.zero_point, x.qparams.dtype) and factor == 1.0
@@ -100,7 +99,7 @@ def mean_over(b: Builder, x: QTensor, dims: Sequence[int], out: QParams, factor:
 
 
 def _average_sums(b: Builder, value: Value, step: float, zp: int, out: QParams) -> Value:
-    """Return the mean over an int8 [N,H,W,C] in units of ``step``, by averaging exact INT16 sums of its columns.
+    """Return the mean of an int8 [N,H,W,C] in units of ``step`` from exact INT16 sums of its columns.
 
     An AVG_POOL2D averages them if that is exact to an eighth of a step of ``out``. Otherwise they are summed.
     """
@@ -155,8 +154,8 @@ def _average_sums(b: Builder, value: Value, step: float, zp: int, out: QParams) 
 def mean(b: Builder, x: QTensor, dim: Any = None, keepdim: bool = False, *, out: Result, dtype: Any = None) -> QTensor:
     """out = mean of x over ``dim``: int8 or int16, the sum exact, rounded once.
 
-    The mean of a large map is first rounded to an eighth of a step. The bound: if the target prefers AVG_POOL2D, the mean of a
-    small map is first rounded to the step of x, unless that is coarser.
+    The mean of a large map is first rounded to an eighth of a step. Bound: if the target prefers AVG_POOL2D, that of a small map
+    is first rounded to the step of x, unless that is coarser.
     """
     return b.view(mean_over(b, x, all_dims(x, dim), out.qparams), out.shape)
 

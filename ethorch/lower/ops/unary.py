@@ -1,9 +1,9 @@
 """Elementwise functions of one tensor. A chain of them on one tensor, with constants, is one TABLE.
 
 - int8: 256 entries, computed by running the functions.
-- int16: 513 entries, between which the NPU interpolates, or a sum of such tables for a steep function or one with jumps.
+- int16: 513 interpolated entries, or a sum of such tables for a steep function or one with jumps.
 
-If a function is undefined, like the log of a negative code, the table continues with its nearest value. Infinities saturate.
+Where a function is undefined, like the log of a negative code, the table continues with its nearest value. Infinities saturate.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from ethorch.tosa.ir import Value
 
 
 def _hardsigmoid(b: Builder, x: QTensor, unit: float) -> Value:
-    """Return INT16 (x / 6 + 1/2) / unit, not clamped."""
     scale = x.qparams.step / 6 / unit
     fine = 2.0 ** math.floor(29 - math.log2(max(32768 * scale, 0.5 / unit)))
     middle = b.const(np.full((1,) * x.value.rank, round(0.5 / unit * fine), np.int32))

@@ -1,4 +1,4 @@
-"""Weights and biases of convolutions and linear layers as codes."""
+"""Quantized weights and biases of convolutions and linear layers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Filters:
         codes: Weights, int8 or floats. Each method documents its order of axes.
         zero_point: Zero point of the weights.
         bias: Real values, one per output channel.
-        scales: Real value of one unit of the accumulator per output channel.
+        scales: Real value of an accumulator unit per output channel.
         input: QParams of the input.
     """
 
@@ -46,7 +46,7 @@ class Filters:
         return Filters(weight_array(w), w.qparams.zero_point[0], real, tuple(accumulator_scales(x, w, channels)), x.qparams)
 
     def with_codes(self, codes: npt.NDArray[Any], channels: npt.NDArray[np.intp] | slice | None = None) -> Filters:
-        """Return these filters with other codes for the output channels ``channels`` (None: all)."""
+        """Return these filters with other codes for ``channels`` (None: all)."""
         if channels is None:
             return Filters(codes, self.zero_point, self.bias, self.scales, self.input)
         scales = np.asarray(self.scales)[channels].tolist()
@@ -71,7 +71,7 @@ class Filters:
     def conv2d(self, b: Builder, value: Value, window: Window | None, out: QParams) -> Value:
         """Convolve a stored [N,H,W,C] with codes [O,KH,KW,C] and requantize. TOSA CONV2D.
 
-        A 1x1 convolution of more than ``MOST_PLACES`` positions is computed as one row.
+        A 1x1 convolution of more than ``MOST_PLACES`` positions becomes one row.
         """
         if math.prod(value.shape[:3]) > MOST_PLACES and self._reads_single_places(value, window, (1, 2)):
             row = self.conv2d(b, b.reshape(value, (1, 1, math.prod(value.shape[:3]), value.shape[3])), None, out)
@@ -83,8 +83,8 @@ class Filters:
     def depthwise_conv2d(self, b: Builder, value: Value, window: Window | None, out: QParams) -> Value:
         """Convolve a stored [N,H,W,C] with codes [KH,KW,C,M] and requantize. TOSA DEPTHWISE_CONV2D.
 
-        If M is above 1 and Vela cannot transpose all results, the channels are computed in parts. A 1x1 convolution of more than
-        ``MOST_MAPS`` maps is computed as one row.
+        If M is above 1 and Vela cannot transpose all results, channels are computed in parts. A 1x1 convolution of more than
+        ``MOST_MAPS`` maps becomes one row.
         """
         channels, each = self.codes.shape[2:]
         if value.shape[0] > MOST_MAPS and self._reads_single_places(value, window, (0, 1)):
@@ -102,7 +102,6 @@ class Filters:
         return parts[0] if len(parts) == 1 else b.emit("CONCAT", *parts, axis=3)
 
     def _reads_single_places(self, value: Value, window: Window | None, axes: tuple[int, int]) -> bool:
-        """Return True if each result of a batch reads a single position."""
         return (
             value.shape[0] > 1
             and self.codes.shape[axes[0]] == self.codes.shape[axes[1]] == 1
@@ -124,7 +123,7 @@ class Filters:
 def bias_codes(b: Builder, bias: Any, scales: Sequence[float], channels: int, activations: str = "INT8") -> Value:
     """Return round(bias / scale[o]): int32[O], int48[O] for int16 activations, or floats.
 
-    It saturates. int48 saturates at 40 bits, the NPU's limit (Vela SUPPORTED_OPS, TOSA CONV2D).
+    It saturates, int48 at 40 bits, the NPU's limit (Vela SUPPORTED_OPS, TOSA CONV2D).
     """
     real = np.zeros(channels) if bias is None else real_values(bias)
     if activations in FLOATS:
@@ -146,13 +145,13 @@ def real_values(bias: Any) -> npt.NDArray[Any]:
 
 
 def accumulator_scales(x: QTensor, w: QTensor, channels: int) -> list[float]:
-    """Return the real value of one unit of the accumulator per output channel."""
+    """Return the real value of an accumulator unit per output channel."""
     scales = w.qparams.scale
     return [x.qparams.step * scale for scale in (scales if len(scales) == channels else scales * channels)]
 
 
 def weight_array(w: QTensor) -> npt.NDArray[Any]:
-    """Return a constant weight in its logical order, without copying."""
+    """Return a constant weight in logical order, without copying."""
     data = w.value.data
     assert data is not None
     order = [axis for axes in w.dims for axis in axes]

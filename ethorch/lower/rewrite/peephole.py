@@ -162,8 +162,7 @@ def move_tables_after_transposes(r: Rewriter) -> None:
     """Move the INT8 TABLE of a convolution with few channels after the TRANSPOSEs that alone read it, where it is free.
 
     Other TABLEs stay, because Vela 5.2 loses the TABLE of a TRANSPOSE of a CLAMP (U85), of a TRANSPOSE of five axes (U65), and
-    of
-    TRANSPOSEs that cancel.
+    of TRANSPOSEs that cancel.
     """
     for op in r.select("TABLE"):
         rescale = r.producer(op.operands[0], "RESCALE")

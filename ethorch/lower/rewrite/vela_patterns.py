@@ -322,9 +322,8 @@ def takes_rescales(r: Rewriter, op: Op) -> bool:
 def takes_scales(r: Rewriter, op: Op) -> bool:
     """Return True if Vela also fuses the RESCALEs of ``takes_rescales`` on U55 and U65.
 
-    Scales of 1 are fused. Before a RESCALE to INT8 or INT16, an ADD or SUB is also fused in two cases. Both scales are the same
-    15-bit integer,
-    or the larger one is the NPU's shift (2**19 for INT8, 2**14 for INT16). Determined by experiments.
+    Scales of 1 are fused. Before a RESCALE to INT8 or INT16, an ADD or SUB also fuses two equal 15-bit integers. It fuses
+    other scales if the larger one is the NPU's shift (2**19 for INT8, 2**14 for INT16). Determined by experiments.
     """
     if not takes_rescales(r, op):
         return False

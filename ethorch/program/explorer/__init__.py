@@ -1,5 +1,4 @@
-"""Programs in Model Explorer: ``model-explorer --extensions=ethorch.program.explorer model.pte``; the extra ``explorer`` installs
-it.
+"""Model Explorer for programs: ``model-explorer --extensions=ethorch.program.explorer model.pte``.
 
-``graphs`` makes the graphs as plain data; ``main`` is the extension, which Model Explorer imports.
+``graphs`` creates the graphs as plain data; ``main`` is the extension. The extra ``explorer`` installs Model Explorer.
 """

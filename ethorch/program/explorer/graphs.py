@@ -1,7 +1,7 @@
-"""The graphs that Model Explorer draws, as plain data in its own schema.
+"""Graphs of a program in Model Explorer's schema.
 
-The program: a node for each NPU operation and each CPU operator, in groups by module, with cycles, bytes and what bounds it. And
-where its folder is known, the TOSA graph of each delegate.
+The graph of the program has a node per NPU operation and CPU operator, grouped by module. The compiler's artifacts add the
+TOSA graph of each delegate.
 """
 
 from __future__ import annotations
@@ -21,44 +21,44 @@ from ethorch.program.program import Program, load, record_of
 Data = dict[str, Any]
 
 _CPU_COLOR, _HOT_COLOR = "#f6c9b8", "#f2d16b"
-_HOT = 0.1  # share of the cycles from which a node is coloured
+_HOT = 0.1  # least share of the cycles of a colored node
 _OP = re.compile(r"^(?P<results>%.+?) = (?P<op>[A-Z0-9_]+) (?P<operands>[^{]*)\{(?P<attrs>.*?)\}(?:  # (?P<place>.*))?$")
 _VALUE = re.compile(r"%([^\s:,]+): ([A-Z0-9]+\[[\d, ]*\])")
 _PLACE = re.compile(r"^(?P<target>\S+?)(?: at (?P<module>[^\s(]+))?(?: \((?P<source>[^)]*)\))?$")
 
 
 def graphs(path: str | os.PathLike[str]) -> list[Data]:
-    """The graphs of a program's file or folder.
+    """Return the graphs of a program's file or folder.
 
     Args:
-        path: a ``.pte``; ``model.pte`` of a folder that ``Program.save`` wrote, or beside a folder ``delegates`` of
-            ``dump_intermediate_artifacts_to``: then operators, lines and cycles are known, and the TOSA graphs; or such a folder.
+        path: A ``.pte``, or a folder written by ``Program.save``. Operators, source lines, cycles and TOSA graphs are available
+            only if a folder ``delegates`` of ``dump_intermediate_artifacts_to`` is next to ``model.pte``.
 
     Raises:
-        EthorchError: there is no such file, or it is no program.
+        EthorchError: The file does not exist or is not a program.
     """
     file = Path(path)
     folder = file if file.is_dir() else file.parent
     dump = folder / "delegates"
-    known = dump.is_dir() and (file.is_dir() or file.name == "model.pte")
-    program = load(folder if known else file, sources=dump if known else None)
-    return [program_graph(program), *(tosa_graphs(dump) if known else [])]
+    has_dump = dump.is_dir() and (file.is_dir() or file.name == "model.pte")
+    program = load(folder if has_dump else file, sources=dump if has_dump else None)
+    return [program_graph(program), *(tosa_graphs(dump) if has_dump else [])]
 
 
 def save(program: Program, path: str | os.PathLike[str]) -> Path:
     """Write the program's graphs as JSON, which Model Explorer opens without the extension.
 
-    Of a program that ``ethorch.compile`` returned, the TOSA graphs are among them.
+    The file includes TOSA graphs if ``ethorch.compile`` returned the program.
     """
-    found = [program_graph(program)]
+    documents = [program_graph(program)]
     for number, delegate in enumerate(() if (build := record_of(program).build) is None else build.delegates):
-        found.append(tosa_graph(delegate.text, f"TOSA of delegate {number}"))
-    write_whole(path, json.dumps(found).encode())
+        documents.append(tosa_graph(delegate.text, f"TOSA of delegate {number}"))
+    write_whole(path, json.dumps(documents).encode())
     return Path(path)
 
 
 def program_graph(program: Program) -> Data:
-    """The program: its ends, NPU operations, CPU operators, and what flows between them."""
+    """Return the graph of the program: inputs, outputs, NPU operations, CPU operators, and edges."""
     flow = dataflow(subject(program.pte, record_of(program).method, sources=record_of(program).command_sources))
     incoming: dict[str, list[str]] = {}
     for source, target in flow.edges:
@@ -116,11 +116,11 @@ def _metadata(shape: str) -> list[Data]:
 
 
 def node_data(program: Program) -> Data:
-    """Figures to colour the nodes of ``program_graph`` by, in Model Explorer's format of node data: a graph's id -> its results."""
-    found = dataflow(subject(program.pte, record_of(program).method, sources=record_of(program).command_sources)).layers
+    """Return the cycles and bytes of the nodes of ``program_graph``, as Model Explorer's node data by name."""
+    layers = dataflow(subject(program.pte, record_of(program).method, sources=record_of(program).command_sources)).layers
     graph = program_graph(program)["id"]
-    cycles = {str(layer.index): {"value": layer.cycles} for layer in found if layer.cycles is not None}
-    moved = {str(layer.index): {"value": sum(layer.read_bytes.values()) + sum(layer.written_bytes.values())} for layer in found}
+    cycles = {str(layer.index): {"value": layer.cycles} for layer in layers if layer.cycles is not None}
+    moved = {str(layer.index): {"value": sum(layer.read_bytes.values()) + sum(layer.written_bytes.values())} for layer in layers}
     gradient = [{"stop": 0, "bgColor": "#ffffff"}, {"stop": 1, "bgColor": "#e2571e"}]
     return {
         name: {graph: {"name": name, "results": results, "gradient": gradient}}
@@ -130,42 +130,39 @@ def node_data(program: Program) -> Data:
 
 
 def save_node_data(program: Program, folder: str | os.PathLike[str]) -> list[Path]:
-    """Write ``cycles.json`` and ``bytes.json`` into a folder: what ``--node_data_paths`` of Model Explorer takes.
-
-    Of a program whose cycles are unknown there are only the bytes.
-    """
-    found = []
-    for name, data in node_data(program).items():
+    """Write ``cycles.json``, if cycles are known, and ``bytes.json`` into a folder, for ``--node_data_paths`` of Model Explorer."""
+    paths = []
+    for name, graph_results in node_data(program).items():
         path = Path(folder) / f"{name}.json"
-        write_whole(path, json.dumps(data).encode())
-        found.append(path)
-    return found
+        write_whole(path, json.dumps(graph_results).encode())
+        paths.append(path)
+    return paths
 
 
 def tosa_graphs(folder: Path) -> list[Data]:
-    """The TOSA graph of each delegate in a folder of artifacts."""
+    """Return the TOSA graph of each delegate in a folder of artifacts."""
     texts = sorted(folder.glob("delegate_*.txt"), key=lambda path: (len(path.name), path.name))
     return [tosa_graph(path.read_text(), f"TOSA of {path.stem.replace('_', ' ')}") for path in texts]
 
 
 def tosa_graph(text: str, name: str) -> Data:
-    """A TOSA graph from its text; what control flow holds is not in it."""
+    """Parse the text of a TOSA graph. Regions of control flow are omitted."""
     nodes: list[Data] = []
-    maker: dict[str, tuple[str, str]] = {}  # value -> (node, dtype and shape)
+    producers: dict[str, tuple[str, str]] = {}  # node, dtype and shape of each value
     for line in text.splitlines():
         word, _, rest = line.strip().partition(" ")
         if word == "region":
             break
         if word in ("input", "const") and (match := _VALUE.match(rest)):
             value, kind = match.groups()
-            maker[value] = (value, kind)
+            producers[value] = (value, kind)
             nodes.append(_tosa_node(value, f"{word} {value}" if word == "input" else "CONST", "", {"tensor": kind}, [], kind))
         elif word == "output":
             value = rest.strip()[1:]
-            nodes.append(_tosa_node(f"output {value}", f"output {value}", "", {}, [maker[value]], ""))
+            nodes.append(_tosa_node(f"output {value}", f"output {value}", "", {}, [producers[value]], ""))
         elif match := _OP.match(line.strip()):
             results = _VALUE.findall(match["results"])
-            operands = [maker[part.strip()[1:]] for part in match["operands"].split(",") if part.strip()]
+            operands = [producers[part.strip()[1:]] for part in match["operands"].split(",") if part.strip()]
             place = _PLACE.match(match["place"] or "")
             module = (place["module"] or "") if place else ""
             attrs = {
@@ -175,7 +172,7 @@ def tosa_graph(text: str, name: str) -> Data:
             }
             node = results[0][0]
             nodes.append(_tosa_node(node, match["op"], module.replace(".", "/"), attrs, operands, results[0][1]))
-            maker.update({value: (node, kind) for value, kind in results})
+            producers.update({value: (node, kind) for value, kind in results})
     return {"id": name, "nodes": nodes}
 
 

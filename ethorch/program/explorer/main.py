@@ -1,4 +1,4 @@
-"""The extension of Model Explorer: ``model-explorer --extensions=ethorch.program.explorer`` imports this module."""
+"""The extension that Model Explorer imports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ethorch.program.explorer.graphs import Data, graphs
 
 
 class ExecuTorchProgramAdapter(Adapter):  # type: ignore[misc]  # Model Explorer has no types
-    """Opens a ``.pte`` for an Ethos-U NPU, ethorch's or the Arm backend's."""
+    """An adapter that opens a ``.pte`` compiled by ethorch or by ExecuTorch's Arm backend."""
 
     metadata = AdapterMetadata(
         id="ethorch-pte",
@@ -22,7 +22,7 @@ class ExecuTorchProgramAdapter(Adapter):  # type: ignore[misc]  # Model Explorer
     )
 
     def convert(self, model_path: str, settings: dict[str, Any]) -> ModelExplorerGraphs:
-        """The graphs of a file; ``EthorchError`` as of ``ethorch.program.explorer.graphs.graphs``."""
+        """Return the graphs of a file. See :func:`ethorch.program.explorer.graphs.graphs`."""
         return {"graphs": [_graph(data) for data in graphs(model_path)]}
 
 

@@ -1,4 +1,4 @@
-"""How near a program's outputs are to its float model's."""
+"""SQNR of a program's outputs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ethorch.program.record import Record
 def accuracy(record: Record) -> Accuracy | None:
     """Return the SQNR of the program against the float model on at most 8 of its samples; None without a float model.
 
-    The first call runs the samples.
+    The first call runs the samples; later calls return the same object.
     """
     if "accuracy" not in record.measured:
         if record.model is None or record.model.quantized:
             return None
-        # 1 second of torch, which a record of a file does without
+        # 1 second of torch, which the record of a file does not need
         from ethorch.program.measure.sample_accuracy import accuracy_in_sessions, accuracy_of_samples
 
         record.measured["accuracy"] = accuracy_in_sessions(record) if len(record.methods) > 1 else accuracy_of_samples(record)

@@ -1,4 +1,4 @@
-"""The budgets of a program: what the settings and the board allow, beside what the program takes."""
+"""Limits from the settings and the board, with the figures of a program."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ethorch.program.record import Record
 
 
 class Budgets(tuple[Budget, ...]):
-    """The budgets of a program, a row each, and the programs that were tried for them.
+    """The budgets of a program, one per row.
 
     Attributes:
         attempts: Programs that the search for budgets compiled, including this one; the first follows the settings.
@@ -21,9 +21,9 @@ class Budgets(tuple[Budget, ...]):
     attempts: tuple[Attempt, ...]
 
     def __new__(cls, rows: Iterable[Budget], attempts: tuple[Attempt, ...] = ()) -> Budgets:
-        found = super().__new__(cls, tuple(rows))
-        found.attempts = attempts
-        return found
+        budgets = super().__new__(cls, tuple(rows))
+        budgets.attempts = attempts
+        return budgets
 
     @property
     def met(self) -> bool:
@@ -32,9 +32,9 @@ class Budgets(tuple[Budget, ...]):
 
 
 def budgets(record: Record) -> Budgets:
-    """Return the limits that the settings have and the memories of the board, each with what was found.
+    """Return a row per limit of the settings and per memory of the board.
 
-    The accuracy is measured if a budget asks for it.
+    The accuracy is measured if the settings limit it.
     """
     if record.settings is None:
         return Budgets(())
@@ -56,5 +56,5 @@ def budgets(record: Record) -> Budgets:
 
 
 def fits(record: Record) -> bool:
-    """Return True if every budget holds, as far as that can be known."""
+    """Return True if no budget is known to be exceeded."""
     return budgets(record).met

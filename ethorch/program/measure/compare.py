@@ -1,4 +1,4 @@
-"""``Program.compare``: what a program computes, beside what the float and the quantized model compute."""
+"""Compare a program with its float and its quantized model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from ethorch.lower.fx.export import export_module, last_export
 from ethorch.models.load import Inputs, in_eval_mode
 from ethorch.program.comparison import Comparison
-from ethorch.program.measure.ladder import Recorder, compare_delegates, compare_output, recorded_inputs, run_recorded
+from ethorch.program.measure.ladder import Recorder, collect_inputs, compare_delegates, compare_output, run_recorded
 from ethorch.program.measure.layers import CompareLayers
 from ethorch.program.measure.nodes_on_npu import nodes_on_npu
 from ethorch.program.record import Record
@@ -25,90 +25,94 @@ from ethorch.support.errors import EthorchError, Reason
 from ethorch.support.progress import stage
 
 _NOT_IN_FILE = (
-    "the float model is missing: a .pte does not hold it. Give it, compare(x, model=model), and the outputs are compared; to see "
-    "each operator, compare the program that ethorch.compile returns."
+    "a .pte does not contain the float model. Pass it, as in compare(x, model=model), to compare the outputs. To compare each "
+    "operator, use the program returned by ethorch.compile."
 )
-_QUANTIZED = "the float model is missing: the program was compiled of a quantized one. Give it: compare(x, model=model)."
+_QUANTIZED = "the program was compiled from a quantized model. Pass the float model: compare(x, model=model)."
 
 
-def compared(record: Record, samples: Sequence[Inputs], model: nn.Module | None) -> Comparison:
-    """The program on each of ``samples``, which are the model's inputs.
+def compare_samples(record: Record, samples: Sequence[Inputs], model: nn.Module | None) -> Comparison:
+    """Run the program and its models on each sample.
+
+    Args:
+        record: Record of the program.
+        samples: Inputs of the model, a tuple per inference.
+        model: Float model; that of the record by default.
 
     Raises:
-        EthorchError: the float model is not known.
+        EthorchError: The float model is unknown.
     """
-    user = record.model
-    reference = model if model is not None else None if user is None or user.quantized else user.module
+    user_model = record.model
+    reference = model if model is not None else None if user_model is None or user_model.quantized else user_model.module
     if reference is None:
-        raise EthorchError(_NOT_IN_FILE if user is None else _QUANTIZED)
+        raise EthorchError(_NOT_IN_FILE if user_model is None else _QUANTIZED)
     with torch.no_grad(), in_eval_mode(reference):
-        return _compared(record, samples, reference)
+        return _compare_with(record, samples, reference)
 
 
-def _compared(record: Record, samples: Sequence[Inputs], reference: nn.Module) -> Comparison:
-    floats, fakes, found = _Outputs(), _Outputs(), _Outputs()
+def _compare_with(record: Record, samples: Sequence[Inputs], reference: nn.Module) -> Comparison:
+    floats, fakes, program_outputs = _Outputs(), _Outputs(), _Outputs()
     delegates = () if record.build is None else record.build.delegates
-    layers, missing = _layers(record, reference)
+    layers, missing = _open_layers(record, reference)
     runs: list[list[Recorder]] = []
     with stage("compare", len(samples)) as step:
         for sample in samples:
             results, recorders = run_recorded(record.pte, record.method, record.as_taken(sample))
             runs.append(recorders)
-            found.append([_real(record, number, result) for number, result in enumerate(results)])
+            program_outputs.append([_dequantize(record, number, result) for number, result in enumerate(results)])
             floats.append(pytree.tree_leaves(_run(reference, sample)))
             fake = None
             if layers is not None:
-                fake = layers.add(pytree.tree_leaves(sample), recorded_inputs(delegates, recorders))
+                fake = layers.add(pytree.tree_leaves(sample), collect_inputs(delegates, recorders))
             if fake is None and record.quantized is not None:
                 fake = pytree.tree_leaves(_run(record.quantized, sample))
             if fake is not None:
                 fakes.append(fake)
             step()
-    rungs = zip(floats.columns, fakes.columns or repeat(None), found.columns, strict=False)
+    rungs = zip(floats.columns, fakes.columns or repeat(None), program_outputs.columns, strict=False)
     outputs = tuple(compare_output(*rung) for rung in rungs)
     exact = tuple(compare_delegates(delegates, runs)) if delegates else ()
     return Comparison(outputs, exact, () if layers is None else layers.rows(), len(samples), missing)
 
 
 class _Outputs(list[list[Any]]):
-    """What one rung returns for each sample."""
+    """Outputs of the program or of a model, a row per sample."""
 
     @property
     def columns(self) -> list[list[Any]]:
-        """The same by output."""
+        """The values of each output, over the samples."""
         return [list(column) for column in zip(*self, strict=True)]
 
 
 def _run(module: nn.Module, sample: Inputs) -> Any:
-    """What the model returns, its buffers put back behind."""
+    """Run the model and restore its buffers."""
     with start_from_initial_state(module):
         return pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, module(*sample))
 
 
-def _real(record: Record, number: int, result: Any) -> Any:
-    """An output as the model gives it: codes as the floats that they stand for."""
+def _dequantize(record: Record, number: int, result: Any) -> Any:
     codes = record.outputs[number].codes
     return codes.dequantize(result) if codes is not None and isinstance(result, Tensor) else result
 
 
-def _layers(record: Record, reference: nn.Module) -> tuple[CompareLayers | None, str]:
-    """What compares the operators, or None; and what is missing, if something is."""
+def _open_layers(record: Record, reference: nn.Module) -> tuple[CompareLayers | None, str]:
+    """Return the comparison of operators, if possible, and a text about the missing figures; empty if complete."""
     quantized, build, settings = record.quantized, record.build, record.settings
     if build is None or settings is None or not isinstance(quantized, GraphModule):
-        return None, "operators: not compared, since a .pte does not hold the quantized model; ethorch.compile keeps it"
+        return None, "operators: not compared, because a .pte does not contain the quantized model; use ethorch.compile"
     delegated = {name for names in build.partition.delegated.values() for name in names}
     on_npu = nodes_on_npu(quantized, settings.spec, delegated)
     if isinstance(on_npu, Reason):
-        return None, f"operators: not compared, since {on_npu.text}"
-    prepared = _prepared(record, reference)
+        return None, f"operators: not compared, because {on_npu.text}"
+    prepared = _prepare_reference(record, reference)
     layers = CompareLayers(quantized, prepared, on_npu)
     if layers.prepared is None:
-        return layers, "operators: without float figures, since the float model's operators are not those of the quantized one"
+        return layers, "operators: without float figures, because the float model and the quantized model have different operators"
     return layers, ""
 
 
-def _prepared(record: Record, reference: nn.Module) -> GraphModule | None:
-    """The float model's operators as the quantized model has them."""
+def _prepare_reference(record: Record, reference: nn.Module) -> GraphModule | None:
+    """Return the float model with the operators of the quantized model."""
     assert record.settings is not None and record.model is not None
     settings = record.settings.with_(scheme=record.config)
     with stage("prepare the float model"):

@@ -1,4 +1,4 @@
-"""ExecuTorch's Inspector of a run, with what each operator takes on the NPU: the simulator's seconds are those of this computer."""
+"""ExecuTorch's Inspector of a run, with estimated cycles."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from ethorch.figures import Layer
 from ethorch.figures.layer import CPU
 from ethorch.npu import Sources
 
-_NATIVE_CALL = "native_call_"  # what ExecuTorch's runtime writes before a kernel's name
+_NATIVE_CALL = "native_call_"  # prefix of a kernel's name in ExecuTorch's events
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """What a program's runs recorded.
+    """Recorded events of a program's runs.
 
     Attributes:
-        inspector: ``executorch.devtools.Inspector``; its times are this computer's.
-        cycles: name of an event of the NPU -> cycles that Vela estimates for the operation.
-        cpu_cycles: base name of a CPU kernel -> cycles estimated for each of its calls, in order.
-        core_clock_hz: of the NPU; 0 where unknown.
+        inspector: ``executorch.devtools.Inspector``. Its times are those of the simulator on this computer.
+        cycles: Cycles of each NPU operation, estimated by Vela, by event name.
+        cpu_cycles: Estimated cycles of each call, in order, by the base name of the CPU kernel.
+        core_clock_hz: NPU clock in Hz; 0 if unknown.
     """
 
     inspector: Any
@@ -31,52 +31,52 @@ class Inspection:
     core_clock_hz: float
 
     def to_dataframe(self, include_units: bool = True) -> Any:
-        """The Inspector's table as a pandas DataFrame, a row for each event, with two more columns.
+        """Return the Inspector's table as a pandas DataFrame, a row per event, with two more columns.
 
-        ``estimated_cycles``: of the NPU by Vela, of CPU kernels by the rates of ``ethorch.figures``; none of others.
-        ``estimated_us`` (``(us)`` with units): the same at the clock of the system configuration.
+        ``estimated_cycles`` are NPU cycles by Vela or CPU cycles by the rates of ``ethorch.figures``; None for other events.
+        ``estimated_us`` (``estimated_us (us)`` with units) is their duration at the NPU clock.
         """
         table = self.inspector.to_dataframe(include_units=include_units)
-        cycles = list(self._of_events(table["event_name"]))
+        cycles = list(self._cycles_of_events(table["event_name"]))
         table["estimated_cycles"] = cycles
         clock = self.core_clock_hz
         name = "estimated_us (us)" if include_units else "estimated_us"
         table[name] = [None if count is None or not clock else 1e6 * count / clock for count in cycles]
         return table
 
-    def _of_events(self, names: Sequence[str]) -> Iterator[int | None]:
+    def _cycles_of_events(self, names: Sequence[str]) -> Iterator[int | None]:
         calls: dict[str, int] = defaultdict(int)
         for name in names:
             kernel = base_name(name.removeprefix(_NATIVE_CALL))
             if name in self.cycles:
                 yield self.cycles[name]
             elif name.startswith(_NATIVE_CALL) and kernel in self.cpu_cycles:
-                of_kernel = self.cpu_cycles[kernel]
-                yield of_kernel[calls[kernel] % len(of_kernel)]
+                cycles_of_calls = self.cpu_cycles[kernel]
+                yield cycles_of_calls[calls[kernel] % len(cycles_of_calls)]
                 calls[kernel] += 1
             else:
                 yield None
 
     def __str__(self) -> str:
         table = self.to_dataframe()
-        shown = [name for name in table.columns if name.startswith(("event_name", "avg", "estimated"))]
-        return str(table[shown].to_string(index=False))
+        columns = [name for name in table.columns if name.startswith(("event_name", "avg", "estimated"))]
+        return str(table[columns].to_string(index=False))
 
 
 def cycles_of(sources: Mapping[int, Sources] | None) -> dict[str, int]:
-    """Name of an NPU event -> cycles of the operation it names."""
+    """Return the cycles of each NPU operation by event name."""
     return {str(source): source.op_cycles for table in (sources or {}).values() for source in table.all()}
 
 
 def cpu_cycles_of(layers: Sequence[Layer]) -> dict[str, list[int | None]]:
-    """Base name of a CPU kernel -> the estimate for each of its calls, in order."""
-    found: dict[str, list[int | None]] = defaultdict(list)
+    """Return the estimated cycles of each call, in order, by the base name of the CPU kernel."""
+    cycles: dict[str, list[int | None]] = defaultdict(list)
     for layer in layers:
         if layer.where == CPU:
-            found[base_name(layer.operator)].append(layer.cycles)
-    return dict(found)
+            cycles[base_name(layer.operator)].append(layer.cycles)
+    return dict(cycles)
 
 
 def base_name(kernel: str) -> str:
-    """``quantize_per_tensor.out`` of ``quantized_decomposed::quantize_per_tensor.out``."""
+    """Return ``quantize_per_tensor.out`` for ``quantized_decomposed::quantize_per_tensor.out``."""
     return kernel.rpartition("::")[2]

@@ -1,8 +1,7 @@
-"""The ladder: inputs through the float model, the quantized model, the TOSA reference model and the simulator.
+"""Compare float model, quantized model, TOSA reference model and simulator, the rungs of a ladder.
 
-The first rung that differs from the one before by more than it may says where a wrong result comes from: quantization
-costs dB, lowering may move a value by one step, and from TOSA on every bit is the same. ``Comparison`` has each operator's own
-rungs besides (``layers``).
+The first rung that differs too much from the previous one is the cause of a wrong result. Quantization adds noise, lowering
+may move a value by one step, and the simulator equals the TOSA reference model bit for bit.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from ethorch.vela.verification import delegate_arrays
 
 
 def compare(model: nn.Module, quantized: nn.Module, build: Build, inputs: Inputs) -> Ladder:
-    """Run one input through every rung."""
+    """Run each rung with the inputs of one inference."""
     results, recorders = run_recorded(build.pte, "forward", inputs)
     with torch.no_grad():
         floats, fakes = _flat(model(*inputs)), _flat(quantized(*inputs))
@@ -37,14 +36,14 @@ def compare(model: nn.Module, quantized: nn.Module, build: Build, inputs: Inputs
 
 
 def run_recorded(pte: bytes, method: str, inputs: Inputs) -> tuple[list[Any], list[Recorder]]:
-    """The program's outputs, and what its delegates got and gave; started anew, so that buffers are as the file has them."""
+    """Run a freshly loaded program, with initial buffers. Return its outputs and the inputs and outputs of its delegates."""
     recorders: list[Recorder] = []
 
-    def recording(payload: DelegatePayload) -> Recorder:
+    def add_recorder(payload: DelegatePayload) -> Recorder:
         recorders.append(Recorder(payload))
         return recorders[-1]
 
-    results = runtime.load(pte, method, machine=recording)(*inputs)
+    results = runtime.load(pte, method, machine=add_recorder)(*inputs)
     return [x.clone() if isinstance(x, Tensor) else x for x in results], recorders
 
 
@@ -53,18 +52,24 @@ def _flat(outputs: Any) -> list[Tensor]:
 
 
 def compare_output(floats: Any, fakes: Any, npu: Any) -> OutputComparison:
-    """One output: a tensor of each rung, or a list of them, one for each sample; None if the quantized model's is missing."""
-    found = _flat(npu)
-    shape, npu_db = tuple(found[0].shape), sqnr_db(floats, npu)
+    """Compare one output.
+
+    Args:
+        floats: Tensor of the float model, or a list with a tensor per sample.
+        fakes: The same of the quantized model; None if it is unknown.
+        npu: The same of the program.
+    """
+    npu_tensors = _flat(npu)
+    shape, npu_db = tuple(npu_tensors[0].shape), sqnr_db(floats, npu)
     if fakes is None:
         return OutputComparison(shape, math.nan, npu_db, math.nan, math.nan)
-    pairs = [pair for pair in zip(_flat(fakes), found, strict=True) if pair[0].numel()]
-    apart = max((float((a.double() - b.double()).abs().max()) for a, b in pairs), default=0.0)
-    return OutputComparison(shape, sqnr_db(floats, fakes), npu_db, sqnr_db(fakes, npu), apart)
+    pairs = [pair for pair in zip(_flat(fakes), npu_tensors, strict=True) if pair[0].numel()]
+    largest = max((float((a.double() - b.double()).abs().max()) for a, b in pairs), default=0.0)
+    return OutputComparison(shape, sqnr_db(floats, fakes), npu_db, sqnr_db(fakes, npu), largest)
 
 
 class Recorder:
-    """A machine for ``ethorch.runtime`` that keeps what went into its last run and what came out."""
+    """A machine for ``ethorch.runtime`` that stores the inputs and outputs of its last run as bytes."""
 
     def __init__(self, payload: DelegatePayload):
         self.payload = payload
@@ -84,26 +89,25 @@ class Recorder:
         return self.region(tensor.region)[tensor.offset : tensor.offset + tensor.nbytes].copy()
 
 
-def recorded_inputs(delegates: Sequence[Lowered], recorders: Sequence[Recorder]) -> dict[str, npt.NDArray[Any]]:
-    """What a run gave its delegates, by the name of the graph's input: the node that it comes from."""
+def collect_inputs(delegates: Sequence[Lowered], recorders: Sequence[Recorder]) -> dict[str, npt.NDArray[Any]]:
+    """Return the bytes of each delegate input of a run, by the name of the input's node."""
     by_payload = {delegate.payload: delegate for delegate in delegates}
     return {
-        value.name: found
+        value.name: array
         for recorder in recorders
         if recorder.outputs
-        for value, found in zip(by_payload[recorder.payload].inputs, recorder.inputs, strict=True)
+        for value, array in zip(by_payload[recorder.payload].inputs, recorder.inputs, strict=True)
     }
 
 
 def compare_delegates(delegates: Sequence[Lowered], runs: Sequence[Sequence[Recorder]]) -> Iterator[DelegateComparison]:
-    """Each delegate in the simulator against the reference model, over the runs of all samples."""
+    """Compare the simulator with the TOSA reference model, per delegate, over the runs of all samples."""
     by_payload = {delegate.payload: delegate for delegate in delegates}
     for recorders in zip(*runs, strict=True):
-        found = [
-            _compare_delegate(by_payload[r.payload], r) for r in recorders if r.payload in by_payload
-        ]  # others: of other methods
-        first = next((x.first_difference for x in found if x.different), "")
-        yield DelegateComparison(sum(x.elements for x in found), sum(x.different for x in found), first)
+        # delegates of other methods are not in `by_payload`
+        comparisons = [_compare_delegate(by_payload[r.payload], r) for r in recorders if r.payload in by_payload]
+        first = next((x.first_difference for x in comparisons if x.different), "")
+        yield DelegateComparison(sum(x.elements for x in comparisons), sum(x.different for x in comparisons), first)
 
 
 def _compare_delegate(delegate: Lowered, recorder: Recorder) -> DelegateComparison:
@@ -111,12 +115,12 @@ def _compare_delegate(delegate: Lowered, recorder: Recorder) -> DelegateComparis
         return DelegateComparison(0, 0, "")
     arrays = delegate_arrays(delegate, recorder.inputs)
     elements, different, first = 0, 0, ""
-    for number, (wanted, found) in enumerate(zip(run_tosa(delegate.tosa, arrays), recorder.outputs, strict=True)):
-        got = found.view(wanted.dtype).reshape(wanted.shape)
-        elements += wanted.size
-        where = np.argwhere(got != wanted)
-        if len(where) and not different:
-            index = tuple(int(i) for i in where[0])
-            first = f"output {number} at {list(index)}: reference {wanted[index]}, simulator {got[index]}"
-        different += len(where)
+    for number, (reference, output) in enumerate(zip(run_tosa(delegate.tosa, arrays), recorder.outputs, strict=True)):
+        simulated = output.view(reference.dtype).reshape(reference.shape)
+        elements += reference.size
+        positions = np.argwhere(simulated != reference)
+        if len(positions) and not different:
+            index = tuple(int(i) for i in positions[0])
+            first = f"output {number} at {list(index)}: reference {reference[index]}, simulator {simulated[index]}"
+        different += len(positions)
     return DelegateComparison(elements, different, first)

@@ -1,4 +1,4 @@
-"""Float, fake-quantized and NPU for each operator: where the noise comes from, and where the NPU leaves what PyTorch computes."""
+"""Compare float, fake-quantized and NPU results of each operator."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from ethorch.program.measure.nodes_on_npu import Array, NodesOnNpu
 
 @dataclass
 class Ratio:
-    """Sums of signal and noise over samples."""
+    """Energy of signal and noise, summed over samples."""
 
     signal: float = 0.0
     noise: float = 0.0
 
-    def add(self, reference: Tensor, other: Tensor) -> None:
-        a, b = reference.double(), other.double()
-        self.signal += float((a**2).sum())
-        self.noise += float(((a - b) ** 2).sum())
+    def add(self, reference: Tensor, approximation: Tensor) -> None:
+        signal = reference.double()
+        self.signal += float((signal**2).sum())
+        self.noise += float(((signal - approximation.double()) ** 2).sum())
 
     @property
     def db(self) -> float:
-        """10 log10 of signal over noise; inf without noise, -inf where there is noise and no signal."""
+        """Signal-to-noise ratio in dB: inf without noise, -inf for noise without signal."""
         if self.noise == 0:
             return math.inf
         return 10 * math.log10(self.signal / self.noise) if self.signal else -math.inf
@@ -43,7 +43,7 @@ class Ratio:
 
 @dataclass
 class _Layer:
-    """What is added up for one result. ``node`` quantizes it, or makes the integers."""
+    """Sums over samples for one operator. ``node`` quantizes its result, or computes it if it is integer."""
 
     node: Node
     source: Node
@@ -51,7 +51,7 @@ class _Layer:
     float_fake: Ratio = field(default_factory=Ratio)
     fake_npu: Ratio = field(default_factory=Ratio)
     float_npu: Ratio = field(default_factory=Ratio)
-    own: Ratio = field(default_factory=Ratio)
+    own_ratio: Ratio = field(default_factory=Ratio)
     steps: float = 0.0
     own_steps: float = 0.0
     elements: int = 0
@@ -60,12 +60,17 @@ class _Layer:
     low: int = 0
     high: int = 0
 
-    def real(self, codes: Tensor) -> Tensor:
-        """The numbers that codes stand for."""
+    def dequantize(self, codes: Tensor) -> Tensor:
         return codes if self.q is None else (codes.double() - self.q.zp) * self.q.step
 
     def add_codes(self, before: Any, fake: Tensor, npu: Tensor) -> None:
-        """Fake-quantized: the numbers and their codes; and the NPU's codes."""
+        """Add the codes of a sample.
+
+        Args:
+            before: Fake-quantized model's float result before quantization.
+            fake: Its codes.
+            npu: Codes of the NPU.
+        """
         if self.q is not None and npu.numel():
             codes = torch.round(before.double() / self.q.step) + self.q.zp
             self.clipped += int(((codes < self.q.qmin) | (codes > self.q.qmax)).sum())
@@ -73,47 +78,47 @@ class _Layer:
             self.low, self.high = (min(self.low, low), max(self.high, high)) if self.total else (low, high)
         self.elements = npu.numel()
         self.total += npu.numel()
-        self.fake_npu.add(self.real(fake), self.real(npu))
-        self.steps = max(self.steps, _largest(fake, npu))
+        self.fake_npu.add(self.dequantize(fake), self.dequantize(npu))
+        self.steps = max(self.steps, _largest_difference(fake, npu))
 
 
-def _largest(a: Tensor, b: Tensor) -> float:
+def _largest_difference(a: Tensor, b: Tensor) -> float:
     return float((a.double() - b.double()).abs().max()) if a.numel() else 0.0
 
 
 class CompareLayers:
-    """Adds up samples.
+    """Comparison of all operators of a graph over samples.
 
     Args:
-        quantized: what ``convert_pt2e`` returned.
-        prepared: what ``prepare_pt2e`` makes of the float model, or None. Its operators have the names of those of ``quantized``,
-            since both come from the same decompositions; where they have not, there are no float figures.
-        on_npu: the same graph as the program runs it.
+        quantized: Model returned by ``convert_pt2e``.
+        prepared: The float model after ``prepare_pt2e``, or None. Float figures need operators with the names of those of
+            ``quantized``, which the same decompositions ensure.
+        on_npu: The graph of ``quantized``, executed like the program.
     """
 
     def __init__(self, quantized: GraphModule, prepared: GraphModule | None, on_npu: NodesOnNpu):
         self.quantized, self.on_npu = quantized, on_npu
-        self._layers = {layer.node.name: layer for layer in self._found()}
+        self._layers = {layer.node.name: layer for layer in self._find_layers()}
         self._writes = any(is_in_place(node) for node in quantized.graph.nodes)
-        self.prepared = prepared if prepared is not None and self._same_operators(prepared) else None
+        self.prepared = prepared if prepared is not None and self._has_same_operators(prepared) else None
 
-    def _found(self) -> list[_Layer]:
-        """The results in execution order; a tensor that is quantized twice alike counts once."""
-        found: dict[Any, _Layer] = {}
+    def _find_layers(self) -> list[_Layer]:
+        """Return the layers in execution order. Equal quantizations of a tensor count once."""
+        layers: dict[Any, _Layer] = {}
         for node in self.on_npu.module.graph.nodes:
-            if node not in self.on_npu.computed and node not in self.on_npu.given:
+            if node not in self.on_npu.computed and node not in self.on_npu.from_cpu:
                 continue
             q = self.on_npu.qparams(node) if op_name(node.target) in QUANTIZE else None
             source = node if q is None else node.all_input_nodes[0]
             if node.op == "call_function":
-                found.setdefault((source, q), _Layer(node, source, q))
-        return list(found.values())
+                layers.setdefault((source, q), _Layer(node, source, q))
+        return list(layers.values())
 
-    def _same_operators(self, prepared: GraphModule) -> bool:
-        theirs = {node.name: node for node in prepared.graph.nodes}
+    def _has_same_operators(self, prepared: GraphModule) -> bool:
+        prepared_nodes = {node.name: node for node in prepared.graph.nodes}
         for layer in self._layers.values():
-            twin = theirs.get(layer.source.name)
-            if op_name(layer.source.target) not in DEQUANTIZE and (twin is None or not _alike(twin, layer.source)):
+            twin = prepared_nodes.get(layer.source.name)
+            if op_name(layer.source.target) not in DEQUANTIZE and (twin is None or not _is_same_call(twin, layer.source)):
                 return False
         return True
 
@@ -125,66 +130,67 @@ class CompareLayers:
             recorded: The bytes that its run passed to the delegates.
 
         Returns:
-            The flat outputs of the quantized model; None if it changes buffers, of which each read is a copy here.
+            The flat outputs of the quantized model; None if it writes to buffers, whose copies are discarded here.
         """
-        fake: dict[str, tuple[Any, Tensor]] = {}  # of each quantize node what it reads, and its codes
+        fake: dict[str, tuple[Any, Tensor]] = {}  # operand and codes of each quantize node
 
-        def keep(node: Node, args: tuple[Any, ...], result: Any) -> None:
+        def store_fake(node: Node, args: tuple[Any, ...], result: Any) -> None:
             if node.name in self._layers:
-                fake[node.name] = (args[0] if args else None, self._kept(result))
+                fake[node.name] = (args[0] if args else None, self._protect(result))
 
-        outputs = _run(self.quantized, inputs, keep)
-        floats = self._floats(inputs)
+        outputs = _run(self.quantized, inputs, store_fake)
+        floats = self._run_prepared(inputs)
 
-        def seen(node: Node, wanted: Any, found: Tensor) -> None:
+        def add_own_steps(node: Node, torch_result: Any, npu_result: Tensor) -> None:
             if (layer := self._layers.get(node.name)) is not None:
-                layer.own_steps = max(layer.own_steps, _largest(wanted, found))
+                layer.own_steps = max(layer.own_steps, _largest_difference(torch_result, npu_result))
 
-        npu = self.on_npu.run(inputs, recorded, seen)
+        npu = self.on_npu.run(inputs, recorded, add_own_steps)
         for name, layer in self._layers.items():
             before, codes = fake[name]
             layer.add_codes(before, codes, npu[layer.node])
             if (reference := floats.get(layer.source.name)) is not None:
-                layer.float_fake.add(reference, layer.real(codes))
-                layer.float_npu.add(reference, layer.real(npu[layer.node]))
-        self._add_own(inputs, floats)
+                layer.float_fake.add(reference, layer.dequantize(codes))
+                layer.float_npu.add(reference, layer.dequantize(npu[layer.node]))
+        self._add_own_noise(inputs, floats)
         return None if self._writes else pytree.tree_leaves(outputs)
 
-    def _kept(self, result: Tensor) -> Tensor:
+    def _protect(self, result: Tensor) -> Tensor:
+        """Copy the tensor if a later node could write to it."""
         return result.clone() if self._writes else result
 
-    def _floats(self, inputs: Sequence[Any]) -> dict[str, Tensor]:
-        """Of the float model, by the name of the operator."""
+    def _run_prepared(self, inputs: Sequence[Any]) -> dict[str, Tensor]:
+        """Return the results of the float model by operator name."""
         floats: dict[str, Tensor] = {}
         if self.prepared is not None:
             sources = {layer.source.name for layer in self._layers.values()}
 
-            def keep(node: Node, args: tuple[Any, ...], result: Any) -> None:
+            def store_float(node: Node, args: tuple[Any, ...], result: Any) -> None:
                 if node.name in sources:
-                    floats[node.name] = self._kept(result)
+                    floats[node.name] = self._protect(result)
 
-            _run(self.prepared, inputs, keep)
+            _run(self.prepared, inputs, store_float)
         return floats
 
-    def _add_own(self, inputs: Sequence[Any], floats: Mapping[str, Tensor]) -> None:
-        """Run each operator of the quantized graph on the float model's operands."""
+    def _add_own_noise(self, inputs: Sequence[Any], floats: Mapping[str, Tensor]) -> None:
+        """Run each operator of the quantized graph with the float model's operands."""
         if not floats:
             return
 
-        def given(node: Node) -> Tensor | None:
+        def float_operand(node: Node) -> Tensor | None:
             layer = self._layers.get(node.all_input_nodes[0].name) if op_name(node.target) in DEQUANTIZE else None
-            found = None if layer is None else floats.get(layer.source.name)
-            return None if found is None else found.clone()
+            operand = None if layer is None else floats.get(layer.source.name)
+            return None if operand is None else operand.clone()
 
-        def keep(node: Node, args: tuple[Any, ...], result: Any) -> None:
+        def add_noise(node: Node, args: tuple[Any, ...], result: Any) -> None:
             layer = self._layers.get(node.name)
             if layer is not None and not self._moves_codes(layer) and (reference := floats.get(layer.source.name)) is not None:
-                layer.own.add(reference, layer.real(result))
+                layer.own_ratio.add(reference, layer.dequantize(result))
 
-        _run(self.quantized, inputs, keep, given)
+        _run(self.quantized, inputs, add_noise, float_operand)
 
     def _moves_codes(self, layer: _Layer) -> bool:
-        """Are the codes those of the operator's operand, at other places?"""
+        """Return True if the operator rearranges the codes of its operand."""
         spec = OPS.get(op_name(layer.source.target)) if layer.source.op == "call_function" else None
         if spec is None or layer.q is None or spec.rule(layer.source).output != "same":
             return False
@@ -194,13 +200,13 @@ class CompareLayers:
         return self.on_npu.qparams(operand) == layer.q
 
     def rows(self) -> tuple[LayerComparison, ...]:
-        """The layers, in execution order."""
+        """Return the figures of the layers in execution order."""
         return tuple(self._row(layer) for layer in self._layers.values())
 
     def _row(self, layer: _Layer) -> LayerComparison:
         q, source = layer.q, layer.source
         computed = layer.node in self.on_npu.computed
-        name, fused = _operators(source, {*self.on_npu.computed, *self.on_npu.given} - {source})
+        name, fused = _operators(source, {*self.on_npu.computed, *self.on_npu.from_cpu} - {source})
         fused = fused if computed else ()
         has_float = self.prepared is not None and op_name(source.target) not in DEQUANTIZE
         origin = origin_of(source)
@@ -219,26 +225,26 @@ class CompareLayers:
             float_fake_db=layer.float_fake.db if has_float else None,
             fake_npu_db=layer.fake_npu.db,
             float_npu_db=layer.float_npu.db if has_float else None,
-            own_db=layer.own.db if has_float else None,
+            own_db=layer.own_ratio.db if has_float else None,
             steps=layer.steps,
             own_steps=layer.own_steps,
-            allowed_steps=_allowed((*fused, name), dtype) if computed else 0,
+            allowed_steps=_sum_bounds((*fused, name), dtype) if computed else 0,
             saturated=None if q is None else layer.clipped / max(layer.total, 1),
             range_used=None if q is None else (layer.high - layer.low + 1) / codes if layer.total else 0.0,
         )
 
 
-def _alike(a: Node, b: Node) -> bool:
+def _is_same_call(a: Node, b: Node) -> bool:
     return a.op == b.op and (a.op == "placeholder" or op_name(a.target) == op_name(b.target))
 
 
 def _operators(source: Node, ends: Container[Node]) -> tuple[str, tuple[str, ...]]:
-    """Name of the operator, and of those before it that no quantize node and none of ``ends`` parts from it, in order."""
+    """Return the name of the operator, and in order those of the operators before it, up to quantize nodes and ``ends``."""
     if source.op == "placeholder":
         return "input", ()
     if op_name(source.target) in DEQUANTIZE:
         return "requantize", ()
-    if source.target is operator.getitem:  # one of several results
+    if source.target is operator.getitem:  # of a multi-output operator
         source = source.all_input_nodes[0]
     before: dict[Node, None] = {}
     stack = [source]
@@ -251,48 +257,54 @@ def _operators(source: Node, ends: Container[Node]) -> tuple[str, tuple[str, ...
     return op_name(source.target), tuple(op_name(target) for target in fused)
 
 
-def _allowed(operators: Sequence[str], dtype: torch.dtype) -> int:
-    """1, and what the bound of each of the operators is beyond that."""
-    allowed = 1
+def _sum_bounds(operators: Sequence[str], dtype: torch.dtype) -> int:
+    """Return the steps that the operators may differ: 1, plus each operator's bound above 1."""
+    steps = 1
     for name in operators:
         if (spec := OPS.get(name)) is not None:
-            allowed += (spec.bound16 if dtype == torch.int16 else spec.bound) - 1
-    return allowed
+            steps += (spec.bound16 if dtype == torch.int16 else spec.bound) - 1
+    return steps
 
 
 class _Runner(Interpreter):
-    """The graph in PyTorch: observers do nothing, buffers are copies, and hooks see each node."""
+    """Interpreter of a graph without observers, which copies buffers and calls hooks.
+
+    Args:
+        on_result: Called with each node, its operands and its result.
+        replace: Called for each operator; returns a result that replaces its execution, or None.
+    """
 
     def __init__(
         self,
         module: GraphModule,
-        keep: Callable[[Node, tuple[Any, ...], Any], None],
-        given: Callable[[Node], Tensor | None],
+        on_result: Callable[[Node, tuple[Any, ...], Any], None],
+        replace: Callable[[Node], Tensor | None],
     ):
         super().__init__(module)
-        self._keep, self._given = keep, given
+        self._on_result, self._replace = on_result, replace
 
     def run_node(self, n: Node) -> Any:
-        if n.op == "call_function" and (result := self._given(n)) is not None:
+        if n.op == "call_function" and (result := self._replace(n)) is not None:
             return result
         args = self.fetch_args_kwargs_from_env(n)[0]
         result = super().run_node(n)
-        self._keep(n, args, result)
+        self._on_result(n, args, result)
         return result
 
     def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return args[0]
 
     def get_attr(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        found = super().get_attr(target, args, kwargs)
-        return found.clone() if isinstance(found, Tensor) and not isinstance(found, torch.nn.Parameter) else found
+        attribute = super().get_attr(target, args, kwargs)
+        is_buffer = isinstance(attribute, Tensor) and not isinstance(attribute, torch.nn.Parameter)
+        return attribute.clone() if is_buffer else attribute
 
 
 def _run(
     module: GraphModule,
     inputs: Sequence[Any],
-    keep: Callable[[Node, tuple[Any, ...], Any], None],
-    given: Callable[[Node], Tensor | None] = lambda node: None,
+    on_result: Callable[[Node, tuple[Any, ...], Any], None],
+    replace: Callable[[Node], Tensor | None] = lambda node: None,
 ) -> Any:
     with torch.no_grad():
-        return _Runner(module, keep, given).run(*inputs, enable_io_processing=False)
+        return _Runner(module, on_result, replace).run(*inputs, enable_io_processing=False)

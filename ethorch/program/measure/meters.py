@@ -1,4 +1,4 @@
-"""Metrics over a data set, one sample after the other."""
+"""Metrics over a data set."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from ethorch.support.errors import EthorchError, SpecError
 
 _TOP = (1, 5)
 MAP = "map"
-#: Packages that count matches of boxes for torchmetrics, the quicker first.
+#: Packages that match boxes for torchmetrics, the fastest first.
 _COCO = ("faster_coco_eval", "pycocotools")
 
 
 class Meter(Protocol):
-    """Adds samples up to figures."""
+    """An accumulator of figures over samples."""
 
     def add(self, outputs: Any, label: Any) -> None:
-        """One sample: flat outputs, or what ``postprocess`` made of them, and its label."""
+        """Add the flat outputs of a sample, or the result of ``postprocess``, and its label."""
 
     def figures(self) -> dict[str, float]:
-        """Name -> value, of the samples so far."""
+        """Return the figures of the samples so far by name."""
 
     def confusion(self) -> list[list[int]]:
-        """Rows of labels, columns of answers; empty where this is no classification."""
+        """Return counts with a row per label and a column per predicted class; empty unless this is a classification."""
 
 
 def meter(metric: Any) -> Meter:
-    """A fresh meter.
+    """Create a meter.
 
     Args:
         metric: None for classification; ``"map"`` for detection; a function of (outputs, labels); or an object with ``update`` and
             ``compute``.
 
     Raises:
-        SpecError: it is something else.
-        EthorchError: a package that ``"map"`` needs is not installed.
+        SpecError: The metric has another type.
+        EthorchError: A package that ``"map"`` requires is not installed.
     """
     if metric is None:
         return Classification()
@@ -51,15 +51,18 @@ def meter(metric: Any) -> Meter:
         return Updated(copy.deepcopy(metric))
     if callable(metric):
         return Collected(metric)
-    raise SpecError(f"metric is {metric!r}; it can be None, {MAP!r}, a function of (outputs, labels), or one of torchmetrics.")
+    raise SpecError(f"metric: expected None, {MAP!r}, a function of (outputs, labels) or a metric of torchmetrics, got {metric!r}.")
 
 
 class Classification:
-    """top1 and top5 of the first output's last axis, and who was taken for whom; nothing without labels."""
+    """Top-1 and top-5 accuracy and confusion matrix. The last axis of the first output holds the scores.
+
+    Samples without a label are ignored.
+    """
 
     def __init__(self) -> None:
         self._count = 0
-        self._right = dict.fromkeys(_TOP, 0)
+        self._hits = dict.fromkeys(_TOP, 0)
         self._pairs: dict[tuple[int, int], int] = {}
         self._classes = 0
 
@@ -69,23 +72,23 @@ class Classification:
         if label is None or not isinstance(scores, torch.Tensor):
             return
         flat = scores.reshape(-1, scores.shape[-1]) if scores.dim() else scores.reshape(1, 1)
-        wanted = torch.as_tensor(label).reshape(-1)
-        if len(wanted) != len(flat):
+        labels = torch.as_tensor(label).reshape(-1)
+        if len(labels) != len(flat):
             return
         self._classes = flat.shape[-1]
         order = flat.argsort(-1, descending=True)
-        for row, right in zip(order.tolist(), wanted.tolist(), strict=True):
+        for row, class_index in zip(order.tolist(), labels.tolist(), strict=True):
             self._count += 1
             for k in _TOP:
-                self._right[k] += right in row[:k]
-            pair = (int(right), int(row[0]))
+                self._hits[k] += class_index in row[:k]
+            pair = (int(class_index), int(row[0]))
             self._pairs[pair] = self._pairs.get(pair, 0) + 1
 
     def figures(self) -> dict[str, float]:
         """See Meter."""
         if not self._count:
             return {}
-        return {f"top{k}": self._right[k] / self._count for k in _TOP if k == 1 or self._classes > k}
+        return {f"top{k}": self._hits[k] / self._count for k in _TOP if k == 1 or self._classes > k}
 
     def confusion(self) -> list[list[int]]:
         """See Meter."""
@@ -97,7 +100,7 @@ class Classification:
 
 
 class Collected:
-    """A user's function of all outputs and all labels."""
+    """A meter for a user's function of all outputs and all labels."""
 
     def __init__(self, metric: Callable[[Sequence[Any], Sequence[Any]], Any]):
         self._metric = metric
@@ -111,7 +114,7 @@ class Collected:
 
     def figures(self) -> dict[str, float]:
         """See Meter."""
-        return _named(self._metric(self._outputs, self._labels), getattr(self._metric, "__name__", "metric"))
+        return _figures(self._metric(self._outputs, self._labels), getattr(self._metric, "__name__", "metric"))
 
     def confusion(self) -> list[list[int]]:
         """See Meter."""
@@ -119,42 +122,42 @@ class Collected:
 
 
 class Updated:
-    """A metric of torchmetrics, or one like it."""
+    """A meter for an object with ``update`` and ``compute``, such as a metric of torchmetrics."""
 
     def __init__(self, metric: Any):
         self._metric = metric
 
     def add(self, outputs: Any, label: Any) -> None:
         """See Meter."""
-        one = outputs[0] if isinstance(outputs, list) and len(outputs) == 1 else outputs
+        prediction = outputs[0] if isinstance(outputs, list) and len(outputs) == 1 else outputs
         target = torch.as_tensor(label).reshape(-1) if isinstance(label, (int, float)) else label
-        if isinstance(one, Mapping):  # a detection; such metrics take a list of pictures
-            one, target = [one], [target]
-        self._metric.update(one, target)
+        if isinstance(prediction, Mapping):  # detection metrics accept a list with a dict per image
+            prediction, target = [prediction], [target]
+        self._metric.update(prediction, target)
 
     def figures(self) -> dict[str, float]:
         """See Meter."""
-        return _named(self._metric.compute(), type(self._metric).__name__)
+        return _figures(self._metric.compute(), type(self._metric).__name__)
 
     def confusion(self) -> list[list[int]]:
         """See Meter."""
         return []
 
 
-def _named(value: Any, name: str) -> dict[str, float]:
-    """A number, or a dict of them, as figures; what is no single number is left out."""
-    entries = value.items() if isinstance(value, Mapping) else [(name, value)]
-    return {str(key): float(x) for key, x in entries if not isinstance(x, torch.Tensor) or x.numel() == 1}
+def _figures(metrics: Any, name: str) -> dict[str, float]:
+    """Return a number, or a dict of numbers, as figures. Tensors of several elements are omitted."""
+    pairs = metrics.items() if isinstance(metrics, Mapping) else [(name, metrics)]
+    return {str(key): float(x) for key, x in pairs if not isinstance(x, torch.Tensor) or x.numel() == 1}
 
 
 def mean_average_precision() -> Any:
-    """``torchmetrics.detection.MeanAveragePrecision``, of boxes as COCO counts them.
+    """Create a ``torchmetrics.detection.MeanAveragePrecision`` with COCO's rules for matching boxes.
 
     Raises:
-        EthorchError: torchmetrics, torchvision or a package that reads COCO is not installed.
+        EthorchError: torchmetrics, torchvision or a package that matches boxes is not installed.
     """
     backend = next((name for name in _COCO if importlib.util.find_spec(name)), None)
     if backend is None or importlib.util.find_spec("torchmetrics") is None:
-        raise EthorchError('metric="map" needs torchmetrics and faster-coco-eval: pip install "ethorch[metrics]".')
+        raise EthorchError('metric="map" requires torchmetrics and faster-coco-eval. Run pip install "ethorch[metrics]".')
     torchvision_models()  # torchmetrics imports it
     return importlib.import_module("torchmetrics.detection").MeanAveragePrecision(backend=backend)

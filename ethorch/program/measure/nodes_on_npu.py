@@ -1,8 +1,7 @@
-"""What the NPU computes for each node of a converted graph: the walk's TOSA, every result of it an output, in the reference model.
+"""Execute a converted graph with NPU operators in the TOSA reference model, to obtain the result of each node.
 
-A delegate gives its outputs only. The graph that the walk makes of a program has a value for each operator, and the rewrites
-behind the walk keep every bit of what they keep at all. So the reference model, which the simulator equals, says what stands
-between two operators on the NPU. The CPU's operators run in PyTorch on what the NPU gives them.
+A delegate returns only its outputs. The TOSA graph before rewrites has a value for each operator, and rewrites are bit-exact.
+So the reference model, which equals the simulator, yields the intermediate values on the NPU. CPU operators run in PyTorch.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from ethorch.tosa.serialize import serialize
 from ethorch.vela.delegate import builder_for
 
 Array = npt.NDArray[Any]
-_ON_CPU = Reason("compare.on_cpu", "the program runs it on the CPU", "`Program.explain` says why, and what to do.")
+_ON_CPU = Reason("compare.on_cpu", "the program runs it on the CPU", "`Program.explain` returns the reason and the remedy.")
 
 
 def nodes_on_npu(quantized: GraphModule, spec: EthosUCompileSpec, delegated: Collection[str]) -> NodesOnNpu | Reason:
@@ -56,18 +55,18 @@ def nodes_on_npu(quantized: GraphModule, spec: EthosUCompileSpec, delegated: Col
 
 
 class NodesOnNpu:
-    """A converted graph, run as the program runs it, with the result of each node.
+    """A converted graph that is executed like the program, with the result of each node.
 
     Args:
-        module: A copy of the graph that ``convert_pt2e`` returned, with values.
-        spec: what it was compiled for.
-        delegated: names of the operators on the NPU, as a PartitionReport has them. Where none of them is a node of the graph
-            (ExecuTorch partitions a graph of its own, with other names), a dry run decides.
+        module: Copy of the graph that ``convert_pt2e`` returned, with values.
+        spec: Compile spec of the program.
+        delegated: Names of the operators on the NPU, from the PartitionReport. ExecuTorch may partition a graph with other
+            names. If no name is a node of ``module``, a dry run decides.
 
     Attributes:
-        module: the graph.
-        computed: the nodes whose results come from the NPU: quantize nodes, and operators that give integers or truth values.
-        given: the nodes whose results the NPU gets from the CPU.
+        module: The graph.
+        computed: NPU tensor of each node that the NPU computes: quantize nodes, and operators with integer or boolean results.
+        from_cpu: NPU input of each node that the CPU computes for the NPU.
     """
 
     def __init__(self, module: GraphModule, spec: EthosUCompileSpec, delegated: Collection[str]):
@@ -83,21 +82,21 @@ class NodesOnNpu:
         self._builder = builder_for(spec.target)
         self._walk = Walk(graph, constants_of(program), self._builder, strict=False, refused=refused).run()
         self.computed: dict[Node, QTensor] = {}
-        self.given: dict[Node, Value] = {}
+        self.from_cpu: dict[Node, Value] = {}
         self._read_walk()
 
     def _read_walk(self) -> None:
         for node in self.module.graph.nodes:
-            x = self._stands_for(node)
+            x = self._npu_tensor(node)
             if x is None or op_name(node.target) in DEQUANTIZE:
                 continue
             if node in self._walk.inputs:
-                self.given[node] = self._walk.inputs[node]
+                self.from_cpu[node] = self._walk.inputs[node]
             elif op_name(node.target) in QUANTIZE or (node.op == "call_function" and is_integer(node)):
                 self.computed[node] = x
 
-    def _stands_for(self, node: Node) -> QTensor | None:
-        """The tensor on the NPU that the node is; None for what is on the CPU, constant, several, or not computed yet."""
+    def _npu_tensor(self, node: Node) -> QTensor | None:
+        """Return the NPU tensor of the node; None for constants, CPU and multi-output operators."""
         x = self._walk.env.get(node)
         if node.op == "call_function" and is_integer(node):
             try:
@@ -107,7 +106,7 @@ class NodesOnNpu:
         return x if isinstance(x, QTensor) and not x.value.is_const else None
 
     def qparams(self, node: Node) -> QParams | None:
-        """What the codes of a quantize or dequantize node mean; None where that is not known before it runs."""
+        """Return the quantization parameters of a quantize or dequantize node; None if they are per channel or not constant."""
         q = self._walk.qparams_of(node)
         if q is None or q.per_channel:
             return None
@@ -118,44 +117,44 @@ class NodesOnNpu:
         return replace(q, zero_point=(q.zp + 128,), qmin=q.qmin + 128, qmax=q.qmax + 128)
 
     def run(
-        self, inputs: Sequence[Any], recorded: Mapping[str, Array], seen: Callable[[Node, Any, Any], None] = lambda *_: None
+        self, inputs: Sequence[Any], recorded: Mapping[str, Array], on_result: Callable[[Node, Any, Any], None] = lambda *_: None
     ) -> dict[Node, Any]:
-        """Run the graph; the result of each node.
+        """Run the graph and return the result of each node.
 
         Args:
-            inputs: the program's, flat.
-            recorded: node -> bytes that the program's run gave a delegate for it; taken instead of what PyTorch computes.
-            seen: called as ``seen(node, wanted, found)`` for each of ``computed``: what PyTorch makes of the operands that the NPU
-                had, and what the NPU made of them.
+            inputs: Flat inputs of the program.
+            recorded: Bytes that a run of the program passed to a delegate, by node name. They replace the results of PyTorch.
+            on_result: Called as ``on_result(node, torch_result, npu_result)`` for each node of ``computed``, with the results of
+                PyTorch and of the NPU for the same operands.
         """
         env: dict[Node, Any] = {}
-        known: dict[int, Array] = {}
+        arrays: dict[int, Array] = {}  # contents by id of the value
         arguments = iter(inputs)
         waiting = list(self.module.graph.nodes)
         while waiting:
             before, waiting = waiting, []
             for node in before:
                 x = self.computed.get(node)
-                if any(arg not in env for arg in node.all_input_nodes) or (x is not None and id(x.value) not in known):
+                if any(arg not in env for arg in node.all_input_nodes) or (x is not None and id(x.value) not in arrays):
                     waiting.append(node)
                     continue
                 result = next(arguments) if node.op == "placeholder" else self._call(node, env)
                 if x is not None:
-                    found = _as_tensor(known[id(x.value)], x, node)
-                    seen(node, result, found)
-                    result = found
-                elif node in self.given:
-                    result = self._handed_over(node, result, recorded, known)
+                    npu_result = _as_tensor(arrays[id(x.value)], x, node)
+                    on_result(node, result, npu_result)
+                    result = npu_result
+                elif node in self.from_cpu:
+                    result = self._pass_to_npu(node, result, recorded, arrays)
                 env[node] = result
             if waiting:
-                known.update(self._compute(known))
+                arrays.update(self._compute(arrays))
         return env
 
     def _call(self, node: Node, env: Mapping[Node, Any]) -> Any:
-        """The node in PyTorch. What is written to is a copy: a run changes no state."""
+        """Run the node in PyTorch. Mutable arguments are copied, so that no state changes."""
         if node.op == "get_attr":
-            found = attribute(self.module, node)
-            return found.detach().clone() if isinstance(found, Tensor) else found
+            constant = attribute(self.module, node)
+            return constant.detach().clone() if isinstance(constant, Tensor) else constant
         args, keywords = torch.fx.map_arg((node.args, node.kwargs), env.__getitem__)
         if node.op == "output":
             return args
@@ -165,50 +164,50 @@ class NodesOnNpu:
         with torch.no_grad():
             return target(*args, **keywords)
 
-    def _handed_over(self, node: Node, result: Tensor, recorded: Mapping[str, Array], known: dict[int, Array]) -> Tensor:
-        """What the CPU computes, on its way to the NPU."""
-        value = self.given[node]
+    def _pass_to_npu(self, node: Node, result: Tensor, recorded: Mapping[str, Array], arrays: dict[int, Array]) -> Tensor:
+        """Store the NPU input in ``arrays``, from the recorded bytes if there are any, and return it as a tensor."""
+        value = self.from_cpu[node]
         order = storage_order(node.meta["val"])
         codes = result.view(torch.int8) if result.dtype == torch.uint8 else result
         stored = codes.permute(order).contiguous().numpy().astype(DTYPES[value.dtype])
-        found = recorded.get(node.name)
-        if found is not None and found.nbytes == stored.nbytes:
-            stored = found.view(stored.dtype).reshape(stored.shape)
-        known[id(value)] = np.ascontiguousarray(stored)
+        run_bytes = recorded.get(node.name)
+        if run_bytes is not None and run_bytes.nbytes == stored.nbytes:
+            stored = run_bytes.view(stored.dtype).reshape(stored.shape)
+        arrays[id(value)] = np.ascontiguousarray(stored)
         inverse = [order.index(dim) for dim in range(len(order))]
-        handed = torch.from_numpy(stored.copy())
-        handed = handed.view(torch.uint8) if result.dtype == torch.uint8 else handed.to(result.dtype)
-        return handed.permute(inverse)
+        tensor = torch.from_numpy(stored.copy())
+        tensor = tensor.view(torch.uint8) if result.dtype == torch.uint8 else tensor.to(result.dtype)
+        return tensor.permute(inverse)
 
-    def _compute(self, known: Mapping[int, Array]) -> dict[int, Array]:
-        """All that the NPU can compute of what is known."""
-        wanted = {id(x.value): x.value for x in self.computed.values() if id(x.value) not in known}
-        ready, makers = set(known), {}
+    def _compute(self, arrays: Mapping[int, Array]) -> dict[int, Array]:
+        """Return the arrays of all missing values whose operands can be computed from ``arrays``."""
+        missing = {id(x.value): x.value for x in self.computed.values() if id(x.value) not in arrays}
+        ready, producers = set(arrays), {}
         for op in self._builder.graph.ops:
             if all(id(value) in ready or value.is_const for value in op.operands):
                 ready.update(id(result) for result in op.results)
-                makers.update({id(result): op for result in op.results})
-        outputs = [value for key, value in wanted.items() if key in ready]
-        assert outputs, "nothing that is left can be computed"
+                producers.update({id(result): op for result in op.results})
+        outputs = [value for key, value in missing.items() if key in ready]
+        assert outputs, "missing values depend on values that are unknown"
         needed, inputs, stack = set[int](), dict[int, Value](), list[Value](outputs)
         while stack:
             value = stack.pop()
             if value.is_const or id(value) in needed or id(value) in inputs:
                 continue
-            if id(value) in known:
+            if id(value) in arrays:
                 inputs[id(value)] = value
                 continue
-            op = makers[id(value)]
+            op = producers[id(value)]
             needed.update(id(result) for result in op.results)
             stack.extend(op.operands)
         ops = [op for op in self._builder.graph.ops if id(op.result) in needed]
         graph = Graph("main", list(inputs.values()), outputs, ops)
-        results = run_tosa(serialize(graph), [known[key] for key in inputs])
+        results = run_tosa(serialize(graph), [arrays[key] for key in inputs])
         return {id(value): result for value, result in zip(outputs, results, strict=True)}
 
 
 def _as_tensor(stored: Array, x: QTensor, node: Node) -> Tensor:
-    """What the NPU stores, as the tensor that PyTorch has there."""
+    """Convert a stored array to the layout and dtype of the node's PyTorch tensor."""
     order = [axis for axes in x.dims for axis in axes]
     rest = [axis for axis in range(stored.ndim) if axis not in order]  # of extent 1
     logical = np.ascontiguousarray(stored.reshape(x.value.shape).transpose(order + rest).reshape(x.shape))

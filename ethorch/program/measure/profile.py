@@ -1,4 +1,4 @@
-"""What was measured of a program beside what is estimated for it: ``ethorch report --profile`` and ``Program.profile``."""
+"""Measured and estimated times of a program: ``ethorch report --profile`` and ``Program.profile``."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-_SHOWN = 30  # layers that the text lists; JSON has all
+_MAX_ROWS = 30  # layers in the text; JSON has all
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A figure that was estimated and measured."""
+    """A figure with an estimate and a measurement."""
 
     @property
     def ratio(self) -> float | None:
-        """Measured over estimated: above 1 where the estimate was too good."""
+        """Measured over estimated; above 1 if the estimate was too low."""
         raise NotImplementedError
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data; keys are the attributes' names, and ``ratio``."""
+        """Return plain data: the attributes, and ``ratio``."""
         return {**asdict(self), "ratio": self.ratio}
 
 
@@ -46,10 +46,10 @@ class Figure(Measured):
 
     Attributes:
         name: ``cycles of the NPU``, ``cycles of delegate 0``, ``milliseconds of a call``, ``cycles of the CPU``.
-        estimated: None where it is unknown.
-        measured: the median.
-        least, most: of what was measured.
-        count: how many times it was measured.
+        estimated: Estimate; None if unknown.
+        measured: Median of the measurements.
+        least, most: Smallest and largest measurement.
+        count: Number of measurements.
     """
 
     name: str
@@ -61,21 +61,21 @@ class Figure(Measured):
 
     @property
     def ratio(self) -> float | None:
-        """Measured over estimated: above 1 where the estimate was too good."""
+        """Measured over estimated; above 1 if the estimate was too low."""
         return self.measured / self.estimated if self.estimated else None
 
 
 @dataclass(frozen=True)
 class LayerTime(Measured):
-    """A layer on the NPU, and how often the NPU was met at it.
+    """A layer on the NPU, with the samples of QREAD that fall into its commands.
 
     Attributes:
-        index, name, operator, module, source: of the layer.
-        estimated_cycles: None where they are unknown.
-        estimated_share: of the NPU's cycles, 0 to 1; None where they are unknown.
-        samples: how often QREAD stood in its commands.
-        measured_share: of all samples, 0 to 1.
-        measured_cycles: that share of the cycles that the NPU's counter has; None where none was given.
+        index, name, operator, module, source: See :class:`ethorch.figures.Layer`.
+        estimated_cycles: None if unknown.
+        estimated_share: Share of the NPU cycles, 0 to 1; None if unknown.
+        samples: Number of samples of QREAD in its commands.
+        measured_share: Share of all samples, 0 to 1.
+        measured_cycles: This share of the NPU cycle counter; None without a measurement.
     """
 
     index: int
@@ -91,7 +91,7 @@ class LayerTime(Measured):
 
     @property
     def ratio(self) -> float | None:
-        """Measured over estimated: of cycles where they are known, else of shares."""
+        """Measured over estimated cycles, or shares if cycles are unknown."""
         if self.measured_cycles is not None and self.estimated_cycles:
             return self.measured_cycles / self.estimated_cycles
         return self.measured_share / self.estimated_share if self.estimated_share else None
@@ -99,13 +99,13 @@ class LayerTime(Measured):
 
 @dataclass(frozen=True)
 class Profile:
-    """Measurements beside estimates.
+    """Measurements of a program with its estimates.
 
     Attributes:
-        figures: of the whole program.
-        layers: those on the NPU in the order of execution; empty without a histogram.
-        counters: name of an event of the NPU -> its count in an inference, the median.
-        files: what was read.
+        figures: Figures of the whole program.
+        layers: NPU layers in execution order; empty without a histogram of QREAD.
+        counters: Median count per inference by name of the NPU event.
+        files: Names of the files.
     """
 
     figures: tuple[Figure, ...]
@@ -114,7 +114,7 @@ class Profile:
     files: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return plain data."""
         return {
             "figures": [figure.to_json() for figure in self.figures],
             "layers": [layer.to_json() for layer in self.layers],
@@ -123,28 +123,28 @@ class Profile:
         }
 
     def rich(self) -> RenderableType:
-        """Tables: figures, the layers with most samples, counters."""
+        """Return tables of the figures, the layers with most samples, and the counters."""
         from rich.console import Group
 
         def table(*names: str, text: tuple[str, ...]) -> Table:
-            made = tables.table()
+            columns = tables.table()
             for name in names:
-                made.add_column(name, justify="left" if name in text else "right")
-            return made
+                columns.add_column(name, justify="left" if name in text else "right")
+            return columns
 
         parts: list[Any] = []
         if self.figures:
             totals = table("", "estimated", "measured", "measured / estimated", "from", "to", "times", text=("",))
-            for one in self.figures:
-                numbers = (one.estimated, one.measured, one.ratio, one.least, one.most)
-                totals.add_row(one.name, *map(_text, numbers), str(one.count))
+            for figure in self.figures:
+                numbers = (figure.estimated, figure.measured, figure.ratio, figure.least, figure.most)
+                totals.add_row(figure.name, *map(_text, numbers), str(figure.count))
             parts.append(totals)
         if self.layers:
             rows = table(
-                "layer", "operator", "estimated", "share", "samples", "share met", "measured", "ratio", "module",
+                "layer", "operator", "estimated", "share", "samples", "sample share", "measured", "ratio", "module",
                 text=("layer", "operator", "module"),
             )  # fmt: skip
-            for row in sorted(self.layers, key=lambda layer: -layer.samples)[:_SHOWN]:
+            for row in sorted(self.layers, key=lambda layer: -layer.samples)[:_MAX_ROWS]:
                 rows.add_row(
                     row.name,
                     row.operator,
@@ -157,8 +157,8 @@ class Profile:
                     " ".join(filter(None, (row.module, row.source))),
                 )
             parts += ["", rows]
-            if len(self.layers) > _SHOWN:
-                parts.append(f"and {len(self.layers) - _SHOWN} layers with fewer samples; --json has all")
+            if len(self.layers) > _MAX_ROWS:
+                parts.append(f"and {len(self.layers) - _MAX_ROWS} layers with fewer samples; --json has all")
         if self.counters:
             events = table("event of the NPU", "count", text=("event of the NPU",))
             for name, count in self.counters.items():
@@ -171,74 +171,75 @@ class Profile:
 
 
 def import_profile(record: Record, *files: str | os.PathLike[str]) -> Profile:
-    """Read what was measured, and put it beside the program's estimate.
+    """Read measurements and combine them with the program's estimates.
 
     Args:
-        record: Of the program that ran: its command streams tell which operator an offset belongs to, so it has to be the same
-        file.
-        files: logs of the NPU's counters, histograms of QREAD, tables of milliseconds; see ``profile_files.FORMATS``.
+        record: Record of the same file that ran, because its command streams map offsets to layers.
+        files: Logs of the NPU's counters, histograms of QREAD, tables of milliseconds; see ``profile_files.FORMATS``.
 
     Raises:
-        SpecError: no file is given.
-        FormatError: a file has none of the forms, a line of it is wrong, or an offset is not one of the program's.
-        MachineFault: a command stream of the program is malformed.
+        SpecError: No files were passed.
+        FormatError: A file has an unknown format or a malformed line, or an offset is outside of the program's commands.
+        MachineFault: A command stream of the program is malformed.
     """
     if not files:
-        raise SpecError("there is no file to import.")
-    found = read(tuple(map(Path, files)))
-    counters = {name: median(values) for name, values in found.counters.items()}
-    return Profile(tuple(_figures(record, found)), tuple(_layers(record, found)), counters, tuple(found.files))
+        raise SpecError("expected at least one file, got none. Pass the paths of measurements.")
+    measurements = read(tuple(map(Path, files)))
+    counters = {name: median(counts) for name, counts in measurements.counters.items()}
+    layers = tuple(_layers(record, measurements))
+    return Profile(tuple(_figures(record, measurements)), layers, counters, tuple(measurements.files))
 
 
-def _figures(record: Record, found: Measurements) -> Iterator[Figure]:
+def _figures(record: Record, measurements: Measurements) -> Iterator[Figure]:
     estimate = record.estimate
     cpu = (estimate.cpu_cycles, estimate.overhead_cycles)
     on_cpu = None if None in cpu else sum(count or 0 for count in cpu)
     for name, estimated, values in (
-        ("cycles of the NPU", estimate.npu_cycles, found.npu_cycles),
-        ("milliseconds of a call", estimate.milliseconds, found.milliseconds),
-        ("cycles of the CPU", on_cpu, found.cpu_cycles),
+        ("cycles of the NPU", estimate.npu_cycles, measurements.npu_cycles),
+        ("milliseconds of a call", estimate.milliseconds, measurements.milliseconds),
+        ("cycles of the CPU", on_cpu, measurements.cpu_cycles),
     ):
         if values:
             yield Figure(name, estimated, median(values), min(values), max(values), len(values))
-    for delegate, values in sorted(found.delegate_cycles.items()):
-        own = [layer.cycles for layer in record.layers if layer.where == NPU and layer.delegate == delegate]
-        if not own:
-            raise FormatError(f"delegate {delegate} of the log: the program has none of this number; was another one run?")
-        known = None if None in own else sum(count or 0 for count in own)
-        yield Figure(f"cycles of delegate {delegate}", known, median(values), min(values), max(values), len(values))
+    for delegate, values in sorted(measurements.delegate_cycles.items()):
+        cycles = [layer.cycles for layer in record.layers if layer.where == NPU and layer.delegate == delegate]
+        if not cycles:
+            raise FormatError(f"delegate {delegate} of the log: the program has no such delegate. Use the program that ran.")
+        estimated = None if None in cycles else sum(count or 0 for count in cycles)
+        yield Figure(f"cycles of delegate {delegate}", estimated, median(values), min(values), max(values), len(values))
 
 
-def _layers(record: Record, found: Measurements) -> Iterator[LayerTime]:
-    if not found.histogram:
+def _layers(record: Record, measurements: Measurements) -> Iterator[LayerTime]:
+    if not measurements.histogram:
         return
     layers = record.layers
     maps = command_maps(subject(record.build or record.pte, record.method), layers, record.command_sources)
     samples: dict[int, int] = {}
-    for (delegate, position), count in found.histogram.items():
-        where = found.lines[delegate, position]
-        commands = _commands(maps, delegate, where)
+    for (delegate, position), count in measurements.histogram.items():
+        where = measurements.lines[delegate, position]
+        commands = _find_commands(maps, delegate, where)
         if position > commands.stream_bytes:
             raise FormatError(
-                f"{where}: offset {position} is behind the {commands.stream_bytes} bytes of commands of delegate "
-                f"{commands.delegate}; was another program run?"
+                f"{where}: expected an offset within the {commands.stream_bytes} bytes of commands of delegate "
+                f"{commands.delegate}, got {position}. Use the program that ran."
             )
         index = commands.at(position)
         samples[index] = samples.get(index, 0) + count
     total = sum(samples.values())
     if not total:
-        raise FormatError(f"{found.files[0]}: all counts are 0.")
-    measured = median(found.npu_cycles) if found.npu_cycles else None
+        raise FormatError(f"{measurements.files[0]}: all counts are 0.")
+    measured = median(measurements.npu_cycles) if measurements.npu_cycles else None
     sampled = {layers[index].delegate for index in samples}
-    own = [layer for layer in layers if layer.where == NPU and layer.delegate in sampled]
-    known = None if any(layer.cycles is None for layer in own) else sum(layer.cycles or 0 for layer in own)
+    sampled_layers = [layer for layer in layers if layer.where == NPU and layer.delegate in sampled]
+    has_cycles = all(layer.cycles is not None for layer in sampled_layers)
+    estimated = sum(layer.cycles or 0 for layer in sampled_layers) if has_cycles else None
     if len(sampled) < len(maps):
-        measured = None  # the counter's cycles are of all delegates
-    for layer in own:
-        yield _beside(layer, samples.get(layer.index, 0), total, measured, known)
+        measured = None  # the counter includes all delegates
+    for layer in sampled_layers:
+        yield _layer_time(layer, samples.get(layer.index, 0), total, measured, estimated)
 
 
-def _beside(layer: Layer, samples: int, total: int, measured: float | None, known: int | None) -> LayerTime:
+def _layer_time(layer: Layer, samples: int, total: int, measured: float | None, estimated: int | None) -> LayerTime:
     share = samples / total
     return LayerTime(
         layer.index,
@@ -247,20 +248,20 @@ def _beside(layer: Layer, samples: int, total: int, measured: float | None, know
         layer.module,
         layer.source,
         layer.cycles,
-        (layer.cycles or 0) / known if known else None,
+        (layer.cycles or 0) / estimated if estimated else None,
         samples,
         share,
         None if measured is None else share * measured,
     )
 
 
-def _commands(maps: Mapping[int, CommandMap], delegate: int | None, where: str) -> CommandMap:
-    """The commands that samples are of."""
+def _find_commands(maps: Mapping[int, CommandMap], delegate: int | None, where: str) -> CommandMap:
     if delegate is None and len(maps) == 1:
         return next(iter(maps.values()))
     if delegate is None or delegate not in maps:
-        said = "no column delegate" if delegate is None else f"delegate {delegate}"
-        raise FormatError(f"{where}: {said}; the program's on the NPU are {', '.join(map(str, maps)) or 'none'}.")
+        actual = "no column delegate" if delegate is None else f"delegate {delegate}"
+        delegates = ", ".join(map(str, maps)) or "none"
+        raise FormatError(f"{where}: expected an NPU delegate of the program ({delegates}), got {actual}.")
     return maps[delegate]
 
 

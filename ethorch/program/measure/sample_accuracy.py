@@ -1,4 +1,4 @@
-"""Runs of a program and of its float model on the model's samples."""
+"""SQNR of a program against its float model on the model's samples."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ _MEASURED_SAMPLES = 8
 
 
 def accuracy_of_samples(record: Record) -> Accuracy:
-    """The SQNR over at most 8 of the model's samples, which follow one another as in calibration."""
+    """Return the SQNR over at most 8 calibration samples, in order, without resetting buffers between them."""
     model = _model(record)
     samples = (model.calibration or [model.example_inputs])[:_MEASURED_SAMPLES]
-    wanted, found = [], []
+    float_outputs, program_outputs = [], []
     loaded = runtime.load(record.pte, record.method)
     with torch.no_grad(), in_eval_mode(model.module), preserve_buffers(model.module.buffers()):
         for sample in samples:
-            wanted.append(_exact(model, sample))
-            found.append(_made(record, loaded, sample))
-    return Accuracy(sqnr_db(wanted, found), len(samples))
+            float_outputs.append(_run_model(model, sample))
+            program_outputs.append(_run_program(record, loaded, sample))
+    return Accuracy(sqnr_db(float_outputs, program_outputs), len(samples))
 
 
 def accuracy_in_sessions(record: Record) -> Accuracy | None:
-    """The SQNR of one method's outputs in the first sessions, all methods called in order, in float and in the runtime.
+    """Return the SQNR of one method over calibration sessions, which call all methods in order.
 
-    Sessions end once it was called 8 times; None where none calls it.
+    Sessions are added until the method was called 8 times. Returns None if no session calls it.
     """
     parts = {name: record[name] for name in record.methods}
     models = {name: _model(part) for name, part in parts.items()}
     sessions = record.sessions or [[(name, model.example_inputs) for name, model in models.items()]]
-    wanted: list[list[Tensor]] = []
-    found: list[list[Any]] = []
-    loaded = _Loaded(record, parts)
+    float_outputs: list[list[Tensor]] = []
+    program_outputs: list[list[Any]] = []
+    loaded = _LoadedMethods(record, parts)
     with ExitStack() as context:
         context.enter_context(torch.no_grad())
         for model in models.values():
@@ -52,40 +52,41 @@ def accuracy_in_sessions(record: Record) -> Accuracy | None:
             loaded.reset()
             with preserve_buffers(buffer for model in models.values() for buffer in model.module.buffers()):
                 for name, inputs in session:
-                    exact = _exact(models[name], inputs)
-                    made = _made(parts[name], loaded.methods[name], inputs)
+                    reference = _run_model(models[name], inputs)
+                    outputs = _run_program(parts[name], loaded.methods[name], inputs)
                     if name == record.method:
-                        wanted.append(exact)
-                        found.append(made)
-            if len(wanted) >= _MEASURED_SAMPLES:
+                        float_outputs.append(reference)
+                        program_outputs.append(outputs)
+            if len(float_outputs) >= _MEASURED_SAMPLES:
                 break
-    return Accuracy(sqnr_db(wanted, found), len(wanted)) if wanted else None
+    return Accuracy(sqnr_db(float_outputs, program_outputs), len(float_outputs)) if float_outputs else None
 
 
-class _Loaded:
-    """Methods of one file in the runtime, apart from what the user's Program keeps."""
+class _LoadedMethods:
+    """Methods of one file in the runtime, with buffers of their own."""
 
     def __init__(self, record: Record, names: Iterable[str]):
         self._sessions: list[runtime.HostProgram] = []
         self.methods: dict[str, runtime.HostProgram] = {}
         for name in names:
             if name not in self.methods:
-                self._sessions.append(runtime.load(record.pte, name))
-                self.methods.update({other: self._sessions[-1][other] for other in self._sessions[-1].methods})
+                session = runtime.load(record.pte, name)
+                self._sessions.append(session)
+                self.methods.update({method: session[method] for method in session.methods})
 
     def reset(self) -> None:
-        """Put what they keep back to its initial contents."""
+        """Restore the initial values of all buffers."""
         for loaded in self._sessions:
             loaded.reset()
 
 
-def _exact(model: UserModel, inputs: tuple[Any, ...]) -> list[Tensor]:
-    """The float model's outputs; copies, since one may be a buffer that the next call changes."""
+def _run_model(model: UserModel, inputs: tuple[Any, ...]) -> list[Tensor]:
+    """Return copies of the float outputs, because an output may be a buffer that the next call modifies."""
     return [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in pytree.tree_leaves(model.module(*inputs))]
 
 
-def _made(record: Record, loaded: runtime.HostProgram, inputs: tuple[Any, ...]) -> list[Any]:
-    """The program's outputs, as floats."""
+def _run_program(record: Record, loaded: runtime.HostProgram, inputs: tuple[Any, ...]) -> list[Any]:
+    """Return the program's outputs as floats."""
     return record.floats(loaded(*pytree.tree_leaves(record.as_taken(inputs))))
 
 

@@ -125,6 +125,28 @@ def test_operations_by_address() -> None:
         assert flags[0] == left
 
 
+def test_set_and_way_maintenance_completes_when_every_line_was_addressed() -> None:
+    made, found, _, _ = cache()
+    found.caches, found.cache_bytes = made, 1024  # 8 sets of 4 ways
+    mark(made, SRAM, DIRTY | STALE)
+    flags = made._lines(SRAM, SRAM + 1)
+    assert flags is not None
+    for n in range(64):  # one line, with other values in reserved bits 0, 4 and 29:8
+        found.write(SCS + 0xF74, n & 1 | (n >> 1 & 1) << 4 | (n >> 2) << 8, 4)
+    for n in range(8):  # one way of every set, at another level
+        found.write(SCS + 0xF74, n << 5 | 1 << 1, 4)
+    assert flags[0] == DIRTY | STALE
+    lines = [n << 5 | way << 30 for n in range(8) for way in range(4)]
+    for value in lines[:-1]:
+        found.write(SCS + 0xF74, value, 4)
+    for value in lines:  # another operation counts its own lines
+        if value != lines[-1]:
+            found.write(SCS + 0xF6C, value, 4)
+    assert flags[0] == DIRTY | STALE
+    found.write(SCS + 0xF74, lines[-1], 4)
+    assert flags[0] == 0
+
+
 def test_the_most_urgent_exception_is_taken_first() -> None:
     found = core()
     found.write(SCS + 0x100, 0b11, 4)  # NVIC_ISER0: lines 0 and 1
