@@ -20,14 +20,8 @@ from ethorch.lower.fx.node import ASSERTIONS, flat, op_name
 from ethorch.lower.ops.spec import find
 from ethorch.lower.replacements import OTHERS, instead_of
 from ethorch.support.errors import Reason
+from ethorch.targets.cpu_operators import CPU_OPERATORS, base_name
 
-#: Operators with complex kernels in ExecuTorch 1.5. Those with two tensors require equal shapes. A test runs each.
-COMPLEX_KERNELS = frozenset(
-    (
-        "abs", "add", "bmm", "cat", "expand_copy", "_fft_c2r", "_fft_r2c", "mul", "permute_copy", "select_copy", "slice_copy",
-        "squeeze_copy", "sub", "sum", "unsqueeze_copy", "view_as_real_copy", "view_copy", "_clone_dim_order",
-    )
-)  # fmt: skip
 #: Maximum rank of a result of ExecuTorch's kernel of aten.convolution.
 _MAX_CONVOLUTION_RANK = 4
 #: Namespaces of operators that ExecuTorch or ``products_on_cpu`` inserts.
@@ -49,10 +43,10 @@ def without_kernel(node: Node) -> Reason | None:
             return Reason("cpu.no_kernel", f"ExecuTorch has no CPU kernel {kernel}", f"{_remedy(node)} Or link your own kernel.")
     values = [value.meta.get("val") for value in (node, *node.all_input_nodes)]
     if any(isinstance(x, torch.Tensor) and x.dtype.is_complex for x in flat(values)):
-        base = name.split(".")[1]
+        base = base_name(name)
         shapes = {x.shape for x in values if isinstance(x, torch.Tensor)}
         alike = len(shapes) == 1 and all(isinstance(arg, Node) for arg in node.args)
-        if base not in COMPLEX_KERNELS or (base in ("add", "sub", "mul") and not alike):
+        if base not in CPU_OPERATORS or not CPU_OPERATORS[base].has_complex_kernel or (base in ("add", "sub", "mul") and not alike):
             text = f"ExecuTorch's CPU kernel of {name} does not support complex tensors"
             return Reason("cpu.complex", text, "Keep real and imaginary parts as two real tensors (torch.view_as_real).")
     if name == "aten.convolution.default" and (value := node.meta.get("val")) is not None and value.dim() > _MAX_CONVOLUTION_RANK:

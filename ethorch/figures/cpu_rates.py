@@ -13,6 +13,7 @@ from math import prod
 from types import MappingProxyType
 
 from ethorch.formats.pte_types import Value
+from ethorch.targets.cpu_operators import CPU_OPERATORS, base_name
 
 ASSUMED = "assumed"
 COUNTED = "counted"
@@ -65,35 +66,6 @@ RATES: Mapping[str, Rate] = MappingProxyType(
     )
 )
 
-# Rate by `base_name` of an operator.
-_BY_NAME: Mapping[str, str] = {
-    **dict.fromkeys(("quantize_per_tensor", "quantize_per_channel", "quantize_per_token"), "quantize"),
-    **dict.fromkeys(("dequantize_per_tensor", "dequantize_per_channel", "dequantize_per_token"), "dequantize"),
-    **dict.fromkeys(("view", "clone", "copy", "to", "clone_dim_order", "to_dim_order", "cat", "split", "split_with_sizes",
-                     "squeeze", "unsqueeze", "slice", "select", "alias", "detach", "empty", "full", "full_like", "fill",
-                     "embedding", "index_select", "stack", "expand", "lift_fresh", "narrow", "unbind", "repeat", "slice_scatter",
-                     "select_scatter", "zeros_like", "ones_like"), "copy"),
-    **dict.fromkeys(("permute", "t", "transpose", "flip", "roll", "gather", "scatter", "index", "index_put", "constant_pad_nd",
-                     "pixel_shuffle", "pixel_unshuffle", "tril", "triu", "unfold", "as_strided"), "permuted copy"),
-    **dict.fromkeys(("softmax", "log_softmax"), "softmax"),
-    **dict.fromkeys(("sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "any", "all", "prod", "cumsum", "var", "std",
-                     "max_pool2d_with_indices", "avg_pool2d", "adaptive_avg_pool2d", "nonzero"), "reduction"),
-    **dict.fromkeys(("native_layer_norm", "native_group_norm", "native_batch_norm", "native_batch_norm_legit_no_training",
-                     "rms_norm"), "normalization"),
-    **dict.fromkeys(("sort", "topk"), "sort"),
-    **dict.fromkeys(("exp", "log", "tanh", "sigmoid", "sin", "cos", "tan", "erf", "gelu", "silu", "pow", "sqrt", "rsqrt", "log1p",
-                     "expm1", "atan", "asin", "acos", "sinh", "cosh", "atan2", "elu", "log2", "log10", "fft_r2c",
-                     "fft_c2r"), "function"),
-    **dict.fromkeys(("convolution", "conv2d", "linear", "mm", "bmm", "addmm", "matmul"), "float mac"),
-    **dict.fromkeys(("add", "sub", "mul", "div", "neg", "abs", "relu", "clamp", "minimum", "maximum", "where", "eq", "ne", "lt",
-                     "le", "gt", "ge", "logical_and", "logical_or", "logical_not", "logical_xor", "bitwise_and", "bitwise_or",
-                     "bitwise_not", "bitwise_xor", "hardtanh", "leaky_relu", "floor", "ceil", "round", "trunc", "sign", "remainder",
-                     "fmod", "floor_divide", "reciprocal", "isnan", "isinf", "masked_fill", "arange", "glu"), "pointwise"),
-}  # fmt: skip
-_MACS = frozenset(
-    ("quantized_linear", "quantized_conv2d", "quantized_depthwise_conv2d", "quantized_transpose_conv2d", "quantized_batch_matmul")
-)
-
 # CMake target of ExecuTorch's library, by namespace of the operator.
 _LIBRARIES: Mapping[str, str] = {
     "aten": "portable_ops_lib",
@@ -110,29 +82,16 @@ def library_of(kernel: str) -> str:
     return _LIBRARIES.get(kernel.partition("::")[0], "")
 
 
-def base_name(operator: str) -> str:
-    """Return the name without namespace, overload, outer underscores and ``_copy``.
-
-    ``aten::view_copy.out`` and ``aten.view.default`` become ``view``.
-    """
-    name = operator.rpartition("::")[2]
-    if name == operator and operator.count(".") > 1:  # aten.view.default
-        name = operator.split(".")[1]
-    return name.partition(".")[0].strip("_").removesuffix("_copy").removesuffix("_").strip("_")
-
-
 def rate_of(kernel: str) -> Rate:
     """Return the rate of a kernel, by default ``other``."""
     namespace, name = kernel.partition("::")[0], base_name(kernel)
     if namespace == "executorch_prim":
         return RATES["none"]
     if namespace == "cortex_m":
-        if name in _MACS:
-            return RATES["int8 mac.cortex_m"]
-        if f"{name.removesuffix('_per_tensor')}.cortex_m" in RATES:
-            return RATES[f"{name.removesuffix('_per_tensor')}.cortex_m"]
-        name = name.removeprefix("quantized_")
-    return RATES[_BY_NAME.get(name, "other")]
+        if (vectorized := f"{name.removesuffix('_per_tensor')}.cortex_m") in RATES:
+            return RATES[vectorized]
+        name = name if name in CPU_OPERATORS else name.removeprefix("quantized_")
+    return RATES[CPU_OPERATORS[name].rate if name in CPU_OPERATORS else "other"]
 
 
 def estimate(kernel: str, inputs: list[Value], outputs: list[Value], macs: int) -> int:

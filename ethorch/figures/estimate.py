@@ -9,9 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ethorch.figures.cpu_rates import RATES, base_name
+from ethorch.figures.cpu_rates import RATES
 from ethorch.figures.layer import CPU, NPU, TRANSPOSES, Layer
 from ethorch.formats.payload import DelegatePayload
+from ethorch.targets.cpu_operators import base_name
 
 #: CPU cycles of one delegate call.
 CALL_CYCLES = 1000

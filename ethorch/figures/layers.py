@@ -8,13 +8,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ethorch.backend.emit.build import Build
-from ethorch.figures.cpu_rates import base_name, estimate, library_of, macs_of, rate_of
+from ethorch.figures.cpu_rates import estimate, library_of, macs_of, rate_of
 from ethorch.figures.layer import CPU, NPU, Layer
 from ethorch.figures.stream_layers import stream_layers
 from ethorch.figures.subject import Subject, subject
 from ethorch.formats.pte_types import Call, Value
 from ethorch.npu import Sources
 from ethorch.targets.compile_spec import EthosUCompileSpec
+from ethorch.targets.cpu_operators import base_name
 from ethorch.tosa.ir import Origin
 
 #: Memory of a CPU operator's traffic: ExecuTorch's plan does not name one.

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator
 
 from torch.fx import GraphModule, Node
 
-from ethorch.backend.emit.cpu_operators import CASTS, CLONES, VIEWS
 from ethorch.lower.fx.node import changes_in_place, op_name
+from ethorch.targets.cpu_operators import FORMS
 
 
 class Buffers:
@@ -57,4 +57,4 @@ def _is_written(user: Node, node: Node) -> bool:
 
 def _passes_on(user: Node) -> bool:
     """Return True if the result may have the address of the operand."""
-    return user.op == "call_function" and op_name(user.target) in VIEWS | CLONES | CASTS
+    return user.op == "call_function" and FORMS.get(op_name(user.target)) in ("view", "cast", "clone")

@@ -9,12 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as PROMOTION
+from torch._prims_common import elementwise_dtypes
 from torch.fx import Node
 
 from ethorch.backend.emit import reasons
 from ethorch.backend.emit.buffers import Buffers, is_kept
-from ethorch.backend.emit.cpu_operators import CASTS, CLONES, PLAIN, PROMOTED, REWRITTEN, VIEWS
+from ethorch.backend.emit.cpu_operators import REPLACEMENTS, Replacement
 from ethorch.backend.emit.kernels import CAST_KERNEL, CLONE_KERNEL, COPY_KERNEL, PUT_KERNEL, VIEW_KERNEL, add_argument, kernel_of
 from ethorch.backend.emit.partitions import PartitionedGraph, call_delegate
 from ethorch.backend.emit.values import Values, align, plan_memory
@@ -31,6 +32,10 @@ from ethorch.lower.fx.node import (
     tensor_of,
 )
 from ethorch.support.errors import Reason
+from ethorch.targets.cpu_operators import FORMS
+
+#: Forms of operators with two operands that ExecuTorch casts to one dtype, and the kind of promotion.
+_PROMOTIONS = {"promoted": PROMOTION.DEFAULT, "promoted_to_float": PROMOTION.INT_TO_FLOAT}
 
 
 class Writer:
@@ -194,25 +199,27 @@ class Writer:
             return self._add_delegate(node)
         if reason := _check(node):
             return reason
-        if name in VIEWS:
+        form = FORMS.get(name)
+        if form is None:
+            return reasons.unknown_operator(name)
+        if form == "view":
             return self._add_view(node)
-        if name in CASTS | CLONES:
-            return self._add_copy(node, name)
-        if name in PLAIN:
+        if form in ("cast", "clone"):
+            return self._add_copy(node, form)
+        if form == "unchanged" or form in _PROMOTIONS:
             if name in QUANTIZE and self._undoes_dequantize(node):
                 return reasons.undone_quantization(node.name)
             operands = {
                 argument.name: x for argument, x in zip(overload_of(node.target)._schema.arguments, node.args, strict=False)
             }
             return self._add_kernel(node, overload_of(node.target), operands | node.kwargs)
-        return self._add_rewritten(node, name) if name in REWRITTEN else reasons.unknown_operator(name)
+        return self._add_replacement(node, REPLACEMENTS[form](node))
 
-    def _add_rewritten(self, node: Node, name: str) -> Reason | None:
-        call = REWRITTEN[name](node)
-        if call is None:
+    def _add_replacement(self, node: Node, replacement: Replacement | None) -> Reason | None:
+        if replacement is None:
             self._places[node] = self._places[node.all_input_nodes[0]]
             return None
-        op, args = call
+        op, args = replacement
         return self._add_kernel(node, op, {argument.name: x for argument, x in zip(op._schema.arguments, args, strict=False)})
 
     def _add_delegate(self, node: Node) -> Reason | None:
@@ -306,17 +313,17 @@ class Writer:
         self._step(Call(VIEW_KERNEL, None, (*args, *[self._places[node]] * 2)), [self._places[source]])
         return None
 
-    def _add_copy(self, node: Node, name: str) -> Reason | None:
+    def _add_copy(self, node: Node, form: str) -> Reason | None:
         source, result = node.all_input_nodes[0], node.meta["val"]
         operand = source.meta["val"]
         if not operand.is_contiguous() or not result.is_contiguous():
             return reasons.layout(node.name)
         number = self._places[source]
-        is_idle = name in CASTS and operand.dtype == result.dtype
-        if is_idle or (number in self._states.values() and name in CLONES and not is_kept(node)):
+        is_idle = form == "cast" and operand.dtype == result.dtype
+        if is_idle or (number in self._states.values() and form == "clone" and not is_kept(node)):
             self._places[node] = number
         else:
-            self._places[node] = self._convert(number, result, CAST_KERNEL if name in CASTS else CLONE_KERNEL)
+            self._places[node] = self._convert(number, result, CAST_KERNEL if form == "cast" else CLONE_KERNEL)
         return None
 
     def _convert(self, number: int, like: torch.Tensor, kernel: str) -> int:
@@ -338,8 +345,8 @@ class Writer:
             return reasons.unknown_operator(op_name(op))
         operands = {argument.name: argument.default_value for argument in op._schema.arguments} | operands
         operands = {key: operands[key] for key in kernel.arguments}
-        if op_name(op) in PROMOTED:
-            operands = self._promote(operands, PROMOTED[op_name(op)])
+        if promotion := _PROMOTIONS.get(FORMS.get(op_name(op), "")):
+            operands = self._promote(operands, promotion)
         reads: list[int] = []
 
         def number_of(x: Any) -> int:
@@ -370,13 +377,15 @@ class Writer:
         """Return True if a quantize node undoes a dequantize node. ExecuTorch removes both."""
         source = node.args[0]
         while isinstance(source, Node) and op_name(source.target) not in DEQUANTIZE:
-            unchanged = source.op == "call_function" and source.all_input_nodes[:1]
-            if not unchanged or (self._places.get(unchanged[0]) != self._places[source] and op_name(source.target) not in VIEWS):
+            if source.op != "call_function" or not source.all_input_nodes:
                 return False
-            source = unchanged[0]
+            operand = source.all_input_nodes[0]
+            if self._places.get(operand) != self._places[source] and FORMS.get(op_name(source.target)) != "view":
+                return False
+            source = operand
         return isinstance(source, Node) and source.args[1:] == node.args[1:]
 
-    def _promote(self, operands: dict[str, Any], kind: ELEMENTWISE_TYPE_PROMOTION_KIND) -> dict[str, Any]:
+    def _promote(self, operands: dict[str, Any], kind: PROMOTION) -> dict[str, Any]:
         """Cast the operands to one dtype, like ExecuTorch."""
         tensors = {key: operands[key] for key in ("self", "other")}
         values = {key: x.meta["val"] if isinstance(x, Node) else torch.tensor(x) for key, x in tensors.items()}

@@ -16,7 +16,6 @@ from torch.fx import GraphModule
 from ethorch import runtime
 from ethorch.backend import cpu_kernels, through_executorch
 from ethorch.backend.emit.checks import set_values
-from ethorch.backend.emit.cpu_operators import CASTS, CLONES, PLAIN, REWRITTEN, VIEWS
 from ethorch.backend.emit.kernels import CAST_KERNEL, CLONE_KERNEL, VIEW_KERNEL, kernel_of
 from ethorch.backend.emit.partitions import PartitionedGraph
 from ethorch.backend.emit.writer import Writer
@@ -28,6 +27,7 @@ from ethorch.formats.pte_writer import write
 from ethorch.lower.fx.node import op_name
 from ethorch.lower.partition_report import PartitionReport
 from ethorch.support.errors import Reason
+from ethorch.targets.cpu_operators import FORMS
 
 OPS, CODES = torch.ops.aten, torch.ops.quantized_decomposed
 Case = tuple[Callable[..., Any], tuple[Tensor, ...]]
@@ -251,7 +251,7 @@ def check(names: Sequence[str]) -> None:
     data = written(module)
     assert isinstance(data, bytes), data
     partitioner: Any = NoPartition()
-    _, theirs, _ = through_executorch._lowered(torch.export.export(module, inputs), partitioner)
+    _, theirs, _ = through_executorch._lower(torch.export.export(module, inputs), partitioner)
     assert kernels(data) == kernels(theirs)
     for a, b in zip(runtime.load(data)(*inputs), runtime.load(theirs)(*inputs), strict=True):
         assert (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride())
@@ -272,7 +272,7 @@ def test_all_operators_are_written_as_executorch_writes_them(start: int) -> None
 def test_every_operator_is_held_against_executorch() -> None:
     module, _ = graph_of(list(CASES.values()))
     tried = {op_name(node.target) for node in module.graph.nodes if node.op == "call_function"}
-    assert tried >= PLAIN | REWRITTEN.keys() | VIEWS | CASTS | CLONES
+    assert tried >= FORMS.keys() - {QUANTIZED_PRODUCT}
     data = written(module)
     assert isinstance(data, bytes), data
     assert set(kernels(data)) <= cpu_kernels.registered_kernels()
@@ -282,7 +282,8 @@ def test_kernels_are_those_that_executorch_finds() -> None:
     """And firmware has them, too."""
     register_quantized_kernels()
     assert {CAST_KERNEL, CLONE_KERNEL, VIEW_KERNEL} <= cpu_kernels.registered_kernels()
-    for name in PLAIN - {QUANTIZED_PRODUCT}:  # tests/backend/test_products_on_cpu.py runs that one
+    kept = {name for name, form in FORMS.items() if form in ("unchanged", "promoted", "promoted_to_float")}
+    for name in kept - {QUANTIZED_PRODUCT}:  # tests/backend/test_products_on_cpu.py runs that one
         namespace, base, overload = name.split(".")
         op = getattr(getattr(getattr(torch.ops, namespace), base), overload)
         kernel = kernel_of(op)

@@ -1,4 +1,4 @@
-"""Check that firmware has a kernel for `aten::atanh.out`, near to that of ExecuTorch, and a rate for its cycles."""
+"""Check that firmware has a kernel for `aten::atanh.out` whose results are near ExecuTorch's."""
 
 import tempfile
 from pathlib import Path
@@ -6,11 +6,9 @@ from pathlib import Path
 import torch
 
 from ethorch.deploy.firmware.operators import KERNELS
-from ethorch.figures.cpu_rates import rate_of
 from tests.helpers.c_kernels import Library, Program, Several, exported, steps_apart
 
 assert "aten::atanh.out" in KERNELS, "firmware has no kernel for aten::atanh.out"
-assert rate_of("aten::atanh.out").name == "function", "the cycles of aten::atanh.out are those of any operator"
 
 x = torch.cat([torch.linspace(-1, 1, 1001), torch.tensor([1e-20, -0.0, 2.0, float("nan")])])
 program = Program.of("atanh", exported(Several(torch.atanh), [x]))

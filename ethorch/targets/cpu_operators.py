@@ -1,0 +1,63 @@
+"""CPU operators: the rate of each for estimates, its form in a .pte, and its complex kernel.
+
+``cpu_operators.csv`` has a row for each operator and form. The ``.pte`` writer, the kernel check and the estimates of CPU cycles
+read it. Firmware registers its C kernels by name (``ethorch.deploy.firmware.operators``); a test requires a row for each.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+_TABLE = Path(__file__).with_name("cpu_operators.csv")
+
+
+class CpuOperator(NamedTuple):
+    """An operator that CPUs run.
+
+    Attributes:
+        rate: Name of its rate in ``ethorch.figures.RATES``.
+        has_complex_kernel: Whether ExecuTorch 1.5 has a kernel for complex tensors. Kernels with two tensors require equal shapes.
+    """
+
+    rate: str
+    has_complex_kernel: bool
+
+
+def _read() -> tuple[dict[str, CpuOperator], dict[str, str]]:
+    operators: dict[str, CpuOperator] = {}
+    forms: dict[str, str] = {}
+    with _TABLE.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            operators[row["operator"]] = CpuOperator(row["rate"], row["complex"] == "yes")
+            forms |= dict.fromkeys(map(_full_name, row["overloads"].split()), row["form"])
+    return operators, forms
+
+
+def _full_name(name: str) -> str:
+    """Return the full name, e.g. ``aten.relu.default`` for ``relu`` and ``aten.add.Tensor`` for ``add.Tensor``."""
+    if name.count(".") == 2:
+        return name
+    return f"aten.{name}" if "." in name else f"aten.{name}.default"
+
+
+def base_name(operator: str) -> str:
+    """Return the name without namespace, overload, outer underscores and ``_copy``.
+
+    ``aten::view_copy.out`` and ``aten.view.default`` become ``view``.
+    """
+    name = operator.rpartition("::")[2]
+    if name == operator and operator.count(".") > 1:  # aten.view.default
+        name = operator.split(".")[1]
+    return name.partition(".")[0].strip("_").removesuffix("_copy").removesuffix("_").strip("_")
+
+
+_operators, _forms = _read()
+#: Base name -> operator.
+CPU_OPERATORS: Mapping[str, CpuOperator] = MappingProxyType(_operators)
+#: Full name -> how the writer of the .pte represents the operator: ``unchanged``; ``promoted`` or ``promoted_to_float``, unchanged
+#: after casts of both operands to one dtype; ``view``, ``cast`` or ``clone``; or a function of ``backend/emit/cpu_operators.py``.
+FORMS: Mapping[str, str] = MappingProxyType(_forms)
