@@ -25,7 +25,7 @@ from ethorch.arm.quantizer import get_symmetric_a16w8_quantization_config, get_s
 from ethorch.backend.build import build_pte
 from ethorch.backend.through_executorch import lower_by_executorch
 from ethorch.deploy.firmware.plan import plan
-from ethorch.deploy.firmware.steps import Copied, Kernel, Plan
+from ethorch.deploy.firmware.steps import Copy, Kernel, Plan
 from ethorch.figures.cpu_rates import RATES, estimate
 from ethorch.formats import pte
 from ethorch.formats.payload import DelegatePayload
@@ -172,7 +172,7 @@ def _moved_by_firmware(made: Plan) -> int:
         if isinstance(step, Kernel):
             moved += _written(step.operator, made.method, step.args)
         else:
-            moved += sum(copied.nbytes for copied in ((step,) if isinstance(step, Copied) else (*step.before, *step.after)))
+            moved += sum(copied.nbytes for copied in ((step,) if isinstance(step, Copy) else (*step.before, *step.after)))
     return moved
 
 

@@ -17,8 +17,8 @@ from ethorch.deploy.firmware.data import Blob, blob, fnv1a
 from ethorch.deploy.firmware.escapes import linker_labels
 from ethorch.deploy.firmware.kernels import SOURCE_FOLDER
 from ethorch.deploy.firmware.layout import STACK_BYTES, Layout, Part, layout, parts
-from ethorch.deploy.firmware.methods import Whole, plan_methods
-from ethorch.deploy.firmware.opened import STATEFUL_RUNS, Opened, open_source
+from ethorch.deploy.firmware.methods import MethodsPlan, plan_methods
+from ethorch.deploy.firmware.project_program import STATEFUL_RUNS, ProjectProgram, open_program
 from ethorch.deploy.firmware.source import SECTIONS, MethodSource, Source, kernel_headers, model_source, prefix, templates
 from ethorch.deploy.firmware.streams import Attributes, attributes, config_word, driver_stream
 from ethorch.formats import pte
@@ -73,13 +73,13 @@ class Firmware:
 
     def __str__(self) -> str:
         sizes = ", ".join(f"{name} {size}" for name, size in self.sizes.items() if size)
-        own = [
-            f"Method {method}: " + ", ".join(f"{name} {size}" for name, size in found.items() if size) + ".\n"
-            for method, found in self.methods.items()
+        method_lines = [
+            f"Method {method}: " + ", ".join(f"{name} {size}" for name, size in method_sizes.items() if size) + ".\n"
+            for method, method_sizes in self.methods.items()
         ]
         return (
             f"{self.folder}: {count_noun(len(self.files), 'file')} for {self.target} on {self.board}. Bytes: {sizes}.\n"
-            f"{''.join(own) if len(own) > 1 else ''}"
+            f"{''.join(method_lines) if len(method_lines) > 1 else ''}"
             f"Build and run it: python {self.folder / 'run.py'}"
         )
 
@@ -123,8 +123,8 @@ def firmware(
     prefix(name)
     if embed not in DATA_FORMS:
         raise EthorchError(f"embed is {embed!r}; allowed: {' or '.join(DATA_FORMS)}.")
-    opened = open_source(source, methods, samples)
-    writer = Project(opened, name, embed, board)
+    program = open_program(source, methods, samples)
+    writer = Project(program, name, embed, board)
     return writer.write(Path(folder))
 
 
@@ -159,14 +159,14 @@ def find_selection(program: File, names: Sequence[str]) -> SelectedSizes | None:
 class Project:
     """A project under construction: its properties and its files."""
 
-    def __init__(self, opened: Opened, name: str, data: str, board: str | os.PathLike[str] | Board | None):
-        self.opened, self.name, self.data = opened, name, data
-        self.whole: Whole = plan_methods(pte.read(opened.pte), list(opened.methods))
-        facts_by_method = {name: (self._meanings(name), opened_method.explain) for name, opened_method in opened.methods.items()}
-        self.selection = find_selection(pte.read(opened.pte), list(opened.methods))
-        self.source: Source = model_source(self.whole, name, facts_by_method)
+    def __init__(self, program: ProjectProgram, name: str, data: str, board: str | os.PathLike[str] | Board | None):
+        self.program, self.name, self.data = program, name, data
+        self.methods_plan: MethodsPlan = plan_methods(pte.read(program.pte), list(program.methods))
+        facts_by_method = {name: (self._meanings(name), program_method.explain) for name, program_method in program.methods.items()}
+        self.selection = find_selection(pte.read(program.pte), list(program.methods))
+        self.source: Source = model_source(self.methods_plan, name, facts_by_method)
         streams = [
-            driver_stream(payload) for opened_method in self.whole.plans.values() for payload in opened_method.payloads.values()
+            driver_stream(payload) for method_plan in self.methods_plan.plans.values() for payload in method_plan.payloads.values()
         ]
         targets = list(dict.fromkeys(parse_header(stream).npu.name for stream in streams))
         if len(targets) > 1:
@@ -175,15 +175,15 @@ class Project:
         self.board = load_board(_DEFAULT_BOARDS[family] if board is None else board)
         self.target = targets[0] if targets else self.board.targets[0]
         self.slot, _ = self.board.npu(self.target)
-        delegates = [part for opened_method in opened.methods.values() for part in opened_method.subject.parts]
+        delegates = [part for program_method in program.methods.values() for part in program_method.subject.parts]
         self.system = next((part.memory_system for part in delegates if part.memory_system), None)
         self.attributes: Attributes | None = attributes(config_word(streams[0]), self.system) if streams else None
         self.fast_bytes = max((part.staging_bytes for part in delegates if part.payload), default=0)
-        calls = opened.calls
-        if not opened.given and not self.whole.several:
-            calls = calls[: STATEFUL_RUNS if self.whole.keeps_state else 1]
-        methods = {name: opened_method.subject.method for name, opened_method in opened.methods.items()}
-        self.cases: list[Case] = cases(opened.pte, methods, calls)
+        calls = program.calls
+        if not program.has_user_calls and not self.methods_plan.several:
+            calls = calls[: STATEFUL_RUNS if self.methods_plan.keeps_state else 1]
+        methods = {name: program_method.subject.method for name, program_method in program.methods.items()}
+        self.cases: list[Case] = cases(program.pte, methods, calls)
         content, self.case_places = place_cases(self.cases)
         self.selftest = blob("selftest_data", "SELFTEST_SECTION", content)
         self.made_by = _describe_versions()
@@ -195,26 +195,29 @@ class Project:
         return layout(self.board, self._parts())
 
     def _meanings(self, name: str) -> dict[str, tuple[float, int]]:
-        boundary = boundary_of(self.opened.methods[name].subject.program, name)
+        boundary = boundary_of(self.program.methods[name].subject.program, name)
         return {key: (codes.scale, codes.zero_point) for key, codes in boundary.items()}
 
     def _calls_on_cpu(self) -> list[str]:
         return [
-            call.operator for method_plan in self.whole.plans.values() for call in method_plan.method.calls if call.delegate is None
+            call.operator
+            for method_plan in self.methods_plan.plans.values()
+            for call in method_plan.method.calls
+            if call.delegate is None
         ]
 
     def _cycles(self, name: str) -> int:
-        return sum(self.opened.methods[name].cycles.values())
+        return sum(self.program.methods[name].cycles.values())
 
     def _size(self, part: str) -> int:
-        return sum(one.bytes for one in self.source.blobs if part in one.section)
+        return sum(blob.bytes for blob in self.source.blobs if part in blob.section)
 
     @property
     def sizes(self) -> dict[str, int]:
         return {
-            "arena": _pad_to_cache_lines(self.whole.arena_bytes),
+            "arena": _pad_to_cache_lines(self.methods_plan.arena_bytes),
             "fast": _pad_to_cache_lines(self.fast_bytes),
-            "tensors": _pad_to_cache_lines(self.whole.tensors_bytes),
+            "tensors": _pad_to_cache_lines(self.methods_plan.tensors_bytes),
             "weights": self._size("WEIGHTS"),
             "commands": self._size("COMMANDS"),
             "constants": self._size("CONSTANTS"),
@@ -222,15 +225,15 @@ class Project:
 
     @property
     def by_method(self) -> dict[str, dict[str, int]]:
-        sizes = {one.symbol: (one.section, one.bytes) for one in self.source.blobs}
+        sizes = {blob.symbol: (blob.section, blob.bytes) for blob in self.source.blobs}
 
         def size(method: MethodSource, part: str) -> int:
             return sum(sizes[symbol][1] for symbol in method.blobs if part in sizes[symbol][0])
 
         return {
             method.method: {
-                "arena": _pad_to_cache_lines(self.whole.plans[method.method].arena_bytes),
-                "tensors": _pad_to_cache_lines(self.whole.plans[method.method].tensors_bytes),
+                "arena": _pad_to_cache_lines(self.methods_plan.plans[method.method].arena_bytes),
+                "tensors": _pad_to_cache_lines(self.methods_plan.plans[method.method].tensors_bytes),
                 "weights": size(method, "WEIGHTS"),
                 "commands": size(method, "COMMANDS"),
                 "cycles": self._cycles(method.method),
@@ -283,24 +286,24 @@ class Project:
             "name": self.name,
             "target": self.target,
             "made_by": self.made_by,
-            "sha256": hashlib.sha256(self.opened.pte).hexdigest(),
+            "sha256": hashlib.sha256(self.program.pte).hexdigest(),
             "board": self.board,
             "slot": self.slot,
             "arena_bytes": sizes["arena"],
             "fast_bytes": sizes["fast"],
             "tensors_bytes": sizes["tensors"],
-            "codes_tensors_bytes": _pad_to_cache_lines(self.whole.codes_tensors_bytes),
+            "codes_tensors_bytes": _pad_to_cache_lines(self.methods_plan.codes_tensors_bytes),
             "weights_bytes": sizes["weights"],
             "commands_bytes": sizes["commands"],
             "constants_bytes": sizes["constants"],
             "sections": SECTIONS,
             "methods": self.source.methods,
-            "several": self.whole.several,
+            "several": self.methods_plan.several,
             "selection": self.selection,
-            "state_bytes": self.whole.state_bytes,
-            "has_codes": self.whole.has_codes,
-            "keeps_state": self.whole.keeps_state,
-            "kept_in_arena": self.whole.kept_in_arena,
+            "state_bytes": self.methods_plan.state_bytes,
+            "has_codes": self.methods_plan.has_codes,
+            "keeps_state": self.methods_plan.keeps_state,
+            "has_state_in_arena": self.methods_plan.has_state_in_arena,
             "kernel_sources": self.source.kernels,
         }
 
@@ -310,7 +313,7 @@ class Project:
             "blobs": self.source.blobs,
             "initials": self.source.initials,
             "contents": self.source.contents,
-            "estimated_cycles": {name: min(self._cycles(name), 2**32 - 1) for name in self.opened.methods},
+            "estimated_cycles": {name: min(self._cycles(name), 2**32 - 1) for name in self.program.methods},
             "attributes": self.attributes,
             "memory_mode": _mode(self.system),
         }
@@ -332,8 +335,8 @@ class Project:
             self._text(f"{stem}.c", "data.c.jinja", **more)
             return
         self._text(f"{stem}.S", "data.S.jinja", header=include == f"{self.name}.h", selftest=include == "selftest.h", **more)
-        for one in blobs:
-            self.files[f"{Path(stem).parent.as_posix()}/{one.file}"] = one.content
+        for data_blob in blobs:
+            self.files[f"{Path(stem).parent.as_posix()}/{data_blob.file}"] = data_blob.content
 
     def _firmware(self) -> None:
         for file in _FIRMWARE:
@@ -348,7 +351,7 @@ class Project:
         self._text("firmware/board.h", "board.h.jinja", **places)
         self._text("firmware/main.c", "main.c.jinja")
         section = ".rodata.selftest"
-        numbers = {name: number for number, name in enumerate(self.opened.methods)}
+        numbers = {name: number for number, name in enumerate(self.program.methods)}
         rows = [
             {"method": numbers[case.call.method], "reset": case.call.reset, "data": place}
             for case, place in zip(self.cases, self.case_places, strict=True)
@@ -369,9 +372,9 @@ class Project:
         ]
         text = next(row for row in rows if row["label"] == labels[self.layout.text.name])
         text["origin"] = f"0x{self.board.cpu.vector_table:08X}"
-        memory_of_parts = [{"name": entry.part.name, "memory": labels[entry.memory.name]} for entry in self.layout.placed]
-        loaded = {entry.part.name: entry.part.loaded for entry in self.layout.placed}
-        placements = [f"{e.part.title}: {e.part.nbytes} bytes, {labels[e.memory.name]}" for e in self.layout.placed]
+        memory_of_parts = [{"name": entry.part.name, "memory": labels[entry.memory.name]} for entry in self.layout.placements]
+        loaded = {entry.part.name: entry.part.loaded for entry in self.layout.placements}
+        placements = [f"{e.part.title}: {e.part.nbytes} bytes, {labels[e.memory.name]}" for e in self.layout.placements]
         return {
             "memories": rows,
             "text": labels[self.layout.text.name],
@@ -393,12 +396,14 @@ class Project:
             "sources": [*model_sources, *firmware_sources],
             "include": include,
             "calls": [case.call.method for case in self.cases],
-            "outputs": {one.method: [f"{end.dtype}{list(end.shape)}" for end in one.outputs] for one in self.source.methods},
+            "outputs": {
+                method.method: [f"{end.dtype}{list(end.shape)}" for end in method.outputs] for method in self.source.methods
+            },
             "expected": [[f"0x{fnv1a(output):08x}" for output in case.outputs] for case in self.cases],
             "cycles": {
-                _stream_hash(self.whole.plans[name].payloads[number]): cycles
-                for name, one in self.opened.methods.items()
-                for number, cycles in one.cycles.items()
+                _stream_hash(self.methods_plan.plans[name].payloads[number]): cycles
+                for name, program_method in self.program.methods.items()
+                for number, cycles in program_method.cycles.items()
             },
             "made_by": self.made_by,
         }
@@ -425,16 +430,16 @@ class Project:
 
     def _report(self) -> dict[str, Any]:
         names = self._calls_on_cpu()
-        blobs = [{"file": f"model/{one.file}", "sha256": hashlib.sha256(one.content).hexdigest()} for one in self.source.blobs]
-        cycles = sum(map(self._cycles, self.opened.methods))
+        hashes = [{"file": f"model/{blob.file}", "sha256": hashlib.sha256(blob.content).hexdigest()} for blob in self.source.blobs]
+        cycles = sum(map(self._cycles, self.program.methods))
         clock = self.system.core_clock_hz if self.system else 0
         time = f", {1e3 * cycles / clock:.3f} ms at {clock / 1e6:.0f} MHz" if clock else ""
         return {
             "cycles": f"{cycles} cycles of the NPU by Vela{time}" if cycles else "unknown: a .pte does not hold Vela's cycles",
-            "delegates": sum(one.delegates for one in self.source.methods),
+            "delegates": sum(method.delegates for method in self.source.methods),
             "by_method": [{"method": name, **sizes} for name, sizes in self.by_method.items()],
             "operators": [{"name": name, "count": names.count(name)} for name in sorted(set(names))],
-            "hashes": blobs,
+            "hashes": hashes,
         }
 
     def _rows(self) -> list[dict[str, Any]]:
@@ -446,7 +451,7 @@ class Project:
                 "memory": str(entry.memory),
                 "who": next(text for key, text in who.items() if key in entry.part.name),
             }
-            for entry in self.layout.placed
+            for entry in self.layout.placements
         ]
 
     def _board_place(self) -> str:

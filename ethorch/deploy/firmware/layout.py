@@ -36,7 +36,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Placed:
+class Placement:
     """A part and its memory."""
 
     part: Part
@@ -52,14 +52,14 @@ class Layout:
         secure: Whether the firmware uses secure addresses.
         text: Memory of the vector table and the code.
         data: Memory of variables and the stack.
-        placed: Parts of the model.
+        placements: Parts of the model.
     """
 
     board: Board
     secure: bool
     text: Memory
     data: Memory
-    placed: tuple[Placed, ...]
+    placements: tuple[Placement, ...]
 
     def address(self, base: int, aliases: Sequence[int]) -> int:
         """Return the address in the firmware's security state."""
@@ -67,7 +67,7 @@ class Layout:
 
     @property
     def memories(self) -> tuple[Memory, ...]:
-        used = {m.name: m for m in (self.text, self.data, *(placement.memory for placement in self.placed))}
+        used = {m.name: m for m in (self.text, self.data, *(placement.memory for placement in self.placements))}
         return tuple(sorted(used.values(), key=lambda m: self.address(m.base, m.aliases)))
 
 
@@ -122,7 +122,7 @@ def layout(board: Board, parts_to_place: Sequence[Part]) -> Layout:
                 "a smaller arena, or a board with more memory."
             )
         left[memory.name] -= nbytes
-        placements.append(Placed(part, memory))
+        placements.append(Placement(part, memory))
     return Layout(board, secure, text, data, tuple(placements))
 
 

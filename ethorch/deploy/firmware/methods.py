@@ -22,7 +22,7 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True)
-class Whole:
+class MethodsPlan:
     """Methods that run in the same buffers.
 
     Attributes:
@@ -56,12 +56,12 @@ class Whole:
         return any(method_plan.keeps_state for method_plan in self.plans.values())
 
     @property
-    def kept_in_arena(self) -> bool:
+    def has_state_in_arena(self) -> bool:
         """True if the arena holds state between runs."""
-        return any(method_plan.kept_in_arena for method_plan in self.plans.values())
+        return any(method_plan.states_in_arena for method_plan in self.plans.values())
 
 
-def plan_methods(program: Program, names: Sequence[str]) -> Whole:
+def plan_methods(program: Program, names: Sequence[str]) -> MethodsPlan:
     """Plan methods of a program together.
 
     Args:
@@ -75,7 +75,7 @@ def plan_methods(program: Program, names: Sequence[str]) -> Whole:
     if len(names) == 1:
         (name,) = names
         method_plan = plan(program, program.methods[name], constants)
-        return Whole(
+        return MethodsPlan(
             {name: method_plan},
             method_plan.arena_bytes,
             method_plan.tensors_bytes,
@@ -101,7 +101,7 @@ def plan_methods(program: Program, names: Sequence[str]) -> Whole:
         bases = Bases(end, tuple(shared), reads[names.index(name)])
         plans[name] = plan(program, program.methods[name], constants, bases)
         end = plans[name].end if alone[name] else end
-    return Whole(
+    return MethodsPlan(
         {name: plans[name] for name in names},
         max(method_plan.arena_bytes for method_plan in plans.values()),
         max(method_plan.tensors_bytes for method_plan in plans.values()),

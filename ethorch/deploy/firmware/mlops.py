@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from ethorch.deploy.firmware.firmware import Project
-from ethorch.deploy.firmware.opened import open_source
+from ethorch.deploy.firmware.project_program import open_program
 from ethorch.deploy.firmware.source import prefix
 from ethorch.formats.files import write_folder
 from ethorch.support.errors import EthorchError, SpecError
@@ -144,7 +144,7 @@ def write_ai_layer(program: Any, folder: str | os.PathLike[str], mlops: Mlops) -
         EthorchError: the program has no firmware. See :func:`ethorch.firmware`.
     """
     record = getattr(program, "_record", None)
-    project = Project(open_source(program, "forward" if record is None else record.method, None), mlops.name, "incbin", None)
+    project = Project(open_program(program, "forward" if record is None else record.method, None), mlops.name, "incbin", None)
     files = project.layer(mlops.processor)
     target = Path(folder)
     try:

@@ -26,7 +26,7 @@ from ethorch.deploy.firmware.steps import (
     Boundary,
     Codes,
     Constants,
-    Copied,
+    Copy,
     Kernel,
     Place,
     Plan,
@@ -127,8 +127,8 @@ class _Planner:
         """Place planned tensors, constants and unplanned tensors, and return the end of the method's own memory."""
         memories = [align(size) for size in self.method.memories[1:]]
         if self.bases is not None:
-            starts = [Place(TENSORS, self.bases.own), *self.bases.shared]
-            end = self.bases.own + sum(memories[:1])
+            starts = [Place(TENSORS, self.bases.private_offset), *self.bases.shared]
+            end = self.bases.private_offset + sum(memories[:1])
         elif self.reads:
             starts = [Place(TENSORS, 0), *(Place(_KEPT, start) for start in accumulate(memories[1:], initial=0))]
             end = sum(memories[:1])
@@ -389,12 +389,12 @@ class _Planner:
         payload = self.payloads[call.delegate]
         count = len(payload.inputs)
         before = [
-            Copied(self.places[arg], Place(ARENA, io.offset), io.nbytes)
+            Copy(self.places[arg], Place(ARENA, io.offset), io.nbytes)
             for n, (arg, io) in enumerate(zip(call.args[:count], payload.inputs, strict=True))
             if (call.delegate, n) not in self.in_place
         ]
         after = [
-            Copied(Place(ARENA, io.offset), self.places[arg], io.nbytes)
+            Copy(Place(ARENA, io.offset), self.places[arg], io.nbytes)
             for n, (arg, io) in enumerate(zip(call.args[count:], payload.outputs, strict=True))
             if (call.delegate, n) not in self.written
         ]
@@ -403,7 +403,7 @@ class _Planner:
 
     def _make_copy(self, source: int, target: int) -> list[Step]:
         source_place, target_place = self.places[source], self.places[target]
-        return [] if source_place == target_place else [Copied(source_place, target_place, self.values[target].nbytes)]
+        return [] if source_place == target_place else [Copy(source_place, target_place, self.values[target].nbytes)]
 
 
 def _overlap_in_arena(first: IoTensor, second: IoTensor) -> bool:

@@ -13,8 +13,8 @@ import jinja2
 from ethorch.deploy.firmware.data import Blob, blob
 from ethorch.deploy.firmware.escapes import FILTERS, c_comment
 from ethorch.deploy.firmware.kernels import HEADERS, kernel_call
-from ethorch.deploy.firmware.methods import Whole, make_error
-from ethorch.deploy.firmware.steps import CONSTANTS, TENSORS, Boundary, Copied, Kernel, Place, Plan, Run, Step
+from ethorch.deploy.firmware.methods import MethodsPlan, make_error
+from ethorch.deploy.firmware.steps import CONSTANTS, TENSORS, Boundary, Copy, Kernel, Place, Plan, Run, Step
 from ethorch.deploy.firmware.streams import driver_stream
 from ethorch.formats.pte_types import ITEM_BYTES, Call, Value
 from ethorch.support.errors import EthorchError, Reason
@@ -117,7 +117,7 @@ class MethodSource:
     Attributes:
         method: Name in the program.
         p: Prefix of its functions and types: the model's prefix, followed by the method's name if there are several.
-        own: Prefix of static names in model.c; empty for a single method.
+        symbol_prefix: Prefix of static names in model.c; empty for a single method.
         inputs, outputs: Boundary in order.
         functions, constants: Definitions in model.c.
         delegates: Number of command streams.
@@ -127,7 +127,7 @@ class MethodSource:
 
     method: str
     p: str
-    own: str
+    symbol_prefix: str
     inputs: tuple[End, ...]
     outputs: tuple[End, ...]
     functions: tuple[Function, ...]
@@ -186,7 +186,7 @@ Meanings = Mapping[str, tuple[float, int]]
 Explain = Callable[[str], str]
 
 
-def model_source(methods_plan: Whole, name: str, facts_by_method: Mapping[str, tuple[Meanings, Explain]]) -> Source:
+def model_source(methods_plan: MethodsPlan, name: str, facts_by_method: Mapping[str, tuple[Meanings, Explain]]) -> Source:
     """Generate the C source of methods.
 
     Args:
@@ -217,9 +217,9 @@ def model_source(methods_plan: Whole, name: str, facts_by_method: Mapping[str, t
 
 
 def _method_source(
-    plan: Plan, name: str, own: str, meanings: Meanings, explain: Explain, blobs: _Blobs
+    plan: Plan, name: str, symbol_prefix: str, meanings: Meanings, explain: Explain, blobs: _Blobs
 ) -> tuple[MethodSource, set[str]]:
-    writer = _Writer(plan, name, own, explain, blobs)
+    writer = _Writer(plan, name, symbol_prefix, explain, blobs)
     ends = [writer.end(boundary, meanings) for boundary in (*plan.inputs, *plan.outputs)]
     functions = []
     constants: list[str] = []
@@ -236,8 +236,8 @@ def _method_source(
         constants += [f"#if {name.upper()}_FLOATS", *declared, "#endif"] if guard and declared else declared
     method_source = MethodSource(
         plan.method.name,
-        f"{name}_{plan.method.name}" if own else name,
-        own,
+        f"{name}_{plan.method.name}" if symbol_prefix else name,
+        symbol_prefix,
         tuple(ends[: len(plan.inputs)]),
         tuple(ends[len(plan.inputs) :]),
         tuple(functions),
@@ -269,15 +269,15 @@ class _Blobs:
 
 
 class _Writer:
-    def __init__(self, plan: Plan, name: str, own: str, explain: Explain, blobs: _Blobs):
-        self.plan, self.name, self.own, self.explain = plan, name, own, explain
+    def __init__(self, plan: Plan, name: str, symbol_prefix: str, explain: Explain, blobs: _Blobs):
+        self.plan, self.name, self.symbol_prefix, self.explain = plan, name, symbol_prefix, explain
         self.sources: set[str] = set()
         self.used: dict[str, None] = {}
         self.streams: dict[int, str] = {}
         self.weights: dict[int, str] = {}
         for number in sorted({step.delegate for step in plan.body if isinstance(step, Run)}):
             payload = plan.payloads[number]
-            self.streams[number] = blobs.symbol("COMMANDS", f"{name}_{own}commands_{number}", driver_stream(payload))
+            self.streams[number] = blobs.symbol("COMMANDS", f"{name}_{symbol_prefix}commands_{number}", driver_stream(payload))
             self.weights[number] = "NULL"
             if payload.weights:
                 self.weights[number] = blobs.symbol("WEIGHTS", f"{name}_weights_{blobs.count('WEIGHTS')}", payload.weights)
@@ -326,7 +326,7 @@ class _Writer:
         if any(isinstance(step, Run) for step in steps):
             lines += ["ethosu_status status;", ""]
         for step in steps:
-            if isinstance(step, Copied):
+            if isinstance(step, Copy):
                 lines.append(self._copy(step))
             elif isinstance(step, Run):
                 lines += self._run(step)
@@ -338,7 +338,7 @@ class _Writer:
             lines.append("(void)self;")
         return [*lines, "return ETHOSU_OK;"], declared
 
-    def _copy(self, step: Copied) -> str:
+    def _copy(self, step: Copy) -> str:
         return f"(void)memcpy({self.address(step.target)}, {self.address(step.source)}, {step.nbytes}u);"
 
     def _run(self, step: Run) -> list[str]:
@@ -358,7 +358,7 @@ class _Writer:
 
     def _kernel(self, step: Kernel) -> tuple[list[str], list[str]]:
         call = Call(step.operator, None, step.args)
-        kernel = kernel_call(self.plan.method, call, self.place, f"{self.own}k{step.number}", "return ETHOSU_BAD_VALUE;")
+        kernel = kernel_call(self.plan.method, call, self.place, f"{self.symbol_prefix}k{step.number}", "return ETHOSU_BAD_VALUE;")
         if isinstance(kernel, Reason):
             where = self.explain(step.operator)
             raise make_error(replace(kernel, text=f"{kernel.text}{where}"))

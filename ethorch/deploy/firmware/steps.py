@@ -27,7 +27,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Copied:
+class Copy:
     """A copy of bytes, before or after a delegate's run or instead of an operator."""
 
     source: Place
@@ -50,8 +50,8 @@ class Run:
 
     number: int
     delegate: int
-    before: tuple[Copied, ...]
-    after: tuple[Copied, ...]
+    before: tuple[Copy, ...]
+    after: tuple[Copy, ...]
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Boundary:
         return f"{self.side} {self.number}"
 
 
-Step = Kernel | Run | Copied
+Step = Kernel | Run | Copy
 
 
 class Constants:
@@ -107,12 +107,12 @@ class Bases:
     """Locations of the memories of a method that shares its buffers with others.
 
     Attributes:
-        own: Offset of memory 1, which is private to the method, in the CPU's buffer.
+        private_offset: Offset of memory 1, which is private to the method, in the CPU's buffer.
         shared: Offsets of memories 2, 3, ..., which hold shared state.
         reads: Tensors that delegates read in place. See ``in_place.reads_in_place``.
     """
 
-    own: int
+    private_offset: int
     shared: tuple[Place, ...]
     reads: Mapping[int, Reads]
 
@@ -133,7 +133,7 @@ class Plan:
         end: End of the method's own memory, inputs and outputs in the CPU's buffer.
         initial: Locations and contents of nonzero initial values.
         states: Tensors that keep their value between runs, as indices of values.
-        kept_in_arena: States that stay in the arena between runs, as indices of values.
+        states_in_arena: States that stay in the arena between runs, as indices of values.
         reaches: Bytes of the arena that each delegate accesses, by number.
     """
 
@@ -151,7 +151,7 @@ class Plan:
     end: int
     initial: tuple[tuple[Place, bytes], ...]
     states: tuple[int, ...]
-    kept_in_arena: tuple[int, ...] = ()
+    states_in_arena: tuple[int, ...] = ()
     reaches: Mapping[int, int] = field(default_factory=dict)
 
     @property

@@ -13,7 +13,7 @@ ISSUE_CYCLES = 100  # of an operation that computes: its first IFM block in, its
 
 
 @dataclass
-class Done:
+class OperationActivity:
     """Activity of an operation in one run, summed over its executions.
 
     Attributes:
@@ -31,7 +31,7 @@ class Done:
     written: dict[int, int] = field(default_factory=dict)
 
 
-def list_operations(before: Mapping[int, Counter], after: Mapping[int, Counter]) -> list[Done]:
+def list_operations(before: Mapping[int, Counter], after: Mapping[int, Counter]) -> list[OperationActivity]:
     """Return the operations that ran between two snapshots of a machine's counters, in stream order."""
     result = []
     for index, counter in sorted(after.items()):
@@ -40,7 +40,7 @@ def list_operations(before: Mapping[int, Counter], after: Mapping[int, Counter])
         if not turns:
             continue
         result.append(
-            Done(
+            OperationActivity(
                 counter.op.title,
                 turns,
                 counter.macs - (old.macs if old else 0),
@@ -64,7 +64,7 @@ def total(parts: list[dict[int, int]]) -> dict[int, int]:
     return dict(sorted(bytes_by_region.items()))
 
 
-def estimate_cycles(operation: Done, npu: Npu, slot: NpuSlot, memories: Mapping[int, Memory]) -> int:
+def estimate_cycles(operation: OperationActivity, npu: Npu, slot: NpuSlot, memories: Mapping[int, Memory]) -> int:
     """Return a lower bound of an operation's NPU cycles, if each byte moves once and all multipliers are busy.
 
     Args:

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from ethorch.deploy.virtual_board import npu_registers as regs
-from ethorch.deploy.virtual_board.estimate import Done, estimate_cycles, list_operations, total
+from ethorch.deploy.virtual_board.estimate import OperationActivity, estimate_cycles, list_operations, total
 from ethorch.deploy.virtual_board.extents import Extent
 from ethorch.deploy.virtual_board.faults import BUS_ERROR, END_REACHED, IRQ_RAISED, PARSE_ERROR, PMU_IRQ, RULES, RUNNING
 from ethorch.deploy.virtual_board.guest import Guest
@@ -56,7 +56,7 @@ class Session(Protocol):
 
 
 @dataclass
-class _Prepared:
+class _PendingRun:
     """A started run: its program, or the reason why it cannot execute."""
 
     inference: Inference
@@ -114,7 +114,7 @@ class NpuDevice:
         self.was_reset = False
         self.inferences: list[Inference] = []
         self.programs = Programs(npu, self.sources)
-        self._running: _Prepared | None = None
+        self._running: _PendingRun | None = None
         self._pmu = Pmu(npu)
         self._reset_values()
 
@@ -183,7 +183,9 @@ class NpuDevice:
         )
 
     def _reset_values(self) -> None:
-        self.values = {offset: self.values.get(offset, row.reset) if row.kept else row.reset for offset, row in self.rows.items()}
+        self.values = {
+            offset: self.values.get(offset, row.reset) if row.survives_reset else row.reset for offset, row in self.rows.items()
+        }
         self._pmu.reset()
         self.status = 0
 
@@ -237,13 +239,13 @@ class NpuDevice:
         inference.ended = self.session.instructions
         self.inferences.append(inference)
 
-    def _fail(self, run: _Prepared, id: str, text: str) -> None:
+    def _fail(self, run: _PendingRun, id: str, text: str) -> None:
         self.session.report(id, text)
         run.status |= RULES[id].status
 
-    def _prepare(self) -> _Prepared:
+    def _prepare(self) -> _PendingRun:
         address, size = self._address(regs.QBASE), self.values[regs.QSIZE]
-        run = _Prepared(Inference("", address, size, self.session.instructions))
+        run = _PendingRun(Inference("", address, size, self.session.instructions))
         if address % 16:
             self._fail(run, "npu.stream_alignment", f"QBASE is {address:#x}; expected a multiple of 16.")
         elif not size or size % 4 or size > MOST_STREAM_BYTES:
@@ -261,7 +263,7 @@ class NpuDevice:
     def _address(self, register: int) -> int:
         return self.values[register] | self.values[register + 4] << 32
 
-    def _reach(self, run: _Prepared, what: str, address: int, size: int, attribute: int, writes: bool = False) -> Memory | None:
+    def _reach(self, run: _PendingRun, what: str, address: int, size: int, attribute: int, writes: bool = False) -> Memory | None:
         """Return the memory that contains a range; report a fault and return None if the NPU cannot access it."""
         location = self.guest.find(address)
         named = f"{what}, {address:#010x}..{address + size:#010x}"
@@ -299,7 +301,7 @@ class NpuDevice:
             return "ext" if self.values[regs.ATTRIBUTES + 4 * attribute] & 4 else "sram"
         return "ext" if attribute & 2 else "sram"
 
-    def _check_configuration(self, run: _Prepared, address: int) -> bool:
+    def _check_configuration(self, run: _PendingRun, address: int) -> bool:
         """Return True unless a driver payload's header before the stream is for another NPU."""
         header = self.guest.bytes_at(address - 32, 32)
         if header is None or header[:4].tobytes() != COP1:
@@ -319,7 +321,7 @@ class NpuDevice:
         self._fail(run, "npu.configuration", text)
         return False
 
-    def _load(self, run: _Prepared, commands: bytes) -> None:
+    def _load(self, run: _PendingRun, commands: bytes) -> None:
         bases = tuple(self._address(regs.BASEP + 8 * region) for region in range(regs.REGIONS))
         try:
             program, used = self.programs.stream(run.inference.stream, commands)
@@ -343,7 +345,7 @@ class NpuDevice:
         regions = {region: self._rest(bases[region]) for region in used if region}
         run.machine = self.programs.machine(run.inference.stream, constants, regions, bases)
 
-    def _check_memories(self, run: _Prepared, used: Mapping[int, Extent], bases: Sequence[int], exact: bool) -> dict[int, Memory]:
+    def _check_memories(self, run: _PendingRun, used: Mapping[int, Extent], bases: Sequence[int], exact: bool) -> dict[int, Memory]:
         """Return the memory of each region; report a fault if the NPU cannot access it.
 
         For a stream with branches (not ``exact``), only the start of each region is checked; the machine checks the rest.
@@ -370,7 +372,7 @@ class NpuDevice:
             return np.zeros(0, np.uint8)
         return location[0].bytes[location[1] :]
 
-    def _execute(self, run: _Prepared, machine: Machine) -> int:
+    def _execute(self, run: _PendingRun, machine: Machine) -> int:
         inference = run.inference
         before = machine.counters
         started = time.perf_counter()
@@ -392,7 +394,7 @@ class NpuDevice:
             self.coherence.after_run(run.writes, exact=not machine.program.has_branches)
         return END_REACHED
 
-    def _count_cycles(self, run: _Prepared, operations: Sequence[Done]) -> None:
+    def _count_cycles(self, run: _PendingRun, operations: Sequence[OperationActivity]) -> None:
         inference, sources = run.inference, self.sources.get(run.inference.stream)
         if sources is not None:
             inference.operators = [(str(source), source.op_cycles) for source in sources.all()]

@@ -35,7 +35,7 @@ class Register:
         mask: Writable bits.
         reset: Value after a reset.
         live: Whether it can be written while a run is in progress.
-        kept: Whether it keeps its value over a reset.
+        survives_reset: Whether it keeps its value over a reset.
     """
 
     offset: int
@@ -44,7 +44,7 @@ class Register:
     mask: int = 0xFFFFFFFF
     reset: int = 0
     live: bool = False
-    kept: bool = False
+    survives_reset: bool = False
 
 
 def table(npu: Npu) -> dict[int, Register]:
@@ -65,7 +65,7 @@ def _table(family: str, config: int) -> dict[int, Register]:
         Register(QREAD, "QREAD", writable=False),
         Register(QCONFIG, "QCONFIG", mask=3),
         Register(QSIZE, "QSIZE"),
-        Register(PROT, "PROT", writable=False, mask=3, kept=True),
+        Register(PROT, "PROT", writable=False, mask=3, survives_reset=True),
         Register(CONFIG, "CONFIG", writable=False, reset=config),
         Register(REGIONCFG, "REGIONCFG", mask=0xFFFF),
     ]
@@ -79,7 +79,7 @@ def _table(family: str, config: int) -> dict[int, Register]:
         rows += [Register(0x60, "CFG_SRAM_CAP", writable=False), Register(0x64, "CFG_EXT_CAP", writable=False)]
         debug = {0x140: "CLKFORCE", 0x144: "DEBUG_ADDRESS", 0x148: "DEBUG_MISC"}
     else:
-        rows += [Register(0x2C, "LOCK", kept=True, live=True)]
+        rows += [Register(0x2C, "LOCK", survives_reset=True, live=True)]
         rows += [Register(ATTRIBUTES + 4 * n, f"AXI_LIMIT{n}") for n in range(4)]
         debug = {0x140: "CLKFORCE", 0x144: "DEBUG_ADDRESS", 0x148: "DEBUG_MISC", 0x150: "DEBUG_CORE", 0x154: "DEBUG_BLOCK"}
     rows += [Register(offset, name, live=True) for offset, name in debug.items()]

@@ -17,7 +17,7 @@ DEDICATED = MemorySystem(1e9, "Dram", "Dram", "Sram", 393216)
 
 def placed(board: str, system: MemorySystem | None, in_dram: bool = False, **sizes: int) -> dict[str, str]:
     found = layout(load(board), parts({**SIZES, **sizes}, 1000, system, in_dram))
-    return {entry.part.name.split(".")[-1]: entry.memory.name for entry in found.placed}
+    return {entry.part.name.split(".")[-1]: entry.memory.name for entry in found.placements}
 
 
 def test_the_memory_mode_says_where() -> None:
@@ -32,7 +32,7 @@ def test_the_memory_mode_says_where() -> None:
 def test_nothing_of_the_npus_is_in_a_tcm() -> None:
     for board in ("corstone-300", "corstone-320", "generic"):
         found = layout(load(board), parts(SIZES, 1000, SHARED, False))
-        for entry in found.placed:
+        for entry in found.placements:
             assert entry.memory.npu_ports or not entry.part.port, (board, entry)
         assert found.data.kind == "tcm"
 

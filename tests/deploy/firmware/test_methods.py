@@ -64,7 +64,7 @@ def test_methods_have_their_state_in_one_place_and_all_else_in_the_same_memory()
     assert not any(copied.target == Place(ARENA, start) for step in runs for copied in step.after)
     assert found.arena_bytes == max(one.arena_bytes, other.arena_bytes)
     assert found.tensors_bytes == max(one.tensors_bytes, other.tensors_bytes) < one.tensors_bytes + other.tensors_bytes
-    assert len(found.initial) == 1 and found.keeps_state and found.kept_in_arena
+    assert len(found.initial) == 1 and found.keeps_state and found.has_state_in_arena
     alone = plan_methods(parsed, ["step"])
     assert alone.plans["step"] == plan(parsed, parsed.methods["step"])  # one method alone is what it was
 

@@ -109,7 +109,7 @@ def test_state_of_codes_runs_on_the_board_and_the_npu_reads_it_where_it_lies(nam
     parsed = pte.read(made.pte)
     found = plan(parsed, parsed.methods["forward"])
     names = {i: v.extra.name for i, v in enumerate(found.method.values) if v.extra and v.extra.name}
-    assert set(names) <= set(found.kept_in_arena) and {found.places[index].buffer for index in names} == {ARENA}
+    assert set(names) <= set(found.states_in_arena) and {found.places[index].buffer for index in names} == {ARENA}
     assert sum(moved.nbytes for step in found.body if isinstance(step, Run) for moved in step.before) == copied
     firmware(made, tmp_path)
     assert "give it to no other model" in (tmp_path / "model" / "model.h").read_text()

@@ -23,7 +23,7 @@ STATEFUL_RUNS = 3  # calls per method in the self-test of a stateful model
 
 
 @dataclass(frozen=True)
-class OpenedMethod:
+class ProgramMethod:
     """A method with its compile-time information.
 
     Attributes:
@@ -37,18 +37,18 @@ class OpenedMethod:
 
 
 @dataclass(frozen=True)
-class Opened:
+class ProjectProgram:
     """The source of a project.
 
     Attributes:
         calls: Calls of the self-test, in order.
-        given: Whether the user passed the calls. Otherwise a stateless method needs only the first one.
+        has_user_calls: Whether the user passed the calls. Otherwise a stateless method needs only the first one.
     """
 
     pte: bytes
-    methods: dict[str, OpenedMethod]
+    methods: dict[str, ProgramMethod]
     calls: tuple[Call, ...]
-    given: bool
+    has_user_calls: bool
 
 
 class Compiled(Protocol):
@@ -67,7 +67,7 @@ class Compiled(Protocol):
     def as_taken(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]: ...
 
 
-def open_source(source: Any, method: str | Sequence[str] | None, inputs: Sequence[Any] | None) -> Opened:
+def open_program(source: Any, method: str | Sequence[str] | None, inputs: Sequence[Any] | None) -> ProjectProgram:
     """Open a Program, a build, or the path or contents of a .pte.
 
     Args:
@@ -87,18 +87,18 @@ def open_source(source: Any, method: str | Sequence[str] | None, inputs: Sequenc
         raise EthorchError("methods is empty; expected at least one method.")
     build = source if isinstance(source, Build) else None
     methods = {name: _method(build, data, name) if record is None else _open_method(record[name], name) for name in names}
-    return Opened(data, methods, tuple(_calls(record, methods, inputs)), inputs is not None)
+    return ProjectProgram(data, methods, tuple(_calls(record, methods, inputs)), inputs is not None)
 
 
-def _open_method(record: Compiled, name: str) -> OpenedMethod:
-    opened_method = _method(record.build, record.pte, name)
+def _open_method(record: Compiled, name: str) -> ProgramMethod:
+    program_method = _method(record.build, record.pte, name)
     for layer in record.layers:
         if layer.delegate is not None and layer.cycles is not None:
-            opened_method.cycles[layer.delegate] = opened_method.cycles.get(layer.delegate, 0) + int(layer.cycles)
-    return opened_method
+            program_method.cycles[layer.delegate] = program_method.cycles.get(layer.delegate, 0) + int(layer.cycles)
+    return program_method
 
 
-def _method(build: Build | None, data: bytes, name: str) -> OpenedMethod:
+def _method(build: Build | None, data: bytes, name: str) -> ProgramMethod:
     method_subject = subject(build or data, name)
     refusals = () if method_subject.partition is None else method_subject.partition.refusals
 
@@ -107,10 +107,10 @@ def _method(build: Build | None, data: bytes, name: str) -> OpenedMethod:
         places = [r.origin for r in refusals if "." in r.origin.target and r.origin.target.split(".")[1].strip("_") in plain]
         return f" ({places[0]})" if places else ""
 
-    return OpenedMethod(method_subject, {}, explain)
+    return ProgramMethod(method_subject, {}, explain)
 
 
-def _calls(record: Compiled | None, methods: dict[str, OpenedMethod], inputs: Sequence[Any] | None) -> list[Call]:
+def _calls(record: Compiled | None, methods: dict[str, ProgramMethod], inputs: Sequence[Any] | None) -> list[Call]:
     """Return the samples of a single method, or a session of several methods; after a reset the same calls follow again."""
     if len(methods) == 1:
         (name,) = methods
@@ -130,7 +130,7 @@ def _calls(record: Compiled | None, methods: dict[str, OpenedMethod], inputs: Se
     return [*(Call(name, tuple(sample)) for name, sample in session), *again]
 
 
-def _read_session(record: Compiled | None, methods: dict[str, OpenedMethod]) -> list[tuple[str, Sequence[Any]]]:
+def _read_session(record: Compiled | None, methods: dict[str, ProgramMethod]) -> list[tuple[str, Sequence[Any]]]:
     """Return the first calibration session, with at most ``STATEFUL_RUNS`` calls of each method."""
     seen = Counter[str]()
     session: list[tuple[str, Sequence[Any]]] = []
@@ -152,7 +152,7 @@ def _samples(record: Compiled | None, method_subject: Subject, name: str, inputs
     return [arrays.random_inputs(method_subject.method, seed) for seed in range(STATEFUL_RUNS)]
 
 
-def _check_session(inputs: Sequence[Any], methods: dict[str, OpenedMethod]) -> list[tuple[str, Sequence[Any]]]:
+def _check_session(inputs: Sequence[Any], methods: dict[str, ProgramMethod]) -> list[tuple[str, Sequence[Any]]]:
     for number, call in enumerate(inputs):
         if not (isinstance(call, (tuple, list)) and len(call) == 2 and isinstance(call[0], str) and call[0] in methods):
             raise EthorchError(
