@@ -16,7 +16,7 @@ _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, imported now; without the noise that torch's extensions make on import."""
+    """Import a public name, without the messages that torch's extensions print on import."""
     with quiet(), delay_collection():
         return _load(name)
 

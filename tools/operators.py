@@ -26,7 +26,7 @@ def collect() -> list[OperatorFacts]:
                 spec.kind,
                 spec.source.partition(":")[0],
                 spec.doc,
-                spec.takes_floats,
+                spec.has_float_form,
                 spec.absorbs,
                 spec.moves,
                 {number: call for number, (call, _) in calls.items()},

@@ -122,7 +122,7 @@ class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorc
     def break_up_what_stays(self, program: ExportedProgram) -> None:
         """Decompose the operators of an edge program that were kept for the NPU and are refused. The pieces stay on the CPU."""
         supported, _ = self.dry_run(program)
-        for node in break_up(program, [node for node in _whole(program) if node not in supported]):
+        for node in break_up(program, [node for node in _undecomposed(program) if node not in supported]):
             self.declined[origin_of_codes(node)] = refusal_of("it is a part of an operator that Vela refuses")
 
     def prepare(self, program: ExportedProgram) -> None:
@@ -133,7 +133,7 @@ class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorc
         """
         if self.additional_checks:
             supported, _ = self.dry_run(program)
-            self.checks.break_up(program, [node for node in _whole(program) if node not in supported])
+            self.checks.break_up(program, [node for node in _undecomposed(program) if node not in supported])
         self.pick_codes(program)
         constant = constant_nodes(program, set(program.graph.nodes))
         copied = QUANTIZE | DEQUANTIZE | CASTS
@@ -165,7 +165,7 @@ class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorc
             logger.info("%s", self.report.summary())
 
 
-def _whole(program: ExportedProgram) -> list[Node]:
+def _undecomposed(program: ExportedProgram) -> list[Node]:
     """Return the operators of an edge program that ExecuTorch did not decompose because of ``ops_to_not_decompose``."""
     calls = [(node, getattr(node.target, "_op", None)) for node in nodes_everywhere(program.graph) if node.op == "call_function"]
     return [node for node, op in calls if isinstance(op, torch._ops.OpOverload) and keep_whole(op)]

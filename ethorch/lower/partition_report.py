@@ -157,7 +157,7 @@ def writer_text(writer: Mapping[str, Any]) -> str:
     """Return the reason why ExecuTorch wrote the program, with its id and way out; empty if ethorch wrote it.
 
     Args:
-        writer: Plain data, as of ``PartitionReport.writer``.
+        writer: Value of ``PartitionReport.writer``.
     """
     return f"{writer['reason']} [{writer['id']}] {writer['way_out']}" if writer["id"] else ""
 

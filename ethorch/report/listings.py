@@ -70,7 +70,7 @@ def _operator(spec: OperatorFacts) -> Row:
         "what": " ".join(spec.doc.partition("\n\n")[0].split()),
         "doc": spec.doc,
         "kind": spec.kind,
-        "floats": spec.takes_floats,
+        "floats": spec.has_float_form,
         "calls": tried.calls,
         "support": {case: tried.verdict(case) for case in support.CASES},
         "refused": list(refused.values()),

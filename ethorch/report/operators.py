@@ -24,7 +24,7 @@ class OperatorFacts:
         adapters: Other names that are lowered as this operator.
         pytorch: Names of public functions, methods and modules of PyTorch.
         file: File of the definition, below ``ethorch/``.
-        takes_floats: Whether it has a float form.
+        has_float_form: Whether it has a float form.
         calls: Samples as text: the first, and those that an NPU refuses.
         tensors: Tensors of the first call, as text.
     """
@@ -35,7 +35,7 @@ class OperatorFacts:
     kind: str
     file: str
     doc: str
-    takes_floats: bool
+    has_float_form: bool
     absorbs: bool
     moves: bool
     calls: dict[int, str]

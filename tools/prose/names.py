@@ -120,8 +120,11 @@ def _names_of(path: Path) -> Iterator[Name]:
             yield Name(file, node.lineno, "variable", node.id, not node.id.startswith("_"))
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             is_public = not node.name.startswith("_")
-            is_property = any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
+            decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
+            is_property = any("property" in decorator or decorator.endswith(".setter") for decorator in decorators)
             yield Name(file, node.lineno, "property" if is_property else "function", node.name, is_public)
+            if node.name.startswith("__") and node.name != "__init__":
+                continue  # Python names their parameters
             for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
                 yield Name(file, argument.lineno, "parameter", argument.arg, is_public)
 

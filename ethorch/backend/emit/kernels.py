@@ -81,8 +81,8 @@ def _list(values: Values, items: Any, kind: Any, number_of: Callable[[Any], int]
     if isinstance(kind, torch.TensorType):
         return values.simple(Value("tensor[]", items=tuple(map(number_of, items))))
     if isinstance(kind, torch.OptionalType) and isinstance(kind.getElementType(), torch.TensorType):
-        return values.tensors(tuple(-1 if item is None else number_of(item) for item in items))
-    if isinstance(kind, torch.IntType) and all(isinstance(item, int) for item in items):
+        return values.tensors(tuple(-1 if tensor is None else number_of(tensor) for tensor in items))
+    if isinstance(kind, torch.IntType) and all(isinstance(number, int) for number in items):
         return values.integers(items)
     if isinstance(kind, torch.FloatType):
         return values.simple(Value("double[]", numbers=tuple(map(float, items))))

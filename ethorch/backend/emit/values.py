@@ -102,7 +102,7 @@ class Values:
         return self.simple(Value("int[]", items=tuple(self.simple(Value("int", number=int(x))) for x in numbers)))
 
     def tensors(self, items: tuple[int, ...]) -> int:
-        """Add a list of optional tensors, in which -1 is None."""
+        """Add a list of optional tensors, with -1 for ``None``."""
         return self.simple(Value("tensor?[]", items=items))
 
     def simple(self, value: Value) -> int:

@@ -237,7 +237,7 @@ def recorded_name(node: Node) -> str:
 
 
 def origin_of(node: Node) -> Origin:
-    """Return the operator, module path and source line of a node. A recorded operator (``record_operators``) takes priority."""
+    """Return the operator (as recorded by ``record_operators``, if it was), module path and source line of a node."""
     stack = node.meta.get("nn_module_stack") or {}
     module = ""
     for path, _ in stack.values():

@@ -109,7 +109,7 @@ class OpSpec:
         return frozenset(k for k, p in enumerate(parameters) if p.annotation in ("QTensor", "Sequence[QTensor]"))
 
     @property
-    def takes_floats(self) -> bool:
+    def has_float_form(self) -> bool:
         """True if the operator has a lowering of floats."""
         return self.floats is not None or self.decompose is not None or (self.lower is not None and self.quant is not NOT_QUANTIZED)
 

@@ -111,9 +111,9 @@ def _noisy(candidate: Candidate, gain: float) -> Candidate:
     return Candidate(candidate.codes, candidate.scale, candidate.local, gain * candidate.local)
 
 
-def noise(reference: Any, other: Any) -> float:
+def noise(reference: Any, changed: Any) -> float:
     """Return the energy of the difference of all floating-point outputs, relative to the reference: 1 / SQNR."""
-    tensors = [_floats(outputs) for outputs in (reference, other)]
+    tensors = [_floats(outputs) for outputs in (reference, changed)]
     signal = sum(float((a**2).sum()) for a in tensors[0])
     wrong = sum(float(((a - b) ** 2).sum()) for a, b in zip(*tensors, strict=True))
     return wrong / signal if signal else math.inf if wrong else 0.0
