@@ -1,1 +1,1 @@
-"""Quantizer: selection of configs, graph passes, annotation, observers and calibration."""
+"""Quantizer, graph passes, observers and calibration."""

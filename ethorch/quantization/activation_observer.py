@@ -1,4 +1,4 @@
-"""Observer that determines the scale and the zero point of an activation during calibration."""
+"""Observer that computes the quantization parameters of an activation."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         averaging_constant: Weight of the newest input.
         dtype, qscheme, quant_min, quant_max: See torchao's observers.
         eps: Minimum scale.
-        fixed_range: Mathematical range of the operator, e.g. 0..1 for softmax. A smaller observed range is kept, which gains up to
-            6 dB: attention over hundreds of tokens has probabilities of a few percent.
+        fixed_range: Mathematical range of the operator, e.g. 0..1 for softmax. A smaller observed range takes precedence, which
+            gains up to 6 dB: over hundreds of tokens, attention probabilities are a few percent.
 
     Attributes:
         name: FX node of the value, for messages.
@@ -46,7 +46,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         thresholds: Constants that all readers compare the value with.
         is_input: Whether to record statistics of a program input.
         statistics: Statistics of each tensor.
-        seen: Observations outside of buffers, because assigning to a module's attribute is slow.
+        seen: Observations, not in buffers because assigning to a module's attribute is slow.
     """
 
     min_val: Tensor
@@ -93,13 +93,13 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         self.follow(None)
 
     def follow(self, leader: ActivationObserver | Follower | None, feed: bool = False) -> None:
-        """Use the quantization parameters of ``leader``. If ``feed``, the leader observes this observer's values, too."""
+        """Use the quantization parameters of ``leader``. If ``feed``, the leader also observes this observer's values."""
         self._leaders: list[ActivationObserver | Follower] = [] if leader is None else [leader]  # a list avoids a submodule
         self._feeds = feed
 
     @property
     def leader(self) -> ActivationObserver | Follower | None:
-        """The observer that provides the quantization parameters; None if this one computes its own."""
+        """The observer that provides the quantization parameters, if another one does."""
         return self._leaders[0] if self._leaders else None
 
     @property
@@ -144,7 +144,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         self.observe(values, low, high)
 
     def observe(self, values: Tensor, low: float, high: float) -> None:
-        """Record finite values whose minimum is ``low`` and whose maximum is ``high``."""
+        """Record finite values from ``low`` to ``high``."""
         seen, first = self.seen, not self.seen.lows
         seen.lows.append(low)
         seen.highs.append(high)
@@ -160,7 +160,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
             self.count(_subsample(values), max(-low, high))
 
     def count(self, values: Tensor, largest: float) -> None:
-        """Add values to the histogram. Doubles the width of its bins, which stay aligned at zero, until all values fit."""
+        """Add values to the histogram, after doubling the width of its bins until all values fit."""
         seen = self.seen
         if largest > seen.reach:
             reach = 2.0 ** math.ceil(math.log2(largest)) if largest > 0 else 0.0
@@ -208,7 +208,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         return self._qparams
 
     def _lowest_with_mask(self) -> float:
-        """Return the real value of the lowest integer value, below all observed values and low enough to mask sums."""
+        """Return the real value of the lowest integer value, low enough to mask sums."""
         room = ROOM_INT8 if self.quant_max < 1 << 8 else ROOM_INT16
         reach = max((float(total.max_val - total.min_val) for total in self.sums if total.seen.lows), default=0.0)
         return (float(self.min_val) if self.seen.lows else 0.0) - reach - room * (2 if self.sums else 1)
@@ -221,7 +221,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         return (low <= limits[0] and high >= limits[1]) or low == high == 0
 
     def range(self) -> tuple[float, float]:
-        """Return the real range that the integer values represent."""
+        """Return the real range of the integer values."""
         if not self.seen.lows:
             return 0.0, 0.0
         if self.method in ("minmax", "moving_average") or self.seen.reach == 0 or not self.seen.nonzero:
@@ -239,7 +239,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
 
 
 def narrow_to_thresholds(low: float, high: float, thresholds: list[float]) -> tuple[float, float]:
-    """Return the part of a range near the thresholds. Values outside saturate on their side, and finer steps lose fewer values."""
+    """Return the part of a range near the thresholds, for finer steps. Values outside saturate on their side."""
     room = (high - low) / _NEAR
     return max(low, min(thresholds) - room), min(high, max(thresholds) + room)
 
@@ -269,7 +269,7 @@ def _subsample(values: Tensor) -> Tensor:
 
 
 class Follower(UniformQuantizationObserverBase):  # type: ignore[misc]  # torchao has no annotations
-    """Observer of moved data, with the quantization parameters of the tensor that the data came from."""
+    """Observer of moved data, with the quantization parameters of its source."""
 
     def __init__(self, leader: ActivationObserver | Follower):
         super().__init__(
@@ -297,7 +297,7 @@ class Follower(UniformQuantizationObserverBase):  # type: ignore[misc]  # torcha
 
 
 def find_leader(observer: Any) -> Any:
-    """Return the observer at the end of the chain of leaders; ``observer`` itself if it has no leader."""
+    """Return the last observer of a chain of leaders, or ``observer`` if it has no leader."""
     while isinstance(observer, (ActivationObserver, Follower)) and observer.leader is not None:
         observer = observer.leader
     return observer

@@ -1,4 +1,4 @@
-"""Annotate operators for torchao, so that operators that the NPU executes in one step have one observer.
+"""Annotate operators for torchao, with one observer for operators that the NPU executes in one step.
 
 A clamp shares the observer of its producer if that requantizes. Pointwise operators on one tensor become a table.
 """
@@ -34,7 +34,7 @@ BRANCHES = "ethorch_branches"
 
 
 class Scan:
-    """One pass over the graph that writes the annotations."""
+    """One annotation pass over a graph."""
 
     def __init__(self, model: GraphModule, config_of: Callable[[Node], QuantizationConfig | None], io: QuantizationConfig | None):
         self.model = model
@@ -64,7 +64,7 @@ class Scan:
         """Find the tensor that each pointwise node depends on.
 
         A result that is also read outside its chain is observed and starts a new chain. Its readers may then depend on two tensors
-        and become observed in turn, so the search repeats until nothing changes.
+        and must be observed, too, so the search repeats until nothing changes.
         """
         while True:
             for node in nodes:
@@ -75,7 +75,7 @@ class Scan:
             self.ends |= ends
 
     def source(self, node: Node) -> tuple[Node, QuantizationConfig] | None:
-        """Return (the only tensor that a chain of pointwise nodes up to ``node`` depends on, config), or None."""
+        """Return (the only input tensor of the pointwise chain up to ``node``, config), or None."""
         spec, config = self.spec(node), self.config_of(node)
         if spec is None or config is None or not spec.pointwise or not _has_table(config, spec):
             return None
@@ -98,7 +98,7 @@ class Scan:
         return (root, config) if root.meta["val"].shape == node.meta["val"].shape else None
 
     def is_absorbed_clamp(self, node: Node) -> bool:
-        """Return True if the preceding operator absorbs this clamp. A chain starts after its observed result."""
+        """Return True if the preceding operator absorbs this clamp."""
         return self.find_absorbed(node) is not None
 
     def find_absorbed(self, node: Node) -> Node | None:
@@ -171,7 +171,7 @@ class Scan:
         node.meta[ANNOTATION] = QuantizationAnnotation(input_qspec_map=inputs, output_qspec=output, _annotated=True)
 
     def annotate_flow(self, node: Node) -> None:
-        """Annotate the inputs and outputs of control flow if its subgraphs are quantized with the model."""
+        """Annotate the inputs and outputs of control flow that is quantized with the model."""
         config = self.config_of(node)
         if config is None or not config.is_static or BRANCHES not in self.model.meta or ANNOTATION in node.meta:
             return
@@ -183,13 +183,13 @@ class Scan:
                 user.meta[ANNOTATION] = QuantizationAnnotation(output_qspec=config.get_output_act_qspec(user), _annotated=True)
 
     def is_absorbed(self, node: Node) -> bool:
-        """Return True if the observer follows a clamp that the node absorbs."""
+        """Return True if the node absorbs a clamp, which the observer then follows."""
         value = next((user for user in node.users if _maker(user) is node), node)
         users = list(value.users)
         return len(users) == 1 and self.find_absorbed(users[0]) is value
 
     def is_joined(self, node: Node) -> bool:
-        """Return True if a concatenation reads the node and may share its quantization parameters with it."""
+        """Return True if the node may share quantization parameters with a concatenation that reads it."""
         return any(spec.rule(user).joins for user in node.users if (spec := self.spec(user)) is not None)
 
     def edge(self, arg: Node, qspec: QuantizationSpec | None) -> QuantizationSpecBase | None:
@@ -201,7 +201,7 @@ class Scan:
         return qspec
 
     def weight(self, node: Node, arg: Node, axis: int | None, config: QuantizationConfig) -> QuantizationSpecBase | None:
-        """Return the spec of a weight. A constant has a scale for each index of ``axis``, or one scale without ``axis``."""
+        """Return the spec of a weight. A constant has one scale, or one for each index of ``axis``."""
         spec = config.get_weight_qspec(node)
         if spec is None or spec.qscheme not in (torch.per_channel_symmetric, torch.per_channel_affine):
             return spec
@@ -247,13 +247,12 @@ class Scan:
 
 
 def _has_table(config: QuantizationConfig, op: OpSpec) -> bool:
-    """Return True if activations are static and the operator supports tables of their dtype."""
     spec = config.input_activation
     return config.is_static and spec is not None and {torch.int8: "INT8", torch.int16: "INT16"}.get(spec.dtype) in op.table_dtypes
 
 
 def _maker(value: Node) -> Node:
-    """Return the operator that computes ``value``; for the first of several outputs, the multi-output operator."""
+    """Return the operator that computes ``value``, also if ``value`` selects its first output."""
     source = value.args[0] if value.target is operator.getitem and value.args[1] == 0 else value
     return source if isinstance(source, Node) else value
 

@@ -1,4 +1,4 @@
-"""Observer that rounds a bias to the values that the NPU's integer bias can represent."""
+"""Observer that rounds a bias to integer multiples of the accumulator's unit."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ethorch.quantization.weight_observer import PerChannelWeightObserver
 class BiasObserver(ObserverBase):  # type: ignore[misc]  # torchao has no annotations
     """Observer that rounds a bias to multiples of input scale x weight scale during conversion.
 
-    The bias remains a float constant, which the NPU's int32 bias represents exactly. Otherwise the fake-quantized model would
-    differ by up to half a unit of the accumulator.
+    The bias remains a float constant that the NPU's int32 bias represents exactly. Without rounding, the fake-quantized model
+    would differ by up to half a unit of the accumulator.
     """
 
     def __init__(self, dtype: torch.dtype = torch.int32, **_: Any):
@@ -43,7 +43,7 @@ class BiasObserver(ObserverBase):  # type: ignore[misc]  # torchao has no annota
         return scale, torch.zeros_like(scale, dtype=torch.int64)
 
     def convert(self, model: GraphModule, node: Node) -> None:
-        """Replace ``node``, a call of this observer, with the rounded bias. ``convert_pt2e`` calls this method."""
+        """Replace ``node``, a call of this observer, with the rounded bias. Called by ``convert_pt2e``."""
         (source,) = node.all_input_nodes
         bias = tensor_of(model, source)
         if bias is None or not self._scales:
@@ -65,7 +65,7 @@ BIAS = QuantizationSpec(dtype=torch.int32, qscheme=torch.per_channel_symmetric, 
 
 
 def _register(model: GraphModule, prefix: str, value: Tensor) -> str:
-    """Return the name of a parameter equal to ``value``: an existing one, or a new one that starts with ``prefix``."""
+    """Return the name of a parameter equal to ``value``, which is registered with a name from ``prefix`` if none exists."""
     name, number = prefix, 0
     while (existing := attribute(model, name)) is not None:
         if isinstance(existing, Tensor) and torch.equal(existing, value):

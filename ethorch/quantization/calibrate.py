@@ -1,4 +1,4 @@
-"""Quantize models post-training: export, prepare, run the calibration samples, convert."""
+"""Post-training quantization: export, prepare, calibrate and convert."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def quantize(
         quantizer: Quantizer that replaces ``spec`` and ``config``.
 
     Raises:
-        EthorchError: A calibration sample has other shapes than the example inputs.
+        EthorchError: A sample's shapes differ from those of the example inputs.
         UserCodeError: The model fails, or cannot be exported.
     """
     if model.quantized:
@@ -57,7 +57,7 @@ def quantize_methods(
     *,
     alternatives: bool = False,
 ) -> dict[str, GraphModule]:
-    """Quantize a model, or several models that share buffers.
+    """Quantize one or several models, which may share buffers.
 
     Shared buffers and results of operators in shared submodules have one scale in all models. The returned models share copies of
     the buffers.
@@ -70,7 +70,7 @@ def quantize_methods(
         alternatives: Whether the models are one model at several shapes, which shares all quantization parameters.
 
     Raises:
-        EthorchError: A session calls an unknown model, or with other shapes than the example inputs.
+        EthorchError: A session calls an unknown model, or its shapes differ from those of the example inputs.
         UserCodeError: See :func:`quantize`.
     """
     for number, session in enumerate(sessions):
@@ -119,7 +119,7 @@ def _describe_call(models: Mapping[str, UserModel], session: int, place: int, na
 
 
 def _observe(prepared: nn.Module, inputs: Inputs, model: UserModel, call: str) -> None:
-    """Run the model with observers. If the user's model fails on the same inputs, raise its error instead."""
+    """Run the model with observers. If the user's model fails on the same inputs, raise that error."""
     try:
         prepared(*inputs)
     except EthorchError:

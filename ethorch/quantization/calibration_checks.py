@@ -1,4 +1,4 @@
-"""Checks of the calibration method and the calibration samples."""
+"""Checks of the calibration method and samples."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MUTED: ContextVar[bool] = ContextVar("muted", default=False)
 
 @contextmanager
 def mute_sample_warnings() -> Iterator[None]:
-    """Mute warnings about calibration samples inside the context, for samples that were checked before."""
+    """Mute warnings about samples that were checked before."""
     token = _MUTED.set(True)
     try:
         yield
@@ -116,7 +116,7 @@ class ShapeCheck(nn.Module):
 
 
 def check_shapes(model: GraphModule) -> None:
-    """Insert a ``ShapeCheck`` of the tensor inputs. ``convert_pt2e`` removes it, because nothing reads its result."""
+    """Insert a ``ShapeCheck`` of the tensor inputs. ``convert_pt2e`` removes it as dead code."""
     places: list[Node] = model.graph.find_nodes(op="placeholder")
     inputs = [node for node in places if isinstance(node.meta.get("val"), Tensor)]
     if not inputs:

@@ -1,4 +1,4 @@
-"""QuantizationConfig and functions that create common configs."""
+"""QuantizationConfig and factories of common configs."""
 
 from __future__ import annotations
 
@@ -58,36 +58,19 @@ class QuantizationConfig:
         return spec is not None and not spec.is_dynamic and self.output_activation is not None
 
     def get_input_act_qspec(self, node: Node | None = None, input_node: Node | None = None) -> QuantizationSpecBase | None:
-        """Return the spec of an input. A subclass can choose one for each operator.
-
-        Args:
-            node: Operator that reads the input.
-            input_node: Node that computes the input.
-        """
+        """Return the spec of the input that ``node`` reads from ``input_node``. A subclass can choose one for each operator."""
         return self.input_activation
 
     def get_output_act_qspec(self, node: Node | None = None) -> QuantizationSpecBase | None:
-        """Return the spec of an output.
-
-        Args:
-            node: Operator that computes the output.
-        """
+        """Return the spec of the output of ``node``."""
         return self.output_activation
 
     def get_weight_qspec(self, node: Node | None = None) -> QuantizationSpecBase | None:
-        """Return the spec of a weight, whose channel axis the quantizer adapts to the operator.
-
-        Args:
-            node: Operator that reads the weight.
-        """
+        """Return the spec of the weight of ``node``, whose channel axis the quantizer adapts to the operator."""
         return self.weight
 
     def get_bias_qspec(self, node: Node | None = None) -> Any:
-        """Return ``bias``.
-
-        Args:
-            node: Operator that reads the bias.
-        """
+        """Return ``bias``, for any node."""
         return self.bias
 
 
@@ -106,7 +89,7 @@ def get_symmetric_quantization_config(
     percentile: float = 99.99,
     averaging_constant: float = 0.01,
 ) -> QuantizationConfig:
-    """Return a config with int8 activations (affine, per tensor) and int8 weights (symmetric, per channel or per tensor).
+    """Return a config with int8 activations (affine, per tensor) and int8 weights (symmetric).
 
     Args:
         is_per_channel: Whether each output channel has its own weight scale.

@@ -53,7 +53,7 @@ def _straight_through(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, N
 
 
 def _define() -> torch.library.Library:
-    """Define the operator. ``torch.library.custom_op`` would take 25 ms to search all modules for its caller."""
+    """Define the operator. ``torch.library.custom_op`` would need 25 ms to search all modules for its caller."""
     library = torch.library.Library("ethorch", "FRAGMENT")
     library.define("constrained_weight(Tensor weight, Tensor kept, Tensor table, SymInt axis) -> Tensor")
     library.impl("constrained_weight", constrain_weight, "CompositeExplicitAutograd")
@@ -80,7 +80,7 @@ class Rule:
 
 
 def fold(graph: GraphModule) -> GraphModule:
-    """Replace constrained weights with constant parameters, in place, for a model whose training is complete. Return the graph."""
+    """Replace constrained weights of a trained model with constant parameters, in place. Return the graph."""
     rules = take_out(graph)
     names: dict[str, str] = {}
     for node in graph.graph.nodes:
@@ -97,7 +97,7 @@ def fold(graph: GraphModule) -> GraphModule:
 
 
 def take_out(graph: GraphModule) -> dict[str, Rule]:
-    """Remove the operators from the graph. Return the rules by the name of their parameter."""
+    """Remove the operators from the graph. Return the rules by parameter name."""
     rules: dict[str, Rule] = {}
     for node in list(graph.graph.nodes):
         if node.op != "call_function" or op_name(node.target) != _OPERATOR:
@@ -118,7 +118,7 @@ class ConstrainedFakeQuantize(nn.Module):
     """Fake-quantize module of a constrained weight.
 
     Args:
-        inner: Fake-quantize module of torchao, whose observer remains active.
+        inner: torchao's fake-quantize module, whose observer remains active.
         rule: Rule of the weight.
     """
 
@@ -143,11 +143,11 @@ class ConstrainedFakeQuantize(nn.Module):
 
 
 def constrain_prepared(prepared: GraphModule, rules: Mapping[str, Rule]) -> None:
-    """Constrain the fake-quantize modules of the parameters that have rules.
+    """Constrain the fake-quantize modules of parameters with rules.
 
     Args:
         prepared: Graph from ``prepare_qat_pt2e``.
-        rules: Rules that ``take_out`` removed from the graph.
+        rules: Rules from ``take_out``.
     """
     for node in prepared.graph.nodes:
         name = _find_constrained_parameter(node, rules) if node.op == "call_module" else None
@@ -180,7 +180,7 @@ def _find_constrained_parameter(node: Node, rules: Mapping[str, Rule]) -> str | 
 
 
 def _parameter(node: Node) -> Any:
-    """Return the first get_attr node on the path of first arguments before ``node``, or None."""
+    """Return the first get_attr node before ``node``, along first arguments."""
     while node.op != "get_attr":
         if not node.all_input_nodes:
             return None

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 def join_control_flow(model: GraphModule) -> None:
-    """Share observers across the boundaries of control flow and between the iterations of loops, to avoid rescaling."""
+    """Share observers across the boundaries of control flow and between loop iterations, to avoid rescaling."""
     for node in model.graph.nodes:
         if not is_control_flow(node):
             continue
@@ -92,7 +92,7 @@ _BY_TORCHAO = {(torch.ops.higher_order.while_loop, 1)}
 
 
 def branches(model: GraphModule) -> Iterator[tuple[Node, int, str, str]]:
-    """Yield (control flow node, argument index, attribute name, description) of each subgraph of the model's control flow."""
+    """Yield (control flow node, argument index, attribute name, description) of each subgraph."""
     for node in model.graph.nodes:
         for part in subgraphs_of(node) if is_control_flow(node) else ():
             yield node, part.index, part.name, part.description
@@ -221,7 +221,7 @@ def _prepare(model: GraphModule, quantizer: Quantizer, is_qat: bool) -> GraphMod
 
 
 def _convert(prepared: GraphModule, fold_quantize: bool) -> GraphModule:
-    """Convert the graph without its branches, because torchao would delete the modules inside of them as unused."""
+    """Convert the graph without its branches, because torchao would delete their modules as unused."""
     graphs: dict[str, GraphModule] = {}
     for _, _, name, _ in branches(prepared):
         if name not in graphs:
@@ -237,7 +237,7 @@ def _convert(prepared: GraphModule, fold_quantize: bool) -> GraphModule:
 
 
 def _stub(prepared: GraphModule) -> GraphModule:
-    """Return an empty graph that ``convert_pt2e`` accepts in place of the prepared one."""
+    """Return an empty graph as a stand-in for the prepared one in ``convert_pt2e``."""
     graph = Graph()
     graph.output(())
     stub = GraphModule(torch.nn.Module(), graph)
@@ -278,7 +278,7 @@ _MOST_FORCED = 16
 
 
 def _watch_branches(model: GraphModule, around: tuple[_ObservedBranch, ...] = ()) -> Iterator[_ObservedBranch]:
-    """Yield the graphs of control flow at any depth, each with a hook that records its operands."""
+    """Yield the control flow graphs at any depth, each with a hook that records its operands."""
     for node in _control_flow(model):
         alternatives: list[_ObservedBranch] = []
         for part in subgraphs_of(node):
@@ -297,7 +297,7 @@ def _watch_branches(model: GraphModule, around: tuple[_ObservedBranch, ...] = ()
 
 @contextmanager
 def _force(branches: Sequence[_ObservedBranch]) -> Iterator[None]:
-    """Make control flow run these branches regardless of its condition."""
+    """Run these branches inside the context, regardless of the condition."""
     replaced = [(branch, alternative) for branch in branches for alternative in branch.alternatives]
     for branch, alternative in replaced:
         setattr(branch.owner, alternative.part.name, branch.graph)
@@ -309,7 +309,7 @@ def _force(branches: Sequence[_ObservedBranch]) -> Iterator[None]:
 
 
 def _observe_unreached(model: GraphModule, branches: Sequence[_ObservedBranch], samples: Sequence[tuple[Any, ...]]) -> None:
-    """Run each branch that no sample reached, outer branches first, so that its values are observed.
+    """Run each branch that no sample reached, outer branches first, to observe its values.
 
     A branch of ``cond`` replaces the other branch. The body of a loop runs once, on the operands of the condition.
 

@@ -1,4 +1,4 @@
-"""Programs with int8, uint8 or int16 inputs and outputs, which need no float buffers and conversions in firmware.
+"""Programs with int8, uint8 or int16 inputs and outputs, which save float buffers and conversions in firmware.
 
 The quantization parameters become constant methods of the .pte, named as by ExecuTorch's passes: ``input0_scale``, ``input0_zp``,
 ``input0_quant_min``, ``input0_quant_max``, ``input0_dtype``.
@@ -100,7 +100,7 @@ def _check_type(actual: Any, expected: torch.dtype, label: str) -> None:
 
 
 def boundary_codes(quantized: GraphModule) -> dict[str, Codes]:
-    """Return the quantization parameters of the quantized inputs and outputs of a converted graph, by ``input0``, ``output1``."""
+    """Return the quantization parameters of a converted graph's inputs and outputs, by ``input0``, ``output1``."""
     codes: dict[str, Codes] = {}
     for number, node in enumerate([n for n in quantized.graph.nodes if n.op == "placeholder"]):
         for reader in node.users:

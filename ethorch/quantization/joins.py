@@ -1,4 +1,4 @@
-"""Share quantization parameters between a concatenation and the inputs that only it reads, which avoids a second rounding."""
+"""Share quantization parameters between a concatenation and the inputs that only it reads, to round once."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _qspec(part: Edge) -> object:
 
 
 def _find_source(value: Node, reader: Node) -> tuple[Edge | None, bool]:
-    """Return (member that determines the quantization parameters of ``value``, True if nothing else reads it)."""
+    """Return (node or edge that determines the quantization parameters of ``value``, True if nothing else reads it)."""
     alone = True
     while True:
         alone = alone and len(value.users) == 1

@@ -1,4 +1,4 @@
-"""Configure observers after torchao created them: names, biases, masks, and leaders."""
+"""Configure observers that torchao created: names, biases, masks and leaders."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def link_observers(model: GraphModule, observers: dict[Edge, Any]) -> None:
 
 
 def _mark_readers(node: Node, observers: dict[Edge, Any]) -> None:
-    """Mark separate observers of the readers of masked scores as masked, including those that read moved scores."""
+    """Mark separate observers of readers of masked scores, moved or not, as masked."""
     waiting = [node]
     while waiting:
         masked = waiting.pop()
@@ -114,7 +114,7 @@ def _link_bias(model: GraphModule, node: Node, layer: Layer, observers: dict[Edg
 
 
 def _follow(node: Node, observers: dict[Edge, Any]) -> None:
-    """Replace the observer of moved, padded or pooled data, whose range its source limits, with a follower."""
+    """Replace the observer of moved, padded or pooled data with a follower of its source."""
     leader = observers.get(node)
     source = next((arg for arg in node.all_input_nodes if find_leader(observers.get((arg, node))) is leader), None)
     if not isinstance(leader, ActivationObserver) or source is None:
@@ -127,7 +127,7 @@ def _follow(node: Node, observers: dict[Edge, Any]) -> None:
 
 
 def _observe_outermost_joins(model: GraphModule, observers: dict[Edge, Any]) -> None:
-    """Feed the observer that a concatenation shares with its parts only with the concatenation.
+    """Feed the observer of a concatenation only with the concatenation, not with its parts.
 
     The extremes of the parts vary more, which would widen the range for unseen inputs.
     """

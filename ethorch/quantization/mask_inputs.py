@@ -1,7 +1,7 @@
 """Additive masks passed as float inputs, which mix masking values such as -inf with ordinary biases.
 
-Only calibration distinguishes them from other addends. The lowest integer value of a mask then moves every score below the range of
-the sum, which has room for it.
+Only calibration distinguishes them from other addends. The range of the sum has room for the lowest integer value of a mask, which
+moves every score below the other scores.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _is_sum(node: Node) -> bool:
 
 
 def lift_masked(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...], depth: float = ROOM_INT8) -> tuple[torch.Tensor, ...]:
-    """Replace masked scores in the input of a fake-quantize module with ``depth`` below the others, for a small range."""
+    """Set masked scores in the input of a fake-quantize module to ``depth`` below the others, for a small range."""
     x = inputs[0]
     seen = x.detach()[x.detach() > SUNK]
     return (torch.where(x <= SUNK, seen.min() - depth, x), *inputs[1:]) if seen.numel() else inputs

@@ -19,10 +19,7 @@ from ethorch.quantization.passes.vmapped import inline_vmapped
 
 
 def prepare(graph: GraphModule, quantizer: Quantizer) -> GraphModule:
-    """Return ``prepare_pt2e(graph, quantizer)``, with torch.vmap inlined and batch norms folded correctly.
-
-    See ``fold_batch_norms`` and ``inline_vmapped``.
-    """
+    """Return ``prepare_pt2e(graph, quantizer)``, with ``fold_batch_norms`` and ``inline_vmapped``."""
     inline_vmapped(graph)  # before dead code elimination, because nothing reads the nodes at the borders of a torch.vmap
     with suppress_guards(graph.graph.nodes):
         fold_batch_norms(graph)
@@ -33,7 +30,7 @@ def prepare(graph: GraphModule, quantizer: Quantizer) -> GraphModule:
 
 @contextmanager
 def _continue_numbering() -> Iterator[None]:
-    """Make torch number new observers from the last number on, which saves a fifth of the time for 500 observers."""
+    """Number new observers from the last number on, which saves a fifth of the time for 500 observers."""
     numbers: Counter[tuple[int, str]] = Counter()
 
     def names(prefix: str) -> Callable[[nn.Module], str]:

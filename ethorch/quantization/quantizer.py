@@ -1,4 +1,4 @@
-"""EthosUQuantizer and TOSAQuantizer, which implement torchao's quantizer interface."""
+"""TOSAQuantizer and EthosUQuantizer."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
 
     @property
     def global_config(self) -> QuantizationConfig | None:
-        """Config of operators that no more specific setting matches."""
+        """Config of operators without a more specific setting."""
         return self.settings.everything
 
     def set_global(self, quantization_config: QuantizationConfig | None) -> Self:
-        """Quantize every operator that no more specific setting matches. None leaves them in float."""
+        """Quantize every operator without a more specific setting. None leaves them in float."""
         self.settings.everything = quantization_config
         return self
 
@@ -86,14 +86,14 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
         return self
 
     def set_module_name(self, module_name: str | Sequence[str], quantization_config: QuantizationConfig | None) -> Self:
-        """Quantize the submodule ``module_name``, e.g. ``"blocks.sub"``, or several submodules. None leaves them in float."""
+        """Quantize one or several submodules, e.g. ``"blocks.sub"``. None leaves them in float."""
         self.settings.module_names.update(dict.fromkeys(_as_list(module_name), quantization_config))
         return self
 
     def set_module_type(
         self, module_type: type | str | Sequence[type | str], quantization_config: QuantizationConfig | None
     ) -> Self:
-        """Quantize the submodules of one or several classes, given as a class or its name. None leaves them in float."""
+        """Quantize the submodules of one or several classes or class names. None leaves them in float."""
         self.settings.module_types.update(dict.fromkeys(_as_list(module_type), quantization_config))
         return self
 
@@ -103,7 +103,7 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
         return self
 
     def set_node_name(self, node_name: str | Sequence[str], quantization_config: QuantizationConfig | None) -> Self:
-        """Quantize the FX nodes with one or several names. None leaves them in float."""
+        """Quantize one or several FX nodes. None leaves them in float."""
         self.settings.names.update(dict.fromkeys(_as_list(node_name), quantization_config))
         return self
 
@@ -112,8 +112,8 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
 
         Args:
             quantization_config: Config of the nodes. None leaves them in float.
-            node_finder: Object with ``find_nodes(graph_module)``, or a function of the graph module. It is called before the graph
-                is decomposed and when it is annotated.
+            node_finder: Object with ``find_nodes(graph_module)``, or a function of the graph module. Called before the graph is
+                decomposed and when it is annotated.
         """
         self.settings.finders.append((node_finder, quantization_config))
         return self
@@ -175,7 +175,7 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
         """Check an annotated graph, and warn if no operator is annotated.
 
         Raises:
-            QuantizationError: The inputs of an operator are on different devices.
+            QuantizationError: An operator has inputs on different devices.
         """
         for node in model.graph.nodes:
             inputs = flat([arg.meta.get("val") for arg in node.all_input_nodes])
@@ -193,7 +193,7 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
             )
 
     def prepare_obs_or_fq_callback(self, model: GraphModule, edge_or_node_to_obs_or_fq: dict[Any, Any]) -> None:
-        """Configure the observers that prepare created, and add a check of the samples' shapes."""
+        """Configure the observers that prepare created, and check the shapes of samples."""
         link_observers(model, edge_or_node_to_obs_or_fq)
         if not model.meta.get(INNER) and not self.settings.trains:
             check_shapes(model)

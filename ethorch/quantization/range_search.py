@@ -43,9 +43,9 @@ class Observations:
     Attributes:
         inputs: Number of observed tensors.
         lows, highs: Extremes of each tensor that has finite elements.
-        elements: Number of elements of all tensors.
+        elements: Elements of all tensors.
         reach: Half width of the histogram, a power of two, or 0 for an empty one.
-        nonzero: Number of nonzero elements in the histogram.
+        nonzero: Nonzero elements in the histogram.
     """
 
     inputs: int = 0
@@ -57,12 +57,12 @@ class Observations:
 
 
 def bin_centres(reach: float) -> Floats:
-    """Return the center of each bin of a histogram over -reach..reach."""
+    """Return the bin centers of a histogram over -reach..reach."""
     return np.asarray((np.arange(-HALF_BINS, HALF_BINS) + 0.5) * (reach / HALF_BINS))
 
 
 def percentile_range(counts: Floats, reach: float, percentile: float) -> tuple[float, float]:
-    """Return the (low, high) that enclose ``percentile`` percent of the counted values, with equal shares below and above."""
+    """Return the (low, high) that enclose ``percentile`` percent of the values, with equal shares below and above."""
     centres = bin_centres(reach)
     share = np.cumsum(counts) / counts.sum()
     outside = (1 - percentile / 100) / 2
@@ -103,7 +103,6 @@ def _candidates(extremes: Floats, counts: Floats, centres: Floats, weight: float
         extremes: Maximum of each input.
         counts, centres: Histogram, ascending.
         weight: Elements that one count represents.
-        inputs: Number of inputs.
         fine: Whether each extreme counts by itself, even if the histogram's subsample lacks it.
     """
     largest = max(float(extremes.max()), 0.0)

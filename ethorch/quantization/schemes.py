@@ -35,10 +35,6 @@ IO_CONFIGS: dict[str, Callable[[], QuantizationConfig]] = {
 def quantizer_for(settings: Settings, is_qat: bool = False) -> EthosUQuantizer:
     """Return the quantizer for the schemes in the settings.
 
-    Args:
-        settings: User settings.
-        is_qat: Whether the quantizer is for training.
-
     Raises:
         SpecError: The settings come from a file, which does not contain their QuantizationConfig.
     """

@@ -1,4 +1,4 @@
-"""Select the config of each node from the settings of a quantizer."""
+"""Select the config of each node from a quantizer's settings."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class NodeFinder(Protocol):
     """Object that selects nodes of a graph. A function from GraphModule to nodes is accepted as well."""
 
     def find_nodes(self, model: GraphModule) -> Iterable[Node]:
-        """Return the nodes that the setting applies to."""
+        """Return the nodes to configure."""
         ...
 
 
 @dataclass
 class Settings:
-    """Configs that the quantizer's setters recorded. See ``of`` for their precedence."""
+    """Configs from the quantizer's setters. See ``of`` for their precedence."""
 
     everything: Config = None
     names: dict[str, Config] = field(default_factory=dict)
@@ -76,7 +76,6 @@ class Settings:
         """Return a function from a node to (config,) of the matching setting other than the global one, or None.
 
         Args:
-            model: Exported graph.
             warn: Whether to log finders that return no node.
         """
         paths = {node: module_path(node) for node in model.graph.nodes}
@@ -109,7 +108,7 @@ class Settings:
         return explicit_config
 
     def warn(self, model: GraphModule) -> None:
-        """Log each setting that matches nothing in the graph or the subgraphs of its control flow, with similar names."""
+        """Log each setting that matches nothing in the graph or its control flow subgraphs, with similar names."""
         everywhere = [node for graph in model.modules() if isinstance(graph, GraphModule) for node in graph.graph.nodes]
         paths = [place for node in everywhere for place in module_path(node)]
         modules, types = sorted({name for name, _ in paths if name}), sorted({kind for _, kind in paths})
@@ -130,7 +129,7 @@ class Settings:
 
 
 def _may_follow(node: Node) -> bool:
-    """Return True if the operator has no constants other than single numbers, or only moves data."""
+    """Return True if the operator has only single numbers as constants, or only moves data."""
     if node.op != "call_function":
         return False
     if node.target is operator.getitem:
@@ -148,7 +147,7 @@ def _is_table(node: Node) -> bool:
 
 
 def _of_neighbors(node: Node, explicit_config: Callable[[Node], tuple[Config] | None]) -> tuple[Config] | None:
-    """Return the config of all neighbors of ``node``, past those that may follow; None if configs differ or one is float."""
+    """Return the config of all neighbors, past those that may follow; None if configs differ or one is float."""
     seen, waiting, common = {node}, [node], None
     while waiting:
         at = waiting.pop()
@@ -176,7 +175,7 @@ def _warn_no_match(setter: str, target: str, kind: str, names: Sequence[str]) ->
 
 
 def type_name(module_type: Any) -> str:
-    """Return the qualified name of a class, e.g. ``torch.nn.modules.conv.Conv2d``; a string is returned unchanged."""
+    """Return the qualified name of a class, e.g. ``torch.nn.modules.conv.Conv2d``, or a string unchanged."""
     return module_type if isinstance(module_type, str) else f"{module_type.__module__}.{module_type.__qualname__}"
 
 
@@ -187,7 +186,7 @@ def _is_type(kind: str, module_type: Any) -> bool:
 
 
 def module_path(node: Node) -> list[tuple[str, str]]:
-    """Return (module name, class name) of every module that contains the node, outermost first."""
+    """Return (module name, class name) of every module around the node, outermost first."""
     path = []
     for qualified_name, kind in (node.meta.get("nn_module_stack") or {}).values():
         name = qualified_name.removeprefix("L['self']").lstrip(".")

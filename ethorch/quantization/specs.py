@@ -1,4 +1,4 @@
-"""Specs of torchao that are adapted to an operand: fixed ranges, and weights with another channel axis."""
+"""torchao's specs with fixed ranges or another channel axis."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def is_annotated(node: Node) -> bool:
 
 @dataclass(frozen=True)
 class FixedRangeSpec(QuantizationSpec):  # type: ignore[misc]  # torchao has no annotations
-    """Spec with a fixed range that the observer limits itself to. See ``ActivationObserver``."""
+    """Spec with a fixed range that limits the observer. See ``ActivationObserver``."""
 
     fixed_range: tuple[float, float] = (0.0, 1.0)
 
@@ -43,7 +43,6 @@ def fixed_spec(fixed_range: tuple[float, float], like: QuantizationSpec, is_qat:
     Args:
         fixed_range: Real range of the output.
         like: Spec of other outputs. Missing bounds default to those of its dtype.
-        is_qat: Whether the spec is for training.
     """
     if not is_qat and _class_of(like.observer_or_fake_quant_ctr) is ActivationObserver:
         fields = {f.name: getattr(like, f.name) for f in dataclasses.fields(like)}
@@ -73,7 +72,7 @@ def check_int32(config: QuantizationConfig) -> None:
 
 
 def _class_of(maker: Any) -> Any:
-    """Return the observer or fake-quantize class that ``maker``, a class or the result of ``with_args``, creates."""
+    """Return the class that ``maker``, a class or the result of ``with_args``, creates."""
     partial = getattr(maker, "p", None)
     return partial.func if isinstance(partial, functools.partial) else maker
 

@@ -38,7 +38,7 @@ def share_states(model: GraphModule, nodes: Sequence[Node]) -> None:
     numbers = {node: number for number, node in enumerate(nodes)}
 
     def order(place: Place) -> tuple[int, int]:
-        """Return the order in which torchao creates observers. It can share only observers that exist."""
+        """Return the order in which torchao creates observers, which can share only existing ones."""
         return (numbers[place], 1) if isinstance(place, Node) else (numbers[place[1]], 0)
 
     for name, write in writes_of(model.graph).items():
@@ -72,7 +72,7 @@ def _find_carriers(written: Node, buffers: Set[Node]) -> list[Place]:
     carriers: list[Place] = []
 
     def follow(node: Node) -> bool:
-        """Return True if ``node`` contains elements of the buffer. Visits sources first, so that each node is visited once."""
+        """Return True if ``node`` contains elements of the buffer. Sources are visited first, for a single visit per node."""
         stack = [node]
         while stack:
             at = stack[-1]
@@ -118,7 +118,7 @@ def _annotate(place: Place, spec: QuantizationSpecBase) -> None:
 
 
 def _leader(place: Place) -> Place | None:
-    """Return the position whose observer this one shares, itself if it has its own observer, or None if it has no observer."""
+    """Return the position whose observer this one shares, or itself; None without an observer."""
     spec = _spec(place)
     while isinstance(spec, SharedQuantizationSpec):
         place = spec.edge_or_node

@@ -23,7 +23,7 @@ class _TrainedNorm:
     """A convolution and its batch norm after ``prepare_qat_pt2e``.
 
     Attributes:
-        scaled: Product of the weight and the factor of the norm, which is rounded.
+        scaled: Product of the weight and the norm's factor, which is rounded.
     """
 
     norm: Node
@@ -34,7 +34,7 @@ class _TrainedNorm:
 
 
 def fold_trained_batch_norms(prepared: GraphModule) -> int:
-    """Fold every matching batch norm in place, and return their number. ``convert_pt2e`` processes other batch norms."""
+    """Fold every matching batch norm in place, and return their number. ``convert_pt2e`` processes the others."""
     norms = [trained for node in list(prepared.graph.nodes) if (trained := _match_trained_norm(node)) is not None]
     with torch.no_grad():
         for number, trained in enumerate(norms):
@@ -70,7 +70,7 @@ def _fold(prepared: GraphModule, trained: _TrainedNorm, name: str) -> None:
 
 
 def _match_trained_norm(norm: Node) -> _TrainedNorm | None:
-    """Return the nodes of a batch norm if they match the expected form, else None."""
+    """Return the nodes of a batch norm of the expected form, else None."""
     if not _calls(norm, _NORM) or len(norm.args) < 8:
         return None
     _, gamma, beta, mean, variance = norm.args[:5]

@@ -36,7 +36,7 @@ class TrainedWeightObserver(MovingAverageMinMaxObserver):  # type: ignore[misc] 
 
 
 def _keep_range(observer: PerChannelTrainedWeightObserver | TrainedWeightObserver, rows: Tensor) -> None:
-    """Set the observer's extremes to -+ half the width of the integer range times the scale of least squared error."""
+    """Set the extremes to plus or minus half the integer range times the scale of least squared error."""
     half = (observer.quant_max - observer.quant_min) / 2
     rows = rows.to(observer.min_val.dtype)
     largest = torch.maximum(rows.abs().amax(1) / half, observer.eps)

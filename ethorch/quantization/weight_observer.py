@@ -82,7 +82,7 @@ class PerChannelWeightObserver(UniformQuantizationObserverBase):  # type: ignore
         return w
 
     def calculate_qparams(self, **_: Any) -> tuple[Tensor, Tensor]:
-        """Return (scales, int32 zero points), with one element, or one per channel."""
+        """Return (scales, int32 zero points), one for each channel or for the tensor."""
         if self.fixed is not None:
             return self.fixed
         if self._weight is None:

@@ -1,8 +1,8 @@
 """Bias correction and adaptive rounding, computed node by node in float and quantized.
 
-Each layer reads the outputs of the quantized layers before it, so errors do not accumulate. Weights are rounded to minimize the
-error of the layer's output (``weight_rounding``). The mean error is added to the bias (Nagel et al. 2019, Data-Free Quantization
-Through Weight Equalization and Bias Correction, section 4.2).
+Each layer reads the outputs of quantized layers, so errors do not accumulate. Weights are rounded to minimize the error of the
+layer's output (``weight_rounding``). The mean error is added to the bias (Nagel et al. 2019, Data-Free Quantization Through Weight
+Equalization and Bias Correction, section 4.2).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from ethorch.tuning.sample_runs import Inputs
 from ethorch.tuning.switched_graph import Switch
 from ethorch.tuning.weight_rounding import compensate, extract_patches, shrink_moments
 
-_ROWS = 4096  # of a layer's input that go into its second moments
+_ROWS = 4096  # rows of a layer's input from which second moments are computed
 
 
 def correct_bias(prepared: GraphModule, samples: Sequence[Inputs]) -> GraphModule:
-    """Correct biases so that each channel of a quantized layer's output has the mean of the float output over the samples.
+    """Correct biases so that each output channel of a quantized layer has the mean of the float output over the samples.
 
     Args:
         prepared: Calibrated graph module from ``prepare_pt2e``. Biases are changed in place, or added.
@@ -47,7 +47,7 @@ def correct_bias(prepared: GraphModule, samples: Sequence[Inputs]) -> GraphModul
 def round_weights(prepared: GraphModule, samples: Sequence[Inputs], *, bias: bool = True) -> GraphModule:
     """Round weights to minimize the error of each layer's output.
 
-    Rounding takes seconds per layer. It helps most with four-bit weights.
+    Takes seconds per layer. Helps most with four-bit weights.
 
     Args:
         prepared: Calibrated graph module from ``prepare_pt2e``. Weights are changed in place.
@@ -64,24 +64,16 @@ def round_weights(prepared: GraphModule, samples: Sequence[Inputs], *, bias: boo
 
 
 class _SideBySide:
-    """A calibrated graph on all samples, node by node: ``exact`` in float, ``rough`` with all earlier nodes quantized.
-
-    Args:
-        graph: Graph whose parameters are changed.
-        samples: Input tuples.
-        bias: Whether to correct biases.
-        rounding: Whether to round weights.
-    """
+    """A calibrated graph on all samples, node by node: ``exact`` in float, ``rough`` with all earlier nodes quantized."""
 
     def __init__(self, graph: GraphModule, samples: Sequence[Inputs], bias: bool, rounding: bool):
         if not samples:
-            raise QuantizationError("quantize.no_samples", "no samples were given: outputs are compared on them")
+            raise QuantizationError("quantize.no_samples", "got no samples. Pass about ten representative inputs.")
         self.graph, self.bias, self.rounding = graph, bias, rounding
         self.exact = NodeRunner(graph, samples, replace=self.skip_observer)
         self.rough = NodeRunner(graph, samples, replace=self.quantize)
 
     def run(self) -> GraphModule:
-        """Change the parameters, layer by layer, and return the graph."""
         with torch.no_grad():
             for node, _ in zip(self.exact, self.rough, strict=True):
                 layer = self.find_quantized_layer(node)
@@ -97,16 +89,15 @@ class _SideBySide:
         return self.graph
 
     def observer(self, node: Node) -> ObserverBase | None:
-        """Return the observer that a node calls, if it calls one."""
         module = self.graph.get_submodule(str(node.target)) if node.op == "call_module" else None
         return module if isinstance(module, ObserverBase) else None
 
     def skip_observer(self, node: Node, values: Values) -> list[Any] | None:
-        """Return the values that an observer reads; None for another node."""
+        """Return the values that an observer reads; None for other nodes."""
         return None if self.observer(node) is None else values[node.all_input_nodes[0]]
 
     def quantize(self, node: Node, values: Values) -> list[Any] | None:
-        """Return the values that an observer reads, quantized and dequantized; None for another node."""
+        """Return the values that an observer reads, quantized and dequantized; None for other nodes."""
         observer = self.observer(node)
         if observer is None:
             return None
@@ -114,7 +105,7 @@ class _SideBySide:
         return [switch(x) for x in values[node.all_input_nodes[0]]]
 
     def find_quantized_layer(self, node: Node) -> Layer | None:
-        """Return the layer that a node is, if its weight is a constant that has an observer."""
+        """Return the node's layer if its weight is a constant with an observer."""
         spec = find(node.target) if node.op == "call_function" else None
         rule = spec.rule(node) if spec is not None else None
         layer = rule.layer if rule is not None else None
@@ -146,7 +137,6 @@ class _SideBySide:
         self.rough.values[node] = [x + off.reshape(shape) for x in outputs]
 
     def new_bias(self, node: Node, position: int, tensor: torch.nn.Parameter) -> None:
-        """Set argument ``position`` of the node to ``tensor``."""
         name = f"_bias_of_{node.name}"
         self.graph.register_parameter(name, tensor)
         with self.graph.graph.inserting_before(node):
@@ -170,7 +160,7 @@ class _SideBySide:
         if rows is None or weight is None or not isinstance(observer, PerChannelWeightObserver) or len(source.users) > 1:
             return
         scale, zero = observer.calculate_qparams()
-        observer.fixed = (scale, zero)  # the weights are about to be what these make of them
+        observer.fixed = (scale, zero)  # the parameters with which the weights are rounded below
         groups = rows.shape[0]
         moments = shrink_moments(rows.transpose(1, 2) @ rows, rows.shape[1])
         shaped = weight.detach().reshape(groups, weight.shape[0] // groups, -1)
@@ -179,7 +169,7 @@ class _SideBySide:
         self.rough.values[watch] = [weight] * self.rough.count
 
     def rows(self, node: Node, layer: Layer) -> Tensor | None:
-        """Return the layer's quantized inputs as float[groups, rows, weights of one output]; None for a transposed convolution."""
+        """Return the quantized inputs as float[groups, rows, weights of one output]; None for a transposed convolution."""
         source, watch = node.args[0], node.args[layer.weight]
         assert isinstance(source, Node) and isinstance(watch, Node)
         inputs, window = self.rough.values[source], layer.window
@@ -191,11 +181,11 @@ class _SideBySide:
 
 
 def mean_error(exact: Sequence[Tensor], rough: Sequence[Tensor], axis: int) -> Tensor:
-    """Return the mean of ``exact - rough`` of each channel, shrunk where the samples disagree.
+    """Return the mean of ``exact - rough`` of each channel, shrunk if the samples disagree.
 
     Args:
         exact, rough: Outputs of a layer for each sample.
-        axis: The axis of the channels.
+        axis: Axis of the channels.
     """
     pairs = zip(exact, rough, strict=True)
     return average_significant(torch.stack([(a - b).transpose(0, axis).reshape(a.shape[axis], -1).mean(1) for a, b in pairs]))

@@ -1,4 +1,4 @@
-"""Cross-layer equalization: rescale channels of adjacent layers without a change of the function.
+"""Cross-layer equalization: rescale channels of adjacent layers without changing the function.
 
 Nagel et al. 2019, Data-Free Quantization Through Weight Equalization and Bias Correction, section 4.1. It helps if weights have one
 scale per tensor, or if the ranges of an activation's channels differ.
@@ -23,7 +23,7 @@ from ethorch.support.errors import QuantizationError
 class _Layer:
     """A convolution or linear layer: weight[O, I / groups, ...], bias[O] or None.
 
-    ``axis`` is the axis of the channels of its input and output, counted from the last, which is -1.
+    ``axis`` is the axis of the input and output channels, counted from the last, which is -1.
     """
 
     weight: Tensor
@@ -47,7 +47,7 @@ class _Layer:
 def equalize(model: GraphModule, rounds: int = 20) -> GraphModule:
     """Rescale pairs of layers so that each channel has equal ranges in the output of the first and the input of the second.
 
-    Pairs are convolutions or linear layers that only ReLU, leaky ReLU or pooling separates. Batch norms are folded first.
+    Pairs are convolutions or linear layers with only ReLU, leaky ReLU or pooling between them. Batch norms are folded first.
     Parameters are changed in place; outputs stay the same up to float rounding.
 
     Args:
@@ -63,7 +63,7 @@ def equalize(model: GraphModule, rounds: int = 20) -> GraphModule:
     if not isinstance(model, GraphModule):
         raise QuantizationError(
             "equalize.graph_module",
-            f"equalize takes a graph module from torch.export.export(...).module(), not {type(model).__name__}",
+            f"expected a graph module from torch.export.export(...).module(), got {type(model).__name__}",
         )
     _fuse_conv_bn_(model)
     _fuse_linear_bn_(model)
@@ -94,7 +94,7 @@ def _layer(model: GraphModule, node: Node) -> _Layer | None:
 
 
 def _pairs(model: GraphModule) -> Iterator[tuple[_Layer, _Layer]]:
-    """Yield adjacent layers that only homogeneous operators separate."""
+    """Yield adjacent layers with only homogeneous operators between them."""
     for node in model.graph.nodes:
         first = _layer(model, node)
         if first is None:

@@ -1,4 +1,4 @@
-"""The accuracy that each module, and each operator outside modules, costs."""
+"""Loss of accuracy by quantizing each module, and each operator outside modules."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ModuleSensitivity:
 
     Attributes:
         module: Name of the module, e.g. ``features.3.conv``, or of the operator's FX node, e.g. ``log``.
-        only: Metric if only this module is quantized. A low value means that the module alone does damage.
+        only: Metric if only this module is quantized.
         all_but: Metric if everything else is quantized.
         gain: ``all_but`` minus the metric of the fully quantized model: the benefit of float or int16.
         operator: ATen name and source line of an operator, e.g. ``aten.log.default, net.py:41``; empty for a module.
@@ -118,7 +118,7 @@ def sensitivity(
     judge: str = FAKE,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Sensitivity:
-    """Measure the accuracy that the quantization of each module, and of each operator outside modules, costs.
+    """Measure the loss of accuracy by quantizing each module, and each operator outside modules.
 
     The model is calibrated once. The quantization of each module is then enabled alone and disabled alone. Ctrl-C stops the
     measurement and returns the finished rows.
@@ -128,9 +128,9 @@ def sensitivity(
         spec: Compile spec, or a quantizer with its settings.
         samples: Input tuples for calibration and measurement.
         metric: Function of (float outputs, quantized outputs), with one entry per sample, that returns a number; larger is
-            better. ``ethorch.sqnr_db`` by default.
-        config: Scheme of the model if ``spec`` is not a quantizer; int8 with weights per channel by default.
-        modules: Names of modules or FX nodes; by default the innermost quantized modules and the operators outside them.
+            better. Defaults to ``ethorch.sqnr_db``.
+        config: Scheme of the model if ``spec`` is not a quantizer. Defaults to int8 with per-channel weights.
+        modules: Names of modules or FX nodes. Defaults to the innermost quantized modules and the operators outside them.
         judge: ``"quantized"`` measures the fake-quantized model. ``"npu"`` compiles each model for the simulated NPU, with float
             parts on the CPU.
         progress: Called as ``progress(finished, total, module)``.
@@ -150,16 +150,15 @@ def sensitivity(
     unknown = [name for name in names if name not in inside]
     if unknown:
         raise QuantizationError(
-            "sensitivity.module", f"nothing is quantized in {', '.join(unknown)}; quantized modules: {', '.join(switched.parts)}"
+            "sensitivity.module", f"{', '.join(unknown)} is not quantized. Use one of {', '.join(switched.parts)}"
         )
     switched.switch(lambda path: False)
     reference = switched.run(samples)
     target = quantizer.compile_spec
     if judge == NPU and not isinstance(target, EthosUCompileSpec):
-        raise QuantizationError("accuracy.judge", f"judge={NPU!r} needs an EthosUCompileSpec; {type(target).__name__} names no NPU")
+        raise QuantizationError("accuracy.judge", f"judge={NPU!r} requires an EthosUCompileSpec, got {type(target).__name__}")
 
     def compute_metric() -> float:
-        """Compute the metric with the current switches."""
         if judge == NPU:
             assert isinstance(target, EthosUCompileSpec)
             return metric(reference, switched.run_on_npu(samples, target))

@@ -13,7 +13,7 @@ from ethorch.tuning.sample_runs import Inputs
 
 #: Node -> its value for each sample.
 Values = dict[Node, list[Any]]
-#: Return the values that replace a node's own, given the values of its arguments; None to compute the node.
+#: Function from a node and the values of its arguments to its values, or None to compute the node.
 Replace = Callable[[Node, Values], list[Any] | None]
 
 
@@ -23,14 +23,14 @@ class NodeRunner:
     Iterating yields each node before it is computed. The caller can then change the parameters that the node reads, read its
     arguments in ``values``, or compute it early with ``run_node`` and change the result. Two runners advance together in ``zip``.
 
-    All samples start from the same state. Nodes that write to buffers are therefore skipped, unless there is a single sample and
+    All samples start from the same state, so nodes that write to buffers are skipped, unless there is a single sample and
     ``write_back`` is set.
 
     Args:
-        graph: Graph module from torch.export, prepared and converted ones included.
+        graph: Graph module from torch.export, possibly prepared or converted.
         samples: Arguments of one call each.
         replace: Called before each node is computed.
-        write_back: Run the nodes that write to buffers.
+        write_back: Whether to run the nodes that write to buffers.
 
     Attributes:
         values: The values that a later node reads, and those of the current node once it is computed.
@@ -61,7 +61,7 @@ class NodeRunner:
                     self.values.pop(arg, None)
 
     def run_node(self, node: Node) -> list[Any]:
-        """Return the node's value for each sample, computed on the first call and kept in ``values``."""
+        """Return the node's value for each sample, computed on the first call and cached in ``values``."""
         if node not in self.values:
             self.values[node] = self._compute(node)
         return self.values[node]

@@ -76,7 +76,7 @@ class MixedPrecision:
     Attributes:
         model: Quantized model of the best step, ready for torch.export and lowering.
         raised: Names of the raised modules, most sensitive first.
-        steps: Attempts with their costs. Each raises one module more than the previous one.
+        steps: Attempts with their costs. Each raises one more module than the previous one.
         reached: Whether ``model`` meets the target and the limit.
     """
 
@@ -151,9 +151,9 @@ def mixed_precision(
         target_sqnr_db: Value of the metric at which the search stops.
         max_cycles: Limit of Vela's estimate; modules that exceed it are skipped.
         metric: See ``ethorch.tuning.sensitivity``. It replaces SQNR in ``target_sqnr_db``.
-        base: Scheme of the other modules; int8 with weights per channel by default.
+        base: Scheme of the other modules. Defaults to int8 with per-channel weights.
         to: ``int16`` (16-bit activations, 8-bit weights) or ``float`` (on the CPU).
-        modules: Names of modules or FX nodes that may be raised; by default those of ``ethorch.tuning.sensitivity``.
+        modules: Names of modules or FX nodes that may be raised. Defaults to those of ``ethorch.tuning.sensitivity``.
         judge: ``"quantized"`` or ``"npu"``, see ``ethorch.tuning.sensitivity``. The order of the modules always follows
             ``"quantized"``.
         progress: Called with each step.
@@ -164,19 +164,19 @@ def mixed_precision(
     check_judge(judge)
     if target_sqnr_db is None and max_cycles is None:
         raise QuantizationError(
-            "mixed_precision.no_target", "mixed_precision needs target_sqnr_db, max_cycles, or both: it would raise every module"
+            "mixed_precision.no_target", "got neither a target nor a limit. Set target_sqnr_db, max_cycles, or both"
         )
     if to not in ("int16", "float"):
-        raise QuantizationError("mixed_precision.to", f"to={to!r}: modules can be raised to 'int16' or 'float'")
+        raise QuantizationError("mixed_precision.to", f"expected to='int16' or 'float', got {to!r}")
     if not samples:
-        raise QuantizationError("quantize.no_samples", "no samples were given: ranges and losses are measured on them")
+        raise QuantizationError("quantize.no_samples", "got no samples. Pass a few dozen representative inputs.")
     base, metric = base or get_symmetric_quantization_config(), metric or sqnr_db
     graph = export_copy(model, samples[0])
     state = copy_state(graph)
     reference = compute_outputs(export_copy(graph, samples[0]), samples, state)
     higher = get_symmetric_a16w8_quantization_config() if to == "int16" else None
 
-    operators: set[str] = set()  # of what may be raised, those that are no modules
+    operators: set[str] = set()  # operators outside modules that may be raised
 
     def attempt(raised: Sequence[str]) -> tuple[GraphModule, Step]:
         quantizer = EthosUQuantizer(spec).set_global(base)
@@ -208,7 +208,7 @@ def mixed_precision(
             with mute_sample_warnings():
                 candidate, step = attempt([*raised, row.module])
             if not goal.affordable(step):
-                continue  # a cheaper one may still fit
+                continue  # a cheaper module may still fit
             raised.append(row.module)
             steps.append(step)
             if goal.prefers(step, steps[best]):
@@ -225,7 +225,7 @@ def mixed_precision(
 
 @dataclass(frozen=True)
 class _Goal:
-    """The requirements on a step: least metric and most cycles; None disables a requirement."""
+    """Minimum metric and maximum cycles of a step; None disables a requirement."""
 
     target: float | None
     max_cycles: int | None
@@ -235,27 +235,24 @@ class _Goal:
         return self.target is not None and step.metric >= self.target
 
     def affordable(self, step: Step) -> bool:
-        """Return True if the step is within the limit."""
         return self.max_cycles is None or step.cycles <= self.max_cycles
 
     def is_reached_by(self, step: Step) -> bool:
-        """Return True if the step reaches the target within the limit."""
         return self.affordable(step) and (self.target is None or self.accurate(step))
 
     def prefers(self, step: Step, best: Step) -> bool:
-        """Return True if an affordable step is preferred to ``best``. A step without a metric (NaN) is not."""
+        """Return True if an affordable step is better than ``best``. A step without a metric (NaN) is not."""
         if math.isnan(step.metric):
             return False
         return step.metric > best.metric or math.isnan(best.metric) or not self.affordable(best)
 
     def shortfall(self, result: MixedPrecision) -> str:
-        """Return why the goal is not reached."""
         step, raised = result.best, ", ".join(result.raised) or "nothing"
         if not self.affordable(step):
-            return f"with nothing raised the model takes {step.cycles} cycles already, the limit is {self.max_cycles}"
+            return f"the model requires {step.cycles} cycles without any raised module, above the limit of {self.max_cycles}"
         limit = "" if self.max_cycles is None else f" within {self.max_cycles} cycles"
         return (
-            f"the metric is {step.metric:.2f} at best{limit}, wanted is {self.target:.2f}. The result has {raised} raised; "
+            f"the best metric{limit} is {step.metric:.2f}, below the target of {self.target:.2f}. Raised in the result: {raised}; "
             f"{count_noun(len(result.steps), 'step')} tried."
         )
 

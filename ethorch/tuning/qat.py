@@ -21,7 +21,7 @@ from ethorch.support.errors import QuantizationError
 from ethorch.support.exclusive import exclusive
 from ethorch.targets.settings import Settings
 
-#: Position of the argument ``training`` of each batch normalization that an exported graph may hold.
+#: Position of the argument ``training`` of each batch normalization operator.
 _TRAINING = {"aten.batch_norm.default": 5, "aten._native_batch_norm_legit.default": 5, "aten.cudnn_batch_norm.default": 5}
 
 
@@ -37,10 +37,10 @@ def prepare_qat(
     """Return a trainable copy of the model that rounds as the NPU does.
 
     Train it like the float model, with a smaller learning rate. Call ``freeze_qat`` for the last epochs, then ``convert_qat``.
-    Constraints of ``ethorch.tuning.compress.constrain`` are kept.
+    Constraints of ``ethorch.tuning.compress.constrain`` remain in effect.
 
     Args:
-        model: Float model, already trained.
+        model: Trained float model.
         example_inputs: One training batch. ``convert_qat`` may use another batch size.
         scheme: A name in ``ethorch.targets.settings.SCHEMES``, or a QuantizationConfig with ``is_qat=True``.
         target: Name of the NPU.
@@ -52,7 +52,7 @@ def prepare_qat(
     """
     settings = (settings or Settings()).with_(scheme=scheme, target=target)
     if settings.config is not None and not settings.config.is_qat:
-        raise QuantizationError("config.not_qat", "the config is not made for training: make it with is_qat=True")
+        raise QuantizationError("config.not_qat", "expected a config for training. Create it with is_qat=True")
     user = UserModel(model, example_inputs)
     graph = export_module(user.module.train(), user.example_inputs, any_batch=True).module(check_guards=False)
     rules = take_out(graph)
@@ -63,7 +63,7 @@ def prepare_qat(
 
 
 def freeze_qat(prepared: GraphModule, *, batch_norm: bool = True, ranges: bool = True) -> GraphModule:
-    """Stop observers and batch statistics, so that the last epochs train on the deployed numbers.
+    """Stop observers and batch statistics, so that the last epochs train with the deployed quantization parameters.
 
     Args:
         prepared: Graph module from ``prepare_qat``, changed in place.
@@ -99,7 +99,7 @@ def convert_qat(prepared: GraphModule, example_inputs: Any = None) -> GraphModul
     """Return the trained model quantized, in evaluation mode, for ``ethorch.compile``.
 
     Args:
-        prepared: Trained graph module from ``prepare_qat``. It must not be used afterwards.
+        prepared: Trained graph module from ``prepare_qat``, which must not be used afterwards.
         example_inputs: Inputs of one inference, if its batch size differs from that of training.
     """
     prepared.eval()

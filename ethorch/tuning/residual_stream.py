@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 from ethorch.lower.fx.node import arguments, first_value, op_name
 from ethorch.tuning.smoothing_sites import ADDMM, LINEAR, READERS, Finder, Parameter, find_users
 
-#: Operators that select whole rows, along the axis that is their second argument.
+#: Operators that select whole rows along an axis, which is their second argument.
 _PICKS = frozenset({"aten.index_select.default", "aten.slice.Tensor", "aten.select.int"})
 _INDEX, _SWAP = "aten.index.Tensor", "aten.transpose.int"
 _SQUARES = {"aten.pow.Tensor_Scalar", "aten.square.default"}
@@ -79,7 +79,7 @@ class Stream:
             yield from norm.readers
 
     def parameters(self) -> Iterator[Parameter]:
-        """Iterate over the parameters that a rotation changes, once per place."""
+        """Iterate over the parameters that a rotation changes, once per use."""
         yield from (*self.tables, *self.writers)
         for norm in self.norms:
             yield from (parameter for parameter in (norm.weight, norm.bias) if parameter is not None)
@@ -87,7 +87,7 @@ class Stream:
             yield from (parameter for parameter in (reader.weight, reader.bias) if parameter is not None)
 
     def refuse(self, why: str) -> None:
-        """Record that the stream cannot be rotated; the first reason is kept."""
+        """Record that the stream cannot be rotated. Only the first reason is stored."""
         self.refused = self.refused or why
 
     def merge(self, stream: Stream) -> None:
@@ -99,7 +99,7 @@ class Stream:
 
 
 def find_streams(graph: GraphModule, module: nn.Module) -> tuple[list[Stream], Mapping[int, int]]:
-    """Return the streams of a graph from torch.export, and the number of operators that read each parameter, by its memory."""
+    """Return the streams of an exported graph, and the number of operators that read each parameter, by its memory."""
     finder = Finder(graph, {parameter.data_ptr(): name for name, parameter in module.named_parameters()})
     return _Streams(finder).find(graph.graph.nodes), finder.uses()
 
@@ -134,7 +134,6 @@ class _Streams:
             self._of[node] = Stream(value.shape[-1], tables=[table])
 
     def _read(self, node: Node, reading: Sequence[Node]) -> None:
-        """Process an operator that reads the stream."""
         name, x, stream = op_name(node.target), node.args[0], self._of[reading[0]]
         if isinstance(x, Node) and x in self._of and (self._finder.moves(node) or self._picks(node, name)):
             self._of[node] = stream
@@ -161,12 +160,12 @@ class _Streams:
         return -1 if value is None else value.dim() - 1
 
     def _picks(self, node: Node, name: str) -> bool:
-        """Return True if the node picks or moves whole rows."""
+        """Return True if the node selects or moves whole rows."""
         value = first_value(node.args[0]) if node.args and isinstance(node.args[0], Node) else None
         if value is None or name not in (*_PICKS, _INDEX, _SWAP):
             return False
         axes: list[object] = [node.args[1]] if name in _PICKS else list(node.args[1:3])
-        if name == _INDEX:  # one list of indices, for one of the axes in front
+        if name == _INDEX:  # one list of indices, for an axis other than the last
             axes = [axis for axis, index in enumerate(node.args[1]) if index is not None]  # type: ignore[arg-type]
             if len(axes) > 1:
                 return False
@@ -178,7 +177,7 @@ class _Streams:
         return name == "aten.mul.Tensor" and node.args[0] is node.args[1]
 
     def _add(self, node: Node, reading: Sequence[Node]) -> None:
-        """Process an addition, which merges two streams or adds a layer to one."""
+        """Merge two streams, or add a layer to a stream."""
         stream = self._of[reading[0]]
         for arg in node.args[:2]:
             if isinstance(arg, Node) and arg in self._of:
@@ -194,7 +193,7 @@ class _Streams:
         self._of[node] = stream
 
     def _find_writers(self, node: object, reader: Node) -> tuple[Parameter, ...]:
-        """Return weights and biases of the layers whose sum a value is, if ``reader`` is its only reader."""
+        """Return weights and biases of the layers whose sum the node computes, if ``reader`` is its only reader."""
         parameters = self._finder.rows(node, reader)
         if not parameters and isinstance(node, Node) and op_name(node.target) == "aten.add.Tensor" and find_users(node) == [reader]:
             parts = [self._find_writers(arg, node) for arg in node.args[:2]]

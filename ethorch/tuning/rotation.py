@@ -30,7 +30,7 @@ class Rotated:
     Attributes:
         parameters: Names of the changed parameters.
         untied: Weights of last layers that no longer share memory with the embedding, because a norm was folded into them.
-        refused: Reasons of the residual streams that were not rotated.
+        refused: Reasons that residual streams were not rotated.
     """
 
     parameters: tuple[str, ...]
@@ -62,7 +62,7 @@ def rotate(model: nn.Module | Mapping[str, nn.Module], example_inputs: Any, *, s
     models = {"": model} if isinstance(model, nn.Module) else dict(model)
     inputs = {"": example_inputs} if isinstance(model, nn.Module) else example_inputs
     if not isinstance(inputs, Mapping) or set(models) - set(inputs):
-        raise EthorchError("rotate: several models need several inputs: give example inputs as a dict of the models' names.")
+        raise EthorchError("rotate: expected example inputs of each model. Pass a dict of inputs by model name.")
     graphs: list[tuple[list[Stream], Mapping[int, int]]] = []
     for name, module in models.items():
         arguments = inputs[name] if isinstance(inputs[name], tuple) else (inputs[name],)
@@ -112,7 +112,7 @@ def _find_tied_readers(graphs: Sequence[tuple[list[Stream], Mapping[int, int]]],
 
 
 def _owner(reader: Reader, modules: Sequence[nn.Module]) -> Any:
-    """Return the module that computes a layer and holds its weight; None if there is none."""
+    """Return the module that has the layer's weight, or None."""
     for module in modules:
         try:
             owner = module.get_submodule(reader.owner)
@@ -125,7 +125,7 @@ def _owner(reader: Reader, modules: Sequence[nn.Module]) -> Any:
 
 
 def _places(streams: Sequence[Stream]) -> Counter[int]:
-    """Count the places of each parameter in the streams, by its memory; a layer may read one stream and write to another."""
+    """Count the uses of each parameter in the streams, by its memory; a layer may read one stream and write to another."""
     tables, writers, others = Counter[int](), Counter[int](), Counter[int]()
     for stream in streams:
         tables.update(table.tensor.data_ptr() for table in stream.tables)
@@ -188,7 +188,7 @@ class _Turning:
             norm.bias.tensor.zero_()
 
     def _multiply(self, parameter: Parameter, tensor: Tensor, axis: int, turn: Tensor, what: str) -> None:
-        """Multiply rows of channels ``x`` by ``turn``: ``x @ turn``."""
+        """Multiply rows of channels: ``x @ turn``."""
         if self._first(tensor, what):
             tensor.copy_((tensor.double().transpose(axis, -1) @ turn).transpose(axis, -1).to(tensor.dtype))
 

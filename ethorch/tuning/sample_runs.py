@@ -19,14 +19,14 @@ from ethorch.support.errors import QuantizationError
 
 #: Arguments of one call of the model.
 Inputs = tuple[Any, ...]
-#: Buffers by name, as they were before the first run.
+#: Initial values of buffers by name.
 State = Mapping[str, Tensor]
-#: Whose outputs a metric is of: the fake-quantized model's, or those of the simulated NPU.
+#: Source of the outputs that a metric compares: the fake-quantized model or the simulated NPU.
 JUDGES = FAKE, NPU = "quantized", "npu"
 
 
 def export_copy(model: nn.Module, inputs: Inputs) -> GraphModule:
-    """Return a graph module of the model that can be run and changed without effect on the user's module.
+    """Return a graph module of the model that is independent of the user's module.
 
     Args:
         model: Module in evaluation mode, or a graph module from torch.export.
@@ -47,7 +47,7 @@ def copy_state(graph: GraphModule) -> State:
 
 
 def reset(graph: GraphModule, state: State) -> None:
-    """Restore the buffers in ``state``; others are not changed."""
+    """Restore the buffers in ``state``."""
     with torch.no_grad():
         for name, buffer in graph.named_buffers():
             if name in state:
@@ -75,4 +75,4 @@ def outputs_on_npu(build: Build, graph: GraphModule, samples: Sequence[Inputs]) 
 def check_judge(judge: str) -> None:
     """Raise QuantizationError unless ``judge`` is ``"quantized"`` or ``"npu"``."""
     if judge not in JUDGES:
-        raise QuantizationError("accuracy.judge", f"judge={judge!r}: figures can be of {' or '.join(map(repr, JUDGES))}")
+        raise QuantizationError("accuracy.judge", f"expected judge={' or '.join(map(repr, JUDGES))}, got {judge!r}")

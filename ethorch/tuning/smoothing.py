@@ -1,8 +1,8 @@
 """Move outliers of activations into weights.
 
-Channels that a norm makes large are divided there and multiplied in the layers that read them. The factors are folded into
-parameters, so the function and its cost do not change (SmoothQuant, Xiao et al. 2022). The strength is searched at each place by
-the error of the layers (AWQ, Lin et al. 2023).
+Channels with large values are divided in a norm and multiplied in the layers that read them. The factors are folded into
+parameters, so the function and its cost do not change (SmoothQuant, Xiao et al. 2022). The strength with the least error of the
+layers is searched for each activation (AWQ, Lin et al. 2023).
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ logger = logging.getLogger(__name__)
 
 #: Scheme -> bits of activations and of weights.
 _BITS = {"int8": (8, 8), "a16w8": (16, 8), "a8w4": (8, 4)}
-#: Exponents of the activations' ranges that are tried; 0 leaves a place as it is.
+#: Candidate exponents of the activations' ranges; 0 changes nothing.
 _STRENGTHS = (0.0, 0.25, 0.35, 0.5, 0.65, 0.75, 0.9)
-_ROWS = 512  # of activations that are kept at each place
-_LEAST, _MOST = 1e-3, 1e3  # of a channel's factor
-_WORTH = 0.99  # of the error that a place has as it is: what is no better than that is left
+_ROWS = 512  # rows of each activation to store
+_LEAST, _MOST = 1e-3, 1e3  # limits of a channel's factor
+_WORTH = 0.99  # maximum error relative to the unchanged layers
 
-#: Calls in order: inputs, or (name of the model, inputs) where there are several.
+#: Calls in order: inputs, or (name of the model, inputs) for several models.
 Samples = Sequence[Any]
 
 
 @dataclass(frozen=True)
 class Smoothed:
-    """A place where factors were folded in.
+    """An activation whose factors were folded into parameters.
 
     Attributes:
         source: Parameter that was divided.
@@ -59,9 +59,10 @@ class Smoothed:
 def smooth(model: nn.Module | Mapping[str, nn.Module], samples: Samples, *, scheme: str = "int8") -> tuple[Smoothed, ...]:
     """Reduce outlier channels of activations, as far as factors can be folded into parameters.
 
-    Parameters are changed in place; outputs stay the same up to float rounding. Places are normalizations with weights, and linear
-    layers whose channels no later operator mixes (SwiGLU's ``up``), if all readers are linear layers. A place is changed only
-    if its layers' quantized outputs improve. Parameters with other readers, such as tied embeddings, are not changed.
+    Parameters are changed in place; outputs stay the same up to float rounding. Candidates are outputs of normalizations with
+    weights, and of linear layers whose channels no later operator mixes (SwiGLU's ``up``), if all readers are linear layers. A
+    candidate is smoothed only if its readers' quantized outputs improve. Parameters with other readers, such as tied embeddings,
+    are not changed.
 
     ::
 
@@ -74,7 +75,7 @@ def smooth(model: nn.Module | Mapping[str, nn.Module], samples: Samples, *, sche
         scheme: ``int8``, ``a16w8`` or ``a8w4``: the scheme that the search optimizes.
 
     Returns:
-        The changed places, sorted by gain.
+        The smoothed activations, sorted by gain.
 
     Raises:
         QuantizationError: There are no samples.
@@ -82,11 +83,11 @@ def smooth(model: nn.Module | Mapping[str, nn.Module], samples: Samples, *, sche
         UserCodeError: A model cannot be exported.
     """
     if scheme not in _BITS:
-        raise SpecError(f"smooth: scheme is {scheme!r}; allowed are {', '.join(map(repr, _BITS))}.")
+        raise SpecError(f"smooth: expected scheme {', '.join(map(repr, _BITS))}, got {scheme!r}.")
     models = {"": model} if isinstance(model, nn.Module) else dict(model)
     calls = _calls(samples, models)
     if not calls or not calls[0]:
-        raise QuantizationError("quantize.no_samples", "no samples were given: ranges and losses are measured on them")
+        raise QuantizationError("quantize.no_samples", "got no samples. Pass a few dozen representative inputs.")
     places = _Places()
     for name, module in models.items():
         inputs = next((arguments for session in calls for called, arguments in session if called == name), None)
@@ -117,7 +118,7 @@ def _is_call(call: Any, models: Mapping[str, nn.Module]) -> bool:
 
 
 class _Places:
-    """The places of all models, with statistics of their activations."""
+    """The sites of all models, with statistics of their activations."""
 
     def __init__(self) -> None:
         self.sites: dict[Key, Site] = {}
@@ -128,7 +129,6 @@ class _Places:
         self._roles: list[tuple[dict[tuple[int, int], Key], set[int]]] = []
 
     def add(self, name: str, graph: GraphModule, module: nn.Module) -> None:
-        """Add the places of one model."""
         sites, read = find_sites(graph, module)
         self._graphs[name] = graph
         self._watched[name] = {node: site.key for node, site in sites}
@@ -137,10 +137,10 @@ class _Places:
             self.sites[site.key] = self.sites[site.key].merge_readers(site) if site.key in self.sites else site
 
     def settle(self) -> None:
-        """Drop places that do not exist in every model that reads one of their parameters."""
+        """Drop sites that are missing in a model that reads one of their parameters."""
 
         def everywhere(site: Site) -> bool:
-            """Return True if each model that has these parameters has them at this place."""
+            """Return True if each model that has these parameters has this site."""
             return all(
                 place not in read or roles.get((place, axis)) == site.key
                 for roles, read in self._roles
@@ -173,7 +173,7 @@ class _Places:
             samples.append(rows[:_ROWS].clone())
 
     def fold(self, site: Site, activation_bits: int, weight_bits: int) -> Smoothed | None:
-        """Fold in the factors with the least error; return None if none is better than the current parameters."""
+        """Fold in the factors with the least error; return None if the current parameters are at least as good."""
         key = site.key
         if key not in self._rows:
             return None

@@ -1,4 +1,4 @@
-"""Find the places of an exported graph where channel factors can be folded into parameters."""
+"""Find activations of an exported graph whose channel factors can be folded into parameters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 
 from ethorch.lower.fx.node import ASSERTIONS, CASTS, arguments, first_value, op_name
 
-#: A place by the memory of its first parameter.
+#: A site, by the memory of its first parameter.
 Key = int
 
 #: Operators that do not change the last axis, if the shapes agree.
@@ -21,11 +21,11 @@ _MOVES = CASTS | {
     *(f"aten.{name}.default" for name in ("clone", "contiguous", "detach", "alias", "dropout", "type_as")),
     *("aten.squeeze.dim", "aten.squeeze.dims", "aten.to.dtype_layout"),
 }
-#: name -> positions of weight and bias.
+#: Operator -> positions of weight and bias.
 _NORMS = {"aten.layer_norm.default": (2, 3), "aten.rms_norm.default": (2, None)}
 LINEAR = "aten.linear.default"
 ADDMM = "aten.addmm.default"
-#: name -> positions of the input and of the weight, and the axis of the weight that is summed over.
+#: Operator -> positions of input and weight, and the axis of the weight that is summed over.
 READERS = {LINEAR: (0, 1, 1), ADDMM: (1, 2, 0)}
 
 
@@ -51,7 +51,7 @@ class Parameter:
         return weight if self.axis else weight.t()
 
     def spread(self, factors: Tensor) -> Tensor:
-        """Reshape channel factors so that they multiply the parameter."""
+        """Reshape channel factors to multiply the parameter."""
         shape = [1] * self.tensor.dim()
         shape[self.axis] = -1
         return factors.to(self.tensor.dtype).reshape(shape)
@@ -59,7 +59,7 @@ class Parameter:
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """A place where channels can be divided and multiplied.
+    """An activation whose channels can be divided and multiplied.
 
     Attributes:
         sources: Parameters that are divided; the first one is the key.
@@ -135,7 +135,7 @@ class Finder:
         return counts
 
     def sources(self, node: Node) -> tuple[Parameter, ...]:
-        """Return the parameters that divide a node's result along the channels of its last axis; empty if there are none."""
+        """Return the parameters that divide a node's result along its last axis, or ()."""
         name = op_name(node.target) if node.op == "call_function" else ""
         if name in _NORMS:
             args, _ = arguments(node)

@@ -1,4 +1,4 @@
-"""A calibrated graph whose quantization can be enabled per module and operator."""
+"""A calibrated graph with a quantization switch per module and operator."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ class Switched:
         samples: Calibration inputs.
 
     Attributes:
-        owners: The parts of each switch by its name, outermost first.
+        owners: Parts of each switch by its name, outermost first.
         parts: The innermost quantized modules and the operators outside them, in execution order.
-        operators: ATen name and source line of each operator among the parts, by the name of its FX node.
+        operators: ATen name and source line of each operator among the parts, by FX node.
     """
 
     def __init__(self, model: nn.Module, quantizer: TOSAQuantizer, samples: Sequence[Inputs]):
         if not samples:
-            raise QuantizationError("quantize.no_samples", "no samples were given: ranges and losses are measured on them")
+            raise QuantizationError("quantize.no_samples", "got no samples. Pass a few dozen representative inputs.")
         graph = export_copy(model, samples[0])
         self._state = copy_state(graph)
         self.graph: GraphModule = prepare_pt2e(graph, quantizer)
@@ -104,7 +104,7 @@ class Switched:
             self._switches[target].on = on(path)
 
     def run(self, samples: Iterable[Inputs]) -> list[Any]:
-        """Return the outputs of the model for each sample with the current switches."""
+        """Return the model's outputs for each sample with the current switches."""
         return compute_outputs(self.graph, samples, self._state)
 
     def run_on_npu(self, samples: Sequence[Inputs], spec: EthosUCompileSpec) -> list[Any]:
@@ -121,12 +121,12 @@ class Switched:
 
 
 def _owner(graph: GraphModule, node: Node) -> Node:
-    """Return the operator that a quantized value belongs to: its producer; for an input, a parameter or a constant its reader.
+    """Return the producer of a quantized value; for an input, a parameter or a constant its reader.
 
-    A copy of moved data that is not in a module belongs to the operator that computed the data.
+    A copy of moved data outside modules belongs to the operator that computed the data.
     """
     (source,) = node.all_input_nodes
-    while source.op == "call_module":  # an observer in front of this one
+    while source.op == "call_module":  # an observer of this one's input
         (source,) = source.all_input_nodes
     if source.op != "call_function":
         return next(iter(node.users))

@@ -13,7 +13,7 @@ from ethorch.lower.builder.window import Window
 
 
 def extract_patches(x: Tensor, window: Window) -> Tensor:
-    """Return the elements of ``x`` that each place of the result reads: float[N, C, ...] to float[N * places, C * kernel]."""
+    """Return the elements of ``x`` that each element of the result reads: float[N, C, ...] to float[N * positions, C * kernel]."""
     spatial = len(window.kernel)
     ends = zip(reversed(window.before), reversed(window.after), strict=True)
     x = F.pad(x.reshape(-1, *x.shape[-spatial - 1 :]), [end for both in ends for end in both])
@@ -24,14 +24,14 @@ def extract_patches(x: Tensor, window: Window) -> Tensor:
 
 
 def shrink_moments(moments: Tensor, rows: int) -> Tensor:
-    """Shrink second moments float[groups, K, K] towards their diagonal; few rows correlate by chance."""
+    """Shrink second moments float[groups, K, K] towards their diagonal, because few rows correlate by chance."""
     size = moments.shape[-1]
     share = size / (size + rows)
     return (1 - share) * moments + share * torch.diag_embed(torch.diagonal(moments, dim1=1, dim2=2))
 
 
 def compensate(weight: Tensor, moments: Tensor, scale: Tensor, low: int, high: int) -> Tensor:
-    """Return quantized values near ``weight``; weights that are not rounded yet compensate for each rounding.
+    """Return quantized values near ``weight``. Weights that are not yet rounded compensate for each rounding.
 
     Args:
         weight: float[groups, outputs, K].
@@ -43,7 +43,7 @@ def compensate(weight: Tensor, moments: Tensor, scale: Tensor, low: int, high: i
     diagonal = torch.diagonal(moments, dim1=1, dim2=2)
     damping = diagonal.mean(1, keepdim=True) * 0.01 + 1e-8
     moments = moments + torch.diag_embed(damping.expand_as(diagonal))
-    order = torch.argsort(diagonal.sum(0), descending=True)  # the weights that matter most first, while others can still help
+    order = torch.argsort(diagonal.sum(0), descending=True)  # most important first, while others can still compensate
     moments = moments[:, order][:, :, order]
     upper = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(moments)), upper=True)
     left = weight[:, :, order].clone()

@@ -82,7 +82,7 @@ def test_an_interruption_gives_the_modules_so_far() -> None:
 
 def test_refusals() -> None:
     with pytest.raises(
-        QuantizationError, match=r"nothing is quantized in nowhere; quantized modules: first, middle.*\[sensitivity\.module\]"
+        QuantizationError, match=r"nowhere is not quantized. Use one of first, middle.*\[sensitivity\.module\]"
     ):
         ethorch.tuning.sensitivity(Fragile(), SPEC, SAMPLES, modules=["nowhere"])
     with pytest.raises(QuantizationError, match=r"\[quantize\.no_samples\]"):

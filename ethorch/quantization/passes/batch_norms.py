@@ -35,7 +35,7 @@ def fold_batch_norms(graph: GraphModule) -> None:
 
 
 def rename_shared_weights(graph_module: GraphModule, context: PassContext) -> None:
-    """Name the parameters of each convolution with a batch norm separately if they are shared, in place, for training.
+    """Name shared parameters of convolutions with batch norms separately, for training.
 
     ``prepare_qat_pt2e`` fails for two observed weights that are one node. The optimizer still has one parameter.
     """
@@ -111,7 +111,7 @@ def _norm_parameters(convolution: Node) -> tuple[str, ...]:
 
 
 def _separate_argument(graph: GraphModule, convolutions: list[Node], position: int, name: str, *, tied: bool = False) -> None:
-    """Replace a parameter of convolutions by a copy with its own name, or by a second name of the parameter if ``tied``."""
+    """Replace a parameter of convolutions by a copy, or by the parameter under a second name if ``tied``."""
     first = convolutions[0]
     source = first.args[position] if len(first.args) > position else None
     tensor = tensor_of(graph, source) if isinstance(source, Node) else None

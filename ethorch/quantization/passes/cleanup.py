@@ -1,4 +1,4 @@
-"""Remove guards, assertions, idle operators and gradients, which calibration does not need."""
+"""Remove guards, assertions, no-ops and gradients."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def remove_guards(graph_module: GraphModule, context: PassContext) -> None:
 
 
 def remove_assertions(graph_module: GraphModule, context: PassContext) -> None:
-    """Erase assertions about dtypes and sizes, which hold by construction."""
+    """Erase assertions about dtypes and sizes, which are true by construction."""
     for node in list(graph_module.graph.nodes):
         if node.op == "call_function" and op_name(node.target) in ASSERTIONS and not node.users:
             graph_module.graph.erase_node(node)
 
 
 def remove_no_ops(graph_module: GraphModule, context: PassContext) -> None:
-    """Remove dropouts in evaluation mode and idle casts, except of parameters and inputs, whose results are quantized."""
+    """Remove dropouts in evaluation mode and casts without effect, except of parameters and inputs, whose results are quantized."""
     for node in list(graph_module.graph.nodes):
         if (_is_idle_dropout(node) or _is_idle_cast(node)) and node.all_input_nodes[0].op == "call_function":
             node.replace_all_uses_with(node.all_input_nodes[0])
@@ -43,7 +43,7 @@ def remove_no_ops(graph_module: GraphModule, context: PassContext) -> None:
 
 
 def lift_scalars(graph_module: GraphModule, context: PassContext) -> None:
-    """Reshape scalars to [1] for operators with a dim, which PyTorch also allows for scalars. In place."""
+    """Reshape scalars to [1] for operators with a dim, which PyTorch also allows for scalars."""
     for node in list(graph_module.graph.nodes):
         if node.op != "call_function" or find(node.target) is None or not has_scalar_dim(node) or context.is_excluded(node):
             continue
@@ -67,7 +67,7 @@ def lift_scalars(graph_module: GraphModule, context: PassContext) -> None:
 
 
 def remove_softmax_shifts(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace softmax(x - x.amax(dim)) with softmax(x), because the difference would widen the range of the scores."""
+    """Replace softmax(x - x.amax(dim)) with softmax(x). The difference would widen the range of the scores."""
     for node in list(graph_module.graph.nodes):
         if node.op == "call_function" and find(node.target) in _SOFTMAXES:
             difference, dim = node.all_input_nodes[0], node.args[1]
@@ -78,7 +78,7 @@ def remove_softmax_shifts(graph_module: GraphModule, context: PassContext) -> No
 
 
 def _above(difference: Node, dim: int) -> Node | None:
-    """Return x of ``x - x.amax(dim, keepdim=True)`` and of equivalent forms, else None."""
+    """Return x of ``x - x.amax(dim, keepdim=True)`` or an equivalent form, else None."""
     if difference.op != "call_function" or find(difference.target) is not sub:
         return None
     (x, largest, *_), options = arguments(difference)
@@ -102,7 +102,7 @@ def _is_idle_cast(node: Node) -> bool:
 
 
 def _is_idle_dropout(node: Node) -> bool:
-    """Return True for an operator (input, p, train=False): dropout, feature_dropout, alpha_dropout, feature_alpha_dropout."""
+    """Return True for a dropout operator of any kind with (input, p, train=False)."""
     schema = getattr(node.target, "_schema", None)
     if schema is None or [argument.name for argument in schema.arguments] != ["input", "p", "train"] or len(schema.returns) != 1:
         return False

@@ -36,10 +36,7 @@ Rule = Callable[..., Any]
 
 
 def lower_complex(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace all complex tensors in place, unless an operator has no rule.
-
-    Requires functional operators and folded constants.
-    """
+    """Replace all complex tensors, unless an operator has no rule. Requires functional operators and folded constants."""
     graph_module.graph.eliminate_dead_code()
     touched = [node for node in graph_module.graph.nodes if is_complex(node) or any(map(is_complex, node.all_input_nodes))]
     if not touched or any(rule_of(node) is None or context.is_excluded(node) for node in touched):
@@ -66,13 +63,13 @@ def lower_complex(graph_module: GraphModule, context: PassContext) -> None:
 
 
 def is_complex(node: Node) -> bool:
-    """Return True if the node's output, or its first one, is complex."""
+    """Return True if the node's first output is complex."""
     value = first_value(node)
     return value is not None and value.is_complex()
 
 
 def rule_of(node: Node) -> Rule | None:
-    """Return the rule of a node that computes or reads complex tensors, or None. For a constant, the rule is not used."""
+    """Return the rule of a node that computes or reads complex tensors, or None. Constants ignore the rule."""
     if node.op == "get_attr":
         return _move
     name = op_name(node.target) if node.op == "call_function" else ""
@@ -176,14 +173,14 @@ def _dft(size: int, n: int, outputs: int, inverse: bool, norm: str | None) -> tu
 
 
 def _times(s: AtenBuilder, parts: Sequence[Node], matrices: Sequence[Matrix]) -> Node:
-    """Return the sum of each part, along its last dim, times its matrix, as a linear layer without bias."""
+    """Return the sum of parts times matrices along the last dim, as a linear layer without bias."""
     joined = parts[0] if len(parts) == 1 else s(aten.cat.default, list(parts), -1)
     weight = torch.from_numpy(np.concatenate(matrices, axis=1).astype(np.float32))
     return s(aten.linear.default, joined, s.constant(weight))
 
 
 def _along(s: AtenBuilder, x: Pair, dim: int, n: int | None, norm: str | None, kind: str) -> Pair:
-    """Return the transform along one dim. ``kind`` is fft, ifft, rfft (real input, half of the output) or irfft (its inverse)."""
+    """Return the transform along one dim: fft, ifft, rfft (real input, half of the output) or irfft (its inverse)."""
     rank = len(shape_of(x.real))
     parts = [s(aten.transpose.int, part, dim, -1) if dim % rank != rank - 1 else part for part in x if part is not None]
     size = shape_of(parts[0])[-1]
@@ -202,7 +199,7 @@ def _along(s: AtenBuilder, x: Pair, dim: int, n: int | None, norm: str | None, k
 
 
 def _transform(kind: str, dims: Sequence[int] | None) -> Rule:
-    """Return the rule of the function ``kind`` of torch.fft, by default along ``dims``, or along all dims if None."""
+    """Return the rule of the function ``kind`` of torch.fft. ``dims`` is its default; None for all dims."""
 
     def rule(s: AtenBuilder, x: Any, n: Any = None, dim: Any = dims, norm: str | None = None) -> Any:
         pair = x if isinstance(x, Pair) else Pair(x, None)

@@ -60,7 +60,7 @@ def fold_constants(graph_module: GraphModule, context: PassContext) -> None:
 
 
 def promote_constants(graph_module: GraphModule, context: PassContext) -> None:
-    """Convert constant integer tensors to float if an elementwise operator reads them with floats (``x * torch.arange(8)``)."""
+    """Convert constant integers to float if an elementwise operator reads them with floats (``x * torch.arange(8)``)."""
     for node in list(graph_module.graph.nodes):
         pointwise = isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
         if not pointwise or not is_float(node):
@@ -137,7 +137,7 @@ def _is_foldable(node: Node, constants: dict[Node, Any]) -> bool:
 
 
 def _like(node: Node) -> Node | None:
-    """Return the argument of which only the shape matters, or None if there is no such argument or its size is open."""
+    """Return the argument that is read only for its shape, or None if absent or of open size."""
     place = _LIKE.get(op_name(node.target))
     like = node.args[place] if place is not None and place < len(node.args) else None
     return like if isinstance(like, Node) and not has_open_size(like.meta["val"]) else None

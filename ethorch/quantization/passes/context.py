@@ -1,4 +1,4 @@
-"""Information that graph passes need beyond the graph."""
+"""Context of graph passes."""
 
 from __future__ import annotations
 

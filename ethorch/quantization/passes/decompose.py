@@ -1,4 +1,4 @@
-"""Decompose composite operators before annotation, so that their inner values (attention scores, gates) can be calibrated.
+"""Decompose composite operators, so that their inner values (attention scores, gates) can be calibrated.
 
 The ``decompose`` function of an OpSpec emits a small ATen graph to an ``AtenBuilder``.
 """
@@ -35,10 +35,7 @@ aten = torch.ops.aten
 
 
 def decompose_composites(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace every composite operator, and composites in its decomposition, in place.
-
-    Requires a graph without in-place operators.
-    """
+    """Replace every composite operator, recursively. Requires a graph without in-place operators."""
     pending = deque(node for node in graph_module.graph.nodes if node.op == "call_function")
     relaid: set[Node] = set()  # nodes whose strides differ from those of the nodes that they replace
     while pending:
@@ -85,7 +82,7 @@ def decompose_composites(graph_module: GraphModule, context: PassContext) -> Non
 
 
 def _without_shape_operands(s: AtenBuilder, node: Node, spec: OpSpec) -> Node | None:
-    """Emit the canonical form of a call that reads a tensor only for its shape (``expand_as``), which then is not quantized."""
+    """Emit a call without operands that are read only for their shape (``expand_as``), so that they are not quantized."""
     name = op_name(node.target)
     if name not in spec.adapters or spec.lower is None or len(node.all_input_nodes) < 2 or is_dynamic(node):
         return None
@@ -160,7 +157,7 @@ def _table_of_unknown() -> dict[Any, Callable[..., Any]]:
 
 
 def replace(node: Node, replacement: Node | Sequence[Node | None]) -> None:
-    """Replace ``node`` in its users, by a node or by one node for each of its outputs."""
+    """Replace ``node`` in its users, by a node or by one node for each output."""
     if isinstance(replacement, Node):
         node.replace_all_uses_with(replacement)
         return
@@ -174,7 +171,7 @@ def replace(node: Node, replacement: Node | Sequence[Node | None]) -> None:
 
 
 def hoist_clamps(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace ``relu(view(y))`` with ``view(relu(y))`` for views from decompositions, so that the clamp is free. In place."""
+    """Replace ``relu(view(y))`` with ``view(relu(y))`` for views from decompositions, so that the clamp is free."""
     for node in list(graph_module.graph.nodes):
         spec = find(node.target) if node.op == "call_function" else None
         if spec is None or not spec.absorbs or is_in_place(node) or len(node.all_input_nodes) != 1:
@@ -198,7 +195,7 @@ def _moves(node: Node) -> bool:
 
 
 def fix_batch_norms(graph_module: GraphModule, context: PassContext) -> None:
-    """Convert all batch norms to the form with fixed statistics, in place."""
+    """Convert all batch norms to the form with fixed statistics."""
     settle_batch_norms(graph_module)
 
 

@@ -1,7 +1,7 @@
 """Compute mixtures of experts without sorting.
 
-transformers sorts rows by expert, multiplies each run by the matrix of its expert (grouped product), and restores the order. The
-NPU and ExecuTorch lack these kernels. Here each row is placed between zeros at the position of its expert, and one linear layer
+transformers sorts rows by expert, multiplies each group by the matrix of its expert (grouped product), and restores the order. The
+NPU and ExecuTorch lack these kernels. Here each row is padded with zeros to the position of its expert, and one linear layer
 multiplies it by the matrices of all experts.
 """
 
@@ -27,7 +27,7 @@ _VIEWS = frozenset({"aten.reshape.default", "aten.view.default", "aten.flatten.u
 
 
 def lower_experts(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace the sort, the grouped products and the restored order of each mixture in place, except excluded nodes."""
+    """Replace the sort, the grouped products and the restored order of each mixture, except in excluded nodes."""
     grouped = [node for node in graph_module.graph.nodes if op_name(node.target) in _GROUPED and not context.is_excluded(node)]
     for sort in dict.fromkeys(filter(None, map(_find_sort, grouped))):
         products = [node for node in grouped if _find_sort(node) is sort]
@@ -60,7 +60,7 @@ def _restores_order(sort: Node) -> bool:
 
 
 def _remove_sort(model: GraphModule, sort: Node, grouped: list[Node]) -> None:
-    """Replace ``sort`` by the identity, and the ``grouped`` products by linear layers on the expert of each row."""
+    """Replace ``sort`` by the identity, and the ``grouped`` products by linear layers."""
     s = AtenBuilder(model, sort.next)
     ids = _lower_routing(model, sort.all_input_nodes[0])
     experts = int(grouped[0].args[1].meta["val"].shape[0])  # type: ignore[union-attr]

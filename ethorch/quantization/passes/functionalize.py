@@ -36,7 +36,7 @@ _TRUTHS = {
 
 
 def functionalize(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace every in-place operator of the graph and of its control flow subgraphs.
+    """Replace every in-place operator of the graph and its control flow subgraphs.
 
     Writes to a buffer or an input become one ``copy_`` at the end of the graph. Readers of such a buffer read a ``clone``. The
     caller must recompile ``graph_module``.
@@ -57,7 +57,7 @@ def functionalize(graph_module: GraphModule, context: PassContext) -> None:
 
 
 def _is_write(node: Node) -> bool:
-    """Return True for an in-place operator with an observable effect. Write-only counters are not changed."""
+    """Return True for an in-place operator, unless it updates a counter that nothing reads."""
     return is_in_place(node) and _counter(node) is None
 
 
@@ -75,7 +75,7 @@ def _is_only_written(value: Node) -> bool:
 
 @dataclass
 class _Memory:
-    """A block of memory: its origin, and the nodes that hold the current values of it and of its views."""
+    """A block of memory: its origin, and the nodes with the current values of it and its views."""
 
     root: Node
     version: int = 0
@@ -127,7 +127,7 @@ class _Functionalizer:
             self.graph.erase_node(node)
 
     def read_through_clone(self, buffer: Node) -> None:
-        """Replace a written buffer by a ``clone`` in its readers, because they treat a get_attr node as a constant."""
+        """Replace a written buffer by a ``clone`` in its readers, which would treat a get_attr node as constant."""
         if not buffer.users:
             return
         with self.graph.inserting_after(buffer):
@@ -138,7 +138,7 @@ class _Functionalizer:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def place(self, node: Node) -> _View:
-        """Return the position of the node's tensor, which is new memory unless the node is a known view."""
+        """Return the view of the node's tensor, in new memory if the node is unknown."""
         if node not in self.views:
             memory = _Memory(node)
             memory.values[()] = (0, node)
@@ -173,7 +173,7 @@ class _Functionalizer:
             self.enter(node, _View(place.memory, (*place.steps, self.step(node, sources[0]))), place.memory.version)
 
     def enter(self, node: Node, view: _View, version: int) -> None:
-        """Register the node as a view of ``version``. It holds the value of the view unless that is outdated or registered."""
+        """Register the node as a view of ``version``, and as its current value unless that is outdated or registered."""
         last, _ = view.memory.values.get(view.key, (-1, node))
         if last < version == view.memory.version:
             view.memory.values[view.key] = (version, node)
@@ -201,14 +201,14 @@ class _Functionalizer:
         return parts
 
     def step(self, node: Node, source: Node) -> ViewStep:
-        """Return the view step from ``source`` to ``node``. An error of a write through it names the writing node."""
+        """Return the view step from ``source`` to ``node``. An error about a write through it names the writing node."""
         return view_step(node, source, shape_of(self.current(source)), self.emit, self.refuse_origin)
 
     def refuse_origin(self, why: str) -> NoReturn:
         self.refuse(self.origin, why)
 
     def shares_memory_with(self, node: Node) -> list[Node | None]:
-        """Return the argument that each output shares memory with, by running the operator on tensors without data."""
+        """Return the argument that each output shares memory with, by running the operator on fake tensors."""
         target = node.target
         if not isinstance(target, torch._ops.OpOverload) or not node.all_input_nodes:
             return []
@@ -307,7 +307,7 @@ class _Functionalizer:
     # --- nodes --------------------------------------------------------------------------------------------------------
 
     def emit(self, target: Any, *args: Any, **kwargs: Any) -> Node:
-        """Insert a node before the current one, with the metadata of the operator that it replaces."""
+        """Insert a node before the current one, with the metadata of the replaced operator."""
         with self.graph.inserting_before(self.here):
             node = self.graph.call_function(target, args, kwargs)
         for key in ("nn_module_stack", "stack_trace", "source_fn_stack", "torch_fn"):

@@ -4,8 +4,8 @@ An index is smaller than the extent that it indexes, so it fits the NPU's 32 bit
 reader, and shape operators, sums and comparisons of the index move to the NPU. Counters in mutable buffers are narrowed, too
 (``lower.fx.states``).
 
-Floats computed from a position (angles of a rotary embedding) would be noise in the 256 values of int8. Because the extent limits
-the positions, all values are computed in advance, as rows of a constant that the index selects.
+Floats computed from a position (angles of a rotary embedding) would lose all precision in int8. Because the extent limits the
+positions, all values are computed in advance, as rows of a constant that the index selects.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TRIES = 3  #: number of random position tensors with which a table is verified
 
 
 def narrow_indices(graph_module: GraphModule, context: PassContext) -> None:
-    """Cast each int64 input and state that is used as an index to int32 once. In place.
+    """Cast each int64 input and state that is used as an index to int32 once.
 
     The cast replaces the input in operators that move it, add to it or compare it, in writes to a state, and in remainders by
     powers of two. Without GATHER, CPU kernels require int64. Then only inputs and states that they do not read are cast. An input
@@ -63,7 +63,7 @@ def narrow_indices(graph_module: GraphModule, context: PassContext) -> None:
 
 
 def cast_inputs_first(graph_module: GraphModule, context: PassContext) -> None:
-    """Move casts of int64 inputs to float before views of the input, because the NPU does not move int64 data. In place."""
+    """Move casts of int64 inputs to float before views of the input, because the NPU does not move int64 data."""
     casts: dict[tuple[Node, torch.dtype], Node] = {}
     for node in list(graph_module.graph.nodes):
         if node.op != "call_function" or find(node.target) is not to or not is_float(node) or not is_int64(node.all_input_nodes[0]):
@@ -95,7 +95,7 @@ def _widens(node: Node) -> bool:
 
 
 def _reads_state(node: Node) -> bool:
-    """Return True for the clone that reads a written buffer, which is its only reader after functionalization."""
+    """Return True for the clone that reads a written buffer."""
     sources = node.all_input_nodes
     return node.op == "call_function" and not is_in_place(node) and len(sources) == 1 and _is_written(sources[0])
 
@@ -199,7 +199,7 @@ def _is_wrapped(node: Node) -> bool:
 
 
 def _readers(node: Node) -> Iterator[Node]:
-    """Yield the readers of an int64 tensor, also moved or with a constant added, except those that write it to a state."""
+    """Yield the readers of an int64 tensor, also moved or with a constant added, except writes to a state."""
     for user in node.users:
         spec = find(user.target) if user.op == "call_function" else None
         if spec is not None and (spec.moves or (spec in (add, sub) and _with_constant(user)) or (spec is to and is_int64(user))):
@@ -213,7 +213,7 @@ def _is_power_of_two(number: Any) -> bool:
 
 
 def _is_index_on_cpu(index: Node) -> bool:
-    """Return True if an operator that runs on the CPU without GATHER reads the index unchanged. Writes of one row do not count."""
+    """Return True if an operator that runs on the CPU without GATHER reads the index unchanged, except writes of one row."""
     for user in index.users:
         spec = find(user.target) if user.op == "call_function" else None
         if spec is None or not isinstance(user.meta["val"], Tensor):
@@ -232,7 +232,7 @@ def _is_view(node: Node) -> bool:
 
 
 def _narrow_cast(node: Node, narrow: dict[Node, Node]) -> None:
-    """Replace the operand of a cast of an index by the int32 index, or the whole cast if it is to integers."""
+    """Replace the operand of an index's cast by the int32 index, or the whole cast if it is to integers."""
     source = node.all_input_nodes[0]
     if is_int64(node):
         narrow[node] = narrow[source]
@@ -243,7 +243,7 @@ def _narrow_cast(node: Node, narrow: dict[Node, Node]) -> None:
 
 
 def _as_int32(s: AtenBuilder, args: Any, narrow: Mapping[Node, Node]) -> tuple[Any, ...] | None:
-    """Return the arguments with int64 tensors as int32, or None if one is neither an index nor a constant that fits."""
+    """Return the arguments in int32, or None if one is neither an index nor a constant that fits."""
     narrowed = []
     for arg in args:
         if isinstance(arg, Node) and arg in narrow:
@@ -286,7 +286,7 @@ def _with_constant(node: Node) -> bool:
 
 
 def _extent_of(user: Node, index: Node) -> int | None:
-    """Return the extent that an operator indexes with ``index``, or None if ``index`` is another operand."""
+    """Return the extent that ``user`` indexes with ``index``, or None if ``index`` is another operand."""
     x, *rest = user.args
     if not isinstance(x, Node) or not rest:
         return None
@@ -298,7 +298,7 @@ def _extent_of(user: Node, index: Node) -> int | None:
 
 
 def tabulate_positions(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace floats that depend only on an index and constants by rows of a constant table. In place.
+    """Replace floats that depend only on an index and constants by rows of a constant table.
 
     Rows that the index selects are a table already. Parameters of a trainable model are not constant.
     """
@@ -367,7 +367,6 @@ def _replace_by_rows(
     """Replace ``node`` in its readers by rows of a table, if it has one row for each element of the index.
 
     Args:
-        model, index, node: Graph, index tensor and node to replace.
         region: Nodes that depend only on the index and constants.
         extent: Number of possible index values.
         readers: Users of ``node`` outside of the region.
@@ -399,7 +398,7 @@ def _replace_by_rows(
 
 
 def _table(model: GraphModule, index: Node, node: Node, region: list[Node], extent: int, dim: int | None) -> Tensor | None:
-    """Return [extent, ...], the rows of ``node`` along ``dim`` for each index value; None if a row depends on several elements."""
+    """Return the rows [extent, ...] of ``node`` for each index value; None if a row depends on several elements."""
     count, shape = index.meta["val"].numel(), index.meta["val"].shape
 
     def rows(numbers: Tensor) -> Tensor:

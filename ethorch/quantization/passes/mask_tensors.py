@@ -1,4 +1,4 @@
-"""Masks that are tensors to add to scores.
+"""Masks as tensors to add to scores.
 
 A computed mask is a ``where``, a ``masked_fill``, or a product of 0 or 1 and a masking number, possibly moved and concatenated.
 """
@@ -83,7 +83,7 @@ def mask_scores(s: AtenBuilder, x: Node, mask: Truth) -> Node:
 
 
 def constant_of(s: AtenBuilder, arg: Any) -> torch.Tensor | None:
-    """Return the value of a constant that is not a parameter, or None."""
+    """Return the value of a constant other than a parameter, or None."""
     value = tensor_of(s.model, arg) if isinstance(arg, Node) else None
     return None if isinstance(value, torch.nn.Parameter) else value
 
@@ -96,7 +96,7 @@ def huge(s: AtenBuilder, arg: Any) -> float | None:
 
 
 def mask_of(s: AtenBuilder, arg: Any) -> Mask | None:
-    """Return a number, a constant or a masked constant as Mask. Return None if its masking numbers are not far below the others."""
+    """Return a number, a constant or a masked constant as Mask, or None if its masking numbers are not far below the others."""
     if isinstance(arg, (int, float)):
         value = torch.tensor(float(arg))
     elif is_unified(arg):
@@ -113,7 +113,7 @@ def mask_of(s: AtenBuilder, arg: Any) -> Mask | None:
 
 
 def is_mask(values: torch.Tensor, below: float = HUGE) -> bool:
-    """Return True if there are numbers up to ``below`` and they are far below all others."""
+    """Return True if there are numbers up to ``below``, far below all others."""
     hidden = values <= below
     if not hidden.any():
         return False
@@ -122,7 +122,7 @@ def is_mask(values: torch.Tensor, below: float = HUGE) -> bool:
 
 
 def select_mask(s: AtenBuilder, node: Node, condition: Node, x: Any, y: Any) -> Node | None:
-    """Emit ``where(condition, x, y)`` of two numbers or constants, at least one of which masks, or return None."""
+    """Emit ``where(condition, x, y)`` of numbers or constants, at least one of which masks, or return None."""
     first, second = mask_of(s, x), mask_of(s, y)
     if first is None or second is None or not (first.masks or second.masks):
         return None
@@ -137,7 +137,7 @@ def select_mask(s: AtenBuilder, node: Node, condition: Node, x: Any, y: Any) -> 
 def product(s: AtenBuilder, node: Node, x: Any, y: Any) -> Node | None:
     """Emit the product of a tensor of 0 and 1 and a masking number, or return None.
 
-    A factor of a number up to -1e9 that a softmax reads is treated as 0 or 1, because only 0 keeps a score.
+    If a softmax reads the product with a number up to -1e9, the factor is assumed to be 0 or 1, because only 0 preserves a score.
     """
     for factor, number in ((x, y), (y, x)):
         value = s.number(number)
@@ -152,7 +152,7 @@ def product(s: AtenBuilder, node: Node, x: Any, y: Any) -> Node | None:
 
 
 def subtrahend(s: AtenBuilder, arg: Any) -> Truth | None:
-    """Return the bool tensor of the nonzero elements of ``arg``, a product of 0 or 1 and a number of at least -``HUGE``."""
+    """Return a bool tensor of the nonzero elements of ``arg``, a product of 0 or 1 and a number of at least -``HUGE``."""
     if not isinstance(arg, Node) or find(arg.target) is not mul:
         return None
     x, y = arg.args[:2]
@@ -186,7 +186,7 @@ def move_mask(s: AtenBuilder, node: Node) -> Node | None:
 
 
 def gather_mask(s: AtenBuilder, node: Node) -> Node | None:
-    """Gather the bool tensor and the numbers of a constant mask separately, e.g. its rows at a position, or return None."""
+    """Gather the bool tensor and the numbers of a constant mask separately, or return None."""
     mask = mask_of(s, node.args[0]) if find(node.target) in PICKERS else None
     if mask is None or not mask.masks:
         return None
@@ -208,7 +208,7 @@ def _move(s: AtenBuilder, node: Node, value: Truth) -> Truth:
 
 
 def _is_one(s: AtenBuilder, x: Node, *, softens: bool) -> Truth | None:
-    """Return the bool tensor of the elements of ``x`` that are 1, or None if it may have elements other than 0 and 1.
+    """Return a bool tensor of the elements of ``x`` that are 1, or None if other elements may differ from 0.
 
     Accepts casts of bool tensors, moved, subtracted from 1 or multiplied. Accepts a program input if a softmax reads the product.
     """
@@ -245,7 +245,7 @@ def _one_minus(s: AtenBuilder, node: Node) -> Node | None:
 
 
 def _reaches_softmax(node: Node) -> bool:
-    """Return True if a softmax reads the output, directly or after elementwise operators and moves."""
+    """Return True if a softmax reads the output, possibly after elementwise operators and moves."""
     waiting, seen = [node], {node}
     while waiting:
         for user in waiting.pop().users:
@@ -300,7 +300,7 @@ def unite(s: AtenBuilder, x: Truth, y: Truth) -> Truth:
 
 
 def expand_truth(s: AtenBuilder, value: Truth, shape: Sequence[int]) -> Truth:
-    """Expand a bool tensor to the shape of the tensor that it masks."""
+    """Expand a bool tensor to the shape of the masked tensor."""
     if isinstance(value, torch.Tensor):
         return value.expand(tuple(shape))
     return value if shape_of(value) == tuple(shape) else s(aten.expand.default, value, list(shape))

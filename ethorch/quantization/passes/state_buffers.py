@@ -31,7 +31,7 @@ def memory_of(buffer: Tensor) -> tuple[int, ...]:
 
 
 def find_foreign_buffers(modules: Mapping[str, GraphModule]) -> dict[str, list[str]]:
-    """Return, for each model, the names of buffers that it reads and only other models write. Omits models without such buffers."""
+    """Return, by model, the names of buffers that it reads and only other models write. Omits models without any."""
     written = {name: {memory_of(buffer) for _, buffer in state_buffers(module)} for name, module in modules.items()}
     every = set().union(*written.values())
     names_by_model = {}
@@ -45,7 +45,7 @@ def find_foreign_buffers(modules: Mapping[str, GraphModule]) -> dict[str, list[s
 
 
 def register_written_parameters(graph_module: GraphModule, context: PassContext) -> None:
-    """Convert written parameters to buffers, because a program supports state only in buffers."""
+    """Convert written parameters to buffers, because only buffers can be state."""
     parameters = dict(graph_module.named_parameters())
     for node in graph_module.graph.nodes:
         if node.op == "call_function" and changes_in_place(node) and isinstance(node.args[0], Node):

@@ -1,7 +1,7 @@
 """Replace ``torch.topk`` with small k by repeated ``amax`` and ``argmax``.
 
-Reads and writes at its indices, as in a router of experts, use one-hot marks instead. Of equal values the first is chosen. PyTorch
-does not define the choice, and quantized values are equal more often, so two experts with similar scores may be swapped.
+Reads and writes at its indices, as in a router of experts, use one-hot masks instead. The first of equal values is chosen. PyTorch
+does not define the choice, and quantization makes values equal more often, so two experts with similar scores may be swapped.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _AT_PLACES = frozenset({"aten.gather.default", "aten.scatter.value", "aten.scatt
 
 
 def lower_top_k(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace each ``torch.topk`` with small k if its indices are read only along its dim, in place, except excluded nodes.
+    """Replace each ``torch.topk`` with small k if its indices are read only along its dim, except excluded nodes.
 
-    Others with unused indices, which select groups of experts, are then replaced as well.
+    If there is one, also replace those with unused indices, which select groups of experts.
     """
     few = [node for node in graph_module.graph.nodes if is_few(node) and not context.is_excluded(node)]
     readers = {node: [user for places in results(node, 1) for user in places.users] for node in few}
@@ -44,12 +44,12 @@ def is_few(node: Node) -> bool:
 
 
 def results(node: Node, index: int) -> list[Node]:
-    """Return the nodes that select output ``index`` of a multi-output operator."""
+    """Return the nodes that select output ``index`` of ``node``."""
     return [user for user in node.users if user.target is operator.getitem and user.args[1] == index]
 
 
 def draw_top_k(s: AtenBuilder, topk: Node) -> None:
-    """Emit values, indices and marks, and replace the topk and the reads and writes at its indices."""
+    """Emit values and indices, and replace the topk and the reads and writes at its indices."""
     row, k = topk.args[0], int(topk.args[1])  # type: ignore[arg-type]
     assert isinstance(row, Node)
     numbers = s.constant(torch.arange(shape_of(row)[-1]))
@@ -78,7 +78,7 @@ def _reads(node: Node, row: Node) -> bool:
 
 
 def _is_along(node: Node, topk: Node) -> bool:
-    """Return True if ``node`` reads or writes floats of the rows' shape at the indices of ``topk``, along the last dim."""
+    """Return True if ``node`` reads or writes floats at the indices of ``topk``, along the last dim of the same shape."""
     if op_name(node.target) not in _AT_PLACES:
         return False
     x, dim, places, *rest = node.args

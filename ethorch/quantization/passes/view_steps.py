@@ -1,4 +1,4 @@
-"""Views: create a view of a tensor, and write a new value of it back to the tensor."""
+"""Views: create a view of a tensor, and write a new value back to the tensor."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def one_way_step(node: Node, source: Node, emit: Emit, refuse: Callable[[str], N
 
 
 def split_steps(node: Node, shape: tuple[int, ...], emit: Emit) -> list[ViewStep] | None:
-    """Return the view steps for the outputs of split, chunk, unbind and similar operators, or None for other operators."""
+    """Return the view steps for the outputs of split, chunk, unbind and similar operators, or None for others."""
     name, values = name_of(node), node.meta["val"]
     if name == "unbind":
         dim = argument(node, "dim") % len(shape)
@@ -140,7 +140,7 @@ def _slice_view(node: Node, name: str, shape: Sequence[int], emit: Emit) -> View
 
 
 def _slice_of_computed_bounds(node: Node, name: str, dim: int, emit: Emit) -> ViewStep:
-    """Return the step of a slice with computed bounds, such as a length that is the sum of a mask."""
+    """Return the step of a slice with computed bounds, such as a length computed from a mask."""
     if name == "narrow":
         start, step = argument(node, "start"), 1
         end = emit(operator.add, start, argument(node, "length"))
@@ -196,7 +196,7 @@ def name_of(node: Node) -> str:
 
 
 def argument(node: Node, name: str) -> Any:
-    """Return an argument by name, or its default if the call omits it."""
+    """Return an argument by name, or its default."""
     for index, declared in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
         if declared.name == name:
             return node.args[index] if index < len(node.args) else node.kwargs.get(name, declared.default_value)

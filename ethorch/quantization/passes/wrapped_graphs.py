@@ -1,4 +1,4 @@
-"""Inline the graphs that torch.export creates for code under ``torch.no_grad()`` or ``torch.autocast()``.
+"""Inline the graphs that torch.export creates for ``torch.no_grad()`` and ``torch.autocast()``.
 
 The quantizer chooses the precision, so autocast is inlined in float32. Outputs of the program keep its dtype.
 """
@@ -28,7 +28,7 @@ _MARKS = {_enter_autocast, _exit_autocast, torch._C._set_grad_enabled}
 
 
 def inline_wrapped_graphs(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace wrapped graphs by their nodes in place, recursively. In training, results of ``torch.no_grad()`` are detached."""
+    """Inline wrapped graphs in place, recursively. In training, results of ``torch.no_grad()`` are detached."""
     for child in graph_module.children():
         if isinstance(child, GraphModule):
             inline_wrapped_graphs(child, context)
@@ -71,7 +71,7 @@ class _Inliner:
                     output.replace_input_with(node, _cast(node, value.dtype))
 
     def inline(self, node: Node) -> None:
-        """Copy the nodes of the graph that ``node`` wraps before it, and replace its outputs."""
+        """Replace ``node`` by a copy of the graph that it wraps."""
         index = _GRAPH[node.target]  # type: ignore[index]
         inner = attribute(self.model, node.args[index])  # type: ignore[arg-type]
         assert isinstance(inner, GraphModule), node.format_node()

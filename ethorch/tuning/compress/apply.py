@@ -1,4 +1,4 @@
-"""Apply recipes to a quantized graph in one shot, from samples and without training."""
+"""Apply recipes to a quantized graph without training."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from ethorch.tuning.sample_runs import Inputs
 def apply(quantized: GraphModule, recipes: Mapping[str, str], samples: Sequence[Inputs], *, bias: bool = True) -> GraphModule:
     """Return a copy of a quantized model whose weights follow the recipes, for ``ethorch.compile``.
 
-    Layers are processed in execution order with the outputs of the compressed layers before them. The mean error of a layer's
-    output is added to its bias. Scales do not change, except those of weights with ``bits`` or ``one-scale``.
+    Layers are processed in execution order with the outputs of compressed layers. The mean error of a layer's output is added to
+    its bias. Scales do not change, except those of weights with ``bits`` or ``one-scale``.
 
     Args:
         quantized: Model from ``ethorch.quantize``, ``ethorch.tuning.convert_qat`` or ``convert_pt2e``.
         recipes: Name of a weight as in ``weights`` -> recipe, e.g. ``"16-values"``. ``Plan.recipes`` has this form.
-        samples: A few dozen input tuples, all held in memory.
-        bias: Whether biases are corrected.
+        samples: A few dozen input tuples, all in memory at once.
+        bias: Whether to correct biases.
 
     Raises:
-        QuantizationError: the model has no quantized weights, a recipe is invalid or not applicable, or there are no samples.
-        EthorchError: a weight does not exist.
+        QuantizationError: The model has no quantized weights, a recipe is invalid or not applicable, or there are no samples.
+        EthorchError: A weight does not exist.
     """
     if not samples:
         raise QuantizationError("quantize.no_samples", "no samples were passed; error compensation needs the layers' inputs")
@@ -71,7 +71,7 @@ def weights(quantized: GraphModule) -> dict[str, tuple[int, ...]]:
     """Return the names and shapes of a quantized model's weights.
 
     Raises:
-        QuantizationError: the model has no quantized weights.
+        QuantizationError: The model has no quantized weights.
     """
     return {weight.name: weight.shape for weight in find_weights(quantized)}
 
@@ -80,7 +80,7 @@ def everywhere(quantized: GraphModule, recipe: str) -> dict[str, str]:
     """Return the recipe for every weight to which it applies, for ``apply``.
 
     Raises:
-        QuantizationError: the model has no quantized weights, or the recipe is invalid.
+        QuantizationError: The model has no quantized weights, or the recipe is invalid.
     """
     parsed = parse(recipe)
     return {weight.name: recipe for weight in find_weights(quantized) if concerns(parsed, weight)}
@@ -106,7 +106,7 @@ def _parse_recipes(graph_weights: Sequence[Weight], recipes: Mapping[str, str]) 
 
 
 def _moments_of_shared(graph: GraphModule, chosen: Iterable[Weight], samples: Sequence[Inputs]) -> dict[str, Tensor | None]:
-    """Return the second moments of the weights shared by several layers, by name, for the layers of ``graph``."""
+    """Return the second moments of weights shared by several layers of ``graph``, by name."""
     names = {weight.name for weight in chosen if len(weight.uses) > 1}
     if not names:
         return {}
@@ -123,10 +123,9 @@ def _refresh(runner: NodeRunner, weight: Weight) -> None:
 
 
 def _correct(use: Use, right: Node, exact: NodeRunner, runner: NodeRunner) -> None:
-    """Add the mean error of each output channel to the layer's own bias, if it has one.
+    """Add the mean error of each output channel to the layer's own bias, if any.
 
     Args:
-        use: Layer.
         right: The same layer in the graph of ``exact``.
         exact: Runner of the original graph.
         runner: Runner of the compressed graph; the layer is the next node of both runners.

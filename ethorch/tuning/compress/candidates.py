@@ -1,4 +1,4 @@
-"""Candidate codes for each weight and recipe, and their effect on the accuracy of the program."""
+"""Candidate codes for each weight and recipe, and their effect on accuracy."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _noisy(candidate: Candidate, gain: float) -> Candidate:
 
 
 def noise(reference: Any, changed: Any) -> float:
-    """Return the energy of the difference of all floating-point outputs, relative to the reference: 1 / SQNR."""
+    """Return the error energy of all floating-point outputs, relative to the reference: 1 / SQNR."""
     tensors = [_floats(outputs) for outputs in (reference, changed)]
     signal = sum(float((a**2).sum()) for a in tensors[0])
     wrong = sum(float(((a - b) ** 2).sum()) for a, b in zip(*tensors, strict=True))

@@ -1,4 +1,4 @@
-"""Choose recipes greedily by savings per noise, and return the front of choices."""
+"""Choose recipes greedily by savings per noise."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Price:
         return self.per_cycle * option.cycles + self.per_byte * option.bytes
 
     def serves(self, option: Option, as_is: Option) -> bool:
-        """Return True if the option costs at most as much as ``as_is``, in the wanted resource."""
+        """Return True if the option costs at most as much of the wanted resource as ``as_is``."""
         return self.wanted is None or getattr(option, self.wanted) <= getattr(as_is, self.wanted)
 
 
@@ -76,7 +76,7 @@ def front(options: Sequence[Sequence[Option]], price: Price) -> list[dict[int, R
 
 
 def _hull(options: Sequence[Option], price: Price) -> list[Option]:
-    """Return the lower convex hull of the options from the first one on: falling price at ever lower savings per noise."""
+    """Return the lower convex hull of the options: falling price at ever lower savings per noise."""
     rest = sorted(options[1:], key=lambda option: (price.of(option), option.noise))
     hull = [options[0]]
     while True:

@@ -1,7 +1,7 @@
-"""Apply a recipe to one weight and compensate each change in the remaining columns.
+"""Apply a recipe to one weight.
 
-Frantar et al. 2022, GPTQ, and Frantar and Alistarh 2023, SparseGPT: columns are fixed one by one, and later columns compensate the
-output error, by the second moments of the layer's inputs.
+Columns are fixed one by one, and later columns compensate the output error, by the second moments of the layer's inputs (Frantar
+et al. 2022, GPTQ; Frantar and Alistarh 2023, SparseGPT).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from ethorch.tuning.compress import levels
 from ethorch.tuning.compress.recipe import Recipe
 
 _BLOCK = 128  # columns whose errors reach the rest of the weight at once (GPTQ, section 3, lazy batch updates)
-_DAMPING = 0.01  # of the mean diagonal (GPTQ, section 3)
-_SCALES = 31  # tried for evenly spaced levels
+_DAMPING = 0.01  # relative to the mean diagonal (GPTQ, section 3)
+_SCALES = 31  # candidate scales of evenly spaced levels
 _GROUP, _KEPT = 4, 2  # 2:4 sparsity of Ethos-U85
 
 
@@ -30,7 +30,8 @@ class Problem:
         codes: int64[groups, outputs, K], -127 to 127.
         scale: float[groups, outputs, 1].
         moments: float[groups, K, K], the sum of x x^T over the inputs x of an output. If None, each weight is rounded
-        independently. channels: Number of input channels. K is channels x kernel elements, channels outermost.
+            independently.
+        channels: Number of input channels. K is channels x kernel elements, channels outermost.
     """
 
     codes: Tensor
@@ -43,7 +44,7 @@ class Problem:
         return self.codes * self.scale
 
     def importance(self, scale: Tensor) -> Tensor:
-        """Return float[groups, outputs, K]: the output error caused by an error of one code at ``scale``, per weight."""
+        """Return float[groups, outputs, K]: the output error per error of one code at ``scale``."""
         square = (scale**2).expand(self.codes.shape)
         if self.moments is None:
             return square
@@ -70,14 +71,14 @@ class Problem:
         return sorted(groups, key=lambda columns: -float(self.by_column[columns].mean()))
 
     def loss(self, codes: Tensor, scale: Tensor) -> float:
-        """Return the output's error energy for ``codes`` at ``scale``: the sum over outputs of d^T M d."""
+        """Return the output's error energy at ``scale``: the sum over outputs of d^T M d."""
         wrong = codes * scale - self.weight
         if self.moments is None:
             return float((wrong.double() ** 2).sum())
         return float(((wrong @ self.moments) * wrong).double().sum())
 
     def factor(self, order: Tensor) -> Tensor:
-        """Return float[groups, K, K]: the upper Cholesky factor of the inverse moments, with columns in the given order."""
+        """Return float[groups, K, K]: the upper Cholesky factor of the inverse moments, with reordered columns."""
         if self.moments is None:
             return torch.eye(len(order)).expand(len(self.codes), -1, -1)
         moments = self.moments[:, order][:, :, order]
@@ -95,7 +96,7 @@ class Problem:
 
     @cached_property
     def by_fours(self) -> tuple[Tensor, Tensor]:
-        """The same with groups of four kept together."""
+        """Like ``plain``, without splitting groups of four."""
         order = torch.cat(self.groups_of_four)
         return order, self.factor(order)
 
@@ -130,7 +131,7 @@ def _cluster(problem: Problem, scale: Tensor, recipe: Recipe) -> levels.Levels:
 
 
 def _select_kept(problem: Problem, recipe: Recipe) -> Tensor:
-    """Return a bool mask of the weights that are kept if each is judged independently."""
+    """Return a bool mask of the weights to keep, each judged independently."""
     worth = problem.codes.float() ** 2 * problem.importance(problem.scale)
     if not recipe.pattern:
         return worth > torch.quantile(_sample(worth), recipe.zeros)
@@ -153,7 +154,7 @@ def _most(worth: Tensor) -> Tensor:
 
 
 def _fitting(problem: Problem, scale: Tensor, table: Tensor, recipe: Recipe) -> Tensor:
-    """Return, for each output, the scale at or below the given one with the least error of the levels.
+    """Return, for each output, the scale up to the given one with the least error of the levels.
 
     The largest weight of an output rarely justifies one of 15 levels.
     """
@@ -176,7 +177,7 @@ def _round(weight: Tensor, scale: Tensor) -> Tensor:
 def _compensate(
     weight: Tensor, factor: Tensor, scale: Tensor, table: Tensor | None, recipe: Recipe, fours: dict[int, int]
 ) -> Tensor:
-    """Solve with the columns of ``weight`` and ``factor`` in the order in which they are fixed.
+    """Fix the columns of ``weight`` in order.
 
     Args:
         table: int64[255], the level of each code, or None for all codes.
@@ -209,7 +210,7 @@ def _compensate(
 
 
 def _blocks(size: int, fours: dict[int, int]) -> list[tuple[int, int]]:
-    """Return runs of about ``_BLOCK`` columns that do not split a group of four."""
+    """Return ranges of about ``_BLOCK`` columns that do not split a group of four."""
     edges = [0]
     for column in range(1, size):
         if column - edges[-1] >= _BLOCK and (not fours or column in fours):

@@ -1,6 +1,6 @@
 """Maintain recipes during training with torch.nn.utils.parametrize.
 
-A constrained weight has the values that the NPU will read, in float; its gradient is applied to the underlying weight.
+A constrained weight has the float values that the NPU will use; its gradient is applied to the underlying weight.
 ``ethorch.quantization.constrained_weights`` makes quantization reproduce the same codes.
 """
 
@@ -55,16 +55,16 @@ def constrain(model: nn.Module, recipes: Mapping[str, str]) -> nn.Module:
 
     Train the model, or pass it to ``ethorch.tuning.prepare_qat``, ``ethorch.compile`` or ``ethorch.quantize``; the codes follow the
     recipes. ``torch.nn.utils.parametrize.remove_parametrizations(module, "weight")`` restores plain weights. ``one-scale`` is not
-    trained. ``apply`` applies it afterwards and keeps codes that follow their recipe.
+    trained. ``apply`` applies it afterwards and preserves codes that follow their recipe.
 
     Args:
         model: Model with the initial weights.
         recipes: Name of a module or of a weight (``encoder.weight``) -> recipe. ``Plan.recipes`` has this form.
 
     Raises:
-        QuantizationError: a recipe is invalid, or the module is a recurrent layer of PyTorch, which does not support
+        QuantizationError: A recipe is invalid, or the module is a recurrent layer of PyTorch, which does not support
             parametrizations.
-        EthorchError: a module or weight does not exist.
+        EthorchError: A module or weight does not exist.
     """
     chosen = [(_place(model, name), parse(text)) for name, text in recipes.items()]
     for (module, name), recipe in chosen:
@@ -79,8 +79,8 @@ def constrain(model: nn.Module, recipes: Mapping[str, str]) -> nn.Module:
 def _place(model: nn.Module, name: str) -> tuple[nn.Module, str]:
     """Return the module and its parameter for a name.
 
-    ``head`` and ``head.weight`` are equivalent. In a module without its own ``weight``, such as an attention, ``attention`` is the
-    first parameter with rows and columns, including those of submodules. ``attention#2`` is the second.
+    ``head`` and ``head.weight`` are equivalent. In a module without its own ``weight``, ``attention`` is the first parameter with
+    rows and columns, including those of submodules. ``attention#2`` is the second.
     """
     modules = dict(model.named_modules())
     path, _, number = name.partition("#")
@@ -104,7 +104,7 @@ def _place(model: nn.Module, name: str) -> tuple[nn.Module, str]:
 
 
 def _fix_pattern(weight: Tensor, recipe: Recipe, axis: int) -> tuple[Tensor, Tensor]:
-    """Return (kept, table): the mask of the largest weights, and the levels nearest to the kept weights."""
+    """Return the mask of the largest weights, and the levels nearest to them."""
     rows = weight.transpose(0, axis)
     flat = rows.flatten(1)
     scale = torch.clamp(flat.abs().amax(1, keepdim=True) / levels.MOST, min=2.0**-24)

@@ -1,4 +1,4 @@
-"""NPU costs of each weight: Vela's cycles and encoded bytes, from compiling the whole program."""
+"""Cycles and encoded bytes of each weight, from compiling the whole program with Vela."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ethorch.vela.lowered import Lowered
 
 @dataclass(frozen=True)
 class Cost:
-    """Costs of one weight: cycles of its layers, and the encoded bytes of weights and scales that they read from region 0."""
+    """Cycles of a weight's layers, and the encoded bytes of weights and scales that they read from region 0."""
 
     cycles: int
     bytes: int
@@ -49,7 +49,7 @@ class Costs:
 #: TOSA operators that multiply with a weight.
 _LAYERS = frozenset({"CONV2D", "CONV3D", "DEPTHWISE_CONV2D", "TRANSPOSE_CONV2D"})
 
-#: A run of constants: delegate, first byte in region 0, bytes.
+#: Contiguous constants: delegate, first byte in region 0, bytes.
 _Run = tuple[int, int, int]
 
 
@@ -96,14 +96,14 @@ def _share_out(delegate: Lowered, number: int, cycles: dict[Origin, int], runs: 
     for row in delegate.compiled.rows():
         if (origin := layer_of(row)) is not None:
             cycles[origin] += row.op_cycles
-    copies: list[tuple[Span, Span]] = []  # what was copied out of region 0, and where to
+    copies: list[tuple[Span, Span]] = []  # DMA transfers out of region 0: (source, destination)
     for op in Program(delegate.compiled.command_stream, delegate.compiled.constants).operations():
         prepare = PREPARE.get((op.name, op.npu.family))
         if prepare is None:
             continue
         prepared = prepare(op)
         if op.name == "NPU_OP_DMA_START":
-            for source, target in zip(prepared.reads, prepared.writes, strict=True):  # none of rows that indices choose: no weights
+            for source, target in zip(prepared.reads, prepared.writes, strict=True):  # transfers of indexed rows contain no weights
                 if isinstance(source, Span) and isinstance(target, Span):
                     copies = [pair for pair in copies if not _overlap(pair[1], target)]
                     if source.region == 0:
@@ -122,7 +122,7 @@ def _overlap(a: Span, b: Span) -> bool:
 
 
 def _constant(access: Span, copies: Sequence[tuple[Span, Span]]) -> int | None:
-    """Return the offset in region 0 from which an access reads, or None for other sources."""
+    """Return the offset in region 0 of an access, or None for other sources."""
     if access.region == 0:
         return access.base
     for source, target in copies:

@@ -60,7 +60,7 @@ def nearest(levels: Levels) -> npt.NDArray[np.int64]:
 
 
 def _intervals(values: _Floats, weight: _Floats) -> tuple[_Floats, Levels]:
-    """Return float[n, n] errors of clusters first..last, and their best integers; first > last has infinite error."""
+    """Return float[n, n] errors of clusters first..last (infinite if first > last), and their best integers."""
 
     def sums(x: _Floats) -> _Floats:
         total = np.concatenate([[0.0], np.cumsum(x)])
@@ -85,7 +85,7 @@ def _with_zero(error: _Floats, level: Levels, values: Levels, weight: _Floats) -
 
 
 def _partition(error: _Floats, level: Levels, count: int) -> Levels:
-    """Return the levels of the ``count`` adjacent clusters with the least total error."""
+    """Return the levels of ``count`` adjacent clusters with the least total error."""
     size = len(error)
     best, starts = error[0].copy(), []
     for _ in range(count - 1):

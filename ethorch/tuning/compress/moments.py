@@ -1,4 +1,4 @@
-"""Second moments of the inputs of a quantized graph's layers."""
+"""Second moments of layer inputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ethorch.tuning.node_runner import NodeRunner
 from ethorch.tuning.sample_runs import Inputs
 from ethorch.tuning.weight_rounding import extract_patches, shrink_moments
 
-#: Rows of a layer's input that go into its second moments, over all samples.
+#: Rows of a layer's input from which second moments are computed, over all samples.
 ROWS = 4096
 
 
@@ -42,7 +42,7 @@ def collect_rows(weight: Weight, use: Use, inputs: Sequence[Tensor]) -> Tensor |
 
 
 def compute_moments(weight: Weight, use: Use, inputs: Sequence[Tensor]) -> Tensor | None:
-    """Return float[groups, K, K], the mean of x x^T over the layer's input rows, or None if it is unknown."""
+    """Return float[groups, K, K], the mean of x x^T over the layer's input rows, or None if unknown."""
     rows = collect_rows(weight, use, inputs)
     if rows is None:
         return None
@@ -50,7 +50,7 @@ def compute_moments(weight: Weight, use: Use, inputs: Sequence[Tensor]) -> Tenso
 
 
 def sum_moments(graph: GraphModule, weights: Sequence[Weight], samples: Sequence[Inputs]) -> list[Tensor | None]:
-    """Return, for each weight, the sum of second moments over all its layers, or None if a layer's moments are unknown."""
+    """Return, for each weight, the sum of second moments over its layers, or None if one is unknown."""
     owners = {use.node: (number, use) for number, weight in enumerate(weights) for use in weight.uses}
     by_weight: list[list[Tensor | None]] = [[] for _ in weights]
     runner = NodeRunner(graph, samples)

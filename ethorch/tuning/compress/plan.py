@@ -1,4 +1,4 @@
-"""Search for recipes that meet a budget, with costs from Vela's encoder and before any training."""
+"""Search for recipes that meet a budget before training, with costs from Vela's encoder."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def plan(
     leave_out: Sequence[str] = (),
     quantizer: EthosUQuantizer | None = None,
 ) -> Plan:
-    """Choose a recipe for each weight so that the limits hold with the least loss of accuracy.
+    """Choose a recipe for each weight so that the limits are met with the least loss of accuracy.
 
     Each recipe is compiled for all weights at once to obtain Vela's costs per layer. Its effect on accuracy is predicted from the
-    layers' inputs. The choice is then compiled, measured, and adjusted until the limits hold.
+    layers' inputs. The choice is then compiled, measured and adjusted until it meets the limits.
 
     Args:
         model: Model in eval mode, or the output of ``ethorch.quantize``, which then is the reference.
@@ -64,13 +64,13 @@ def plan(
         max_cycles: Limit of the total NPU cycles, by Vela's estimate.
         min_sqnr_db: Minimum SQNR on the samples. Without another limit, the plan compresses as much as possible.
         objective: ``cycles`` or ``bytes``, the resource to save if ``min_sqnr_db`` is the only limit.
-        recipes: Allowed recipes, e.g. ``["32-values", "2:4"]``. Default: the usual recipes of the target's family.
+        recipes: Allowed recipes, e.g. ``["32-values", "2:4"]``. Defaults to the usual recipes of the target's family.
         leave_out: Names of weights or modules to leave unchanged.
-        quantizer: Quantizer. Default: int8 with one scale per channel.
+        quantizer: Quantizer. Defaults to int8 with per-channel weights.
 
     Raises:
-        QuantizationError: there is no limit, a recipe is invalid, or there are no samples or quantized weights.
-        EthorchError: a weight in ``leave_out`` does not exist.
+        QuantizationError: There is no limit, a recipe is invalid, or there are no samples or quantized weights.
+        EthorchError: A weight in ``leave_out`` does not exist.
     """
     if max_flash is None and max_cycles is None and min_sqnr_db is None:
         raise QuantizationError("compress.no_limit", "plan needs at least one limit; set max_flash, max_cycles or min_sqnr_db.")
@@ -108,8 +108,8 @@ def plan(
 def _flags(spec: EthosUCompileSpec) -> tuple[tuple[str, ...], ...]:
     """Return the alternatives of Vela flags to try.
 
-    If weights are in SRAM, the U85 reads them with its fast decoder. A weight then occupies one byte, or four bits with at most 15
-    values, and Vela rarely uses 2:4.
+    The U85 reads weights in SRAM with its fast decoder. A weight then occupies one byte, or four bits with at most 15 values, and
+    Vela rarely uses 2:4.
     """
     if spec.target.family == "u85" and spec.memory_mode == "Sram_Only" and _NO_FAST_DECODER not in spec.flags:
         return (), (_NO_FAST_DECODER,)
@@ -296,7 +296,7 @@ class _Limits:
         return self.cheap(measured) and self.accurate(measured)
 
     def better(self, measured: _Measured, reference: _Measured, price: Price) -> bool:
-        """Return True if ``measured`` is preferred: it holds, then it is cheap, or accurate if costs are limited."""
+        """Return True if ``measured`` is better: within the limits, then cheap, or accurate if costs are limited."""
         if self.hold(measured) != self.hold(reference):
             return self.hold(measured)
         if self.costs_are_limited and self.cheap(measured) and self.cheap(reference):
@@ -330,7 +330,7 @@ def _first_holding(choices: Sequence[dict[int, Recipe]], search: _Search, limits
         measured = at(position)
         return limits.cheap(measured) if limits.costs_are_limited else not limits.accurate(measured)
 
-    low, high = 0, len(choices)  # the first position that is enough; len(choices) where none is
+    low, high = 0, len(choices)  # bounds of the first sufficient position; len(choices) if there is none
     with stage("compile choices") as step:
         while low < high:
             middle = (low + high) // 2

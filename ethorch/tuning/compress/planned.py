@@ -1,4 +1,4 @@
-"""The outcome of ``ethorch.tuning.compress.plan`` as data and as a table."""
+"""Result of ``ethorch.tuning.compress.plan``."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Plan:
-    """The outcome of ``ethorch.tuning.compress.plan``.
+    """Result of ``ethorch.tuning.compress.plan``.
 
     Attributes:
         target: Name of the NPU.
@@ -90,7 +90,7 @@ class Plan:
 
     @property
     def recipes(self) -> dict[str, str]:
-        """Name of a weight -> recipe for each compressed weight, for ``apply`` and ``constrain``."""
+        """Recipes by weight name without unchanged weights, for ``apply`` and ``constrain``."""
         return {layer.weight: layer.recipe for layer in self.layers if layer.recipe != str(AS_IS)}
 
     def rows(self) -> list[tuple[str, ...]]:

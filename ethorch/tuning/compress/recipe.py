@@ -52,7 +52,7 @@ class Recipe:
         return bool(self.values or self.bits)
 
 
-#: The weight stays as it is.
+#: Leaves the weight unchanged.
 AS_IS = Recipe()
 
 
@@ -60,7 +60,7 @@ def parse(text: str) -> Recipe:
     """Parse ``as-is``, or parts joined by +: ``16-values``, ``4-bits``, ``50%-zeros``, ``2:4``, ``one-scale``.
 
     Raises:
-        QuantizationError: the text is invalid, or two parts exclude each other.
+        QuantizationError: The text is invalid, or two parts exclude each other.
     """
     if text == str(AS_IS):
         return AS_IS

@@ -1,4 +1,4 @@
-"""Weights of a quantized graph: their codes, the layers that read them, and updates."""
+"""Weights of a quantized graph and the layers that read them."""
 
 from __future__ import annotations
 
@@ -109,14 +109,14 @@ class Weight:
 
     def _in_rows(self, codes: Tensor) -> Tensor:
         axis = self.layer.weight_axis
-        if axis is None:  # output channels lie on two axes: one scale, and no rows
+        if axis is None:  # output channels are on two axes: one scale, and no rows
             return codes.reshape(1, 1, -1)
         rows = codes.transpose(0, axis).flatten(1)
         return rows.reshape(self.groups, rows.shape[0] // self.groups, -1)
 
 
 def state_beside(graph: GraphModule, weights: Sequence[Weight]) -> State:
-    """Return a copy of the graph's buffers without the codes and scales of weights, i.e. the state that samples change."""
+    """Return a copy of the graph's buffers that samples change, i.e. without codes and scales of weights."""
     weight_buffers = {str(node.target) for weight in weights for use in weight.uses for node in use.dequantize.all_input_nodes}
     return {name: value for name, value in copy_state(graph).items() if name not in weight_buffers}
 
@@ -135,7 +135,7 @@ def find_weights(graph: GraphModule) -> list[Weight]:
     Layers with equal codes and scales share one weight; a recurrent network's weight is encoded once for all steps.
 
     Raises:
-        QuantizationError: the graph has no quantized weights.
+        QuantizationError: The graph has no quantized weights.
     """
     uses: dict[tuple[bytes, bytes, tuple[int, ...]], list[Use]] = {}
     for node in graph.graph.nodes:
