@@ -1,4 +1,4 @@
-"""Language models: decoders with caches as two methods, tokenizers, generation, and perplexity.
+"""Language models: decoders with caches as two methods, tokenizers, generation and perplexity.
 
 ``language_model`` splits a decoder into prefill and decode modules for ``ethorch.compile``. ``Speaker`` runs them, or a compiled
 program, token by token.

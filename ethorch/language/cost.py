@@ -1,4 +1,4 @@
-"""Cycles of a decode step, compared with the minimum that its weights allow."""
+"""Cycles of a decode step, compared with the minimum for its weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PRODUCT = "MatMul"  # an operator of Vela, which may have a constant operand
 
 @dataclass(frozen=True)
 class OperatorCost:
-    """Cycles of all layers of one kind, and the minimum that their weights and products allow."""
+    """Cycles of all layers of one kind, and the minimum for their weights and products."""
 
     cycles: int
     floor: int
@@ -50,7 +50,7 @@ class DecodeCost:
         weight_bytes: Weights that one token reads, 4 or 8 bits each, before Vela's encoding.
         constant_bytes: Constants of the delegate as encoded by Vela: weights, tables, embeddings.
         state_bytes: Buffers that persist between tokens.
-        copied_bytes: Part of them that generated firmware and the host copy to the NPU for each token. ExecuTorch's delegate
+        copied_bytes: Bytes of state that generated firmware and the host copy to the NPU for each token. ExecuTorch's delegate
             copies all.
         arena_bytes: Feature maps of the NPU, including copies of the state, as ExecuTorch's delegate allocates them.
         cpu: Number of calls by CPU kernel.
@@ -76,7 +76,7 @@ class DecodeCost:
         return clock_hz / self.cycles
 
     def line(self) -> str:
-        """Return a summary of one line."""
+        """Return a one-line summary."""
         rates = ", ".join(f"{self.tokens_per_second(clock):,.0f} at {clock / 1e6:,.0f} MHz" for clock in _CLOCKS_HZ)
         return f"{self.target}: {self.cycles:,} cycles a token, {self.cycles / self.floor:.2f} times the floor; tokens/s: {rates}"
 
@@ -85,7 +85,7 @@ class DecodeCost:
         return asdict(self)
 
     def rich(self) -> RenderableType:
-        """Return a table with a row for each operator, and the sizes."""
+        """Return a table of the operators, and the sizes."""
         from rich.console import Group
 
         table = tables.table()

@@ -37,7 +37,7 @@ _CHECKED = 6  # tokens that are compared
 
 @dataclass(frozen=True)
 class _Parts:
-    """Keys or values: cached rows, and rows of this call that are not yet in the cache.
+    """Cached keys or values, and rows of this call that are not yet in the cache.
 
     Models pass the cache's return value to the attention function, and read only its shape.
     """
@@ -107,7 +107,7 @@ class _Joined(_Rows):
 
 
 class _Whole(_Rows):
-    """Keys and values of a source, written completely unless they are already stored."""
+    """Keys and values of a source, written at once unless they are already stored."""
 
     def __init__(self, keys: Tensor, values: Tensor, is_known: bool):
         super().__init__(keys, values, torch.zeros(0))
@@ -231,7 +231,7 @@ class _Decoder(nn.Module):
     def masks(self, positions: Tensor) -> Any:
         """Return bool[1, 1, N, context + N], True for visible rows: one mask, or a dict by layer type.
 
-        Columns are the cached rows, followed by the N tokens of the call, whose part is constant.
+        Columns are the cached rows, followed by the N tokens of the call, whose columns are constant.
         """
         count, rows = positions.shape[0], positions[:, None]
         dtype = positions.dtype

@@ -1,4 +1,4 @@
-"""Create language models from decoders: modules, transformers models, and folders that contain one."""
+"""Create language models from modules, transformers models and folders."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ def language_model(
     - Module with ``forward(tokens, positions)`` that stores caches in its buffers and returns logits.
 
     Args:
-        model: Decoder; it is switched to eval mode, and the attention function of a transformers model is replaced.
+        model: Decoder, which is switched to eval mode. The attention function of a transformers model is replaced.
         context: Number of tokens in the caches.
         prompt: Number of tokens per call of prefill; 0 for no prefill. Each of several numbers becomes a method; a prompt uses the
             smallest that it fits.
-        vocabulary: Number of tokens. Default: the model's.
+        vocabulary: Number of tokens. Defaults to the model's.
         source: Token ids or features of a sequence-to-sequence model, in the size of all sources.
         indices: Dtype of tokens and positions. ``torch.int64`` costs two casts on the CPU.
-        store_table_once: Store the table of tied embeddings of a transformers model once instead of twice (as rows and as encoded
-            weights of the last layer). This saves flash and costs cycles; the table has one scale.
+        store_table_once: Whether to store the table of tied embeddings once instead of twice (as rows and as encoded weights of the
+            last layer). This saves flash and costs cycles; the table has one scale. transformers models only.
 
     Raises:
         EthorchError: The model is not supported, its caches are not static, or it has no tied embeddings.

@@ -19,7 +19,7 @@ _EXECUTORCH_LLAMA = "executorch.examples.models.llama"
 class Prefill(nn.Module):
     """``(*source, int[1, N] tokens, int[N] positions, int[1] last) -> float[1, V]``: logits after the token at ``last``.
 
-    Caches store all N tokens at their positions. Tokens after ``last`` are padding that later calls mask out.
+    Caches store all N tokens. Tokens after ``last`` are padding that later calls mask out.
     """
 
     def __init__(self, decoder: nn.Module):
@@ -46,7 +46,7 @@ class Decode(nn.Module):
         self.decoder = decoder
 
     def forward(self, token: Tensor, position: Tensor) -> Tensor:
-        """Return the logits of the only row."""
+        """Return the logits after the token."""
         logits: Tensor = self.decoder(token, position, None)
         return logits
 
@@ -88,7 +88,7 @@ class LanguageModel:
     Attributes:
         decoder: Float decoder whose buffers are the caches.
         context: Number of tokens in the caches.
-        prompt: Number of tokens per call of ``prefill``; 0: prompts go through ``decode``.
+        prompt: Number of tokens per call of ``prefill``, or 0 to pass prompts through ``decode``.
         vocabulary: Number of tokens.
         source: Example input of the encoder of an encoder-decoder, else None.
         indices: Dtype of tokens and positions. The NPU reads int32; the CPU casts int64.
@@ -113,7 +113,7 @@ class LanguageModel:
 
     @property
     def prefills(self) -> dict[str, int]:
-        """Number of tokens by name of the prefill method, the longest first."""
+        """Number of tokens by prefill method, the longest first."""
         sizes = sorted(self.shorter, reverse=True)
         return {"prefill": self.prompt, **{f"prefill_{size}": size for size in sizes}} if self.prompt else {}
 
@@ -152,7 +152,7 @@ class LanguageModel:
         return calls + [("decode", self.rows(ids[k : k + 1], k)) for k in range(read, len(ids))]
 
     def sessions(self, texts: Iterable[Sequence[int]], length: int | None = None) -> list[Session]:
-        """Return a session for the first tokens of each text: at most ``length``, or the context."""
+        """Return a session of at most ``length`` tokens, or the context, for each text."""
         return [self.session(ids[: min(length or self.context, self.context)]) for ids in texts if len(ids)]
 
     def __post_init__(self) -> None:

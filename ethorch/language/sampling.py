@@ -1,4 +1,4 @@
-"""Choice of the next token: the most likely one, or a random one."""
+"""Choice of the next token."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Choice:
 
     Attributes:
         temperature: Divisor of the logits; 0 selects the most likely token.
-        top_k: Number of the most likely tokens to draw from; 0: all.
-        seed: Seed of the random generator. The same seed, prompt and logits give the same text.
+        top_k: Number of the most likely tokens to draw from; 0 for all.
+        seed: Seed of the random generator.
     """
 
     temperature: float = 0.0

@@ -1,4 +1,4 @@
-"""Perplexity of a model, teacher-forced and free-running, for several implementations side by side."""
+"""Perplexity, teacher-forced and free-running, of several implementations of a model."""
 
 from __future__ import annotations
 
@@ -21,10 +21,7 @@ if TYPE_CHECKING:
 
 
 def predictions(speaker: Speaker, ids: Sequence[int], prompt: int) -> Iterator[tuple[int, Tensor]]:
-    """Yield (token, logits before it) of each token after the prompt. Teacher-forced, from empty caches.
-
-    Args:
-        prompt: Number of tokens to read first.
+    """Yield (token, logits before it) of each token after the first ``prompt`` ones. Teacher-forced, from empty caches.
 
     Raises:
         EthorchError: The text is not longer than the prompt.
@@ -91,7 +88,7 @@ class Scores:
         return asdict(self)
 
     def rich(self) -> RenderableType:
-        """Return a table with a row for each column."""
+        """Return a table with a row per column."""
         table = tables.table()
         for name in ("", "perplexity", "free running", "same token"):
             table.add_column(name)
@@ -115,7 +112,7 @@ def scores(
     Args:
         columns: Model by name; the first is the reference, usually the float model.
         texts: Token ids of each text, within the context.
-        prompt: Number of tokens of each text that are read first.
+        prompt: Number of tokens to read first.
         write: Number of tokens that each column generates after each prompt, for ``free_running``.
         choice: Sampling of these tokens.
 

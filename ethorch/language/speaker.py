@@ -1,4 +1,4 @@
-"""Feed tokens to a model with state: a float model, a compiled program or a file."""
+"""Feed tokens to a model with state."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Speaker:
         prompt: N.
         source: Input of an encoder-decoder's encoder.
         indices: Dtype of tokens and positions.
-        vocabulary: Number of tokens. None: not checked.
+        vocabulary: Number of tokens to check ids against, or None.
         shorter: Prefill method by number of tokens below N.
     """
 
@@ -65,7 +65,7 @@ class Speaker:
         model: LanguageModel,
         source: Tensor | None = None,
     ) -> Speaker:
-        """Create a speaker of other callables of the model: quantized modules, or methods of a program."""
+        """Create a speaker of quantized modules, or of a program's methods."""
         if model.source is not None and source is None:
             source = model.source
         prefill = methods.get("prefill")
@@ -97,9 +97,9 @@ class Speaker:
         """Create a speaker of a program, with its methods ``decode`` (or the only one) and ``prefill``.
 
         Args:
-            program: Program of ``ethorch.compile`` or ``ethorch.load``.
-            context: Number of tokens in the caches. Default: rows of the buffers that tokens are written to, or the largest extent
-                common to all persistent buffers.
+            program: Program from ``ethorch.compile`` or ``ethorch.load``.
+            context: Number of tokens in the caches. Defaults to the rows of the buffers that tokens are written to, or to the
+                largest extent common to all persistent buffers.
             source: Input of an encoder-decoder's encoder.
 
         Raises:
@@ -142,7 +142,7 @@ class Speaker:
         self.position = 0
 
     def read(self, ids: Sequence[int]) -> Tensor:
-        """Read tokens that follow those already read, and return float[V], the logits after the last one.
+        """Read the next tokens, and return float[V], the logits after the last one.
 
         Prompts use ``prefill`` if it fits the context; its last call may be padded.
 
@@ -180,7 +180,7 @@ class Speaker:
         return _last_row(logits)
 
     def _choose_prefill(self, count: int) -> int:
-        """Return the smallest prefill that holds ``count`` tokens, else the largest; 0 if the context has no room."""
+        """Return the smallest prefill for ``count`` tokens, else the largest; 0 if the context has no room."""
         sizes = sorted(size for size in self.prefills if size <= min(self.prompt, self.context - self.position))
         return next((size for size in sizes if size >= count), sizes[-1] if sizes else 0)
 

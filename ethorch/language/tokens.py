@@ -1,4 +1,4 @@
-"""Tokenizers: a vocabulary of characters, or a ``tokenizer.json`` of the tokenizers library."""
+"""Tokenizers: a vocabulary of characters, or a ``tokenizer.json``."""
 
 from __future__ import annotations
 
@@ -124,9 +124,6 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
 
 def end_tokens(path: str | os.PathLike[str]) -> tuple[int, ...]:
     """Return ``eos_token_id`` of the generation_config.json or config.json next to a tokenizer, or () without one.
-
-    Args:
-        path: Path of the tokenizer. See :func:`load_tokenizer`.
 
     Raises:
         FormatError: A file is malformed.

@@ -1,1 +1,1 @@
-"""Users' modules and their inputs: model files, model zoos, samples, data sets, layouts."""
+"""Users' models and inputs."""

@@ -41,7 +41,7 @@ def save_outputs(path: str, outputs: Sequence[Any]) -> None:
 
 
 def describe(output: Any) -> dict[str, Any]:
-    """Return dtype, shape, range and first values of an output, as plain data."""
+    """Return dtype, shape, range and first values as plain data."""
     if not isinstance(output, np.ndarray):
         return {"dtype": type(output).__name__, "shape": [], "text": str(output)}
     values = output.reshape(-1)

@@ -91,7 +91,7 @@ def _unpickle(content: bytes, path: Path, subject: str) -> Any:
 def _read_tensors(
     reader: PT2ArchiveReader, path: Path, config_name: str, folder: str, records: set[str]
 ) -> dict[str, torch.Tensor]:
-    """Return the weights or constants of the program by name; tensors that share storage are views of it."""
+    """Return the weights or constants by name. Tensors that share storage are views of it."""
     from torch._export.serde import serialize
     from torch.export.pt2_archive import _package as package
     from torch.export.pt2_archive import constants as names
@@ -158,7 +158,7 @@ def _iterate_texts(value: Any, field: str) -> Iterator[tuple[str, str]]:
 
 
 def _is_expression(text: str) -> bool:
-    """Return True if the text has only names, numbers, operators and calls of shape functions."""
+    """Return True for names, numbers, operators and calls of shape functions only."""
     if re.search(r"[\n\r#\\]", text):
         return False
     try:
@@ -198,7 +198,7 @@ def _is_operator(target: str) -> bool:
 
 
 def _find_unknown_type(text: str) -> str | None:
-    """Return a type in a serialized pytree that torch would import a module for, or None."""
+    """Return a type in a serialized pytree for which torch would import a module, or None."""
     pending = [json.loads(text)]
     while pending:
         value = pending.pop()

@@ -1,7 +1,7 @@
 """NHWC inputs and outputs, e.g. for cameras.
 
-NPU feature maps are NHWC, so a contiguous NCHW input needs a transpose (6 % of mobilenet_v2's cycles on u85-256).
-``channels_last`` inputs and the inputs of a wrapped model do not; their bytes are the same.
+NPU feature maps are NHWC, so a contiguous NCHW input requires a transpose (6 % of mobilenet_v2's cycles on u85-256). Inputs in
+``channels_last`` and those of a wrapped model do not, because their bytes are in that order.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class NhwcIo(nn.Module):
 
 
 def nhwc_inputs(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Convert inputs of a model to contiguous inputs of the wrapped model."""
+    """Convert a model's inputs to contiguous inputs of the wrapped model."""
     return tuple(pytree.tree_map(lambda x: to_nhwc(x).contiguous() if isinstance(x, torch.Tensor) else x, inputs))
 
 

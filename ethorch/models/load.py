@@ -46,11 +46,11 @@ class UserModel:
     module, in the order of the example; the others become constants. See :class:`KeywordInputs`.
 
     Attributes:
-        module: Module in eval mode; already quantized if ``quantized``.
+        module: Module in eval mode.
         example_inputs: Inputs that determine the shapes.
-        calibration: Inputs that determine the ranges. Default: the example inputs.
+        calibration: Inputs that determine the ranges. Defaults to the example inputs.
         quantized: Whether the graph has quantize and dequantize operators, e.g. from ``convert_pt2e``.
-        dynamic_shapes: Dynamic dims of each example tensor, from ``open_sizes.dynamic_shapes_of``. None: all are fixed.
+        dynamic_shapes: Dynamic dims of each example tensor, from ``open_sizes.dynamic_shapes_of``; None if all are fixed.
         is_exported: Whether torch.export created the module, which fixes all other sizes.
         name: Reference of the model, or the name of the module's class; empty for a graph.
     """
@@ -86,7 +86,7 @@ class UserModel:
 
     @property
     def input_names(self) -> tuple[str, ...]:
-        """Names of the inputs in the signature of ``forward``, in order; empty if it has ``*args``."""
+        """Names of the inputs of ``forward``, in order; empty if it has ``*args``."""
         if isinstance(self.module, KeywordInputs):
             return (*_parameter_names(self.module.module)[: self.module.arguments], *self.module.names)
         return _parameter_names(self.module)[: len(self.example_inputs)]
@@ -107,7 +107,7 @@ class UserMethods:
     """Models that share buffers or weights and become the methods of one program.
 
     Attributes:
-        models: Models by method name. Shared tensors are the same objects. Their ``calibration`` is not used.
+        models: Models by method name, with shared tensors as the same objects. Their ``calibration`` is not used.
         sessions: Calibration calls (name, inputs) in order. Each session starts with the buffers' initial values.
         alternatives: Whether they are one model at several shapes, with common quantization parameters.
         paddings: Axes along which inputs of alternatives may be padded.
@@ -140,11 +140,7 @@ def check_module(model: Any) -> None:
 
 
 def _check_inputs(inputs: Any) -> None:
-    """Check that the example inputs are not a shape.
-
-    Raises:
-        EthorchError: All of them are integers.
-    """
+    """Raise EthorchError if the example inputs are a shape, i.e. only integers."""
     if isinstance(inputs, (tuple, list)) and inputs and all(type(value) is int for value in inputs):
         shape = ", ".join(map(str, inputs))
         raise EthorchError(f"the example inputs ({shape}) look like a shape; expected tensors. Use torch.randn({shape}).")
@@ -367,7 +363,7 @@ def _can_be_model(value: Any, file: str) -> bool:
 
 
 def _set_eval_mode(module: nn.Module) -> nn.Module:
-    """Switch the module to eval mode, if it supports modes. Exported modules do not."""
+    """Switch the module to eval mode, unless it is exported."""
     try:
         return module.eval()
     except NotImplementedError:
@@ -402,7 +398,7 @@ def of_exported(program: ExportedProgram, example_inputs: Any = None) -> UserMod
 
 @contextmanager
 def in_eval_mode(module: nn.Module) -> Iterator[None]:
-    """Switch the module and its submodules to eval mode, and restore their modes afterwards."""
+    """Switch the module to eval mode inside the context, and restore the mode of each submodule afterwards."""
     modes = [(part, part.training) for part in module.modules()]
     for part, _ in modes:
         part.training = False
@@ -414,7 +410,7 @@ def in_eval_mode(module: nn.Module) -> Iterator[None]:
 
 
 def mention_training(module: nn.Module) -> None:
-    """Log a warning if submodules that behave differently in training are in training mode."""
+    """Warn if submodules that behave differently in training are in training mode."""
     parts = sorted({type(part).__name__ for part in module.modules() if part.training and isinstance(part, _MODE_DEPENDENT)})
     if parts:
         logger.warning(

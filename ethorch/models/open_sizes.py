@@ -40,7 +40,7 @@ def is_size(node: Node) -> bool:
 
 
 def open_shape(node: Node) -> str:
-    """Return the shape of the first dynamic tensor of the result and the inputs, e.g. ``[1, 8..128, 16]``."""
+    """Return the shape of the node's first dynamic tensor, e.g. ``[1, 8..128, 16]``."""
     for operand in (node, *node.all_input_nodes):
         for value in pytree.tree_leaves(operand.meta.get("val")):
             if isinstance(value, torch.Tensor) and has_open_size(value):
@@ -65,7 +65,7 @@ def dynamic_shapes_of(program: ExportedProgram) -> list[dict[int, Any]] | None:
 
 
 def list_unlimited_dims(shapes: Sequence[dict[int, Any]]) -> list[tuple[int, int]]:
-    """Return (number of the tensor, axis) of each dynamic dim without an upper bound."""
+    """Return (tensor number, axis) of each dynamic dim without an upper bound."""
     return [
         (number, axis)
         for number, dims in enumerate(shapes)
@@ -86,10 +86,10 @@ def in_structure(module: torch.nn.Module, inputs: tuple[Any, ...], shapes: Seque
 
 @contextmanager
 def suppress_guards(nodes: Iterable[Node]) -> Iterator[None]:
-    """Preserve dynamic sizes: undecided comparisons of sizes inside the context do not add guards.
+    """Preserve dynamic sizes: comparisons of sizes inside the context do not add guards.
 
-    Otherwise ``x.shape == y.shape`` would fix a size to the example's. Inside, sizes that may differ compare as unequal, and an
-    order of sizes is that of the example. The code must skip operators that are ``is_dynamic``.
+    Otherwise ``x.shape == y.shape`` would fix a size to the example's. Sizes that may differ compare as unequal, and their order is
+    that of the example. The code must skip operators that are ``is_dynamic``.
 
     Raises:
         OpenSize: A dynamic size was used as a number.

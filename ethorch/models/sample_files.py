@@ -29,7 +29,6 @@ def read(path: Path, shapes: Shapes) -> Any:
       to normalize.
 
     Args:
-        path: File to read.
         shapes: Shapes of the model's inputs.
 
     Raises:

@@ -1,6 +1,6 @@
 """Samples from tensors, arrays, batches, data sets, loaders, files and folders.
 
-Each becomes the input tuple of one inference, checked against the model's example inputs, and its label.
+Each becomes the inputs of one inference, checked against the model's example inputs, and its label.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples with a transform and a limit, iterable over the transformed items. See ``ethorch.samples``."""
+    """Iterable over samples with a transform and a limit. See ``ethorch.samples``."""
 
     source: Any
     transform: Callable[[Any], Any] | None = None
@@ -125,7 +125,7 @@ def read_samples(
 
 
 def _match_item(expected: Sequence[Expected], item: Any, name: str) -> Iterator[Sample]:
-    """Return the samples of an item by the first expectation that it matches.
+    """Return the samples of an item by the first matching expectation.
 
     Single samples are tried before batches, and fixed shapes before dynamic dims.
     """
@@ -203,7 +203,7 @@ class Expected:
         return item if self.of_arrays or path.suffix.lower() not in MEDIA else _tensor(item)
 
     def samples(self, item: Any, name: str) -> Iterator[Sample]:
-        """Iterate over the samples of an item: one, or all of its batch."""
+        """Iterate over the samples of an item, which may be a batch."""
         for reading, label in _iterate_readings(item):
             inputs = self._order_keywords(reading)
             leaves = trees.leaves(inputs)

@@ -98,7 +98,7 @@ def find(reference: str) -> Reference:
 
 
 def _is_module(name: str) -> bool:
-    """Return True if the module can be found in the current folder or is installed. Only its parent packages are imported."""
+    """Return True if the module can be found in the current folder or is installed. Imports only its parent packages."""
     here = os.getcwd()
     sys.path.insert(0, here)
     try:
@@ -115,7 +115,7 @@ def _list_similar_files(place: str) -> list[str]:
 
 
 def _parse_file(path: Path) -> ast.Module:
-    """Parse a file; an unreadable or malformed file is empty."""
+    """Parse a file; an invalid file is empty."""
     try:
         return ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):

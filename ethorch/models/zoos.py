@@ -1,4 +1,4 @@
-"""Models by name from torchvision, timm, folders of Hugging Face models and ExecuTorch's examples.
+"""Models by name from torchvision, timm, Hugging Face folders and ExecuTorch's examples.
 
 Networks have random weights unless the user has a file of them. Nothing is unpickled.
 """
@@ -248,7 +248,7 @@ def torchvision_models(needed: bool = True) -> ModuleType:
     that do not call it.
 
     Args:
-        needed: Raise an error if torchvision is not installed; otherwise return an empty module.
+        needed: Whether to raise an error if torchvision is not installed; otherwise return an empty module.
     """
     try:
         importlib.import_module("torchvision.models")
