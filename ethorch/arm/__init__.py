@@ -1,4 +1,4 @@
-"""The public names of ExecuTorch's Arm backend, here and under the paths of its modules: a script changes one prefix."""
+"""Public names of ExecuTorch's Arm backend, under the same module paths. Scripts change only the prefix."""
 
 from ethorch.arm.arm_backend import ArmCompileSpecBuilder
 from ethorch.arm.ethosu import EthosUBackend, EthosUCompileSpec, EthosUPartitioner

@@ -1,4 +1,4 @@
-"""Subcommands that answer questions about a program: evaluate, explain, compare, report."""
+"""Subcommands that analyze a program: evaluate, explain, compare, report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ethorch.program.program import Program
 
 PANEL = "A program"
-#: Formats of ``report``, by the end of the file's name; the longest is first.
+#: Formats of ``report`` by file suffix, the longest first.
 FORMATS = {".trace.json": "trace", ".html": "html", ".htm": "html", ".md": "md", ".json": "json"}
 
 

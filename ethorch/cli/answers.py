@@ -1,4 +1,4 @@
-"""Answers of subcommands: plain data for ``--json``, text for readers, and an exit status."""
+"""Answers of subcommands: data for ``--json``, text, and an exit status."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Status(IntEnum):
-    """Exit status of every subcommand. ``NO`` means that it finished with a negative answer, such as a budget that is not met."""
+    """Exit status of every subcommand. ``NO`` is success with a negative answer, such as a budget that is not met."""
 
     DONE = 0
     FAILED = 1
@@ -59,7 +59,7 @@ def stack(*parts: RenderableType) -> RenderableType:
 
 
 def write_output(path: Path, text: str) -> None:
-    """Write a text to a file; to standard output if the path is ``-``."""
+    """Write a text to a file, or to standard output if the path is ``-``."""
     if str(path) == "-":
         print(text, end="", flush=True)
         return

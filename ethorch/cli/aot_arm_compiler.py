@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 PANEL = "A model"
 #: Schemes, which some versions of the script accept after -q.
 SCHEMES = {"INT8": "int8", "A16W8": "a16w8"}
-#: Options that may have a value, the values, and the name of the option with a value.
+#: Options with an optional value, their values, and the option that sets the value.
 _OPTIONAL = {
     "-q": (tuple(SCHEMES), "--quant_mode"),
     "--quantize": (tuple(SCHEMES), "--quant_mode"),
@@ -30,7 +30,7 @@ _OPTIONAL = {
 
 
 def with_mode(arguments: Sequence[str]) -> list[str]:
-    """Turn the optional value of an option into an option: ``-q A16W8`` becomes ``-q --quant_mode A16W8``."""
+    """Expand the optional value of an option: ``-q A16W8`` becomes ``-q --quant_mode A16W8``."""
     words: list[str] = []
     for argument in arguments:
         values, option = _OPTIONAL.get(words[-1], ((), "")) if words else ((), "")
@@ -126,7 +126,7 @@ def aot_arm_compiler(
         )
     is_new_folder = (
         path.parent == Path(output) and not path.parent.exists()
-    )  # made, as the script does, when there is something to write
+    )  # created only if there is something to write, as by the script
     if is_new_folder:
         check_folder(path.parent)
     else:
@@ -185,7 +185,7 @@ def _compile_other_target(
     intermediates: str,
     explicit_layout: bool,
 ) -> dict[str, Any]:
-    """Compile for a target that is not an NPU, and write the program."""
+    """Compile for a target other than an NPU, and write the program."""
     from ethorch.backend.other_programs import lower_for_cortex_m, lower_for_cpu, lower_to_tosa
     from ethorch.program.other_targets import quantize_for, save
     from ethorch.targets.compile_spec import EthosUCompileSpec
@@ -215,6 +215,6 @@ def _compile_other_target(
 
 
 def _stem(model: str) -> str:
-    """Return the script's name for a model's files."""
+    """Return the base name of a model's files in the script."""
     place, _, name = model.rpartition(":")
     return name if place and not name.endswith(".py") else Path(model).stem

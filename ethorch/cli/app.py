@@ -1,4 +1,4 @@
-"""The command line: the modules with subcommands, and ``main``."""
+"""The command line."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PANEL = "What there is"
 
-_NO_FIT = 0.5  # error of a calibration that is worth a word
+_NO_FIT = 0.5  # minimum error of a fit for a warning
 
 
 @command("boards", PANEL)
@@ -109,7 +109,7 @@ def _fit(board: str, measured: Path, output: Path | None) -> Answer:
     calibration = calibrate(load(board), read_measured(measured))
     if output is not None:
         text = calibration.to_toml(output.stem.lower()).encode()
-        parse(text, str(output))  # what is written can be read
+        parse(text, str(output))  # check that the written file can be read
         write_whole(output, text)
     data = {**calibration.to_json(), "output": None if output is None else str(output)}
     return Answer(data, lambda: _describe_fit(calibration, output))

@@ -1,6 +1,6 @@
 """The Typer application, and ``command``, the decorator of subcommands: common options, messages and exit statuses.
 
-Exit status: 0 success; 1 failure, with the reason on stderr; 2 wrong usage, unknown names included; 3 success with a negative
+Exit status: 0 success; 1 failure, with the reason on stderr; 2 wrong usage, including unknown names; 3 success with a negative
 answer, such as a budget that is not met; 130 interrupted.
 """
 
@@ -101,7 +101,6 @@ def parameters(function: Function) -> list[inspect.Parameter]:
 
 
 def _combine_fields(function: Function, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of the function, with the fields of dataclasses combined."""
     combined = dict(arguments)
     for parameter in inspect.signature(function, eval_str=True).parameters.values():
         kind = parameter.annotation
@@ -140,7 +139,7 @@ def _run(name: str, function: Callable[[], Answer], as_json: bool, verbose: bool
 
 
 def _print_graph(error: BaseException) -> None:
-    """Print the graph to stderr up to which torch.export came, if the error or one of its causes holds it."""
+    """Print torch.export's unfinished graph to stderr, if the error or one of its causes contains it."""
     seen: BaseException | None = error
     while seen is not None:
         if (graph := getattr(seen, "partial_fx_graph", None)) is not None:

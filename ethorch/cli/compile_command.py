@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from ethorch.targets.settings import Settings
 
 PANEL = "A model"
-#: The name of standard output.
+#: File name of standard output.
 STDOUT = Path("-")
-_REMEDIES = 3  # that are listed if a budget does not hold
+_REMEDIES = 3  # listed remedies if a budget is not met
 
 
 @command("compile", PANEL)

@@ -1,4 +1,4 @@
-"""Subcommands for firmware: firmware, run-firmware."""
+"""Subcommands for firmware."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def run_firmware(
 
 
 def _describe_run(run: Run) -> str:
-    """Return the output of the firmware, the way it ended, and the faults."""
+    """Return the output of the firmware, its end, and the faults."""
     counts = []
     if run.instructions is not None:
         counts.append(f"{run.instructions} instructions of the CPU")

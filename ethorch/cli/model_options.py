@@ -1,4 +1,4 @@
-"""Options of models on the command line: shapes of inputs, weights, and inputs from files."""
+"""Command line options of models."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def load_with_weights(reference: str, weights: Path | None = None) -> UserModel | UserMethods:
-    """Return the model with this name, or the models of several methods.
+    """Return the named model, or the models of several methods.
 
     Args:
         reference: See ``ethorch.models.load.load_model``.
@@ -29,7 +29,7 @@ def load_with_weights(reference: str, weights: Path | None = None) -> UserModel 
 
     Raises:
         SpecError: Weights were passed for several methods.
-        EthorchError: The weights do not fit.
+        EthorchError: The weights do not match the model.
     """
     from ethorch.models.load import UserMethods, load_model
 
@@ -53,11 +53,11 @@ def _load_weights(module: nn.Module, path: Path) -> None:
             state = torch.load(path, weights_only=True, map_location="cpu")
     except ModuleNotFoundError:
         raise EthorchError(f"{path} cannot be read without the package safetensors: pip install safetensors.") from None
-    except Exception as error:  # whatever torch raises for a file that is something else
+    except Exception as error:  # torch raises many types for other files
         raise EthorchError(f"{path} holds no state dict of tensors: {str(error).splitlines()[0]}") from error
     if not isinstance(state, Mapping):
         raise EthorchError(f"{path} holds {type(state).__name__}; a state dict is wanted: names and tensors.")
-    for key in ("state_dict", "model"):  # as training scripts wrap it
+    for key in ("state_dict", "model"):  # wrappers used by training scripts
         if isinstance(state.get(key), Mapping):
             state = state[key]
     parameters = module.state_dict()
@@ -95,7 +95,7 @@ def inputs_from(
         open_dims: Axes of each example tensor that may have another size.
 
     Raises:
-        EthorchError: The inputs do not fit the example inputs.
+        EthorchError: The inputs do not match the example inputs.
     """
     if len(paths) != 1 and len(paths) != len(example_inputs):
         raise EthorchError(
@@ -119,10 +119,10 @@ def _first(path: Path, example_inputs: tuple[Any, ...], open_dims: Sequence[Coll
 def inputs_for(program: Program, paths: Sequence[Path]) -> tuple[Any, ...]:
     """Read the inputs of one inference of a program: values of its own types, or floats for quantized inputs.
 
-    If the program selects a method by shapes, any of these shapes fit.
+    If the program selects a method by shapes, any of these shapes is accepted.
 
     Raises:
-        EthorchError: The inputs do not fit.
+        EthorchError: The inputs do not match the program.
     """
     from ethorch.program.program import record_of
 

@@ -1,4 +1,4 @@
-"""Arguments and options that several subcommands share, and their settings."""
+"""Arguments and options that several subcommands share."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def settings_of(
     Vela flags without effect are listed on stderr.
 
     Raises:
-        SpecError: A name, size or file is wrong.
+        SpecError: A name, size or file is invalid.
     """
     from ethorch.targets.assignments import parse_latency, with_assignments
 
@@ -235,7 +235,7 @@ def _read_settings(file: Path | None) -> Settings:
 
 
 def _samples_table(samples: Samples) -> dict[str, Any]:
-    """Return the options as entries of the settings' table ``samples``."""
+    """Return the options as the settings' table ``samples``."""
     table: dict[str, Any] = {
         "calibrate": [str(path) for path in samples.calibrate or ()] or None,
         "max_samples": samples.max_samples,
@@ -247,7 +247,7 @@ def _samples_table(samples: Samples) -> dict[str, Any]:
 
 
 def numbers_of(flag: str, text: str | None) -> list[float] | None:
-    """Return the numbers of ``0.1,0.2``; None without a text."""
+    """Return the numbers of a text such as ``0.1,0.2``."""
     try:
         return None if text is None else [float(word) for word in text.split(",")]
     except ValueError:

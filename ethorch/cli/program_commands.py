@@ -1,4 +1,4 @@
-"""Subcommands for a finished program: run, disassemble, generate."""
+"""Subcommands for a compiled program: run, disassemble, generate."""
 
 from __future__ import annotations
 

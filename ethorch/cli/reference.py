@@ -46,7 +46,7 @@ def _rows(function: Function) -> Iterator[str]:
     for parameter in parameters(function):
         kind, *infos = get_args(parameter.annotation)
         info = infos[0]
-        written = [info.default] if isinstance(info.default, str) else []  # the first of them is Typer's first parameter
+        written = [info.default] if isinstance(info.default, str) else []  # Typer's first parameter may be a flag
         flags = [*written, *(info.param_decls or ())] or [f"--{parameter.name.replace('_', '-')}"]
         named = [f"`{flag}`" for flag in flags] if isinstance(info, typer.models.OptionInfo) else [f"`{info.metavar}`"]
         kinds = [getattr(member, "__name__", str(member)) for member in (get_args(kind) or (kind,)) if member is not type(None)]

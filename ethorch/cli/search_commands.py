@@ -117,7 +117,7 @@ def _sensitivity(user: UserModel, settings: Settings) -> Answer:
 
 
 def read_function(name: str) -> Any:
-    """Return the function with the name ``FILE.py:NAME`` or ``package.module:NAME``.
+    """Return the function ``FILE.py:NAME`` or ``package.module:NAME``.
 
     Raises:
         SpecError: The name does not exist or is not a function.

@@ -1,4 +1,4 @@
-"""Read MODEL and PROGRAM of the command line: models with the samples of the settings, and programs from files."""
+"""Read MODEL and PROGRAM arguments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def is_program(source: str) -> bool:
-    """Return True if it names a ``.pte`` or a saved folder, and not a model."""
+    """Return True if ``source`` is a ``.pte`` or a saved folder instead of a model."""
     return source.endswith(".pte") or (Path(source).is_dir() and not source.startswith(tuple(f"{zoo}:" for zoo in ZOOS)))
 
 
@@ -24,7 +24,7 @@ def read_program(source: str | Path, method: str | None = None) -> Program:
     """Return the program in a file or a saved folder.
 
     Raises:
-        SpecError: It is the name of a model.
+        SpecError: ``source`` is the name of a model.
     """
     _check_no_model(str(source))
     from ethorch.program.program import load
@@ -37,9 +37,9 @@ def read_model(name: str, settings: Settings) -> UserModel | UserMethods:
 
     Raises:
         SpecError: The settings have samples of one model, and this one has several methods.
-        EthorchError: The weights or samples do not fit.
+        EthorchError: The weights or samples do not match the model.
     """
-    find(name)  # what is wrong is said before the seconds that the imports below take
+    find(name)  # report errors before the imports below, which take seconds
     from ethorch.cli.model_options import load_with_weights
     from ethorch.models.load import UserMethods
     from ethorch.program.compile import user_model
@@ -100,7 +100,7 @@ def compile_model(name: str, settings: Settings) -> Program:
 
 
 def program_of(source: str, choices: options.Choices, method: str | None = None) -> Program:
-    """Return the program in a file, or that of a model, compiled by ``--settings`` and ``--set``.
+    """Return the program in a file, or compile a model with ``--settings`` and ``--set``.
 
     Raises:
         SpecError: The source is a program, which ``--set`` cannot change.
@@ -115,7 +115,7 @@ def program_of(source: str, choices: options.Choices, method: str | None = None)
 
 
 def _check_no_model(name: str) -> None:
-    """Raise SpecError for a model name, if a program is expected."""
+    """Raise SpecError for the name of a model."""
     file = name.rpartition(":")[0] or name
     if not file.endswith((".py", ".pt2")) and name.partition(":")[0] not in ZOOS:
         return

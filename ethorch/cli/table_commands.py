@@ -1,4 +1,4 @@
-"""Subcommands without a model or program: ops, targets, doctor."""
+"""Subcommands without a model or program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Advice that makes a program smaller or faster, derived from the data of ``Program.to_json``."""
+"""Advice to make a program smaller or faster, from the data of ``Program.to_json``."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Data = Mapping[str, Any]
 
 _LEAST = 0.02  #: Least share of the cycles or of the RAM that is worth advice.
 _QUANTIZERS = ("quantized_decomposed::quantize_per_tensor", "quantized_decomposed::dequantize_per_tensor")
-_NAMED = 3  # modules or operators that a sentence names
+_NAMED = 3  # maximum names of modules or operators in a sentence
 
 
 @dataclass(frozen=True)
 class Advice:
-    """A change that would help.
+    """A recommended change.
 
     Attributes:
         id: Stable identifier.
@@ -119,7 +119,7 @@ def _float_ends(data: Data, layers: Sequence[Layer]) -> Iterator[Advice]:
 
 
 def _transposes(data: Data, layers: Sequence[Layer]) -> Iterator[Advice]:
-    """Yield advice for operations of the NPU that only change the order of elements."""
+    """Yield advice for NPU operations that only reorder elements."""
     moves = [x for x in layers if x.bound == TRANSPOSES]
     share = _share(_cycles(moves), layers)
     if share < _LEAST:
@@ -160,7 +160,6 @@ def _at_ends(layers: Sequence[Layer]) -> list[Layer]:
 
 
 def _waiting(data: Data, layers: Sequence[Layer], memory: MemoryReport) -> Iterator[Advice]:
-    """Yield advice for each memory that the NPU waits for."""
     system = data.get("memory_system")
     for name in MEMORY_KEYS:
         bound = [x for x in layers if x.bound == name and x.cycles is not None and x.npu_cycles is not None]
@@ -192,7 +191,6 @@ def _waiting(data: Data, layers: Sequence[Layer], memory: MemoryReport) -> Itera
 
 
 def _idle(data: Data, layers: Sequence[Layer]) -> Iterator[Advice]:
-    """Yield advice for layers that use few of the NPU's multipliers."""
     system = data.get("memory_system")
     per_cycle = None if system is None else system["macs_per_cycle"]
     if not per_cycle:
@@ -219,7 +217,7 @@ def _idle(data: Data, layers: Sequence[Layer]) -> Iterator[Advice]:
 
 
 def _peak(data: Data, memory: MemoryReport) -> Iterator[Advice]:
-    """Yield advice about the tensors that are alive at the peak of the largest region."""
+    """Yield advice for the tensors that are alive at the peak of the largest region."""
     regions = {tensor.region for tensor in memory.tensors}
     region = max(regions, key=lambda name: memory.regions.get(name, 0), default=None)
     if region is None or not memory.regions.get(region) or not data["ram_bytes"]:
@@ -243,6 +241,5 @@ def _sentence(text: str) -> str:
 
 
 def _some(names: Sequence[str]) -> str:
-    """Return the first names and the number of the others."""
     more = len(names) - _NAMED
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

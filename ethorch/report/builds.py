@@ -1,4 +1,4 @@
-"""Compare two builds by the data of ``Program.to_json``: totals, and layers by module and operator."""
+"""Compare two builds: totals, and layers by module and operator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Data = Mapping[str, Any]
 
-#: Figure -> is less of it better?
+#: Figure -> whether a smaller value is better.
 TOTALS = {
     "total_cycles": True,
     "cpu_cycles": True,
@@ -35,7 +35,7 @@ TOTALS = {
     "accuracy.sqnr_db": False,
 }
 SAME, CHANGED, MOVED, ADDED, REMOVED = "same", "changed", "moved", "added", "removed"
-_SHOWN = 40  # layers that the text lists; JSON has all
+_SHOWN = 40  # layers in the text; JSON contains all
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Change:
         return _percent(self.before, self.after)
 
     def is_worse(self, percent: float) -> bool:
-        """Return True if it is worse by more than ``percent``."""
+        """Return True if the growth is for the worse and above ``percent``."""
         grown = self.percent
         return grown is not None and (grown if self.less_is_better else -grown) > percent
 
@@ -188,10 +188,7 @@ class BuildComparison:
 
 
 def compare_builds(before: Data, after: Data) -> BuildComparison:
-    """Compare two builds.
-
-    Args:
-        before, after: Data of ``Program.to_json``.
+    """Compare two builds by their data of ``Program.to_json``.
 
     Raises:
         FormatError: The data have another format.
@@ -254,7 +251,7 @@ def _differences(before: Data, after: Data) -> dict[str, tuple[Any, Any]]:
 
 def _at(data: Data, path: str) -> float | None:
     if path == "operators.cpu" and data["operators"]["npu"] is None:
-        return None  # of a .pte: kernels, with those that convert, and not operators that were refused
+        return None  # a .pte records kernels, including conversions, and no refused operators
     value: Any = data
     for key in path.split("."):
         value = None if value is None else value[key]

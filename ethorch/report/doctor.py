@@ -1,4 +1,4 @@
-"""Checks of the installation: packages and their versions, compilers, and tools for firmware."""
+"""Checks of the installation: packages, compilers, and tools for firmware."""
 
 from __future__ import annotations
 

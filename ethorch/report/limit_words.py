@@ -50,7 +50,7 @@ def words(limits: Limits, windows: bool = True) -> list[str]:
 
 
 def limits_of(tosa: Iterable[str], windows: bool = True) -> list[tuple[str, list[str]]]:
-    """Return (families, phrases) for calls that lower to these TOSA operators; families with equal limits are combined."""
+    """Return (families, phrases) for calls that lower to these TOSA operators. Families with equal limits are combined."""
     operators = list(dict.fromkeys(tosa))
     by_phrases: dict[tuple[str, ...], list[str]] = {}
     for name, family in FAMILIES.items():

@@ -36,7 +36,7 @@ def operators(pattern: str = "*") -> list[Row]:
 
 
 def operator_names() -> list[str]:
-    """Return the names that select an operator: those of PyTorch and of graphs, with and without module."""
+    """Return the names that select an operator, of PyTorch and of graphs, with and without module."""
     names: dict[str, None] = {}
     for facts in operator_facts():
         for name in (*facts.pytorch, *facts.names, *facts.adapters):
@@ -86,7 +86,6 @@ def _has_window(name: str) -> bool:
 
 
 def _cost(spec: OperatorFacts, tried: support.Support) -> str:
-    """Return the cost in a sentence."""
     if spec.absorbs:
         return "nothing behind an operator that has an output scale of its own: it is a part of it; else one pass over the tensor."
     if spec.kind == "table":
@@ -218,12 +217,12 @@ def _runs_more(target: Target, baseline: Target) -> list[str]:
 
 
 def tuning_rows(tuning: Tuning) -> dict[str, str]:
-    """Return each field with its choice. A choice with several numbers has a row for each, called field.number."""
+    """Return each field with its choice. Numbers of a choice have their own rows, called field.number."""
     return _choices("", tuning)
 
 
 def tuning_names(*choices: dict[str, str]) -> list[str]:
-    """Return the names of all rows; each number follows its choice."""
+    """Return the names of all rows, each choice before its numbers."""
     order = [field.name for field in fields(Tuning)]
     return sorted(dict.fromkeys(name for rows in choices for name in rows), key=lambda name: order.index(name.partition(".")[0]))
 

@@ -1,4 +1,4 @@
-"""A program's summary in GitHub-flavoured Markdown, for pull requests, from the plain data of ``Program.to_json``."""
+"""A program's summary in GitHub-flavored Markdown, for pull requests."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ethorch.support.errors import FormatError
 from ethorch.support.wording import count_noun
 
 Data = Mapping[str, Any]
-_LARGEST = 10  # layers that are listed
+_LARGEST = 10  # listed layers
 _SPECIAL = re.compile(r"([\\`*_\[\]|~#$])")
 _STATES = {"yes": "✅", "no": "❌", "unknown": "❔", "open": "➖"}
 
 
 def text(value: object) -> str:
-    """Return the text on one line with every character of Markdown and HTML escaped."""
+    """Return the text on one line, with Markdown and HTML escaped."""
     return escape(_SPECIAL.sub(r"\\\1", " ".join(str(value).split())), quote=False)
 
 
@@ -31,9 +31,9 @@ def table(heads: Sequence[str], body: Iterable[Sequence[object]], right: Sequenc
     """Return the lines of a table.
 
     Args:
-        heads: of the columns.
-        body: rows of text, which is escaped.
-        right: columns whose text is set to the right.
+        heads: Column titles.
+        body: Rows of text, which is escaped.
+        right: Indices of right-aligned columns.
     """
     lines = [f"| {' | '.join(map(text, heads))} |"]
     lines.append(f"| {' | '.join('---:' if number in right else '---' for number in range(len(heads)))} |")
@@ -46,10 +46,10 @@ def markdown(data: Data, title: str = "", model: Sequence[str] = (MODEL,)) -> st
     Args:
         data: Data of ``Program.to_json``.
         title: Name of the program.
-        model: Arguments of the command line that name the model and its samples.
+        model: Command line arguments that name the model and its samples.
 
     Raises:
-        FormatError: the data is something else.
+        FormatError: The data have another format.
     """
     try:
         return "\n".join(_lines(data, title, model))

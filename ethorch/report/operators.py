@@ -1,4 +1,4 @@
-"""Facts about each operator, stored in ``operators.json``, so that listings need neither torch nor the lowerings.
+"""Facts about each operator, stored in ``operators.json``, so that listings require neither torch nor the lowerings.
 
 ``python -m tools.docs`` writes the file.
 """
@@ -48,7 +48,7 @@ class OperatorFacts:
 
     @property
     def source(self) -> str:
-        """File and first line with the name, ``lower/ops/conv.py:60``; the file alone if the name is composed there."""
+        """File and first line with the name, ``lower/ops/conv.py:60``; only the file if its code computes the name."""
         lines = _lines(self.file)
         line_number = next((number for number, line in enumerate(lines, 1) if f'"{self.name}"' in line), None)
         return self.file if line_number is None else f"{self.file}:{line_number}"

@@ -1,4 +1,4 @@
-"""Read the plain data of a program from JSON of ``--json``, or from a folder of ``Program.save``."""
+"""Read a program's plain data from the JSON of ``--json``, or from a folder of ``Program.save``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def read_program_data(path: str | os.PathLike[str], method: str | None = None) -
 
     Args:
         path: A ``.json`` file, or a folder with ``program.json``.
-        method: Name of a method. The first method by default, and if the file does not contain this one.
+        method: Name of a method. Defaults to the first method, also if the file does not contain this one.
 
     Raises:
         FormatError: The file cannot be read, or has other contents.
@@ -36,7 +36,7 @@ def read_program_data(path: str | os.PathLike[str], method: str | None = None) -
 
 
 def read_methods_data(path: str | os.PathLike[str]) -> dict[str | None, dict[str, Any]]:
-    """Return the data of each method by its name. The first is the method of the program that was saved.
+    """Return the data of each method by its name. The first is the method of the saved program.
 
     Args:
         path: A ``.json`` file, or a folder with ``program.json``.
@@ -61,7 +61,7 @@ def read_methods_data(path: str | os.PathLike[str]) -> dict[str | None, dict[str
 
 
 def write_methods_data(methods: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the contents of ``program.json`` for the data of each method, which ``read_methods_data`` reads."""
+    """Return the contents of ``program.json`` for the data of each method."""
     first, *others = methods
     differing = {data["method"]: {key: value for key, value in data.items() if value != first[key]} for data in others}
     return {**first, OTHERS: differing} if others else dict(first)

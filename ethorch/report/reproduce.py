@@ -1,4 +1,4 @@
-"""Options of ``ethorch compile`` that reproduce the settings of a program."""
+"""``ethorch compile`` options that reproduce a program's settings."""
 
 from __future__ import annotations
 
@@ -14,19 +14,16 @@ _FLAGS = {
     "target": "--target", "scheme": "--scheme", "io": "--io", "ram": "--ram", "flash": "--flash", "latency_ms": "--latency",
     "min_sqnr_db": "--min-sqnr-db", "board": "--board",
 }  # fmt: skip
-#: Stands for a model that has no name on a command line: one that Python code made.
+#: Placeholder for a model without a name on a command line, e.g. one created in Python.
 MODEL = "MODEL"
 _DEFAULTS = Settings().to_json()
 _NOT_SET = ("shapes", "modules", "samples")
 
 
 def options(settings: Mapping[str, Any]) -> list[str]:
-    """Return the words of a command line without defaults, except target and scheme.
+    """Return the command line arguments for settings in ``Program.to_json``, except defaults, target and scheme.
 
     A user's ini file or board is named without its folder.
-
-    Args:
-        settings: Settings in ``Program.to_json``.
     """
     words: list[str] = []
     for name, flag in _FLAGS.items():

@@ -1,4 +1,4 @@
-"""Summary of a program, rendered from the data of ``Program.to_json``."""
+"""Summary of a program."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 Data = Mapping[str, Any]
 BUDGET_COLUMNS = ("budget", "limit", "figure", "holds")  #: of ``budget_rows``
-_LOUD = 0.02  # share of the time or the RAM that is worth a line
+_LOUD = 0.02  # minimum share of the time or the RAM for a line
 
 
 def summary(data: Data) -> RenderableType:
-    """Return the headline, the figures, the budgets, and the operators on the CPU with their reasons.
+    """Return the headline, figures, budgets, and the CPU operators with their reasons.
 
     Args:
         data: Data of ``Program.to_json``.
@@ -57,7 +57,6 @@ def head(data: Data) -> str:
 
 
 def _others(data: Data) -> list[str]:
-    """Return the other methods of the file."""
     return [name for name in data.get("methods", ()) if name != data["method"]]
 
 
@@ -102,7 +101,7 @@ def rows(data: Data) -> Iterator[tuple[str, str, str]]:
 
 
 def budget_rows(data: Data) -> Iterator[tuple[str, str, str, str]]:
-    """Yield (name, limit, figure, state) of each budget; the state is ``yes``, ``no`` or ``unknown``."""
+    """Yield (name, limit, figure, state) of each budget. The state is ``yes``, ``no`` or ``unknown``."""
     for row in data["budgets"]:
         in_bytes = row["name"] in ("ram", "flash") or row["name"].startswith("memory ")
         limit, figure = (_budget_figure(row[key], in_bytes) for key in ("limit", "found"))
@@ -138,12 +137,12 @@ def _cycles(part: Mapping[str, Any]) -> int:
 
 
 def largest_layers(data: Data, count: int = 10) -> list[tuple[str, float, str]]:
-    """Return the name, the cycles, and the cycles as text of the layers with the most cycles."""
+    """Return (name, cycles, cycles as text) of the layers with the most cycles."""
     layers = sorted((layer for layer in data["layers"] if layer["op_cycles"]), key=lambda layer: -layer["op_cycles"])
     return [(f"{layer['where']} {layer['name']}", layer["op_cycles"], f"{layer['op_cycles']:,}") for layer in layers[:count]]
 
 
 def largest_saving(data: Data) -> str:
-    """Return the advice with the largest weight, without refusals; empty if there is none."""
+    """Return the advice with the largest weight except refusals, or ""."""
     largest = next((entry for entry in advice(data) if not entry.id.startswith("cpu.") and entry.weight >= _LOUD), None)
     return "" if largest is None else f"Largest saving: {largest.figure}. {largest.text}"

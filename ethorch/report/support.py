@@ -1,4 +1,4 @@
-"""Supported calls of each operator on each NPU, found by a dry run of the lowering and stored in ``support.json``.
+"""Supported calls of each operator on each NPU, from a dry run of the lowering, stored in ``support.json``.
 
 ``python -m tools.support`` writes the file.
 """
@@ -56,7 +56,7 @@ class Support:
 
 @cache
 def table() -> dict[str, Support]:
-    """Return the results in ``support.json`` by operator."""
+    """Return the results by operator."""
     return {name: _read(row) for name, row in json.loads(PATH.read_text(encoding="utf-8")).items()}
 
 

@@ -1,4 +1,4 @@
-"""Verdicts on memory, time and accuracy, derived from the data of ``Program.to_json``."""
+"""Verdicts on memory, time and accuracy."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ YES, NO, UNKNOWN, OPEN = "yes", "no", "unknown", "open"
 
 @dataclass(frozen=True)
 class Verdict:
-    """An answer to one question.
+    """The answer to one question about a program.
 
     Attributes:
-        question: in a few words.
-        state: ``yes``, ``no``, ``unknown`` (there is a limit, and no figure), or ``open`` (there is no limit).
-        answer: a sentence with the figures.
+        question: The question in a few words.
+        state: ``yes``, ``no``, ``unknown`` (a limit without a figure), or ``open`` (no limit).
+        answer: A sentence with the figures.
     """
 
     question: str
@@ -29,7 +29,7 @@ class Verdict:
 
 
 def verdicts(data: Data) -> tuple[Verdict, Verdict, Verdict]:
-    """Memory, time, accuracy: each against the limits of the settings."""
+    """Return the verdicts on memory, time and accuracy by the limits of the settings."""
     budgets = {row["name"]: row for row in data["budgets"]}
     return _memory(data, budgets), _time(data, budgets), _accuracy(data, budgets)
 
@@ -56,7 +56,7 @@ def _memory(data: Data, budgets: Mapping[str, Data]) -> Verdict:
 
 
 def _compare_boards(data: Data) -> str:
-    """Compare the needs with the boards that have this NPU; empty if no listed board has it."""
+    """Compare the required memory with boards that have this NPU; return "" if no listed board has it."""
     boards = data.get("boards") or ()
     fitting = [board["name"] for board in boards if _fits(data, board)]
     if not boards:

@@ -1,4 +1,4 @@
-"""Measure a method's allocations: ExecuTorch's allocators load and run it in this process.
+"""Measure a method's allocations by running it in this process.
 
 ExecuTorch's structures contain pointers, so the method allocator needs more on a 64-bit host than on a Cortex-M. All other sizes
 are equal.
@@ -30,8 +30,7 @@ class Allocated:
     Attributes:
         planned: Sizes of the planned memories, in order.
         method_pool_bytes: Structures that ExecuTorch allocates when it loads the method.
-        temporary_bytes: Peak of the temporary allocator, which includes a delegate's scratch region, as with Arm's delegate in
-            firmware.
+        temporary_bytes: Peak of the temporary allocator, including a delegate's scratch region, as with Arm's delegate in firmware.
     """
 
     planned: tuple[int, ...]
@@ -45,7 +44,7 @@ class Allocated:
 
 
 class _Idle:
-    """A machine that has a scratch region but computes nothing, because allocations do not depend on values."""
+    """A machine with a scratch region that computes nothing, because allocations do not depend on values."""
 
     def __init__(self, payload: DelegatePayload):
         self._scratch = np.zeros(payload.scratch_bytes, np.uint8)
@@ -65,7 +64,7 @@ def measure(
     Args:
         program: Contents of the .pte.
         method: Method name.
-        method_pool_bytes, temporary_bytes: Sizes of the two allocators. Default: 64 MiB.
+        method_pool_bytes, temporary_bytes: Sizes of the two allocators. Defaults to 64 MiB.
 
     Raises:
         ProgramError, PayloadError: The file or a delegate is malformed.

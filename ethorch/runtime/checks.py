@@ -1,4 +1,4 @@
-"""Checks before ExecuTorch's runtime, whose own verification misses errors that abort the process."""
+"""Checks for errors that ExecuTorch's own verification misses, and that would abort the process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ethorch.support.wording import count_noun
 
 
 def payloads(description: Method) -> tuple[DelegatePayload, ...]:
-    """Return the Ethos-U payloads of a method, after checking the number and sizes of their tensors in each call."""
+    """Check the number and sizes of the tensors in each delegate call, and return the method's Ethos-U payloads."""
     payloads = {index: delegate.payload for index, delegate in enumerate(description.delegates) if delegate.id == BACKEND_ID}
     for call in description.calls:
         if call.delegate not in payloads:

@@ -1,6 +1,6 @@
 """The delegate in ExecuTorch's runtime: a C++ backend, registered as "EthosUBackend", that calls Python.
 
-The library receives each delegate's payload and tensors and passes them to a machine that runs the NPU's commands.
+The library passes each delegate's payload and tensors to a machine that runs the NPU's commands.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _DONE = 1  # result of a finished run; callbacks that raise return other values
 
 
 class Delegate:
-    """A delegate in the runtime: its payload, its machine, and the buffers that it reads in place."""
+    """A delegate in the runtime, with the buffers that it reads in place."""
 
     def __init__(self, payload: DelegatePayload, machine: Machine, buffers: Buffers | None = None):
         self.payload, self.machine, self.buffers = payload, machine, buffers
@@ -64,7 +64,7 @@ class Delegate:
             start = end
 
     def run(self, inputs: Any, outputs: Any) -> None:
-        """Copy inputs in, run, and copy outputs out. The C++ side has checked their number and sizes."""
+        """Copy inputs in, run, and copy outputs out. The C++ code has checked their number and sizes."""
         self.started = time.monotonic_ns()
         if not self.payload.scratch_bytes:  # no scratch region, hence no tensors
             self.machine.run()
@@ -188,8 +188,8 @@ class HostBackend:
     def _store_escaped_errors(self) -> Iterator[None]:
         """Store exceptions that leave a callback, which only ``sys.unraisablehook`` receives.
 
-        Python handles signals that arrive in C++ at the first instruction of the next callback, before its ``try``. This applies to
-        Ctrl-C.
+        Python handles signals that arrive in C++, such as Ctrl-C, at the first instruction of the next callback, before its
+        ``try``.
         """
         previous_hook = sys.unraisablehook
 

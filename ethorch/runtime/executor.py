@@ -35,7 +35,7 @@ class _Item(ctypes.Structure):
 
 
 class Executor:
-    """Methods of one program with common memories, as large as the largest method needs.
+    """Methods of one program with common memories, of the size of the largest method.
 
     Failed calls raise RuntimeError with ExecuTorch's error code. ``HostBackend.calling`` adds ExecuTorch's messages.
 

@@ -1,7 +1,6 @@
 """Programs in this process: ExecuTorch's runtime, ethorch's delegate and the NPU simulator.
 
-``delegate`` connects the delegate to the runtime; ``checks`` rejects inputs that would crash it. Other operators run on
-ExecuTorch's CPU kernels.
+Operators outside delegates run on ExecuTorch's CPU kernels.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class HostProgram:
 
     Attributes:
         method: Name of the method.
-        methods: Names of all methods that are loaded with it, including itself.
+        methods: Names of all methods that are loaded together.
         description: Parsed method: values, inputs, operators, calls.
         delegates: Payload of each Ethos-U delegate, in file order.
     """
@@ -62,7 +61,7 @@ class HostProgram:
         """Return another method that is loaded with this one.
 
         Raises:
-            HostError: There is no such method.
+            HostError: The method does not exist.
         """
         if method not in self.methods:
             raise HostError(
@@ -100,10 +99,10 @@ class HostProgram:
 
         Args:
             samples: Inputs of each call, as a tuple or list.
-            threads: Threads of the simulator. Default: CPUs available to this process.
+            threads: Threads of the simulator. Defaults to the CPUs available to this process.
 
         Raises:
-            HostError, MachineFault: See :meth:`__call__`; the message has the number of the sample.
+            HostError, MachineFault: See :meth:`__call__`; the message has the sample's number.
         """
         ready = [self._prepare_inputs(sample) for sample in samples]
         machine = self._batch_machine
@@ -206,10 +205,10 @@ def load(
 
     Args:
         source: Path or contents of the .pte.
-        method: Method name. Default: ``forward``, or the first method of a file without it.
-        machine: Factory of the machine of each delegate. Default: ``ethorch.npu.Machine``.
+        method: Method name. Defaults to ``forward``, or to the first method of a file without it.
+        machine: Factory of the machine of each delegate. Defaults to ``ethorch.npu.Machine``.
         trace: Trace of each ``ethorch.npu.Machine``.
-        etdump: Record events for ``HostProgram.write_etdump``.
+        etdump: Whether to record events for ``HostProgram.write_etdump``.
         sources: Function that returns the operator of each command from a payload and its compile specs, e.g.
             ``ethorch.vela.artifacts.reader(folder)``. Faults, traces and events then name the operator.
         budget: Maximum work units per run of a delegate. See ``ethorch.npu.Machine``.

@@ -30,7 +30,7 @@ class PersistentInputs:
     """Persistent buffers among a delegate's inputs.
 
     Attributes:
-        places: Offset in planned memory ``SHARED_MEMORY`` by number of the input.
+        places: Offset in planned memory ``SHARED_MEMORY`` by input number.
         size_bytes: Size of this memory.
     """
 
@@ -39,7 +39,7 @@ class PersistentInputs:
 
 
 def find_persistent_inputs(methods: Iterable[Method]) -> dict[DelegatePayload, PersistentInputs]:
-    """Return the persistent inputs of delegates, for payloads that are called once."""
+    """Return the persistent inputs of delegates whose payloads are called once."""
     inputs_by_payload: dict[DelegatePayload, PersistentInputs] = {}
     calls = Counter[DelegatePayload]()
     for method in methods:
@@ -67,7 +67,7 @@ class Buffers:
         self._reader: tuple[Machine, frozenset[int]] | None = None
 
     def reader(self, inputs: Any) -> tuple[Machine, frozenset[int]] | None:
-        """Return the machine that reads inputs in place and the numbers of these inputs, or None if it can read none.
+        """Return the machine that reads inputs in place and the numbers of these inputs, or None if there are none.
 
         Args:
             inputs: Addresses by number.

@@ -1,4 +1,4 @@
-"""C++ library of ``ethorch.runtime``, built on first use, and the copies of ExecuTorch's core that it registers with."""
+"""The C++ library of ``ethorch.runtime``, and the copies of ExecuTorch's core that it registers with."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _find_kernels(core: Path) -> list[str]:
 
 
 def load_backends() -> None:
-    """Load and thereby register the backends next to the core."""
+    """Load the backends next to the core, which registers them."""
     core = _find_core()
     for path in [] if core is None else sorted(core.parent.glob("libexecutorch_backend_*")):
         with contextlib.suppress(OSError):  # a backend without its device libraries

@@ -1,4 +1,4 @@
-"""Run many inputs through a program: the CPU part in ExecuTorch's runtime one at a time, delegates in batches.
+"""Run many inputs through a program: the CPU operators in ExecuTorch's runtime one input at a time, delegates in batches.
 
 Each input runs in the runtime up to its first delegate, where its inputs are stored and the run is aborted. The simulator then
 runs the delegate for all inputs (``ethorch.npu.run_many``). In the next round, each run receives the stored outputs and reaches

@@ -19,7 +19,7 @@ from ethorch.support.errors import HostError
 def together(methods: Mapping[str, Method], name: str) -> dict[str, Method]:
     """Return the methods to load with ``name``: all methods that share buffers, if it does.
 
-    The methods of a program have one set of memories, in which tensors of different methods overlap. Methods without shared buffers
+    A program's methods have one set of memories, in which tensors of different methods overlap. Methods without shared buffers
     are therefore loaded separately.
     """
     if not _shares(methods[name]):
@@ -40,8 +40,8 @@ class Session:
         data: Contents of the file.
         descriptions: Methods by name.
         machine: Factory of the machine of each delegate.
-        etdump: Record events.
-        over: Factory of machines that read buffers in place. None: buffers are copied.
+        etdump: Whether to record events.
+        over: Factory of machines that read buffers in place, or None to copy buffers.
 
     Attributes:
         descriptions: Methods by name.

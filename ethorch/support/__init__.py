@@ -1,1 +1,1 @@
-"""Common utilities: errors, native code, progress, tables, files, processes."""
+"""Common utilities."""

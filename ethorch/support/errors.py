@@ -61,8 +61,8 @@ class VelaError(EthorchError):
     """Vela refused a graph.
 
     Attributes:
-        declined: Vela's message by place in the user's code (an Origin), as far as known.
-        too_long: Place at which the command stream exceeds its maximum length.
+        declined: Vela's message by user code location (an Origin), as far as known.
+        too_long: Location at which the command stream exceeds its maximum length.
         lost_output: Whether Vela compiled the graph but omitted an output.
     """
 
@@ -86,7 +86,7 @@ class ProgramError(FormatError):
 
 
 class BoardError(FormatError):
-    """An error in a board's TOML file; the message has line, key, value and allowed values."""
+    """An error in a board's TOML file. The message has line, key, value and allowed values."""
 
 
 class ElfError(FormatError):
@@ -107,7 +107,7 @@ class MachineFault(EthorchError):
     image: int | None = None
 
     def of_image(self, image: int) -> MachineFault:
-        """Return the same fault for input ``image`` of a batch."""
+        """Return the same fault for an input of a batch."""
         fault = MachineFault(f"input {image}: {self}")
         fault.operation, fault.source, fault.image, fault.__cause__ = self.operation, self.source, image, self
         return fault
@@ -117,7 +117,7 @@ class VerificationError(EthorchError):
     """A compiled delegate differs from its TOSA graph, or cannot run.
 
     Attributes:
-        operator: First operator that differs, with its place in the user's code; empty if unknown.
+        operator: First operator that differs, with its location in the user's code; empty if unknown.
         value: Name of its result in the rewritten TOSA graph; empty if a rewrite changed it.
     """
 
@@ -134,7 +134,7 @@ class HostError(EthorchError):
 
 
 class EmulatorError(EthorchError):
-    """A virtual board cannot run: the emulator or FVP is not installed, or has failed."""
+    """The emulator or FVP of a virtual board is not installed, or has failed."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class Unsupported(EthorchError):
     """A refusal. Partitioning reports it; ``preprocess`` lets it propagate.
 
     Attributes:
-        place: Place of the operator in the user's code (an Origin), if a delegate's lowering refused it.
+        place: Location of the operator in the user's code (an Origin), if a delegate's lowering refused it.
     """
 
     place: Any = None
@@ -170,6 +170,6 @@ class Unsupported(EthorchError):
 
 
 def unknown_name(kind: str, name: str, names: Iterable[str]) -> SpecError:
-    """Create a SpecError for an unknown name, with similar names and the list of known names."""
+    """Create a SpecError for an unknown name, with similar and known names."""
     options = sorted(names)
     return SpecError(f"unknown {kind} {shorten(name)}.{did_you_mean(name[:99], options)} Known: {', '.join(options)}.")

@@ -1,7 +1,7 @@
 """Lock of export, trace and conversion, which only one thread of a process may run at a time.
 
 ``torch.export`` and torch's tracers replace functions of torch and have global state. Each function of ethorch that exports or
-compiles holds ``EXPORT_LOCK``. Running programs does not need it.
+compiles acquires ``EXPORT_LOCK``. Running programs does not require it.
 
 Forks wait too, because the child would inherit a lock that is never released. A fork acquires this lock before that of
 ``redirect``, as compiling does.
@@ -27,6 +27,6 @@ if hasattr(os, "register_at_fork"):  # Windows has no fork
 
 @contextmanager
 def exclusive() -> Iterator[None]:
-    """Hold ``EXPORT_LOCK`` and silence other libraries. Also a decorator."""
+    """Acquire ``EXPORT_LOCK`` and silence other libraries. Also a decorator."""
     with EXPORT_LOCK, quiet():
         yield

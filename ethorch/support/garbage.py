@@ -27,7 +27,7 @@ def delay_collection() -> Iterator[None]:
 
 @contextmanager
 def reduce_collection() -> Iterator[None]:
-    """Collect garbage only after 50,000 new objects, for processes that import many modules."""
+    """Collect garbage only after 50,000 new objects."""
     thresholds = gc.get_threshold()
     gc.set_threshold(50_000, 20, 25)
     try:

@@ -24,7 +24,7 @@ from pathlib import Path
 from ethorch.support.errors import HostError
 
 PREBUILT = Path(__file__).parent.parent / "prebuilt"  # libraries in a wheel, with the file names of the cache
-_unloadable: set[Path] = set()  # libraries that cannot be loaded here
+_unloadable: set[Path] = set()  # libraries that could not be loaded
 
 
 def cache_folder() -> Path:
@@ -67,8 +67,8 @@ def build(
 ) -> Path:
     """Return a shared library from the cache or the wheel, or compile it.
 
-    It is written under a temporary name and renamed, so any number of processes can build it. Processes that need the same library
-    wait for the first, which compiles one file per CPU.
+    Any number of processes can build it, because it is written under a temporary name and renamed. Processes that need the same
+    library wait for the first, which compiles one file per CPU.
 
     Args:
         name: Prefix of the file name.
@@ -185,7 +185,7 @@ def _find_cached(folder: Path, start: str, any_compiler: bool, keep: bool = Fals
 
     Args:
         start: File name up to the digest of the bytes; with ``any_compiler`` up to the digest of the compiler.
-        keep: Do not remove files, and skip those that could not be loaded. For folders of the package.
+        keep: Whether to skip files that could not be loaded, without removing any. For folders of the package.
     """
     for path in sorted(folder.glob(f"{start}-*-*.so" if any_compiler else f"{start}-*.so")):
         if keep and path in _unloadable:
@@ -217,7 +217,7 @@ def _remove(path: Path) -> None:
 
 
 def compiler_command() -> list[str] | None:
-    """Return the command of the C++ compiler: CXX if set, else the first of g++, clang++ and c++ that is installed."""
+    """Return the C++ compiler: CXX if set, else the first installed one of g++, clang++ and c++."""
     variable = os.environ.get("CXX", "")
     try:
         commands = [shlex.split(variable), ["g++"], ["clang++"], ["c++"]]

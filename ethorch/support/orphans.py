@@ -1,4 +1,4 @@
-"""Processes that end when their parent ends, even if a signal killed it."""
+"""Processes that end when their parent ends, even if it is killed."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ def lifeline(process: int) -> int:
     Args:
         process: Id of this process, so that each has its own pipe.
     """
-    reading, _ = os.pipe()  # only this process has the other end, and never closes it
+    reading, _ = os.pipe()  # only this process has the writing end, and never closes it
     return reading
 
 
 @functools.lru_cache(maxsize=1)
 def end_worker_with(parent: int, pipe: int) -> None:
-    """Let this worker process end when its parent ends, on Linux even inside C++ that holds the GIL.
+    """End this worker process when its parent ends, on Linux even inside C++ that holds the GIL.
 
     Elsewhere, a thread polls the parent's id, and the worker ends after the C++ call. PR_SET_PDEATHSIG is not suitable because it
-    depends on the thread that started the worker. Nothing happens in a process that ``parent`` did not start itself.
+    depends on the thread that started the worker. Does nothing in a process that ``parent`` did not start itself.
 
     Args:
-        parent: Id of the process that hands out the work.
+        parent: Id of the process that assigns the work.
         pipe: ``lifeline`` of that process.
     """
     worker = multiprocessing.current_process()
@@ -47,7 +47,7 @@ def end_worker_with(parent: int, pipe: int) -> None:
 
 
 def _end_at_hangup(pipe: int) -> None:
-    """Let the kernel send SIGKILL to this process when the writing end of a pipe is closed (fcntl(2), O_ASYNC)."""
+    """Request SIGKILL for this process when the writing end of a pipe is closed (fcntl(2), O_ASYNC)."""
     import fcntl  # Unix only
 
     fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
@@ -62,7 +62,7 @@ def _end_after(parent: int) -> None:
 
 
 def end_child_with(parent: int) -> None:
-    """Let this process end immediately when its parent ends, on Linux even inside C++.
+    """End this process immediately when its parent ends, on Linux even inside C++.
 
     Args:
         parent: Id of the parent. The thread that started this process must wait for it, because Linux watches threads.
@@ -70,5 +70,5 @@ def end_child_with(parent: int) -> None:
     if sys.platform.startswith("linux"):
         with contextlib.suppress(OSError, AttributeError):  # a C library without prctl
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it has ended already
+    if os.getppid() != parent:  # the parent has already ended
         os._exit(128 + signal.SIGTERM)

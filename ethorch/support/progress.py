@@ -1,7 +1,6 @@
 """Stages of long work and their progress.
 
-Library code opens a ``stage`` and calls it for each finished step. A listener displays the stages; see
-``ethorch.support.progress_bar``.
+Library code opens a ``stage`` and calls it for each finished step. A listener displays the stages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Silence messages of torch, torchao and ExecuTorch during import and export, which do not concern the user's model.
+"""Silence messages of torch, torchao and ExecuTorch that do not concern the user's model, during import and export.
 
 Errors, ethorch's messages and warnings of user code are not affected.
 """
@@ -26,7 +26,7 @@ _restored = ExitStack()
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Let other libraries report errors only, each once. Levels set by the user are kept.
+    """Limit other libraries to errors, each reported once. Levels set by the user are not changed.
 
     Filters and levels are global, so the first of several threads sets them and the last restores them.
     """

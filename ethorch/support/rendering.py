@@ -64,7 +64,7 @@ def bar_chart(title: str, bars: Sequence[tuple[str, float, str]]) -> str:
     """Return a horizontal bar chart as HTML without scripts; empty without bars.
 
     Args:
-        bars: Label, length (at least 0), and the figure as text of each bar.
+        bars: Label, length (at least 0) and figure as text of each bar.
     """
     longest = max((length for _, length, _ in bars), default=0)
     if not longest:

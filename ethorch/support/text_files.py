@@ -27,31 +27,31 @@ def read_text(path: str | os.PathLike[str]) -> str:
         return Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise FormatError(f"cannot read {path}: byte {error.start} is not UTF-8. Save the file as UTF-8 text.") from None
-    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+    except (OSError, ValueError) as error:  # ValueError: the path contains a zero byte
         raise FormatError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}.") from None
 
 
 def read_json(path: str | os.PathLike[str], remedy: str) -> dict[str, Any]:
-    """Return the object that a JSON file contains.
+    """Return the object in a JSON file.
 
     Args:
-        remedy: A sentence about how to get a proper file.
+        remedy: A sentence about how to create a valid file.
 
     Raises:
-        FormatError: The file cannot be read, or contains something else.
+        FormatError: The file cannot be read, or has other contents.
     """
     return parse_json(read_text(path), str(path), remedy)
 
 
 def parse_json(text: str, label: str, remedy: str) -> dict[str, Any]:
-    """Return the object that a JSON text contains.
+    """Return the object in a JSON text.
 
     Args:
-        label: The name of the file in messages.
-        remedy: A sentence about how to get a proper file.
+        label: Name of the file in messages.
+        remedy: A sentence about how to create a valid file.
 
     Raises:
-        FormatError: The text is something else.
+        FormatError: The text is not a JSON object.
     """
     try:
         content = json.loads(text)
@@ -65,13 +65,13 @@ def parse_json(text: str, label: str, remedy: str) -> dict[str, Any]:
 
 
 def parse_toml(text: str, label: str) -> dict[str, Any]:
-    """Return the tables that a TOML text contains.
+    """Return the tables in a TOML text.
 
     Args:
-        label: The name of the file in messages.
+        label: Name of the file in messages.
 
     Raises:
-        FormatError: The text is something else.
+        FormatError: The text is not TOML.
     """
     try:
         return tomllib.loads(text)

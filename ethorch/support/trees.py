@@ -1,6 +1,6 @@
 """Nested values and their tensors, without importing torch.
 
-Before torch is imported, lists, tuples and dicts are the only nests.
+Only lists, tuples and dicts are nested values before torch is imported.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def check_installed(user: str, modules: tuple[str, ...], install: str) -> None:
     """Check that optional modules are installed.
 
     Args:
-        user: Program that needs them, e.g. ``examples/digits.py``.
+        user: Program that requires them, e.g. ``examples/digits.py``.
         modules: Import names.
         install: Command that installs them.
 

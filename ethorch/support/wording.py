@@ -1,4 +1,4 @@
-"""Common parts of messages: counts, shortened values, similar names."""
+"""Phrases of messages: counts, shortened values, similar names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def count_noun(count: int, noun: str, plural: str = "") -> str:
 
 
 def shorten(value: Any, most: int = 60) -> str:
-    """Format a value of a file for a message, e.g. ``'int9'``, in at most ``most`` characters; ``a table`` for a large table."""
+    """Format a value of a file in at most ``most`` characters, e.g. ``'int9'``; ``a table`` for a large table."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # an integer of thousands of digits, a deeply nested list

@@ -1,4 +1,4 @@
-"""Assertions about the deployment of a model: operators on the NPU, accuracy and limits."""
+"""Assertions about operators on the NPU, accuracy and limits."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def assert_bit_exact(program: Program, inputs: Any = None) -> None:
 
     Args:
         program: Program returned by ``ethorch.compile``.
-        inputs: Inputs of one inference. Default: the model's example inputs.
+        inputs: Inputs of one inference. Defaults to the model's example inputs.
 
     Raises:
         AssertionError: Elements differ. The message has the delegate, the operator and the first element.

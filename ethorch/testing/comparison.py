@@ -1,4 +1,4 @@
-"""Compare outputs with a reference, with tolerances and messages about the largest difference."""
+"""Compare outputs with a reference."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ethorch.support.wording import count_noun
 
 @dataclass(frozen=True)
 class Output:
-    """An output: its operator with place, and its scale if quantized."""
+    """An output: its operator with location, and its scale if quantized."""
 
     place: str = ""
     scale: float | None = None

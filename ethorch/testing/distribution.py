@@ -28,8 +28,8 @@ def distribution(module: GraphModule, stage: str, report: PartitionReport | None
         module: Graph with its delegates as submodules.
         stage: Name for the heading.
         report: Report of the partitioner, or None.
-        table: Return a table; else JSON with the keys ``stage``, ``operators``, ``tosa_operators`` and ``summary``.
-        dtypes: Count dtypes separately.
+        table: Whether to return a table instead of JSON with the keys ``stage``, ``operators``, ``tosa_operators`` and ``summary``.
+        dtypes: Whether to count dtypes separately.
     """
     nodes = (node for node in module.graph.nodes if node.op == "call_function")
     operators = _count_rows(((op_name(node.target), _dtype(node)) for node in nodes), dtypes)

@@ -56,7 +56,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def ethosu_target(request: pytest.FixtureRequest) -> str:
-    """Return the name of an NPU; the test runs for each of ``--ethorch-targets``."""
+    """Return the name of an NPU, for each of ``--ethorch-targets``."""
     return str(request.param)
 
 

@@ -1,4 +1,4 @@
-"""Programs of a test, for the pytest plugin. Does not import PyTorch, because pytest always loads it."""
+"""Programs of a test, for the pytest plugin. Does not import PyTorch, because pytest always loads the plugin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stages of the tester, derived from those of ExecuTorch's test harness, which can replace them."""
+"""Stages of the tester, which stages of ExecuTorch's test harness can replace."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Spec = EthosUCompileSpec | TosaCompileSpec
 
 
 def partitioner_for(spec: Spec, additional_checks: Sequence[Any] | None = None) -> Partitioner:
-    """Return the partitioner of the spec's kind, with ``additional_checks`` of each node."""
+    """Return the partitioner of the spec's class, with ``additional_checks`` of each node."""
     if isinstance(spec, TosaCompileSpec):
         return TOSAPartitioner(spec, additional_checks)
     return EthosUPartitioner(spec, additional_checks)
@@ -65,8 +65,8 @@ class Quantize(harness.Quantize):  # type: ignore[misc]  # ExecuTorch has no typ
 
     Args:
         quantizer: Quantizer with its settings.
-        calibration: Samples. Default: the example inputs.
-        fold_quantize: Store weights as integers. See ``convert_pt2e``.
+        calibration: Samples. Defaults to the example inputs.
+        fold_quantize: Whether to store weights as integers. See ``convert_pt2e``.
     """
 
     def __init__(self, quantizer: TOSAQuantizer, calibration: Sequence[Inputs] = (), fold_quantize: bool = True):
@@ -207,6 +207,6 @@ class Serialize(harness.Serialize):  # type: ignore[misc]
 
 
 def report_of(stage: Any) -> PartitionReport | None:
-    """Return the report of a stage's partitioner, or None if it is not one of ethorch."""
+    """Return the report of a stage's partitioner, or None without an ethorch partitioner."""
     partitioners = getattr(stage, "partitioners", None) or [getattr(stage, "partitioner", None)]
     return next((p.report for p in partitioners if isinstance(getattr(p, "report", None), PartitionReport)), None)

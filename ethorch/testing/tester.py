@@ -57,11 +57,11 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
         module: Model; switched to eval mode unless ``training``.
         example_inputs: Tuple, or a single tensor; determines the shapes.
         compile_spec: Name of an NPU (``"ethos-u55-128"``), of a TOSA specification (``"TOSA-1.0+INT"``), or a compile spec.
-        calibration: Samples for ``quantize``. See :func:`ethorch.compile`. Default: the example inputs.
-        config: Configuration for ``quantize``. Default: int8 with weights per channel.
+        calibration: Samples for ``quantize``. See :func:`ethorch.compile`. Defaults to the example inputs.
+        config: Configuration for ``quantize``. Defaults to int8 with per-channel weights.
         dynamic_shapes, constant_methods, transform_passes: Arguments of ``torch.export.export`` and
             ``to_edge_transform_and_lower``.
-        training: Keep the module in training mode.
+        training: Whether to leave the module in training mode.
 
     Raises:
         SpecError: The NPU or the specification is unknown.
@@ -93,7 +93,7 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
 
         Args:
             quantize_stage: Quantizer, QuantizationConfig, or stage of ExecuTorch's harness.
-            calibration: Samples to use in place of the tester's.
+            calibration: Samples instead of the tester's.
         """
         if not isinstance(quantize_stage, Stage):
             samples = self.calibration if calibration is None else _read_calibration(calibration, self.example_inputs)
@@ -220,9 +220,9 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
         """Write the numbers of operators; after lowering also of TOSA operators.
 
         Args:
-            path_to_dump: File to write. Default: print.
-            print_table: Write a table; else JSON.
-            include_dtypes: Count dtypes separately.
+            path_to_dump: File to write. Defaults to standard output.
+            print_table: Whether to write a table instead of JSON.
+            include_dtypes: Whether to count dtypes separately.
         """
         return self._dump(
             distribution(self.graph_module(), _name(self.cur), self.report, print_table, include_dtypes), path_to_dump
@@ -336,15 +336,15 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
         Elements may differ by ``atol + rtol * |reference| + qtol * scale``, with the scale of a quantized output.
 
         Args:
-            stage: Stage to run. Default: the last one. ``StageType.INITIAL_MODEL`` is the float module.
-            inputs: Inputs of one run. Default: random inputs for ``num_runs`` runs.
+            stage: Stage to run. Defaults to the last one. ``StageType.INITIAL_MODEL`` is the float module.
+            inputs: Inputs of one run. Defaults to random inputs for ``num_runs`` runs.
             statistics_callback: Function called with ExecuTorch's error statistics of each output.
             min_sqnr_db: Minimum SQNR against the float module, including quantization errors.
             frobenius_threshold, cosine_threshold: Maximum relative norm of the error and minimum cosine similarity. They replace
                 ``atol``, ``rtol`` and ``qtol``.
             reference_stage_type: Stage to compare with.
-            run_eager_mode: Run the exported program in PyTorch in place of ``stage``.
-            compare_outputs: Compare the outputs.
+            run_eager_mode: Whether to run the exported program in PyTorch instead of ``stage``.
+            compare_outputs: Whether to compare the outputs.
         """
         if isinstance(stage, tuple):
             stage, inputs = None, stage
@@ -401,7 +401,7 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
 
 
 def spec_of(name: str | stages.Spec | TosaSpecification) -> stages.Spec:
-    """Return the compile spec of an NPU's or a TOSA specification's name; return compile specs unchanged.
+    """Return the compile spec for the name of an NPU or a TOSA specification, or a compile spec unchanged.
 
     Raises:
         SpecError: The name is unknown.

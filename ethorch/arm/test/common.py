@@ -18,14 +18,14 @@ def get_tosa_compile_spec(
     """Return a compile spec for TOSA, e.g. of ``"TOSA-1.0+INT"``.
 
     Args:
-        custom_path: A folder for TOSA graphs.
-        tosa_debug_mode: Which debug information goes there.
+        custom_path: Folder for TOSA graphs.
+        tosa_debug_mode: Debug information to write there.
     """
     return TosaCompileSpec(tosa_spec).dump_intermediate_artifacts_to(custom_path).dump_debug_info(tosa_debug_mode)
 
 
 def _getter(family: str, default_macs: int) -> Callable[..., EthosUCompileSpec]:
-    """Return the function of the Arm backend that makes compile specs for a family."""
+    """Return the Arm backend's function that creates compile specs for a family."""
 
     def get_compile_spec(
         macs: int = default_macs,

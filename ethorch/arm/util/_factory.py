@@ -1,4 +1,4 @@
-"""The names of ``executorch.backends.arm.util._factory``: partitioner and quantizer by the kind of compile spec."""
+"""The names of ``executorch.backends.arm.util._factory``."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["create_partitioner", "create_quantizer", "parse_compile_spec"]
 
 
 def parse_compile_spec(compile_specs: Sequence[CompileSpec]) -> Any:
-    """Return the compile spec that ``to_list`` wrote.
+    """Return the compile spec from its list form.
 
     Raises:
-        SpecError: It is the list of another backend, or malformed.
+        SpecError: The list is of another backend, or malformed.
     """
     return ArmCompileSpec.from_list(compile_specs)
 
@@ -31,7 +31,7 @@ def create_partitioner(
     """Return the partitioner for a compile spec.
 
     Raises:
-        ValueError: It is of another kind.
+        ValueError: The compile spec is of another class.
     """
     if isinstance(compile_spec, TosaCompileSpec):
         return TOSAPartitioner(compile_spec, additional_checks)
@@ -44,7 +44,7 @@ def create_quantizer(compile_spec: ArmCompileSpec) -> EthosUQuantizer | TOSAQuan
     """Return the quantizer for a compile spec.
 
     Raises:
-        ValueError: It is of another kind.
+        ValueError: The compile spec is of another class.
     """
     if isinstance(compile_spec, TosaCompileSpec):
         return TOSAQuantizer(compile_spec)

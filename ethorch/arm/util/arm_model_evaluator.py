@@ -1,4 +1,4 @@
-"""The names of ``executorch.backends.arm.util.arm_model_evaluator``: metrics of a model against a reference, or of its file."""
+"""The names of ``executorch.backends.arm.util.arm_model_evaluator``."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Evaluator:
 
 
 class NumericalModelEvaluator(Evaluator):
-    """The differences ``reference - evaluated`` of two models on one input.
+    """Differences ``reference - evaluated`` of two models on one input.
 
     Args:
-        model_name: The name of the model.
-        ref_model: The reference.
-        eval_model: The model to evaluate.
-        example_inputs: The inputs of both.
-        eval_dtype: The dtype of the inputs of ``eval_model``. Unchanged by default.
+        model_name: Name of the model.
+        ref_model: Reference.
+        eval_model: Model to evaluate.
+        example_inputs: Inputs of both models.
+        eval_dtype: Dtype of the inputs of ``eval_model``. Defaults to no conversion.
     """
 
     def __init__(
@@ -72,15 +72,15 @@ class NumericalModelEvaluator(Evaluator):
 
 
 class ImageNetEvaluator(Evaluator):
-    """The top-1 and top-5 accuracy of a classifier.
+    """Top-1 and top-5 accuracy of a classifier.
 
     Args:
-        model_name: The name of the model.
-        eval_model: The classifier. Returns scores of shape [batch, classes].
-        batch_size: The number of images in a call.
-        validation_dataset_path: A folder of images, with a folder for each class.
-        eval_dtype: The dtype of the images. Unchanged by default.
-        max_samples: The number of images to evaluate. All by default.
+        model_name: Name of the model.
+        eval_model: Classifier that returns scores [batch, classes].
+        batch_size: Number of images in a call.
+        validation_dataset_path: Folder of images, with a folder for each class.
+        eval_dtype: Dtype of the images. Defaults to no conversion.
+        max_samples: Number of images to evaluate. Defaults to all.
         validation_dataset: Pairs of image and class, instead of the folder.
 
     Raises:
@@ -132,7 +132,7 @@ class ImageNetEvaluator(Evaluator):
 
     @staticmethod
     def load_imagenet_folder(directory: str | os.PathLike[str]) -> Dataset[Any]:
-        """Return the images of a folder, scaled, cropped to 224x224 and normalized by ImageNet's mean and deviation.
+        """Return the images of a folder, scaled, cropped to 224x224 and normalized by ImageNet's mean and standard deviation.
 
         Raises:
             FileNotFoundError: The folder does not exist.
@@ -156,17 +156,17 @@ def _hits(scores: Tensor, labels: Tensor, rank: int) -> int:
 
 
 class FileCompressionEvaluator(Evaluator):
-    """The compressibility of a file, such as a TOSA flatbuffer.
+    """Compressibility of a file, such as a TOSA flatbuffer.
 
     Args:
-        model_name: The name of the model.
-        tosa_output_path: The file.
+        model_name: Name of the model.
+        tosa_output_path: Path of the file.
     """
 
     def __init__(self, model_name: str, tosa_output_path: str | os.PathLike[str]):
         self.model_name, self.tosa_output_path = model_name, tosa_output_path
 
     def evaluate(self) -> dict[str, Any]:
-        """Return ``compression_ratio``: the size of the file divided by its size after DEFLATE."""
+        """Return ``compression_ratio``: the file's size divided by its size after DEFLATE."""
         content = Path(self.tosa_output_path).read_bytes()
         return {"compression_ratio": len(content) / len(zlib.compress(content))}

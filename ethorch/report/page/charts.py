@@ -34,7 +34,7 @@ _DEPTH = 6  # rows of the chart of modules
 
 
 def charts(data: Data, layers: Sequence[Layer], memory: MemoryReport, comparison: Data | None = None) -> Charts:
-    """Return charts by name; charts without sufficient data are omitted."""
+    """Return charts by name. Charts without sufficient data are omitted."""
     drawn: Charts = {}
     if cycles_known(layers):
         drawn["largest"] = largest(layers)
@@ -121,7 +121,7 @@ def lanes(layers: Sequence[Layer], core_clock_hz: float) -> Chart:
 
 
 def use(memory: MemoryReport, regions: Sequence[str]) -> Chart:
-    """Return the live bytes of each region during each layer."""
+    """Return the live bytes of each region by layer."""
     boxes, highest = list[Box](), 0.0
     for number, region in enumerate(regions):
         color = _REGION_COLORS[number % len(_REGION_COLORS)]
@@ -134,7 +134,7 @@ def use(memory: MemoryReport, regions: Sequence[str]) -> Chart:
 
 
 def places(memory: MemoryReport, region: str) -> Chart:
-    """Return the addresses of a region over the layers, with a box per tensor and another color for the peak."""
+    """Return the addresses of a region by layer, with a box per tensor and another color for the peak."""
     owners = set(memory.peak_owners(region))
     tensors = [tensor for tensor in memory.tensors if tensor.region == region]
     groups = {"in use at the peak": COLORS["Dram"], "not in use at the peak": COLORS[COMPUTE]}
@@ -246,12 +246,10 @@ def _color(kind: str) -> str:
 
 
 def _kind(layer: Layer) -> str:
-    """Return the key of a layer's color."""
     return CPU if layer.where == CPU else layer.bound
 
 
 def _describe(layer: Layer) -> str:
-    """Return the lines of a tooltip."""
     place = " ".join(filter(None, (layer.module, f"({layer.source})" if layer.source else "")))
     lines = [f"{layer.index}: {operator_of(layer)}", place or layer.name]
     if layer.cycles is not None:

@@ -1,4 +1,4 @@
-"""Render an exploration as one HTML file without network access: a table and a plot."""
+"""Render an exploration as one HTML file without network access."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ethorch.support.errors import FormatError
 
 Data = Mapping[str, Any]
 _SETTINGS, _FRONT, _OTHER = "settings", "#0072B2", "#9CA3AF"
-_NAMED = 6  # most points with a label; the labels of more points would overlap
+_NAMED = 6  # maximum number of points with labels, which would overlap otherwise
 
 
 def exploration_page(data: Data, title: str = "") -> str:
@@ -50,7 +50,7 @@ def name_of(variant: Data) -> str:
 
 
 def _plot(variants: list[Data]) -> Chart:
-    """Return a plot of time against RAM; the size of a point is the flash."""
+    """Plot time against RAM, with the flash as the size of a point."""
     most = max(variant["flash_bytes"] for variant in variants) or 1
     points = [
         Point(

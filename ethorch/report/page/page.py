@@ -34,7 +34,7 @@ def page(data: Data, comparison: Data | None = None, title: str = "", model: Seq
     Args:
         data: Data of ``Program.to_json``.
         comparison: Data of ``Comparison.to_json``, with the accuracy of each operator.
-        title: Name of the program, to which the page adds the target. Default: name of the model.
+        title: Name of the program, to which the page adds the target. Defaults to the model's name.
         model: Arguments that name the model and its samples, for the line that reproduces the program.
 
     Raises:
@@ -88,7 +88,7 @@ def _text(name: str) -> str:
 
 
 def _with_options(text: str) -> Any:
-    """Return escaped text with options of a command line as code, which does not break after the dashes."""
+    """Return escaped text with command line options as code, which does not break after the dashes."""
     from markupsafe import Markup, escape  # of Jinja, which only pages need
 
     return Markup(re.sub(r"(?<![\w-])(--[a-z][a-z-]*)", r"<code>\1</code>", str(escape(text))))

@@ -1,6 +1,6 @@
 """Draw charts as inline SVG.
 
-Positions are percentages of the drawing area, so text keeps its size at every width, and the page needs no script to draw.
+Positions are percentages of the drawing area, so text keeps its size at every width without scripts.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Axis:
     Attributes:
         title: Quantity and unit.
         low, high: Values at both ends; positive if the axis is logarithmic.
-        is_logarithmic: True for a logarithmic scale.
-        names: Labels of the positions 0, 1, ... in place of numbers.
+        is_logarithmic: Whether the scale is logarithmic.
+        names: Labels of the positions 0, 1, ... instead of numbers.
     """
 
     title: str
@@ -54,7 +54,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Box:
-    """A rectangle with a tooltip, and a label that is cut at its edge."""
+    """A rectangle with a tooltip and a label, which is cut at its edge."""
 
     x0: float
     x1: float
@@ -116,7 +116,7 @@ def round_step(step: float) -> float:
 
 
 def format_tick(number: float, largest: float) -> str:
-    """Return a number with the suffix for thousands, millions or billions that suits the largest number of its axis."""
+    """Format a number with the suffix for thousands, millions or billions that suits the largest number of its axis."""
     size, suffix = next(((size, suffix) for size, suffix in _SUFFIXES if abs(largest) >= 10 * size), (1, ""))
     return f"{number / size:,.6g}{suffix}" if number else "0"
 

@@ -1,4 +1,4 @@
-"""Variables of the report's template, derived from the data of a program."""
+"""Variables of the report's template."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ethorch.support.wording import kib
 
 Data = Mapping[str, Any]
 _LIMITS = ("ram", "flash", "latency_ms", "min_sqnr_db")  # settings
-_DEPTH = 16  # of modules in modules; what lies deeper counts for the one that it is in
+_DEPTH = 16  # levels of nested modules; deeper modules count for their ancestor
 _STATES = {"yes": "yes", "no": "no", "unknown": "unknown", "open": "no limit"}
 
 
 def view(
     data: Data, layers: Sequence[Layer], memory: MemoryReport, comparison: Data | None, model: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the template's variables; ``model`` are the words that name the model on a command line."""
+    """Return the template's variables. ``model`` names the model on a command line."""
     return {
         "head": head(data),
         "verdicts": [(v.question, v.state, _STATES[v.state], v.answer) for v in verdicts(data)],
@@ -54,7 +54,7 @@ def view(
 
 
 def cycles_known(layers: Sequence[Layer]) -> bool:
-    """Return True if the cycles of every layer are known. Shares would be wrong otherwise, e.g. for a .pte."""
+    """Return True if the cycles of every layer are known. Otherwise, e.g. for a .pte, shares would be wrong."""
     return any(layer.cycles for layer in layers) and all(layer.cycles is not None for layer in layers)
 
 
@@ -159,7 +159,7 @@ def parts_of(module: str) -> list[str]:
 
 
 def tree(layers: Sequence[Layer]) -> Module:
-    """Return the tree of modules with their layers. Layers without a module count at the root only."""
+    """Return the tree of modules. Layers without a module count at the root only."""
     root = Module("", "program")
     for layer in layers:
         nodes = [root]

@@ -73,7 +73,7 @@ class BasePipeline(Generic[T]):
         test_data: Inputs for export and for the run.
         aten_ops: Texts that the exported graph must contain, e.g. ``torch.ops.aten.add.Tensor``.
         compile_spec: Target of the compilation.
-        exir_ops: Edge operators that the lowered graph must not contain, because the delegate does.
+        exir_ops: Edge operators that must be delegated.
         use_to_edge_transform_and_lower: Whether to lower in one stage instead of ``to_edge`` and ``partition``.
         dynamic_shapes, transform_passes: See ``EthosUTester``.
 
@@ -155,7 +155,7 @@ class BasePipeline(Generic[T]):
         """Return the position of a stage.
 
         Raises:
-            EthorchError: The pipeline has no such stage.
+            EthorchError: The stage does not exist.
         """
         if stage_id not in self.stages:
             raise EthorchError(f"the pipeline has no stage {stage_id!r}; it has {', '.join(self.stages)}.")
@@ -171,7 +171,7 @@ class BasePipeline(Generic[T]):
         return self
 
     def dump_artifact(self, stage_id: str, suffix: str | None = None) -> Self:
-        """Print the artifact of a stage; with a suffix, append it to the file of that name."""
+        """Print the artifact of a stage, or append it to the file ``suffix``."""
         return self.add_stage_after(stage_id, self.tester.dump_artifact, suffix=suffix)
 
     def dump_operator_distribution(self, stage_id: str, suffix: str | None = None, include_dtypes: bool = False) -> Self:
@@ -288,7 +288,7 @@ class TosaPipelineINT(BasePipeline[T]):
         compare_tosa_ref_model_outputs: Whether to compare the outputs.
         frobenius_threshold, cosine_threshold: Bounds for the quantized module against the float module.
         tosa_version, tosa_extensions: Version and extensions; ``int16`` quantizes activations to int16.
-        epsilon: Least scale of int16.
+        epsilon: Minimum scale of int16.
         fold_quantize: Whether to store quantized weights.
     """
 
@@ -379,7 +379,7 @@ class _EthosUPipelineINT(BasePipeline[T]):
         module, test_data, aten_ops, exir_ops, use_to_edge_transform_and_lower: See ``BasePipeline``.
         run_on_fvp: Whether to run the program, in ethorch's simulator.
         a16w8_quantization: Whether activations are int16.
-        epsilon: Least scale of int16.
+        epsilon: Minimum scale of int16.
         symmetric_io_quantization, per_channel_quantization, custom_path, tosa_debug_mode, atol, rtol, qtol, fold_quantize: See
             ``TosaPipelineINT``.
         target: Name of the NPU.
