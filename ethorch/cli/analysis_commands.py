@@ -147,7 +147,8 @@ def report(
         measurements = import_profile(record_of(sources.program_of(program, choices, method)), *profile)
         return Answer(measurements.to_json(), measurements.rich)
     if baseline is not None:
-        return _compare_builds(baseline, program, choices, output, format, fail_on_regression)
+        builds = [read_methods(source, choices, method) for source in (baseline, program)]
+        return _compare_builds(builds[0], builds[1], output, format, fail_on_regression)
     if fail_on_regression is not None:
         raise SpecError("--fail-on-regression compares with an earlier build: give it as --baseline.")
     kind = _format(output, format)
@@ -231,19 +232,31 @@ def read_data(source: str, choices: options.Choices, method: str | None = None) 
     return sources.program_of(source, choices, method).to_json() if sources.is_program(source) else None
 
 
+def read_methods(source: str, choices: options.Choices, method: str | None = None) -> dict[str, Mapping[str, Any]]:
+    """Return the plain data of each method of a build, or of one method, by name.
+
+    Raises:
+        SpecError: The source is a model.
+    """
+    from ethorch.report.program_data import is_program_data, read_methods_data
+
+    if not is_program_data(source) and not sources.is_program(source):
+        raise SpecError(f"{source} is not a build; expected JSON of --json (.json), a saved folder, or a .pte.")
+    if method is not None:
+        return {method: read_data(source, choices, method) or {}}
+    if is_program_data(source):
+        return {str(name): data for name, data in read_methods_data(source).items()}
+    program = sources.program_of(source, choices)
+    return {name: program[name].to_json() for name in program.methods}
+
+
 def _compare_builds(
-    before: str, after: str, choices: options.Choices, output: Path | None, format: str | None, most: float | None
+    before: Mapping[str, Any], after: Mapping[str, Any], output: Path | None, format: str | None, most: float | None
 ) -> Answer:
     """Compare two builds: totals, settings, versions, and cycles per layer."""
-    from ethorch.report.builds import compare_builds
+    from ethorch.report.builds import compare_programs
 
-    sides = []
-    for source in (before, after):
-        data = read_data(source, choices)
-        if data is None:
-            raise SpecError(f"{source} is not a build; expected JSON of --json (.json), a saved folder, or a .pte.")
-        sides.append(data)
-    comparison = compare_builds(*sides)
+    comparison = compare_programs(before, after)
     worse = [] if most is None else comparison.regressions(most)
     answer = {**comparison.to_json(), "regressions": worse}
     if output is not None:

@@ -144,7 +144,11 @@ class Explanation:
         lines = refusal_texts(asdict(row) for row in self.operators if row.reason)
         npu = sum(row.where == "NPU" for row in self.operators)
         rows = f"{count_noun(npu, 'operation')} of the NPU, {count_noun(len(self.operators) - npu, 'operator')} on the CPU"
-        last = f"Rows: {rows}, quantize and dequantize included." if self.operators else "Nothing of it is on the CPU."
+        last = (
+            f"Rows: {rows}, quantize and dequantize included."
+            if self.operators
+            else "No rows: all selected operators are on the NPU."
+        )
         last += f" Of the model: {self.placement}." if self.placement else ""
         lines_of_states = ["", "Kept from call to call:", self._states()] if self.states else []
         lines_of_states += [_IN_PLACE] if any(state.in_place for state in self.states) else []

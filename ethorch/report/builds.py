@@ -143,16 +143,12 @@ class BuildComparison:
             parts += [grid, ""]
         return Group(*parts, self._last())
 
-    def to_markdown(self, worse: Sequence[str] = ()) -> str:
-        """Return GitHub-flavored Markdown.
-
-        Args:
-            worse: Result of ``regressions``.
-        """
-        lines = ["## What changed", ""]
+    def to_markdown(self, title: str = "What changed") -> str:
+        """Return GitHub-flavored Markdown."""
+        lines = [f"## {title}", ""]
         for heads, body, right in self._tables():
             lines += [*markdown.table(heads, body, right), ""]
-        return "\n".join([*lines, markdown.text(self._last()), *(f"- ❌ {markdown.text(line)}" for line in worse)])
+        return "\n".join([*lines, markdown.text(self._last())])
 
     def _tables(self) -> Iterator[tuple[Sequence[str], list[list[str]], Sequence[int]]]:
         yield (
@@ -185,6 +181,91 @@ class BuildComparison:
 
     def __str__(self) -> str:
         return as_text(self.rich())
+
+
+@dataclass(frozen=True)
+class ProgramComparison:
+    """Comparison of two builds of a program with one or several methods.
+
+    Attributes:
+        methods: Comparisons by the name of the method.
+        added, removed: Methods of one build only.
+    """
+
+    methods: Mapping[str, BuildComparison]
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+
+    def regressions(self, percent: float = 0.0) -> list[str]:
+        """Return ``BuildComparison.regressions`` of all methods. Lines of several methods start with the method's name."""
+        prefixes = {name: f"{name}: " if self._is_named else "" for name in self.methods}
+        return [prefixes[name] + line for name, build in self.methods.items() for line in build.regressions(percent)]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data: the first method, and the others as ``other_methods``."""
+        (name, first), *others = self.methods.items()
+        return {
+            **first.to_json(),
+            "method": name,
+            "other_methods": {name: build.to_json() for name, build in others},
+            "methods_added": list(self.added),
+            "methods_removed": list(self.removed),
+        }
+
+    def rich(self) -> RenderableType:
+        """Return Rich tables."""
+        from rich.console import Group
+
+        parts: list[Any] = []
+        for name, build in self.methods.items():
+            parts += [*([f"Method {name}:"] if self._is_named else []), build.rich(), ""]
+        return Group(*parts[:-1], *self._unmatched())
+
+    def to_markdown(self, worse: Sequence[str] = ()) -> str:
+        """Return GitHub-flavored Markdown.
+
+        Args:
+            worse: Result of ``regressions``.
+        """
+        parts = [
+            build.to_markdown(title=f"What changed in {markdown.text(name)}" if self._is_named else "What changed")
+            for name, build in self.methods.items()
+        ]
+        lines = [*map(markdown.text, self._unmatched()), *(f"- ❌ {markdown.text(line)}" for line in worse)]
+        return "\n\n".join(parts) + "".join(f"\n{line}" for line in lines)
+
+    @property
+    def _is_named(self) -> bool:
+        return bool(len(self.methods) > 1 or self.added or self.removed)
+
+    def _unmatched(self) -> list[str]:
+        pairs = (("Added", self.added), ("Removed", self.removed))
+        return [f"{word} methods: {', '.join(names)}." for word, names in pairs if names]
+
+    def __str__(self) -> str:
+        return as_text(self.rich())
+
+
+def compare_programs(before: Mapping[str, Data], after: Mapping[str, Data]) -> ProgramComparison:
+    """Compare the methods of two builds that have the same name; two single methods regardless of their names.
+
+    Args:
+        before, after: Data of ``Program.to_json`` by method.
+
+    Raises:
+        FormatError: The data have another format, or the builds have no common method.
+    """
+    if len(before) == len(after) == 1:
+        (name,) = after
+        return ProgramComparison({name: compare_builds(next(iter(before.values())), after[name])})
+    common = [name for name in after if name in before]
+    if not common:
+        raise FormatError(f"the builds have no common method: expected one of {', '.join(before)}, got {', '.join(after)}.")
+    return ProgramComparison(
+        {name: compare_builds(before[name], after[name]) for name in common},
+        tuple(name for name in after if name not in before),
+        tuple(name for name in before if name not in after),
+    )
 
 
 def compare_builds(before: Data, after: Data) -> BuildComparison:

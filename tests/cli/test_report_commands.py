@@ -67,7 +67,7 @@ def test_report_of_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
         assert found["output"] == str(out) and found["layers"] and found["advice"]
         pages[source.name] = out.read_text()
     assert "Cycles are unknown" in pages["model.pte"] and "Cycles are unknown" not in pages["int8"]
-    assert pages["int8"].replace("int8: ethorch", "x") == pages["program.json"].replace("program.json: ethorch", "x").replace(
+    assert pages["int8"] == pages["program.json"].replace("<title>program.json", "<title>int8").replace(
         "<h1>program.json", "<h1>int8"
     )
 
@@ -116,6 +116,22 @@ def test_an_earlier_build(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert found["settings"]["scheme"] == ["int8", "a16w8"] and any(line.startswith("ram_bytes") for line in found["regressions"])
     said = run(capsys, *arguments, "-o", "-")
     assert said.startswith("## What changed\n") and "| scheme | int8 | a16w8 |" in said
+
+
+def test_an_earlier_build_of_several_methods(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = json.loads((folder / "int8" / "program.json").read_text())
+    slower = {"total_cycles": 3 * data["total_cycles"]}
+    for name, decode in (("before", {}), ("after", slower)):
+        others = {"decode": {"method": "decode", **decode}}
+        methods = {**data, "method": "prefill", "methods": ["prefill", "decode"], "other_methods": others}
+        (folder / f"{name}.json").write_text(json.dumps(methods))
+    arguments = ["report", folder / "after.json", "--baseline", folder / "before.json", "--fail-on-regression", 50]
+    said = run(capsys, *arguments, status=3)
+    assert "Method prefill:" in said and "Method decode:" in said and "WORSE: decode: total_cycles" in said
+    assert "Method" not in run(capsys, *arguments, "--method", "prefill")
+    assert "WORSE: total_cycles" in run(capsys, *arguments, "--method", "decode", status=3)
+    found = json.loads(run(capsys, *arguments, "--json", status=3))
+    assert found["method"] == "prefill" and list(found["other_methods"]) == ["decode"]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import ethorch
 from ethorch.cli import options
 from ethorch.report.advice import advice
-from ethorch.report.builds import compare_builds
+from ethorch.report.builds import compare_builds, compare_programs
 from ethorch.report.markdown import markdown
 from ethorch.report.program_data import is_program_data, read_program_data
 from ethorch.report.reproduce import options as words_of
@@ -33,6 +33,27 @@ def test_a_build_against_itself(data: dict[str, Any]) -> None:
     assert {layer.state for layer in found.layers} == {"same"} and not found.settings and not found.versions
     assert all(change.percent == 0 for change in found.totals) and found.regressions() == []
     assert len(found.layers) == len(data["layers"]) and f"0 of {len(data['layers'])} layers differ." in str(found)
+
+
+def test_each_method_is_compared_with_the_same_method(data: dict[str, Any]) -> None:
+    slow = copy.deepcopy(data)
+    slow["total_cycles"] *= 2
+    found = compare_programs({"prefill": data, "decode": data, "old": data}, {"prefill": data, "decode": slow, "new": data})
+    assert list(found.methods) == ["prefill", "decode"] and (found.added, found.removed) == (("new",), ("old",))
+    (worse,) = found.regressions(50)
+    assert worse.startswith("decode: total_cycles")
+    assert "Method decode:" in str(found) and "Added methods: new." in str(found) and "Removed methods: old." in str(found)
+    text = found.to_markdown([worse])
+    assert text.startswith("## What changed in prefill\n") and "\n\n## What changed in decode\n" in text
+    assert re.search(r"\n- ❌ decode: total.*\Z", text)
+    described = found.to_json()
+    assert described["method"] == "prefill" and described["other_methods"]["decode"]["totals"]["total_cycles"]["percent"] == 100
+    assert (described["methods_added"], described["methods_removed"]) == (["new"], ["old"])
+
+    renamed = compare_programs({"forward": data}, {"forward_2": slow})
+    assert list(renamed.methods) == ["forward_2"] and "Method" not in str(renamed)
+    with pytest.raises(FormatError, match=r"no common method: expected one of a, b, got c"):
+        compare_programs({"a": data, "b": data}, {"c": data})
 
 
 def test_what_changed_is_found_per_layer(data: dict[str, Any]) -> None:
@@ -222,7 +243,7 @@ def test_every_key_is_documented(data: dict[str, Any]) -> None:
     assert keys("memory_system") == data["memory_system"].keys()
     assert keys("layers") == data["layers"][0].keys()
     assert keys("memory") == data["memory"].keys()
-    assert keys("report --baseline") == {*compare_builds(data, data).to_json(), "regressions"}
+    assert keys("report --baseline") == {*compare_programs({"forward": data}, {"forward": data}).to_json(), "regressions"}
     for row, words in (
         (data["memory"]["tensors"][0], sections["memory"]),
         (data["memory"]["components"][0], sections["memory"]),
