@@ -136,7 +136,7 @@ def test_models_that_share_have_to_agree(way: str) -> None:
     assert bool(done.parameters) == (way == "whole")
     for name, model in models.items():
         torch.testing.assert_close(outputs(model), exact[name], rtol=1e-4, atol=1e-5)
-    with pytest.raises(EthorchError, match="several inputs"):
+    with pytest.raises(EthorchError, match="example inputs of each model"):
         ethorch.tuning.rotate(models, {"one": SAMPLES[0]})
 
 
