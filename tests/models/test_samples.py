@@ -71,7 +71,7 @@ def test_what_does_not_fit_is_named() -> None:
     ):
         with pytest.raises(EthorchError, match=said):
             taken(source)
-    with pytest.raises(EthorchError, match="is int64"):
+    with pytest.raises(EthorchError, match="got int64"):
         taken([torch.tensor([[300]])], (torch.zeros(1, 1, dtype=torch.int8),))
 
 

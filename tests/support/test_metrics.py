@@ -36,7 +36,7 @@ def test_what_has_no_ratio() -> None:
 
 
 def test_other_shapes_are_an_error() -> None:
-    with pytest.raises(ValueError, match=r"shape \[1\], the reference \[3\]"):
+    with pytest.raises(ValueError, match=r"expected an output of shape \[3\], got \[1\]"):
         sqnr_db(torch.ones(3), torch.ones(1))
     with pytest.raises(ValueError):
         sqnr_db([torch.ones(3)], [])
