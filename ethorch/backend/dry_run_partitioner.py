@@ -70,6 +70,7 @@ class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorc
         self.additional_checks = list(additional_checks or ())
         self.checks = UserChecks(self.additional_checks)
         self._whole: tuple[ExportedProgram, tuple[list[torch._ops.OpOverload], Callable[[Node], bool] | None]] | None = None
+        self._refused_whole: dict[str, Reason] = {}  # by name: reasons for operators before their decomposition
 
     def refusals_by_user(self, program: ExportedProgram | Converted) -> dict[Node, Reason]:
         """Return the operators that ``additional_checks`` refuse."""
@@ -93,7 +94,9 @@ class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorc
         for node in nodes_everywhere(ep.graph):
             if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload) and keep_whole(node.target):
                 nodes.setdefault(node.target, []).append(node)
-        supported = self.dry_run(ep)[0] if nodes else set()
+        supported, refusals = self.dry_run(ep) if nodes else (set(), {})
+        refused = {node: reason for node, reason in refusals.items() if node.target in nodes and not is_consequence(reason)}
+        self._refused_whole |= {recorded_name(node): reason for node, reason in refused.items()}
         targets = [target for target, calls in nodes.items() if any(node in supported for node in calls)]
         is_mixed = any(node not in supported for target in targets for node in nodes[target])
         self._whole = (ep, (targets, supported.__contains__ if is_mixed else None))
@@ -111,7 +114,7 @@ class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorc
             if node in refusals and op_name(node.target) not in _BOOKKEEPING and not converts_input(node):
                 name = recorded_name(node)
                 if name not in by_operator or is_consequence(by_operator[name].reason):
-                    by_operator[name] = Refusal(name, origin_of(node), refusals[node])
+                    by_operator[name] = Refusal(name, origin_of(node), self._refused_whole.get(name, refusals[node]))
             if node.op == "call_function" and "delegation_tag" not in node.meta and (missing := without_kernel(node)):
                 origin = replace(origin_of(node), target=op_name(node.target))  # that of the kernel
                 self.report.without_kernel.append(Refusal(node.name, origin, missing))

@@ -53,10 +53,10 @@ def test_an_operator_that_is_not_there_fails(pipeline: type[BasePipeline[Any]]) 
 
 @pytest.mark.parametrize("pipeline", EVERY)
 def test_an_operator_on_the_cpu_fails_with_its_reason(pipeline: type[BasePipeline[Any]]) -> None:
-    with pytest.raises(AssertionError, match=r"(?s)is 1 times in the graph, and must not be.*topk.*\[operator.unknown\]"):
+    with pytest.raises(AssertionError, match=r"(?s)expected no '\w*topk_default' in the graph, got 1.*topk.*\[operator.unknown\]"):
         pipeline(Topk(), image(), CONV, TOPK).run()
     if pipeline is not TosaPipelineFP:  # of floats, what reads topk is on the CPU too
-        with pytest.raises(AssertionError, match=r"(?s)executorch_call_delegate' is 2 times in the graph, expected 1"):
+        with pytest.raises(AssertionError, match=r"(?s)expected 1 x .\S*executorch_call_delegate. in the graph, got 2"):
             pipeline(Topk(), image(), CONV).run()
 
 
@@ -72,7 +72,7 @@ def test_outputs_that_are_apart_fail(pipeline: type[BasePipeline[Any]], caplog: 
 
 
 def test_the_quantized_module_is_held_against_the_float_one() -> None:
-    with pytest.raises(AssertionError, match="the error's norm is"):
+    with pytest.raises(AssertionError, match="relative norm of the error: expected at most"):
         TosaPipelineINT(Net(), image(), CONV, frobenius_threshold=1e-9).run()
     TosaPipelineINT(Net(), image(), CONV, frobenius_threshold=None, cosine_threshold=None, run_on_tosa_ref_model=False).run()
 
@@ -104,7 +104,7 @@ def test_edge_and_partition_one_by_one() -> None:
 def test_what_stays_on_the_cpu_is_expected() -> None:
     OpNotSupportedPipeline(Topk(), image(), {TOPK: 1}, n_expected_delegates=2, quantize=True, u55_subset=True).run()
     OpNotSupportedPipeline(Topk(), image(), {TOPK: 1}, n_expected_delegates=2).run()
-    with pytest.raises(AssertionError, match="topk_default' is 1 times in the graph, expected 2"):
+    with pytest.raises(AssertionError, match=r"expected 2 x '\w*topk_default' in the graph, got 1"):
         OpNotSupportedPipeline(Topk(), image(), {TOPK: 2}, n_expected_delegates=2).run()
 
 
