@@ -51,13 +51,13 @@ class DataCache:
         return None if flags is None else flags.ctypes.data
 
     @property
-    def enabled(self) -> bool:
+    def is_enabled(self) -> bool:
         return bool(self._hooks.caching)
 
-    @enabled.setter
-    def enabled(self, on: bool) -> None:
-        self._hooks.caching = int(on)
-        if on:
+    @is_enabled.setter
+    def is_enabled(self, is_enabled: bool) -> None:
+        self._hooks.caching = int(is_enabled)
+        if is_enabled:
             self._switched_on()
 
     def operate(self, clean: bool, invalidate: bool, address: int | None) -> None:
@@ -75,8 +75,11 @@ class DataCache:
         location = self._guest.find(start)
         if location is None or location[0].memory.name not in self._flags:
             return None
-        first, last = location[1] // self.line_bytes, (location[1] + end - start - 1) // self.line_bytes
-        return self._flags[location[0].memory.name][first : last + 1]
+        block, offset = location
+        end_offset = offset + end - start
+        assert end_offset <= block.memory.size_bytes  # NpuDevice reports npu.extent for a region that passes the end
+        first, last = offset // self.line_bytes, (end_offset - 1) // self.line_bytes
+        return self._flags[block.memory.name][first : last + 1]
 
     def _select_cached(self, ranges: Sequence[tuple[int, int]], *policies: str) -> Iterator[tuple[int, int]]:
         """Return the parts of address ranges with one of these cache policies, by the MPU and the default memory map."""
@@ -87,7 +90,7 @@ class DataCache:
 
     def before_run(self, reads: Sequence[tuple[int, int]], writes: Sequence[tuple[int, int]], exact: bool) -> None:
         """Report lines in the NPU's ranges that the CPU wrote and did not clean."""
-        if not self.enabled or not exact:
+        if not self.is_enabled or not exact:
             return
         for verb, ranges in (("reads", reads), ("writes", writes)):
             for start, end in self._select_cached(ranges, BACK):
@@ -104,7 +107,7 @@ class DataCache:
 
     def after_run(self, writes: Sequence[tuple[int, int]], exact: bool) -> None:
         """Mark lines that the NPU wrote as stale."""
-        if not self.enabled or not exact:
+        if not self.is_enabled or not exact:
             return
         for start, end in self._select_cached(writes, BACK, THROUGH):
             flags = self._lines(start, end)

@@ -31,7 +31,7 @@ _WAYS = 4  # of the data cache; bits 31:30 of a set/way register
 class Maintenance(Protocol):
     """Effects of the cache maintenance registers."""
 
-    enabled: bool
+    is_enabled: bool
 
     def operate(self, clean: bool, invalidate: bool, address: int | None) -> None: ...
 
@@ -39,7 +39,7 @@ class Maintenance(Protocol):
 class NoCache:
     """A core without a data cache."""
 
-    enabled = False
+    is_enabled = False
 
     def operate(self, clean: bool, invalidate: bool, address: int | None) -> None: ...
 
@@ -54,6 +54,7 @@ class Core:
         instructions: Function that returns the number of executed instructions.
         lines: Function that returns the external lines that are raised.
         reset: Callback for a system reset requested by the firmware.
+        on_change: Callback for writes that may pend, enable or time an exception.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Core:
         instructions: Callable[[], int],
         lines: Callable[[], list[int]],
         reset: Callable[[], None],
+        on_change: Callable[[], None] = lambda: None,
     ):
         self.vtor = vector_table
         self.interrupts = interrupts
@@ -72,7 +74,7 @@ class Core:
         self.enabled: set[int] = set()
         self.pending: set[int] = set()  # exception numbers
         self.active: list[int] = []  # exception numbers, the innermost last
-        self._instructions, self._lines, self._reset = instructions, lines, reset
+        self._instructions, self._lines, self._reset, self._on_change = instructions, lines, reset, on_change
         self._cpuid = _CPUID.get(core, 0)
         self._words: dict[int, int] = {}
         self._priorities: dict[int, int] = {}
@@ -122,7 +124,7 @@ class Core:
         if at == 0xD08:
             return self.vtor
         if at == 0xD14:
-            return self._words.get(offset, 0x201) & ~(1 << 16) | self.caches.enabled << 16
+            return self._words.get(offset, 0x201) & ~(1 << 16) | self.caches.is_enabled << 16
         if self.mpu.owns(at):
             return self.mpu.read(at)
         if 0xD18 <= at < 0xD24:
@@ -149,7 +151,8 @@ class Core:
         at = offset - _SCS
         if not 0 <= at < 0x1000:
             self._words[offset] = value
-        elif 0x100 <= at < 0x300:
+            return
+        if 0x100 <= at < 0x300:
             self._set_bits(at, value)
         elif 0x400 <= at < 0x400 + self.interrupts:
             for n in range(4):
@@ -172,7 +175,7 @@ class Core:
                 self._reset()
         elif at == 0xD14:
             self._words[offset] = value
-            self.caches.enabled = bool(value >> 16 & 1) and self.cache_bytes > 0
+            self.caches.is_enabled = bool(value >> 16 & 1) and self.cache_bytes > 0
         elif self.mpu.owns(at):
             self.mpu.write(at, value)
         elif 0xD18 <= at < 0xD24:
@@ -182,6 +185,8 @@ class Core:
             self._maintain(at, value)
         else:
             self._words[offset] = value
+        if at < 0xD24:  # SysTick, NVIC, ICSR and priorities
+            self._on_change()
 
     def _maintain(self, at: int, value: int) -> None:
         """Maintain the cache: by address immediately; by set and way once every line was addressed."""

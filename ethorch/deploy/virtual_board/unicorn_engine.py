@@ -22,6 +22,7 @@ from ethorch.support.errors import ElfError
 from ethorch.targets.boards.description import Board
 
 SLICE = 20_000_000  # instructions between checks of the timeout and Ctrl-C: about 10 ms
+MASKED_SLICE = 1_000  # instructions between checks of PRIMASK and BASEPRI, which have no hook, while an exception is pending
 NPU_INSTRUCTIONS = 400  # CPU instructions during an NPU run; WFE or WFI ends the run immediately
 MOST_IDLE = 20_000  # consecutive sleeps without wake-up that count as a permanent sleep
 # Interrupt numbers of unicorn: QEMU's numbers of Arm exceptions.
@@ -60,6 +61,7 @@ class UnicornEngine(Engine):
             lambda: self.cpu.instructions,
             lambda: [device.slot.interrupt for device in self.devices if device.irq],
             lambda: self._finish(End("reset")),
+            self._reschedule,
         )
         self.core.caches, self.core.cache_bytes, self.core.line_bytes = (
             self.cache,
@@ -91,6 +93,13 @@ class UnicornEngine(Engine):
         hooks = self.cpu.hooks
         self._wake_at[device] = hooks.instructions + NPU_INSTRUCTIONS
         hooks.stop_at = min(hooks.stop_at, self._wake_at[device])
+
+    def _reschedule(self) -> None:
+        """Stop at the next block if an exception is pending, and otherwise not later than SysTick's interrupt."""
+        hooks = self.cpu.hooks
+        due = hooks.instructions if self.core.wakes() else self.core.systick_due()
+        if due is not None:
+            hooks.stop_at = min(hooks.stop_at, due)
 
     # Setting up.
 
@@ -159,7 +168,8 @@ class UnicornEngine(Engine):
         if self.seconds_left() < 0:
             self._finish(End("timeout"))
             return
-        due = [count + SLICE, limit or NEVER, self.core.systick_due() or NEVER, *self._wake_at.values()]
+        length = 1 if self.exceptions.is_deferred else MASKED_SLICE if self.core.wakes() else SLICE
+        due = [count + length, limit or NEVER, self.core.systick_due() or NEVER, *self._wake_at.values()]
         stop = self.cpu.run(until=max(min(due), 0))
         self.cache.look()
         if self._end is not None:
@@ -229,10 +239,7 @@ class UnicornEngine(Engine):
         if due is not None and not self.core.wakes():
             self.cpu.hooks.instructions = max(int(self.cpu.hooks.instructions), due)
             self._idle = 0
-        if self.core.wakes():
-            self._idle += 1  # masked, or the handler sleeps again
-        else:
-            self._idle += 1
+        self._idle += 1
         if self._idle > MOST_IDLE:
             self.report("cpu.asleep", f"The CPU sleeps, and nothing will wake it.{self._why_asleep()}", self.cpu.next_pc - 2)
             self._finish(End("asleep"))

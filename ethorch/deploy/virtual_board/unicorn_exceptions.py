@@ -26,19 +26,20 @@ class Exceptions:
 
     Attributes:
         entries: Consecutive entries without a falling interrupt line.
+        is_deferred: Whether an exception waits for the end of an IT block, whose state the emulator would lose.
     """
 
     def __init__(self, cpu: Cpu, core: Core, guest: Guest, fail: Callable[[str, str, int | None], None]) -> None:
         self._cpu, self._core, self._guest, self._fail = cpu, core, guest, fail
         self.entries = 0
+        self.is_deferred = False
 
     def take(self) -> None:
         """Enter the handler of the pending exception, if it can be taken now."""
         masked = bool(self._cpu.register("PRIMASK") & 1 or self._cpu.register("FAULTMASK") & 1)
         exception = self._core.next_exception(masked, self._cpu.register("BASEPRI"))
-        if exception is None:
-            return
-        if self._cpu.register("XPSR") & 0x0600FC00:  # the emulator would lose the IT state; wait for the next block
+        self.is_deferred = exception is not None and bool(self._cpu.register("XPSR") & 0x0600FC00)
+        if exception is None or self.is_deferred:
             return
         self.entries += 1
         if self.entries > MOST_ENTRIES:

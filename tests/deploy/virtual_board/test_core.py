@@ -70,7 +70,7 @@ def cache() -> tuple[DataCache, Core, list[str], Guest]:
     guest = Guest(which)
     made = DataCache(which.cpu, guest, Hooks(), lambda id, text, at: said.append(id), lambda: None)
     found = core()
-    made.mpu, made.enabled = found.mpu, True
+    made.mpu, made.is_enabled = found.mpu, True
     return made, found, said, guest
 
 
@@ -113,6 +113,18 @@ def test_a_stream_of_unknown_extent_is_not_judged() -> None:
     mark(made, SRAM, DIRTY)
     made.before_run([(SRAM, SRAM + 64)], [], exact=False)
     assert said == []
+
+
+def test_a_range_of_the_npu_is_inside_one_memory() -> None:
+    made, _, said, guest = cache()
+    end = SRAM + next(block.memory.size_bytes for block in guest.blocks if SRAM in block.memory.bases)
+    mark(made, end - 1, DIRTY)
+    made.before_run([(end - 64, end)], [], exact=True)
+    assert said == ["cache.not_cleaned"]
+    with pytest.raises(AssertionError):
+        made.before_run([(end - 64, end + 1)], [], exact=True)
+    with pytest.raises(AssertionError):
+        made.after_run([(end - 64, end + 1)], exact=True)
 
 
 def test_operations_by_address() -> None:

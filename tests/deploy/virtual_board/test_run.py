@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from ethorch.deploy import virtual_board
+from ethorch.deploy.virtual_board import unicorn_engine
 from ethorch.support.errors import EthorchError, SpecError
 from ethorch.targets import boards
 from ethorch.targets.boards.loading import FOLDER, parse
@@ -290,3 +291,14 @@ def test_tasks_on_stacks_of_their_own(tmp_path: Path, backend: str) -> None:
     """SVC, PendSV, process stacks, frames with and without floating-point registers: what an RTOS needs."""
     run = virtual_board.run(s.compiled(tmp_path, "tasks.c", "tasks.elf"), backend=backend)
     assert run.check().text == "PASS\n"
+
+
+@pytest.mark.parametrize("masked_slice", [unicorn_engine.MASKED_SLICE, unicorn_engine.SLICE])
+def test_an_exception_waits_for_few_instructions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, masked_slice: int) -> None:
+    """After a write to the NVIC, after CPSIE, and where the emulator stops in an IT block."""
+    monkeypatch.setattr(unicorn_engine, "MASKED_SLICE", masked_slice)
+    run = virtual_board.run(s.compiled(tmp_path, "latency.c", "latency.elf")).check()
+    limits = {"pendsv": 50, "line": 50, "unmask": masked_slice + 50, "it": 3050}
+    waits = [line.split() for line in run.text.splitlines() if line.strip()]
+    assert [name for name, _ in waits] == ["pendsv", "line", "unmask", *["it"] * 5]
+    assert all(int(instructions) <= limits[name] for name, instructions in waits), run.text
