@@ -1,4 +1,4 @@
-"""Self-test cases: inputs, and the outputs that ExecuTorch's runtime computes on the host, as bytes in the firmware's layout."""
+"""Self-test cases: inputs, and the outputs of ExecuTorch's runtime on the host, as bytes in the firmware's layout."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ class Call:
     """A call of the self-test.
 
     Attributes:
-        method: Name of the method.
         inputs: Inputs as passed to ``ethorch.runtime``.
         reset: Whether the state is reset to its initial value before the call.
     """
@@ -38,12 +37,12 @@ class Case:
 
     @property
     def padded(self) -> bytes:
-        """Return the concatenation of all tensors, each padded to a multiple of 16 bytes."""
+        """Return all tensors, each padded to a multiple of 16 bytes."""
         return b"".join(data + bytes(-len(data) % 16) for data in (*self.inputs, *self.outputs))
 
 
 def cases(pte: bytes, methods: Mapping[str, Method], calls: Sequence[Call]) -> list[Case]:
-    """Run a sequence of calls that starts from the initial state, and return their cases.
+    """Run calls in order, starting from the initial state, and return their cases.
 
     Raises:
         HostError, MachineFault: a sample does not fit the inputs, or the simulator stopped.

@@ -1,4 +1,4 @@
-"""Estimate the code of an application that runs a program with generated firmware."""
+"""Estimate of the code size of an application with generated firmware."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _read_table() -> tuple[Mapping[str, int], Mapping[str, tuple[str, ...]]]:
 def estimate_code_size(program: Program) -> CodeSize:
     """Estimate the code of the application that ``ethorch firmware`` generates for all methods of a program.
 
-    The kernels of the CPU operators are counted once each, with the functions that they call.
+    Each kernel, and each function that it calls, is counted once.
     """
     sizes, callees = _read_table()
     functions, missing = set[str](), dict[str, None]()

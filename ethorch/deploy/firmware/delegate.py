@@ -25,7 +25,7 @@ FILES = (
 
 
 def write_delegate(folder: str | os.PathLike[str]) -> tuple[Path, ...]:
-    """Write the delegate's sources and a CMakeLists.txt to a folder, and return the paths of the files.
+    """Write the delegate's sources and a CMakeLists.txt to a folder, and return their paths.
 
     Raises:
         EthorchError: the folder cannot be written.

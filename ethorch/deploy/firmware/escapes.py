@@ -26,7 +26,7 @@ def c_string(value: object) -> str:
 
 
 def markdown(value: object) -> str:
-    """Escape text for Markdown, on one line, so that it can also be used in a table cell."""
+    """Escape text for a line or a table cell of Markdown."""
     escaped = re.sub(r"([\\`*_\[\]|~#$])", r"\\\1", line(value))
     return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 

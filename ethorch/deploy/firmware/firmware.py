@@ -51,11 +51,11 @@ class Firmware:
 
     Attributes:
         folder: Root folder of the project.
-        files: Paths of the generated files, relative to ``folder``, in order.
+        files: Paths of the generated files, relative to ``folder``.
         target: NPU that the program was compiled for.
         board: Board whose memory layout and self-test the project uses.
         sizes: Bytes by name: ``arena``, ``fast``, ``tensors``, ``weights``, ``commands``, ``constants``.
-        operators: Names of the CPU operators with a C kernel in the project.
+        operators: CPU operators with a C kernel in the project.
         methods: Sizes of each method: ``arena``, ``tensors``, ``weights``, ``commands``, and NPU ``cycles`` (0 if unknown).
             ``sizes`` counts shared memory, such as the larger arena and common weights, only once.
     """
@@ -101,8 +101,8 @@ def firmware(
         program = ethorch.compile(model, x, "ethos-u55-128")
         ethorch.firmware(program, "project")           # then: python project/run.py
 
-    A program with several methods becomes one project in which each method has its own functions (``model_prefill_run``,
-    ``model_decode_run``). Shared buffers have one location, constants are stored once, and the arenas overlap.
+    In a project of several methods, each method has its own functions (``model_prefill_run``, ``model_decode_run``). Shared buffers
+    have one location, constants are stored once, and the arenas overlap.
 
     Args:
         source: Program, or the path or the contents of a .pte compiled by ethorch or by ExecuTorch's Arm backend.
@@ -110,13 +110,13 @@ def firmware(
         board: Name of a board, path of a board's TOML file, or Board. Default: Corstone-300, or Corstone-320 for the U85.
         name: Prefix of every symbol and file of the model, so that several models can be linked together.
         methods: One or several entry points. Default: all methods of the program.
-        samples: Self-test samples, each with all inputs. For several methods, a session of ``(method, inputs)`` calls. Default: the
-            program's calibration samples, or random samples. A session runs twice, with a reset in between.
+        samples: Self-test samples, each with all inputs. For several methods, a session of ``(method, inputs)`` calls, which runs
+            twice, with a reset in between. Default: the program's calibration samples, or random samples.
         embed: ``incbin`` (binary files included by the assembler) or ``arrays`` (C arrays, for any compiler).
 
     Raises:
-        EthorchError: a CPU operator has no C kernel, the methods cannot share a project, or the program uses a feature that needs
-            ExecuTorch. Also raised if a name is invalid, the model does not fit the board, or the folder cannot be written.
+        EthorchError: a CPU operator has no C kernel, the methods cannot share a project, or the program needs ExecuTorch. Also
+            raised if a name is invalid, the model does not fit the board, or the folder cannot be written.
         SpecError: the board does not exist or cannot have this NPU.
         HostError: the samples do not match the program's inputs.
     """
@@ -130,7 +130,7 @@ def firmware(
 
 @dataclass(frozen=True)
 class SelectedSizes:
-    """The sizes of all input axes, in order, by which the firmware selects a method.
+    """The sizes of all input axes, by which the firmware selects a method.
 
     Attributes:
         methods: Name of a method -> its sizes, smallest first.
@@ -157,7 +157,7 @@ def find_selection(program: File, names: Sequence[str]) -> SelectedSizes | None:
 
 
 class Project:
-    """A project under construction: its properties and its files."""
+    """A project under construction."""
 
     def __init__(self, program: ProjectProgram, name: str, data: str, board: str | os.PathLike[str] | Board | None):
         self.program, self.name, self.data = program, name, data
@@ -259,7 +259,7 @@ class Project:
         return Firmware(folder, tuple(self.files), self.target, self.board.name, self.sizes, operators, self.by_method)
 
     def layer(self, processor: str) -> dict[str, bytes]:
-        """Return the files of the model as a layer of a CMSIS solution for a processor, by path."""
+        """Return the files of the model as a layer of a CMSIS solution, by path."""
         self._model()
         paths = sorted(path for path in self.files if path.endswith((".c", ".S")))
         folders = ["model", *(["model/kernels"] if self.source.kernels else [])]

@@ -47,7 +47,7 @@ class KernelCall:
 def kernel_call(
     method: Method, call: Call, place: Callable[[int], str], label: str, fail: str = "return -1;"
 ) -> KernelCall | Reason:
-    """Write the C call of one operator.
+    """Return the C call of one operator, or the reason why it has none.
 
     Args:
         method: Method that contains the call; its values define the shapes.
@@ -55,9 +55,6 @@ def kernel_call(
         place: Function from the index of a value, including constants, to the C expression of its address.
         label: C identifier that is unique in the file; prefix of the names of constants.
         fail: Statement to run if the operator rejects its input, such as an out-of-range index.
-
-    Returns:
-        The call, or the reason why the operator has no C call.
     """
     body = KERNELS.get(call.operator)
     if body is None:
@@ -77,7 +74,7 @@ def list_kernels() -> tuple[str, ...]:
 
 
 def _arguments(method: Method, call: Call, body: Callable[..., None], place: Callable[[int], str]) -> list[Any]:
-    """Return the Python values of the call's arguments, without the trailing output list that ExecuTorch appends."""
+    """Return the Python values of the call's arguments, without the output list that ExecuTorch appends."""
     computed = _find_computed_numbers(method)
 
     def argument(index: int) -> Any:

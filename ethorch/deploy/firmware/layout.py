@@ -21,7 +21,6 @@ class Part:
     Attributes:
         name: Name of the input sections, e.g. ``.rodata.npu_weights``.
         title: Description for messages.
-        nbytes: Size in bytes.
         order: Allowed kinds of memory, best first: kinds of Memory, or ``tcm``.
         port: NPU port that must reach the memory; empty if only the CPU does.
         loaded: Whether the ELF contains its content.
@@ -48,7 +47,6 @@ class Layout:
     """The memory of every part.
 
     Attributes:
-        board: Board.
         secure: Whether the firmware uses secure addresses.
         text: Memory of the vector table and the code.
         data: Memory of variables and the stack.

@@ -29,7 +29,7 @@ class MethodsPlan:
         plans: Plans by method name.
         arena_bytes, tensors_bytes, codes_tensors_bytes: Sizes for all methods. See :class:`Plan`.
         state_bytes: Bytes of state outside the temporary tensors; 0 for a single method.
-        constants: Distinct contents of constant tensors, concatenated and aligned to 16 bytes.
+        constants: Distinct constant tensors, concatenated and aligned to 16 bytes.
         initial: Initial values of mutable tensors, once for each location.
     """
 
@@ -47,7 +47,7 @@ class MethodsPlan:
 
     @property
     def has_codes(self) -> bool:
-        """True if a float input or output can be passed as integer values."""
+        """True if integer values can be passed for a float input or output."""
         return any(method_plan.has_codes for method_plan in self.plans.values())
 
     @property
@@ -63,9 +63,6 @@ class MethodsPlan:
 
 def plan_methods(program: Program, names: Sequence[str]) -> MethodsPlan:
     """Plan methods of a program together.
-
-    Args:
-        names: Names of the program's methods.
 
     Raises:
         EthorchError: a method cannot be planned, a name is not a C identifier, or two initial values have one location.

@@ -1,6 +1,6 @@
 """Arm's delivery path: read ``*.cbuild-mlops.yml`` from ``cbuild setup`` and write the AI layer for csolution.
 
-CMSIS-Toolbox 2.14 and newer define the file (MLOps Management in its manual). Its paths are relative to its own folder.
+CMSIS-Toolbox 2.14 defines the file (MLOps Management in its manual). Paths are relative to the file's folder.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Mlops:
     """The contents of a ``*.cbuild-mlops.yml``.
 
     Attributes:
-        name: C prefix of the model; ``model`` if the file has no name.
+        name: C prefix of the model. Default: ``model``.
         target: Name of the NPU.
         system_config, memory_mode: Sections of the ini, or None.
         config_ini: Path of the ini, or None for Vela's own.
@@ -89,7 +89,7 @@ def read_mlops(path: str | os.PathLike[str]) -> Mlops:
 
 
 def make_default(target: str) -> Mlops:
-    """Return the description of an AI layer without such a file; the model is named ``model``."""
+    """Return the description of an AI layer without a ``*.cbuild-mlops.yml``."""
     return Mlops("model", target, None, None, None, (), None, "")
 
 
@@ -132,13 +132,11 @@ def _target(npu: dict[str, Any], accelerator: str | None, place: Path) -> str:
 
 
 def write_ai_layer(program: Any, folder: str | os.PathLike[str], mlops: Mlops) -> tuple[str, ...]:
-    """Write the AI layer: ``ai_layer.clayer.yml``, the model's sources, ``model_params.h``, ``REPORT.md``.
+    """Write the AI layer (``ai_layer.clayer.yml``, the model's sources, ``model_params.h``, ``REPORT.md``); return the relative
+    paths.
 
     Args:
         program: An ``ethorch.Program``.
-
-    Returns:
-        Paths of the files, relative to the folder.
 
     Raises:
         EthorchError: the program has no firmware. See :func:`ethorch.firmware`.

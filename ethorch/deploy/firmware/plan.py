@@ -7,8 +7,6 @@ The CPU's tensors keep ExecuTorch's offsets, in one buffer. Five optimizations c
 - State of a single delegate stays in the arena between runs, and is copied once instead of twice.
 - Inputs are quantized first and outputs dequantized last, so that an integer interface can skip both steps.
 - Inputs and outputs that the plan leaves to the application are placed after it.
-
-``methods.plan_methods`` plans several methods of a program into the same buffers.
 """
 
 from __future__ import annotations
@@ -50,7 +48,7 @@ def plan(program: Program, method: Method, constants: Constants | None = None, b
     """Plan a method.
 
     Args:
-        constants: Collection that receives the contents of constant tensors.
+        constants: Collection that receives the constant tensors.
         bases: Addresses for a method that shares its buffers with others. Its arena then holds no state between calls.
 
     Raises:
@@ -184,7 +182,7 @@ class _Planner:
     def _writes(self, call: Call | Move) -> list[int]:
         """Return the tensors that a call may write.
 
-        A delegate writes its outputs. An operator may write a tensor that is its last argument or occurs twice.
+        A delegate writes its outputs. An operator may write its last argument, and a tensor that occurs twice in its arguments.
         """
         if isinstance(call, Move):
             return self._tensors([call.target])
@@ -363,7 +361,7 @@ class _Planner:
         return any(c.operator == VIEW and index in (c.args[0], c.args[-1]) for c in self.method.calls)
 
     def _states(self, calls: Sequence[Call | Move]) -> list[int]:
-        """Return the tensors that are read before they are written, i.e. the state."""
+        """Return the state: tensors that are read before they are written."""
         written = set(self.method.inputs)
         states: list[int] = []
         for call in calls:

@@ -28,7 +28,7 @@ class ProgramMethod:
 
     Attributes:
         cycles: NPU cycles by delegate, if known.
-        explain: Function from the name of a CPU operator to its location in the user's code, or an empty string.
+        explain: Function from a CPU operator's name to its location in the user's code, or an empty string.
     """
 
     subject: Subject
@@ -52,7 +52,7 @@ class ProjectProgram:
 
 
 class Compiled(Protocol):
-    """The attributes of ``ethorch.program``'s ``Record`` that this package reads; it must not import the class."""
+    """The attributes of ``ethorch.program``'s ``Record``, a class that this package must not import."""
 
     pte: bytes
     build: Build | None
@@ -68,12 +68,7 @@ class Compiled(Protocol):
 
 
 def open_program(source: Any, method: str | Sequence[str] | None, inputs: Sequence[Any] | None) -> ProjectProgram:
-    """Open a Program, a build, or the path or contents of a .pte.
-
-    Args:
-        method: Methods. See :func:`ethorch.firmware`.
-        inputs: Samples. See :func:`ethorch.firmware`.
-    """
+    """Open a Program, a build, or the path or contents of a .pte. See :func:`ethorch.firmware`."""
     record: Compiled | None = getattr(source, "_record", None)  # an ethorch.Program, which this package must not import
     if isinstance(source, (str, os.PathLike)):
         data = pte.contents(source)
@@ -111,7 +106,7 @@ def _method(build: Build | None, data: bytes, name: str) -> ProgramMethod:
 
 
 def _calls(record: Compiled | None, methods: dict[str, ProgramMethod], inputs: Sequence[Any] | None) -> list[Call]:
-    """Return the samples of a single method, or a session of several methods; after a reset the same calls follow again."""
+    """Return the samples of a single method, or a session of several methods twice, with a reset in between."""
     if len(methods) == 1:
         (name,) = methods
         return [Call(name, tuple(sample)) for sample in _samples(record, methods[name].subject, name, inputs)]

@@ -156,7 +156,6 @@ class Output:
 
     @property
     def equal(self) -> bool:
-        """Return True if the output equals the one that ExecuTorch's runtime computed on the host."""
         return self.found == self.expected
 
 
@@ -186,11 +185,7 @@ _NEEDED = {
 
 
 def check_runnable(platform: str) -> None:
-    """Check that the Python packages of a platform are installed.
-
-    Raises:
-        Failed: a package is not installed.
-    """
+    """Raise Failed if a Python package of the platform is not installed."""
     missing = [name for module, name in _NEEDED[platform].items() if importlib.util.find_spec(module) is None]
     if missing:
         names = " and ".join(missing)

@@ -40,7 +40,6 @@ _KEYWORDS = re.compile(
 
 @cache
 def templates() -> jinja2.Environment:
-    """Return the environment of ``templates/``."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).resolve().parent / "templates"),
         undefined=jinja2.StrictUndefined,
@@ -121,7 +120,7 @@ class MethodSource:
         inputs, outputs: Boundary in order.
         functions, constants: Definitions in model.c.
         delegates: Number of command streams.
-        has_codes: Whether a float input or output can be passed as integer values.
+        has_codes: Whether integer values can be passed for a float input or output.
         blobs: Symbols of the data that it reads.
     """
 
@@ -166,7 +165,6 @@ class Source:
     """The C source of a model, except for the parts that depend on the project.
 
     Attributes:
-        methods: Methods in order.
         initials: Nonzero initial values written by the reset.
         contents: Arrays that the reset copies, by symbol.
         kernels: Required files of the kernels' folder.

@@ -46,7 +46,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Run:
-    """A run of a delegate, with the copies into the NPU's memory before it and out of it after it."""
+    """A run of a delegate, with the copies into the NPU's memory before it and out of it afterwards."""
 
     number: int
     delegate: int
@@ -56,7 +56,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Codes:
-    """The integer values of a float input or output: the value that holds them and its quantization parameters."""
+    """The integer values of a float input or output, and their quantization parameters."""
 
     index: int
     scale: float
@@ -87,7 +87,7 @@ Step = Kernel | Run | Copy
 
 
 class Constants:
-    """Contents of constant tensors, concatenated and aligned to 16 bytes; shared by the methods of a program."""
+    """Constant tensors of all methods, concatenated and aligned to 16 bytes."""
 
     def __init__(self, program: Program):
         self.program, self.data = program, b""
@@ -122,7 +122,6 @@ class Plan:
     """A method as executed by the firmware.
 
     Attributes:
-        method: Method of the .pte.
         payloads: Payloads of its delegates by number, with the commands that the firmware runs.
         places: Location of each tensor by value.
         convert_in, body, convert_out: Steps in order; the first and the last only convert between floats and integer values.
@@ -161,5 +160,5 @@ class Plan:
 
     @property
     def has_codes(self) -> bool:
-        """True if a float input or output can be passed as integer values."""
+        """True if integer values can be passed for a float input or output."""
         return any(end.codes for end in (*self.inputs, *self.outputs))

@@ -48,7 +48,7 @@ def driver_stream(payload: DelegatePayload) -> bytes:
 
 
 def config_word(stream: bytes) -> int:
-    """Return the NPU's CONFIG register value that a COP1 stream requires."""
+    """Return the value of the NPU's CONFIG register that a COP1 stream requires."""
     return next(word for word, npu in registers.NPUS.items() if npu == parse_header(stream).npu)
 
 

@@ -1,4 +1,4 @@
-"""Addresses of tensor elements known at generation time: views, and the axes of C loops."""
+"""Strided views of tensors, and the axes of C loops over them."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class View:
         )
 
     def slice(self, dim: int, start: int | None, end: int | None, step: int = 1) -> View:
-        """Slice an axis with Python's rules for ``start:end:step``."""
+        """Slice an axis as Python's ``start:end:step``."""
         at = self.axis(dim)
         first, last, step = slice(start, end, step).indices(self.shape[at])
         size, stride = len(range(first, last, step)), self.strides[at]

@@ -47,7 +47,7 @@ class Writer:
 
     Args:
         label: Unique prefix of the constants' names in the file.
-        fail: C statement to run if the operator rejects its input at run time, such as an out-of-range index.
+        fail: C statement to run if the operator rejects its input at run time.
     """
 
     def __init__(self, label: str, fail: str):
@@ -133,10 +133,9 @@ class Writer:
         """Call a row function for all rows of the output, which is the first view; the other views broadcast to it.
 
         Args:
-            order: Order of the axes, outermost first, if the order matters.
+            order: Order of the axes, outermost first, if it matters.
             in_parts: Whether some elements of a row are read before the first is written. A row that writes one element repeatedly
-            is
-                then split into rows of one element.
+                is then split into rows of one element.
         """
         out, *inputs = views
         if not out.numel:

@@ -1,7 +1,7 @@
 """Coherence checks for the CPU's data cache.
 
-Data is not modelled; CPU and NPU always read the newest value. Two flags per line find missing maintenance: the CPU wrote the line
-and did not clean it, or the NPU wrote it and the CPU did not invalidate it. The model is the worst case: no line is evicted.
+CPU and NPU always read the newest value. Two flags per line detect missing maintenance: the CPU wrote the line and did not clean
+it, or the NPU wrote it and the CPU did not invalidate it. No line is ever evicted, which is the worst case.
 """
 
 from __future__ import annotations
@@ -21,11 +21,9 @@ class DataCache:
     """Flags of cache lines for all memories except TCMs.
 
     Args:
-        cpu: Core, which defines the size and the line length.
-        guest: Memory of the board.
         hooks: Hooks that set flags at the emulator's loads and stores.
-        report: Callback for the id and text of a fault, and the address of the instruction, or None for the current one.
-        switched_on: Callback for the moment when the firmware enables the cache.
+        report: Callback for a fault: id, text, and address of the instruction, or None for the current one.
+        switched_on: Callback for the firmware's enabling of the cache.
     """
 
     def __init__(
@@ -82,7 +80,7 @@ class DataCache:
         return self._flags[block.memory.name][first : last + 1]
 
     def _select_cached(self, ranges: Sequence[tuple[int, int]], *policies: str) -> Iterator[tuple[int, int]]:
-        """Return the parts of address ranges with one of these cache policies, by the MPU and the default memory map."""
+        """Return the parts of address ranges with one of these cache policies."""
         for start, end in ranges:
             for low, high, policy in self.mpu.policies(start, end):
                 if policy in policies:

@@ -52,7 +52,7 @@ class Core:
         interrupts: Number of NVIC lines.
         vector_table: VTOR after reset.
         instructions: Function that returns the number of executed instructions.
-        lines: Function that returns the external lines that are raised.
+        lines: Function that returns the raised external lines.
         reset: Callback for a system reset requested by the firmware.
         on_change: Callback for writes that may pend, enable or time an exception.
     """
@@ -86,7 +86,7 @@ class Core:
     # The bus.
 
     def read(self, offset: int, size: int) -> int:
-        """Return the value that the CPU reads at an offset from SYSTEM_BASE."""
+        """Read from an offset to SYSTEM_BASE."""
         word = self._read(offset & ~3)
         return word >> 8 * (offset & 3) & (1 << 8 * size) - 1
 
@@ -239,7 +239,7 @@ class Core:
                 self.pending.add(SYSTICK)
 
     def systick_due(self) -> int | None:
-        """Return the instruction count at which SysTick raises its interrupt, or None."""
+        """Return the instruction count of SysTick's next interrupt, or None."""
         if self._systick_control & 3 != 3 or not self._systick_reload:
             return None
         return self._systick_start + self._systick_reload + 1
@@ -249,7 +249,7 @@ class Core:
 
         Args:
             masked: Whether PRIMASK or FAULTMASK is set.
-            base_priority: BASEPRI, or 0.
+            base_priority: BASEPRI.
         """
         if masked:
             return None
@@ -265,7 +265,7 @@ class Core:
         return self._priorities.get(exception, 0)
 
     def wakes(self) -> bool:
-        """Return True if an exception is pending and enabled. It wakes the core from WFI even if it is masked."""
+        """Return True if an enabled exception is pending. It wakes the core from WFI even if it is masked."""
         return any(n < EXTERNAL or n - EXTERNAL in self.enabled for n in self._pending_now())
 
     def enter(self, exception: int) -> None:

@@ -1,6 +1,6 @@
 """Read firmware from ELF files: segments, entry point, symbols and source lines.
 
-The file is not trusted. Sizes are limited by the file and by the board's memories, and every parsing failure is an ElfError.
+The file is not trusted: its size and the board's memories limit all sizes, and every parsing failure is an ElfError.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ class Firmware:
     """An ELF file for a Cortex-M.
 
     Attributes:
-        path: Path of the file.
         entry: Address of the first instruction, with the Thumb bit cleared.
         segments: Loaded segments in address order.
 
@@ -123,7 +122,7 @@ class Firmware:
         return self._safely(read)
 
     def symbol_at(self, address: int) -> str:
-        """Return e.g. ``arena+0x40`` for an address in a symbol with a size, else an empty string."""
+        """Return a sized symbol and the offset from it, e.g. ``arena+0x40``, or an empty string."""
         at = bisect_right(self._symbols, (address, 1 << 40, "")) - 1
         while at >= 0 and address - self._symbols[at][0] < 1 << 24:
             base, size, name = self._symbols[at]
@@ -135,13 +134,13 @@ class Firmware:
         return ""
 
     def place(self, address: int) -> str:
-        """Return function and source line of an instruction, if known, e.g. ``npu_run+0x12 (ethosu.c:140)``."""
+        """Return the function and source line of an instruction, if known, e.g. ``npu_run+0x12 (ethosu.c:140)``."""
         name = self.symbol_at(address & ~1) or f"{address:#010x}"
         line = self._line(address & ~1)
         return f"{name} ({line})" if line else name
 
     def _line(self, address: int) -> str:
-        """Return e.g. ``ethosu.c:140``, or an empty string if the debug information is missing or damaged."""
+        """Return e.g. ``ethosu.c:140``, or an empty string without valid debug information."""
         try:
             for number, ranges in enumerate(self._unit_ranges):
                 if any(low <= address < high for low, high in ranges):
@@ -170,7 +169,7 @@ class Firmware:
 
 
 def _ranges(dwarf: Any, unit: Any) -> list[tuple[int, int]]:
-    """Return the (start, end) ranges of a unit; all addresses if the unit has no ranges."""
+    """Return the (start, end) ranges of a unit; all addresses if it has none."""
     attributes = unit.get_top_DIE().attributes
     low, high = attributes.get("DW_AT_low_pc"), attributes.get("DW_AT_high_pc")
     if low is not None and high is not None:

@@ -28,11 +28,6 @@ class Engine(ABC):
     An engine is a context manager that releases the processes and files of the run. A subclass implements ``execute``, and ``pc``,
     ``instructions`` and ``on_npu_start`` if it simulates the NPU.
 
-    Args:
-        board: Board.
-        firmware: Firmware.
-        settings: Arguments of ``run``.
-
     Attributes:
         name: Key of ``runner.ENGINES``.
         serial: Text printed by the firmware, by UART and by semihosting.
@@ -80,11 +75,11 @@ class Engine(ABC):
 
     @property
     def instructions(self) -> int | None:
-        """Number of executed instructions, or None if the engine does not count them."""
+        """Number of executed instructions, or None if they are not counted."""
         return None
 
     def on_npu_start(self, device: NpuDevice) -> None:
-        """Handle the start of an NPU run: finish it immediately, unless the engine overrides this."""
+        """Handle the start of an NPU run. The base class finishes the run immediately."""
         device.finish()
 
     # Shared by all engines.
@@ -131,8 +126,7 @@ class Engine(ABC):
         """Create the NPUs of the run.
 
         Args:
-            guest: Memory that the NPUs access.
-            coherence: Cache or copy between the CPU and that memory.
+            coherence: Cache or copy between the CPU and the NPUs' memory.
         """
         settings = self.settings
         self.devices = tuple(

@@ -17,7 +17,6 @@ class OperationActivity:
     """Activity of an operation in one run, summed over its executions.
 
     Attributes:
-        title: Command.
         turns: Number of executions.
         read, written: Bytes by region.
         computes: False for a DMA.
@@ -65,7 +64,7 @@ def total(parts: list[dict[int, int]]) -> dict[int, int]:
 
 
 def estimate_cycles(operation: OperationActivity, npu: Npu, slot: NpuSlot, memories: Mapping[int, Memory]) -> int:
-    """Return a lower bound of an operation's NPU cycles, if each byte moves once and all multipliers are busy.
+    """Return a lower bound of an operation's NPU cycles: each byte moves once, and all multipliers are busy.
 
     Args:
         memories: Memory of each region.

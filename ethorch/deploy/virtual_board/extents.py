@@ -90,7 +90,7 @@ def _ranges(access: FeatureMap | Span) -> Iterable[tuple[int, int]]:
 
 
 def merge_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Merge overlapping and adjacent ranges and sort them."""
+    """Merge overlapping and adjacent ranges, and sort them."""
     result: list[tuple[int, int]] = []
     for start, end in sorted(ranges):
         if result and start <= result[-1][1]:

@@ -15,7 +15,7 @@ class Rule:
 
     Attributes:
         shows: Behaviour of silicon.
-        status: Bits that the virtual board sets in the NPU's STATUS, so that firmware notices faults that silicon ignores.
+        status: STATUS bits that only the virtual board sets, so that firmware notices faults that silicon ignores.
         way_out: Remedy.
     """
 
@@ -129,7 +129,7 @@ class Fault:
     """A violation of a rule.
 
     Attributes:
-        id: Stable name, a key of RULES.
+        id: Key of RULES.
         text: Finding and expectation.
         place: Function and line of the firmware, if known.
         instructions: Instructions executed by the CPU before it, or None if they are not counted.

@@ -36,8 +36,7 @@ class Layout:
     """Parameter names of an FVP.
 
     Attributes:
-        npu, cpu: Prefixes of their parameters.
-        uart: Prefix of the first UART's parameters.
+        npu, cpu, uart: Prefixes of the parameters of the NPU, the CPU and the first UART.
         off: Parameters that disable windows and terminals.
     """
 
@@ -68,7 +67,7 @@ LAYOUTS = {"FVP_Corstone_SSE-300": _SSE_300, "FVP_Corstone_SSE-320": _SSE_320}
 
 
 def find_command(board: Board, family: str) -> str:
-    """Return the name of the FVP for a board with an NPU of this family, or raise EmulatorError."""
+    """Return the name of the FVP for a board and an NPU family, or raise EmulatorError."""
     name = board.fvp.get(family)
     if name is None:
         have = ", ".join(f"{key}: {value}" for key, value in board.fvp.items()) or "none"
@@ -79,7 +78,7 @@ def find_command(board: Board, family: str) -> str:
 
 
 def find(name: str) -> str:
-    """Return the path of an FVP on PATH, or raise EmulatorError with its source."""
+    """Return the path of an FVP on PATH; the EmulatorError of a missing one names its source."""
     path = shutil.which(name)
     if path is None:
         raise EmulatorError(
@@ -93,8 +92,7 @@ def arguments(name: str, elf: Path, macs: int, timeout: float, uart_file: Path, 
     """Return the arguments of the command.
 
     Args:
-        name: Name of the FVP.
-        uart_file: File for the text printed by the firmware.
+        uart_file: File for the printed text.
         folder: Folder for the files of ``settings.data``, and the only one that semihosting can access.
     """
     layout = next((layout for start, layout in LAYOUTS.items() if name.startswith(start)), None)
@@ -140,7 +138,6 @@ class FvpEngine(Engine):
         self.expected_cycles = sum(settings.cycles.values()) or None
 
     def execute(self) -> End:
-        """Run the FVP and read the text printed by the firmware."""
         name, timeout = self._command, self.settings.timeout
         with tempfile.TemporaryDirectory(prefix="ethorch-fvp-") as temporary:
             folder = Path(temporary)
@@ -164,7 +161,7 @@ class FvpEngine(Engine):
 
 
 def read_cycles(text: str) -> int | None:
-    """Return the last PMU cycle count printed by the firmware (``NPU cycles: 1234``), or None."""
+    """Return the last PMU cycle count in the printed text (``NPU cycles: 1234``), or None."""
     counts = _CYCLES.findall(text)
     return int(next(filter(None, counts[-1]))) if counts else None
 
@@ -192,7 +189,6 @@ def _execute(command: list[str], variables: dict[str, str], timeout: float, fold
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill the session of a process that we started, including its children."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:

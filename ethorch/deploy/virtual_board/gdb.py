@@ -1,4 +1,4 @@
-"""A client of GDB's remote protocol with the features that QEMU needs: registers, memory, watchpoints, stops, host calls."""
+"""Client of GDB's remote protocol with the features that QEMU needs."""
 
 from __future__ import annotations
 
@@ -22,11 +22,7 @@ class Stop:
 
 
 class Gdb:
-    """A connection to a gdbstub. Raises EmulatorError if it is lost or a reply is unknown.
-
-    Args:
-        path: Path of the stub's socket.
-    """
+    """A connection to the socket of a gdbstub. Raises EmulatorError if it is lost or a reply is unknown."""
 
     def __init__(self, path: str):
         self._socket = socket.socket(socket.AF_UNIX)
@@ -63,7 +59,7 @@ class Gdb:
             raise EmulatorError(f"QEMU's debug connection was lost: {error}.") from None
 
     def poll(self) -> Stop | None:
-        """Return the stop that has arrived, or None. Call it when the socket is readable."""
+        """Return the stop that has arrived, or None. Requires a readable socket."""
         self._fill()
         packet = self._packet()
         return None if packet is None else Stop(packet[:1], packet)

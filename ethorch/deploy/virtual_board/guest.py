@@ -26,7 +26,6 @@ class Guest:
     """All memories of a board, initially zero. Untouched pages use no physical memory.
 
     Args:
-        board: Board.
         arrays: Existing buffers by name of the memory; other buffers are allocated.
     """
 
@@ -44,7 +43,7 @@ class Guest:
         )
 
     def find(self, address: int) -> tuple[Block, int] | None:
-        """Return the block that contains an address and the offset in it, or None."""
+        """Return the block that contains an address, and the offset in it."""
         for block in self.blocks:
             offset = block.memory.offset(address)
             if offset is not None:
@@ -52,14 +51,14 @@ class Guest:
         return None
 
     def bytes_at(self, address: int, size: int) -> Bytes | None:
-        """Return a view of the bytes at an address, or None if they are not all in one memory."""
+        """Return a view of the bytes at an address, or None if one memory does not contain all of them."""
         location = self.find(address)
         if location is None or location[1] + size > location[0].bytes.size:
             return None
         return location[0].bytes[location[1] : location[1] + size]
 
     def text_at(self, address: int, limit: int = 1 << 16) -> bytes:
-        """Return the zero-terminated text at an address without its terminator, cut at the limit or at the end of the memory."""
+        """Return zero-terminated text without its terminator, cut at the limit or at the end of the memory."""
         location = self.find(address)
         if location is None:
             return b""

@@ -83,13 +83,10 @@ class Coherence(Protocol):
 class NpuDevice:
     """An NPU on the bus.
 
-    A write to CMD starts a run, and ``finish`` executes it, so that firmware observes STATUS.running first.
+    A write to CMD starts a run, and ``finish`` executes it, so that firmware first observes STATUS.running.
 
     Args:
-        session: Callbacks of the emulation.
-        npu: NPU configuration.
         slot: Location on the board.
-        guest: Memory of the board.
         sources: SHA-256 of a command stream -> Vela's schedule, for cycles and operator names.
         cycles: SHA-256 of a command stream -> Vela's cycle estimate, if there is no schedule.
         inject: Faults to inject: ``no-interrupt`` never raises the line; ``never-ends`` never completes a run.
@@ -226,7 +223,7 @@ class NpuDevice:
         self.session.on_npu_start(self)
 
     def finish(self) -> None:
-        """Execute the run in progress; do nothing if there is none or it never ends."""
+        """Execute the run in progress, unless there is none or it never ends."""
         run = self._running
         if run is None or "never-ends" in self.inject:
             return
@@ -264,7 +261,7 @@ class NpuDevice:
         return self.values[register] | self.values[register + 4] << 32
 
     def _reach(self, run: _PendingRun, what: str, address: int, size: int, attribute: int, writes: bool = False) -> Memory | None:
-        """Return the memory that contains a range; report a fault and return None if the NPU cannot access it."""
+        """Return the memory that contains a range; if the NPU cannot access it, report a fault and return None."""
         location = self.guest.find(address)
         named = f"{what}, {address:#010x}..{address + size:#010x}"
         if location is None:
@@ -302,7 +299,7 @@ class NpuDevice:
         return "ext" if attribute & 2 else "sram"
 
     def _check_configuration(self, run: _PendingRun, address: int) -> bool:
-        """Return True unless a driver payload's header before the stream is for another NPU."""
+        """Return False if the stream follows a driver payload's header for another NPU."""
         header = self.guest.bytes_at(address - 32, 32)
         if header is None or header[:4].tobytes() != COP1:
             return True
@@ -348,7 +345,7 @@ class NpuDevice:
     def _check_memories(self, run: _PendingRun, used: Mapping[int, Extent], bases: Sequence[int], exact: bool) -> dict[int, Memory]:
         """Return the memory of each region; report a fault if the NPU cannot access it.
 
-        For a stream with branches (not ``exact``), only the start of each region is checked; the machine checks the rest.
+        Without ``exact`` (a stream with branches), only the start of each region is checked; the machine checks the rest.
         """
         memories: dict[int, Memory] = {}
         for region, extent in sorted(used.items()):

@@ -9,7 +9,7 @@ from ethorch.npu.registers import Npu
 
 
 class Pmu:
-    """The NPU's performance counters. They do not advance between runs."""
+    """Performance counters, which do not advance between runs."""
 
     def __init__(self, npu: Npu):
         self.start, self.counters = regs.PMU_OFFSET[npu.family], regs.EVENT_COUNTERS[npu.family]

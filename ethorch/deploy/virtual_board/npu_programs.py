@@ -20,7 +20,6 @@ class Programs:
     """The programs of one NPU.
 
     Args:
-        npu: NPU configuration.
         sources: SHA-256 of a command stream -> Vela's schedule.
     """
 

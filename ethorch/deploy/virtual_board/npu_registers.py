@@ -34,7 +34,7 @@ class Register:
         writable: Whether the CPU can write it.
         mask: Writable bits.
         reset: Value after a reset.
-        live: Whether it can be written while a run is in progress.
+        live: Whether it can be written during a run.
         survives_reset: Whether it keeps its value over a reset.
     """
 
@@ -48,7 +48,7 @@ class Register:
 
 
 def table(npu: Npu) -> dict[int, Register]:
-    """Return all registers of an NPU by offset."""
+    """Return the registers of an NPU by offset."""
     return _table(npu.family, npu.config)
 
 
@@ -112,5 +112,5 @@ def _pmu(family: str) -> list[Register]:
 
 
 def is_debug_window(offset: int) -> bool:
-    """Return True if an offset is in the debugger's windows for internal memory and command registers."""
+    """Return True for the debugger's windows of internal memory and command registers."""
     return 0x100 <= offset < 0x180 or 0x400 <= offset < 0xFC0

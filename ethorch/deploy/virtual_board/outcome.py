@@ -25,7 +25,7 @@ class End:
 
     Attributes:
         how: One of ENDS.
-        code: Exit code of the firmware, or None if it did not end by semihosting.
+        code: Exit code, or None if the firmware did not end by semihosting.
     """
 
     how: str
@@ -91,7 +91,7 @@ class Run:
 
     @property
     def bytes_by_region(self) -> dict[int, dict[str, int]]:
-        """Map each region to ``{"read": bytes, "written": bytes}`` of the NPU in all runs."""
+        """Bytes that the NPU read and wrote in all runs: ``{region: {"read": bytes, "written": bytes}}``."""
         bytes_by_region: dict[int, dict[str, int]] = {}
         for inference in self.inferences:
             for kind, part in (("read", inference.read_bytes), ("written", inference.written_bytes)):
@@ -107,7 +107,7 @@ class Run:
         return self._read(address, size)
 
     def check(self) -> Run:
-        """Return self if the run succeeded; raise EthorchError otherwise."""
+        """Return self; raise EthorchError if the run failed."""
         if self.ok:
             return self
         findings = [f"the firmware ended by {self.ended!r}" + ("" if self.exit_code is None else f" with code {self.exit_code}")]

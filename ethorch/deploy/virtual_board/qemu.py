@@ -4,8 +4,8 @@ A stock qemu-system-arm is controlled from outside. A gdbstub watchpoint stops i
 after ``thumb`` decodes the instruction. The test interface raises the NPU's interrupt. The board's DRAM is a file mapped by both
 processes; other memories are copied at each NPU run. Tested with QEMU 7.2.
 
-Unlike unicorn, an NPU run ends before the CPU continues, so writes during a run are not detected. Caches are not checked, and
-instructions are not counted.
+An NPU run ends before the CPU continues, so writes during a run are not detected. Caches are not checked, and instructions are not
+counted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SP, _PC, _XPSR = 13, 15, 25
 
 
 class QemuEngine(Engine):
-    """A board emulated by a QEMU process."""
+    """A board emulated by QEMU."""
 
     name = "qemu"
 
@@ -63,7 +63,6 @@ class QemuEngine(Engine):
     # Starting.
 
     def _load(self) -> None:
-        """Write the data, set the CPU to its entry point, and watch the NPU's registers."""
         Guest(self.board).load(self.firmware, self.settings.data)  # raises an error for data that does not fit
         for address, content in self.settings.data.items():
             place = Guest.bytes_at(self.guest, address, len(content))

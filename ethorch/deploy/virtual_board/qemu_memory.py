@@ -15,11 +15,7 @@ from ethorch.targets.boards.description import Board
 
 
 class Qtest:
-    """QEMU's test interface to memory and interrupt lines. Raises EmulatorError if it fails.
-
-    Args:
-        path: Path of its socket.
-    """
+    """QEMU's test interface to memory and interrupt lines, by its socket. Raises EmulatorError if it fails."""
 
     def __init__(self, path: str):
         self._socket = socket.socket(socket.AF_UNIX)
@@ -56,10 +52,9 @@ class Qtest:
 
 
 class CopiedGuest(Guest):
-    """Memories that are either mapped or copied from QEMU on access.
+    """Memories that are mapped, or copied from QEMU on access.
 
     Args:
-        board: Board.
         mapped: Mapped memories by name.
         qtest: Interface to the other memories.
     """
@@ -69,7 +64,7 @@ class CopiedGuest(Guest):
         self._mapped, self._qtest = set(mapped), qtest
 
     def bytes_at(self, address: int, size: int) -> Bytes | None:
-        """Return the bytes at an address with QEMU's current contents."""
+        """Return QEMU's current bytes at an address."""
         self.fetch(address, size)
         return super().bytes_at(address, size)
 
@@ -94,6 +89,5 @@ class CopiedGuest(Guest):
             self.fetch(start, end - start)
 
     def after_run(self, writes: Sequence[tuple[int, int]], exact: bool) -> None:
-        """Copy the bytes that the NPU wrote."""
         for start, end in writes:
             self.store(start, end - start)

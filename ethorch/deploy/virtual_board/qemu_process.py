@@ -34,7 +34,7 @@ class Machine:
     Attributes:
         ram_base, ram_bytes: Memory that a file can back.
         interrupts: Object and name of the lines for external devices.
-        first_interrupt: NVIC number of the first of them.
+        first_interrupt: NVIC number of the first line.
     """
 
     ram_base: int
@@ -68,13 +68,8 @@ class QemuProcess:
 
     Args:
         command: Path of QEMU.
-        board: Board with a machine in MACHINES.
         kernel: Path of the firmware.
         arguments: Command line of the firmware.
-
-    Attributes:
-        qtest: QEMU's test interface.
-        gdb: QEMU's gdbstub.
 
     Raises:
         EmulatorError: QEMU does not start.

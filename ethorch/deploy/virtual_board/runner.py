@@ -61,7 +61,7 @@ def run(
         cycles: SHA-256 of a command stream -> Vela's cycles, if there is no schedule. Default: estimates from the board's
             multipliers and bandwidths.
         inject: Faults to inject: ``no-interrupt`` (the NPU never raises its line) or ``never-ends`` (its run never ends).
-        on_text: Callback for text that the firmware prints.
+        on_text: Callback for printed text.
 
     Returns:
         Printed text, end, faults and counts. A failing firmware does not raise. See ``Run.ok`` and ``Run.check``.

@@ -1,4 +1,4 @@
-"""Semihosting (BKPT 0xAB): console output, exit, and command line; file access is not supported."""
+"""Semihosting (BKPT 0xAB): console output, exit, and command line, without file access."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Exit:
-    """The exit code with which the firmware ended."""
+    """The firmware's exit code."""
 
     code: int
 
@@ -29,7 +29,6 @@ class Semihost:
     """The host's side of semihosting.
 
     Args:
-        guest: Memory of the board.
         put: Callback for printed text.
         arguments: Command line of the firmware.
         instructions: Function that returns the number of executed instructions, for clocks with microsecond ticks at ``clock_hz``.

@@ -45,7 +45,7 @@ class Serial:
             self._values[offset] = value
 
     def put(self, content: bytes) -> None:
-        """Print bytes up to 0x04, which ends the run; only the first part of an endless output is stored."""
+        """Print bytes up to 0x04, which ends the run. Only the first bytes of an endless output are stored."""
         if self.ended:
             return
         content, end, _ = content.partition(bytes([END]))

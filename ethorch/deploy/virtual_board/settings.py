@@ -1,4 +1,4 @@
-"""Settings of a firmware run, common to all backends."""
+"""Settings of a firmware run."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Decode the Thumb loads and stores at which QEMU stops before an access to the NPU.
 
-Source: Armv8-M Architecture Reference Manual, chapter C2, encodings of LDR, STR, LDRB, LDRH, LDRSB, LDRSH, STRB, STRH, LDRD, STRD.
+Source: Armv8-M Architecture Reference Manual, chapter C2: LDR, STR, LDRD, STRD, and the byte and halfword forms.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ class Access:
         size: Bytes per register.
         signed: Whether a loaded value is sign-extended.
         registers: Loaded or stored registers, in address order.
-        base: Base register.
         offset: Immediate offset, unless ``index`` is a register.
         index, shift: Index register and its left shift.
         before: True for pre-indexed, False for post-indexed addressing.
@@ -41,7 +40,7 @@ class Access:
     writes_back: bool = False
 
     def address(self, registers: Sequence[int]) -> int:
-        """Return the accessed address for register values before the instruction."""
+        """Return the accessed address; ``registers`` are the values before the instruction."""
         return self._sum(registers) if self.before else registers[self.base]
 
     def _sum(self, registers: Sequence[int]) -> int:

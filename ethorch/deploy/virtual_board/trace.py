@@ -28,7 +28,7 @@ def events(title: str, instructions: int, inferences: Sequence[Inference], clock
 
     Args:
         title: Firmware and board.
-        instructions: Number of instructions executed by the CPU.
+        instructions: Instructions executed by the CPU.
         inferences: NPU runs in the order of their start.
     """
     rows: list[dict[str, Any]] = [

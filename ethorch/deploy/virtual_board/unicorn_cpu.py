@@ -1,7 +1,7 @@
 """CPU emulation with unicorn: registers, mapped memories and devices, hooks, and execution up to the next stop.
 
-The emulator is never stopped during an access to a device, because it would repeat the access. Consequences of an access wait for
-the next block of instructions.
+The emulator never stops during an access to a device, because it would repeat the access. Consequences of an access wait for the
+next block of instructions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ class Access:
 
     Attributes:
         verb: ``reads``, ``writes`` or ``executes``.
-        address, size: Accessed bytes.
     """
 
     verb: str
@@ -99,7 +98,6 @@ class Cpu:
 
         Args:
             board: Name of the board, for errors.
-            blocks: Memories.
             flags_address: Function from a memory to the address of its cache line flags.
         """
         unicorn, rows = self._unicorn, []

@@ -1,7 +1,7 @@
 """The virtual board on unicorn, which executes a Cortex-M33's instructions; ``core`` and the devices emulate the rest.
 
 unicorn has no interrupt controller and no sleep. It reports WFE and WFI as invalid instructions, and BKPT and exception returns as
-interrupts of the emulator. They are interpreted here.
+interrupts of the emulator. This module interprets them.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ class UnicornEngine(Engine):
         )
 
     def _follows_sleep(self) -> bool:
-        """Return True if the instruction before PC is a WFE, WFI or YIELD, at which unicorn stops once PC is past it."""
+        """Return True if the instruction before PC is a WFE, WFI or YIELD; unicorn stops after it."""
         before = self.guest.bytes_at(self.cpu.next_pc - 4, 4)
         if before is None:
             return False

@@ -19,9 +19,6 @@ class Exceptions:
     """Enters and leaves exception handlers.
 
     Args:
-        cpu: CPU.
-        core: Interrupt controller.
-        guest: Memory of the board.
         fail: Callback that ends the run with a fault: ``fail(id, text, pc)``.
 
     Attributes:

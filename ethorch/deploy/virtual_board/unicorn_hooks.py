@@ -1,4 +1,4 @@
-"""The emulator's hooks in C++ (``cpp/hooks.cpp``). Python hooks would cost a microsecond for every block of instructions."""
+"""The emulator's hooks in C++ (``cpp/hooks.cpp``). Python hooks would take a microsecond for every block of instructions."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ def _split(w: Writer, x: View, sizes: Sequence[int], dim: int, out: Sequence[Vie
 
 @kernel("aten::split_copy.Tensor_out")
 def split_copy(w: Writer, x: View, size: int, dim: int, out: Sequence[View]) -> None:
-    """out = x split into parts of equal size along an axis; the last part may be smaller."""
+    """out = parts of x of equal size along an axis; the last part may be smaller."""
     _split(w, x, [part.shape[x.axis(dim)] for part in out], dim, out)
 
 

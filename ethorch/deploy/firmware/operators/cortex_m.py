@@ -1,4 +1,4 @@
-"""CPU operators that ExecuTorch's Arm backend names cortex_m, without its layers with weights, which belong on the NPU."""
+"""CPU operators that ExecuTorch's Arm backend names cortex_m, except layers with weights, which belong on the NPU."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def transpose(w: Writer, x: View, order: Sequence[int], out: View) -> None:
 
 
 def _is_channels_last(x: View) -> bool:
-    """Return True if the memory order is [N, H, W, C], also if it is ambiguous: the operator's pass makes the same choice."""
+    """Return True if the memory order is [N, H, W, C] or ambiguous: the operator's pass makes the same choice."""
     if x.rank != 4:
         return False
     single = x.shape[1] == 1 or x.shape[2:] == (1, 1)

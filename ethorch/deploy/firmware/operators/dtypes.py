@@ -77,8 +77,6 @@ def compute(
     """Call a row function with fixed dtypes; operands of other dtypes are converted.
 
     Args:
-        input_dtypes: Dtypes of the function's inputs.
-        output_dtype: Dtype of the function's output.
         views: Output, then inputs.
         order: Order of the axes, if it matters.
     """

@@ -1,7 +1,7 @@
 """Elementwise operators with broadcasting: tables from ATen names to C row functions.
 
-Arithmetic, rounding, comparisons and logical operators are bit-equal to ExecuTorch's runtime on the host. The errors of functions
-such as exp are listed in docs/cpu-kernels.md.
+Arithmetic, rounding, comparisons and logical operators are bit-equal to ExecuTorch's runtime on the host. docs/cpu-kernels.md
+lists the errors of functions such as exp.
 """
 
 from __future__ import annotations

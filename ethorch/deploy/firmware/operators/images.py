@@ -14,7 +14,6 @@ from ethorch.deploy.firmware.writer import Writer, braces, float_text, refuse_dt
 
 
 def _resize(w: Writer, function: str, x: View, factors: Sequence[float] | None, align_corners: bool, out: View) -> None:
-    """Loop over planes and resize each of them."""
     sizes = [(x.shape[axis], out.shape[axis]) for axis in (2, 3)]
     scales = []
     for number, (size, out_size) in enumerate(sizes):

@@ -30,7 +30,7 @@ def _write_walk(
     Args:
         places: Indexed tensor, with stride 0 along the indexed axes.
         plain: Tensor in loop order.
-        written_view: The one of these two that is written.
+        written_view: ``places`` or ``plain``.
         indices: Indices, broadcast to the loop.
         axes: Size and stride in bytes of each indexed axis.
     """

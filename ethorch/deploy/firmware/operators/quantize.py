@@ -22,7 +22,7 @@ def _parameters(w: Writer, scale: float, zero_point: int, low: int, high: int) -
 
 
 def _inverse(scale: float) -> float:
-    """Return 1 / scale as the kernels compute it: both the scale and the quotient are rounded to float32."""
+    """Return 1 / scale as the kernels compute it: scale and quotient are rounded to float32."""
     narrow = round_to_float32(scale)
     if narrow == 0:
         raise Refused("scale", f"its scale {scale} is 0 in float32", "Calibrate with inputs that are not all 0.")
@@ -112,7 +112,6 @@ def dequantize_by_tensors(
 
 
 def _drop_axes(scale: View, zero_point: View) -> tuple[View, View]:
-    """Return a scale and a zero point without axes."""
     scalar_scale, zero = scale.reshape(()), zero_point.reshape(())
     if scale.dtype != "float64" or zero_point.dtype != "int64" or scalar_scale is None or zero is None:
         raise refuse_dtype(f"{scale.dtype} and {zero_point.dtype}", "a scale of float64 and a zero point of int64, of one element")
