@@ -1,4 +1,4 @@
-"""Self-test cases: inputs, and the outputs of ExecuTorch's runtime on the host, as bytes in the firmware's layout."""
+"""Self-test cases: inputs, and the outputs of ExecuTorch's runtime on the host, in the firmware's layout."""
 
 from __future__ import annotations
 
@@ -15,12 +15,7 @@ from ethorch.support.errors import HostError
 
 @dataclass(frozen=True)
 class Call:
-    """A call of the self-test.
-
-    Attributes:
-        inputs: Inputs as passed to ``ethorch.runtime``.
-        reset: Whether the state is reset to its initial value before the call.
-    """
+    """A call of the self-test. If ``reset`` is set, the state is reset before the call."""
 
     method: str
     inputs: Sequence[Any]
@@ -29,7 +24,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Case:
-    """A call as the bytes of each input and each output."""
+    """The bytes of each input and each output of a call."""
 
     call: Call
     inputs: tuple[bytes, ...] = field(repr=False)
@@ -42,7 +37,7 @@ class Case:
 
 
 def cases(pte: bytes, methods: Mapping[str, Method], calls: Sequence[Call]) -> list[Case]:
-    """Run calls in order, starting from the initial state, and return their cases.
+    """Run calls in order, starting from the initial state.
 
     Raises:
         HostError, MachineFault: a sample does not fit the inputs, or the simulator stopped.
@@ -72,7 +67,7 @@ def cases(pte: bytes, methods: Mapping[str, Method], calls: Sequence[Call]) -> l
 
 
 def place_cases(cases: Sequence[Case]) -> tuple[bytes, list[int]]:
-    """Return the bytes of all cases, with equal cases stored once, and the offset of each case."""
+    """Return the bytes of all distinct cases, and the offset of each case."""
     data, offset_by_content = bytearray(), dict[bytes, int]()
     places = []
     for case in cases:
@@ -84,5 +79,5 @@ def place_cases(cases: Sequence[Case]) -> tuple[bytes, list[int]]:
 
 
 def tensor_bytes(tensor: Any, value: Value) -> bytes:
-    """Return the bytes of a tensor or an array in the program's dimension order."""
+    """Return the bytes of a tensor or an array in the value's dimension order."""
     return Elements.of(tensor, value.dim_order).data.tobytes()

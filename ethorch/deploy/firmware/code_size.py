@@ -1,4 +1,4 @@
-"""Estimate of the code size of an application with generated firmware."""
+"""Code size of an application with generated firmware."""
 
 from __future__ import annotations
 
@@ -37,14 +37,13 @@ class CodeSize:
 
 @cache
 def _read_table() -> tuple[Mapping[str, int], Mapping[str, tuple[str, ...]]]:
-    """Return the size and the callees of each function."""
     with TABLE.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     return {row["function"]: int(row["bytes"]) for row in rows}, {row["function"]: tuple(row["calls"].split()) for row in rows}
 
 
 def estimate_code_size(program: Program) -> CodeSize:
-    """Estimate the code of the application that ``ethorch firmware`` generates for all methods of a program.
+    """Estimate the code that ``ethorch firmware`` generates for all methods of a program.
 
     Each kernel, and each function that it calls, is counted once.
     """

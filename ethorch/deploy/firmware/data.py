@@ -14,7 +14,6 @@ class Blob:
     """Bytes with a C symbol.
 
     Attributes:
-        file: Name of the file that contains the bytes.
         section: C macro or quoted name of the section.
         content: Bytes, padded to a multiple of 16.
     """

@@ -1,4 +1,4 @@
-"""Sources of the Ethos-U delegate for applications that build ExecuTorch for a Cortex-M."""
+"""Sources of the Ethos-U delegate for a Cortex-M application with ExecuTorch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FILES = (
 
 
 def write_delegate(folder: str | os.PathLike[str]) -> tuple[Path, ...]:
-    """Write the delegate's sources and a CMakeLists.txt to a folder, and return their paths.
+    """Write the delegate's sources and a CMakeLists.txt, and return their paths.
 
     Raises:
         EthorchError: the folder cannot be written.

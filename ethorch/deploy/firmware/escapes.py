@@ -20,7 +20,7 @@ def c_comment(value: object) -> str:
 
 
 def c_string(value: object) -> str:
-    """Return text for a C string literal, with escapes that are valid in every C standard."""
+    """Return text for a string literal of any C standard."""
     safe = (chr(byte) if 32 <= byte < 127 and chr(byte) not in '"\\?%' else f"\\{byte:03o}" for byte in str(value).encode())
     return "".join(safe)
 

@@ -50,8 +50,7 @@ class Firmware:
     """A generated C project.
 
     Attributes:
-        folder: Root folder of the project.
-        files: Paths of the generated files, relative to ``folder``.
+        files: Paths relative to ``folder``.
         target: NPU that the program was compiled for.
         board: Board whose memory layout and self-test the project uses.
         sizes: Bytes by name: ``arena``, ``fast``, ``tensors``, ``weights``, ``commands``, ``constants``.
@@ -102,13 +101,13 @@ def firmware(
         ethorch.firmware(program, "project")           # then: python project/run.py
 
     In a project of several methods, each method has its own functions (``model_prefill_run``, ``model_decode_run``). Shared buffers
-    have one location, constants are stored once, and the arenas overlap.
+    and constants are stored once, and the arenas overlap.
 
     Args:
         source: Program, or the path or the contents of a .pte compiled by ethorch or by ExecuTorch's Arm backend.
         folder: Folder of the project. Created if it does not exist; files of an earlier project are replaced.
-        board: Name of a board, path of a board's TOML file, or Board. Default: Corstone-300, or Corstone-320 for the U85.
-        name: Prefix of every symbol and file of the model, so that several models can be linked together.
+        board: Name of a board, path of its TOML file, or Board. Default: Corstone-300, or Corstone-320 for the U85.
+        name: Prefix of the model's symbols and files, so that several models can be linked together.
         methods: One or several entry points. Default: all methods of the program.
         samples: Self-test samples, each with all inputs. For several methods, a session of ``(method, inputs)`` calls, which runs
             twice, with a reset in between. Default: the program's calibration samples, or random samples.
@@ -144,7 +143,7 @@ class SelectedSizes:
 
 
 def find_selection(program: File, names: Sequence[str]) -> SelectedSizes | None:
-    """Return the rule that selects a method by input sizes, or None unless the methods are one model at several shapes."""
+    """Return the selection by input sizes, or None unless the methods are one model at several shapes."""
     selection = Selection.of(program)
     chosen = {} if selection is None else {name: shapes for name, shapes in selection.shapes.items() if name in names}
     if selection is None or len(chosen) < 2:
@@ -259,7 +258,7 @@ class Project:
         return Firmware(folder, tuple(self.files), self.target, self.board.name, self.sizes, operators, self.by_method)
 
     def layer(self, processor: str) -> dict[str, bytes]:
-        """Return the files of the model as a layer of a CMSIS solution, by path."""
+        """Return the files of a CMSIS solution's layer, by path."""
         self._model()
         paths = sorted(path for path in self.files if path.endswith((".c", ".S")))
         folders = ["model", *(["model/kernels"] if self.source.kernels else [])]
@@ -471,7 +470,7 @@ def _pad_to_cache_lines(size: int) -> int:
 
 
 def _stream_hash(payload: DelegatePayload) -> str:
-    """Return the SHA-256 of the bare commands, by which the virtual board identifies a command stream."""
+    """Return the SHA-256 of the bare commands, the virtual board's key of a command stream."""
     header = parse_header(payload.commands)
     return hashlib.sha256(payload.commands[header.start : header.stop]).hexdigest()
 

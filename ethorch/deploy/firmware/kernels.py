@@ -1,4 +1,4 @@
-"""C calls for the CPU operators of a .pte: their statements, constants and source files."""
+"""C calls for the CPU operators of a .pte."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class KernelCall:
     """The C call of one operator.
 
     Attributes:
-        lines: Statements for the body of a function; empty for a no-op.
+        lines: Statements; empty for a no-op.
         constants: Declarations at file scope, which need ``kernels.h``.
         sources: Files of ``SOURCE_FOLDER`` that define the called functions.
     """
@@ -50,10 +50,8 @@ def kernel_call(
     """Return the C call of one operator, or the reason why it has none.
 
     Args:
-        method: Method that contains the call; its values define the shapes.
-        call: Call of an operator, not of a delegate.
         place: Function from the index of a value, including constants, to the C expression of its address.
-        label: C identifier that is unique in the file; prefix of the names of constants.
+        label: C identifier that is unique in the file; prefix of the constants' names.
         fail: Statement to run if the operator rejects its input, such as an out-of-range index.
     """
     body = KERNELS.get(call.operator)
@@ -74,7 +72,7 @@ def list_kernels() -> tuple[str, ...]:
 
 
 def _arguments(method: Method, call: Call, body: Callable[..., None], place: Callable[[int], str]) -> list[Any]:
-    """Return the Python values of the call's arguments, without the output list that ExecuTorch appends."""
+    """Return the call's arguments as Python values, without the output list that ExecuTorch appends."""
     computed = _find_computed_numbers(method)
 
     def argument(index: int) -> Any:
@@ -119,6 +117,5 @@ def _plain(value: Value, argument: Callable[[int], Any]) -> Any:
 
 
 def _find_computed_numbers(method: Method) -> frozenset[int]:
-    """Return the non-tensor values that an instruction writes as its last argument."""
     last = (call.args[-1] for call in method.calls if call.delegate is None and call.args)
     return frozenset(index for index in last if method.values[index].kind in ("int", "bool", "double"))

@@ -47,7 +47,6 @@ class Layout:
     """The memory of every part.
 
     Attributes:
-        secure: Whether the firmware uses secure addresses.
         text: Memory of the vector table and the code.
         data: Memory of variables and the stack.
         placements: Parts of the model.
@@ -73,7 +72,7 @@ def parts(sizes: Mapping[str, int], selftest_bytes: int, system: MemorySystem | 
     """Return the parts of a model, each with the kinds of memory that its memory mode was planned for.
 
     Args:
-        sizes: Bytes of ``arena``, ``fast``, ``tensors``, ``weights``, ``commands``, ``constants``.
+        sizes: Bytes by name. See :class:`Firmware`.
         in_dram: Whether feature maps are planned for DRAM. Separate from ``system``, which is unknown for some files.
     """
     in_sram = system is not None and system.constants_in_sram

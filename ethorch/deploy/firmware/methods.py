@@ -30,7 +30,7 @@ class MethodsPlan:
         arena_bytes, tensors_bytes, codes_tensors_bytes: Sizes for all methods. See :class:`Plan`.
         state_bytes: Bytes of state outside the temporary tensors; 0 for a single method.
         constants: Distinct constant tensors, concatenated and aligned to 16 bytes.
-        initial: Initial values of mutable tensors, once for each location.
+        initial: Nonzero initial values, once for each location.
     """
 
     plans: Mapping[str, Plan]

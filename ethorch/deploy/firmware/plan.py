@@ -3,10 +3,10 @@
 The CPU's tensors keep ExecuTorch's offsets, in one buffer. Five optimizations change the plan:
 
 - State that the NPU can access in place follows the arena, and is not copied.
-- Integer inputs of the first delegate and outputs of the last delegate are stored in the arena, and are not copied.
+- Integer inputs of the first delegate and outputs of the last delegate are in the arena, and are not copied.
 - State of a single delegate stays in the arena between runs, and is copied once instead of twice.
 - Inputs are quantized first and outputs dequantized last, so that an integer interface can skip both steps.
-- Inputs and outputs that the plan leaves to the application are placed after it.
+- Inputs and outputs that the plan leaves to the application follow it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def plan(program: Program, method: Method, constants: Constants | None = None, b
 
     Args:
         constants: Collection that receives the constant tensors.
-        bases: Addresses for a method that shares its buffers with others. Its arena then holds no state between calls.
+        bases: Addresses for a method that shares its buffers. Its arena then holds no state between calls.
 
     Raises:
         EthorchError: firmware does not support the method. See :func:`check_method`.
@@ -122,7 +122,7 @@ class _Planner:
     # places ------------------------------------------------------------------------------------------------------------
 
     def _place_all(self) -> int:
-        """Place planned tensors, constants and unplanned tensors, and return the end of the method's own memory."""
+        """Place all tensors, and return the end of the method's own memory."""
         memories = [align(size) for size in self.method.memories[1:]]
         if self.bases is not None:
             starts = [Place(TENSORS, self.bases.private_offset), *self.bases.shared]
@@ -219,7 +219,7 @@ class _Planner:
     def _split(
         self, calls: list[tuple[int, Call | Move]]
     ) -> tuple[list[tuple[int, Call]], list[tuple[int, Call | Move]], list[tuple[int, Call]]]:
-        """Split the calls into input quantization, the body, and output dequantization, as far as their order permits."""
+        """Split the calls into input quantization, body, and output dequantization, as far as their order permits."""
         first: list[tuple[int, Call]] = []
         body: list[tuple[int, Call | Move]] = []
         for number, call in calls:
@@ -294,8 +294,8 @@ class _Planner:
     def _keep_in_arena(self, states: Sequence[int], body: Sequence[tuple[int, Call | Move]]) -> tuple[int, ...]:
         """Keep states of the only delegate at its input in the arena, which saves one copy each. Return these states.
 
-        Vela reuses the input's memory after the state is read. The new value is therefore copied back from the delegate's output
-        after the run, and no other output may use the input's memory.
+        Vela reuses the input's memory after the state is read. The new value is therefore copied back from the output after the
+        run, and no other output may use the input's memory.
         """
         runs = [call for _, call in body if isinstance(call, Call) and call.delegate is not None]
         if len(runs) != 1:
@@ -318,7 +318,7 @@ class _Planner:
         return tuple(state_values)
 
     def _place_after_arena(self) -> int:
-        """Place state after the arena, let delegates access it there, and return the arena's size in bytes."""
+        """Place state after the arena, where delegates access it, and return the arena's size in bytes."""
         calls = {call.delegate: call for call in self.method.calls if call.delegate is not None}
         inputs: dict[int, dict[int, int]] = {}  # delegate -> number of an input after the arena -> its value
         outputs: dict[int, dict[int, int]] = {}
@@ -357,7 +357,7 @@ class _Planner:
         return self.places[index].buffer == _KEPT or (behind and is_kept(self.values[index]))
 
     def _is_shared(self, index: int) -> bool:
-        """Return True if a value shares memory with a view, so that its address must not change."""
+        """Return True if a view shares the value's memory, which must not move then."""
         return any(c.operator == VIEW and index in (c.args[0], c.args[-1]) for c in self.method.calls)
 
     def _states(self, calls: Sequence[Call | Move]) -> list[int]:

@@ -1,4 +1,4 @@
-"""The source of a project: its methods and the calls of the self-test."""
+"""The program of a project, and the calls of its self-test."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ProgramMethod:
 
 @dataclass(frozen=True)
 class ProjectProgram:
-    """The source of a project.
+    """The program of a project.
 
     Attributes:
         calls: Calls of the self-test, in order.
@@ -106,7 +106,7 @@ def _method(build: Build | None, data: bytes, name: str) -> ProgramMethod:
 
 
 def _calls(record: Compiled | None, methods: dict[str, ProgramMethod], inputs: Sequence[Any] | None) -> list[Call]:
-    """Return the samples of a single method, or a session of several methods twice, with a reset in between."""
+    """Return the samples of one method, or a session of several methods twice, with a reset in between."""
     if len(methods) == 1:
         (name,) = methods
         return [Call(name, tuple(sample)) for sample in _samples(record, methods[name].subject, name, inputs)]

@@ -51,7 +51,6 @@ class Options:
         compiler: One of COMPILERS.
         cpu: Core to compile for: ``cortex-m33`` (runs on all cores), ``cortex-m55`` or ``cortex-m85``.
         interrupt: Whether the firmware waits for the NPU's interrupt instead of polling.
-        caches: Whether the core's caches are enabled.
         defines: Additional macros.
     """
 
@@ -95,7 +94,6 @@ def build(
     """Compile and link the project, and return the path of the ELF. Compilers other than zig also write a link map.
 
     Args:
-        project: Folder written by ``ethorch firmware``.
         output: Path of the ELF in the project.
         sources: Source files. Default: the project's own.
 

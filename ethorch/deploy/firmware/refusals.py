@@ -12,10 +12,7 @@ WAY_OUT = "Run this program in ExecuTorch's runtime, with ethorch's delegate for
 
 
 def check_method(method: Method, payloads: Mapping[int, DelegatePayload]) -> None:
-    """Check that firmware can run a method.
-
-    Args:
-        payloads: Payloads of its Ethos-U delegates, by number.
+    """Check that firmware can run a method with these delegates.
 
     Raises:
         EthorchError: the method has control flow, inputs other than tensors, dynamic shapes, or a delegate of another backend.

@@ -114,10 +114,8 @@ class MethodSource:
     """The C source of a method.
 
     Attributes:
-        method: Name in the program.
         p: Prefix of its functions and types: the model's prefix, followed by the method's name if there are several.
         symbol_prefix: Prefix of static names in model.c; empty for a single method.
-        inputs, outputs: Boundary in order.
         functions, constants: Definitions in model.c.
         delegates: Number of command streams.
         has_codes: Whether integer values can be passed for a float input or output.
@@ -168,7 +166,6 @@ class Source:
         initials: Nonzero initial values written by the reset.
         contents: Arrays that the reset copies, by symbol.
         kernels: Required files of the kernels' folder.
-        blobs: Required data.
     """
 
     methods: tuple[MethodSource, ...]
@@ -189,7 +186,7 @@ def model_source(methods_plan: MethodsPlan, name: str, facts_by_method: Mapping[
 
     Args:
         name: Prefix of the model.
-        facts_by_method: For each method, quantization parameters of integer inputs and outputs, and locations of CPU operators.
+        facts_by_method: Quantization parameters of integer inputs and outputs, and locations of CPU operators.
 
     Raises:
         EthorchError: a CPU operator has no C kernel.
@@ -248,7 +245,7 @@ def _method_source(
 
 
 class _Blobs:
-    """Data of a model by symbol; equal contents of a section are stored once."""
+    """Data of a model by symbol; a section stores equal contents once."""
 
     def __init__(self, name: str):
         self.name = name
@@ -259,7 +256,7 @@ class _Blobs:
         return sum(known_part == part for known_part, _ in self._known)
 
     def symbol(self, part: str, symbol: str, content: bytes) -> str:
-        """Return the symbol of equal data in a part, or add the data with the proposed symbol."""
+        """Return the symbol of equal data, or add the data with the proposed symbol."""
         if (part, content) not in self._known:
             self._known[part, content] = symbol
             self.blobs.append(blob(symbol, f"{self.name.upper()}_{part}_SECTION", content))
@@ -318,7 +315,7 @@ class _Writer:
         )
 
     def body(self, steps: Sequence[Step]) -> tuple[list[str], list[str]]:
-        """Return the lines of a function that runs the steps, and the declarations it needs."""
+        """Return the lines of a function that runs the steps, and their declarations."""
         lines: list[str] = []
         declared: list[str] = []
         if any(isinstance(step, Run) for step in steps):

@@ -46,7 +46,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Run:
-    """A run of a delegate, with the copies into the NPU's memory before it and out of it afterwards."""
+    """A run of a delegate, with copies into the NPU's memory before it and out of it afterwards."""
 
     number: int
     delegate: int
@@ -69,7 +69,7 @@ class Boundary:
 
     Attributes:
         index: Index of its value in the method.
-        codes: Integer values of a float that the firmware converts at its boundary, or None.
+        codes: Integer values of a float that the firmware converts at its boundary.
     """
 
     side: str
@@ -107,7 +107,7 @@ class Bases:
     """Locations of the memories of a method that shares its buffers with others.
 
     Attributes:
-        private_offset: Offset of memory 1, which is private to the method, in the CPU's buffer.
+        private_offset: Offset in the CPU's buffer of memory 1, which the method does not share.
         shared: Offsets of memories 2, 3, ..., which hold shared state.
         reads: Tensors that delegates read in place. See ``in_place.reads_in_place``.
     """
@@ -124,15 +124,14 @@ class Plan:
     Attributes:
         payloads: Payloads of its delegates by number, with the commands that the firmware runs.
         places: Location of each tensor by value.
-        convert_in, body, convert_out: Steps in order; the first and the last only convert between floats and integer values.
-        inputs, outputs: Boundary in order.
+        convert_in, body, convert_out: Steps in order; the first and the last convert between floats and integer values.
         arena_bytes: Bytes of the largest delegate's feature maps (region 1) and of the state stored after them.
         tensors_bytes: Bytes of the CPU's tensors.
         codes_tensors_bytes: The same for an interface of integer values.
         end: End of the method's own memory, inputs and outputs in the CPU's buffer.
         initial: Locations and contents of nonzero initial values.
-        states: Tensors that keep their value between runs, as indices of values.
-        states_in_arena: States that stay in the arena between runs, as indices of values.
+        states: Indices of tensors that keep their value between runs.
+        states_in_arena: Indices of states that stay in the arena between runs.
         reaches: Bytes of the arena that each delegate accesses, by number.
     """
 

@@ -19,7 +19,7 @@ _SRAM, _SRAM_TOO, _EXTERNAL, _EXTERNAL_TOO = range(4)
 
 @dataclass(frozen=True)
 class Attributes:
-    """The values of QCONFIG and REGIONCFG for a job, which select the NPU port of each region."""
+    """The values of QCONFIG and REGIONCFG, which select the NPU port of each region."""
 
     queue: int
     regions: int
@@ -55,7 +55,7 @@ def config_word(stream: bytes) -> int:
 def attributes(config: int, system: MemorySystem | None) -> Attributes:
     """Select ports by the memory mode: constants, feature maps and staging memory use the memories that Vela planned.
 
-    Without a memory mode, use the defaults of Arm's driver: feature maps in DRAM for the U65, otherwise in SRAM.
+    Default: as in Arm's driver, feature maps in DRAM for the U65, otherwise in SRAM.
     """
     if system is None:
         in_sram, arena = False, _EXTERNAL if config >> 28 == _U65 else _SRAM

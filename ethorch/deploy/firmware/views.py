@@ -11,11 +11,11 @@ from ethorch.formats.pte_types import ITEM_BYTES, Value
 
 @dataclass(frozen=True)
 class View:
-    """A strided view of a tensor with an address that is a C constant expression.
+    """A strided view of a tensor.
 
     Attributes:
-        address: C expression of the tensor's first byte.
-        dtype: Name of the dtype in PyTorch.
+        address: C constant expression of the tensor's first byte.
+        dtype: PyTorch's name of the dtype.
         shape, strides: Logical axes. Strides are in elements; 0 repeats an axis, and a negative stride reverses it.
         offset: Offset of the view's first element in the tensor, in elements.
     """
@@ -191,7 +191,7 @@ def order_axes(views: Sequence[View], order: Sequence[int] | None = None) -> Axe
     """Return the common axes of views with one shape, with strides in bytes, merged.
 
     Args:
-        order: Order of the axes, outermost first. Default: the memory order of the first view, for order-independent loops.
+        order: Order of the axes, outermost first. Default: the memory order of the first view.
     """
     first = views[0]
     if order is None:

@@ -1,4 +1,4 @@
-"""Generate the C statements of one operator's call; values known at generation time become constants."""
+"""Generate the C statements of one operator's call. Values known at generation time become constants."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class Writer:
         Args:
             order: Order of the axes, outermost first, if it matters.
             in_parts: Whether some elements of a row are read before the first is written. A row that writes one element repeatedly
-                is then split into rows of one element.
+                is then split.
         """
         out, *inputs = views
         if not out.numel:

@@ -23,7 +23,7 @@ class DataCache:
     Args:
         hooks: Hooks that set flags at the emulator's loads and stores.
         report: Callback for a fault: id, text, and address of the instruction, or None for the current one.
-        switched_on: Callback for the firmware's enabling of the cache.
+        switched_on: Callback for the enabling of the cache by the firmware.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class DataCache:
         hooks.line_shift = self.line_bytes.bit_length() - 1
 
     def flags_address(self, block: Block) -> int | None:
-        """Return the address of a memory's flags for the hooks, or None if the memory is not cached."""
+        """Return the address of a memory's flags, or None if the memory is not cached."""
         flags = self._flags.get(block.memory.name)
         return None if flags is None else flags.ctypes.data
 
@@ -80,7 +80,6 @@ class DataCache:
         return self._flags[block.memory.name][first : last + 1]
 
     def _select_cached(self, ranges: Sequence[tuple[int, int]], *policies: str) -> Iterator[tuple[int, int]]:
-        """Return the parts of address ranges with one of these cache policies."""
         for start, end in ranges:
             for low, high, policy in self.mpu.policies(start, end):
                 if policy in policies:

@@ -1,7 +1,6 @@
 """Private peripherals of a Cortex-M: interrupt controller, system timer, control block, cycle counter.
 
-The model covers firmware that drives an NPU: enabling, pending, masking and priorities of interrupts, VTOR, and cache maintenance.
-SysTick and DWT's cycle counter count executed instructions.
+The model covers firmware that drives an NPU. SysTick and DWT's cycle counter count executed instructions.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class Core:
         vector_table: VTOR after reset.
         instructions: Function that returns the number of executed instructions.
         lines: Function that returns the raised external lines.
-        reset: Callback for a system reset requested by the firmware.
+        reset: Callback for a requested system reset.
         on_change: Callback for writes that may pend, enable or time an exception.
     """
 

@@ -73,7 +73,6 @@ class Firmware:
             raise ElfError(f"{path} has no bytes to load (no PT_LOAD segment); link it with a linker script.")
 
     def _safely(self, read: Callable[[], _T]) -> _T:
-        """Call ``read`` and convert pyelftools' exceptions for damaged files to ElfError."""
         try:
             return read()
         except ElfError:
@@ -140,7 +139,6 @@ class Firmware:
         return f"{name} ({line})" if line else name
 
     def _line(self, address: int) -> str:
-        """Return e.g. ``ethosu.c:140``, or an empty string without valid debug information."""
         try:
             for number, ranges in enumerate(self._unit_ranges):
                 if any(low <= address < high for low, high in ranges):
@@ -157,7 +155,7 @@ class Firmware:
 
     @cached_property
     def _unit_ranges(self) -> list[list[tuple[int, int]]]:
-        """Addresses of each compilation unit; its lines are decoded on first use."""
+        """Addresses of each compilation unit, whose lines are decoded on first use."""
         return self._safely(lambda: [_ranges(self._file.get_dwarf_info(), unit) for unit in self._units])
 
     def _line_table(self, number: int) -> list[tuple[int, int, str]]:
@@ -169,7 +167,7 @@ class Firmware:
 
 
 def _ranges(dwarf: Any, unit: Any) -> list[tuple[int, int]]:
-    """Return the (start, end) ranges of a unit; all addresses if it has none."""
+    """Return the (start, end) ranges of a unit, or all addresses."""
     attributes = unit.get_top_DIE().attributes
     low, high = attributes.get("DW_AT_low_pc"), attributes.get("DW_AT_high_pc")
     if low is not None and high is not None:

@@ -30,9 +30,9 @@ class Engine(ABC):
 
     Attributes:
         name: Key of ``runner.ENGINES``.
-        serial: Text printed by the firmware, by UART and by semihosting.
+        serial: Printed text.
         devices: Simulated NPUs.
-        readable: Memory that can be read after the run, if any.
+        readable: Memory that can be read after the run.
         resources: Processes and files to release.
         measured_cycles: NPU cycles printed by the firmware, on an engine that measures them.
         expected_cycles: Sum of the cycles passed by the caller, on an engine that measures them.

@@ -18,7 +18,6 @@ class Extent:
 
     Attributes:
         start, end: Half-open range of bytes.
-        writes: Whether the stream writes to the region.
         last: Command that accesses the last byte.
         read, written: Merged and sorted (start, end) ranges.
     """

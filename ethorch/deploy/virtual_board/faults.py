@@ -132,7 +132,7 @@ class Fault:
         id: Key of RULES.
         text: Finding and expectation.
         place: Function and line of the firmware, if known.
-        instructions: Instructions executed by the CPU before it, or None if they are not counted.
+        instructions: Instructions executed before it, or None if they are not counted.
     """
 
     id: str

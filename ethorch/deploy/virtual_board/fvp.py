@@ -36,7 +36,7 @@ class Layout:
     """Parameter names of an FVP.
 
     Attributes:
-        npu, cpu, uart: Prefixes of the parameters of the NPU, the CPU and the first UART.
+        npu, cpu, uart: Prefixes of parameters.
         off: Parameters that disable windows and terminals.
     """
 
@@ -167,7 +167,7 @@ def read_cycles(text: str) -> int | None:
 
 
 def _execute(command: list[str], variables: dict[str, str], timeout: float, folder: Path) -> tuple[int, str, bool]:
-    """Return (exit status, output, True if the process was stopped) after the process and its children have ended."""
+    """Return (exit status, output, True if stopped) after the process and its children have ended."""
     try:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=variables, cwd=folder,

@@ -85,7 +85,7 @@ class Gdb:
         self._buffer += data
 
     def _packet(self) -> str | None:
-        """Return the next complete packet. The last packet is not acknowledged, because QEMU may already have exited."""
+        """Return the next complete packet. The last one is not acknowledged, because QEMU may already have exited."""
         start, end = self._buffer.find(b"$"), self._buffer.find(b"#")
         if start < 0 or end < 0 or len(self._buffer) < end + 3:
             return None

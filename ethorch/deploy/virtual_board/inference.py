@@ -13,12 +13,11 @@ class Inference:
     Attributes:
         stream: SHA-256 of the command stream, a key of ``sources`` and ``cycles`` in ``run``.
         stream_address, stream_bytes: Location of the stream.
-        started, ended: Instructions executed by the CPU before the run and at its end, or None if they are not counted.
+        started, ended: CPU instructions executed before the run and at its end, or None if they are not counted.
         cycles: Estimated NPU cycles.
         estimated_by: ``vela`` if Vela's figures were passed, else ``board`` (multipliers and bandwidths).
         seconds: Simulation time, including the decoding of the stream.
         read_bytes, written_bytes: Bytes by region.
-        macs: Number of multiplications.
         memories: Name of each region's memory.
         status: STATUS at the end.
         operators: Tuples (name, cycles) in execution order.

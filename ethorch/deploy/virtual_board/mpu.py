@@ -1,4 +1,4 @@
-"""Memory protection unit, limited to cache policies: uncached and write-through regions.
+"""Memory protection unit, limited to cache policies.
 
 Source: Armv8-M Architecture Reference Manual, PMSAv8 (MPU_RBAR, MPU_RLAR, MPU_MAIR) and the default memory map.
 """

@@ -57,8 +57,6 @@ class Session(Protocol):
 
 @dataclass
 class _PendingRun:
-    """A started run: its program, or the reason why it cannot execute."""
-
     inference: Inference
     machine: Machine | None = None
     memories: Mapping[int, Memory] = field(default_factory=dict)
@@ -187,7 +185,6 @@ class NpuDevice:
         self.status = 0
 
     def _reset(self, reset_bits: int) -> None:
-        """Reset immediately and discard a run in progress."""
         self._running = None
         self._reset_values()
         self.values[regs.PROT] = reset_bits
@@ -261,7 +258,7 @@ class NpuDevice:
         return self.values[register] | self.values[register + 4] << 32
 
     def _reach(self, run: _PendingRun, what: str, address: int, size: int, attribute: int, writes: bool = False) -> Memory | None:
-        """Return the memory that contains a range; if the NPU cannot access it, report a fault and return None."""
+        """Return the memory of a range; report a fault and return None if the NPU cannot access it."""
         location = self.guest.find(address)
         named = f"{what}, {address:#010x}..{address + size:#010x}"
         if location is None:
@@ -343,7 +340,7 @@ class NpuDevice:
         run.machine = self.programs.machine(run.inference.stream, constants, regions, bases)
 
     def _check_memories(self, run: _PendingRun, used: Mapping[int, Extent], bases: Sequence[int], exact: bool) -> dict[int, Memory]:
-        """Return the memory of each region; report a fault if the NPU cannot access it.
+        """Return the memory of each region, and report faults.
 
         Without ``exact`` (a stream with branches), only the start of each region is checked; the machine checks the rest.
         """

@@ -31,11 +31,10 @@ class Register:
     """A 32-bit register.
 
     Attributes:
-        writable: Whether the CPU can write it.
         mask: Writable bits.
         reset: Value after a reset.
         live: Whether it can be written during a run.
-        survives_reset: Whether it keeps its value over a reset.
+        survives_reset: Whether a reset leaves its value unchanged.
     """
 
     offset: int

@@ -42,13 +42,11 @@ class Run:
         ended: One of ENDS.
         exit_code: Exit code, or None if the firmware did not end by semihosting.
         faults: Distinct faults, at most one of each kind per location.
-        instructions: Instructions executed by the CPU, or None if they are not counted.
-        inferences: NPU runs.
+        instructions: CPU instructions, or None if they are not counted.
         seconds: Duration on the host.
         notes: Omissions, such as accesses to peripherals that the board file does not describe.
         measured_cycles: NPU cycles that the firmware printed from its PMU, on a backend that measures them; else None.
         expected_cycles: Sum of the ``cycles`` passed by the caller, for comparison.
-        cpu_clock_hz, npu_clock_hz: Clocks of the board.
     """
 
     board: str

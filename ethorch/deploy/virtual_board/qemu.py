@@ -1,8 +1,8 @@
 """The board in QEMU: a Cortex-M55 with Helium, NVIC and cache registers, and our NPU at an address that QEMU leaves unmapped.
 
-A stock qemu-system-arm is controlled from outside. A gdbstub watchpoint stops it at every access to the NPU, which is executed here
-after ``thumb`` decodes the instruction. The test interface raises the NPU's interrupt. The board's DRAM is a file mapped by both
-processes; other memories are copied at each NPU run. Tested with QEMU 7.2.
+A gdbstub watchpoint stops a stock qemu-system-arm at every access to the NPU, which is executed here after ``thumb`` decodes the
+instruction. The test interface raises the NPU's interrupt. The board's DRAM is a file mapped by both processes; other memories are
+copied at each NPU run. Tested with QEMU 7.2.
 
 An NPU run ends before the CPU continues, so writes during a run are not detected. Caches are not checked, and instructions are not
 counted.
@@ -117,7 +117,6 @@ class QemuEngine(Engine):
         return None
 
     def _access(self) -> None:
-        """Execute the load or store at which QEMU stopped."""
         registers = self.gdb.registers()
         self._pc = registers[_PC]
         code = self.gdb.read(self._pc, 4)
@@ -151,7 +150,6 @@ class QemuEngine(Engine):
                     return
 
     def _finish_runs(self) -> None:
-        """Finish the started NPU runs and set the interrupt lines."""
         for device in self._begun:
             device.finish()
         self._begun.clear()

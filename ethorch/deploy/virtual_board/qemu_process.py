@@ -147,10 +147,9 @@ class QemuProcess:
         }
 
     def wait(self, seconds: float, put: Callable[[bytes], None]) -> bool:
-        """Wait for the gdbstub or for printed text; return True if the gdbstub sent data.
+        """Wait for the gdbstub or for printed text, up to a timeout in seconds; return True if the gdbstub sent data.
 
         Args:
-            seconds: Timeout.
             put: Callback for printed text.
         """
         waited: list[Gdb | socket.socket] = [self.gdb, *self._heard]

@@ -49,12 +49,12 @@ def run(
     Args:
         elf: ELF file.
         board: Name in ``ethorch.targets.boards.names()``, path of a TOML file, or Board.
-        npu: NPU of the board, e.g. ``ethos-u55-128``, or a list for a board with several NPU addresses. Default: the first NPU that
-            the board lists for each address.
+        npu: NPU, e.g. ``ethos-u55-128``, or a list for a board with several NPU addresses. Default: the first NPU that the board
+            lists for each address.
         backend: ``unicorn`` (in this process, all boards, a Cortex-M33's instructions), ``qemu`` (a Cortex-M55 with Helium and
             NVIC, boards with a QEMU machine) or ``fvp`` (Arm's model, boards with an FVP).
         timeout: Seconds on the host, including the simulation of the NPU.
-        max_instructions: Limit of CPU instructions, or None. Only unicorn counts them.
+        max_instructions: Limit of CPU instructions. Only unicorn counts them.
         arguments: Command line of the firmware, returned by semihosting's SYS_GET_CMDLINE.
         data: Address -> bytes in memory at the start, such as a separately flashed model.
         sources: SHA-256 of a command stream in hexadecimal -> Vela's schedule (``npu.Sources``), for cycles and operator names.

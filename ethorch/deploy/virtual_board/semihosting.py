@@ -31,7 +31,7 @@ class Semihost:
     Args:
         put: Callback for printed text.
         arguments: Command line of the firmware.
-        instructions: Function that returns the number of executed instructions, for clocks with microsecond ticks at ``clock_hz``.
+        instructions: Function that returns the number of executed instructions, for clocks at ``clock_hz`` in microseconds.
     """
 
     def __init__(

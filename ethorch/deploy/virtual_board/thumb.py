@@ -16,12 +16,11 @@ class Access:
     """A load or store of one or two registers.
 
     Attributes:
-        loads: True for a load, False for a store.
         size: Bytes per register.
         signed: Whether a loaded value is sign-extended.
-        registers: Loaded or stored registers, in address order.
+        registers: Registers in address order.
         offset: Immediate offset, unless ``index`` is a register.
-        index, shift: Index register and its left shift.
+        shift: Left shift of the index register.
         before: True for pre-indexed, False for post-indexed addressing.
         writes_back: Whether the base register is updated.
         length: Length of the instruction in bytes.
@@ -59,7 +58,7 @@ class Access:
 
 
 def decode(first: int, second: int) -> Access | None:
-    """Decode a load or store in two halfwords, or only the first for a 16-bit instruction; return None for other instructions."""
+    """Decode a load or store, of which a 16-bit instruction uses only the first halfword; return None for other instructions."""
     return _wide(first, second) if first >> 11 >= 29 else _narrow(first)
 
 

@@ -28,7 +28,7 @@ def events(title: str, instructions: int, inferences: Sequence[Inference], clock
 
     Args:
         title: Firmware and board.
-        instructions: Instructions executed by the CPU.
+        instructions: CPU instructions.
         inferences: NPU runs in the order of their start.
     """
     rows: list[dict[str, Any]] = [

@@ -39,7 +39,6 @@ class Stop:
     """The stop reason of the emulator.
 
     Attributes:
-        error: Error of unicorn, if any.
         is_invalid_instruction: Whether unicorn does not support the instruction.
         access: Unmapped or forbidden access that caused the error.
         interrupt: QEMU's number of an exception.
@@ -58,7 +57,6 @@ class Cpu:
         on_absent: Callback for the address of each access to an absent peripheral; returns the value read.
 
     Attributes:
-        hooks: Hooks that count instructions and stop the emulator at a limit.
         next_pc: Address at which execution continues.
 
     Raises:
@@ -174,7 +172,7 @@ class Cpu:
         self._uc.emu_stop()
 
     def _on_failed_access(self, _uc: Any, kind: int, address: int, size: int, value: int, _data: Any) -> bool:
-        """Handle an access to an unmapped address. Absent peripherals read 0 and ignore writes."""
+        """Map an absent peripheral, which reads 0 and ignores writes, or record the failed access."""
         reads = kind in (self._unicorn.UC_MEM_READ_UNMAPPED, self._unicorn.UC_MEM_READ_PROT)
         writes = kind in (self._unicorn.UC_MEM_WRITE_UNMAPPED, self._unicorn.UC_MEM_WRITE_PROT)
         if address in _PERIPHERALS and (reads or writes):

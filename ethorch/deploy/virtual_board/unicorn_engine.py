@@ -95,7 +95,7 @@ class UnicornEngine(Engine):
         hooks.stop_at = min(hooks.stop_at, self._wake_at[device])
 
     def _reschedule(self) -> None:
-        """Stop at the next block if an exception is pending, and otherwise not later than SysTick's interrupt."""
+        """Stop at the next block if an exception is pending, otherwise no later than SysTick's interrupt."""
         hooks = self.cpu.hooks
         due = hooks.instructions if self.core.wakes() else self.core.systick_due()
         if due is not None:
@@ -196,7 +196,7 @@ class UnicornEngine(Engine):
         self.exceptions.entries = 0
 
     def _on_error(self, stop: Stop) -> None:
-        """Handle the instruction at which the emulator stopped: a sleep, an unmapped access, or an unknown instruction."""
+        """Handle a sleep, an unmapped access, or an unknown instruction."""
         if stop.access is not None:
             verb, address, size = stop.access.verb, stop.access.address, stop.access.size
             memory = self.board.memory_at(address)

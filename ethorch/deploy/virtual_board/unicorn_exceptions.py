@@ -54,7 +54,6 @@ class Exceptions:
         self._enter(exception, handler)
 
     def _enter(self, exception: int, handler: int) -> None:
-        """Push the extended frame and jump to the handler."""
         stack = self._cpu.register("SP")
         aligned = (stack - 4 * _FRAME_WORDS) & ~7
         flags = self._cpu.register("XPSR") & 0xF80F0000 | (self._core.active[-1] if self._core.active else 0) | 1 << 24

@@ -18,8 +18,6 @@ _FOLDER = Path(__file__).parent / "cpp"
 
 
 class MemoryRow(ctypes.Structure):
-    """A memory at one of its addresses."""
-
     _fields_ = (("base", c_uint64), ("size", c_uint64), ("bytes", c_void_p), ("lines", c_void_p))
 
 

@@ -132,7 +132,7 @@ def transpose(w: Writer, x: View, order: Sequence[int], out: View) -> None:
 
 
 def _is_channels_last(x: View) -> bool:
-    """Return True if the memory order is [N, H, W, C] or ambiguous: the operator's pass makes the same choice."""
+    """Return True if the memory order is [N, H, W, C] or ambiguous, as the operator's pass does."""
     if x.rank != 4:
         return False
     single = x.shape[1] == 1 or x.shape[2:] == (1, 1)
@@ -141,7 +141,7 @@ def _is_channels_last(x: View) -> bool:
 
 @kernel("cortex_m::pad.out")
 def pad(w: Writer, x: View, before: Sequence[int], after: Sequence[int], value: int, out: View) -> None:
-    """out = x with a border of one integer value; the sizes cover four dimensions in memory order."""
+    """out = x with a border of one integer value. Sizes are for four dimensions in memory order."""
     _int8(x, out)
     order = (0, 3, 1, 2) if _is_channels_last(x) else (0, 1, 2, 3)
     inner = out

@@ -13,7 +13,6 @@ _BITS = {"uint8": 8, "int8": 8, "int16": 16, "int32": 32, "int64": 64}
 
 
 def promote(first: str, second: str) -> str:
-    """Return the dtype to which two dtypes are promoted."""
     if first == second:
         return first
     order = {first, second}

@@ -54,7 +54,7 @@ def _register_named(name: str, body: Callable[..., None], *operators: str) -> No
 
 
 def _pair(w: Writer, x: View, y: View | Number) -> tuple[View, View, str]:
-    """Return both operands as tensors and the operator's dtype; a number is converted to it."""
+    """Return both operands as tensors, and the operator's dtype."""
     if isinstance(y, View):
         return x, y, promote(x.dtype, y.dtype)
     dtype = with_scalar(x.dtype, y)
@@ -63,7 +63,6 @@ def _pair(w: Writer, x: View, y: View | Number) -> tuple[View, View, str]:
 
 
 def _in(w: Writer, name: str, dtype: str, out: View, *inputs: View, output_dtype: str | None = None, parameters: str = "0") -> None:
-    """Call a function of ``elementwise.c`` in the computation dtype of ``dtype``."""
     need_float32(dtype)
     wide = computing(dtype)
     compute_in(w, f"etk_{name}_{SUFFIX[wide]}", _FILE, (wide,) * len(inputs), output_dtype or wide, (out, *inputs), parameters)

@@ -57,7 +57,6 @@ def _write_walk(
 
 
 def _still(view: View, axis: int, size: int) -> View:
-    """Return a view with another size and stride 0 for one axis."""
     shape = view.shape[:axis] + (size,) + view.shape[axis + 1 :]
     return replace(view, shape=shape, strides=view.strides[:axis] + (0,) + view.strides[axis + 1 :])
 

@@ -1,4 +1,4 @@
-"""Quantize and dequantize, bit-equal to ExecuTorch's runtime on the host, including NaN and infinities."""
+"""Quantize and dequantize, bit-equal to ExecuTorch's runtime on the host, also for NaN and infinities."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _parameters(w: Writer, scale: float, zero_point: int, low: int, high: int) -
 
 
 def _inverse(scale: float) -> float:
-    """Return 1 / scale as the kernels compute it: scale and quotient are rounded to float32."""
+    """Return 1 / scale; scale and quotient are rounded to float32, as in the kernels."""
     narrow = round_to_float32(scale)
     if narrow == 0:
         raise Refused("scale", f"its scale {scale} is 0 in float32", "Calibrate with inputs that are not all 0.")

@@ -1,8 +1,7 @@
 """Reductions, arguments of extremes, cumulative sums, softmax and normalization.
 
 A reduction applies a binary function in a loop over the input; reduced axes have stride 0 in the output. Elements are added in
-index order. ExecuTorch's runtime on the host splits some sums, so the last digits of float sums may differ. Integers, extremes and
-their indices are equal.
+index order. ExecuTorch's runtime on the host splits some sums, so the last digits of float sums may differ.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ def _axes(x: View, dims: Dims | None) -> list[int]:
 
 
 def _with_axes(out: View, x: View, axes: Sequence[int]) -> View:
-    """Return the output with the input's shape and stride 0 along reduced axes."""
     if out.rank != x.rank:
         for axis in axes:
             out = out.insert_axis(axis)
@@ -35,8 +33,8 @@ def _with_axes(out: View, x: View, axes: Sequence[int]) -> View:
 def _accumulate(w: Writer, function: str, dtype: str, out: View, x: View, axes: Sequence[int]) -> None:
     """out = function(x, out) for each x in index order.
 
-    Rows run along the larger of kept and reduced axes. If elements are converted in blocks, rows run along kept axes, so that no
-    two elements of a row have the same output.
+    Rows run along the larger of kept and reduced axes, or along kept axes if elements are converted in blocks, because no two
+    elements of such a row may have the same output.
     """
     if not x.numel:
         return

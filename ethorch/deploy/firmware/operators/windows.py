@@ -163,7 +163,7 @@ def _copy_padded(w: Writer, x: View, pad: Dims, out: View) -> list[tuple[int, in
 def _borders(w: Writer, x: View, pad: Dims, out: View) -> Iterator[tuple[View, int, int, int, int]]:
     """Copy ``x`` to the middle of ``out`` and yield (part of ``out``, axis, its extent, before, after) per axis.
 
-    The part includes the borders of earlier axes, but not those of later axes.
+    The part includes the borders of earlier axes.
     """
     sides = _copy_padded(w, x, pad, out)
     left_over = {axis: (before, after) for axis, before, after in sides}
