@@ -1,4 +1,4 @@
-"""Self-test cases: inputs, and the outputs of ExecuTorch's runtime on the host, in the firmware's layout."""
+"""Self-test cases: inputs, and the outputs of ExecuTorch's runtime on the host."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def cases(pte: bytes, methods: Mapping[str, Method], calls: Sequence[Call]) -> l
 
 
 def place_cases(cases: Sequence[Case]) -> tuple[bytes, list[int]]:
-    """Return the bytes of all distinct cases, and the offset of each case."""
+    """Return the bytes of all distinct cases, and each case's offset."""
     data, offset_by_content = bytearray(), dict[bytes, int]()
     places = []
     for case in cases:

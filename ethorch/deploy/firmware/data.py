@@ -1,4 +1,4 @@
-"""Binary data of a project, stored as files or C arrays: weights, command streams, constants, test data."""
+"""Binary data of a project, stored as files or C arrays."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Blob:
 
     @property
     def sums(self) -> tuple[int, int]:
-        """Sum of the 32-bit words and sum of the running sums, as ``ethosu_sum`` in ethosu_model.h computes them."""
+        """Sum of the 32-bit words, and sum of the running sums. See ``ethosu_sum`` in ethosu_model.h."""
         words = np.frombuffer(self.content, "<u4").astype(np.uint64)
         running = np.cumsum(words, dtype=np.uint64) & 0xFFFFFFFF
         return int(running[-1]) if len(running) else 0, int(np.sum(running, dtype=np.uint64)) & 0xFFFFFFFF

@@ -1,4 +1,4 @@
-"""Escape untrusted text (names in a .pte, board titles, processor names from YAML) for generated files."""
+"""Escape untrusted text, such as names in a .pte or a YAML file, for generated files."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ class SelectedSizes:
 
 
 def find_selection(program: File, names: Sequence[str]) -> SelectedSizes | None:
-    """Return the selection by input sizes, or None unless the methods are one model at several shapes."""
+    """Return the selection, or None unless the methods are one model at several shapes."""
     selection = Selection.of(program)
     chosen = {} if selection is None else {name: shapes for name, shapes in selection.shapes.items() if name in names}
     if selection is None or len(chosen) < 2:

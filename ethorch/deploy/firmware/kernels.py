@@ -52,7 +52,7 @@ def kernel_call(
     Args:
         place: Function from the index of a value, including constants, to the C expression of its address.
         label: C identifier that is unique in the file; prefix of the constants' names.
-        fail: Statement to run if the operator rejects its input, such as an out-of-range index.
+        fail: Statement to run if the operator rejects its input.
     """
     body = KERNELS.get(call.operator)
     if body is None:
@@ -72,7 +72,6 @@ def list_kernels() -> tuple[str, ...]:
 
 
 def _arguments(method: Method, call: Call, body: Callable[..., None], place: Callable[[int], str]) -> list[Any]:
-    """Return the call's arguments as Python values, without the output list that ExecuTorch appends."""
     computed = _find_computed_numbers(method)
 
     def argument(index: int) -> Any:

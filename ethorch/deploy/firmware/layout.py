@@ -1,4 +1,4 @@
-"""Assign the parts of the firmware to the memories of a board, for the linker script."""
+"""Assign the firmware to the memories of a board."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ class Part:
 
     Attributes:
         name: Name of the input sections, e.g. ``.rodata.npu_weights``.
-        title: Description for messages.
         order: Allowed kinds of memory, best first: kinds of Memory, or ``tcm``.
         port: NPU port that must reach the memory; empty if only the CPU does.
         loaded: Whether the ELF contains its content.
@@ -49,7 +48,6 @@ class Layout:
     Attributes:
         text: Memory of the vector table and the code.
         data: Memory of variables and the stack.
-        placements: Parts of the model.
     """
 
     board: Board
@@ -73,7 +71,7 @@ def parts(sizes: Mapping[str, int], selftest_bytes: int, system: MemorySystem | 
 
     Args:
         sizes: Bytes by name. See :class:`Firmware`.
-        in_dram: Whether feature maps are planned for DRAM. Separate from ``system``, which is unknown for some files.
+        in_dram: Whether feature maps are planned for DRAM; some files do not contain ``system``.
     """
     in_sram = system is not None and system.constants_in_sram
     constant_kinds = ("sram", "dram") if in_sram else ("flash", "mram", "dram", "sram")

@@ -26,7 +26,6 @@ class MethodsPlan:
     """Methods that run in the same buffers.
 
     Attributes:
-        plans: Plans by method name.
         arena_bytes, tensors_bytes, codes_tensors_bytes: Sizes for all methods. See :class:`Plan`.
         state_bytes: Bytes of state outside the temporary tensors; 0 for a single method.
         constants: Distinct constant tensors, concatenated and aligned to 16 bytes.
@@ -47,7 +46,7 @@ class MethodsPlan:
 
     @property
     def has_codes(self) -> bool:
-        """True if integer values can be passed for a float input or output."""
+        """True if a float input or output has integer values."""
         return any(method_plan.has_codes for method_plan in self.plans.values())
 
     @property

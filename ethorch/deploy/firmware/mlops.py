@@ -33,7 +33,6 @@ class Mlops:
 
     Attributes:
         name: C prefix of the model. Default: ``model``.
-        target: Name of the NPU.
         system_config, memory_mode: Sections of the ini.
         config_ini: Path of the ini, or None for Vela's own.
         vela_flags: Other options of Vela.

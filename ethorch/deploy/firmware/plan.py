@@ -219,7 +219,6 @@ class _Planner:
     def _split(
         self, calls: list[tuple[int, Call | Move]]
     ) -> tuple[list[tuple[int, Call]], list[tuple[int, Call | Move]], list[tuple[int, Call]]]:
-        """Split the calls into input quantization, body, and output dequantization, as far as their order permits."""
         first: list[tuple[int, Call]] = []
         body: list[tuple[int, Call | Move]] = []
         for number, call in calls:
@@ -318,7 +317,7 @@ class _Planner:
         return tuple(state_values)
 
     def _place_after_arena(self) -> int:
-        """Place state after the arena, where delegates access it, and return the arena's size in bytes."""
+        """Place state after the arena, and return the arena's size in bytes."""
         calls = {call.delegate: call for call in self.method.calls if call.delegate is not None}
         inputs: dict[int, dict[int, int]] = {}  # delegate -> number of an input after the arena -> its value
         outputs: dict[int, dict[int, int]] = {}

@@ -126,7 +126,6 @@ def _calls(record: Compiled | None, methods: dict[str, ProgramMethod], inputs: S
 
 
 def _read_session(record: Compiled | None, methods: dict[str, ProgramMethod]) -> list[tuple[str, Sequence[Any]]]:
-    """Return the first calibration session, with at most ``STATEFUL_RUNS`` calls of each method."""
     seen = Counter[str]()
     session: list[tuple[str, Sequence[Any]]] = []
     if record is None or not record.sessions:

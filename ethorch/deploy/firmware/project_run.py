@@ -36,7 +36,7 @@ _CORES = {
 
 
 class Failed(Exception):
-    """A build or a run failed; the message states the reason and the remedy."""
+    """A build or a run failed."""
 
 
 def flags() -> tuple[str, ...]:
@@ -133,7 +133,7 @@ def read_description(project: Path) -> dict[str, Any]:
 
 
 def code_bytes(elf: Path) -> int:
-    """Return the size in bytes of an ELF's ``.text`` section, including its constants."""
+    """Return the bytes of an ELF's ``.text`` section."""
     data = elf.read_bytes()
     (table,) = struct.unpack_from("<I", data, 32)
     size, count, names = struct.unpack_from("<HHH", data, 46)

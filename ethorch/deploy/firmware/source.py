@@ -116,9 +116,8 @@ class MethodSource:
     Attributes:
         p: Prefix of its functions and types: the model's prefix, followed by the method's name if there are several.
         symbol_prefix: Prefix of static names in model.c; empty for a single method.
-        functions, constants: Definitions in model.c.
         delegates: Number of command streams.
-        has_codes: Whether integer values can be passed for a float input or output.
+        has_codes: Whether a float input or output has integer values.
         blobs: Symbols of the data that it reads.
     """
 
@@ -256,7 +255,7 @@ class _Blobs:
         return sum(known_part == part for known_part, _ in self._known)
 
     def symbol(self, part: str, symbol: str, content: bytes) -> str:
-        """Return the symbol of equal data, or add the data with the proposed symbol."""
+        """Return the symbol of equal data, or of the added data."""
         if (part, content) not in self._known:
             self._known[part, content] = symbol
             self.blobs.append(blob(symbol, f"{self.name.upper()}_{part}_SECTION", content))
@@ -315,7 +314,6 @@ class _Writer:
         )
 
     def body(self, steps: Sequence[Step]) -> tuple[list[str], list[str]]:
-        """Return the lines of a function that runs the steps, and their declarations."""
         lines: list[str] = []
         declared: list[str] = []
         if any(isinstance(step, Run) for step in steps):

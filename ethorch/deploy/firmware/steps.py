@@ -1,4 +1,4 @@
-"""The elements of a plan: tensor locations, steps, and the boundary of a model."""
+"""The elements of a plan."""
 
 from __future__ import annotations
 
@@ -68,7 +68,6 @@ class Boundary:
     """An input or output of the model.
 
     Attributes:
-        index: Index of its value in the method.
         codes: Integer values of a float that the firmware converts at its boundary.
     """
 
@@ -128,10 +127,10 @@ class Plan:
         arena_bytes: Bytes of the largest delegate's feature maps (region 1) and of the state stored after them.
         tensors_bytes: Bytes of the CPU's tensors.
         codes_tensors_bytes: The same for an interface of integer values.
-        end: End of the method's own memory, inputs and outputs in the CPU's buffer.
+        end: End of the method's own memory in the CPU's buffer.
         initial: Locations and contents of nonzero initial values.
         states: Indices of tensors that keep their value between runs.
-        states_in_arena: Indices of states that stay in the arena between runs.
+        states_in_arena: Those that stay in the arena between runs.
         reaches: Bytes of the arena that each delegate accesses, by number.
     """
 
@@ -159,5 +158,5 @@ class Plan:
 
     @property
     def has_codes(self) -> bool:
-        """True if integer values can be passed for a float input or output."""
+        """True if a float input or output has integer values."""
         return any(end.codes for end in (*self.inputs, *self.outputs))

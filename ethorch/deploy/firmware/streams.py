@@ -1,4 +1,4 @@
-"""Command streams for the C driver, and the memory attributes of their regions."""
+"""Command streams for the C driver, and their memory attributes."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class View:
         return view
 
     def expand(self, shape: Sequence[int]) -> View | None:
-        """Broadcast to a shape, in which -1 keeps an axis; return None if the shapes are incompatible."""
+        """Broadcast to a shape, in which -1 keeps an axis, or return None."""
         lead = len(shape) - self.rank
         if lead < 0:
             return None
@@ -113,7 +113,7 @@ class View:
         return replace(self, shape=new_shape, strides=strides)
 
     def reshape(self, shape: Sequence[int]) -> View | None:
-        """Reshape the elements in logical order; return None if strides cannot express the shape."""
+        """Reshape in logical order; return None if strides cannot express the shape."""
         new_shape = tuple(shape)
         if prod(new_shape) != self.numel:
             return None

@@ -26,7 +26,7 @@ SIGNED_OF_BYTES = {1: "int8_t", 2: "int16_t", 4: "int32_t", 8: "int64_t"}
 
 
 class Refused(Exception):
-    """The reason why an operator's call has no C code. Internal to this package."""
+    """The reason why an operator's call has no C code."""
 
     def __init__(self, id: str, text: str, way_out: str):
         super().__init__(text)

@@ -44,7 +44,6 @@ class DataCache:
         hooks.line_shift = self.line_bytes.bit_length() - 1
 
     def flags_address(self, block: Block) -> int | None:
-        """Return the address of a memory's flags, or None if the memory is not cached."""
         flags = self._flags.get(block.memory.name)
         return None if flags is None else flags.ctypes.data
 

@@ -30,8 +30,6 @@ class Engine(ABC):
 
     Attributes:
         name: Key of ``runner.ENGINES``.
-        serial: Printed text.
-        devices: Simulated NPUs.
         readable: Memory that can be read after the run.
         resources: Processes and files to release.
         measured_cycles: NPU cycles printed by the firmware, on an engine that measures them.
@@ -79,7 +77,7 @@ class Engine(ABC):
         return None
 
     def on_npu_start(self, device: NpuDevice) -> None:
-        """Handle the start of an NPU run. The base class finishes the run immediately."""
+        """Handle the start of an NPU run, here by finishing it."""
         device.finish()
 
     # Shared by all engines.

@@ -1,4 +1,4 @@
-"""Activity of an NPU run, and cycle estimates without Vela: per operation, the maximum of compute and transfer time."""
+"""Activity of an NPU run, and cycle estimates without Vela."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memories of a board as buffers of this process, shared by CPU and NPU."""
+"""Memories of a board, shared by CPU and NPU."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Guest:
         return None
 
     def bytes_at(self, address: int, size: int) -> Bytes | None:
-        """Return a view of the bytes at an address, or None if one memory does not contain all of them."""
+        """Return a view of bytes, or None if one memory does not contain all of them."""
         location = self.find(address)
         if location is None or location[1] + size > location[0].bytes.size:
             return None

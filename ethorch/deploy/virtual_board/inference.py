@@ -19,7 +19,6 @@ class Inference:
         seconds: Simulation time, including the decoding of the stream.
         read_bytes, written_bytes: Bytes by region.
         memories: Name of each region's memory.
-        status: STATUS at the end.
         operators: Tuples (name, cycles) in execution order.
     """
 

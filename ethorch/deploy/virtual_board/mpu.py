@@ -1,6 +1,6 @@
 """Memory protection unit, limited to cache policies.
 
-Source: Armv8-M Architecture Reference Manual, PMSAv8 (MPU_RBAR, MPU_RLAR, MPU_MAIR) and the default memory map.
+Source: Armv8-M Architecture Reference Manual, PMSAv8 and the default memory map.
 """
 
 from __future__ import annotations

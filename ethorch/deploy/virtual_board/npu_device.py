@@ -220,7 +220,7 @@ class NpuDevice:
         self.session.on_npu_start(self)
 
     def finish(self) -> None:
-        """Execute the run in progress, unless there is none or it never ends."""
+        """Execute the run in progress, if there is one."""
         run = self._running
         if run is None or "never-ends" in self.inject:
             return

@@ -1,4 +1,4 @@
-"""Cache of an NPU's decoded command streams and of machines over the guest's memory."""
+"""Cache of decoded command streams and of machines."""
 
 from __future__ import annotations
 
@@ -17,11 +17,7 @@ KEPT = 16
 
 
 class Programs:
-    """The programs of one NPU.
-
-    Args:
-        sources: SHA-256 of a command stream -> Vela's schedule.
-    """
+    """The programs of one NPU, with Vela's schedules by the SHA-256 of a command stream."""
 
     def __init__(self, npu: Npu, sources: Mapping[str, Sources]):
         self.npu, self.sources = npu, sources

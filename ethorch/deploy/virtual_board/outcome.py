@@ -68,7 +68,7 @@ class Run:
 
     @property
     def ok(self) -> bool:
-        """True if the firmware ended by itself, without faults, and with exit code 0 if it has one."""
+        """True if the firmware ended by itself, without faults, and without a nonzero exit code."""
         return self.ended in ("exit", "eot") and not self.exit_code and not self.faults
 
     @property

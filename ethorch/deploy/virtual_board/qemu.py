@@ -1,7 +1,7 @@
 """The board in QEMU: a Cortex-M55 with Helium, NVIC and cache registers, and our NPU at an address that QEMU leaves unmapped.
 
 A gdbstub watchpoint stops a stock qemu-system-arm at every access to the NPU, which is executed here after ``thumb`` decodes the
-instruction. The test interface raises the NPU's interrupt. The board's DRAM is a file mapped by both processes; other memories are
+instruction. The test interface raises the NPU's interrupt. Both processes map the file of the board's DRAM; other memories are
 copied at each NPU run. Tested with QEMU 7.2.
 
 An NPU run ends before the CPU continues, so writes during a run are not detected. Caches are not checked, and instructions are not

@@ -1,4 +1,4 @@
-"""Memories of a board in QEMU: the test interface, and a guest that uses it to copy unmapped memories."""
+"""Memories of a board in QEMU."""
 
 from __future__ import annotations
 
@@ -52,12 +52,7 @@ class Qtest:
 
 
 class CopiedGuest(Guest):
-    """Memories that are mapped, or copied from QEMU on access.
-
-    Args:
-        mapped: Mapped memories by name.
-        qtest: Interface to the other memories.
-    """
+    """Memories that are mapped, or copied from QEMU on access."""
 
     def __init__(self, board: Board, mapped: dict[str, Bytes], qtest: Qtest):
         super().__init__(board, mapped)

@@ -1,4 +1,4 @@
-"""A QEMU process with its sockets and the file that backs the board's DRAM."""
+"""A QEMU process, its sockets, and the file of the board's DRAM."""
 
 from __future__ import annotations
 
@@ -147,11 +147,7 @@ class QemuProcess:
         }
 
     def wait(self, seconds: float, put: Callable[[bytes], None]) -> bool:
-        """Wait for the gdbstub or for printed text, up to a timeout in seconds; return True if the gdbstub sent data.
-
-        Args:
-            put: Callback for printed text.
-        """
+        """Wait for the gdbstub or for printed text, up to a timeout in seconds; return True if the gdbstub sent data."""
         waited: list[Gdb | socket.socket] = [self.gdb, *self._heard]
         ready, _, _ = select.select(waited, [], [], seconds)
         self.hear(put)

@@ -1,6 +1,6 @@
 """Decode the Thumb loads and stores at which QEMU stops before an access to the NPU.
 
-Source: Armv8-M Architecture Reference Manual, chapter C2: LDR, STR, LDRD, STRD, and the byte and halfword forms.
+Source: Armv8-M Architecture Reference Manual, chapter C2.
 """
 
 from __future__ import annotations
@@ -18,12 +18,10 @@ class Access:
     Attributes:
         size: Bytes per register.
         signed: Whether a loaded value is sign-extended.
-        registers: Registers in address order.
         offset: Immediate offset, unless ``index`` is a register.
         shift: Left shift of the index register.
         before: True for pre-indexed, False for post-indexed addressing.
         writes_back: Whether the base register is updated.
-        length: Length of the instruction in bytes.
     """
 
     loads: bool

@@ -1,6 +1,6 @@
 """Traces of virtual board runs for Perfetto or Chrome: CPU activity between NPU runs, and the runs' operators.
 
-Times are the board's: one instruction per CPU cycle, and estimated NPU cycles.
+Each CPU instruction takes one cycle, and NPU cycles are estimates.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ def events(title: str, instructions: int, inferences: Sequence[Inference], clock
 
     Args:
         title: Firmware and board.
-        instructions: CPU instructions.
         inferences: NPU runs in the order of their start.
     """
     rows: list[dict[str, Any]] = [

@@ -95,7 +95,6 @@ class Cpu:
         """Map memories at all their addresses.
 
         Args:
-            board: Name of the board, for errors.
             flags_address: Function from a memory to the address of its cache line flags.
         """
         unicorn, rows = self._unicorn, []

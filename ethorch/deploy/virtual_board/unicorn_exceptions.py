@@ -23,7 +23,7 @@ class Exceptions:
 
     Attributes:
         entries: Consecutive entries without a falling interrupt line.
-        is_deferred: Whether an exception waits for the end of an IT block, whose state the emulator would lose.
+        is_deferred: Whether an exception waits for the end of an IT block.
     """
 
     def __init__(self, cpu: Cpu, core: Core, guest: Guest, fail: Callable[[str, str, int | None], None]) -> None:

@@ -1,4 +1,4 @@
-"""Operators that move elements without changing them: strided copies, often a single memcpy."""
+"""Operators that move elements without changing them."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ def pixel_unshuffle(w: Writer, x: View, factor: int, out: View) -> None:
 
 @kernel("aten::constant_pad_nd.out")
 def constant_pad_nd(w: Writer, x: View, pad: Dims, value: float, out: View) -> None:
-    """out = x with a constant border; negative padding is not supported, as in the runtime."""
+    """out = x with a constant border; padding is not negative, as in the runtime."""
     if any(size < 0 for size in pad):
         raise Refused("argument", f"its pad {list(pad)} is negative", "Slice instead (x[..., 1:]).")
     inner = out

@@ -1,4 +1,4 @@
-"""CPU operators that ExecuTorch's Arm backend names cortex_m, except layers with weights, which belong on the NPU."""
+"""The Arm backend's ``cortex_m`` CPU operators, except layers with weights, which belong on the NPU."""
 
 from __future__ import annotations
 

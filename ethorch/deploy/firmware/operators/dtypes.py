@@ -1,4 +1,4 @@
-"""Computation dtypes of operators: PyTorch's promotion, and the dtypes for which C arithmetic exists."""
+"""Computation dtypes of operators."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Image resizing and matrix products in float32.
 
-Bilinear resizing and products add in index order. ExecuTorch's optimized kernels for the host use other orders, so the last digits
-may differ.
+Sums are in index order. ExecuTorch's optimized kernels for the host use other orders, so the last digits may differ.
 """
 
 from __future__ import annotations

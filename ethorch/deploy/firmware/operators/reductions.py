@@ -1,7 +1,7 @@
 """Reductions, arguments of extremes, cumulative sums, softmax and normalization.
 
-A reduction applies a binary function in a loop over the input; reduced axes have stride 0 in the output. Elements are added in
-index order. ExecuTorch's runtime on the host splits some sums, so the last digits of float sums may differ.
+A reduction applies a binary function in a loop over the input; reduced axes have stride 0 in the output. Sums are in index order.
+ExecuTorch's runtime on the host splits some sums, so the last digits of floats may differ.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def _with_axes(out: View, x: View, axes: Sequence[int]) -> View:
 def _accumulate(w: Writer, function: str, dtype: str, out: View, x: View, axes: Sequence[int]) -> None:
     """out = function(x, out) for each x in index order.
 
-    Rows run along the larger of kept and reduced axes, or along kept axes if elements are converted in blocks, because no two
-    elements of such a row may have the same output.
+    Rows run along the larger of kept and reduced axes. A row of converted elements runs along kept axes, because no two of its
+    elements may have the same output.
     """
     if not x.numel:
         return
@@ -176,7 +176,6 @@ _PLACES = ("float32", "int8", "uint8", "int16", "int32", "int64", "bool")
 
 
 def _place(w: Writer, name: str, x: View, dim: int | None, out: View) -> None:
-    """Find the index of the first extreme or NaN along an axis or among all elements."""
     if x.dtype not in _PLACES:
         raise refuse_dtype(x.dtype, ", ".join(_PLACES))
     if dim is None:

@@ -12,8 +12,8 @@ KERNELS: dict[str, Callable[..., None]] = {}
 def kernel(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Register a function under operator names.
 
-    The function receives a Writer and the operator's arguments in schema order, outputs last. Tensors are Views; numbers, None,
-    strings and tuples are unchanged. It raises Refused for a call that has no C code.
+    The function receives a Writer and the operator's arguments in schema order, outputs last. Tensors are Views; other values are
+    unchanged. It raises Refused for a call that has no C code.
     """
 
     def enter(body: Callable[..., None]) -> Callable[..., None]:

@@ -1,7 +1,7 @@
 """Pooling, convolution and padding of images.
 
-Means and convolutions are rounded after each addition, in window order. ExecuTorch's optimized kernels for the host may add in
-another order.
+Means and convolutions are rounded after each addition, in window order. ExecuTorch's optimized kernels for the host may use another
+order.
 """
 
 from __future__ import annotations
