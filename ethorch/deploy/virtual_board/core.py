@@ -12,7 +12,7 @@ from ethorch.deploy.virtual_board.mpu import Mpu
 
 SYSTEM_BASE, SYSTEM_BYTES = 0xE0000000, 0x100000  # the private peripheral bus
 _DWT, _SCS, _SCS_NONSECURE = 0x1000, 0xE000, 0x2E000
-SYSTICK, SVCALL, PENDSV, EXTERNAL = 15, 11, 14, 16  # exception numbers; external lines begin at the last
+SYSTICK, SVCALL, PENDSV, EXTERNAL = 15, 11, 14, 16  # exception numbers; EXTERNAL is the first external line
 _CPUID = {
     "cortex-m0": 0x410CC200,
     "cortex-m3": 0x412FC231,
@@ -24,7 +24,7 @@ _CPUID = {
     "cortex-m85": 0x410FD230,
 }  # Arm's technical reference manuals, CPUID
 _IDLE_PRIORITY = 256
-_WAYS = 4  # of the data cache; bits 31:30 of a set/way register
+_WAYS = 4  # ways of the data cache; bits 31:30 of a set/way register
 
 
 class Maintenance(Protocol):

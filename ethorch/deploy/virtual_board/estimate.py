@@ -9,7 +9,7 @@ from ethorch.npu.counters import BEAT_BYTES, Counter
 from ethorch.npu.registers import Npu
 from ethorch.targets.boards.description import Memory, NpuSlot
 
-ISSUE_CYCLES = 100  # of an operation that computes: its first IFM block in, its last OFM block out; a round number
+ISSUE_CYCLES = 100  # estimate for reading the first IFM block and writing the last OFM block of a computation
 
 
 @dataclass

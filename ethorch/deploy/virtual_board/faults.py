@@ -114,13 +114,13 @@ RULES: dict[str, Rule] = {
         0,
         "Build for -mcpu=cortex-m33, which every board here runs, or run on backend='qemu', which has a Cortex-M55.",
     ),
-    "cpu.exception": Rule("a fault handler", 0, "Look at the instruction that the message names."),
-    "cpu.breakpoint": Rule("it stops in the debugger", 0, "Leave the breakpoint out; semihosting calls are BKPT 0xAB."),
+    "cpu.exception": Rule("a fault handler", 0, "Check the instruction in the message."),
+    "cpu.breakpoint": Rule("the CPU stops in the debugger", 0, "Remove the breakpoint; semihosting calls are BKPT 0xAB."),
     "cpu.asleep": Rule(
-        "it sleeps for ever", 0, "Enable what shall wake it: the NPU's line in NVIC_ISER, and interrupts by CPSIE i."
+        "the CPU sleeps forever", 0, "Enable a wake-up source: the NPU's line in NVIC_ISER, and interrupts by CPSIE i."
     ),
-    "cpu.vector": Rule("a lock-up", 0, "Put the handler into the vector table, and the table's address into VTOR."),
-    "cpu.interrupt_storm": Rule("the handler is entered for ever", 0, "Acknowledge the interrupt in its handler: NPU CMD bit 1."),
+    "cpu.vector": Rule("a lock-up", 0, "Write the handler's address to the vector table, and the table's address to VTOR."),
+    "cpu.interrupt_storm": Rule("the handler is entered forever", 0, "Acknowledge the interrupt in its handler: NPU CMD bit 1."),
 }
 
 

@@ -1,6 +1,6 @@
 """Traces of virtual board runs for Perfetto or Chrome: CPU activity between NPU runs, and the runs' operators.
 
-Each CPU instruction takes one cycle, and NPU cycles are estimates.
+The CPU executes one instruction per cycle; NPU cycles are estimates.
 """
 
 from __future__ import annotations

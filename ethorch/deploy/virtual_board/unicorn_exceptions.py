@@ -10,8 +10,8 @@ from ethorch.deploy.virtual_board.core import EXTERNAL, Core
 from ethorch.deploy.virtual_board.guest import Guest
 from ethorch.deploy.virtual_board.unicorn_cpu import Cpu
 
-MOST_ENTRIES = 10_000  # of an interrupt's handler in a row without the line going down
-_FRAME_WORDS, _SHORT_FRAME_WORDS = 26, 8  # R0-R3, R12, LR, PC, xPSR; in the long one S0-S15, FPSCR and a reserved word too
+MOST_ENTRIES = 10_000  # maximum consecutive entries of an interrupt handler while its line stays raised
+_FRAME_WORDS, _SHORT_FRAME_WORDS = 26, 8  # R0-R3, R12, LR, PC, xPSR; the long frame adds S0-S15, FPSCR and a reserved word
 _EXC_RETURN, _PROCESS_STACK, _TO_THREAD, _SHORT_FRAME = 0xFFFFFFE1, 4, 8, 16
 
 

@@ -4,7 +4,7 @@
  *     ethosu_init(&npu, 0x48102000u, ETHOSU_PRIVILEGED);
  *     status = ethosu_run(&npu, &job);
  *
- * With ETHOSU_INTERRUPT the interrupt's handler calls ethosu_irq(&npu); without it the driver polls STATUS.
+ * With ETHOSU_INTERRUPT, the NPU's interrupt handler must call ethosu_irq(&npu). Otherwise the driver polls STATUS.
  */
 #ifndef ETHOSU_H
 #define ETHOSU_H
@@ -19,51 +19,51 @@ extern "C" {
 
 #define ETHOSU_ALIGNMENT 16u /* of the command stream and of every region */
 #define ETHOSU_REGIONS 8u
-#define ETHOSU_COUNTERS 8u /* event counters at most: U55 and U65 have 4 */
+#define ETHOSU_COUNTERS 8u /* maximum number of event counters; U55 and U65 have 4 */
 
-/* What came of it. The names are what ethosu_text() says. */
+/* Result of a call. ethosu_text() returns the names. */
 typedef enum ethosu_status {
   ETHOSU_OK = 0,
-  ETHOSU_NO_NPU,       /* no Ethos-U answers at this address: wrong base, or it has no clock */
+  ETHOSU_NO_NPU,       /* no Ethos-U at this address: wrong base address, or no clock */
   ETHOSU_NO_RESET,     /* the reset did not end */
-  ETHOSU_PROTECTION,   /* the NPU did not take the privilege or security that was asked for */
-  ETHOSU_BAD_STREAM,   /* no COP1 command stream, or it is cut off */
-  ETHOSU_OTHER_NPU,    /* the stream was made for another product, number of MACs or ports */
-  ETHOSU_OTHER_VERSION,/* the stream wants another or a newer architecture than the NPU has */
-  ETHOSU_BAD_ADDRESS,  /* an address is missing, not a multiple of 16, or beyond the NPU's reach */
-  ETHOSU_BUSY,         /* the NPU runs another job, or none was started */
+  ETHOSU_PROTECTION,   /* the NPU rejected the requested privilege or security */
+  ETHOSU_BAD_STREAM,   /* not a COP1 command stream, or truncated */
+  ETHOSU_OTHER_NPU,    /* the stream is for another product, number of MACs or ports */
+  ETHOSU_OTHER_VERSION,/* the stream is for another or a newer architecture than the NPU's */
+  ETHOSU_BAD_ADDRESS,  /* an address is NULL, not a multiple of 16, or too high for the NPU */
+  ETHOSU_BUSY,         /* the NPU runs another job, or no job was started */
   ETHOSU_TIMEOUT,      /* ethosu_wait() gave up; the NPU was stopped */
-  ETHOSU_BUS_FAULT,    /* STATUS: an access was answered with an error */
-  ETHOSU_PARSE_ERROR,  /* STATUS: a command is none */
+  ETHOSU_BUS_FAULT,    /* STATUS: bus error of an access */
+  ETHOSU_PARSE_ERROR,  /* STATUS: invalid command */
   ETHOSU_WEIGHT_FAULT, /* STATUS: the weight decoder stopped (U55, U65) */
-  ETHOSU_ECC_FAULT,    /* STATUS: a bit of the NPU's memory flipped */
-  ETHOSU_BRANCH_FAULT, /* STATUS: a branch led nowhere (U85) */
+  ETHOSU_ECC_FAULT,    /* STATUS: bit error in the NPU's memory */
+  ETHOSU_BRANCH_FAULT, /* STATUS: invalid branch target (U85) */
   ETHOSU_NOT_ENDED,    /* STATUS: the NPU stopped before the stream's end */
-  ETHOSU_SMALL_MEMORY, /* of a model: a buffer is smaller than it has to be */
-  ETHOSU_CORRUPT_DATA, /* of a model: weights or commands are not what was generated */
-  ETHOSU_BAD_VALUE     /* of a model: a CPU operator got a value that it cannot take, such as an index out of range */
+  ETHOSU_SMALL_MEMORY, /* model: a buffer is too small */
+  ETHOSU_CORRUPT_DATA, /* model: checksums of weights, commands or constants differ */
+  ETHOSU_BAD_VALUE     /* model: invalid input of a CPU operator, such as an index out of range */
 } ethosu_status;
 
 /* Flags of ethosu_init(). */
 #define ETHOSU_PRIVILEGED 1u /* the NPU's accesses are privileged */
-#define ETHOSU_NON_SECURE 2u /* ... are non-secure */
-#define ETHOSU_INTERRUPT 4u  /* the interrupt's handler calls ethosu_irq() */
-#define ETHOSU_COUNT 8u      /* count cycles and events of each run */
+#define ETHOSU_NON_SECURE 2u /* the NPU's accesses are non-secure */
+#define ETHOSU_INTERRUPT 4u  /* the interrupt handler calls ethosu_irq() */
+#define ETHOSU_COUNT 8u      /* the driver counts cycles and events of each run */
 
 typedef struct ethosu {
   uintptr_t base;
   uint32_t flags;
   uint32_t config;             /* the NPU's CONFIG */
   uint32_t id;                 /* the NPU's ID */
-  uint32_t patience;           /* calls of ethosu_wait() before its default gives up */
+  uint32_t patience;           /* rounds before the default ethosu_wait() gives up */
   volatile uint32_t status;    /* STATUS at the end of the last run */
   volatile bool done;
   bool running;
-  void *region_1;              /* of the running job: what the NPU writes, and its size */
+  void *region_1;              /* region 1 of the running job, which the NPU writes */
   uint32_t region_1_bytes;
   uint32_t queue_read;         /* bytes of the stream that the last run consumed */
   uint64_t cycles;             /* of the last run, with ETHOSU_COUNT */
-  uint16_t events[ETHOSU_COUNTERS]; /* set them before a run: numbers of events */
+  uint16_t events[ETHOSU_COUNTERS]; /* numbers of the events to count; set before a run */
   uint32_t counts[ETHOSU_COUNTERS]; /* of the last run, with ETHOSU_COUNT */
 } ethosu;
 
@@ -73,40 +73,40 @@ typedef struct ethosu_job {
   uint32_t commands_bytes;
   void *region[ETHOSU_REGIONS]; /* 0 constants, 1 feature maps, 2 staging memory */
   uint32_t region_bytes[ETHOSU_REGIONS];
-  uint32_t region_config; /* REGIONCFG: two bits for each region, the memory attribute it is read and written with */
+  uint32_t region_config; /* REGIONCFG: memory attribute of each region, two bits each */
   uint32_t queue_config;  /* QCONFIG: the same for the command stream */
 } ethosu_job;
 
-/* Resets the NPU and reads what it is. Has to be called before anything else. */
+/* Resets the NPU and reads its configuration. Call it before all other functions. */
 ethosu_status ethosu_init(ethosu *npu, uintptr_t base, uint32_t flags);
 
-/* Starts a job and comes back. */
+/* Starts a job without waiting for its end. */
 ethosu_status ethosu_start(ethosu *npu, const ethosu_job *job);
 
-/* Waits for the end of what ethosu_start() began. After any error the NPU is reset and takes the next job. */
+/* Waits for the end of a started job. After an error, resets the NPU, which then accepts the next job. */
 ethosu_status ethosu_finish(ethosu *npu);
 
-/* ethosu_start() and ethosu_finish(). */
+/* Calls ethosu_start() and ethosu_finish(). */
 ethosu_status ethosu_run(ethosu *npu, const ethosu_job *job);
 
-/* The interrupt's handler, of an NPU with ETHOSU_INTERRUPT. */
+/* Interrupt handler, with ETHOSU_INTERRUPT. */
 void ethosu_irq(ethosu *npu);
 
-/* A name for people: "BUS_FAULT". In ethosu_text.c. */
+/* Returns the name of a status, e.g. "BUS_FAULT". Defined in ethosu_text.c. */
 const char *ethosu_text(ethosu_status status);
 
-/* Hooks: weak in ethosu.c, to be replaced by functions of the same name. */
+/* Hooks: weak functions of ethosu.c. Define functions of the same names to replace them. */
 
-/* The CPU waits; `round` counts its calls for one job. Returns false to give up. By default WFE with ETHOSU_INTERRUPT, nothing
- * without it, and false after `patience` rounds. */
+/* Waits once for the NPU; `round` counts the calls for one job. Returns false to give up. The default executes WFE with
+ * ETHOSU_INTERRUPT, and returns false after `patience` rounds. */
 bool ethosu_wait(ethosu *npu, uint32_t round);
 
-/* Write the data cache's lines of these bytes to memory; forget them. By default nothing: for a CPU without data cache, or memory
- * that is not cached. */
+/* Clean and invalidate the data cache lines of these bytes. The defaults do nothing: they are for a CPU without a data cache,
+ * or for uncached memory. */
 void ethosu_clean(const void *address, size_t bytes);
 void ethosu_invalidate(void *address, size_t bytes);
 
-/* The address by which the NPU sees what the CPU has at `address`. By default the same. */
+/* Converts an address of the CPU to the NPU's address. The default returns the same address. */
 uint64_t ethosu_address(const void *address);
 
 #ifdef __cplusplus

@@ -1,16 +1,16 @@
-// Called by the emulator at every block of instructions, and at every load and store while the data cache is on. It counts
-// instructions, stops the emulator where it shall stop, and keeps for each cache line whether memory and cache differ.
+// The emulator calls these hooks at every block of instructions, and at every load and store while the data cache is enabled. They
+// count instructions, stop the emulator at a limit, and record for each cache line whether memory and cache differ.
 #include <stdint.h>
 
 namespace {
 
-constexpr uint64_t KNOWN = 1 << 14;  // blocks whose number of instructions is kept
+constexpr uint64_t KNOWN = 1 << 14;  // size of the cache of instruction counts, in blocks
 enum : uint8_t { DIRTY = 1, STALE = 2 };
 
 struct Memory {
     uint64_t base, size;
     const uint8_t* bytes;
-    uint8_t* lines;  // flags of each cache line, nullptr where nothing is cached
+    uint8_t* lines;  // flags of each cache line, or nullptr for uncached memory
 };
 
 struct Hooks {
@@ -20,7 +20,7 @@ struct Hooks {
     Memory memory[64];
     uint64_t line_shift;
     uint64_t caching;
-    uint64_t stale_reads, stale_address, stale_at;  // how many there were; the first, and the instructions before it
+    uint64_t stale_reads, stale_address, stale_at;  // number of stale reads; address of the first, and its block
     uint64_t last_block;
     uint64_t blocks[KNOWN];
     uint32_t counts[KNOWN];
@@ -34,7 +34,7 @@ const Memory* find(const Hooks& hooks, uint64_t address, uint64_t size) {
     return nullptr;
 }
 
-// A Thumb instruction is 4 bytes long where its first half begins with 0b11101, 0b11110 or 0b11111.
+// A Thumb instruction has 4 bytes if its first halfword starts with 0b11101, 0b11110 or 0b11111.
 uint32_t count(const Hooks& hooks, uint64_t address, uint32_t size) {
     const Memory* memory = find(hooks, address, size);
     if (!memory) return size / 2;
@@ -82,7 +82,7 @@ EXPORT void ethorch_load(void*, int, uint64_t address, int size, int64_t, void* 
     const uint64_t first = (address - memory->base) >> hooks.line_shift, last = (address - memory->base + size - 1) >> hooks.line_shift;
     for (uint64_t line = first; line <= last; ++line) {
         if (!(memory->lines[line] & STALE)) continue;
-        memory->lines[line] &= ~STALE;  // said once
+        memory->lines[line] &= ~STALE;  // report it once
         if (!hooks.stale_reads++) {
             hooks.stale_address = address;
             hooks.stale_at = hooks.last_block;
