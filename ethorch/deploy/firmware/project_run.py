@@ -258,14 +258,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         }
         print(json.dumps(data, indent=2))
         return 0 if passed else 1
-    print(f"code: {size} bytes in {elf.relative_to(project)}, the self-test's included")
+    print(f"code: {size} bytes in {elf.relative_to(project)}, including the self-test")
     print(outcome.text.replace("\x04", "").rstrip())
     for fault in outcome.faults:
         print(f"board: {fault}")
     if outcome.measured_ratio is not None:
-        print(f"cycles of the NPU: {outcome.measured_cycles} measured, {outcome.measured_ratio:.2f} of the estimate")
+        print(f"NPU cycles: {outcome.measured_cycles} measured, {outcome.measured_ratio:.2f} of the estimate")
     for output in compared:
-        verdict = "equals the desk's, bit for bit" if output.equal else "DIFFERS from the desk's" if output.found else "is MISSING"
+        verdict = "equals the reference, bit for bit" if output.equal else "DIFFERS from the reference" if output.found else "is MISSING"
         method = facts["calls"][output.run]
         name = f"run {output.run}, {method}" if len(facts["outputs"]) > 1 else f"run {output.run}"
         print(f"{name}, output {output.number} ({facts['outputs'][method][output.number]}) {verdict}")
