@@ -1,4 +1,4 @@
-/* Prints on the board's UART, or by semihosting where there is none (board.h). All weak: replace what your board has otherwise. */
+/* Prints on the board's UART, or by semihosting if board.h has no UART. All functions are weak: define your own to replace them. */
 #include "console.h"
 
 #include "board.h"
@@ -26,8 +26,8 @@ static void semihost(uint32_t operation, const void *argument) {
 
 WEAK void console_init(void) {
 #if BOARD_UART_CMSDK
-  UART(0x10u) = 16u; /* the divider's least value */
-  UART(0x08u) = 1u;  /* transmit */
+  UART(0x10u) = 16u; /* minimum divider */
+  UART(0x08u) = 1u;  /* enable the transmitter */
 #endif
 }
 

@@ -10,7 +10,7 @@ void console_number(uint32_t value);
 void console_signed(int32_t value);
 void console_hex(uint32_t value);
 
-/* Sends 0x04 and asks a debugger or an emulator, by semihosting, to end with this status; on its own it stays here for ever. */
+/* Sends 0x04, and exits by semihosting with this status. Without a debugger or an emulator, it loops forever. */
 void firmware_exit(int status);
 
 #endif

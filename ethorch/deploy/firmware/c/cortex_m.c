@@ -1,4 +1,4 @@
-/* The driver's hooks on a Cortex-M: data cache by address, SysTick as the clock of the timeout, the NPU's line at the NVIC. */
+/* The driver's hooks for a Cortex-M: data cache maintenance by address, a timeout by SysTick, and the NPU's interrupt. */
 #include "cortex_m.h"
 
 #include "board.h"
@@ -21,7 +21,7 @@ void SysTick_Handler(void);
 void SysTick_Handler(void) { ticks++; }
 
 void cortex_m_init(uint32_t npu_interrupt) {
-  SYST_RVR = (BOARD_CPU_HZ / 1000u) - 1u; /* a millisecond */
+  SYST_RVR = (BOARD_CPU_HZ / 1000u) - 1u; /* one millisecond */
   SYST_CVR = 0u;
   SYST_CSR = 7u;
   if (npu_interrupt != CORTEX_M_POLLED) {
@@ -29,7 +29,7 @@ void cortex_m_init(uint32_t npu_interrupt) {
   }
 }
 
-/* Gives up after `patience` milliseconds: SysTick ends WFE too. */
+/* Gives up after `patience` milliseconds. SysTick also ends WFE. */
 bool ethosu_wait(ethosu *npu, uint32_t round) {
   static uint32_t started;
 
@@ -50,7 +50,7 @@ void ethosu_clean(const void *address, size_t bytes) {
       DCCMVAC = (uint32_t)line;
     }
   }
-  __asm volatile("dsb" ::: "memory"); /* what the CPU wrote is there before the NPU starts */
+  __asm volatile("dsb" ::: "memory"); /* completes the CPU's writes before the NPU starts */
 }
 
 void ethosu_invalidate(void *address, size_t bytes) {

@@ -5,7 +5,7 @@
 
 #define CORTEX_M_POLLED 0xFFFFFFFFu
 
-/* Starts SysTick, once a millisecond, and lets the NPU's interrupt through. */
+/* Starts SysTick with a period of one millisecond, and enables the NPU's interrupt. */
 void cortex_m_init(uint32_t npu_interrupt);
 
 #endif

@@ -1,4 +1,4 @@
-/* Driver of Arm Ethos-U55, U65 and U85; see ethosu.h. Register offsets in bytes from the NPU's base. */
+/* Driver of Arm Ethos-U55, U65 and U85. See ethosu.h. Register offsets are bytes from the NPU's base address. */
 #include "ethosu.h"
 
 #define ID 0x000u
@@ -12,13 +12,13 @@
 #define PROT 0x024u
 #define CONFIG 0x028u
 #define REGIONCFG 0x03Cu
-#define AXI_LIMIT 0x040u /* 4 of them, of U55 and U65 */
-#define MEM_ATTR 0x040u  /* 4 of them, of U85 */
+#define AXI_LIMIT 0x040u /* 4 registers of U55 and U65 */
+#define MEM_ATTR 0x040u  /* 4 registers of U85 */
 #define AXI_SRAM 0x050u
 #define AXI_EXT 0x054u
-#define BASEP 0x080u /* 8 of them, of 8 bytes */
+#define BASEP 0x080u /* 8 registers of 8 bytes */
 
-/* Of the performance counters; U85 has them 0x1000 further. */
+/* Performance counters; their offsets are 0x1000 higher on U85. */
 #define PMCR 0x180u
 #define PMCNTENSET 0x184u
 #define PMCCNTR 0x1A0u
@@ -36,7 +36,7 @@
 
 #define CMD_RUN 0x1u
 #define CMD_CLEAR_IRQ 0x2u
-#define CMD_MAY_SLEEP 0xCu /* clock and power may be taken away */
+#define CMD_MAY_SLEEP 0xCu /* clock and power may be switched off */
 #define CMD_STOP 0x10u
 
 #define U65 1u
@@ -77,7 +77,7 @@ WEAK void ethosu_invalidate(void *address, size_t bytes) {
 
 WEAK uint64_t ethosu_address(const void *address) { return (uint64_t)(uintptr_t)address; }
 
-/* Resets the NPU and sets what a reset forgets. */
+/* Resets the NPU and initializes the registers that a reset clears. */
 static ethosu_status reset(ethosu *npu) {
   const uint32_t wanted = npu->flags & (ETHOSU_PRIVILEGED | ETHOSU_NON_SECURE);
   uint32_t polls = RESET_POLLS;
@@ -95,9 +95,9 @@ static ethosu_status reset(ethosu *npu) {
   }
   for (uint32_t i = 0u; i < 4u; i++) {
     if (product(npu) == U85) {
-      put(npu, MEM_ATTR + (4u * i), (i < 2u) ? 0u : 4u); /* 0 and 1 are the SRAM ports', 2 and 3 the EXT port's */
+      put(npu, MEM_ATTR + (4u * i), (i < 2u) ? 0u : 4u); /* 0 and 1 select the SRAM ports, 2 and 3 the EXT port */
     } else {
-      put(npu, AXI_LIMIT + (4u * i), (product(npu) == U65) ? 0x1F3F0000u : 0x0F1F0000u); /* accesses under way, at most */
+      put(npu, AXI_LIMIT + (4u * i), (product(npu) == U65) ? 0x1F3F0000u : 0x0F1F0000u); /* maximum outstanding accesses */
     }
   }
   if (product(npu) == U85) {
@@ -117,7 +117,7 @@ ethosu_status ethosu_init(ethosu *npu, uintptr_t base, uint32_t flags) {
   return reset(npu);
 }
 
-/* Is the NPU one that a stream for this CONFIG and ID runs on? */
+/* Returns whether a stream for this CONFIG and ID can run on the NPU. */
 static ethosu_status compare(const ethosu *npu, uint32_t config, uint32_t id) {
   const uint32_t same = (product(npu) == U85) ? 0xF00007FFu : 0xF00000FFu; /* product, stream version, MACs; ports of U85 */
   const uint32_t custom_dma = 0x08000000u;
@@ -131,7 +131,7 @@ static ethosu_status compare(const ethosu *npu, uint32_t config, uint32_t id) {
   return ETHOSU_OK;
 }
 
-/* Reads the header: checks the configuration, and finds the commands behind it. */
+/* Reads the header, checks the configuration, and finds the commands after it. */
 static ethosu_status find_stream(const ethosu *npu, const ethosu_job *job, const uint32_t **stream, uint32_t *bytes) {
   const uint32_t *words = (const uint32_t *)job->commands;
   const uint32_t count = job->commands_bytes / 4u;
@@ -170,7 +170,7 @@ static ethosu_status find_stream(const ethosu *npu, const ethosu_job *job, const
   return ETHOSU_BAD_STREAM;
 }
 
-/* Writes an address to a pair of registers. U55 has the low one alone. */
+/* Writes an address to a pair of registers. U55 has only the low register. */
 static bool put_address(const ethosu *npu, uint32_t offset, const void *pointer) {
   const uint64_t address = ethosu_address(pointer);
   const uint32_t high = (uint32_t)(address >> 32);
@@ -202,7 +202,7 @@ ethosu_status ethosu_start(ethosu *npu, const ethosu_job *job) {
   if (status != ETHOSU_OK) {
     return status;
   }
-  put(npu, CMD, 0u); /* clock and power stay */
+  put(npu, CMD, 0u); /* clock and power stay on */
   reachable = put_address(npu, QBASE, stream);
   put(npu, QSIZE, bytes);
   put(npu, QCONFIG, job->queue_config);
@@ -221,7 +221,7 @@ ethosu_status ethosu_start(ethosu *npu, const ethosu_job *job) {
       put(npu, at + PMEVTYPER + (4u * i), npu->events[i]);
     }
     put(npu, at + PMCNTENSET, 0x800000FFu);
-    put(npu, at + PMCR, 7u); /* enable, from 0 */
+    put(npu, at + PMCR, 7u); /* enable and reset the counters */
   }
   npu->region_1 = job->region[1];
   npu->region_1_bytes = job->region_bytes[1];
@@ -238,9 +238,9 @@ void ethosu_irq(ethosu *npu) {
   npu->done = true;
 }
 
-/* The error that a STATUS says. */
+/* Returns the error of a STATUS value. */
 static ethosu_status decode(const ethosu *npu) {
-  const uint32_t found = npu->status & ~((product(npu) == U85) ? STATUS_WEIGHTS : STATUS_BRANCH); /* it has not both */
+  const uint32_t found = npu->status & ~((product(npu) == U85) ? STATUS_WEIGHTS : STATUS_BRANCH); /* only one exists */
 
   return ((found & STATUS_BUS) != 0u)       ? ETHOSU_BUS_FAULT
          : ((found & STATUS_PARSE) != 0u)   ? ETHOSU_PARSE_ERROR

@@ -1,4 +1,4 @@
-/* What a generated model says of itself. The same for every model of a project. */
+/* Description of a generated model. All models of a project share this file. */
 #ifndef ETHOSU_MODEL_H
 #define ETHOSU_MODEL_H
 
@@ -8,7 +8,7 @@
 extern "C" {
 #endif
 
-/* Puts a variable into a section of the linker script; a model's header has a macro for each of its parts. */
+/* Places a variable in a section of the linker script. A model's header has a macro for each section name. */
 #if defined(__GNUC__) || defined(__clang__)
 #define ETHOSU_SECTION(name) __attribute__((section(name)))
 #define ETHOSU_ALIGNED(bytes) __attribute__((aligned(bytes)))
@@ -17,23 +17,23 @@ extern "C" {
 #define ETHOSU_ALIGNED(bytes) _Alignas(bytes)
 #endif
 
-/* An input or output. The bytes are row-major in the order of `shape`. */
+/* An input or output. Its elements are in row-major order of `shape`. */
 typedef struct ethosu_tensor {
   const char *name;       /* "input 0" */
-  const char *type;       /* "float32": torch's name of an element's type */
+  const char *type;       /* PyTorch's name of the dtype, e.g. "float32" */
   uint32_t bytes;
   uint32_t elements;
   uint32_t rank;
-  const uint32_t *shape;  /* as it lies in memory */
-  const char *codes_type; /* of floats that have codes: "int8"; NULL where there are none */
-  float scale;            /* value = (code - zero_point) * scale; 0 where nothing says it */
+  const uint32_t *shape;  /* in memory order */
+  const char *codes_type; /* dtype of the integer values, e.g. "int8", or NULL */
+  float scale;            /* value = (code - zero_point) * scale; 0 if unknown */
   int32_t zero_point;
 } ethosu_tensor;
 
 typedef struct ethosu_model_info {
   const char *name;
-  const char *method;     /* "forward": of the program; sizes are of all methods together */
-  const char *target;     /* "ethos-u55-128" */
+  const char *method;     /* e.g. "forward"; sizes are of all methods together */
+  const char *target;     /* NPU, e.g. "ethos-u55-128" */
   const char *made_by;    /* versions */
   const char *sha256;     /* of the .pte */
   uint32_t arena_bytes;
@@ -42,15 +42,15 @@ typedef struct ethosu_model_info {
   uint32_t weights_bytes;
   uint32_t commands_bytes;
   uint32_t constants_bytes;
-  uint32_t delegates;     /* command streams of the method, run in order */
-  uint32_t estimated_cycles; /* of the NPU in one run, by Vela; 0 where unknown */
+  uint32_t delegates;     /* number of the method's command streams */
+  uint32_t estimated_cycles; /* NPU cycles of one run by Vela, or 0 if unknown */
   uint32_t input_count;
   uint32_t output_count;
   const ethosu_tensor *inputs;
   const ethosu_tensor *outputs;
 } ethosu_model_info;
 
-/* Two sums over 32-bit words, of which the second weighs each word by its place. */
+/* Checksums: the sum of the 32-bit words, and the sum of the running sums. */
 typedef struct ethosu_sums {
   uint32_t plain;
   uint32_t weighted;

@@ -1,4 +1,4 @@
-/* Names of errors, apart from the driver: firmware that prints none does not have them. */
+/* Names of errors, in a separate file: firmware that does not print them does not contain them. */
 #include "ethosu.h"
 
 const char *ethosu_text(ethosu_status status) {

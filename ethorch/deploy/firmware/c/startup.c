@@ -1,4 +1,4 @@
-/* From reset to main(): vector table, FPU, caches, .data and .bss. Armv7-M and Armv8-M. */
+/* Start-up code from reset to main() for Armv7-M and Armv8-M: vector table, FPU, caches, .data and .bss. */
 #include "board.h"
 
 #include <stdint.h>
@@ -32,7 +32,7 @@ __attribute__((weak, alias("Default_Handler"))) void NPU_Handler(void);
 
 typedef void (*handler)(void);
 
-/* The core's sixteen, and the lines of the interrupt controller up to the NPU's. */
+/* The sixteen vectors of the core, and the interrupts up to the NPU's. */
 __attribute__((section(".vectors"), used)) static const handler vectors[16 + BOARD_NPU_INTERRUPT + 1] = {
     [0] = (handler)(uintptr_t)&__stack_top,
     [1] = Reset_Handler,
@@ -50,7 +50,7 @@ __attribute__((section(".vectors"), used)) static const handler vectors[16 + BOA
 };
 
 #if FIRMWARE_CACHES
-/* Forgets what the caches hold after reset, and turns them on. Set and way are in DCISW as in the Armv8-M manual, D1.2.25. */
+/* Invalidates and enables the caches. DCISW has set and way as in the Armv8-M manual, D1.2.25. */
 static void enable_caches(void) {
   CSSELR = 0u;
   __asm volatile("dsb" ::: "memory");
@@ -87,7 +87,7 @@ __attribute__((noreturn)) static void run(void) {
 
 __attribute__((noreturn, used)) void Reset_Handler(void) {
   VTOR = (uint32_t)(uintptr_t)vectors;
-  CPACR |= 0x00F00000u; /* the FPU: coprocessors 10 and 11 */
+  CPACR |= 0x00F00000u; /* enables the FPU: coprocessors 10 and 11 */
   __asm volatile("dsb\n isb" ::: "memory");
 #if FIRMWARE_CACHES
   enable_caches();

@@ -1,4 +1,4 @@
-/* What a C compiler may call without being asked. Weak: a C library's own come first. */
+/* Functions that a C compiler may call implicitly. They are weak, so those of a C library take precedence. */
 #include <stddef.h>
 #include <stdint.h>
 
@@ -9,14 +9,14 @@ void *memmove(void *to, const void *from, size_t count);
 void *memset(void *to, int value, size_t count);
 int memcmp(const void *one, const void *other, size_t count);
 
-/* Words where both ends allow it: pictures are copied here. */
+/* Copies words if both addresses are aligned, because inputs such as images are large. */
 WEAK void *memcpy(void *restrict to, const void *restrict from, size_t count) {
   uint8_t *out = (uint8_t *)to;
   const uint8_t *in = (const uint8_t *)from;
 
   if ((((uintptr_t)out | (uintptr_t)in) % 4u) == 0u) {
     while (count >= 4u) {
-      *(volatile uint32_t *)(void *)out = *(const uint32_t *)(const void *)in; /* volatile: not to become a call of itself */
+      *(volatile uint32_t *)(void *)out = *(const uint32_t *)(const void *)in; /* volatile: prevents a call of memcpy */
       out += 4;
       in += 4;
       count -= 4u;

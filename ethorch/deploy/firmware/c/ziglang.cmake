@@ -1,5 +1,5 @@
-# A toolchain for CMake: the clang of the Python package ziglang, for a Cortex-M33 with single-precision floats, whose code every
-# larger core runs.
+# CMake toolchain: clang from the Python package ziglang, for a Cortex-M33 with single-precision floats. Larger cores run the same
+# code.
 #   cmake -B build -DCMAKE_TOOLCHAIN_FILE=firmware/ziglang.cmake && cmake --build build
 set(CMAKE_SYSTEM_NAME Generic)
 set(CMAKE_SYSTEM_PROCESSOR arm)

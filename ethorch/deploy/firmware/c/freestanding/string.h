@@ -1,4 +1,4 @@
-/* For compilers that come without a C library: the four functions of support.c. */
+/* The four functions of support.c, for compilers without a C library. */
 #ifndef ETHORCH_STRING_H
 #define ETHORCH_STRING_H
 

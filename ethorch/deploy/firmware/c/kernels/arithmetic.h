@@ -1,11 +1,11 @@
-/* Arithmetic without a library: rounding, conversions that are defined for every value, square root. */
+/* Arithmetic without a library: rounding, conversions that are defined for all values, square root. */
 
 #ifndef ETHORCH_ARITHMETIC_H
 #define ETHORCH_ARITHMETIC_H
 
 #include "kernels.h"
 
-/* Through a union: a freestanding compiler calls memcpy. */
+/* Uses a union because a freestanding compiler would call memcpy. */
 typedef union {
   float number;
   uint32_t bits;
@@ -23,7 +23,7 @@ ETK_INLINE float etk_from_bits(uint32_t bits) {
   return word.number;
 }
 
-/* |x|, also of NaN. */
+/* |x|, also for NaN. */
 ETK_INLINE float etk_magnitude(float x) {
   return etk_from_bits(etk_bits(x) & 0x7FFFFFFFU);
 }
@@ -32,7 +32,7 @@ ETK_INLINE float etk_with_sign_of(float magnitude, float sign) {
   return etk_from_bits((etk_bits(magnitude) & 0x7FFFFFFFU) | (etk_bits(sign) & 0x80000000U));
 }
 
-/* The integer nearest to x, halves to even; the sign of a zero and NaN stay. Beside 2^23 a float has no fraction left. */
+/* Nearest integer, ties to even. Preserves NaN and the sign of zero. From 2^23 on, a float has no fraction. */
 ETK_INLINE float etk_nearest(float x) {
 #if defined(__ARM_FEATURE_DIRECTED_ROUNDING) && defined(__ARM_FP) && (__ARM_FP & 4)
   float whole;
@@ -43,12 +43,12 @@ ETK_INLINE float etk_nearest(float x) {
   if (!(magnitude < 8388608.0F)) {
     return x;
   }
-  volatile float shifted = magnitude + 8388608.0F; /* volatile: a compiler may not take the sum back */
+  volatile float shifted = magnitude + 8388608.0F; /* volatile: a compiler must not cancel the sum */
   return etk_with_sign_of(shifted - 8388608.0F, x);
 #endif
 }
 
-/* Towards zero. What an int32 does not hold, and NaN, is INT32_MIN, as x86-64 has it: a conversion in C is undefined there. */
+/* Truncates to int32. Out-of-range values and NaN become INT32_MIN as on x86-64; in C, their conversion is undefined. */
 ETK_INLINE int32_t etk_to_i32(float x) {
   return (x >= -2147483648.0F && x < 2147483648.0F) ? (int32_t)x : INT32_MIN;
 }
@@ -79,9 +79,9 @@ ETK_INLINE float etk_ceil(float x) {
   return (whole < x) ? etk_with_sign_of(whole + 1.0F, x) : whole;
 }
 
-/* The root, rounded to nearest: of an FPU where there is one, else bit by bit. */
+/* Square root, rounded to nearest: by an FPU if there is one, otherwise bit by bit. */
 float etk_sqrt(float x);
-/* x - n * y for the integer n that leaves the least rest with the sign of x; exact. */
+/* Exact remainder x - n * y with the sign of x, for x / y truncated to n. */
 float etk_fmod(float x, float y);
 /* e^x and ln(x), as the operators compute them. */
 float etk_exp(float x);

@@ -1,4 +1,4 @@
-/* Conversions between dtypes, each pair a function of a row: a program links those that it calls. */
+/* Conversions between dtypes, one row function per pair. A program links only those that it calls. */
 
 #include "arithmetic.h"
 

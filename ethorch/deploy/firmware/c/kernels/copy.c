@@ -2,7 +2,7 @@
 
 #include "kernels.h"
 
-/* Elements are moved as integers of their size: no bit of a NaN changes. */
+/* Elements are copied as integers of their size, so that no bit of a NaN changes. */
 #define ETK_COPY(BYTES, TYPE)                                                                                            \
   void etk_copy_##BYTES(uint8_t *out, const uint8_t *const in[3], const int32_t step[ETK_OPERANDS], int32_t count,       \
                         const void *parameters) {                                                                        \

@@ -1,5 +1,5 @@
-/* Operators without weights that ExecuTorch's Arm backend leaves on the CPU under the name cortex_m, as their definitions in its
- * wheel compute them. */
+/* Operators of ExecuTorch's Arm backend for the CPU, named cortex_m, except layers with weights. They compute as the definitions in
+ * its wheel. */
 
 #include "arithmetic.h"
 
@@ -27,7 +27,7 @@ static int8_t clamped(int64_t value, int32_t low, int32_t high) {
   return (int8_t)((value < low) ? low : (value > high) ? high : value);
 }
 
-/* clamp(nearest(x * inverse) + zero point, low, high) in floats: an infinity is an end, NaN is 0. */
+/* clamp(nearest(x * inverse) + zero point, low, high) in floats. Infinities saturate, and NaN becomes 0. */
 #define ETK_CORTEX_M_QUANTIZE(NAME, TYPE)                                                                                \
   void etk_cortex_m_quantize_##NAME(uint8_t *out, const uint8_t *const in[3], const int32_t step[ETK_OPERANDS],          \
                                     int32_t count, const void *parameters) {                                             \
@@ -95,7 +95,7 @@ void etk_cortex_m_mul(uint8_t *out, const uint8_t *const in[3], const int32_t st
   }
 }
 
-/* Sums of x[k] * y[k] and of y[k]; both lie together. */
+/* Sums of x[k] * y[k] and of y[k], for contiguous x and y. */
 static uint32_t products_of(const int8_t *x, const int8_t *y, int32_t count, int32_t *sum) {
   int32_t ys = 0;
 #if ETK_MVE
@@ -120,13 +120,13 @@ static uint32_t products_of(const int8_t *x, const int8_t *y, int32_t count, int
   return (uint32_t)products;
 }
 
-/* A sum of products for each element. parameters: elements, what is added to x and to y; zero point, multiplier and shift of the
- * output. The factors of an element lie together. */
+/* A sum of products for each element. parameters: number of factors, offsets of x and y; zero point, multiplier and shift of
+ * the output. The factors of an element are contiguous. */
 void etk_cortex_m_dot(uint8_t *out, const uint8_t *const in[3], const int32_t step[ETK_OPERANDS], int32_t count,
                       const void *parameters) {
   const int32_t *const p = parameters;
   const uint8_t *row = in[0], *column = in[1], *last = 0;
-  uint32_t wide = 0; /* what y's offset makes of the row: it is the same for many columns */
+  uint32_t wide = 0; /* contribution of y's offset, the same for many columns */
   int32_t i, k;
   for (i = 0; i < count; ++i) {
     const int8_t *const x = (const int8_t *)row;

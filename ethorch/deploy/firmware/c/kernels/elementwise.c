@@ -1,4 +1,4 @@
-/* Arithmetic, comparisons and truth values, element by element. */
+/* Elementwise arithmetic, comparisons and logical functions. */
 
 #include "arithmetic.h"
 
@@ -11,11 +11,11 @@ float etk_sqrt(float x) {
   uint32_t bits = etk_bits(x), rest, root = 0U, bit;
   int32_t exponent;
   if (!(x > 0.0F) || bits == 0x7F800000U) {
-    return (x < 0.0F) ? etk_from_bits(0x7FC00000U) : x; /* +-0, inf and NaN are their own */
+    return (x < 0.0F) ? etk_from_bits(0x7FC00000U) : x; /* +-0, inf and NaN are unchanged */
   }
   exponent = (int32_t)(bits >> 23) - 127;
   bits &= 0x7FFFFFU;
-  if (exponent == -127) { /* no leading one yet */
+  if (exponent == -127) { /* subnormal: normalize */
     exponent = -126;
     while ((bits & 0x800000U) == 0U) {
       bits <<= 1;
@@ -27,7 +27,7 @@ float etk_sqrt(float x) {
     bits <<= 1;
     exponent -= 1;
   }
-  /* 25 bits of the root of bits * 2^(25 - 23 + 24): one bit more than a float has, to round by. */
+  /* 25 bits of the root of bits * 2^(25 - 23 + 24): one bit more than a float has, for rounding. */
   rest = 0U;
   {
     uint64_t operand = (uint64_t)bits << 25, remainder = 0U;
@@ -71,14 +71,14 @@ float etk_fmod(float x, float y) {
   uint32_t rest, divisor;
   const float size = etk_magnitude(x), limit = etk_magnitude(y);
   if (!(size < etk_from_bits(0x7F800000U)) || !(limit > 0.0F)) {
-    return etk_from_bits(0x7FC00000U); /* of infinity, by 0, or NaN */
+    return etk_from_bits(0x7FC00000U); /* infinity, division by 0, or NaN */
   }
   if (size < limit) {
     return x;
   }
   rest = split(etk_bits(x), &of_x);
   divisor = split(etk_bits(y), &of_y);
-  for (;;) { /* long division: one bit of the quotient at a time, of which only the rest is kept */
+  for (;;) { /* long division: one bit of the quotient at a time; only the remainder is stored */
     if (rest >= divisor) {
       rest -= divisor;
     }
@@ -98,7 +98,7 @@ float etk_fmod(float x, float y) {
   if (of_y >= -149) {
     return etk_with_sign_of(etk_from_bits(((uint32_t)(of_y + 150) << 23) | (rest & 0x7FFFFFU)), x);
   }
-  return etk_with_sign_of(etk_from_bits(rest >> (uint32_t)(-149 - of_y)), x); /* exact: the rest is a multiple of 2^-149 */
+  return etk_with_sign_of(etk_from_bits(rest >> (uint32_t)(-149 - of_y)), x); /* exact: the remainder is a multiple of 2^-149 */
 }
 
 /* Rows: OUT = EXPRESSION of x, of x and y, or of condition, x and y. */
@@ -133,7 +133,7 @@ float etk_fmod(float x, float y) {
   ETK_BINARY(ge_##TYPE, etk_b8, etk_##TYPE, x >= y)                                                                      \
   ETK_ROW(where_##TYPE, etk_##TYPE, ETK_X(etk_b8), ETK_Y(etk_##TYPE), ETK_Z(etk_##TYPE), (x != 0U) ? y : z)
 
-/* Floats: which zero comes out of two of unlike sign, and that abs and relu keep a negative one, is ExecuTorch's. */
+/* Floats. As in ExecuTorch: the result for zeros of different signs, and abs and relu of a negative zero. */
 static float floor_divided(float x, float y) {
   float rest, quotient;
   if (y == 0.0F) {
@@ -184,7 +184,7 @@ ETK_UNARY(isnan_f32, etk_b8, etk_f32, x != x)
 ETK_UNARY(isinf_f32, etk_b8, etk_f32, (etk_bits(x) & 0x7FFFFFFFU) == 0x7F800000U)
 ETK_COMPARISONS(f32)
 
-/* Integers: through unsigned, where an overflow wraps. */
+/* Integers, computed as unsigned because signed overflow is undefined in C. */
 #define ETK_INTEGERS(TYPE, UNSIGNED, BITS)                                                                               \
   static etk_##TYPE quotient_##TYPE(etk_##TYPE x, etk_##TYPE y) {                                                        \
     return (y == 0) ? 0 : (y == -1) ? (etk_##TYPE)(0U - (UNSIGNED)x) : x / y;                                            \
@@ -222,7 +222,7 @@ ETK_COMPARISONS(f32)
 ETK_INTEGERS(i32, uint32_t, 32)
 ETK_INTEGERS(i64, uint64_t, 64)
 
-/* Truth values, of bools. */
+/* Logical functions of bools. */
 ETK_BINARY(logical_and_b8, etk_b8, etk_b8, x &y)
 ETK_BINARY(logical_or_b8, etk_b8, etk_b8, x | y)
 ETK_BINARY(logical_xor_b8, etk_b8, etk_b8, x ^ y)

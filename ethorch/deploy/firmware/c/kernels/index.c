@@ -1,4 +1,4 @@
-/* Elements whose place is in another tensor: embeddings, gathers, scatters. */
+/* Elements selected by indices in another tensor: embeddings, gathers, scatters. */
 
 #include "kernels.h"
 
@@ -7,7 +7,7 @@ typedef struct {
   int status;
 } call;
 
-/* The place that the indices say, in bytes; 1 where one is out of range. */
+/* Computes the offset of the indices in bytes; returns 1 if an index is out of range. */
 static int place_of(const etk_indexing *p, const uint8_t *const index[2], ptrdiff_t *place) {
   int32_t k;
   *place = 0;
@@ -24,7 +24,7 @@ static int place_of(const etk_indexing *p, const uint8_t *const index[2], ptrdif
   return 0;
 }
 
-/* Rows whose parameters are a call: the status is written through the output's address of etk_map's caller. */
+/* Row functions whose parameter is a call of etk_map, which receives the status. */
 #define ETK_INDEXED(NAME, STATEMENT)                                                                                     \
   static void NAME##_row(uint8_t *out, const uint8_t *const in[3], const int32_t step[ETK_OPERANDS], int32_t count,      \
                          const void *parameters) {                                                                       \

@@ -1,8 +1,8 @@
-/* Operators that stay on the CPU: C11, no heap, no library but memcpy and memset.
+/* CPU operators in C11, without a heap. They need only memcpy and memset.
  *
- * A tensor is an address; where its elements lie is in an array of etk_axis, which the generator of the project computes. Each
- * operator is a function of a row (etk_row), and etk_map walks over the rows. Results are those of ExecuTorch's runtime on the
- * desk, bit for bit where nothing else is said.
+ * A tensor is an address and an array of etk_axis with the location of its elements, which the project's generator computes. Each
+ * operator is a function of a row (etk_row), and etk_map iterates over the rows. Unless stated otherwise, results equal those of
+ * ExecuTorch's runtime on the host, bit for bit.
  */
 
 #ifndef ETHORCH_KERNELS_H
@@ -11,14 +11,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* All of a library that is needed; a freestanding compiler has no string.h. */
+/* The required library functions, because a freestanding compiler has no string.h. */
 void *memcpy(void *restrict to, const void *restrict from, size_t bytes);
 void *memset(void *at, int value, size_t bytes);
 
-#define ETK_OPERANDS 4  /* of a function of a row: the output, and up to three inputs */
-#define ETK_MAX_RANK 16 /* axes of a tensor in a .pte */
+#define ETK_OPERANDS 4  /* of a row function: the output, and up to three inputs */
+#define ETK_MAX_RANK 16 /* maximum number of axes in a .pte */
 
-/* A product and a sum are rounded each by itself, as on the desk: no fused multiply-add. */
+/* Products and sums are rounded separately, as on the host, without fused multiply-add. */
 #if defined(__clang__)
 #pragma STDC FP_CONTRACT OFF
 #elif defined(__GNUC__)
@@ -28,7 +28,7 @@ void *memset(void *at, int value, size_t bytes);
 /* Elements of memory that is declared as bytes. */
 #if defined(__GNUC__) || defined(__clang__)
 #define ETK_ALIAS __attribute__((may_alias))
-#define ETK_INLINE static inline __attribute__((always_inline)) /* what a loop does with each element */
+#define ETK_INLINE static inline __attribute__((always_inline)) /* for functions of one element */
 #else
 #define ETK_ALIAS
 #define ETK_INLINE static inline
@@ -45,44 +45,44 @@ typedef uint64_t ETK_ALIAS etk_u64;
 typedef float ETK_ALIAS etk_f32;
 typedef double ETK_ALIAS etk_f64;
 
-/* One axis of a walk: how many steps, and the bytes of a step in each operand (the output first); 0 repeats. */
+/* One axis of a loop: number of steps, and bytes of a step in each operand, output first. A step of 0 repeats an element. */
 typedef struct {
   int32_t size;
   int32_t step[ETK_OPERANDS];
 } etk_axis;
 
-/* Computes `count` elements; `step` are bytes from one element to the next, the output's first. */
+/* Computes `count` elements. `step` has the bytes from one element to the next, output first. */
 typedef void etk_row(uint8_t *out, const uint8_t *const in[3], const int32_t step[ETK_OPERANDS], int32_t count,
                      const void *parameters);
 
-/* A second output is given as an input. */
+/* A second output is passed as an input. */
 typedef union {
   const uint8_t *read;
   uint8_t *write;
 } etk_address;
 
-/* Calls `row` for each row: the last of the axes is the one within a row. Operands that there are not may be any address. */
+/* Calls `row` for each row, along the last axis. Unused operands may have any address. */
 void etk_map(etk_row *row, const void *parameters, const etk_axis *axes, uint32_t rank, void *out, const void *a,
              const void *b, const void *c);
 
-/* A function of a row whose operands have other dtypes than the function takes: converted some elements at a time. */
+/* A row function for operands of other dtypes, which are converted in blocks of elements. */
 typedef struct {
   etk_row *row;
   const void *parameters;
-  etk_row *store;        /* from what `row` gives to the output's dtype; 0: they are the same */
-  etk_row *load[3];      /* from an input's dtype to what `row` takes; 0: they are the same */
-  int32_t item_bytes[ETK_OPERANDS]; /* of the elements that `row` sees; at most 8 */
+  etk_row *store;        /* converts results of `row` to the output's dtype; 0 if the dtypes are equal */
+  etk_row *load[3];      /* converts an input to the dtype of `row`; 0 if the dtypes are equal */
+  int32_t item_bytes[ETK_OPERANDS]; /* of the elements of `row`; at most 8 */
 } etk_conversion;
 etk_row etk_converted; /* parameters: etk_conversion */
 
 /* copy.c: elements of 1, 2, 4 or 8 bytes. */
 etk_row etk_copy_1, etk_copy_2, etk_copy_4, etk_copy_8;
 etk_row etk_fill_1, etk_fill_2, etk_fill_4, etk_fill_8; /* parameters: the element */
-/* Runs of bytes that lie one after the other in both operands; the axes walk over the runs. */
+/* Copies runs of bytes that are contiguous in both operands; the axes iterate over the runs. */
 void etk_copy_runs(size_t bytes, const etk_axis *axes, uint32_t rank, void *out, const void *in);
 
-/* cast.c: etk_cast_TO_FROM for all pairs of the dtypes that have a type above. Floats become integers as etk_to_i32 says;
- * an integer that is too large loses its high bits; whatever is not 0 is true. */
+/* cast.c: etk_cast_TO_FROM for all pairs of the dtypes that have a type above. Floats are converted to integers as in etk_to_i32.
+ * Integers that are too large lose their high bits. All values except 0 are true. */
 #define ETK_DECLARE_CASTS(TO)                                                                                            \
   etk_row etk_cast_##TO##_i8, etk_cast_##TO##_u8, etk_cast_##TO##_i16, etk_cast_##TO##_u16, etk_cast_##TO##_i32,         \
       etk_cast_##TO##_u32, etk_cast_##TO##_i64, etk_cast_##TO##_f32, etk_cast_##TO##_f64, etk_cast_##TO##_b8
@@ -99,7 +99,7 @@ ETK_DECLARE_CASTS(b8);
 
 /* quantize.c: parameters etk_quantization; the inputs of *_channels are the values, scales (float64), zero points (int64). */
 typedef struct {
-  float scale; /* of a quantize, 1 / scale */
+  float scale; /* for quantize, 1 / scale */
   int32_t zero_point;
   int32_t low, high;
 } etk_quantization;
@@ -110,8 +110,8 @@ etk_row etk_quantize_channels_i8, etk_quantize_channels_u8, etk_quantize_channel
 etk_row etk_dequantize_channels_i8, etk_dequantize_channels_u8, etk_dequantize_channels_i16, etk_dequantize_channels_u16,
     etk_dequantize_channels_i32;
 
-/* elementwise.c: etk_NAME_TYPE computes in TYPE and gives TYPE; comparisons and truth values give a bool. Integers wrap; x / 0 of
- * integers is 0, where ExecuTorch's runtime refuses. */
+/* elementwise.c: etk_NAME_TYPE computes and returns TYPE; comparisons and logical functions return a bool. Integers wrap. x / 0 of
+ * integers is 0; ExecuTorch's runtime raises an error. */
 #define ETK_DECLARE_ARITHMETIC(TYPE)                                                                                     \
   etk_row etk_add_##TYPE, etk_add_scaled_##TYPE, etk_sub_##TYPE, etk_sub_scaled_##TYPE, etk_mul_##TYPE, etk_neg_##TYPE,  \
       etk_abs_##TYPE, etk_sign_##TYPE, etk_relu_##TYPE, etk_floor_divide_##TYPE, etk_trunc_divide_##TYPE,                \
@@ -136,8 +136,8 @@ etk_row etk_exp_f32, etk_expm1_f32, etk_log_f32, etk_log1p_f32, etk_log2_f32, et
 etk_row etk_elu_f32; /* parameters: three floats, alpha, scale and the factor of x in the exponent */
 etk_row etk_pow_f32;
 
-/* places.c: parameters as there. A result of argmax and argmin is an int64; topk has values and indices as outputs, the latter
- * in the place of the first input. */
+/* places.c describes the parameters. argmax and argmin return int64. The indices of topk, its second output, are passed as the
+ * first input. */
 #define ETK_DECLARE_PLACES(TYPE) etk_row etk_argmax_##TYPE, etk_argmin_##TYPE, etk_topk_##TYPE
 ETK_DECLARE_PLACES(i8);
 ETK_DECLARE_PLACES(u8);
@@ -147,21 +147,21 @@ ETK_DECLARE_PLACES(i64);
 ETK_DECLARE_PLACES(f32);
 etk_row etk_argmax_b8, etk_argmin_b8;
 
-/* softmax.c: parameters as there. */
+/* softmax.c describes the parameters. */
 typedef struct {
   int32_t count;
   float eps;
 } etk_normalization;
 etk_row etk_softmax_f32, etk_log_softmax_f32, etk_moments_f32, etk_normalize_f32;
 
-/* index.c: out[place] = x[place + sum of index * step], or the other way round. An index that is negative counts from the end; 1 where
- * one is out of range, and nothing is read or written there. */
+/* index.c: out[place] = x[place + sum of index * step], or the reverse. A negative index counts from the end. Returns 1 if an
+ * index is out of range, and does not access its element. */
 typedef struct {
-  int32_t indices;      /* how many, 1 or 2 */
-  int32_t index_bytes;  /* 4 or 8: of an int32 or int64 */
-  int32_t size[2];      /* of the axis that an index is of */
-  int32_t step[2];      /* bytes from one index of it to the next */
-  int32_t run_bytes;    /* that lie one after the other in both */
+  int32_t indices;      /* number of indices: 1 or 2 */
+  int32_t index_bytes;  /* 4 for int32, 8 for int64 */
+  int32_t size[2];      /* size of the indexed axis */
+  int32_t step[2];      /* bytes from one index to the next */
+  int32_t run_bytes;    /* contiguous bytes in both operands */
 } etk_indexing;
 int etk_take(const etk_indexing *indexing, const etk_axis *axes, uint32_t rank, void *out, const void *x, const void *first,
              const void *second);
@@ -174,19 +174,19 @@ int etk_put_sum_i32(const etk_indexing *indexing, const etk_axis *axes, uint32_t
 int etk_put_sum_i64(const etk_indexing *indexing, const etk_axis *axes, uint32_t rank, void *out, const void *x,
                     const void *first, const void *second);
 
-/* resize.c: planes of an image; scales as PyTorch computes them from sizes and what the model says. */
+/* resize.c: planes of an image; scales as PyTorch computes them. */
 typedef struct {
   int32_t in_size[2], out_size[2];       /* height, width */
   int32_t in_step[2], out_step[2];       /* bytes */
   float scale[2];
   int32_t align_corners;
 } etk_resize;
-etk_row etk_nearest_1, etk_nearest_2, etk_nearest_4, etk_nearest_8, etk_bilinear_f32; /* a row is one of planes */
+etk_row etk_nearest_1, etk_nearest_2, etk_nearest_4, etk_nearest_8, etk_bilinear_f32; /* a row consists of planes */
 
-/* product.c: parameters: elements, bytes from one to the next of each input. Products are summed in the order of their indices. */
+/* product.c: parameters: number of elements, and bytes from one to the next in each input. Sums are in index order. */
 etk_row etk_dot_f32;
 
-/* cortex_m.c: parameters etk_quantization, and as there. */
+/* cortex_m.c: parameters etk_quantization, and others that it describes. */
 #define ETK_DECLARE_CORTEX_M(TYPE) etk_row etk_cortex_m_quantize_##TYPE, etk_cortex_m_dequantize_##TYPE
 ETK_DECLARE_CORTEX_M(i8);
 ETK_DECLARE_CORTEX_M(u8);
@@ -198,8 +198,8 @@ etk_row etk_cortex_m_add, etk_cortex_m_mul, etk_cortex_m_dot, etk_cortex_m_activ
 /* pool.c: height and width; steps in bytes. */
 typedef struct {
   int32_t in_size[2], out_size[2], in_step[2], out_step[2], kernel[2], stride[2], padding[2], dilation[2];
-  int32_t divisor, counts_padding;                  /* of a mean; a divisor of 0 is how many there are */
-  int32_t place_step[2];                            /* of a maximum's places */
+  int32_t divisor, counts_padding;                  /* of a mean; a divisor of 0 selects the number of elements */
+  int32_t place_step[2];                            /* of the indices of maxima */
   int32_t channels, channel_step, weight_step[3];   /* of a convolution: channels of a group; weights by channel, height, width */
   int32_t has_bias;
 } etk_window;

@@ -1,4 +1,4 @@
-/* Walks over strided tensors, row by row. */
+/* Iterates over the rows of strided tensors. */
 
 #include "kernels.h"
 
@@ -11,7 +11,7 @@ void etk_map(etk_row *row, const void *parameters, const etk_axis *axes, uint32_
   for (;;) {
     uint32_t dim = rank - 1U;
     row(to, from, inner->step, inner->size, parameters);
-    for (;;) { /* to the next row: one step in the last axis that has one left */
+    for (;;) { /* next row: one step along the last axis that is not at its end */
       const etk_axis *axis;
       int32_t back;
       if (dim == 0U) {
@@ -37,7 +37,7 @@ void etk_map(etk_row *row, const void *parameters, const etk_axis *axes, uint32_
   }
 }
 
-#define ETK_CHUNK 16 /* elements that are converted at a time: 512 bytes of stack */
+#define ETK_CHUNK 16 /* elements of a block: 512 bytes of stack */
 
 void etk_converted(uint8_t *out, const uint8_t *const in[3], const int32_t step[ETK_OPERANDS], int32_t count,
                    const void *parameters) {

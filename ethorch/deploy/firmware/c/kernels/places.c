@@ -1,8 +1,8 @@
-/* Where extremes are along an axis, and the k greatest or least of it. */
+/* Indices of extremes along an axis, and its k largest or smallest elements. */
 
 #include "kernels.h"
 
-/* parameters: elements of the axis, bytes from one to the next. The first NaN is before all else, as in PyTorch. */
+/* parameters: elements of the axis, bytes from one to the next. The first NaN precedes all values, as in PyTorch. */
 #define ETK_PLACE(NAME, TYPE, BEFORE)                                                                                    \
   void etk_##NAME(uint8_t *out, const uint8_t *const in[3], const int32_t step[ETK_OPERANDS], int32_t count,             \
                   const void *parameters) {                                                                              \
@@ -40,8 +40,8 @@ ETK_PLACES(i64)
 ETK_PLACE(argmax_f32, etk_f32, y == y && (x > y || x != x))
 ETK_PLACE(argmin_f32, etk_f32, y == y && (x < y || x != x))
 
-/* parameters: k, elements of the axis, whether the greatest are meant, bytes from one to the next of values, indices and input.
- * Insertion into the k best so far: a later one goes behind those that are equal to it. NaN is greater than all else. */
+/* parameters: k, elements of the axis, whether to select the largest, bytes from one to the next of values, indices and input.
+ * Inserts each element into the k best so far, after equal ones. NaN is greater than all values. */
 #define ETK_TOPK(SUFFIX, TYPE, GREATER)                                                                                  \
   static int greater_##SUFFIX(TYPE x, TYPE y) {                                                                          \
     return GREATER;                                                                                                      \

@@ -1,8 +1,8 @@
-/* Pooling and convolution of images. Each row is of planes (pooling) or of images (convolution), a call of the function for each. */
+/* Pooling and convolution of images. The elements of a row are planes (pooling) or images (convolution). */
 
 #include "kernels.h"
 
-/* The part of a window that lies inside: from `first` to before `last`, in steps of the dilation. */
+/* The part of a window inside the image: [first, last), in steps of the dilation. */
 static void window(const etk_window *p, int32_t axis, int32_t index, int32_t *first, int32_t *last) {
   const int32_t start = index * p->stride[axis] - p->padding[axis];
   int32_t end = start + (p->kernel[axis] - 1) * p->dilation[axis] + 1;
@@ -39,7 +39,7 @@ void etk_avg_pool_f32(uint8_t *out, const uint8_t *const in[3], const int32_t st
           }
         }
         if (number == 0) {
-          if (p->counts_padding != 0) { /* but what ceil_mode adds beyond it */
+          if (p->counts_padding != 0) { /* except the elements that ceil_mode adds after it */
             const int32_t high = h * p->stride[0] - p->padding[0], wide = w * p->stride[1] - p->padding[1];
             number = (least(high + p->kernel[0], p->in_size[0] + p->padding[0]) - high) *
                      (least(wide + p->kernel[1], p->in_size[1] + p->padding[1]) - wide);
@@ -55,7 +55,7 @@ void etk_avg_pool_f32(uint8_t *out, const uint8_t *const in[3], const int32_t st
   }
 }
 
-/* The greatest of each window, its first NaN before all else, and its place in the plane, the second output. */
+/* The maximum or first NaN of each window, and its index in the plane, the second output. */
 #define ETK_MAX_POOL(SUFFIX, TYPE, BEFORE)                                                                               \
   void etk_max_pool_##SUFFIX(uint8_t *out, const uint8_t *const in[3], const int32_t step[ETK_OPERANDS], int32_t count,  \
                              const void *parameters) {                                                                   \
@@ -99,7 +99,7 @@ ETK_MAX_POOL(i16, etk_i16, value > most)
 ETK_MAX_POOL(i32, etk_i32, value > most)
 ETK_MAX_POOL(f32, etk_f32, most == most && (value > most || value != value))
 
-/* The part of a kernel, from `first` to before `last`, that lies inside where it begins at `start`. */
+/* The part [first, last) inside the image of a kernel that starts at `start`. */
 static void inside(const etk_window *p, int32_t axis, int32_t start, int32_t *first, int32_t *last) {
   const int32_t dilation = p->dilation[axis], size = p->in_size[axis];
   *first = (start < 0) ? (dilation - 1 - start) / dilation : 0;

@@ -1,5 +1,5 @@
-/* x^y. A logarithm times y has to be exact to 2^-33 for a float's last place, so this is in double: on an FPU of float32 by calls of the
- * compiler's library, thousands of cycles an element. Squares, roots and reciprocals are not. */
+/* x^y. A logarithm times y has to be exact to 2^-33 for a float's last place, so this is computed in double. On an FPU for float32,
+ * that takes calls of the compiler's library: thousands of cycles per element. Squares, roots and reciprocals use float32. */
 
 #include "arithmetic.h"
 
@@ -27,7 +27,7 @@ static double log2_of(float x) {
   return (double)e + 2.8853900817779268 * s * sum; /* 2 / ln(2) */
 }
 
-/* 2^y, of y from -151 to 129. */
+/* 2^y for y from -151 to 129. */
 static float exp2_of(double y) {
   const int32_t k = (int32_t)((y < 0.0) ? y - 0.5 : y + 0.5);
   const double r = (y - (double)k) * 0.69314718055994531;

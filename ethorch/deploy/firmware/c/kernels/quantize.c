@@ -1,8 +1,8 @@
-/* Quantize and dequantize, by scale and zero point of a tensor or of each channel. */
+/* Quantize and dequantize with scales and zero points per tensor or per channel. */
 
 #include "arithmetic.h"
 
-/* clamp(nearest(x * inverse) + zero point, low, high); 0 of NaN, as PyTorch and a conversion on Arm have it. */
+/* clamp(nearest(x * inverse) + zero point, low, high). NaN becomes 0, as in PyTorch and in Arm's conversion. */
 ETK_INLINE int32_t quantized(float x, float inverse, int32_t zero_point, int32_t low, int32_t high) {
   const float scaled = x * inverse;
   const float code = etk_nearest(scaled) + (float)zero_point;
@@ -13,7 +13,7 @@ ETK_INLINE int32_t quantized(float x, float inverse, int32_t zero_point, int32_t
   return (code != code) ? 0 : (code > 0.0F) ? high : low;
 }
 
-/* Wraps as int32 arithmetic of two's complement does. */
+/* Wraps as two's complement int32 arithmetic. */
 ETK_INLINE float dequantized(int32_t code, int32_t zero_point, float scale) {
   return (float)(int32_t)((uint32_t)code - (uint32_t)zero_point) * scale;
 }

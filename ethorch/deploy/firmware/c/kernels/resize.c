@@ -1,8 +1,8 @@
-/* Images of another size: nearest and bilinear. */
+/* Nearest and bilinear resizing of images. */
 
 #include "arithmetic.h"
 
-/* Which index an output's index reads: floor(index * scale), within the axis. */
+/* Input index of an output index: floor(index * scale), limited to the axis. */
 static int32_t nearest_index(int32_t index, int32_t size, float scale) {
   const int32_t at = (int32_t)((float)index * scale);
   return (at < size) ? at : size - 1;

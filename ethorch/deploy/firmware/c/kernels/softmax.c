@@ -1,4 +1,4 @@
-/* Softmax along an axis, and the mean and variance that a normalization needs. */
+/* Softmax along an axis, and the mean and variance of normalizations. */
 
 #include "arithmetic.h"
 
@@ -58,8 +58,8 @@ void etk_log_softmax_f32(uint8_t *out, const uint8_t *const in[3], const int32_t
   }
 }
 
-/* Mean and sqrt(variance + eps) of a row of floats that lie one after the other. The variance is the mean of the squares less the
- * square of the mean, as in ExecuTorch: it loses digits where the mean is far from 0. */
+/* Mean and sqrt(variance + eps) of a row of contiguous floats. As in ExecuTorch, the variance is the mean of the squares minus the
+ * square of the mean, which is inaccurate if the mean is far from 0. */
 void etk_moments_f32(uint8_t *out, const uint8_t *const in[3], const int32_t step[ETK_OPERANDS], int32_t count,
                      const void *parameters) {
   const etk_normalization *const p = parameters;
