@@ -265,7 +265,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if outcome.measured_ratio is not None:
         print(f"NPU cycles: {outcome.measured_cycles} measured, {outcome.measured_ratio:.2f} of the estimate")
     for output in compared:
-        verdict = "equals the reference, bit for bit" if output.equal else "DIFFERS from the reference" if output.found else "is MISSING"
+        failure = "DIFFERS from the reference" if output.found else "is MISSING"
+        verdict = "equals the reference, bit for bit" if output.equal else failure
         method = facts["calls"][output.run]
         name = f"run {output.run}, {method}" if len(facts["outputs"]) > 1 else f"run {output.run}"
         print(f"{name}, output {output.number} ({facts['outputs'][method][output.number]}) {verdict}")
