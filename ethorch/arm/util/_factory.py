@@ -37,7 +37,7 @@ def create_partitioner(
         return TOSAPartitioner(compile_spec, additional_checks)
     if isinstance(compile_spec, EthosUCompileSpec):
         return EthosUPartitioner(compile_spec, additional_checks)
-    raise ValueError(f"no partitioner for {type(compile_spec).__name__}; give a TosaCompileSpec or an EthosUCompileSpec.")
+    raise ValueError(f"no partitioner for {type(compile_spec).__name__}. Use a TosaCompileSpec or an EthosUCompileSpec.")
 
 
 def create_quantizer(compile_spec: ArmCompileSpec) -> EthosUQuantizer | TOSAQuantizer:
@@ -50,4 +50,4 @@ def create_quantizer(compile_spec: ArmCompileSpec) -> EthosUQuantizer | TOSAQuan
         return TOSAQuantizer(compile_spec)
     if isinstance(compile_spec, EthosUCompileSpec):
         return EthosUQuantizer(compile_spec)
-    raise ValueError(f"no quantizer for {type(compile_spec).__name__}; give a TosaCompileSpec or an EthosUCompileSpec.")
+    raise ValueError(f"no quantizer for {type(compile_spec).__name__}. Use a TosaCompileSpec or an EthosUCompileSpec.")

@@ -141,11 +141,11 @@ def test_stages_are_added_taken_out_and_changed() -> None:
     assert made.pop_stage("check_not.exir").id == "check_not.exir" and not made.has_stage("check_not.exir")
     made.run()
     assert seen == ["after export"]
-    with pytest.raises(EthorchError, match=r"has no stage 'check_not.exir'; it has quantize, "):
+    with pytest.raises(EthorchError, match=r"no stage 'check_not.exir'. Use one of quantize, "):
         made.pop_stage("check_not.exir")
-    with pytest.raises(EthorchError, match="has a stage 'export' already"):
+    with pytest.raises(EthorchError, match="already has a stage 'export'"):
         made.add_stage(made.tester.export)
-    with pytest.raises(EthorchError, match="pos is 99"):
+    with pytest.raises(EthorchError, match=r"expected pos .* got 99"):
         made.add_stage(made.tester.check, [], pos=99)
 
 

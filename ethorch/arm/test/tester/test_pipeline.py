@@ -130,7 +130,7 @@ class BasePipeline(Generic[T]):
         count = len(self._stages)
         place = pos if pos >= 0 else count + pos + 1
         if not 0 <= place <= count:
-            raise EthorchError(f"pos is {pos}; the pipeline has {count} stages: {-count - 1}..{count} are allowed.")
+            raise EthorchError(f"expected pos from {-count - 1} to {count} (the pipeline has {count} stages), got {pos}.")
         name = getattr(func, "__name__", type(func).__name__)
         if name == "dump_artifact" and suffix is not None:
             args = (*args, suffix)
@@ -139,7 +139,7 @@ class BasePipeline(Generic[T]):
             suffix = suffix or (str(number) if number else "")
             name = f"{name}.{suffix}" if suffix else name
         if name in self.stages:
-            raise EthorchError(f"the pipeline has a stage {name!r} already; give it another suffix, or pop that one first.")
+            raise EthorchError(f"the pipeline already has a stage {name!r}. Pass another suffix, or pop that stage first.")
         self._stages.insert(place, PipelineStage(name, func, args, kwargs))
         return self
 
@@ -158,7 +158,7 @@ class BasePipeline(Generic[T]):
             EthorchError: The stage does not exist.
         """
         if stage_id not in self.stages:
-            raise EthorchError(f"the pipeline has no stage {stage_id!r}; it has {', '.join(self.stages)}.")
+            raise EthorchError(f"the pipeline has no stage {stage_id!r}. Use one of {', '.join(self.stages)}.")
         return self.stages.index(stage_id)
 
     def has_stage(self, stage_id: str) -> bool:
