@@ -34,8 +34,8 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         averaging_constant: Weight of the newest input.
         dtype, qscheme, quant_min, quant_max: See torchao's observers.
         eps: Minimum scale.
-        fixed_range: Mathematical range of the operator, e.g. 0..1 for softmax. A smaller observed range takes precedence, which
-            gains up to 6 dB: over hundreds of tokens, attention probabilities are a few percent.
+        fixed_range: Mathematical range of the operator, e.g. 0..1 for softmax. A smaller observed range takes precedence and gains
+            up to 6 dB, e.g. for attention over hundreds of tokens.
 
     Attributes:
         name: FX node of the value, for messages.
@@ -99,7 +99,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
 
     @property
     def leader(self) -> ActivationObserver | Follower | None:
-        """The observer that provides the quantization parameters, if another one does."""
+        """The observer that provides the quantization parameters, or None."""
         return self._leaders[0] if self._leaders else None
 
     @property
@@ -258,7 +258,7 @@ def compute_range_qparams(limits: tuple[float, float], dtype: torch.dtype, quant
 
 
 def _subsample(values: Tensor) -> Tensor:
-    """Return about 16384 evenly spaced elements, at a stride coprime to the number of elements."""
+    """Return about 16384 evenly spaced elements, at a stride coprime to their number."""
     flat = values.reshape(-1) if values.is_contiguous() else values.flatten()
     stride = flat.numel() // _SUBSAMPLE
     if stride < 2:

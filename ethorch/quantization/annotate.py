@@ -64,7 +64,7 @@ class Scan:
         """Find the tensor that each pointwise node depends on.
 
         A result that is also read outside its chain is observed and starts a new chain. Its readers may then depend on two tensors
-        and must be observed, too, so the search repeats until nothing changes.
+        and must be observed, too, so the search repeats.
         """
         while True:
             for node in nodes:
@@ -102,7 +102,7 @@ class Scan:
         return self.find_absorbed(node) is not None
 
     def find_absorbed(self, node: Node) -> Node | None:
-        """Return the input of a clamp if its producer requantizes, so that the clamp is free; else None."""
+        """Return the input of a clamp if its producer requantizes, else None."""
         spec = self.spec(node)
         if spec is None or not node.args or not isinstance(node.args[0], Node):
             return None
@@ -271,7 +271,7 @@ def _is_scalar_constant(node: Node, model: GraphModule) -> bool:
 
 
 def _tensor_arguments(node: Node, rule: QuantRule) -> list[Node | None]:
-    """Return the arguments to quantize by position, with lists (cat) flattened and None for other arguments."""
+    """Return the arguments to quantize by position, with lists (cat) flattened."""
     if rule.layer is not None:
         positions = [0, rule.layer.weight]
         chosen = {i: node.args[i] for i in positions if i < len(node.args)}

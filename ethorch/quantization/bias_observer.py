@@ -19,7 +19,7 @@ class BiasObserver(ObserverBase):  # type: ignore[misc]  # torchao has no annota
     """Observer that rounds a bias to multiples of input scale x weight scale during conversion.
 
     The bias remains a float constant that the NPU's int32 bias represents exactly. Without rounding, the fake-quantized model
-    would differ by up to half a unit of the accumulator.
+    would differ.
     """
 
     def __init__(self, dtype: torch.dtype = torch.int32, **_: Any):
@@ -65,7 +65,7 @@ BIAS = QuantizationSpec(dtype=torch.int32, qscheme=torch.per_channel_symmetric, 
 
 
 def _register(model: GraphModule, prefix: str, value: Tensor) -> str:
-    """Return the name of a parameter equal to ``value``, which is registered with a name from ``prefix`` if none exists."""
+    """Return the name of a parameter equal to ``value``, registered with ``prefix`` if none exists."""
     name, number = prefix, 0
     while (existing := attribute(model, name)) is not None:
         if isinstance(existing, Tensor) and torch.equal(existing, value):

@@ -64,10 +64,10 @@ def quantize_methods(
 
     Args:
         models: Models by name.
-        sessions: Calibration calls as (name, inputs). Each session starts with the initial values of the buffers. Defaults to the
+        sessions: Calibration calls (name, inputs). Each session starts with the initial values of the buffers. Defaults to the
             calibration samples of a single model, or to the example inputs of several models.
         quantizers: Quantizers by name.
-        alternatives: Whether the models are one model at several shapes, which shares all quantization parameters.
+        alternatives: Whether the models are one model at several shapes, with common quantization parameters.
 
     Raises:
         EthorchError: A session calls an unknown model, or its shapes differ from those of the example inputs.
@@ -119,7 +119,7 @@ def _describe_call(models: Mapping[str, UserModel], session: int, place: int, na
 
 
 def _observe(prepared: nn.Module, inputs: Inputs, model: UserModel, call: str) -> None:
-    """Run the model with observers. If the user's model fails on the same inputs, raise that error."""
+    """Run the model with observers. If the user's model fails, too, raise its error."""
     try:
         prepared(*inputs)
     except EthorchError:
@@ -140,7 +140,7 @@ def _prepare(model: UserModel, quantizer: TOSAQuantizer, changed: Sequence[str] 
     """Return the model with observers, and its buffers, which are the user's tensors.
 
     Args:
-        changed: Buffers that another model writes, and which are therefore not constants.
+        changed: Buffers that another model writes, and that are therefore not constants.
     """
     with stage("export"), delay_collection():
         check_module(model.module, model.example_inputs)

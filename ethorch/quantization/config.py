@@ -58,7 +58,7 @@ class QuantizationConfig:
         return spec is not None and not spec.is_dynamic and self.output_activation is not None
 
     def get_input_act_qspec(self, node: Node | None = None, input_node: Node | None = None) -> QuantizationSpecBase | None:
-        """Return the spec of the input that ``node`` reads from ``input_node``. A subclass can choose one for each operator."""
+        """Return the spec of the input that ``node`` reads from ``input_node``. Subclasses can choose one per operator."""
         return self.input_activation
 
     def get_output_act_qspec(self, node: Node | None = None) -> QuantizationSpecBase | None:
@@ -97,8 +97,7 @@ def get_symmetric_quantization_config(
         is_dynamic: Whether activation ranges are computed at run time, on the CPU.
         act_qmin, act_qmax, weight_qmin, weight_qmax: Limits of the integer values, within int8.
         eps: Minimum scale.
-        calibration: ``mse``, ``minmax``, ``moving_average`` or ``percentile``. See
-            :class:`ethorch.quantization.activation_observer.ActivationObserver`.
+        calibration: See :class:`ethorch.quantization.activation_observer.ActivationObserver`.
         weight_calibration: ``max`` (largest weight) or ``mse`` (least squared error). Defaults to ``mse`` for up to four bits, else
             ``max``.
         percentile: Percentage of values inside the range, for ``calibration="percentile"``.
@@ -140,9 +139,9 @@ def get_symmetric_a16w8_quantization_config(
 ) -> QuantizationConfig:
     """Return a config with int16 activations (symmetric, -32767..32767) and int8 weights: +25 dB at two to four times the cycles.
 
+    See :func:`get_symmetric_quantization_config` for the other arguments.
+
     Args:
-        is_per_channel, is_qat, is_dynamic, weight_qmin, weight_qmax, eps: See :func:`get_symmetric_quantization_config`.
-        calibration, weight_calibration, percentile, averaging_constant: See :func:`get_symmetric_quantization_config`.
         epsilon: Alias of ``eps``, for scripts written for ExecuTorch's Arm backend.
 
     Raises:
@@ -180,8 +179,7 @@ def get_symmetric_a8w4_quantization_config(
 ) -> QuantizationConfig:
     """Return a config with int8 activations and 4-bit weights (-7..7), which few networks tolerate without training.
 
-    Args:
-        is_per_channel, is_qat, is_dynamic, calibration, weight_calibration: See :func:`get_symmetric_quantization_config`.
+    See :func:`get_symmetric_quantization_config` for the arguments.
     """
     return get_symmetric_quantization_config(
         is_per_channel,
@@ -199,8 +197,7 @@ def get_uint8_io_quantization_config(
 ) -> QuantizationConfig:
     """Return a config with uint8 program inputs and outputs, for ``set_io``.
 
-    Args:
-        is_qat, is_dynamic, eps, calibration: See :func:`get_symmetric_quantization_config`.
+    See :func:`get_symmetric_quantization_config` for the arguments.
     """
     act = _activation(torch.uint8, torch.per_tensor_affine, 0, 255, eps, is_qat, is_dynamic, calibration, 99.99, 0.01)
     return QuantizationConfig(act, None if is_dynamic else act, None, is_qat=is_qat)
@@ -218,7 +215,7 @@ def _check_range(name: str, low: int, high: int, bits: int) -> None:
 
 @functools.cache
 def _make_factory(kind: Any, /, **arguments: Any) -> Any:
-    """Return ``kind.with_args(**arguments)``, cached so that configs with equal arguments compare equal."""
+    """Return ``kind.with_args(**arguments)``, cached so that equal configs compare equal."""
     return kind.with_args(**arguments)
 
 

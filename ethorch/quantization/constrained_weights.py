@@ -1,7 +1,7 @@
 """Weights constrained to few values or zeros, in training and in the quantized model.
 
 ``ethorch.tuning.compress.constrain`` inserts ``ethorch::constrained_weight`` before a layer. Levels are symmetric, and the largest
-magnitude of each output channel is 127, so quantization finds the same integer values.
+magnitude of each output channel is 127, so quantization finds the same values.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def constrain_prepared(prepared: GraphModule, rules: Mapping[str, Rule]) -> None
 
     Args:
         prepared: Graph from ``prepare_qat_pt2e``.
-        rules: Rules from ``take_out``.
+        rules: Result of ``take_out``.
     """
     for node in prepared.graph.nodes:
         name = _find_constrained_parameter(node, rules) if node.op == "call_module" else None
@@ -156,11 +156,7 @@ def constrain_prepared(prepared: GraphModule, rules: Mapping[str, Rule]) -> None
 
 
 def settle(prepared: GraphModule) -> None:
-    """Write the constrained weights into the parameters, update their scales, and restore torchao's modules.
-
-    Args:
-        prepared: Trained graph, ready for ``convert_pt2e``.
-    """
+    """Write the constrained weights of a trained graph into the parameters, update their scales, and restore torchao's modules."""
     with torch.no_grad():
         for node in prepared.graph.nodes:
             module = prepared.get_submodule(str(node.target)) if node.op == "call_module" else None

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 def join_control_flow(model: GraphModule) -> None:
-    """Share observers across the boundaries of control flow and between loop iterations, to avoid rescaling."""
+    """Share observers across the boundaries of control flow and between loop iterations."""
     for node in model.graph.nodes:
         if not is_control_flow(node):
             continue
@@ -75,7 +75,7 @@ def _readers(model: GraphModule, node: Node) -> Iterator[ActivationObserver]:
 
 
 def _lead(leader: Any, observers: list[Any], feed: bool = False) -> None:
-    """Make observers follow the leader if they have the same quantized type, no leader, no mask and no domain."""
+    """Make observers follow the leader if they have its quantized type, no leader, no mask and no domain."""
     kind = ("dtype", "qscheme", "quant_min", "quant_max")
     if not isinstance(leader, (ActivationObserver, Follower)):
         return
@@ -278,7 +278,6 @@ _MOST_FORCED = 16
 
 
 def _watch_branches(model: GraphModule, around: tuple[_ObservedBranch, ...] = ()) -> Iterator[_ObservedBranch]:
-    """Yield the control flow graphs at any depth, each with a hook that records its operands."""
     for node in _control_flow(model):
         alternatives: list[_ObservedBranch] = []
         for part in subgraphs_of(node):
@@ -309,7 +308,7 @@ def _force(branches: Sequence[_ObservedBranch]) -> Iterator[None]:
 
 
 def _observe_unreached(model: GraphModule, branches: Sequence[_ObservedBranch], samples: Sequence[tuple[Any, ...]]) -> None:
-    """Run each branch that no sample reached, outer branches first, to observe its values.
+    """Run each branch that no sample reached, outer branches first.
 
     A branch of ``cond`` replaces the other branch. The body of a loop runs once, on the operands of the condition.
 

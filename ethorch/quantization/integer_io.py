@@ -1,4 +1,4 @@
-"""Programs with int8, uint8 or int16 inputs and outputs, which save float buffers and conversions in firmware.
+"""Programs with int8, uint8 or int16 inputs and outputs, without float buffers and conversions in firmware.
 
 The quantization parameters become constant methods of the .pte, named as by ExecuTorch's passes: ``input0_scale``, ``input0_zp``,
 ``input0_quant_min``, ``input0_quant_max``, ``input0_dtype``.

@@ -14,9 +14,10 @@ Edge = Node | tuple[Node, Node]
 
 
 def join(nodes: Sequence[Node], is_absorbed: Callable[[Node], bool]) -> None:
-    """Share the observer of each concatenation with the inputs that only it reads, by the first member of a group.
+    """Share the observer of each concatenation with the inputs that only it reads.
 
-    A member is a node whose result is observed, or an edge (argument, reader) from an unquantized program input or constant.
+    A member of a group is a node whose result is observed, or an edge (argument, reader) from an unquantized program input or
+    constant. The first member has the observer.
 
     Args:
         nodes: Annotated nodes, in order.

@@ -65,7 +65,7 @@ def link_observers(model: GraphModule, observers: dict[Edge, Any]) -> None:
 
 
 def _mark_readers(node: Node, observers: dict[Edge, Any]) -> None:
-    """Mark separate observers of readers of masked scores, moved or not, as masked."""
+    """Mark separate observers of readers of masked scores as masked."""
     waiting = [node]
     while waiting:
         masked = waiting.pop()
@@ -127,9 +127,9 @@ def _follow(node: Node, observers: dict[Edge, Any]) -> None:
 
 
 def _observe_outermost_joins(model: GraphModule, observers: dict[Edge, Any]) -> None:
-    """Feed the observer of a concatenation only with the concatenation, not with its parts.
+    """Feed the observer of a concatenation only with the concatenation.
 
-    The extremes of the parts vary more, which would widen the range for unseen inputs.
+    The extremes of its parts vary more, which would widen the range for unseen inputs.
     """
     joins = [node for node in model.graph.nodes if (spec := find(node.target)) is not None and spec.rule(node).joins]
     joined = {observer for node in joins if isinstance(observer := observers.get(node), ActivationObserver)}

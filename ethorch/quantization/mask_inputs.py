@@ -1,7 +1,7 @@
 """Additive masks passed as float inputs, which mix masking values such as -inf with ordinary biases.
 
 Only calibration distinguishes them from other addends. The range of the sum has room for the lowest integer value of a mask, which
-moves every score below the other scores.
+moves every score below all others.
 """
 
 from __future__ import annotations

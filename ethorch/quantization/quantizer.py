@@ -44,7 +44,7 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
 
     Args:
         compile_spec: A compile spec, its list form, or a TOSA specification such as ``"TOSA-1.0+INT"``.
-        use_composable_quantizer: Accepted for scripts written for ExecuTorch's Arm backend. Has no effect.
+        use_composable_quantizer: Has no effect. Accepted for scripts written for ExecuTorch's Arm backend.
 
     Raises:
         SpecError: ``compile_spec`` has another type.
@@ -72,7 +72,7 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
         return self.settings.everything
 
     def set_global(self, quantization_config: QuantizationConfig | None) -> Self:
-        """Quantize every operator without a more specific setting. None leaves them in float."""
+        """Quantize every operator without a more specific setting. None leaves them in float, as for the other setters."""
         self.settings.everything = quantization_config
         return self
 
@@ -86,24 +86,24 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
         return self
 
     def set_module_name(self, module_name: str | Sequence[str], quantization_config: QuantizationConfig | None) -> Self:
-        """Quantize one or several submodules, e.g. ``"blocks.sub"``. None leaves them in float."""
+        """Quantize one or several submodules, e.g. ``"blocks.sub"``."""
         self.settings.module_names.update(dict.fromkeys(_as_list(module_name), quantization_config))
         return self
 
     def set_module_type(
         self, module_type: type | str | Sequence[type | str], quantization_config: QuantizationConfig | None
     ) -> Self:
-        """Quantize the submodules of one or several classes or class names. None leaves them in float."""
+        """Quantize the submodules of one or several classes or class names."""
         self.settings.module_types.update(dict.fromkeys(_as_list(module_type), quantization_config))
         return self
 
     def set_node_target(self, node_target: Any, quantization_config: QuantizationConfig | None) -> Self:
-        """Quantize the nodes that call one or several targets, e.g. ``torch.ops.aten.add.Tensor``. None leaves them in float."""
+        """Quantize the nodes that call one or several targets, e.g. ``torch.ops.aten.add.Tensor``."""
         self.settings.targets.update(dict.fromkeys(_as_list(node_target), quantization_config))
         return self
 
     def set_node_name(self, node_name: str | Sequence[str], quantization_config: QuantizationConfig | None) -> Self:
-        """Quantize one or several FX nodes. None leaves them in float."""
+        """Quantize one or several FX nodes by name."""
         self.settings.names.update(dict.fromkeys(_as_list(node_name), quantization_config))
         return self
 
@@ -111,7 +111,7 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
         """Quantize the nodes that ``node_finder`` returns.
 
         Args:
-            quantization_config: Config of the nodes. None leaves them in float.
+            quantization_config: Config of the nodes.
             node_finder: Object with ``find_nodes(graph_module)``, or a function of the graph module. Called before the graph is
                 decomposed and when it is annotated.
         """

@@ -1,7 +1,7 @@
 """Choose the activation range that minimizes the expected squared error on calibration inputs and on unseen inputs.
 
 The error consists of rounding, clipping of calibration values, and clipping in unseen inputs. The last is estimated from the
-variation of the extremes between inputs. It matters for small tensors, such as pooled features and logits.
+variation of the extremes between inputs. It matters for small tensors, such as logits.
 """
 
 from __future__ import annotations
@@ -97,13 +97,13 @@ def least_squares_range(seen: Observations, counts: Floats, levels: int, symmetr
 
 
 def _candidates(extremes: Floats, counts: Floats, centres: Floats, weight: float, inputs: int, fine: bool) -> tuple[Floats, Floats]:
-    """Return candidate upper bounds and the squared error of clipping at each, summed over all inputs.
+    """Return candidate upper bounds and the squared error of clipping at each, over all inputs.
 
     Args:
         extremes: Maximum of each input.
         counts, centres: Histogram, ascending.
         weight: Elements that one count represents.
-        fine: Whether each extreme counts by itself, even if the histogram's subsample lacks it.
+        fine: Whether each extreme counts by itself, even if the histogram lacks it.
     """
     largest = max(float(extremes.max()), 0.0)
     elements = counts.sum() * weight / inputs

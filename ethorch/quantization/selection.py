@@ -52,7 +52,7 @@ class Settings:
 
         A decomposed node matches the name and the target of its composite operator. An operator without weights (relu, add, cat,
         pool, matmul, view) adopts the config that all its neighbors share, past others of its kind, if there is a global config.
-        Values between two 16-bit modules are therefore not rounded to 8 bits. Next to a float module, the global config applies.
+        Values between two 16-bit modules therefore stay in 16 bits. Next to a float module, the global config applies.
 
         Args:
             model: Exported graph.
@@ -147,7 +147,7 @@ def _is_table(node: Node) -> bool:
 
 
 def _of_neighbors(node: Node, explicit_config: Callable[[Node], tuple[Config] | None]) -> tuple[Config] | None:
-    """Return the config of all neighbors, past those that may follow; None if configs differ or one is float."""
+    """Return the config that all neighbors share, past those that may follow; None if one is float."""
     seen, waiting, common = {node}, [node], None
     while waiting:
         at = waiting.pop()

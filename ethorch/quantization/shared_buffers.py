@@ -76,7 +76,7 @@ def observe_together(graphs: Sequence[GraphModule], modules: Sequence[nn.Module]
     Args:
         graphs: Models with observers.
         modules: User modules that were exported.
-        alternatives: Whether the models are one module at several shapes, which share inputs and all operators.
+        alternatives: Whether the models are one module at several shapes, which share all operators.
     """
     written = {memory_of(buffer) for graph in graphs for _, buffer in state_buffers(graph)}
     first: dict[object, ActivationObserver] = {}

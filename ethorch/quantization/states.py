@@ -1,6 +1,6 @@
 """Share one observer between all reads and writes of a mutable buffer.
 
-If a cache were read and written with different scales, every step would requantize its old entries.
+With different scales, every step would requantize the old entries of a cache.
 """
 
 from __future__ import annotations
@@ -118,7 +118,6 @@ def _annotate(place: Place, spec: QuantizationSpecBase) -> None:
 
 
 def _leader(place: Place) -> Place | None:
-    """Return the position whose observer this one shares, or itself; None without an observer."""
     spec = _spec(place)
     while isinstance(spec, SharedQuantizationSpec):
         place = spec.edge_or_node

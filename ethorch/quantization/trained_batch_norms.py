@@ -20,12 +20,6 @@ _NORM = "aten.batch_norm.default"
 
 @dataclass(frozen=True, eq=False)
 class _TrainedNorm:
-    """A convolution and its batch norm after ``prepare_qat_pt2e``.
-
-    Attributes:
-        scaled: Product of the weight and the norm's factor, which is rounded.
-    """
-
     norm: Node
     convolution: Node
     scaled: Node

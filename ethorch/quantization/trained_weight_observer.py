@@ -12,7 +12,7 @@ _TRIED = 15  # scales to try in each training step; a finer grid has no benefit,
 
 
 class PerChannelTrainedWeightObserver(MovingAveragePerChannelMinMaxObserver):  # type: ignore[misc]  # torchao has no annotations
-    """Observer with the per-channel range of least squared error of the current weight, in ``min_val`` and ``max_val``."""
+    """Observer with the per-channel range of least squared error of the current weight."""
 
     min_val: Tensor
     max_val: Tensor
@@ -36,7 +36,7 @@ class TrainedWeightObserver(MovingAverageMinMaxObserver):  # type: ignore[misc] 
 
 
 def _keep_range(observer: PerChannelTrainedWeightObserver | TrainedWeightObserver, rows: Tensor) -> None:
-    """Set the extremes to plus or minus half the integer range times the scale of least squared error."""
+    """Set the extremes to half the integer range times the scale of least squared error."""
     half = (observer.quant_max - observer.quant_min) / 2
     rows = rows.to(observer.min_val.dtype)
     largest = torch.maximum(rows.abs().amax(1) / half, observer.eps)

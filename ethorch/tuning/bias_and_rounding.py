@@ -1,8 +1,7 @@
 """Bias correction and adaptive rounding, computed node by node in float and quantized.
 
-Each layer reads the outputs of quantized layers, so errors do not accumulate. Weights are rounded to minimize the error of the
-layer's output (``weight_rounding``). The mean error is added to the bias (Nagel et al. 2019, Data-Free Quantization Through Weight
-Equalization and Bias Correction, section 4.2).
+Each layer reads the outputs of quantized layers, so errors do not accumulate. ``weight_rounding`` rounds weights. The mean error is
+added to the bias (Nagel et al. 2019, Data-Free Quantization Through Weight Equalization and Bias Correction, section 4.2).
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _ROWS = 4096  # rows of a layer's input from which second moments are computed
 
 
 def correct_bias(prepared: GraphModule, samples: Sequence[Inputs]) -> GraphModule:
-    """Correct biases so that each output channel of a quantized layer has the mean of the float output over the samples.
+    """Correct biases so that each output channel of a quantized layer has the mean of the float output.
 
     Args:
         prepared: Calibrated graph module from ``prepare_pt2e``. Biases are changed in place, or added.
@@ -45,9 +44,7 @@ def correct_bias(prepared: GraphModule, samples: Sequence[Inputs]) -> GraphModul
 
 
 def round_weights(prepared: GraphModule, samples: Sequence[Inputs], *, bias: bool = True) -> GraphModule:
-    """Round weights to minimize the error of each layer's output.
-
-    Takes seconds per layer. Helps most with four-bit weights.
+    """Round weights to minimize the error of each layer's output, in seconds per layer. Helps most with four-bit weights.
 
     Args:
         prepared: Calibrated graph module from ``prepare_pt2e``. Weights are changed in place.
@@ -169,7 +166,7 @@ class _SideBySide:
         self.rough.values[watch] = [weight] * self.rough.count
 
     def rows(self, node: Node, layer: Layer) -> Tensor | None:
-        """Return the quantized inputs as float[groups, rows, weights of one output]; None for a transposed convolution."""
+        """Return the quantized inputs as float[groups, rows, K]; None for a transposed convolution."""
         source, watch = node.args[0], node.args[layer.weight]
         assert isinstance(source, Node) and isinstance(watch, Node)
         inputs, window = self.rough.values[source], layer.window
@@ -184,7 +181,7 @@ def mean_error(exact: Sequence[Tensor], rough: Sequence[Tensor], axis: int) -> T
     """Return the mean of ``exact - rough`` of each channel, shrunk if the samples disagree.
 
     Args:
-        exact, rough: Outputs of a layer for each sample.
+        exact, rough: Outputs for each sample.
         axis: Axis of the channels.
     """
     pairs = zip(exact, rough, strict=True)

@@ -1,7 +1,7 @@
 """Cross-layer equalization: rescale channels of adjacent layers without changing the function.
 
-Nagel et al. 2019, Data-Free Quantization Through Weight Equalization and Bias Correction, section 4.1. It helps if weights have one
-scale per tensor, or if the ranges of an activation's channels differ.
+Nagel et al. 2019, Data-Free Quantization Through Weight Equalization and Bias Correction, section 4.1. Helps with one scale per
+weight tensor, or if the ranges of an activation's channels differ.
 """
 
 from __future__ import annotations
@@ -94,7 +94,6 @@ def _layer(model: GraphModule, node: Node) -> _Layer | None:
 
 
 def _pairs(model: GraphModule) -> Iterator[tuple[_Layer, _Layer]]:
-    """Yield adjacent layers with only homogeneous operators between them."""
     for node in model.graph.nodes:
         first = _layer(model, node)
         if first is None:

@@ -58,7 +58,7 @@ class Sensitivity:
     Attributes:
         whole: Metric with everything quantized.
         rows: One entry per module, and per operator outside the innermost modules.
-        interrupted: Whether the measurement was interrupted; ``rows`` then lists the finished modules.
+        interrupted: Whether ``rows`` lacks modules because the measurement was interrupted.
     """
 
     whole: float
@@ -94,7 +94,7 @@ class Sensitivity:
         """Save a bar chart of the gain per module. Requires matplotlib.
 
         Args:
-            path: Image file; the suffix selects the format, e.g. ``.png`` or ``.svg``.
+            path: Image file, e.g. ``.png`` or ``.svg``.
         """
         from matplotlib.figure import Figure
 
@@ -120,8 +120,8 @@ def sensitivity(
 ) -> Sensitivity:
     """Measure the loss of accuracy by quantizing each module, and each operator outside modules.
 
-    The model is calibrated once. The quantization of each module is then enabled alone and disabled alone. Ctrl-C stops the
-    measurement and returns the finished rows.
+    The model is calibrated once. Each module is then quantized alone, and left in float alone. Ctrl-C stops the measurement and
+    returns the finished rows.
 
     Args:
         model: Module in evaluation mode, or a graph module from torch.export.
@@ -131,8 +131,7 @@ def sensitivity(
             better. Defaults to ``ethorch.sqnr_db``.
         config: Scheme of the model if ``spec`` is not a quantizer. Defaults to int8 with per-channel weights.
         modules: Names of modules or FX nodes. Defaults to the innermost quantized modules and the operators outside them.
-        judge: ``"quantized"`` measures the fake-quantized model. ``"npu"`` compiles each model for the simulated NPU, with float
-            parts on the CPU.
+        judge: ``"quantized"`` measures the fake-quantized model, ``"npu"`` the simulated NPU, with float parts on the CPU.
         progress: Called as ``progress(finished, total, module)``.
 
     Raises:

@@ -33,7 +33,7 @@ class NodeRunner:
         write_back: Whether to run the nodes that write to buffers.
 
     Attributes:
-        values: The values that a later node reads, and those of the current node once it is computed.
+        values: Values of the current node and those that later nodes read.
     """
 
     def __init__(

@@ -52,7 +52,7 @@ class Step:
 
     Attributes:
         module: Name of the raised module; empty for the first step.
-        metric: SQNR in dB, or the user's metric, on the samples.
+        metric: SQNR in dB, or the user's metric.
         cycles: Vela's estimate of all delegates.
         sram_bytes: Largest peak of SRAM among the delegates.
         constant_bytes: Weights and command streams of the ``.pte``.
@@ -153,9 +153,8 @@ def mixed_precision(
         metric: See ``ethorch.tuning.sensitivity``. It replaces SQNR in ``target_sqnr_db``.
         base: Scheme of the other modules. Defaults to int8 with per-channel weights.
         to: ``int16`` (16-bit activations, 8-bit weights) or ``float`` (on the CPU).
-        modules: Names of modules or FX nodes that may be raised. Defaults to those of ``ethorch.tuning.sensitivity``.
-        judge: ``"quantized"`` or ``"npu"``, see ``ethorch.tuning.sensitivity``. The order of the modules always follows
-            ``"quantized"``.
+        modules: Names of modules or FX nodes that may be raised. See ``ethorch.tuning.sensitivity``.
+        judge: See ``ethorch.tuning.sensitivity``. The order of the modules always follows ``"quantized"``.
         progress: Called with each step.
 
     Raises:
@@ -225,8 +224,6 @@ def mixed_precision(
 
 @dataclass(frozen=True)
 class _Goal:
-    """Minimum metric and maximum cycles of a step; None disables a requirement."""
-
     target: float | None
     max_cycles: int | None
 
@@ -241,7 +238,7 @@ class _Goal:
         return self.affordable(step) and (self.target is None or self.accurate(step))
 
     def prefers(self, step: Step, best: Step) -> bool:
-        """Return True if an affordable step is better than ``best``. A step without a metric (NaN) is not."""
+        """Return True if an affordable step is better than ``best``. A step with the metric NaN is not."""
         if math.isnan(step.metric):
             return False
         return step.metric > best.metric or math.isnan(best.metric) or not self.affordable(best)

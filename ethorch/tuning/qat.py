@@ -44,7 +44,7 @@ def prepare_qat(
         example_inputs: One training batch. ``convert_qat`` may use another batch size.
         scheme: A name in ``ethorch.targets.settings.SCHEMES``, or a QuantizationConfig with ``is_qat=True``.
         target: Name of the NPU.
-        settings: All choices, including schemes of single modules. ``scheme`` and ``target`` override them.
+        settings: All choices. ``scheme`` and ``target`` override them.
 
     Raises:
         QuantizationError: The QuantizationConfig is not for training.

@@ -1,7 +1,7 @@
 """Find the residual streams of transformers in an exported graph.
 
 A stream starts with rows of an embedding, layers add to it, and normalizations before linear layers read it. Any orthogonal
-matrix can then rotate its channels if writers and readers are rotated, too.
+matrix can rotate its channels if writers and readers are rotated, too.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Stream:
         tables: Embeddings whose rows are added, with channels along axis 1.
         writers: Weights and biases of layers that add to the stream, with channels along ``axis``.
         norms: Normalizations that read the stream.
-        refused: Reason that it cannot be rotated; empty if it can.
+        refused: Reason that it cannot be rotated, or "".
     """
 
     width: int
@@ -112,7 +112,6 @@ class _Streams:
         self._of: dict[Node, Stream] = {}
 
     def find(self, nodes: Iterable[Node]) -> list[Stream]:
-        """Return all streams, including refused ones."""
         for node in nodes:
             if node.op == "call_function" and op_name(node.target) == "aten.embedding.default":
                 self._begin(node)
@@ -177,7 +176,6 @@ class _Streams:
         return name == "aten.mul.Tensor" and node.args[0] is node.args[1]
 
     def _add(self, node: Node, reading: Sequence[Node]) -> None:
-        """Merge two streams, or add a layer to a stream."""
         stream = self._of[reading[0]]
         for arg in node.args[:2]:
             if isinstance(arg, Node) and arg in self._of:
@@ -193,7 +191,7 @@ class _Streams:
         self._of[node] = stream
 
     def _find_writers(self, node: object, reader: Node) -> tuple[Parameter, ...]:
-        """Return weights and biases of the layers whose sum the node computes, if ``reader`` is its only reader."""
+        """Return weights and biases of the layers whose sum the node computes, if only ``reader`` reads it."""
         parameters = self._finder.rows(node, reader)
         if not parameters and isinstance(node, Node) and op_name(node.target) == "aten.add.Tensor" and find_users(node) == [reader]:
             parts = [self._find_writers(arg, node) for arg in node.args[:2]]
@@ -201,7 +199,7 @@ class _Streams:
         return parameters
 
     def _multiply(self, node: Node, x: Node) -> None:
-        """Process a product with a number per row, which ends a stream, or with a weight per channel, which belongs to a norm."""
+        """Process a product with a number per row, which ends a stream, or with a norm's weight per channel."""
         stream = self._of[x]
         factor = node.args[1] if node.args[0] is x else node.args[0]
         value = first_value(factor) if isinstance(factor, Node) else None

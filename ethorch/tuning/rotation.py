@@ -30,7 +30,7 @@ class Rotated:
     Attributes:
         parameters: Names of the changed parameters.
         untied: Weights of last layers that no longer share memory with the embedding, because a norm was folded into them.
-        refused: Reasons that residual streams were not rotated.
+        refused: Reasons of streams that were not rotated.
     """
 
     parameters: tuple[str, ...]
@@ -106,13 +106,11 @@ def _settle(graphs: Sequence[tuple[list[Stream], Mapping[int, int]]], modules: S
 
 
 def _find_tied_readers(graphs: Sequence[tuple[list[Stream], Mapping[int, int]]], stream: Stream) -> list[Reader]:
-    """Return the layers of a stream that use an embedding as their weight."""
     tables = {table.tensor.data_ptr() for streams, _ in graphs for candidate in streams for table in candidate.tables}
     return [reader for reader in stream.readers if reader.weight.tensor.data_ptr() in tables]
 
 
 def _owner(reader: Reader, modules: Sequence[nn.Module]) -> Any:
-    """Return the module that has the layer's weight, or None."""
     for module in modules:
         try:
             owner = module.get_submodule(reader.owner)
@@ -136,8 +134,6 @@ def _places(streams: Sequence[Stream]) -> Counter[int]:
 
 
 class _Turning:
-    """Rotation of the parameters of streams, each once."""
-
     def __init__(self, untied: Untied, seed: int):
         self._untied, self._seed = untied, seed
         self._done: set[tuple[int, str]] = set()

@@ -30,7 +30,7 @@ def export_copy(model: nn.Module, inputs: Inputs) -> GraphModule:
 
     Args:
         model: Module in evaluation mode, or a graph module from torch.export.
-        inputs: Example inputs, which fix the shapes.
+        inputs: Example inputs.
 
     Raises:
         QuantizationError, UserCodeError: See ``lower.fx.export.export_module``.

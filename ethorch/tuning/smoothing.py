@@ -1,8 +1,8 @@
 """Move outliers of activations into weights.
 
 Channels with large values are divided in a norm and multiplied in the layers that read them. The factors are folded into
-parameters, so the function and its cost do not change (SmoothQuant, Xiao et al. 2022). The strength with the least error of the
-layers is searched for each activation (AWQ, Lin et al. 2023).
+parameters, so the function and its cost do not change (SmoothQuant, Xiao et al. 2022). Each activation has the strength with the
+least error of the layers (AWQ, Lin et al. 2023).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def smooth(model: nn.Module | Mapping[str, nn.Module], samples: Samples, *, sche
     Args:
         model: Module in evaluation mode, or several by name that share modules.
         samples: Input tuples in order; for several models (name, inputs), or sessions of these.
-        scheme: ``int8``, ``a16w8`` or ``a8w4``: the scheme that the search optimizes.
+        scheme: Scheme to optimize: ``int8``, ``a16w8`` or ``a8w4``.
 
     Returns:
         The smoothed activations, sorted by gain.
@@ -118,8 +118,6 @@ def _is_call(call: Any, models: Mapping[str, nn.Module]) -> bool:
 
 
 class _Places:
-    """The sites of all models, with statistics of their activations."""
-
     def __init__(self) -> None:
         self.sites: dict[Key, Site] = {}
         self._graphs: dict[str, GraphModule] = {}
@@ -150,7 +148,6 @@ class _Places:
         self.sites = {key: site for key, site in self.sites.items() if everywhere(site)}
 
     def watch(self, calls: Sequence[Sequence[tuple[str, tuple[Any, ...]]]]) -> None:
-        """Run the calls and record statistics. Buffers are restored before each session."""
         with torch.no_grad():
             for session in calls:
                 with preserve_buffers(buffer for graph in self._graphs.values() for buffer in graph.buffers()):
@@ -173,7 +170,7 @@ class _Places:
             samples.append(rows[:_ROWS].clone())
 
     def fold(self, site: Site, activation_bits: int, weight_bits: int) -> Smoothed | None:
-        """Fold in the factors with the least error; return None if the current parameters are at least as good."""
+        """Fold in the factors with the least error; return None if the current parameters are as good."""
         key = site.key
         if key not in self._rows:
             return None
@@ -204,7 +201,6 @@ def _factors(ranges: Tensor, columns: Tensor, strength: float) -> Tensor:
 
 
 def _error(x: Tensor, ranges: Tensor, weights: Sequence[Tensor], factors: Tensor, activation_bits: int, weight_bits: int) -> float:
-    """Return the squared error of the layers' outputs, with one scale for inputs and one per output for weights."""
     scaled, error = x / factors, 0.0
     rounded = _round_to_bits(scaled, (ranges / factors).amax(), activation_bits)
     for weight in weights:

@@ -56,9 +56,9 @@ class Switched:
         samples: Calibration inputs.
 
     Attributes:
-        owners: Parts of each switch by its name, outermost first.
+        owners: Parts of each switch, outermost first.
         parts: The innermost quantized modules and the operators outside them, in execution order.
-        operators: ATen name and source line of each operator among the parts, by FX node.
+        operators: ATen name and source line of each operator among the parts.
     """
 
     def __init__(self, model: nn.Module, quantizer: TOSAQuantizer, samples: Sequence[Inputs]):

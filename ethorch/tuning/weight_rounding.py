@@ -13,7 +13,7 @@ from ethorch.lower.builder.window import Window
 
 
 def extract_patches(x: Tensor, window: Window) -> Tensor:
-    """Return the elements of ``x`` that each element of the result reads: float[N, C, ...] to float[N * positions, C * kernel]."""
+    """Return the elements of ``x`` that each output element reads: float[N, C, ...] to float[N * positions, C * kernel]."""
     spatial = len(window.kernel)
     ends = zip(reversed(window.before), reversed(window.after), strict=True)
     x = F.pad(x.reshape(-1, *x.shape[-spatial - 1 :]), [end for both in ends for end in both])
@@ -31,11 +31,11 @@ def shrink_moments(moments: Tensor, rows: int) -> Tensor:
 
 
 def compensate(weight: Tensor, moments: Tensor, scale: Tensor, low: int, high: int) -> Tensor:
-    """Return quantized values near ``weight``. Weights that are not yet rounded compensate for each rounding.
+    """Return quantized values near ``weight``. Later weights compensate for each rounding.
 
     Args:
         weight: float[groups, outputs, K].
-        moments: float[groups, K, K], the sum of x x^T over the inputs x of the weights.
+        moments: float[groups, K, K], the sum of x x^T over the inputs x.
         scale: float[groups, outputs, 1].
         low, high: Range of the integer values.
     """

@@ -2,7 +2,7 @@
 
 User code masks with -inf, -1e9 or the minimum float, by ``masked_fill``, ``where`` or an added mask. A range that includes such a
 number leaves no integer values for the scores. All forms become ``masked_fill`` with ``MASKED``, which maps to the lowest integer
-value. Operators that scale, add, concatenate or clamp masked scores move before the mask.
+value, after operators that scale, add, concatenate or clamp the scores.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _subtract(s: AtenBuilder, node: Node, x: Any, y: Any, alpha: Any = 1) -> Nod
 
 
 def _later(s: AtenBuilder, node: Node, x: Any, y: Any) -> Node | None:
-    """Apply ``node`` to the unmasked scores and mask its result. Return None if both operands or none are masked."""
+    """Apply ``node`` to the unmasked scores and mask its result. None if both operands or neither are masked."""
     for scores, operand in ((x, y), (y, x)):
         if is_unified(scores) and not is_unified(operand):
             unmasked, mask = cast(tuple[Node, Node], scores.args[:2])

@@ -24,7 +24,7 @@ def fold_batch_norms(graph: GraphModule) -> None:
     """Fold batch norms in place, like ``prepare_pt2e``, but eliminate dead code only once.
 
     Convolutions that share a weight but have different batch norms (detector heads) get separate weights, because torchao would
-    fold the first batch norm into all. A batch norm is not folded if its convolution has other readers or a computed weight.
+    fold the first batch norm into all. The convolution must have no other readers and no computed weight.
     """
     settle_batch_norms(graph, lambda norm: _shares_convolution(norm) or _has_computed_weight(norm))
     _part_weights(graph)
@@ -148,7 +148,7 @@ def _fuse_weights(
 ) -> tuple[Tensor, Tensor]:
     """Call ``fuse_conv_bn_weights``, with support for grouped transposed convolutions.
 
-    Their weight is [inputs, outputs / groups, ...], and PyTorch scales the second axis as if it contained all outputs.
+    PyTorch scales the second axis of their weight [inputs, outputs / groups, ...] as if it contained all outputs.
     """
     groups = mean.numel() // weight.shape[1] if transpose else 1
     by_output = weight.unflatten(0, (groups, -1)).transpose(0, 1).flatten(1, 2)

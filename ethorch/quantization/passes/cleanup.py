@@ -35,7 +35,7 @@ def remove_assertions(graph_module: GraphModule, context: PassContext) -> None:
 
 
 def remove_no_ops(graph_module: GraphModule, context: PassContext) -> None:
-    """Remove dropouts in evaluation mode and casts without effect, except of parameters and inputs, whose results are quantized."""
+    """Remove dropouts in evaluation mode and casts without effect, except of parameters and inputs, which are quantized."""
     for node in list(graph_module.graph.nodes):
         if (_is_idle_dropout(node) or _is_idle_cast(node)) and node.all_input_nodes[0].op == "call_function":
             node.replace_all_uses_with(node.all_input_nodes[0])
@@ -43,7 +43,7 @@ def remove_no_ops(graph_module: GraphModule, context: PassContext) -> None:
 
 
 def lift_scalars(graph_module: GraphModule, context: PassContext) -> None:
-    """Reshape scalars to [1] for operators with a dim, which PyTorch also allows for scalars."""
+    """Reshape scalars to [1] for operators with a dim."""
     for node in list(graph_module.graph.nodes):
         if node.op != "call_function" or find(node.target) is None or not has_scalar_dim(node) or context.is_excluded(node):
             continue
@@ -102,7 +102,6 @@ def _is_idle_cast(node: Node) -> bool:
 
 
 def _is_idle_dropout(node: Node) -> bool:
-    """Return True for a dropout operator of any kind with (input, p, train=False)."""
     schema = getattr(node.target, "_schema", None)
     if schema is None or [argument.name for argument in schema.arguments] != ["input", "p", "train"] or len(schema.returns) != 1:
         return False
@@ -113,7 +112,7 @@ def _is_idle_dropout(node: Node) -> bool:
 def freeze_parameters(graph_module: GraphModule, context: PassContext) -> None:
     """Replace parameters with ones without gradient over the same memory.
 
-    Otherwise a written buffer would store a value with a gradient, which cannot be copied or exported.
+    Otherwise a written buffer would store a value with a gradient, which cannot be exported.
     """
     frozen: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
     for module in graph_module.modules():

@@ -1,7 +1,7 @@
 """Replace complex tensors by pairs of real ones, and Fourier transforms by products with constant matrices.
 
 The NPU has no complex numbers, and ExecuTorch few CPU kernels for them. Rotary embeddings with ``view_as_complex``, ``torch.stft``,
-FNet and GFNet are then fully delegated.
+FNet and GFNet become fully delegated.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def _dft(size: int, n: int, outputs: int, inverse: bool, norm: str | None) -> tu
 
 
 def _times(s: AtenBuilder, parts: Sequence[Node], matrices: Sequence[Matrix]) -> Node:
-    """Return the sum of parts times matrices along the last dim, as a linear layer without bias."""
+    """Return the sum of parts times matrices along the last dim."""
     joined = parts[0] if len(parts) == 1 else s(aten.cat.default, list(parts), -1)
     weight = torch.from_numpy(np.concatenate(matrices, axis=1).astype(np.float32))
     return s(aten.linear.default, joined, s.constant(weight))

@@ -82,8 +82,8 @@ _INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 def promote_integers(graph_module: GraphModule, context: PassContext) -> None:
     """Cast integers that an elementwise operator reads with floats, so that they are quantized.
 
-    Applies to int64, and to other integers combined only with constants; lowerings accept others. Python integers become floats,
-    because ExecuTorch would create int64 tensors and cast them in every call.
+    Applies to int64, and to other integers combined only with constants. Python integers become floats, because ExecuTorch would
+    create int64 tensors and cast them in every call.
     """
     casts: dict[tuple[Node, torch.dtype], Node] = {}
     for node in list(graph_module.graph.nodes):
@@ -137,7 +137,7 @@ def _is_foldable(node: Node, constants: dict[Node, Any]) -> bool:
 
 
 def _like(node: Node) -> Node | None:
-    """Return the argument that is read only for its shape, or None if absent or of open size."""
+    """Return the argument that is read only for its shape; None if absent or of open size."""
     place = _LIKE.get(op_name(node.target))
     like = node.args[place] if place is not None and place < len(node.args) else None
     return like if isinstance(like, Node) and not has_open_size(like.meta["val"]) else None

@@ -82,7 +82,7 @@ def decompose_composites(graph_module: GraphModule, context: PassContext) -> Non
 
 
 def _without_shape_operands(s: AtenBuilder, node: Node, spec: OpSpec) -> Node | None:
-    """Emit a call without operands that are read only for their shape (``expand_as``), so that they are not quantized."""
+    """Emit a call without operands that are read only for their shape (``expand_as``)."""
     name = op_name(node.target)
     if name not in spec.adapters or spec.lower is None or len(node.all_input_nodes) < 2 or is_dynamic(node):
         return None
@@ -118,7 +118,7 @@ def _reads_floats(node: Node) -> bool:
 def _by_pytorch(s: AtenBuilder, node: Node) -> Any:
     """Return PyTorch's decomposition of an operator without OpSpec (``torch.multiply``, ``vstack``, ``lerp``).
 
-    Return None if PyTorch has none, or if it contains unsupported operators.
+    None if PyTorch has none, or if it contains unsupported operators.
     """
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten" or not node.all_input_nodes:

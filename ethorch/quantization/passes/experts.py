@@ -1,8 +1,8 @@
 """Compute mixtures of experts without sorting.
 
 transformers sorts rows by expert, multiplies each group by the matrix of its expert (grouped product), and restores the order. The
-NPU and ExecuTorch lack these kernels. Here each row is padded with zeros to the position of its expert, and one linear layer
-multiplies it by the matrices of all experts.
+NPU and ExecuTorch lack these kernels. Here, zeros pad each row to the position of its expert, and one linear layer multiplies it by
+the matrices of all experts.
 """
 
 from __future__ import annotations
@@ -60,7 +60,6 @@ def _restores_order(sort: Node) -> bool:
 
 
 def _remove_sort(model: GraphModule, sort: Node, grouped: list[Node]) -> None:
-    """Replace ``sort`` by the identity, and the ``grouped`` products by linear layers."""
     s = AtenBuilder(model, sort.next)
     ids = _lower_routing(model, sort.all_input_nodes[0])
     experts = int(grouped[0].args[1].meta["val"].shape[0])  # type: ignore[union-attr]
@@ -113,7 +112,7 @@ def _product(s: AtenBuilder, node: Node, marks: Node) -> None:
 
 
 def _matrix(s: AtenBuilder, weights: Node, height: int, width: int) -> Node:
-    """Return weights [experts, K, N] as [N, experts * K], as a parameter if they are a parameter or its transpose."""
+    """Return weights [experts, K, N] as [N, experts * K], as a parameter if possible."""
     if weights.op == "get_attr":
         return s.parameter(weights, lambda data: data.reshape(height, width).t().contiguous())
     source = weights.all_input_nodes[0]

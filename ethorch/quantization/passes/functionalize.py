@@ -173,7 +173,7 @@ class _Functionalizer:
             self.enter(node, _View(place.memory, (*place.steps, self.step(node, sources[0]))), place.memory.version)
 
     def enter(self, node: Node, view: _View, version: int) -> None:
-        """Register the node as a view of ``version``, and as its current value unless that is outdated or registered."""
+        """Register the node as a view of ``version``, and as its current value unless outdated or registered."""
         last, _ = view.memory.values.get(view.key, (-1, node))
         if last < version == view.memory.version:
             view.memory.values[view.key] = (version, node)
@@ -201,7 +201,7 @@ class _Functionalizer:
         return parts
 
     def step(self, node: Node, source: Node) -> ViewStep:
-        """Return the view step from ``source`` to ``node``. An error about a write through it names the writing node."""
+        """Return the view step from ``source`` to ``node``."""
         return view_step(node, source, shape_of(self.current(source)), self.emit, self.refuse_origin)
 
     def refuse_origin(self, why: str) -> NoReturn:

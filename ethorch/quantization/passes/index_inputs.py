@@ -1,8 +1,7 @@
 """Narrow index inputs (token ids, positions) to int32, and replace computations on positions by tables.
 
-An index is smaller than the extent that it indexes, so it fits the NPU's 32 bits. One cast after the input replaces one for each
-reader, and shape operators, sums and comparisons of the index move to the NPU. Counters in mutable buffers are narrowed, too
-(``lower.fx.states``).
+An index is smaller than the extent that it indexes, so it fits 32 bits. One cast after the input replaces one per reader, and shape
+operators, sums and comparisons of the index move to the NPU. Counters in mutable buffers are narrowed, too (``lower.fx.states``).
 
 Floats computed from a position (angles of a rotary embedding) would lose all precision in int8. Because the extent limits the
 positions, all values are computed in advance, as rows of a constant that the index selects.
@@ -38,8 +37,8 @@ def narrow_indices(graph_module: GraphModule, context: PassContext) -> None:
     """Cast each int64 input and state that is used as an index to int32 once.
 
     The cast replaces the input in operators that move it, add to it or compare it, in writes to a state, and in remainders by
-    powers of two. Without GATHER, CPU kernels require int64. Then only inputs and states that they do not read are cast. An input
-    that is only compared with constants is cast after a clamp to their range, widened by one.
+    powers of two. Without GATHER, inputs and states that CPU kernels read remain int64. An input that is only compared with
+    constants is cast after a clamp to their range, widened by one.
     """
     inputs = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     states = [node for node in graph_module.graph.nodes if _reads_state(node)]
@@ -95,7 +94,6 @@ def _widens(node: Node) -> bool:
 
 
 def _reads_state(node: Node) -> bool:
-    """Return True for the clone that reads a written buffer."""
     sources = node.all_input_nodes
     return node.op == "call_function" and not is_in_place(node) and len(sources) == 1 and _is_written(sources[0])
 
@@ -135,7 +133,7 @@ def _narrow(model: GraphModule, cast: Node, source: Node, keep: Callable[[Node],
 
 
 def _narrow_compared(model: GraphModule, source: Node, place: Node, keep: Callable[[Node], bool]) -> None:
-    """Make comparisons of an int64 input, possibly moved, with constants read int32. The result is exact for every input."""
+    """Make comparisons of an int64 input with constants read int32. The result is exact for every input."""
     compared: dict[Node, Tensor] = {}
     moved = {source}
     for node in model.graph.nodes:
@@ -170,7 +168,7 @@ def _fits(numbers: Tensor) -> bool:
 
 
 def _wrap(s: AtenBuilder, node: Node, narrow: Mapping[Node, Node], source: Node, bound: int) -> Node | None:
-    """Emit ``(source + k) % n`` in int32 by comparisons, if the index below ``bound`` makes the sum at most one n out of range."""
+    """Emit ``(source + k) % n`` in int32 by comparisons, if ``bound`` makes the sum at most one n out of range."""
     x, n = node.args
     if not isinstance(x, Node) or x not in narrow or not isinstance(n, int):
         return None
@@ -213,7 +211,7 @@ def _is_power_of_two(number: Any) -> bool:
 
 
 def _is_index_on_cpu(index: Node) -> bool:
-    """Return True if an operator that runs on the CPU without GATHER reads the index unchanged, except writes of one row."""
+    """Return True if a CPU operator without GATHER reads the index unchanged, except writes of one row."""
     for user in index.users:
         spec = find(user.target) if user.op == "call_function" else None
         if spec is None or not isinstance(user.meta["val"], Tensor):
@@ -232,7 +230,7 @@ def _is_view(node: Node) -> bool:
 
 
 def _narrow_cast(node: Node, narrow: dict[Node, Node]) -> None:
-    """Replace the operand of an index's cast by the int32 index, or the whole cast if it is to integers."""
+    """Replace the operand of an index's cast by the int32 index, or the cast itself if it is to integers."""
     source = node.all_input_nodes[0]
     if is_int64(node):
         narrow[node] = narrow[source]
@@ -300,7 +298,7 @@ def _extent_of(user: Node, index: Node) -> int | None:
 def tabulate_positions(graph_module: GraphModule, context: PassContext) -> None:
     """Replace floats that depend only on an index and constants by rows of a constant table.
 
-    Rows that the index selects are a table already. Parameters of a trainable model are not constant.
+    Rows that the index selects are a table already.
     """
     inputs = [node for node in graph_module.graph.nodes if node.op == "placeholder" and _is_number(node)]
     casts = [user for node in inputs for user in node.users if find(user.target) is to and _is_number(user)]
@@ -370,7 +368,7 @@ def _replace_by_rows(
         region: Nodes that depend only on the index and constants.
         extent: Number of possible index values.
         readers: Users of ``node`` outside of the region.
-        tables: Existing tables of this index and the nodes of their rows. Equal tables are shared.
+        tables: Tables of this index and the nodes of their rows. Equal tables are shared.
     """
     shape, count = shape_of(node), index.meta["val"].numel()
     if not node.meta["val"].numel() or extent * (node.meta["val"].numel() // count) > _LARGEST_TABLE:

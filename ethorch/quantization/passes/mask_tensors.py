@@ -137,7 +137,7 @@ def select_mask(s: AtenBuilder, node: Node, condition: Node, x: Any, y: Any) -> 
 def product(s: AtenBuilder, node: Node, x: Any, y: Any) -> Node | None:
     """Emit the product of a tensor of 0 and 1 and a masking number, or return None.
 
-    If a softmax reads the product with a number up to -1e9, the factor is assumed to be 0 or 1, because only 0 preserves a score.
+    If a softmax reads the product with a number up to -1e9, the factor is assumed to be 0 or 1.
     """
     for factor, number in ((x, y), (y, x)):
         value = s.number(number)

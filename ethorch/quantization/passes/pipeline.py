@@ -1,7 +1,7 @@
 """Graph passes that run between ``torch.export`` and annotation.
 
-Passes transform the exported graph in place. After annotation it is read-only. ``after`` and ``before`` state the required order,
-and a test compares them with ``PASSES``.
+Passes transform the exported graph in place; later it is read-only. ``after`` and ``before`` state the required order, and a test
+compares them with ``PASSES``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Replace ``torch.topk`` with small k by repeated ``amax`` and ``argmax``.
 
 Reads and writes at its indices, as in a router of experts, use one-hot masks instead. The first of equal values is chosen. PyTorch
-does not define the choice, and quantization makes values equal more often, so two experts with similar scores may be swapped.
+does not define the choice. Quantization makes values equal more often, so two experts with similar scores may be swapped.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _reads(node: Node, row: Node) -> bool:
 
 
 def _is_along(node: Node, topk: Node) -> bool:
-    """Return True if ``node`` reads or writes floats at the indices of ``topk``, along the last dim of the same shape."""
+    """Return True if ``node`` reads or writes floats at the indices of ``topk``, along its dim."""
     if op_name(node.target) not in _AT_PLACES:
         return False
     x, dim, places, *rest = node.args

@@ -52,7 +52,7 @@ def view_step(node: Node, source: Node, shape: tuple[int, ...], emit: Emit, refu
     Args:
         node, source, shape: View operator, the argument that it views, and its shape.
         emit: Function that adds a node when the view is created or written back.
-        refuse: Function that raises an error for a view that cannot be written back.
+        refuse: Function that raises an error about a view that cannot be written back.
     """
     assert isinstance(node.target, torch._ops.OpOverload)
     name = name_of(node)

@@ -1,7 +1,7 @@
 """Replace ``torch.vmap`` and ``flex_attention`` by operators on whole tensors.
 
 Exported nodes between ``_vmap_increment_nesting`` and ``_vmap_decrement_nesting`` operate on one element of the batch, e.g. in
-masks of ``create_block_mask``.
+masks.
 """
 
 from __future__ import annotations

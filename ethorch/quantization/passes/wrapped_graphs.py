@@ -118,7 +118,7 @@ class _Inliner:
     # --- autocast -----------------------------------------------------------------------------------------------------
 
     def adapt(self, node: Node) -> None:
-        """Compute in float32 instead of the dtype of autocast, and update the fake value if an operand's has changed."""
+        """Compute in float32 instead of the dtype of autocast, and update the fake value."""
         lower = self.lower[-1]
         if lower is None and not self.changed:
             return

@@ -27,14 +27,14 @@ from ethorch.tuning.sample_runs import Inputs
 def apply(quantized: GraphModule, recipes: Mapping[str, str], samples: Sequence[Inputs], *, bias: bool = True) -> GraphModule:
     """Return a copy of a quantized model whose weights follow the recipes, for ``ethorch.compile``.
 
-    Layers are processed in execution order with the outputs of compressed layers. The mean error of a layer's output is added to
-    its bias. Scales do not change, except those of weights with ``bits`` or ``one-scale``.
+    Layers are processed in execution order with the outputs of compressed layers. Scales do not change, except those of weights
+    with ``bits`` or ``one-scale``.
 
     Args:
         quantized: Model from ``ethorch.quantize``, ``ethorch.tuning.convert_qat`` or ``convert_pt2e``.
-        recipes: Name of a weight as in ``weights`` -> recipe, e.g. ``"16-values"``. ``Plan.recipes`` has this form.
+        recipes: Name of a weight as in ``weights`` -> recipe, e.g. ``"16-values"``. See ``Plan.recipes``.
         samples: A few dozen input tuples, all in memory at once.
-        bias: Whether to correct biases.
+        bias: Whether to add the mean error of a layer's output to its bias.
 
     Raises:
         QuantizationError: The model has no quantized weights, a recipe is invalid or not applicable, or there are no samples.
@@ -106,7 +106,7 @@ def _parse_recipes(graph_weights: Sequence[Weight], recipes: Mapping[str, str]) 
 
 
 def _moments_of_shared(graph: GraphModule, chosen: Iterable[Weight], samples: Sequence[Inputs]) -> dict[str, Tensor | None]:
-    """Return the second moments of weights shared by several layers of ``graph``, by name."""
+    """Return the second moments of weights shared by several layers, by name."""
     names = {weight.name for weight in chosen if len(weight.uses) > 1}
     if not names:
         return {}
@@ -128,7 +128,7 @@ def _correct(use: Use, right: Node, exact: NodeRunner, runner: NodeRunner) -> No
     Args:
         right: The same layer in the graph of ``exact``.
         exact: Runner of the original graph.
-        runner: Runner of the compressed graph; the layer is the next node of both runners.
+        runner: Runner of the compressed graph. The layer is the next node of both.
     """
     node, position = use.node, use.layer.bias
     bias = node.args[position] if position < len(node.args) else None

@@ -33,8 +33,8 @@ class Price:
 
     Attributes:
         per_cycle, per_byte: Prices of one unit.
-        wanted: ``cycles`` or ``bytes`` if only that resource matters, else None. The other price then breaks ties, and options that
-            cost more of the wanted resource are never chosen.
+        wanted: ``cycles`` or ``bytes`` if only that resource matters. Options never cost more of it, and the other price breaks
+            ties.
     """
 
     per_cycle: float
@@ -52,8 +52,8 @@ class Price:
 def front(options: Sequence[Sequence[Option]], price: Price) -> list[dict[int, Recipe]]:
     """Return choices by falling price and growing noise, starting with the unchanged program.
 
-    Each step changes the recipe of the weight that saves most per added noise. Prices and noise are additive, so each choice is
-    optimal at its price, up to one step.
+    Each step changes the recipe that saves most per added noise. Prices and noise are additive, so each choice is optimal at its
+    price, up to one step.
 
     Args:
         options: Options of each weight; the first is ``AS_IS``.
@@ -76,7 +76,7 @@ def front(options: Sequence[Sequence[Option]], price: Price) -> list[dict[int, R
 
 
 def _hull(options: Sequence[Option], price: Price) -> list[Option]:
-    """Return the lower convex hull of the options: falling price at ever lower savings per noise."""
+    """Return the lower convex hull of the options."""
     rest = sorted(options[1:], key=lambda option: (price.of(option), option.noise))
     hull = [options[0]]
     while True:

@@ -1,7 +1,7 @@
 """Apply a recipe to one weight.
 
-Columns are fixed one by one, and later columns compensate the output error, by the second moments of the layer's inputs (Frantar
-et al. 2022, GPTQ; Frantar and Alistarh 2023, SparseGPT).
+Columns are fixed one by one, and later columns compensate the output error (Frantar et al. 2022, GPTQ; Frantar and Alistarh 2023,
+SparseGPT).
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ class Problem:
     Attributes:
         codes: int64[groups, outputs, K], -127 to 127.
         scale: float[groups, outputs, 1].
-        moments: float[groups, K, K], the sum of x x^T over the inputs x of an output. If None, each weight is rounded
-            independently.
+        moments: float[groups, K, K], the sum of x x^T over the inputs x. If None, each weight is rounded independently.
         channels: Number of input channels. K is channels x kernel elements, channels outermost.
     """
 
@@ -59,8 +58,7 @@ class Problem:
     def groups_of_four(self) -> list[Tensor]:
         """Return the groups of columns of which 2:4 keeps two: input channels 0 to 3, 4 to 7 and so on, per kernel element.
 
-        Groups are sorted by falling importance. The last group is shorter if the channel count is not a multiple of four. Vela also
-        accepts two of three columns.
+        Groups are sorted by falling importance. The last group may be shorter; Vela accepts two of three columns.
         """
         elements = self.codes.shape[2] // self.channels
         groups = [
@@ -90,7 +88,7 @@ class Problem:
 
     @cached_property
     def plain(self) -> tuple[Tensor, Tensor]:
-        """Columns by falling importance, so that later columns can compensate, and the factor."""
+        """Columns by falling importance, and the factor."""
         order = torch.argsort(self.by_column, descending=True)
         return order, self.factor(order)
 
@@ -102,7 +100,7 @@ class Problem:
 
 
 def solve(problem: Problem, recipe: Recipe) -> tuple[Tensor, Tensor]:
-    """Return codes int64[groups, outputs, K] that follow the recipe, and their scale float[groups, outputs, 1]."""
+    """Return codes int64[groups, outputs, K] that follow the recipe, and scale float[groups, outputs, 1]."""
     scale = torch.full_like(problem.scale, float(problem.scale.max())) if recipe.one_scale else problem.scale
     table: Tensor | None = None
     if recipe.bits:
@@ -148,16 +146,12 @@ def _sample(values: Tensor) -> Tensor:
 
 
 def _most(worth: Tensor) -> Tensor:
-    """Return a bool mask of the two largest values along the last axis."""
     is_kept = torch.zeros(worth.shape, dtype=torch.bool)
     return is_kept.scatter(-1, worth.topk(min(_KEPT, worth.shape[-1]), dim=-1).indices, torch.tensor(True).expand(worth.shape))
 
 
 def _fitting(problem: Problem, scale: Tensor, table: Tensor, recipe: Recipe) -> Tensor:
-    """Return, for each output, the scale up to the given one with the least error of the levels.
-
-    The largest weight of an output rarely justifies one of 15 levels.
-    """
+    """Return, for each output, the scale up to the given one with the least error of the levels."""
     importance = problem.importance(problem.scale)
     if recipe.sparse:
         importance = torch.where(_select_kept(problem, recipe), importance, 0.0)

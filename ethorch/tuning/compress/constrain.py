@@ -1,7 +1,6 @@
 """Maintain recipes during training with torch.nn.utils.parametrize.
 
 A constrained weight has the float values that the NPU will use; its gradient is applied to the underlying weight.
-``ethorch.quantization.constrained_weights`` makes quantization reproduce the same codes.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class Constraint(nn.Module):
 
     Args:
         weight: Initial weight.
-        recipe: Recipe of the weight; the quantizer applies ``one_scale``.
+        recipe: Recipe. The quantizer applies ``one_scale``.
         axis: Axis of the output channels.
     """
 
@@ -55,15 +54,14 @@ def constrain(model: nn.Module, recipes: Mapping[str, str]) -> nn.Module:
 
     Train the model, or pass it to ``ethorch.tuning.prepare_qat``, ``ethorch.compile`` or ``ethorch.quantize``; the codes follow the
     recipes. ``torch.nn.utils.parametrize.remove_parametrizations(module, "weight")`` restores plain weights. ``one-scale`` is not
-    trained. ``apply`` applies it afterwards and preserves codes that follow their recipe.
+    trained but applied by ``apply``, which preserves codes that follow their recipe.
 
     Args:
         model: Model with the initial weights.
-        recipes: Name of a module or of a weight (``encoder.weight``) -> recipe. ``Plan.recipes`` has this form.
+        recipes: Name of a module or of a weight (``encoder.weight``) -> recipe. See ``Plan.recipes``.
 
     Raises:
-        QuantizationError: A recipe is invalid, or the module is a recurrent layer of PyTorch, which does not support
-            parametrizations.
+        QuantizationError: A recipe is invalid, or the module is a recurrent layer, which does not support parametrizations.
         EthorchError: A module or weight does not exist.
     """
     chosen = [(_place(model, name), parse(text)) for name, text in recipes.items()]
@@ -77,10 +75,10 @@ def constrain(model: nn.Module, recipes: Mapping[str, str]) -> nn.Module:
 
 
 def _place(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """Return the module and its parameter for a name.
+    """Return the module and its parameter for a name, e.g. ``head`` or ``head.weight``.
 
-    ``head`` and ``head.weight`` are equivalent. In a module without its own ``weight``, ``attention`` is the first parameter with
-    rows and columns, including those of submodules. ``attention#2`` is the second.
+    In a module without ``weight``, ``attention`` is the first parameter with rows and columns, including those of submodules, and
+    ``attention#2`` the second.
     """
     modules = dict(model.named_modules())
     path, _, number = name.partition("#")

@@ -1,4 +1,4 @@
-"""Cycles and encoded bytes of each weight, from compiling the whole program with Vela."""
+"""Cycles and encoded bytes of each weight, from compiling the program with Vela."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Costs:
         cycles: Total cycles of all delegates.
         flash_bytes: Bytes of the .pte.
         weight_bytes: Encoded bytes of weights and scales.
-        weights: Costs of each weight, in the given order.
+        weights: Costs of each weight.
     """
 
     cycles: int
@@ -60,7 +60,7 @@ def costs(graph: GraphModule, weights: Sequence[Weight], inputs: Inputs, spec: E
         graph: Graph from ``convert_pt2e``.
         weights: Weights of the graph.
         inputs: Inputs that define the shapes.
-        spec: Target of the compilation.
+        spec: Compile spec.
     """
     build = build_pte(graph, inputs, spec)
     cycles: dict[Origin, int] = defaultdict(int)

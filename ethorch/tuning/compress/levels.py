@@ -18,11 +18,11 @@ _Floats = npt.NDArray[np.float64]
 def cluster(codes: npt.NDArray[np.int64], importance: npt.NDArray[Any], count: int, *, zero: bool = False) -> Levels:
     """Return at most ``count`` levels that minimize the sum of importance x (code - level)^2.
 
-    The integer optimum is found by dynamic programming over the 255 codes (Wang and Song 2011, Ckmeans.1d.dp).
+    The optimum is found by dynamic programming over the 255 codes (Wang and Song 2011, Ckmeans.1d.dp).
 
     Args:
         codes: Integers from -127 to 127, of any shape.
-        importance: Nonnegative importance of each code, of the same shape.
+        importance: Nonnegative importance of each code.
         count: Maximum number of levels, at least 1.
         zero: Whether zero must be a level.
 
@@ -46,7 +46,7 @@ def cluster(codes: npt.NDArray[np.int64], importance: npt.NDArray[Any], count: i
 
 
 def even(bits: int) -> Levels:
-    """Return the levels of a symmetric integer with this many bits, scaled to -127..127; 15 levels for four bits."""
+    """Return the levels of a symmetric integer with this many bits, scaled to -127..127."""
     half = (1 << bits - 1) - 1
     even_levels: Levels = np.round(np.arange(-half, half + 1) * (MOST / half)).astype(np.int64)
     return even_levels

@@ -22,7 +22,7 @@ ROWS = 4096
 def collect_rows(weight: Weight, use: Use, inputs: Sequence[Tensor]) -> Tensor | None:
     """Return the layer's inputs as float[groups, rows, K].
 
-    Returns None for a transposed convolution, because its outputs read parts of a window.
+    None for a transposed convolution, whose outputs read parts of a window.
 
     Args:
         weight: Weight of the layer.

@@ -51,22 +51,22 @@ def plan(
     leave_out: Sequence[str] = (),
     quantizer: EthosUQuantizer | None = None,
 ) -> Plan:
-    """Choose a recipe for each weight so that the limits are met with the least loss of accuracy.
+    """Choose a recipe for each weight to meet the limits with the least loss of accuracy.
 
     Each recipe is compiled for all weights at once to obtain Vela's costs per layer. Its effect on accuracy is predicted from the
     layers' inputs. The choice is then compiled, measured and adjusted until it meets the limits.
 
     Args:
         model: Model in eval mode, or the output of ``ethorch.quantize``, which then is the reference.
-        spec: Target of the compilation.
+        spec: Compile spec.
         samples: A few dozen input tuples, used for ranges, errors and accuracy.
         max_flash: Limit of the .pte's bytes; the plan compresses as little as possible.
         max_cycles: Limit of the total NPU cycles, by Vela's estimate.
         min_sqnr_db: Minimum SQNR on the samples. Without another limit, the plan compresses as much as possible.
         objective: ``cycles`` or ``bytes``, the resource to save if ``min_sqnr_db`` is the only limit.
-        recipes: Allowed recipes, e.g. ``["32-values", "2:4"]``. Defaults to the usual recipes of the target's family.
+        recipes: Allowed recipes, e.g. ``["32-values", "2:4"]``. Defaults to those of ``recipe.usual``.
         leave_out: Names of weights or modules to leave unchanged.
-        quantizer: Quantizer. Defaults to int8 with per-channel weights.
+        quantizer: Defaults to int8 with per-channel weights.
 
     Raises:
         QuantizationError: There is no limit, a recipe is invalid, or there are no samples or quantized weights.
@@ -108,8 +108,8 @@ def plan(
 def _flags(spec: EthosUCompileSpec) -> tuple[tuple[str, ...], ...]:
     """Return the alternatives of Vela flags to try.
 
-    The U85 reads weights in SRAM with its fast decoder. A weight then occupies one byte, or four bits with at most 15 values, and
-    Vela rarely uses 2:4.
+    The U85's fast decoder reads weights in SRAM as one byte each, or four bits with at most 15 values, and Vela rarely uses 2:4
+    then.
     """
     if spec.target.family == "u85" and spec.memory_mode == "Sram_Only" and _NO_FAST_DECODER not in spec.flags:
         return (), (_NO_FAST_DECODER,)
@@ -260,8 +260,6 @@ class _Search:
 
 @dataclass(frozen=True)
 class _Limits:
-    """The user's limits; None if unlimited."""
-
     flash: int | None
     cycles: int | None
     sqnr_db: float | None
@@ -296,7 +294,7 @@ class _Limits:
         return self.cheap(measured) and self.accurate(measured)
 
     def better(self, measured: _Measured, reference: _Measured, price: Price) -> bool:
-        """Return True if ``measured`` is better: within the limits, then cheap, or accurate if costs are limited."""
+        """Return True if ``measured`` is better: within the limits, then cheaper, or more accurate if costs are limited."""
         if self.hold(measured) != self.hold(reference):
             return self.hold(measured)
         if self.costs_are_limited and self.cheap(measured) and self.cheap(reference):
@@ -321,7 +319,7 @@ class _Limits:
 
 
 def _first_holding(choices: Sequence[dict[int, Recipe]], search: _Search, limits: _Limits) -> tuple[dict[int, Recipe], _Measured]:
-    """Return the first choice within the flash and cycle limits, or else the last with enough SQNR, by bisection."""
+    """Return the first choice within the flash and cycle limits, or the last with enough SQNR, by bisection."""
 
     def at(position: int) -> _Measured:
         return search.measure(tuple(sorted(choices[position].items(), key=lambda entry: entry[0])))

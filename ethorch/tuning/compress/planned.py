@@ -45,7 +45,7 @@ class Layer:
         recipe: Chosen recipe; ``as-is`` leaves the weight unchanged.
         cycles, cycles_before: Vela's cycles of its layers, with and without the plan.
         bytes, bytes_before: Encoded bytes of its weights and scales.
-        sqnr_db: Predicted SQNR of the program's outputs if only this weight is compressed.
+        sqnr_db: See :class:`Tried`.
         tried: All recipes, ``as-is`` first.
     """
 
@@ -69,8 +69,8 @@ class Plan:
         layers: Plans of the weights, in execution order.
         cycles, cycles_before: Vela's total NPU cycles, with and without the plan.
         flash_bytes, flash_bytes_before: Bytes of the .pte.
-        sqnr_db, sqnr_db_before: SQNR on the samples, relative to the float model, or to the quantized model if that was passed.
-            Bias correction in ``apply`` and training can improve it.
+        sqnr_db, sqnr_db_before: SQNR on the samples, relative to the model that was passed. Bias correction in ``apply`` and
+            training can improve it.
         reached: Whether the plan meets the limits.
         vela_flags: Additional flags for compilation. On the U85 with weights in SRAM, ``--disable-fwd`` may save more than recipes.
         quantized: Quantized model without compression, for ``apply``.

@@ -97,7 +97,7 @@ def usual(family: str) -> tuple[Recipe, ...]:
     """Return the default recipes of a family.
 
     Only the U85's multipliers skip the zeros of 2:4; on U55 and U65, unstructured zeros save as much. The U85's fast decoder has a
-    four-bit format for at most 15 values (Vela 5.2, measured).
+    four-bit format for at most 15 values (measured with Vela 5.2).
     """
     names = ["32-values", "15-values" if family == "u85" else "16-values", "8-values"]
     names += ["50%-zeros", "50%-zeros+16-values", "75%-zeros", "one-scale"]

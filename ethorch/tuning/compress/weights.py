@@ -91,12 +91,7 @@ class Weight:
         return "per_channel" in op_name(self.uses[0].dequantize.target)
 
     def write(self, rows: Tensor, scale: Tensor | None = None) -> None:
-        """Set the codes of all its layers, and the scale if it is passed and per output.
-
-        Args:
-            rows: int64[groups, outputs, K].
-            scale: float[groups, outputs, 1].
-        """
+        """Set the codes of all its layers, and the scale if it is passed and per output."""
         axis = self.layer.weight_axis
         for use in self.uses:
             codes = _find_codes(self.graph, use.dequantize)
@@ -116,7 +111,7 @@ class Weight:
 
 
 def state_beside(graph: GraphModule, weights: Sequence[Weight]) -> State:
-    """Return a copy of the graph's buffers that samples change, i.e. without codes and scales of weights."""
+    """Return a copy of the graph's buffers without codes and scales of weights."""
     weight_buffers = {str(node.target) for weight in weights for use in weight.uses for node in use.dequantize.all_input_nodes}
     return {name: value for name, value in copy_state(graph).items() if name not in weight_buffers}
 
