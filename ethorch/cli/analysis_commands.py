@@ -253,7 +253,6 @@ def read_methods(source: str, choices: options.Choices, method: str | None = Non
 def _compare_builds(
     before: Mapping[str, Any], after: Mapping[str, Any], output: Path | None, format: str | None, most: float | None
 ) -> Answer:
-    """Compare two builds: totals, settings, versions, and cycles per layer."""
     from ethorch.report.builds import compare_programs
 
     comparison = compare_programs(before, after)

@@ -185,7 +185,6 @@ def _compile_other_target(
     intermediates: str,
     explicit_layout: bool,
 ) -> dict[str, Any]:
-    """Compile for a target other than an NPU, and write the program."""
     from ethorch.backend.other_programs import lower_for_cortex_m, lower_for_cpu, lower_to_tosa
     from ethorch.program.other_targets import quantize_for, save
     from ethorch.targets.compile_spec import EthosUCompileSpec
@@ -215,6 +214,5 @@ def _compile_other_target(
 
 
 def _stem(model: str) -> str:
-    """Return the base name of a model's files in the script."""
     place, _, name = model.rpartition(":")
     return name if place and not name.endswith(".py") else Path(model).stem

@@ -100,7 +100,6 @@ def _list_boards(descriptions: list[BoardType], in_full: bool) -> Group:
 
 
 def _fit(board: str, measured: Path, output: Path | None) -> Answer:
-    """Fit the bandwidths of a board to measured times."""
     from ethorch.formats.files import write_whole
     from ethorch.program.calibrate_board import calibrate, read_measured
     from ethorch.targets.boards import load

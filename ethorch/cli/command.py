@@ -114,7 +114,6 @@ def _flag(*names: str, used_flags: set[str], help: str) -> Any:
 
 
 def _run(name: str, function: Callable[[], Answer], as_json: bool, verbose: bool, quietly: bool, with_traceback: bool) -> Status:
-    """Run a subcommand and print its answer or its error."""
     try:
         with messages(logging.DEBUG if verbose else logging.ERROR if quietly else logging.WARNING), _progress(quietly):
             answer = function()
@@ -139,7 +138,7 @@ def _run(name: str, function: Callable[[], Answer], as_json: bool, verbose: bool
 
 
 def _print_graph(error: BaseException) -> None:
-    """Print torch.export's unfinished graph to stderr, if the error or one of its causes contains it."""
+    """Print torch.export's unfinished graph to stderr, if an error or its cause contains it."""
     seen: BaseException | None = error
     while seen is not None:
         if (graph := getattr(seen, "partial_fx_graph", None)) is not None:

@@ -70,7 +70,6 @@ def _compile_to_tosa(
     choices: options.Choices,
     output: Path | None,
 ) -> Answer:
-    """Compile for a TOSA specification."""
     from ethorch.program.saving import check_writable, describe_saved
     from ethorch.targets.tosa_spec import TosaCompileSpec
 

@@ -81,7 +81,7 @@ def _self_test(program: Program, inputs: list[Path] | None, method: list[str] | 
 
 
 def _write_delegate(output: Path) -> Answer:
-    """Write the sources of the delegate that runs programs in full ExecuTorch on a Cortex-M."""
+    """Write the sources of the delegate for full ExecuTorch on a Cortex-M."""
     from ethorch.deploy.firmware.delegate import write_delegate
 
     files = write_delegate(output)
@@ -126,7 +126,6 @@ def run_firmware(
 
 
 def _describe_run(run: Run) -> str:
-    """Return the output of the firmware, its end, and the faults."""
     counts = []
     if run.instructions is not None:
         counts.append(f"{run.instructions} instructions of the CPU")

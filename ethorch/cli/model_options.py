@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 
 
 def load_with_weights(reference: str, weights: Path | None = None) -> UserModel | UserMethods:
-    """Return the named model, or the models of several methods.
-
-    Args:
-        reference: See ``ethorch.models.load.load_model``.
-        weights: File with a state dict.
+    """Return the named model, or the models of several methods, with the weights of a state dict.
 
     Raises:
         SpecError: Weights were passed for several methods.

@@ -235,7 +235,6 @@ def _read_settings(file: Path | None) -> Settings:
 
 
 def _samples_table(samples: Samples) -> dict[str, Any]:
-    """Return the options as the settings' table ``samples``."""
     table: dict[str, Any] = {
         "calibrate": [str(path) for path in samples.calibrate or ()] or None,
         "max_samples": samples.max_samples,

@@ -115,7 +115,6 @@ def program_of(source: str, choices: options.Choices, method: str | None = None)
 
 
 def _check_no_model(name: str) -> None:
-    """Raise SpecError for the name of a model."""
     file = name.rpartition(":")[0] or name
     if not file.endswith((".py", ".pt2")) and name.partition(":")[0] not in ZOOS:
         return

@@ -66,7 +66,6 @@ def targets(
 
 
 def _show_differences(differences: dict[str, Any]) -> Group:
-    """Return tables of facts, missing operators and limits."""
     from rich.console import Group
 
     from ethorch.report.listings import ABSENT

@@ -48,13 +48,13 @@ class DecodeCost:
             whichever takes longer.
         peak_floor: The same at the memory's full speed, which Vela does not estimate for a single stream.
         weight_bytes: Weights that one token reads, 4 or 8 bits each, before Vela's encoding.
-        constant_bytes: Constants of the delegate as encoded by Vela: weights, tables, embeddings.
+        constant_bytes: Constants as encoded by Vela: weights, tables, embeddings.
         state_bytes: Buffers that persist between tokens.
         copied_bytes: Bytes of state that generated firmware and the host copy to the NPU for each token. ExecuTorch's delegate
             copies all.
         arena_bytes: Feature maps of the NPU, including copies of the state, as ExecuTorch's delegate allocates them.
         cpu: Number of calls by CPU kernel.
-        operators: Cost by PyTorch operator, with the last name of its module if it has weights, the most expensive first.
+        operators: Cost by PyTorch operator and last name of its module, the most expensive first.
     """
 
     target: str
@@ -174,7 +174,6 @@ def _find_weight_bits(graph: GraphModule) -> dict[str, int]:
 
 
 def _find_constant_readers(graph: GraphModule) -> set[str]:
-    """Return the modules of operators that read a constant of several dims like an activation."""
     constants = constants_of(Converted(graph))
     derived: set[Node] = set()
     for node in graph.graph.nodes:

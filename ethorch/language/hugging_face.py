@@ -1,8 +1,7 @@
 """Adapter for decoders of Hugging Face's transformers: caches become buffers, and the model's code is unchanged.
 
-It replaces the cache, the mask and the attention function, which transformers lets callers choose. The cache writes rows at the
-positions given as an input, after all reads. Masks compare positions. Attention groups the queries of a key instead of repeating
-keys, so that caches are not copied.
+It replaces the cache, the mask and the attention function. The cache writes rows at the positions given as an input, after all
+reads. Masks compare positions. Attention groups the queries of a key instead of repeating keys, so that caches are not copied.
 """
 
 from __future__ import annotations
@@ -52,10 +51,9 @@ class _Parts:
 
 
 class _Rows(CacheLayerMixin):  # type: ignore[misc]
-    """Keys and values of one layer, written at given positions after the call.
+    """Keys ``[1, heads, rows, width]`` and values ``[1, heads, width, rows]`` of one layer, written after the call.
 
-    Keys are ``[1, heads, rows, width]``, values ``[1, heads, width, rows]``, so that products of few queries read both without a
-    transpose.
+    Products of few queries read both without a transpose.
     """
 
     is_compileable, is_sliding = True, False
@@ -140,7 +138,7 @@ def attention(
     """Return softmax(scaling * query @ key.T + bias, masked) @ value, with the signature of transformers' attention functions.
 
     - Queries that share a key are rows of one product: ``[1, heads, N, D]`` becomes ``[1, keys, heads / keys * N, D]``.
-    - Cached and new rows have separate products, so that the cache is not copied; only scores are concatenated.
+    - Cached and new rows have separate products, and only scores are concatenated.
     """
     if kwargs.get("s_aux") is not None:
         raise EthorchError(f"{type(module).__name__} has attention sinks, which are not supported.")
@@ -171,7 +169,7 @@ def attention(
 
 
 def _compute_scores(query: Tensor, added: Tensor) -> Tensor:
-    """Return query @ added.T; for one row as sums of products, which is one operator for all heads."""
+    """Return query @ added.T; for one row as sums of products, one operator for all heads."""
     if added.shape[2] == 1:
         return (query * added).sum(-1, keepdim=True)
     return query @ added.transpose(2, 3)
@@ -181,7 +179,7 @@ transformers.AttentionInterface.register(_ATTENTION, attention)
 
 
 class _TableFirst(nn.Module):
-    """The last layer as ``table @ hidden``, which reads the embedding table in its stored layout."""
+    """The last layer as ``table @ hidden``, which reads the table in its stored layout."""
 
     def __init__(self, table: nn.Parameter):
         super().__init__()

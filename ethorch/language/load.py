@@ -46,8 +46,8 @@ def language_model(
         vocabulary: Number of tokens. Defaults to the model's.
         source: Token ids or features of a sequence-to-sequence model, in the size of all sources.
         indices: Dtype of tokens and positions. ``torch.int64`` costs two casts on the CPU.
-        store_table_once: Whether to store the table of tied embeddings once instead of twice (as rows and as encoded weights of the
-            last layer). This saves flash and costs cycles; the table has one scale. transformers models only.
+        store_table_once: Whether to store the table of tied embeddings once instead of as rows and as weights of the last layer.
+            This saves flash and costs cycles; the table has one scale. transformers models only.
 
     Raises:
         EthorchError: The model is not supported, its caches are not static, or it has no tied embeddings.

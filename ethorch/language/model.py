@@ -90,8 +90,8 @@ class LanguageModel:
         context: Number of tokens in the caches.
         prompt: Number of tokens per call of ``prefill``, or 0 to pass prompts through ``decode``.
         vocabulary: Number of tokens.
-        source: Example input of the encoder of an encoder-decoder, else None.
-        indices: Dtype of tokens and positions. The NPU reads int32; the CPU casts int64.
+        source: Example input of an encoder, else None.
+        indices: Dtype of tokens and positions.
         shorter: Numbers of tokens below ``prompt`` with methods of their own, e.g. ``prefill_8``.
         caches: Initial values of the buffers that reading a token changes, by name.
     """

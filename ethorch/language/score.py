@@ -73,7 +73,7 @@ class Scores:
 
     Attributes:
         tokens: Number of predicted tokens.
-        perplexity: Teacher-forced perplexity by column: each token after the true ones before it.
+        perplexity: Teacher-forced perplexity by column.
         free_running: Perplexity, by the first column, of the continuations that each column generates. Shows accumulating errors.
         agreement: Fraction of tokens for which a column's most likely token is that of the first column, teacher-forced.
     """
@@ -113,7 +113,7 @@ def scores(
         columns: Model by name; the first is the reference, usually the float model.
         texts: Token ids of each text, within the context.
         prompt: Number of tokens to read first.
-        write: Number of tokens that each column generates after each prompt, for ``free_running``.
+        write: Number of tokens to generate after each prompt, for ``free_running``.
         choice: Sampling of these tokens.
 
     Raises:

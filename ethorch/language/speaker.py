@@ -100,7 +100,7 @@ class Speaker:
             program: Program from ``ethorch.compile`` or ``ethorch.load``.
             context: Number of tokens in the caches. Defaults to the rows of the buffers that tokens are written to, or to the
                 largest extent common to all persistent buffers.
-            source: Input of an encoder-decoder's encoder.
+            source: Input of an encoder.
 
         Raises:
             EthorchError: The methods have other inputs, or the context is unknown.

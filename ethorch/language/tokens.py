@@ -31,7 +31,7 @@ class Tokenizer(Protocol):
 
 
 class Characters:
-    """A token for each character of a string; the last one stands for unknown characters.
+    """A token per character of a string; the last one stands for unknown characters.
 
     Its file is JSON: ``{"characters": "abc..."}``.
     """

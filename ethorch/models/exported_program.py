@@ -2,7 +2,7 @@
 
 `torch.export.load` unpickles objects, evaluates shapes as Python expressions, looks up operators by dotted name, loads shared
 libraries of AOTInductor, and generates Python code from names. This module accepts only pickles of tensors and plain data, and
-only text in the form that `torch.export.save` writes.
+only text in the form of `torch.export.save`.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _unpickle(content: bytes, path: Path, subject: str) -> Any:
 def _read_tensors(
     reader: PT2ArchiveReader, path: Path, config_name: str, folder: str, records: set[str]
 ) -> dict[str, torch.Tensor]:
-    """Return the weights or constants by name. Tensors that share storage are views of it."""
+    """Return the weights or constants by name. Shared storage remains shared."""
     from torch._export.serde import serialize
     from torch.export.pt2_archive import _package as package
     from torch.export.pt2_archive import constants as names

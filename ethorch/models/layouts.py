@@ -1,7 +1,7 @@
 """NHWC inputs and outputs, e.g. for cameras.
 
 NPU feature maps are NHWC, so a contiguous NCHW input requires a transpose (6 % of mobilenet_v2's cycles on u85-256). Inputs in
-``channels_last`` and those of a wrapped model do not, because their bytes are in that order.
+``channels_last`` and those of a wrapped model do not.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ def from_nhwc(value: Any) -> Any:
 class NhwcIo(nn.Module):
     """A model with inputs and outputs [N, H, W, C] and [N, D, H, W, C].
 
-    Wrap before ``torch.export``. The permutes do not move data on the NPU. Calibrate with inputs of the new shape; see
-    ``ethorch.models.layouts.nhwc_inputs``.
+    Wrap before ``torch.export``. The permutes do not move data on the NPU. Calibrate with ``ethorch.models.layouts.nhwc_inputs``.
     """
 
     def __init__(self, module: nn.Module):

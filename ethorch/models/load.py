@@ -50,7 +50,7 @@ class UserModel:
         example_inputs: Inputs that determine the shapes.
         calibration: Inputs that determine the ranges. Defaults to the example inputs.
         quantized: Whether the graph has quantize and dequantize operators, e.g. from ``convert_pt2e``.
-        dynamic_shapes: Dynamic dims of each example tensor, from ``open_sizes.dynamic_shapes_of``; None if all are fixed.
+        dynamic_shapes: Dynamic dims of each example tensor, from ``open_sizes.dynamic_shapes_of``.
         is_exported: Whether torch.export created the module, which fixes all other sizes.
         name: Reference of the model, or the name of the module's class; empty for a graph.
     """
@@ -140,7 +140,6 @@ def check_module(model: Any) -> None:
 
 
 def _check_inputs(inputs: Any) -> None:
-    """Raise EthorchError if the example inputs are a shape, i.e. only integers."""
     if isinstance(inputs, (tuple, list)) and inputs and all(type(value) is int for value in inputs):
         shape = ", ".join(map(str, inputs))
         raise EthorchError(f"the example inputs ({shape}) look like a shape; expected tensors. Use torch.randn({shape}).")
@@ -191,8 +190,8 @@ def load_model(reference: str) -> UserModel | UserMethods:
     - ``FILE.py:NAME``, ``package.module:NAME``: NAME is a function without arguments or a variable. Its value is
       ``(module, example_inputs)`` or ``(module, example_inputs, calibration)`` (see ``ethorch.models.samples``), or a module.
       The inputs of a module are its attribute ``example_inputs`` or ``example_input_array``, or a variable of ``INPUT_NAMES``.
-      Inputs are a tuple, a tensor or a dict of keyword arguments. For several methods, modules and inputs are dicts with the
-      same keys, and calibration consists of sessions of (method, inputs).
+      For several methods, modules and inputs are dicts with the same keys, and calibration consists of sessions of
+      (method, inputs).
     - ``FILE.py``: file for ExecuTorch's Arm scripts, with ``ModelUnderTest`` and ``ModelInputs``.
     - ``FILE.pt2``: program written by ``torch.export.save`` with its example inputs.
     - ``torchvision:NAME``, ``timm:NAME``, ``hf:FOLDER``, ``executorch:NAME``: see ``ethorch.models.zoos``.
@@ -363,7 +362,6 @@ def _can_be_model(value: Any, file: str) -> bool:
 
 
 def _set_eval_mode(module: nn.Module) -> nn.Module:
-    """Switch the module to eval mode, unless it is exported."""
     try:
         return module.eval()
     except NotImplementedError:
@@ -398,7 +396,7 @@ def of_exported(program: ExportedProgram, example_inputs: Any = None) -> UserMod
 
 @contextmanager
 def in_eval_mode(module: nn.Module) -> Iterator[None]:
-    """Switch the module to eval mode inside the context, and restore the mode of each submodule afterwards."""
+    """Switch the module to eval mode inside the context, then restore the mode of each submodule."""
     modes = [(part, part.training) for part in module.modules()]
     for part, _ in modes:
         part.training = False

@@ -23,7 +23,7 @@ class OpenSize(Exception):
 def is_dynamic(node: Node) -> bool:
     """Return True if the node's result or an input tensor has a dynamic size.
 
-    Sizes that depend on tensor values are not included: see ``lower.fx.node.shape_of_values``.
+    Sizes that depend on values are not included: see ``lower.fx.node.shape_of_values``.
     """
     values = [operand.meta.get("val") for operand in (node, *node.all_input_nodes)]
     return any(isinstance(size, torch.SymInt) and not has_free_unbacked_symbols(size) for size in _sizes(values))
@@ -49,10 +49,7 @@ def open_shape(node: Node) -> str:
 
 
 def dynamic_shapes_of(program: ExportedProgram) -> list[dict[int, Any]] | None:
-    """Return the dynamic dims of each input tensor in order, or None if all are fixed.
-
-    They have the program's ranges, and each symbol is one ``Dim``.
-    """
+    """Return the dynamic dims of each input tensor, with the program's ranges and one ``Dim`` per symbol; None if all are fixed."""
     nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     dims: dict[sympy.Symbol, Any] = {}
     names = (name for name in program.graph_signature.user_inputs if isinstance(name, str))

@@ -70,7 +70,7 @@ def samples(source: Any, *, transform: Callable[[Any], Any] | None = None, limit
         source: Iterable of items; ``torch.utils.data.Dataset`` or ``DataLoader``; tensor or array with a batch of samples; files
             or folders: .npy, .npz, .pt, .csv, .wav, images.
         transform: Function applied to each item before checks. Images are float32 in 0..1.
-        limit: Maximum number of samples. A batch counts as several.
+        limit: Maximum number of samples, also of batches.
 
     Raises:
         SpecError: ``limit`` is not a positive integer.
@@ -98,7 +98,7 @@ def read_samples(
 
     Args:
         source: See :func:`samples`.
-        example_inputs: Input tuple of the model, which determines number, shapes, dtypes, and whether samples are NumPy arrays.
+        example_inputs: Input tuple, which determines number, shapes, dtypes, and whether samples are NumPy arrays.
         keywords: Names of the last inputs, for items that are dicts.
         open_dims: Dynamic axes of each example tensor.
         others: Example inputs with other accepted shapes.
@@ -125,10 +125,7 @@ def read_samples(
 
 
 def _match_item(expected: Sequence[Expected], item: Any, name: str) -> Iterator[Sample]:
-    """Return the samples of an item by the first matching expectation.
-
-    Single samples are tried before batches, and fixed shapes before dynamic dims.
-    """
+    """Return the samples of an item: single samples before batches, and fixed shapes before dynamic dims."""
     if len(expected) == 1:
         return expected[0].samples(item, name)
     fixed_shape = [expectation for expectation in expected if expectation.open_dims is None]
@@ -198,7 +195,7 @@ class Expected:
         return _describe_leaves(self.tensors)
 
     def read(self, path: Path) -> Any:
-        """Read a file of samples. Images and audio become tensors if the example has tensors."""
+        """Read a file of samples. Images and audio become tensors if the example has any."""
         item = read(path, self.shapes)
         return item if self.of_arrays or path.suffix.lower() not in MEDIA else _tensor(item)
 
@@ -313,7 +310,7 @@ class Expected:
 
 
 def _iterate_readings(item: Any) -> Iterator[tuple[Any, Any]]:
-    """Iterate over interpretations (inputs, label) of an item: without a label, then with its last elements as the label."""
+    """Iterate over interpretations (inputs, label) of an item: without a label, then with the last elements as labels."""
     yield item, None
     if isinstance(item, (tuple, list)) and len(item) >= 2:
         yield (item[0] if len(item) == 2 else tuple(item[:-1])), item[-1]

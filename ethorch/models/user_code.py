@@ -32,7 +32,7 @@ class Reference:
     """Location of a user's model.
 
     Attributes:
-        kind: ``file`` (a Python file), ``module`` (an importable module), ``exported`` (a .pt2), or one of ZOOS.
+        kind: ``file``, ``module`` (importable), ``exported`` (a .pt2), or one of ZOOS.
         place: Path of the file or dotted name of the module; empty for a zoo.
         name: Function or variable, or name in the zoo.
     """
@@ -98,7 +98,7 @@ def find(reference: str) -> Reference:
 
 
 def _is_module(name: str) -> bool:
-    """Return True if the module can be found in the current folder or is installed. Imports only its parent packages."""
+    """Return True if the module is in the current folder or installed. Imports only its parent packages."""
     here = os.getcwd()
     sys.path.insert(0, here)
     try:

@@ -35,7 +35,7 @@ def load(zoo: str, name: str) -> ModelAndInputs:
 
     - ``torchvision:mobilenet_v2``: classification network on float[1, 3, 224, 224].
     - ``timm:NAME``: network of timm on its default input size.
-    - ``hf:FOLDER``: folder written by ``save_pretrained``, with safetensors weights; the input is 32 token ids or an image of the
+    - ``hf:FOLDER``: folder of ``save_pretrained``, with safetensors weights; the input is 32 token ids or an image of the
       configured size. Decoders have no caches; see ``ethorch.language``.
     - ``executorch:NAME``: example model of ExecuTorch, e.g. mv2, which may download its weights. Without a network, models of
       torchvision and timm have random weights, with a warning.
@@ -94,7 +94,7 @@ _LARGEST_IMAGE = 8192
 def create_example_input(shape: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Create a deterministic example input: a smooth image in about -2..2 for rank 4, else normal values; ones for integers.
 
-    Its ranges do not match real inputs, so calibration data is still required.
+    Calibration requires real inputs.
     """
     if not dtype.is_floating_point:
         return torch.ones(tuple(shape), dtype=dtype)
@@ -244,8 +244,8 @@ def _import_package(name: str) -> ModuleType:
 def torchvision_models(needed: bool = True) -> ModuleType:
     """Return ``torchvision.models``, even if torchvision's compiled extension does not match the installed torch.
 
-    In that case, importing fails because the operator ``torchvision::nms`` is missing. Declaring its schema is enough for networks
-    that do not call it.
+    The import would fail because the operator ``torchvision::nms`` is missing. Declaring its schema is enough for networks that do
+    not call it.
 
     Args:
         needed: Whether to raise an error if torchvision is not installed; otherwise return an empty module.

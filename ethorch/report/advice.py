@@ -97,7 +97,7 @@ def _on_cpu(data: Data, layers: Sequence[Layer]) -> Iterator[Advice]:
 
 
 def _float_ends(data: Data, layers: Sequence[Layer]) -> Iterator[Advice]:
-    """Yield advice for float inputs and outputs, which are stored in addition to their quantized copies."""
+    """Yield advice for float inputs and outputs, which are stored besides their quantized copies."""
     settings = data["settings"]
     quantizers = [x for x in layers if x.where == CPU and x.operator.startswith(_QUANTIZERS)]
     if settings is None or settings["io"] != "float32" or not quantizers:
@@ -147,7 +147,6 @@ def _transposes(data: Data, layers: Sequence[Layer]) -> Iterator[Advice]:
 
 
 def _at_ends(layers: Sequence[Layer]) -> list[Layer]:
-    """Return the transposes at the beginning or end of a delegate."""
     ends: list[Layer] = []
     for delegate in dict.fromkeys(x.delegate for x in layers if x.where == NPU):
         operations = [x for x in layers if x.delegate == delegate and x.where == NPU]

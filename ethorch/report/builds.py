@@ -72,7 +72,7 @@ class LayerChange:
         module, operator: Key of the match; equal keys match in order.
         state: ``same``, ``changed`` (cycles), ``moved`` (between NPU and CPU), ``added`` or ``removed``.
         where_before, where_after: ``NPU`` or ``CPU``; empty if absent.
-        cycles_before, cycles_after: Cycles; None if unknown or absent.
+        cycles_before, cycles_after: Cycles, or None.
     """
 
     module: str
@@ -185,7 +185,7 @@ class BuildComparison:
 
 @dataclass(frozen=True)
 class ProgramComparison:
-    """Comparison of two builds of a program with one or several methods.
+    """Comparison of two builds of a program, method by method.
 
     Attributes:
         methods: Comparisons by the name of the method.
@@ -197,7 +197,7 @@ class ProgramComparison:
     removed: tuple[str, ...] = ()
 
     def regressions(self, percent: float = 0.0) -> list[str]:
-        """Return ``BuildComparison.regressions`` of all methods. Lines of several methods start with the method's name."""
+        """Return ``BuildComparison.regressions`` of all methods, after the method's name if there are several."""
         prefixes = {name: f"{name}: " if self._is_named else "" for name in self.methods}
         return [prefixes[name] + line for name, build in self.methods.items() for line in build.regressions(percent)]
 
@@ -253,7 +253,7 @@ def compare_programs(before: Mapping[str, Data], after: Mapping[str, Data]) -> P
         before, after: Data of ``Program.to_json`` by method.
 
     Raises:
-        FormatError: The data have another format, or the builds have no common method.
+        FormatError: The data have another format, or there is no common method.
     """
     if len(before) == len(after) == 1:
         (name,) = after
@@ -292,7 +292,6 @@ def compare_builds(before: Data, after: Data) -> BuildComparison:
 
 
 def _layers(before: Data, after: Data) -> Iterator[LayerChange]:
-    """Yield the layers of both builds, matched by module and operator in order."""
     first, second = _by_name(before), _by_name(after)
     for module, operator in dict.fromkeys((*first, *second)):
         before_layers, after_layers = first.get((module, operator), []), second.get((module, operator), [])

@@ -48,7 +48,7 @@ def _python() -> Check:
 
 
 def _requirements() -> Iterator[Check]:
-    """Yield a check for each dependency: whether ethorch was tested with the installed version."""
+    """Yield for each dependency whether ethorch was tested with the installed version."""
     try:
         texts = importlib.metadata.requires("ethorch") or []
     except importlib.metadata.PackageNotFoundError:

@@ -81,7 +81,6 @@ def _operator(spec: OperatorFacts) -> Row:
 
 
 def _has_window(name: str) -> bool:
-    """Return True if the operator moves a window with a stride over its input."""
     return any(part in name for part in ("conv", "pool", "im2col", "unfold"))
 
 
@@ -161,8 +160,8 @@ def target_differences(a: str, b: str) -> Row:
     """Return the differences between two targets.
 
     Returns:
-        ``facts``: name -> [of ``a``, of ``b``]; ``operators``: target -> operators that it supports for more tested calls, with
-        types; ``limits``: TOSA operator -> limits on each target.
+        ``facts``: name -> [of ``a``, of ``b``]; ``operators``: target -> operators that it supports for more tested calls;
+        ``limits``: TOSA operator -> limits on each target.
 
     Raises:
         SpecError: A name is unknown.
@@ -206,7 +205,7 @@ def _limits(target: Target, operator: str) -> str:
 
 
 def _runs_more(target: Target, baseline: Target) -> list[str]:
-    """Return operators such as ``aten.gather.default (int8, int16)`` that only ``target`` supports for some tested calls."""
+    """Return operators such as ``aten.gather.default (int8, int16)`` with tested calls that only ``target`` supports."""
     names = target.family.upper(), baseline.family.upper()
     operators = []
     for name, tried in support.table().items():
@@ -217,7 +216,7 @@ def _runs_more(target: Target, baseline: Target) -> list[str]:
 
 
 def tuning_rows(tuning: Tuning) -> dict[str, str]:
-    """Return each field with its choice. Numbers of a choice have their own rows, called field.number."""
+    """Return each field with its choice. Numbers of a choice have their own rows, field.number."""
     return _choices("", tuning)
 
 

@@ -25,7 +25,7 @@ def read_program_data(path: str | os.PathLike[str], method: str | None = None) -
     """Return the data of ``Program.to_json``.
 
     Args:
-        path: A ``.json`` file, or a folder with ``program.json``.
+        path: See :func:`read_methods_data`.
         method: Name of a method. Defaults to the first method, also if the file does not contain this one.
 
     Raises:
@@ -36,7 +36,7 @@ def read_program_data(path: str | os.PathLike[str], method: str | None = None) -
 
 
 def read_methods_data(path: str | os.PathLike[str]) -> dict[str | None, dict[str, Any]]:
-    """Return the data of each method by its name. The first is the method of the saved program.
+    """Return the data of each method by its name, the saved program's method first.
 
     Args:
         path: A ``.json`` file, or a folder with ``program.json``.

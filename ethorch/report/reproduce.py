@@ -46,7 +46,7 @@ def command(settings: Mapping[str, Any], model: Sequence[str] = (MODEL,)) -> str
 
     Args:
         settings: Settings in ``Program.to_json``.
-        model: Arguments that name the model and its samples, if known.
+        model: Arguments that name the model and its samples.
     """
     words = [word if word == MODEL else shlex.quote(word) for word in model]
     return f"ethorch compile {' '.join(words)} -o model.pte {shlex.join(options(settings))}"

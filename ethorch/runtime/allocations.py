@@ -30,7 +30,7 @@ class Allocated:
     Attributes:
         planned: Sizes of the planned memories, in order.
         method_pool_bytes: Structures that ExecuTorch allocates when it loads the method.
-        temporary_bytes: Peak of the temporary allocator, including a delegate's scratch region, as with Arm's delegate in firmware.
+        temporary_bytes: Peak of the temporary allocator, including a delegate's scratch region.
     """
 
     planned: tuple[int, ...]
@@ -44,7 +44,7 @@ class Allocated:
 
 
 class _Idle:
-    """A machine with a scratch region that computes nothing, because allocations do not depend on values."""
+    """A machine that computes nothing, because allocations do not depend on values."""
 
     def __init__(self, payload: DelegatePayload):
         self._scratch = np.zeros(payload.scratch_bytes, np.uint8)

@@ -188,8 +188,7 @@ class HostBackend:
     def _store_escaped_errors(self) -> Iterator[None]:
         """Store exceptions that leave a callback, which only ``sys.unraisablehook`` receives.
 
-        Python handles signals that arrive in C++, such as Ctrl-C, at the first instruction of the next callback, before its
-        ``try``.
+        Python handles signals that arrive in C++, such as Ctrl-C, at the start of the next callback, before its ``try``.
         """
         previous_hook = sys.unraisablehook
 

@@ -38,8 +38,8 @@ _CACHED_PROGRAMS = 8  # cached command streams with decoded weights
 class HostProgram:
     """A callable method of a .pte, returned by ``load``.
 
-    Methods that share buffers, such as prefill and decode of a language model, are loaded together. ``program["decode"]`` is
-    another method of the same file that shares their state.
+    Methods that share buffers, such as prefill and decode of a language model, are loaded together: ``program["decode"]`` shares
+    the state of ``program``.
 
     Attributes:
         method: Name of the method.
@@ -95,7 +95,6 @@ class HostProgram:
 
         CPU operators run in ExecuTorch's runtime, one sample at a time. Everything runs one sample at a time if calls depend on
         previous calls (``many.keeps_state``), if the network is small, or with ``machine``, ``trace`` or ``etdump``.
-        ``npu.run_many`` runs a delegate alone.
 
         Args:
             samples: Inputs of each call, as a tuple or list.
@@ -121,7 +120,6 @@ class HostProgram:
 
     @cached_property
     def _should_batch(self) -> bool:
-        """True if delegates can run in batches and are large enough to benefit."""
         if not 0 < len(self.delegates) <= many.MOST_DELEGATES or many.keeps_state(self.description):
             return False
         programs = [_npu_program(payload)[0] for payload in self.delegates]
@@ -154,7 +152,7 @@ class HostProgram:
         """Write the recorded events for ``executorch.devtools.Inspector``.
 
         They contain the NPU operators of each delegate call, in host seconds. The wheel of ExecuTorch 1.5 also records CPU
-        operators; that of 1.4 is built without ET_EVENT_TRACER_ENABLED.
+        operators, that of 1.4 does not.
 
         Raises:
             HostError: The program was loaded without ``etdump=True``, nothing is recorded, or the file cannot be written.
@@ -210,7 +208,7 @@ def load(
         trace: Trace of each ``ethorch.npu.Machine``.
         etdump: Whether to record events for ``HostProgram.write_etdump``.
         sources: Function that returns the operator of each command from a payload and its compile specs, e.g.
-            ``ethorch.vela.artifacts.reader(folder)``. Faults, traces and events then name the operator.
+            ``ethorch.vela.artifacts.reader(folder)``, to name it in faults, traces and events.
         budget: Maximum work units per run of a delegate. See ``ethorch.npu.Machine``.
 
     Raises:
@@ -261,7 +259,7 @@ _programs_lock = threading.Lock()
 
 
 def _npu_program(payload: DelegatePayload, parsed: npu.Program | None = None) -> tuple[npu.Program, int]:
-    """Return the payload's program and staging bytes. ``parsed`` is the program without constants, if available."""
+    """Return the payload's program and staging bytes. ``parsed`` is the program without constants, if known."""
     key = payload.commands, payload.weights  # bytes cache their hash, and a program refers to these bytes
     with _programs_lock:
         if key not in _programs:

@@ -47,7 +47,7 @@ def executorch_copies() -> list[Core]:
     """Return all copies of ExecuTorch's core in this process.
 
     1.5 has one core library and two kernel libraries, which are loaded without torch. In the wheels of 1.4, several shared objects
-    that need torch contain a copy. The copy of the Python bindings depends on the import order, so ethorch registers with each.
+    that need torch contain a copy. The import order determines the copy of the Python bindings, so ethorch registers with each.
     """
     core = _find_core()
     paths: list[str | None] = [None, *_import_bindings()] if core is None else [str(core), *_find_kernels(core)]

@@ -2,7 +2,7 @@
 
 Each input runs in the runtime up to its first delegate, where its inputs are stored and the run is aborted. The simulator then
 runs the delegate for all inputs (``ethorch.npu.run_many``). In the next round, each run receives the stored outputs and reaches
-the next delegate or the end. Results equal those of individual calls unless calls leave state; see ``keeps_state``.
+the next delegate or the end. Calls must not leave state; see ``keeps_state``.
 """
 
 from __future__ import annotations

@@ -19,8 +19,7 @@ from ethorch.support.errors import HostError
 def together(methods: Mapping[str, Method], name: str) -> dict[str, Method]:
     """Return the methods to load with ``name``: all methods that share buffers, if it does.
 
-    A program's methods have one set of memories, in which tensors of different methods overlap. Methods without shared buffers
-    are therefore loaded separately.
+    Methods without shared buffers are loaded separately, because tensors of different methods overlap in a program's memories.
     """
     if not _shares(methods[name]):
         return {name: methods[name]}
@@ -44,7 +43,6 @@ class Session:
         over: Factory of machines that read buffers in place, or None to copy buffers.
 
     Attributes:
-        descriptions: Methods by name.
         backend: Backend of the delegates.
         program: ``executorch.runtime.Program`` with ``etdump``, else None.
     """

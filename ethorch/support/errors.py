@@ -7,14 +7,14 @@
     ├── UserCodeError        an exception in user code, which is the cause
     ├── QuantizationError    an operation that the quantizer does not support              (also a ValueError)
     ├── Unsupported          an operator that the target cannot run, with its Reason
-    ├── VelaError            a graph that Vela refused, with Vela's message
+    ├── VelaError            a graph that Vela refused
     ├── FormatError          a malformed file or blob                                      (also a ValueError)
     |   ├── PayloadError     the delegate payload
     |   ├── ProgramError     the .pte
-    |   ├── BoardError       a board's TOML file, with line and key
+    |   ├── BoardError       a board's TOML file
     |   └── ElfError         firmware that is not an ELF file for a Cortex-M, or does not fit the board
-    ├── VerificationError    a delegate that differs from its TOSA graph, with the operator
-    ├── MachineFault         a stop of the NPU simulator, with command, offset, registers
+    ├── VerificationError    a delegate that differs from its TOSA graph
+    ├── MachineFault         a stop of the NPU simulator
     ├── HostError            host runtime: missing compiler, wrong inputs, load errors of ExecuTorch
     └── EmulatorError        virtual board: missing emulator or FVP
 
@@ -117,7 +117,7 @@ class VerificationError(EthorchError):
     """A compiled delegate differs from its TOSA graph, or cannot run.
 
     Attributes:
-        operator: First operator that differs, with its location in the user's code; empty if unknown.
+        operator: First operator that differs, with its location in the user's code, or "".
         value: Name of its result in the rewritten TOSA graph; empty if a rewrite changed it.
     """
 
@@ -144,7 +144,7 @@ class Reason:
     Attributes:
         id: Stable dotted id, e.g. ``AVG_POOL2D.stride`` (a limits row) or ``convolution.transposed_dilation``.
         text: One sentence with the actual and the allowed values.
-        way_out: Remedy: a replacement operator, a setting or another target.
+        way_out: Remedy.
     """
 
     id: str
@@ -159,7 +159,7 @@ class Unsupported(EthorchError):
     """A refusal. Partitioning reports it; ``preprocess`` lets it propagate.
 
     Attributes:
-        place: Location of the operator in the user's code (an Origin), if a delegate's lowering refused it.
+        place: Location of the operator in the user's code (an Origin), or None.
     """
 
     place: Any = None

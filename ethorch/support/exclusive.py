@@ -1,7 +1,7 @@
 """Lock of export, trace and conversion, which only one thread of a process may run at a time.
 
-``torch.export`` and torch's tracers replace functions of torch and have global state. Each function of ethorch that exports or
-compiles acquires ``EXPORT_LOCK``. Running programs does not require it.
+``torch.export`` and torch's tracers have global state. Each function of ethorch that exports or compiles acquires ``EXPORT_LOCK``.
+Running programs does not require it.
 
 Forks wait too, because the child would inherit a lock that is never released. A fork acquires this lock before that of
 ``redirect``, as compiling does.

@@ -18,8 +18,8 @@ Metric = Callable[[Sequence[Any], Sequence[Any]], float]
 def sqnr_db(reference: Any, approximation: Any) -> float:
     """Return the signal-to-quantization-noise ratio in dB: 10 log10(sum of reference^2 / sum of error^2).
 
-    Sums run in float64 over all tensors in nests of tuples, lists and dicts. If some of the reference's tensors are floating-point,
-    only those count. The ratio is inf for equal tensors, -inf if only the reference is zero, and nan if there is a NaN.
+    Sums run in float64 over all tensors in nests of tuples, lists and dicts; only over floating-point ones if the reference has
+    any. The ratio is inf for equal tensors, -inf if only the reference is zero, and nan if there is a NaN.
 
     Args:
         reference: Expected outputs.

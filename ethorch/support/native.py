@@ -1,8 +1,7 @@
 """Compile the package's C++ code on first use, into a per-user cache.
 
 A library's name contains a digest of its sources, so that cached files are never outdated. It also contains a digest of its
-bytes, because loading a truncated library would crash the process. Digests protect against accidents only, so folders and files
-that other users can change are not used.
+bytes, because loading a truncated library would crash the process. Files that other users can change are not used.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ def cache_folder() -> Path:
 def distrust(folder: Path) -> str | None:
     """Return why another user could replace a library in a folder, or None if only this user and root can.
 
-    The folder and its parents, after symbolic links, must belong to this user or to root, and others must not have write
-    permission. Parents may be writable if they are sticky, like ``/tmp``.
+    The folder and its parents, after symbolic links, must belong to this user or to root. Others may write only to sticky parents,
+    like ``/tmp``.
     """
     folder = folder.resolve()
     for path in (folder, *folder.parents):
@@ -67,8 +66,7 @@ def build(
 ) -> Path:
     """Return a shared library from the cache or the wheel, or compile it.
 
-    Any number of processes can build it, because it is written under a temporary name and renamed. Processes that need the same
-    library wait for the first, which compiles one file per CPU.
+    The library is written under a temporary name and renamed. Other processes wait for the first, which compiles one file per CPU.
 
     Args:
         name: Prefix of the file name.
@@ -133,7 +131,7 @@ def _compile(name: str, command: list[str], files: Sequence[Path], output: str) 
     """Compile files, one per CPU, and link them.
 
     Raises:
-        HostError: The compiler fails; the message has its output.
+        HostError: The compiler fails.
     """
 
     def run(arguments: list[str]) -> None:
@@ -185,7 +183,7 @@ def _find_cached(folder: Path, start: str, any_compiler: bool, keep: bool = Fals
 
     Args:
         start: File name up to the digest of the bytes; with ``any_compiler`` up to the digest of the compiler.
-        keep: Whether to skip files that could not be loaded, without removing any. For folders of the package.
+        keep: Whether to skip files that could not be loaded, without removing any.
     """
     for path in sorted(folder.glob(f"{start}-*-*.so" if any_compiler else f"{start}-*.so")):
         if keep and path in _unloadable:

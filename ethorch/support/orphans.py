@@ -31,8 +31,8 @@ def lifeline(process: int) -> int:
 def end_worker_with(parent: int, pipe: int) -> None:
     """End this worker process when its parent ends, on Linux even inside C++ that holds the GIL.
 
-    Elsewhere, a thread polls the parent's id, and the worker ends after the C++ call. PR_SET_PDEATHSIG is not suitable because it
-    depends on the thread that started the worker. Does nothing in a process that ``parent`` did not start itself.
+    Elsewhere, a thread polls the parent's id, and the worker ends after the C++ call. PR_SET_PDEATHSIG depends on the thread that
+    started the worker. Does nothing in a process that ``parent`` did not start itself.
 
     Args:
         parent: Id of the process that assigns the work.
@@ -47,7 +47,7 @@ def end_worker_with(parent: int, pipe: int) -> None:
 
 
 def _end_at_hangup(pipe: int) -> None:
-    """Request SIGKILL for this process when the writing end of a pipe is closed (fcntl(2), O_ASYNC)."""
+    """Request SIGKILL for this process at the end of a pipe (fcntl(2), O_ASYNC)."""
     import fcntl  # Unix only
 
     fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())

@@ -1,9 +1,8 @@
 """Lock of calls into Vela and ExecuTorch's runtime, which redirect std::cout.
 
 Both point std::cout at a buffer (pybind11's scoped_ostream_redirect) and restore it. If calls of two threads overlap, std::cout
-retains a pointer to a dead buffer, and the next flush crashes the process. Such calls therefore acquire ``COUT_LOCK``.
-
-Forks wait for other threads, because the child would inherit the lock and the redirected std::cout.
+retains a pointer to a dead buffer, and the next flush crashes the process. Such calls therefore acquire ``COUT_LOCK``, and forks
+wait for it.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ if hasattr(os, "register_at_fork"):  # Windows has no fork
 
 @contextmanager
 def without_lines(*beginnings: bytes) -> Iterator[list[bytes]]:
-    """Buffer C code's standard output, which may carry the program's own output, and print it without lines with these beginnings.
+    """Buffer C code's standard output and print it without lines with these beginnings.
 
     Yields:
         A list that contains the omitted lines after the context ends.

@@ -44,11 +44,10 @@ def read_json(path: str | os.PathLike[str], remedy: str) -> dict[str, Any]:
 
 
 def parse_json(text: str, label: str, remedy: str) -> dict[str, Any]:
-    """Return the object in a JSON text.
+    """Return the object in a JSON text. See :func:`read_json`.
 
     Args:
         label: Name of the file in messages.
-        remedy: A sentence about how to create a valid file.
 
     Raises:
         FormatError: The text is not a JSON object.

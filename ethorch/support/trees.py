@@ -1,6 +1,6 @@
 """Nested values and their tensors, without importing torch.
 
-Only lists, tuples and dicts are nested values before torch is imported.
+Only lists, tuples and dicts are nested values before the import.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class Task:
     Attributes:
         content: Pickled function with bound objects; used only between processes of this program.
         folders: Import folders of the user's classes.
-        creator: Id of the process that assigns the call. Workers that it started end with it.
+        creator: Id of the process that assigns the call. Its workers end with it.
         pipe: The creator's ``lifeline``.
     """
 

@@ -53,7 +53,7 @@ def assert_runs_on_npu(
         max_delegates: Maximum number of delegates.
         max_cycles: Maximum NPU cycles, by Vela's estimate.
         max_milliseconds: Maximum estimated time of one inference, NPU and CPU.
-        max_ram, max_flash: Maximum memory of the whole application, in bytes or as text such as ``"256K"``.
+        max_ram, max_flash: Maximum memory of the application, in bytes or as text such as ``"256K"``.
 
     Returns:
         The program.
@@ -139,7 +139,7 @@ def assert_bit_exact(program: Program, inputs: Any = None) -> None:
 
     Args:
         program: Program returned by ``ethorch.compile``.
-        inputs: Inputs of one inference. Defaults to the model's example inputs.
+        inputs: Inputs of one inference. Defaults to the example inputs.
 
     Raises:
         AssertionError: Elements differ. The message has the delegate, the operator and the first element.

@@ -81,7 +81,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
 
 
 def _save_figures(item: pytest.Item, program: Program, number: int) -> None:
-    """Attach the figures to the test's report, which reaches the printing process, and save them."""
+    """Attach the figures to the test's report, for the printing process, and save them."""
     figures = program.to_json()
     accuracy = figures["accuracy"]
     item.user_properties.append(

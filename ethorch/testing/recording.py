@@ -14,12 +14,9 @@ _running: ContextVar[list[Program] | None] = ContextVar("ethorch_programs", defa
 
 
 def record(program: Program) -> Program:
-    """Add a program to pytest's summary and to ``--ethorch-report``.
+    """Add a program to pytest's summary and to ``--ethorch-report``, and return it. Outside of a test, only return it.
 
-    ``assert_runs_on_npu`` and the fixture ``ethosu_compile`` call it. Outside of a test it does nothing.
-
-    Returns:
-        The program.
+    ``assert_runs_on_npu`` and the fixture ``ethosu_compile`` call it.
     """
     programs = _running.get()
     if programs is not None and not any(recorded is program for recorded in programs):

@@ -55,7 +55,7 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
 
     Args:
         module: Model; switched to eval mode unless ``training``.
-        example_inputs: Tuple, or a single tensor; determines the shapes.
+        example_inputs: Tuple, or a single tensor.
         compile_spec: Name of an NPU (``"ethos-u55-128"``), of a TOSA specification (``"TOSA-1.0+INT"``), or a compile spec.
         calibration: Samples for ``quantize``. See :func:`ethorch.compile`. Defaults to the example inputs.
         config: Configuration for ``quantize``. Defaults to int8 with per-channel weights.
@@ -242,10 +242,7 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
     # checks -----------------------------------------------------------------------------------------------------------
 
     def check(self, input: Sequence[str]) -> Self:
-        """Check that the code of the graph contains each text.
-
-        After ``quantize``, the code of the float model counts too, because calibration decomposes composite operators.
-        """
+        """Check that the code of the graph contains each text. After ``quantize``, the code of the float model counts, too."""
         code = self.graph_module().code
         for text in input:
             if text not in code and not (self.is_quantized() and text in self._float_code()):
@@ -339,7 +336,7 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
             stage: Stage to run. Defaults to the last one. ``StageType.INITIAL_MODEL`` is the float module.
             inputs: Inputs of one run. Defaults to random inputs for ``num_runs`` runs.
             statistics_callback: Function called with ExecuTorch's error statistics of each output.
-            min_sqnr_db: Minimum SQNR against the float module, including quantization errors.
+            min_sqnr_db: Minimum SQNR against the float module.
             frobenius_threshold, cosine_threshold: Maximum relative norm of the error and minimum cosine similarity. They replace
                 ``atol``, ``rtol`` and ``qtol``.
             reference_stage_type: Stage to compare with.

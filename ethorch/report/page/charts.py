@@ -94,7 +94,7 @@ def modules(layers: Sequence[Layer]) -> Chart:
 
 
 def _binds(layers: Sequence[Layer]) -> dict[str, str]:
-    """Return the bound of most cycles of each module, including submodules."""
+    """Return the bound of most cycles of each module with its submodules."""
     cycles_by_bound: dict[str, dict[str, int]] = {}
     for layer in layers:
         parts = parts_of(layer.module)
@@ -155,7 +155,7 @@ def places(memory: MemoryReport, region: str) -> Chart:
 
 
 def roofline(layers: Sequence[Layer], system: Data) -> Chart | None:
-    """Return MACs per cycle over MACs per byte of each layer's slowest memory, with the limits of multipliers and memories."""
+    """Return MACs per cycle over MACs per byte of each layer's slowest memory, with the limits of the NPU."""
     peak, bandwidths = system["macs_per_cycle"], system["bytes_per_cycle"]
     points: dict[str, list[tuple[float, float, Layer]]] = {}
     for layer in layers:
@@ -196,7 +196,7 @@ def roofline(layers: Sequence[Layer], system: Data) -> Chart | None:
 
 
 def accuracy(layers: Sequence[Data]) -> Chart | None:
-    """Return the SQNR of each operator against the float model: all noise so far, and its own. None without a finite figure."""
+    """Return the SQNR of each operator against the float model: all noise so far, and its own. None without a figure."""
     series = (
         ("float_fake_db", "fake-quantized", COLORS[COMPUTE], True, False),
         ("float_npu_db", "NPU, all noise so far", COLORS["Dram"], True, True),
@@ -271,5 +271,5 @@ def _describe_tensor(tensor: TensorPlace) -> str:
 
 
 def _cut(name: str) -> str:
-    """Return the end of a long name, which is more specific than its beginning."""
+    """Return the end of a long name, its more specific part."""
     return name if len(name) <= _LABEL else "…" + name[1 - _LABEL :]

@@ -64,7 +64,7 @@ def render(name: str, charts_by_name: Mapping[str, Chart], **values: Any) -> str
     Args:
         name: Template, which extends ``base.html``.
         charts_by_name: Charts of the page.
-        values: Variables of the template; all are escaped.
+        values: Variables; all are escaped.
     """
     from markupsafe import Markup  # of Jinja, which only pages need
 
@@ -88,7 +88,7 @@ def _text(name: str) -> str:
 
 
 def _with_options(text: str) -> Any:
-    """Return escaped text with command line options as code, which does not break after the dashes."""
+    """Return escaped text with command line options as code that does not break after dashes."""
     from markupsafe import Markup, escape  # of Jinja, which only pages need
 
     return Markup(re.sub(r"(?<![\w-])(--[a-z][a-z-]*)", r"<code>\1</code>", str(escape(text))))

@@ -228,7 +228,6 @@ def _accuracy(comparison: Data) -> dict[str, Any]:
 
 
 def _name_operator(comparison: Data, key: str) -> str:
-    """Return the name of an operator of the comparison by its node."""
     for layer in comparison.get("layers", ()):
         if layer["node"] == comparison.get(key):
             place = " ".join(filter(None, (layer["module"], f"({layer['source']})" if layer["source"] else "")))
