@@ -138,7 +138,6 @@ def _run(name: str, function: Callable[[], Answer], as_json: bool, verbose: bool
 
 
 def _print_graph(error: BaseException) -> None:
-    """Print torch.export's unfinished graph to stderr, if an error or its cause contains it."""
     seen: BaseException | None = error
     while seen is not None:
         if (graph := getattr(seen, "partial_fx_graph", None)) is not None:
@@ -161,7 +160,6 @@ def sentence(error: Exception, with_traceback: bool = False) -> str:
 
 @contextmanager
 def _progress(quietly: bool) -> Iterator[None]:
-    """Display progress on stderr, if it is a terminal and ``--quiet`` is not set."""
     if quietly:
         with listening(Silence()):
             yield

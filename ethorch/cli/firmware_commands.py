@@ -66,7 +66,6 @@ def firmware(
 
 
 def _self_test(program: Program, inputs: list[Path] | None, method: list[str] | None) -> list[Any] | None:
-    """Return the inputs of the project's self-test; None selects those of the program."""
     if not inputs:
         return None
     from ethorch.cli.model_options import inputs_for
@@ -81,7 +80,6 @@ def _self_test(program: Program, inputs: list[Path] | None, method: list[str] | 
 
 
 def _write_delegate(output: Path) -> Answer:
-    """Write the sources of the delegate for full ExecuTorch on a Cortex-M."""
     from ethorch.deploy.firmware.delegate import write_delegate
 
     files = write_delegate(output)
@@ -92,7 +90,6 @@ def _write_delegate(output: Path) -> Answer:
 
 
 def _write_layer(program: Program, output: Path, choices: options.Choices) -> Answer:
-    """Write the program as the AI layer of a CMSIS solution."""
     from ethorch.deploy.firmware import mlops
 
     npu_settings = mlops.make_default(program.target)

@@ -24,7 +24,6 @@ def _option(*names: str, help: str, panel: str | None = None, **more: Any) -> An
 
 
 def _print_fields(words: list[str] | None) -> list[str] | None:
-    """Print the fields of the settings for ``--set help``."""
     if words and "help" in words:
         from ethorch.cli.answers import Answer, give
         from ethorch.support import tables

@@ -103,7 +103,6 @@ def tune(
 
 
 def _sensitivity(user: UserModel, settings: Settings) -> Answer:
-    """List the modules that lose accuracy: each quantized alone, and each left in float alone."""
     from ethorch.quantization.schemes import quantizer_for
     from ethorch.support.progress import stage
     from ethorch.tuning.module_sensitivity import sensitivity

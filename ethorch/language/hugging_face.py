@@ -190,11 +190,6 @@ class _TableFirst(nn.Module):
 
 
 def _use_table_first(model: Any) -> None:
-    """Replace the last layer of a model with tied embeddings by a product with their table.
-
-    Raises:
-        EthorchError: The last layer has its own table or a bias.
-    """
     head, table = model.get_output_embeddings(), model.get_input_embeddings()
     if isinstance(head, _TableFirst):
         return

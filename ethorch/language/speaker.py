@@ -26,7 +26,7 @@ class Speaker:
         context: Number of tokens in the caches.
         prefill: ``(*source, int[1, N] tokens, int[N] positions, int[1] last) -> logits``, or None.
         prompt: N.
-        source: Input of an encoder-decoder's encoder.
+        source: Input of an encoder.
         indices: Dtype of tokens and positions.
         vocabulary: Number of tokens to check ids against, or None.
         shorter: Prefill method by number of tokens below N.

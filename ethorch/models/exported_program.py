@@ -158,7 +158,6 @@ def _iterate_texts(value: Any, field: str) -> Iterator[tuple[str, str]]:
 
 
 def _is_expression(text: str) -> bool:
-    """Return True for names, numbers, operators and calls of shape functions only."""
     if re.search(r"[\n\r#\\]", text):
         return False
     try:

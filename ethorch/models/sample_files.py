@@ -25,8 +25,7 @@ def read(path: Path, shapes: Shapes) -> Any:
     - ``.pt``, ``.pth``: tensors written by ``torch.save``.
     - ``.csv``: one sample per row of numbers; a header is skipped.
     - ``.wav``: float32 in -1..1: [samples] for one channel, else [channels, samples].
-    - images: float32 in 0..1, resized to height, width and channels of the model's first input of rank 3 or 4. Use ``transform``
-      to normalize.
+    - images: float32 in 0..1, resized to height, width and channels of the model's first input of rank 3 or 4.
 
     Args:
         shapes: Shapes of the model's inputs.

@@ -252,7 +252,6 @@ def _has_table(config: QuantizationConfig, op: OpSpec) -> bool:
 
 
 def _maker(value: Node) -> Node:
-    """Return the operator that computes ``value``, also if ``value`` selects its first output."""
     source = value.args[0] if value.target is operator.getitem and value.args[1] == 0 else value
     return source if isinstance(source, Node) else value
 

@@ -37,7 +37,7 @@ def quantize(
         model: Model. A quantized model is returned unchanged.
         spec: Compile spec.
         config: Config of the whole model. Defaults to int8 with per-channel weights.
-        quantizer: Quantizer that replaces ``spec`` and ``config``.
+        quantizer: Quantizer in place of ``spec`` and ``config``.
 
     Raises:
         EthorchError: A sample's shapes differ from those of the example inputs.

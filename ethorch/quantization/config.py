@@ -38,7 +38,7 @@ class QuantizationConfig:
 
     Attributes:
         input_activation, output_activation, weight: torchao's ``QuantizationSpec``.
-        bias, label: Accepted for configs written for ExecuTorch's Arm backend; not used.
+        bias, label: Not used. Accepted for configs written for ExecuTorch's Arm backend.
         is_qat: Whether the config is for ``prepare_qat_pt2e``.
         per_tensor_weight: Observer factory for weights without a channel axis (grouped transposed convolutions).
     """

@@ -176,7 +176,6 @@ def _find_constrained_parameter(node: Node, rules: Mapping[str, Rule]) -> str | 
 
 
 def _parameter(node: Node) -> Any:
-    """Return the first get_attr node before ``node``, along first arguments."""
     while node.op != "get_attr":
         if not node.all_input_nodes:
             return None

@@ -237,7 +237,6 @@ def _convert(prepared: GraphModule, fold_quantize: bool) -> GraphModule:
 
 
 def _stub(prepared: GraphModule) -> GraphModule:
-    """Return an empty graph as a stand-in for the prepared one in ``convert_pt2e``."""
     graph = Graph()
     graph.output(())
     stub = GraphModule(torch.nn.Module(), graph)
@@ -296,7 +295,6 @@ def _watch_branches(model: GraphModule, around: tuple[_ObservedBranch, ...] = ()
 
 @contextmanager
 def _force(branches: Sequence[_ObservedBranch]) -> Iterator[None]:
-    """Run these branches inside the context, regardless of the condition."""
     replaced = [(branch, alternative) for branch in branches for alternative in branch.alternatives]
     for branch, alternative in replaced:
         setattr(branch.owner, alternative.part.name, branch.graph)

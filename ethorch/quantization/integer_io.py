@@ -34,7 +34,7 @@ def with_integer_io(quantized: GraphModule, io: str) -> GraphModule:
         io: int8, uint8 or int16.
 
     Raises:
-        QuantizationError: An input or output is quantized to another type, or is also used as float.
+        QuantizationError: An input or output is quantized to another type, or also used as float.
     """
     module = copy.copy(quantized)
     module.graph = copy.deepcopy(quantized.graph)

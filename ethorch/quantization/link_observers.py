@@ -114,7 +114,6 @@ def _link_bias(model: GraphModule, node: Node, layer: Layer, observers: dict[Edg
 
 
 def _follow(node: Node, observers: dict[Edge, Any]) -> None:
-    """Replace the observer of moved, padded or pooled data with a follower of its source."""
     leader = observers.get(node)
     source = next((arg for arg in node.all_input_nodes if find_leader(observers.get((arg, node))) is leader), None)
     if not isinstance(leader, ActivationObserver) or source is None:

@@ -79,8 +79,8 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
     def set_io(self, quantization_config: QuantizationConfig | None) -> Self:
         """Quantize the program's float inputs and outputs with this config, or with None like the operators that use them.
 
-        The converted program still has float inputs and outputs. ``ethorch.compile(..., io="uint8")`` changes that, as do
-        ExecuTorch's ``QuantizeInputs`` and ``QuantizeOutputs``.
+        The converted program still has float inputs and outputs. ``ethorch.compile(..., io="uint8")`` and ExecuTorch's
+        ``QuantizeInputs`` and ``QuantizeOutputs`` change that.
         """
         self._io = quantization_config
         return self

@@ -129,7 +129,6 @@ class Settings:
 
 
 def _may_follow(node: Node) -> bool:
-    """Return True if the operator has only single numbers as constants, or only moves data."""
     if node.op != "call_function":
         return False
     if node.target is operator.getitem:

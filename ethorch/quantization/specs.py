@@ -72,7 +72,6 @@ def check_int32(config: QuantizationConfig) -> None:
 
 
 def _class_of(maker: Any) -> Any:
-    """Return the class that ``maker``, a class or the result of ``with_args``, creates."""
     partial = getattr(maker, "p", None)
     return partial.func if isinstance(partial, functools.partial) else maker
 

@@ -64,7 +64,6 @@ def _fold(prepared: GraphModule, trained: _TrainedNorm, name: str) -> None:
 
 
 def _match_trained_norm(norm: Node) -> _TrainedNorm | None:
-    """Return the nodes of a batch norm of the expected form, else None."""
     if not _calls(norm, _NORM) or len(norm.args) < 8:
         return None
     _, gamma, beta, mean, variance = norm.args[:5]

@@ -32,12 +32,10 @@ def least_squares_scales(rows: Tensor, scales: Tensor, quant_min: int, quant_max
 
 
 class PerChannelWeightObserver(UniformQuantizationObserverBase):  # type: ignore[misc]  # torchao has no annotations
-    """Observer with a scale per output channel, from the largest magnitude or the least squared error.
-
-    A channel whose bias exceeds the accumulator gets a larger scale, with a warning.
+    """Observer with a scale per output channel. A channel whose bias exceeds the accumulator gets a larger scale, with a warning.
 
     Args:
-        method: ``max`` or ``mse``.
+        method: ``max`` (largest magnitude) or ``mse`` (least squared error).
         ch_axis: Axis of the output channels.
         dtype, qscheme, quant_min, quant_max, eps: See torchao's observers.
     """

@@ -75,7 +75,6 @@ def _share(part: int, layers: Sequence[Layer]) -> float:
 
 
 def _on_cpu(data: Data, layers: Sequence[Layer]) -> Iterator[Advice]:
-    """Yield advice for each reason that operators run on the CPU."""
     refusals = sorted((*data["cpu"], *data["without_kernel"]), key=lambda refusal: refusal["id"])
     for id, group in groupby(refusals, key=lambda refusal: refusal["id"]):
         rows = list(group)
@@ -97,7 +96,6 @@ def _on_cpu(data: Data, layers: Sequence[Layer]) -> Iterator[Advice]:
 
 
 def _float_ends(data: Data, layers: Sequence[Layer]) -> Iterator[Advice]:
-    """Yield advice for float inputs and outputs, which are stored besides their quantized copies."""
     settings = data["settings"]
     quantizers = [x for x in layers if x.where == CPU and x.operator.startswith(_QUANTIZERS)]
     if settings is None or settings["io"] != "float32" or not quantizers:
@@ -119,7 +117,6 @@ def _float_ends(data: Data, layers: Sequence[Layer]) -> Iterator[Advice]:
 
 
 def _transposes(data: Data, layers: Sequence[Layer]) -> Iterator[Advice]:
-    """Yield advice for NPU operations that only reorder elements."""
     moves = [x for x in layers if x.bound == TRANSPOSES]
     share = _share(_cycles(moves), layers)
     if share < _LEAST:
@@ -216,7 +213,6 @@ def _idle(data: Data, layers: Sequence[Layer]) -> Iterator[Advice]:
 
 
 def _peak(data: Data, memory: MemoryReport) -> Iterator[Advice]:
-    """Yield advice for the tensors that are alive at the peak of the largest region."""
     regions = {tensor.region for tensor in memory.tensors}
     region = max(regions, key=lambda name: memory.regions.get(name, 0), default=None)
     if region is None or not memory.regions.get(region) or not data["ram_bytes"]:

@@ -115,7 +115,6 @@ def _budget_figure(value: float | None, in_bytes: bool) -> str:
 
 
 def _time(data: Data) -> Iterator[tuple[str, str, str]]:
-    """Yield the time of one inference, then those of CPU and NPU, the longer first."""
     if data["total_cycles"] is None:
         return
     yield "Inference time", f"{data['milliseconds']:.3f} ms", f"{data['inferences_per_second']:,.1f} per second (estimated)"

@@ -56,7 +56,6 @@ def _memory(data: Data, budgets: Mapping[str, Data]) -> Verdict:
 
 
 def _compare_boards(data: Data) -> str:
-    """Compare the required memory with boards that have this NPU."""
     boards = data.get("boards") or ()
     fitting = [board["name"] for board in boards if _fits(data, board)]
     if not boards:
@@ -117,7 +116,6 @@ def _in_memory(memory: str, used: int, size: int) -> str:
 
 
 def _describe_measurements(data: Data) -> str:
-    """Return the ratio of published measurements to estimates."""
     board = data.get("board")
     if not board:
         return ""

@@ -18,8 +18,6 @@ _CODES = {name: code for code, (name, _) in DTYPES.items()}
 
 
 class _Item(ctypes.Structure):
-    """An input or output, as defined in ``cpp/executor.cpp``."""
-
     _fields_ = (
         ("kind", ctypes.c_int32),
         ("dtype", ctypes.c_int32),

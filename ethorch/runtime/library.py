@@ -75,7 +75,6 @@ def _find_package() -> Path:
 
 
 def _find_core() -> Path | None:
-    """Return ExecuTorch's core library (1.5), or None (1.4)."""
     return next(iter(sorted((_find_package() / "lib").glob("libexecutorch.*"))), None)
 
 

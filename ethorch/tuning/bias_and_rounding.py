@@ -102,7 +102,6 @@ class _SideBySide:
         return [switch(x) for x in values[node.all_input_nodes[0]]]
 
     def find_quantized_layer(self, node: Node) -> Layer | None:
-        """Return the node's layer if its weight is a constant with an observer."""
         spec = find(node.target) if node.op == "call_function" else None
         rule = spec.rule(node) if spec is not None else None
         layer = rule.layer if rule is not None else None
@@ -115,7 +114,6 @@ class _SideBySide:
     # --- bias ---------------------------------------------------------------------------------------------------------
 
     def correct(self, node: Node, layer: Layer) -> None:
-        """Add the mean error of each output channel to the bias."""
         axis, position = layer.output_axis, layer.bias
         off = mean_error(self.exact.values[node], self.rough.values[node], axis)
         bias = node.args[position] if position < len(node.args) else None

@@ -36,7 +36,7 @@ class ModuleSensitivity:
         only: Metric if only this module is quantized.
         all_but: Metric if everything else is quantized.
         gain: ``all_but`` minus the metric of the fully quantized model: the benefit of float or int16.
-        operator: ATen name and source line of an operator, e.g. ``aten.log.default, net.py:41``; empty for a module.
+        operator: ATen name and source line, e.g. ``aten.log.default, net.py:41``; empty for a module.
     """
 
     module: str

@@ -228,7 +228,6 @@ class _Goal:
     max_cycles: int | None
 
     def accurate(self, step: Step) -> bool:
-        """Return True if there is a target and the step reaches it."""
         return self.target is not None and step.metric >= self.target
 
     def affordable(self, step: Step) -> bool:

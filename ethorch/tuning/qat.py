@@ -100,7 +100,7 @@ def convert_qat(prepared: GraphModule, example_inputs: Any = None) -> GraphModul
 
     Args:
         prepared: Trained graph module from ``prepare_qat``, which must not be used afterwards.
-        example_inputs: Inputs of one inference, if its batch size differs from that of training.
+        example_inputs: Inputs of one inference, if its batch size differs.
     """
     prepared.eval()
     settle(prepared)

@@ -105,8 +105,6 @@ def find_streams(graph: GraphModule, module: nn.Module) -> tuple[list[Stream], M
 
 
 class _Streams:
-    """Search of one graph, node by node."""
-
     def __init__(self, finder: Finder):
         self._finder = finder
         self._of: dict[Node, Stream] = {}
@@ -159,7 +157,6 @@ class _Streams:
         return -1 if value is None else value.dim() - 1
 
     def _picks(self, node: Node, name: str) -> bool:
-        """Return True if the node selects or moves whole rows."""
         value = first_value(node.args[0]) if node.args and isinstance(node.args[0], Node) else None
         if value is None or name not in (*_PICKS, _INDEX, _SWAP):
             return False

@@ -81,7 +81,6 @@ Untied = dict[int, tuple[str, Tensor]]
 
 
 def _settle(graphs: Sequence[tuple[list[Stream], Mapping[int, int]]], modules: Sequence[nn.Module]) -> Untied:
-    """Refuse streams whose parameters have other readers in any model, and untie embeddings from last layers."""
     before = -1
     while before != (now := sum(bool(stream.refused) for streams, _ in graphs for stream in streams)):
         before = now

@@ -104,7 +104,6 @@ def smooth(model: nn.Module | Mapping[str, nn.Module], samples: Samples, *, sche
 
 
 def _calls(samples: Samples, models: Mapping[str, nn.Module]) -> list[list[tuple[str, tuple[Any, ...]]]]:
-    """Return sessions of (name, inputs)."""
     calls = list(samples)
     if calls and all(_is_call(sample, models) for sample in calls):
         return [calls]
@@ -138,7 +137,6 @@ class _Places:
         """Drop sites that are missing in a model that reads one of their parameters."""
 
         def everywhere(site: Site) -> bool:
-            """Return True if each model that has these parameters has this site."""
             return all(
                 place not in read or roles.get((place, axis)) == site.key
                 for roles, read in self._roles

@@ -169,7 +169,7 @@ class Finder:
         return Parameter(self._own[tensor.data_ptr()], tensor, axis)
 
     def vector(self, node: object, product: Node) -> Parameter | None:
-        """Return a parameter with one axis, possibly cast or with a constant added."""
+        """Return a parameter with one axis, possibly cast or added to a constant."""
         added = 0.0
         while isinstance(node, Node) and node.op == "call_function":
             name = op_name(node.target)

@@ -25,7 +25,6 @@ def get_tosa_compile_spec(
 
 
 def _getter(family: str, default_macs: int) -> Callable[..., EthosUCompileSpec]:
-    """Return the Arm backend's function that creates compile specs for a family."""
 
     def get_compile_spec(
         macs: int = default_macs,

@@ -80,7 +80,7 @@ class ImageNetEvaluator(Evaluator):
         batch_size: Number of images in a call.
         validation_dataset_path: Folder of images, with a folder for each class.
         eval_dtype: Dtype of the images. Defaults to no conversion.
-        max_samples: Number of images to evaluate. Defaults to all.
+        max_samples: Number of images. Defaults to all.
         validation_dataset: Pairs of image and class, instead of the folder.
 
     Raises:

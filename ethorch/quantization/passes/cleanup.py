@@ -78,7 +78,6 @@ def remove_softmax_shifts(graph_module: GraphModule, context: PassContext) -> No
 
 
 def _above(difference: Node, dim: int) -> Node | None:
-    """Return x of ``x - x.amax(dim, keepdim=True)`` or an equivalent form, else None."""
     if difference.op != "call_function" or find(difference.target) is not sub:
         return None
     (x, largest, *_), options = arguments(difference)

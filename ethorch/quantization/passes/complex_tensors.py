@@ -173,7 +173,6 @@ def _dft(size: int, n: int, outputs: int, inverse: bool, norm: str | None) -> tu
 
 
 def _times(s: AtenBuilder, parts: Sequence[Node], matrices: Sequence[Matrix]) -> Node:
-    """Return the sum of parts times matrices along the last dim."""
     joined = parts[0] if len(parts) == 1 else s(aten.cat.default, list(parts), -1)
     weight = torch.from_numpy(np.concatenate(matrices, axis=1).astype(np.float32))
     return s(aten.linear.default, joined, s.constant(weight))

@@ -112,7 +112,6 @@ def _product(s: AtenBuilder, node: Node, marks: Node) -> None:
 
 
 def _matrix(s: AtenBuilder, weights: Node, height: int, width: int) -> Node:
-    """Return weights [experts, K, N] as [N, experts * K], as a parameter if possible."""
     if weights.op == "get_attr":
         return s.parameter(weights, lambda data: data.reshape(height, width).t().contiguous())
     source = weights.all_input_nodes[0]

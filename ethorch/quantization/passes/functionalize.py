@@ -36,10 +36,9 @@ _TRUTHS = {
 
 
 def functionalize(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace every in-place operator of the graph and its control flow subgraphs.
+    """Replace every in-place operator of the graph and its control flow subgraphs. The caller must recompile the graph.
 
-    Writes to a buffer or an input become one ``copy_`` at the end of the graph. Readers of such a buffer read a ``clone``. The
-    caller must recompile ``graph_module``.
+    Writes to a buffer or an input become one ``copy_`` at the end of the graph. Readers of such a buffer read a ``clone``.
 
     Raises:
         QuantizationError: An in-place operator has no functional form, or writes through a view that cannot be inverted.
@@ -75,8 +74,6 @@ def _is_only_written(value: Node) -> bool:
 
 @dataclass
 class _Memory:
-    """A block of memory: its origin, and the nodes with the current values of it and its views."""
-
     root: Node
     version: int = 0
     values: dict[tuple[Any, ...], tuple[int, Node]] = field(default_factory=dict)
@@ -201,7 +198,6 @@ class _Functionalizer:
         return parts
 
     def step(self, node: Node, source: Node) -> ViewStep:
-        """Return the view step from ``source`` to ``node``."""
         return view_step(node, source, shape_of(self.current(source)), self.emit, self.refuse_origin)
 
     def refuse_origin(self, why: str) -> NoReturn:
@@ -307,7 +303,6 @@ class _Functionalizer:
     # --- nodes --------------------------------------------------------------------------------------------------------
 
     def emit(self, target: Any, *args: Any, **kwargs: Any) -> Node:
-        """Insert a node before the current one, with the metadata of the replaced operator."""
         with self.graph.inserting_before(self.here):
             node = self.graph.call_function(target, args, kwargs)
         for key in ("nn_module_stack", "stack_trace", "source_fn_stack", "torch_fn"):

@@ -1,7 +1,4 @@
-"""Replace ``scatter`` at an argmax or argmin, as in a hard choice among scores, by a comparison and a selection.
-
-A scatter would run on the CPU, between operators that the NPU supports.
-"""
+"""Replace ``scatter`` at an argmax or argmin, which would run on the CPU, by a comparison and a selection."""
 
 from __future__ import annotations
 

@@ -210,7 +210,7 @@ def _move(s: AtenBuilder, node: Node, value: Truth) -> Truth:
 def _is_one(s: AtenBuilder, x: Node, *, softens: bool) -> Truth | None:
     """Return a bool tensor of the elements of ``x`` that are 1, or None if other elements may differ from 0.
 
-    Accepts casts of bool tensors, moved, subtracted from 1 or multiplied. Accepts a program input if a softmax reads the product.
+    Accepts casts of bool tensors, moved, subtracted from 1 or multiplied, and a program input if a softmax reads the product.
     """
     spec = find(x.target) if x.op == "call_function" else None
     if x.meta["val"].dtype == torch.bool:

@@ -34,7 +34,6 @@ def inline_vmapped(model: GraphModule) -> None:
 
 
 def _regions(model: GraphModule) -> list[list[Node]]:
-    """Return the nodes of each outermost ``torch.vmap`` and of each ``flex_attention``."""
     regions: list[list[Node]] = []
     depth = 0
     for node in model.graph.nodes:

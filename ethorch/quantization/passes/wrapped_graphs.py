@@ -71,7 +71,6 @@ class _Inliner:
                     output.replace_input_with(node, _cast(node, value.dtype))
 
     def inline(self, node: Node) -> None:
-        """Replace ``node`` by a copy of the graph that it wraps."""
         index = _GRAPH[node.target]  # type: ignore[index]
         inner = attribute(self.model, node.args[index])  # type: ignore[arg-type]
         assert isinstance(inner, GraphModule), node.format_node()

@@ -94,7 +94,6 @@ def modules(layers: Sequence[Layer]) -> Chart:
 
 
 def _binds(layers: Sequence[Layer]) -> dict[str, str]:
-    """Return the bound of most cycles of each module with its submodules."""
     cycles_by_bound: dict[str, dict[str, int]] = {}
     for layer in layers:
         parts = parts_of(layer.module)
@@ -271,5 +270,4 @@ def _describe_tensor(tensor: TensorPlace) -> str:
 
 
 def _cut(name: str) -> str:
-    """Return the end of a long name, its more specific part."""
     return name if len(name) <= _LABEL else "…" + name[1 - _LABEL :]

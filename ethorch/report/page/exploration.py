@@ -50,7 +50,6 @@ def name_of(variant: Data) -> str:
 
 
 def _plot(variants: list[Data]) -> Chart:
-    """Plot time against RAM, with flash as the size of a point."""
     most = max(variant["flash_bytes"] for variant in variants) or 1
     points = [
         Point(

@@ -79,7 +79,6 @@ def render(name: str, charts_by_name: Mapping[str, Chart], **values: Any) -> str
 
 
 def _hash(script: str) -> str:
-    """Return the hash of a script for a Content-Security-Policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 

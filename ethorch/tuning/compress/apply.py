@@ -106,7 +106,6 @@ def _parse_recipes(graph_weights: Sequence[Weight], recipes: Mapping[str, str]) 
 
 
 def _moments_of_shared(graph: GraphModule, chosen: Iterable[Weight], samples: Sequence[Inputs]) -> dict[str, Tensor | None]:
-    """Return the second moments of weights shared by several layers, by name."""
     names = {weight.name for weight in chosen if len(weight.uses) > 1}
     if not names:
         return {}

@@ -76,7 +76,6 @@ def front(options: Sequence[Sequence[Option]], price: Price) -> list[dict[int, R
 
 
 def _hull(options: Sequence[Option], price: Price) -> list[Option]:
-    """Return the lower convex hull of the options."""
     rest = sorted(options[1:], key=lambda option: (price.of(option), option.noise))
     hull = [options[0]]
     while True:

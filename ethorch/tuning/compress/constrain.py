@@ -102,7 +102,6 @@ def _place(model: nn.Module, name: str) -> tuple[nn.Module, str]:
 
 
 def _fix_pattern(weight: Tensor, recipe: Recipe, axis: int) -> tuple[Tensor, Tensor]:
-    """Return the mask of the largest weights, and the levels nearest to them."""
     rows = weight.transpose(0, axis)
     flat = rows.flatten(1)
     scale = torch.clamp(flat.abs().amax(1, keepdim=True) / levels.MOST, min=2.0**-24)
@@ -122,7 +121,6 @@ def _fix_pattern(weight: Tensor, recipe: Recipe, axis: int) -> tuple[Tensor, Ten
 
 
 def _symmetric(codes: Tensor, importance: Tensor, count: int) -> levels.Levels:
-    """Return at most ``count`` symmetric levels that include zero, -127 and 127."""
     half = levels.cluster(codes.abs().numpy(), importance.numpy(), (count - 1) // 2 + 1, zero=True)
     half[-1] = levels.MOST
     symmetric_levels: levels.Levels = np.unique(np.concatenate([-half, half, [0]]))

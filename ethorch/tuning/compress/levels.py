@@ -75,7 +75,6 @@ def _intervals(values: _Floats, weight: _Floats) -> tuple[_Floats, Levels]:
 
 
 def _with_zero(error: _Floats, level: Levels, values: Levels, weight: _Floats) -> tuple[_Floats, Levels]:
-    """Force the level of the cluster that contains zero to zero."""
     square = np.concatenate([[0.0], np.cumsum(weight * values.astype(np.float64) ** 2)])
     at = int(np.searchsorted(values, 0))
     rows, columns = np.ogrid[: len(values), : len(values)]
@@ -85,7 +84,6 @@ def _with_zero(error: _Floats, level: Levels, values: Levels, weight: _Floats) -
 
 
 def _partition(error: _Floats, level: Levels, count: int) -> Levels:
-    """Return the levels of ``count`` adjacent clusters with the least total error."""
     size = len(error)
     best, starts = error[0].copy(), []
     for _ in range(count - 1):

@@ -198,7 +198,6 @@ def _options(
     inputs: Inputs,
     spec: EthosUCompileSpec,
 ) -> tuple[Costs, list[list[Option]]]:
-    """Return the costs of the unchanged program and the options of each weight, ``AS_IS`` first."""
     with stage("compile recipes", len(recipes) + 1) as step:
         before = costs(graph, weights, inputs, spec)
         step()
@@ -302,7 +301,6 @@ class _Limits:
         return _sum_costs(measured, price) < _sum_costs(reference, price)
 
     def shortfall(self, new_plan: Plan) -> str:
-        """Return a message with the violated limits and the remedy."""
         words = []
         if self.flash is not None and new_plan.flash_bytes > self.flash:
             words.append(f"the .pte has {new_plan.flash_bytes:,} bytes, {self.flash:,} are allowed")

@@ -125,9 +125,7 @@ def _find_codes(graph: GraphModule, dequantize: Node) -> Tensor:
 
 
 def find_weights(graph: GraphModule) -> list[Weight]:
-    """Return the weights of a graph from ``convert_pt2e``, in execution order.
-
-    Layers with equal codes and scales share one weight; a recurrent network's weight is encoded once for all steps.
+    """Return the weights of a graph from ``convert_pt2e``, in execution order. Equal codes and scales are one weight.
 
     Raises:
         QuantizationError: The graph has no quantized weights.

@@ -72,13 +72,10 @@ class BasePipeline(Generic[T]):
         module: Module under test.
         test_data: Inputs for export and for the run.
         aten_ops: Texts that the exported graph must contain, e.g. ``torch.ops.aten.add.Tensor``.
-        compile_spec: Target of the compilation.
+        compile_spec: Compile spec.
         exir_ops: Edge operators that must be delegated.
         use_to_edge_transform_and_lower: Whether to lower in one stage instead of ``to_edge`` and ``partition``.
         dynamic_shapes, transform_passes: See ``EthosUTester``.
-
-    Attributes:
-        tester: EthosUTester that runs the stages.
     """
 
     def __init__(
