@@ -78,7 +78,7 @@ def parts(sizes: Mapping[str, int], selftest_bytes: int, system: MemorySystem | 
     port = "sram" if in_sram else "ext"
     arena = ("dram", "sram") if in_dram else ("sram", "dram")
     read = ("flash", "mram", "dram", "sram", "tcm")
-    wanted = (
+    candidates = (
         Part(".bss.npu_fast", "staging memory of the NPU (region 2)", sizes["fast"], ("sram",), "sram", False),
         Part(".bss.npu_arena", "feature maps (region 1)", sizes["arena"], arena, "ext" if in_dram else "sram", False),
         Part(".rodata.npu_weights", "weights (region 0)", sizes["weights"], constant_kinds, port, True),
@@ -87,7 +87,7 @@ def parts(sizes: Mapping[str, int], selftest_bytes: int, system: MemorySystem | 
         Part(".bss.cpu_tensors", "tensors of the CPU", sizes["tensors"], ("sram", "dram", "tcm"), "", False),
         Part(".rodata.selftest", "the self-test's inputs and outputs", selftest_bytes, read, "", True),
     )
-    return tuple(part for part in wanted if part.nbytes)
+    return tuple(part for part in candidates if part.nbytes)
 
 
 def layout(board: Board, parts_to_place: Sequence[Part]) -> Layout:

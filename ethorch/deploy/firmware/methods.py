@@ -148,13 +148,13 @@ def _check_names(names: Sequence[str]) -> None:
     for name in names:
         others = [candidate for candidate in names if candidate != name and candidate.upper() == name.upper()]
         if others or not _IDENTIFIER.fullmatch(name):
-            what = f"is {others[0]!r} in capitals, too" if others else "is no identifier of C"
+            problem = f"equals {others[0]!r} in upper case" if others else "is not a C identifier"
             raise make_error(
                 Reason(
                     "firmware.method_name",
-                    f"the name of method {name!r} is a prefix of symbols and, in upper case, of macros in a project of several "
-                    f"methods, and {what}",
-                    "Compile with another name, or select one method with --method, whose name is not used as a prefix.",
+                    f"method {name!r} cannot share a project because its name, a prefix of functions and, in upper case, of macros, "
+                    f"{problem}",
+                    "Compile with another name, or select one method with --method.",
                 )
             )
 

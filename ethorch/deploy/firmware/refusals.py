@@ -22,7 +22,7 @@ def check_method(method: Method, payloads: Mapping[int, DelegatePayload]) -> Non
         if number not in payloads:
             raise EthorchError(
                 f"delegate {number} of method {method.name!r} is for {delegate.id}, not for an Ethos-U. Compile the model "
-                f"for an Ethos-U alone. {WAY_OUT}"
+                f"only for an Ethos-U. {WAY_OUT}"
             )
     for chain in method.chains:
         if any(isinstance(step, JumpFalse) for step in chain.instructions):

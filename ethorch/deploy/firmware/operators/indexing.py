@@ -102,7 +102,9 @@ def _scatter(w: Writer, function: str, x: View, dim: int, index: View, values: V
     places = replace(_still(out, axis, index.shape[axis]), shape=index.shape)
     part = values.expand(index.shape) if not values.rank else replace(values, shape=index.shape)
     if part is None:
-        raise Refused("shape", f"it scatters {list(values.shape)}", "Pass a source of the index's shape.")
+        raise Refused(
+            "shape", f"its source has shape {list(values.shape)}; expected the index's shape", "Pass a source of the index's shape."
+        )
     step = out.strides[axis] * out.item_bytes
     _write_walk(w, function, places, part, places, [index], [(out.shape[axis], step)])
 
@@ -186,7 +188,7 @@ def _index_put(w: Writer, indices: Sequence[View | None], values: View, accumula
     places, views, axes = _plan_walk(out, indices, walk)
     part = values.expand(walk)
     if part is None:
-        raise Refused("shape", f"it puts {list(values.shape)} to {list(walk)}", "Pass values of that shape.")
+        raise Refused("shape", f"its values have shape {list(values.shape)}; expected {list(walk)}", "Pass values of that shape.")
     _write_walk(w, _sum_of(out.dtype) if accumulate else "etk_put", places, part, places, views, axes)
 
 
