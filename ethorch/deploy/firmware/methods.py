@@ -152,8 +152,8 @@ def _check_names(names: Sequence[str]) -> None:
             raise make_error(
                 Reason(
                     "firmware.method_name",
-                    f"method {name!r} cannot share a project because its name, a prefix of functions and, in upper case, of macros, "
-                    f"{problem}",
+                    f"method {name!r} cannot share a project because its name, a prefix of functions and, in upper case, of "
+                    f"macros, {problem}",
                     "Compile with another name, or select one method with --method.",
                 )
             )
