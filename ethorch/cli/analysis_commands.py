@@ -80,7 +80,7 @@ def explain(
 
 
 def _explain_memory(program: Program) -> Answer:
-    """List RAM and flash by component, and the pools that full ExecuTorch needs for each method."""
+    """List RAM and flash by component, and ExecuTorch's pools for each method."""
     from ethorch.figures.pools import pools
 
     memory_pools = pools(program.pte)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Status(IntEnum):
-    """Exit status of every subcommand. ``NO`` is success with a negative answer, such as a budget that is not met."""
+    """Exit status of every subcommand. ``NO`` is success with a negative answer."""
 
     DONE = 0
     FAILED = 1
@@ -69,7 +69,7 @@ def write_output(path: Path, text: str) -> None:
 
 
 def _print(text: RenderableType) -> None:
-    """Print in color and at the terminal's width, or without line breaks if standard output is not a terminal."""
+    """Print in color at the terminal's width, or without line breaks if not to a terminal."""
     if isinstance(text, str):
         print(text, flush=True)
     elif sys.stdout.isatty():

@@ -313,7 +313,7 @@ class _SequenceToSequence(_Decoder):
 
 
 class _Call:
-    """Positions of the traced call. transformers passes only the first one to the relative position bias."""
+    """Positions of the traced call, of which transformers passes only the first."""
 
     positions: Tensor
 

@@ -42,7 +42,7 @@ def surprise(logits: Tensor, token: int) -> float:
 
 
 def perplexity(speaker: Speaker, texts: Sequence[Sequence[int]], prompt: int = 1) -> float:
-    """Return exp of the mean surprise over all tokens after the first ``prompt`` of each text: 1 is certain, V is random."""
+    """Return exp of the mean surprise over the tokens after the first ``prompt``: 1 is certain, V is random."""
     surprises = [surprise(logits, token) for ids in texts for token, logits in predictions(speaker, ids, prompt)]
     if not surprises:
         raise EthorchError("expected at least one text with tokens to predict.")

@@ -89,7 +89,7 @@ class _Library:
 
 
 def byte_pairs(texts: Iterable[str], size: int, path: str | os.PathLike[str]) -> Tokenizer:
-    """Train a byte-pair tokenizer of at most ``size`` tokens and write it to ``path`` as ``tokenizer.json``."""
+    """Train a byte-pair tokenizer of at most ``size`` tokens and write its ``tokenizer.json``."""
     library = _import_tokenizers()
     tokenizer = library.Tokenizer(library.models.BPE())
     tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)

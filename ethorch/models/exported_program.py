@@ -197,7 +197,7 @@ def _is_operator(target: str) -> bool:
 
 
 def _find_unknown_type(text: str) -> str | None:
-    """Return a type in a serialized pytree for which torch would import a module, or None."""
+    """Return a type in a serialized pytree that requires an import, or None."""
     pending = [json.loads(text)]
     while pending:
         value = pending.pop()

@@ -18,7 +18,7 @@ from ethorch.tosa.layout import nhwc_axis
 
 
 def to_nhwc(value: Any) -> Any:
-    """Permute a tensor [N, C, H, W] or [N, C, D, H, W] to channels last; return other values unchanged."""
+    """Permute a tensor [N, C, H, W] or [N, C, D, H, W] to channels last."""
     return value.permute(0, *range(2, value.dim()), 1) if isinstance(value, Tensor) and value.dim() in (4, 5) else value
 
 

@@ -424,7 +424,7 @@ def is_quantized(module: nn.Module) -> bool:
 
 
 def load_inputs(paths: Iterable[str]) -> Inputs:
-    """Load tensors from .npy files, one per input, or from one .npz or .pt file with all of them."""
+    """Load tensors from .npy files, one per input, or from one .npz or .pt file."""
     tensors: list[torch.Tensor] = []
     for path in paths:
         try:

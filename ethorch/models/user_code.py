@@ -98,7 +98,7 @@ def find(reference: str) -> Reference:
 
 
 def _is_module(name: str) -> bool:
-    """Return True if the module is in the current folder or installed. Imports only its parent packages."""
+    """Return True if the module is found, importing only its parent packages."""
     here = os.getcwd()
     sys.path.insert(0, here)
     try:
@@ -144,7 +144,7 @@ def _may_define(path: Path, name: str) -> bool:
 
 @contextmanager
 def convert_user_errors(message: str) -> Iterator[None]:
-    """Convert errors of user code to UserCodeError with ``message``, the source line and the first sentence."""
+    """Convert errors of user code to UserCodeError with ``message`` and the source line."""
     try:
         yield
     except EthorchError:

@@ -214,7 +214,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         return (float(self.min_val) if self.seen.lows else 0.0) - reach - room * (2 if self.sums else 1)
 
     def fills(self, limits: tuple[float, float]) -> bool:
-        """Return True if the observed range covers ``limits`` or is empty. One side suffices for a symmetric range."""
+        """Return True if the observed range covers ``limits`` (one side if symmetric) or is empty."""
         low, high = self.range()
         if self.qscheme == torch.per_tensor_symmetric:
             return max(-low, high) >= max(-limits[0], limits[1]) or low == high == 0
@@ -239,7 +239,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
 
 
 def narrow_to_thresholds(low: float, high: float, thresholds: list[float]) -> tuple[float, float]:
-    """Return the part of a range near the thresholds, for finer steps. Values outside saturate on their side."""
+    """Return the part of a range near the thresholds. Values outside saturate on their side."""
     room = (high - low) / _NEAR
     return max(low, min(thresholds) - room), min(high, max(thresholds) + room)
 
@@ -297,7 +297,7 @@ class Follower(UniformQuantizationObserverBase):  # type: ignore[misc]  # torcha
 
 
 def find_leader(observer: Any) -> Any:
-    """Return the last observer of a chain of leaders, or ``observer`` if it has no leader."""
+    """Return the last of a chain of leaders, or ``observer`` itself."""
     while isinstance(observer, (ActivationObserver, Follower)) and observer.leader is not None:
         observer = observer.leader
     return observer

@@ -42,7 +42,7 @@ def check_method(method: str, methods: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class InputStatistics:
-    """Rank, batch size, and correlation (-1..1; None for a small tensor) of neighbors along the last axis of a tensor."""
+    """Rank, batch size, and correlation (-1..1; None if small) of neighbors along a tensor's last axis."""
 
     rank: int
     batch: int

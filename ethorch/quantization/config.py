@@ -66,7 +66,7 @@ class QuantizationConfig:
         return self.output_activation
 
     def get_weight_qspec(self, node: Node | None = None) -> QuantizationSpecBase | None:
-        """Return the spec of the weight of ``node``, whose channel axis the quantizer adapts to the operator."""
+        """Return the spec of the weight of ``node``. The quantizer adapts its channel axis."""
         return self.weight
 
     def get_bias_qspec(self, node: Node | None = None) -> Any:

@@ -156,7 +156,7 @@ def constrain_prepared(prepared: GraphModule, rules: Mapping[str, Rule]) -> None
 
 
 def settle(prepared: GraphModule) -> None:
-    """Write the constrained weights of a trained graph into the parameters, update their scales, and restore torchao's modules."""
+    """Write a trained graph's constrained weights into the parameters, update scales, and restore torchao's modules."""
     with torch.no_grad():
         for node in prepared.graph.nodes:
             module = prepared.get_submodule(str(node.target)) if node.op == "call_module" else None

@@ -75,7 +75,7 @@ def _readers(model: GraphModule, node: Node) -> Iterator[ActivationObserver]:
 
 
 def _lead(leader: Any, observers: list[Any], feed: bool = False) -> None:
-    """Make observers follow the leader if they have its quantized type, no leader, no mask and no domain."""
+    """Make observers follow the leader if they have its quantized type and no leader, mask or domain."""
     kind = ("dtype", "qscheme", "quant_min", "quant_max")
     if not isinstance(leader, (ActivationObserver, Follower)):
         return
@@ -126,7 +126,7 @@ def quantize_with_submodules(
 
 
 def _inline(model: GraphModule) -> None:
-    """Turn parameters that branches receive as arguments into attributes, so that they are quantized once. Recursive."""
+    """Turn parameters that branches receive as arguments into attributes, recursively, to quantize them once."""
     for node in _control_flow(model):
         carried = len(node.args[2]) if node.target is torch.ops.higher_order.while_loop else 0  # type: ignore[arg-type]
         operands = list(node.args[3])  # type: ignore[arg-type]

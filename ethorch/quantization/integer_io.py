@@ -119,7 +119,7 @@ def _codes(node: Node) -> Codes:
 
 
 def with_constants(program: bytes, codes: Mapping[str, Codes]) -> bytes:
-    """Return the .pte with a constant method for each quantization parameter, which firmware and ``boundary_of`` read."""
+    """Return the .pte with a constant method for each quantization parameter."""
     parsed = pte.read(program)
     methods = dict(parsed.methods)
     for name, parameters in codes.items():

@@ -66,7 +66,7 @@ def _qspec(part: Edge) -> object:
 
 
 def _find_source(value: Node, reader: Node) -> tuple[Edge | None, bool]:
-    """Return (node or edge that determines the quantization parameters of ``value``, True if nothing else reads it)."""
+    """Return (node or edge that determines the quantization parameters, True if nothing else reads it)."""
     alone = True
     while True:
         alone = alone and len(value.users) == 1

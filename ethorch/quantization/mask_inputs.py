@@ -72,7 +72,7 @@ def _is_sum(node: Node) -> bool:
 
 
 def lift_masked(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...], depth: float = ROOM_INT8) -> tuple[torch.Tensor, ...]:
-    """Set masked scores in the input of a fake-quantize module to ``depth`` below the others, for a small range."""
+    """Set masked scores in a fake-quantize module's input to ``depth`` below the others."""
     x = inputs[0]
     seen = x.detach()[x.detach() > SUNK]
     return (torch.where(x <= SUNK, seen.min() - depth, x), *inputs[1:]) if seen.numel() else inputs

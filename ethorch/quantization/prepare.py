@@ -30,7 +30,7 @@ def prepare(graph: GraphModule, quantizer: Quantizer) -> GraphModule:
 
 @contextmanager
 def _continue_numbering() -> Iterator[None]:
-    """Assign new observers ascending numbers from the last one, which saves a fifth of the time for 500 observers."""
+    """Assign new observers ascending numbers, which saves a fifth of the time for 500 observers."""
     numbers: Counter[tuple[int, str]] = Counter()
 
     def names(prefix: str) -> Callable[[nn.Module], str]:

@@ -72,7 +72,7 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
         return self.settings.everything
 
     def set_global(self, quantization_config: QuantizationConfig | None) -> Self:
-        """Quantize every operator without a more specific setting. None leaves them in float, as for the other setters."""
+        """Quantize every operator without a more specific setting. None (of any setter) leaves them in float."""
         self.settings.everything = quantization_config
         return self
 

@@ -22,7 +22,7 @@ Config = QuantizationConfig | None
 
 
 class NodeFinder(Protocol):
-    """Object that selects nodes of a graph. A function from GraphModule to nodes is accepted as well."""
+    """Object that selects nodes of a graph. A function from GraphModule to nodes is accepted, too."""
 
     def find_nodes(self, model: GraphModule) -> Iterable[Node]:
         """Return the nodes to configure."""
@@ -108,7 +108,7 @@ class Settings:
         return explicit_config
 
     def warn(self, model: GraphModule) -> None:
-        """Log each setting that matches nothing in the graph or its control flow subgraphs, with similar names."""
+        """Log each setting that matches nothing in the graph, with similar names."""
         everywhere = [node for graph in model.modules() if isinstance(graph, GraphModule) for node in graph.graph.nodes]
         paths = [place for node in everywhere for place in module_path(node)]
         modules, types = sorted({name for name, _ in paths if name}), sorted({kind for _, kind in paths})

@@ -18,7 +18,7 @@ INITIAL = "ethorch_initial"
 
 
 def unify_buffer_names(modules: Mapping[str, GraphModule]) -> dict[str, dict[str, str]]:
-    """Return, by model, the common name of each written buffer: its name in the first model that has it."""
+    """Return, by model, the name of each written buffer in the first model that has it."""
     written = {memory_of(buffer) for module in modules.values() for _, buffer in state_buffers(module)}
     common_names: dict[tuple[int, ...], str] = {}
     renames: dict[str, dict[str, str]] = {}
@@ -49,7 +49,7 @@ def copy_written_buffers(modules: Mapping[str, GraphModule]) -> None:
 
 @contextmanager
 def start_from_initial_state(module: nn.Module) -> Iterator[None]:
-    """Set buffers of a quantized model to their initial values inside the context, then restore them."""
+    """Set buffers of a quantized model to their initial values inside the context."""
     with preserve_buffers(module.buffers()):
         for name, contents in getattr(module, "meta", {}).get(INITIAL, {}).items():
             module.get_buffer(name).copy_(contents)
@@ -58,7 +58,7 @@ def start_from_initial_state(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def preserve_buffers(buffers: Iterable[Tensor]) -> Iterator[None]:
-    """Restore the values of these buffers at the end of the context. Shared memory is saved once."""
+    """Restore the values of these buffers at the end of the context."""
     before = {memory_of(buffer): (buffer, buffer.clone()) for buffer in buffers}
     try:
         yield
@@ -96,7 +96,7 @@ def observe_together(graphs: Sequence[GraphModule], modules: Sequence[nn.Module]
 
 
 def _keys(graph: GraphModule, module: nn.Module, written: Collection[tuple[int, ...]], alternatives: bool) -> dict[object, object]:
-    """Return a key for each node whose value may be shared, equal for corresponding nodes of different models."""
+    """Return a key for each node with a shareable value, equal for corresponding nodes."""
     buffers = dict(graph.named_buffers(remove_duplicate=False))
     submodules = dict(module.named_modules(remove_duplicate=False))
     keys: dict[object, object] = {}

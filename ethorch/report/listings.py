@@ -36,7 +36,7 @@ def operators(pattern: str = "*") -> list[Row]:
 
 
 def operator_names() -> list[str]:
-    """Return the names that select an operator, of PyTorch and of graphs, with and without module."""
+    """Return the names that select an operator, with and without module."""
     names: dict[str, None] = {}
     for facts in operator_facts():
         for name in (*facts.pytorch, *facts.names, *facts.adapters):

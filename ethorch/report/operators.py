@@ -48,7 +48,7 @@ class OperatorFacts:
 
     @property
     def source(self) -> str:
-        """File and first line with the name, ``lower/ops/conv.py:60``; only the file if its code computes the name."""
+        """File and first line with the name, ``lower/ops/conv.py:60``, or only the file."""
         lines = _lines(self.file)
         line_number = next((number for number, line in enumerate(lines, 1) if f'"{self.name}"' in line), None)
         return self.file if line_number is None else f"{self.file}:{line_number}"

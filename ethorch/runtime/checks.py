@@ -20,7 +20,7 @@ from ethorch.support.wording import count_noun
 
 
 def payloads(description: Method) -> tuple[DelegatePayload, ...]:
-    """Check the number and sizes of the tensors in each delegate call, and return the method's Ethos-U payloads."""
+    """Check the tensors of each delegate call, and return the method's Ethos-U payloads."""
     payloads = {index: delegate.payload for index, delegate in enumerate(description.delegates) if delegate.id == BACKEND_ID}
     for call in description.calls:
         if call.delegate not in payloads:
@@ -95,7 +95,7 @@ def check_kernel_calls(description: Method) -> None:
 
 @lru_cache(maxsize=4096)
 def _schema(operator: str) -> tuple[frozenset[str], ...] | None:
-    """Return the allowed kinds of each argument (empty: any), or None if the schema is unknown."""
+    """Return the allowed kinds of each argument (empty: any), or None."""
     kinds = []
     types = _schemas().get(operator) or _schema_of_torch(operator)
     if types is None:

@@ -64,7 +64,7 @@ class Delegate:
             start = end
 
     def run(self, inputs: Any, outputs: Any) -> None:
-        """Copy inputs in, run, and copy outputs out. The C++ code has checked their number and sizes."""
+        """Copy inputs in, run, and copy outputs out. The C++ code has checked them."""
         self.started = time.monotonic_ns()
         if not self.payload.scratch_bytes:  # no scratch region, hence no tensors
             self.machine.run()

@@ -86,7 +86,7 @@ class ProgramError(FormatError):
 
 
 class BoardError(FormatError):
-    """An error in a board's TOML file. The message has line, key, value and allowed values."""
+    """An error in a board's TOML file, with line, key, value and allowed values."""
 
 
 class ElfError(FormatError):

@@ -215,7 +215,7 @@ def _remove(path: Path) -> None:
 
 
 def compiler_command() -> list[str] | None:
-    """Return the C++ compiler: CXX if set, else the first installed one of g++, clang++ and c++."""
+    """Return the C++ compiler: CXX, or the first of g++, clang++ and c++."""
     variable = os.environ.get("CXX", "")
     try:
         commands = [shlex.split(variable), ["g++"], ["clang++"], ["c++"]]

@@ -28,7 +28,7 @@ def folder_of_test() -> Path | None:
 
 
 def collate(graphs: Iterable[Graph], specification: str) -> None:
-    """Write each delegate to ``delegate_N_SPECIFICATION.tosa`` in the folder of the running test, if it has one."""
+    """Write each delegate to ``delegate_N_SPECIFICATION.tosa`` in the folder of the running test, if any."""
     folder = folder_of_test()
     if folder is None:
         return

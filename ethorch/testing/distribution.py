@@ -44,7 +44,7 @@ def distribution(module: GraphModule, stage: str, report: PartitionReport | None
 
 
 def tosa_operators(module: GraphModule) -> list[tuple[str, str]]:
-    """Return name and result dtype of each TOSA operator in the delegates of a lowered graph."""
+    """Return name and result dtype of each TOSA operator in the delegates."""
     ops = (op for graph in lowered_graphs(module) for part in graph.regions() for op in part.ops)
     return [(op.name, op.result.dtype) for op in ops]
 

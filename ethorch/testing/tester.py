@@ -210,7 +210,7 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
         return self.stages[kind]
 
     def dump_artifact(self, path: str | os.PathLike[str] | None = None, stage: StageType | None = None) -> Self:
-        """Append the artifact of a stage as text to a file, or print it; ``serialize`` writes the ``.pte``."""
+        """Append the artifact of a stage to a file, or print it; ``serialize`` writes the ``.pte``."""
         self._get_finished(stage).dump_artifact(path)
         return self
 

@@ -61,7 +61,7 @@ def round_weights(prepared: GraphModule, samples: Sequence[Inputs], *, bias: boo
 
 
 class _SideBySide:
-    """A calibrated graph on all samples, node by node: ``exact`` in float, ``rough`` with all earlier nodes quantized."""
+    """A calibrated graph on all samples: ``exact`` in float, ``rough`` with all earlier nodes quantized."""
 
     def __init__(self, graph: GraphModule, samples: Sequence[Inputs], bias: bool, rounding: bool):
         if not samples:
@@ -187,7 +187,7 @@ def mean_error(exact: Sequence[Tensor], rough: Sequence[Tensor], axis: int) -> T
 
 
 def average_significant(each: Tensor) -> Tensor:
-    """Return the mean of each column of float[samples, channels], shrunk by 1 - s^2 / m^2 if the samples disagree."""
+    """Return the mean of each column of float[samples, channels], shrunk by 1 - s^2 / m^2."""
     mean = each.mean(0)
     if len(each) < 2:
         return mean

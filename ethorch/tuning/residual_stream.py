@@ -99,7 +99,7 @@ class Stream:
 
 
 def find_streams(graph: GraphModule, module: nn.Module) -> tuple[list[Stream], Mapping[int, int]]:
-    """Return the streams of an exported graph, and the number of operators that read each parameter, by its memory."""
+    """Return the streams of an exported graph, and the number of readers of each parameter by memory."""
     finder = Finder(graph, {parameter.data_ptr(): name for name, parameter in module.named_parameters()})
     return _Streams(finder).find(graph.graph.nodes), finder.uses()
 
@@ -223,7 +223,7 @@ class _Streams:
         self._norm(stream, node, weight, bias, centers, self._readers(find_users(node), node))
 
     def _readers(self, users: Sequence[Node], value: Node) -> tuple[Reader, ...]:
-        """Return the linear layers that read a value directly or through row moves; empty if it has other readers."""
+        """Return the linear layers that read a value, also through row moves; empty with other readers."""
         readers: list[Reader] = []
         waiting = [(value, user) for user in users]
         while waiting:

@@ -122,7 +122,7 @@ def _owner(reader: Reader, modules: Sequence[nn.Module]) -> Any:
 
 
 def _places(streams: Sequence[Stream]) -> Counter[int]:
-    """Count the uses of each parameter in the streams, by its memory; a layer may read one stream and write to another."""
+    """Count the uses of each parameter in the streams, by its memory."""
     tables, writers, others = Counter[int](), Counter[int](), Counter[int]()
     for stream in streams:
         tables.update(table.tensor.data_ptr() for table in stream.tables)
@@ -138,7 +138,7 @@ class _Turning:
         self._done: set[tuple[int, str]] = set()
 
     def turn(self, streams: Sequence[Stream]) -> Iterator[str]:
-        """Fold all normalizations into their readers, rotate the streams, and yield the names of the changed parameters."""
+        """Fold normalizations into their readers, rotate, and yield the names of changed parameters."""
         names = dict[str, None]()
         centered = {stream.width for stream in streams if any(norm.centers for norm in stream.norms)}
         for stream in streams:

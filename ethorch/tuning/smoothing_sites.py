@@ -185,7 +185,7 @@ class Finder:
         return replace(parameter, added=added)
 
     def rows(self, node: object, reader: Node) -> tuple[Parameter, ...]:
-        """Return weight and bias of the linear layer that computes a value, if ``reader`` is its only reader."""
+        """Return weight and bias of the linear layer that computes a value, if only ``reader`` reads it."""
         while isinstance(node, Node) and len(find_users(node)) == 1 and self.moves(node):
             node = node.args[0]
         name = op_name(node.target) if isinstance(node, Node) and node.op == "call_function" else ""
@@ -210,7 +210,7 @@ class Finder:
         return value.dtype == before.dtype and value.shape[-1] == before.shape[-1]
 
     def readers(self, node: Node) -> tuple[Parameter, ...]:
-        """Return the weights of the linear layers that read a node's value; empty if it has other readers."""
+        """Return the weights of the linear layers that read a node's value; empty with other readers."""
         readers: list[Parameter] = []
         waiting = [(node, user) for user in find_users(node)]
         while waiting:

@@ -108,7 +108,7 @@ class Switched:
         return compute_outputs(self.graph, samples, self._state)
 
     def run_on_npu(self, samples: Sequence[Inputs], spec: EthosUCompileSpec) -> list[Any]:
-        """Return the outputs of the compiled program on the simulated NPU, with float parts on the CPU."""
+        """Return the outputs on the simulated NPU, with float parts on the CPU."""
         graph = copy.deepcopy(self._calibrated)
         for node in list(graph.graph.nodes):
             if node.op == "call_module" and node.target in self._switches and not self._switches[node.target].on:

@@ -111,7 +111,7 @@ def _norm_parameters(convolution: Node) -> tuple[str, ...]:
 
 
 def _separate_argument(graph: GraphModule, convolutions: list[Node], position: int, name: str, *, tied: bool = False) -> None:
-    """Replace a parameter of convolutions by a copy, or by the parameter under a second name if ``tied``."""
+    """Replace a parameter of convolutions by a copy, or by a second name if ``tied``."""
     first = convolutions[0]
     source = first.args[position] if len(first.args) > position else None
     tensor = tensor_of(graph, source) if isinstance(source, Node) else None

@@ -69,7 +69,7 @@ def is_complex(node: Node) -> bool:
 
 
 def rule_of(node: Node) -> Rule | None:
-    """Return the rule of a node that computes or reads complex tensors, or None. Constants ignore the rule."""
+    """Return the rule of a node that computes or reads complex tensors, or None."""
     if node.op == "get_attr":
         return _move
     name = op_name(node.target) if node.op == "call_function" else ""
@@ -222,7 +222,7 @@ def _stft(
     s: AtenBuilder, x: Node, n_fft: int, hop: int | None = None, win: int | None = None, window: Node | None = None,
     normalized: bool = False, onesided: bool | None = None, return_complex: bool | None = None, align_to_window: bool | None = None,
 ) -> Any:  # fmt: skip
-    """Lower torch.stft to a convolution with the window's cosines and sines, [B, L] -> [B, F, frames]."""
+    """Lower torch.stft to a convolution with windowed cosines and sines, [B, L] -> [B, F, frames]."""
     width = win or n_fft
     shape = torch.ones(width) if window is None else tensor_of(s.model, window)
     assert shape is not None

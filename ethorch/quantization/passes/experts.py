@@ -27,7 +27,7 @@ _VIEWS = frozenset({"aten.reshape.default", "aten.view.default", "aten.flatten.u
 
 
 def lower_experts(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace the sort, the grouped products and the restored order of each mixture, except in excluded nodes."""
+    """Replace the sort, the grouped products and the restored order of each mixture."""
     grouped = [node for node in graph_module.graph.nodes if op_name(node.target) in _GROUPED and not context.is_excluded(node)]
     for sort in dict.fromkeys(filter(None, map(_find_sort, grouped))):
         products = [node for node in grouped if _find_sort(node) is sort]
@@ -101,7 +101,7 @@ def _repeat_rows(model: GraphModule, index: Node, times: int) -> None:
 
 
 def _product(s: AtenBuilder, node: Node, marks: Node) -> None:
-    """Replace ``x[row] @ weights[expert of the row]`` by a linear layer, with each row at the position of its expert."""
+    """Replace ``x[row] @ weights[expert of the row]`` by a linear layer."""
     x, weights, *_ = node.args
     assert isinstance(x, Node) and isinstance(weights, Node)
     rows, count = shape_of(x)

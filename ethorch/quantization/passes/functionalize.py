@@ -170,7 +170,7 @@ class _Functionalizer:
             self.enter(node, _View(place.memory, (*place.steps, self.step(node, sources[0]))), place.memory.version)
 
     def enter(self, node: Node, view: _View, version: int) -> None:
-        """Register the node as a view of ``version``, and as its current value unless outdated or registered."""
+        """Register the node as a view of ``version``, and as its current value unless outdated."""
         last, _ = view.memory.values.get(view.key, (-1, node))
         if last < version == view.memory.version:
             view.memory.values[view.key] = (version, node)
@@ -204,7 +204,7 @@ class _Functionalizer:
         self.refuse(self.origin, why)
 
     def shares_memory_with(self, node: Node) -> list[Node | None]:
-        """Return the argument that each output shares memory with, by running the operator on fake tensors."""
+        """Return the argument that each output shares memory with, by running on fake tensors."""
         target = node.target
         if not isinstance(target, torch._ops.OpOverload) or not node.all_input_nodes:
             return []
@@ -229,7 +229,7 @@ class _Functionalizer:
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def write(self, node: Node) -> None:
-        """Replace ``dest.op_(...)`` by ``new = op(dest, ...)``, and write ``new`` to the memory that dest is a view of."""
+        """Replace ``dest.op_(...)`` by ``new = op(dest, ...)``, and write ``new`` through the view."""
         schema, name = node.target._schema, name_of(node)  # type: ignore[union-attr]
         written = [i for i, argument in enumerate(schema.arguments) if argument.alias_info and argument.alias_info.is_write]
         dest = node.args[0] if node.args else None

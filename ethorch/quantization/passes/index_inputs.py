@@ -62,7 +62,7 @@ def narrow_indices(graph_module: GraphModule, context: PassContext) -> None:
 
 
 def cast_inputs_first(graph_module: GraphModule, context: PassContext) -> None:
-    """Move casts of int64 inputs to float before views of the input, because the NPU does not move int64 data."""
+    """Move casts of int64 inputs to float before views, because the NPU does not move int64."""
     casts: dict[tuple[Node, torch.dtype], Node] = {}
     for node in list(graph_module.graph.nodes):
         if node.op != "call_function" or find(node.target) is not to or not is_float(node) or not is_int64(node.all_input_nodes[0]):
@@ -190,7 +190,7 @@ def _is_index(node: Node) -> bool:
 
 
 def _is_wrapped(node: Node) -> bool:
-    """Return True if the node is read only modulo powers of two, so that its lower 32 bits suffice."""
+    """Return True if the node is read only modulo powers of two."""
     readers = list(_readers(node))
     wrapped = [user for user in readers if find(user.target) is remainder and _is_power_of_two(user.args[1])]
     return len(wrapped) == len(readers) and any(map(_is_index, wrapped))
@@ -241,7 +241,7 @@ def _narrow_cast(node: Node, narrow: dict[Node, Node]) -> None:
 
 
 def _as_int32(s: AtenBuilder, args: Any, narrow: Mapping[Node, Node]) -> tuple[Any, ...] | None:
-    """Return the arguments in int32, or None if one is neither an index nor a constant that fits."""
+    """Return the arguments in int32, or None if one is neither an index nor fits."""
     narrowed = []
     for arg in args:
         if isinstance(arg, Node) and arg in narrow:
@@ -396,7 +396,7 @@ def _replace_by_rows(
 
 
 def _table(model: GraphModule, index: Node, node: Node, region: list[Node], extent: int, dim: int | None) -> Tensor | None:
-    """Return the rows [extent, ...] of ``node`` for each index value; None if a row depends on several elements."""
+    """Return the rows [extent, ...] of ``node``; None if a row depends on several elements."""
     count, shape = index.meta["val"].numel(), index.meta["val"].shape
 
     def rows(numbers: Tensor) -> Tensor:

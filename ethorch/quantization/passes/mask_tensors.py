@@ -89,7 +89,7 @@ def constant_of(s: AtenBuilder, arg: Any) -> torch.Tensor | None:
 
 
 def huge(s: AtenBuilder, arg: Any) -> float | None:
-    """Return the number ``arg``, or the maximum of a constant tensor, if it is at most ``HUGE``; else None."""
+    """Return the number ``arg`` or the maximum of a constant, if at most ``HUGE``; else None."""
     constant = constant_of(s, arg)
     value = constant.max().item() if constant is not None and constant.numel() else arg
     return float(value) if isinstance(value, (int, float)) and value <= HUGE else None
@@ -122,7 +122,7 @@ def is_mask(values: torch.Tensor, below: float = HUGE) -> bool:
 
 
 def select_mask(s: AtenBuilder, node: Node, condition: Node, x: Any, y: Any) -> Node | None:
-    """Emit ``where(condition, x, y)`` of numbers or constants, at least one of which masks, or return None."""
+    """Emit ``where(condition, x, y)`` of numbers or constants, if one masks, or return None."""
     first, second = mask_of(s, x), mask_of(s, y)
     if first is None or second is None or not (first.masks or second.masks):
         return None

@@ -31,7 +31,7 @@ def memory_of(buffer: Tensor) -> tuple[int, ...]:
 
 
 def find_foreign_buffers(modules: Mapping[str, GraphModule]) -> dict[str, list[str]]:
-    """Return, by model, the names of buffers that it reads and only other models write. Omits models without any."""
+    """Return, by model, the names of buffers that it reads and only other models write."""
     written = {name: {memory_of(buffer) for _, buffer in state_buffers(module)} for name, module in modules.items()}
     every = set().union(*written.values())
     names_by_model = {}
@@ -58,7 +58,7 @@ def register_written_parameters(graph_module: GraphModule, context: PassContext)
 
 
 def write_back(graph: GraphModule, names: Sequence[str]) -> None:
-    """Write these buffers back unchanged at the end of the graph, so that they are not treated as constants."""
+    """Write these buffers back unchanged, so that they are not treated as constants."""
     for name in names:
         first, *others = [node for node in graph.graph.nodes if node.op == "get_attr" and str(node.target) == name]
         for node in others:

@@ -36,7 +36,7 @@ def lower_top_k(graph_module: GraphModule, context: PassContext) -> None:
 
 
 def is_few(node: Node) -> bool:
-    """Return True for a topk of the largest values along the last dim of a float tensor, with small k."""
+    """Return True for a float topk of the largest values along the last dim, with small k."""
     if op_name(node.target) != "aten.topk.default":
         return False
     x, k, dim, largest, _ = arguments(node)[0]
@@ -49,7 +49,7 @@ def results(node: Node, index: int) -> list[Node]:
 
 
 def draw_top_k(s: AtenBuilder, topk: Node) -> None:
-    """Emit values and indices, and replace the topk and the reads and writes at its indices."""
+    """Replace the topk and the reads and writes at its indices."""
     row, k = topk.args[0], int(topk.args[1])  # type: ignore[arg-type]
     assert isinstance(row, Node)
     numbers = s.constant(torch.arange(shape_of(row)[-1]))

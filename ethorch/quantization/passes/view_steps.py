@@ -91,7 +91,7 @@ def view_step(node: Node, source: Node, shape: tuple[int, ...], emit: Emit, refu
 
 
 def one_way_step(node: Node, source: Node, emit: Emit, refuse: Callable[[str], NoReturn], index: int | None = None) -> ViewStep:
-    """Return a view step that cannot be written back, for output ``index`` of a multi-output operator."""
+    """Return a view step that cannot be written back."""
     target, args, kwargs = node.target, node.args, node.kwargs
 
     def take(x: Node) -> Node:
@@ -140,7 +140,7 @@ def _slice_view(node: Node, name: str, shape: Sequence[int], emit: Emit) -> View
 
 
 def _slice_of_computed_bounds(node: Node, name: str, dim: int, emit: Emit) -> ViewStep:
-    """Return the step of a slice with computed bounds, such as a length computed from a mask."""
+    """Return the step of a slice with computed bounds."""
     if name == "narrow":
         start, step = argument(node, "start"), 1
         end = emit(operator.add, start, argument(node, "length"))

@@ -133,7 +133,7 @@ def use(memory: MemoryReport, regions: Sequence[str]) -> Chart:
 
 
 def places(memory: MemoryReport, region: str) -> Chart:
-    """Return the addresses of a region by layer, with a box per tensor and another color for the peak."""
+    """Return the addresses of a region by layer, with a box per tensor and the peak colored."""
     owners = set(memory.peak_owners(region))
     tensors = [tensor for tensor in memory.tensors if tensor.region == region]
     groups = {"in use at the peak": COLORS["Dram"], "not in use at the peak": COLORS[COMPUTE]}

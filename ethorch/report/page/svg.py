@@ -116,7 +116,7 @@ def round_step(step: float) -> float:
 
 
 def format_tick(number: float, largest: float) -> str:
-    """Format a number with the suffix for thousands, millions or billions that suits the largest number of its axis."""
+    """Format a number with the suffix that suits the largest number of its axis."""
     size, suffix = next(((size, suffix) for size, suffix in _SUFFIXES if abs(largest) >= 10 * size), (1, ""))
     return f"{number / size:,.6g}{suffix}" if number else "0"
 

@@ -54,7 +54,7 @@ def view(
 
 
 def cycles_known(layers: Sequence[Layer]) -> bool:
-    """Return True if the cycles of every layer are known. Otherwise, e.g. for a .pte, shares would be wrong."""
+    """Return True if the cycles of every layer are known, which shares require."""
     return any(layer.cycles for layer in layers) and all(layer.cycles is not None for layer in layers)
 
 

@@ -115,7 +115,7 @@ def solve(problem: Problem, recipe: Recipe) -> tuple[Tensor, Tensor]:
 
 
 def _starts(problem: Problem) -> dict[int, int]:
-    """Map the first column of each group of four, in the order of ``by_fours``, to the group's size."""
+    """Map the first column of each group of four, in the order of ``by_fours``, to its size."""
     sizes = [len(columns) for columns in problem.groups_of_four]
     return dict(zip(np.cumsum([0, *sizes[:-1]]).tolist(), sizes, strict=True))
 

@@ -23,7 +23,7 @@ from ethorch.vela.lowered import Lowered
 
 @dataclass(frozen=True)
 class Cost:
-    """Cycles of a weight's layers, and the encoded bytes of weights and scales that they read from region 0."""
+    """Cycles of a weight's layers, and the encoded bytes that they read from region 0."""
 
     cycles: int
     bytes: int
@@ -78,7 +78,7 @@ def costs(graph: GraphModule, weights: Sequence[Weight], inputs: Inputs, spec: E
 
 
 def _owners(weights: Sequence[Weight], origins: Iterable[Origin]) -> dict[Origin, int]:
-    """Return the weight's number for each origin that is a layer, by node, or by module if the graph was traced again."""
+    """Return the weight's number for each layer's origin, by node, or by module after another trace."""
     nodes = {use.node.name: number for number, weight in enumerate(weights) for use in weight.uses}
     modules = {weight.name: number for number, weight in enumerate(weights)}
     owner_by_origin = {origin: nodes[origin.node] for origin in origins if origin.node in nodes}

@@ -42,7 +42,7 @@ def collect_rows(weight: Weight, use: Use, inputs: Sequence[Tensor]) -> Tensor |
 
 
 def compute_moments(weight: Weight, use: Use, inputs: Sequence[Tensor]) -> Tensor | None:
-    """Return float[groups, K, K], the mean of x x^T over the layer's input rows, or None if unknown."""
+    """Return float[groups, K, K], the mean of x x^T over the layer's input rows, or None."""
     rows = collect_rows(weight, use, inputs)
     if rows is None:
         return None
@@ -50,7 +50,7 @@ def compute_moments(weight: Weight, use: Use, inputs: Sequence[Tensor]) -> Tenso
 
 
 def sum_moments(graph: GraphModule, weights: Sequence[Weight], samples: Sequence[Inputs]) -> list[Tensor | None]:
-    """Return, for each weight, the sum of second moments over its layers, or None if one is unknown."""
+    """Return the sum of second moments over each weight's layers, or None if unknown."""
     owners = {use.node: (number, use) for number, weight in enumerate(weights) for use in weight.uses}
     by_weight: list[list[Tensor | None]] = [[] for _ in weights]
     runner = NodeRunner(graph, samples)
@@ -71,7 +71,7 @@ def _sum(moments: Sequence[Tensor | None]) -> Tensor | None:
 
 
 def remove_rounding(graph: GraphModule) -> GraphModule:
-    """Return a copy that computes activations in float, so that rounding does not hide small errors."""
+    """Return a copy that computes activations in float, so that small errors show."""
     unrounded = copy.deepcopy(graph)
     for node in list(unrounded.graph.nodes):
         source = node.args[0] if node.op == "call_function" and op_name(node.target) in DEQUANTIZE else None

@@ -293,7 +293,7 @@ class _Limits:
         return self.cheap(measured) and self.accurate(measured)
 
     def better(self, measured: _Measured, reference: _Measured, price: Price) -> bool:
-        """Return True if ``measured`` is better: within the limits, then cheaper, or more accurate if costs are limited."""
+        """Return True if ``measured`` is better: within the limits, then cheaper or more accurate."""
         if self.hold(measured) != self.hold(reference):
             return self.hold(measured)
         if self.costs_are_limited and self.cheap(measured) and self.cheap(reference):
@@ -317,7 +317,7 @@ class _Limits:
 
 
 def _first_holding(choices: Sequence[dict[int, Recipe]], search: _Search, limits: _Limits) -> tuple[dict[int, Recipe], _Measured]:
-    """Return the first choice within the flash and cycle limits, or the last with enough SQNR, by bisection."""
+    """Return the first choice within flash and cycles, or the last with enough SQNR, by bisection."""
 
     def at(position: int) -> _Measured:
         return search.measure(tuple(sorted(choices[position].items(), key=lambda entry: entry[0])))
