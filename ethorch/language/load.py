@@ -41,13 +41,12 @@ def language_model(
     Args:
         model: Decoder, which is switched to eval mode. The attention function of a transformers model is replaced.
         context: Number of tokens in the caches.
-        prompt: Number of tokens per call of prefill; 0 for no prefill. Each of several numbers becomes a method; a prompt uses the
-            smallest that it fits.
+        prompt: Number of tokens per call of prefill; 0 for no prefill. Each of several numbers becomes a method.
         vocabulary: Number of tokens. Defaults to the model's.
         source: Token ids or features of a sequence-to-sequence model, in the size of all sources.
         indices: Dtype of tokens and positions. ``torch.int64`` costs two casts on the CPU.
         store_table_once: Whether to store the table of tied embeddings once instead of as rows and as weights of the last layer.
-            This saves flash and costs cycles; the table has one scale. transformers models only.
+            This saves flash and costs cycles. transformers models only.
 
     Raises:
         EthorchError: The model is not supported, its caches are not static, or it has no tied embeddings.

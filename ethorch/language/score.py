@@ -53,7 +53,7 @@ def token_perplexity(outputs: Sequence[Any], labels: Sequence[Any]) -> float:
     """Return the perplexity of stateless models from logits ``[..., N, V]`` and N labels, as a metric of ``ethorch.evaluate``.
 
     Raises:
-        EthorchError: The numbers of logits and labels differ, or there are no tokens.
+        EthorchError: The numbers of logits and labels differ, or are 0.
     """
     surprises = []
     for output, label in zip(outputs, labels, strict=True):

@@ -142,9 +142,7 @@ class Speaker:
         self.position = 0
 
     def read(self, ids: Sequence[int]) -> Tensor:
-        """Read the next tokens, and return float[V], the logits after the last one.
-
-        Prompts use ``prefill`` if it fits the context; its last call may be padded.
+        """Read the next tokens, by ``prefill`` if it fits the context, and return float[V], the logits after the last one.
 
         Raises:
             EthorchError: There are no tokens, they exceed the context, or one is outside the vocabulary.

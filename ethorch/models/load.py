@@ -146,7 +146,7 @@ def _check_inputs(inputs: Any) -> None:
 
 
 class KeywordInputs(nn.Module):
-    """A model called by position: positional arguments first, then keyword arguments by name."""
+    """A model called by position: positional arguments, then keyword arguments by name."""
 
     def __init__(self, module: nn.Module, arguments: int, keywords: Mapping[str, Any]):
         super().__init__()
@@ -308,7 +308,7 @@ def user_methods(models: Mapping[str, Any], example_inputs: Any, sessions: Any =
         sessions: Sessions of calls (name, inputs), or a single session.
 
     Raises:
-        EthorchError: Names of models and inputs differ or are not strings, a session is malformed, or inputs do not match.
+        EthorchError: Names differ or are not strings, a session is malformed, or inputs do not match.
     """
     inputs = {} if example_inputs is None else example_inputs
     if not isinstance(inputs, Mapping) or not models:

@@ -255,7 +255,7 @@ class _ObservedBranch:
         alternatives: All graphs of the control flow node.
         around: Enclosing branches, outermost first.
         operands: Operands of the first call.
-        hook: Hook that records the operands.
+        hook: Hook that records them.
     """
 
     part: Subgraph

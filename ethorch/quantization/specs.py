@@ -42,7 +42,7 @@ def fixed_spec(fixed_range: tuple[float, float], like: QuantizationSpec, is_qat:
 
     Args:
         fixed_range: Real range of the output.
-        like: Spec of other outputs. Missing bounds default to those of its dtype.
+        like: Spec of other outputs, with default bounds by dtype.
     """
     if not is_qat and _class_of(like.observer_or_fake_quant_ctr) is ActivationObserver:
         fields = {f.name: getattr(like, f.name) for f in dataclasses.fields(like)}

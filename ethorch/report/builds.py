@@ -108,7 +108,7 @@ class BuildComparison:
     budgets_lost: tuple[str, ...]
 
     def regressions(self, percent: float = 0.0) -> list[str]:
-        """Return the figures that are worse by more than ``percent``, and lost budgets, as text."""
+        """Return lost budgets and the figures that are worse by more than ``percent``, as text."""
         worse = [_change_text(change) for change in self.totals if change.is_worse(percent)]
         return worse + [f"budget {name} no longer holds" for name in self.budgets_lost]
 

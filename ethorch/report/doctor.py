@@ -24,7 +24,7 @@ class Check:
     Attributes:
         name: Name of the requirement.
         state: ``ok``, ``warning`` (untested), ``missing`` (optional), or ``wrong`` (ethorch does not work).
-        found: Version or location; empty if missing.
+        found: Version or location, or "".
         advice: Remedy.
     """
 

@@ -41,7 +41,7 @@ class Support:
     Attributes:
         calls: Number of samples.
         refused: Refused calls by case, see CASES.
-        tosa: TOSA operators of the first call by case; empty if it is refused.
+        tosa: TOSA operators of the first call by case.
     """
 
     calls: int

@@ -175,7 +175,7 @@ class HostProgram:
         """Return ``executorch.devtools.Inspector`` of the recorded events.
 
         Args:
-            etrecord: ``etrecord.bin`` of a program's folder, which maps events to operators and modules.
+            etrecord: ``etrecord.bin`` of a program's folder, to map events to operators.
 
         Raises:
             HostError: See :meth:`write_etdump`.

@@ -67,7 +67,7 @@ class Buffers:
         self._reader: tuple[Machine, frozenset[int]] | None = None
 
     def reader(self, inputs: Any) -> tuple[Machine, frozenset[int]] | None:
-        """Return the machine that reads inputs in place and the numbers of these inputs, or None if there are none.
+        """Return the machine that reads inputs in place and their numbers, or None.
 
         Args:
             inputs: Addresses by number.

@@ -82,7 +82,7 @@ def run_batch(
     """Run all recordings to their ends.
 
     Args:
-        once: Function that runs the runtime until the recording is paused or has its result.
+        once: Function that runs the runtime until the recording is paused or done.
         payload: Function that returns the payload of a delegate by number.
         machine: Factory of machines.
 

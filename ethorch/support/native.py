@@ -160,7 +160,7 @@ def _hold_lock(path: Path) -> Iterator[None]:
 
 
 def load(build: Callable[[], Path]) -> ctypes.CDLL:
-    """Load the library that ``build`` returns; build again if the cached one cannot be loaded.
+    """Load the library that ``build`` returns, or build it again.
 
     Raises:
         HostError: The library cannot be built or loaded.

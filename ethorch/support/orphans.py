@@ -65,7 +65,7 @@ def end_child_with(parent: int) -> None:
     """End this process immediately when its parent ends, on Linux even inside C++.
 
     Args:
-        parent: Id of the parent. The thread that started this process must wait for it, because Linux watches threads.
+        parent: Id of the parent. The thread that started this process must wait for it.
     """
     if sys.platform.startswith("linux"):
         with contextlib.suppress(OSError, AttributeError):  # a C library without prctl

@@ -28,7 +28,7 @@ _restored = ExitStack()
 def quiet() -> Iterator[None]:
     """Limit other libraries to errors, each reported once. Levels set by the user are not changed.
 
-    Filters and levels are global, so the first of several threads sets them and the last restores them.
+    Filters and levels are global. The first of several threads sets them, and the last restores them.
     """
     global _inside
     with _lock:

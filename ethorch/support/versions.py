@@ -30,7 +30,7 @@ def check_installed(user: str, modules: tuple[str, ...], install: str) -> None:
         install: Command that installs them.
 
     Raises:
-        EthorchError: A module is not installed.
+        EthorchError: A module is missing.
     """
     if missing := [name for name in modules if importlib.util.find_spec(name) is None]:
         raise EthorchError(f"{user} needs the Python packages {', '.join(modules)}; missing: {', '.join(missing)}: {install}")

@@ -21,10 +21,7 @@ from ethorch.support.errors import QuantizationError
 
 @dataclass(frozen=True)
 class _Layer:
-    """A convolution or linear layer: weight[O, I / groups, ...], bias[O] or None.
-
-    ``axis`` is the axis of the input and output channels, counted from the last, which is -1.
-    """
+    """A convolution or linear layer: weight[O, I / groups, ...], bias[O] or None; ``axis`` of the channels is negative."""
 
     weight: Tensor
     bias: Tensor | None

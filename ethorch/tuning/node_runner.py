@@ -23,8 +23,8 @@ class NodeRunner:
     Iterating yields each node before it is computed. The caller can then change the parameters that the node reads, read its
     arguments in ``values``, or compute it early with ``run_node`` and change the result. Two runners advance together in ``zip``.
 
-    All samples start from the same state, so nodes that write to buffers are skipped, unless there is a single sample and
-    ``write_back`` is set.
+    All samples start from the same state, so nodes that write to buffers are skipped, unless ``write_back`` is set for a single
+    sample.
 
     Args:
         graph: Graph module from torch.export, possibly prepared or converted.

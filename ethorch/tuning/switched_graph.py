@@ -57,7 +57,7 @@ class Switched:
 
     Attributes:
         owners: Parts of each switch, outermost first.
-        parts: The innermost quantized modules and the operators outside them, in execution order.
+        parts: The innermost parts in execution order.
         operators: ATen name and source line of each operator among the parts.
     """
 

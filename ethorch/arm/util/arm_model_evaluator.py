@@ -32,8 +32,7 @@ class NumericalModelEvaluator(Evaluator):
 
     Args:
         model_name: Name of the model.
-        ref_model: Reference.
-        eval_model: Model to evaluate.
+        ref_model, eval_model: Reference, and model to evaluate.
         example_inputs: Inputs of both models.
         eval_dtype: Dtype of the inputs of ``eval_model``. Defaults to no conversion.
     """

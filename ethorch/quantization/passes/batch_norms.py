@@ -37,7 +37,7 @@ def fold_batch_norms(graph: GraphModule) -> None:
 def rename_shared_weights(graph_module: GraphModule, context: PassContext) -> None:
     """Name shared parameters of convolutions with batch norms separately, for training.
 
-    ``prepare_qat_pt2e`` fails for two observed weights that are one node. The optimizer still has one parameter.
+    ``prepare_qat_pt2e`` fails for two observed weights that are one node.
     """
     for name, convolutions in _uses(graph_module).items():
         for number, convolution in enumerate(convolutions if len(convolutions) > 1 else ()):

@@ -164,7 +164,7 @@ def _as_real(s: AtenBuilder, x: Pair) -> Node:
 def _dft(size: int, n: int, outputs: int, inverse: bool, norm: str | None) -> tuple[Matrix, Matrix]:
     """Return the (cosines, sines) [outputs, size] of a transform of length n. Columns from n on are 0.
 
-    ``norm`` assigns the factor 1 / n as in torch.fft: to the inverse, the forward ("forward") or both transforms ("ortho").
+    ``norm`` is that of torch.fft.
     """
     turns = np.outer(np.arange(outputs), np.arange(size)) % n * (2 * math.pi / n)
     share = {"ortho": 0.5, "forward": float(not inverse)}.get(norm or "backward", float(inverse))

@@ -197,7 +197,7 @@ def _is_wrapped(node: Node) -> bool:
 
 
 def _readers(node: Node) -> Iterator[Node]:
-    """Yield the readers of an int64 tensor, also moved or with a constant added, except writes to a state."""
+    """Yield the readers of an int64 tensor, also moved or added to a constant, except writes to a state."""
     for user in node.users:
         spec = find(user.target) if user.op == "call_function" else None
         if spec is not None and (spec.moves or (spec in (add, sub) and _with_constant(user)) or (spec is to and is_int64(user))):
@@ -261,7 +261,6 @@ def _extents(index: Node, summed: bool = False, cast: bool = True) -> Iterator[i
     """Yield the extents of the dims that ``index`` indexes, directly or moved.
 
     Args:
-        index: Integer tensor.
         summed: Whether to include uses with a constant added.
         cast: Whether to include casts to other integer types.
     """
@@ -284,7 +283,7 @@ def _with_constant(node: Node) -> bool:
 
 
 def _extent_of(user: Node, index: Node) -> int | None:
-    """Return the extent that ``user`` indexes with ``index``, or None if ``index`` is another operand."""
+    """Return the extent that ``user`` indexes with ``index``, or None."""
     x, *rest = user.args
     if not isinstance(x, Node) or not rest:
         return None

@@ -23,7 +23,7 @@ _AT_PLACES = frozenset({"aten.gather.default", "aten.scatter.value", "aten.scatt
 
 
 def lower_top_k(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace each ``torch.topk`` with small k if its indices are read only along its dim, except excluded nodes.
+    """Replace each ``torch.topk`` with small k if its indices are read only along its dim.
 
     If there is one, also replace those with unused indices, which select groups of experts.
     """

@@ -96,7 +96,7 @@ class Chart:
     Attributes:
         x, y: The axes.
         marks: Marks in drawing order, in the units of the axes.
-        legend: Name and color of each group; shown if there are at least two.
+        legend: Name and color of each group; shown if there are several.
         height: Height of the drawing area in pixels.
     """
 

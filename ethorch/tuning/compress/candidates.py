@@ -29,7 +29,7 @@ class Candidate:
         codes: int8[groups, outputs, K].
         scale: float[groups, outputs, 1].
         local: Error energy of the layer's output, per row.
-        noise: Predicted error energy of the program's outputs, relative to their energy.
+        noise: Predicted relative error energy of the program's outputs.
     """
 
     codes: Tensor = field(repr=False)

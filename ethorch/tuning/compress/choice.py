@@ -18,7 +18,7 @@ class Option:
         recipe: Recipe of the weight.
         cycles: Cycles of the layers that read the weight.
         bytes: Encoded bytes of its weights and scales.
-        noise: Error energy of the program's outputs, relative to their energy.
+        noise: Relative error energy of the program's outputs.
     """
 
     recipe: Recipe

@@ -25,8 +25,8 @@ class Tried:
 
     Attributes:
         recipe: Recipe of the weight.
-        cycles, bytes: Costs with this recipe on all weights to which it applies. See :class:`Layer`.
-        sqnr_db: Predicted SQNR of the program's outputs if only this weight is compressed; inf if nothing changes.
+        cycles, bytes: Costs with this recipe on all weights. See :class:`Layer`.
+        sqnr_db: Predicted SQNR of the program's outputs if only this weight is compressed.
     """
 
     recipe: str
