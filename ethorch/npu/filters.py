@@ -41,7 +41,7 @@ class Filter:
         dtype: Float type of the product.
         parts: Row ranges of ``matrix``, each with exact sums.
         offset: int64[O], the zero point's share, added to every sum.
-        bias: int64[O], added by the output stage (npu-reference pitfall 19).
+        bias: int64[O], added by the output stage (npu-reference 8.1).
         largest: float64[O], a bound on |sum + offset + bias| and on intermediate sums.
     """
 

@@ -48,7 +48,7 @@ class Machine:
     A Machine serves one thread at a time. Several may share a Program.
 
     Args:
-        scratch_bytes, scratch_fast_bytes: Sizes of regions 1 and 2. 0 allocates no memory (npu-reference pitfall 17).
+        scratch_bytes, scratch_fast_bytes: Sizes of regions 1 and 2. 0 allocates no memory (npu-reference 1.1).
         regions: Caller's memory (uint8) by region number, used in place.
         trace: Function called with a Trace after every operation. Slow, because inputs are copied.
         checks: ``uninitialized`` rejects reads of unwritten scratch bytes (see ``mark_written``). ``overlap`` rejects an OFM that

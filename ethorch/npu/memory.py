@@ -37,7 +37,7 @@ def allocate(constants: Bytes, internal_bytes: int, sizes: Mapping[int, int], bu
 
     Args:
         constants: Region 0.
-        sizes: Sizes of regions to allocate. Size 0 allocates no region (npu-reference pitfall 17).
+        sizes: Sizes of regions to allocate. Size 0 allocates no region (npu-reference 1.1).
         buffers: Caller's memory, used in place of allocated regions.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Citations of docs/npu-reference.md: "npu-reference 8.10", "npu-reference pitfall 17"."""
+"""Citations of docs/npu-reference.md: "npu-reference 8.10"."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ pytestmark = pytest.mark.core
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = ROOT / "docs" / "npu-reference.md"
-NUMBER = r"(?:pitfall )?\d+(?:\.\d+)?"
+NUMBER = r"\d+(?:\.\d+)?"
 CITATION = re.compile(rf"npu-reference ({NUMBER}(?:, {NUMBER})*)")
 
 
 def sections(page: str) -> set[str]:
-    """Numbers of the page's headings, and of its pitfalls."""
-    found = set(re.findall(r"^#+ (\d+(?:\.\d+)?)\.? ", page, re.M))
-    return found | {f"pitfall {number}" for number in re.findall(r"^(\d+)\. ", page.split(". Pitfalls\n")[1], re.M)}
+    """Return the numbers of the page's headings."""
+    return set(re.findall(r"^#+ (\d+(?:\.\d+)?)\.? ", page, re.M))
 
 
 def sources() -> Iterator[tuple[Path, str]]:
@@ -34,9 +33,9 @@ def cited(text: str) -> list[str]:
 
 
 def test_numbers_of_sections():
-    page = "# Title\n\n## 2. Two\n### 2.10 Ten\ntext 3.1 text\n## 12. Pitfalls\n\n1. One\n   more\n10. Ten\n"
-    assert sections(page) == {"2", "2.10", "12", "pitfall 1", "pitfall 10"}
-    assert cited("(npu-reference 6.2, 8.8) and npu-reference 7, npu-reference pitfall 17.") == ["6.2", "8.8", "7", "pitfall 17"]
+    page = "# Title\n\n## 2. Two\n### 2.10 Ten\ntext 3.1 text\n\n1. One\n   more\n10. Ten\n"
+    assert sections(page) == {"2", "2.10"}
+    assert cited("(npu-reference 6.2, 8.8) and npu-reference 7.") == ["6.2", "8.8", "7"]
 
 
 def test_what_is_cited_is_on_the_page():
@@ -50,8 +49,7 @@ def test_what_is_cited_is_on_the_page():
 @pytest.mark.parametrize(
     ("other", "what"),
     [
-        (r"npu-reference(?! (?:pitfall )?\d|\.md)", "a citation without a number"),
-        (r"(?<!npu-reference )(?<!, )\bpitfall \d", "a pitfall of what?"),
+        (r"npu-reference(?! \d|\.md)", "a citation without a number"),
         (r"\((?:sections? )?\d+\.\d+(?:, \d+\.\d+)*\)(?!\S)", "a section of what?"),
     ],
 )

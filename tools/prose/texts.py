@@ -16,7 +16,6 @@ GENERATED = (
     "docs/cpu-kernels.md",
     "docs/exclusion-checks.md",
     "docs/npu-coverage.md",
-    "docs/npu-reference.md",
     "docs/ops.md",
     "docs/reference/cli.md",
     "docs/reference/messages.md",

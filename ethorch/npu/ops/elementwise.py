@@ -194,7 +194,7 @@ def _leaky(identity: Scaling, alpha: Scaling) -> Value:
 
 
 def _shift_right(op: Operation) -> Value:
-    """Compute A >> B. Only NATURAL rounds; other modes round down (npu-reference pitfall 6)."""
+    """Compute A >> B. Only NATURAL rounds; other modes round down (npu-reference 6.7)."""
     rounds = ofm_rounding(op) == "NATURAL"
 
     def value(a: Ints, b: Ints) -> Ints:
@@ -289,7 +289,7 @@ def _divide(a: Ints, b: Ints) -> Ints:
 
 
 def _compare(name: str, f: np.ufunc) -> Callable[[Operation], Value]:
-    """Return -1 for true (npu-reference pitfall 7). Operands are scaled because Vela folds RESCALEs into comparisons."""
+    """Return -1 for true (npu-reference 8.4). Operands are scaled because Vela folds RESCALEs into comparisons."""
     return _with_scales(name, lambda a, b: -f(a, b).astype(np.int64))
 
 

@@ -31,7 +31,7 @@ ARGMAX_FRACTION = 16  # the index is in the upper half of the accumulator (npu-r
 
 @operation("NPU_OP_POOL", *U5X)
 def pool_5x(op: Operation) -> Prepared:
-    """Prepare a pool. AVERAGE divides by the valid positions only if the operation pads (npu-reference pitfall 8)."""
+    """Prepare a pool. AVERAGE divides by the valid positions only if the operation pads (npu-reference 6.6)."""
     return POOLS_5X[POOL_MODES_U85[op.mode]](op)
 
 
@@ -60,7 +60,7 @@ def _average_5x(op: Operation) -> Prepared:
 
 
 def _max(op: Operation) -> Prepared:
-    """Compute the window's maximum, excluding padding (npu-reference pitfall 18)."""
+    """Compute the window's maximum, excluding padding (npu-reference 6.6)."""
     w, stage = _channelwise(op)
     return _pool(op, "MAX", w, stage, lambda m: _extreme(m, w, np.maximum, w.ifm.value_range[0]))
 
@@ -153,7 +153,7 @@ def _pool(
 
 
 class _Scale:
-    """Scaling of a pool's accumulators: OFM_SCALE, or the scale stream (npu-reference pitfall 9)."""
+    """Scaling of a pool's accumulators: OFM_SCALE, or the scale stream (npu-reference 5)."""
 
     def __init__(self, op: Operation, ifm: FeatureMap):
         self.spans: tuple[Span, ...] = ()

@@ -171,7 +171,7 @@ IFM_UNIT = 8  # IFM microblock depth (IUB) of U55/U65
 
 
 def _blocks_5x(order: Order) -> Blocks:
-    """Yield the blocks. Stream s of S contains channels S*k + s; depths are divided first (npu-reference pitfall 12)."""
+    """Yield the blocks. Stream s of S contains channels S*k + s; depths are divided first (npu-reference 4.2)."""
     depthwise, part_kernel = order.kind == "DW", order.kind == "PK"
     count = ceil_div(order.ofm_depth - order.stream, order.streams)
     block = max(ceil_div(order.block_depth - order.stream, order.streams), 1)
