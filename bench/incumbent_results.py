@@ -82,15 +82,15 @@ def has_more_on_cpu(record: Record) -> bool:
 _TARGETS = "[targets](targets.md): Vela's SUPPORTED_OPS and the NPU's registers"
 #: Reasons that are no limit of a target: what they start with, and the source.
 _SOURCES = {
-    "quantize.left_out": "the test leaves it out of quantization",
-    "graph.input_not_quantized": "the test leaves what computes its input out of quantization",
-    "graph.output_not_quantized": "the test leaves what reads its result out of quantization",
-    "graph.written_back": "PyTorch: the test changes an input in place, and ExecuTorch's runtime owns the inputs",
+    "quantize.left_out": "the test does not quantize it",
+    "graph.input_not_quantized": "the test does not quantize the producer of its input",
+    "graph.output_not_quantized": "the test does not quantize the reader of its result",
+    "graph.written_back": "the test changes an input in place, and ExecuTorch's runtime owns the inputs",
     "graph.int64": "TOSA 1.0: no operator of these profiles computes in int64",
     "graph.int32": "[targets](targets.md): activations that the family supports",
     "graph.plain_integers": "TOSA 1.0: the operator has no integer form",
     "grid_sampler.computed": f"{_TARGETS}; a computed grid needs GATHER",
-    "operator.unknown": "TOSA 1.0: it has no such operator, as topk, nonzero, and int64 ranges",
+    "operator.unknown": "TOSA 1.0 has no such operator: topk, nonzero, int64 ranges",
     "calibration.nan": "the float module returns NaN for the test's input",
     "calibration.": "the test's samples",
     "submodules.": "the test's samples",
@@ -157,20 +157,19 @@ def merge(stored: Record, summary: Record) -> Record:
 _HEAD = """# The Arm backend's own tests
 <!-- Written by `python -m bench.incumbent_results FILE.jsonl ...`; a test compares it with bench/incumbent_results.json. -->
 
-This page shows which tests of ExecuTorch's Arm backend run on each NPU, and why operators of the others stay on the CPU. Modules
-and inputs are those of executorch 1.5.1, with random weights in place of downloads. `python -m bench.incumbent_tests -o FILE.jsonl`
+This page shows which tests of ExecuTorch's Arm backend run on each NPU, and the reasons for operators on the CPU. Modules
+and inputs are those of executorch 1.5.1, with random weights instead of downloads. `python -m bench.incumbent_tests -o FILE.jsonl`
 compiles them with both implementations, runs ethorch's programs in the simulator and compares every byte of every delegate with the
 TOSA reference model.
 
-At most 16 cases of each test function are run: those of operators on four targets, all others on two. Of the model tests, that of
-Stable Diffusion's transformer has not been run on Ethos-U85, where Vela did not end within the time limit, and two of Llama need a
-checkpoint. The Arm backend has not compiled the model tests of T5, of that transformer and, for Ethos-U85, of CLIP.
+At most 16 cases of each test function run: those of operators on four targets, all others on two. Two model tests of Llama are
+missing because they need a checkpoint. On Ethos-U85, the test of Stable Diffusion's transformer is missing because Vela exceeded
+the time limit. The Arm backend did not compile the model tests of T5, of that transformer and, for Ethos-U85, of CLIP.
 
 - **run**: compiled and run; **equal**: all bytes of all delegates are those of the reference model.
 - **less delegated**: the Arm backend compiled the case and left fewer operators on the CPU. It compiles only the cases that ethorch
   does not fully delegate.
-- An operator that writes to an input which the test changes in place does not count: the Arm backend's programs leave that input
-  unchanged.
+- Operators that write to an input in place do not count, because the Arm backend's programs leave that input unchanged.
 """
 
 

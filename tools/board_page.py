@@ -1,4 +1,4 @@
-"""docs/boards.md: the boards, each number with its source, and measured times beside estimates."""
+"""Write docs/boards.md: the boards with the source of each number, and measured times beside estimates."""
 
 from __future__ import annotations
 
@@ -11,29 +11,28 @@ _NUMBERS = ("size_bytes", "bytes_per_second", "read_latency_cycles", "write_late
 
 
 def page(written_by: str) -> str:
-    """The page; ``written_by`` is the comment that says how it was made."""
+    """Return the page. ``written_by`` is the comment that names its generator."""
     found = [load(name) for name in names()]
     lines = [
         "# Boards",
         written_by,
         "",
-        '`ethorch compile MODEL --board NAME` or `ethorch.compile(..., board="NAME")` takes the target, clock and bandwidths',
-        "for Vela, and the limits of RAM and flash from a row of this page. `ethorch boards NAME` prints one. What nobody has",
-        "published is *assumed*.",
+        "This page lists the boards that `ethorch compile MODEL --board NAME` and `ethorch.compile(..., board=)` support. A",
+        "board sets the target, Vela's clock and bandwidths, and the limits of RAM and flash. `ethorch boards NAME` prints one.",
+        "Numbers without a public source are *assumed*.",
         "",
-        "A board of your own is one file: copy `ethorch/targets/boards/generic.toml`, correct it, and give its path. A wrong file",
-        "is refused with line and key. `ethorch boards my.toml --fit times.csv -o better.toml` fits its",
-        "bandwidths to times that you measured (columns `program,milliseconds`), and says the error that stays.",
+        "A board of your own is one file: copy `ethorch/targets/boards/generic.toml`, correct it, and pass its path. Errors name",
+        "the line and the key. `ethorch boards my.toml --fit times.csv -o better.toml` fits the bandwidths to measured times",
+        "(columns `program,milliseconds`) and prints the remaining error.",
         "",
-        "What Vela is told becomes a part of each delegate in the `.pte` (some 600 bytes): a file says for which clock and",
-        "bandwidths it was planned, on any computer. Kinds `flash` and `mram` are Vela's `OffChipFlash`. Latencies are cycles",
-        "of the NPU.",
+        "Each delegate in the `.pte` records its clock and bandwidths (about 600 bytes). Kinds `flash` and `mram` are Vela's",
+        "`OffChipFlash`. Latencies are cycles of the NPU.",
         "",
-        "Vela tells the width of a U55's ports by the name of the section: 8 bytes where it begins with `Ethos_U55`, else 16.",
-        "ethorch gives it that name, for boards and for ini files of yours; an ini file with another name, given to Vela itself,",
-        "makes all memories of a U55 twice as fast as they are.",
+        "Vela derives the port width of a U55 from the name of the ini section: 8 bytes if it starts with `Ethos_U55`, else 16.",
+        "ethorch renames sections accordingly, also those of your ini files. If Vela itself reads a section with another name, all",
+        "memories of a U55 appear twice as fast.",
         "",
-        "| board | what | NPU | NPU, MHz | CPU | CPU, MHz | weights in | feature maps in | memory mode |",
+        "| board | description | NPU | NPU, MHz | CPU | CPU, MHz | weights in | feature maps in | memory mode |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for board in found:
@@ -55,15 +54,15 @@ def _measured() -> list[str]:
     seen = spread("")
     lines = [
         "",
-        "## How far estimates are from boards",
+        "## Estimates and measurements",
         "",
-        f"Published times beside estimates; ours by `{COMMAND}`. Its networks have weights drawn from a Laplace distribution,",
-        "which compress less than trained ones; a call's conditions are known as far as the publisher tells. Where firmware drives",
-        f"the NPU, silicon took **{seen.low:.1f} to {seen.high:.1f} times** the estimate ({seen.count} figures), and the five",
-        "networks of the E8's U85 come in the estimate's order; of the other boards one network each is known. Through Linux,",
-        "on memory that nobody describes,",
-        "it was some 20 times. Estimates rank networks; they do not predict a board: `ethorch boards` with `--fit` brings them "
-        "nearer.",
+        f"Published times are **{seen.low:.1f} to {seen.high:.1f} times** the estimate if firmware drives the NPU ({seen.count}",
+        "figures), and about 20 times if Linux does, with unknown memory. The five networks of the E8's U85 have the order of",
+        "their estimates; other boards have one published network each. Use estimates to rank networks, and",
+        "`ethorch boards --fit` to predict times on a board.",
+        "",
+        f"`{COMMAND}` computes ethorch's estimates. Its weights have a Laplace distribution and compress less than trained",
+        "ones. Publishers do not describe all conditions of their measurements.",
         "",
         "| network | NPU | board | measured, ms | estimate, ms | measured / estimate | estimated by | measured by |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
@@ -76,9 +75,9 @@ def _measured() -> list[str]:
         lines.append("| " + " | ".join(cells) + " |")
     lines += [
         "",
-        "Published, and nothing can be put beside it:",
+        "Published measurements without an estimate:",
         "",
-        "| network | NPU | where | measured | why there is no estimate | measured by |",
+        "| network | NPU | location | measured | reason | measured by |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for other in UNESTIMATED:
@@ -94,14 +93,17 @@ def _anchor(board: Board) -> str:
 def _board(board: Board) -> list[str]:
     lines = ["", f"## {board.name}", "", f"{board.title}.", ""]
     if board.name == "generic":
-        return [*lines, "All numbers are assumed: it is a start for a board of your own."]
+        return [*lines, "All numbers are assumed. Use it as a template for a board of your own."]
     lines += [f"- CPU: {board.cpu.core}, {board.cpu.clock_hz / 1e6:g} MHz ({board.cpu.sources['clock_hz']})"]
     for slot in board.npus:
-        macs, said = " or ".join(map(str, sorted(slot.macs))), slot.sources
-        lines.append(
-            f"- Ethos-{slot.family.upper()}, {macs} MACs ({said['macs']}), {slot.clock_hz / 1e6:g} MHz ({said['clock_hz']}), at "
-            f"`{slot.base:#010x}` ({said['base']}), interrupt {slot.interrupt} ({said['interrupt']})"
-        )
+        macs, sources = " or ".join(map(str, sorted(slot.macs))), slot.sources
+        lines += [
+            f"- Ethos-{slot.family.upper()}",
+            f"    - {macs} MACs ({sources['macs']})",
+            f"    - {slot.clock_hz / 1e6:g} MHz ({sources['clock_hz']})",
+            f"    - registers at `{slot.base:#010x}` ({sources['base']})",
+            f"    - interrupt {slot.interrupt} ({sources['interrupt']})",
+        ]
     lines += ["", "| memory | kind | at | KiB | NPU's ports | MB/s | latency, cycles | sources |"]
     lines += ["| --- | --- | --- | --- | --- | --- | --- | --- |"]
     return lines + [_memory(memory) for memory in board.memories]
@@ -119,7 +121,7 @@ def _memory(memory: Memory) -> str:
 
 
 def _sources(part: Sourced) -> str:
-    """Each source once, with the keys it is for where there are several."""
+    """Return each source once, with its keys if there are several sources."""
     by_source: dict[str, list[str]] = {}
     for key in _NUMBERS:
         if key in part.sources:

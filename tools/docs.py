@@ -1,4 +1,4 @@
-"""Pages of docs/ that are written from the code: ``python -m tools.docs [FOLDER]``."""
+"""Write the generated pages of docs/: ``python -m tools.docs [FOLDER]``."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ _WRITTEN = "<!-- Written by `python -m tools.docs`; the tests compare it with th
 
 
 def operators_page() -> str:
-    """A row for each operator: PyTorch's names, which NPUs run it in which type, what it computes; and what is refused."""
+    """Return a table of operators: PyTorch's names, support by NPU and dtype, description; and the refused calls."""
     rows = listings.operators()
     lines = [
         "# Operators",
         _WRITTEN,
         "",
-        f"{len(rows)} entries. Each was tried with a few calls on an NPU of each family, quantized to int8 and to int16, and of",
-        "floats for TOSA's FP profile: by a dry run of the lowering, as the partitioner makes it.",
+        f"This page lists the {len(rows)} operators that ethorch supports. Several calls of each were lowered for an NPU of",
+        "each family, in int8 and int16, and in float for TOSA's FP profile, with the dry run of the partitioner.",
         "",
-        "- **all**: every call runs on the NPU; **no**: none does.",
-        "- **3 of 5**: so many do, the others stay on the CPU for the reasons [below](#what-stays-on-the-cpu).",
-        "- **a / b**: int8 and int16, where they differ.",
+        "- **all**: every call runs on the NPU; **no**: no call does.",
+        "- **3 of 5**: three of five calls do; [refused calls](#refused-calls) lists the reasons for the others.",
+        "- **a / b**: int8 and int16, if they differ.",
         "",
         "`ethorch ops NAME` shows one operator with limits, cost and an example.",
         "[Targets](targets.md) has the limits of each NPU.",
         "",
-        "An operator that is not here stays on the CPU; `ethorch explain` says what to use instead.",
+        "Other operators run on the CPU; `ethorch explain` shows a remedy.",
         "",
-        "| operator | in PyTorch | U55 | U65 | U85 | float | what |",
+        "| operator | in PyTorch | U55 | U65 | U85 | float | description |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
@@ -44,7 +44,7 @@ def operators_page() -> str:
         names = ", ".join(f"`{name}`" for name in row["pytorch"])
         families = " | ".join(listings.verdicts(row, family) for family in FAMILIES)
         lines.append(f"| `{row['name']}` | {names} | {families} | {row['support']['TOSA FP']} | {what} |")
-    lines += ["", "## What stays on the CPU", "", "Of the calls that were tried.", ""]
+    lines += ["", "## Refused calls", "", "Calls that run on the CPU.", ""]
     for row in rows:
         for refusal in row["refused"]:
             calls = f"{refusal['refused']} of {row['calls']} calls, such as `{refusal['calls'][0]}`"
@@ -52,7 +52,13 @@ def operators_page() -> str:
                 f"- `{row['name']}` on {', '.join(refusal['cases'])}, {calls}: {refusal['reason']} [{refusal['id']}] "
                 f"{refusal['way_out']}".rstrip()
             )
-    lines += ["", "## Other spellings", "", "Names in exported graphs that are lowered as the operator before them.", ""]
+    lines += [
+        "",
+        "## Other names",
+        "",
+        "Each entry lists an operator, then other names in exported graphs that are lowered the same way.",
+        "",
+    ]
     for row in rows:
         if row["also"]:
             lines.append(f"- `{row['name']}`: {', '.join(f'`{name}`' for name in row['also'])}")
@@ -60,7 +66,7 @@ def operators_page() -> str:
 
 
 def targets_page() -> str:
-    """The targets, how lowering is tuned for each family, and the limits of each family."""
+    """Return the targets, the tuning of each family, and its limits."""
     rows = listings.targets()
     lines = ["# Targets", _WRITTEN, "", "| " + " | ".join(rows[0]) + " |", "| " + " | ".join("---" for _ in rows[0]) + " |"]
     lines += ["| " + " | ".join(str(value) for value in row.values()) + " |" for row in rows]
@@ -71,8 +77,8 @@ def targets_page() -> str:
         "",
         "## Tuning",
         "",
-        "Which of several exact ways to say the same in TOSA each family gets: the fields of `Tuning` in",
-        "`ethorch/targets/tuning.py`, which says what each means. What was measured is in [measurements.md](measurements.md).",
+        "Choices among equivalent TOSA graphs: the fields of `Tuning` in `ethorch/targets/tuning.py`, which describes each.",
+        "[measurements.md](measurements.md) has the cycles.",
         "",
         "| choice | " + " | ".join(family.upper() for family in families) + " |",
         "| --- |" + " --- |" * len(families),
@@ -121,31 +127,30 @@ _HEADS = {"writer": "Programs written by ExecuTorch"}
 
 
 def messages_page() -> str:
-    """A row for each message with an id."""
+    """Return a table of the messages that have an identifier."""
     rows = messages.messages()
     kinds = {
-        "refusal": "Why an operator is on the CPU. It is in `ethorch explain`, `Program.explain()` and `EthosUPartitioner.report`.",
-        "writer": "Why ExecuTorch's lowering wrote a program. The payloads are the same. `ethorch explain` and the report show it.",
-        "error": "What ethorch refuses to quantize, and why.",
-        "warning": "What is said on stderr while the work goes on.",
+        "refusal": "Reasons for operators on the CPU, in `ethorch explain`, `Program.explain()` and `EthosUPartitioner.report`.",
+        "writer": "Reasons that ExecuTorch lowered a program, in `ethorch explain` and the report. The payloads are the same.",
+        "error": "Models that ethorch does not quantize.",
+        "warning": "Messages on stderr that do not stop the compilation.",
     }
-    intro = "Each message ends with an id in brackets. Ids stay; words may change. `...` differs from case to case."
+    intro = "Each message ends with an identifier in brackets. Identifiers are stable; words may change. `...` is a variable part."
     lines = ["# Messages", _WRITTEN, "", intro]
-    for kind, what in kinds.items():
+    for kind, description in kinds.items():
         head = _HEADS.get(kind, f"{kind.capitalize()}s")
-        lines += ["", f"## {head}", "", what, "", "| id | message | way out |", "| --- | --- | --- |"]
+        lines += ["", f"## {head}", "", description, "", "| id | message | remedy |", "| --- | --- | --- |"]
         for row in rows:
             if row.kind == kind:
                 cells = (f"`{row.id}`", _cell(row.text), _cell(row.way_out))
                 lines.append("| " + " | ".join(cells) + " |")
-    what = "What the virtual board finds wrong with firmware: what silicon would show, and what the NPU's STATUS says here."
     lines += [
         "",
         "## On the virtual board",
         "",
-        what,
+        "Errors in firmware, their effect on silicon, and the NPU's STATUS on the virtual board.",
         "",
-        "| id | on silicon | STATUS here | way out |",
+        "| id | on silicon | STATUS | remedy |",
         "| --- | --- | --- | --- |",
     ]
     for id, rule in RULES.items():
@@ -155,12 +160,12 @@ def messages_page() -> str:
 
 
 def boards_page() -> str:
-    """The boards with their sources, and measured times beside estimates."""
+    """Return the boards with their sources, and measured times beside estimates."""
     return board_page.page(_WRITTEN)
 
 
 def _cell(text: str) -> str:
-    """Text for a cell of a Markdown table: no character of it means anything there."""
+    """Escape text for a cell of a Markdown table."""
     plain = " ".join(text.split())
     for mark in "\\|<>*_`[]":
         plain = plain.replace(mark, f"\\{mark}")
@@ -168,7 +173,7 @@ def _cell(text: str) -> str:
 
 
 def write(folder: Path) -> None:
-    """Write the pages, and before them the facts about operators that ``ethorch ops`` reads."""
+    """Write the facts about operators that ``ethorch ops`` reads, then the pages."""
     operators.write()
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "ops.md", operators_page().encode())
@@ -180,6 +185,6 @@ def write(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser("python -m tools.docs", description="Write the pages that are made of the code.")
-    parser.add_argument("folder", type=Path, nargs="?", default=Path("docs"), help="where they go (default: docs)")
+    parser = argparse.ArgumentParser("python -m tools.docs", description="Write the pages that are generated from the code.")
+    parser.add_argument("folder", type=Path, nargs="?", default=Path("docs"), help="output folder (default: docs)")
     write(parser.parse_args().folder)

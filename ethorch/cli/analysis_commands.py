@@ -65,7 +65,7 @@ def explain(
     operator: Annotated[str | None, option(help="Only operators with this in their name.", metavar="NAME")] = None,
     cpu: Annotated[bool, option("--cpu", help="Only operators on the CPU.")] = False,
     memory: Annotated[bool, option("--memory", help="Memory: RAM and flash by part, and pools of full ExecuTorch.")] = False,
-    suggest: Annotated[bool, option("--suggest", help="Changes that were tried, and what each saves.")] = False,
+    suggest: Annotated[bool, option("--suggest", help="Try changes and print their savings.")] = False,
     method: options.Method = None,
 ) -> Answer:
     """List the operators: NPU or CPU, costs, reasons and remedies."""

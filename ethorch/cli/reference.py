@@ -22,12 +22,12 @@ _HEAD = """# Command line
 | --- | --- |
 | 0 | done |
 | 1 | failed; the reason is on stderr |
-| 2 | wrong usage, unknown names included |
-| 3 | done, and the answer is no: a budget does not hold, a result is not bit-exact, a goal is missed |
+| 2 | wrong usage, such as an unknown name |
+| 3 | done with a negative result: a budget is exceeded, a result is not bit-exact, or a goal is missed |
 | 130 | interrupted |
 
-Every subcommand takes `--json` (plain data on standard output, an error too), `--verbose`, `--quiet` and `--traceback`. Progress
-and messages go to standard error; progress is drawn where that is a terminal. `ethorch --install-completion` sets up the shell.
+Every subcommand accepts `--json` (plain data on standard output, including errors), `--verbose`, `--quiet` and `--traceback`.
+Messages go to standard error, and progress too if that is a terminal. `ethorch --install-completion` installs shell completion.
 """
 
 
@@ -51,7 +51,7 @@ def _rows(function: Function) -> Iterator[str]:
         named = [f"`{flag}`" for flag in flags] if isinstance(info, typer.models.OptionInfo) else [f"`{info.metavar}`"]
         kinds = [getattr(member, "__name__", str(member)) for member in (get_args(kind) or (kind,)) if member is not type(None)]
         value = "" if kinds == ["bool"] or not isinstance(info, typer.models.OptionInfo) else info.metavar or kinds[0].upper()
-        needed = " Needed." if parameter.default is inspect.Parameter.empty else ""
+        needed = " Required." if parameter.default is inspect.Parameter.empty else ""
         meaning = " ".join((info.help or "").replace("\\[", "[").split())
         cells = ", ".join(named), value, f"{meaning}{needed}"
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

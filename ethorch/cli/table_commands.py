@@ -46,7 +46,7 @@ def ops(
 
 @command("targets", PANEL)
 def targets(
-    diff: Annotated[tuple[str, str] | None, option(metavar="A B", help="What differs between two targets.")] = None,
+    diff: Annotated[tuple[str, str] | None, option(metavar="A B", help="Print the differences between two targets.")] = None,
 ) -> Answer:
     """List the NPUs."""
     from ethorch.report import listings

@@ -20,7 +20,7 @@ _WORDS = {
     "longest_axis": "axes of at most {high:,} in either matrix",
     "extent": "at most {high:,} elements along the dim",
     "outer": "at most {high:,} elements in the dims before it together",
-    "inner": "at most {high:,} elements in the dims behind it together",
+    "inner": "at most {high:,} elements in the dims after it together",
     "others": "at most {high:,} elements in the other dims together",
     "rounds": "shifts that round",
 }

@@ -7,6 +7,7 @@ elements, less one with half of them, so that what a call costs beside its eleme
 from __future__ import annotations
 
 import tempfile
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +66,7 @@ def _q(dtype: str, low: int, high: int) -> list[Cost]:
 COSTS: tuple[Cost, ...] = (
     *_q(I8, -128, 127),
     *_q("int16", -32768, 32767),
-    Cost("copy of what lies together", "aten::alias_copy.out", lambda n: (T(I8, n), T(I8, n)), "byte"),
+    Cost("copy of contiguous elements", "aten::alias_copy.out", lambda n: (T(I8, n), T(I8, n)), "byte"),
     Cost("permute of int8, 8 channels", "aten::permute_copy.out", lambda n: (T(I8, 8, n), (1, 0), T(I8, n, 8)), units=8),
     Cost("cat of rows of 32 bytes", "aten::cat.out", lambda n: ((T(I8, n, 32), T(I8, n, 32)), 1, T(I8, n, 64)), "byte", 64),
     Cost("cast of int64 to int32", "dim_order_ops::_to_dim_order_copy.out", lambda n: (T("int64", n), False, None, T("int32", n))),
@@ -139,56 +140,58 @@ def page() -> str:
     lines = [
         "# Operators on the CPU, in C",
         "",
-        "Firmware made by `ethorch firmware` needs no ExecuTorch: what the NPU leaves to the CPU is a call of a C function of",
-        "`ethorch/deploy/firmware/c/kernels`. They are C11 without heap, without a C library beyond `memcpy` and `memset`, without",
-        "writable data. Shapes, strides and scales are constants in flash. A program links those functions that it calls",
-        "(`-ffunction-sections`, `--gc-sections`). This page is written by `python -m tests.helpers.kernel_page`.",
+        "Firmware of `ethorch firmware` computes CPU operators without ExecuTorch, by C functions of",
+        "`ethorch/deploy/firmware/c/kernels`. They are C11 without heap and without writable data, and use only `memcpy` and",
+        "`memset` of the C library. Shapes, strides and scales are constants in flash. A program links only the functions that it",
+        "calls (`-ffunction-sections`, `--gc-sections`). `python -m tests.helpers.kernel_page` writes this page.",
         "",
-        "## What they give",
+        "## Accuracy",
         "",
-        "The bits of ExecuTorch's runtime on the desk, on x86-64, NaN and infinities included: for quantize, dequantize, casts,",
-        "everything that moves elements, integers, comparisons, truth values, basic arithmetic of floats, rounding, square roots,",
-        "extremes and their places, pooling, layer norm.",
-        "Tests run each operator on this computer and on an emulated Cortex-M33 and compare.",
+        "These operators equal ExecuTorch's runtime on x86-64 bit for bit, including NaN and infinities: quantize, dequantize,",
+        "casts, data movement, integers, comparisons, booleans, basic float arithmetic, rounding, square roots, extremes and their",
+        "indices, pooling, layer norm. Tests run each operator on this computer and on an emulated Cortex-M33 and compare.",
         "",
-        "Others are as far from it, at most, in units of the last place of a float32:",
+        "The largest differences of the others, in units of the last place of a float32:",
         "",
         "| operators | units |",
         "| --- | --- |",
         *(f"| {names} | {steps} |" for names, steps in STEPS.items()),
-        "| gelu | 2 of its argument's |",
-        "| batch norm | 4 of its largest part |",
+        "| gelu | 2, of its argument |",
+        "| batch norm | 4, of its largest term |",
         "",
-        "What is different on purpose, or has to be known:",
+        "Intended differences and limits:",
         "",
-        "- `x / 0` of integers is 0; the runtime stops.",
-        "- An index that is out of range fails the call, and nothing is read or written there.",
-        "- `topk` gives equal elements in the order of their indices; the runtime gives them in any.",
-        "- `div`, `floor` and the like of integers are exact; the runtime goes through floats: off beyond 2^24 or 2^53.",
-        "- As the runtime on x86-64: a cast of a float that an integer cannot hold gives the least integer. Quantizing saturates",
-        "  as PyTorch does: +inf gives the greatest code, -inf the least, and NaN 0. ExecuTorch's own kernel does so on Arm. On",
-        "  x86-64 it gives the least code for +inf and above 2^63 steps, which `ethorch.runtime` corrects.",
+        "- `x / 0` of integers returns 0; ExecuTorch's runtime stops.",
+        "- An index that is out of range fails the call without a memory access.",
+        "- `topk` returns equal elements in the order of their indices; the runtime's order is undefined.",
+        "- `div`, `floor` and similar operators of integers are exact; the runtime computes them in float, inexactly beyond 2^24",
+        "  or 2^53.",
+        "- A cast of a float beyond an integer's range returns the smallest integer, as the runtime does on x86-64.",
+        "- Quantization saturates as in PyTorch: +inf becomes the largest integer value, -inf the smallest, and NaN 0.",
+        "  ExecuTorch's kernel does the same on Arm. On x86-64 it returns the smallest value for +inf and above 2^63 steps, which",
+        "  `ethorch.runtime` corrects.",
         "- `remainder` of integers has the sign of the dividend.",
-        "- float16, bfloat16 and float64 are moved, and float64 is cast; there is no arithmetic for them.",
+        "- float16, bfloat16 and float64 can be moved, and float64 can be cast; arithmetic is not supported.",
         "",
         "## Operators",
         "",
-        f"{len(list_kernels())} of them; any other is refused when the project is written, with its name and a way out.",
-        "",
+        f"{len(list_kernels())} operators are supported. `ethorch firmware` refuses others, with the name and a remedy.",
     ]
     by_namespace: dict[str, list[str]] = {}
     for name in list_kernels():
         namespace, _, rest = name.partition("::")
         by_namespace.setdefault(namespace, []).append(rest)
     for namespace, names in by_namespace.items():
-        lines += [f"`{namespace}`: {', '.join(f'`{name}`' for name in names)}", ""]
+        text = textwrap.wrap(", ".join(names), 130, break_on_hyphens=False, break_long_words=False)
+        lines += ["", f"`{namespace}`:", "", "```", *text, "```"]
     lines += [
+        "",
         "## Instructions",
         "",
-        "Of a Cortex-M33 with single precision, clang at -Os, counted in emulation; a cycle each is a fair guess on a Cortex-M55,",
-        "without its vector unit.",
+        "Instructions of a Cortex-M33 with single precision, compiled by clang at -Os and counted in emulation. Assume one cycle",
+        "per instruction on a Cortex-M55 without its vector unit.",
         "",
-        "| operation | instructions | for each |",
+        "| operation | instructions | per |",
         "| --- | --- | --- |",
     ]
     counted = instructions()
@@ -197,7 +200,7 @@ def page() -> str:
         "",
         "## Sizes",
         "",
-        "Bytes of code, Cortex-M33, clang at -Os.",
+        "Bytes of code for a Cortex-M33, compiled by clang at -Os.",
         "",
         "| source | functions | smallest | largest | all |",
     ]
