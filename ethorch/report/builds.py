@@ -219,7 +219,7 @@ class ProgramComparison:
         parts: list[Any] = []
         for name, build in self.methods.items():
             parts += [*([f"Method {name}:"] if self._is_named else []), build.rich(), ""]
-        return Group(*parts[:-1], *self._unmatched())
+        return Group(*parts[:-1], *self._list_unmatched())
 
     def to_markdown(self, worse: Sequence[str] = ()) -> str:
         """Return GitHub-flavored Markdown.
@@ -231,14 +231,14 @@ class ProgramComparison:
             build.to_markdown(title=f"What changed in {markdown.text(name)}" if self._is_named else "What changed")
             for name, build in self.methods.items()
         ]
-        lines = [*map(markdown.text, self._unmatched()), *(f"- ❌ {markdown.text(line)}" for line in worse)]
+        lines = [*map(markdown.text, self._list_unmatched()), *(f"- ❌ {markdown.text(line)}" for line in worse)]
         return "\n\n".join(parts) + "".join(f"\n{line}" for line in lines)
 
     @property
     def _is_named(self) -> bool:
         return bool(len(self.methods) > 1 or self.added or self.removed)
 
-    def _unmatched(self) -> list[str]:
+    def _list_unmatched(self) -> list[str]:
         pairs = (("Added", self.added), ("Removed", self.removed))
         return [f"{word} methods: {', '.join(names)}." for word, names in pairs if names]
 
