@@ -522,6 +522,15 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         versions=SINCE_5_2,
     ),
     VelaBug(
+        id="vela.transpose-of-dropped-axis",
+        wrong="Vela exchanges a TRANSPOSE and the RESHAPE before it that drops axes of extent 1, and refuses the TRANSPOSE of "
+        "more axes if two of them have more than 65,536 elements together.",
+        operators=("TRANSPOSE",),
+        which=patterns.drops_unit_axes_of_long_transpose,
+        instead=do.copy_operand,
+        families=U55_U65,
+    ),
+    VelaBug(
         id="vela.table-of-transpose",
         wrong="An INT8 TABLE that is fused with a TRANSPOSE is loaded after the end of a 16 KB SHRAM.",
         operators=("TABLE",),

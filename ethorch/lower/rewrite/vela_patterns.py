@@ -170,6 +170,23 @@ def is_of_constant(r: Rewriter, op: Op) -> bool:
     return op.operands[0].is_const and not r.is_output(op.result)
 
 
+def drops_unit_axes_of_long_transpose(r: Rewriter, op: Op) -> bool:
+    """Return True for a TRANSPOSE of three axes whose operand had an axis of extent 1 that Vela transposes, too.
+
+    Determined by experiments. If the last axis was dropped, Vela refuses an axis that changes its place, times the one that
+    keeps it, above 65,536. It refuses INT32 above 16,384.
+    """
+    value, perms = op.operands[0], op.attrs["perms"]
+    source = _without_leading_ones(root(r, value).shape)
+    if perms not in ((0, 2, 1), (2, 1, 0)) or 1 in value.shape or tuple(n for n in source if n != 1) != value.shape:
+        return False
+    (kept,) = (axis for axis in range(3) if perms[axis] == axis)
+    longest = max(extent for axis, extent in enumerate(value.shape) if axis != kept)
+    if source != value.shape and value.dtype == "INT32" and longest > _LONGEST_AXIS // 4:
+        return True
+    return source[-1] == 1 and longest * value.shape[kept] > _LONGEST_AXIS
+
+
 def is_multiplied(r: Rewriter, op: Op) -> bool:
     """Return True for a depthwise convolution with channel multiplier > 1."""
     return op.operands[1].shape[3] > 1

@@ -94,6 +94,7 @@ from tests.lower.rewrite.vela_bug_views import (
     several_of_slice_behind_ones,
     sum_of_turned_slice,
     table_of_transpose,
+    transpose_of_dropped,
 )
 
 GRAPHS: Mapping[str, Mapping[str, Make | Avoided]] = {
@@ -274,6 +275,12 @@ GRAPHS: Mapping[str, Mapping[str, Make | Avoided]] = {
     "vela.gather-of-many-rows": {f"{rows}": gathered(rows) for rows in (65_536, 70_000)} | {"batches": gathered_in_batches(65_537)},
     "vela.scatter-of-many-rows": {f"{rows}": scattered(rows) for rows in (65_536, 70_000)}
     | {"batches": scattered_in_batches(65_537)},
+    "vela.transpose-of-dropped-axis": {
+        "the last one": transpose_of_dropped(2, 3, 1, 65_535, 1),
+        "INT8": transpose_of_dropped(40, 2000, 3, 1, dtype="INT8"),
+        "of ends": transpose_of_dropped(3, 300, 300, 1, perms=(2, 1, 0)),
+        "INT32": transpose_of_dropped(2, 3, 1, 20_000, dtype="INT32"),
+    },
     "vela.table-of-transpose": {"": table_of_transpose},
     "vela.table-of-multiplied-depthwise": {"": lambda b: table(b, convolved(b, whole(b), "DEPTHWISE_CONV2D", per_channel=2), 1)},
     "vela.axis-of-column": {

@@ -140,5 +140,15 @@ def reverse_rows(b: Builder, x: Value) -> Value:
     return b.emit("REVERSE", x, axis=x.rank - 2)
 
 
+def transpose_of_dropped(*shape: int, perms: tuple[int, ...] = (0, 2, 1), dtype: str = "INT16") -> Make:
+    """A TRANSPOSE of a map of ``shape`` without its axes of one element."""
+
+    def make(b: Builder) -> Value:
+        x = b.reshape(b.input("x", shape, dtype), tuple(extent for extent in shape if extent != 1))
+        return b.emit("TRANSPOSE", x, perms=perms)
+
+    return make
+
+
 def table_of_transpose(b: Builder) -> Value:
     return table(b, b.emit("TRANSPOSE", b.emit("CLAMP", whole(b), min_val=-50, max_val=50), perms=(0, 3, 1, 2)), 0)
