@@ -165,7 +165,7 @@ def _compile_operator(name: str, index: int, target: str, scheme: str) -> bytes:
 def _compile_random(seed: int, target: str, scheme: str) -> bytes:
     from tests.helpers.random_networks import network
 
-    model, samples = network(seed).build()
+    model, samples = network(seed, extended=False).build()
     return _compile(model, samples[0], target, scheme, calibration=samples)
 
 

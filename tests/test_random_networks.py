@@ -156,6 +156,11 @@ SEEN = {
     "a deviation compared with a negative number": (
         Network(1, (("x", "torch.randn(1, 1, 3, 6)"),), (), (("y", "x.std(3) < -0.01"), ("z", "y.float().sum(0)")), ("z",)),
         "ethos-u55-128", "16x8"),
+    "normalized in groups along a long axis, after a view": (
+        Network(
+            9575, (("x", "torch.randn(2, 3, 1, 65535, 1)"),), (("l", "nn.GroupNorm(3, 3)"),),
+            (("y", "x.flatten(3, 4)"), ("z", "self.l(y)")), ("z", "y")),
+        "ethos-u55-128", "16x8"),
 }  # fmt: skip
 
 
@@ -243,6 +248,16 @@ def test_a_wrong_lowering_is_a_failure() -> None:
         assert outcome(Subject(drawn), case) == ("repaired", "")
         with mock.patch.object(delegate, "repair_delegate", lambda lowered, compile_graph: lowered):
             assert outcome(Subject(drawn), case)[0] == "failure differs"
+
+
+@pytest.mark.parametrize(("id", "seed"), [("vela.broadcast-slice-in-chain", 226), ("vela.axis-of-column", 605)])
+def test_extended_networks_miss_rows_that_others_do_not_need(id: str, seed: int) -> None:
+    assert sweeps.missed(seed, 4, [id]) == [id]
+
+
+def test_extensions_leave_other_networks_as_they_are() -> None:
+    changed = sum(network(seed) != network(seed, extended=False) for seed in range(300))
+    assert 15 <= changed <= 45
 
 
 #: Rows that random networks led to.

@@ -5,30 +5,39 @@
 
 from __future__ import annotations
 
+import random
+
 import torch
 
 from tests.helpers.random_networks.draw import Draw, Unfit
 from tests.helpers.random_networks.indices import embedding, pick, sample_grid
 from tests.helpers.random_networks.network import Network
-from tests.helpers.random_networks.operators import OPERATORS
+from tests.helpers.random_networks.operators import FOLLOWING, OPERATORS
 
 __all__ = ["Network", "network"]
 
 _ATTEMPTS = 50
 #: Operators that a large network has more often: their indices are many.
 _INDEXING = [(weight, function) for weight, function in OPERATORS if function in (embedding, pick, sample_grid)]
+#: How many of the networks are extended by a function of ``FOLLOWING``.
+_EXTENDED = 0.1
 
 
-def network(seed: int) -> Network:
-    """Return the network of a number: it runs, its outputs are finite and at least one of them is not constant."""
+def network(seed: int, *, extended: bool = True) -> Network:
+    """Return the network of a number: it runs, its outputs are finite and at least one of them is not constant.
+
+    Args:
+        extended: False returns what a seed stood for before ``FOLLOWING`` existed.
+    """
+    extended = extended and random.Random(f"extended {seed}").random() < _EXTENDED
     for attempt in range(_ATTEMPTS):
-        drawn = _drawn(Draw(seed, attempt))
+        drawn = _drawn(Draw(seed, attempt), extended)
         if drawn is not None and _is_useful(drawn):
             return drawn
     raise AssertionError(f"no network of number {seed} runs in {_ATTEMPTS} attempts")
 
 
-def _drawn(d: Draw) -> Network | None:
+def _drawn(d: Draw, extended: bool) -> Network | None:
     try:
         for _ in range(d.weighted(((5, 1), (2, 2), (0.5, 3)))):
             d.input(d.shape())
@@ -44,6 +53,13 @@ def _drawn(d: Draw) -> Network | None:
             d.weighted(_INDEXING if d.large and d.chance(0.25) else OPERATORS)(d)
         except Unfit:
             continue
+    if extended and not d.large:
+        for _ in range(4):
+            try:
+                d.weighted(FOLLOWING)(d)
+            except Unfit:
+                continue
+            break
     drawn = d.network()
     return drawn if drawn.outputs else None
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from tests.helpers.random_networks import combinations, elementwise, indices, movement, products, registry, windows
+from tests.helpers.random_networks import coincidences, combinations, elementwise, indices, movement, products, registry, windows
 
-__all__ = ["OPERATORS", "combinations", "elementwise", "indices", "movement", "products", "windows"]
+__all__ = ["FOLLOWING", "OPERATORS", "coincidences", "combinations", "elementwise", "indices", "movement", "products", "windows"]
 
 #: (weight, operator). The order is a part of what a seed stands for.
 OPERATORS = sorted(registry.OPERATORS, key=lambda entry: entry[1].__name__)
+FOLLOWING = sorted(registry.FOLLOWING, key=lambda entry: entry[1].__name__)

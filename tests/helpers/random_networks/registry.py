@@ -1,4 +1,4 @@
-"""``OPERATORS``: the functions that add a line or a few to a ``Draw``, each with how often it is drawn."""
+"""``OPERATORS`` and ``FOLLOWING``: the functions that add a line or a few to a ``Draw``, each with how often it is drawn."""
 
 from __future__ import annotations
 
@@ -10,11 +10,23 @@ from tests.helpers.random_networks.draw import Draw, Unfit
 Operator = Callable[[Draw], object]
 #: (weight, operator)
 OPERATORS: list[tuple[float, Operator]] = []
+#: The same for functions that only extend a complete network. A further one leaves the networks of most seeds as they are.
+FOLLOWING: list[tuple[float, Operator]] = []
 
 
 def operator(weight: float) -> Callable[[Operator], Operator]:
     def register(function: Operator) -> Operator:
         OPERATORS.append((weight, function))
+        return function
+
+    return register
+
+
+def following(weight: float) -> Callable[[Operator], Operator]:
+    """Register a function that extends a complete network."""
+
+    def register(function: Operator) -> Operator:
+        FOLLOWING.append((weight, function))
         return function
 
     return register

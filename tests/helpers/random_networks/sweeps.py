@@ -104,7 +104,7 @@ def first_failures(ids: Sequence[str], first: int, most: int, configurations: in
     """
     process, left, found = Bounded(SECONDS, GIGABYTES), list(ids), dict[str, int]()
     for seed in range(first, first + most):
-        for id in process.call(_missed, seed, configurations, left):
+        for id in process.call(missed, seed, configurations, left):
             left.remove(id)
             found[id] = seed - first + 1
             say(f"{id}: network {found[id]}, seed {seed}")
@@ -114,7 +114,7 @@ def first_failures(ids: Sequence[str], first: int, most: int, configurations: in
     return found
 
 
-def _missed(seed: int, configurations: int, ids: Sequence[str]) -> list[str]:
+def missed(seed: int, configurations: int, ids: Sequence[str]) -> list[str]:
     """Return which of the rows network ``seed`` needs."""
     subject, found = Subject(network(seed)), []
     for case in cases(seed, configurations):
