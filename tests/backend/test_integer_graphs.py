@@ -81,6 +81,10 @@ SEEN = {
         "(x0 & x1).argmin(1)", "x0 ^ 3",
         "torch.where(x0, x1, x0)", "x0.masked_fill(x1 > 1, 0)", "torch.where(x0, x0, x1.to(torch.int8))", "torch.where(x0, 7, x1)",
     ),
+    "remainders of truth values": one(
+        "torch.randn(4, 6) > 0; torch.randint(1, 9, (4, 6), dtype=torch.int32); torch.ones(6, dtype=torch.bool)", "x0 % x1",
+        "torch.fmod(x0, x1)", "x0 % 3", "x1 % x2", "x0 % x1.to(torch.int8)",
+    ),
 }  # fmt: skip
 
 

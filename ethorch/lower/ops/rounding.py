@@ -210,11 +210,21 @@ table_op(
 )
 
 
+def _widen_bool(s: AtenBuilder, x: Any, dtype: torch.dtype) -> Any:
+    """Cast truth values to ``dtype``: PyTorch does not subtract them."""
+    is_bool = isinstance(x, Node) and x.meta["val"].dtype == torch.bool
+    return s(aten._to_copy.default, x, dtype=dtype) if is_bool else x
+
+
 def integer_remainder(s: AtenBuilder, x: Node, y: Any, rounding_mode: str) -> Node | None:
     """Draw x - y * (x / y, rounded) of integers of up to 32 bits. ExecuTorch's CPU kernel returns the sign of x instead."""
     operands = [x, y] if isinstance(y, Node) else [x]
     if any(is_float(node) or is_int64(node) for node in operands) or isinstance(y, float):
         return None
+    dtype = torch.result_type(x.meta["val"], y.meta["val"] if isinstance(y, Node) else y)
+    if dtype == torch.int64:
+        return None
+    x, y = (_widen_bool(s, operand, dtype) for operand in (x, y))
     is_power = isinstance(y, int) and 0 < y < 1 << 30 and y.bit_count() == 1
     if is_power and rounding_mode == "floor" and x.meta["val"].dtype == torch.int32:
         quotients = s(aten.__rshift__.Scalar, x, y.bit_length() - 1)  # all NPUs shift, only some divide
