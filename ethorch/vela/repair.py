@@ -30,7 +30,7 @@ Array = npt.NDArray[Any]
 
 logger = logging.getLogger(__name__)
 
-_MOST_COMPILATIONS, _MOST_SECONDS = 60, 120.0  # limits for one delegate
+_MOST_COMPILATIONS, _MOST_SECONDS = 60, 120.0  # limits for one delegate; CPU seconds, which do not depend on other processes
 _DISTANCES = (0, 1, 2, 4)  # distances of operators from the wrong one, before the whole graph is tried
 _NARROW = ("INT8", "INT16", "BOOL")  # dtypes that are cheap to copy
 _MOST_RANDOM_INT32 = 8  # limit of random int32 inputs, which may be indices of short axes
@@ -136,11 +136,11 @@ class _Repair:
 
     def __init__(self, lowered: Lowered, compile_graph: Callable[[Graph], Lowered], inputs: list[Array], expected: list[Array]):
         self._lowered, self._compile, self._inputs, self._expected = lowered, compile_graph, inputs, expected
-        self._left, self._end = _MOST_COMPILATIONS, time.monotonic() + _MOST_SECONDS
+        self._left, self._end = _MOST_COMPILATIONS, time.thread_time() + _MOST_SECONDS
 
     @property
     def _is_over(self) -> bool:
-        return self._left <= 0 or time.monotonic() > self._end
+        return self._left <= 0 or time.thread_time() > self._end
 
     def find(self, suspect: str) -> Lowered | None:
         """Return a correct delegate with few copies, or None.

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -57,6 +60,15 @@ def test_nothing_is_copied_if_the_commands_are_right(caplog: pytest.LogCaptureFi
     assert not isinstance(make, Avoided)
     found = lowered(built(make, "ethos-u55-128"), "ethos-u55-128")
     assert (found.repairs, caplog.text) == ((), "")
+
+
+def test_a_busy_machine_does_not_end_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    hours = itertools.count(step=3600)
+    monkeypatch.setattr(repair, "time", SimpleNamespace(monotonic=hours.__next__, thread_time=time.thread_time))
+    (make, *_) = GRAPHS["vela.matmul-of-slice"].values()
+    assert not isinstance(make, Avoided)
+    with without_row("vela.matmul-of-slice"):
+        assert len(lowered(built(make, "ethos-u55-128"), "ethos-u55-128").repairs) == 1
 
 
 def test_what_copies_do_not_mend_is_an_error() -> None:
@@ -141,6 +153,8 @@ def test_every_row_but_a_few_would_be_repaired() -> None:
                 continue
             for family in bug.families:
                 npu = npu_of(bug, family)
+                if bug.id in failed:  # one search takes minutes
+                    continue
                 with without_row(bug.id):
                     try:
                         repairs += bool(lowered(built(make, npu), npu).repairs)
