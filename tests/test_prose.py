@@ -14,10 +14,10 @@ from tools.prose.texts import Text
 
 #: Row of the table -> largest allowed count.
 LIMITS = {
-    "words of docstrings": 89_500,
+    "words of docstrings": 84_500,
     "words of pages written by hand": 30_000,
     "words of CHANGELOG": 1_500,
-    "words of code blocks in pages": 4_400,
+    "words of code blocks in pages": 4_179,
     "variables without a meaning": 200,
     "functions and properties without a meaning": 0,
     "parameters of public functions without a meaning": 0,
