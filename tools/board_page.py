@@ -52,6 +52,7 @@ def page(written_by: str) -> str:
 
 def _measured() -> list[str]:
     seen = spread("")
+    assert seen is not None
     lines = [
         "",
         "## Estimates and measurements",

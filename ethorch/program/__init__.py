@@ -1,1 +1,1 @@
-"""A model as a program in one call, and everything one may ask of it."""
+"""Compile a model, and measure, explain and save the program."""

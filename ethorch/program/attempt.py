@@ -1,4 +1,4 @@
-"""A program that a search compiled."""
+"""Programs that a search compiled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Search for settings that meet the budgets: other arenas, weights in SRAM, and 16 bits for modules."""
+"""Search for settings that meet the budgets: arenas, weights in SRAM, and 16-bit modules."""
 
 from __future__ import annotations
 
@@ -19,26 +19,25 @@ from ethorch.targets.compile_spec import FAST, FREE
 from ethorch.targets.settings import AUTO, AUTO_LAYOUT, COST, CPU_MATMUL, FLASH, NCHW, NHWC, NPU, SRAM, Settings
 from ethorch.tuning.precision_search import mixed_precision
 
-#: Settings, and whether only the compiler's have changed -> the program.
+#: Function of settings, and whether only the compiler's changed, that returns the program.
 Make = Callable[[Settings, bool], Record]
 
-#: Share of the milliseconds that weights in SRAM have to save to be taken there by ``constants="auto"``.
+#: Least share of the time that weights in SRAM must save for ``constants="auto"``.
 _WORTH = 0.02
-#: Likewise for channels last to be taken by ``io_layout="auto"``: they cost nothing but the caller's attention.
+#: Least share of the time that channels last must save for ``io_layout="auto"``. It is lower because they need no memory.
 _WORTH_OF_LAYOUT = 0.005
-_STEPS = 3  # times that a limit for the arena is corrected by what the rest of the application turned out to take
+_STEPS = 3  # corrections of the arena's limit by the memory of the rest of the application
 
 
 def search_budgets(settings: Settings, make: Make, user: UserModel, fixed: Collection[str] = ()) -> Record:
-    """Return the program with these settings, or the first one that meets all budgets, or the nearest.
+    """Return the program of these settings if it meets all budgets, else the first that does, else the closest.
 
-    The order is: the settings; channels last, if the layout is ``auto``; products on the CPU, if the partition is by cost; an
-    arena as small as the RAM requires; the fastest arena and weights in SRAM, if the time is exceeded; 16 bits for the most
-    sensitive modules, if the accuracy is missed.
+    The search tries in order: the settings; channels last, if the layout is ``auto``; products on the CPU, if the partition is
+    ``cost``; weights in SRAM, if constants are ``auto``; smaller arenas, if RAM is exceeded; the fastest arena and weights in SRAM,
+    if time is exceeded; 16 bits for the most sensitive modules, if the accuracy is too low.
 
     Args:
         make: Function that compiles.
-        user: Float model and its samples.
         fixed: Names of settings that do not change; ``modules`` disables the search for accuracy.
     """
     search = _Search(make, frozenset(fixed))
@@ -65,7 +64,6 @@ class _Search:
         self.tried: list[Attempt] = []
 
     def attempt(self, change: str, settings: Settings, only_compiler: bool = True) -> Record:
-        """Compile one program and add it to the list."""
         if change:
             with stage(f"try {change}"), mute_sample_warnings():
                 record = self.make(settings, only_compiler)
@@ -94,11 +92,11 @@ class _Search:
         try:
             candidate = self.attempt("products of two activations on the CPU", first.with_(partition=CPU_MATMUL))
         except EthorchError:
-            return before  # there is none
+            return before  # no product can move to the CPU
         return candidate if self.pays(candidate, before) else before
 
     def with_constants(self, before: Record) -> Record:
-        """Put weights into SRAM, all or those that are read several times, if the RAM suffices and that saves time."""
+        """Put all weights, or those that are read several times, into SRAM if the RAM suffices and that saves time."""
         candidate = self.attempt("weights in SRAM", _settings(before).with_(constants=SRAM))
         if _is_missed(candidate, "ram"):
             candidate = self.with_less_ram(candidate)
@@ -111,7 +109,6 @@ class _Search:
         return before
 
     def pays(self, candidate: Record, before: Record) -> bool:
-        """Return True if the RAM suffices and time is saved."""
         saved = (before.milliseconds or 0) - (candidate.milliseconds or 0)
         return not _is_missed(candidate, "ram") and saved > _WORTH * (before.milliseconds or 0)
 
@@ -135,7 +132,7 @@ class _Search:
             if candidate.memory.ram_bytes < best.memory.ram_bytes:
                 best = candidate
             if _arena(candidate) > limit:
-                break  # there is no smaller one
+                break  # no smaller arena exists
         return best
 
     def with_fewer_cycles(self, before: Record) -> Record:
@@ -162,7 +159,7 @@ class _Search:
         return best
 
     def with_more_bits(self, before: Record, user: UserModel, least: float | None) -> Record:
-        """Use 16-bit activations for as few sensitive modules as the least SQNR requires."""
+        """Use 16-bit activations in as few sensitive modules as the least SQNR requires."""
         settings = _settings(before)
         if settings.scheme != "int8" or before.config is not None:
             return before
@@ -185,21 +182,18 @@ class _Search:
 
 def _settings(record: Record) -> Settings:
     if record.settings is None:
-        raise EthorchError("the program holds no settings.")
+        raise EthorchError("the program has no settings.")
     return record.settings
 
 
 def _sqnr_db(record: Record) -> float:
-    """Return the SQNR against the float model; -inf if it is unknown."""
     measured = accuracy(record)
     return -math.inf if measured is None else measured.sqnr_db
 
 
 def _is_missed(record: Record, name: str) -> bool:
-    """Return True if the budget is not met."""
     return any(budget.name == name and budget.holds is False for budget in budgets(record))
 
 
 def _arena(record: Record) -> int:
-    """Return the bytes of the largest scratch region; 0 without delegates."""
     return max((payload.scratch_bytes for payload in record.payloads), default=0)

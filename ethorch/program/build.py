@@ -1,4 +1,4 @@
-"""Build the record of a program from the user's methods, with fixed settings."""
+"""Build the record of a program with fixed settings."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from ethorch.support.exclusive import exclusive
 from ethorch.targets.settings import AUTO_LAYOUT, COST, CPU_MATMUL, Settings
 from ethorch.vela.shared_constants import share_constants
 
-#: The name of a single method.
+#: Name of a single method.
 FORWARD = "forward"
 
 
@@ -42,7 +42,7 @@ def single_method(user: UserModel) -> UserMethods:
 
 
 def is_single(methods: UserMethods) -> bool:
-    """Return True if the program has one method with the default name, which needs no merging."""
+    """Return True for one method with the default name, which needs no merging."""
     return set(methods.models) == {FORWARD}
 
 
@@ -60,11 +60,11 @@ def quantize(methods: UserMethods, settings: Settings) -> dict[str, GraphModule]
         if user.quantized:
             if not isinstance(user.module, GraphModule):
                 kind = type(user.module).__name__
-                raise EthorchError(f"the quantized model is {kind}, not the graph module that convert_pt2e returns.")
+                raise EthorchError(f"quantized model: expected a GraphModule from convert_pt2e, got {kind}.")
             quantized_methods[name] = user.module
     if quantized_methods and len(quantized_methods) < len(methods.models):
         missing = ", ".join(repr(name) for name in methods.models if name not in quantized_methods)
-        raise EthorchError(f"some methods are quantized already, but not {missing}: quantize all, or leave it to ethorch.")
+        raise EthorchError(f"expected all methods to be quantized or none, got float models for {missing}. Quantize all or none.")
     if quantized_methods:
         return quantized_methods
     quantizers = {}
@@ -81,7 +81,7 @@ def build_program(
     settings: Settings,
     quantized: Mapping[str, GraphModule] | None = None,
 ) -> Record:
-    """Return the record of the program of these methods. Budgets are not searched.
+    """Return the record of these methods' program, without a search for budgets.
 
     Args:
         methods: Methods in evaluation mode and in the layout of the models.
@@ -117,11 +117,10 @@ def build_program(
 def _build_several(
     methods: UserMethods, quantized: Mapping[str, GraphModule], settings: Settings
 ) -> tuple[bytes, dict[str, Build]]:
-    """Return the ``.pte`` of several methods in the layout of the settings, and the build of each."""
     if settings.partition == COST:
-        raise SpecError(f"partition={COST!r} is of one method: several need one of npu and cpu-matmul.")
+        raise SpecError(f"partition={COST!r} supports one method only. Use npu or cpu-matmul.")
     if settings.etrecord:
-        raise SpecError("etrecord is of one method: compile each alone for that, or give one tuple of shapes.")
+        raise SpecError("etrecord supports one method only. Compile each method separately, or pass one tuple of shapes.")
     names = unify_buffer_names(quantized)
     wide = _wide_counters(quantized, names)
     builds = {}
@@ -137,14 +136,14 @@ def _build_several(
 
 
 def _wide_counters(quantized: Mapping[str, GraphModule], names: Mapping[str, Mapping[str, str]]) -> dict[str, set[str]]:
-    """Return for each method the buffers that any of the methods needs in int64, because shared buffers have one type."""
+    """Return by method the buffers that any method needs in int64, because shared buffers have one type."""
     changed = {method: {name for name, _ in state_buffers(module)} for method, module in quantized.items()}
     needed = {names[method][name] for method, module in quantized.items() for name in changed[method] - narrow_counters(module)}
     return {method: {name for name in changed[method] if names[method][name] in needed} for method in quantized}
 
 
 def _with_shared_constants(parts: Mapping[str, File], builds: Mapping[str, Build]) -> tuple[dict[str, File], dict[str, Build]]:
-    """Return the programs and builds, with equal constants of the delegates stored once."""
+    """Store equal constants of the delegates once."""
     old = [d.payload for part in parts.values() for m in part.methods.values() for d in m.delegates if d.id == BACKEND_ID]
     new = share_constants(list(dict.fromkeys(old)))
     if new is None:
@@ -171,9 +170,9 @@ def _with_shared_constants(parts: Mapping[str, File], builds: Mapping[str, Build
 
 
 def _in_layout(methods: UserMethods, settings: Settings) -> UserMethods:
-    """Return the models and their calls in channels-last layout, if the settings request it."""
+    """Convert models and calls to channels last, if the settings request it."""
     if settings.io_layout == AUTO_LAYOUT and not is_single(methods):
-        raise SpecError(f"io_layout={AUTO_LAYOUT!r} is of one method: several need one of nchw and nhwc, which they share.")
+        raise SpecError(f"io_layout={AUTO_LAYOUT!r} supports one method only. Use nchw or nhwc.")
     if not settings.channels_last:
         return methods
     sessions = [[(name, nhwc_inputs(inputs)) for name, inputs in session] for session in methods.sessions]
@@ -208,7 +207,7 @@ def lower_method(
         graph = with_integer_io(quantized, settings.io)
         inputs = as_codes(inputs, codes)
     if settings.partition == CPU_MATMUL:
-        from ethorch.backend.products_on_cpu import move_products_to_cpu  # 2 seconds of ExecuTorch, by its package
+        from ethorch.backend.products_on_cpu import move_products_to_cpu  # the package imports ExecuTorch, which takes 2 seconds
 
         graph = move_products_to_cpu(graph)
     build = build_pte(
@@ -218,7 +217,7 @@ def lower_method(
 
 
 def compile_beside(record: Record) -> Callable[[UserModel, Settings], Record]:
-    """Return a function that compiles without a search, and reuses the results of ``record`` for the same model."""
+    """Return a function that compiles without a search and reuses the results of ``record`` for the same model."""
 
     def once(user: UserModel, settings: Settings) -> Record:
         assert record.settings is not None

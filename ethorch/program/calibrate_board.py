@@ -1,7 +1,6 @@
 """Fit the bandwidths of a board to measured times: ``ethorch boards NAME --fit FILE``.
 
-The time of a program is the sum over its layers of the longer of computing and of transferring bytes. Bandwidths are fitted by
-relative least squares.
+Each layer takes the longer of its computation and its transfers. Bandwidths are fitted by relative least squares.
 """
 
 from __future__ import annotations
@@ -28,10 +27,8 @@ from ethorch.targets.boards import Board
 from ethorch.targets.boards.memory_roles import Roles, roles
 
 _ROUNDS = 100
-_RANGE = 64.0  # a fitted bandwidth lies within so many times the file's
-_TIE = (
-    1e-4  # how much, against the square of a relative error of 1, a bandwidth is drawn to the file's: only where it matters little
-)
+_RANGE = 64.0  # maximum ratio of fitted and original bandwidth, in either direction
+_TIE = 1e-4  # weight of the distance to the original bandwidth, relative to the squared relative error of a time
 _SRAM = "Sram"
 
 
@@ -56,7 +53,7 @@ class Calibration:
 
     Attributes:
         board: Calibrated board.
-        bytes_per_second: Fitted bandwidth of each memory that a layer waits for.
+        bytes_per_second: Fitted bandwidth of each memory that limits a layer.
         programs: Programs with their times.
     """
 
@@ -66,17 +63,17 @@ class Calibration:
 
     @property
     def error(self) -> float:
-        """Root mean square of the relative error after the fit."""
+        """Relative error after the fit (root mean square)."""
         return _rms([row.after_ms / row.measured_ms - 1 for row in self.programs])
 
     @property
     def error_before(self) -> float:
-        """Root mean square of the relative error with the bandwidths of the file."""
+        """Relative error before the fit (root mean square)."""
         return _rms([row.before_ms / row.measured_ms - 1 for row in self.programs])
 
     @property
     def source(self) -> str:
-        """Source of the figures in the new file."""
+        """Source of the fitted figures, for the board's file."""
         return f"fitted from {count_noun(len(self.programs), 'measurement')}, error {100 * self.error:.0f} %"
 
     def to_json(self) -> dict[str, Any]:
@@ -90,7 +87,7 @@ class Calibration:
         }
 
     def to_toml(self, name: str) -> str:
-        """Return the board's file with the fitted figures, their source, and a new name."""
+        """Return the board's file with a new name, and the fitted figures with their source."""
         assert self.board.path is not None
         data = parse_toml(self.board.path.read_text(encoding="utf-8"), str(self.board.path))
         data["name"] = name
@@ -107,7 +104,7 @@ def read_measured(path: Path) -> tuple[tuple[Path, float], ...]:
     Paths are relative to the file.
 
     Raises:
-        SpecError: The file cannot be read, or a row has another form.
+        SpecError: The file cannot be read, or a row is malformed.
     """
     try:
         text = read_text(path)
@@ -115,16 +112,18 @@ def read_measured(path: Path) -> tuple[tuple[Path, float], ...]:
     except (FormatError, csv.Error) as error:
         raise SpecError(str(error) if isinstance(error, FormatError) else f"{path} is not CSV: {error}.") from None
     if not isinstance(rows, list) or not rows:
-        raise SpecError(f"{path} has no measurements: a CSV file with the columns program,milliseconds, or [[measured]] tables.")
+        raise SpecError(
+            f"{path} has no measurements. Use a CSV file with the columns program,milliseconds, or [[measured]] tables."
+        )
     pairs = []
     for number, row in enumerate(rows, 1):
         try:
             milliseconds = float(row["milliseconds"])
             pairs.append((path.parent / row["program"], milliseconds))
         except (KeyError, TypeError, ValueError):
-            raise SpecError(f"{path}, measurement {number}: found {row!r}; it has to have program and milliseconds.") from None
+            raise SpecError(f"{path}, measurement {number}: expected program and milliseconds, got {row!r}.") from None
         if not (math.isfinite(milliseconds) and milliseconds > 0):
-            raise SpecError(f"{path}, measurement {number}: milliseconds is {milliseconds:g}; expected more than 0.")
+            raise SpecError(f"{path}, measurement {number}: milliseconds: expected a number above 0, got {milliseconds:g}.")
     return tuple(pairs)
 
 
@@ -140,9 +139,9 @@ def calibrate(board: Board, measured: Sequence[tuple[Path | bytes, float]]) -> C
         EthorchError: A program cannot be read.
     """
     if board.path is None:
-        raise BoardError(f"board {board.name} was not read from a file: write it to one first.")
+        raise BoardError(f"board {board.name} was not read from a file. Write it to a .toml file first.")
     if not measured:
-        raise SpecError("there are no measurements to fit to.")
+        raise SpecError("expected at least one measurement, got none.")
     models = [_Model(board, load(path)) for path, _ in measured]
     names = tuple(dict.fromkeys(name for model in models for name in model.memories))
     start = np.array([1 / (board.memory(name).bytes_per_second or board.npus[0].clock_hz) for name in names])
@@ -159,7 +158,7 @@ def calibrate(board: Board, measured: Sequence[tuple[Path | bytes, float]]) -> C
         rows = np.vstack([moved * start / measured_seconds[:, None], math.sqrt(_TIE) * np.eye(len(names))])
         right = np.concatenate([1 - fixed / measured_seconds, np.full(len(names), math.sqrt(_TIE))])
         solved = np.linalg.lstsq(rows, right, rcond=None)[0]
-        now = np.sqrt(now * start * np.clip(solved, 1 / _RANGE, _RANGE))  # half the way, in logarithms: bounds change as they move
+        now = np.sqrt(now * start * np.clip(solved, 1 / _RANGE, _RANGE))  # half a step in logarithms, because bounds change
     seconds = [
         (model.seconds(dict(zip(names, start, strict=True))), model.seconds(dict(zip(names, best, strict=True))))
         for model in models
@@ -172,12 +171,12 @@ def calibrate(board: Board, measured: Sequence[tuple[Path | bytes, float]]) -> C
 
 
 class _Model:
-    """Layers of a program: seconds of computing, and bytes per memory of the board."""
+    """Layers of a program: computation in seconds, and bytes per memory of the board."""
 
     def __init__(self, board: Board, program: Program):
         spec = record_of(program).spec
         if spec is None:
-            raise SpecError("a program has no part for the NPU: there is nothing to fit bandwidths to.")
+            raise SpecError("a program has no NPU delegate, which fitting bandwidths requires.")
         slot, npu = board.npu(program.target)
         used = roles(board, slot, spec.memory_mode)
         self.cpu_seconds = 0.0
@@ -196,7 +195,7 @@ class _Model:
         self.memories = tuple(dict.fromkeys(name for _, moved in self.layers for name in moved))
 
     def parts(self, per_byte: Mapping[str, float], names: Sequence[str]) -> tuple[float, NDArray[np.float64]]:
-        """Return the seconds of layers that compute, and the bytes of layers that wait for each memory."""
+        """Return the seconds of layers limited by computation, and by memory the bytes of layers limited by transfers."""
         fixed, waiting = self.cpu_seconds, np.zeros(len(names))
         for computing, moved in self.layers:
             slowest = max(moved, key=lambda name: moved[name] * per_byte[name], default=None)
@@ -207,14 +206,13 @@ class _Model:
         return fixed, waiting
 
     def seconds(self, per_byte: Mapping[str, float]) -> float:
-        """Return the seconds of the program."""
         return self.cpu_seconds + sum(
             max(computing, *(count * per_byte[name] for name, count in moved.items()), 0.0) for computing, moved in self.layers
         )
 
 
 def _of_board(memory: str, used: Roles, constants_in_sram: bool) -> str:
-    """Return the board's name of a memory of Vela."""
+    """Translate Vela's name of a memory to the board's."""
     return used.staging.name if memory == _SRAM or constants_in_sram else used.constants.name
 
 

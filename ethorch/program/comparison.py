@@ -97,7 +97,7 @@ class DelegateComparison:
 
 @dataclass(frozen=True)
 class Ladder:
-    """All steps of the comparison for one input."""
+    """Comparison for one input."""
 
     outputs: tuple[OutputComparison, ...]
     delegates: tuple[DelegateComparison, ...]
@@ -118,7 +118,7 @@ class Ladder:
                 continue
             lines.append(
                 f"output {number} {list(x.shape)}: quantized vs float {x.quantized_db:.1f} dB, NPU vs float "
-                f"{x.npu_db:.1f} dB, NPU vs quantized {x.agreement_db:.1f} dB, at most {x.largest_difference:.4g} apart"
+                f"{x.npu_db:.1f} dB, NPU vs quantized {x.agreement_db:.1f} dB, largest difference {x.largest_difference:.4g}"
             )
         for number, d in enumerate(self.delegates):
             same = "all equal" if not d.different else f"{d.different} DIFFER, first {d.first_difference}"
@@ -133,7 +133,7 @@ class Comparison(Ladder):
     Attributes:
         layers: Operators in execution order.
         samples: Number of samples.
-        missing: Omitted parts with the reason; empty if complete.
+        missing: Omitted figures with the reason; empty if complete.
     """
 
     layers: tuple[LayerComparison, ...] = ()
@@ -142,7 +142,7 @@ class Comparison(Ladder):
 
     @property
     def first_divergence(self) -> LayerComparison | None:
-        """First operator whose NPU result differs from PyTorch by more than its rounding permits; or None."""
+        """First operator whose NPU result differs from PyTorch by more than its rounding permits; None without one."""
         return next((layer for layer in self.layers if layer.diverges), None)
 
     @property
@@ -164,16 +164,16 @@ class Comparison(Ladder):
         return cast(dict[str, Any], _finite(outputs))
 
     def to_text(self) -> str:
-        """Return the comparison, the table of operators, and the operators to inspect."""
+        """Return the outputs, the table of operators, and the operators to inspect."""
         first, loss = self.first_divergence, self.largest_loss
         lines = [super().to_text()]
         if self.layers:
             lines += ["", self.table(), ""]
             if loss is not None:
-                lines.append(f"most noise enters at {loss}: {loss.own_db:.1f} dB by itself")
-            apart = "nowhere do NPU and PyTorch part by more than rounding allows"
+                lines.append(f"most noise is added by {loss}: {loss.own_db:.1f} dB on its own")
+            apart = "NPU and PyTorch differ by no more than rounding permits"
             if first is not None:
-                apart = f"NPU and PyTorch part first at {first}: {first.own_steps:g} steps, allowed {first.allowed_steps}"
+                apart = f"NPU and PyTorch first differ at {first}: {first.own_steps:g} steps, permitted {first.allowed_steps}"
             lines.append(apart)
         if self.missing:
             lines.append(self.missing)
@@ -182,7 +182,7 @@ class Comparison(Ladder):
     __str__ = to_text
 
     def table(self) -> str:
-        """Return a line per operator; an exclamation mark means that NPU and PyTorch differ too much."""
+        """Return a line per operator; ``!`` marks those where NPU and PyTorch differ too much."""
         heads = ("", "", "", "", "fake", "NPU", "own", "NPU", "NPU/fake", "own", "clipped", "range")
         rows: list[tuple[str, ...]] = [
             heads,

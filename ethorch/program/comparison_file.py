@@ -1,4 +1,4 @@
-"""``comparison.json`` of a program's folder: the comparison of each method with the float model, on the example inputs."""
+"""``comparison.json`` of a program's folder: the comparison of each method on the example inputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ROWS = {"outputs": OutputComparison, "delegates": DelegateComparison, "layers":
 
 
 def write_comparisons(comparisons: Mapping[str, Comparison]) -> bytes:
-    """Return the contents of the file for the comparison of each method."""
+    """Return the contents of the file, from the comparison of each method."""
     methods = {
         name: {
             **{key: [write_row(row) for row in getattr(comparison, key)] for key in _ROWS},
@@ -41,9 +41,7 @@ def read_comparisons(folder: Path) -> dict[str, Comparison]:
         return {}
     data = read_json(file, "Save the program again.")
     if data.get("format") != _FORMAT:
-        raise FormatError(
-            f"{file} has format {data.get('format')!r:.60}; this ethorch reads format {_FORMAT}. Install a newer one."
-        )
+        raise FormatError(f"{file}: expected format {_FORMAT}, got {data.get('format')!r:.60}. Install a newer version of ethorch.")
     try:
         return {name: _comparison(method_data) for name, method_data in data["methods"].items()}
     except (FormatError, TypeError, KeyError, ValueError, AttributeError) as error:

@@ -47,10 +47,10 @@ from ethorch.vela.arena import arena_bytes
 logger = logging.getLogger(__name__)
 
 _SAMPLE = "calibration sample"
-_OTHER_RANGE = 50  #: ratio of the largest values from which inputs are assumed to be scaled differently, as 0..255 and 0..1
+_OTHER_RANGE = 50  #: ratio of maxima that indicates inputs of different scale, such as 0..255 and 0..1
 
 Model = nn.Module | ExportedProgram | UserModel | str
-#: Models of several methods that share buffers and weights, by name.
+#: Models by method name, which may share buffers and weights.
 Methods = Mapping[str, nn.Module | UserModel] | UserMethods
 
 
@@ -84,10 +84,10 @@ def compile(
     Args:
         model: An ``nn.Module``, a module from ``convert_pt2e``, an ``ExportedProgram``, or a name as on the command line:
             ``FILE.py:NAME``, ``package.module:NAME``, ``FILE.pt2``, ``torchvision:NAME``, ``timm:NAME``, ``hf:FOLDER``,
-            ``executorch:NAME``. A dict of modules compiles to several methods, such as ``prefill`` and ``decode``; they share the
+            ``executorch:NAME``. A dict of modules compiles to several methods, such as ``prefill`` and ``decode``, which share
             parameters and buffers that are the same objects.
         example_inputs: A tensor, a tuple of inputs, or a dict of keyword inputs, which fix the shapes. Several methods need a dict
-            of inputs. A named model brings its own.
+            of inputs. A named model has its own.
         target: Name of the NPU, see ``ethorch targets``. Default: the first NPU of the board, or ``ethos-u55-128``.
         calibration: A few dozen representative inputs, from which the ranges of activations are derived: an iterable of samples, a
             Dataset or DataLoader, a batch, a file or folder, or ``ethorch.samples`` of these. Several methods need sessions: lists
@@ -138,7 +138,7 @@ def compile(
 
 
 def load_methods(model: Model | Methods, example_inputs: Any, calibration: Any, settings: Settings) -> UserMethods:
-    """Return a model, or several, as methods with checked inputs and samples.
+    """Return one or several models as methods with checked inputs and samples.
 
     Args:
         settings: Each of several ``shapes`` becomes a method.
@@ -149,7 +149,7 @@ def load_methods(model: Model | Methods, example_inputs: Any, calibration: Any, 
         check_module(model)
     if isinstance(model, (Mapping, UserMethods)):
         if settings.shapes:
-            raise SpecError("shapes is of one model; several methods have the shapes of their example inputs.")
+            raise SpecError("shapes supports one model only. With several methods, the example inputs define the shapes.")
         return _user_methods(model, example_inputs, calibration)
     user = user_model(model, example_inputs, calibration, shapes=settings.shapes)
     if len(settings.shapes) < 2:
@@ -208,7 +208,7 @@ def user_model(
     if isinstance(model, str):
         model = load_model(model)
     if isinstance(model, UserMethods):
-        raise EthorchError(f"the model has several methods, {', '.join(map(repr, model.models))}; here one model is wanted.")
+        raise EthorchError(f"expected one model, got the methods {', '.join(map(repr, model.models))}.")
     if isinstance(model, ExportedProgram):
         model, example_inputs = of_exported(model, example_inputs), None
     if not isinstance(model, UserModel):
@@ -216,7 +216,7 @@ def user_model(
     if isinstance(model, UserModel):
         user = model if example_inputs is None else replace(model, example_inputs=example_inputs, calibration=())
     elif example_inputs is None:
-        raise EthorchError("example_inputs is missing: give a tensor, or a tuple of inputs; they fix the shapes.")
+        raise EthorchError("example_inputs is missing. Pass a tensor or a tuple of inputs, which fix the shapes.")
     else:
         user = UserModel(model, example_inputs, quantized=is_quantized(model))
     examples = samples_like(user, shapes) or [user.example_inputs]
@@ -238,13 +238,15 @@ def user_model(
             checked.append(sample.inputs)
             step()
     if not checked:
-        raise EthorchError("calibration holds no sample; give some tens of representative inputs, or None for the example inputs.")
+        raise EthorchError(
+            "calibration: expected samples, got none. Pass a few dozen representative inputs, or None for the example inputs."
+        )
     _compare_ranges(user.example_inputs, checked)
     return replace(user, calibration=checked)
 
 
 def _compare_ranges(example_inputs: Sequence[Any], samples: Sequence[Sequence[Any]]) -> None:
-    """Warn if the samples of a float input are ``_OTHER_RANGE`` times as large, or as small, as the example input."""
+    """Warn if calibration samples of a float input are ``_OTHER_RANGE`` times larger or smaller than the example input."""
     for number, example in enumerate(example_inputs):
         if not isinstance(example, torch.Tensor) or not example.is_floating_point() or not example.numel():
             continue
@@ -262,10 +264,10 @@ def _compare_ranges(example_inputs: Sequence[Any], samples: Sequence[Sequence[An
 
 
 def _build_within_budgets(methods: UserMethods, settings: Settings) -> Record:
-    """Build the program; for a single method, search for settings that meet the budgets."""
+    """Build the program; search for settings that meet the budgets if it has a single method."""
     if not is_single(methods):
         return build_program(methods, settings)
-    quantized: dict[bool, dict[str, GraphModule]] = {}  # what was quantized last, by layout
+    quantized: dict[bool, dict[str, GraphModule]] = {}  # last quantized models by layout
 
     def make(chosen: Settings, only_compiler: bool) -> Record:
         if not only_compiler:
@@ -281,13 +283,12 @@ def _build_within_budgets(methods: UserMethods, settings: Settings) -> Record:
 
 
 def _check_arena(record: Record, settings: Settings) -> None:
-    """Warn if the program exceeds the user's limit of the arena."""
     assert record.build is not None and record.settings is not None
     arena_size = max((arena_bytes(delegate.compiled) for delegate in record.build.delegates), default=0)
     if isinstance(settings.arena, int) and settings.arena == record.settings.arena and arena_size > settings.arena:
         logger.warning(
-            "the arena of the NPU has %s bytes, %s more than the setting arena allows. No smaller schedule was found, even with "
-            "bands of rows. Program.memory.peak_owners names the tensors to make smaller. [arena.exceeded]",
+            "the NPU's arena has %s bytes, %s more than the setting arena permits. No schedule needs less, even with bands of "
+            "rows. Reduce the tensors listed by Program.memory.peak_owners. [arena.exceeded]",
             f"{arena_size:,}",
             f"{arena_size - settings.arena:,}",
         )

@@ -11,7 +11,7 @@ from ethorch.program.record import Record
 
 @dataclass(frozen=True)
 class Delegate:
-    """A part of the program that runs on the NPU.
+    """A group of operators that runs on the NPU.
 
     Attributes:
         number: Position among the delegates of the method.
@@ -29,7 +29,7 @@ class Delegate:
 
 
 def delegates_of(record: Record) -> tuple[Delegate, ...]:
-    """Return the NPU delegates of a record's method."""
+    """Return the NPU delegates of a method."""
     lowered = {} if record.build is None else {delegate.payload: delegate for delegate in record.build.delegates}
     numbers = [number for number, delegate in enumerate(record.description.delegates) if delegate.id == BACKEND_ID]
     delegates = []

@@ -42,7 +42,7 @@ _BATCH = 32
 
 @dataclass(frozen=True)
 class SampleResult:
-    """A sample with its name, its label, and the flat outputs of each column, dequantized."""
+    """A sample with its name, its label, and the dequantized flat outputs of each column."""
 
     name: str
     label: Any
@@ -87,7 +87,7 @@ class Evaluation:
         for column, figures in self.results.items():
             table.add_row(column, *(_figure(name, figures.get(name)) for name in names))
         rate = self.samples / self.seconds if self.seconds else 0.0
-        last = f"{count_noun(self.samples, 'sample')} in {self.seconds:.1f} s, {rate:,.1f} a second on this computer"
+        last = f"{count_noun(self.samples, 'sample')} in {self.seconds:.1f} s, {rate:,.1f} per second on this computer"
         return Group(table, "", last + (", interrupted." if self.interrupted else "."))
 
     def __str__(self) -> str:
@@ -131,7 +131,7 @@ def evaluate(
             without scores.
         against: Columns to compare with.
         batch: Number of samples per call. It affects memory, not results.
-        jobs: Number of processes, started by joblib, so that ``joblib.parallel_config(backend="dask")`` applies. Default: threads.
+        jobs: Number of joblib processes; ``joblib.parallel_config(backend="dask")`` applies. Default: threads.
         keep: Whether to keep the outputs of every sample.
         progress: Whether to display progress. Default: on a terminal or in a notebook.
 
@@ -143,12 +143,9 @@ def evaluate(
         program = load(program)
     columns = _columns(program, against)
     if jobs is not None and record_of(program).selection is not None:
-        raise SpecError("jobs is of programs with one method; leave it out, or evaluate program['NAME'].")
+        raise SpecError("jobs requires a program with one shape. Remove jobs, or evaluate program['NAME'].")
     if jobs is not None and keeps_state(record_of(program).description):
-        raise SpecError(
-            f"jobs is {jobs}, but the program keeps state from call to call: its samples run one after the other, in this "
-            "process. Leave jobs out."
-        )
+        raise SpecError(f"jobs={jobs} requires a program without state, because calls that share state run in order. Remove jobs.")
     model = record_of(program).model
     user = None if model is None else model.module
     names = user.names if isinstance(user, KeywordInputs) else ()
@@ -180,7 +177,7 @@ def evaluate(
         except KeyboardInterrupt:
             interrupted = True
     if not count and not interrupted:
-        raise EthorchError("the data set holds no sample.")
+        raise EthorchError("expected at least one sample in the data set, got none.")
     results = {column: {**meters[column].figures(), **closeness.figures(column)} for column in columns}
     confusion = {column: matrix for column in columns if (matrix := meters[column].confusion())}
     return Evaluation(count, time.perf_counter() - started, results, confusion, interrupted, tuple(results_kept))
@@ -189,7 +186,7 @@ def evaluate(
 def _columns(program: Program, against: Sequence[str]) -> list[str]:
     for name in against:
         if name not in (FLOAT, QUANTIZED):
-            raise SpecError(f"against has {name!r}; it can have {FLOAT!r} and {QUANTIZED!r}.")
+            raise SpecError(f"against: expected {FLOAT!r} or {QUANTIZED!r}, got {name!r}.")
     columns = {QUANTIZED} if record_of(program).quantized is not None else set()
     model = record_of(program).model
     if model is not None and not model.quantized:
@@ -198,7 +195,7 @@ def _columns(program: Program, against: Sequence[str]) -> list[str]:
 
 
 def _length(dataset: Any) -> int | None:
-    """Return the number of samples; None if it is unknown before they are read."""
+    """Return the number of samples; None if it is unknown in advance."""
     limit = None
     if isinstance(dataset, Samples):
         dataset, limit = dataset.source, dataset.limit
@@ -212,7 +209,6 @@ def _length(dataset: Any) -> int | None:
 
 
 def _beside(program: Program, column: str) -> nn.Module:
-    """Return the module of a column."""
     if column == QUANTIZED:
         quantized = record_of(program).quantized
         assert quantized is not None
@@ -234,14 +230,14 @@ def _answer(program: Program, column: str, module: nn.Module, sample: Sample) ->
 
 
 def _copy_tensor(leaf: Any) -> Any:
-    """Return a copy of a tensor, which may be a buffer that the next call changes."""
+    """Copy a tensor, because it may be a buffer that the next call changes."""
     return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _on_npu(
     program: Program, source: Iterable[Sample], batch: int, workers: int | None
 ) -> Iterator[tuple[list[Sample], list[list[Any]]]]:
-    """Yield (samples, flat outputs of each) for consecutive parts of the data set."""
+    """Yield (samples, flat outputs of each) for consecutive chunks of the data set."""
     parts = _parts(iter(source), max(batch, 1))
     if record_of(program).selection is not None:
         for part in parts:
@@ -265,7 +261,7 @@ def _on_npu(
 
 
 def _of_methods(program: Program, samples: Sequence[Sample]) -> list[list[Any]]:
-    """Return the flat outputs of samples with several shapes, each computed by the method that fits."""
+    """Return the flat outputs of samples, each computed by the method that fits its shapes."""
     flat = [pytree.tree_leaves(sample.inputs) for sample in samples]
     groups: dict[str, list[tuple[int, list[Any]]]] = {}
     for number, inputs in enumerate(flat):
@@ -289,7 +285,7 @@ def _flat(program: Program, sample: Sample) -> list[Any]:
 
 
 def _run(data: bytes, method: str, inputs: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    """Run a part of the data set in a separate process."""
+    """Run a chunk of the data set in a separate process."""
     return _load(data, method).run_many(inputs, threads=1)
 
 
@@ -299,7 +295,7 @@ def _load(data: bytes, method: str) -> runtime.HostProgram:
 
 
 class _Closeness:
-    """SQNR over all samples against the float model, and the share of equal largest outputs, by column."""
+    """SQNR against the float model, and share of equal largest outputs, by column."""
 
     def __init__(self) -> None:
         self._answers: dict[str, list[Any]] = {}
@@ -307,7 +303,6 @@ class _Closeness:
         self._count = 0
 
     def add(self, answers: Mapping[str, Sequence[Any]]) -> None:
-        """Add the outputs of one sample."""
         if FLOAT not in answers:
             return
         self._count += 1

@@ -1,4 +1,4 @@
-"""Explain where each operator runs, its cost, its reason and its remedy."""
+"""Placement, cost, reason and remedy of each operator."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ AT_THE_ENDS = Reason(
 BETWEEN_SIDES = Reason("io.between", "it converts values between a float operator on the CPU and the NPU", BETWEEN)
 STATE_COPIED = Reason(
     "state.copied",
-    "an operation of the NPU reads old and new bytes of the buffer together",
+    "an NPU operation reads old and new bytes of the buffer",
     "The results are equal; the copy costs half a CPU cycle per byte.",
 )
 STATE_AMONG_TENSORS = Reason(
     "state.among_tensors",
     "ExecuTorch planned the buffer among tensors that a call writes, because ethorch did not write the program",
-    "Remove or delegate the operators that the writer refused (`explain`), so that the buffer has a place of its own.",
+    "Remove or delegate the operators that ethorch's writer refused (see `explain`). The buffer then has its own memory.",
 )
 
 
@@ -52,7 +52,7 @@ class Operator:
         module, source: Path of the module, ``file.py:line``; empty if unknown.
         cycles: Estimate; None for a file, or for an operator without a layer.
         share: Share of the program's cycles, 0 to 1.
-        bound: Limit of the layer.
+        bound: Resource that limits the layer's speed.
         id, reason, way_out: Identifier, reason and remedy of an operator on the CPU.
     """
 
@@ -101,12 +101,10 @@ class State:
 
 @dataclass(frozen=True)
 class Explanation:
-    """All operators of a program, and its mutable buffers.
+    """Operators and mutable buffers of a program.
 
     Attributes:
-        target: Name of the NPU.
         operators: Operators in execution order; refused ones follow.
-        states: Mutable buffers.
         placement: Count of the operators on the NPU, as in ``print(program)``; empty for a file.
         writer: Writer of the program, and the reason if it is ExecuTorch; None for a file.
     """
@@ -143,14 +141,14 @@ class Explanation:
             table.add_row(where, row.operator, row.module, row.source, cycles, share, row.bound)
         lines = refusal_texts(asdict(row) for row in self.operators if row.reason)
         npu = sum(row.where == "NPU" for row in self.operators)
-        rows = f"{count_noun(npu, 'operation')} of the NPU, {count_noun(len(self.operators) - npu, 'operator')} on the CPU"
+        rows = f"{count_noun(npu, 'operation')} on the NPU, {count_noun(len(self.operators) - npu, 'operator')} on the CPU"
         last = (
-            f"Rows: {rows}, quantize and dequantize included."
+            f"Rows: {rows}, including quantize and dequantize."
             if self.operators
             else "No rows: all selected operators are on the NPU."
         )
-        last += f" Of the model: {self.placement}." if self.placement else ""
-        lines_of_states = ["", "Kept from call to call:", self._states()] if self.states else []
+        last += f" Model: {self.placement}." if self.placement else ""
+        lines_of_states = ["", "State between calls:", self._states()] if self.states else []
         lines_of_states += [_IN_PLACE] if any(state.in_place for state in self.states) else []
         for state in self.states:
             lines_of_states += [f"{state.name}: {state.reason} [{state.id}] {state.way_out}"] if state.reason else []
@@ -190,10 +188,8 @@ def explanation(
     """Return the rows of the layers and of the partition.
 
     Args:
-        target: Name of the NPU.
-        layers: Layers of the program.
-        partition: Partition; None for a file, which has no reasons.
-        operator: Part of the operator's name.
+        partition: None for a file, which has no reasons.
+        operator: Substring of the operator's name.
         cpu_only: Whether to return CPU operators only.
         states: Result of ``states_of``, omitted if ``operator`` is set.
 
@@ -219,7 +215,7 @@ def explanation(
     if operator is not None and not any(operator in row.operator for row in rows):
         names = list(dict.fromkeys(name for row in rows for name in row.operator.split(", ")))
         meant = did_you_mean(operator, [part for name in names for part in (name, *name.split(".")[1:2])])
-        raise SpecError(f"no operator of the program has {operator!r} in its name.{meant} It has: {', '.join(names) or 'none'}.")
+        raise SpecError(f"no operator name contains {operator!r}.{meant} Operators: {', '.join(names) or 'none'}.")
     selected = [row for row in rows if (operator is None or operator in row.operator) and (row.where == "CPU" or not cpu_only)]
     counts = (
         ""
@@ -230,7 +226,7 @@ def explanation(
     return Explanation(target, tuple(selected), tuple(states) if operator is None else (), counts, writer)
 
 
-#: Names of the CPU's kernels that make codes of floats and floats of codes: ExecuTorch's, and those of its Arm backend.
+#: CPU kernels that quantize or dequantize, of ExecuTorch and of its Arm backend.
 _CONVERSIONS = ("quantize_per_tensor", "dequantize_per_tensor", "quantize_per_channel", "dequantize_per_channel")
 
 
@@ -244,7 +240,7 @@ def _with_conversion(row: Operator, layer: Layer) -> Operator:
 
 
 _IN_PLACE = (
-    "in place: the NPU reads it where it is kept, in generated firmware and on the desk; ExecuTorch's delegate copies it to the NPU"
+    "in place: the NPU reads the buffer without a copy, in generated firmware and in the simulator; ExecuTorch's delegate copies it"
 )
 
 
@@ -252,12 +248,11 @@ def states_of(method: Method, payloads: Sequence[DelegatePayload], buffers: Sequ
     """Return the mutable buffers of a method.
 
     Args:
-        method: Method of the file.
         payloads: Payloads of its delegates, in order.
         buffers: Buffers of the build; empty for a file, which has names, shapes and dtypes only.
     """
     states = []
-    results: set[int] = set()  # of the delegates
+    results: set[int] = set()  # outputs of delegates
     decided = {buffer.name: buffer for buffer in buffers}
     reads = reads_in_place(method, dict(enumerate(payloads)))
     for value in method.values:
@@ -307,7 +302,7 @@ def states_of(method: Method, payloads: Sequence[DelegatePayload], buffers: Sequ
 
 
 def _add(rows: list[Operator], refusal: Refusal) -> None:
-    """Add a refusal to its row, or add a row if there is none or it has another reason."""
+    """Add a refusal to the row of its operator, or as a new row if that has another reason."""
     origin, reason = refusal.origin, refusal.reason
     new = Operator(
         origin.target, "CPU", None, origin.module, origin.source, id=reason.id, reason=reason.text, way_out=reason.way_out
@@ -321,7 +316,7 @@ def _add(rows: list[Operator], refusal: Refusal) -> None:
 
 
 def _overlap(value: Value, second: Value) -> bool:
-    """Return True if two tensors of the plan share memory."""
+    """Return True if two tensors share memory."""
     if second.kind != "tensor" or value.place is None or second.place is None or value.place[0] != second.place[0]:
         return False
     return value.place[1] < second.place[1] + second.nbytes and second.place[1] < value.place[1] + value.nbytes

@@ -44,12 +44,12 @@ from ethorch.targets.settings import Settings
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-#: Settings that may be varied, in the order of the table's columns.
+#: Settings that can be varied, in the order of the table's columns.
 AXES = ("target", "board", "scheme", "io", "memory_mode", "system_config", "constants", "arena")
-#: Settings that are changed where a budget does not hold, or that ``auto`` leaves to the compiler.
+#: Settings that the search for budgets changes, or that ``auto`` leaves to the compiler.
 _SEARCHED = ("arena", "constants", "io_layout", "partition")
-_ALONE = 4  # programs up to which no processes are started: each takes seconds to import torch
-_WORTH = 15.0  # seconds that the rest has to take here, by what the first ones took, for processes to be started
+_ALONE = 4  # most programs without other processes, each of which imports torch for seconds
+_WORTH = 15.0  # least estimated seconds of the remaining programs that pay for the start of processes
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """The varied settings in a few words."""
+        """Short text of the varied settings."""
         return " ".join(str(value) for value in self.settings.values() if value is not None) or "as it is"
 
     def to_json(self) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class Exploration:
 
     Attributes:
         variants: Variants in the order of the product.
-        cheapest: Name of the smallest NPU (in the order of ``ethorch targets``) that meets all budgets, and its variant; or None.
+        cheapest: Fastest variant on the smallest NPU (in the order of ``ethorch targets``) that meets all budgets; or None.
         budgets: The limits.
         interrupted: Whether the exploration was interrupted.
     """
@@ -135,14 +135,14 @@ class Exploration:
             if variant.error:
                 table.add_row("", *chosen, *[""] * 7, variant.error)
                 continue
-            verdict = "" if variant.fits is None else "hold" if variant.fits else "do not hold"
+            verdict = "" if variant.fits is None else "met" if variant.fits else "exceeded"
             verdict += " with " * bool(variant.searched) + ", ".join(f"{name}={value}" for name, value in variant.searched.items())
             table.add_row("*" if variant.front else "", *chosen, *_figures(variant), verdict.strip())
         lines: list[Any] = [table]
         if any(variant.front for variant in self.variants):
-            lines += ["", "* no other is as good in time, RAM, flash and accuracy together"]
+            lines += ["", "* Pareto front: no other variant is at least as good in time, RAM, flash and accuracy"]
         if any(variant.fits is not None for variant in self.variants):
-            named = "None keeps all" if self.cheapest is None else f"{self.cheapest.name} is the smallest NPU that keeps them"
+            named = "No variant meets all" if self.cheapest is None else f"{self.cheapest.name} is the smallest NPU that meets all"
             limits = ", ".join(f"{name} {limit:,g}" for name, limit in self.budgets.items()) or "the boards' memories"
             lines.append(f"Budgets: {limits}. {named}.")
         if self.interrupted:
@@ -161,7 +161,7 @@ class Exploration:
         elif target.suffix in (".html", ".htm"):
             text = exploration_page(self.to_json())
         else:
-            raise EthorchError(f"cannot write {target}: an exploration is saved as .html or .json.")
+            raise EthorchError(f"cannot write {target}: expected the suffix .html or .json.")
         try:
             write_whole(target, text.encode())
         except OSError as error:
@@ -197,8 +197,8 @@ def explore(
         print(exploration)
         exploration.save("front.html")
 
-    The model is quantized once per scheme and NPU family. Figures are those of the whole application, with times at the clock of
-    each variant's system. SQNR is measured if there are calibration samples.
+    The model is quantized once per scheme and NPU family. Figures cover the whole application; times are at the clock of each
+    variant's system. SQNR is measured if there are calibration samples.
 
     Args:
         model, example_inputs, calibration: See ``ethorch.compile``.
@@ -221,7 +221,7 @@ def explore(
         if axis not in axes:
             raise unknown_name("axis", axis, axes)
     if not varied:
-        raise SpecError(f"nothing is varied: give values of at least one of {', '.join(axes)}.")
+        raise SpecError(f"vary: expected values of at least one of {', '.join(axes)}, got none.")
     names = [axis for axis in axes if axis in varied]
     _check_values(base, varied)
     points = [dict(zip(names, values, strict=True)) for values in itertools.product(*(varied[axis] for axis in names))]
@@ -242,30 +242,29 @@ def explore(
                 interrupted = True
     finished = [logged for point in points if (logged := log.find(point)) is not None]
     if finished and not interrupted and all(variant.error for variant in finished):
-        raise EthorchError(f"no variant could be compiled; the first error is: {finished[0].error}")
+        raise EthorchError(f"no variant could be compiled. First error: {finished[0].error}")
     marked = tuple(_with_front(finished))
     limits = {name: value for name in ("ram", "flash", "latency_ms", "min_sqnr_db") if (value := getattr(base, name)) is not None}
     return Exploration(marked, _cheapest(marked, base), limits, interrupted)
 
 
 def _check_values(base: Settings, varied: Mapping[str, Sequence[Any]]) -> None:
-    """Raise SpecError for values that are wrong in every variant."""
+    """Raise SpecError for a value that is invalid in every variant."""
     without_board = base if "board" not in varied else replace(base, board=None)
     for axis, values in varied.items():
         for value in values:
-            if axis not in ("system_config", "memory_mode"):  # what these may be depends on the target and on ini files
+            if axis not in ("system_config", "memory_mode"):  # valid values depend on target and ini files
                 without_board.with_(**{axis: value})
 
 
 def _groups(points: Sequence[dict[str, Any]], base: Settings) -> list[list[dict[str, Any]]]:
-    """Group the points that share a quantized model."""
     by_model: dict[Any, list[dict[str, Any]]] = {}
     for point in points:
         try:
             chosen = base.with_(**point)
             key: Any = (chosen.scheme, chosen.io, lookup(chosen.target).family)
         except EthorchError:
-            key = json.dumps(point, sort_keys=True, default=str)  # its own words, later
+            key = json.dumps(point, sort_keys=True, default=str)  # compilation reports the error later
         by_model.setdefault(key, []).append(point)
     return list(by_model.values())
 
@@ -279,13 +278,13 @@ def _cut(groups: Sequence[list[dict[str, Any]]], workers: int | None) -> list[li
 def _compile_groups(
     user: UserModel, base: Settings, groups: Sequence[list[dict[str, Any]]], accuracy: bool, workers: int | None
 ) -> Iterable[list[Variant]]:
-    """Yield the variants of each group: in this process, until other processes are worth their start."""
+    """Yield the variants of each group: in this process, until the start of other processes pays off."""
     compile_points = functools.partial(_variants, user, base, accuracy)
     left, first = [list(group) for group in groups], True
     started = time.monotonic()
     count = 0
     while left and not _spreads(sum(map(len, left)), count, time.monotonic() - started, workers):
-        yield compile_points([left[0].pop(0)], first)  # one by one, so that an interrupt keeps the figures so far
+        yield compile_points([left[0].pop(0)], first)  # one by one, so that an interrupt keeps finished figures
         first, count = False, count + 1
         left = [group for group in left if group]
     if left:
@@ -296,11 +295,11 @@ def _compile_groups(
 
 
 def _spreads(left: int, compiled: int, seconds: float, workers: int | None) -> bool:
-    """Return True if the remaining programs are compiled in other processes."""
+    """Return True if other processes compile the remaining programs."""
     if left <= _ALONE or (workers or os.cpu_count()) == 1:
         return False
     backend, count = get_active_backend()
-    if workers is not None or count is not None or type(backend).__name__ != "LokyBackend":  # as the user says
+    if workers is not None or count is not None or type(backend).__name__ != "LokyBackend":  # the user's choice
         return True
     return compiled > 0 and seconds / compiled * left > _WORTH
 
@@ -347,7 +346,7 @@ def _variant(user: UserModel, settings: Settings, point: Mapping[str, Any], accu
 
 
 def _quantize(user: UserModel, settings: Settings) -> GraphModule:
-    """Return the quantized model, reused from the previous variant if it is the same."""
+    """Return the quantized model; reuse that of the previous variant if it is the same."""
     layout = settings.io, settings.channels_last
     key = (id(user), settings.scheme, lookup(settings.target).family, *layout, json.dumps(dict(settings.modules)))
     if not _last or _last[0] != key or _last[2] is not user:
@@ -357,7 +356,7 @@ def _quantize(user: UserModel, settings: Settings) -> GraphModule:
 
 
 def _with_front(variants: Sequence[Variant]) -> Iterable[Variant]:
-    """Mark the Pareto front: least time, RAM and flash, most accuracy."""
+    """Mark the Pareto front of time, RAM, flash and accuracy."""
 
     def costs(candidate: Variant) -> tuple[float, ...]:
         sqnr = float("inf") if candidate.sqnr_db is None else candidate.sqnr_db
@@ -400,13 +399,12 @@ class _Log:
                 of, variant = row.pop("of"), Variant(**row)
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
                 if number == len(lines):
-                    break  # cut off when it was stopped
-                raise EthorchError(f"{self.path}, line {number}, is not a variant of an exploration. Use another file.") from None
+                    break  # incomplete line of an interrupted process
+                raise EthorchError(f"{self.path}, line {number}: expected a variant of an exploration. Use another file.") from None
             if of == self.of:
                 self.found[_key(variant.settings)] = variant
 
     def find(self, point: Mapping[str, Any]) -> Variant | None:
-        """Return the finished variant of these settings."""
         return self.found.get(_key(point))
 
     def add(self, variant: Variant) -> None:
@@ -417,7 +415,7 @@ class _Log:
         try:
             with self.path.open("a+b") as file:
                 file.seek(0)
-                file.truncate(file.read().rfind(b"\n") + 1)  # a line that was cut off
+                file.truncate(file.read().rfind(b"\n") + 1)  # removes an incomplete line
                 file.write((json.dumps({"of": self.of, **variant.to_json()}) + "\n").encode())
         except OSError as error:
             raise EthorchError(f"cannot write {self.path}: {error.strerror}.") from None
@@ -428,7 +426,7 @@ def _key(point: Mapping[str, Any]) -> str:
 
 
 def _digest(user: UserModel, base: Settings, accuracy: bool) -> str:
-    """Return a digest of everything that variants depend on besides their settings."""
+    """Return a digest of all that variants depend on besides their settings."""
     digest = hashlib.sha256()
 
     def add(*parts: Any) -> None:

@@ -1,4 +1,4 @@
-"""Data classes for facts about a program: inputs and outputs, accuracy, budgets, verification."""
+"""Facts about a program: inputs and outputs, accuracy, budgets, verification."""
 
 from __future__ import annotations
 
@@ -45,13 +45,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Unchecked:
-    """A delegate that was not compared with the TOSA reference.
-
-    Attributes:
-        method: Name of its method.
-        delegate: Number in the method.
-        reason: Reason.
-    """
+    """A delegate that was not compared with the TOSA reference, with the reason."""
 
     method: str
     delegate: int
@@ -60,12 +54,12 @@ class Unchecked:
 
 @dataclass(frozen=True)
 class Verification:
-    """Result of comparing a program's delegates with the TOSA reference.
+    """Result of comparing a program's delegates with the TOSA reference. A difference is an error.
 
     Attributes:
         delegates: Number of delegates of all methods.
         equal: Number of delegates that equal the reference.
-        unchecked: Delegates that were not compared. A difference is an error.
+        unchecked: Delegates that were not compared.
         repairs: Operators before which a copy was inserted to avoid a bug of Vela (``ethorch.vela.repair``).
     """
 

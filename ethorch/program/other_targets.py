@@ -1,4 +1,4 @@
-"""Compilation for other targets than Ethos-U: TOSA, and the CPU alone."""
+"""Compilation for TOSA and for the CPU alone."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def quantize_for(user: UserModel, spec: ArmCompileSpec, scheme: str) -> UserMode
 
 
 def save(program: OtherProgram, path: Path, record: Path | None = None) -> None:
-    """Write the program; the suffix selects ``.pte``, ``.bpte`` or ``.tosa``. ``record`` is a file for ExecuTorch's ETRecord."""
+    """Write the program as ``.pte``, ``.bpte`` or ``.tosa``, and its ETRecord to ``record``."""
     if path.suffix == ".tosa":
         write_whole(path, program.tosa())
         return
     if path.suffix not in (".pte", ".bpte"):
-        raise EthorchError(f"cannot write {path}: this program is saved as .pte, .bpte or .tosa.")
+        raise EthorchError(f"cannot write {path}: expected the suffix .pte, .bpte or .tosa.")
     if record is None:
         data = program.pte()
     else:

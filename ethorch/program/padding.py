@@ -1,8 +1,7 @@
 """Find input axes that can be padded: no operator may mix an element of the axis with later ones.
 
-The model is exported at two sizes of an axis, and the graphs are compared operator by operator. Each operator runs at the small
-size, and twice at the large size with the same leading elements and two different paddings. It passes if the leading results are
-equal.
+The model is exported at two sizes of an axis. Each operator runs at the small size, and twice at the large size with the same
+leading elements and different padding. It passes if the leading results are equal.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from ethorch.targets.settings import Shapes
 logger = logging.getLogger(__name__)
 
 _FAR = 1e4
-#: Operators that read or write at computed places of their first operand -> position of the argument with the axis.
+#: Operators that index their first operand -> position of the axis among their arguments.
 _INDEXING = {
     "aten.gather.default": 1, "aten.index_select.default": 1, "aten.scatter.src": 1, "aten.scatter.value": 1,
     "aten.scatter_add.default": 1, "aten.scatter_reduce.two": 1, "aten.index_add.default": 1, "aten.index_copy.default": 1,
@@ -41,7 +40,7 @@ def paddings_of(user: UserModel, shapes: Sequence[Shapes]) -> tuple[Padding, ...
     """Return the axes in which the shapes differ and along which inputs can be padded.
 
     Args:
-        shapes: Tuples of input shapes, the smallest first.
+        shapes: Input shapes of each method, the smallest first.
     """
     axes = []
     for places, sizes in _axes(shapes):
@@ -53,7 +52,7 @@ def paddings_of(user: UserModel, shapes: Sequence[Shapes]) -> tuple[Padding, ...
 
 
 def _axes(shapes: Sequence[Shapes]) -> Iterator[tuple[Places, list[int]]]:
-    """Yield the places of an axis among the inputs with its sizes. Axes whose sizes are multiples are one axis."""
+    """Yield the positions of an axis among the inputs with its sizes. Axes with proportional sizes are one axis."""
     columns = {
         (number, axis): [tensor_shapes[number][axis] for tensor_shapes in shapes]
         for number, shape in enumerate(shapes[0])
@@ -79,7 +78,7 @@ def _with_sizes(shapes: Shapes, places: Places, size: int) -> Shapes:
 
 
 def _outputs_along(user: UserModel, small: Shapes, large: Shapes, sizes: tuple[int, int]) -> Places | None:
-    """Return the places of the axis among the outputs; None if inputs cannot be padded along it."""
+    """Return the positions of the axis among the outputs; None if inputs cannot be padded along it."""
     try:
         inputs, more = samples_like(user, [small, large])
         with in_eval_mode(user.module), torch.no_grad():
@@ -128,7 +127,7 @@ def _map(args: Any, function: Any) -> Any:
 
 
 def _stays(node: Node, twin: Node, values: dict[Node, Any], twins: dict[Node, Node]) -> bool:
-    """Return True if the operator's results for the first elements do not depend on the later ones."""
+    """Return True if the operator's results for the leading elements do not depend on the padding."""
     expected = pytree.tree_leaves(values[node])
     for above in (True, False):
 
@@ -149,7 +148,7 @@ def _stays(node: Node, twin: Node, values: dict[Node, Any], twins: dict[Node, No
 
 
 def _pad(value: Any, like: Any, above: bool) -> Any:
-    """Return ``value`` padded with large numbers to the shape of ``like``; for lists, each tensor."""
+    """Pad a tensor, or each tensor of a list, with large numbers to the shape of ``like``."""
     if isinstance(value, (tuple, list)):
         return type(value)(_pad(x, like_x, above) for x, like_x in zip(value, like, strict=True))
     if not isinstance(value, Tensor) or value.shape == like.shape:
@@ -158,7 +157,7 @@ def _pad(value: Any, like: Any, above: bool) -> Any:
         padded = torch.full(tuple(like.shape), above)
     elif value.dtype.is_floating_point:
         padded = torch.rand(tuple(like.shape)).to(value.dtype).add_(1).mul_(_FAR if above else -_FAR)
-    else:  # numbers that occur, since they may be indices
+    else:  # existing numbers, because they may be indices
         most = int(value.max()) if value.numel() else 0
         padded = torch.full(tuple(like.shape), (most or 1) if above else 0, dtype=value.dtype)
     padded[tuple(map(slice, value.shape))] = value
@@ -189,7 +188,6 @@ def _indexes_along(node: Node, twin: Node) -> bool:
 
 
 def _places(small: Node, large: Node, sizes: tuple[int, int]) -> Places | None:
-    """Locate the axis in the outputs."""
     places = []
     leaves = zip(pytree.tree_leaves(small.args), pytree.tree_leaves(large.args), strict=True)
     for number, (small_leaf, large_leaf) in enumerate((a, b) for a, b in leaves):

@@ -20,7 +20,7 @@ from ethorch.targets.settings import FORMAT
 
 
 def plain_data(record: Record) -> dict[str, Any]:
-    """Return all facts about a program as plain data; docs/json.md describes the keys."""
+    """Return all facts about a program; docs/json.md describes the keys."""
     npu, cpu, milliseconds, macs = (
         record.total_cycles,
         record.cpu_cycles,
@@ -80,7 +80,7 @@ def plain_data(record: Record) -> dict[str, Any]:
 
 @cache
 def _list_boards(target: str) -> list[dict[str, Any]]:
-    """Return the memory of each listed product with an NPU of this configuration; development platforms are omitted."""
+    """Return the memory of each product (not development platforms) with this NPU."""
     boards = [load_board(name) for name in list_boards()]
     return [
         {"name": board.name, "ram_bytes": board.ram_bytes, "flash_bytes": board.flash_bytes}
@@ -90,16 +90,16 @@ def _list_boards(target: str) -> list[dict[str, Any]]:
 
 
 def _board_facts(record: Record) -> dict[str, Any] | None:
-    """Return the facts about the board; None without one."""
     board, slot = record.board, None if record.settings is None else record.settings.slot
     if board is None or slot is None:
         return None
+    measured = spread(board.name)
     of_board = record.spec is not None and record.spec.config_text is not None
     return {
         "name": board.name,
         "title": board.title,
         "memories": [asdict(use) for use in record.memory_uses],
-        "spread": asdict(spread(board.name)),
+        "spread": None if measured is None else asdict(measured),
         "assumed": list(assumptions(board, slot, record.spec.memory_mode)) if of_board and record.spec is not None else [],
     }
 
@@ -110,7 +110,7 @@ def finite(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def memory_system(spec: EthosUCompileSpec) -> dict[str, Any]:
-    """Return the limits of the NPU and its memories as plain data; docs/json.md describes the keys."""
+    """Return the limits of the NPU and its memories; docs/json.md describes the keys."""
     memory = spec.memory_system
     return {
         "system_config": spec.system_config,

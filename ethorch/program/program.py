@@ -56,8 +56,7 @@ class Program:
         """Create the program of a record.
 
         Args:
-            record: Facts about the method.
-            loaded: Methods of the file that are loaded in the runtime, shared by the programs of one file.
+            loaded: Methods that are loaded in the runtime, shared by all programs of the file.
         """
         self._record = record
         self._loaded: dict[str, runtime.HostProgram] = {} if loaded is None else loaded
@@ -71,7 +70,7 @@ class Program:
     # facts -----------------------------------------------------------------------------------------------------------
 
     def __getitem__(self, method: str) -> Program:
-        """Return another method of the same file; raise HostError if it has no method of this name."""
+        """Return another method of the same file; raise HostError if it does not exist."""
         return type(self)(self._record[method], self._loaded)
 
     @property
@@ -116,17 +115,17 @@ class Program:
 
     @property
     def memory(self) -> MemoryReport:
-        """RAM and flash that the whole application needs, the address of each tensor, and the buffers that persist."""
+        """RAM and flash of the whole application, the address of each tensor, and the buffers that persist."""
         return self._record.memory
 
     @property
     def estimate(self) -> Estimate:
-        """Cycles and time of one inference by part, clocks, and multiply-accumulates."""
+        """Cycles and time of one inference, by component; clocks; multiply-accumulates."""
         return replace(self._record.estimate, macs=self._record.mac_count)
 
     @property
     def accuracy(self) -> Accuracy | None:
-        """SQNR of the program against the float model on at most 8 of its samples; None without a float model.
+        """SQNR against the float model on at most 8 of its samples; None without a float model.
 
         The first access runs the samples.
         """
@@ -134,13 +133,13 @@ class Program:
 
     @property
     def budgets(self) -> Budgets:
-        """Budgets of the settings and memories of the board, each with its value; ``met`` and ``attempts``."""
+        """Limits of the settings and of the board's memories, each with its figure; ``met`` and ``attempts``."""
         return budgets(self._record)
 
     # running ----------------------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """Reset the buffers that persist between calls, for all methods that share them."""
+        """Restore the initial values of the buffers that persist between calls, for all methods that share them."""
         host_of(self).reset()
 
     def __call__(self, *inputs: Any, **keywords: Any) -> Any:
@@ -174,7 +173,6 @@ class Program:
         return self._nest([torch.cat(parts) if parts[0].dim() else torch.stack(parts) for parts in zip(*runs, strict=True)])
 
     def _positional(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
-        """Return the inputs with keyword arguments in their positions."""
         if not keywords:
             return inputs
         user = self._record.model
@@ -183,20 +181,19 @@ class Program:
         names = user.input_names[len(inputs) :]
         if set(keywords) != set(names):
             raise HostError(
-                f"the names of the inputs are {', '.join(names) or 'unknown'}; found {', '.join(keywords)}. "
+                f"expected the inputs {', '.join(names) or '(unknown names)'}, got {', '.join(keywords)}. "
                 f"The program has {count_noun(len(self.inputs), 'input')}."
             )
         return (*inputs, *(keywords[name] for name in names))
 
     def _nest(self, outputs: list[Any]) -> Any:
-        """Return the flat outputs in the structure that the model returns."""
         structure = self._record.description.structure
         if structure is not None and structure[1]:
             from torch.utils import _pytree as pytree
 
             try:
                 return pytree.tree_unflatten(outputs, pytree.treespec_loads(structure[1]))
-            except Exception:  # a type that this process does not know, or words of another torch: the outputs stay flat
+            except Exception:  # a type that is not registered in this process, or another version of torch: outputs stay flat
                 pass
         return outputs[0] if len(outputs) == 1 else outputs
 
@@ -230,14 +227,14 @@ class Program:
             else:
                 write_program(target, self._record)
         except OSError as error:
-            raise EthorchError(f"cannot write {target}: {error.strerror}. It is unchanged.") from error
+            raise EthorchError(f"cannot write {target}: {error.strerror}. The file is unchanged.") from error
         return target
 
     def _bundle(self) -> bytes:
-        """Return the program with at most 8 samples of the model and the outputs that a board has to compute."""
+        """Return the program with at most 8 samples of the model and their expected outputs."""
         record = self._record
         if record.model is None:
-            raise EthorchError("a .pte holds no samples to bundle: save a program that ethorch.compile returned.")
+            raise EthorchError("a .pte has no samples to bundle. Save a program that ethorch.compile returned.")
         from ethorch.backend.bundled import bundle_program  # 0.4 s of ExecuTorch's devtools
 
         cases, loaded = [], runtime.load(record.pte, record.method)
@@ -258,7 +255,7 @@ class Program:
             print(comparison.largest_loss, comparison.first_divergence)  # with lines of the model's source
 
         NPU operators run in the TOSA reference model, which equals the simulator bit for bit (``bit_exact`` for these samples), and
-        CPU operators in PyTorch. For several samples, squared errors are summed.
+        CPU operators in PyTorch.
 
         Args:
             inputs: Inputs of one inference; the example inputs by default. A program loaded from a folder returns the comparison of
@@ -292,11 +289,13 @@ class Program:
             calls = list(samples) if self._record.model is None else [sample.inputs for sample in checked]
         calls = [sample if isinstance(sample, tuple) else (sample,) for sample in calls]
         if not calls or calls == [()]:
-            raise EthorchError("there is no sample to compare with: give the inputs of an inference, or samples.")
+            raise EthorchError("compare: expected inputs or samples, got none. Pass the inputs of an inference, or samples.")
         if self._record.selection is not None:
             chosen = [select(self, trees.leaves(sample)) for sample in calls]
             if len({part._record.method for part, _ in chosen}) > 1:
-                raise EthorchError("the samples are for several methods; give those of one shape, or compare program['NAME'].")
+                raise EthorchError(
+                    "compare: expected samples of one shape, got several. Pass samples of one shape, or compare program['NAME']."
+                )
             return chosen[0][0].compare(samples=[tuple(inputs) for _, inputs in chosen], model=model)
         with exclusive():
             return compare_samples(self._record, calls, model)
@@ -304,17 +303,17 @@ class Program:
     # answers ----------------------------------------------------------------------------------------------------------
 
     def explain(self, operator: str | None = None, cpu_only: bool = False) -> Explanation:
-        """Return each operator with its location, cost, reason and remedy.
+        """Return each operator with its placement, cost, reason and remedy.
 
         Args:
-            operator: Part of the operator's name, e.g. ``softmax``.
+            operator: Substring of the operator's name, e.g. ``softmax``.
             cpu_only: Whether to list CPU operators only.
         """
         record = self._record
         return explanation(record.target, record.layers, record.partition, operator, cpu_only, record.states)
 
     def suggest(self, limit: int | None = None) -> Suggestions:
-        """Compile changes that make the program smaller or faster, and return them with their effects.
+        """Compile changes that make the program smaller or faster, and return those that help with their effects.
 
         The changes are quantized and channels-last inputs and outputs, other arenas, weights in SRAM, cheaper schemes, smaller
         images, and fewer channels in expensive layers.
@@ -325,9 +324,9 @@ class Program:
         Raises:
             EthorchError: The program was loaded from a file and has no model.
         """
-        # 2 seconds of torchao, which a file needs not
+        # imports torchao, which takes 2 seconds
         from ethorch.program.build import compile_beside
-        from ethorch.program.suggestions import suggestions  # the same 2 seconds
+        from ethorch.program.suggestions import suggestions  # likewise
 
         changes = suggestions(self._record, compile_beside(self._record))
         return replace(changes, entries=changes.entries[:limit])
@@ -358,16 +357,16 @@ class Program:
         Raises:
             HostError: The inputs do not fit, or are missing.
             SpecError: Files and inputs were passed.
-            FormatError: A file has another format, or a line is wrong.
+            FormatError: A file or a line is malformed.
         """
         if files:
             if inputs:
-                raise SpecError("profile runs the program with inputs, or reads files: give one of both.")
+                raise SpecError("profile: expected inputs or files, got both. Pass one of them.")
             return import_profile(self._record, *files)
         record = self._record
         if not inputs and record.inputs:
             if record.model is None:
-                raise HostError(f"a .pte has no example inputs. Pass the {len(record.inputs)} inputs of the program.")
+                raise HostError(f"a .pte has no example inputs. Pass {count_noun(len(record.inputs), 'input')}.")
             inputs = record.model.example_inputs
         sources = record.command_sources or {}
         by_payload = {d.payload: sources[number] for number, d in enumerate(record.description.delegates) if number in sources}
@@ -386,7 +385,7 @@ class Program:
     def report(self, path: str | os.PathLike[str], samples: Any = None, title: str = "") -> Path:
         """Write the report, one HTML page without network access.
 
-        If the float model is known, the accuracy is measured, see ``accuracy``.
+        If the float model is known, ``accuracy`` is measured.
 
         Args:
             path: HTML file.
@@ -418,7 +417,7 @@ class Program:
 
 
 def record_of(program: Program) -> Record:
-    """Return the record of a program's method, for modules of ethorch."""
+    """Return the record of a program's method, for use inside ethorch."""
     return program._record
 
 
@@ -433,7 +432,7 @@ def host_of(program: Program) -> runtime.HostProgram:
 
 
 def select(program: Program, inputs: Sequence[Any]) -> tuple[Program, list[Any]]:
-    """Return the method that fits flat inputs, and the padded inputs. A program with one shape returns itself.
+    """Return the method that fits flat inputs, and the padded inputs.
 
     Raises:
         HostError: No method fits.

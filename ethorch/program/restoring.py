@@ -63,5 +63,5 @@ def _restore(record: Record, data: Mapping[str, Any]) -> None:
     record.memory = MemoryReport.from_json(data["memory"])
     record.layers = tuple(Layer.from_json(row) for row in data["layers"])
     if not isinstance(data["mac_count"], int):
-        raise FormatError(f"mac_count is {data['mac_count']!r}; expected a number.")
+        raise FormatError(f"mac_count: expected an integer, got {data['mac_count']!r}.")
     record.mac_count = data["mac_count"]

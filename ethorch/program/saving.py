@@ -17,7 +17,6 @@ from ethorch.program.plain_data import plain_data
 from ethorch.program.record import Record
 from ethorch.report.program_data import IN_FOLDER, write_methods_data
 from ethorch.support.errors import EthorchError
-from ethorch.support.wording import count_noun
 from ethorch.targets.boards.loading import FOLDER
 from ethorch.vela import artifacts
 from ethorch.vela.lowered import Lowered
@@ -30,30 +29,30 @@ ENDINGS = (".pte", ".bpte", ".tosa")
 
 
 def check_writable(path: Path) -> None:
-    """Raise EthorchError, before the computation, if a program cannot be saved there."""
+    """Raise EthorchError if a program cannot be saved there. Call it before a long computation."""
     if path.suffix not in (*ENDINGS, ""):
-        raise EthorchError(f"cannot write {path}: a program is saved as {', '.join(ENDINGS)} or, without an ending, as a folder.")
+        raise EthorchError(f"cannot write {path}: expected the suffix {', '.join(ENDINGS)}, or none for a folder.")
     if path.suffix and path.is_dir():
         raise EthorchError(f"cannot write {path}: it is a folder.")
     if not path.suffix and path.is_file():
-        raise EthorchError(f"cannot write {path}: it is a file, and a name without an ending stands for a folder.")
+        raise EthorchError(f"cannot write {path}: it is a file, but a path without a suffix is saved as a folder.")
     check_folder(path)
 
 
 def check_folder(path: Path) -> None:
-    """Raise EthorchError if no file can be written to the folder. Folders of a path without suffix may be missing."""
+    """Raise EthorchError if no file can be written to the folder. Missing folders of a path without suffix are permitted."""
     folder = path.absolute().parent
     while not path.suffix and not folder.exists():
         folder = folder.parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise EthorchError(f"cannot write {path}: {folder} is not a directory one may write to.")
+        raise EthorchError(f"cannot write {path}: {folder} is not a writable folder.")
 
 
 def check_file(path: Path) -> None:
     """Raise EthorchError if the file cannot be written."""
     folder = path.absolute().parent
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        why = "it is a folder" if path.is_dir() else f"{folder} is not a directory one may write to"
+        why = "it is a folder" if path.is_dir() else f"{folder} is not a writable folder"
         raise EthorchError(f"cannot write {path}: {why}.")
 
 
@@ -64,11 +63,9 @@ def tosa_of(build: Build | None) -> bytes:
         EthorchError: The program was loaded from a file, or has another number of delegates.
     """
     if build is None:
-        raise EthorchError("a .pte does not hold the TOSA graph it was made from: save a program that ethorch.compile returned.")
+        raise EthorchError("a .pte does not contain the TOSA graph. Save a program that ethorch.compile returned.")
     if len(build.delegates) != 1:
-        raise EthorchError(
-            f"the program has {count_noun(len(build.delegates), 'delegate')} and so as many TOSA graphs: save it as a folder."
-        )
+        raise EthorchError(f"a .tosa file requires one delegate, got {len(build.delegates)}. Save the program as a folder.")
     return build.delegates[0].tosa
 
 
@@ -76,8 +73,7 @@ def write_program(folder: Path, record: Record) -> None:
     """Write a program's folder, which ``load`` reads, atomically.
 
     It has ``model.pte``, ``program.json``, ``comparison.json`` and, if known, ``settings.toml``, ``delegates/`` and
-    ``etrecord.bin``. All files cover all methods. A user's board is copied to ``board.toml``, so that the folder is complete on
-    other computers.
+    ``etrecord.bin``, for all methods. A user's board is copied to ``board.toml``, so that other computers can load the folder.
     """
     methods = [record[name] for name in (record.method, *(name for name in record.methods if name != record.method))]
     data = write_methods_data([plain_data(method) for method in methods])
@@ -103,7 +99,7 @@ def write_program(folder: Path, record: Record) -> None:
 
 
 def describe_saved(path: Path) -> str:
-    """Return a line with the saved file, or the folder with its files; and a line if data is omitted."""
+    """Return a line with the saved file, or the folder with its files, and a line for omitted data."""
     if not path.is_dir():
         return f"Saved {path}"
     names = (PROGRAM, "settings.toml", "board.toml", IN_FOLDER, comparison_file.NAME, ETRECORD, "delegates")

@@ -16,13 +16,12 @@ from ethorch.lower.fx.export import describe_inputs, export_module
 from ethorch.models.load import Inputs, UserMethods, UserModel
 from ethorch.models.zoos import create_example_input
 from ethorch.support.errors import SpecError
-from ethorch.support.wording import count_noun
 from ethorch.targets.selection import SHAPES, Padding, Selection, input_shapes
 from ethorch.targets.settings import Shapes
 
 
 def with_selection(program: Program, names: Sequence[str], paddings: tuple[Padding, ...], nhwc: bool) -> Program:
-    """Record that these methods are one model at several shapes, and return the program.
+    """Record that these methods are one model at several shapes.
 
     Args:
         paddings: Padding along the model's own axes.
@@ -41,8 +40,8 @@ def with_selection(program: Program, names: Sequence[str], paddings: tuple[Paddi
 def methods_of(user: UserModel, shapes: Sequence[Shapes]) -> UserMethods:
     """Return a model as methods, one for each tuple of input shapes, the smallest first.
 
-    Calibration samples become one session of calls of the methods with their shapes. Methods without samples are calibrated with
-    all samples, cropped or repeated.
+    Calibration samples become one session, in which each sample calls the method with its shapes. Methods without samples are
+    calibrated with all samples, cropped or repeated.
 
     Raises:
         SpecError: A tuple has the wrong number of shapes or a wrong rank, or the exported program fixes a size or its range.
@@ -60,7 +59,7 @@ def methods_of(user: UserModel, shapes: Sequence[Shapes]) -> UserMethods:
 
 
 def elements(shapes: Shapes) -> int:
-    """Return the total number of elements in inputs of these shapes."""
+    """Return the total number of elements."""
     return sum(map(math.prod, shapes))
 
 
@@ -99,13 +98,12 @@ def _check(user: UserModel, shapes: Shapes) -> None:
     words = ",".join(map(_text, shapes))
     if [len(shape) for shape in shapes] != [x.dim() for x in tensors]:
         raise SpecError(
-            f"shapes has {words}, {count_noun(len(shapes), 'shape')}; the model takes {count_noun(len(tensors), 'tensor')}, "
-            f"{describe_inputs(user.example_inputs)}. Give a shape of the same rank for each, such as "
-            f"{','.join(_text(x.shape) for x in tensors)}."
+            f"shapes: expected a shape of the same rank for each input, {describe_inputs(user.example_inputs)}, got {words}. "
+            f"Use for example {','.join(_text(x.shape) for x in tensors)}."
         )
     if user.quantized and not user.dynamic_shapes and shapes != tuple(tuple(x.shape) for x in tensors):
         raise SpecError(
-            f"shapes has {words}, but the model is quantized for {describe_inputs(user.example_inputs)}: give the float model."
+            f"shapes: the model is quantized for {describe_inputs(user.example_inputs)}, got {words}. Pass the float model."
         )
     if not user.is_exported:
         return
@@ -115,8 +113,8 @@ def _check(user: UserModel, shapes: Shapes) -> None:
         for axis, (size, fixed) in enumerate(zip(shape, x.shape, strict=True)):
             if axis not in dims and size != fixed:
                 raise SpecError(
-                    f"shapes has {words}, but the program was exported with {fixed} as axis {axis} of input {number}. Export it "
-                    "with that dim in dynamic_shapes, or give the nn.Module."
+                    f"shapes: axis {axis} of input {number} was exported with size {fixed}, got {words}. Export it "
+                    "with this axis in dynamic_shapes, or pass the nn.Module."
                 )
             if axis not in dims:
                 continue
@@ -127,8 +125,8 @@ def _check(user: UserModel, shapes: Shapes) -> None:
             if value is None or not low <= value <= high or roots.setdefault(root.__name__, value) != value:
                 limits = f"{dims[axis].min}..{dims[axis].max}"
                 raise SpecError(
-                    f"shapes has {words}; the program was exported with axis {axis} of input {number} as {dims[axis].__name__} in "
-                    f"{limits}, and the sizes of one Dim go together. Give shapes that it allows, or export it with others."
+                    f"shapes: axis {axis} of input {number} was exported as {dims[axis].__name__} in {limits}, and all axes of a "
+                    f"Dim have one size, got {words}. Use sizes that the Dim permits, or export the model with other limits."
                 )
 
 
@@ -144,7 +142,7 @@ def _root(dim: Any, size: int) -> tuple[Any, int | None]:
 
 
 def _inputs(example: Inputs, shapes: Shapes) -> Inputs:
-    """Return inputs of these shapes with the example's elements, cropped or repeated."""
+    """Return the example inputs, cropped or repeated to these shapes."""
     remaining = iter(shapes)
 
     def of_shape(leaf: Any) -> Any:
@@ -165,7 +163,7 @@ def _inputs(example: Inputs, shapes: Shapes) -> Inputs:
 
 
 def _names(shapes: Sequence[Shapes]) -> list[str]:
-    """Return names like ``forward_64`` with the sizes that differ; ``forward`` for a single shape."""
+    """Return names such as ``forward_64`` with the sizes that differ; ``forward`` for a single shape."""
     columns = list(zip(*([size for shape in input_shapes for size in shape] for input_shapes in shapes), strict=True))
     differing = list(dict.fromkeys(column for column in columns if len(set(column)) > 1))
     return ["_".join(["forward", *(str(column[number]) for column in differing)]) for number in range(len(shapes))]

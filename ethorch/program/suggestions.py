@@ -31,16 +31,16 @@ from ethorch.targets.settings import FLASH, NHWC, SRAM, Settings
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-#: Compiles a model by settings.
+#: Function that compiles a model by settings.
 Compile = Callable[[UserModel, Settings], Record]
 
 _BLOCK = 16  # channels that the NPU computes together (npu-reference)
-_ABOVE = 3  # channels more than a multiple of a block that are worth a word
+_ABOVE = 3  # most channels above a multiple of a block for a suggestion
 _LAYERS = 4  # convolutions whose width is tried
 _LEAST_IMAGE = 48  # pixels; smaller inputs are not shrunk
 _SHRUNK = 0.75
-_STEP = 8  # channels by which a convolution is made narrower
-_WORTH = 0.005  # share of what there is now below which a change is not told
+_STEP = 8  # channels by which a convolution is narrowed
+_WORTH = 0.005  # least relative improvement of a suggestion
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,6 @@ class Suggestions:
     """Changes that help; those that meet all budgets come first.
 
     Attributes:
-        entries: The changes.
         standing_in_the_way: Budgets that are not met, with their largest components.
     """
 
@@ -95,7 +94,7 @@ class Suggestions:
             table.add_column(name, justify="right" if name in ("RAM", "flash", "ms") else "left")
         for entry in self.entries:
             time = "" if entry.milliseconds is None else f"{entry.milliseconds:+.3f}"
-            holds = "" if entry.fits is None else "hold" if entry.fits else "do not hold"
+            holds = "" if entry.fits is None else "met" if entry.fits else "exceeded"
             table.add_row(entry.change, _format_signed(entry.ram_bytes), _format_signed(entry.flash_bytes), time, holds, entry.note)
         return Group(*self.standing_in_the_way, table if self.entries else "Nothing that was tried helps.")
 
@@ -107,21 +106,20 @@ def suggestions(record: Record, compile_by: Compile) -> Suggestions:
     """Return the changes that help.
 
     Args:
-        record: Record of a program from ``ethorch.compile``.
         compile_by: Function that compiles a model by settings, without a search.
 
     Raises:
         EthorchError: The program was loaded from a file and has no model.
     """
     if record.model is None or record.settings is None or record.config is not None:
-        raise EthorchError("suggestions are tried on the model, which a .pte does not hold: compile the model.")
+        raise EthorchError("suggestions require the model, which a .pte does not contain. Compile the model.")
     entries = []
     for change, note, user, settings in _changes(_as_given(record.model, record.settings), record.settings, record):
         with stage(f"try {change}"), mute_sample_warnings():
             try:
                 changed = compile_by(user, settings)
             except EthorchError:
-                continue  # not for this model
+                continue  # not applicable to this model
         entry = _compare_builds(change, note, record, changed)
         if _worth(entry, record):
             entries.append(entry)
@@ -134,21 +132,26 @@ def _changes(user: UserModel, settings: Settings, record: Record) -> Iterator[tu
     """Yield each change with its consequence for the user."""
     if settings.io == "float32" and any(info.dtype == "float32" for info in (*record.inputs, *record.outputs)):
         io = "int16" if settings.scheme == "a16w8" else "int8"
-        yield f'io="{io}"', "the firmware hands codes over", user, settings.with_(io=io)
+        yield f'io="{io}"', "firmware passes quantized values", user, settings.with_(io=io)
         if not settings.channels_last and _has_images(user):
-            yield f'io="{io}", io_layout="nhwc"', "codes, channels last", user, settings.with_(io=io, io_layout=NHWC)
+            yield (
+                f'io="{io}", io_layout="nhwc"',
+                "firmware passes quantized values, channels last",
+                user,
+                settings.with_(io=io, io_layout=NHWC),
+            )
     if not settings.channels_last and _has_images(user):
-        yield 'io_layout="nhwc"', "inputs and outputs have their channels last", user, settings.with_(io_layout=NHWC)
-    yield "arena=1", "the smallest arena there is", user, settings.with_(arena=1)
+        yield 'io_layout="nhwc"', "inputs and outputs have channels last", user, settings.with_(io_layout=NHWC)
+    yield "arena=1", "the smallest arena", user, settings.with_(arena=1)
     if settings.arena != FAST:
-        yield 'arena="fast"', "as much memory as the schedule likes", user, settings.with_(arena=FAST)
+        yield 'arena="fast"', "an arena of any size", user, settings.with_(arena=FAST)
     if settings.constants == FLASH and settings.memory_mode is None:
-        yield 'constants="sram"', "the firmware copies the weights once at the start", user, settings.with_(constants=SRAM)
+        yield 'constants="sram"', "firmware copies the weights once at startup", user, settings.with_(constants=SRAM)
     if settings.scheme == "int8" and not user.quantized:
         yield 'scheme="a8w4"', "less accurate: measure it", user, settings.with_(scheme="a8w4")
         yield 'scheme="int8-per-tensor"', "less accurate: measure it", user, settings.with_(scheme="int8-per-tensor")
     if (smaller := _shrunk(user)) is not None:
-        yield f"an input of {_image_text(smaller)}", "train it for that size", smaller, settings
+        yield f"an input of {_image_text(smaller)}", "train the model for this size", smaller, settings
     if user.quantized:
         return
     modules = dict(user.module.named_modules())
@@ -156,7 +159,7 @@ def _changes(user: UserModel, settings: Settings, record: Record) -> Iterator[tu
         wide = modules[name].out_channels
         fewer = int(wide * _SHRUNK) // _STEP * _STEP
         if (narrow := narrow_convolution(user, name, fewer)) is not None:
-            yield f"{fewer} channels in {name}, which has {wide}", "train it so", narrow, settings
+            yield f"{fewer} channels in {name}, which has {wide}", "train the changed model", narrow, settings
 
 
 def _costly(record: Record, modules: Mapping[str, nn.Module]) -> Iterator[str]:
@@ -174,7 +177,7 @@ def _costly(record: Record, modules: Mapping[str, nn.Module]) -> Iterator[str]:
         ranked.append(sorted(modules, key=lambda name: -_weights(modules[name])))
     seen = set()
     for names in ranked:
-        inner = (name if name in modules else name.partition(".")[2] for name in names)  # the module may be in a NhwcIo
+        inner = (name if name in modules else name.partition(".")[2] for name in names)  # a NhwcIo may wrap the module
         conv_name = next((name for name in inner if isinstance(modules.get(name), nn.Conv2d)), None)
         if conv_name is not None and conv_name not in seen:
             seen.add(conv_name)
@@ -186,7 +189,7 @@ def _weights(module: nn.Module) -> int:
 
 
 def _as_given(user: UserModel, settings: Settings) -> UserModel:
-    """Return the user's model, with channels first."""
+    """Return the model with channels first."""
     if not settings.channels_last:
         return user
     assert isinstance(user.module, NhwcIo)
@@ -248,7 +251,7 @@ def _worth(entry: Suggestion, record: Record) -> bool:
 
 
 def _widths(record: Record, compile_by: Compile) -> Iterator[Suggestion]:
-    """Yield convolutions with slightly more channels than a multiple of a block, compiled alone and narrower."""
+    """Yield convolutions with slightly more channels than a multiple of a block, narrowed and compiled alone."""
     assert record.settings is not None
     wide = [x for x in record.layers if x.where == NPU and _is_wide(x)]
     modules = dict(record.model.module.named_modules()) if record.model is not None else {}
@@ -259,7 +262,7 @@ def _widths(record: Record, compile_by: Compile) -> Iterator[Suggestion]:
         narrow = conv.out_channels // _BLOCK * _BLOCK
         n, h, w, c = layer.ifm_shapes[0]
         if c != conv.in_channels:
-            continue  # the NPU was given another form of it
+            continue  # the NPU computes the layer in another form
         seen = []
         with stage(f"try {narrow} channels in {layer.module}"), mute_sample_warnings():
             for channels in (conv.out_channels, narrow):
@@ -272,7 +275,7 @@ def _widths(record: Record, compile_by: Compile) -> Iterator[Suggestion]:
                 seen.append(compile_by(user, replace(alone, min_sqnr_db=None)))
         suggestion = _compare_builds(
             f"{narrow} channels in {layer.module}, which has {conv.out_channels}",
-            "this layer alone; train it so",
+            "effect on this layer only; train the changed model",
             seen[0],
             seen[1],
         )
@@ -287,7 +290,6 @@ def _is_wide(layer: Layer) -> bool:
 
 
 def _in_the_way(record: Record) -> Iterator[str]:
-    """Yield a sentence for each budget that is not met."""
     for budget in budgets(record):
         if budget.holds is not False or budget.found is None:
             continue
@@ -295,22 +297,19 @@ def _in_the_way(record: Record) -> Iterator[str]:
         if budget.name == "ram":
             owners = _at_the_peak(record)
             largest = ", ".join(f"{t.name}{f' of {t.module}' if t.module else ''} ({kib(t.size_bytes)})" for t in owners[:3])
-            peak = f" At the peak of region {owners[0].region} are alive: {largest}." if largest else ""
-            yield f"RAM: {over} Most of it: {_largest(record, 'ram_bytes')}.{peak}"
+            peak = f" Largest tensors at the peak of region {owners[0].region}: {largest}." if largest else ""
+            yield f"RAM: {over} Largest components: {_largest(record, 'ram_bytes')}.{peak}"
         elif budget.name == "flash":
-            yield f"Flash: {over} Most of it: {_largest(record, 'flash_bytes')}."
+            yield f"Flash: {over} Largest components: {_largest(record, 'flash_bytes')}."
         elif budget.name.startswith(MEMORY):
-            yield f"The board's {budget.name}: {kib(int(budget.found))}, {kib(int(budget.found - budget.limit))} more than it has."
+            yield f"The board's {budget.name}: {over}"
         elif budget.name == "latency_ms":
-            yield f"Time: {budget.found:.3f} ms, the limit is {budget.limit:g}. Most of it: {_slowest(record.layers)}."
+            yield f"Time: {budget.found:.3f} ms, limit {budget.limit:g} ms. Slowest modules: {_slowest(record.layers)}."
         else:
-            what = " dB"
-            short = f"{budget.found:.4g}{what}, the least is {budget.limit:g}"
-            yield f"Accuracy: {short}. `ethorch tune` says which modules lose it."
+            yield f"Accuracy: {budget.found:.4g} dB, minimum {budget.limit:g} dB. `ethorch tune` lists the modules that lose it."
 
 
 def _largest(record: Record, size: str) -> str:
-    """Return the two largest components of RAM or flash."""
     parts = sorted(record.memory.components, key=lambda part: -getattr(part, size))[:2]
     return ", ".join(f"{part.name} ({kib(getattr(part, size))})" for part in parts)
 

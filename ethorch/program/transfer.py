@@ -1,6 +1,6 @@
-"""Pickle and copy the records of programs. Runtime objects are created again, and models are read on first use.
+"""Pickle and copy the records of programs. Runtime objects are created again.
 
-A process that only runs a program does not need the user's modules.
+Models are read on first use, so that a process that only runs a program does not need the user's modules.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Methods(dict[str, Any]):
     """Records of one file by method, which share mutable buffers."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from ethorch.lower.fx import pickles  # 2 seconds of torch, which is there in a process that compiles
+        from ethorch.lower.fx import pickles  # 2 seconds of torch, already imported in a process that compiles
 
         states = {name: _state(record) for name, record in self.items()}
         deferred = next((value for record in self.values() if (value := record.__dict__.get("_deferred")) is not None), None)
@@ -63,7 +63,7 @@ def _state(record: Any) -> dict[str, Any]:
     cached = {name for name in dir(type(record)) if isinstance(getattr(type(record), name), cached_property)}
     dropped = {*DEFERRED, "methods_by_name", "_deferred", "_parsed", *cached}
     state = {name: value for name, value in record.__dict__.items() if name not in dropped}
-    if record.settings is not None and record.settings.config is not None:  # which is among the deferred
+    if record.settings is not None and record.settings.config is not None:  # the QuantizationConfig is deferred
         state["settings"] = record.settings.with_(scheme=CUSTOM)
     return state
 
@@ -83,6 +83,6 @@ def method_of(methods: Methods, name: str, selects: bool = False) -> Any:
     """Return one of the methods.
 
     Args:
-        selects: Whether the program calls the method that its inputs fit.
+        selects: Whether the record calls the method that its inputs fit.
     """
     return methods[name].selecting() if selects else methods[name]

@@ -1,4 +1,4 @@
-"""Tune a model to a goal: 16 bits for modules, or fewer weight bytes."""
+"""Tune a model to a goal: 16-bit modules, or fewer weight bytes."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def tune(
             does so until ``metric`` returns at least this value. ``"flash"`` and ``"cycles"`` reduce weights to fewer values, zeros
             and 2:4 sparsity until ``settings.flash`` or ``settings.latency_ms`` is met, or as far as ``settings.min_sqnr_db``
             permits. The model is not trained; see ``ethorch.tuning.compress`` for training.
-        metric: Function of two lists, the outputs of the model and of the quantized model for each calibration sample, that returns
-            a number; larger is better.
+        metric: Function of two lists, the outputs of the model and of the quantized model for each calibration sample. Larger
+            results are better.
         settings: All other choices and the budgets.
         progress: Whether to display progress. Default: on a terminal or in a notebook.
 
@@ -85,27 +85,23 @@ def tune(
 
 
 def check_goal(goal: str | float, metric: Metric | None, settings: Settings) -> None:
-    """Check that a goal has its budget or metric.
-
-    Raises:
-        SpecError: The budget or metric is missing, or the goal is unknown.
-    """
+    """Raise SpecError if a goal is unknown, or its budget or metric is missing."""
     if isinstance(goal, (int, float)) and not isinstance(goal, bool):
         if metric is None:
-            raise SpecError(f"goal is {goal}, the least value of a metric, and there is no metric: give the function.")
+            raise SpecError(f"goal={goal} is the least value of a metric, and metric is missing. Pass the function as metric.")
         return
     if not isinstance(goal, str):
-        raise SpecError(f"goal is {quoted(goal)}; expected one of {', '.join(GOALS)}, or the least value of metric.")
+        raise SpecError(f"goal: expected one of {', '.join(GOALS)}, or the least value of metric; got {quoted(goal)}.")
     if goal not in GOALS:
         raise unknown_name("goal", goal, GOALS)
     if metric is not None:
-        raise SpecError(f"metric needs a goal in its unit, the least value that it may return; found {goal!r}.")
+        raise SpecError(f"goal: expected a number, the least value of metric; got {goal!r}.")
     budget = {ACCURACY: None, FLASH: settings.flash_limit, CYCLES: settings.latency_ms}[goal]
     if budget is None and settings.min_sqnr_db is None:
         also = {ACCURACY: "", FLASH: "flash or ", CYCLES: "latency_ms or "}[goal]
         raise SpecError(f"goal {goal!r} needs a budget. Set {also}min_sqnr_db.")
     if goal != ACCURACY and settings.io_layout != NCHW:
-        raise SpecError(f"goal {goal!r} plans for inputs and outputs as the model has them: leave io_layout out.")
+        raise SpecError(f"goal={goal!r} does not support io_layout={settings.io_layout!r}. Remove io_layout.")
 
 
 def search(
@@ -120,7 +116,6 @@ def search(
     """Search for the change of the model that reaches a goal.
 
     Args:
-        user: Float model with samples.
         goal, metric: See ``tune``.
         recipes: Recipes for ``flash`` and ``cycles``, such as ``["32-values", "2:4"]``.
         keep: Names of weights or modules that do not change.
@@ -135,11 +130,10 @@ def search(
 def _search_modules(
     user: UserModel, settings: Settings, least: float | None, metric: Metric | None, samples: Sequence[Any]
 ) -> Tuning:
-    """Search for the fewest modules that need 16 bits."""
     if user.quantized:
-        raise SpecError("the model is quantized already; goal 'accuracy' needs the float model.")
+        raise SpecError("goal='accuracy' requires a float model, got a quantized one.")
     if settings.scheme not in CONFIGS:
-        raise SpecError(f"goal 'accuracy' starts from a scheme, one of {', '.join(CONFIGS)}; found a QuantizationConfig.")
+        raise SpecError(f"goal='accuracy': expected a scheme ({', '.join(CONFIGS)}), got a QuantizationConfig.")
     with stage("raise modules to 16 bits") as step:
         mixed = mixed_precision(
             user.module,
@@ -157,7 +151,6 @@ def _search_modules(
 def _search_weights(
     user: UserModel, settings: Settings, goal: str, samples: Sequence[Any], recipes: Sequence[str] | None, keep: Sequence[str]
 ) -> Tuning:
-    """Search for recipes of the weights that meet the budget of the application."""
     flash = cycles = None
     if goal == FLASH and settings.flash_limit is not None:
         record = build_program(single_method(user), settings)

@@ -1,4 +1,4 @@
-"""Verify a finished program: each delegate in the simulator against the TOSA reference, byte by byte."""
+"""Verify each delegate of a program in the simulator against the TOSA reference, byte by byte."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ Array = npt.NDArray[Any]
 
 logger = logging.getLogger(__name__)
 
-_MOST_SAMPLES = 4  # that are run in search of one whose outputs are not constant
-_CALLS_WITH_STATE = 3  # of each method of a program that keeps state
+_MOST_SAMPLES = 4  # samples run to find one whose outputs are not constant
+_CALLS_WITH_STATE = 3  # calls of each method of a program with state
 
 
 class _Check:
     """Verification of one payload.
 
     Attributes:
-        inputs: Inputs of the last comparison; None before the first.
+        inputs: Inputs of the last comparison.
         is_settled: Whether it was compared on outputs that vary.
         reason: Reason that it was not compared; empty if it was.
     """
@@ -54,7 +54,7 @@ class _Check:
     def run(self, machine: Any) -> None:
         """Run a machine with its inputs in place, and compare the outputs.
 
-        Inputs without a result of the TOSA graph, such as an index out of range, are skipped.
+        Inputs without a result in TOSA, such as an index out of range, are skipped.
 
         Raises:
             VerificationError: The outputs differ, or the machine stops.
@@ -73,25 +73,24 @@ class _Check:
             check_outputs(self.delegate, self.name, inputs, outputs if fault is None else fault)
         except (ArithmeticError, IndexError) as error:
             if self.inputs is None:
-                self.reason = f"its TOSA graph has no result for the inputs that were tried: {error}"
+                self.reason = f"the TOSA reference has no result for the tried inputs: {error}"
             return
         self.reason = ""
         self.inputs = inputs
         self.is_settled |= all(output.size < 2 or bool((output != output[0]).any()) for output in outputs)
 
     def run_on(self, inputs: Sequence[Array]) -> None:
-        """Run a new machine on the bytes of the inputs."""
         try:
             machine = runtime.npu_machine(self.payload)
         except MachineFault as fault:
-            self.reason = f"the simulator does not run it: {fault}"
+            self.reason = f"the simulator does not support it: {fault}"
             return
         for tensor, data in zip(self.payload.inputs, inputs, strict=True):
             machine.region(tensor.region)[tensor.offset : tensor.offset + tensor.nbytes] = data
         self.run(machine)
 
     def run_on_random_inputs(self) -> None:
-        """Compare a delegate that no sample reached, like ``vela.repair`` during the compilation."""
+        """Compare a delegate that no sample reached, like ``vela.repair`` during compilation."""
         if self.delegate is not None and self.inputs is None and (inputs := random_inputs(self.delegate)) is not None:
             self.run_on(inputs[0])
 
@@ -116,7 +115,7 @@ def _bytes(machine: Any, tensor: IoTensor) -> Array:
 
 
 def verify_program(record: Record) -> Record:
-    """Compare each delegate of each method with the TOSA reference, and return the record with the result.
+    """Compare each delegate of all methods with the TOSA reference, and return the record with the result.
 
     Raises:
         VerificationError: A delegate differs, or cannot run.
@@ -166,12 +165,12 @@ def _run_samples(parts: Mapping[str, Record], checks: Mapping[DelegatePayload, _
                     break
         except VerificationError:
             raise
-        except EthorchError as error:  # the CPU's part cannot run here
-            logger.debug("delegates are verified apart: %s", error)
+        except EthorchError as error:  # a CPU operator cannot run on this computer
+            logger.debug("delegates are verified separately: %s", error)
 
 
 def _calls(parts: Sequence[Record]) -> list[tuple[str, Inputs]]:
-    """Return the user's calls: those of the sessions, or each method's samples."""
+    """Return the calls of the sessions, or of each method's samples."""
     if sessions := parts[0].sessions:
         names = {part.method for part in parts}
         return [(name, inputs) for session in sessions for name, inputs in session if name in names]
@@ -180,7 +179,7 @@ def _calls(parts: Sequence[Record]) -> list[tuple[str, Inputs]]:
 
 
 def _run_directly(part: Record, checks: Mapping[DelegatePayload, _Check]) -> bool:
-    """Run the only delegate of a method without ExecuTorch, whose import takes a second; False if the method has more."""
+    """Run the only delegate of a method without ExecuTorch, whose import takes a second; return False if there are several."""
     if len(part.description.delegates) != 1 or len(part.payloads) != 1:
         return False
     check = checks[part.payloads[0]]
@@ -195,7 +194,7 @@ def _run_directly(part: Record, checks: Mapping[DelegatePayload, _Check]) -> boo
 
 
 def _delegate_inputs(method: Method, inputs: Sequence[Any]) -> list[Array] | None:
-    """Return the bytes that the first delegate reads; None if operators other than quantize and casts come before it."""
+    """Return the bytes that the first delegate reads; None if operators other than quantize and casts precede it."""
     if len(method.chains) != 1 or len(inputs) != len(method.inputs) or not all(isinstance(x, Tensor) for x in inputs):
         return None
     arrays: dict[int, Array] = {}

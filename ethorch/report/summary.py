@@ -65,9 +65,9 @@ def rows(data: Data) -> Iterator[tuple[str, str, str]]:
     yield from _time(data)
     board = data.get("board")
     if board and data["total_cycles"] is not None:
-        seen = board["spread"]
-        note = f"published figures of {seen['of']}: {seen['count']}"
-        yield "Measured boards", f"{seen['low']:.1f} to {seen['high']:.1f} times", f"that time; {note}"
+        if seen := board["spread"]:
+            note = f"published figures of {seen['of']}: {seen['count']}"
+            yield "Measured boards", f"{seen['low']:.1f} to {seen['high']:.1f} times", f"that time; {note}"
         if board["assumed"]:
             numbers = (entry.split(": ")[:2] for entry in board["assumed"])  # "flash: bytes_per_second: assumed: ..."
             note = ", ".join(f"{key} of {memory}" for memory, key in numbers)

@@ -120,7 +120,7 @@ def _describe_measurements(data: Data) -> str:
     if not board:
         return ""
     seen = board["spread"]
-    text = f" Measured, {seen['of']} took {seen['low']:.1f} to {seen['high']:.1f} times the estimate."
+    text = f" Measured, {seen['of']} took {seen['low']:.1f} to {seen['high']:.1f} times the estimate." if seen else ""
     return text + (" Some figures of its memories are assumed: see `ethorch boards`." if board["assumed"] else "")
 
 

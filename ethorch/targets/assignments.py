@@ -51,7 +51,7 @@ def parse_assignments(words: Sequence[str]) -> dict[str, Any]:
 
 
 def with_assignments(settings: Settings, words: Sequence[str]) -> Settings:
-    """Return a copy of the settings with ``FIELD=VALUE`` words applied. Entries are added to tables.
+    """Apply ``FIELD=VALUE`` words to a copy of the settings. Entries are added to tables.
 
     Raises:
         SpecError: A word is malformed or a value is invalid.

@@ -75,12 +75,12 @@ class ArmCompileSpec:
         ArmCompileSpec._KINDS[cls._OUTPUT_FORMAT] = cls
 
     def dump_intermediate_artifacts_to(self: SpecT, output_path: str | os.PathLike[str] | None) -> SpecT:
-        """Write each delegate's .tosa and its text, also after each rewrite, into this folder. None disables it. Returns self."""
+        """Write each delegate's .tosa and its text, also after each rewrite, into this folder. Returns self."""
         self.path_for_intermediates = None if output_path is None else os.fspath(output_path)
         return self
 
     def dump_debug_info(self: SpecT, debug_mode: ArmCompileSpec.DebugMode | str | None) -> SpecT:
-        """Write debug information (``DebugMode.JSON`` or ``DebugMode.TOSA``) into the same folder. Returns self."""
+        """Write debug information into the same folder. Returns self."""
         if debug_mode is None:
             self.tosa_debug_mode = None
             return self
@@ -131,7 +131,7 @@ class ArmCompileSpec:
         """Return the keys and values of ``to_list``, without ExecuTorch.
 
         Raises:
-            SpecError: Debug information is requested without a folder.
+            SpecError: See ``to_list``.
         """
         if self.tosa_debug_mode is not None and not self.path_for_intermediates:
             raise SpecError(
@@ -145,12 +145,12 @@ class ArmCompileSpec:
         return [(key, value.encode()) for key, value in items.items()]
 
     def publish(self: SpecT) -> SpecT:
-        """Return the spec as stored in a .pte: without artifact folder, folders of ini files, and flags without effect.
+        """Return the spec as stored in a .pte, independent of the computer.
 
-        The stored spec does not depend on the computer.
+        It has no artifact folder, no folders of ini files, and no flags without effect.
 
         Raises:
-            SpecError: Debug information is requested without a folder.
+            SpecError: See ``to_list``.
         """
         self.to_pairs()
         public: SpecT = copy.copy(self).dump_intermediate_artifacts_to(None).dump_debug_info(None)
@@ -224,8 +224,7 @@ class EthosUCompileSpec(ArmCompileSpec):
 
     Args:
         target: One of ``ethorch.targets.TARGETS``, e.g. ``"ethos-u55-128"``.
-        system_config: ``System_Config`` section of the ini. By default, that of the target.
-        memory_mode: ``Memory_Mode`` section of the ini. By default, that of the target.
+        system_config, memory_mode: ``System_Config`` and ``Memory_Mode`` sections of the ini. Default: those of the target.
         extra_flags: Further flags of Vela's command line, as a list or one string.
         config_ini: Vela's ``Arm/vela.ini``, or the path of another ini file.
         arena: Size of the NPU's arena. ``"fast"`` allows any size. ``"free"`` is the smallest size that costs hardly more cycles
@@ -328,7 +327,7 @@ class EthosUCompileSpec(ArmCompileSpec):
     def bytes_per_cycle(self) -> dict[str, float]:
         """Peak bytes per NPU cycle of each memory by name: port width times the memory's clock relative to the NPU's.
 
-        Source: Vela 5.2 architecture_features.py, memory_bandwidths_per_cycle, and the system configuration.
+        Source: Vela 5.2 architecture_features.py, memory_bandwidths_per_cycle.
         """
         rates = {name: self.target.port_bytes * s for name, s in self.vela_config.port_scales(self.system_config).items()}
         memory = self.memory_system

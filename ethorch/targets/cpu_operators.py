@@ -1,7 +1,7 @@
 """CPU operators: the rate of each for estimates, its form in a .pte, and its complex kernel.
 
-``cpu_operators.csv`` has a row for each operator and form. The ``.pte`` writer, the kernel check and the estimates of CPU cycles
-read it. Firmware registers its C kernels by name (``ethorch.deploy.firmware.operators``); a test requires a row for each.
+``cpu_operators.csv`` has a row for each operator and form. Firmware registers its C kernels by name
+(``ethorch.deploy.firmware.operators``); a test requires a row for each.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``TARGETS``: all Ethos-U configurations as data. Targets differ only by the values of their rows."""
+"""``TARGETS``: all Ethos-U configurations as data."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Target:
 
     @property
     def floats(self) -> tuple[str, ...]:
-        """Float dtypes that the NPU computes in. Always empty."""
+        """Float dtypes that the NPU computes in: none."""
         return ()
 
     @property

@@ -1,4 +1,4 @@
-"""Methods of one model with several input shapes, which a constant method of the .pte records."""
+"""Selection among methods of one model with several input shapes, recorded in a constant method of the .pte."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Selection:
         return Method(SHAPES, (Value("string", text=json.dumps(data)),), (), (0,), (), (), (Chain(()),))
 
     def nhwc(self, ranks: tuple[Sequence[int], Sequence[int]]) -> Selection:
-        """Return the selection for channels last.
+        """Convert the selection to channels last.
 
         Args:
             ranks: Ranks of the inputs and outputs.
@@ -122,7 +122,7 @@ class Selection:
         return cropped
 
     def refusal(self, shapes: Sequence[tuple[int, ...]]) -> HostError:
-        """Return the error for inputs whose shapes fit no method."""
+        """Create the error for inputs whose shapes fit no method."""
         axes = sorted({(number, axis) for padding in self.paddings for number, axis, _ in padding.inputs})
         words = "; ".join(", ".join(map(_text, limits)) for limits in self.shapes.values())
         free = f" Inputs are padded along {', '.join(f'axis {axis} of input {number}' for number, axis in axes)}." if axes else ""

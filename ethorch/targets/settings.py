@@ -141,7 +141,7 @@ class Settings:
     """Target and options of a compilation.
 
     Attributes:
-        target: Name of the NPU, see ``ethorch targets``. By default, the board's first, or ``ethos-u55-128``.
+        target: Name of the NPU, see ``ethorch targets``. Default: the board's first, or ``ethos-u55-128``.
         scheme: Quantization scheme of the model, one of SCHEMES, or a ``QuantizationConfig``, which files record as ``custom``.
         modules: Scheme by submodule name. ``float`` keeps a module on the CPU.
         io: Type of inputs and outputs that are float in the model, one of IO_TYPES.
@@ -150,9 +150,9 @@ class Settings:
         partition: Operators on the NPU: ``npu``, all supported ones, ``cpu-matmul``, all but products of two int8 activations,
             which ExecuTorch's ``cortex_m`` library computes, or ``cost``, the faster by estimate. A program's settings contain
             its actual partition. The speed of the CPU kernel is assumed (``ethorch.figures.RATES``).
-        shapes: Input shapes of each method, see ``shapes_from``. By default, one method with the example inputs' shapes. A call
+        shapes: Input shapes of each method, see ``shapes_from``. Default: one method with the example inputs' shapes. A call
             uses the smallest method that fits (``ethorch.program.shapes``).
-        system_config, memory_mode: Sections of the ini file. By default, those of the board or target.
+        system_config, memory_mode: Sections of the ini file. Default: those of the board or target.
         config_ini: Vela's ``Arm/vela.ini`` or another file.
         vela_flags: Further flags of Vela's command line.
         arena: Size of the NPU's arena: ``free`` (the smallest that costs hardly more cycles), ``fast`` (any size), or a limit in
@@ -337,7 +337,7 @@ class Settings:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Settings:
-        """Convert the output of ``to_json``, or a part of it.
+        """Convert the output of ``to_json``, or some of its keys.
 
         Raises:
             SpecError: A key or value is unknown.

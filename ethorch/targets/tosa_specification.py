@@ -72,7 +72,7 @@ class TosaSpecification:
 
     @property
     def is_U55_subset(self) -> bool:  # the name in ExecuTorch's Arm backend
-        """True if the program is limited to the subset of Ethos-U55."""
+        """True for the subset of Ethos-U55."""
         return self.support_extension("u55")
 
     def support_integer(self) -> bool:

@@ -1,7 +1,7 @@
-"""Fastest forms of equivalent TOSA, per NPU family.
+"""Fastest forms of equivalent TOSA, per NPU family. Results differ in the last bit at most.
 
-Results differ in the last bit at most. The values are in ``u55.py`` and ``u85.py``. docs/measurements.md lists the measured
-cycles by field, and ``python -m bench.tuning`` repeats the measurements.
+The values are in ``u55.py`` and ``u85.py``. ``docs/measurements.md`` lists the measured cycles by field, and ``python -m
+bench.tuning`` repeats the measurements.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class MemorySystem:
         const_area, arena_area, cache_area: Memories of constants, feature maps, and staged data.
         arena_cache_bytes: Size of the staging memory. None if the file does not define it.
         constants_in_sram: Whether constants share the SRAM with feature maps (Sram_Only). ``const_area`` is then Vela's name for
-            their part of the SRAM.
+            this SRAM.
     """
 
     core_clock_hz: float
@@ -170,7 +170,11 @@ def list_shipped_configs() -> list[str]:
 
 
 def load(names: Sequence[str]) -> VelaConfig:
-    """Read ini files as a group, in which later values override earlier ones. Raise SpecError for invalid files."""
+    """Read one or more ini files. Raise SpecError for invalid files.
+
+    As in Vela, which passes its ``--config`` files to ``ConfigParser.read``, a key of a later file overrides the same key of the
+    same section in earlier files.
+    """
     paths = [_find(name) for name in names]
     return _load(tuple(names), tuple((str(path), path.stat().st_mtime_ns) for path in paths))
 

@@ -114,11 +114,13 @@ def test_the_spread_of_published_figures() -> None:
         return Measured("net", "ethos-u55-256", board, where, ratio, 1.0, "us", "them")
 
     rows = [row("a", SILICON, 1.5), row("a", SILICON, 2.0), row("b", SILICON, 4.0), row("a", FVP, 0.9)]
-    assert (spread("a", rows).low, spread("a", rows).high, spread("a", rows).count) == (1.5, 2.0, 2)
     linux = [*rows, row("c", LINUX, 20.0)]
-    assert (spread("b", linux).high, spread("c", linux).high, spread("c", linux).of) == (4.0, 20.0, "boards with silicon")
-    assert (spread("b", rows).high, spread("b", rows).count) == (4.0, 3)
-    assert "1.5 to 2.0 times" in str(spread("a", rows))
+    own, all_silicon, with_linux, without_linux = spread("a", rows), spread("b", rows), spread("c", linux), spread("b", linux)
+    assert own and all_silicon and with_linux and without_linux
+    assert (own.low, own.high, own.count) == (1.5, 2.0, 2) and "1.5 to 2.0 times" in str(own)
+    assert (without_linux.high, with_linux.high, with_linux.of) == (4.0, 20.0, "boards with silicon")
+    assert (all_silicon.high, all_silicon.count) == (4.0, 3)
+    assert spread("a", []) is None and spread("a", [row("a", FVP, 0.9)]) is None
     assert all(0.1 < found.ratio < 100 and found.source for found in MEASURED)
 
 

@@ -87,8 +87,8 @@ def test_an_arena_that_does_not_hold_is_said(images: list[Tensor], caplog: pytes
     wide(images, ram="64K")
     assert "[arena.exceeded]" not in caplog.text, "a search for the RAM says it by its budget"
     program = wide(images, arena="4K")
-    assert f"arena of the NPU has {max(payload.scratch_bytes for payload in record_of(program).payloads):,} bytes, " in caplog.text
-    assert "more than the setting arena allows" in caplog.text and "[arena.exceeded]" in caplog.text
+    assert f"the NPU's arena has {max(payload.scratch_bytes for payload in record_of(program).payloads):,} bytes, " in caplog.text
+    assert "more than the setting arena permits" in caplog.text and "[arena.exceeded]" in caplog.text
 
 
 def test_weights_go_to_sram_where_they_fit_and_help(vectors: list[Tensor]) -> None:
@@ -181,5 +181,5 @@ def test_layouts_in_settings() -> None:
     assert Settings.from_toml(Settings(io_layout="auto").to_toml()).io_layout == "auto"
     with pytest.raises(SpecError, match="unknown layout of inputs and outputs 'nwhc'"):
         Settings(io_layout="nwhc")
-    with pytest.raises(SpecError, match="is of one method"):
+    with pytest.raises(SpecError, match="supports one method only"):
         ethorch.compile({"a": nn.Linear(2, 2)}, {"a": (torch.rand(1, 2),)}, settings=ethorch.Settings(io_layout="auto"))

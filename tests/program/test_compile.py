@@ -190,10 +190,10 @@ def test_save_and_load(tmp_path: Path, program: ethorch.Program, images: list[Te
     program.save(tmp_path / "model.tosa")
     assert record_of(program).build is not None
     assert (tmp_path / "model.tosa").read_bytes() == record_of(program).build.delegates[0].tosa
-    for path, said in ((tmp_path / "model.onnx", r"\.bpte"), (tmp_path / "no" / "model.pte", "not a directory")):
+    for path, said in ((tmp_path / "model.onnx", r"\.bpte"), (tmp_path / "no" / "model.pte", "not a writable folder")):
         with pytest.raises(EthorchError, match=said):
             program.save(path)
-    with pytest.raises(EthorchError, match="does not hold the TOSA graph"):
+    with pytest.raises(EthorchError, match="does not contain the TOSA graph"):
         again.save(tmp_path / "again.tosa")
     with pytest.raises(EthorchError, match="cannot read"):
         ethorch.load(tmp_path / "nothing.pte")
@@ -209,7 +209,7 @@ def test_a_full_disk_leaves_what_was_saved_before(tmp_path: Path, program: ethor
         resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, limits[1]))
         try:
             for path in (folder, *([file] if nbytes == 100 else [])):
-                with pytest.raises(EthorchError, match=rf"cannot write {path}: File too large. It is unchanged"):
+                with pytest.raises(EthorchError, match=rf"cannot write {path}: File too large. The file is unchanged"):
                     program.save(path)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)

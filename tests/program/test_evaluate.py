@@ -180,7 +180,7 @@ def test_an_interruption_gives_the_figures_so_far(program: ethorch.Program, labe
 
 
 def test_nothing_to_evaluate(program: ethorch.Program) -> None:
-    with pytest.raises(EthorchError, match="holds no sample"):
+    with pytest.raises(EthorchError, match="expected at least one sample"):
         ethorch.evaluate(program, [])
 
 

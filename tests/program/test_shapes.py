@@ -146,7 +146,7 @@ def test_evaluate_and_compare_take_samples_of_every_shape(encoder):
         ethorch.evaluate(program, [(torch.randn(3, 16, 16), torch.rand(3, 16)), (torch.randn(8, 16), torch.rand(8))]).samples == 4
     )
     assert program.compare(*samples[0]).bit_exact
-    with pytest.raises(EthorchError, match="several methods"):
+    with pytest.raises(EthorchError, match="expected samples of one shape"):
         program.compare(samples=samples)
     assert program.accuracy.sqnr_db > 25
 
@@ -275,7 +275,7 @@ def test_an_exported_program_allows_the_sizes_of_its_dims():
     assert len(record_of(program).build.delegates) == 1 and not record_of(program).build.partition.refusals
     assert program(torch.randn(1, 9, 16), torch.rand(1, 9))[0].shape == (1, 9, 8)
     for wrong in ("1x17x16,1x17", "1x8x16,1x9", "1x3x16,1x3", "2x8x16,2x8"):
-        with pytest.raises(SpecError, match="exported with"):
+        with pytest.raises(SpecError, match="was exported"):
             ethorch.compile(exported, shapes=[wrong])
 
 
@@ -292,14 +292,14 @@ def test_shapes_that_say_nothing_are_refused(encoder):
         [[]],
         [3.5],
     ):
-        with pytest.raises(SpecError, match="shapes has"):
+        with pytest.raises(SpecError, match="shapes has|^shapes: expected"):
             ethorch.compile(model, inputs, shapes=wrong)
     quantized = ethorch.quantize(model, inputs)
     with pytest.raises(SpecError, match="is quantized for"):
         ethorch.compile(quantized, inputs, shapes=["1x9x16,1x9"])
     with pytest.raises(SpecError, match="twice"):
         shapes_from(["1x8", (1, 8)])
-    with pytest.raises(SpecError, match="several methods"):
+    with pytest.raises(SpecError, match="supports one model only"):
         ethorch.compile({"a": model}, {"a": inputs}, shapes=["1x8x16,1x8"])
     assert samples_like(UserModel(model, inputs), [((1, 3, 16), (1, 3))])[0][0].shape == (1, 3, 16)
 

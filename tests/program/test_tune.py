@@ -70,12 +70,12 @@ def test_weights_shrink_until_the_budget_is_met(goal: str) -> None:
     ("options", "said"),
     [
         ({"goal": "speed"}, "unknown goal 'speed'"),
-        ({"goal": None}, "goal is None; expected one of accuracy, flash, cycles"),
+        ({"goal": None}, "goal: expected one of accuracy, flash, cycles"),
         ({"goal": "accuracy"}, "needs a budget. Set min_sqnr_db"),
         ({"goal": "flash"}, "needs a budget. Set flash or min_sqnr_db"),
-        ({"goal": 0.5}, "there is no metric"),
-        ({"goal": "accuracy", "metric": max}, "metric needs a goal in its unit"),
-        ({"goal": "flash", "settings": Settings(flash="1M", io_layout="nhwc")}, "leave io_layout out"),
+        ({"goal": 0.5}, "metric is missing"),
+        ({"goal": "accuracy", "metric": max}, "expected a number, the least value of metric"),
+        ({"goal": "flash", "settings": Settings(flash="1M", io_layout="nhwc")}, "Remove io_layout"),
     ],
 )
 def test_what_is_missing_is_said(images: list[Tensor], options: dict[str, Any], said: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 
 from torch.fx import GraphModule, Node
 
-from ethorch.lower.fx.node import changes_in_place, op_name
+from ethorch.lower.fx.node import is_in_place, op_name
 from ethorch.targets.cpu_operators import FORMS
 
 
@@ -36,7 +36,7 @@ class Buffers:
 
 def is_kept(node: Node) -> bool:
     """Return True if a buffer or an output of the program stores the elements of ``node``."""
-    return any(user.op == "output" or changes_in_place(user) or (_passes_on(user) and is_kept(user)) for user in node.users)
+    return any(user.op == "output" or is_in_place(user) or (_passes_on(user) and is_kept(user)) for user in node.users)
 
 
 def _readers(node: Node) -> Iterator[Node]:
@@ -52,7 +52,7 @@ def _is_written(user: Node, node: Node) -> bool:
     """Return True if ``user`` writes to ``node`` or is a view that is only written."""
     if user.op != "call_function" or not user.args or user.args[0] is not node:
         return False
-    return changes_in_place(user) or (bool(user.users) and all(_is_written(reader, user) for reader in user.users))
+    return is_in_place(user) or (bool(user.users) and all(_is_written(reader, user) for reader in user.users))
 
 
 def _passes_on(user: Node) -> bool:

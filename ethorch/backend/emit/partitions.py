@@ -23,9 +23,9 @@ from ethorch.lower.fx.node import (
     DEQUANTIZE,
     QUANTIZE,
     Converted,
-    changes_in_place,
     constants_of,
     converts_input,
+    is_in_place,
     op_name,
     origin_of,
     target_buffer,
@@ -116,7 +116,7 @@ def partition_graph(module: GraphModule, spec: EthosUCompileSpec) -> Partitioned
     write_to_views(graph, parts)
     _sort(graph)
     graph.eliminate_dead_code(
-        lambda node: node.is_impure() or changes_in_place(node) or (node.op == "get_attr" and str(node.target) in buffers)
+        lambda node: node.is_impure() or is_in_place(node) or (node.op == "get_attr" and str(node.target) in buffers)
     )
     small = GraphModule(program.graph_module, graph)  # with the parameters that are left
     return PartitionedGraph(small, tuple(partitions), choice.report, buffers)
@@ -126,7 +126,7 @@ def _check_writes(program: Converted) -> Reason | None:
     """Return the reason if a tensor is read after it was changed: the order of calls does not include the writes."""
     places = {node: number for number, node in enumerate(program.graph.nodes)}
     for node in program.graph.nodes:
-        if node.op == "call_function" and changes_in_place(node):
+        if node.op == "call_function" and is_in_place(node):
             changed = node.args[0]
             is_late = any(places[user] > places[node] for user in changed.users)
             if node.users or is_late or changed.op not in ("get_attr", "placeholder"):
@@ -136,7 +136,7 @@ def _check_writes(program: Converted) -> Reason | None:
 
 def _writes_codes(node: Node) -> bool:
     """Return True if the node writes integers to a buffer, which needs no CPU operator."""
-    if not changes_in_place(node):
+    if not is_in_place(node):
         return False
     target = node.args[0]
     return isinstance(target, Node) and not target.meta["val"].dtype.is_floating_point
@@ -144,7 +144,7 @@ def _writes_codes(node: Node) -> bool:
 
 def _find_mutable_buffers(graph: Graph) -> tuple[str, ...]:
     """Return the names of the buffers that a graph writes, in the order of the writes."""
-    written = [target_buffer(node) for node in graph.nodes if node.op == "call_function" and changes_in_place(node)]
+    written = [target_buffer(node) for node in graph.nodes if node.op == "call_function" and is_in_place(node)]
     return tuple(dict.fromkeys(str(node.target) for node in written if node is not None))
 
 
@@ -155,7 +155,7 @@ def _remove_idle_writes(graph: Graph) -> None:
         assert isinstance(buffer, Node) and isinstance(written, Node)
         if not buffer.meta["val"].dtype.is_floating_point and _is_unchanged(name, written):
             graph.erase_node(write)
-            graph.eliminate_dead_code(lambda node: node.is_impure() or changes_in_place(node) or node.op == "get_attr")
+            graph.eliminate_dead_code(lambda node: node.is_impure() or is_in_place(node) or node.op == "get_attr")
 
 
 def _is_unchanged(name: str, written: Node) -> bool:
@@ -176,7 +176,7 @@ def _sort(graph: Graph) -> None:
     waiting = {node: len(node.all_input_nodes) for node in graph.nodes}
 
     def entry(node: Node) -> tuple[int, int, Node]:
-        late = 2 if node.op == "output" else 1 if node.op == "call_function" and changes_in_place(node) else 0
+        late = 2 if node.op == "output" else 1 if node.op == "call_function" and is_in_place(node) else 0
         return late, places[node], node
 
     free = [entry(node) for node, count in waiting.items() if not count]
@@ -197,7 +197,7 @@ def _is_fully_delegated(graph: Graph) -> bool:
     """Return True if the CPU only converts inputs and outputs and writes buffers."""
     conversions = QUANTIZE | DEQUANTIZE | ASSERTIONS
     calls = (node for node in graph.nodes if node.op == "call_function" and _TAG not in node.meta)
-    return all(op_name(node.target) in conversions or converts_input(node) or changes_in_place(node) for node in calls)
+    return all(op_name(node.target) in conversions or converts_input(node) or is_in_place(node) for node in calls)
 
 
 def _inputs_of(nodes: Sequence[Node]) -> list[Node]:

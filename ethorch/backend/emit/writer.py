@@ -24,8 +24,8 @@ from ethorch.lower.fx.node import (
     ASSERTIONS,
     DEQUANTIZE,
     QUANTIZE,
-    changes_in_place,
     flat,
+    is_in_place,
     op_name,
     overload_of,
     target_buffer,
@@ -191,9 +191,9 @@ class Writer:
             return None
         if node.target is operator.getitem:
             return None if node in self._places else reasons.not_tensor(f"the source of {node.name}")
-        if changes_in_place(node):
+        if is_in_place(node):
             return self._add_write(node)
-        if name == "aten.slice.Tensor" and any(changes_in_place(user) and user.args[0] is node for user in node.users):
+        if name == "aten.slice.Tensor" and any(is_in_place(user) and user.args[0] is node for user in node.users):
             return None  # a part of a buffer that is only written
         if node.target is call_delegate:
             return self._add_delegate(node)
@@ -242,7 +242,7 @@ class Writer:
 
     def _result(self, call: Node, item: Node) -> int | Reason:
         """Return the tensor of a result: in the buffer that it is written to, if nothing reads the old value, or a new one."""
-        writes = [user for user in item.users if changes_in_place(user)]
+        writes = [user for user in item.users if is_in_place(user)]
         write = writes[0] if len(writes) == 1 else None
         buffer = target_buffer(write) if write and write.target is torch.ops.aten.copy_.default and write.args[1] is item else None
         if write is None or buffer is None or not self._buffers.is_free_after(str(buffer.target), call):

@@ -153,8 +153,9 @@ def shape_of_values(node: Node) -> bool:
 
 
 def is_in_place(node: Node) -> bool:
-    """Return True for a call of a mutating ATen operator."""
-    return node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+    """Return True for a mutating ATen or edge operator."""
+    target = overload_of(node.target)
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
 
 
 def is_float(node: Node) -> bool:
@@ -320,7 +321,7 @@ def constants_of(program: ExportedProgram | Converted) -> Callable[[Node], npt.N
 
 
 def _attributes_of(module: GraphModule, names: Iterable[str]) -> Callable[[Node], npt.NDArray[Any] | None]:
-    buffers = [target_buffer(node) for node in module.graph.nodes if node.op == "call_function" and changes_in_place(node)]
+    buffers = [target_buffer(node) for node in module.graph.nodes if node.op == "call_function" and is_in_place(node)]
     mutable = {str(node.target) for node in buffers if node is not None} | set(names)
 
     def lookup(node: Node) -> npt.NDArray[Any] | None:
@@ -328,12 +329,6 @@ def _attributes_of(module: GraphModule, names: Iterable[str]) -> Callable[[Node]
         return None if tensor is None else as_array(tensor)
 
     return lookup
-
-
-def changes_in_place(node: Node) -> bool:
-    """Return True for a mutating ATen or edge operator."""
-    target = overload_of(node.target)
-    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
 
 
 def target_buffer(node: Node) -> Node | None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from ethorch.lower.fx.node import CASTS, attribute, changes_in_place, op_name, overload_of, tensor_of
+from ethorch.lower.fx.node import CASTS, attribute, is_in_place, op_name, overload_of, tensor_of
 from ethorch.lower.state_buffer import StateBuffer
 from ethorch.support.errors import Reason
 
@@ -87,7 +87,7 @@ def with_codes(module: GraphModule, wide: Collection[str] = ()) -> tuple[GraphMo
         states.append(StateBuffer(name, tuple(codes.shape), _dtype_name(codes.dtype), float(scale), int(zero)))  # type: ignore[arg-type]
     _drop_clones(graph, buffers)
     _write_apart(graph)
-    graph.eliminate_dead_code(lambda node: node.is_impure() or changes_in_place(node))
+    graph.eliminate_dead_code(lambda node: node.is_impure() or is_in_place(node))
     result.recompile()
     return result, tuple(states)
 
@@ -186,7 +186,7 @@ def _drop_clones(graph: Graph, buffers: Mapping[str, torch.Tensor]) -> None:
 
 
 def _keeps(user: Node) -> bool:
-    return user.op == "output" or changes_in_place(user)
+    return user.op == "output" or is_in_place(user)
 
 
 def _write_apart(graph: Graph) -> None:
@@ -208,7 +208,7 @@ def _write_apart(graph: Graph) -> None:
 def _mutable_buffers(module: GraphModule) -> dict[str, torch.Tensor]:
     buffers = {}
     for node in module.graph.nodes:
-        buffer = node.args[0] if node.op == "call_function" and changes_in_place(node) and node.args else None
+        buffer = node.args[0] if node.op == "call_function" and is_in_place(node) and node.args else None
         if isinstance(buffer, Node) and (tensor := tensor_of(module, buffer)) is not None:
             buffers[str(buffer.target)] = tensor
     return buffers

@@ -1,7 +1,6 @@
 """Graphs of a program in Model Explorer's schema.
 
-The graph of the program has a node per NPU operation and CPU operator, grouped by module. The compiler's artifacts add the
-TOSA graph of each delegate.
+Nodes are NPU operations and CPU operators, grouped by module. The compiler's artifacts add the TOSA graph of each delegate.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ def graphs(path: str | os.PathLike[str]) -> list[Data]:
     """Return the graphs of a program's file or folder.
 
     Args:
-        path: A ``.pte``, or a folder written by ``Program.save``. Operators, source lines, cycles and TOSA graphs are available
-            only if a folder ``delegates`` of ``dump_intermediate_artifacts_to`` is next to ``model.pte``.
+        path: A ``.pte``, or a folder written by ``Program.save``. Operators, source lines, cycles and TOSA graphs require a folder
+            ``delegates`` of ``dump_intermediate_artifacts_to`` beside ``model.pte``.
 
     Raises:
         EthorchError: The file does not exist or is not a program.

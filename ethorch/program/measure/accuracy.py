@@ -9,7 +9,7 @@ from ethorch.program.record import Record
 def accuracy(record: Record) -> Accuracy | None:
     """Return the SQNR of the program against the float model on at most 8 of its samples; None without a float model.
 
-    The first call runs the samples; later calls return the same object.
+    Later calls return the same object without running the samples.
     """
     if "accuracy" not in record.measured:
         if record.model is None or record.model.quantized:

@@ -1,4 +1,4 @@
-"""Limits from the settings and the board, with the figures of a program."""
+"""Limits of the settings and the board, with the figures of a program."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Budgets(tuple[Budget, ...]):
     """The budgets of a program, one per row.
 
     Attributes:
-        attempts: Programs that the search for budgets compiled, including this one; the first follows the settings.
+        attempts: Programs that the search for budgets compiled; the first follows the settings.
     """
 
     attempts: tuple[Attempt, ...]
@@ -32,10 +32,7 @@ class Budgets(tuple[Budget, ...]):
 
 
 def budgets(record: Record) -> Budgets:
-    """Return a row per limit of the settings and per memory of the board.
-
-    The accuracy is measured if the settings limit it.
-    """
+    """Return a row per limit of the settings and per memory of the board. Measure the accuracy if the settings limit it."""
     if record.settings is None:
         return Budgets(())
     settings, rows = record.settings, []

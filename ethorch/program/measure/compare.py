@@ -35,7 +35,6 @@ def compare_samples(record: Record, samples: Sequence[Inputs], model: nn.Module 
     """Run the program and its models on each sample.
 
     Args:
-        record: Record of the program.
         samples: Inputs of the model, a tuple per inference.
         model: Float model; that of the record by default.
 
@@ -76,11 +75,8 @@ def _compare_with(record: Record, samples: Sequence[Inputs], reference: nn.Modul
 
 
 class _Outputs(list[list[Any]]):
-    """Outputs of the program or of a model, a row per sample."""
-
     @property
     def columns(self) -> list[list[Any]]:
-        """The values of each output, over the samples."""
         return [list(column) for column in zip(*self, strict=True)]
 
 
@@ -96,7 +92,7 @@ def _dequantize(record: Record, number: int, result: Any) -> Any:
 
 
 def _open_layers(record: Record, reference: nn.Module) -> tuple[CompareLayers | None, str]:
-    """Return the comparison of operators, if possible, and a text about the missing figures; empty if complete."""
+    """Return the comparison of operators, if possible, and a text about missing figures."""
     quantized, build, settings = record.quantized, record.build, record.settings
     if build is None or settings is None or not isinstance(quantized, GraphModule):
         return None, "operators: not compared, because a .pte does not contain the quantized model; use ethorch.compile"

@@ -13,7 +13,7 @@ _KEY = "comparison"
 
 
 def find_comparison(record: Record) -> Comparison | None:
-    """Return the comparison that was computed earlier or that the program's folder contains, if any."""
+    """Return the comparison that was computed earlier or read from the program's folder, if any."""
     comparison: Comparison | None = record.measured.get(_KEY)
     return comparison
 
@@ -36,7 +36,7 @@ def example_comparison(record: Record) -> Comparison:
 
 
 def comparisons_to_save(record: Record) -> dict[str, Comparison]:
-    """Return the comparison of each method of the file. An omitted one has no samples, and ``missing`` has the reason."""
+    """Return the comparison of each method. An omitted one has no samples, and ``missing`` is the reason."""
     comparisons: dict[str, Comparison] = {}
     macs = operators = 0
     for name in record.methods:
@@ -57,12 +57,12 @@ def _compute_comparison(record: Record, macs: int, operators: int) -> Comparison
         return _omit_comparison("the model has no inputs")
     for number, limit, unit in ((macs, MAX_MACS, "multiply-accumulates"), (operators, MAX_OPERATORS, "operators")):
         if number > limit:
-            return _omit_comparison(f"the model has {number:,} {unit}, and saving compares up to {limit:,}")
+            return _omit_comparison(f"the model has {number:,} {unit}, more than the {limit:,} up to which saving compares")
     try:
         return example_comparison(record)
     except EthorchError as error:
         return _omit_comparison(str(error))
-    except Exception as error:  # for example of the user's module; the program is saved in any case
+    except Exception as error:  # e.g. in the user's module; the program is saved nevertheless
         return _omit_comparison(f"comparing failed with {type(error).__name__}: {error}")
 
 

@@ -21,7 +21,7 @@ class Inspection:
     Attributes:
         inspector: ``executorch.devtools.Inspector``. Its times are those of the simulator on this computer.
         cycles: Cycles of each NPU operation, estimated by Vela, by event name.
-        cpu_cycles: Estimated cycles of each call, in order, by the base name of the CPU kernel.
+        cpu_cycles: See ``cpu_cycles_of``.
         core_clock_hz: NPU clock in Hz; 0 if unknown.
     """
 

@@ -1,7 +1,7 @@
 """Compare float model, quantized model, TOSA reference model and simulator, the rungs of a ladder.
 
 The first rung that differs too much from the previous one is the cause of a wrong result. Quantization adds noise, lowering
-may move a value by one step, and the simulator equals the TOSA reference model bit for bit.
+may change a value by one step, and the simulator equals the TOSA reference model bit for bit.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def compare(model: nn.Module, quantized: nn.Module, build: Build, inputs: Inputs
 
 
 def run_recorded(pte: bytes, method: str, inputs: Inputs) -> tuple[list[Any], list[Recorder]]:
-    """Run a freshly loaded program, with initial buffers. Return its outputs and the inputs and outputs of its delegates."""
+    """Run a program from its initial state. Return its outputs, and the inputs and outputs of its delegates."""
     recorders: list[Recorder] = []
 
     def add_recorder(payload: DelegatePayload) -> Recorder:
@@ -90,7 +90,7 @@ class Recorder:
 
 
 def collect_inputs(delegates: Sequence[Lowered], recorders: Sequence[Recorder]) -> dict[str, npt.NDArray[Any]]:
-    """Return the bytes of each delegate input of a run, by the name of the input's node."""
+    """Return the bytes of each delegate input of a run, by node name."""
     by_payload = {delegate.payload: delegate for delegate in delegates}
     return {
         value.name: array

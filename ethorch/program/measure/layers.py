@@ -67,7 +67,7 @@ class _Layer:
         """Add the codes of a sample.
 
         Args:
-            before: Fake-quantized model's float result before quantization.
+            before: Float result of the fake-quantized model, before quantization.
             fake: Its codes.
             npu: Codes of the NPU.
         """
@@ -91,7 +91,7 @@ class CompareLayers:
 
     Args:
         quantized: Model returned by ``convert_pt2e``.
-        prepared: The float model after ``prepare_pt2e``, or None. Float figures need operators with the names of those of
+        prepared: The float model after ``prepare_pt2e``, or None. Float figures require the same operator names as in
             ``quantized``, which the same decompositions ensure.
         on_npu: The graph of ``quantized``, executed like the program.
     """
@@ -127,10 +127,10 @@ class CompareLayers:
 
         Args:
             inputs: Its flat inputs.
-            recorded: The bytes that its run passed to the delegates.
+            recorded: Bytes that its run passed to the delegates.
 
         Returns:
-            The flat outputs of the quantized model; None if it writes to buffers, whose copies are discarded here.
+            The flat outputs of the quantized model; None if it writes to buffers, because only copies are written here.
         """
         fake: dict[str, tuple[Any, Tensor]] = {}  # operand and codes of each quantize node
 
@@ -160,7 +160,6 @@ class CompareLayers:
         return result.clone() if self._writes else result
 
     def _run_prepared(self, inputs: Sequence[Any]) -> dict[str, Tensor]:
-        """Return the results of the float model by operator name."""
         floats: dict[str, Tensor] = {}
         if self.prepared is not None:
             sources = {layer.source.name for layer in self._layers.values()}
@@ -258,7 +257,7 @@ def _operators(source: Node, ends: Container[Node]) -> tuple[str, tuple[str, ...
 
 
 def _sum_bounds(operators: Sequence[str], dtype: torch.dtype) -> int:
-    """Return the steps that the operators may differ: 1, plus each operator's bound above 1."""
+    """Return the steps by which the operators may differ: 1, plus each operator's bound above 1."""
     steps = 1
     for name in operators:
         if (spec := OPS.get(name)) is not None:
@@ -271,7 +270,7 @@ class _Runner(Interpreter):
 
     Args:
         on_result: Called with each node, its operands and its result.
-        replace: Called for each operator; returns a result that replaces its execution, or None.
+        replace: Returns a result in place of an operator's execution, or None.
     """
 
     def __init__(

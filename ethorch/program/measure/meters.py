@@ -26,7 +26,7 @@ class Meter(Protocol):
         """Add the flat outputs of a sample, or the result of ``postprocess``, and its label."""
 
     def figures(self) -> dict[str, float]:
-        """Return the figures of the samples so far by name."""
+        """Return the figures by name."""
 
     def confusion(self) -> list[list[int]]:
         """Return counts with a row per label and a column per predicted class; empty unless this is a classification."""
@@ -145,7 +145,7 @@ class Updated:
 
 
 def _figures(metrics: Any, name: str) -> dict[str, float]:
-    """Return a number, or a dict of numbers, as figures. Tensors of several elements are omitted."""
+    """Convert a number or a dict of numbers to figures. Tensors of several elements are omitted."""
     pairs = metrics.items() if isinstance(metrics, Mapping) else [(name, metrics)]
     return {str(key): float(x) for key, x in pairs if not isinstance(x, torch.Tensor) or x.numel() == 1}
 

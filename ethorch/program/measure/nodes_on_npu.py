@@ -1,7 +1,7 @@
 """Execute a converted graph with NPU operators in the TOSA reference model, to obtain the result of each node.
 
 A delegate returns only its outputs. The TOSA graph before rewrites has a value for each operator, and rewrites are bit-exact.
-So the reference model, which equals the simulator, yields the intermediate values on the NPU. CPU operators run in PyTorch.
+Therefore the reference model, which equals the simulator, computes the intermediate values of the NPU.
 """
 
 from __future__ import annotations
@@ -44,27 +44,21 @@ _ON_CPU = Reason("compare.on_cpu", "the program runs it on the CPU", "`Program.e
 
 
 def nodes_on_npu(quantized: GraphModule, spec: EthosUCompileSpec, delegated: Collection[str]) -> NodesOnNpu | Reason:
-    """Return the nodes of a graph that ``convert_pt2e`` returned, or the reason if they cannot be run one by one.
-
-    Args:
-        quantized: The graph, which is not changed.
-        spec, delegated: See ``NodesOnNpu``.
-    """
+    """Return the nodes of a graph that ``convert_pt2e`` returned, or the reason if they cannot be run one by one."""
     module = GraphModule(quantized, copy.deepcopy(quantized.graph))
     return set_values(module) or NodesOnNpu(module, spec, delegated)
 
 
 class NodesOnNpu:
-    """A converted graph that is executed like the program, with the result of each node.
+    """A converted graph that is executed like the program, with the result of each node. CPU operators run in PyTorch.
 
     Args:
-        module: Copy of the graph that ``convert_pt2e`` returned, with values.
+        module: Graph that ``convert_pt2e`` returned, with values. It is copied.
         spec: Compile spec of the program.
-        delegated: Names of the operators on the NPU, from the PartitionReport. ExecuTorch may partition a graph with other
-            names. If no name is a node of ``module``, a dry run decides.
+        delegated: Names of the operators on the NPU, from the PartitionReport. If no name is a node of ``module`` (ExecuTorch may
+            partition a graph with other names), a dry run decides.
 
     Attributes:
-        module: The graph.
         computed: NPU tensor of each node that the NPU computes: quantize nodes, and operators with integer or boolean results.
         from_cpu: NPU input of each node that the CPU computes for the NPU.
     """
@@ -124,8 +118,8 @@ class NodesOnNpu:
         Args:
             inputs: Flat inputs of the program.
             recorded: Bytes that a run of the program passed to a delegate, by node name. They replace the results of PyTorch.
-            on_result: Called as ``on_result(node, torch_result, npu_result)`` for each node of ``computed``, with the results of
-                PyTorch and of the NPU for the same operands.
+            on_result: Called as ``on_result(node, torch_result, npu_result)`` for each node of ``computed``. Both results have the
+                same operands.
         """
         env: dict[Node, Any] = {}
         arrays: dict[int, Array] = {}  # contents by id of the value
@@ -180,7 +174,7 @@ class NodesOnNpu:
         return tensor.permute(inverse)
 
     def _compute(self, arrays: Mapping[int, Array]) -> dict[int, Array]:
-        """Return the arrays of all missing values whose operands can be computed from ``arrays``."""
+        """Compute all values in the TOSA reference model whose operands are in ``arrays``."""
         missing = {id(x.value): x.value for x in self.computed.values() if id(x.value) not in arrays}
         ready, producers = set(arrays), {}
         for op in self._builder.graph.ops:
@@ -207,7 +201,6 @@ class NodesOnNpu:
 
 
 def _as_tensor(stored: Array, x: QTensor, node: Node) -> Tensor:
-    """Convert a stored array to the layout and dtype of the node's PyTorch tensor."""
     order = [axis for axes in x.dims for axis in axes]
     rest = [axis for axis in range(stored.ndim) if axis not in order]  # of extent 1
     logical = np.ascontiguousarray(stored.reshape(x.value.shape).transpose(order + rest).reshape(x.shape))

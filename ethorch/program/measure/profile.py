@@ -67,13 +67,13 @@ class Figure(Measured):
 
 @dataclass(frozen=True)
 class LayerTime(Measured):
-    """A layer on the NPU, with the samples of QREAD that fall into its commands.
+    """A layer on the NPU, with the QREAD samples within its commands.
 
     Attributes:
         index, name, operator, module, source: See :class:`ethorch.figures.Layer`.
         estimated_cycles: None if unknown.
         estimated_share: Share of the NPU cycles, 0 to 1; None if unknown.
-        samples: Number of samples of QREAD in its commands.
+        samples: Number of QREAD samples.
         measured_share: Share of all samples, 0 to 1.
         measured_cycles: This share of the NPU cycle counter; None without a measurement.
     """
@@ -174,7 +174,7 @@ def import_profile(record: Record, *files: str | os.PathLike[str]) -> Profile:
     """Read measurements and combine them with the program's estimates.
 
     Args:
-        record: Record of the same file that ran, because its command streams map offsets to layers.
+        record: Record of the file that ran, because its command streams map offsets to layers.
         files: Logs of the NPU's counters, histograms of QREAD, tables of milliseconds; see ``profile_files.FORMATS``.
 
     Raises:

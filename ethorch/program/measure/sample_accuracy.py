@@ -34,9 +34,9 @@ def accuracy_of_samples(record: Record) -> Accuracy:
 
 
 def accuracy_in_sessions(record: Record) -> Accuracy | None:
-    """Return the SQNR of one method over calibration sessions, which call all methods in order.
+    """Return the SQNR of one method over the calibration sessions, until the method was called 8 times.
 
-    Sessions are added until the method was called 8 times. Returns None if no session calls it.
+    Returns None if no session calls it.
     """
     parts = {name: record[name] for name in record.methods}
     models = {name: _model(part) for name, part in parts.items()}
@@ -75,7 +75,6 @@ class _LoadedMethods:
                 self.methods.update({method: session[method] for method in session.methods})
 
     def reset(self) -> None:
-        """Restore the initial values of all buffers."""
         for loaded in self._sessions:
             loaded.reset()
 
@@ -86,7 +85,6 @@ def _run_model(model: UserModel, inputs: tuple[Any, ...]) -> list[Tensor]:
 
 
 def _run_program(record: Record, loaded: runtime.HostProgram, inputs: tuple[Any, ...]) -> list[Any]:
-    """Return the program's outputs as floats."""
     return record.floats(loaded(*pytree.tree_leaves(record.as_taken(inputs))))
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from ethorch.lower.fx.node import changes_in_place
+from ethorch.lower.fx.node import is_in_place
 from ethorch.quantization.passes.context import PassContext
 
 #: Key of ``GraphModule.meta``: name -> initial value of a buffer.
@@ -19,7 +19,7 @@ def state_buffers(module: GraphModule) -> Iterator[tuple[str, Tensor]]:
     buffers = dict(module.named_buffers())
     seen: set[str] = set()
     for node in module.graph.nodes:
-        if node.op == "call_function" and changes_in_place(node) and isinstance(node.args[0], Node):
+        if node.op == "call_function" and is_in_place(node) and isinstance(node.args[0], Node):
             name = str(node.args[0].target)
             if node.args[0].op == "get_attr" and name in buffers and name not in seen:
                 seen.add(name)
@@ -48,7 +48,7 @@ def register_written_parameters(graph_module: GraphModule, context: PassContext)
     """Convert written parameters to buffers, because only buffers can be state."""
     parameters = dict(graph_module.named_parameters())
     for node in graph_module.graph.nodes:
-        if node.op == "call_function" and changes_in_place(node) and isinstance(node.args[0], Node):
+        if node.op == "call_function" and is_in_place(node) and isinstance(node.args[0], Node):
             name = str(node.args[0].target)
             if node.args[0].op == "get_attr" and (parameter := parameters.pop(name, None)) is not None:
                 owner, _, leaf = name.rpartition(".")

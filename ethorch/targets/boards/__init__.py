@@ -1,7 +1,4 @@
-"""Boards with an Ethos-U as data: NPUs, memories and clocks, each value with its source.
-
-``load`` returns a board of ``names()`` or reads a user's TOML file in the format of ``ethorch.targets.boards.loading``.
-"""
+"""Boards with an Ethos-U as data: NPUs, memories and clocks, each value with its source."""
 
 from __future__ import annotations
 

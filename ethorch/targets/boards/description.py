@@ -1,4 +1,4 @@
-"""Static description of a device or evaluation board: CPU, memories, UART and NPUs, with sources."""
+"""Description of a device or evaluation board: CPU, memories, UART and NPUs, with sources."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Memory(Sourced):
         return self.base, *self.aliases
 
     def offset(self, address: int) -> int | None:
-        """Return the offset of an address in this memory, or None outside."""
+        """Return the offset of an address in this memory, or None if it is outside."""
         return next((address - base for base in self.bases if base <= address < base + self.size_bytes), None)
 
     def __str__(self) -> str:
@@ -151,7 +151,6 @@ class Board(Sourced):
 
     Attributes:
         name: Argument of ``load``.
-        title: Display name.
         fvp: Command of Arm's model by family, e.g. ``{"u55": "FVP_Corstone_SSE-300_Ethos-U55"}``.
         qemu: QEMU machine name, or empty.
     """
@@ -173,7 +172,7 @@ class Board(Sourced):
 
     @property
     def is_platform(self) -> bool:
-        """True for development platforms and emulated boards, False for products."""
+        """True for development platforms and emulated boards."""
         return bool(self.fvp or self.qemu) or self.name == "generic"
 
     @property
@@ -190,7 +189,7 @@ class Board(Sourced):
         """Return the slot and the configuration of an NPU.
 
         Args:
-            name: ``ethos-u55-128`` or ``u55-128``. By default, the first of ``targets``.
+            name: ``ethos-u55-128`` or ``u55-128``. Default: the first of ``targets``.
 
         Raises:
             SpecError: The board cannot have this NPU.

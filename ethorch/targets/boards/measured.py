@@ -176,9 +176,14 @@ class Spread:
         return f"measured, {self.of} took {self.low:.1f} to {self.high:.1f} times the estimate ({self.count} published figures)"
 
 
-def spread(board: str, rows: Iterable[Measured] = MEASURED) -> Spread:
-    """Return the spread of a board's own measurements if there are two or more, else of all bare-metal silicon and its own."""
+def spread(board: str, rows: Iterable[Measured] = MEASURED) -> Spread | None:
+    """Return the spread of a board's own measurements if there are two or more, else of all bare-metal silicon and its own.
+
+    Returns None if no row applies.
+    """
     relevant = [row for row in rows if row.where == SILICON or (row.where == LINUX and row.board == board)]
     own_ratios = [row.ratio for row in relevant if row.board == board]
     ratios = own_ratios if len(own_ratios) > 1 else [row.ratio for row in relevant]
+    if not ratios:
+        return None
     return Spread(min(ratios), max(ratios), len(ratios), "this board" if len(own_ratios) > 1 else "boards with silicon")

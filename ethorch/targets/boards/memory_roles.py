@@ -1,6 +1,6 @@
 """Roles of a board's memories, and the matching Vela configuration as ini text.
 
-The text depends only on the board. The compile spec and the ``.pte`` contain it and so record clock and bandwidths.
+The text depends only on the board. The compile spec and the ``.pte`` contain it, and so record clock and bandwidths.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def roles(board: Board, slot: NpuSlot, memory_mode: str | None = None) -> Roles:
 
 
 def configuration(board: Board, slot: NpuSlot) -> str:
-    """Return an ini text for Vela: a system configuration with the board's name, and each memory mode that its memories support.
+    """Return an ini text for Vela: a system configuration named after the board, and the memory modes that its memories support.
 
     Raises:
         BoardError: The NPU cannot write any memory of the board.
@@ -103,7 +103,7 @@ def assumptions(board: Board, slot: NpuSlot, memory_mode: str | None = None) -> 
 
 
 def _fast(board: Board, slot: NpuSlot) -> Memory:
-    """Return the memory that the NPU writes, which Vela calls Sram."""
+    """Return the memory that Vela calls Sram, which the NPU writes."""
     for chosen in (slot.staging, slot.feature_maps):
         if chosen:
             return board.memory(chosen)

@@ -1,6 +1,6 @@
 """Strict TOML parsing with known keys, types and ranges. Errors name the line.
 
-``tomllib`` reports lines only for syntax errors, so a second scan of the text finds the lines of keys.
+``tomllib`` reports lines only for syntax errors, so the text is scanned again for the lines of keys.
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ class Document:
     def table(self, value: Any, where: Where, keys: Mapping[str, Key]) -> dict[str, Any]:
         """Return the checked values of a table, without absent keys.
 
-        A table with numbers requires ``source`` for all of them, or ``sources.KEY`` for single ones. The result contains a source
-        for each number under ``sources``.
+        A table with numbers requires ``source`` for all of them, or ``sources.KEY`` for single ones. The result has a source for
+        each number under ``sources``.
         """
         if not isinstance(value, dict):
             raise self.wrong(where, f"found {shorten(value)}", "a table")
