@@ -1,4 +1,4 @@
-"""Decomposition of operators that were kept for the NPU and have no kernel on the CPU."""
+"""Decomposition of operators that were kept for the NPU and have no CPU kernel."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ethorch.lower.ops.spec import OPS
 
 
 def keep_whole(target: torch._ops.OpOverload) -> bool:
-    """Return True if ExecuTorch can be asked not to decompose this operator, which ethorch lowers as one.
+    """Return True if ExecuTorch can be asked not to decompose this operator.
 
     ExecuTorch always decomposes operators that may return a view of their input.
     """
@@ -77,7 +77,6 @@ def _decompositions() -> dict[Any, Any]:
 
 
 def _trace(node: Node) -> GraphModule | None:
-    """Return the graph of core ATen operators that an edge operator decomposes into, or None."""
     call, inputs = node.target._op, list(node.all_input_nodes)  # type: ignore[union-attr]
 
     def function(*tensors: Any) -> Any:
@@ -126,7 +125,7 @@ def _decompose(node: Node) -> list[Node]:
 
 
 def _replace(node: Node, by: Node) -> None:
-    """Replace a node. The new node gets the name of an output because the program's signature refers to outputs by name."""
+    """Replace a node. The new node gets its name if it is an output, because the program's signature refers to outputs by name."""
     name, is_output = node.name, any(user.op == "output" for user in node.users)
     node.replace_all_uses_with(by)
     node.graph.erase_node(node)

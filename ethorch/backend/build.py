@@ -40,7 +40,6 @@ def build_pte(
 
     If ethorch's writer (``ethorch.backend.emit``) does not support the graph, ExecuTorch exports and partitions it again. This is
     slower, and the payloads are the same. ``PartitionReport.executorch_reason`` is the reason.
-    Mutable buffers have quantized storage if the values written to them are quantized (``ethorch.lower.fx.states``).
 
     Args:
         etrecord: Whether to create an ETRecord, which requires ExecuTorch's lowering.
@@ -74,7 +73,6 @@ def _lower(
     shared: bool,
     dynamic_shapes: Sequence[dict[int, Any]] | None,
 ) -> Build:
-    """Lower a graph with quantized mutable buffers. See ``build_pte`` for the arguments."""
     outcome: Build | Reason
     if etrecord:
         outcome = reasons.etrecord()

@@ -1,4 +1,4 @@
-"""A program with inputs and expected outputs in one file, a ``.bpte``, for ExecuTorch's test runners."""
+"""Bundled programs (``.bpte``): a program with inputs and expected outputs, for ExecuTorch's test runners."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ def bundle_program(program: bytes, method: str, cases: Iterable[tuple[Sequence[A
     """Return the bundled program.
 
     Args:
-        program: The ``.pte``.
         method: Name of the method that the cases call.
         cases: Flat inputs and flat expected outputs of each test.
     """

@@ -1,4 +1,4 @@
-"""Check that the call of a delegate matches its payload. A runtime could only reject the file."""
+"""Check that the call of a delegate matches its payload, before a runtime rejects the file."""
 
 from __future__ import annotations
 
@@ -16,11 +16,7 @@ from ethorch.support.wording import count_noun
 
 
 def check_call(program: ExportedProgram, payload: DelegatePayload) -> None:
-    """Check that the number, dtypes and shapes in memory of a partition's inputs and outputs are those of its payload.
-
-    Raises:
-        EthorchError: They differ.
-    """
+    """Raise EthorchError if a payload differs from its partition in number, dtypes or shapes of inputs and outputs."""
     names = set(program.graph_signature.user_inputs)
     inputs = [node for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
     outputs: list[Node] = []

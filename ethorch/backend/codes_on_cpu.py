@@ -1,4 +1,4 @@
-"""Let the CPU gather and scatter integer values, so that it does not dequantize the whole table at each inference."""
+"""Let the CPU gather and scatter integer values, instead of dequantizing the whole table at each inference."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ethorch.tosa.limits import Limits
 
 
 def find_picks(program: ExportedProgram | Converted, limits: Mapping[str, Limits]) -> list[Node]:
-    """Return the operators that gather or scatter elements of a dequantized tensor and may stay on the CPU.
+    """Return gathers and scatters of a dequantized tensor that may stay on the CPU.
 
     Embedding, index and gather are gathers. index_put and index_copy are scatters if all their operands are dequantized.
     """
@@ -34,7 +34,7 @@ def pick_codes(program: ExportedProgram | Converted, nodes: Iterable[Node]) -> N
     Quantize nodes with the same parameters after them are removed.
 
     Args:
-        nodes: Nodes that ``find_picks`` returned.
+        nodes: Result of ``find_picks``.
     """
     graph = program.graph
     for node in nodes:
@@ -59,7 +59,7 @@ def pick_codes(program: ExportedProgram | Converted, nodes: Iterable[Node]) -> N
 
 
 def _requantize(graph: Graph, dequantize: Node, like: Node) -> Node:
-    """Return the integer values of a dequantize node with the quantization parameters of the dequantize node ``like``."""
+    """Return the integer values of a dequantize node with the quantization parameters of ``like``."""
     codes = dequantize.args[0]
     assert isinstance(codes, Node)
     if dequantize.args[1:] == like.args[1:]:
@@ -72,7 +72,6 @@ def _requantize(graph: Graph, dequantize: Node, like: Node) -> Node:
 
 
 def _dequantize_of(node: Node) -> Node | None:
-    """Return the first operand of a gather or scatter if it is a dequantize node with one scale, else None."""
     spec = find(node.target)
     picks = spec is not None and spec.needs == "GATHER"
     replaces = spec is not None and spec.needs == "SCATTER" and spec.rule(node).replaces

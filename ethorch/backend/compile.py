@@ -13,7 +13,7 @@ from ethorch.vela.lowered import Lowered
 
 
 def compile_program(program: ExportedProgram, spec: EthosUCompileSpec) -> Lowered:
-    """Compile all of a quantized ExportedProgram with Vela.
+    """Compile a quantized ExportedProgram with Vela, as one delegate.
 
     Raises:
         Unsupported: An operator cannot run on the target.

@@ -1,8 +1,7 @@
-"""Detect CPU operators without an ExecuTorch kernel during compilation. A runtime could only reject the file.
+"""Detect CPU operators without an ExecuTorch kernel during compilation, before a runtime rejects the file.
 
-``executorch.runtime`` registers the kernels of ExecuTorch's desktop libraries and of libraries that the user loaded. Firmware links
-the portable kernels, which are fewer and are listed in the wheel. Missing kernels cause a warning because the file is valid, and a
-runtime can be linked with further kernels.
+``executorch.runtime`` registers the kernels of ExecuTorch's desktop libraries and of libraries that the user loaded. Firmware
+links the portable kernels, which the wheel lists. Missing kernels cause a warning, because other kernels can be linked.
 """
 
 from __future__ import annotations
@@ -62,7 +61,6 @@ def without_kernel(node: Node) -> Reason | None:
 
 
 def _remedy(node: Node) -> str:
-    """Return the remedy in the model."""
     replacement = instead_of(op_name(node.target))
     if find(node.target) is None:
         return replacement
@@ -86,7 +84,7 @@ def _name(op: Any) -> str:
 
 
 def registered_kernels() -> frozenset[str]:
-    """Return the kernels of the runtime in this process, including libraries that the user loaded."""
+    """Return the kernels of the runtime in this process."""
     from executorch.runtime import Runtime
 
     return frozenset(Runtime.get().operator_registry.operator_names)
@@ -94,7 +92,7 @@ def registered_kernels() -> frozenset[str]:
 
 @lru_cache(maxsize=1)
 def _portable() -> frozenset[str]:
-    """Return the portable kernels, which firmware links, or an empty set if the wheel does not list them."""
+    """Return the portable kernels, or an empty set if the wheel does not list them."""
     import executorch.kernels
 
     listed: set[str] = {"aten::linear.out", "aten::sym_size.int", "aten::sym_numel", "aten::_local_scalar_dense"}

@@ -1,4 +1,4 @@
-"""The choice of operators for the NPU by a dry run of the lowering."""
+"""Selection of operators for the NPU by a dry run of the lowering."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from ethorch.vela.delegate import builder_for
 
 
 class DryRun:
-    """The choice of operators for the NPU and of their partitions, without ExecuTorch.
+    """Selection of operators for the NPU and of their partitions, without ExecuTorch.
 
     Attributes:
         report: The PartitionReport of every program partitioned so far.
         declined: Operators that Vela or the lowering of a delegate refused although the dry run accepted them.
-        begins: Operators that begin a delegate because the one before had too many commands, and how many delegates later.
+        begins: Operators that begin a delegate because the previous one had too many commands, and the number of added delegates.
     """
 
     def __init__(self, compile_spec: EthosUCompileSpec | TosaCompileSpec):
@@ -112,7 +112,6 @@ class DryRun:
         return tags
 
     def _can_leave(self, node: Node) -> bool:
-        """Return True if a delegate can return the result."""
         dtype = _dtype(node)
         return dtype is None or (
             dtype in TOSA_DTYPE and (not dtype.is_floating_point or TOSA_DTYPE[dtype] in self.compile_spec.target.floats)

@@ -1,4 +1,4 @@
-"""The partitioner of any backend that lowers partitions by ethorch's walk."""
+"""Base class of ethorch's partitioners."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorc
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[torch._ops.OpOverload], Callable[[Node], bool] | None]:
         """Return the operators that ExecuTorch should not decompose, because a dry run assigns them to the NPU.
 
-        Operators on the CPU must be decomposed because the CPU has no kernel for them. If an operator occurs on both, a filter
-        selects the nodes. ExecuTorch then decomposes once more, which takes longer.
+        If an operator also occurs on the CPU, which has no kernel for it, a filter selects the nodes. ExecuTorch then decomposes
+        once more, which takes longer.
         """
         if self._whole and self._whole[0] is ep:  # ExecuTorch calls this several times for one program
             return self._whole[1]
@@ -129,7 +129,7 @@ class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorc
             self.declined[origin_of_codes(node)] = refusal_of("it is a part of an operator that Vela refuses")
 
     def prepare(self, program: ExportedProgram) -> None:
-        """Change an edge program before partitioning, because ExecuTorch does not allow ``partition`` to change it.
+        """Change an edge program before ``partition``, which ExecuTorch does not allow to change it.
 
         Operators that checks of the user refuse are decomposed. The CPU gathers integer values (``pick_codes``). Each delegate
         gets its own copies of dequantize nodes and of operators on constants.
@@ -169,6 +169,6 @@ class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorc
 
 
 def _undecomposed(program: ExportedProgram) -> list[Node]:
-    """Return the operators of an edge program that ExecuTorch did not decompose because of ``ops_to_not_decompose``."""
+    """Return the operators that were not decomposed because of ``ops_to_not_decompose``."""
     calls = [(node, getattr(node.target, "_op", None)) for node in nodes_everywhere(program.graph) if node.op == "call_function"]
     return [node for node, op in calls if isinstance(op, torch._ops.OpOverload) and keep_whole(op)]

@@ -1,4 +1,4 @@
-"""The partitioners: EthosUPartitioner for an NPU, TOSAPartitioner for flows that compile later."""
+"""The partitioners: EthosUPartitioner for an NPU, TOSAPartitioner for TOSA flatbuffers."""
 
 from __future__ import annotations
 

@@ -35,8 +35,7 @@ class EthosUBackend(BackendDetails):  # type: ignore[misc]  # ExecuTorch has no 
         """Return the payload of one partition.
 
         Raises:
-            Unsupported: See ``compile_program``.
-            VelaError: See ``compile_program``.
+            Unsupported, VelaError: See ``compile_program``.
             EthorchError: The payload does not match the partition's inputs and outputs.
         """
         if namesake := _namesake(EthosUBackend, edge_program, compile_specs):
@@ -53,7 +52,7 @@ class EthosUBackend(BackendDetails):  # type: ignore[misc]  # ExecuTorch has no 
 
 
 def _handles(program: ExportedProgram, lowered: Lowered) -> dict[str, tuple[int, ...]]:
-    """Return the debug handles of the edge operators that each NPU event belongs to, by the name of the event."""
+    """Return the debug handles of the edge operators by NPU event."""
     of_nodes = {node.name: node.meta.get("debug_handle") for node in program.graph.nodes}
     of_tensors = {op.result.name: of_nodes.get(op.result.origin.node) for region in lowered.graph.regions() for op in region.ops}
     handles = {str(source): of_tensors.get(source.name) for source in lowered.sources.all()}
@@ -62,7 +61,7 @@ def _handles(program: ExportedProgram, lowered: Lowered) -> dict[str, tuple[int,
 
 @final
 class TOSABackend(BackendDetails):  # type: ignore[misc]  # ExecuTorch has no types
-    """ExecuTorch's backend for flows that compile later: the delegate blob is the TOSA flatbuffer."""
+    """ExecuTorch's backend for TOSA: the delegate blob is the TOSA flatbuffer."""
 
     @staticmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
@@ -93,12 +92,11 @@ def lowered_graphs(module: GraphModule) -> list[Graph]:
 
 
 def _infos(module: GraphModule) -> list[Any]:
-    """Return the ``_delegate_info_meta`` of each delegate."""
     return [lowered.meta.get(_INFO) for _, lowered, _ in get_lowered_submodules(module) if lowered.meta]
 
 
 def register_quantized_kernels() -> None:
-    """Register the out variants of quantize and dequantize, which ``to_executorch`` needs for the operators at the boundaries."""
+    """Register the out variants of quantize and dequantize, which ``to_executorch`` needs."""
     import executorch.kernels.quantized  # noqa: F401
 
 
@@ -115,14 +113,14 @@ class _FoundBackends:
 def install() -> None:
     """Let ExecuTorch find ethorch's backends although ``executorch.backends.arm`` has backends of the same names. Idempotent.
 
-    ExecuTorch looks for the name of a backend among all subclasses of BackendDetails. Which class it finds depends on the order
-    of imports and on the form of ``to_backend``.
+    ExecuTorch looks for the name of a backend among all subclasses of BackendDetails. The class that it finds depends on the order
+    of imports.
     """
     backend_api.BackendDetails = _FoundBackends
 
 
 def _namesake(backend: type[BackendDetails], program: ExportedProgram, specs: list[CompileSpec]) -> Any:
-    """Return another backend of this name if the program has neither a partitioner nor a compile spec of ethorch, else None."""
+    """Return another backend of this name if the program has neither a partitioner nor a compile spec of ethorch."""
     others = [cls for cls in BackendDetails.__subclasses__() if cls.__name__ == backend.__name__ and cls is not backend]
     is_own = is_attached(program) or any(hasattr(spec, "from_ethorch") for spec in specs)
     return others[0] if others and not is_own else None

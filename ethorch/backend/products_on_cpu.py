@@ -1,6 +1,6 @@
-"""Products of two int8 activations on the CPU. Ethos-U55 and U65 have no such operation, and Vela emits many for one product.
+"""Products of two int8 activations on the CPU, because Ethos-U55 and U65 need many operations for one product.
 
-ExecuTorch's ``cortex_m`` library multiplies int8 matrices with CMSIS-NN and uses the vector instructions (Helium) of Cortex-M55
+ExecuTorch's ``cortex_m`` library multiplies int8 matrices with CMSIS-NN, which uses the vector instructions (Helium) of Cortex-M55
 and M85. The rate ``int8 mac.cortex_m`` of ``ethorch.figures.RATES`` is an assumption.
 """
 
@@ -46,7 +46,7 @@ _SUM_BYTES = 4  # of scratch memory that CMSIS-NN requires per column
 
 
 def reason_for_cpu(node: Node) -> Reason | None:
-    """Return the reason why a node was left to the CPU before it was partitioned, or None.
+    """Return the reason why a node was left to the CPU before partitioning, or None.
 
     Operators that ``move_products_to_cpu`` inserts are recognized by name because ExecuTorch's export drops their ``LEFT_TO_CPU``.
     """
@@ -138,7 +138,6 @@ class _Product:
 
 
 def _product(node: Node) -> _Product | None:
-    """Return the product of two int8 activations of rank 3 that ``node`` computes, or None."""
     if node.op != "call_function" or op_name(node.target) not in _PRODUCTS or len(node.users) != 1:
         return None
     if op_name(node.target) == "aten.baddbmm.default" and node.kwargs.get("beta", 1) != 0:
@@ -160,7 +159,7 @@ def _is_int8(node: Node, kind: frozenset[str]) -> bool:
 
 
 def _shape_of(node: Any) -> tuple[int, ...]:
-    """Return the shape of a node. Quantize and dequantize nodes have the shape of their input because they may have no value."""
+    """Return the shape of a node, or of its input for quantize and dequantize nodes, which may have no value."""
     while "val" not in node.meta and node.args:
         node = node.args[0]
     value = node.meta.get("val")

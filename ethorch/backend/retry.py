@@ -1,7 +1,7 @@
 """Lower a program again without the operators that Vela or the lowering of a delegate refused.
 
-ExecuTorch partitions before it compiles, on weights without values, and ``preprocess`` cannot return operators to the CPU.
-Therefore ``to_backend`` itself is called again.
+ExecuTorch partitions before it compiles, and ``preprocess`` cannot return operators to the CPU. Therefore ``to_backend`` is
+called again.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ _MARK = "ethorch_retries"
 def install() -> None:
     """Wrap ExecuTorch's ``to_backend`` so that it tries again for partitioners of ethorch. Idempotent.
 
-    ``to_backend`` dispatches on the type of its first argument. The two forms with a partitioner are registered again. The
-    constructors of the partitioners call this function.
+    ``to_backend`` dispatches on the type of its first argument. The two forms with a partitioner are registered again.
     """
     for form in (ExportedProgram, MethodProgramsPartitionerSpec):
         function = to_backend.dispatch(form)
@@ -41,7 +40,7 @@ def install() -> None:
 def _add_retries(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that calls ``function`` until nothing new is refused.
 
-    A delegate with too many commands becomes two. An operator with too many commands goes to the CPU.
+    A delegate with too many commands is split in two. An operator with too many commands goes to the CPU.
     """
 
     @functools.wraps(function)
@@ -95,5 +94,4 @@ def _decline(
 
 
 def _pairs(spec: MethodProgramsPartitionerSpec) -> list[tuple[ExportedProgram, Partitioner]]:
-    """Return the program and the partitioner of each method."""
     return [(spec.method_to_edge_program[name], user) for name, user in spec.method_to_partitioner.items()]

@@ -75,7 +75,7 @@ def group_nodes(
     """Return the tagged nodes in the fewest groups such that no path leaves a group and returns to it.
 
     The level of a node is the number of transitions to the CPU on the longest path to it. Nodes of one level form a group,
-    because no path between them contains CPU operators. Each group is in graph order. Dequantize nodes are not in a group.
+    because no path between them contains CPU operators. Each group is in graph order and has no dequantize nodes.
 
     Args:
         inner: Casts with a result that a delegate cannot return. They belong to the partition of their readers.

@@ -40,12 +40,7 @@ def lower_by_executorch(
     shared: bool = False,
     dynamic_shapes: Sequence[dict[int, Any]] | None = None,
 ) -> Build:
-    """Let ExecuTorch export a model again, partition it and write the program.
-
-    Args:
-        etrecord: Whether to create an ETRecord.
-        shared: Whether mutable buffers are stored with their names in a separate memory.
-        dynamic_shapes: Dynamic dims of each input tensor.
+    """Let ExecuTorch export a model again, partition it and write the program. See ``build_pte`` for the arguments.
 
     Raises:
         EthorchError: ExecuTorch does not support the model.
@@ -83,7 +78,6 @@ def _with_constant_numbers(model: GraphModule) -> GraphModule:
 def _lower(
     graph: ExportedProgram, partitioner: EthosUPartitioner, *, etrecord: bool = False, shared: bool = False
 ) -> tuple[tuple[Lowered, ...], bytes, Any]:
-    """Return the delegates, the .pte, and the ETRecord if it is required."""
     with _convert_errors(partitioner.report), stage("lower the CPU's part"):
         edge = to_edge_transform_and_lower(
             graph,

@@ -1,7 +1,7 @@
 """Apply a partitioner's ``additional_checks`` to each operator under all of its names.
 
-Partitioners differ in the operators that they keep from decomposition, so names of nodes differ, too. A check for ``convolution``
-must match the ``conv2d`` that ethorch keeps, and a check for attention the products that the quantizer creates from it.
+Partitioners keep different operators from decomposition. A check for ``convolution`` must match the ``conv2d`` that ethorch
+keeps, and a check for attention the products that the quantizer creates from it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Alias:
 
 
 class UserChecks:
-    """Checks of the user, and a record of those that have refused an operator."""
+    """Checks of the user, and those that have refused an operator."""
 
     def __init__(self, checks: Sequence[OperatorSupportBase]):
         self.checks = list(checks)
@@ -52,7 +52,7 @@ class UserChecks:
         self._logged: set[tuple[int, str]] = set()
 
     def refusals(self, program: ExportedProgram | Converted) -> dict[Node, Reason]:
-        """Return a reason for each operator that a check refuses, or with a part that a check refuses."""
+        """Return a reason for each operator that a check refuses, in whole or in part."""
         return {node: reason for node, (reason, _) in self._find_refusals(program).items()}
 
     def break_up(self, program: ExportedProgram, nodes: Sequence[Node]) -> None:
@@ -93,7 +93,7 @@ class UserChecks:
                     yield number
 
     def _find_refusals(self, program: ExportedProgram | Converted) -> dict[Node, tuple[Reason, bool]]:
-        """Return for each refused operator the reason, and whether a check refuses the operator itself and not only a part."""
+        """Return the reason for each refused operator, and whether a check refuses the operator itself and not only a part."""
         if not self.checks:
             return {}
         modules = dict(program.graph_module.named_modules())
@@ -155,13 +155,11 @@ def _aliases(node: Node, name: str) -> Iterator[_Alias]:
 
 
 def _name_in(graph: Graph, node: Any) -> str:
-    """Append an operator to a graph, and return the name of the node."""
     return graph.call_function(getattr(node, "target", node)).name
 
 
 @lru_cache(maxsize=4096)
 def _find_operator(name: str) -> torch._ops.OpOverload | None:
-    """Return the operator with a name such as ``aten.softmax.int``, or None."""
     value: Any = torch.ops
     for part in name.split("."):
         value = getattr(value, part, None)

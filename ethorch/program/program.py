@@ -324,9 +324,9 @@ class Program:
         Raises:
             EthorchError: The program was loaded from a file and has no model.
         """
-        # imports torchao, which takes 2 seconds
+        # 2 seconds of torchao
         from ethorch.program.build import compile_beside
-        from ethorch.program.suggestions import suggestions  # likewise
+        from ethorch.program.suggestions import suggestions  # 2 seconds of torchao
 
         changes = suggestions(self._record, compile_beside(self._record))
         return replace(changes, entries=changes.entries[:limit])

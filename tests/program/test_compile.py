@@ -48,7 +48,7 @@ def test_outputs_nest_as_the_models_do(images: list[Tensor]) -> None:
     found = program(images[0], y=images[1])
     assert found["both"][1].shape == (1, 3)
     assert ethorch.sqnr_db(images[0] + images[1], found["sum"]) > 25
-    with pytest.raises(HostError, match="found z"):
+    with pytest.raises(HostError, match="got z"):
         program(images[0], z=images[1])
 
 

@@ -14,7 +14,6 @@ class Buffers:
     """The buffers that a graph writes. All writes are at its end.
 
     Args:
-        module: The graph.
         names: Names of the mutable buffers.
     """
 
@@ -49,7 +48,6 @@ def _readers(node: Node) -> Iterator[Node]:
 
 
 def _is_written(user: Node, node: Node) -> bool:
-    """Return True if ``user`` writes to ``node`` or is a view that is only written."""
     if user.op != "call_function" or not user.args or user.args[0] is not node:
         return False
     return is_in_place(user) or (bool(user.users) and all(_is_written(reader, user) for reader in user.users))

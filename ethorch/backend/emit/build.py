@@ -16,7 +16,6 @@ class Build:
     """A program, its delegates and the placement of each operator.
 
     Attributes:
-        pte: The ExecuTorch program.
         partition: The operators on the NPU, and the reasons for the others.
         delegates: The delegates, in the order of the file.
         spec: The compile spec, with paths of ini files, which the ``.pte`` does not store.

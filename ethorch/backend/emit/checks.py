@@ -51,7 +51,7 @@ def check_layouts(module: GraphModule) -> Reason | None:
 
 
 def structure_of(module: GraphModule) -> tuple[str, str]:
-    """Return PyTorch's serialized nests of inputs and outputs, as ExecuTorch writes them; empty if PyTorch did not record them."""
+    """Return PyTorch's serialized nests of inputs and outputs, as ExecuTorch writes them, or empty texts."""
     specs = (getattr(module, "_in_spec", None), getattr(module, "_out_spec", None))
     inputs, outputs = ("" if spec is None else torch.utils._pytree.treespec_dumps(spec) for spec in specs)
     return inputs, outputs

@@ -1,7 +1,6 @@
 """CPU operators that ExecuTorch replaces by others, and the replacements, for the writer of the .pte.
 
-``ethorch/targets/cpu_operators.csv`` names the form of each operator. Tests compare each with ExecuTorch's lowering, which may
-decompose operators that are not listed.
+Tests compare each with ExecuTorch's lowering, which may decompose operators that are not listed.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ _ops = torch.ops.aten
 
 
 def _dim(node: Node, dim: int) -> int:
-    """Return a non-negative dimension of the first operand."""
     rank = node.args[0].meta["val"].dim()  # type: ignore[union-attr]
     return dim % rank if rank else 0
 
@@ -44,7 +42,6 @@ def _squeeze(node: Node) -> Replacement:
 
 
 def _copy_view(node: Node) -> Replacement:
-    """Return the ``_copy`` variant of an operator that returns a view."""
     op = node.target
     packet = getattr(_ops, f"{op._overloadpacket.__name__}_copy")  # type: ignore[union-attr]
     return getattr(packet, op._overloadname), arguments(node)[0]  # type: ignore[union-attr]
@@ -57,7 +54,6 @@ def _slice(node: Node) -> Replacement | None:
 
 
 def _arange(node: Node) -> Replacement:
-    """Return ``arange.start_step`` for a call with an end, a start and an end, or all three."""
     bounds = (0, *node.args) if len(node.args) == 1 else node.args
     return _ops.arange.start_step, (*bounds, 1)[:3]
 

@@ -57,8 +57,7 @@ def add_argument(values: Values, value: Any, kind: Any, number_of: Callable[[Any
     """Add an argument to the table of values. Return its number, or None if its type is not supported.
 
     Args:
-        value: The argument in the graph.
-        kind: Its type in the schema.
+        kind: Type of the argument in the schema.
         number_of: Function that returns the number of a node, or of the tensor for a scalar.
     """
     if isinstance(kind, torch.OptionalType):

@@ -1,7 +1,7 @@
-"""Writes of a part of a buffer: a slice, or rows at an index. Only these rows leave the NPU.
+"""Writes to a slice of a buffer or to rows at an index. Only these rows leave the NPU.
 
-The delegate computes with the new value of the whole buffer. Rows at constant offsets are an output of the delegate with an address
-inside the buffer. Other rows are written by the CPU.
+The delegate computes the new value of the whole buffer. Rows at constant offsets are an output of the delegate with an address
+inside the buffer. The CPU writes other rows.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _BYTES_PER_ELEMENT = 24
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a buffer that a program writes.
+    """A slice or rows of a buffer that a program writes.
 
     Attributes:
         rows: Integer values of the rows, an output of the delegate.
         shape: Shape of the buffer's view that is written.
         dim: Axis along which rows are replaced.
-        start: Offset of the first element that is replaced, for contiguous rows. None for rows at ``index``.
+        start: Offset of the first replaced element, for contiguous rows. None for rows at ``index``.
         index: Indices of the rows, int32 or int64 [rows]: an input of the program, or a clone of a result of the NPU. None for
             rows at ``start``.
     """
@@ -57,7 +57,6 @@ def find_parts(constants: Constants, graph: Graph, read: Node, written: Node) ->
     Each gets its own quantize node in ``graph``, before the operator.
 
     Args:
-        constants: Constants of the graph.
         read: The get_attr node of the buffer.
         written: The quantize node that is written to the buffer.
 
@@ -96,7 +95,7 @@ def write_parts(module: GraphModule, constants: Constants) -> list[tuple[Node, P
     """Replace each ``copy_`` of a whole buffer by writes of parts, if ``find_parts`` returns them; in place.
 
     Returns:
-        Each write, an ``index_put_`` or a ``copy_``, and its part. ``write_to_views`` places the write in the buffer.
+        Each write, an ``index_put_`` or a ``copy_``, and its part. ``write_to_views`` adds the views of the buffer.
     """
     graph, writes = module.graph, list[tuple[Node, Part]]()
     for name, write in writes_of(graph).items():
@@ -136,14 +135,13 @@ def write_to_views(graph: Graph, writes: Sequence[tuple[Node, Part]]) -> None:
 
 
 def _call(graph: Graph, target: Any, x: Node, *args: Any) -> Node:
-    """Append a call with its value."""
     node = graph.call_function(target, (x, *args))
     node.meta = {**x.meta, "val": target(x.meta["val"], *args)}
     return node
 
 
 class _Rows(NamedTuple):
-    """Float rows that an operator writes into its first operand. See :class:`Part` for ``dim``, ``start`` and the index ``at``."""
+    """Float rows that an operator writes into its first operand. See :class:`Part`; ``at`` is the index."""
 
     rows: Node
     dim: int
@@ -152,7 +150,7 @@ class _Rows(NamedTuple):
 
 
 def _same_elements(node: Node, like: tuple[Any, ...]) -> Node:
-    """Return the first node with the same elements, before reshapes and conversions with the parameters ``like``."""
+    """Skip reshapes, and conversions with the parameters ``like``, before ``node``."""
     while node.op == "call_function":
         name, source = op_name(node.target), node.args[0] if node.args else None
         if not isinstance(source, Node):
@@ -212,14 +210,14 @@ def _pieces(constants: Constants, node: Node, like: tuple[Any, ...]) -> tuple[No
 
 
 def _at(rows: Node, dim: int, places: Sequence[int], shape: Sequence[int]) -> _Rows | None:
-    """Return rows at constant indices if they are contiguous in the buffer, else None."""
+    """Return rows at constant indices if they are contiguous in the buffer."""
     if not places or list(places) != list(range(places[0], places[0] + len(places))) or math.prod(shape[:dim]) != 1:
         return None
     return _Rows(rows, dim, places[0] * math.prod(shape[dim + 1 :]), None)
 
 
 def _split_concatenation(node: Node, like: tuple[Any, ...]) -> tuple[Node | None, list[_Rows]]:
-    """Return the tensor that a concatenation mostly consists of, and the rows that it replaces. See ``_pieces``."""
+    """Return the largest operand of a concatenation, and the rows that the others replace. See ``_pieces``."""
     shape = tuple(node.meta["val"].shape)
     (parts, *rest), _ = arguments(node)
     dim, at = int(rest[0]) % len(shape), 0
@@ -239,7 +237,6 @@ def _split_concatenation(node: Node, like: tuple[Any, ...]) -> tuple[Node | None
 
 
 def _source_of_slice(part: Node, dim: int, start: int, like: tuple[Any, ...]) -> Node | None:
-    """Return the tensor that ``part`` is a slice of along ``dim`` from ``start``, or None."""
     source = _same_elements(part, like)
     if source.op != "call_function" or op_name(source.target) not in ("aten.slice.Tensor", "aten.slice_copy.Tensor"):
         return None

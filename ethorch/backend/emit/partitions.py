@@ -46,7 +46,7 @@ _PER_TENSOR = frozenset(f"quantized_decomposed.{name}_per_tensor.default" for na
 
 
 def call_delegate(inputs: Sequence[Tensor], number: int) -> list[Tensor]:
-    """Represent a delegate in a graph. The node's ``meta["val"]`` has its results. The function is never called."""
+    """Represent a delegate in a graph. The node's ``meta["val"]`` has its results. It is never called."""
     raise NotImplementedError
 
 
@@ -60,10 +60,10 @@ class Partition:
 
 @dataclass(frozen=True)
 class PartitionedGraph:
-    """A graph in which one call stands for each partition.
+    """A graph with one call per partition.
 
     Attributes:
-        module: Operators of the CPU, and calls of ``call_delegate``.
+        module: CPU operators, and calls of ``call_delegate``.
         partitions: The partition of each call, by its number.
         report: Operators in the partitions, and the reasons for the others.
         buffers: Names of the buffers that the program changes.
@@ -143,13 +143,12 @@ def _writes_codes(node: Node) -> bool:
 
 
 def _find_mutable_buffers(graph: Graph) -> tuple[str, ...]:
-    """Return the names of the buffers that a graph writes, in the order of the writes."""
     written = [target_buffer(node) for node in graph.nodes if node.op == "call_function" and is_in_place(node)]
     return tuple(dict.fromkeys(str(node.target) for node in written if node is not None))
 
 
 def _remove_idle_writes(graph: Graph) -> None:
-    """Remove the writes of integer values to the buffer that they were read from."""
+    """Remove writes of unchanged values to a buffer."""
     for name, write in writes_of(graph).items():
         buffer, written = write.args[:2]
         assert isinstance(buffer, Node) and isinstance(written, Node)
@@ -171,7 +170,7 @@ def _is_unchanged(name: str, written: Node) -> bool:
 
 
 def _sort(graph: Graph) -> None:
-    """Sort the nodes so that each comes after its inputs, as near to their order as that allows; writes come last."""
+    """Sort the nodes topologically, as near to their order as possible, with writes last."""
     places = {node: number for number, node in enumerate(graph.nodes)}
     waiting = {node: len(node.all_input_nodes) for node in graph.nodes}
 
@@ -209,10 +208,10 @@ def _inputs_of(nodes: Sequence[Node]) -> list[Node]:
 def _replace_by_call(
     program: Converted, nodes: Sequence[Node], read: Sequence[Node], number: int, spec: EthosUCompileSpec
 ) -> Partition | Reason:
-    """Lower a partition to TOSA and replace its nodes by a call; the call's inputs and outputs are those of the TOSA graph.
+    """Lower a partition to TOSA and replace its nodes by a call with the inputs and outputs of the TOSA graph.
 
     Args:
-        read: Inputs and constants of the partition, in the order in which the TOSA graph gets them.
+        read: Inputs and constants of the partition, in the order of the TOSA graph's inputs.
     """
     constants = constants_of(program)
     inside, inputs, graph = set(nodes), list[Node](), Graph()

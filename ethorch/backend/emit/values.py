@@ -20,8 +20,8 @@ CODES = {name: code for code, (name, _) in DTYPES.items()}
 def plan_memory(tensors: dict[int, tuple[int, int, int]]) -> tuple[dict[int, int], int]:
     """Place tensors in memory. Return their offsets and the total number of bytes.
 
-    Each tensor gets the lowest offset that is free during its lifetime. Three orders are tried: by size, by the product of size
-    and lifetime, and by the first write. The plan with the fewest bytes is used.
+    Each tensor gets the lowest offset that is free during its lifetime. Of three orders (by size, by size times lifetime, by first
+    write), the one with the fewest bytes is used.
 
     Args:
         tensors: Size in bytes, writing instruction and last reading instruction of each tensor, by number.
@@ -79,7 +79,7 @@ class Values:
         return number
 
     def inside(self, tensor: int, node: Node, start: int) -> int:
-        """Add a tensor that is a part of another one and begins at its element ``start``."""
+        """Add a slice of another tensor that begins at its element ``start``."""
         number = self.tensor(node)
         memory, offset = self.values[tensor].place or (SHARED_MEMORY, 0)
         place = memory, offset + start * ITEM_BYTES[self.values[number].dtype]

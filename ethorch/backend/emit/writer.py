@@ -41,10 +41,10 @@ _PROMOTIONS = {"promoted": PROMOTION.DEFAULT, "promoted_to_float": PROMOTION.INT
 class Writer:
     """A program under construction, with the kernels that ExecuTorch's lowering would use.
 
-    Call ``add_graph`` first, which needs no payloads and detects graphs that are not supported. Then call ``program``.
+    Call ``add_graph`` first, which needs no payloads and detects unsupported graphs, and then ``program``.
 
-    Mutable buffers are tensors in ``SHARED_MEMORY`` with their initial values in the file. Equal initial values are stored once. A
-    delegate writes its result into a buffer if nothing reads the old value later.
+    Mutable buffers are tensors in ``SHARED_MEMORY`` with their initial values in the file. A delegate writes its result into a
+    buffer if nothing reads the old value later.
 
     Attributes:
         calls: Number of the partition of each call, in the order of the calls.
@@ -69,11 +69,7 @@ class Writer:
         self._state_bytes = 0
 
     def add_graph(self) -> Reason | None:
-        """Add the instructions of all nodes.
-
-        Returns:
-            The reason if an operator is not supported.
-        """
+        """Add the instructions of all nodes. Return the reason if an operator is not supported."""
         for node in self.module.graph.nodes:
             if node.op == "placeholder":
                 self._places[node] = self._values.tensor(node)
@@ -147,7 +143,6 @@ class Writer:
         return self._constant_numbers[key]
 
     def _state(self, node: Node, tensor: torch.Tensor) -> int:
-        """Return the tensor of a mutable buffer."""
         name = str(node.target)
         if name not in self._states:
             number = self._contents.setdefault(_bytes_of(tensor), len(self._contents) + 1)
@@ -266,7 +261,6 @@ class Writer:
         return self._values.inside(state, like, first * math.prod(view.meta["val"].shape[dim + 1 :]))
 
     def _add_write(self, node: Node) -> Reason | None:
-        """Add a write to a buffer, a slice of it, or rows at an index."""
         target: Any = node.args[0]
         if target_buffer(node) is None or node.kwargs or node.users:
             return reasons.in_place(node.name)
@@ -327,7 +321,6 @@ class Writer:
         return None
 
     def _convert(self, number: int, like: torch.Tensor, kernel: str) -> int:
-        """Add an instruction that converts a tensor to the dtype of another one."""
         blocking = self._values.simple(Value("bool", number=False))
         order = self._values.integers(range(like.dim()))
         result = self._new(like)
@@ -335,11 +328,7 @@ class Writer:
         return result
 
     def _add_kernel(self, node: Node, op: Any, operands: dict[str, Any]) -> Reason | None:
-        """Call the kernel of an operator, which computes the node.
-
-        Args:
-            operands: Its arguments that are not left at their defaults.
-        """
+        """Call the kernel of an operator. ``operands`` omits arguments with their defaults."""
         kernel = kernel_of(op)
         if kernel is None:
             return reasons.unknown_operator(op_name(op))
@@ -386,7 +375,6 @@ class Writer:
         return isinstance(source, Node) and source.args[1:] == node.args[1:]
 
     def _promote(self, operands: dict[str, Any], kind: PROMOTION) -> dict[str, Any]:
-        """Cast the operands to one dtype, like ExecuTorch."""
         tensors = {key: operands[key] for key in ("self", "other")}
         values = {key: x.meta["val"] if isinstance(x, Node) else torch.tensor(x) for key, x in tensors.items()}
         dtype = elementwise_dtypes(*values.values(), type_promotion_kind=kind)[1]
@@ -399,8 +387,6 @@ class Writer:
 
 
 class _Place:
-    """A value without a node."""
-
     def __init__(self, number: int):
         self.number = number
 
@@ -418,5 +404,4 @@ def _check(node: Node) -> Reason | None:
 
 
 def _bytes_of(tensor: torch.Tensor) -> bytes:
-    """Return the elements of a tensor as contiguous bytes."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
