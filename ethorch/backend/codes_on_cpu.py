@@ -59,7 +59,6 @@ def pick_codes(program: ExportedProgram | Converted, nodes: Iterable[Node]) -> N
 
 
 def _requantize(graph: Graph, dequantize: Node, like: Node) -> Node:
-    """Return the integer values of a dequantize node with the quantization parameters of ``like``."""
     codes = dequantize.args[0]
     assert isinstance(codes, Node)
     if dequantize.args[1:] == like.args[1:]:

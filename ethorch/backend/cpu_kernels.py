@@ -92,7 +92,6 @@ def registered_kernels() -> frozenset[str]:
 
 @lru_cache(maxsize=1)
 def _portable() -> frozenset[str]:
-    """Return the portable kernels, or an empty set if the wheel does not list them."""
     import executorch.kernels
 
     listed: set[str] = {"aten::linear.out", "aten::sym_size.int", "aten::sym_numel", "aten::_local_scalar_dense"}

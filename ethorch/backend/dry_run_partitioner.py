@@ -169,6 +169,5 @@ class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorc
 
 
 def _undecomposed(program: ExportedProgram) -> list[Node]:
-    """Return the operators that were not decomposed because of ``ops_to_not_decompose``."""
     calls = [(node, getattr(node.target, "_op", None)) for node in nodes_everywhere(program.graph) if node.op == "call_function"]
     return [node for node, op in calls if isinstance(op, torch._ops.OpOverload) and keep_whole(op)]

@@ -52,7 +52,6 @@ class EthosUBackend(BackendDetails):  # type: ignore[misc]  # ExecuTorch has no 
 
 
 def _handles(program: ExportedProgram, lowered: Lowered) -> dict[str, tuple[int, ...]]:
-    """Return the debug handles of the edge operators by NPU event."""
     of_nodes = {node.name: node.meta.get("debug_handle") for node in program.graph.nodes}
     of_tensors = {op.result.name: of_nodes.get(op.result.origin.node) for region in lowered.graph.regions() for op in region.ops}
     handles = {str(source): of_tensors.get(source.name) for source in lowered.sources.all()}

@@ -129,8 +129,6 @@ def _shape(left: Tensor, left_zero: int, right: Tensor, *rest: Any) -> Tensor:
 
 @dataclass(frozen=True)
 class _Product:
-    """A product: its dequantize nodes, its quantize node, and the size of the axis that is summed."""
-
     left: Node
     right: Node
     quantize: Node

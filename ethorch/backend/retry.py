@@ -83,7 +83,6 @@ def _add_retries(function: Callable[..., Any]) -> Callable[..., Any]:
 def _decline(
     users: Sequence[tuple[ExportedProgram, DryRunPartitioner]], before: Sequence[PartitionReport], new: Mapping[Origin, Reason]
 ) -> None:
-    """Leave operators to the CPU, and restore the reports of the partitioners."""
     logger.warning(
         "a delegate was refused; again without %s", "; ".join(f"{place}: {reason.text}" for place, reason in new.items())
     )

@@ -97,7 +97,6 @@ def _lower(
 
 
 def _keep_initial_contents(program: ExportedProgram) -> None:
-    """Mark the mutable buffers so that ExecuTorch writes their initial values to the program."""
     changed = set(program.graph_signature.buffers_to_mutate.values())
     for node in program.graph.nodes:
         if program.graph_signature.inputs_to_buffers.get(node.name) in changed:

@@ -79,7 +79,6 @@ class UserChecks:
         return [check for number, check in enumerate(self.checks) if number not in self._matched]
 
     def _refusing(self, modules: Any, node: Node, alias: _Alias) -> Iterator[int]:
-        """Iterate over the numbers of the checks that refuse the node under this alias."""
         is_own = alias.target is node.target
         with _rename(node, alias):
             for number, check in enumerate(self.checks):
@@ -168,7 +167,6 @@ def _find_operator(name: str) -> torch._ops.OpOverload | None:
 
 @contextmanager
 def _rename(node: Node, alias: _Alias) -> Iterator[None]:
-    """Give a node the target and the name of an alias inside the context."""
     target, name, had, original = node.target, node.name, _ORIGINAL in node.meta, node.meta.get(_ORIGINAL)
     node.target, node.name, node.meta[_ORIGINAL] = alias.target, alias.name, alias.original
     try:

@@ -26,5 +26,5 @@ class Attempt:
     fits: bool
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data with the attributes' names as keys."""
+        """Return plain data by attribute name."""
         return asdict(self)

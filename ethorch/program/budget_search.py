@@ -121,7 +121,6 @@ class _Search:
         return self.attempt(f"{room:,} bytes for weights that are read several times", settings.with_(constants=room))
 
     def with_less_ram(self, before: Record) -> Record:
-        """Reduce the arena by the excess of the application."""
         best = before
         for _ in range(0 if "arena" in self.fixed else _STEPS):
             settings, arena = _settings(best), _arena(best)

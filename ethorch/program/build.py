@@ -143,7 +143,6 @@ def _wide_counters(quantized: Mapping[str, GraphModule], names: Mapping[str, Map
 
 
 def _with_shared_constants(parts: Mapping[str, File], builds: Mapping[str, Build]) -> tuple[dict[str, File], dict[str, Build]]:
-    """Store equal constants of the delegates once."""
     old = [d.payload for part in parts.values() for m in part.methods.values() for d in m.delegates if d.id == BACKEND_ID]
     new = share_constants(list(dict.fromkeys(old)))
     if new is None:
@@ -170,7 +169,6 @@ def _with_shared_constants(parts: Mapping[str, File], builds: Mapping[str, Build
 
 
 def _in_layout(methods: UserMethods, settings: Settings) -> UserMethods:
-    """Convert models and calls to channels last, if the settings request it."""
     if settings.io_layout == AUTO_LAYOUT and not is_single(methods):
         raise SpecError(f"io_layout={AUTO_LAYOUT!r} supports one method only. Use nchw or nhwc.")
     if not settings.channels_last:

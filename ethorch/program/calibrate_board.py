@@ -212,7 +212,6 @@ class _Model:
 
 
 def _of_board(memory: str, used: Roles, constants_in_sram: bool) -> str:
-    """Translate Vela's name of a memory to the board's."""
     return used.staging.name if memory == _SRAM or constants_in_sram else used.constants.name
 
 

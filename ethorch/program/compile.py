@@ -264,7 +264,6 @@ def _compare_ranges(example_inputs: Sequence[Any], samples: Sequence[Sequence[An
 
 
 def _build_within_budgets(methods: UserMethods, settings: Settings) -> Record:
-    """Build the program; search for settings that meet the budgets if it has a single method."""
     if not is_single(methods):
         return build_program(methods, settings)
     quantized: dict[bool, dict[str, GraphModule]] = {}  # last quantized models by layout

@@ -70,7 +70,7 @@ class Evaluation:
     sample_results: tuple[SampleResult, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data with the attributes' names as keys, without ``sample_results``."""
+        """Return plain data by attribute name, without ``sample_results``."""
         data = asdict(self)
         del data["sample_results"]
         return data
@@ -133,7 +133,7 @@ def evaluate(
         batch: Number of samples per call. It affects memory, not results.
         jobs: Number of joblib processes; ``joblib.parallel_config(backend="dask")`` applies. Default: threads.
         keep: Whether to keep the outputs of every sample.
-        progress: Whether to display progress. Default: on a terminal or in a notebook.
+        progress: See ``ethorch.compile``.
 
     Raises:
         SpecError: A column is unknown, or ``jobs`` is set for a program with state.
@@ -237,7 +237,6 @@ def _copy_tensor(leaf: Any) -> Any:
 def _on_npu(
     program: Program, source: Iterable[Sample], batch: int, workers: int | None
 ) -> Iterator[tuple[list[Sample], list[list[Any]]]]:
-    """Yield (samples, flat outputs of each) for consecutive chunks of the data set."""
     parts = _parts(iter(source), max(batch, 1))
     if record_of(program).selection is not None:
         for part in parts:
@@ -261,7 +260,6 @@ def _on_npu(
 
 
 def _of_methods(program: Program, samples: Sequence[Sample]) -> list[list[Any]]:
-    """Return the flat outputs of samples, each computed by the method that fits its shapes."""
     flat = [pytree.tree_leaves(sample.inputs) for sample in samples]
     groups: dict[str, list[tuple[int, list[Any]]]] = {}
     for number, inputs in enumerate(flat):
@@ -285,7 +283,6 @@ def _flat(program: Program, sample: Sample) -> list[Any]:
 
 
 def _run(data: bytes, method: str, inputs: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    """Run a chunk of the data set in a separate process."""
     return _load(data, method).run_many(inputs, threads=1)
 
 

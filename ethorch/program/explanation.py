@@ -116,7 +116,7 @@ class Explanation:
     writer: dict[str, str] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data with the attributes' names as keys."""
+        """Return plain data by attribute name."""
         return {
             "target": self.target,
             "operators": [asdict(operator) for operator in self.operators],
@@ -316,7 +316,6 @@ def _add(rows: list[Operator], refusal: Refusal) -> None:
 
 
 def _overlap(value: Value, second: Value) -> bool:
-    """Return True if two tensors share memory."""
     if second.kind != "tensor" or value.place is None or second.place is None or value.place[0] != second.place[0]:
         return False
     return value.place[1] < second.place[1] + second.nbytes and second.place[1] < value.place[1] + value.nbytes

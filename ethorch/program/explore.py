@@ -89,7 +89,7 @@ class Variant:
         return " ".join(str(value) for value in self.settings.values() if value is not None) or "as it is"
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data with the attributes' names as keys."""
+        """Return plain data by attribute name."""
         return asdict(self)
 
 
@@ -110,7 +110,7 @@ class Exploration:
     interrupted: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data with the attributes' names as keys, and ``versions``."""
+        """Return plain data by attribute name, and ``versions``."""
         return {
             "variants": [variant.to_json() for variant in self.variants],
             "cheapest": None if self.cheapest is None else self.cheapest.to_json(),
@@ -201,14 +201,13 @@ def explore(
     variant's system. SQNR is measured if there are calibration samples.
 
     Args:
-        model, example_inputs, calibration: See ``ethorch.compile``.
+        model, example_inputs, calibration, progress: See ``ethorch.compile``.
         vary: Values of fields of ``Settings``: ``target``, ``board``, ``scheme``, ``io``, ``memory_mode``, ``system_config``,
             ``constants``, ``arena``.
         settings: Other settings, including budgets.
         jobs: Number of processes. Default: one per CPU, if the remaining work takes longer than their start. Inside
             ``joblib.parallel_config`` with a cluster's backend (Dask, Ray), that cluster.
         resume: File of finished variants, one line of JSON each. Finished variants are reused, and new ones are appended.
-        progress: Whether to display progress. Default: on a terminal or in a notebook.
 
     Raises:
         SpecError: A setting is unknown or cannot be varied, or a value is wrong.
@@ -249,7 +248,6 @@ def explore(
 
 
 def _check_values(base: Settings, varied: Mapping[str, Sequence[Any]]) -> None:
-    """Raise SpecError for a value that is invalid in every variant."""
     without_board = base if "board" not in varied else replace(base, board=None)
     for axis, values in varied.items():
         for value in values:
@@ -270,7 +268,6 @@ def _groups(points: Sequence[dict[str, Any]], base: Settings) -> list[list[dict[
 
 
 def _cut(groups: Sequence[list[dict[str, Any]]], workers: int | None) -> list[list[dict[str, Any]]]:
-    """Split the groups if there are more workers than groups."""
     parts = -(-(workers or os.cpu_count() or 1) // len(groups))
     return [group[i::parts] for group in groups for i in range(min(parts, len(group)))]
 
@@ -295,7 +292,6 @@ def _compile_groups(
 
 
 def _spreads(left: int, compiled: int, seconds: float, workers: int | None) -> bool:
-    """Return True if other processes compile the remaining programs."""
     if left <= _ALONE or (workers or os.cpu_count()) == 1:
         return False
     backend, count = get_active_backend()
@@ -346,7 +342,6 @@ def _variant(user: UserModel, settings: Settings, point: Mapping[str, Any], accu
 
 
 def _quantize(user: UserModel, settings: Settings) -> GraphModule:
-    """Return the quantized model; reuse that of the previous variant if it is the same."""
     layout = settings.io, settings.channels_last
     key = (id(user), settings.scheme, lookup(settings.target).family, *layout, json.dumps(dict(settings.modules)))
     if not _last or _last[0] != key or _last[2] is not user:
@@ -356,7 +351,6 @@ def _quantize(user: UserModel, settings: Settings) -> GraphModule:
 
 
 def _with_front(variants: Sequence[Variant]) -> Iterable[Variant]:
-    """Mark the Pareto front of time, RAM, flash and accuracy."""
 
     def costs(candidate: Variant) -> tuple[float, ...]:
         sqnr = float("inf") if candidate.sqnr_db is None else candidate.sqnr_db
@@ -370,7 +364,6 @@ def _with_front(variants: Sequence[Variant]) -> Iterable[Variant]:
 
 
 def _cheapest(variants: Sequence[Variant], base: Settings) -> Variant | None:
-    """Return the fastest variant on the smallest NPU that meets the budgets."""
     order = list(TARGETS)
     affordable = [variant for variant in variants if not variant.error and variant.fits]
 
@@ -426,7 +419,6 @@ def _key(point: Mapping[str, Any]) -> str:
 
 
 def _digest(user: UserModel, base: Settings, accuracy: bool) -> str:
-    """Return a digest of all that variants depend on besides their settings."""
     digest = hashlib.sha256()
 
     def add(*parts: Any) -> None:

@@ -78,7 +78,6 @@ def _with_sizes(shapes: Shapes, places: Places, size: int) -> Shapes:
 
 
 def _outputs_along(user: UserModel, small: Shapes, large: Shapes, sizes: tuple[int, int]) -> Places | None:
-    """Return the positions of the axis among the outputs; None if inputs cannot be padded along it."""
     try:
         inputs, more = samples_like(user, [small, large])
         with in_eval_mode(user.module), torch.no_grad():

@@ -142,7 +142,6 @@ def _root(dim: Any, size: int) -> tuple[Any, int | None]:
 
 
 def _inputs(example: Inputs, shapes: Shapes) -> Inputs:
-    """Return the example inputs, cropped or repeated to these shapes."""
     remaining = iter(shapes)
 
     def of_shape(leaf: Any) -> Any:

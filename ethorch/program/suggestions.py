@@ -63,7 +63,7 @@ class Suggestion:
     note: str
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data with the attributes' names as keys."""
+        """Return plain data by attribute name."""
         return asdict(self)
 
 
@@ -79,7 +79,7 @@ class Suggestions:
     standing_in_the_way: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data with the attributes' names as keys."""
+        """Return plain data by attribute name."""
         return {
             "entries": [entry.to_json() for entry in self.entries],
             "standing_in_the_way": list(self.standing_in_the_way),
@@ -129,7 +129,6 @@ def suggestions(record: Record, compile_by: Compile) -> Suggestions:
 
 
 def _changes(user: UserModel, settings: Settings, record: Record) -> Iterator[tuple[str, str, UserModel, Settings]]:
-    """Yield each change with its consequence for the user."""
     if settings.io == "float32" and any(info.dtype == "float32" for info in (*record.inputs, *record.outputs)):
         io = "int16" if settings.scheme == "a16w8" else "int8"
         yield f'io="{io}"', "firmware passes quantized values", user, settings.with_(io=io)
@@ -189,7 +188,6 @@ def _weights(module: nn.Module) -> int:
 
 
 def _as_given(user: UserModel, settings: Settings) -> UserModel:
-    """Return the model with channels first."""
     if not settings.channels_last:
         return user
     assert isinstance(user.module, NhwcIo)
@@ -315,7 +313,6 @@ def _largest(record: Record, size: str) -> str:
 
 
 def _at_the_peak(record: Record) -> Sequence[TensorPlace]:
-    """Return the tensors at the peak of the largest RAM region, largest first."""
     memory = record.memory
     region = max(memory.regions, key=lambda name: memory.regions[name], default=None)
     regions = {tensor.region for tensor in memory.tensors}
@@ -327,7 +324,6 @@ def _slowest(layers: Sequence[Layer]) -> str:
 
 
 def _by_place(layers: Sequence[Layer]) -> list[tuple[str, float, str]]:
-    """Return modules with their share of the time and its bound, the slowest first."""
     by_place: dict[str, list[Layer]] = {}
     for layer in layers:
         by_place.setdefault(layer.module or layer.name, []).append(layer)

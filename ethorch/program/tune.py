@@ -62,7 +62,7 @@ def tune(
         program = ethorch.tune(model, image, goal="accuracy", calibration=images, settings=Settings(min_sqnr_db=30))
 
     Args:
-        model, example_inputs, calibration: See ``ethorch.compile``; one method only.
+        model, example_inputs, calibration, progress: See ``ethorch.compile``; one method only.
         goal: ``"accuracy"`` uses 16-bit activations for the most sensitive modules until ``settings.min_sqnr_db`` is met. A number
             does so until ``metric`` returns at least this value. ``"flash"`` and ``"cycles"`` reduce weights to fewer values, zeros
             and 2:4 sparsity until ``settings.flash`` or ``settings.latency_ms`` is met, or as far as ``settings.min_sqnr_db``
@@ -70,7 +70,6 @@ def tune(
         metric: Function of two lists, the outputs of the model and of the quantized model for each calibration sample. Larger
             results are better.
         settings: All other choices and the budgets.
-        progress: Whether to display progress. Default: on a terminal or in a notebook.
 
     Raises:
         SpecError: The goal is unknown, or its budget or metric is missing.

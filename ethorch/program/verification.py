@@ -96,8 +96,6 @@ class _Check:
 
 
 class _Checking:
-    """A machine for ``ethorch.runtime`` that compares each run."""
-
     def __init__(self, check: _Check):
         self._check = check
         self._machine = runtime.npu_machine(check.payload)
@@ -144,7 +142,6 @@ def verify_program(record: Record) -> Record:
 
 
 def _run_samples(parts: Mapping[str, Record], checks: Mapping[DelegatePayload, _Check]) -> None:
-    """Run samples of each method until its delegates are settled."""
     descriptions = {name: part.description for name, part in parts.items()}
     left = dict(parts)
     while left:
@@ -170,7 +167,6 @@ def _run_samples(parts: Mapping[str, Record], checks: Mapping[DelegatePayload, _
 
 
 def _calls(parts: Sequence[Record]) -> list[tuple[str, Inputs]]:
-    """Return the calls of the sessions, or of each method's samples."""
     if sessions := parts[0].sessions:
         names = {part.method for part in parts}
         return [(name, inputs) for session in sessions for name, inputs in session if name in names]

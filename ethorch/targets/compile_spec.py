@@ -210,7 +210,6 @@ class ArmCompileSpec:
 
     @classmethod
     def _from_items(cls, items: dict[str, str]) -> ArmCompileSpec:
-        """Construct a spec from ``items``, and remove its keys from them."""
         raise NotImplementedError
 
     def __eq__(self, other: object) -> bool:

@@ -148,7 +148,6 @@ class VelaConfig:
         return latencies
 
     def _get(self, section: str, key: str, default: str) -> str:
-        """Return a key of a section or of one that it inherits from."""
         seen: list[str] = []
         while section not in seen:
             values = self.sections.get(section)

@@ -54,5 +54,4 @@ def _is_written(user: Node, node: Node) -> bool:
 
 
 def _passes_on(user: Node) -> bool:
-    """Return True if the result may have the address of the operand."""
     return user.op == "call_function" and FORMS.get(op_name(user.target)) in ("view", "cast", "clone")

@@ -48,7 +48,6 @@ def _copy_view(node: Node) -> Replacement:
 
 
 def _slice(node: Node) -> Replacement | None:
-    """Return ``slice_copy``, or None if the slice is the whole tensor."""
     is_whole = node.args[0].meta["val"].shape == node.meta["val"].shape  # type: ignore[union-attr]
     return None if is_whole and arguments(node)[0][4] == 1 else _copy_view(node)
 

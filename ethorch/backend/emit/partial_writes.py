@@ -150,7 +150,6 @@ class _Rows(NamedTuple):
 
 
 def _same_elements(node: Node, like: tuple[Any, ...]) -> Node:
-    """Skip reshapes, and conversions with the parameters ``like``, before ``node``."""
     while node.op == "call_function":
         name, source = op_name(node.target), node.args[0] if node.args else None
         if not isinstance(source, Node):
@@ -210,7 +209,6 @@ def _pieces(constants: Constants, node: Node, like: tuple[Any, ...]) -> tuple[No
 
 
 def _at(rows: Node, dim: int, places: Sequence[int], shape: Sequence[int]) -> _Rows | None:
-    """Return rows at constant indices if they are contiguous in the buffer."""
     if not places or list(places) != list(range(places[0], places[0] + len(places))) or math.prod(shape[:dim]) != 1:
         return None
     return _Rows(rows, dim, places[0] * math.prod(shape[dim + 1 :]), None)

@@ -135,7 +135,6 @@ def _check_writes(program: Converted) -> Reason | None:
 
 
 def _writes_codes(node: Node) -> bool:
-    """Return True if the node writes integers to a buffer, which needs no CPU operator."""
     if not is_in_place(node):
         return False
     target = node.args[0]
@@ -148,7 +147,6 @@ def _find_mutable_buffers(graph: Graph) -> tuple[str, ...]:
 
 
 def _remove_idle_writes(graph: Graph) -> None:
-    """Remove writes of unchanged values to a buffer."""
     for name, write in writes_of(graph).items():
         buffer, written = write.args[:2]
         assert isinstance(buffer, Node) and isinstance(written, Node)
@@ -193,7 +191,6 @@ def _sort(graph: Graph) -> None:
 
 
 def _is_fully_delegated(graph: Graph) -> bool:
-    """Return True if the CPU only converts inputs and outputs and writes buffers."""
     conversions = QUANTIZE | DEQUANTIZE | ASSERTIONS
     calls = (node for node in graph.nodes if node.op == "call_function" and _TAG not in node.meta)
     return all(op_name(node.target) in conversions or converts_input(node) or is_in_place(node) for node in calls)

@@ -135,7 +135,6 @@ class Writer:
     # --- values -------------------------------------------------------------------------------------------------------
 
     def _constant(self, tensor: torch.Tensor) -> int:
-        """Return a constant tensor. Equal constants are stored once."""
         number = self._constants.setdefault(_bytes_of(tensor), len(self._constants))
         key = number, tensor.dtype, tensor.shape
         if key not in self._constant_numbers:
@@ -154,13 +153,11 @@ class Writer:
         return self._base.get(number, number)
 
     def _new(self, tensor: torch.Tensor) -> int:
-        """Return a tensor that the next instruction writes."""
         number = self._values.like(tensor)
         self._live[number] = (len(self._steps), len(self._steps))
         return number
 
     def _reshape(self, number: int, tensor: torch.Tensor) -> int:
-        """Return a tensor with the shape of ``tensor`` at the address of another one."""
         source = self._values.values[number]
         shape = tuple(tensor.shape)
         if source.shape == shape:
@@ -248,7 +245,6 @@ class Writer:
         return place
 
     def _part(self, target: Any, like: Node) -> int | Reason:
-        """Return the tensor of a buffer or of a contiguous slice of one."""
         buffer = target if target.op == "get_attr" else target_buffer(target)
         if buffer is None or any(getattr(target.meta["val"], key) != getattr(like.meta["val"], key) for key in ("shape", "dtype")):
             return reasons.in_place(f"a write to {target.name}")
@@ -328,7 +324,6 @@ class Writer:
         return result
 
     def _add_kernel(self, node: Node, op: Any, operands: dict[str, Any]) -> Reason | None:
-        """Call the kernel of an operator. ``operands`` omits arguments with their defaults."""
         kernel = kernel_of(op)
         if kernel is None:
             return reasons.unknown_operator(op_name(op))
@@ -392,7 +387,6 @@ class _Place:
 
 
 def _check(node: Node) -> Reason | None:
-    """Return the reason if a tensor has a dynamic shape, no elements, or complex elements."""
     for tensor in flat([tensor_node.meta.get("val") for tensor_node in (node, *node.all_input_nodes)]):
         if not isinstance(tensor, torch.Tensor):
             return reasons.not_tensor(node.name)

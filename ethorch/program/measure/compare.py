@@ -81,7 +81,6 @@ class _Outputs(list[list[Any]]):
 
 
 def _run(module: nn.Module, sample: Inputs) -> Any:
-    """Run the model and restore its buffers."""
     with start_from_initial_state(module):
         return pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, module(*sample))
 
@@ -92,7 +91,6 @@ def _dequantize(record: Record, number: int, result: Any) -> Any:
 
 
 def _open_layers(record: Record, reference: nn.Module) -> tuple[CompareLayers | None, str]:
-    """Return the comparison of operators, if possible, and a text about missing figures."""
     quantized, build, settings = record.quantized, record.build, record.settings
     if build is None or settings is None or not isinstance(quantized, GraphModule):
         return None, "operators: not compared, because a .pte does not contain the quantized model; use ethorch.compile"
@@ -108,7 +106,6 @@ def _open_layers(record: Record, reference: nn.Module) -> tuple[CompareLayers | 
 
 
 def _prepare_reference(record: Record, reference: nn.Module) -> GraphModule | None:
-    """Return the float model with the operators of the quantized model."""
     assert record.settings is not None and record.model is not None
     settings = record.settings.with_(scheme=record.config)
     with stage("prepare the float model"):

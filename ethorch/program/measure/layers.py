@@ -103,7 +103,6 @@ class CompareLayers:
         self.prepared = prepared if prepared is not None and self._has_same_operators(prepared) else None
 
     def _find_layers(self) -> list[_Layer]:
-        """Return the layers in execution order. Equal quantizations of a tensor count once."""
         layers: dict[Any, _Layer] = {}
         for node in self.on_npu.module.graph.nodes:
             if node not in self.on_npu.computed and node not in self.on_npu.from_cpu:
@@ -156,7 +155,6 @@ class CompareLayers:
         return None if self._writes else pytree.tree_leaves(outputs)
 
     def _protect(self, result: Tensor) -> Tensor:
-        """Copy the tensor if a later node could write to it."""
         return result.clone() if self._writes else result
 
     def _run_prepared(self, inputs: Sequence[Any]) -> dict[str, Tensor]:
@@ -189,7 +187,6 @@ class CompareLayers:
         _run(self.quantized, inputs, add_noise, float_operand)
 
     def _moves_codes(self, layer: _Layer) -> bool:
-        """Return True if the operator rearranges the codes of its operand."""
         spec = OPS.get(op_name(layer.source.target)) if layer.source.op == "call_function" else None
         if spec is None or layer.q is None or spec.rule(layer.source).output != "same":
             return False

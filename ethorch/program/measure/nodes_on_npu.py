@@ -90,7 +90,6 @@ class NodesOnNpu:
                 self.computed[node] = x
 
     def _npu_tensor(self, node: Node) -> QTensor | None:
-        """Return the NPU tensor of the node; None for constants, CPU and multi-output operators."""
         x = self._walk.env.get(node)
         if node.op == "call_function" and is_integer(node):
             try:
@@ -174,7 +173,6 @@ class NodesOnNpu:
         return tensor.permute(inverse)
 
     def _compute(self, arrays: Mapping[int, Array]) -> dict[int, Array]:
-        """Compute all values in the TOSA reference model whose operands are in ``arrays``."""
         missing = {id(x.value): x.value for x in self.computed.values() if id(x.value) not in arrays}
         ready, producers = set(arrays), {}
         for op in self._builder.graph.ops:

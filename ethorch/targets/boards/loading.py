@@ -186,7 +186,6 @@ def _fvp(document: Document, top: dict[str, Any]) -> dict[str, str]:
 
 
 def _check(document: Document, board: Board) -> None:
-    """Check that addresses are disjoint and that NPUs exist."""
     seen: list[tuple[int, int, str]] = []
     used: set[str] = set()
     for number, memory in enumerate(board.memories):
@@ -224,7 +223,6 @@ def _check(document: Document, board: Board) -> None:
 
 
 def _check_roles(document: Document, board: Board, number: int, slot: NpuSlot) -> None:
-    """Check that the memories of an NPU exist and that it can access them."""
     for role in ROLES:
         chosen = getattr(slot, role)
         fit = [m.name for m in board.memories if m.npu_ports and (m.writable or role == "constants")]

@@ -116,7 +116,6 @@ def _fast(board: Board, slot: NpuSlot) -> Memory:
 
 
 def _slow(board: Board, slot: NpuSlot) -> Memory | None:
-    """Return the memory at the second port, if any."""
     fast = _fast(board, slot)
     if slot.constants and board.memory(slot.constants) is not fast:
         return board.memory(slot.constants)
