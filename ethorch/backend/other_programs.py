@@ -27,8 +27,8 @@ class OtherProgram:
 
     Attributes:
         edge: The program before serialization.
-        module: The module that was lowered, after quantization.
-        report: Report of the partitioner, or None for a program without delegates.
+        module: The lowered module, after quantization.
+        report: Report of the partitioner; None without delegates.
         inputs: Example inputs, in the layout of the program's inputs.
     """
 

@@ -1,7 +1,7 @@
 """Products of two int8 activations on the CPU, because Ethos-U55 and U65 need many operations for one product.
 
-ExecuTorch's ``cortex_m`` library multiplies int8 matrices with CMSIS-NN, which uses the vector instructions (Helium) of Cortex-M55
-and M85. The rate ``int8 mac.cortex_m`` of ``ethorch.figures.RATES`` is an assumption.
+ExecuTorch's ``cortex_m`` library computes them with CMSIS-NN, which uses Helium on Cortex-M55 and M85. The rate ``int8
+mac.cortex_m`` of ``ethorch.figures.RATES`` is an assumption.
 """
 
 from __future__ import annotations

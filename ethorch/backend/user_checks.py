@@ -35,7 +35,7 @@ class _Alias:
     """An operator and a name under which a check may look for a node.
 
     Attributes:
-        original: The operator that PyTorch's tracer recorded for the node, which ``DontPartition`` compares with strings.
+        original: Operator that PyTorch's tracer recorded, which ``DontPartition`` compares with strings.
     """
 
     target: Any

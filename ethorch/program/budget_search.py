@@ -32,9 +32,9 @@ _STEPS = 3  # corrections of the arena's limit by the memory of the rest of the 
 def search_budgets(settings: Settings, make: Make, user: UserModel, fixed: Collection[str] = ()) -> Record:
     """Return the program of these settings if it meets all budgets, else the first that does, else the closest.
 
-    The search tries in order: the settings; channels last, if the layout is ``auto``; products on the CPU, if the partition is
-    ``cost``; weights in SRAM, if constants are ``auto``; smaller arenas, if RAM is exceeded; the fastest arena and weights in SRAM,
-    if time is exceeded; 16 bits for the most sensitive modules, if the accuracy is too low.
+    Tried in order: the settings; channels last (layout ``auto``); products on the CPU (partition ``cost``); weights in SRAM
+    (constants ``auto``); smaller arenas, if RAM is exceeded; the fastest arena and weights in SRAM, if time is exceeded; 16 bits
+    for the most sensitive modules, if the accuracy is too low.
 
     Args:
         make: Function that compiles.

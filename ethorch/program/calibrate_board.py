@@ -1,7 +1,4 @@
-"""Fit the bandwidths of a board to measured times: ``ethorch boards NAME --fit FILE``.
-
-Each layer takes the longer of its computation and its transfers. Bandwidths are fitted by relative least squares.
-"""
+"""Fit the bandwidths of a board to measured times by relative least squares: ``ethorch boards NAME --fit FILE``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Comparison of float model, quantized model and NPU as plain data, tables and text.
-
-``program.measure`` computes it; ``program.comparison_file`` stores it in a program's folder.
-"""
+"""Comparison of float model, quantized model and NPU as plain data, tables and text."""
 
 from __future__ import annotations
 
@@ -20,8 +17,7 @@ class LayerComparison:
         node: FX name of the operator whose result is quantized, in the converted graph.
         operator: ATen name; ``input`` for an input of the program, ``requantize`` for a change of scale.
         fused: ATen names of the earlier operators that are computed with it, in order.
-        module: Path of the user's module.
-        source: File and line of the user's code.
+        module, source: Path of the user's module; file and line of the user's code.
         on_npu: Whether the NPU computes it.
         dtype: Integer type.
         scale: Quantization step; None for integers and booleans, whose step is 1.
@@ -29,8 +25,8 @@ class LayerComparison:
         float_fake_db: Fake-quantized result against float: all noise of quantization so far.
         fake_npu_db: NPU result against fake-quantized.
         float_npu_db: NPU result against float.
-        own_db: Fake-quantized operator with the operands of the float model, against float: the noise that this operator adds.
-            Operators that only move data add none.
+        own_db: The same as ``float_fake_db`` with operands of the float model: the noise that this operator adds. Operators that
+            only move data add none.
         steps: Largest difference between NPU and fake-quantized result in steps, including earlier operators.
         own_steps: The same with equal operands: the difference that this operator adds.
         allowed_steps: Difference that its rounding permits (see ``ethorch.lower.ops.spec``); 0 on the CPU.
@@ -75,8 +71,7 @@ class OutputComparison:
     Attributes:
         quantized_db: SQNR of the quantized model against float.
         npu_db: SQNR of the program against float.
-        agreement_db: SQNR of the program against the quantized model.
-        largest_difference: Largest difference between program and quantized model.
+        agreement_db, largest_difference: SQNR and largest difference of the program against the quantized model.
     """
 
     shape: tuple[int, ...]

@@ -16,7 +16,6 @@ class Delegate:
     Attributes:
         number: Position among the delegates of the method.
         layers: Operations in execution order.
-        payload: Command stream, weights, and layout of inputs and outputs.
         tosa: Compiled TOSA flatbuffer; None for a loaded ``.pte``.
         encoded_bytes: Size of the encoded weights; for a loaded program, of all constants.
     """

@@ -54,7 +54,6 @@ class Evaluation:
     """Result of ``ethorch.evaluate``.
 
     Attributes:
-        samples: Number of samples.
         seconds: Time of all columns on this computer.
         results: Figures by column (``npu``, ``float``, ``quantized``) and name. ``sqnr_db`` is against the float model.
         confusion: Confusion matrix of each column, with labels as rows, for classification.

@@ -59,11 +59,9 @@ class Variant:
     Attributes:
         settings: Values of the varied settings.
         milliseconds: Estimated time of one inference; None if there is no program.
-        total_cycles: NPU cycles.
         core_clock_hz: NPU clock of the estimate.
         ram_bytes, flash_bytes: Memory of the whole application.
         sqnr_db: SQNR against the float model; None if not measured or infinite.
-        cpu_operators: Number of operators on the CPU.
         fits: Whether all budgets and the board's memories suffice; None without budgets.
         searched: Settings that the search changed, or that ``auto`` selected.
         error: Reason that there is no program; empty otherwise.

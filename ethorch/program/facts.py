@@ -57,8 +57,7 @@ class Verification:
     """Result of comparing a program's delegates with the TOSA reference. A difference is an error.
 
     Attributes:
-        delegates: Number of delegates of all methods.
-        equal: Number of delegates that equal the reference.
+        delegates, equal: Number of delegates of all methods, and of those that equal the reference.
         unchecked: Delegates that were not compared.
         repairs: Operators before which a copy was inserted to avoid a bug of Vela (``ethorch.vela.repair``).
     """

@@ -1,7 +1,7 @@
 """Find input axes that can be padded: no operator may mix an element of the axis with later ones.
 
-The model is exported at two sizes of an axis. Each operator runs at the small size, and twice at the large size with the same
-leading elements and different padding. It passes if the leading results are equal.
+Each operator runs at a small size, and twice at a larger size with the same leading elements and different padding. It passes
+if the leading results are equal.
 """
 
 from __future__ import annotations

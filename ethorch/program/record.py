@@ -41,17 +41,14 @@ if TYPE_CHECKING:
 
 
 class Record:
-    """Facts about one method of a ``.pte``.
+    """Facts about one method of a ``.pte``. A record can be pickled and deep-copied, with all methods of its file.
 
-    A record can be pickled and deep-copied, with all methods of its file.
+    In the record of a file, ``build``, ``model``, ``quantized`` and possibly ``settings`` equal None.
 
     Attributes:
         pte: Contents of the ``.pte``.
-        method: Name of the method.
-        settings: Settings of the compilation; None if the file does not contain them.
-        build: Result of the compilation; None for a file.
-        model: The float model and its samples; None for a file.
-        quantized: The quantized model; None for a file.
+        build: Result of the compilation.
+        model: The float model and its samples.
         config: The user's QuantizationConfig, if one replaced the scheme's.
         sessions: Calibration sessions of a program with several methods.
         sources: Folder that records the operator of each command, if any.

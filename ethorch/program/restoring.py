@@ -23,9 +23,6 @@ from ethorch.support.errors import FormatError
 def restore(record: Record, folder: Path) -> None:
     """Add the contents of ``program.json`` and ``comparison.json`` to the records of all methods of a file.
 
-    These are the partition with its reasons, verification, accuracy, attempts, layers, memory, states, the model's
-    multiply-accumulates, and the comparison with the float model.
-
     Raises:
         FormatError: A file is malformed, or written by a newer version.
     """

@@ -16,13 +16,12 @@ class Family:
     Attributes:
         name: ``u55``, ``u65`` or ``u85``.
         vela_arch: Architecture name of Vela's in-process compiler.
-        default_system_config, default_memory_mode: Default sections of Vela's vela.ini, the same as in ExecuTorch's
-            EthosUCompileSpec (executorch 1.4.1, backends/arm/ethosu/compile_spec.py).
+        default_system_config, default_memory_mode: Default sections of Vela's vela.ini, as in ExecuTorch's EthosUCompileSpec
+            (executorch 1.4.1, backends/arm/ethosu/compile_spec.py), like ``tosa_extensions``.
         address_bits: Address width of the NPU's memory ports (Vela's axi_port_address_width).
         port_bytes: Bytes per memory cycle of a port (Vela's axi_port_bytes_per_cycle).
         limits: Limits by TOSA operator. Source: Vela 5.2. tests/targets/test_limits.py compiles each limit and the next value.
         tuning: Fastest forms of equivalent TOSA.
-        tosa_extensions: TOSA extensions that Vela supports, named as in ExecuTorch's EthosUCompileSpec.
     """
 
     name: str

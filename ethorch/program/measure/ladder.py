@@ -1,7 +1,7 @@
 """Compare float model, quantized model, TOSA reference model and simulator, the rungs of a ladder.
 
-The first rung that differs too much from the previous one is the cause of a wrong result. Quantization adds noise, lowering
-may change a value by one step, and the simulator equals the TOSA reference model bit for bit.
+The first rung that differs too much from the previous one is the cause of a wrong result: quantization adds noise, and lowering
+may change a value by one step.
 """
 
 from __future__ import annotations

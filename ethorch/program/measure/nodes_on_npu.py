@@ -1,7 +1,6 @@
 """Execute a converted graph with NPU operators in the TOSA reference model, to obtain the result of each node.
 
-A delegate returns only its outputs. The TOSA graph before rewrites has a value for each operator, and rewrites are bit-exact.
-Therefore the reference model, which equals the simulator, computes the intermediate values of the NPU.
+A delegate returns only its outputs. The TOSA graph before rewrites, which are bit-exact, has a value for each operator.
 """
 
 from __future__ import annotations

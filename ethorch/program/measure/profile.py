@@ -46,10 +46,9 @@ class Figure(Measured):
 
     Attributes:
         name: ``cycles of the NPU``, ``cycles of delegate 0``, ``milliseconds of a call``, ``cycles of the CPU``.
-        estimated: Estimate; None if unknown.
-        measured: Median of the measurements.
+        estimated: None if unknown.
+        measured: Median of ``count`` measurements.
         least, most: Smallest and largest measurement.
-        count: Number of measurements.
     """
 
     name: str
@@ -102,7 +101,6 @@ class Profile:
     """Measurements of a program with its estimates.
 
     Attributes:
-        figures: Figures of the whole program.
         layers: NPU layers in execution order; empty without a histogram of QREAD.
         counters: Median count per inference by name of the NPU event.
         files: Names of the files.

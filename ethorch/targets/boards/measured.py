@@ -20,7 +20,6 @@ class Measured:
         where: ``silicon``, ``fvp``, or ``linux`` for silicon driven by an operating system, with undocumented memories.
         milliseconds: Published time of one call.
         estimated_by: Author, memories and date of the estimate.
-        source: Source of the measurement.
     """
 
     network: str
@@ -97,7 +96,6 @@ class Unestimated:
         where: Board or model.
         figure: Published value.
         why: Missing information.
-        source: Source of the measurement.
     """
 
     network: str
