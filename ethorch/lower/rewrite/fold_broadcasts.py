@@ -1,8 +1,8 @@
-"""Elementwise operators with broadcasting over fewer axes.
+"""Merge axes of broadcasting elementwise operators.
 
-Vela emits an operation for each index of the axes before the last three: x[8, 56, 56, 64] + y[64] is eight operations. Axes
-along which an operand is alternately broadcast, e.g. y[8, 1, 56, 1], cannot be merged. Then the operand is copied if there are
-very many operations.
+Vela emits an operation for each index of the axes before the last three: x[8, 56, 56, 64] + y[64] is eight operations. If
+broadcast and other axes alternate, e.g. y[8, 1, 56, 1], they cannot be merged, and above ``_MOST_UNCOPIED`` operations the operand
+is copied.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ethorch.lower.rewrite.insert_copies import ELEMENTWISE, LONGEST, copy_value
 from ethorch.lower.rewrite.rewriter import Place, Rewriter
 from ethorch.tosa.ir import Op, Value
 
-#: Operators that Vela fuses with an elementwise operator before.
+#: Operators that Vela fuses with the elementwise operator before them.
 _FOLLOWING = ("RESCALE", "CLAMP", "TABLE")
 #: Minimum number of operations saved.
 _SAVED = 8
@@ -32,10 +32,9 @@ Shape = tuple[int, ...]
 
 
 def fold_broadcasts(r: Rewriter) -> None:
-    """Merge adjacent axes of elementwise operators with broadcasting if that saves operations.
+    """Merge adjacent axes of broadcasting elementwise operators if that saves operations.
 
-    Operators of more than four axes whose first operand is one element are included, see ``vela.one-element-of-five-axes``.
-    RESCALEs of operands and the operators that Vela fuses also use the new shape.
+    This includes ``vela.one-element-of-five-axes``. RESCALEs of operands and operators that Vela fuses use the new shape, too.
     """
     for op in r.select(*ELEMENTWISE, "ARITHMETIC_RIGHT_SHIFT", "LOGICAL_LEFT_SHIFT"):
         result, shapes = op.result.shape, [value.shape for value in op.operands[:2]]
@@ -57,7 +56,7 @@ def fold_broadcasts(r: Rewriter) -> None:
 
 
 def _expand_shapes(shapes: Sequence[Shape], result: Shape) -> list[Shape]:
-    """Return the operands' shapes after copies along broadcast axes that leave few operations."""
+    """Return the operands' shapes after the cheapest copies that leave at most ``_MOST_UNCOPIED`` operations."""
 
     def operations(full: Sequence[Shape]) -> int:
         return math.prod(math.prod(result[group]) for group in _groups(full, result)[:-3])
@@ -91,7 +90,7 @@ def _groups(shapes: Sequence[Shape], result: Shape) -> list[slice]:
 
 
 def _fold_operand(r: Rewriter, at: Place, value: Value, full: Shape, groups: Sequence[slice]) -> Value:
-    """Copy an operand to the shape ``full`` and merge the axes of each group, before its RESCALE."""
+    """Copy an operand to the shape ``full`` before its RESCALE, and merge the axes of each group."""
     shape = [math.prod(full[group]) for group in groups]
     if value.data is not None:
         return at.constant(np.broadcast_to(value.data, full).reshape(shape), value.dtype)

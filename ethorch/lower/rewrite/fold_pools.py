@@ -1,8 +1,8 @@
-"""Computation of pools with a stride above 3, which Vela splits into one operation per result.
+"""Reduce the strides of pools above 3, which Vela splits into one operation per result.
 
-- Windows that do not overlap along an axis become a separate axis, by a RESHAPE.
-- Averages of such squares are computed after a TRANSPOSE of the windows' rows.
-- Overlapping windows are computed with a stride of 1 to 3, and the requested results are selected.
+- Disjoint windows become a separate axis by a RESHAPE.
+- Averages of disjoint squares first need a TRANSPOSE of the windows' rows.
+- Overlapping windows are pooled with a stride of 1 to 3, and the results are subsampled.
 
 The last two are slower on the NPU, but Vela's compile time is quadratic in the results (a minute for 15,000).
 """
@@ -22,7 +22,7 @@ _LARGEST_EXTENT = 65536
 
 
 def fold_pools(r: Rewriter, fewest_results: int) -> None:
-    """Fold MAX_POOL2Ds and AVG_POOL2Ds with a stride above 3 if windows do not overlap or there are many results."""
+    """Fold pools with a stride above 3 if windows are disjoint or there are at least ``fewest_results`` results."""
     for op in r.select("MAX_POOL2D", "AVG_POOL2D"):
         (_, height, width, _), (kernel, stride) = op.result.shape, (op.attrs["kernel"], op.attrs["stride"])
         if max(stride) <= LARGEST_STRIDE:
@@ -60,7 +60,7 @@ def _along(at: Place, op: Op, value: Value, axis: int) -> Value:
 
 
 def _squares(at: Place, op: Op, value: Value) -> Value:
-    """Convert disjoint windows to rows by a TRANSPOSE, and compute the pool of rows."""
+    """Move each disjoint window to one row by a TRANSPOSE, and pool the rows."""
     (n, height, width, c), (kh, kw) = op.result.shape, op.attrs["kernel"]
     rows = at.emit("TRANSPOSE", at.reshape(value, n * height, kh, width, kw * c), perms=(0, 2, 1, 3))
     maps = _maps(n * height * width)
@@ -74,7 +74,7 @@ def _maps(rows: int) -> int | None:
 
 
 def _windows(at: Place, value: Value, count: int, stride: int, kernel: int) -> Value:
-    """Convert [outer, extent, inner] to the elements of disjoint windows [outer * count, kernel, inner]."""
+    """Reshape [outer, extent, inner] to disjoint windows [outer * count, kernel, inner]."""
     outer, extent, inner = value.shape
     if extent < count * stride:
         value = at.emit("PAD", value, padding=(0, 0, 0, count * stride - extent, 0, 0), pad_const=0)
@@ -83,7 +83,7 @@ def _windows(at: Place, value: Value, count: int, stride: int, kernel: int) -> V
 
 
 def _subsample(at: Place, op: Op, value: Value, kernel: tuple[int, ...], stride: tuple[int, ...], pad: tuple[int, ...]) -> Value:
-    """Compute the pool with a smaller stride, and select every n-th result."""
+    """Pool with a smaller stride, and select every n-th result."""
     steps = tuple(next(step for step in (3, 2, 1) if s % step == 0) if s > LARGEST_STRIDE else s for s in stride)
     if (kernel, math.prod(steps), any(pad)) != ((1, 1), 1, False):
         value = at.again(op, value, kernel=kernel, stride=steps, pad=pad)

@@ -1,7 +1,7 @@
-"""Folding of a strided convolution's few input channels: adjacent elements are read as channels of one element.
+"""Fold adjacent elements of a strided convolution with few input channels into channels.
 
-Three channels of an image leave most multipliers idle. With stride 2, two columns of three channels become one column of six,
-and a kernel of 7 columns becomes one of 4.
+The three channels of an image leave most multipliers idle. With stride 2, two columns of three channels become one column of
+six, and a kernel of 7 columns becomes one of 4.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ethorch.tosa.ir import Op, Value
 
 
 class _FoldedAxis(NamedTuple):
-    """One axis of a convolution of which ``fold`` adjacent elements are read as one."""
+    """An axis of a convolution in which ``fold`` adjacent elements become one."""
 
     fold: int
     extent: int  # of the folded input, without unread elements
@@ -27,7 +27,7 @@ class _FoldedAxis(NamedTuple):
 
     @classmethod
     def of(cls, fold: int, extent: int, kernel: int, before: int, after: int) -> _FoldedAxis:
-        """Fold an axis with stride ``fold``. The caller must pad an ``extent`` that is not divisible."""
+        """Fold an axis with stride ``fold``; the caller pads an indivisible ``extent``."""
         places = (extent + before + after - kernel) // fold + 1
         folded, front = -(-extent // fold), -(-before // fold)
         lead = front * fold - before
@@ -37,7 +37,7 @@ class _FoldedAxis(NamedTuple):
 
 
 def fold_strides(r: Rewriter, fold: FoldColumns | FoldSquares) -> None:
-    """Fold each strided CONV2D of few channels that is then faster on the NPU."""
+    """Fold strided CONV2Ds of few channels that become faster."""
     for op in r.select("CONV2D"):
         if op.attrs["dilation"] == (1, 1) and op.operands[1].is_const and not op.operands[0].is_const:
             if isinstance(fold, FoldColumns):
@@ -90,7 +90,7 @@ def _fold_squares(r: Rewriter, op: Op, fold: FoldSquares) -> None:
 
 
 def _convolve_folded(at: Place, op: Op, source: Value, high: _FoldedAxis, wide: _FoldedAxis, order: str) -> Value:
-    """Apply the CONV2D to ``source``, whose channels are h, w and c of the input in ``order``."""
+    """Apply the CONV2D to ``source``, in which each channel combines h, w and c of the input in ``order``."""
     n, *_, depth = source.shape
     if (shape := (n, high.extent, wide.extent, depth)) != source.shape:  # without unread elements
         source = at.emit("SLICE", source, start=(0, 0, 0, 0), size=shape)

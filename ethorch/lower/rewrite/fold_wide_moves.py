@@ -1,4 +1,4 @@
-"""CONCAT, SLICE and PAD of more than four axes, and moves of large batches, over fewer axes."""
+"""Reduce the axes of CONCAT, SLICE and PAD, and the batches of data movement."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LONGEST, _WIDEST_INT32 = 65536, 32768
 
 
 def fold_wide_moves(r: Rewriter) -> None:
-    """Fold each CONCAT, SLICE and PAD of more than four axes, and these and each TILE of large batches.
+    """Fold each CONCAT, SLICE and PAD of more than four axes, and these and TILE if batches are large.
 
     See ``vela.concat-of-five-axes``, ``vela.slice-of-five-axes`` and ``vela.pad-of-five-axes``.
     """
@@ -37,9 +37,7 @@ def _is_large_batch(op: Op) -> bool:
 
 
 def _by_rows(at: Place, values: Sequence[Value], move: Callable[[Sequence[Value], int], Value]) -> Value:
-    """Return ``move(values, axis)`` of values [rows,k,inner] whose second axis is moved, as maps or parts of at most
-    ``_LONGEST`` rows.
-    """
+    """Apply ``move(values, axis)`` to the middle axis of values [rows, k, inner], as maps or parts of at most ``_LONGEST`` rows."""
     rows = values[0].shape[0]
     if rows <= _LONGEST:
         return move(values, 1)
@@ -56,7 +54,6 @@ def _by_rows(at: Place, values: Sequence[Value], move: Callable[[Sequence[Value]
 
 
 def _fold_concat(r: Rewriter, op: Op) -> None:
-    """Merge the axes before the joined axis, and those after it."""
     axis, at = op.attrs["axis"], r.before(op)
     if _is_large_batch(op):
         operands = [_flatten(at, part, axis) for part in op.operands]
@@ -73,7 +70,6 @@ def _fold_concat(r: Rewriter, op: Op) -> None:
 
 
 def _flatten(at: Place, value: Value, axis: int) -> Value:
-    """Reshape to [all axes before, axis, all axes after]."""
     shape = value.shape
     return at.reshape(value, math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]))
 

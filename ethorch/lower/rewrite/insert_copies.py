@@ -1,4 +1,4 @@
-"""Copies that Vela does not remove, inserted between a value and its reader."""
+"""Insert copies that Vela does not remove."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def copy_value(at: Place, value: Value) -> Value:
 
 
 def copy_broadcast_constants(r: Rewriter) -> None:
-    """Copy broadcast constants, so that flash is read once."""
+    """Copy broadcast constants so that flash is read once."""
     for op in r.select(*ELEMENTWISE):
         for value in op.operands:
             rescale = r.producer(value, "RESCALE", sole=True)
@@ -40,9 +40,9 @@ def copy_broadcast_constants(r: Rewriter) -> None:
 
 
 def copy_outputs(graph: Graph) -> Graph:
-    """Return a copy of the graph in which outputs that are also read inside are copied.
+    """Return a copy of the graph that copies outputs that are also read inside.
 
-    Vela combines layouts across such values and may lose the output. See ``vela.undone-transpose-output``.
+    Vela may otherwise combine layouts and lose the output. See ``vela.undone-transpose-output``.
     """
     r = Rewriter(copy.deepcopy(graph))
     for op in r:
@@ -66,7 +66,7 @@ def _is_read_elsewhere(r: Rewriter, value: Value) -> bool:
 
 
 def _as_map(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
-    """Return a shape of one image with axes of at most ``LONGEST`` if divisible."""
+    """Return a shape of one image whose axes are at most ``LONGEST`` if divisible."""
     height, width, channels = math.prod(shape[:-2]), *(1, 1, *shape)[-2:]
     if max(height, width, channels) > LONGEST:
         channels = _divisor(math.prod(shape))

@@ -1,7 +1,7 @@
-"""Propagation of a convolution's shape to the elementwise operators that read its result.
+"""Propagate a convolution's shape to the elementwise operators that read its result.
 
-A RESHAPE is free unless its operand is also read in its own shape; then Vela copies. An example is a residual connection, whose
-sum [64, 128] is read by a convolution as [1, 1, 64, 128] and by the next sum.
+A RESHAPE is free unless its operand is also read unreshaped, e.g. the sum [64, 128] of a residual connection, which a
+convolution reads as [1, 1, 64, 128]. Then Vela copies.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ _ELEMENTWISE = ("RESCALE", "CLAMP", "TABLE", "ADD", "SUB", "MUL", "MAXIMUM", "MI
 
 
 def keep_shapes(r: Rewriter) -> None:
-    """Compute elementwise operators in the four-axis shape from which a RESHAPE of an operand removed axes of extent 1, except
-    for batches.
-    """
+    """Compute elementwise operators in four axes if a RESHAPE of an operand removed axes of extent 1, except for batches."""
     for op in r.select(*_ELEMENTWISE):
         if shape := _wider_shape(r, op):
             at = r.before(op)
@@ -27,7 +25,7 @@ def keep_shapes(r: Rewriter) -> None:
 
 
 def _wider_shape(r: Rewriter, op: Op) -> tuple[int, ...] | None:
-    """Return the four-axis shape from which an operand of ``op`` was reshaped, or None."""
+    """Return the four-axis shape of an operand before its RESHAPE, or None."""
     result = op.result.shape
     if len(result) >= 4 or any(value.rank != len(result) for value in op.operands if value.rank > 1):
         return None

@@ -1,6 +1,6 @@
-"""Reordering of a convolution's output channels in place of a TRANSPOSE that reorders them, e.g. in a pixel shuffle.
+"""Reorder a convolution's output channels in its weights in place of a TRANSPOSE, e.g. in a pixel shuffle.
 
-The convolution's weights are reordered for free. The remaining TRANSPOSE moves whole rows of channels, or is not needed.
+The remaining TRANSPOSE moves whole rows of channels or disappears.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ethorch.tosa.ir import Op, Value
 
 
 def order_channels(r: Rewriter, *, by_nhwc: bool) -> None:
-    """Reorder the channels of a CONV2D, before elementwise operators, a RESHAPE of the channels and a TRANSPOSE.
+    """Reorder the channels of each CONV2D followed by elementwise operators, a RESHAPE of the channels and a TRANSPOSE.
 
     Args:
         by_nhwc: Whether to split a TRANSPOSE that moves channels before spatial axes.
@@ -38,7 +38,7 @@ def order_channels(r: Rewriter, *, by_nhwc: bool) -> None:
 
 
 def _by_nhwc(r: Rewriter, conv: Op, op: Op) -> Op:
-    """Split ``op`` into a TRANSPOSE that leaves channels last and another one, and return the first."""
+    """Split ``op`` into a TRANSPOSE that leaves channels last, which is returned, and another one."""
     shape, perms = op.operands[0].shape, [axis for axis in op.attrs["perms"] if op.operands[0].shape[axis] > 1]
     first = _first_part(shape, conv.result.shape[-1])
     if first is None:
@@ -67,7 +67,7 @@ def _by_nhwc(r: Rewriter, conv: Op, op: Op) -> Op:
 
 
 def _first_part(shape: tuple[int, ...], channels: int) -> int | None:
-    """Return the first of the last axes that form the channels, or None."""
+    """Return the first of the trailing axes that form the channels, or None."""
     return next((k for k in range(len(shape) - 1, -1, -1) if math.prod(shape[k:]) == channels), None)
 
 

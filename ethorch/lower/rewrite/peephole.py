@@ -1,4 +1,4 @@
-"""Peephole rules, which replace a few adjacent operators by fewer."""
+"""Peephole rules, which merge a few adjacent operators."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Rule = Callable[[Rewriter, Op], None]
 
 
 def merge_reshapes(r: Rewriter, op: Op) -> None:
-    """Merge a RESHAPE of a RESHAPE; remove a RESHAPE to the same shape."""
+    """Merge consecutive RESHAPEs; remove a RESHAPE to the same shape."""
     source = op.operands[0]
     if source.shape == op.result.shape:
         if not r.is_output(op.result):
@@ -43,7 +43,7 @@ def merge_transposes(r: Rewriter, op: Op) -> None:
 
 
 def merge_clamps(r: Rewriter, op: Op) -> None:
-    """Merge a CLAMP of a CLAMP if the ranges overlap."""
+    """Merge consecutive CLAMPs if their ranges overlap."""
     inner = r.producer(op.operands[0], "CLAMP", sole=True)
     if inner is None:
         return
@@ -53,7 +53,7 @@ def merge_clamps(r: Rewriter, op: Op) -> None:
 
 
 def compose_tables(r: Rewriter, op: Op) -> None:
-    """Merge a TABLE of a TABLE of INT8."""
+    """Merge consecutive INT8 TABLEs."""
     inner = r.producer(op.operands[0], "TABLE", sole=True)
     if inner is None or op.operands[0].dtype != "INT8":
         return
@@ -64,7 +64,7 @@ def compose_tables(r: Rewriter, op: Op) -> None:
 
 
 def pad_into_convolution(r: Rewriter, op: Op) -> None:
-    """Merge a PAD with the zero point into the convolution that reads it."""
+    """Merge a PAD with the zero point into its convolution."""
     pad = r.producer(op.operands[0], "PAD", sole=True)
     if pad is None or pad.attrs["pad_const"] != op.attrs["input_zp"]:
         return
@@ -109,7 +109,7 @@ def merge_neighbours(r: Rewriter) -> None:
 
 
 def move_reshapes_before_pads(r: Rewriter) -> None:
-    """Move a RESHAPE that only changes axes of extent 1 before a PAD, for ``pad_into_convolution``. See
+    """Move a RESHAPE that changes only axes of extent 1 before a PAD, for ``pad_into_convolution``. See
     ``vela.pad-of-five-axes``.
     """
     for op in r.select("RESHAPE"):
@@ -130,7 +130,7 @@ def move_reshapes_before_pads(r: Rewriter) -> None:
 
 
 def moves_before(r: Rewriter, op: Op) -> list[Op]:
-    """Return the TRANSPOSEs and RESHAPEs before ``op`` without other readers, the last one first."""
+    """Return the TRANSPOSEs and RESHAPEs before ``op`` without other readers, last first."""
     moves: list[Op] = []
     while move := r.producer((moves or [op])[-1].operands[0], "TRANSPOSE", "RESHAPE", sole=True):
         moves.append(move)
@@ -147,7 +147,7 @@ def run_before_moves(r: Rewriter, op: Op) -> None:
 
 
 def move_tables_before_moves(r: Rewriter) -> None:
-    """Move INT8 TABLEs before TRANSPOSEs and RESHAPEs, so that they merge with other operators. See
+    """Move INT8 TABLEs before TRANSPOSEs and RESHAPEs so that they merge with other operators. See
     ``vela.table-between-transposes``.
     """
     for op in r.select("TABLE"):
@@ -159,9 +159,9 @@ def move_tables_before_moves(r: Rewriter) -> None:
 
 
 def move_tables_after_transposes(r: Rewriter) -> None:
-    """Move the INT8 TABLE of a convolution with few channels after the TRANSPOSEs that alone read it, where it is free.
+    """Move INT8 TABLEs of convolutions with few channels after the TRANSPOSEs that alone read them, with which Vela fuses them.
 
-    Other TABLEs stay, because Vela 5.2 loses the TABLE of a TRANSPOSE of a CLAMP (U85), of a TRANSPOSE of five axes (U65), and
+    Other TABLEs stay because Vela 5.2 loses the TABLE of a TRANSPOSE of a CLAMP (U85), of a TRANSPOSE of five axes (U65), and
     of TRANSPOSEs that cancel.
     """
     for op in r.select("TABLE"):

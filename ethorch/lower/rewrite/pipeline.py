@@ -1,4 +1,4 @@
-"""The steps between lowering and Vela, and the function that runs them. No step changes results."""
+"""The rewrites between lowering and Vela. No step changes results."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from ethorch.tosa.verify import verify
 
 Setting = TypeVar("Setting")
 Run = Callable[[Rewriter, Tuning], None]
-#: Receives the name of a step that changed the graph, and the changed graph.
+#: Receives the name of a step that changed the graph, and the graph.
 Dump = Callable[[str, Graph], None]
 
 
 @dataclass(frozen=True)
 class Step:
-    """A rewrite, its function, and the reason for its position."""
+    """A rewrite and the reason for its position."""
 
     name: str
     run: Run
@@ -51,7 +51,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Repeat:
-    """Steps that are repeated from the first after each change, until none changes the graph."""
+    """Steps that restart from the first after each change."""
 
     steps: tuple[Step, ...]
     why_here: str
@@ -172,12 +172,12 @@ PIPELINE: tuple[Step | Repeat, ...] = (
 
 
 def rewrite(graph: Graph, tuning: Tuning = UNTUNED, *, dump: Dump | None = None) -> Graph:
-    """Run ``PIPELINE`` on ``graph`` and its regions, innermost first, and return the verified graph.
+    """Run ``PIPELINE`` on ``graph`` and its regions, innermost first, and verify the graph.
 
     Args:
         graph: Graph, which is changed in place.
         tuning: Tuning of the target. Default: no NPU-specific rewrites.
-        dump: Called with each changing step's name and the graph. See :func:`dump_to`.
+        dump: Called with the name and graph of each step that changed the graph. See :func:`dump_to`.
 
     Raises:
         AssertionError: A step left an invalid graph.
@@ -185,7 +185,6 @@ def rewrite(graph: Graph, tuning: Tuning = UNTUNED, *, dump: Dump | None = None)
     names = Names(graph)
 
     def run(step: Step, r: Rewriter) -> bool:
-        """Return True if the step changed the graph."""
         before = r.changes
         step.run(r, tuning)
         if r.changes == before:

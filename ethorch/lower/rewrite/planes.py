@@ -1,8 +1,8 @@
-"""Conversion of NCHW inputs to NHWC by a convolution that reads the planes as bricks.
+"""Convert NCHW inputs to NHWC by a convolution that reads the planes as bricks.
 
-An image of C planes has the memory layout of a map of C * 16 channels in the NPU's brick format, in which 16 columns are
-adjacent. A 1x1 convolution that permutes the channels writes NHWC. It costs 16 * C multiply-adds per element. TOSA cannot
-express memory layouts, so Vela's graph declares another order, and ``ethorch.vela.planes`` sets the strides in the commands.
+C planes have the memory layout of a map of C * 16 channels in the NPU's brick format, in which 16 columns are adjacent. A 1x1
+convolution that permutes the channels writes NHWC for 16 * C multiply-adds per element. TOSA cannot express memory layouts:
+``ethorch.vela.planes`` sets the strides in the commands.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Planes:
     Attributes:
         name: Name of the replaced TRANSPOSE's result.
         input: Index of the graph input.
-        results: Names of the results of the new operators.
+        results: Names of the new operators' results.
         count: Number of planes C.
         rows, columns: Shape of the map of bricks, each with ``BRICK`` elements of all planes.
     """
@@ -50,7 +50,7 @@ class Planes:
 
 
 def planes_of(op: Op, source: Value, most: int) -> tuple[int, int] | None:
-    """Return (planes, elements of a plane) if ``op`` converts one image with at most ``most`` planes to NHWC and bricks fit."""
+    """Return (planes, elements of a plane) if ``op`` converts one image of at most ``most`` planes to NHWC and bricks fit."""
     if op.name != "TRANSPOSE" or source.dtype not in _ONE:
         return None
     read = op.operands[0].shape
@@ -64,7 +64,7 @@ def planes_of(op: Op, source: Value, most: int) -> tuple[int, int] | None:
 
 
 def input_of(r: Rewriter, value: Value) -> Value:
-    """Return ``value`` before all RESHAPEs."""
+    """Return ``value`` before its RESHAPEs."""
     while (op := r.producer(value, "RESHAPE")) is not None:
         value = op.operands[0]
     return value
@@ -93,12 +93,12 @@ def copy_selected_inputs(graph: Graph, most: int) -> None:
 
 
 def has_plane_inputs(graph: Graph, most: int) -> bool:
-    """Return True if a convolution can replace the TRANSPOSE of an input."""
+    """Return True if a convolution can convert an input to NHWC."""
     return any(op.name == "TRANSPOSE" for op in graph.ops) and bool(_find_transposes(Rewriter(graph), most))
 
 
 def bytes_beside_pixels(graph: Graph, most: int) -> int:
-    """Return the maximum size of such an input with the first tensors computed from it."""
+    """Return the maximum bytes of a convertible input and the first tensors computed from it."""
     r = Rewriter(graph)
     planes = _find_transposes(r, most)
     return max((math.prod(op.result.shape) * _BYTES[source.dtype] + _first_bytes(r, op) for op, source, *_ in planes), default=0)
@@ -115,7 +115,7 @@ def _first_bytes(r: Rewriter, op: Op) -> int:
 
 
 def read_planes(graph: Graph, most: int) -> tuple[Graph, tuple[Planes, ...]]:
-    """Return a copy of the graph in which convolutions read inputs of at most ``most`` planes, or ``graph`` itself."""
+    """Return a copy in which convolutions read inputs of at most ``most`` planes, or ``graph`` itself."""
     r = Rewriter(graph.copy())
     planes = tuple(_by_convolution(r, *transpose) for transpose in _find_transposes(r, most))
     if not planes:
@@ -146,7 +146,7 @@ def _in_pixels(at: Place, bricks: Value, count: int) -> Value:
 
 
 def _as_map(shape: tuple[int, ...], bricks: int) -> tuple[int, int]:
-    """Return rows and columns for ``bricks`` bricks, if possible rows of the image."""
+    """Return rows and columns of the map of bricks, if possible the rows of the image."""
     height = math.prod(shape[:-2])
     rows = math.gcd(height, bricks)
     while bricks // rows > LONGEST:

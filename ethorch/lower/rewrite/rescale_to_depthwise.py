@@ -1,4 +1,4 @@
-"""INT8 copies and RESCALEs as 1x1 depthwise convolutions, which take half the cycles of a pool on the U55."""
+"""Convert INT8 copies and RESCALEs to 1x1 depthwise convolutions, which take half the cycles of a pool on the U55."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ethorch.tosa.ir import Op
 def rescale_to_depthwise(r: Rewriter, smallest: int | None, channels: tuple[int, int] | None = None) -> None:
     """Replace separate RESCALEs from INT8 to INT8 by a DEPTHWISE_CONV2D and a RESCALE that Vela fuses.
 
-    RESCALEs with axes longer than the NPU supports stay, because Vela converts them to pools without that limit.
+    RESCALEs with axes longer than the NPU supports stay because Vela converts them to pools without that limit.
 
     Args:
         smallest: Minimum number of elements. Default: replace nothing.

@@ -1,6 +1,6 @@
-"""In-place editing of a TOSA graph, with the producer and readers of each value.
+"""Edit a TOSA graph in place, with the producer and readers of each value.
 
-Unused operators stay until ``drop_dead``, so that a pass can still read them.
+Unused operators stay until ``drop_dead`` so that a pass can still read them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Names:
         self._counts: dict[str, int] = {}
 
     def fresh(self, base: str) -> str:
-        """Return ``base``, or ``base_1``, ``base_2``, ... if it is used."""
+        """Return ``base``, or the first unused of ``base_1``, ``base_2``, ..."""
         name = base
         while name in self._used:
             self._counts[base] = count = self._counts.get(base, 0) + 1
@@ -68,7 +68,7 @@ class Rewriter:
     # --- queries ------------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Op]:
-        """Iterate over the current operators in order, except those erased during the iteration."""
+        """Iterate over the operators in order, except those erased meanwhile."""
         ops: list[Op] = []
         op = self._next[None]
         while op is not None:
@@ -81,7 +81,7 @@ class Rewriter:
         return (op for op in self if op.name in names)
 
     def producer(self, value: Value, *names: str, sole: bool = False) -> Op | None:
-        """Return the operator that computes ``value``, or None for inputs, constants and other ``names``.
+        """Return the operator that computes ``value``, or None for inputs, constants and operators not in ``names``.
 
         Args:
             sole: Whether the value must have only one reader, including outputs.
@@ -91,7 +91,7 @@ class Rewriter:
         return op if fits else None
 
     def readers(self, value: Value) -> Sequence[Op]:
-        """Return the operators that read ``value``, once for each operand."""
+        """Return the operators that read ``value``, once per operand."""
         return tuple(self._readers.get(value, ()))
 
     def is_output(self, value: Value) -> bool:
@@ -111,7 +111,7 @@ class Rewriter:
     # --- changes ------------------------------------------------------------------------------------------------------
 
     def before(self, op: Op, *, of: Value | None = None) -> Place:
-        """Insert before ``op``, with names derived from ``of``."""
+        """Return the position before ``op``; new names derive from ``of``."""
         of = of or op.results[0]
         return Place(self, op, of.name, of.origin)
 
@@ -140,11 +140,11 @@ class Rewriter:
             self.read(reader, reader.operands.index(result), value)
 
     def insert_before(self, op: Op, index: int, emit: Emit) -> None:
-        """Insert the operators of ``emit`` before an operand of ``op``."""
+        """Insert operators before an operand of ``op``."""
         self.read(op, index, emit(self.before(op), op.operands[index]))
 
     def insert_after(self, op: Op, emit: Emit, index: int = 0) -> None:
-        """Insert the operators of ``emit`` between a result of ``op`` and its readers."""
+        """Insert operators between a result of ``op`` and its readers."""
         result = op.results[index]
         inside = Value(self.names.fresh(f"{result.name}_inside"), result.shape, result.dtype, result.origin)
         self._makes(op, inside, index)

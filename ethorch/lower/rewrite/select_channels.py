@@ -1,8 +1,7 @@
-"""Selection of rearranged channels by the weights of the convolutions that read them.
+"""Select rearranged channels by the weights of the convolutions that read them.
 
-A channel shuffle is a RESHAPE, a TRANSPOSE and a RESHAPE, often with slices and concatenations, so that the NPU moves each byte
-several times. A 1x1 convolution that reads the original channels is as fast, with zero weights for the channels that it does
-not need.
+A channel shuffle is a RESHAPE, a TRANSPOSE and a RESHAPE, often with slices and concatenations, and moves each byte several
+times. A 1x1 convolution of the original channels, with zero weights for unused ones, is as fast.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ Places = npt.NDArray[np.intp]
 
 @dataclass(frozen=True)
 class _Channels:
-    """The sources (NHWC) of a value's channels, and the index of each channel in them."""
+    """The NHWC sources of a value's channels, and the index of each channel in them."""
 
     sources: tuple[Value, ...]
     channels: Places
@@ -48,7 +47,7 @@ class _Channels:
 
     @property
     def is_double(self) -> bool:
-        """True if a channel is repeated; the sum of its weights may be out of range."""
+        """True if a channel is repeated; the sum of its weights may overflow."""
         return len(np.unique(self.channels)) < len(self.channels)
 
     @property
@@ -60,7 +59,7 @@ def select_channels(r: Rewriter, most: int) -> None:
     """Let convolutions and RESCALEs of rearranged channels read the original channels if that is estimated to be faster.
 
     Args:
-        most: Maximum number of channels that are read to copy some of them.
+        most: Maximum number of channels read to copy some of them.
     """
     if any(True for _ in r.select("CONCAT")):
         selection = _Selection(r, most)
@@ -107,7 +106,6 @@ class _Selection:
         self.r.replace(op, at.again(op, self.join(at, channels), at.constant(picking, op.operands[1].dtype)))
 
     def depthwise(self, op: Op) -> None:
-        """Compute in the order of the sources."""
         weight, bias = (value.data for value in op.operands[1:])
         channels = self.find_channels(op.operands[0])
         if channels is None or weight is None or bias is None or weight.shape[3] != 1:
@@ -133,13 +131,12 @@ class _Selection:
             self.r.replace(op, at.emit("TRANSPOSE", selected, perms=(0, 3, 1, 2)))
 
     def concatenation(self, op: Op) -> None:
-        """Combine channels of several tensors to one tensor first."""
         for value in op.operands:
             if value not in self.twins:
                 self.pick(self.r.before(op, of=value), value, value, _ONE)
 
     def pick(self, at: Place, moved: Value, value: Value, attrs: Mapping[str, Any]) -> Value | None:
-        """Compute the RESCALE of ``moved`` by a convolution with an NHWC result."""
+        """Compute the RESCALE of ``moved`` by a convolution, in NHWC."""
         _, c, h, w = moved.shape
         channels = self.find_channels(moved, (0, 2, 3, 1))
         if channels is None or channels.is_source or channels.count > self.most or h * w == 1:
@@ -162,7 +159,7 @@ class _Selection:
         return self.joined[channels.sources]
 
     def find_channels(self, value: Value, perms: Sequence[int] = (0, 1, 2, 3)) -> _Channels | None:
-        """Return the sources of the channels of ``value``, transposed to NHWC, or None."""
+        """Return the sources of the channels of ``value``, transposed to NHWC."""
         moves = self.moves(value)
         leaves = [operand for operand in moves if moves[operand] is None]
         if not any(leaf in self.twins for leaf in leaves) and not any(op and op.name == "TRANSPOSE" for op in moves.values()):
@@ -186,7 +183,7 @@ class _Selection:
         return _Channels(tuple(sources), np.cumsum([0, *extents])[owner] + first - bases[owner])
 
     def moves(self, value: Value) -> dict[Value, Op | None]:
-        """Return the values that ``value`` is moved from, operands first, and their operators."""
+        """Return the values that are moved to ``value``, operands first, and their operators."""
         order: dict[Value, Op | None] = {}
         pending = [value]
         while pending:

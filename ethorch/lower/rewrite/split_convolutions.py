@@ -1,4 +1,4 @@
-"""Splitting of a convolution whose result is only read in slices."""
+"""Split convolutions whose results are only read in slices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Channels = npt.NDArray[np.intp]
 
 
 def split_convolutions(r: Rewriter) -> None:
-    """Replace a CONV2D that is only read in slices of its channels, such as a joint projection, by one CONV2D per slice."""
+    """Replace a CONV2D that is only read in slices of its channels, e.g. a joint projection, by one CONV2D per slice."""
     for op in r.select("CONV2D"):
         if not all(value.is_const for value in op.operands[1:]):
             continue
@@ -48,7 +48,7 @@ def _sole_reader(r: Rewriter, value: Value) -> Op | None:
 
 
 def _channels(shape: Sequence[int], cut: Op) -> Channels | tuple[()]:
-    """Return the channels that a SLICE of the reshaped tensor selects everywhere, if any."""
+    """Return the channels that a SLICE of the reshaped tensor selects at all positions, if any."""
     reshaped, start, size = cut.operands[0].shape, cut.attrs["start"], cut.attrs["size"]
     first = next((k for k in range(len(reshaped), -1, -1) if math.prod(reshaped[k:]) == shape[-1]), None)
     if first is None or tuple(size[:first]) != tuple(reshaped[:first]):

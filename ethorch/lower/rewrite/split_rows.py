@@ -1,7 +1,7 @@
-"""Computation of a subgraph in bands of rows, so that only one band of its intermediate tensors is live.
+"""Compute a subgraph in bands of rows, so that only one band of its intermediate tensors is live.
 
-Vela's cascades do the same for chains, but end at values with two readers, at CONCAT and at data movement. Bands may include
-these, but compute rows at their edges again.
+Vela's cascades end at values with two readers, at CONCAT and at data movement. Bands may include these, but recompute the rows
+at their edges.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Read:
 
 
 def _axis_before(op: Op, axis: int) -> int | None:
-    """Return the operand axis of a RESHAPE that becomes ``axis``, or None."""
+    """Return the operand axis that a RESHAPE converts to ``axis``, or None."""
     before = math.prod(op.result.shape[:axis])
     shape = op.operands[0].shape
     for candidate, size in enumerate(shape):
@@ -61,7 +61,7 @@ def _rows_to_compute(op: Op, axis: int, rows: Range) -> Range:
 
 
 def _reads(op: Op, axis: int, rows: Range) -> list[_Read] | None:
-    """Return the reads of these rows without constants, or None if ``op`` cannot be split."""
+    """Return the reads of ``rows``, except of constants, or None if ``op`` cannot be split."""
     first, last = rows
     shape = op.result.shape
     if len(op.results) != 1:
@@ -129,7 +129,7 @@ class Part:
 
     Attributes:
         ops: Operators in graph order; the last one computes the result.
-        axes: Axis of the rows of each value that they compute or read.
+        axes: Row axis of each value that they compute or read.
     """
 
     ops: tuple[Op, ...]
@@ -137,7 +137,6 @@ class Part:
 
     @property
     def result(self) -> Value:
-        """Value that the bands are concatenated to."""
         return self.ops[-1].result
 
     @property
@@ -175,7 +174,7 @@ class Part:
         return banded / once
 
     def alive_bytes(self, count: int) -> int:
-        """Estimate the peak of live bytes while ``count`` bands run."""
+        """Estimate the peak of live bytes with ``count`` bands."""
         bands = self.bands(count)
         rows = self.rows(bands[len(bands) // 2])
         last = {value: number for number, op in enumerate(self.ops) for value in op.operands}
@@ -204,7 +203,7 @@ def memory_bytes(value: Value) -> int:
 
 
 def part_of(graph: Graph, result: Value, smallest: int) -> Part | None:
-    """Return the largest part that ends with ``result``. Values of at most ``smallest`` bytes are inputs."""
+    """Return the largest part that ends with ``result``. Values of at most ``smallest`` bytes are its inputs."""
     readers: dict[Value, list[Op]] = {}
     for op in graph.ops:
         for value in op.operands:

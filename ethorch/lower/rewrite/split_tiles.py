@@ -1,4 +1,4 @@
-"""Splitting of TILEs. Vela emits an operation per copy, and its compile time is quadratic in the copies."""
+"""Split TILEs, because Vela emits an operation per copy in quadratic compile time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _BYTES = {"INT32": 4, "INT16": 2}
 
 
 def split_tiles(r: Rewriter, cost: TileCost) -> None:
-    """Split each TILE by axis, and into factors per axis, if that is estimated to be faster."""
+    """Split each TILE by axis, and an axis into factors, if that is estimated to be faster."""
     for op in r.select("TILE"):
         value, multiples = op.operands[0], op.attrs["multiples"]
         shape, factors = list(value.shape), dict[int, list[int]]()

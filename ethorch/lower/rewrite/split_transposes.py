@@ -1,6 +1,4 @@
-"""Splitting of a TRANSPOSE of many axes into steps that are faster or that Vela supports. Each step exchanges two blocks of
-axes.
-"""
+"""Split TRANSPOSEs of many axes into faster or supported steps, each of which exchanges two blocks of axes."""
 
 from __future__ import annotations
 
@@ -55,7 +53,7 @@ def _in_steps(at: Place, value: Value, steps: Sequence[Shape]) -> Value:
 def _is_supported(shape: Sequence[int], perm: Sequence[int], dtype: str) -> bool:
     """Return True if Vela 5.2 supports this TRANSPOSE on U55 and U65.
 
-    Determined by experiments with extents up to 65,600. No axis may exceed 65,536 elements. For INT32, an axis that others are
+    Determined by experiments with extents up to 65,600. No axis may exceed 65,536 elements. An INT32 axis that others are
     exchanged around counts four times; for four and more axes, the product of two axes counts.
     """
     axes, each = tuple(perm), _PLACES.get(dtype, 1)
@@ -90,7 +88,7 @@ def _transpose_supported(at: Place, value: Value, shape: Axes, perm: Axes, cost:
 
 
 def _around(shape: Sequence[int], axis: int) -> tuple[Axes, int]:
-    """Return ``shape`` as [before, axis, after] and the position of the axis, if the products are valid."""
+    """Return ``shape`` as [before, axis, after] and the new index of ``axis``, if the products are valid."""
     outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
     return ((outer, shape[axis], inner), 1) if max(outer, inner) <= _LONGEST else (tuple(shape), axis)
 
@@ -135,7 +133,7 @@ def _shorten(extents: Sequence[int], perm: Sequence[int]) -> tuple[Axes, Axes]:
 def _cheapest(
     extents: Sequence[int], target: Axes, cycles: Callable[[int, int, int], float], most: float
 ) -> list[tuple[int, int, int]]:
-    """Return the steps to ``target`` that cost at most ``most``, by Dijkstra's algorithm over the orders of the axes."""
+    """Find the cheapest steps to ``target``, at most ``most`` cycles, by Dijkstra's algorithm over axis orders."""
     start = tuple(range(len(extents)))
     best: dict[Axes, float] = {start: 0.0}
     came: dict[Axes, tuple[Axes, tuple[int, int, int]]] = {}
@@ -161,7 +159,6 @@ def _cheapest(
 
 
 def _exchanges(order: Axes, extents: Sequence[int]) -> Iterator[tuple[Axes, tuple[int, int, int]]]:
-    """Iterate over the orders after one step."""
     n = len(order)
     for i in range(1, n):
         for j in range(i + 1, n + 1):

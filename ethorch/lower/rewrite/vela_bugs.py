@@ -1,8 +1,8 @@
-"""Known bugs of Vela, one row each, and how they are avoided.
+"""Known bugs of Vela and how they are avoided.
 
-tests/lower/rewrite/vela_bug_graphs.py has small graphs for each row. The tests check that results are correct with the row and
-(in the long tests) wrong without it. Remove a row when no supported version of Vela needs it. Code elsewhere that avoids a bug
-names the row's id. docs/vela-bugs.md is generated from this table.
+tests/lower/rewrite/vela_bug_graphs.py has small graphs for each row, whose results must be correct with the row and (in the
+long tests) wrong without it. Remove a row when no supported version of Vela needs it. Code elsewhere that avoids a bug names
+the row's id.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class VelaBug:
         of: Operators of which one must compute the first operand.
         reads: The same, possibly before RESHAPEs.
         placement: Whether a CONCAT or PAD must read the result: ``reshaped`` after a RESHAPE, ``anyhow`` also without.
-        families: NPU families for which a graph reproduces the bug.
-        assumed: NPU families for which the bug is avoided without such a graph.
+        families: NPU families on which a test graph reproduces the bug.
+        assumed: NPU families on which the bug is avoided without a test graph.
         small_shram: Whether only NPUs with 16 KB of SHRAM have the bug.
         versions: Versions of Vela that have the bug.
     """

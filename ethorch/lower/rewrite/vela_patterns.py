@@ -1,4 +1,4 @@
-"""Predicates of an operator and its surroundings, which the rows of ``VELA_BUGS`` use to recognize bugs."""
+"""Predicates by which the rows of ``VELA_BUGS`` recognize bugs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TAKING_TWO = (
 )  # fmt: skip
 #: Operators that Vela converts to elementwise operations.
 BY_ELEMENT = (*TAKING_TWO, "ABS", "NEGATE", "CLZ", "CAST", "BITWISE_NOT", "LOGICAL_NOT")
-#: Operators that Vela fuses with an elementwise operator before.
+#: Operators that Vela fuses with the elementwise operator before them.
 FOLLOWING = ("RESCALE", "CLAMP", "TABLE")
 #: NumPy dtypes of quantized values.
 CODES: Mapping[str, type[np.signedinteger[Any]]] = {"INT8": np.int8, "INT16": np.int16}
@@ -61,7 +61,7 @@ KERNEL_AXES = {"CONV2D": (1, 2), "DEPTHWISE_CONV2D": (0, 1)}
 
 
 def reads(r: Rewriter, value: Value, *names: str) -> bool:
-    """Return True if an operator with one of ``names`` computes ``value``, possibly before RESHAPEs."""
+    """Return True if one of ``names`` computes ``value``, possibly before RESHAPEs."""
     while reshape := r.producer(value, "RESHAPE"):
         value = reshape.operands[0]
     return r.producer(value, *names) is not None
@@ -136,7 +136,7 @@ def is_dilated_on_long_map(r: Rewriter, op: Op) -> bool:
 
 
 def is_padded_stride_along_long_axis(r: Rewriter, op: Op) -> bool:
-    """Return True for a stride with end padding, or with a PAD before, along an axis longer than 65,536."""
+    """Return True for a stride with end padding or a PAD before, along an axis longer than 65,536."""
     padded = r.producer(op.operands[0], "PAD") is not None
     return any(
         op.operands[0].shape[1 + axis] > _LONGEST_AXIS
@@ -147,19 +147,19 @@ def is_padded_stride_along_long_axis(r: Rewriter, op: Op) -> bool:
 
 
 def is_padded_stride_beside_long_axis(r: Rewriter, op: Op) -> bool:
-    """Return True for a stride and end padding along one axis if the other one is longer than 65,536."""
+    """Return True for a stride and end padding along one axis if the other is longer than 65,536."""
     extents, stride, pad = op.operands[0].shape[1:3], op.attrs["stride"], op.attrs["pad"]
     return any(extents[1 - axis] > _LONGEST_AXIS and stride[axis] > 1 and pad[2 * axis + 1] for axis in (0, 1))
 
 
 def is_widely_padded(r: Rewriter, op: Op) -> bool:
-    """Return True if the padding exceeds the NPU's register. For dilations above 2 Vela divides the padding by the dilation."""
+    """Return True if the padding, which Vela divides by a dilation above 2, exceeds the NPU's register."""
     steps = [dilation if dilation > 2 else 1 for dilation in op.attrs.get("dilation", (1, 1)) for _ in range(2)]
     return any(-(-pad // step) > _WIDEST_PADDING for pad, step in zip(op.attrs["pad"], steps, strict=True))
 
 
 def is_resized_to_batch(r: Rewriter, op: Op) -> bool:
-    """Return True if the operator enlarges a map by more than 2 and a CONCAT or PAD along the batch axis reads it."""
+    """Return True if the map is enlarged by more than 2 and becomes part of a batch by a CONCAT or PAD."""
     numerator, denominator = op.attrs["scale"][:2]
     places = [reader for reader in r.readers(op.result) if reader.name in ("CONCAT", "PAD")]
     in_batch = [place.attrs["axis"] == 0 if place.name == "CONCAT" else any(place.attrs["padding"][:2]) for place in places]
@@ -213,7 +213,7 @@ def is_of_codes(r: Rewriter, op: Op) -> bool:
 
 
 def is_lone(r: Rewriter, op: Op) -> bool:
-    """Return True for a RESCALE from or to INT32 that Vela does not fuse with another operator."""
+    """Return True for a RESCALE from or to INT32 that Vela does not fuse."""
     if "INT32" not in (op.operands[0].dtype, op.result.dtype):
         return False
     if op.result.dtype == "INT32":
@@ -224,7 +224,7 @@ def is_lone(r: Rewriter, op: Op) -> bool:
 
 
 def is_lone_in_slices(r: Rewriter, op: Op) -> bool:
-    """Return True for a separate RESCALE that a SLICE reads, if the RESCALE or the SLICE has several readers."""
+    """Return True for a separate RESCALE that a SLICE reads, if either has several readers."""
     return is_lone(r, op) and _is_cut(r, op.result, shared=False)
 
 
@@ -251,7 +251,6 @@ def is_rescaled_back(r: Rewriter, op: Op) -> bool:
 
 
 def _find_bound(r: Rewriter, value: Value) -> float:
-    """Return an upper bound of the magnitude of ``value``."""
     if value.is_const:
         return float(np.abs(value.data.astype(np.float64)).max(initial=0.0)) if value.data is not None else np.inf
     op = r.producer(value)
@@ -295,7 +294,7 @@ def is_widened(r: Rewriter, op: Op) -> bool:
 
 
 def is_widened_pool_of_wide_stride(r: Rewriter, op: Op) -> bool:
-    """Return True for a RESCALE to INT32 that alone reads a pool with a stride above 3, possibly after RESHAPEs."""
+    """Return True for a RESCALE to INT32 that alone reads a pool with a stride above 3, possibly reshaped."""
     source = root(r, op.operands[0])
     pool = r.producer(source, "AVG_POOL2D", "MAX_POOL2D")
     wide = pool is not None and max(pool.attrs["stride"]) > LARGEST_STRIDE
@@ -328,9 +327,7 @@ def is_of_shifted(r: Rewriter, op: Op) -> bool:
 
 
 def takes_rescales(r: Rewriter, op: Op) -> bool:
-    """Return True if Vela can fuse RESCALEs to INT32 with ``op``. Those of an elementwise operator must both be from INT8 or
-    INT16.
-    """
+    """Return True if Vela can fuse RESCALEs to INT32 with ``op``, an elementwise operator only if both are from INT8 or INT16."""
     wide = [r.producer(value, "RESCALE") for value in op.operands]
     dtypes = {before.operands[0].dtype if before else "" for before in wide}
     return op.name == "REDUCE_SUM" or (op.name in ELEMENTWISE and dtypes in ({"INT8"}, {"INT16"}))
@@ -339,8 +336,8 @@ def takes_rescales(r: Rewriter, op: Op) -> bool:
 def takes_scales(r: Rewriter, op: Op) -> bool:
     """Return True if Vela also fuses the RESCALEs of ``takes_rescales`` on U55 and U65.
 
-    Scales of 1 are fused. Before a RESCALE to INT8 or INT16, an ADD or SUB also fuses two equal 15-bit integers. It fuses
-    other scales if the larger one is the NPU's shift (2**19 for INT8, 2**14 for INT16). Determined by experiments.
+    Scales of 1 are fused. Before a RESCALE to INT8 or INT16, an ADD or SUB also fuses two equal 15-bit integers. Other scales
+    are fused if the larger one is the NPU's shift (2**19 for INT8, 2**14 for INT16). Determined by experiments.
     """
     if not takes_rescales(r, op):
         return False
@@ -370,13 +367,13 @@ def is_wide_int32(r: Rewriter, op: Op) -> bool:
 
 
 def is_wide_int32_input(r: Rewriter, op: Op) -> bool:
-    """Return True if the operand is an INT32 input of the graph with a last axis longer than 32,768."""
+    """Return True if the operand is an INT32 graph input with a last axis longer than 32,768."""
     value = op.operands[0]
     return value.dtype == "INT32" and value in r.graph.inputs and value.shape[-1:] > (_WIDEST_INT32,)
 
 
 def is_wide_int32_read_in_shapes(r: Rewriter, op: Op) -> bool:
-    """Return True for a RESHAPE of INT32 with other readers, if a last axis is longer than 32,768."""
+    """Return True for a RESHAPE of a shared INT32 value if a last axis is longer than 32,768."""
     value = op.operands[0]
     if value.dtype != "INT32" or r.uses(value) < 2:
         return False
@@ -390,7 +387,7 @@ def is_square_of_reshaped(r: Rewriter, op: Op) -> bool:
 
 
 def is_rescale_in_one_shape_of_several(r: Rewriter, op: Op) -> bool:
-    """Return True for a RESHAPE, with several readers, of a RESCALE that Vela does not fuse with the operator before it."""
+    """Return True for a RESHAPE with several readers of a RESCALE that Vela does not fuse with its producer."""
     rescale = r.producer(op.operands[0], "RESCALE")
     if rescale is None:
         return False
@@ -418,7 +415,7 @@ def _read_through_slices(r: Rewriter, value: Value) -> Iterator[Op]:
 
 
 def is_of_reshaped_slice(r: Rewriter, op: Op) -> bool:
-    """Return True for a SLICE reshaped to another last axis, if one of them is not a multiple of 16 channels."""
+    """Return True for a SLICE reshaped to another last axis if one of the two is not a multiple of 16."""
     reshape = r.producer(op.operands[0], "RESHAPE")
     if reshape is None or r.producer(reshape.operands[0], "SLICE") is None:
         return False
@@ -427,7 +424,7 @@ def is_of_reshaped_slice(r: Rewriter, op: Op) -> bool:
 
 
 def is_of_slice_with_leading_ones(r: Rewriter, op: Op) -> bool:
-    """Return True if an operand is a SLICE reshaped to more than four axes, with extent 1 before the last three."""
+    """Return True if an operand is a SLICE reshaped to more than four axes, with extents of 1 before the last three."""
     is_part = op.name == "RESCALE" and not r.is_output(op.result) and all(o.name in BY_ELEMENT for o in r.readers(op.result))
     return not is_part and bool(slices_with_leading_ones(r, op))
 
@@ -443,7 +440,7 @@ def _has_leading_ones(r: Rewriter, value: Value) -> bool:
 
 
 def is_of_slice_with_leading_ones_for_several(r: Rewriter, op: Op) -> bool:
-    """Return True for a SLICE reshaped as in ``is_of_slice_with_leading_ones`` with several readers."""
+    """Return True for the SLICE of ``is_of_slice_with_leading_ones`` with several readers."""
     return r.uses(op.result) > 1 and _has_leading_ones(r, op.result)
 
 
@@ -465,7 +462,6 @@ def has_one_shape(r: Rewriter, value: Value) -> bool:
 
 
 def _find_shapes(r: Rewriter, value: Value) -> set[tuple[int, ...]]:
-    """Return the shapes in which Vela may store ``value``."""
     shapes = {_without_leading_ones(shape) for shape in _shapes_after(r, value)}
     return shapes or {_without_leading_ones(value.shape)}
 
@@ -478,7 +474,6 @@ def _shapes_after(r: Rewriter, value: Value) -> Iterator[tuple[int, ...]]:
 
 
 def _is_moved_after_transpose(r: Rewriter, reshape: Op) -> bool:
-    """Return True if Vela moves the RESHAPE after the TRANSPOSE that reads it."""
     before, after = ([n for n in value.shape if n != 1] for value in (reshape.operands[0], reshape.result))
     readers = r.readers(reshape.result)
     return before == after and r.uses(reshape.result) == len(readers) == 1 and readers[0].name == "TRANSPOSE"
@@ -490,7 +485,7 @@ def _without_leading_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def root(r: Rewriter, value: Value) -> Value:
-    """Return ``value`` before all RESHAPEs."""
+    """Return ``value`` before its RESHAPEs."""
     while reshape := r.producer(value, "RESHAPE"):
         value = reshape.operands[0]
     return value
@@ -522,7 +517,7 @@ def is_of_transposed_slice(r: Rewriter, op: Op) -> bool:
 
 
 def find_transposed_slice(r: Rewriter, op: Op) -> Op | None:
-    """Return the shared SLICE whose TRANSPOSE is undone by Vela's for a MATMUL or REDUCE_SUM, or None."""
+    """Return the shared SLICE whose TRANSPOSE Vela undoes by its own for a MATMUL or REDUCE_SUM, or None."""
     value = op.operands[-1]
     rescale = r.producer(value, "RESCALE") if op.name == "REDUCE_SUM" else None
     transposed = root(r, value if rescale is None else rescale.operands[0])
@@ -542,7 +537,7 @@ def find_transposed_slice(r: Rewriter, op: Op) -> Op | None:
 
 
 def is_of_transposed(r: Rewriter, op: Op) -> bool:
-    """Return True for a TABLE that alone reads a TRANSPOSE of INT8, possibly after RESHAPEs."""
+    """Return True for a TABLE that alone reads a TRANSPOSE of INT8, possibly reshaped."""
     return op.operands[0].dtype == "INT8" and any(move.name == "TRANSPOSE" for move in moves_before(r, op))
 
 
@@ -561,10 +556,7 @@ def is_of_multiplied_depthwise(r: Rewriter, op: Op) -> bool:
 
 
 def is_along_last_axis_of_column(r: Rewriter, op: Op) -> bool:
-    """Return True if the last axis is reduced of a reshaped column or of a sum along rows.
-
-    A column has the reduced axis before a last axis of extent 1.
-    """
+    """Return True if the reduced last axis belongs to a sum along rows, or was before a last axis of extent 1."""
     value, axis = op.operands[0], op.attrs["axis"]
     if axis != value.rank - 1 or value.rank == 0:
         return False

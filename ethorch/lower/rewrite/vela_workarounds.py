@@ -1,4 +1,4 @@
-"""Rewrites that avoid the bugs of ``VELA_BUGS``. Each function receives an operator that a row matches."""
+"""Rewrites of the operators that match ``VELA_BUGS``."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def copy_result(r: Rewriter, op: Op) -> None:
 
 
 def clamp_operand(r: Rewriter, op: Op) -> None:
-    """Insert a CLAMP to the full range of the operand, which Vela fuses with the operator before it."""
+    """Insert a CLAMP to the operand's full range, which Vela fuses with its producer."""
     info = np.iinfo(CODES[op.operands[0].dtype])
     r.insert_before(op, 0, lambda at, value: at.emit("CLAMP", value, min_val=int(info.min), max_val=int(info.max)))
 
@@ -53,7 +53,7 @@ def copy_instead(r: Rewriter, op: Op) -> None:
 
 
 def fill_kernel(r: Rewriter, op: Op) -> None:
-    """Insert weights of 0 between the others in place of the dilation, so that Vela splits the map correctly."""
+    """Replace the dilation by weights of 0 between the others."""
     weight = op.operands[1]
     assert weight.data is not None
     shape, every = list(weight.shape), [slice(None)] * weight.rank
@@ -89,7 +89,7 @@ def change_weights(r: Rewriter, op: Op) -> None:
 
 
 def rescale_after(r: Rewriter, op: Op) -> None:
-    """Move the RESHAPE before the RESCALEs. If that is not possible, copy its operand."""
+    """Move the RESHAPE before the RESCALEs, or copy its operand."""
     value, rescales = op.operands[0], list[Op]()
     while rescale := r.producer(value, "RESCALE"):
         if r.uses(value) > 1 or not _may_be_reshaped(rescale):
@@ -104,7 +104,6 @@ def rescale_after(r: Rewriter, op: Op) -> None:
 
 
 def _may_be_reshaped(rescale: Op) -> bool:
-    """Return True if a RESHAPE may come before the RESCALE."""
     return not rescale.attrs["per_channel"] and rescale.operands[0].dtype != "INT48"
 
 
@@ -165,7 +164,7 @@ def _earlier_reshape(r: Rewriter, op: Op, value: Value) -> Value | None:
 
 
 def copy_reshaped_operands(r: Rewriter, op: Op) -> None:
-    """Copy each operand that others read in another shape, because RESHAPEs of one value share its memory."""
+    """Copy each operand that others read in another shape, because RESHAPEs share its memory."""
     for index, value in enumerate(op.operands):
         if not value.is_const and (_is_read_in_other_shapes(r, value) or _is_rescaled_and_reshaped(r, value)):
             r.insert_before(op, index, copy_value)
@@ -193,7 +192,7 @@ def _is_read_in_other_shapes(r: Rewriter, value: Value) -> bool:
 
 
 def copy_shared_operands(r: Rewriter, op: Op) -> None:
-    """Copy each operand of the loop that is read elsewhere, or that is an input of a region."""
+    """Copy operands of the loop that are read elsewhere or are inputs of a region."""
     for index, value in enumerate(op.operands):
         if not value.is_const and (r.uses(value) > 1 or (r.is_region and value in r.graph.inputs)):
             r.insert_before(op, index, copy_value)
@@ -210,7 +209,7 @@ def copy_read_outputs(r: Rewriter, op: Op) -> None:
 
 
 def give_first_operand_one_shape(r: Rewriter, op: Op) -> None:
-    """Exchange the operands if the second has one shape and the operator is commutative; otherwise copy the first."""
+    """Exchange the operands if the operator is commutative and the second has one shape; otherwise copy the first."""
     first, second = op.operands[:2]
     if op.name != "SUB" and has_one_shape(r, second):
         r.read(op, 0, second)
@@ -234,7 +233,7 @@ def copy_slices_of_as_many(r: Rewriter, op: Op) -> None:
 
 
 def copy_first_operand(r: Rewriter, op: Op) -> None:
-    """Copy the first operand, before its RESCALE if it has one."""
+    """Copy the first operand, before its RESCALE if any."""
     rescale = r.producer(root(r, op.operands[0]), "RESCALE")
     r.insert_before(rescale or op, 0, copy_value)
 
@@ -247,7 +246,7 @@ def copy_transposed_slice(r: Rewriter, op: Op) -> None:
 
 
 def gather_in_parts(r: Rewriter, op: Op) -> None:
-    """Split the GATHER into parts with few enough rows for one transfer, and join them with CONCATs."""
+    """Split the GATHER into parts with few enough rows for one transfer, and concatenate them."""
     at, (values, indices) = r.before(op), op.operands
     results = []
     for batch, first in _parts(at, indices, 0):
@@ -299,7 +298,7 @@ def _parts(at: Place, indices: Value, axis: int) -> Iterator[tuple[Value, int]]:
 
 
 def run_along_middle_axis(r: Rewriter, op: Op) -> None:
-    """Run the operator along the middle one of three axes, as Vela does on the NPU."""
+    """Run the operator along the middle one of three axes."""
     value, at = op.operands[0], r.before(op)
     column = at.reshape(value, math.prod(value.shape[:-1]), value.shape[-1], 1)
     r.replace(op, at.reshape(at.again(op, column, axis=1), *op.result.shape))
