@@ -1,4 +1,4 @@
-"""Sums at indices, as products with a matrix of ones and zeros."""
+"""Sums at indices by products with a matrix of ones and zeros."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LARGEST = 1 << 20
 def add_at_index(s: AtenBuilder, x: Node, dim: int, index: Node, values: Node) -> Node | None:
     """Add values[..., k, ...] to x[..., index[k], ...].
 
-    Return None unless x is float and the matrix has at most 2**20 elements.
+    Return None unless x is float and the matrix has at most ``_LARGEST`` elements.
     """
     rows, places = shape_of(x), shape_of(index)
     count, extent = math.prod(places), rows[dim]
@@ -60,7 +60,7 @@ def _int32(s: AtenBuilder, x: Node) -> Node:
 def index_add(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node, *, alpha: float = 1) -> Any:
     """out = x with alpha * source[k] added at x[index[k]] along ``dim``, once per occurrence of the index.
 
-    Bound for int16: the product is rounded before the sum.
+    Bound for int16: the product is rounded first.
     """
     source = source if alpha == 1 else s(aten.mul.Scalar, source, alpha)
     return add_at_index(s, x, dim % len(shape_of(x)), index, source)

@@ -1,6 +1,6 @@
-"""Elementwise arithmetic. With one quantized tensor and constants it becomes part of a table.
+"""Elementwise arithmetic, which becomes part of a table for one quantized tensor and constants.
 
-Plain integers are computed in int32. Next to a quantized operand they have scale 1.
+Plain integers are computed in int32, and have scale 1 next to a quantized operand.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _HEADROOM = {"INT8": 19, "INT16": 14, "INT32": 10}
 
 
 def as_quantized(b: Builder, x: Any) -> QTensor:
-    """Return plain integers and numbers quantized with scale 1."""
+    """Convert plain integers and numbers to quantized tensors of scale 1."""
     if isinstance(x, QTensor) and not x.is_integer:
         return x
     x = b.plain_tensor(x)
@@ -49,7 +49,7 @@ def plain_pair(b: Builder, x: Any, y: Any, compute: Callable[[Value, Value], Val
 
 
 def narrow_integers(b: Builder, value: Value, dims: Dims, dtype: str) -> QTensor:
-    """Saturate INT32 to plain integers of ``dtype``. An empty dtype is int64, stored as INT32."""
+    """Saturate INT32 to ``dtype``. An empty dtype is int64, stored as INT32."""
     dtype = dtype or "INT32"
     return QTensor(value if dtype == "INT32" else b.rescale(value, 1.0, dtype=dtype), dims, None)
 
@@ -57,8 +57,8 @@ def narrow_integers(b: Builder, value: Value, dims: Dims, dtype: str) -> QTensor
 def emit_sum(b: Builder, name: str, x: Any, y: Any, alpha: float, out: QParams | None) -> QTensor:
     """Emit x + alpha * y (``name`` ADD) or x - alpha * y (SUB) in int32.
 
-    Operands of equal scale are added exactly. Others are rescaled to a unit so fine that only the last rounding matters.
-    Int32 activations are divided by 4, because the sum of two rounded halves would overflow.
+    Operands of equal scale are added exactly, others in a unit so fine that only the last rounding matters. Int32 activations
+    are divided by 4, because the sum of two rounded halves would overflow.
     """
     name = {"ADD": "SUB", "SUB": "ADD"}[name] if alpha < 0 else name
     if out is None:
@@ -139,10 +139,7 @@ def add_of_floats(b: Builder, x: Any, y: Any, *, out: Result, alpha: float = 1) 
     ],
 )
 def add(b: Builder, x: Any, y: Any, *, out: Result, alpha: float = 1) -> QTensor:
-    """out = x + alpha * y with broadcasting, int8, int16 or plain integers; rounded once. TOSA ADD.
-
-    For truth values: x or y.
-    """
+    """out = x + alpha * y with broadcasting, rounded once; x or y of truth values. TOSA ADD."""
     if out.dtype == "BOOL":
         return logical(b, "or", x, y)
     return emit_sum(b, "ADD", x, y, alpha, out.q)
@@ -163,7 +160,7 @@ def sub_of_floats(b: Builder, x: Any, y: Any, *, out: Result, alpha: float = 1) 
     samples=[*PAIRS, Sample(I8(2, 8), I8(2, 8), alpha=2), Sample(I8(2, 8), I8(2, 8, high=5.0), alpha=0.5).of("aten.rsub.Tensor")],
 )
 def sub(b: Builder, x: Any, y: Any, *, out: Result, alpha: float = 1) -> QTensor:
-    """out = x - alpha * y with broadcasting, int8, int16 or plain integers; rounded once. TOSA SUB."""
+    """out = x - alpha * y with broadcasting, rounded once. TOSA SUB."""
     return emit_sum(b, "SUB", x, y, alpha, out.q)
 
 
@@ -190,10 +187,7 @@ def decompose_mul(s: AtenBuilder, x: Any, y: Any) -> Any:
     samples=[*PAIRS, Sample(Bools(2, 3, 5), Bools(5))],
 )
 def mul(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
-    """out = x * y with broadcasting, int8, int16 or plain integers; exact in int32, rounded once. TOSA MUL.
-
-    For truth values: x and y.
-    """
+    """out = x * y with broadcasting, exact in int32, rounded once; x and y of truth values. TOSA MUL."""
     if out.dtype == "BOOL":
         return logical(b, "and", x, y)
     if out.q is None:

@@ -37,7 +37,7 @@ def check_to(x: Any, *_: Any, **__: Any) -> Reason | None:
 
 
 def to_of_floats(b: Builder, x: QTensor, *_: Any, out: Result, **__: Any) -> QTensor:
-    """Cast from or to floats. Floats are truncated first, because CAST rounds."""
+    """Cast from or to floats, truncated first because CAST rounds."""
     dtype = out.dtype or "INT32"
     if x.is_integer:
         return QTensor(b.rescale(x.value, 1.0, dtype=dtype), x.dims, float_qparams(dtype))
@@ -85,7 +85,6 @@ def to(b: Builder, x: QTensor, *_: Any, out: Result, **__: Any) -> QTensor:
     - Quantized to integers: rounded towards 0 by a TABLE, for int16 by arithmetic.
     - Integers to quantized: a RESCALE.
     - To narrower integers: the low bits, as in PyTorch.
-    - To truth values: true if not 0.
 
     TOSA CAST, RESCALE.
     """

@@ -1,4 +1,4 @@
-"""Maxima, minima and clamps. A clamp between numbers is free after most operators."""
+"""Maxima, minima and clamps. Clamps between numbers are free after most operators."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ethorch.lower.ops.spec import op
 
 
 def extreme_of(b: Builder, name: str, x: Any, y: Any, out: QParams | None, dtype: str) -> QTensor:
-    """Emit MAXIMUM or MINIMUM of x and y in codes of ``out``, which is exact because quantization is monotonic.
+    """Emit MAXIMUM or MINIMUM in codes of ``out``, which is exact because quantization is monotonic.
 
-    Without ``out``, operands and result are plain integers or truth values of ``dtype``.
+    Without ``out``, emit plain integers or truth values of ``dtype``.
     """
     if dtype == "BOOL":
         return logical(b, {"MAXIMUM": "or", "MINIMUM": "and"}[name], x, y)
@@ -41,7 +41,7 @@ def extreme_of(b: Builder, name: str, x: Any, y: Any, out: QParams | None, dtype
     samples=[*(sample for sample in PAIRS if not isinstance(sample.args[1], (int, float))), Sample(Bools(2, 3, 5), Bools(5))],
 )
 def maximum(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
-    """out = max(x, y) with broadcasting, int8, int16 or plain integers. TOSA MAXIMUM."""
+    """out = max(x, y) with broadcasting. TOSA MAXIMUM."""
     return extreme_of(b, "MAXIMUM", x, y, out.q, out.dtype)
 
 
@@ -56,7 +56,7 @@ def maximum(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
     samples=[*(sample for sample in PAIRS[:5] if not isinstance(sample.args[1], (int, float))), Sample(Bools(2, 3, 5), Bools(5))],
 )
 def minimum(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
-    """out = min(x, y) with broadcasting, int8, int16 or plain integers. TOSA MINIMUM."""
+    """out = min(x, y) with broadcasting. TOSA MINIMUM."""
     return extreme_of(b, "MINIMUM", x, y, out.q, out.dtype)
 
 
@@ -114,13 +114,13 @@ def _clamp(b: Builder, x: QTensor, low: float, high: float, out: Result) -> QTen
     samples=[Sample(I8(1, 8, 5, 5)), Sample(I8(3, 7)), Sample(Ints(3, 40))],
 )
 def relu(b: Builder, x: QTensor, *, out: Result) -> QTensor:
-    """out = max(x, 0): int8, int16 or plain integers. TOSA CLAMP, or saturation."""
+    """out = max(x, 0). TOSA CLAMP, or saturation."""
     return _clamp(b, x, 0.0, math.inf, out)
 
 
 @op("aten.relu6.default", quant=EACH_INPUT, absorbs=True, pointwise=True, samples=[Sample(I8(1, 8, 5, 5, high=9.0))])
 def relu6(b: Builder, x: QTensor, *, out: Result) -> QTensor:
-    """out = min(max(x, 0), 6): int8, int16 or plain integers. TOSA CLAMP, or saturation."""
+    """out = min(max(x, 0), 6). TOSA CLAMP, or saturation."""
     return _clamp(b, x, 0.0, 6.0, out)
 
 
@@ -132,7 +132,7 @@ def relu6(b: Builder, x: QTensor, *, out: Result) -> QTensor:
     samples=[Sample(I8(1, 8, 5, 5)), Sample(I8(1, 4, 5), 0.0, 6.0), Sample(I8(6), -0.5, 2.0)],
 )
 def hardtanh(b: Builder, x: QTensor, min_val: float = -1.0, max_val: float = 1.0, *, out: Result) -> QTensor:
-    """out = min(max(x, min_val), max_val): int8, int16 or plain integers. TOSA CLAMP, or saturation."""
+    """out = min(max(x, min_val), max_val). TOSA CLAMP, or saturation."""
     return _clamp(b, x, min_val, max_val, out)
 
 
@@ -160,5 +160,5 @@ def _clamp_rule(node: Any) -> QuantRule:
     ],
 )
 def clamp(b: Builder, x: QTensor, low: Any = None, high: Any = None, *, out: Result) -> QTensor:
-    """out = min(max(x, low), high) with optional bounds: int8, int16 or plain integers. TOSA CLAMP, or saturation."""
+    """out = min(max(x, low), high) with optional bounds. TOSA CLAMP, or saturation."""
     return _clamp(b, x, -math.inf if low is None else float(low), math.inf if high is None else float(high), out)

@@ -1,4 +1,4 @@
-"""Comparisons. The U85 has operators for them. The U55 and U65 look up the sign of the difference."""
+"""Comparisons: operators of the U85; on U55 and U65 the sign of the difference from a table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolutions over one to three axes: regular, depthwise, grouped, transposed."""
+"""Convolutions over one to three axes."""
 
 from __future__ import annotations
 
@@ -152,7 +152,6 @@ def convolution(
     axes = len(window.kernel)
 
     def as_map(shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Add a missing batch, and a height of 1 to a single axis."""
         batch, channels, places = shape[: -axes - 1] or (1,), shape[-axes - 1], shape[-axes:]
         return (*batch, channels, *((1,) if axes == 1 else ()), *places)
 

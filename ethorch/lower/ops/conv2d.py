@@ -18,8 +18,8 @@ _LARGEST_STRIDE = 3
 def conv2d(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int, out: Result) -> QTensor:
     """Convolve x[N,C,H,W] with codes [O,C/G,KH,KW].
 
-    - A stride above 3: ``_patches`` for one group; a divisor of the stride, then every n-th result, for one group per output
-      channel.
+    - A stride above 3: ``_patches`` for one group; for one group per output channel a divisor of the stride, then every n-th
+      result.
     - Groups of one channel: a DEPTHWISE_CONV2D.
     - Others: a CONV2D of a slice for each group, and a CONCAT, which Vela makes free.
     """
@@ -59,7 +59,6 @@ def _first_step(stride: int) -> int:
 
 
 def _pad_kernel(filters: Filters, window: Window) -> tuple[Filters, Window]:
-    """Append zeros to a kernel without dilation, so that windows also read unread elements."""
     bottom, right = (max(-after, 0) for after in window.after)
     if max(bottom, right) == 0 or window.dilation != (1, 1):
         return filters, window

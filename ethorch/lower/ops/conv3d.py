@@ -1,4 +1,4 @@
-"""Convolutions over three axes, as convolutions over two."""
+"""Convolutions over three axes by convolutions over two."""
 
 from __future__ import annotations
 
@@ -56,7 +56,6 @@ def conv3d(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int
 
 
 def _of_channels(b: Builder, x: QTensor, filters: Filters, depth: Window, plane: Window, out: Result) -> QTensor:
-    """Convolve x, stored as [N,H,W,D*C], with a CONV2D per plane of the result."""
     n, c, d = x.shape[:3]
     if x.dims[1][-1:] == (x.value.rank - 1,) or not x.dims[1]:
         value = b.store_as(x, [(0,), (3,), (4,), (2, 1)])

@@ -50,7 +50,7 @@ def conv_transpose(b: Builder, x: QTensor, filters: Filters, window: Window, gro
 
 
 def conv_transpose3d(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int, out: Result) -> QTensor:
-    """Emit out[n,o,s*i+k] += x[n,c,i] * w[c,o,k] of codes [C,O/G,KD,KH,KW] as transposed convolutions over two axes.
+    """Emit ``conv_transpose`` of codes [C,O/G,KD,KH,KW] by transposed convolutions over two axes.
 
     Planes s*q + r of the result depend on the same taps of the depth. For each r, a convolution reads their planes as channels.
     """

@@ -56,7 +56,7 @@ def cumsum_of_floats(b: Builder, x: QTensor, dim: int, *, out: Result, dtype: An
 def cumsum(b: Builder, x: QTensor, dim: int, *, out: Result, dtype: Any = None) -> QTensor:
     """out[i] = x[0] + ... + x[i] along ``dim``: a product with a triangle of ones, exact, rounded once. TOSA CONV2D.
 
-    More than 2,048 elements of int8 are summed in parts of 256, and the totals of earlier parts are added in int32.
+    More than 2,048 elements of int8 are summed in parts of 256, and the totals of earlier parts added in int32.
     """
     dim %= x.rank
     extent = x.shape[dim]
@@ -80,7 +80,6 @@ def _sum_running(b: Builder, value: Value, zp: int) -> Value:
 
 
 def _sum_in_parts(b: Builder, value: Value, zp: int) -> Value:
-    """Return INT32 [rows, parts, 256], running sums of int8 [1, rows, 1, extent]."""
     _, rows, _, extent = value.shape
     parts = -(-extent // _PART)
     value = b.emit("PAD", b.reshape(value, (rows, extent)), padding=(0, 0, 0, parts * _PART - extent), pad_const=zp)
@@ -146,13 +145,13 @@ def logcumsumexp(s: AtenBuilder, x: Node, dim: int) -> Any:
 
 @composite("aten.cummax.default", samples=[Sample(I8(3, 9), 1), Sample(I8(20, 4), 0)])
 def cummax(s: AtenBuilder, x: Node, dim: int) -> Any:
-    """out[i] = the largest of x[0], ..., x[i] along ``dim``, without its index."""
+    """out[i] = maximum of x[0], ..., x[i] along ``dim``, without its index."""
     return _running_extreme(s, x, dim, aten.maximum.default)
 
 
 @composite("aten.cummin.default", samples=[Sample(I8(3, 9), 1), Sample(I8(20, 4), 0)])
 def cummin(s: AtenBuilder, x: Node, dim: int) -> Any:
-    """out[i] = the smallest of x[0], ..., x[i] along ``dim``, without its index."""
+    """out[i] = minimum of x[0], ..., x[i] along ``dim``, without its index."""
     return _running_extreme(s, x, dim, aten.minimum.default)
 
 

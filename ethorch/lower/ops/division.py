@@ -1,4 +1,4 @@
-"""Division: quotients, remainders and powers of two tensors."""
+"""Quotients, remainders and powers of two tensors."""
 
 from __future__ import annotations
 

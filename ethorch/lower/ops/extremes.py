@@ -56,13 +56,13 @@ _EXTREMES = [
 
 @op("aten.amax.default", quant=SAME_AS_INPUT, floats=_extreme_of_floats("REDUCE_MAX"), samples=_EXTREMES)
 def amax(b: Builder, x: QTensor, dim: Any = (), keepdim: bool = False, *, out: Result) -> QTensor:
-    """out = maximum of x over ``dim``, exact: quantized tensors or plain integers. TOSA MAX_POOL2D, MAXIMUM."""
+    """out = maximum of x over ``dim``, exact. TOSA MAX_POOL2D, MAXIMUM."""
     return b.to_qparams(b.view(extreme(b, x, all_dims(x, dim), "max"), out.shape), out.q)
 
 
 @op("aten.amin.default", quant=SAME_AS_INPUT, floats=_extreme_of_floats("REDUCE_MIN"), samples=_EXTREMES)
 def amin(b: Builder, x: QTensor, dim: Any = (), keepdim: bool = False, *, out: Result) -> QTensor:
-    """out = minimum of x over ``dim``, exact: quantized tensors or plain integers. TOSA MINIMUM."""
+    """out = minimum of x over ``dim``, exact. TOSA MINIMUM."""
     return b.to_qparams(b.view(extreme(b, x, all_dims(x, dim), "min"), out.shape), out.q)
 
 
@@ -165,7 +165,7 @@ _INDICES = [
     samples=_INDICES,
 )
 def argmax(b: Builder, x: QTensor, dim: int | None = None, keepdim: bool = False, *, out: Result) -> QTensor:
-    """out = first index of the maximum of x along ``dim``: quantized or plain integers. TOSA ARGMAX."""
+    """out = first index of the maximum of x along ``dim``. TOSA ARGMAX."""
     return _index_of_extreme(b, x, dim, False, out.shape)
 
 
@@ -183,5 +183,5 @@ def argmin_of_floats(b: Builder, x: QTensor, dim: int | None = None, keepdim: bo
     samples=_INDICES,
 )
 def argmin(b: Builder, x: QTensor, dim: int | None = None, keepdim: bool = False, *, out: Result) -> QTensor:
-    """out = first index of the minimum of x along ``dim``: quantized or plain integers. TOSA ARGMAX of -x."""
+    """out = first index of the minimum of x along ``dim``. TOSA ARGMAX of -x."""
     return _index_of_extreme(b, x, dim, True, out.shape)

@@ -137,7 +137,7 @@ def embedding(
     *,
     out: Result,
 ) -> QTensor:
-    """out = weight[indices]: rows of a table, exact: slices and a CONCAT, or TOSA GATHER."""
+    """out = weight[indices], exact: slices and a CONCAT, or TOSA GATHER."""
     return b.to_qparams(rows_of(b, weight, 0, indices), out.q)
 
 
@@ -154,7 +154,7 @@ def check_index(x: Any, indices: Any) -> Reason | None:
 
 
 def decompose_index(s: AtenBuilder, x: Node, indices: Any) -> Any:
-    """Combine several computed indices of adjacent dims into one int32 index."""
+    """Combine computed indices of adjacent dims into one int32 index."""
     several = None if s.absent("GATHER") else merge_indices(s, x, indices)
     if several is not None:
         merged, dim, number = several
@@ -182,7 +182,7 @@ def decompose_index(s: AtenBuilder, x: Node, indices: Any) -> Any:
 def index(b: Builder, x: QTensor, indices: Sequence[Any], *, out: Result) -> QTensor:
     """out = x[indices], exact: slices and a CONCAT, or TOSA GATHER.
 
-    Several constant indices of adjacent dims become one index of the merged dims.
+    Constant indices of adjacent dims become one index of the merged dims.
     """
     indexed_dims = [k for k, array in enumerate(indices) if array is not None]
     if len(indexed_dims) == 1:

@@ -41,8 +41,6 @@ def _constant(b: Builder, value: Value, number: int) -> Value:
 
 
 class _IntegerTensor:
-    """An int32 tensor in formulas."""
-
     def __init__(self, b: Builder, value: Value):
         self.b, self.value = b, value
 
@@ -66,7 +64,6 @@ class _IntegerTensor:
         return self._with("ARITHMETIC_RIGHT_SHIFT", bits, round=False)
 
     def __floordiv__(self, operand: int) -> _IntegerTensor:
-        """Divide non-negative numbers."""
         return self._with("INTDIV", operand)
 
     def clamp(self, low: int, high: int) -> _IntegerTensor:
@@ -102,7 +99,6 @@ def _reflect(place: _IntegerTensor, extent: int, bits: int, align_corners: bool)
 
 
 def _move_into_map(place: _IntegerTensor, extent: int, bits: int, padding: int, align_corners: bool) -> _IntegerTensor:
-    """Clamp the coordinate to the map, or for padding with zeros to one pixel beyond it."""
     if padding == ZEROS:
         return place.clamp(-(1 << bits), extent << bits)
     if padding == REFLECTION:

@@ -1,4 +1,4 @@
-"""Helpers for reads and writes at indices."""
+"""Reads and writes at indices."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def check_operands(*indices: Any) -> Reason | None:
 
 
 def as_int32(s: AtenBuilder, index: Any) -> Node | None:
-    """Convert a computed int64 index to int32. Without GATHER it stays int64, which CPU kernels require."""
+    """Convert a computed int64 index to int32, except without GATHER, because CPU kernels require int64."""
     is_constant = not isinstance(index, Node) or index.op == "get_attr"
     if is_constant or index.meta["val"].dtype != torch.int64 or s.absent("GATHER"):
         return None
@@ -78,7 +78,7 @@ def as_int32(s: AtenBuilder, index: Any) -> Node | None:
 
 
 def index_as_int32(s: AtenBuilder, x: Node) -> Node | None:
-    """Return the existing int32 form of an int64 tensor read as an index, or None."""
+    """Return the existing int32 form of an int64 index, or None."""
     while x.target is aten.to.dtype and x.meta["val"].dtype == x.args[0].meta["val"].dtype:  # type: ignore[union-attr]
         x = x.args[0]  # type: ignore[assignment]
     for user in x.users:

@@ -1,4 +1,4 @@
-"""Logic on truth values. The U85 has operators for it. The U55 and U65 store truth values as int8, 0 or 1."""
+"""Logic on truth values: operators of the U85; int8 values 0 and 1 on U55 and U65."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products of two activations: bmm, and operators decomposed to it (matmul, mm, baddbmm, einsum)."""
+"""Products of two activations."""
 
 from __future__ import annotations
 
@@ -133,8 +133,8 @@ def mm(s: AtenBuilder, x: Node, y: Node) -> Any:
 def matmul(s: AtenBuilder, x: Node, y: Node) -> Any:
     """out = x @ y with PyTorch's broadcasting.
 
-    Vectors become matrices. A single matrix on the right is multiplied with all rows at once, like ``mm``. Batches on both sides
-    are expanded to one bmm.
+    Vectors become matrices. A single matrix on the right is multiplied with all rows at once. Batches on both sides are expanded
+    to one bmm.
     """
     xs, ys = shape_of(x), shape_of(y)
     if len(xs) == 1:

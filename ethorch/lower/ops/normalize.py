@@ -1,4 +1,4 @@
-"""Batch norm, and norms by exact statistics of rows (layer, group, instance, RMS), whose gamma and beta become a batch norm."""
+"""Batch norm, and layer, group, instance and RMS norms, whose gamma and beta become a batch norm."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def _bounds_of_int16(lowest: float, highest: float) -> list[float]:
 
 
 def _reach(bound: float, furthest: float, low: float, high: float) -> float:
-    """Return the largest d * r, for r in ``low``..``high``, d up to ``furthest``, and d * r * r up to ``bound``."""
+    """Return the largest d * r for ``low`` <= r <= ``high``, d <= ``furthest`` and d * r * r <= ``bound``."""
     corner = min(max(math.sqrt(bound / furthest), low), high)
     return 1.01 * min(bound / corner, furthest * corner)
 
@@ -273,7 +273,7 @@ def layer_norm(
     *,
     out: Result,
 ) -> QTensor:
-    """out = (x - mean) / sqrt(var + eps) over the last dims: int8 or int16, then gamma and beta as a batch norm.
+    """out = (x - mean) / sqrt(var + eps) over the last dims, then gamma and beta as a batch norm.
 
     Bound: one code in a hundred is rounded differently than in PyTorch, and a large gamma doubles the difference.
     """
@@ -311,7 +311,7 @@ def rms_norm_of_floats(
     samples=[Sample(I8(2, 5, 32), [32]), Sample(I8(1, 7, 24, low=-1.0, high=5.0), [24], W(24, low=0.5), 1e-5), Sample(I8(8), [8])],
 )
 def rms_norm(b: Builder, x: QTensor, shape: Sequence[int], weight: Any = None, eps: float | None = None, *, out: Result) -> QTensor:
-    """out = x / sqrt(mean(x**2) + eps) over the last dims: int8 or int16, then gamma as a batch norm.
+    """out = x / sqrt(mean(x**2) + eps) over the last dims, then gamma as a batch norm.
 
     Bound: see ``layer_norm``.
     """

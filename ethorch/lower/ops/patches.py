@@ -83,7 +83,6 @@ def _pad(s: AtenBuilder, x: Node, dim: int, before: int, after: int) -> Node:
 
 
 def _place(s: AtenBuilder, x: Node, dim: int, start: int, extent: int) -> Node | None:
-    """Return zeros of ``extent`` along ``dim`` with ``x`` from ``start`` on, or None if ``x`` is outside."""
     size = shape_of(x)[dim]
     first, end = max(-start, 0), min(size, extent - start)
     if first >= end:
@@ -104,7 +103,7 @@ def _place(s: AtenBuilder, x: Node, dim: int, start: int, extent: int) -> Node |
 def col2im(s: AtenBuilder, x: Node, size: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Node:
     """out = sum of all columns, each at its patch of the map: [N, C * KH * KW, OH * OW] -> [N,C,H,W].
 
-    Taps within one stride, or a single tap with a dilation, cover the map at most once. All such blocks are added in one sum.
+    Taps within one stride, or a single tap with a dilation, cover the map at most once; such blocks are added in one sum.
     """
     *lead, patches, _ = shape_of(x)
     extents = [extent + 2 * pad for extent, pad in zip(size, padding, strict=True)]

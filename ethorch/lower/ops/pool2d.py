@@ -1,4 +1,4 @@
-"""Pooling over two dims: maximum, average, adaptive average."""
+"""Maximum, average and adaptive average over two dims."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from ethorch.tosa.ir import FLOATS, Value
 
 
 def _window(x: QTensor, kernel: Any, stride: Any, padding: Any, dilation: Any, out: Result) -> Window:
-    """Return the Window over ``x`` that produces ``out``. A single window has stride 1."""
     window = Window.of(_two(kernel), stride or _two(kernel), padding, dilation)
     strides = tuple(stride if size > 1 else 1 for stride, size in zip(window.stride, out.shape[-2:], strict=True))
     return replace(window, stride=strides).ending(x.shape[-2:], out.shape[-2:])
@@ -86,7 +85,6 @@ def _by_axes(b: Builder, value: Value, window: Window) -> bool:
 
 
 def _pool_along(b: Builder, value: Value, axis: int, window: Window) -> Value:
-    """Return the maximum over windows along the height (``axis`` 0) or width (1) of an NHWC value."""
 
     def over_map(along: Window) -> Window:
         return along + Window.of((1,)) if axis == 0 else Window.of((1,)) + along

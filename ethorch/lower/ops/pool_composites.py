@@ -1,4 +1,4 @@
-"""Pools over one and three dims, and adaptive maximum, as pools over two dims."""
+"""Pools over one and three dims, and adaptive maximum, by pools over two dims."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ aten = torch.ops.aten
 
 
 def _each(value: int | Sequence[int], count: int, default: Sequence[int] = ()) -> list[int]:
-    """Expand PyTorch's pool argument, a number or one per dim, to ``count`` numbers."""
     values = [value] if isinstance(value, int) else list(value) or list(default)
     return values * count if len(values) == 1 else values
 
@@ -107,7 +106,7 @@ def adaptive_max_pool1d(s: AtenBuilder, x: Node, size: Any) -> Any:
 def max_pool3d(
     s: AtenBuilder, x: Node, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
 ) -> Any:
-    """out = maximum over each window of [N,C,D,H,W]: over height and width of each plane, then over depth."""
+    """out = maximum over each window of [N,C,D,H,W]: over each plane, then over depth."""
     k, p, d = (_each(value, 3) for value in (kernel, padding, dilation))
     t = _each(stride, 3, k)
     planes, shape = _planes(s, x)
@@ -133,7 +132,7 @@ def avg_pool3d(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Any:
-    """out = mean over each window of [N,C,D,H,W]: over height and width of each plane, then over depth.
+    """out = mean over each window of [N,C,D,H,W]: over each plane, then over depth.
 
     Bound: two roundings.
     """
@@ -177,7 +176,7 @@ def adaptive_avg_pool3d(s: AtenBuilder, x: Node, size: Any) -> Any:
     samples=[Sample(I8(1, 3, 4, 6, 6), [2, 3, 2]), Sample(I8(2, 3, 5, 7, 6), [3, 2, 4]), Sample(I8(2, 3, 4, 5, 6), [1, 1, 1])],
 )
 def adaptive_max_pool3d(s: AtenBuilder, x: Node, size: Any) -> Any:
-    """out = (maximum over windows that divide [N,C,D,H,W], None): over slabs of depth, then of rows, then of columns."""
+    """out = (maximum over windows that divide [N,C,D,H,W], None): over slabs of depth, of rows, then of columns."""
     if any(user.args[1] == 1 and user.users for user in s.node.users):
         return None
     sizes = [e if n is None else n for n, e in zip(_each(size, 3), shape_of(x)[-3:], strict=True)]
@@ -204,13 +203,11 @@ def _slabs(s: AtenBuilder, x: Node, count: int, dim: int = -3) -> list[Node]:
 
 
 def _planes(s: AtenBuilder, x: Node) -> tuple[Node, tuple[int, ...]]:
-    """Return x as [N, C * D, H, W], and its shape."""
     shape = shape_of(x)
     lead = shape[:-4] or (1,)
     return s(aten.reshape.default, x, [*lead, shape[-4] * shape[-3], *shape[-2:]]), shape
 
 
 def _columns(s: AtenBuilder, x: Node, shape: tuple[int, ...]) -> tuple[Node, tuple[int, ...]]:
-    """Return x as [N, C, D, h * w], and (h, w)."""
     area = shape_of(x)[-2:]
     return s(aten.reshape.default, x, [*(shape[:-4] or (1,)), shape[-4], shape[-3], math.prod(area)]), area

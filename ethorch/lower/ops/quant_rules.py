@@ -38,8 +38,8 @@ class QuantRule:
         keeps_codes: Whether each element of the result is zero or an element of the input. An ``own`` output then shares the
             qparams of a separately quantized input.
         layer: Weight and channels, if any.
-        joins: Whether the output concatenates the inputs. An input without other readers has the output's qparams and no RESCALE.
-        replaces: Whether some elements of the first input are replaced by those of others.
+        joins: Whether the output concatenates the inputs. An input without other readers then has the output's qparams.
+        replaces: Whether elements of the other inputs replace some of the first.
         fixed_range: (real minimum, real maximum) of a ``fixed`` output.
         is_threshold: Whether the result depends only on whether the first input is above or below the second.
         domain: (minimum, maximum) of the first input.

@@ -29,7 +29,7 @@ def _gates(s: AtenBuilder, x: Node, count: int) -> list[Node]:
 
 
 def _lstm_cell(s: AtenBuilder, parts: list[Node], state: list[Node] | None, weights: dict[str, Node]) -> list[Node]:
-    """i, f, o = sigmoid, g = tanh; c' = f * c + i * g; h' = o * tanh(c'). A projection multiplies h' by its weights."""
+    """i, f, o = sigmoid, g = tanh; c' = f * c + i * g; h' = o * tanh(c'), which a projection multiplies by its weights."""
     (gates,) = parts
     if state is not None:
         gates = s(aten.add.Tensor, gates, s(aten.linear.default, state[0], weights["hh"], None))
@@ -71,7 +71,6 @@ def _simple_cell(function: Any) -> Cell:
 
 
 def _project_inputs(s: AtenBuilder, x: Node, parameters: Sequence[Node], gru: bool) -> tuple[list[Node], dict[str, Node]]:
-    """Return the gates of x [..., I], one by one for a GRU, and the state's weights."""
     weights = {"hh": parameters[1]}
     if len(parameters) % 2:  # projection of the LSTM's output
         weights["hr"] = parameters[-1]
@@ -174,7 +173,7 @@ def lstm(
     bidirectional: bool,
     batch_first: bool,
 ) -> Any:
-    """out = (output, h, c) of torch.nn.LSTM, with or without a projection; every gate is calibrated."""
+    """out = (output, h, c) of torch.nn.LSTM; every gate is calibrated."""
     return _layers(s, _lstm_cell, x, hx, parameters, layers, bidirectional, batch_first)
 
 

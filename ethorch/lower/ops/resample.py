@@ -1,4 +1,4 @@
-"""Resizing without RESIZE, by a matrix (from resizing an identity) or selected rows along each dim."""
+"""Resizing without RESIZE, along each dim by a matrix (from resizing an identity) or by selected rows."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _matrix(resize: Resize, extent: int, dims: int, axis: int, size: int, scale:
 def _resize_by_matrices(
     s: AtenBuilder, x: Node, size: Sequence[int] | None, scales: Sequence[float | None], resize: Resize
 ) -> Node | None:
-    """Draw a linear layer along each dim, or return None for a matrix of more than 2**24 elements."""
+    """Draw a linear layer along each dim, or return None if a matrix is too large."""
     shape = shape_of(x)
     sizes, dims = _sizes(x, size, scales), len(shape) - 2
     changed = [k for k in range(dims) if sizes[k] != shape[2 + k] or scales[k] not in (None, 1)]
@@ -99,7 +99,7 @@ def upsample_bicubic2d(s: AtenBuilder, x: Node, size: Any, align: bool, scale_h:
     "aten._upsample_bicubic2d_aa.default", also={"aten._upsample_bicubic2d_aa.vec": _vec}, samples=_PLANES, bound=2, bound16=2
 )
 def upsample_bicubic2d_aa(s: AtenBuilder, x: Node, size: Any, align: bool, scale_h: Any = None, scale_w: Any = None) -> Any:
-    """out = cubic convolution (a = -0.5), with a wider kernel if the map shrinks to include every element."""
+    """out = cubic convolution (a = -0.5), with a kernel that is wider if the map shrinks."""
     return _resize_by_matrices(s, x, size, (scale_h, scale_w), lambda m, to, by: aten._upsample_bicubic2d_aa(m, to, align, *by))
 
 
@@ -107,7 +107,7 @@ def upsample_bicubic2d_aa(s: AtenBuilder, x: Node, size: Any, align: bool, scale
     "aten._upsample_bilinear2d_aa.default", also={"aten._upsample_bilinear2d_aa.vec": _vec}, samples=_PLANES, bound=2, bound16=2
 )
 def upsample_bilinear2d_aa(s: AtenBuilder, x: Node, size: Any, align: bool, scale_h: Any = None, scale_w: Any = None) -> Any:
-    """out = bilinear interpolation with wider triangles if the map shrinks: [N,C,H,W] -> [N,C,OH,OW]."""
+    """out = bilinear interpolation, with triangles that are wider if the map shrinks: [N,C,H,W] -> [N,C,OH,OW]."""
     return _resize_by_matrices(s, x, size, (scale_h, scale_w), lambda m, to, by: aten._upsample_bilinear2d_aa(m, to, align, *by))
 
 

@@ -1,4 +1,4 @@
-"""Resizing of maps: nearest, and linear in one and two dims."""
+"""Nearest and linear resizing in one and two dims."""
 
 from __future__ import annotations
 
@@ -121,7 +121,6 @@ def upsample_nearest1d(b: Builder, x: QTensor, size: Any, scales: Any = None, *,
 
 
 def _positions(extent: int, size: int, align: bool, scale: float | None) -> npt.NDArray[np.float64]:
-    """Return float[size], the clamped input position that PyTorch reads for each output."""
     i = np.arange(size)
     step = 1 / scale if scale else extent / size
     where = i * ((extent - 1) / max(size - 1, 1)) if align else (i + 0.5) * step - 0.5

@@ -1,4 +1,4 @@
-"""Rounding to integers, and remainders: a table for int8.
+"""Rounding to integers and remainders: a table for int8.
 
 int16 uses thresholds between codes if they separate the integers, otherwise tables that follow each jump.
 """

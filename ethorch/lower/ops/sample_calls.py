@@ -14,7 +14,7 @@ INPUTS = (I8, Ints, Bools)
 
 
 class Call(torch.nn.Module):
-    """A module that calls an operator with a sample's arguments. W are parameters; I8, Ints and Bools are inputs."""
+    """A module that calls an operator with a sample's arguments: W as parameters; I8, Ints and Bools as inputs."""
 
     def __init__(self, name: str, sample: Sample, seed: int = 0):
         super().__init__()
@@ -27,7 +27,7 @@ class Call(torch.nn.Module):
             setattr(self, f"w{index}", torch.nn.Parameter(data, requires_grad=False))
 
     def forward(self, *inputs: torch.Tensor) -> Any:
-        """Call the operator, and convert indices to int32 as the NPU does."""
+        """Call the operator with indices as int32, as on the NPU."""
         tensors, counter = iter(inputs), iter(range(100))
 
         def fill(arg: Any) -> Any:

@@ -52,7 +52,6 @@ def _with_row(b: Builder, x: QTensor, dim: int, index: QTensor, source: QTensor,
 
 
 def _scatter(b: Builder, x: QTensor, dim: int, index: QTensor, source: QTensor) -> QTensor:
-    """Emit SCATTER along ``dim``: x with source[..., k, ...] as x[..., index[k], ...]."""
     lead, tail = math.prod(x.shape[:dim]), math.prod(x.shape[dim + 1 :])
     count = source.shape[dim]
     if tail < _SHORTEST_ROW:  # longer rows are worth moving x
@@ -214,7 +213,7 @@ def decompose_index_put(s: AtenBuilder, x: Node, indices: Any, values: Node, acc
     ],
 )
 def index_put(b: Builder, x: QTensor, indices: Sequence[Any], values: QTensor, accumulate: bool = False, *, out: Result) -> QTensor:
-    """out = x with values as x[indices], exact. There is one index.
+    """out = x with values as x[indices], exact, for one index.
 
     - A constant: slices and a CONCAT.
     - A computed row, such as that of a cache: TOSA SELECT, because Vela estimates a burst per element of a SCATTER.

@@ -65,7 +65,7 @@ def _as_rows(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node) -> tu
 def scatter_add(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node) -> Any:
     """out = x with source[i, j] added at x[index[i, j], j] for dim 0, likewise for other dims, once per occurrence of the index.
 
-    Bound for int16: the product is rounded before the sum.
+    Bound for int16: the product is rounded first.
     """
     return _sum_at_index(s, x, dim % max(1, len(shape_of(x))), index, source)
 

@@ -1,4 +1,4 @@
-"""where and masked_fill. The U85 has an operator for them. The U55 and U65 multiply by truth values."""
+"""where and masked_fill: an operator of the U85; products with truth values on U55 and U65."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ def check_where(condition: Any, x: Any, y: Any) -> Reason | None:
     ],
 )
 def where(b: Builder, condition: Any, x: Any, y: Any, *, out: Result) -> QTensor:
-    """out = condition ? x : y with broadcasting: int8, int16, plain integers or truth values.
+    """out = condition ? x : y with broadcasting. TOSA SELECT, or MUL and ADD.
 
-    Exact except for the conversion to the scale of ``out``. TOSA SELECT, or MUL and ADD.
+    Exact except for the conversion to the scale of ``out``.
     """
     return either(b, condition, x, y, out.q, out.dtype or "INT32")
 

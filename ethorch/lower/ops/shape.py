@@ -1,4 +1,4 @@
-"""Operators that keep all elements: views, permutes, shuffles and identities."""
+"""Views, permutes, shuffles and identities."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def _reverse(b: Builder, x: QTensor, dim: int) -> QTensor:
     samples=[Sample(I8(1, 3, 5, 4), [2, -1], [2, 3]), Sample(I8(3, 4), [5]), Sample(I8(2, 6), [3], [-1])],
 )
 def roll(b: Builder, x: QTensor, shifts: Sequence[int], dims: Sequence[int] = (), *, out: Result) -> QTensor:
-    """out = x shifted by ``shifts`` along ``dims``; elements beyond the end move to the start. TOSA SLICE, CONCAT."""
+    """out = x shifted by ``shifts`` along ``dims``, cyclically. TOSA SLICE, CONCAT."""
     full = x.shape
     if not dims:
         x, dims = b.view(x, (math.prod(full),)), [0]
@@ -108,7 +108,7 @@ def unbind(s: AtenBuilder, x: Node, dim: int = 0) -> Any:
     samples=[Sample(I8(4, 6), [3, 8], [8, 1]), Sample(I8(4, 4), [3, 3], [1, 4], 1), Sample(I8(9), [4, 3], [2, 1])],
 )
 def as_strided(s: AtenBuilder, x: Node, size: Any, stride: Any, storage_offset: int | None = None) -> Any:
-    """out[i, j, ...] = element number offset + i * stride[0] + j * stride[1] + ... of x: slices of the flat x.
+    """out[i, j, ...] = element offset + i * stride[0] + j * stride[1] + ... of x: slices of the flat x.
 
     It is unchanged if x is not contiguous or elements are outside x.
     """

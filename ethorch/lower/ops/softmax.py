@@ -120,7 +120,7 @@ def softmax_of_floats(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, ou
     also={"aten._softmax.default": lambda x, dim, half_to_float=False: ((x, dim), {})},
 )
 def softmax(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, out: Result) -> QTensor:
-    """out = exp(x - max) / sum over ``dim`` of exp(x - max): int8 or int16.
+    """out = exp(x - max) / sum over ``dim`` of exp(x - max).
 
     Exponentials and the reciprocal of a sum have 15 bits (for int16 the reciprocal 16). Bound for int16: the result has 16 bits.
     A quotient above four times the range of ``out`` saturates.
@@ -151,7 +151,7 @@ def log_softmax_of_floats(b: Builder, x: QTensor, dim: int, dtype: Any = None, *
     also={"aten._log_softmax.default": lambda x, dim, half_to_float=False: ((x, dim), {})},
 )
 def log_softmax(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, out: Result) -> QTensor:
-    """out = x - max - log(sum over ``dim`` of exp(x - max)): int8 or int16; the sum as in softmax."""
+    """out = x - max - log(sum over ``dim`` of exp(x - max)), the sum as in softmax."""
     value, axis, dims = b.axis_of(x, dim)
     q = out.qparams
     if value.shape[axis] == 1:
@@ -162,7 +162,6 @@ def log_softmax(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, out: Res
 
 
 def _log_sum(b: Builder, x: QTensor, dim: int, zp: int) -> tuple[Value, float]:
-    """Return (INT32 max + log of the sum over ``dim`` of exp(x - max), its unit)."""
     e = _exponentials(b, x, dim)
     count, step = x.shape[dim], x.qparams.step
     fraction = max(65536 * step if x.value.dtype == "INT16" else 256 * step, math.log(count)) / 2.0**28
@@ -186,7 +185,7 @@ def logsumexp_of_floats(b: Builder, x: QTensor, dim: Any, keepdim: bool = False,
     samples=[Sample(I8(2, 4, 30), [-1]), Sample(I8(6, 9, 5), [1], True), Sample(I8(8, 4, 4), [1, 2]), Sample(I8(1, 4, 4), [0])],
 )
 def logsumexp(b: Builder, x: QTensor, dim: Any, keepdim: bool = False, *, out: Result) -> QTensor:
-    """out = log of the sum over ``dim`` of exp(x): int8 or int16; the sum as in softmax."""
+    """out = log of the sum over ``dim`` of exp(x), the sum as in softmax."""
     reduced = sorted(d % x.rank for d in ([dim] if isinstance(dim, int) else dim))
     others = [d for d in range(x.rank) if d not in reduced]
     rows = math.prod(x.shape[d] for d in others)

@@ -1,4 +1,4 @@
-"""Sorting, ranks and positions among boundaries. Without NPU support they become a topk on the CPU."""
+"""Sorting, ranks and positions among boundaries, by a topk on the CPU if not supported."""
 
 from __future__ import annotations
 
@@ -69,7 +69,6 @@ def _extreme(b: Builder, name: str, x: Value, y: Value) -> Value:
 
 
 def _draw_topk(s: AtenBuilder, x: Node, dim: int, count: int, largest: bool) -> list[Node] | None:
-    """Draw a topk, or return None if the NPU sorts the values."""
     if shape_of(x)[dim] <= _LONGEST and not are_indices_read(s):
         return None
     return s.results(aten.topk.default, x, count, dim, largest, True)
@@ -100,7 +99,6 @@ def sort(b: Builder, x: QTensor, dim: int = -1, descending: bool = False, *, out
 
 
 def _decompose_rank(s: AtenBuilder, x: Node, rank: int, dim: int, keepdim: bool) -> Any:
-    """Draw a rank as the last value of a topk, or return None if the NPU computes it."""
     count = shape_of(x)[dim]
     largest = rank >= count // 2
     top = _draw_topk(s, x, dim, count - rank if largest else rank + 1, largest)

@@ -2,28 +2,25 @@
 
 Contract of a lowering, ``lower(b, *aten_args, out, **aten_keywords) -> QTensor``:
 
-- ``b`` is the Builder that emits TOSA. Arguments follow the canonical ATen schema. A tensor is a QTensor; a constant that is not
-  quantized is a NumPy array.
+- Arguments follow the canonical ATen schema. A tensor is a QTensor; a constant that is not quantized is a NumPy array.
 - Inputs and outputs are codes of quantized tensors, plain integers, or truth values. The result has the shape ``out.shape``
   and the QParams ``out.q``, those of the node's quantize user, also after operators marked ``absorbs``.
 - Without ``out.q``, the result is plain integers or truth values of ``out.dtype``. INT32 in place of INT8 or INT16 is wrapped
   afterwards. An operator that requires QParams reads ``out.qparams``, which otherwise refuses the node.
 - It changes only ``b``. The walk stamps origins and checks shape and QParams.
-- It raises Unsupported if the target or TOSA cannot express the operator. Any other exception is a defect and reaches the user.
+- It raises Unsupported if the target or TOSA cannot express the operator. Any other exception is a defect.
 
 A lowering of floats (``OpSpec.floats``) reads floats, plain integers and constants. ``out.q`` is ``float_qparams(out.dtype)`` or
-None. It may return a FloatTensor or any float dtype, which is then cast. Without it, ``lower`` is called with floats as codes.
+None. The result may be a FloatTensor or any float dtype, which is then cast. Without it, ``lower`` is called with floats as codes.
 
-``OpSpec.bound`` is the largest difference from fake-quantized PyTorch over all samples in int8, in steps of the output, and
-``bound16`` in int16. ``python -m tests.helpers.ladder NAME [--int16]`` prints the differences. Rules:
+``OpSpec.bound`` and ``bound16`` are the largest differences from fake-quantized PyTorch over all samples, which
+``python -m tests.helpers.ladder NAME [--int16]`` prints. The documentation must justify a bound above 1. Reasons for one:
 
-- An operator that rounds once, at its end, needs 1, because PyTorch may round a half in the other direction.
-- Operators in a composite round differently, which later operators amplify. In int8, 1 is mostly enough. In int16 the bound is
-  about the number of operators in a row, more if one is steep.
-- An int16 table is interpolated between 513 entries. Its bound is the difference that its samples show.
+- PyTorch may round a half in the other direction: 1 for a single rounding.
+- A composite rounds several times. In int8, 1 is mostly enough; in int16 about the number of operators in a row, more if one is
+  steep.
+- An int16 table is interpolated between 513 entries.
 - A function that jumps may need the height of a jump if its input was rounded.
-
-The documentation must justify a bound above 1. If the ladder shows more, correct the lowering.
 """
 
 from __future__ import annotations
@@ -67,10 +64,10 @@ class OpSpec:
         adapters: Spelling -> function from its arguments to canonical ones.
         absorbs: Whether it is free after an operator with its own output scale (clamps, no-ops).
         pointwise: Whether each output element depends on one element of each input. A chain on one input becomes one TABLE.
-        moves: Whether the result contains each input element exactly once, in another position or shape.
+        moves: Whether the result contains each input element exactly once.
         homogeneous: Number of last axes over which s must be constant so that f(s x) = s f(x) for any s > 0, or None if never.
         steps: Whether the function jumps, so that an int16 table must not be interpolated.
-        truths: Whether its operands are truth values (true if not 0).
+        truths: Whether its operands are truth values.
         int32: Whether its lowering supports int32 activations.
         needs: TOSA operator that reads a computed index.
         samples: Calls for tests and documentation.
@@ -102,7 +99,7 @@ class OpSpec:
 
     @cached_property
     def tensors(self) -> frozenset[int]:
-        """Positions of arguments that must be tensors or sequences of tensors."""
+        """Positions of tensor arguments, including sequences of tensors."""
         if self.lower is None:
             return frozenset()
         parameters = list(inspect.signature(self.lower).parameters.values())[1:]  # no builder
@@ -110,12 +107,10 @@ class OpSpec:
 
     @property
     def has_float_form(self) -> bool:
-        """True if the operator has a lowering of floats."""
         return self.floats is not None or self.decompose is not None or (self.lower is not None and self.quant is not NOT_QUANTIZED)
 
     @property
     def composite(self) -> bool:
-        """True if the operator is always decomposed."""
         return self.kind == "composite"
 
     @property
@@ -130,7 +125,6 @@ class OpSpec:
         return ("INT8",) if self.steps or (self.kind == "table" and self.lower is not None) else ("INT8", "INT16")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the lowering, or the decomposition of a composite."""
         function = self.decompose if self.kind == "composite" else self.lower
         assert function is not None, f"{self.name} has no lowering besides its table"
         return function(*args, **kwargs)
@@ -176,7 +170,7 @@ def op(
     bound: int = 1,
     bound16: int = 1,
 ) -> Callable[[Callable[..., Any]], OpSpec]:
-    """Return a decorator that registers a function as the lowering of ``names``.
+    """Register a function as the lowering of ``names``.
 
     ``doc`` replaces its docstring, and ``also`` is ``OpSpec.adapters``. Other arguments are fields of OpSpec.
     """
@@ -220,7 +214,7 @@ def composite(
     bound: int = 1,
     bound16: int = 1,
 ) -> Callable[[Callable[..., Any]], OpSpec]:
-    """Return a decorator that registers a function as the decomposition of ``names``. Arguments are fields of OpSpec."""
+    """Register a function as the decomposition of ``names``. Arguments are fields of OpSpec."""
 
     def decorate(function: Callable[..., Any]) -> OpSpec:
         spec = OpSpec(

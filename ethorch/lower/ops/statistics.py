@@ -91,7 +91,7 @@ def var_of_floats(
     also={"aten.var.dim": _convert_unbiased, "aten.var.default": lambda x, unbiased=True: _convert_unbiased(x, None, unbiased)},
 )
 def var(b: Builder, x: QTensor, dim: Any = None, *, out: Result, correction: float | None = 1, keepdim: bool = False) -> QTensor:
-    """out = sum of (x - mean)**2 over ``dim`` / (N - correction): int8 or int16, sums exact, rounded once."""
+    """out = sum of (x - mean)**2 over ``dim`` / (N - correction), sums exact, rounded once."""
     dims, step = all_dims(x, dim), x.qparams.step
     count = math.prod(x.shape[d] for d in dims) - (1 if correction is None else correction)
 
@@ -118,7 +118,7 @@ def std_of_floats(
     also={"aten.std.dim": _convert_unbiased, "aten.std.default": lambda x, unbiased=True: _convert_unbiased(x, None, unbiased)},
 )
 def std(b: Builder, x: QTensor, dim: Any = None, *, out: Result, correction: float | None = 1, keepdim: bool = False) -> QTensor:
-    """out = root of the variance over ``dim``: int8 or int16, the sum exact, the root from tables.
+    """out = root of the variance over ``dim``: the sum exact, the root from tables.
 
     Bound for int16: the tables have 15 bits.
     """
@@ -185,7 +185,7 @@ def vector_norm_of_floats(
 def vector_norm(
     b: Builder, x: QTensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, out: Result
 ) -> QTensor:
-    """out = root of the sum of x**2 over ``dim``: int8 or int16, the sum exact, the root from tables.
+    """out = root of the sum of x**2 over ``dim``: the sum exact, the root from tables.
 
     Orders 1 and infinity are decomposed. Bound for int16: the tables have 15 bits.
     """

@@ -152,7 +152,7 @@ def _average_sums(b: Builder, value: Value, step: float, zp: int, out: QParams) 
     ],
 )
 def mean(b: Builder, x: QTensor, dim: Any = None, keepdim: bool = False, *, out: Result, dtype: Any = None) -> QTensor:
-    """out = mean of x over ``dim``: int8 or int16, the sum exact, rounded once.
+    """out = mean of x over ``dim``, the sum exact, rounded once.
 
     The mean of a large map is first rounded to an eighth of a step. Bound: if the target prefers AVG_POOL2D, that of a small map
     is first rounded to the step of x, unless that is coarser.
@@ -179,7 +179,7 @@ def sum_of_floats(b: Builder, x: QTensor, dim: Any = None, keepdim: bool = False
     ],
 )
 def sum_(b: Builder, x: QTensor, dim: Any = None, keepdim: bool = False, *, out: Result, dtype: Any = None) -> QTensor:
-    """out = sum of x over ``dim``: int8 or int16, exact in int32, rounded once; plain integers to int32. TOSA REDUCE_SUM."""
+    """out = sum of x over ``dim``, exact in int32, rounded once; plain integers to int32. TOSA REDUCE_SUM."""
     if out.q is None:
 
         def total(rows: QTensor) -> QTensor:

@@ -26,7 +26,7 @@ class Filters:
     """A convolution's weights and bias.
 
     Attributes:
-        codes: Weights, int8 or floats. Each method documents its order of axes.
+        codes: Weights, int8 or floats, in the order of axes that each method documents.
         zero_point: Zero point of the weights.
         bias: Real values, one per output channel.
         scales: Real value of an accumulator unit per output channel.
@@ -113,7 +113,7 @@ class Filters:
         return self.with_codes(self.codes[:, :, first : first + count], slice(first * each, (first + count) * each))
 
     def depthwise(self, b: Builder, value: Value, window: Window | None) -> Value:
-        """Return the accumulator of a stored [N,H,W,C] convolved with codes [KH,KW,C,M]."""
+        """Return the accumulator of ``depthwise_conv2d``."""
         weight = b.const(np.ascontiguousarray(self.codes), name="weight")
         return b.depthwise_conv2d(
             value, weight, self.bias_codes(b), window=window, input_zp=self.input.zp, weight_zp=self.zero_point
