@@ -33,11 +33,7 @@ class Regions:
         self.b = frame.b
 
     def lower(self, node: Node) -> list[QTensor]:
-        """Lower a torch.cond or while_loop, and return its results.
-
-        Raises:
-            Unsupported: The target does not support the operator or an operator of a subgraph.
-        """
+        """Lower a torch.cond or while_loop, and return its results."""
         name = "COND_IF" if node.target is torch.ops.higher_order.cond else "WHILE_LOOP"
         refusal = self.b.limits[name].refuse(name, "BOOL", {}, self.b.target) if name in self.b.limits else None
         if refusal:
@@ -212,7 +208,6 @@ def _is_plain(x: QTensor) -> bool:
 
 
 def _match_layout(b: Builder, x: QTensor, like: QTensor) -> Value:
-    """Store ``x`` in the order of ``like``, which has one axis per dimension."""
     if (x.dims, x.value.shape) == (like.dims, like.value.shape):
         return x.value
     return b.store_as(x, [(dim,) for dim in sorted(range(x.rank), key=lambda dim: like.dims[dim])])

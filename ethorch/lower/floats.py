@@ -49,11 +49,7 @@ class Floats:
         self.b = frame.b
 
     def lower(self, node: Node, spec: OpSpec) -> Any:
-        """Lower in integers if operands and result are quantized or integers, otherwise in float.
-
-        Raises:
-            Unsupported: The operator has neither lowering.
-        """
+        """Lower in integers if operands and result are quantized or integers, otherwise in float."""
         operands = [self.frame.env[argument] for argument in node.all_input_nodes]
         if operands and all(isinstance(x, np.ndarray) for x in operands):
             return self.frame.fold(node)
@@ -71,11 +67,7 @@ class Floats:
         return self.of_floats(node, spec)
 
     def of_floats(self, node: Node, spec: OpSpec) -> Any:
-        """Lower with ``spec.floats``, or with ``spec.lower`` on float operands.
-
-        Raises:
-            Unsupported: The operator has neither, or the dtype is unsupported.
-        """
+        """Lower with ``spec.floats``, or with ``spec.lower`` on float operands."""
         name = op_name(node.target)
         args, kwargs = self.frame.arguments(node)
         out = result_of(node)
@@ -108,11 +100,7 @@ class Floats:
     # --- operands -----------------------------------------------------------------------------------------------------
 
     def operand(self, x: Any) -> Any:
-        """Dequantize a quantized tensor; return any other value on the NPU unchanged.
-
-        Raises:
-            Unsupported: ``x`` is on the CPU.
-        """
+        """Dequantize a quantized tensor; return any other value on the NPU unchanged."""
         x = self.frame.plain(x)
         if isinstance(x, OnCpu):
             raise Unsupported(no_dtype(self.b, f"its input {x.node}", x.node))
@@ -153,11 +141,7 @@ class Floats:
     # --- decompositions -----------------------------------------------------------------------------------------------
 
     def decompose(self, node: Node, spec: OpSpec) -> Any:
-        """Decompose ``node`` in a separate graph, and lower the result.
-
-        Raises:
-            Unsupported: The call has no decomposition, or an operator cannot run.
-        """
+        """Decompose ``node`` in a separate graph, and lower the result."""
         module = GraphModule({}, Graph())
         copy = self._copy_node(node, module)
         start = copy.prev

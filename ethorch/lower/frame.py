@@ -89,6 +89,8 @@ def _is_quantized_input(node: Node) -> bool:
 class Frame(ABC):
     """A graph being lowered to TOSA.
 
+    Methods raise Unsupported if the builder's target cannot run a node.
+
     Args:
         graph: FX graph, which is not changed.
         constants: Lookup of parameters, buffers and constants.
@@ -127,11 +129,7 @@ class Frame(ABC):
 
     @abstractmethod
     def result(self, node: Node) -> Any:
-        """Lower one node.
-
-        Raises:
-            Unsupported: The node cannot run on the builder's target.
-        """
+        """Lower one node."""
 
     @abstractmethod
     def of_integers(self, node: Node, spec: OpSpec) -> Any:
@@ -139,19 +137,11 @@ class Frame(ABC):
 
     @abstractmethod
     def as_floats(self, x: Any) -> Any:
-        """Dequantize a quantized tensor or chain, on targets with floats.
-
-        Raises:
-            Unsupported: ``x`` is on the CPU.
-        """
+        """Dequantize a quantized tensor or chain, on targets with floats."""
 
     @abstractmethod
     def lower_nested(self, graph: Graph, constants: Constants, builder: Builder, operands: Mapping[Node, Any]) -> Frame:
-        """Lower a subgraph of control flow, without its outputs.
-
-        Raises:
-            Unsupported: An operator of the subgraph cannot run.
-        """
+        """Lower a subgraph of control flow, without its outputs."""
 
     # --- leaves -------------------------------------------------------------------------------------------------------
 
@@ -183,7 +173,7 @@ class Frame(ABC):
     # --- arguments and constants --------------------------------------------------------------------------------------
 
     def arguments(self, node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the lowered arguments with defaults, and keyword-only arguments by name."""
+        """Return the lowered arguments. See ``node.arguments``."""
         args, keywords = arguments(node)
         positional: tuple[Any, ...] = torch.fx.map_arg(args, self.env.__getitem__)
         return positional, {name: torch.fx.map_arg(value, self.env.__getitem__) for name, value in keywords.items()}

@@ -1,4 +1,4 @@
-"""Report of the operators on the NPU, and the reasons for operators on the CPU."""
+"""Operators on the NPU, and the reasons for operators on the CPU."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class PartitionReport:
         delegated: FX names of the NPU operators per delegate tag, without quantize and dequantize operators.
         refusals: Operators on the CPU.
         without_kernel: Operators on the CPU that have no kernel in ExecuTorch or in firmware.
-        executorch_reason: Reason if ExecuTorch's own lowering wrote the program of a compilation, not ethorch's writer.
+        executorch_reason: Reason if ExecuTorch's own lowering wrote the program, not ethorch's writer.
     """
 
     target: str
@@ -101,7 +101,7 @@ class PartitionReport:
 
     @property
     def writer(self) -> dict[str, str]:
-        """Name of the writer of the program, and the reason if it is ExecuTorch, as plain data."""
+        """Name of the program's writer, and the reason if it is ExecuTorch, as plain data."""
         reason = self.executorch_reason
         if reason is None:
             return {"name": "ethorch", "id": "", "reason": "", "way_out": ""}

@@ -1,6 +1,6 @@
 """Lowering of a quantized FX graph (edge dialect or ATen) to a tosa.Graph.
 
-``EthosUBackend.preprocess`` runs it in strict mode, which raises refusals. The partitioner's dry run collects them.
+``EthosUBackend.preprocess`` raises refusals (strict mode). The partitioner's dry run collects them.
 """
 
 from __future__ import annotations
@@ -98,11 +98,7 @@ class Walk(Frame):
         self._regions = Regions(self)
 
     def run(self) -> Walk:
-        """Lower every node in order.
-
-        Raises:
-            Unsupported: A node cannot run, and the walk is strict.
-        """
+        """Lower every node in order."""
         for node in self.graph.nodes:
             self.b.origin = origin_of_codes(node)
             if node.op in ("placeholder", "get_attr"):
@@ -116,11 +112,9 @@ class Walk(Frame):
         return self
 
     def lower_nested(self, graph: Graph, constants: Constants, builder: Builder, operands: Mapping[Node, Any]) -> Walk:
-        """See Frame. The walk of a subgraph is strict."""
         return Walk(graph, constants, builder, refused=self.refusals, operands=operands).run()
 
     def as_floats(self, x: Any) -> Any:
-        """See Frame."""
         return self._floats.operand(x)
 
     # --- operators ----------------------------------------------------------------------------------------------------
@@ -150,7 +144,6 @@ class Walk(Frame):
             self.env[node] = self.boundary(node)
 
     def result(self, node: Node) -> Any:
-        """See Frame."""
         if shape_of_values(node):
             raise Unsupported(SHAPE_OF_VALUES if find(node.target) else unknown_operator(node))
         name = op_name(node.target)
@@ -187,11 +180,7 @@ class Walk(Frame):
         return self.of_integers(node, spec)
 
     def empty(self, node: Node) -> npt.NDArray[Any] | None:
-        """Return a constant for a result without elements, or None.
-
-        Raises:
-            Unsupported: The program returns the tensor.
-        """
+        """Return a constant for a result without elements, which the program must not return, or None."""
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor) or value.numel() or is_control_flow(node):
             return None
@@ -207,7 +196,7 @@ class Walk(Frame):
         return source if index == 0 else OnCpu(node)
 
     def of_integers(self, node: Node, spec: OpSpec) -> Any:
-        """See Frame. A pointwise operator on one quantized tensor becomes a chain."""
+        """Lower an operator; a pointwise operator on one quantized tensor becomes a chain."""
         name = op_name(node.target)
         args, kwargs = self.arguments(node)
         tensors = [x for x in flat([*args, *kwargs.values()]) if isinstance(x, (QTensor, PointwiseChain, OnCpu, np.ndarray))]
@@ -239,11 +228,7 @@ class Walk(Frame):
         return self.lower(node, spec, args, kwargs, out)
 
     def tensor(self, x: Any) -> Any:
-        """Convert a constant to a tensor.
-
-        Raises:
-            Unsupported: The constant is float, and the target has only integers.
-        """
+        """Convert a constant to a tensor. Float constants require a target with floats."""
         if isinstance(x, np.ndarray) and x.size and np.issubdtype(x.dtype, np.floating) and not self.b.floats:
             raise Unsupported(FLOAT_CONSTANT)
         return constant_tensor(self.b, x) if isinstance(x, np.ndarray) else x
@@ -256,11 +241,7 @@ class Walk(Frame):
         return QTensor(self.b.widen(x.value), x.dims, None)
 
     def check_chain(self, chain: PointwiseChain, out: Result) -> PointwiseChain:
-        """Check that tables can represent the chain, and return it.
-
-        Raises:
-            Unsupported: The chain has too many jumps for int16 tables, or an unsupported dtype.
-        """
+        """Check that tables can represent the chain, and return it."""
         if out.q is None and not out.dtype and not is_int64(chain.end) and is_integer(chain.end):
             raise Unsupported(no_integer_dtype(chain.end))
         jumps = chain.steps and chain.source.qparams.dtype == "INT16"
@@ -291,11 +272,7 @@ class Walk(Frame):
         return result
 
     def require_present(self, spec: OpSpec, args: tuple[Any, ...]) -> None:
-        """Check that every tensor argument is on the NPU.
-
-        Raises:
-            Unsupported: A tensor is on the CPU, or a chain is not quantized.
-        """
+        """Check that every tensor argument is on the NPU, and every chain quantized."""
         for x in flat(args):
             if isinstance(x, OnCpu) and is_int64(x.node):
                 raise Unsupported(self.absent(spec) or INT64_INPUT)
@@ -303,7 +280,7 @@ class Walk(Frame):
                 raise Unsupported(not_quantized(x.node if isinstance(x, OnCpu) else x.end))
 
     def check_int32(self, spec: OpSpec, args: tuple[Any, ...], out: Result) -> None:
-        """Raise Unsupported if the target or operator does not support an int32 activation."""
+        """Check that target and operator support int32 activations, if any."""
         reads = [x for x in flat(args) if isinstance(x, QTensor) and x.is_quantized and x.qparams.dtype == "INT32"]
         returns = out.q is not None and out.q.dtype == "INT32"
         if (reads or returns) and not self.b.tuning.int32_activations:
@@ -319,21 +296,13 @@ class Walk(Frame):
     # --- outputs ------------------------------------------------------------------------------------------------------
 
     def outputs(self, node: Node) -> None:
-        """Set the outputs of the TOSA graph.
-
-        Raises:
-            Unsupported: An output is float on a target without floats, or is int64.
-        """
+        """Set the outputs of the TOSA graph, which must not be int64, or float on a target without floats."""
         results: list[Node] = []
         torch.fx.map_arg(node.args, results.append)
         self.give([(result, storage_order(result.meta["val"])) for result in results])
 
     def give(self, results: Sequence[tuple[Node, tuple[int, ...]]]) -> None:
-        """Set the outputs of the TOSA graph to ``results``, nodes with their storage orders.
-
-        Raises:
-            Unsupported: See :func:`outputs`.
-        """
+        """Set the outputs of the TOSA graph to ``results``, nodes with their storage orders."""
         output_ids: set[int] = set()
         for result, order in results:
             x = self.plain(self.env[result])

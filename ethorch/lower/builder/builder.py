@@ -1,8 +1,6 @@
 """The Builder that lowerings use.
 
-Each base class adds the methods of one subject:
-
-| Class              | Methods                      | Subject                      |
+| Base class         | Methods                      | Subject                      |
 | Emitter            | emit, const, refuse, name    | verified TOSA operators      |
 | MovementBuilder    | nhwc, view, permute, narrow  | layout and movement          |
 | ScalingBuilder     | rescale, requantize, cast    | scales and dtypes            |

@@ -22,7 +22,7 @@ class ConvolutionBuilder(LookupBuilder):
         input_zp: int = 0,
         weight_zp: int = 0,
     ) -> Value:
-        """Return acc[N,OH,OW,O] = bias[O] + sums of value[N,H,W,C] * weight[O,KH,KW,C]. TOSA 1.0 CONV2D.
+        """Return acc[N,OH,OW,O] = bias[O] + sums of value[N,H,W,C] * weight[O,KH,KW,C].
 
         Args:
             bias: Default: 0.
@@ -40,7 +40,7 @@ class ConvolutionBuilder(LookupBuilder):
         input_zp: int = 0,
         weight_zp: int = 0,
     ) -> Value:
-        """Return acc[N,OH,OW,C*M] = bias[C*M] + sums of value[N,H,W,C] * weight[KH,KW,C,M]. TOSA 1.0 DEPTHWISE_CONV2D."""
+        """Return acc[N,OH,OW,C*M] = bias[C*M] + sums of value[N,H,W,C] * weight[KH,KW,C,M]."""
         channels, kernel = weight.shape[2] * weight.shape[3], weight.shape[:2]
         return self._convolve("DEPTHWISE_CONV2D", value, weight, bias, channels, kernel, window, input_zp, weight_zp)
 

@@ -1,4 +1,4 @@
-"""Float functions without a TOSA operator, composed of TOSA operators and accurate to a few ulp in FP32.
+"""Float functions without a TOSA operator, accurate to a few ulp in FP32.
 
 Sources of the polynomials: Cephes (asinf, atanf), public domain; M. Giles, "Approximating the erfinv function" (2010), the
 single-precision table.

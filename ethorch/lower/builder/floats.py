@@ -31,7 +31,7 @@ class Condition:
     t: QTensor
 
     def then(self, yes: FloatTensor | Number, no: FloatTensor | Number) -> FloatTensor:
-        """Select elements. TOSA 1.0 SELECT."""
+        """Select elements."""
         true, false = (FloatTensor.of(self.b, value) for value in (yes, no))
         (c, x, y), dims = self.b.align(self.t, true.t, false.t)
         return FloatTensor(self.b, QTensor(self.b.emit("SELECT", c, x, y), dims, FP32))

@@ -1,4 +1,4 @@
-"""Approximation of functions of int16 by a TABLE of 513 entries, plus finer TABLEs for steep, curved or jumping sections.
+"""Approximate functions of int16 by a TABLE of 513 entries, plus finer TABLEs for steep, curved or jumping sections.
 
 A TABLE of int16 (TOSA 1.0) reads entry (code + 32768) >> 7 and interpolates with the low 7 bits. A finer TABLE has entries for
 every 64, 32, ... or single codes of a window, and is constant outside. Entries minimize the interpolation error, unless the
@@ -50,7 +50,7 @@ class Piece:
         return self.start + 32768 // self.zoom
 
     def places(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-        """Return each code's entry, and the code's distance from it in 1/128 of an interval."""
+        """Return each code's entry, and its distance from it in 1/128 of an interval."""
         index = np.clip((np.arange(-32768, 32768) - self.middle) * self.zoom, -32768, 32767) + 32768
         return index >> 7, index & 127
 

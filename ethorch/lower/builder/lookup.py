@@ -1,4 +1,4 @@
-"""Lookup tables: a TABLE, or a sum of TABLEs for more precision."""
+"""Lookup tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ F = TypeVar("F", bound=np.floating[Any])
 
 
 class LookupBuilder(OperandBuilder):
-    """A builder of lookup tables."""
+    """A builder of TABLEs, and of sums of TABLEs for more precision."""
 
     def table(self, x: QTensor, real: npt.NDArray[Any], out: QParams, *, exact: bool = False) -> QTensor:
         """Look up a function of ``x`` from its values ``real`` at ``x.qparams.table_inputs``, quantized with ``out``.
@@ -77,7 +77,7 @@ class LookupBuilder(OperandBuilder):
         return total if total.dtype == "INT16" else self.rescale(total, 1.0, dtype="INT16")
 
     def interpolate(self, value: Value, entries: npt.NDArray[np.int16]) -> Value:
-        """Look up INT16 values in 513 entries and return INT32 with 7 fractional bits. TOSA 1.0 TABLE, int16.
+        """Look up INT16 values in 513 entries and return INT32 with 7 fractional bits.
 
         Without the extension EXT-INT16, 8-bit TABLEs compute each byte of the entry and of the difference to the next one, for
         each half of the entries.
@@ -109,12 +109,12 @@ class LookupBuilder(OperandBuilder):
         return self.emit("ADD", self.emit("MUL", both(numbers[:-1]), const(128), shift=0), slope)
 
     def truth_table(self, x: QTensor, real: npt.NDArray[Any]) -> QTensor:
-        """Look up the truth values ``real != 0`` of int8. TOSA 1.0 TABLE."""
+        """Look up the truth values ``real != 0`` of int8."""
         value = self.emit("TABLE", x.value, self.const((real != 0).astype(np.int8), name="truth"))
         return QTensor(value if self.tuning.truth_dtype == "INT8" else self.emit("CAST", value, dtype="BOOL"), x.dims, None)
 
     def integer_table(self, x: QTensor, real: npt.NDArray[Any]) -> QTensor:
-        """Look up INT32 integers ``real`` of int8, saturated to 30 bits, if necessary in two halves. TOSA 1.0 TABLE."""
+        """Look up INT32 integers ``real`` of int8, saturated to 30 bits, if necessary in two halves."""
         integers = np.clip(np.trunc(fill_nan(real)), -(2**30), 2**30 - 1).astype(np.int64)
         if np.abs(integers).max() < 128:
             value = self.emit("TABLE", x.value, self.const(integers.astype(np.int8), name="table"))

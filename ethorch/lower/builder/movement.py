@@ -60,7 +60,7 @@ class MovementBuilder(Emitter):
         return value
 
     def slice_axis(self, value: Value, axis: int, start: int, size: int) -> Value:
-        """Return value[start : start + size] along a stored axis. TOSA 1.0 SLICE."""
+        """Return value[start : start + size] along a stored axis."""
         if size == value.shape[axis]:
             return value
         starts = tuple(start if k == axis else 0 for k in range(value.rank))
@@ -68,13 +68,13 @@ class MovementBuilder(Emitter):
         return self.emit("SLICE", value, start=starts, size=sizes)
 
     def crop(self, value: Value, shape: Sequence[int]) -> Value:
-        """Return the first ``shape[k]`` elements of each stored axis k. TOSA 1.0 SLICE."""
+        """Return the first ``shape[k]`` elements of each stored axis k."""
         if tuple(shape) == value.shape:
             return value
         return self.emit("SLICE", value, start=(0,) * value.rank, size=tuple(shape))
 
     def pad_axis(self, value: Value, axis: int, before: int, after: int, code: int) -> Value:
-        """Pad a stored axis with ``code``. TOSA 1.0 PAD."""
+        """Pad a stored axis with ``code``."""
         if before == 0 == after:
             return value
         padding = [0] * (2 * value.rank)
@@ -150,7 +150,7 @@ class MovementBuilder(Emitter):
         return [self.store_as(x, [(dim,) for dim in order]) for x in tensors], dims
 
     def align(self, *tensors: QTensor) -> tuple[list[Value], Dims]:
-        """Store the operands of a broadcasting operator with equal ranks, in the order of the largest operand if possible."""
+        """Store the operands of a broadcasting operator with equal ranks, if possible in the order of the largest operand."""
         rank = max(x.rank for x in tensors)
         if rank == 0:
             return [self.logical(x) for x in tensors], ()
@@ -198,12 +198,12 @@ class MovementBuilder(Emitter):
         return True
 
     def narrow(self, x: QTensor, dim: int, start: int, length: int) -> QTensor:
-        """Return x[start : start + length] along ``dim``. TOSA 1.0 SLICE."""
+        """Return x[start : start + length] along ``dim``."""
         value, axis, dims = self.axis_of(x, dim)
         return x if length == value.shape[axis] else QTensor(self.slice_axis(value, axis, start, length), dims, x.q)
 
     def every(self, x: QTensor, dim: int, step: int) -> QTensor:
-        """Return x[::step] along ``dim``. TOSA 1.0 RESHAPE and SLICE."""
+        """Return x[::step] along ``dim`` by RESHAPE and SLICE."""
         if step == 1 or x.shape[dim] == 1:
             return x
         value, axis, dims = self.axis_of(x, dim)
@@ -229,7 +229,7 @@ class MovementBuilder(Emitter):
         return QTensor(self.reshape(flat, (*value.shape[:axis], extent, *value.shape[axis + 1 :])), dims, x.q)
 
     def tile(self, x: QTensor, multiples: Sequence[int]) -> QTensor:
-        """Repeat x ``multiples[d]`` times along each dimension d. TOSA 1.0 TILE."""
+        """Repeat x ``multiples[d]`` times along each dimension d."""
         (value,), dims = self.alike([x])
         stored = [1] * value.rank
         for dim, count in enumerate(multiples):
@@ -237,7 +237,7 @@ class MovementBuilder(Emitter):
         return QTensor(self.emit("TILE", value, multiples=tuple(stored)) if max(stored, default=1) > 1 else value, dims, x.q)
 
     def concat(self, parts: Sequence[QTensor], dim: int) -> QTensor:
-        """Concatenate tensors with equal quantization parameters along ``dim``. TOSA 1.0 CONCAT."""
+        """Concatenate tensors with equal quantization parameters along ``dim``."""
         if len(parts) == 1:
             return parts[0]
         values, dims = self.alike(parts)

@@ -1,4 +1,4 @@
-"""Conversion of operands for a lowering."""
+"""Conversion of operands."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class OperandBuilder(ScalingBuilder):
         return QTensor(self.rescale(x.value, 1.0, input_zp=x.qparams.zp, dtype="INT32"), x.dims, x.q)
 
     def to_qparams(self, x: QTensor, out: QParams | None) -> QTensor:
-        """Convert ``x`` to the quantization parameters ``out``, if any."""
+        """Requantize ``x`` with ``out``, if any."""
         if out is None:
             return x
         q = x.qparams
@@ -87,7 +87,7 @@ class OperandBuilder(ScalingBuilder):
         return self.rescale(value, 1.0, dtype="INT32")
 
     def plain_tensor(self, x: Any, dtype: str = "INT32") -> QTensor:
-        """Convert a constant to integers of ``dtype`` or truth values. Return a tensor unchanged.
+        """Convert a constant to integers of ``dtype`` or truth values; return a tensor unchanged.
 
         Raises:
             Unsupported: ``integer.constant`` if a number has a fraction or more than 32 bits.
@@ -116,7 +116,7 @@ class OperandBuilder(ScalingBuilder):
         return QTensor(self.clamp(scaled, out.qmin, out.qmax), x.dims, out)
 
     def convert_operand(self, x: Any, out: Result) -> QTensor:
-        """Convert an operand that is copied to the result to the quantization parameters or dtype of ``out``."""
+        """Convert an operand that is copied to the result to its quantization parameters or dtype."""
         if out.q is not None:
             return self.operand(x, out.q)
         dtype = out.dtype or "INT32"

@@ -1,4 +1,4 @@
-"""Quantization parameters, tensors, and the multiplier and shift of a scale (TOSA 1.0, RESCALE)."""
+"""Quantization parameters, tensors, and the multiplier and shift of a scale."""
 
 from __future__ import annotations
 
@@ -45,7 +45,6 @@ class QParams:
 
     @property
     def per_channel(self) -> bool:
-        """True if there is a scale and zero point per index of ``axis``."""
         return self.axis is not None
 
     @property
@@ -71,7 +70,7 @@ class QParams:
 
     @property
     def table_inputs(self) -> npt.NDArray[np.float32]:
-        """Real inputs of a TOSA 1.0 TABLE: all integer values of the dtype, and 32768 for int16."""
+        """Real inputs of a TABLE: all integer values of the dtype, and 32768 for int16."""
         return self.dequantize(self.codes if self.dtype == "INT8" else np.arange(-32768, 32769, dtype=np.int32))
 
     def quantize(self, real: ArrayLike) -> npt.NDArray[Any]:
@@ -115,7 +114,6 @@ class QTensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Logical shape."""
         return tuple(math.prod(self.value.shape[axis] for axis in axes) for axes in self.dims)
 
     @property
@@ -137,11 +135,7 @@ class QTensor:
 
     @property
     def qparams(self) -> QParams:
-        """``q``, if any.
-
-        Raises:
-            Unsupported: The tensor is not quantized.
-        """
+        """``q``; raises Unsupported without one."""
         if self.q is None:
             raise Unsupported(PLAIN_INTEGERS)
         return self.q
@@ -163,11 +157,7 @@ class Result:
 
     @property
     def qparams(self) -> QParams:
-        """``q``, if any.
-
-        Raises:
-            Unsupported: The result is not quantized.
-        """
+        """``q``; raises Unsupported without one."""
         if self.q is None:
             raise Unsupported(PLAIN_INTEGERS)
         return self.q

@@ -1,4 +1,4 @@
-"""Reductions inside an operator, such as a row's sum or variance: exact sums, and functions of them in interpolated tables.
+"""Reductions inside an operator, such as a row's sum or variance, and functions of them in interpolated tables.
 
 Slow 16-bit tables cost little, because there are fewer rows than elements.
 """
@@ -190,7 +190,7 @@ def tabulate(
 
 
 def maximum_of(b: Builder, value: Value, axis: int) -> Value:
-    """Return the maximum over a stored axis, which keeps extent 1. Vela estimates MAX_POOL2D as 4 times faster than REDUCE_MAX.
+    """Return the maximum over a stored axis by MAX_POOL2D, which Vela estimates as 4 times faster than REDUCE_MAX.
 
     Pooling reduces height and width, so the last axis is moved to the front first. Few rows are pooled as maps of one channel.
     """
@@ -222,7 +222,6 @@ def maximum_of(b: Builder, value: Value, axis: int) -> Value:
 
 
 def _of_rows(b: Builder, value: Value) -> Value:
-    """Return the maxima [N, 1] of rows [N, E]."""
     rows, extent = value.shape
     while extent > 1:
         pieces = math.ceil(extent / 256)
@@ -265,12 +264,12 @@ def steps_per_code(codes: int, count: int) -> float:
 
 
 def int32_product(b: Builder, x: Value, y: Value) -> Value:
-    """Return the INT32 product of INT16 values. TOSA 1.0 MUL."""
+    """Return the INT32 product of INT16 values."""
     return b.emit("MUL", b.rescale(x, 1.0, dtype="INT32"), b.rescale(y, 1.0, dtype="INT32"), shift=0)
 
 
 def in_finer_steps(b: Builder, value: Value, zp: int, fine: float) -> Value:
-    """Return INT16 (value - zp) * fine for INT8 values and ``fine`` up to 127. TOSA 1.0 MUL.
+    """Return INT16 (value - zp) * fine for INT8 values and ``fine`` up to 127.
 
     A RESCALE that changes the width is a separate NPU operation unless Vela fuses it with a MUL.
     """

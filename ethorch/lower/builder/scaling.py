@@ -73,11 +73,11 @@ class ScalingBuilder(MovementBuilder):
         )
 
     def from_unsigned(self, value: Value) -> Value:
-        """Convert uint8, stored as INT8, to int8. TOSA 1.0 RESCALE, input_unsigned."""
+        """Convert uint8, stored as INT8, to int8."""
         return self.emit("RESCALE", value, **FROM_UNSIGNED)
 
     def to_unsigned(self, value: Value) -> Value:
-        """Convert int8 to uint8. TOSA 1.0 RESCALE, output_unsigned."""
+        """Convert int8 to uint8, stored as INT8."""
         return self.emit("RESCALE", value, **TO_UNSIGNED)
 
     def requantize(self, acc: Value, scale: float | Sequence[float], out: QParams, *, largest: float = 0.0) -> Value:
@@ -105,13 +105,13 @@ class ScalingBuilder(MovementBuilder):
         return self.emit("MUL", self.rescale(acc, scales, dtype="INT32"), steps, shift=0)
 
     def limit(self, value: Value, limit: int) -> Value:
-        """Clamp INT32 ``value`` to -limit..limit. TOSA 1.0 MINIMUM, MAXIMUM."""
+        """Clamp INT32 ``value`` to -limit..limit."""
         for name, bound in (("MINIMUM", limit), ("MAXIMUM", -limit)):
             value = self.emit(name, value, self.const(np.full((1,) * value.rank, bound, np.int32)))
         return value
 
     def dequantize(self, value: Value, zero_point: int) -> Value:
-        """Return FP32 value - zero_point, or 0 and 1 for truth values. TOSA 1.0 CAST, SUB; SELECT."""
+        """Return FP32 value - zero_point, or 0 and 1 for truth values."""
         if value.dtype == "BOOL":
             ones, zeros = (self.const(np.full((1,) * value.rank, number, np.float32)) for number in (1, 0))
             return self.emit("SELECT", value, ones, zeros)
@@ -139,7 +139,7 @@ class ScalingBuilder(MovementBuilder):
         return self.emit("CLAMP", value, min_val=low, max_val=high)
 
     def quantize(self, value: Value, out: QParams) -> Value:
-        """Quantize floats with ``out``. TOSA 1.0 MUL, CAST."""
+        """Quantize floats with ``out``."""
         inverse = float(np.float32(1.0) / np.float32(out.step))
         scaled = self.clamp(self.rescale(value, inverse, dtype="FP32"), -(2.0**22), 2.0**22)
         codes = self.cast(self.cast(scaled, "INT32"), "FP32")

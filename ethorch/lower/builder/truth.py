@@ -33,7 +33,7 @@ def truth_from_int8(b: Builder, value: Value) -> Value:
 
 
 def truth_of_codes(b: Builder, value: Value, holds: Callable[[npt.NDArray[Any]], npt.ArrayLike]) -> Value:
-    """Look up the truth values ``holds(values)`` of INT8 values. TOSA 1.0 TABLE."""
+    """Look up the truth values ``holds(values)`` of INT8 values."""
     codes = np.arange(-128, 128)
     table = b.const(np.asarray(holds(codes)).astype(np.int8), name="truth")
     return truth_from_int8(b, b.emit("TABLE", value, table))
@@ -122,7 +122,7 @@ def _clamp(b: Builder, value: Value, low: Value, high: Value) -> Value:
 
 
 def _next_to(b: Builder, x: Value, y: Value) -> Value:
-    """Clamp ``x`` to y - 1..y + 1 without overflow. TOSA 1.0 INT32."""
+    """Clamp INT32 ``x`` to y - 1..y + 1 without overflow."""
     low, high = np.iinfo(np.int32).min, np.iinfo(np.int32).max
 
     def number(value: int) -> Value:
@@ -137,7 +137,7 @@ def _next_to(b: Builder, x: Value, y: Value) -> Value:
 
 
 def select_elements(b: Builder, condition: QTensor, x: QTensor, y: QTensor, q: QParams | None) -> QTensor:
-    """Return condition ? x : y. TOSA 1.0 SELECT, or c * x + (1 - c) * y, which is exact."""
+    """Return condition ? x : y by SELECT, or by c * x + (1 - c) * y, which is exact."""
     (c, xv, yv), dims = b.align(condition, x, y)
     if native(b):
         if c.dtype != "BOOL":

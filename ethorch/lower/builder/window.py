@@ -59,7 +59,6 @@ class Window:
 
     @property
     def is_padded(self) -> bool:
-        """True if ``before`` or ``after`` is not 0 at any end."""
         return any((*self.before, *self.after))
 
     def axes(self, *which: int) -> Window:
@@ -100,7 +99,7 @@ class Window:
         )
 
     def crop(self, b: MovementBuilder, value: Value) -> tuple[Value, Window]:
-        """Remove unread rows and columns from the end of a stored [N,H,W,C], and return the new window. TOSA 1.0 SLICE."""
+        """Remove unread rows and columns from the end of a stored [N,H,W,C], and return the new window."""
         n, height, width, c = value.shape
         value = b.crop(value, (n, height + min(self.after[0], 0), width + min(self.after[1], 0), c))
         return value, replace(self, after=tuple(max(after, 0) for after in self.after))

@@ -1,4 +1,4 @@
-"""Builder of the ATen nodes that replace a composite operator. See ethorch.quantization.passes.decompose."""
+"""Builder of the ATen nodes that replace a composite operator."""
 
 from __future__ import annotations
 
@@ -105,11 +105,11 @@ class AtenBuilder:
         return self.parameter(weight, lambda data: data.flatten())
 
     def parameter(self, original: Node, change: Callable[[torch.Tensor], torch.Tensor]) -> Node:
-        """Insert a parameter or buffer that ``change`` computes from ``original``."""
+        """Insert a parameter or buffer computed from ``original``."""
         return self._derive(attribute(self.model, original), change)
 
     def combine(self, first: Node, second_node: Node, change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Node:
-        """Insert a parameter that ``change`` computes from two parameters."""
+        """Insert a parameter computed from two parameters."""
         second = attribute(self.model, second_node).detach()
         return self._derive(attribute(self.model, first), lambda data: change(data, second))
 

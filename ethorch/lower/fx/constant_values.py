@@ -1,7 +1,6 @@
-"""Evaluation of constants during torch.export, which by default treats their values as unknown.
+"""Evaluate constants during torch.export, which by default treats their values as unknown.
 
-Values and shapes that depend only on constants become constants of the exported program, e.g. ``mask.nonzero()`` of a
-constant mask.
+Values and shapes that depend only on constants become constants, e.g. ``mask.nonzero()`` of a constant mask.
 """
 
 from __future__ import annotations
@@ -142,7 +141,6 @@ class ConstantValues(TorchFunctionMode):
         return places if len(places) != 1 else places[0]
 
     def _places(self, index: Any) -> tuple[Any, ...]:
-        """Return the indices that replace ``index``. A mask becomes several."""
         if isinstance(index, (tuple, list)):
             return (type(index)(self._number(each) for each in index),)
         if isinstance(index, slice):

@@ -1,4 +1,4 @@
-"""Subgraphs of control flow: branches of torch.cond, condition and body of while_loop."""
+"""Branches of torch.cond, and condition and body of while_loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Export of modules with torch.export, with errors that point to the user's code."""
+"""Export modules with torch.export, with errors that point to the user's code."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def check_module(module: nn.Module, inputs: Any) -> None:
     """Check properties for which errors of torch.export and torch.fx are unclear.
 
     Raises:
-        QuantizationError: ``quantize.dtype`` if a parameter or input is a float of another dtype than float32.
-            ``quantize.name`` if torch.fx cannot write the name of a submodule or parameter as code.
+        QuantizationError: ``quantize.dtype``, see ``check_float32``; ``quantize.name`` if torch.fx cannot write the name of a
+            submodule or parameter as code.
     """
     tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
     check_float32((f"parameter {name}", parameter.dtype) for name, parameter in module.named_parameters())
@@ -125,7 +125,6 @@ def export_module(
 
 
 def _remedy(error: Exception) -> str:
-    """Return a remedy for a common error, or an empty string."""
     text = f"{at(error)} {error}"
     if "numpy" in text:
         return " Use torch operators instead of NumPy in forward."
@@ -141,7 +140,7 @@ def last_export(module: nn.Module, inputs: tuple[Any, ...]) -> ExportedProgram |
 
 
 def _state_of(module: nn.Module) -> list[Any]:
-    """Return a fingerprint that differs after a change of the module's mode, submodules or tensors."""
+    """Return a fingerprint of the module's mode, submodules and tensors."""
     modules = [(name, id(part), part.training) for name, part in module.named_modules()]
     tensors = (*module.named_parameters(), *module.named_buffers())
     return [*modules, *((name, id(tensor), tensor._version) for name, tensor in tensors)]

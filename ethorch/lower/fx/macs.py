@@ -1,4 +1,4 @@
-"""Multiply-accumulates of a model, counted on its graph independently of the NPU."""
+"""Multiply-accumulates of a model, independently of the NPU."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ def _macs(graph: GraphModule, node: Node) -> int:
 
 
 def _shape(graph: GraphModule, node: Node) -> Shape:
-    """Return the shape of a node, or of its input if unknown."""
     value = node.meta.get("val")
     if value is None and node.all_input_nodes:
         return _shape(graph, node.all_input_nodes[0])

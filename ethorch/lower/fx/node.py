@@ -86,7 +86,7 @@ def makes_constant(node: Node) -> bool:
 
 
 def arguments(node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments in schema order, with defaults, and keyword-only arguments by name.
+    """Return the arguments in schema order with defaults, and keyword-only arguments by name.
 
     Keyword-only arguments that equal a default of None are omitted.
     """
@@ -233,12 +233,12 @@ def record_operators(graph: Graph) -> None:
 
 
 def recorded_name(node: Node) -> str:
-    """Return the name that the node had when its graph was passed to ``record_operators``, or its present name."""
+    """Return the name that ``record_operators`` recorded, or the present name."""
     return (node.meta.get("custom") or {}).get(_RECORD, (node.name,))[0]  # type: ignore[no-any-return]
 
 
 def origin_of(node: Node) -> Origin:
-    """Return the operator (as recorded by ``record_operators``, if it was), module path and source line of a node."""
+    """Return the operator, if possible as recorded by ``record_operators``, the module path and the source line."""
     stack = node.meta.get("nn_module_stack") or {}
     module = ""
     for path, _ in stack.values():
@@ -353,7 +353,7 @@ def as_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
 
 
 def as_tensor(array: npt.NDArray[Any]) -> torch.Tensor:
-    """Return a copy of an array as a tensor. Inverse of ``as_array``."""
+    """Return a copy of an array as a tensor."""
     if array.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(np.array(array).view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(np.array(array))

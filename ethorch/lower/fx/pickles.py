@@ -1,4 +1,4 @@
-"""Pickling of graph modules, including the names, metadata and control flow that torch omits."""
+"""Pickling of graph modules with the names, metadata and control flow that torch omits."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ _META = ("val", "tensor_meta", "nn_module_stack", "stack_trace", "custom")
 _DERIVED = ("_graph", "_code", "_lineno_map", "_prologue_start")
 
 
-class _Reference(str):
-    """Name of a node in the arguments of another node."""
+class _Reference(str): ...
 
 
 def dumps(value: Any) -> bytes:

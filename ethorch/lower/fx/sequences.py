@@ -1,4 +1,4 @@
-"""Length limit of recurrent layers' sequences, checked before torch.export, which would take minutes."""
+"""Length limit of recurrent layers' sequences, for which torch.export would take minutes."""
 
 from __future__ import annotations
 

@@ -52,9 +52,7 @@ def writes_of(graph: Graph) -> dict[str, Node]:
 
 
 def with_codes(module: GraphModule, wide: Collection[str] = ()) -> tuple[GraphModule, tuple[StateBuffer, ...]]:
-    """Convert mutable buffers to integer values ("codes") if results do not change.
-
-    Dequantize nodes before writes and quantize nodes after reads are removed. Counters of ``narrow_counters`` become int32.
+    """Convert mutable buffers to integer values if results do not change, and counters of ``narrow_counters`` to int32.
 
     Args:
         wide: Counters that stay int64.
@@ -240,7 +238,6 @@ def _codes_of(tensor: torch.Tensor, write: Node | None, readers: Sequence[Node])
 
 
 def _shape(node: Node | None) -> torch.Size | None:
-    """Return the shape of a node, for quantize and dequantize nodes that of the input."""
     while node is not None and "val" not in node.meta and op_name(node.target).startswith("quantized_decomposed."):
         node = node.args[0] if isinstance(node.args[0], Node) else None
     value = None if node is None else node.meta.get("val")
@@ -264,7 +261,6 @@ def _dequantize(codes: torch.Tensor, like: Node) -> torch.Tensor:
 
 
 def _hold_codes(module: GraphModule, name: str, like: Node, readers: Sequence[Node], write: Node) -> torch.Tensor:
-    """Convert the buffer, its readers and ``write`` to integer values."""
     codes = _hold(module, name, _quantize(attribute(module, name), like))
     graph = module.graph
     for reader in readers:
