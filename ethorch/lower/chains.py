@@ -43,7 +43,7 @@ def has_chain(args: Any) -> bool:
 
 
 def chain_source(node: Node, spec: OpSpec, env: Mapping[Node, Any], shape: tuple[int, ...], *, quantized: bool) -> QTensor | None:
-    """Return the quantized tensor that is the operator's only non-constant operand, directly or through a chain, or None.
+    """Return the quantized tensor that is the only non-constant operand, directly or through a chain, or None.
 
     Args:
         env: Lowered values of earlier nodes.

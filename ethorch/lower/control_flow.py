@@ -95,7 +95,7 @@ class Regions:
         return x.value
 
     def operands(self, args: Sequence[Any], parts: Sequence[Subgraph], first: int) -> list[Any]:
-        """Lower the operands for the placeholders from ``first`` on. Operands that no subgraph reads become OnCpu."""
+        """Lower the operands for the placeholders from ``first`` on. Operands without readers become OnCpu."""
         places = zip(*(_placeholders(part.of(self.module))[first:] for part in parts), strict=True)
         reads = [any(place.users for place in group) for group in places]
         return [self.operand(arg) if is_read else OnCpu(arg) for arg, is_read in zip(args, reads, strict=True)]
@@ -125,7 +125,7 @@ class Regions:
     # --- subgraphs ----------------------------------------------------------------------------------------------------
 
     def lower_subgraph(self, part: Subgraph, operands: Sequence[Any], carried: int) -> Frame:
-        """Lower a subgraph, without its outputs. The first ``carried`` operands are loop variables, which are never constants."""
+        """Lower a subgraph. The first ``carried`` operands are loop variables, which are never constants."""
         module = part.of(self.module)
         inner_b = self.b.region(f"{part.node.name}_{part.role}")
         env: dict[Node, Any] = {}
@@ -190,7 +190,6 @@ def _constant(b: Builder, array: npt.NDArray[Any], q: QParams | None, node: Node
 
 
 def _unify(frames: Sequence[Frame], pair: list[QTensor]) -> list[QTensor]:
-    """Return a result of both branches with equal dtype and storage order."""
     first, second = pair
     if first.q != second.q:
         raise Unsupported(DIFFERENT_SCALES)

@@ -1,7 +1,7 @@
 """Lowering of float tensors, on targets with the TOSA profile FP.
 
-Quantized operators use integer arithmetic if the target supports it. All others compute in float: quantized operands are
-dequantized, composite operators decomposed, and operators of constants folded.
+Quantized operators use integer arithmetic if the target supports it. In all others, quantized operands are dequantized,
+composite operators decomposed, and operators of constants folded.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def _is_quantized_input(node: Node) -> bool:
 class Frame(ABC):
     """A graph being lowered to TOSA.
 
-    Methods raise Unsupported if the builder's target cannot run a node.
+    Methods raise Unsupported if the target cannot run a node.
 
     Args:
         graph: FX graph, which is not changed.
@@ -152,7 +152,7 @@ class Frame(ABC):
         return self.operands[node] if self.operands is not None and node in self.operands else self.boundary(node)
 
     def boundary(self, node: Node) -> QTensor | OnCpu:
-        """Return an input of the TOSA graph, with uint8 converted to int8, or OnCpu if TOSA cannot represent it."""
+        """Return a TOSA input, with uint8 converted to int8, or OnCpu if TOSA cannot represent it."""
         if self.operands is not None:
             return OnCpu(node)
         tensor = node.meta.get("val")

@@ -14,7 +14,7 @@ from ethorch.tosa.ir import Origin
 def summarize_placement(npu: int, cpu: int, target: str, delegates: int) -> str:
     """Return e.g. ``5 of 6 PyTorch operators on ethos-u55-128 in 1 delegate``.
 
-    Operators are counted after the quantizer's decompositions, without quantize, dequantize and casts of int64 inputs.
+    Decomposed operators are counted, without quantize, dequantize and casts of int64 inputs.
     """
     return f"{npu} of {count_noun(npu + cpu, 'PyTorch operator')} on {target} in {count_noun(delegates, 'delegate')}"
 
@@ -89,7 +89,7 @@ class PartitionReport:
         target: Name of the NPU.
         delegated: FX names of the NPU operators per delegate tag, without quantize and dequantize operators.
         refusals: Operators on the CPU.
-        without_kernel: Operators on the CPU that have no kernel in ExecuTorch or in firmware.
+        without_kernel: Operators without a CPU kernel in ExecuTorch or in firmware.
         executorch_reason: Reason if ExecuTorch's own lowering wrote the program, not ethorch's writer.
     """
 

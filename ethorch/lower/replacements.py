@@ -1,6 +1,6 @@
-"""Remedies for operators without a lowering, used by ``operator.unknown``.
+"""Remedies for operators without a lowering.
 
-The regular expressions match the operator's name without namespace, overload and ``_copy``. The first match applies.
+The first regular expression applies that matches the name without namespace, overload and ``_copy``.
 """
 
 from __future__ import annotations

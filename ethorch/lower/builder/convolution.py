@@ -1,4 +1,4 @@
-"""CONV2D and DEPTHWISE_CONV2D, also for products with constant matrices and sums over windows."""
+"""CONV2D and DEPTHWISE_CONV2D."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ethorch.tosa.ir import Value
 
 
 class ConvolutionBuilder(LookupBuilder):
-    """A builder of convolutions with constants."""
+    """A builder of convolutions, also for products with constant matrices and sums over windows."""
 
     def conv2d(
         self,

@@ -68,7 +68,7 @@ def logit(x: FloatTensor, eps: float | None = None) -> FloatTensor:
 
 
 def atan(x: FloatTensor) -> FloatTensor:
-    """Return the inverse tangent, a polynomial of the argument reduced to tan(pi / 8)."""
+    """Return the inverse tangent, with reduction to tan(pi / 8)."""
     y = x.abs()
     high, middle = y > math.tan(3 * math.pi / 8), y > math.tan(math.pi / 8)
     reduced = high.then(-y.reciprocal(), middle.then((y - 1) / (y + 1), y))
@@ -86,7 +86,7 @@ def _asin_parts(x: FloatTensor) -> tuple[FloatTensor, FloatTensor]:
 
 
 def asin(x: FloatTensor) -> FloatTensor:
-    """Return the inverse sine, a polynomial up to 1/2, with half-angle reduction above."""
+    """Return the inverse sine, with half-angle reduction above 1/2."""
     part, y = _asin_parts(x)
     return (y > 0.5).then(math.pi / 2 - part * 2, part).copy_sign(x)
 

@@ -1,6 +1,6 @@
 """Float tensors for formulas of operators that use tables or fixed-point arithmetic when quantized.
 
-A formula computes in FP32 for every float dtype, as PyTorch's CPU kernels do, and is rounded once at its end.
+A formula computes in FP32, as PyTorch's CPU kernels do for every float dtype, and is rounded once at its end.
 """
 
 from __future__ import annotations
@@ -192,12 +192,12 @@ class FloatTensor:
         return (self.abs() < 1).then((t * 2) / (1 - t), self.exp() - 1)
 
     def log1p(self) -> FloatTensor:
-        """Return log(1 + x). log(u) * x / (u - 1) compensates the rounding error of u = 1 + x."""
+        """Return log(1 + x), where x / (u - 1) compensates the rounding of u = 1 + x."""
         u = self + 1
         return u.equals(1).then(self, (self > 1e9).then(u.log(), u.log() * self / (u - 1)))
 
     def polynomial(self, coefficients: Sequence[float]) -> FloatTensor:
-        """Evaluate a polynomial by Horner's rule, highest coefficient first."""
+        """Evaluate a polynomial, highest coefficient first."""
         total = self * coefficients[0] + coefficients[1]
         for coefficient in coefficients[2:]:
             total = total * self + coefficient
@@ -233,7 +233,7 @@ Formula = Callable[..., FloatTensor]
 
 
 def quotient(x: FloatTensor, y: FloatTensor, rounding: str | None) -> FloatTensor:
-    """Return x / y, rounded by ``floor`` or ``trunc``. The remainder corrects the error of the reciprocal."""
+    """Return x / y, rounded by ``floor`` or ``trunc``. The remainder corrects the reciprocal's error."""
     if rounding is None:
         return x / y
     if rounding == "trunc":

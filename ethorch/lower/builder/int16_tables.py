@@ -1,8 +1,8 @@
-"""Approximate functions of int16 by a TABLE of 513 entries, plus finer TABLEs for steep, curved or jumping sections.
+"""Approximate functions of int16 by TABLEs.
 
-A TABLE of int16 (TOSA 1.0) reads entry (code + 32768) >> 7 and interpolates with the low 7 bits. A finer TABLE has entries for
-every 64, 32, ... or single codes of a window, and is constant outside. Entries minimize the interpolation error, unless the
-function jumps.
+A TABLE of int16 (TOSA 1.0) reads entry (code + 32768) >> 7 of 513 and interpolates with the low 7 bits. For steep, curved or
+jumping sections, finer TABLEs have entries for every 64, 32, ... or single codes of a window, and are constant outside. Entries
+minimize the interpolation error, unless the function jumps.
 """
 
 from __future__ import annotations
@@ -74,10 +74,7 @@ def pieces(codes: Codes, low: int, high: int, *, far: float = FAR, exact: bool =
     Args:
         codes: Output code for each of -32768..32768, neither rounded nor clamped.
         far: Maximum error in output codes.
-        exact: Whether each code must be exact, including jumps.
-
-    Returns:
-        The tables, or an empty list if ``exact`` needs more than ``MOST``.
+        exact: Whether each code must be exact, including jumps. If this needs more than ``MOST`` tables, the list is empty.
     """
     key = hashlib.sha256(codes.tobytes()).digest(), low, high, far, exact
     if key not in _cache:
@@ -109,7 +106,6 @@ def _pieces(codes: Codes, low: int, high: int, far: float, exact: bool) -> list[
 
 
 def _fit(tables: Sequence[Piece], function: Codes) -> list[Piece]:
-    """Minimize the squared error over the entries."""
     fits = list(tables)
     weight = np.ones(function.size)
     weight[32768] = _WEIGHT_OF_0
@@ -178,7 +174,6 @@ def _table(span: Codes, start: int, zoom: int) -> Piece:
 
 
 def _run(bad: npt.NDArray[np.bool_], joined: bool) -> tuple[int, int]:
-    """Return the first bad interval, and the number of intervals that a finer table covers."""
     intervals = np.flatnonzero(bad)
     first, span = int(intervals[0]), int(intervals[-1] - intervals[0]) + 1
     if joined and span <= 255:

@@ -22,9 +22,8 @@ class LookupBuilder(OperandBuilder):
     def table(self, x: QTensor, real: npt.NDArray[Any], out: QParams, *, exact: bool = False) -> QTensor:
         """Look up a function of ``x`` from its values ``real`` at ``x.qparams.table_inputs``, quantized with ``out``.
 
-        A TABLE of int8 (TOSA 1.0) has 256 entries: index = value + 128. A TABLE of int16 has 513 entries: index = (value +
-        32768) >> 7, interpolated by the low 7 bits. Its INT32 result has 7 more fractional bits, which a RESCALE rounds off.
-        Finer TABLEs are added if that is too coarse, or if the function jumps (``exact``). See
+        A TABLE of int8 has 256 entries: index = value + 128. The INT32 result of a TABLE of int16 has 7 more fractional bits, which
+        a RESCALE rounds off. Finer TABLEs are added if that is too coarse, or if the function jumps (``exact``). See
         ``ethorch.lower.builder.int16_tables``.
 
         A wider output is looked up exactly, at the grid of a 16-bit table. A narrower output is looked up in 1/128 of its scale
@@ -79,8 +78,8 @@ class LookupBuilder(OperandBuilder):
     def interpolate(self, value: Value, entries: npt.NDArray[np.int16]) -> Value:
         """Look up INT16 values in 513 entries and return INT32 with 7 fractional bits.
 
-        Without the extension EXT-INT16, 8-bit TABLEs compute each byte of the entry and of the difference to the next one, for
-        each half of the entries.
+        Without EXT-INT16, 8-bit TABLEs compute each byte of the entry and of the difference to the next one, for each half of the
+        entries.
         """
         if self.accepts("TABLE", "INT16"):
             return self.emit("TABLE", value, self.const(entries, name="table"))
@@ -114,7 +113,7 @@ class LookupBuilder(OperandBuilder):
         return QTensor(value if self.tuning.truth_dtype == "INT8" else self.emit("CAST", value, dtype="BOOL"), x.dims, None)
 
     def integer_table(self, x: QTensor, real: npt.NDArray[Any]) -> QTensor:
-        """Look up INT32 integers ``real`` of int8, saturated to 30 bits, if necessary in two halves."""
+        """Look up INT32 integers ``real`` of int8, saturated to 30 bits."""
         integers = np.clip(np.trunc(fill_nan(real)), -(2**30), 2**30 - 1).astype(np.int64)
         if np.abs(integers).max() < 128:
             value = self.emit("TABLE", x.value, self.const(integers.astype(np.int8), name="table"))

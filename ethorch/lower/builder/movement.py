@@ -18,7 +18,7 @@ class MovementBuilder(Emitter):
 
     Args:
         limits: Limits of the target per operator.
-        tuning: Choices between equivalent operators by their speed on the target.
+        tuning: Choices between equivalent operators by speed.
         target: Name of the target, for refusals.
     """
 
@@ -47,7 +47,7 @@ class MovementBuilder(Emitter):
         return self.reshape(moved, shape)
 
     def _transpose(self, value: Value, order: Sequence[int]) -> Value:
-        """Reorder axes by TRANSPOSEs of at most ``MAX_RANK`` axes, each of which moves two more axes to their positions."""
+        """Reorder axes by TRANSPOSEs of at most ``MAX_RANK`` axes, each of which moves two axes to their positions."""
         shape, current = value.shape, list(range(value.rank))
         count = 0
         while current != list(order):
@@ -104,11 +104,11 @@ class MovementBuilder(Emitter):
         return QTensor(value, ((0,), (3,), (1,), (2,)) if rank == 4 else ((3,), (1,), (2,)), q)
 
     def from_order(self, value: Value, order: Sequence[int], q: QParams | None) -> QTensor:
-        """Return the tensor whose dimension ``order[k]`` is the stored axis k of ``value``."""
+        """Return the tensor whose dimension ``order[k]`` is stored axis k."""
         return QTensor(value, tuple((order.index(dim),) for dim in range(len(order))), q)
 
     def view(self, x: QTensor, shape: Sequence[int]) -> QTensor:
-        """Reshape the logical tensor. Data moves only if no stored order of up to ``MAX_RANK`` axes expresses the new shape."""
+        """Reshape the logical tensor. Data moves only if stored orders of ``MAX_RANK`` axes cannot express the shape."""
         refined = refine(x.value.shape, x.dims, shape)
         if refined is not None and len(refined[0]) > MAX_RANK:
             refined = coarsest(*refined)
@@ -125,7 +125,7 @@ class MovementBuilder(Emitter):
         return QTensor(x.value, tuple(x.dims[dim] for dim in order), q)
 
     def axis_of(self, x: QTensor, dim: int) -> tuple[Value, int, Dims]:
-        """Store ``x`` with the logical ``dim`` as one axis, and return (value, that axis, dims)."""
+        """Return (``x`` with the logical ``dim`` as one stored axis, that axis, dims)."""
         dim %= x.rank
         if len(x.dims[dim]) == 1:
             return x.value, x.dims[dim][0], x.dims
@@ -150,7 +150,7 @@ class MovementBuilder(Emitter):
         return [self.store_as(x, [(dim,) for dim in order]) for x in tensors], dims
 
     def align(self, *tensors: QTensor) -> tuple[list[Value], Dims]:
-        """Store the operands of a broadcasting operator with equal ranks, if possible in the order of the largest operand."""
+        """Store the operands of a broadcasting operator with equal ranks, if possible in the order of the largest."""
         rank = max(x.rank for x in tensors)
         if rank == 0:
             return [self.logical(x) for x in tensors], ()
@@ -203,7 +203,7 @@ class MovementBuilder(Emitter):
         return x if length == value.shape[axis] else QTensor(self.slice_axis(value, axis, start, length), dims, x.q)
 
     def every(self, x: QTensor, dim: int, step: int) -> QTensor:
-        """Return x[::step] along ``dim`` by RESHAPE and SLICE."""
+        """Return x[::step] along ``dim``."""
         if step == 1 or x.shape[dim] == 1:
             return x
         value, axis, dims = self.axis_of(x, dim)

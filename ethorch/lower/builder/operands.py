@@ -49,7 +49,7 @@ class OperandBuilder(ScalingBuilder):
     # --- quantized and float tensors ----------------------------------------------------------------------------------
 
     def to_int32(self, x: QTensor) -> QTensor:
-        """Return INT32 without zero point. The RESCALE is not shared, because Vela fuses only RESCALEs with one user."""
+        """Return INT32 without zero point, by an unshared RESCALE, because Vela fuses only RESCALEs with one user."""
         return QTensor(self.rescale(x.value, 1.0, input_zp=x.qparams.zp, dtype="INT32"), x.dims, x.q)
 
     def to_qparams(self, x: QTensor, out: QParams | None) -> QTensor:
@@ -90,7 +90,7 @@ class OperandBuilder(ScalingBuilder):
         """Convert a constant to integers of ``dtype`` or truth values; return a tensor unchanged.
 
         Raises:
-            Unsupported: ``integer.constant`` if a number has a fraction or more than 32 bits.
+            Unsupported: ``integer.constant``, a fraction or more than 32 bits.
         """
         if isinstance(x, QTensor):
             return x

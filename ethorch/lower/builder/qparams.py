@@ -104,7 +104,7 @@ class QTensor:
 
     Attributes:
         value: Stored elements, in any axis order.
-        dims: Stored axes of each logical (PyTorch) dimension. Permutes and reshapes change only ``dims``.
+        dims: Stored axes of each logical (PyTorch) dimension, which permutes and reshapes change.
         q: Quantization parameters; None for integers and truth values; ``float_qparams(dtype)`` for floats.
     """
 
@@ -122,7 +122,7 @@ class QTensor:
 
     @property
     def is_integer(self) -> bool:
-        """True for plain integers and truth values, which are not quantized."""
+        """True for plain integers and truth values."""
         return self.q is None
 
     @property
@@ -167,7 +167,7 @@ def multiplier_and_shift(scale: float, *, bits: int = 32) -> tuple[int, int]:
     """Return (multiplier, shift) with scale ~ multiplier * 2**-shift and a signed multiplier of ``bits`` (TOSA 1.0, RESCALE).
 
     Raises:
-        OverflowError: The scale is not positive and finite, or is too large for the smallest shift.
+        OverflowError: The scale is not positive and finite, or is too large.
     """
     if not (scale > 0 and math.isfinite(scale)):
         raise OverflowError(f"expected a positive finite scale, got {scale}")

@@ -1,4 +1,4 @@
-"""Reductions inside an operator, such as a row's sum or variance, and functions of them in interpolated tables.
+"""Reductions inside an operator, such as a row's variance, and functions of them in interpolated tables.
 
 Slow 16-bit tables cost little, because there are fewer rows than elements.
 """
@@ -70,7 +70,7 @@ def sum_axis(b: Builder, value: Value, axis: int) -> Value:
 
 
 def lead_with(b: Builder, x: QTensor, dims: Sequence[int]) -> QTensor:
-    """Move the stored axes of ``dims`` to the front, if the target would sum inner axes separately for each outer index."""
+    """Move the stored axes of ``dims`` to the front if the target would sum inner axes once per outer index."""
     most, shape = b.tuning.most_places_before_sum, x.value.shape
     summed = [axis for dim in dims for axis in x.dims[dim] if shape[axis] > 1]
     joined, places = join_axes(shape, summed)
@@ -84,7 +84,7 @@ def lead_with(b: Builder, x: QTensor, dims: Sequence[int]) -> QTensor:
 
 
 def cut_before(b: Builder, x: QTensor, dims: Sequence[int]) -> tuple[int, int] | None:
-    """Return the stored axis to split and the piece size for which ``lead_with`` can move axes, or None if not needed."""
+    """Return the stored axis to split and the piece size for which ``lead_with`` can move axes, if needed."""
     most, shape = b.tuning.most_places_before_sum, x.value.shape
     summed = {axis for dim in dims for axis in x.dims[dim] if shape[axis] > 1}
     joined, places = join_axes(shape, summed)
@@ -155,7 +155,7 @@ def tabulate(
 
     Args:
         function: Monotonic function between the bounds.
-        from_middle: Whether the last piece's entries are relative to the middle of its range, for more precise INT32 results.
+        from_middle: Whether the last piece's entries are relative to the middle of its range, for more precise results.
         highest: Largest v if it exceeds the last bound.
     """
     total: Value | None = None
@@ -192,7 +192,7 @@ def tabulate(
 def maximum_of(b: Builder, value: Value, axis: int) -> Value:
     """Return the maximum over a stored axis by MAX_POOL2D, which Vela estimates as 4 times faster than REDUCE_MAX.
 
-    Pooling reduces height and width, so the last axis is moved to the front first. Few rows are pooled as maps of one channel.
+    Pooling reduces height and width, so the last axis is moved to the front. Few rows are pooled as maps of one channel.
     """
     outer, extent, inner = around(value.shape, axis)
     shape = [1 if k == axis else e for k, e in enumerate(value.shape)]
@@ -259,7 +259,7 @@ def _halve(b: Builder, value: Value, axis: int, name: str) -> Value:
 
 
 def steps_per_code(codes: int, count: int) -> float:
-    """Return the most INT16 deviation steps per integer value of x, for ``codes`` values and ``count`` summed deviations."""
+    """Return the most INT16 deviation steps per integer value of x, for ``count`` summed deviations."""
     return min(32640 / codes, 127.0) / (4 if count > 4096 else 1)
 
 
@@ -292,7 +292,7 @@ def deviations(b: Builder, x: QTensor, axes: Collection[int], fine: float) -> Va
 
 
 def exact_deviations(b: Builder, x: QTensor, axes: Sequence[int]) -> tuple[Value, Value]:
-    """Return INT32 x - m for int16 x and its rounded mean m over stored ``axes``, and the mean - m in 1/64."""
+    """Return INT32 x - m for int16 x and its rounded mean m over stored ``axes``, and mean - m in 1/64."""
     count = math.prod(x.value.shape[axis] for axis in axes)
     total = sum_axes(b, b.rescale(x.value, 1.0, input_zp=x.qparams.zp, dtype="INT32"), axes)
     mean = b.rescale(total, 2.0**REST_BITS / count, dtype="INT32")
@@ -302,7 +302,7 @@ def exact_deviations(b: Builder, x: QTensor, axes: Sequence[int]) -> tuple[Value
 
 
 def sum_of_exact_squares(b: Builder, deviation: Value, axes: Sequence[int], codes: int) -> tuple[Value, float]:
-    """Return the INT32 sum of squared exact deviations of x with ``codes`` values, and the value of one step."""
+    """Return the INT32 sum of squared exact deviations, and the value of one step."""
     half = b.rescale(deviation, 0.5, dtype="INT32")  # the product of both halves is d * d / 4, or 1/4 less
     square, unit = sum_of_products(b, half, b.emit("SUB", deviation, half), axes, (codes - 1) / 2, (codes - 1) / 4)
     return square, 4 * unit
@@ -319,8 +319,8 @@ def sum_of_products(
 ) -> tuple[Value, float]:
     """Return the INT32 sum of non-negative products and the value of one step.
 
-    A short row is summed at once, with scaled products. A long row is summed in parts, which are scaled only if the sum needs
-    it, to keep the bits of small products.
+    A short row is summed at once, with scaled products. A long row is summed in parts, which are scaled only if needed, to keep
+    the bits of small products.
 
     Args:
         largest: Largest root of a product.

@@ -17,9 +17,9 @@ _INT32_STEPS = 8
 
 
 def saturating_reach(largest: float, scale: float) -> int | None:
-    """Return the magnitude at which ``scale`` saturates every integer value, or None if values up to ``largest`` fit 32 bits.
+    """Return the magnitude at which ``scale`` saturates every integer value, or None if values up to ``largest`` fit.
 
-    TOSA does not define a RESCALE whose result exceeds 32 bits (TOSA 1.0 apply_scale_32).
+    A RESCALE result above 32 bits is undefined (TOSA 1.0 apply_scale_32).
     """
     # 2**17 exceeds INT16
     return math.ceil((1 << 17) / scale) if largest * scale >= 2.0**30 else None
@@ -37,13 +37,12 @@ class ScalingBuilder(MovementBuilder):
         output_zp: int = 0,
         dtype: str = "INT8",
     ) -> Value:
-        """Return dtype((value - input_zp) * scale + output_zp). RESCALE, SINGLE_ROUND; a sequence has a scale per last stored
-        axis.
+        """Return dtype((value - input_zp) * scale + output_zp), SINGLE_ROUND; a sequence has a scale per last stored axis.
 
         A float is multiplied in its own dtype, then cast if ``dtype`` is a float dtype.
 
         Raises:
-            Unsupported: ``requantize.scale`` if a scale is zero, not finite or outside RESCALE's range.
+            Unsupported: ``requantize.scale``, a scale is zero, not finite or outside RESCALE's range.
         """
         scales = [float(scale)] if isinstance(scale, (int, float)) else [float(s) for s in scale]
         if value.dtype in FLOATS:
@@ -119,7 +118,7 @@ class ScalingBuilder(MovementBuilder):
         return value if zero_point == 0 else self.emit("SUB", value, self.const(np.full((1,) * value.rank, zero_point, np.float32)))
 
     def cast(self, value: Value, dtype: str) -> Value:
-        """Emit a CAST, unless it is redundant. Constants are cast to floats at compile time."""
+        """Emit a CAST, unless redundant. Constants are cast to floats at compile time."""
         if value.dtype == dtype:
             return value
         if value.data is not None and dtype in FLOATS:

@@ -1,6 +1,6 @@
 """Truth values, comparisons and selection.
 
-A truth value is a tensor without QParams: BOOL if the NPU supports it, otherwise INT8 0 or 1. See ``Tuning.truth_dtype``.
+A truth value is a tensor without QParams: BOOL if the NPU supports it, otherwise INT8 0 or 1.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def invert_truth(b: Builder, value: Value) -> Value:
 def in_one_unit(b: Builder, x: Any, y: Any) -> tuple[list[Value], Dims]:
     """Convert two operands to INT32 in a common unit, and align them.
 
-    The conversion is exact for equal scales, constants and integers. For different scales the unit is 2**19 (int8) or 2**14
-    (int16) times finer than the coarser scale.
+    Equal scales, constants and integers are exact. For different scales the unit is 2**19 (int8) or 2**14 (int16) times finer
+    than the coarser scale.
     """
     tensors = [value for value in (x, y) if isinstance(value, QTensor) and not value.is_integer]
     if not tensors:
@@ -165,7 +165,7 @@ def finite(value: float, out: QParams) -> float:
 
 
 def float_operand(name: str, *operands: Any) -> Reason | None:
-    """Return a Reason if an operand of integers has a fraction, or None."""
+    """Return a Reason if an operand of integers has a fraction."""
     if any(isinstance(x, QTensor) and not x.is_integer for x in operands):
         return None
     if any(isinstance(x, (float, np.ndarray)) and np.asarray(x).dtype.kind == "f" and np.any(np.asarray(x) % 1) for x in operands):

@@ -14,7 +14,7 @@ class Window:
     """The elements that each result reads per axis: result i reads i * stride - before + k * dilation for k in 0..kernel - 1.
 
     The first ``before`` and last ``after`` elements are padding. A negative ``after`` is the number of last elements that no window
-    reads; ``crop`` removes them. Every attribute has one entry per axis.
+    reads. Every attribute has one entry per axis.
     """
 
     kernel: tuple[int, ...]
@@ -45,7 +45,7 @@ class Window:
 
     @property
     def span(self) -> tuple[int, ...]:
-        """Number of elements from the first to the last that a result reads."""
+        """Number of elements from a result's first to its last."""
         return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilation, strict=True))
 
     def counts(self, extents: Sequence[int]) -> tuple[int, ...]:
@@ -82,7 +82,7 @@ class Window:
         return replace(self, before=(0,) * len(self.kernel), after=(0,) * len(self.kernel))
 
     def ending(self, extents: Sequence[int], sizes: Sequence[int] | None = None) -> Window:
-        """Adjust ``after`` so that the last of ``sizes`` windows ends at the padded map's end, as TOSA 1.0 requires."""
+        """Adjust ``after`` so that the last of ``sizes`` windows ends at the padded map's end, as TOSA requires."""
         after = []
         for axis, (extent, span, stride) in enumerate(zip(extents, self.span, self.stride, strict=True)):
             fit = (extent + self.before[axis] + self.after[axis] - span) // stride + 1

@@ -89,7 +89,7 @@ class AtenBuilder:
         return operator in self.limits and not self.limits[operator].present
 
     def number(self, x: Any) -> float | None:
-        """Return the value of a number or of a constant with one element, or None."""
+        """Return the value of a number or one-element constant, or None."""
         if isinstance(x, (int, float)):
             return float(x)
         tensor = tensor_of(self.model, x) if isinstance(x, Node) else None

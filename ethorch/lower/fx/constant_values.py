@@ -1,6 +1,6 @@
 """Evaluate constants during torch.export, which by default treats their values as unknown.
 
-Values and shapes that depend only on constants become constants, e.g. ``mask.nonzero()`` of a constant mask.
+Results that depend only on constants become constants, e.g. ``mask.nonzero()`` of a constant mask.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ConstantValues(TorchFunctionMode):
 
     @contextmanager
     def inside_forward(self) -> Iterator[None]:
-        """Enter the mode for each call of the module's ``forward`` in the context."""
+        """Enter the mode for each call of the module's ``forward``."""
 
         def enter(module: nn.Module, _: Any) -> None:
             self._values.clear()

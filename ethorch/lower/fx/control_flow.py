@@ -21,7 +21,7 @@ class Subgraph:
 
     Attributes:
         node: Control flow node.
-        index: Index of the argument that is the subgraph.
+        index: Index of the argument.
         role: Identifier, e.g. ``then``.
         description: Text for messages, e.g. ``the branch for true``.
         attribute: The get_attr node of the subgraph.
@@ -39,7 +39,7 @@ class Subgraph:
         return str(self.attribute.target)
 
     def of(self, model: GraphModule) -> GraphModule:
-        """Return the subgraph's module in ``model``, the module of ``node``."""
+        """Return the subgraph's module in ``model``."""
         graph = model.get_submodule(self.name)
         assert isinstance(graph, GraphModule)
         return graph
@@ -51,7 +51,7 @@ def is_control_flow(node: Node) -> bool:
 
 
 def subgraphs_of(node: Node) -> list[Subgraph]:
-    """Return the subgraphs in the order of the node's arguments."""
+    """Return the subgraphs in the order of the arguments."""
     subgraphs = []
     for index, (role, description) in GRAPHS[node.target].items():  # type: ignore[index]
         attribute = node.args[index]
@@ -61,7 +61,7 @@ def subgraphs_of(node: Node) -> list[Subgraph]:
 
 
 def nodes_everywhere(graph: Graph) -> Iterator[Node]:
-    """Iterate over the nodes of ``graph`` and of all nested subgraphs."""
+    """Iterate over the nodes of ``graph`` and of nested subgraphs."""
     for node in graph.nodes:
         yield node
         if is_control_flow(node) and graph.owning_module is not None:

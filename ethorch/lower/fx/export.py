@@ -25,7 +25,7 @@ _LAST: WeakKeyDictionary[nn.Module, tuple[list[Any], list[Any], ExportedProgram]
 
 
 def describe_inputs(inputs: Any, dynamic_shapes: Sequence[dict[int, Any]] | None = None) -> str:
-    """Describe the tensors of an input tuple, e.g. ``float32[1, 3, 8, 8], int64[1, any]`` with a dynamic last size."""
+    """Describe the tensors of an input tuple, e.g. ``float32[1, 3, 8, 8], int64[1, any]``."""
     leaves = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
     texts = []
     for number, leaf in enumerate(leaves):
@@ -93,10 +93,10 @@ def export_module(
     *,
     any_batch: bool = False,
 ) -> ExportedProgram:
-    """Export a module with torch.export, and evaluate the values and shapes that depend only on constants.
+    """Export a module with torch.export, and evaluate values and shapes that depend only on constants.
 
     Args:
-        dynamic_shapes: Dynamic dimensions, returned by ``open_sizes.dynamic_shapes_of``.
+        dynamic_shapes: Dynamic dimensions from ``open_sizes.dynamic_shapes_of``.
         any_batch: Whether the first dimension of each input is dynamic if possible.
 
     Raises:
@@ -134,7 +134,7 @@ def _remedy(error: Exception) -> str:
 
 
 def last_export(module: nn.Module, inputs: tuple[Any, ...]) -> ExportedProgram | None:
-    """Return the last result of ``export_module``, or None if the module or an input's type or shape has changed."""
+    """Return the last result of ``export_module``, or None if the module, or an input's type or shape, has changed."""
     state, types, program = _LAST.get(module, (None, None, None))
     return program if state == _state_of(module) and types == _types_of(inputs) else None
 

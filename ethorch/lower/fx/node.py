@@ -58,7 +58,7 @@ def overload_of(target: Any) -> Any:
 
 
 def aten_call(node: Node) -> tuple[Any, dict[str, Any]]:
-    """Return the ATen operator of ``node``, and its keywords without the memory format."""
+    """Return a node's ATen operator, and its keywords without the memory format."""
     keywords = {key: value for key, value in node.kwargs.items() if key not in ("dim_order", "memory_format")}
     if op_name(node.target) == "dim_order_ops._to_dim_order_copy.default":
         return torch.ops.aten._to_copy.default, keywords
@@ -146,7 +146,7 @@ def first_value(node: Node) -> torch.Tensor | None:
 
 
 def shape_of_values(node: Node) -> bool:
-    """Return True if the first result is a number read from a tensor, or its shape depends on tensor values."""
+    """Return True if the first result or its shape depends on tensor values."""
     value = first_value(node)
     numbers = value.shape if value is not None else [node.meta.get("val")]
     return any(isinstance(each, torch.SymInt) and has_free_unbacked_symbols(each) for each in numbers)
@@ -169,7 +169,7 @@ def is_integer(node: Node) -> bool:
 
 
 def leave_out(node: Node) -> None:
-    """Exclude the operator from quantization and from the NPU. The mark survives torch.export and to_edge."""
+    """Exclude the operator from quantization and the NPU, by a mark that survives torch.export and to_edge."""
     node.meta["custom"] = {**node.meta.get("custom", {}), _LEFT_OUT: True}
 
 
@@ -193,10 +193,7 @@ def is_int64(node: Node) -> bool:
 
 
 def converts_input(node: Node) -> bool:
-    """Return True if the node belongs to the cast of an int64 program input, which runs on the CPU.
-
-    A clamp that only such casts read belongs to the cast.
-    """
+    """Return True for the cast of an int64 program input, which runs on the CPU, or a clamp that only such casts read."""
     if _clamps_input(node):
         return bool(node.users) and all(op_name(user.target) in CASTS for user in node.users)
     source = node.args[0] if node.op == "call_function" and op_name(node.target) in CASTS else None
@@ -226,7 +223,7 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 def record_operators(graph: Graph) -> None:
-    """Record name and operator of each node in metadata that torch.export and decompositions keep."""
+    """Record name and operator of each node in metadata that torch.export keeps."""
     for node in graph.nodes:
         if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
             node.meta["custom"] = {**(node.meta.get("custom") or {}), _RECORD: (node.name, op_name(node.target))}
@@ -297,7 +294,7 @@ class Converted:
 
 
 def constants_of(program: ExportedProgram | Converted) -> Callable[[Node], npt.NDArray[Any] | None]:
-    """Return a function that returns a constant node's NumPy view, and None for mutable buffers and other nodes."""
+    """Return a function that returns a constant node's NumPy view, or None for mutable buffers and other nodes."""
     if isinstance(program, Converted):
         return _attributes_of(program.graph_module, program.mutable)
     signature = program.graph_signature
@@ -341,7 +338,7 @@ def target_buffer(node: Node) -> Node | None:
 def as_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
     """Return the tensor's memory as an array.
 
-    Fake constants, with which ExecuTorch partitions programs, become arrays with one repeated value.
+    Fake constants, with which ExecuTorch partitions programs, become one repeated value.
     """
     tensor = tensor.detach()
     if isinstance(tensor, FakeTensor):

@@ -30,7 +30,7 @@ def refuse_long_sequence(steps: int) -> None:
 
 @contextmanager
 def short_sequences(module: nn.Module) -> Iterator[None]:
-    """Check the sequence length of each recurrent layer called within the context."""
+    """Check the sequence length of recurrent layers called within the context."""
     hooks = [layer.register_forward_pre_hook(_check_length) for layer in module.modules() if isinstance(layer, nn.RNNBase)]
     try:
         yield

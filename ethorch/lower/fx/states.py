@@ -108,7 +108,6 @@ def narrow_counters(module: GraphModule) -> set[str]:
 
 
 def _initial_values(graph: Graph, name: str) -> list[Node]:
-    """Return the nodes with a buffer's initial value, its get_attr nodes and their clones."""
     reads = [node for node in graph.nodes if node.op == "get_attr" and str(node.target) == name]
     return reads + [user for node in reads for user in node.users if user.target is torch.ops.aten.clone.default]
 
@@ -137,7 +136,7 @@ def _narrow(module: GraphModule, name: str, write: Node) -> torch.Tensor:
 def with_reads_first(module: GraphModule) -> GraphModule:
     """Insert a clone before each write of one buffer's previous value to another buffer.
 
-    ExecuTorch may reorder such copies and copy an overwritten value.
+    ExecuTorch may otherwise copy an overwritten value.
     """
     late = _find_copies(module.graph)
     if not late:
@@ -170,7 +169,6 @@ def _find_copies(graph: Graph) -> list[str]:
 
 
 def _drop_clones(graph: Graph, buffers: Mapping[str, torch.Tensor]) -> None:
-    """Remove clones of buffers that are neither outputs nor written to a buffer."""
     for reader in [node for node in graph.nodes if node.op == "get_attr" and str(node.target) in buffers]:
         for node in [reader, *(user for user in reader.users if op_name(user.target) == _PER_TENSOR[1])]:
             for clone in [user for user in node.users if user.target is torch.ops.aten.clone.default and not user.kwargs]:

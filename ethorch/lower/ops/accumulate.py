@@ -58,7 +58,7 @@ def _int32(s: AtenBuilder, x: Node) -> Node:
     bound16=3,
 )
 def index_add(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node, *, alpha: float = 1) -> Any:
-    """out = x with alpha * source[k] added at x[index[k]] along ``dim``, once per occurrence of the index.
+    """out = x with alpha * source[k] added at x[index[k]] along ``dim``, once per occurrence.
 
     Bound for int16: the product is rounded first.
     """
@@ -67,7 +67,7 @@ def index_add(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node, *, a
 
 
 def accumulate_at_indices(s: AtenBuilder, x: Node, indices: Sequence[Any], values: Node) -> Node | None:
-    """Draw an accumulating index_put, or return None unless its indices are integers of adjacent dims."""
+    """Draw an accumulating index_put if its indices are integers of adjacent dims."""
     dims = side_by_side(indices)
     computed_indices = [index for index in indices if index is not None]
     if dims is None or any(index.meta["val"].dtype not in (torch.int32, torch.int64) for index in computed_indices):

@@ -57,8 +57,8 @@ def narrow_integers(b: Builder, value: Value, dims: Dims, dtype: str) -> QTensor
 def emit_sum(b: Builder, name: str, x: Any, y: Any, alpha: float, out: QParams | None) -> QTensor:
     """Emit x + alpha * y (``name`` ADD) or x - alpha * y (SUB) in int32.
 
-    Operands of equal scale are added exactly, others in a unit so fine that only the last rounding matters. Int32 activations
-    are divided by 4, because the sum of two rounded halves would overflow.
+    Operands of equal scale are added exactly, others so finely that only the last rounding matters. Int32 activations are divided
+    by 4, because the sum of two rounded halves would overflow.
     """
     name = {"ADD": "SUB", "SUB": "ADD"}[name] if alpha < 0 else name
     if out is None:

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, decomposed to calibrate scores and weights."""
+"""Scaled dot-product attention, decomposed."""
 
 from __future__ import annotations
 

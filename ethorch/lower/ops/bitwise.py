@@ -122,7 +122,7 @@ def left_shift(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
 def right_shift(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
     """out = floor(x / 2**y) in int32, y in 0..30. TOSA ARITHMETIC_RIGHT_SHIFT.
 
-    For an NPU with only the rounding shift, half of 2**y is subtracted first.
+    An NPU with only the rounding shift subtracts half of 2**y first.
     """
     xv, yv, dims = _shift_operands(b, x, y)
     if "rounds" not in getattr(b.limits.get("ARITHMETIC_RIGHT_SHIFT"), "ranges", {}):

@@ -80,7 +80,7 @@ def to_of_floats(b: Builder, x: QTensor, *_: Any, out: Result, **__: Any) -> QTe
     ],
 )
 def to(b: Builder, x: QTensor, *_: Any, out: Result, **__: Any) -> QTensor:
-    """out = x in another dtype, from and to quantized tensors, integers and truth values.
+    """out = x in another dtype.
 
     - Quantized to integers: rounded towards 0 by a TABLE, for int16 by arithmetic.
     - Integers to quantized: a RESCALE.

@@ -144,8 +144,7 @@ def convolution(
 ) -> QTensor:
     """out[n,o] = bias[o] + sum over i, ky, kx of x[n,i,y+ky,x+kx] * w[o,i,ky,kx]: int8[N,C,H,W] -> int8[N,O,OH,OW].
 
-    Exact in int32 (int48 for int16), rounded once. One spatial dimension is a map of height 1. TOSA CONV2D, DEPTHWISE_CONV2D,
-    TRANSPOSE_CONV2D.
+    Exact in int32 (int48 for int16), rounded once. TOSA CONV2D, DEPTHWISE_CONV2D, TRANSPOSE_CONV2D.
     """
     filters = Filters.of(x, w, bias, out.shape[1 - len(w.shape)])
     window = Window.of(filters.codes.shape[2:], stride, padding, dilation)

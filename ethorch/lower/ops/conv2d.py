@@ -68,10 +68,7 @@ def _pad_kernel(filters: Filters, window: Window) -> tuple[Filters, Window]:
 
 
 def _patches(b: Builder, x: QTensor, filters: Filters, window: Window, out: Result) -> QTensor:
-    """Convolve with a stride above 3 by space to depth, with the kernel padded to a multiple of the stride.
-
-    Vela would otherwise create a convolution per pixel.
-    """
+    """Convolve with a stride above 3 by space to depth, to avoid a convolution per pixel in Vela."""
     steps = window.stride
     blocks = [-(-kernel // step) for kernel, step in zip(window.kernel, steps, strict=True)]
     counts = [size + block - 1 for size, block in zip(out.shape[2:], blocks, strict=True)]

@@ -21,7 +21,7 @@ def conv3d(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int
 
     - One group without dilation of the depth: a CONV2D per plane of the result, over planes of x as channels. Weights of padding
       planes are omitted, unless padding the map is cheaper.
-    - int8 groups of one channel: a DEPTHWISE_CONV2D per plane of the kernel, added in INT32. TOSA 1.0 cannot add INT48.
+    - int8 groups of one channel: a DEPTHWISE_CONV2D per plane of the kernel, added in INT32 (TOSA 1.0 cannot add INT48).
     - Others: the KD planes of each result are copied as channels of one CONV2D.
     """
     n, c, d = x.shape[:3]

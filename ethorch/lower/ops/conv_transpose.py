@@ -26,8 +26,8 @@ def conv_transpose(b: Builder, x: QTensor, filters: Filters, window: Window, gro
     - One group and stride (2, 2), if faster on the target: a TRANSPOSE_CONV2D.
     - Others: phases by a CONV2D for each group, and a CONCAT.
 
-    Position s*q + r of the result depends only on the taps k = r (mod s). One convolution of stride 1 therefore computes all phases
-    r as s*s times the channels, which are then interleaved.
+    Position s*q + r of the result depends only on the taps k = r (mod s). One convolution of stride 1 computes all phases r as s*s
+    times the channels, which are then interleaved.
     """
     filters = filters.with_codes(_insert_zeros(filters.codes, window.dilation))
     inputs, outputs = filters.codes.shape[0] // groups, filters.codes.shape[1]
@@ -52,7 +52,7 @@ def conv_transpose(b: Builder, x: QTensor, filters: Filters, window: Window, gro
 def conv_transpose3d(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int, out: Result) -> QTensor:
     """Emit ``conv_transpose`` of codes [C,O/G,KD,KH,KW] by transposed convolutions over two axes.
 
-    Planes s*q + r of the result depend on the same taps of the depth. For each r, a convolution reads their planes as channels.
+    Planes s*q + r of the result depend on the same taps of the depth: for each r, a convolution reads their planes as channels.
     """
     (n, c, d), (planes, *extents) = x.shape[:3], out.shape[2:]
     depth, plane = window.axes(0), window.axes(1, 2)

@@ -56,7 +56,7 @@ def cumsum_of_floats(b: Builder, x: QTensor, dim: int, *, out: Result, dtype: An
 def cumsum(b: Builder, x: QTensor, dim: int, *, out: Result, dtype: Any = None) -> QTensor:
     """out[i] = x[0] + ... + x[i] along ``dim``: a product with a triangle of ones, exact, rounded once. TOSA CONV2D.
 
-    More than 2,048 elements of int8 are summed in parts of 256, and the totals of earlier parts added in int32.
+    More than 2,048 elements of int8 are summed in parts of 256.
     """
     dim %= x.rank
     extent = x.shape[dim]

@@ -78,7 +78,7 @@ def div(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
 
 
 def _divide_in_two_steps(b: Builder, x: QTensor, y: QTensor, out: QParams) -> QTensor:
-    """Return x * 2**e * (1 / (y * 2**e)) with y * 2**e in 2**14..2**15, for full precision of both factors.
+    """Return x * 2**e * (1 / (y * 2**e)) with y * 2**e in 2**14..2**15.
 
     A single reciprocal is clipped for small or coarse for large divisors, which costs 20 dB if a tensor has both.
     """

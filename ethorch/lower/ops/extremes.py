@@ -102,8 +102,8 @@ def min_dim(s: AtenBuilder, x: Node, dim: int, keepdim: bool = False) -> Any:
 def _index_of_extreme(b: Builder, x: QTensor, dim: int | None, least: bool, shape: Sequence[int]) -> QTensor:
     """Return int32[shape], the first index of the extreme code along ``dim`` (None: all dims).
 
-    It is TOSA ARGMAX along the channels of one map, as the U55 requires. INT32, and on the U55 INT16 and more than 127
-    channels, are compared with their extreme.
+    ARGMAX runs along the channels of one map, as the U55 requires. INT32, and on the U55 INT16 and more than 127 channels, are
+    compared with their extreme.
     """
     dims = list(range(x.rank)) if dim is None else [dim % x.rank]
     rest = [d for d in range(x.rank) if d not in dims]
@@ -129,7 +129,7 @@ def _index_of_extreme(b: Builder, x: QTensor, dim: int | None, least: bool, shap
 def _first_of_equals(b: Builder, rows: Value, extreme_of: Callable[[Builder, Value, int], Value]) -> QTensor:
     """Return int32[N], the first index of the extreme in each of the ``rows`` INT32[N, K].
 
-    Elements equal to the extreme score K - index. The extreme must be less than 2**31 away from every number.
+    Elements equal to the extreme score K - index. Differences to the extreme must be below 2**31.
     """
     extent = rows.shape[1]
     numbers, best = (QTensor(value, contiguous(value.shape), None) for value in (rows, extreme_of(b, rows, 1)))

@@ -217,7 +217,7 @@ def decompose_gather(s: AtenBuilder, x: Node, dim: int, index: Any, sparse_grad:
     ],
 )
 def gather(b: Builder, x: QTensor, dim: int, index: Any, sparse_grad: bool = False, *, out: Result) -> QTensor:
-    """out[i, j] = x[i, index[i, j]] for dim 1, likewise for other dims; exact: slices and a CONCAT, or TOSA GATHER."""
+    """out[i, j] = x[i, index[i, j]] for dim 1, exact: slices and a CONCAT, or TOSA GATHER."""
     dim %= x.rank
     shape = tuple(index.shape)
     constant = constant_numbers(index)

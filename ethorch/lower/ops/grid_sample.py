@@ -292,7 +292,7 @@ def affine_grid_of_floats(b: Builder, theta: QTensor, size: Sequence[int], align
     ],
 )
 def affine_grid(b: Builder, theta: QTensor, size: Sequence[int], align_corners: bool, *, out: Result) -> QTensor:
-    """out[n, h, w] = theta[n] @ (x, y, 1) for each pixel's coordinates x and y in -1..1, for volumes theta[n] @ (x, y, z, 1).
+    """out[n, h, w] = theta[n] @ (x, y, 1) for each pixel's coordinates in -1..1, for volumes theta[n] @ (x, y, z, 1).
 
     Products are summed in int32 and rounded once. TOSA MUL and ADD.
     """

@@ -40,7 +40,7 @@ def _transpose_weight(w: Any) -> Any:
 
 
 def decompose_linear(s: AtenBuilder, x: Node, w: Node, bias: Node | None = None, factors: Any = None) -> Any:
-    """Draw a weight [I] as [1, I], and an addmm as a linear layer if its operands are parameters, otherwise as mm, mul and add."""
+    """Draw a weight [I] as [1, I], and an addmm of parameters as a linear layer, otherwise as mm, mul and add."""
     if s.node.target is not aten.addmm.default:
         if w.meta["val"].dim() != 1:
             return None
@@ -133,7 +133,7 @@ def linear(b: Builder, x: QTensor, w: QTensor, bias: Any = None, *, out: Result,
 def _contraction_as_stored(x: QTensor, weight: npt.NDArray[Any]) -> tuple[QTensor, npt.NDArray[Any]]:
     """Return x and the weight with the contracted dim in the stored order of x.
 
-    After a flatten it has several axes. Reordering the weight is free; moving x is not.
+    Reordering the weight is free; moving x, e.g. after a flatten, is not.
     """
     axes = x.dims[-1]
     in_memory = tuple(sorted(axes))

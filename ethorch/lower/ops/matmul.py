@@ -31,7 +31,7 @@ def _multiply(b: Builder, x: QTensor, y: QTensor, factor: float, out: QParams) -
     - Few rows, if the NPU processes columns one by one or y is stored as y[n].T, such as cached keys: the transpose of
       y[n].T @ x[n].T.
     - int8, or an NPU that multiplies int16: one MATMUL, exact in int32 (int48 for int16).
-    - int16 on other NPUs: the four products of the operands' halves, added in int32.
+    - int16 on other NPUs: the four products of ``_halves``, added in int32.
     """
     step, dims = factor * x.qparams.step * y.qparams.step, ((0,), (1,), (2,))
     rows, columns = x.shape[1], y.shape[2]
@@ -133,8 +133,7 @@ def mm(s: AtenBuilder, x: Node, y: Node) -> Any:
 def matmul(s: AtenBuilder, x: Node, y: Node) -> Any:
     """out = x @ y with PyTorch's broadcasting.
 
-    Vectors become matrices. A single matrix on the right is multiplied with all rows at once. Batches on both sides are expanded
-    to one bmm.
+    A single matrix on the right is multiplied with all rows at once. Batches on both sides are expanded to one bmm.
     """
     xs, ys = shape_of(x), shape_of(y)
     if len(xs) == 1:
@@ -199,7 +198,7 @@ def draw_scaled_bmm(s: AtenBuilder, x: Node, y: Node, factor: float) -> Node:
 
 
 def fold_factor(s: AtenBuilder, x: Any, factor: Any) -> Any:
-    """Fold a positive factor into the bmm that computes ``x``, directly or before views, or return None."""
+    """Fold a positive factor into the bmm that computes ``x``, possibly before views, or return None."""
     if isinstance(x, (int, float)):
         x, factor = factor, x
     factor = s.number(factor)

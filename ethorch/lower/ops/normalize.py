@@ -191,7 +191,7 @@ def _in_two_parts(
 
 
 def _bounds_of_int16(lowest: float, highest: float) -> list[float]:
-    """Return bounds of variances in squared codes. A larger deviation has more bits and requires a shorter piece.
+    """Return bounds of variances in squared codes. Larger deviations require shorter pieces.
 
     Lines between 511 entries over v to v * ratio have an error of (ratio - 1)**2 * 3.6e-7 of 1 / sqrt(v), at v. The limits are 0.1
     codes of the deviation and 0.25 codes of 15 bits of the result.
@@ -275,7 +275,7 @@ def layer_norm(
 ) -> QTensor:
     """out = (x - mean) / sqrt(var + eps) over the last dims, then gamma and beta as a batch norm.
 
-    Bound: one code in a hundred is rounded differently than in PyTorch, and a large gamma doubles the difference.
+    Bound: one code in a hundred is rounded differently than in PyTorch; a large gamma doubles the difference.
     """
     return _normalize(b, x, len(shape), eps, True, out.qparams)
 
@@ -356,7 +356,7 @@ def _flat_parameter(s: AtenBuilder, x: Node | None) -> Node | None:
 def group_norm(
     s: AtenBuilder, x: Node, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, cudnn: bool = True
 ) -> Any:
-    """out = (x - mean) / sqrt(var + eps) * weight + bias, over groups of channels: a layer norm, then a batch norm."""
+    """out = (x - mean) / sqrt(var + eps) * weight + bias over groups of channels: a layer norm, then a batch norm."""
     full = shape_of(x)
     width = math.prod(full[1:]) // groups
     core = s(aten.layer_norm.default, s(aten.reshape.default, x, [full[0] * groups, width]), [width], None, None, eps)
@@ -383,7 +383,7 @@ def instance_norm(
     eps: float,
     cudnn: bool,
 ) -> Any:
-    """out = (x - mean) / sqrt(var + eps) * weight + bias, over each map: a layer norm, then a batch norm.
+    """out = (x - mean) / sqrt(var + eps) * weight + bias over each map: a layer norm, then a batch norm.
 
     With running statistics it is a batch norm.
     """
@@ -400,7 +400,7 @@ def instance_norm(
 def batch_statistics_norm(
     s: AtenBuilder, x: Node, weight: Any, bias: Any, training: bool, momentum: float, eps: float
 ) -> list[Node | None]:
-    """out = (x - mean) / sqrt(var + eps) * weight + bias, over channels of the batch: a layer norm, then a batch norm.
+    """out = (x - mean) / sqrt(var + eps) * weight + bias over channels of the batch: a layer norm, then a batch norm.
 
     The statistics must be unused. An instance norm becomes this operator in an edge program.
     """

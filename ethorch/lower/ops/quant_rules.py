@@ -14,7 +14,7 @@ class Layer:
     Attributes:
         weight, bias: Indices of the arguments. The lowering quantizes the bias with scale input x weight.
         weight_axis: Axis of the weight's output channels. None if they are on two axes.
-        output_axis: Axis of the result's channels, counted from the last one, which is -1.
+        output_axis: Negative axis of the result's channels.
         groups: Number of groups of the input channels.
         window: Input window of one result. None for linear layers and transposed convolutions.
     """
@@ -35,13 +35,13 @@ class QuantRule:
         inputs: Whether each float tensor input is quantized with its own qparams.
         only_first: Whether only the first tensor argument is an activation. The others are folded constants.
         output: ``own`` (observed), ``same`` (shares the first input's qparams), ``fixed`` (``fixed_range``) or ``none``.
-        keeps_codes: Whether each element of the result is zero or an element of the input. An ``own`` output then shares the
-            qparams of a separately quantized input.
+        keeps_codes: Whether each result is zero or an input element. An ``own`` output then shares the qparams of a separately
+            quantized input.
         layer: Weight and channels, if any.
         joins: Whether the output concatenates the inputs. An input without other readers then has the output's qparams.
         replaces: Whether elements of the other inputs replace some of the first.
         fixed_range: (real minimum, real maximum) of a ``fixed`` output.
-        is_threshold: Whether the result depends only on whether the first input is above or below the second.
+        is_threshold: Whether the result depends only on the sign of the inputs' difference.
         domain: (minimum, maximum) of the first input.
     """
 

@@ -104,7 +104,7 @@ def _direction(
     reverse: bool,
     gru: bool,
 ) -> tuple[list[Node], list[Node]]:
-    """Return the outputs over x [N,T,I] or [T,N,I] in one direction, in time order, and the last state."""
+    """Return the outputs over x in one direction, in time order, and the last state."""
     projected, weights = _project_inputs(s, x, parameters, gru)
     outputs: list[Node] = []
     state = start

@@ -1,4 +1,4 @@
-"""Resizing without RESIZE, along each dim by a matrix (from resizing an identity) or by selected rows."""
+"""Resizing without RESIZE, by a matrix (a resized identity) or selected rows along each dim."""
 
 from __future__ import annotations
 
@@ -54,7 +54,6 @@ def _matrix(resize: Resize, extent: int, dims: int, axis: int, size: int, scale:
 def _resize_by_matrices(
     s: AtenBuilder, x: Node, size: Sequence[int] | None, scales: Sequence[float | None], resize: Resize
 ) -> Node | None:
-    """Draw a linear layer along each dim, or return None if a matrix is too large."""
     shape = shape_of(x)
     sizes, dims = _sizes(x, size, scales), len(shape) - 2
     changed = [k for k in range(dims) if sizes[k] != shape[2 + k] or scales[k] not in (None, 1)]

@@ -59,7 +59,7 @@ def uneven(extent: int, size: int, scale: float | None) -> float | None:
 def nearest(b: Builder, x: QTensor, size: tuple[int, int], scales: Sequence[float | None] = (None, None)) -> QTensor:
     """Return x[..., floor(i * H / size0), floor(j * W / size1)].
 
-    Integer factors are a RESIZE or TILEs. Other factors, and ``scales`` that differ from the ratio of the sizes, select rows, then
+    Integer factors are a RESIZE or TILEs. Others, and ``scales`` that differ from the ratio of the sizes, select rows, then
     columns.
     """
     uneven_scales = [uneven(extent, count, scale) for extent, count, scale in zip(x.shape[-2:], size, scales, strict=True)]
@@ -139,7 +139,7 @@ def _bilinear_numbers(extent: int, size: int, align: bool, scale: float | None) 
 def _by_boxes(b: Builder, x: QTensor, factors: tuple[int, int]) -> QTensor:
     """Resize bilinearly by integer factors f: nearest, then a mean over f + 1 neighbours, rounded once.
 
-    If f is even, the outer two have half weight. The map is extended by its edges first.
+    If f is even, the outer two have half weight.
     """
     kernels, margins = [], []
     for dim, factor in zip((-2, -1), factors, strict=True):
@@ -176,7 +176,7 @@ _MOST_WEIGHTS = 2**26
 def _by_matrix(b: Builder, x: QTensor, dim: int, size: int, align: bool, scale: float | None = None) -> QTensor:
     """Interpolate along one dim as a product with a constant [size, extent] matrix.
 
-    Its steps are the positions' common denominator if int8 represents it, otherwise 1/127. For int16 and 1/127, a second product
+    Its step is 1 / the positions' common denominator if int8 represents it, otherwise 1/127. For int16 and 1/127, a second product
     adds the remainders.
     """
     extent = x.shape[dim]

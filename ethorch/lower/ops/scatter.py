@@ -132,7 +132,7 @@ def check_index_put(x: Any, indices: Any, values: Any, accumulate: bool = False)
 def decompose_index_put(s: AtenBuilder, x: Node, indices: Any, values: Node, accumulate: bool = False) -> Any:
     """Draw an index_put as x (empty index), a sum at indices, a where (mask and single value), or an index_put with one index.
 
-    Indexed dims that are not adjacent are moved to the front first. Computed indices of several rows require SCATTER.
+    Indexed dims that are not adjacent are first moved to the front. Computed indices of several rows require SCATTER.
     """
     indexed_dims = [k for k, index in enumerate(indices) if index is not None]
     first, shape = indices[indexed_dims[0]], shape_of(x)

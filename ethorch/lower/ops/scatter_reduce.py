@@ -63,7 +63,7 @@ def _as_rows(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node) -> tu
     bound16=3,
 )
 def scatter_add(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node) -> Any:
-    """out = x with source[i, j] added at x[index[i, j], j] for dim 0, likewise for other dims, once per occurrence of the index.
+    """out = x with source[i, j] added at x[index[i, j], j] for dim 0, once per occurrence.
 
     Bound for int16: the product is rounded first.
     """
@@ -95,7 +95,7 @@ def _sum_at_index(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node) 
 def scatter_reduce(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node, reduce: str, *, include_self: bool = True) -> Any:
     """out = sum, mean or extreme of ``source`` at each position in ``index``, with x if ``include_self``; x elsewhere.
 
-    A computed index supports only sums, with ``include_self``. Bound for int16: product, sum and division are rounded.
+    A computed index supports only sums with ``include_self``. Bound for int16: product, sum and division are rounded.
     """
     shape = shape_of(x)
     dim %= max(1, len(shape))

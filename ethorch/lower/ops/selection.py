@@ -104,7 +104,7 @@ def masked_fill(b: Builder, x: Any, mask: Any, value: Any, *, out: Result) -> QT
 
 
 def _add_mask(b: Builder, x: QTensor, mask: npt.NDArray[Any], out: QParams) -> QTensor:
-    """Return x with the lowest code of ``out`` where the mask is set, by a saturating ADD of a constant."""
+    """Return x with the lowest code of ``out`` at the mask, by a saturating ADD of a constant."""
     low, high = dtype_range(out.dtype)
     unit = (high - low) * (x.qparams.step + out.step) / -low  # the constant's lowest code exceeds both ranges
     depth = QParams((unit,), (0,), low, high, out.dtype)

@@ -1,4 +1,4 @@
-"""softmax, log_softmax and logsumexp, with intermediate ranges that are known without calibration."""
+"""softmax, log_softmax and logsumexp, whose intermediate ranges need no calibration."""
 
 from __future__ import annotations
 

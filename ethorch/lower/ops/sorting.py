@@ -90,9 +90,9 @@ def decompose_sort(s: AtenBuilder, x: Node, dim: int = -1, descending: bool = Fa
     ],
 )  # fmt: skip
 def sort(b: Builder, x: QTensor, dim: int = -1, descending: bool = False, *, out: Result) -> QTensor:
-    """out = x sorted along ``dim``, of at most 16 elements, exact. TOSA MINIMUM, MAXIMUM.
+    """out = x sorted along ``dim``, exact. TOSA MINIMUM, MAXIMUM.
 
-    A longer dim, or a sort with used indices, is a topk on the CPU.
+    More than 16 elements, or used indices, are a topk on the CPU.
     """
     ranks = range(x.shape[dim])
     return b.to_qparams(b.concat(_select_ranks(b, x, dim, ranks[::-1] if descending else ranks), dim), out.q)
@@ -120,9 +120,9 @@ def decompose_kthvalue(s: AtenBuilder, x: Node, k: int, dim: int = -1, keepdim: 
     samples=[Sample(I8(2, 3, 8), 3), Sample(I8(5, 6, 2), 6, 1, True), Sample(Ints(4, 7), 1, 0)],
 )
 def kthvalue(b: Builder, x: QTensor, k: int, dim: int = -1, keepdim: bool = False, *, out: Result) -> QTensor:
-    """out = k-th smallest value along ``dim``, of at most 16 elements, exact. TOSA MINIMUM, MAXIMUM.
+    """out = k-th smallest value along ``dim``, exact. TOSA MINIMUM, MAXIMUM.
 
-    A longer dim, or a used index, is a topk on the CPU.
+    More than 16 elements, or a used index, are a topk on the CPU.
     """
     (ranked,) = _select_ranks(b, x, dim, [k - 1])
     return b.view(b.to_qparams(ranked, out.q), out.shape)
@@ -174,7 +174,7 @@ _SHARES: dict[str, Callable[[float], float]] = {
 def quantile(
     s: AtenBuilder, x: Node, q: float, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear"
 ) -> Any:
-    """out = quantile ``q`` of x along ``dim``: one of the sorted values, or an interpolation between two."""
+    """out = quantile ``q`` of x along ``dim``: a sorted value, or an interpolation between two."""
     shape = list(shape_of(x))
     reduced_shape = [1] * len(shape) if dim is None else [1 if k == dim % len(shape) else extent for k, extent in enumerate(shape)]
     if dim is None:
@@ -239,7 +239,7 @@ def _count_less(s: AtenBuilder, x: Node, rows: Node, out_int32: bool, right: boo
     ],
 )
 def bucketize(b: Builder, x: QTensor, boundaries: Any, *, out: Result, out_int32: bool = False, right: bool = False) -> QTensor:
-    """out = number of boundaries below x, or not above it (``right``), exact: a TABLE of int8. TOSA TABLE, GREATER.
+    """out = number of boundaries below x, or not above it (``right``), exact. TOSA TABLE, GREATER.
 
     int16 and plain integers are compared with each boundary.
     """

@@ -28,9 +28,9 @@ _KERNEL, _WINDOW = 64, 256
 
 
 def sum_over(b: Builder, x: QTensor, dims: Sequence[int], out: QParams, factor: float) -> QTensor:
-    """Return factor * sum of x over ``dims``, which keep extent 1: exact in int32, rounded once. TOSA REDUCE_SUM.
+    """Return factor * sum of x over ``dims``, which keep extent 1: exact in int32, rounded once.
 
-    If it could exceed int32, such as 65536 elements of int16, partial sums are added without their lowest bits.
+    If it could exceed int32, e.g. 65536 elements of int16, partial sums are added without their lowest bits.
     """
     if out.is_float:
         total = (FloatTensor.of(b, x).sum(dims) * factor).t

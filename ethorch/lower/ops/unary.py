@@ -1,9 +1,9 @@
-"""Elementwise functions of one tensor. A chain of them on one tensor, with constants, is one TABLE.
+"""Elementwise functions of one tensor. A chain of them with constants is one TABLE.
 
 - int8: 256 entries, computed by running the functions.
-- int16: 513 interpolated entries, or a sum of such tables for a steep function or one with jumps.
+- int16: 513 interpolated entries, or a sum of such tables for a steep or jumping function.
 
-Where a function is undefined, like the log of a negative code, the table continues with its nearest value. Infinities saturate.
+Where a function is undefined, like the log of a negative code, the table repeats its nearest value. Infinities saturate.
 """
 
 from __future__ import annotations

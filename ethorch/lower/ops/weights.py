@@ -1,4 +1,4 @@
-"""Quantized weights and biases of convolutions and linear layers."""
+"""Quantized weights and biases."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ class Filters:
     def depthwise_conv2d(self, b: Builder, value: Value, window: Window | None, out: QParams) -> Value:
         """Convolve a stored [N,H,W,C] with codes [KH,KW,C,M] and requantize. TOSA DEPTHWISE_CONV2D.
 
-        If M is above 1 and Vela cannot transpose all results, channels are computed in parts. A 1x1 convolution of more than
-        ``MOST_MAPS`` maps becomes one row.
+        If M > 1 and Vela cannot transpose all results, channels are computed in parts. A 1x1 convolution of more than ``MOST_MAPS``
+        maps becomes one row.
         """
         channels, each = self.codes.shape[2:]
         if value.shape[0] > MOST_MAPS and self._reads_single_places(value, window, (0, 1)):

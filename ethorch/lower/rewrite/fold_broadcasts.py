@@ -1,8 +1,8 @@
 """Merge axes of broadcasting elementwise operators.
 
 Vela emits an operation for each index of the axes before the last three: x[8, 56, 56, 64] + y[64] is eight operations. If
-broadcast and other axes alternate, e.g. y[8, 1, 56, 1], they cannot be merged, and above ``_MOST_UNCOPIED`` operations the operand
-is copied.
+broadcast and other axes alternate, e.g. y[8, 1, 56, 1], they cannot be merged, and above ``_MOST_UNCOPIED`` operations the
+operand is copied.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ Shape = tuple[int, ...]
 
 
 def fold_broadcasts(r: Rewriter) -> None:
-    """Merge adjacent axes of broadcasting elementwise operators if that saves operations.
+    """Merge adjacent axes if that saves operations, also for ``vela.one-element-of-five-axes``.
 
-    This includes ``vela.one-element-of-five-axes``. RESCALEs of operands and operators that Vela fuses use the new shape, too.
+    RESCALEs of operands and operators that Vela fuses use the new shape, too.
     """
     for op in r.select(*ELEMENTWISE, "ARITHMETIC_RIGHT_SHIFT", "LOGICAL_LEFT_SHIFT"):
         result, shapes = op.result.shape, [value.shape for value in op.operands[:2]]

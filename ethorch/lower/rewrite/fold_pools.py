@@ -60,7 +60,6 @@ def _along(at: Place, op: Op, value: Value, axis: int) -> Value:
 
 
 def _squares(at: Place, op: Op, value: Value) -> Value:
-    """Move each disjoint window to one row by a TRANSPOSE, and pool the rows."""
     (n, height, width, c), (kh, kw) = op.result.shape, op.attrs["kernel"]
     rows = at.emit("TRANSPOSE", at.reshape(value, n * height, kh, width, kw * c), perms=(0, 2, 1, 3))
     maps = _maps(n * height * width)
@@ -83,7 +82,6 @@ def _windows(at: Place, value: Value, count: int, stride: int, kernel: int) -> V
 
 
 def _subsample(at: Place, op: Op, value: Value, kernel: tuple[int, ...], stride: tuple[int, ...], pad: tuple[int, ...]) -> Value:
-    """Pool with a smaller stride, and select every n-th result."""
     steps = tuple(next(step for step in (3, 2, 1) if s % step == 0) if s > LARGEST_STRIDE else s for s in stride)
     if (kernel, math.prod(steps), any(pad)) != ((1, 1), 1, False):
         value = at.again(op, value, kernel=kernel, stride=steps, pad=pad)

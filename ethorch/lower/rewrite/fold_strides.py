@@ -66,7 +66,6 @@ def _fold_columns(r: Rewriter, op: Op, fold: FoldColumns) -> None:
 
 
 def _fold_squares(r: Rewriter, op: Op, fold: FoldSquares) -> None:
-    """Fold rows and columns during the conversion from NCHW to NHWC."""
     transpose = r.producer(op.operands[0], "TRANSPOSE", sole=True)
     sy, sx = op.attrs["stride"]
     if transpose is None or tuple(transpose.attrs["perms"]) != (0, 2, 3, 1) or min(sy, sx) == 1:

@@ -42,7 +42,7 @@ def copy_broadcast_constants(r: Rewriter) -> None:
 def copy_outputs(graph: Graph) -> Graph:
     """Return a copy of the graph that copies outputs that are also read inside.
 
-    Vela may otherwise combine layouts and lose the output. See ``vela.undone-transpose-output``.
+    Vela may otherwise combine layouts and lose them. See ``vela.undone-transpose-output``.
     """
     r = Rewriter(copy.deepcopy(graph))
     for op in r:
@@ -66,7 +66,6 @@ def _is_read_elsewhere(r: Rewriter, value: Value) -> bool:
 
 
 def _as_map(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
-    """Return a shape of one image whose axes are at most ``LONGEST`` if divisible."""
     height, width, channels = math.prod(shape[:-2]), *(1, 1, *shape)[-2:]
     if max(height, width, channels) > LONGEST:
         channels = _divisor(math.prod(shape))

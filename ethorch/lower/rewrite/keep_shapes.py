@@ -25,7 +25,6 @@ def keep_shapes(r: Rewriter) -> None:
 
 
 def _wider_shape(r: Rewriter, op: Op) -> tuple[int, ...] | None:
-    """Return the four-axis shape of an operand before its RESHAPE, or None."""
     result = op.result.shape
     if len(result) >= 4 or any(value.rank != len(result) for value in op.operands if value.rank > 1):
         return None

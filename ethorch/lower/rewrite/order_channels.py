@@ -67,7 +67,6 @@ def _by_nhwc(r: Rewriter, conv: Op, op: Op) -> Op:
 
 
 def _first_part(shape: tuple[int, ...], channels: int) -> int | None:
-    """Return the first of the trailing axes that form the channels, or None."""
     return next((k for k in range(len(shape) - 1, -1, -1) if math.prod(shape[k:]) == channels), None)
 
 

@@ -161,8 +161,8 @@ def move_tables_before_moves(r: Rewriter) -> None:
 def move_tables_after_transposes(r: Rewriter) -> None:
     """Move INT8 TABLEs of convolutions with few channels after the TRANSPOSEs that alone read them, with which Vela fuses them.
 
-    Other TABLEs stay because Vela 5.2 loses the TABLE of a TRANSPOSE of a CLAMP (U85), of a TRANSPOSE of five axes (U65), and
-    of TRANSPOSEs that cancel.
+    Vela 5.2 loses other TABLEs: of a TRANSPOSE of a CLAMP (U85), of a TRANSPOSE of five axes (U65), and of TRANSPOSEs that
+    cancel.
     """
     for op in r.select("TABLE"):
         rescale = r.producer(op.operands[0], "RESCALE")

@@ -178,9 +178,6 @@ def rewrite(graph: Graph, tuning: Tuning = UNTUNED, *, dump: Dump | None = None)
         graph: Graph, which is changed in place.
         tuning: Tuning of the target. Default: no NPU-specific rewrites.
         dump: Called with the name and graph of each step that changed the graph. See :func:`dump_to`.
-
-    Raises:
-        AssertionError: A step left an invalid graph.
     """
     names = Names(graph)
 

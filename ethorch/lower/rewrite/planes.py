@@ -38,7 +38,7 @@ class Planes:
         input: Index of the graph input.
         results: Names of the new operators' results.
         count: Number of planes C.
-        rows, columns: Shape of the map of bricks, each with ``BRICK`` elements of all planes.
+        rows, columns: Shape of the map of bricks.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Planes:
 
 
 def planes_of(op: Op, source: Value, most: int) -> tuple[int, int] | None:
-    """Return (planes, elements of a plane) if ``op`` converts one image of at most ``most`` planes to NHWC and bricks fit."""
+    """Return (planes, elements of a plane) if ``op`` converts one image of at most ``most`` planes to NHWC."""
     if op.name != "TRANSPOSE" or source.dtype not in _ONE:
         return None
     read = op.operands[0].shape
@@ -71,7 +71,6 @@ def input_of(r: Rewriter, value: Value) -> Value:
 
 
 def _find_transposes(r: Rewriter, most: int) -> list[tuple[Op, Value, int, int]]:
-    """Return the replaceable TRANSPOSEs with input, planes, and elements of a plane."""
     transposes = []
     for op in r.select("TRANSPOSE"):
         source = input_of(r, op.operands[0])
@@ -133,7 +132,6 @@ def _by_convolution(r: Rewriter, op: Op, source: Value, count: int, places: int)
 
 
 def _in_pixels(at: Place, bricks: Value, count: int) -> Value:
-    """Permute the channels from planes to pixels."""
     depth = BRICK * count
     picking = np.zeros((depth, 1, 1, depth), np.int8)
     place, plane = np.divmod(np.arange(depth), count)
@@ -146,7 +144,6 @@ def _in_pixels(at: Place, bricks: Value, count: int) -> Value:
 
 
 def _as_map(shape: tuple[int, ...], bricks: int) -> tuple[int, int]:
-    """Return rows and columns of the map of bricks, if possible the rows of the image."""
     height = math.prod(shape[:-2])
     rows = math.gcd(height, bricks)
     while bricks // rows > LONGEST:

@@ -40,7 +40,7 @@ class Rewriter:
     """An editor of ``graph``, whose ``ops`` change only in ``finish``.
 
     Args:
-        graph: Graph or region. Nested regions are not changed.
+        graph: Graph or region, without nested regions.
         names: Names used in the whole graph. Default: those of ``graph``.
         is_region: Whether the graph belongs to a COND_IF or WHILE_LOOP.
     """
@@ -61,7 +61,7 @@ class Rewriter:
         self.changes = 0
 
     def finish(self) -> Graph:
-        """Write the operators to the graph in order, and return it."""
+        """Write the operators to the graph, and return it."""
         self.graph.ops = list(self)
         return self.graph
 
@@ -81,7 +81,7 @@ class Rewriter:
         return (op for op in self if op.name in names)
 
     def producer(self, value: Value, *names: str, sole: bool = False) -> Op | None:
-        """Return the operator that computes ``value``, or None for inputs, constants and operators not in ``names``.
+        """Return the operator that computes ``value`` if its name is in ``names``, or None.
 
         Args:
             sole: Whether the value must have only one reader, including outputs.

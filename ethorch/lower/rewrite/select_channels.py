@@ -56,7 +56,7 @@ class _Channels:
 
 
 def select_channels(r: Rewriter, most: int) -> None:
-    """Let convolutions and RESCALEs of rearranged channels read the original channels if that is estimated to be faster.
+    """Let convolutions and RESCALEs of rearranged channels read the original channels if estimated to be faster.
 
     Args:
         most: Maximum number of channels read to copy some of them.
@@ -196,7 +196,6 @@ class _Selection:
         return order
 
     def places(self, moves: dict[Value, Op | None], bases: Mapping[Value, int]) -> Places:
-        """Return the position of each element in the concatenated sources."""
         positions: dict[Value, Places] = {}
         for value, op in moves.items():
             parts = [positions[operand] for operand in op.operands] if op else []

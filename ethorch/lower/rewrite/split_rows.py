@@ -1,7 +1,7 @@
 """Compute a subgraph in bands of rows, so that only one band of its intermediate tensors is live.
 
-Vela's cascades end at values with two readers, at CONCAT and at data movement. Bands may include these, but recompute the rows
-at their edges.
+Vela's cascades end at values with two readers, at CONCAT and at data movement. Bands do not, but recompute the rows at their
+edges.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ class _Read:
 
 
 def _axis_before(op: Op, axis: int) -> int | None:
-    """Return the operand axis that a RESHAPE converts to ``axis``, or None."""
     before = math.prod(op.result.shape[:axis])
     shape = op.operands[0].shape
     for candidate, size in enumerate(shape):
@@ -61,7 +60,6 @@ def _rows_to_compute(op: Op, axis: int, rows: Range) -> Range:
 
 
 def _reads(op: Op, axis: int, rows: Range) -> list[_Read] | None:
-    """Return the reads of ``rows``, except of constants, or None if ``op`` cannot be split."""
     first, last = rows
     shape = op.result.shape
     if len(op.results) != 1:
@@ -141,7 +139,6 @@ class Part:
 
     @property
     def inputs(self) -> list[Value]:
-        """Values that other operators compute."""
         computed = {op.result for op in self.ops}
         return [value for value in self.axes if value not in computed]
 

@@ -27,7 +27,7 @@ _WHOLE: dict[Axes, int] = {(1, 0, 2): 2, (2, 1, 0): 1}
 
 
 def split_transposes(r: Rewriter, cost: TransposeCost) -> None:
-    """Split TRANSPOSEs of three or more axes if that is estimated to be faster.
+    """Split TRANSPOSEs of three or more axes if estimated to be faster.
 
     A TRANSPOSE that Vela refuses for its extents is always split, if necessary into pieces that are concatenated.
     """
@@ -88,7 +88,6 @@ def _transpose_supported(at: Place, value: Value, shape: Axes, perm: Axes, cost:
 
 
 def _around(shape: Sequence[int], axis: int) -> tuple[Axes, int]:
-    """Return ``shape`` as [before, axis, after] and the new index of ``axis``, if the products are valid."""
     outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
     return ((outer, shape[axis], inner), 1) if max(outer, inner) <= _LONGEST else (tuple(shape), axis)
 

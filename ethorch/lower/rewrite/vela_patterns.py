@@ -99,9 +99,7 @@ def is_dilated_beyond_map(r: Rewriter, op: Op) -> bool:
 
 
 def has_weights_of_another(r: Rewriter, op: Op) -> bool:
-    """Return True for a convolution with the constant weights and scales of an earlier one, but another bias or weight zero
-    point.
-    """
+    """Return True if an earlier convolution has equal constant weights and scales, but another bias or weight zero point."""
     return op in r.analyze(_find_equal_weights)
 
 
@@ -124,19 +122,19 @@ def _find_equal_weights(r: Rewriter) -> set[Op]:
 
 
 def is_dilated_along_long_axis(r: Rewriter, op: Op) -> bool:
-    """Return True for constant weights with a dilation of 2 along an axis longer than 65,536, which Vela splits."""
+    """Return True for constant weights with a dilation of 2 along an axis above 65,536."""
     longest = [max(op.operands[0].shape[1 + axis], op.result.shape[1 + axis]) for axis in (0, 1)]
     return op.operands[1].is_const and any(longest[axis] > _LONGEST_AXIS and op.attrs["dilation"][axis] == 2 for axis in (0, 1))
 
 
 def is_dilated_on_long_map(r: Rewriter, op: Op) -> bool:
-    """Return True for constant weights with a dilation, on a map with an axis longer than 65,536."""
+    """Return True for constant weights with a dilation, on a map with an axis above 65,536."""
     longest = max(*op.operands[0].shape[1:3], *op.result.shape[1:3])
     return op.operands[1].is_const and longest > _LONGEST_AXIS and max(op.attrs["dilation"]) > 1
 
 
 def is_padded_stride_along_long_axis(r: Rewriter, op: Op) -> bool:
-    """Return True for a stride with end padding or a PAD before, along an axis longer than 65,536."""
+    """Return True for a stride with end padding or a PAD before, along an axis above 65,536."""
     padded = r.producer(op.operands[0], "PAD") is not None
     return any(
         op.operands[0].shape[1 + axis] > _LONGEST_AXIS
@@ -147,7 +145,7 @@ def is_padded_stride_along_long_axis(r: Rewriter, op: Op) -> bool:
 
 
 def is_padded_stride_beside_long_axis(r: Rewriter, op: Op) -> bool:
-    """Return True for a stride and end padding along one axis if the other is longer than 65,536."""
+    """Return True for a stride and end padding beside an axis above 65,536."""
     extents, stride, pad = op.operands[0].shape[1:3], op.attrs["stride"], op.attrs["pad"]
     return any(extents[1 - axis] > _LONGEST_AXIS and stride[axis] > 1 and pad[2 * axis + 1] for axis in (0, 1))
 
@@ -404,7 +402,6 @@ def is_rescale_in_one_shape_of_several(r: Rewriter, op: Op) -> bool:
 
 
 def _read_through_slices(r: Rewriter, value: Value) -> Iterator[Op]:
-    """Iterate over the readers of ``value`` and of its SLICEs, and over SLICEs that are outputs."""
     for reader in r.readers(value):
         if reader.name != "SLICE":
             yield reader
@@ -424,7 +421,7 @@ def is_of_reshaped_slice(r: Rewriter, op: Op) -> bool:
 
 
 def is_of_slice_with_leading_ones(r: Rewriter, op: Op) -> bool:
-    """Return True if an operand is a SLICE reshaped to more than four axes, with extents of 1 before the last three."""
+    """Return True for a SLICE reshaped to more than four axes, with extents of 1 before the last three."""
     is_part = op.name == "RESCALE" and not r.is_output(op.result) and all(o.name in BY_ELEMENT for o in r.readers(op.result))
     return not is_part and bool(slices_with_leading_ones(r, op))
 

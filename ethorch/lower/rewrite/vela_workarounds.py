@@ -140,7 +140,6 @@ def move_with_last_axis(r: Rewriter, op: Op) -> None:
 
 
 def _pad_axis_by_axis(r: Rewriter, op: Op) -> None:
-    """Pad each axis as the middle one of three, before a last axis of extent 1."""
     at, value, padding = r.before(op), op.operands[0], op.attrs["padding"]
     shape, const = list(value.shape), op.attrs["pad_const"]
     for axis in reversed(range(value.rank)):
