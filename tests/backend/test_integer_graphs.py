@@ -51,6 +51,10 @@ def one(inputs: str, *lines: str) -> Network:
 _BYTES = "torch.randint(-4, 5, (2, 9), dtype=torch.int8)"
 #: What once failed.
 SEEN = {
+    "truth values as floats in an edge program": one(
+        "torch.randn(5, 1); torch.randn(5, 1) > 0", "x1 // (x0 * x0 + 1)", "x1 * x0", "x1.count_nonzero(1)"
+    ),
+    "the greatest index of the greatest": one("torch.randn(17, 3, 8)", "x0.argmax(0).max(0)[0]", "x0.argmax(0).min(0)[1]"),
     "extremes of truth values": one(
         "torch.randn(3, 4) > 0; torch.randn(3, 4) > 0", "torch.maximum(x0, x1)", "torch.minimum(x0, x1)", "x0.amax(1)", "x0.amin(0)"
     ),

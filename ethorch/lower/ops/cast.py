@@ -99,6 +99,8 @@ def to(b: Builder, x: QTensor, *_: Any, out: Result, **__: Any) -> QTensor:
             text = "int16 activations to integers that thresholds cannot distinguish; expected int8"
             raise b.refuse("to.int16", text, "Quantize this module to int8.")
         return QTensor(number, x.dims, None)
+    if dtype in FLOATS:  # floats without quantization parameters: integers of scale 1
+        return QTensor(b.widen(x.value), x.dims, None)
     if x.value.dtype == dtype:
         return x
     if x.value.dtype == "BOOL" and native(b):

@@ -142,7 +142,8 @@ def _first_of_equals(b: Builder, rows: Value, extreme_of: Callable[[Builder, Val
 
 def decompose_index_of_extreme(s: AtenBuilder, x: Node, dim: int | None = None, keepdim: bool = False) -> Node | None:
     narrow = index_as_int32(s, x)
-    casts = all(isinstance(user.target, OpOverload) and user.meta["val"].dtype == torch.int32 for user in s.node.users)
+    values = [user.meta["val"] if isinstance(user.target, OpOverload) else None for user in s.node.users]
+    casts = all(isinstance(value, torch.Tensor) and value.dtype == torch.int32 for value in values)
     if casts and narrow is None:
         return None
     index = s(s.node.target, x if narrow is None else narrow, dim, keepdim)
