@@ -14,6 +14,8 @@ SAYS = {
     "quantize_and_run": "10 of 10 PyTorch operators on ethos-u55-128 in 1 delegate",
     "explain": "Rewritten: 6 of 6 PyTorch operators on ethos-u85-256 in 1 delegate",
     "int16": "raised to 16 bits",
+    "arm_backend": "1 of 1 delegates are ethorch's",
+    "four_bits": "dB with rounding for the least error",
 }
 
 

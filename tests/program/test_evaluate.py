@@ -73,7 +73,7 @@ def test_metrics_of_the_user(program: ethorch.Program, labelled: list[tuple[Tens
     assert ethorch.evaluate(program, labelled, metric=Counts()).results["npu"]["Counts"] == 8
     with pytest.raises(SpecError, match="metric: expected None, 'map'"):
         ethorch.evaluate(program, labelled, metric=3)
-    with pytest.raises(SpecError, match="against has 'fake'"):
+    with pytest.raises(SpecError, match="against: expected 'float' or 'quantized', got 'fake'"):
         ethorch.evaluate(program, labelled, against=["fake"])
 
 

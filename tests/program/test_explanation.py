@@ -14,5 +14,5 @@ def test_no_rows() -> None:
 
 
 def test_name_without_match() -> None:
-    with pytest.raises(SpecError, match="no operator of the program has 'conv' in its name"):
+    with pytest.raises(SpecError, match="no operator name contains 'conv'"):
         explanation("ethos-u55-128", [], None, "conv")

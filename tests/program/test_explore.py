@@ -112,7 +112,7 @@ def test_an_exploration_goes_on_where_it_was_stopped(
     explored(other, images, resume=log, target=TARGETS[:1], scheme=["int8"])
     assert len(made) == 5, "another model is another exploration"
     log.write_text("no variant\n" + log.read_text())
-    with pytest.raises(ethorch.EthorchError, match="line 1, is not a variant"):
+    with pytest.raises(ethorch.EthorchError, match="line 1: expected a variant"):
         explored(model, images, resume=log)
 
 

@@ -72,7 +72,7 @@ def test_damaged_and_newer_folders_are_refused(program: ethorch.Program, tmp_pat
         verdicts.add(check(lambda: ethorch.load(tmp_path / "net"), str(tmp_path)))
     assert verdicts == {True, False}
     file.write_text(json.dumps({**good, "format": 2}))
-    with pytest.raises(EthorchError, match=r"expected format 1, got 2\. Install a newer version"):
+    with pytest.raises(EthorchError, match=r"has format 2; this ethorch reads format 1\. Install a newer one"):
         ethorch.load(tmp_path / "net")
     file.write_text(json.dumps(good))
     settings = tmp_path / "net" / "settings.toml"
