@@ -96,14 +96,14 @@ def aot_arm_compiler(
     if target == "vgf":
         raise SpecError("VGF output is not supported; write TOSA instead with -t TOSA-1.0+INT or -t TOSA-1.0+FP.")
     if direct_drive:
-        raise SpecError("--direct_drive is not supported yet; leave it out.")
+        raise SpecError("--direct_drive is not supported yet. Remove it.")
     if enable_debug_mode not in (None, "json", "tosa"):
         raise SpecError(f"--enable_debug_mode is {enable_debug_mode!r}; expected json or tosa.")
     mode = quant_mode or ("A16W8" if "int16" in target else "INT8")
     if mode.upper() not in SCHEMES:
         raise SpecError(f"--quant_mode is {mode!r}; it can be {' or '.join(SCHEMES)}.")
     if calibration_data is not None and not quantize:
-        raise SpecError("--calibration_data is for quantization: add -q, or leave it out.")
+        raise SpecError("--calibration_data requires -q. Add -q, or remove --calibration_data.")
     if evaluate or evaluate_config is not None:
         print(
             "--evaluate and --evaluate_config have no effect, as in ExecuTorch's script; use `ethorch evaluate`.", file=sys.stderr

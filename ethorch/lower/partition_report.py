@@ -46,7 +46,7 @@ class Refusal:
         """Parse the output of ``to_json``.
 
         Raises:
-            FormatError: The data has another format.
+            FormatError: ``data`` has an unexpected format.
         """
         names = ("node", "operator", "module", "source", "id", "reason", "way_out")
         if not isinstance(data, Mapping) or not all(isinstance(data.get(name), str) for name in names):
@@ -132,7 +132,7 @@ class PartitionReport:
         """Parse the output of ``to_json``.
 
         Raises:
-            FormatError: The data has another format.
+            FormatError: ``data`` has an unexpected format.
         """
         target, delegated = data.get("target"), data.get("delegates")
         lists = [data.get(name) for name in ("cpu", "without_kernel")]

@@ -198,7 +198,7 @@ def load_model(reference: str) -> UserModel | UserMethods:
 
     Raises:
         SpecError: The file, module, function or model does not exist.
-        EthorchError: The value has another type.
+        EthorchError: The value has an unsupported type.
         UserCodeError: The file or the function raised an error.
     """
     location = find(reference)

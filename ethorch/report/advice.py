@@ -48,7 +48,7 @@ def advice(data: Data) -> list[Advice]:
         data: Data of ``Program.to_json``.
 
     Raises:
-        FormatError: The data have another format.
+        FormatError: ``data`` has an unexpected format.
     """
     try:
         layers = [Layer.from_json(layer) for layer in data["layers"]]

@@ -253,7 +253,7 @@ def compare_programs(before: Mapping[str, Data], after: Mapping[str, Data]) -> P
         before, after: Data of ``Program.to_json`` by method.
 
     Raises:
-        FormatError: The data have another format, or there is no common method.
+        FormatError: A build has an unexpected format, or the builds have no method in common.
     """
     if len(before) == len(after) == 1:
         (name,) = after
@@ -272,7 +272,7 @@ def compare_builds(before: Data, after: Data) -> BuildComparison:
     """Compare two builds by their data of ``Program.to_json``.
 
     Raises:
-        FormatError: The data have another format.
+        FormatError: A build has an unexpected format.
     """
     try:
         totals = tuple(Change(name, _at(before, name), _at(after, name), less) for name, less in TOTALS.items())

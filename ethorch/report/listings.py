@@ -86,11 +86,11 @@ def _has_window(name: str) -> bool:
 
 def _cost(spec: OperatorFacts, tried: support.Support) -> str:
     if spec.absorbs:
-        return "nothing behind an operator that has an output scale of its own: it is a part of it; else one pass over the tensor."
+        return "none if fused with the operator before it, whose output has a scale; otherwise one pass over the tensor."
     if spec.kind == "table":
-        return "int8: one pass over the tensor, and none more for a chain of such functions. " + _becomes(tried)
+        return "int8: one pass over the tensor, also for a chain of such functions. " + _becomes(tried)
     if spec.moves:
-        return "no arithmetic: a copy, or nothing where its neighbours can read and write in place. " + _becomes(tried)
+        return "no arithmetic; a copy, unless its neighbors can read and write in place. " + _becomes(tried)
     return _becomes(tried)
 
 
@@ -108,9 +108,7 @@ def operators_text(rows: list[Row]) -> str:
         width = max(len(row["name"]) for row in rows)
         lines = [f"{'':<{width}}  {'U55':<12}{'U65':<12}{'U85':<12}"]
         lines += [f"{row['name']:<{width}}  {_three(row)}{row['what']}".rstrip() for row in rows]
-        return "\n".join(
-            [*lines, "", "`ethorch ops NAME` says more of one. int8/int16: how many of the tested calls the NPU runs."]
-        )
+        return "\n".join([*lines, "", "`ethorch ops NAME` shows details. int8/int16: number of tested calls that the NPU runs."])
     (row,) = rows
     lines = [row["name"], *(f"  {line}".rstrip() for line in row["doc"].splitlines()), ""]
     if row["pytorch"]:

@@ -49,7 +49,7 @@ def markdown(data: Data, title: str = "", model: Sequence[str] = (MODEL,)) -> st
         model: Command line arguments that name the model and its samples.
 
     Raises:
-        FormatError: The data have another format.
+        FormatError: ``data`` has an unexpected format.
     """
     try:
         return "\n".join(_lines(data, title, model))

@@ -38,7 +38,7 @@ def correct_bias(prepared: GraphModule, samples: Sequence[Inputs]) -> GraphModul
         ``prepared``, for ``convert_pt2e``.
 
     Raises:
-        QuantizationError: There are no samples.
+        QuantizationError: ``samples`` is empty.
     """
     return _SideBySide(prepared, samples, bias=True, rounding=False).run()
 
@@ -55,7 +55,7 @@ def round_weights(prepared: GraphModule, samples: Sequence[Inputs], *, bias: boo
         ``prepared``, for ``convert_pt2e``.
 
     Raises:
-        QuantizationError: There are no samples.
+        QuantizationError: ``samples`` is empty.
     """
     return _SideBySide(prepared, samples, bias=bias, rounding=True).run()
 

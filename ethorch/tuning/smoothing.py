@@ -78,7 +78,7 @@ def smooth(model: nn.Module | Mapping[str, nn.Module], samples: Samples, *, sche
         The smoothed activations, sorted by gain.
 
     Raises:
-        QuantizationError: There are no samples.
+        QuantizationError: ``samples`` is empty.
         SpecError: The scheme is unknown.
         UserCodeError: A model cannot be exported.
     """

@@ -29,7 +29,7 @@ from tests.lower.rewrite.vela_bug_graphs import GRAPHS
 from tests.lower.rewrite.vela_bug_makers import Avoided
 
 #: Rows whose bugs copies do not mend: a kernel that the NPU cannot run, maps, windows and transfers beyond a register that Vela
-#: splits incorrectly, weights and constants, and values that Vela loses whoever reads them or fuses with the copy.
+#: splits incorrectly, weights and constants, and values that Vela loses before any copy or fuses with it.
 NOT_MENDED = {
     "vela.dilated-convolution-of-short-map", "vela.dilated-convolution-of-long-map", "vela.dilated-convolution-along-long-axis",
     "vela.padded-stride-along-long-axis", "vela.padded-stride-beside-long-axis", "vela.wide-padding", "vela.gather-of-many-rows",

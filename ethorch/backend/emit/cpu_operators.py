@@ -1,6 +1,6 @@
-"""CPU operators that ExecuTorch replaces by others, and the replacements, for the writer of the .pte.
+"""Operators that ExecuTorch writes to a .pte in place of others.
 
-Tests compare each with ExecuTorch's lowering, which may decompose operators that are not listed.
+``ethorch/targets/cpu_operators.csv`` selects a replacement by its form. Tests compare each with ExecuTorch's lowering.
 """
 
 from __future__ import annotations

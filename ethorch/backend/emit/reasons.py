@@ -84,7 +84,7 @@ def undone_quantization(name: str) -> Reason:
 def unknown_operator(name: str) -> Reason:
     return Reason(
         "writer.operator",
-        f"ExecuTorch may write {name} as other operators on the CPU",
+        f"ethorch's writer does not support {name} on the CPU",
         "Quantize it so that it runs on the NPU, or use an operator of docs/cpu-kernels.md.",
     )
 

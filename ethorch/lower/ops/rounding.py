@@ -211,7 +211,7 @@ table_op(
 
 
 def _widen_bool(s: AtenBuilder, x: Any, dtype: torch.dtype) -> Any:
-    """Cast truth values to ``dtype``: PyTorch does not subtract them."""
+    """Cast truth values, which PyTorch cannot subtract, to ``dtype``."""
     is_bool = isinstance(x, Node) and x.meta["val"].dtype == torch.bool
     return s(aten._to_copy.default, x, dtype=dtype) if is_bool else x
 

@@ -40,7 +40,7 @@ def meter(metric: Any) -> Meter:
             ``compute``.
 
     Raises:
-        SpecError: The metric has another type.
+        SpecError: ``metric`` has an unsupported type.
         EthorchError: A package that ``"map"`` requires is not installed.
     """
     if metric is None:

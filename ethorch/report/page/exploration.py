@@ -18,7 +18,7 @@ def exploration_page(data: Data, title: str = "") -> str:
     """Return the page of ``Exploration.to_json``.
 
     Raises:
-        FormatError: The data have another format.
+        FormatError: ``data`` has an unexpected format.
     """
     try:
         variants = list(data["variants"])

@@ -38,7 +38,7 @@ def page(data: Data, comparison: Data | None = None, title: str = "", model: Seq
         model: Arguments that name the model and its samples, for the line that reproduces the program.
 
     Raises:
-        FormatError: The data have another format.
+        FormatError: ``data`` has an unexpected format.
     """
     try:
         layers = [Layer.from_json(layer) for layer in data["layers"]]

@@ -69,7 +69,7 @@ def plan(
         quantizer: Defaults to int8 with per-channel weights.
 
     Raises:
-        QuantizationError: There is no limit, a recipe is invalid, or there are no samples or quantized weights.
+        QuantizationError: All limits are None, a recipe is invalid, or samples or quantized weights are missing.
         EthorchError: A weight in ``leave_out`` does not exist.
     """
     if max_flash is None and max_cycles is None and min_sqnr_db is None:
