@@ -69,7 +69,7 @@ def plan(
         quantizer: Defaults to int8 with per-channel weights.
 
     Raises:
-        QuantizationError: All limits are None, a recipe is invalid, or samples or quantized weights are missing.
+        QuantizationError: Every limit is missing, a recipe is invalid, or samples or quantized weights are absent.
         EthorchError: A weight in ``leave_out`` does not exist.
     """
     if max_flash is None and max_cycles is None and min_sqnr_db is None:
