@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
-from torch import nn
 from torch.fx import GraphModule
 
 from ethorch.backend.build import build_pte
@@ -22,10 +21,10 @@ from ethorch.models.layouts import nhwc_inputs, with_nhwc_io
 from ethorch.models.load import UserMethods, UserModel, in_eval_mode
 from ethorch.program.record import Record
 from ethorch.program.shapes import with_selection
-from ethorch.quantization.calibrate import quantize_methods
+from ethorch.quantization.calibrate import list_modules, quantize_methods
 from ethorch.quantization.integer_io import boundary_codes, with_constants, with_integer_io
 from ethorch.quantization.passes.state_buffers import state_buffers
-from ethorch.quantization.schemes import quantizer_for
+from ethorch.quantization.schemes import config_for, quantizer_for
 from ethorch.quantization.shared_buffers import unify_buffer_names
 from ethorch.support.errors import EthorchError, SpecError, unknown_name
 from ethorch.support.exclusive import exclusive
@@ -53,7 +52,7 @@ def quantize(methods: UserMethods, settings: Settings) -> dict[str, GraphModule]
         EthorchError: Only some of the models are quantized. See also ``ethorch.compile``.
     """
     if not any(user.quantized for user in methods.models.values()):
-        check_modules([user.module for user in methods.models.values()], settings)
+        check_modules(methods, settings)
     methods = _in_layout(methods, settings)
     quantized_methods = {}
     for name, user in methods.models.items():
@@ -73,7 +72,10 @@ def quantize(methods: UserMethods, settings: Settings) -> dict[str, GraphModule]
         places = {place: scheme for module, scheme in settings.modules.items() for place in (module, f"module.{module}")}
         module_schemes = {place: scheme for place, scheme in places.items() if place in module_names}
         quantizers[name] = quantizer_for(replace(settings, modules=module_schemes))
-    return quantize_methods(methods.models, methods.sessions, quantizers, alternatives=methods.alternatives)
+    operators = {name: config_for(settings.modules[name]) for name in _operator_names(methods, settings)}
+    return quantize_methods(
+        methods.models, methods.sessions, quantizers, alternatives=methods.alternatives, operators=operators
+    )
 
 
 def build_program(
@@ -177,12 +179,17 @@ def _in_layout(methods: UserMethods, settings: Settings) -> UserMethods:
     return replace(methods, models={name: with_nhwc_io(user) for name, user in methods.models.items()}, sessions=sessions)
 
 
-def check_modules(models: Iterable[nn.Module], settings: Settings) -> None:
-    """Raise SpecError if the settings name a submodule that no model has."""
-    module_names = {name for model in models for name, _ in model.named_modules()}
-    for name in settings.modules:
-        if name not in module_names and f"module.{name}" not in module_names:
-            raise unknown_name("module", name, {name for name in module_names if name} or {"(none)"})
+def check_modules(methods: UserMethods, settings: Settings) -> None:
+    """Raise SpecError if the settings name a submodule that no model has, unless an operator can have the name."""
+    for name in _operator_names(methods, settings):
+        if not name.isidentifier():
+            raise unknown_name("module", name, list_modules(methods.models))
+
+
+def _operator_names(methods: UserMethods, settings: Settings) -> list[str]:
+    """Return the names of ``settings.modules`` that are not submodules."""
+    modules = {name for user in methods.models.values() for name, _ in user.module.named_modules()}
+    return [name for name in settings.modules if name not in modules and f"module.{name}" not in modules]
 
 
 def lower_method(

@@ -96,7 +96,8 @@ def compile(
             ``["1x64x32,1x64", "1x128x32,1x128"]``. The methods share weights and quantization parameters. Calls select the smallest
             method that fits (``ethorch.targets.selection``). Default: one method with the shapes of the example inputs.
         scheme: ``int8`` (default), ``a16w8``, ``a8w4``, ``int8-per-tensor``, or a QuantizationConfig.
-        modules: Schemes of submodules, e.g. ``{"head": "a16w8"}``; ``"float"`` leaves the module on the CPU.
+        modules: Schemes of submodules, e.g. ``{"head": "a16w8"}``, or of operators by FX name, e.g. ``{"softmax": "a16w8"}``.
+            ``"float"`` leaves them on the CPU.
         io: Type of float inputs and outputs: ``float32`` (default), ``int8``, ``uint8`` or ``int16``. ``Program.inputs`` and
             ``outputs`` have the scales.
         board: A board of ``ethorch boards``, such as ``alif-e8-hp``, or a TOML file. It sets clocks and bandwidths, and the

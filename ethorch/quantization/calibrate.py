@@ -19,7 +19,7 @@ from ethorch.quantization.passes.state_buffers import find_foreign_buffers, stat
 from ethorch.quantization.prepare import prepare
 from ethorch.quantization.quantizer import TOSAQuantizer
 from ethorch.quantization.shared_buffers import copy_written_buffers, observe_together, preserve_buffers
-from ethorch.support.errors import EthorchError
+from ethorch.support.errors import EthorchError, unknown_name
 from ethorch.support.garbage import delay_collection
 from ethorch.support.progress import stage
 from ethorch.targets.compile_spec import ArmCompileSpec
@@ -56,6 +56,7 @@ def quantize_methods(
     quantizers: Mapping[str, TOSAQuantizer],
     *,
     alternatives: bool = False,
+    operators: Mapping[str, QuantizationConfig | None] | None = None,
 ) -> dict[str, GraphModule]:
     """Quantize one or several models, which may share buffers.
 
@@ -68,8 +69,10 @@ def quantize_methods(
             calibration samples of a single model, or to the example inputs of several models.
         quantizers: Quantizers by name.
         alternatives: Whether the models are one model at several shapes, with common quantization parameters.
+        operators: Config of operators by FX name. Models without an operator of that name ignore it.
 
     Raises:
+        SpecError: No model has an operator of a name in ``operators``.
         EthorchError: A session calls an unknown model, or its shapes differ from those of the example inputs.
         UserCodeError: See :func:`quantize`.
     """
@@ -95,10 +98,13 @@ def quantize_methods(
             quantizers[name].set_node_finder(None, lambda graph: filter(is_dynamic, graph.graph.nodes))
     prepared, buffers = {}, list[Tensor]()
     for name, model in models.items():
-        prepared[name], model_buffers = _prepare(model, quantizers[name])
+        prepared[name], model_buffers = _prepare(model, quantizers[name], operators=operators)
         buffers += model_buffers
+    for name in operators or ():
+        if all(name not in quantizer.settings.names for quantizer in quantizers.values()):
+            raise unknown_name("module", name, list_modules(models))
     for name, read in find_foreign_buffers(prepared).items():
-        prepared[name], _ = _prepare(models[name], quantizers[name], read)
+        prepared[name], _ = _prepare(models[name], quantizers[name], read, operators)
     if len(models) > 1:
         observe_together(list(prepared.values()), [model.module for model in models.values()], alternatives)
     sessions = sessions or [[(name, model.example_inputs) for name, model in models.items()]]
@@ -112,6 +118,11 @@ def quantize_methods(
         converted: dict[str, GraphModule] = {name: convert_pt2e(module) for name, module in prepared.items()}
         copy_written_buffers(converted)
     return converted
+
+
+def list_modules(models: Mapping[str, UserModel]) -> list[str]:
+    """Return the submodules of all models, for messages; ``(none)`` without one."""
+    return sorted({name for model in models.values() for name, _ in model.module.named_modules() if name}) or ["(none)"]
 
 
 def _describe_call(models: Mapping[str, UserModel], session: int, place: int, name: str) -> str:
@@ -136,11 +147,17 @@ def _check_shapes(call: str, inputs: Inputs, model: UserModel) -> None:
         raise EthorchError(f"{call} is {actual}; expected {expected}, the shapes of the example inputs.")
 
 
-def _prepare(model: UserModel, quantizer: TOSAQuantizer, changed: Sequence[str] = ()) -> tuple[GraphModule, list[Tensor]]:
+def _prepare(
+    model: UserModel,
+    quantizer: TOSAQuantizer,
+    changed: Sequence[str] = (),
+    operators: Mapping[str, QuantizationConfig | None] | None = None,
+) -> tuple[GraphModule, list[Tensor]]:
     """Return the model with observers, and its buffers, which are the user's tensors.
 
     Args:
         changed: Buffers that another model writes, and that are therefore not constants.
+        operators: Configs by FX name. Names of operators in the exported graph are added to the quantizer's settings.
     """
     with stage("export"), delay_collection():
         check_module(model.module, model.example_inputs)
@@ -148,6 +165,8 @@ def _prepare(model: UserModel, quantizer: TOSAQuantizer, changed: Sequence[str] 
         check_outputs(program)
         graph = fold(program.module(check_guards=False))
         write_back(graph, changed)
+    for name in {node.name for node in graph.graph.nodes if node.op == "call_function"} & set(operators or ()):
+        quantizer.set_node_name(name, (operators or {})[name])
     names = {name for name, _ in graph.named_buffers()}
     with stage("prepare"), delay_collection():
         prepared = prepare(graph, quantizer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from ethorch.quantization.config import (
     QuantizationConfig,
@@ -32,8 +32,16 @@ IO_CONFIGS: dict[str, Callable[[], QuantizationConfig]] = {
 }
 
 
-def quantizer_for(settings: Settings, is_qat: bool = False) -> EthosUQuantizer:
+def config_for(scheme: str, is_qat: bool = False) -> QuantizationConfig | None:
+    """Return the config of a module's scheme; None for ``float``."""
+    return None if scheme == FLOAT else CONFIGS[scheme](is_qat)
+
+
+def quantizer_for(settings: Settings, is_qat: bool = False, *, operators: Collection[str] = ()) -> EthosUQuantizer:
     """Return the quantizer for the schemes in the settings.
+
+    Args:
+        operators: Keys of ``settings.modules`` that are FX names of operators instead of names of submodules.
 
     Raises:
         SpecError: The settings come from a file, which does not contain their QuantizationConfig.
@@ -46,7 +54,8 @@ def quantizer_for(settings: Settings, is_qat: bool = False) -> EthosUQuantizer:
     config: QuantizationConfig = settings.config or CONFIGS[settings.scheme](is_qat)
     quantizer = EthosUQuantizer(settings.spec).set_global(config)
     for name, scheme in settings.modules.items():
-        quantizer.set_module_name(name, None if scheme == FLOAT else CONFIGS[scheme](is_qat))
+        setter = quantizer.set_node_name if name in operators else quantizer.set_module_name
+        setter(name, config_for(scheme, is_qat))
     if settings.io in IO_CONFIGS:
         quantizer.set_io(IO_CONFIGS[settings.io]())
     return quantizer

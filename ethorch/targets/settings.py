@@ -143,7 +143,7 @@ class Settings:
     Attributes:
         target: Name of the NPU, see ``ethorch targets``. Default: the board's first, or ``ethos-u55-128``.
         scheme: Quantization scheme of the model, one of SCHEMES, or a ``QuantizationConfig``, which files record as ``custom``.
-        modules: Scheme by submodule name. ``float`` keeps a module on the CPU.
+        modules: Scheme by name of a submodule, or FX name of an operator. ``float`` keeps it on the CPU.
         io: Type of inputs and outputs that are float in the model, one of IO_TYPES.
         io_layout: Layout of inputs and outputs of rank 4 and 5: ``nchw``, as in the model, ``nhwc``, channels last, or ``auto``,
             the faster one. A program's settings contain its actual layout.

@@ -75,7 +75,8 @@ class MixedPrecision:
 
     Attributes:
         model: Quantized model of the best step, ready for torch.export and lowering.
-        raised: Names of the raised modules, most sensitive first.
+        raised: Names of the raised modules, and of raised operators outside modules, most sensitive first. ``modules`` of
+            ``ethorch.compile`` accepts both.
         steps: Attempts with their costs. Each raises one more module than the previous one.
         reached: Whether ``model`` meets the target and the limit.
     """
@@ -203,7 +204,10 @@ def mixed_precision(
             if order.interrupted:
                 raise KeyboardInterrupt
         operators |= {row.module for row in order.rows if row.operator}
+        exported = {node.name for node in graph.graph.nodes}  # operators that passes create have no name that users can set
         for row in order.rows:
+            if row.operator and row.module not in exported:
+                continue
             with mute_sample_warnings():
                 candidate, step = attempt([*raised, row.module])
             if not goal.affordable(step):

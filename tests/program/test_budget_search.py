@@ -183,3 +183,31 @@ def test_layouts_in_settings() -> None:
         Settings(io_layout="nwhc")
     with pytest.raises(SpecError, match="supports one method only"):
         ethorch.compile({"a": nn.Linear(2, 2)}, {"a": (torch.rand(1, 2),)}, settings=ethorch.Settings(io_layout="auto"))
+
+
+class FunctionalSoftmax(nn.Module):
+    """An operator outside modules, which the search raises, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(6)
+        self.conv, self.head = nn.Conv2d(1, 4, 3), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.softmax(self.head(torch.relu(self.conv(x)).mean((2, 3))), dim=-1)
+
+
+def test_operators_outside_modules_are_raised() -> None:
+    torch.manual_seed(7)
+    model, samples = FunctionalSoftmax().eval(), [torch.rand(1, 1, 8, 8) for _ in range(3)]
+    found = ethorch.compile(model, samples[0], "ethos-u55-128", calibration=samples, min_sqnr_db=200)
+    assert not found.budgets.met and found.settings is not None
+    assert set(found.settings.modules.values()) == {"a16w8"} and "softmax" in found.settings.modules
+    again = ethorch.compile(model, samples[0], "ethos-u55-128", calibration=samples, modules=found.settings.modules)
+    assert again.pte == found.pte
+    comparison = again.compare()
+    assert comparison.layers and comparison.layers[-1].dtype == "int16" and comparison.layers[-1].float_npu_db is not None
+    with pytest.raises(SpecError, match=r"unknown module 'hed'\. Did you mean 'head'\? Known: conv, head\."):
+        ethorch.compile(model, samples[0], "ethos-u55-128", calibration=samples, modules={"hed": "a16w8"})
+    with pytest.raises(SpecError, match=r"unknown module 'head\.0'"):
+        ethorch.compile(model, samples[0], "ethos-u55-128", calibration=samples, modules={"head.0": "a16w8"})
