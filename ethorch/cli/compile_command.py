@@ -43,13 +43,17 @@ def compile_(
         assert output is not None
         check_writable(output)
     program = sources.compile_model(model, settings)
+    from ethorch.program.measure.budgets import is_ram_possible
+    from ethorch.program.program import record_of
+
     if output == STDOUT:
         sys.stdout.buffer.write(program.pte)
         sys.stdout.flush()
         return Answer(None, lambda: "", Status.DONE if program.budgets.met else Status.NO)
     if output is not None:
         program.save(output)
-    tried = None if program.budgets.met else program.suggest(_REMEDIES)
+    has_no_remedy = program.budgets.met or not is_ram_possible(record_of(program))
+    tried = None if has_no_remedy else program.suggest(_REMEDIES)
     data = {
         "output": None if output is None else str(output),
         **program.to_json(),

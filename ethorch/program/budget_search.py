@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Collection
 from typing import Any
@@ -9,15 +10,19 @@ from typing import Any
 from ethorch.models.load import UserModel
 from ethorch.program.attempt import Attempt
 from ethorch.program.measure.accuracy import accuracy
-from ethorch.program.measure.budgets import budgets, fits
+from ethorch.program.measure.budgets import budgets, fits, is_ram_possible, least_ram
 from ethorch.program.record import Record
 from ethorch.quantization.calibration_checks import mute_sample_warnings
 from ethorch.quantization.schemes import CONFIGS
+from ethorch.support import trees
 from ethorch.support.errors import EthorchError
 from ethorch.support.progress import stage
+from ethorch.support.wording import count_noun
 from ethorch.targets.compile_spec import FAST, FREE
 from ethorch.targets.settings import AUTO, AUTO_LAYOUT, COST, CPU_MATMUL, FLASH, NCHW, NHWC, NPU, SRAM, Settings
 from ethorch.tuning.precision_search import mixed_precision
+
+logger = logging.getLogger(__name__)
 
 #: Function of settings, and whether only the compiler's changed, that returns the program.
 Make = Callable[[Settings, bool], Record]
@@ -41,7 +46,8 @@ def search_budgets(settings: Settings, make: Make, user: UserModel, fixed: Colle
         fixed: Names of settings that do not change; ``modules`` disables the search for accuracy.
     """
     search = _Search(make, frozenset(fixed))
-    best = search.attempt("", settings)
+    _warn_of_inputs(settings, user)
+    first = best = search.attempt("", settings)
     if settings.io_layout == AUTO_LAYOUT:
         best = search.with_layout(best)
     if settings.partition == COST:
@@ -55,7 +61,38 @@ def search_budgets(settings: Settings, make: Make, user: UserModel, fixed: Colle
     if not user.quantized and "modules" not in fixed and _is_missed(best, "min_sqnr_db"):
         best = search.with_more_bits(best, user, settings.min_sqnr_db)
     best.tried = tuple(search.tried)
+    if best is not first and not fits(best):
+        _warn_of_trades(first, best)
     return best
+
+
+def _warn_of_inputs(settings: Settings, user: UserModel) -> None:
+    """Warn before the first compilation if the inputs alone exceed the RAM limit."""
+    least = least_ram(leaf.shape for leaf in trees.leaves(user.example_inputs) if trees.is_tensor(leaf))
+    if settings.ram_limit is not None and settings.ram_limit < least:
+        logger.warning(
+            "no settings can meet the RAM limit of %s, because the inputs alone need at least %s. Raise the limit, or use smaller "
+            "inputs. [budget.impossible]",
+            count_noun(settings.ram_limit, "byte"),
+            count_noun(least, "byte"),
+        )
+
+
+def _warn_of_trades(first: Record, best: Record) -> None:
+    """Warn if a program that misses a budget has worse figures than the program of the given settings."""
+    figures = [
+        ("RAM", "bytes", first.memory.ram_bytes, best.memory.ram_bytes),
+        ("flash", "bytes", first.memory.flash_bytes, best.memory.flash_bytes),
+    ]
+    worse = [f"{name} {before:,} to {after:,} {unit}" for name, unit, before, after in figures if after > before]
+    if first.milliseconds is not None and best.milliseconds is not None and best.milliseconds > first.milliseconds:
+        worse.append(f"time {first.milliseconds:.3f} to {best.milliseconds:.3f} ms")
+    if worse:
+        logger.warning(
+            "a budget is not met. The closest program that was found is worse in other figures than that of the given settings: "
+            "%s. [budget.traded]",
+            ", ".join(worse),
+        )
 
 
 class _Search:
@@ -122,11 +159,11 @@ class _Search:
 
     def with_less_ram(self, before: Record) -> Record:
         best = before
-        for _ in range(0 if "arena" in self.fixed else _STEPS):
+        for _ in range(0 if "arena" in self.fixed or not is_ram_possible(before) else _STEPS):
             settings, arena = _settings(best), _arena(best)
             if settings.ram_limit is None or not arena or not _is_missed(best, "ram"):
                 break
-            limit = max(arena - (best.memory.ram_bytes - settings.ram_limit), 1)
+            limit = max(arena - (best.memory.ram_bytes - settings.ram_limit), _least_arena(best))
             candidate = self.attempt(f"an arena of {limit:,} bytes", settings.with_(arena=limit))
             if candidate.memory.ram_bytes < best.memory.ram_bytes:
                 best = candidate
@@ -192,6 +229,12 @@ def _sqnr_db(record: Record) -> float:
 
 def _is_missed(record: Record, name: str) -> bool:
     return any(budget.name == name and budget.holds is False for budget in budgets(record))
+
+
+def _least_arena(record: Record) -> int:
+    """Return a lower bound of the NPU's arena in bytes: the inputs, or the outputs, of a delegate."""
+    sides = [tensors for payload in record.payloads for tensors in (payload.inputs, payload.outputs)]
+    return max((sum(math.prod(tensor.shape) * tensor.element_size for tensor in tensors) for tensors in sides), default=1)
 
 
 def _arena(record: Record) -> int:

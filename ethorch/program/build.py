@@ -73,9 +73,7 @@ def quantize(methods: UserMethods, settings: Settings) -> dict[str, GraphModule]
         module_schemes = {place: scheme for place, scheme in places.items() if place in module_names}
         quantizers[name] = quantizer_for(replace(settings, modules=module_schemes))
     operators = {name: config_for(settings.modules[name]) for name in _operator_names(methods, settings)}
-    return quantize_methods(
-        methods.models, methods.sessions, quantizers, alternatives=methods.alternatives, operators=operators
-    )
+    return quantize_methods(methods.models, methods.sessions, quantizers, alternatives=methods.alternatives, operators=operators)
 
 
 def build_program(

@@ -82,6 +82,19 @@ def test_a_limit_that_cannot_hold_gives_the_smallest_and_says_so(images: list[Te
     assert len(program.budgets.attempts) == 2, "nothing below Vela's smallest arena is asked for"
 
 
+def test_limits_below_the_inputs_are_reported_without_a_search(vectors: list[Tensor], caplog: pytest.LogCaptureFixture) -> None:
+    program = dense(vectors, ram=8)
+    assert not program.budgets.met and len(program.budgets.attempts) == 1
+    assert "RAM limit of 8 bytes, because the inputs alone need at least 256 bytes" in caplog.text
+
+
+def test_worse_figures_of_a_missed_budget_are_reported(vectors: list[Tensor], caplog: pytest.LogCaptureFixture) -> None:
+    program = dense(vectors, ram="1M", latency_ms=1e-6)
+    first, *_, last = program.budgets.attempts
+    assert not program.budgets.met and last.ram_bytes > first.ram_bytes
+    assert f"RAM {first.ram_bytes:,} to {program.memory.ram_bytes:,} bytes" in caplog.text and "[budget.traded]" in caplog.text
+
+
 def test_an_arena_that_does_not_hold_is_said(images: list[Tensor], caplog: pytest.LogCaptureFixture) -> None:
     wide(images, arena="1M")
     wide(images, ram="64K")

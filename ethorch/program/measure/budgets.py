@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 
 from ethorch.figures.memory_use import MEMORY
 from ethorch.program.attempt import Attempt
@@ -50,6 +51,17 @@ def budgets(record: Record) -> Budgets:
         figure = None if measured is None else measured.sqnr_db
         rows.append(Budget("min_sqnr_db", settings.min_sqnr_db, figure, None if figure is None else figure >= settings.min_sqnr_db))
     return Budgets(rows, record.tried)
+
+
+def least_ram(shapes: Iterable[Sequence[int]]) -> int:
+    """Return a lower bound of the RAM of a program with inputs of these shapes, in bytes: one byte per element."""
+    return sum(math.prod(shape) for shape in shapes)
+
+
+def is_ram_possible(record: Record) -> bool:
+    """Return False if the RAM limit is lower than ``least_ram``, so that no other settings can meet it."""
+    limit = None if record.settings is None else record.settings.ram_limit
+    return limit is None or limit >= least_ram(info.shape for info in record.inputs)
 
 
 def fits(record: Record) -> bool:
