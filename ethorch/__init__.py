@@ -4,7 +4,9 @@
 take seconds to import.
 """
 
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from typing import Any
 
 import lazy_loader
@@ -16,9 +18,14 @@ _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name, without the messages that torch's extensions print on import."""
+    """Import a public name or a submodule, without the messages that torch's extensions print on import."""
     with quiet(), delay_collection():
-        return _load(name)
+        try:
+            return _load(name)
+        except AttributeError:
+            if name.startswith("_") or find_spec(f"{__name__}.{name}") is None:
+                raise
+            return import_module(f"{__name__}.{name}")
 
 
 try:

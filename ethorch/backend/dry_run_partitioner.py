@@ -158,8 +158,8 @@ class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorc
         is_open = any(refusal.reason.id == "graph.dynamic_shape" for refusal in self.report.refusals)
         if not quantized and not is_open and not self.compile_spec.target.floats and (self.report.refusals or not has_delegate):
             logger.warning(
-                "no operator is quantized, so none can run on %s. Quantize with EthosUQuantizer, prepare_pt2e, calibration and "
-                "convert_pt2e before lowering",
+                "no operator is quantized, so none can run on %s. Use operators of docs/ops.md. Without ethorch.compile, "
+                "quantize with EthosUQuantizer, prepare_pt2e, calibration and convert_pt2e before lowering",
                 self.report.target,
             )
         elif not has_delegate:

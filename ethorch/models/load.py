@@ -135,6 +135,8 @@ def check_module(model: Any) -> None:
             f"the model is a state dict of {len(model)} tensors; expected an nn.Module. Create the module and call "
             "load_state_dict, or pass the module and `--weights FILE` on the command line."
         )
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        raise EthorchError(f"the model is the class {model.__name__}; expected an instance. Create one: {model.__name__}().")
     if not isinstance(model, nn.Module):
         raise EthorchError(f"the model is {type(model).__name__}; expected an nn.Module, an ExportedProgram, or a model name.")
 

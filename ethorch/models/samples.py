@@ -93,8 +93,8 @@ def read_samples(
     """Iterate over the samples of ``source``, one inference each.
 
     An item is a tensor or array, a tuple of them, a dict of keyword inputs, or (inputs, label). It may omit the example's batch
-    dimension of 1, or be a batch of several samples. Floats are converted to the example's width, and integers if their values
-    fit.
+    dimension of 1. It may be a batch: samples along the example's first dimension, or stacked along a new one. Floats are converted
+    to the example's width, and integers if their values fit.
 
     Args:
         source: See :func:`samples`.
@@ -147,7 +147,7 @@ def _iterate_items(source: Any, expected: Expected, kind: str) -> Iterator[tuple
         yield from _iterate_files([Path(part) for part in source], expected)
         return
     if _is_array(source) or isinstance(source, Mapping):
-        yield "the batch", source
+        yield f"the batch of {kind}s", source
         return
     if isinstance(source, Iterable):
         for number, item in enumerate(source):
@@ -226,8 +226,9 @@ class Expected:
                 f"{', '.join(self.keywords)}."
             )
         raise EthorchError(
-            f"{name}: expected {self} like the example inputs, got {_describe_leaves(trees.leaves(item))}. Use samples of these "
-            "shapes, with or without the batch dimension, or batches of them."
+            f"{name}: expected {self} like the example inputs, got {_describe_leaves(trees.leaves(item))}. Correct the example "
+            "inputs if they have another shape than the deployed inputs. Else use samples of their shapes, with or without the "
+            "batch dimension, or batches of them."
         )
 
     def _count_samples(self, tensors: Sequence[Tensor]) -> int | None:
@@ -242,12 +243,20 @@ class Expected:
             example_shape[0] == 1 and shape == example_shape[1:] for shape, example_shape in zip(shapes, self.shapes, strict=True)
         ):
             return 1
+        if (stacked := self._count_stacked(shapes)) is not None:
+            return stacked
         counts = set()
         for shape, example_shape in zip(shapes, self.shapes, strict=True):
             if len(shape) != len(example_shape) or shape[1:] != example_shape[1:] or shape[0] % example_shape[0] or not shape[0]:
                 return None
             counts.add(shape[0] // example_shape[0])
         return counts.pop() if len(counts) == 1 else None
+
+    def _count_stacked(self, shapes: Sequence[tuple[int, ...]]) -> int | None:
+        """Return the number of samples that are stacked along a new first axis; None if they are not."""
+        is_stacked = all(shape[1:] == example_shape and shape for shape, example_shape in zip(shapes, self.shapes, strict=True))
+        counts = {shape[0] for shape in shapes if shape}
+        return counts.pop() if self.shapes and is_stacked and len(counts) == 1 and 0 not in counts else None
 
     def _differs_in_open_dims(self, shapes: Sequence[tuple[int, ...]]) -> bool:
         return self.open_dims is not None and all(
@@ -262,7 +271,11 @@ class Expected:
             return
         for number in range(count):
             yield [
-                x.reshape(example_shape) if count == 1 else x[number * example_shape[0] : (number + 1) * example_shape[0]]
+                x.reshape(example_shape)
+                if count == 1
+                else x[number]
+                if x.ndim > len(example_shape)
+                else x[number * example_shape[0] : (number + 1) * example_shape[0]]
                 for x, example_shape in zip(tensors, self.shapes, strict=True)
             ]
 
@@ -290,10 +303,11 @@ class Expected:
 
     @staticmethod
     def _dtype_error(dtype: Any, example_dtype: Any, index: int, name: str) -> EthorchError:
-        return EthorchError(
-            f"input {index} of {name}: expected {str(example_dtype).removeprefix('torch.')} like the example input, got "
-            f"{str(dtype).removeprefix('torch.')}. Convert it like the training data, e.g. image.float() / 255."
-        )
+        expected, actual = (str(kind).removeprefix("torch.") for kind in (example_dtype, dtype))
+        remedy = "Convert it like the training data, e.g. image.float() / 255."
+        if "float" in actual:
+            remedy = f"Use {actual} example inputs, e.g. image.float() / 255, or {expected} samples."
+        return EthorchError(f"input {index} of {name}: expected {expected} like the example input, got {actual}. {remedy}")
 
     def _order_keywords(self, inputs: Any) -> Any:
         if self.keywords and isinstance(inputs, Mapping) and all(name in inputs for name in self.keywords):

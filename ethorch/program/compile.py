@@ -39,6 +39,7 @@ from ethorch.program.verification import verify_program
 from ethorch.quantization.config import QuantizationConfig
 from ethorch.support.errors import EthorchError, SpecError
 from ethorch.support.exclusive import exclusive
+from ethorch.support.keywords import suggest_keywords
 from ethorch.support.progress import stage
 from ethorch.support.progress_display import display_progress
 from ethorch.targets.settings import Settings, Shapes, shapes_from
@@ -54,6 +55,7 @@ Model = nn.Module | ExportedProgram | UserModel | str
 Methods = Mapping[str, nn.Module | UserModel] | UserMethods
 
 
+@suggest_keywords
 def compile(
     model: Model | Methods,
     example_inputs: Any = None,
@@ -167,6 +169,7 @@ def _user_methods(model: Methods, example_inputs: Any, calibration: Any) -> User
     return user_methods(model, example_inputs, calibration)
 
 
+@suggest_keywords
 def quantize(
     model: Model,
     example_inputs: Any = None,

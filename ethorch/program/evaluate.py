@@ -25,6 +25,7 @@ from ethorch.quantization.shared_buffers import start_from_initial_state
 from ethorch.runtime.many import keeps_state
 from ethorch.support import tables
 from ethorch.support.errors import EthorchError, SpecError
+from ethorch.support.keywords import suggest_keywords
 from ethorch.support.metrics import sqnr_db
 from ethorch.support.progress import stage
 from ethorch.support.progress_display import display_progress
@@ -102,6 +103,7 @@ def _figure(name: str, value: float | None) -> str:
     return f"{value:.2%}" if name.startswith(("top", "agreement")) else f"{value:,.4g}"
 
 
+@suggest_keywords
 def evaluate(
     program: Program | str | os.PathLike[str],
     data: Any,

@@ -32,6 +32,7 @@ from ethorch.report.page.exploration import exploration_page
 from ethorch.support import tables
 from ethorch.support.errors import EthorchError, SpecError, unknown_name
 from ethorch.support.exclusive import exclusive
+from ethorch.support.keywords import suggest_keywords
 from ethorch.support.progress import stage
 from ethorch.support.progress_display import display_progress
 from ethorch.support.quiet import quiet
@@ -173,6 +174,7 @@ class Exploration:
         return as_html(self.rich())
 
 
+@suggest_keywords
 def explore(
     model: Model,
     example_inputs: Any = None,

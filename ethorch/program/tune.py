@@ -16,6 +16,7 @@ from ethorch.program.program import Program
 from ethorch.quantization.schemes import CONFIGS, quantizer_for
 from ethorch.support.errors import SpecError, unknown_name
 from ethorch.support.exclusive import exclusive
+from ethorch.support.keywords import suggest_keywords
 from ethorch.support.metrics import Metric
 from ethorch.support.progress import stage
 from ethorch.support.progress_display import display_progress
@@ -45,6 +46,7 @@ class Tuning:
     reached: bool
 
 
+@suggest_keywords
 def tune(
     model: Model,
     example_inputs: Any = None,

@@ -189,7 +189,9 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
         nodes = model.graph.nodes
         if not model.meta.get(INNER) and not any(ANNOTATION in node.meta or is_dynamic(node) for node in nodes):
             logger.warning(
-                "nothing was quantized because no config matches an operator. Call set_global or another setter. [quantize.nothing]"
+                "nothing was quantized, because no operator of the model has a quantization config and a quantized form. Use "
+                "operators of docs/ops.md, or a scheme (ethorch.compile) or config (EthosUQuantizer) for more of them. "
+                "[quantize.nothing]"
             )
 
     def prepare_obs_or_fq_callback(self, model: GraphModule, edge_or_node_to_obs_or_fq: dict[Any, Any]) -> None:

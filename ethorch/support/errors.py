@@ -50,7 +50,8 @@ class QuantizationError(EthorchError, ValueError):
     """
 
     def __init__(self, id: str, text: str):
-        super().__init__(f"{text} [{id}]")
+        is_sentence = ". " in text and not text.endswith((".", "?", "!"))
+        super().__init__(f"{text}{'.' if is_sentence else ''} [{id}]")
         self.id = id
 
     def __reduce__(self) -> tuple[type, tuple[str, str]]:

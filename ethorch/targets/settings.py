@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from os import PathLike
@@ -16,6 +16,7 @@ from typing import Any
 import tomli_w
 
 from ethorch.support.errors import BoardError, FormatError, SpecError, unknown_name
+from ethorch.support.keywords import suggest_keywords
 from ethorch.support.text_files import parse_toml, read_text
 from ethorch.support.wording import shorten
 from ethorch.targets.boards import Board, NpuSlot
@@ -30,6 +31,8 @@ SCHEMES = {
     "a16w8": "int16 activations, int8 weights with a scale per channel",
     "a8w4": "int8 activations, int4 weights with a scale per channel",
 }
+#: Schemes for names that contain only a width.
+_SCHEMES_BY_WIDTH = {"int16": "a16w8", "16x8": "a16w8", "int4": "a8w4"}
 #: Version of the layout of ``settings.toml`` and ``program.json``.
 FORMAT = 1
 #: Target without a target and a board.
@@ -125,6 +128,13 @@ def _shapes(description: Any) -> Shapes:
     return tuple(shapes)
 
 
+def _unknown_scheme(kind: str, scheme: str, names: Iterable[str]) -> SpecError:
+    similar = _SCHEMES_BY_WIDTH.get(scheme.lower())
+    if similar is None:
+        return unknown_name(kind, scheme, names)
+    return SpecError(f"unknown {kind} {shorten(scheme)}. Did you mean {similar!r}? Known: {', '.join(sorted(names))}.")
+
+
 def _is_number(value: Any) -> bool:
     try:
         return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
@@ -136,6 +146,7 @@ def _is_size(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+@suggest_keywords
 @dataclass(frozen=True)
 class Settings:
     """Target and options of a compilation.
@@ -217,10 +228,10 @@ class Settings:
             if value is not None and not _is_number(value):
                 raise SpecError(f"{name} is {shorten(value)}; expected a number.")
         if self.config is None and self.scheme not in (*SCHEMES, CUSTOM):
-            raise unknown_name("scheme", self.scheme, SCHEMES)
+            raise _unknown_scheme("scheme", self.scheme, SCHEMES)
         for module, scheme in self.modules.items():
             if scheme not in (*SCHEMES, FLOAT):
-                raise unknown_name(f"scheme of module {shorten(module)}", scheme, (*SCHEMES, FLOAT))
+                raise _unknown_scheme(f"scheme of module {shorten(module)}", scheme, (*SCHEMES, FLOAT))
         if self.io not in IO_TYPES:
             raise unknown_name("io type", self.io, IO_TYPES)
         if self.io_layout not in IO_LAYOUTS:

@@ -45,6 +45,17 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         r"\(1, 8\) look like a shape; expected tensors. Use torch.randn\(1, 8\)",
     ),
     "a family": (lambda: ethorch.compile(linear(), X, "u55"), "unknown target 'u55'. Did you mean 'ethos-u55-128'"),
+    "a class": (lambda: ethorch.compile(UsesNumpy, X), r"is the class UsesNumpy; expected an instance. Create one: UsesNumpy\(\)"),
+    "a width": (lambda: ethorch.compile(linear(), X, scheme="int16"), "unknown scheme 'int16'. Did you mean 'a16w8'"),
+    "integer examples": (
+        lambda: ethorch.compile(linear(), (X * 255).byte(), calibration=X),
+        "expected uint8 like the example input, got float32. Use float32 example inputs, e.g. image.float",
+    ),
+    "another example": (
+        lambda: ethorch.compile(linear(), torch.rand(1, 9), calibration=X),
+        r"batch of calibration samples: expected float32\[1, 9\] .* got float32\[1, 8\]. Correct the example inputs if",
+    ),
+    "doubles": (lambda: ethorch.compile(linear().double(), X.double()), r"inputs with x.float\(\)\. \[quantize.dtype\]"),
     "NumPy": (lambda: ethorch.compile(UsesNumpy(), X), "Use torch operators instead of NumPy in forward"),
     "packed sequences": (
         lambda: ethorch.compile(Packs().eval(), torch.rand(2, 3, 8)),
@@ -58,6 +69,35 @@ def test_a_mistake_in_python_is_named(name: str) -> None:
     call, words = MISTAKES[name]
     with pytest.raises(EthorchError, match=words):
         call()
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: ethorch.compile(linear(), X, calibraton=X), r"compile\(\) got .* 'calibraton'. Did you mean 'calibration'"),  # type: ignore[call-arg]
+        (lambda: ethorch.Settings(aena=1), "'aena'. Did you mean 'arena'"),  # type: ignore[call-arg]
+    ],
+)
+def test_a_mistyped_keyword_is_named(call: Callable[[], Any], words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        call()
+
+
+def test_submodules_are_loaded_on_first_use() -> None:
+    assert ethorch.runtime.load is not None  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError):
+        ethorch.nothing  # type: ignore[attr-defined] # noqa: B018
+
+
+class Decomposes(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.linalg.svd(x)[1]
+
+
+def test_a_model_without_operators_for_the_npu(caplog: pytest.LogCaptureFixture) -> None:
+    ethorch.compile(Decomposes(), torch.rand(1, 4, 4), calibration=torch.rand(8, 4, 4))
+    assert "[quantize.nothing]" in caplog.text and "Use operators of docs/ops.md" in caplog.text
+    assert "set_global" not in caplog.text
 
 
 @pytest.mark.parametrize(

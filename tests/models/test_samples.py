@@ -59,6 +59,13 @@ def test_data_sets_end() -> None:
     assert [sample.label for sample in taken(Squares())] == [0, 1, 2]
 
 
+def test_samples_are_stacked_for_examples_without_a_batch_dimension() -> None:
+    stacked = torch.rand(8, 4, 3)
+    found = taken(stacked, (torch.zeros(4, 3),))
+    assert len(found) == 8 and all(torch.equal(sample.inputs[0], x) for sample, x in zip(found, stacked, strict=True))
+    assert len(taken(torch.rand(8, 3), (torch.zeros(4, 3),))) == 2
+
+
 def test_what_does_not_fit_is_named() -> None:
     for source, said in (
         (
