@@ -75,10 +75,14 @@ def place_text(refusal: Mapping[str, Any]) -> str:
 
 
 def refusal_texts(refusals: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return a sentence per group of refusals."""
-    return [
-        f"{place_text(group)}: {group['reason']} [{group['id']}] {group['way_out']}".rstrip() for group in group_refusals(refusals)
-    ]
+    """Return a sentence per group of refusals. A remedy of several groups is in the first sentence only."""
+    remedies: set[str] = set()
+    texts = []
+    for group in group_refusals(refusals):
+        remedy = "" if group["way_out"] in remedies else group["way_out"]
+        remedies.add(group["way_out"])
+        texts.append(f"{place_text(group)}: {group['reason']} [{group['id']}] {remedy}".rstrip())
+    return texts
 
 
 @dataclass
