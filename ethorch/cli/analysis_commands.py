@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -69,6 +70,13 @@ def explain(
     method: options.Method = None,
 ) -> Answer:
     """List the operators: NPU or CPU, costs, reasons and remedies."""
+    if suggest and sources.is_program(program):
+        settings = Path(program) / "settings.toml"
+        options_text = f" --settings {settings}" if settings.is_file() else ""
+        raise SpecError(
+            f"--suggest compiles changes of the model, which {program} does not contain. Pass the model, such as "
+            f"`ethorch explain net.py:net --suggest{options_text}`."
+        )
     subject = sources.program_of(program, choices, method)
     if memory:
         return _explain_memory(subject)
@@ -224,12 +232,24 @@ def read_data(source: str, choices: options.Choices, method: str | None = None) 
     from ethorch.report.program_data import is_program_data, read_program_data
 
     if is_program_data(source):
-        data = read_program_data(source, method)
+        data = _with_accuracy(Path(source), read_program_data(source, method))
         if method in (None, data["method"]):
             return data
         if not sources.is_program(source):
             raise SpecError(f"{source} is about method {data['method']!r}, not {method!r}.")
     return sources.program_of(source, choices, method).to_json() if sources.is_program(source) else None
+
+
+def _with_accuracy(folder: Path, data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Add the accuracy of the folder's ``comparison.json`` to data without one."""
+    if data.get("accuracy") is not None or not folder.is_dir():
+        return data
+    from ethorch.program.comparison_file import accuracy_of, read_comparisons
+    from ethorch.program.plain_data import finite
+
+    comparison = read_comparisons(folder).get(data["method"])
+    accuracy = None if comparison is None else accuracy_of(comparison)
+    return data if accuracy is None else {**data, "accuracy": finite(asdict(accuracy))}
 
 
 def read_methods(source: str, choices: options.Choices, method: str | None = None) -> dict[str, Mapping[str, Any]]:

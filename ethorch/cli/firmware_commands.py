@@ -101,7 +101,7 @@ def _write_layer(program: Program, output: Path, choices: options.Choices) -> An
 
 @command("run-firmware", PANEL)
 def run_firmware(
-    elf: Annotated[Path, typer.Argument(metavar="FILE.elf", help="The linked firmware.")],
+    elf: Annotated[Path, typer.Argument(metavar="FILE.elf|DIR", help="The linked firmware, or its project after a build.")],
     board: Board = "corstone-300",
     npu: Annotated[str | None, option("--npu", "-n", help="NPU [the first that the board may have].")] = None,
     backend: Annotated[str, option(help="Emulator: unicorn, qemu (Cortex-M55 with Helium) or fvp [unicorn].")] = "unicorn",
@@ -112,6 +112,11 @@ def run_firmware(
     """Run firmware on a virtual board with a bit-exact NPU, and report errors that silicon does not report."""
     from ethorch.deploy.virtual_board import run
 
+    if elf.is_dir():
+        linked = elf / "build" / "firmware.elf"
+        if not linked.is_file():
+            raise SpecError(f"{elf} is a folder without {linked.relative_to(elf)}. Build it with `python {elf / 'run.py'}`.")
+        elf = linked
     if trace is not None:
         from ethorch.program.saving import check_folder
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -29,10 +30,14 @@ def run(
         check_folder(output)
     from ethorch.cli.model_options import inputs_for
     from ethorch.models import arrays
+    from ethorch.models.sample_files import describe_image
     from ethorch.program.program import host_of, record_of, select
 
     loaded = sources.read_program(program, method)
     arguments = inputs_for(loaded, inputs) if inputs else arrays.random_inputs(record_of(loaded).description, seed)
+    for path in inputs or ():
+        if note := describe_image(path, [info.shape for info in loaded.inputs]):
+            print(f"note: {note}.", file=sys.stderr)
     chosen, filled = select(loaded, arguments)
     host = host_of(chosen)
     started = time.perf_counter()

@@ -92,6 +92,23 @@ def _read_wav(path: Path, shapes: Shapes) -> npt.NDArray[np.float32]:
     return sound[0] if channels == 1 else sound
 
 
+def describe_image(path: Path, shapes: Shapes) -> str:
+    """Return a note on the conversion of an image, or "" for other files and for unchanged images."""
+    if FORMATS.get(path.suffix.lower()) is not _read_image:
+        return ""
+    from PIL import Image
+
+    values = _read_image(path, shapes)
+    has_channels_first = values.shape[0] in (1, 3)
+    height, width = values.shape[1:] if has_channels_first else values.shape[:2]
+    mode = "L" if 1 in (values.shape[0], values.shape[-1]) else "RGB"
+    with Image.open(path) as picture:
+        changes = [f"converted from {picture.mode} to {mode}"] if picture.mode != mode else []
+        if picture.size != (width, height):
+            changes.append(f"resized from {picture.width}x{picture.height} to {width}x{height}")
+    return f"{path} was {' and '.join(changes)}" if changes else ""
+
+
 def _read_image(path: Path, shapes: Shapes) -> npt.NDArray[np.float32]:
     from PIL import Image
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ethorch.figures.typed import read_row, write_row
 from ethorch.program.comparison import Comparison, DelegateComparison, LayerComparison, OutputComparison
+from ethorch.program.facts import Accuracy
 from ethorch.support.errors import FormatError
 from ethorch.support.text_files import read_json
 
@@ -46,6 +48,14 @@ def read_comparisons(folder: Path) -> dict[str, Comparison]:
         return {name: _comparison(method_data) for name, method_data in data["methods"].items()}
     except (FormatError, TypeError, KeyError, ValueError, AttributeError) as error:
         raise FormatError(f"{file} was not written by Program.save: {error} Save the program again.") from None
+
+
+def accuracy_of(comparison: Comparison) -> Accuracy | None:
+    """Return the least SQNR of the outputs; None without float figures."""
+    figures = [output.npu_db for output in comparison.outputs]
+    if not comparison.samples or not figures or any(map(math.isnan, figures)):
+        return None
+    return Accuracy(min(figures), comparison.samples)
 
 
 def _comparison(data: Mapping[str, Any]) -> Comparison:

@@ -21,6 +21,7 @@ import torch
 import typer
 from PIL import Image
 
+import ethorch
 import ethorch.tosa
 from ethorch import cli
 from ethorch.cli import app
@@ -407,6 +408,12 @@ def test_two_targets_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
         (["compile", "{}/nett.py:small"], "Did you mean 'net.py'?", 2),
         (["compile", "{}/net.py:small", "--set", "arean=1"], "Did you mean 'arena'?", 2),
         (["explain", "{}/net.pte", "--set", "arena=1"], "is compiled already", 2),
+        (
+            ["explain", "{}/net", "--suggest"],
+            "Pass the model, such as `ethorch explain net.py:net --suggest --settings ",
+            2,
+        ),
+        (["run-firmware", "{}/net"], "is a folder without build/firmware.elf. Build it with `python ", 2),
         (["firmware", "-o", "{}/x"], "a program or model is missing", 2),
         (["firmware", "{}/net.pte", "-o", "{}/x", "--build-system", "scons"], "expected cmake or cmsis", 2),
         (["tune", "{}/net.py:small", "--goal", "flash"], "needs a budget. Set flash or min_sqnr_db", 2),
@@ -557,3 +564,23 @@ def test_tune_by_a_metric(folder: Path, tmp_path: Path, capsys: pytest.CaptureFi
     arguments = ["tune", f"{folder}/net.py:small", "--metric", f"{tmp_path}/metrics.py:nearest"]
     assert answer(capsys, *arguments, "--goal=-100")["raised"] == []
     assert answer(capsys, *arguments, "--goal=-0.003")["raised"]
+
+
+def test_report_of_a_folder_has_the_accuracy_of_its_comparison(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["report", str(folder / "net")]) == 0
+    assert "dB SQNR against the float model, over 1 sample" in capsys.readouterr().out
+
+
+def test_changed_pictures_are_noted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Image.fromarray(np.zeros((20, 30), np.uint8)).save(folder / "grey.png")
+    Image.fromarray(np.zeros((16, 16, 3), np.uint8)).save(folder / "same.png")
+    assert cli.main(["run", str(folder / "net.pte"), "--inputs", str(folder / "grey.png")]) == 0
+    assert "grey.png was converted from L to RGB and resized from 30x20 to 16x16." in capsys.readouterr().err
+    assert cli.main(["run", str(folder / "net.pte"), "--inputs", str(folder / "same.png")]) == 0
+    assert "note: " not in capsys.readouterr().err
+
+
+def test_summaries_do_not_depend_on_measurements(folder: Path) -> None:
+    program = ethorch.compile(f"{folder}/net.py:small")
+    before = str(program)
+    assert program.accuracy is not None and str(program) == before
