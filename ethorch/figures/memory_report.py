@@ -149,7 +149,7 @@ class MemoryReport:
         peak_time, peak_use = 0, (0, 0)
         for time, starting in groupby(pending, key=lambda tensor: tensor.begins):
             alive = [tensor for tensor in alive if tensor.ends >= time] + list(starting)
-            used = max(t.end for t in alive), sum(t.size_bytes for t in alive)
+            used = max(t.end for t in alive), occupied_bytes(alive)
             if used > peak_use:
                 peak_time, peak_use = time, used
         return _select_alive(pending, peak_time)
@@ -254,6 +254,15 @@ class MemoryReport:
         return report
 
 
+def occupied_bytes(tensors: Iterable[TensorPlace]) -> int:
+    """Return the bytes of a region that tensors occupy. Bytes that several tensors share count once."""
+    total = end = 0
+    for tensor in sorted(tensors, key=lambda tensor: tensor.address):
+        total += max(0, tensor.end - max(end, tensor.address))
+        end = max(end, tensor.end)
+    return total
+
+
 def _sort_by_size(tensors: Iterable[TensorPlace]) -> tuple[TensorPlace, ...]:
     return tuple(sorted(tensors, key=lambda tensor: (-tensor.size_bytes, tensor.address)))
 
@@ -265,4 +274,4 @@ def _select_alive(tensors: Iterable[TensorPlace], time: int) -> tuple[TensorPlac
 def _find_peak_bytes(alive: Sequence[TensorPlace], layer: int) -> int:
     """Return the most live bytes during a layer: when a tensor of the layer begins, or else when the latest live tensor began."""
     times = {tensor.begins for tensor in alive if tensor.first == layer} or {max((t.begins for t in alive), default=0)}
-    return max(sum(tensor.size_bytes for tensor in _select_alive(alive, time)) for time in times)
+    return max(occupied_bytes(_select_alive(alive, time)) for time in times)

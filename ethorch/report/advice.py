@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 from ethorch.figures.layer import CPU, MEMORY_KEYS, NPU, TRANSPOSES, Layer
-from ethorch.figures.memory_report import MemoryReport
+from ethorch.figures.memory_report import MemoryReport, TensorPlace, occupied_bytes
 from ethorch.support.errors import FormatError
 from ethorch.support.wording import count_noun, kib
 
@@ -17,6 +17,10 @@ Data = Mapping[str, Any]
 
 _LEAST = 0.02  #: Least share of the cycles or of the RAM that is worth advice.
 _QUANTIZERS = ("quantized_decomposed::quantize_per_tensor", "quantized_decomposed::dequantize_per_tensor")
+_CHANNELS = 16  #: Channels that the NPU computes at once.
+_FEW_POSITIONS = 64  #: Positions of a map for which decoding of weights costs more cycles than products.
+_MINOR = 0.1  #: Least share of the idle cycles for a remedy.
+_WITH_WEIGHTS = ("Conv", "FullyConnected")  # Vela's names
 _NAMED = 3  # maximum names of modules or operators in a sentence
 
 
@@ -29,12 +33,14 @@ class Advice:
         figure: Current cost with its unit.
         text: Reason and remedy.
         weight: Share of the cycles or of the RAM that the advice concerns, 0 to 1.
+        is_saving: Whether the figure is the largest possible saving. Otherwise it is a size of which a part can be saved.
     """
 
     id: str
     figure: str
     text: str
     weight: float
+    is_saving: bool = True
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data with the attributes' names as keys."""
@@ -59,7 +65,7 @@ def advice(data: Data) -> list[Advice]:
             *_transposes(data, layers),
             *_waiting(data, layers, memory),
             *_idle(data, layers),
-            *_peak(data, memory),
+            *_peak(data, layers, memory),
         ]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FormatError(f"not the data of a program: {error}.") from None
@@ -133,7 +139,7 @@ def _transposes(data: Data, layers: Sequence[Layer]) -> Iterator[Advice]:
             share,
         )
     else:
-        places = list(dict.fromkeys(x.module or x.name for x in sorted(moves, key=lambda x: -(x.cycles or 0))))
+        places = _places(sorted(moves, key=lambda x: -(x.cycles or 0)))
         yield Advice(
             "transposes",
             figure,
@@ -164,7 +170,7 @@ def _waiting(data: Data, layers: Sequence[Layer], memory: MemoryReport) -> Itera
         if share < _LEAST:
             continue
         worst = sorted(bound, key=lambda x: (x.npu_cycles or 0) - (x.cycles or 0))
-        places = _some(list(dict.fromkeys(x.module or x.name for x in worst)))
+        places = _some(_places(worst))
         weights = sum(part.flash_bytes or part.ram_bytes for part in memory.components if part.name == "weights")
         if system is not None and name == system["constants"] and name != system["feature_maps"]:
             way = (
@@ -192,34 +198,54 @@ def _idle(data: Data, layers: Sequence[Layer]) -> Iterator[Advice]:
     if not per_cycle:
         return
     idle = [
-        x
+        (x, remedy)
         for x in layers
         if x.where == NPU and x.bound == "compute" and x.macs and x.utilization is not None and x.utilization < 0.25
+        if (remedy := _idle_remedy(x))
     ]
-    lost = sum(round((x.npu_cycles or 0) - x.macs / per_cycle) for x in idle)
-    share = _share(lost, layers)
+    lost = {remedy: 0 for _, remedy in idle}
+    for layer, remedy in idle:
+        lost[remedy] += round((layer.npu_cycles or 0) - layer.macs / per_cycle)
+    share = _share(sum(lost.values()), layers)
     if share < 5 * _LEAST:
         return
-    worst = sorted(idle, key=lambda x: x.macs / per_cycle - (x.npu_cycles or 0))
-    kinds = list(dict.fromkeys(x.operator for x in worst))
+    worst = sorted((x for x, _ in idle), key=lambda x: x.macs / per_cycle - (x.npu_cycles or 0))
+    remedies = [remedy for remedy in sorted(lost, key=lambda remedy: -lost[remedy]) if lost[remedy] >= _MINOR * sum(lost.values())]
     yield Advice(
         "idle-macs",
-        f"{lost:,} cycles ({share:.1%}) in {count_noun(len(idle), 'layer')}",
-        f"These layers use less than 25 % of the NPU's {per_cycle} multipliers: {_some(kinds)}, most at "
-        f"{_some(list(dict.fromkeys(x.module or x.name for x in worst)))}. Depthwise convolutions, few channels and small maps "
-        "leave multipliers idle. Use a multiple of 16 channels.",
+        f"{sum(lost.values()):,} cycles ({share:.1%}) with idle multipliers in {count_noun(len(idle), 'layer')}",
+        f"These layers use less than 25 % of the NPU's {per_cycle} multipliers: "
+        f"{_some(list(dict.fromkeys(map(_operators, worst))))}, most at {_some(_places(worst))}. {' '.join(remedies)}",
         share,
+        is_saving=False,
     )
 
 
-def _peak(data: Data, memory: MemoryReport) -> Iterator[Advice]:
+def _idle_remedy(layer: Layer) -> str:
+    """Return the remedy for idle multipliers; empty for an operator without weights or if no remedy applies."""
+    maps = [shape for shape in (*layer.ifm_shapes[:1], layer.ofm_shape) if shape]
+    if "Depthwise" in layer.operator:
+        return "A depthwise convolution multiplies each channel on its own: use fewer channels."
+    if not any(kind in layer.operator for kind in _WITH_WEIGHTS):
+        return ""
+    if any(shape[-1] % _CHANNELS for shape in maps):
+        return f"Use a multiple of {_CHANNELS} channels."
+    if all(prod(shape[:-1]) < _FEW_POSITIONS for shape in maps):
+        return (
+            "The NPU decodes each weight for few positions: compute more positions (steps, rows or pixels) in one operator, or use "
+            "fewer weights."
+        )
+    return ""
+
+
+def _peak(data: Data, layers: Sequence[Layer], memory: MemoryReport) -> Iterator[Advice]:
     regions = {tensor.region for tensor in memory.tensors}
     region = max(regions, key=lambda name: memory.regions.get(name, 0), default=None)
     if region is None or not memory.regions.get(region) or not data["ram_bytes"]:
         return
     owners = memory.peak_owners(region)
-    alive = sum(tensor.size_bytes for tensor in owners)
-    largest = [f"{tensor.name}{f' of {tensor.module}' if tensor.module else ''} ({kib(tensor.size_bytes)})" for tensor in owners]
+    alive = occupied_bytes(owners)
+    largest = [f"{_tensor_label(tensor, layers)} ({kib(tensor.size_bytes)})" for tensor in owners]
     share = memory.regions[region] / data["ram_bytes"]
     yield Advice(
         f"peak.{region}",
@@ -228,7 +254,32 @@ def _peak(data: Data, memory: MemoryReport) -> Iterator[Advice]:
         f"{count_noun(len(owners), 'tensor')}: "
         f"{_some(largest)}. To reduce RAM, make these tensors smaller: a larger stride, fewer channels, or a smaller input.",
         share / 2,
+        is_saving=False,
     )
+
+
+def _places(layers: Sequence[Layer]) -> list[str]:
+    """Return the modules of layers, or the operators of layers without a module."""
+    return list(dict.fromkeys(layer.module or _operators(layer) for layer in layers))
+
+
+def _operators(layer: Layer) -> str:
+    return ", ".join(layer.operators) or layer.operator
+
+
+def _tensor_label(tensor: TensorPlace, layers: Sequence[Layer]) -> str:
+    """Return the operator and module of a tensor of the NPU; the name of a tensor of ExecuTorch's plan."""
+    if tensor.delegate is None:
+        return tensor.name
+    writer = next((layer for layer in layers if layer.delegate == tensor.delegate and layer.name == tensor.name), None)
+    if writer is not None:
+        label, module = _operators(writer), writer.module
+    else:
+        reader = next((layer for layer in layers if layer.index == tensor.first), None)
+        operator = "" if reader is None else _operators(reader)
+        kind = "weights" if not tensor.dtype or tensor.name.startswith("WB_") else "tensor"
+        label, module = (f"{kind} of {operator}" if operator else kind), tensor.module or ("" if reader is None else reader.module)
+    return f"{label} of {module}" if module else label
 
 
 def _sentence(text: str) -> str:

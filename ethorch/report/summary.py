@@ -138,6 +138,9 @@ def largest_layers(data: Data, count: int = 10) -> list[tuple[str, float, str]]:
 
 
 def largest_saving(data: Data) -> str:
-    """Return the advice with the largest weight except refusals, or ""."""
-    largest = next((entry for entry in advice(data) if not entry.id.startswith("cpu.") and entry.weight >= _LOUD), None)
-    return "" if largest is None else f"Largest saving: {largest.figure}. {largest.text}"
+    """Return the advice with the largest weight except refusals, or "". A saving precedes advice without a known saving."""
+    entries = [entry for entry in advice(data) if not entry.id.startswith("cpu.") and entry.weight >= _LOUD]
+    largest = min(entries, key=lambda entry: not entry.is_saving, default=None)
+    if largest is None:
+        return ""
+    return f"Largest saving: up to {largest.figure}. {largest.text}" if largest.is_saving else f"Advice: {largest.text}"

@@ -13,6 +13,7 @@ import ethorch
 from ethorch import EthosUCompileSpec
 from ethorch.backend.build import build_pte
 from ethorch.figures import MemoryReport, memory
+from ethorch.figures.memory_report import TensorPlace, occupied_bytes
 from ethorch.figures.method_pool import DESK, kernel_temporary_bytes, max_lookup_use
 from ethorch.formats import pte
 from ethorch.models.load import UserModel
@@ -99,6 +100,11 @@ def test_the_peak_is_what_the_region_is_as_large_as(name: str) -> None:
         assert sum(tensor.size_bytes for tensor in owners) <= size
         most = max(used for _, used in report.use_over_time(region))
         assert 0 < most <= size
+
+
+def test_tensors_that_share_an_address_count_once() -> None:
+    places = [TensorPlace(str(start), "scratch", 0, start, size, 0, 1, 0, 3) for start, size in ((0, 16), (0, 16), (8, 16), (32, 4))]
+    assert occupied_bytes(places) == 24 + 4 and occupied_bytes([]) == 0
 
 
 def test_owners_of_the_peak_have_module_and_line() -> None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import ethorch
 from ethorch.cli import options
 from ethorch.report.advice import advice
+from ethorch.report.summary import largest_saving
 from ethorch.report.builds import compare_builds, compare_programs
 from ethorch.report.markdown import markdown
 from ethorch.report.program_data import is_program_data, read_program_data
@@ -123,6 +124,20 @@ def test_advice_has_figures_of_the_data(data: dict[str, Any]) -> None:
     assert [one.weight for one in advice(data)] == sorted((one.weight for one in advice(data)), reverse=True)
 
 
+def test_advice_on_the_peak_is_no_larger_than_the_region_and_no_saving(data: dict[str, Any]) -> None:
+    (peak,) = [one for one in advice(data) if one.id.startswith("peak.")]
+    region = peak.id.removeprefix("peak.")
+    copies = [copy.deepcopy(tensor) for tensor in data["memory"]["tensors"] if tensor["region"] == region]
+    data["memory"]["tensors"] += copies
+    (peak,) = [one for one in advice(data) if one.id.startswith("peak.")]
+    held = float(peak.text.split(", with ")[1].split(" KiB")[0])
+    assert held <= data["memory"]["regions"][region] / 1024 + 0.05 and not peak.is_saving
+    assert not any(tensor["name"] in peak.text for tensor in copies if tensor["delegate"] is not None)
+    data["settings"]["io"] = "int8"
+    saving = largest_saving(data)
+    assert not saving.startswith("Largest saving") or peak.figure not in saving
+
+
 def test_advice_goes_when_its_reason_goes(data: dict[str, Any]) -> None:
     data["settings"]["io"] = "int8"
     data["cpu"] = []
@@ -138,7 +153,16 @@ def test_advice_on_memories_and_multipliers(data: dict[str, Any]) -> None:
     for layer in npu:
         layer |= {"bound": "compute", "npu_cycles": 1_000_000, "mac_count": 1_280_000, "util_mac_percentage": 1.0}
     (idle,) = [one for one in advice(data) if one.id == "idle-macs"]
-    assert f"{990_000 * len(npu):,} cycles" in idle.figure and "128 multipliers" in idle.text
+    convolutions = [layer for layer in npu if "Conv" in layer["operator"]]
+    assert f"{990_000 * len(convolutions):,} cycles" in idle.figure and "128 multipliers" in idle.text
+    assert not idle.is_saving and "multiple of 16 channels" in idle.text and "epthwise" not in idle.text
+    for layer in npu:
+        layer |= {"ifm_shapes": [[1, 1, 1, 64]], "ofm_shape": [1, 1, 1, 256]}
+    (idle,) = [one for one in advice(data) if one.id == "idle-macs"]
+    assert "few positions" in idle.text and "16 channels" not in idle.text
+    for layer in npu:
+        layer |= {"ifm_shapes": [[1, 32, 32, 64]], "ofm_shape": [1, 32, 32, 64]}
+    assert "idle-macs" not in {one.id for one in advice(data)}
     for layer in npu:
         layer |= {"bound": "transposes"}
     (ends,) = [one for one in advice(data) if one.id == "transposes.io"]
