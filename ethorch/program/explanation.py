@@ -107,6 +107,7 @@ class Explanation:
         operators: Operators in execution order; refused ones follow.
         placement: Count of the operators on the NPU, as in ``print(program)``; empty for a file.
         writer: Writer of the program, and the reason if it is ExecuTorch; None for a file.
+        counts: Rows of the program on the NPU and on the CPU, without selection; None: those of ``operators``.
     """
 
     target: str
@@ -114,6 +115,7 @@ class Explanation:
     states: tuple[State, ...] = ()
     placement: str = ""
     writer: dict[str, str] | None = None
+    counts: tuple[int, int] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data by attribute name."""
@@ -134,16 +136,18 @@ class Explanation:
         for name in ("cycles", "share"):
             table.add_column(name, justify="right")
         table.add_column("bound by")
-        for row in self.operators:
+        listed = _list_once(self.operators)
+        for row in listed:
             where = row.where if row.delegate is None else f"{row.where} {row.delegate}"
             share = "" if row.share is None else f"{row.share:.1%}"
             cycles = "" if row.cycles is None else f"{row.cycles:,}"
             table.add_row(where, row.operator, row.module, row.source, cycles, share, row.bound)
         lines = refusal_texts(asdict(row) for row in self.operators if row.reason)
-        npu = sum(row.where == "NPU" for row in self.operators)
-        rows = f"{count_noun(npu, 'operation')} on the NPU, {count_noun(len(self.operators) - npu, 'operator')} on the CPU"
+        npu, cpu = self.counts or _count_rows(self.operators)
+        rows = f"{count_noun(npu, 'operation')} on the NPU, {count_noun(cpu, 'operator')} on the CPU"
+        selected = f"{len(listed)} of {npu + cpu} (" if len(listed) < npu + cpu else ""
         last = (
-            f"Rows: {rows}, including quantize and dequantize."
+            f"Rows: {selected}{rows}, including quantize and dequantize{')' if selected else ''}."
             if self.operators
             else "No rows: all selected operators are on the NPU."
         )
@@ -158,9 +162,9 @@ class Explanation:
 
     def _states(self) -> RenderableType:
         table = tables.table()
-        for name in ("buffer", "holds", "by"):
+        for name in ("buffer", "type", "used by"):
             table.add_column(name)
-        for name in ("scale", "RAM bytes", "to the NPU", "from it"):
+        for name in ("scale", "RAM bytes", "bytes to the NPU", "bytes from the NPU"):
             table.add_column(name, justify="right")
         table.add_column("read")
         for state in self.states:
@@ -223,7 +227,27 @@ def explanation(
         else summarize_placement(partition.npu_operators, len(partition.refusals), target, len(partition.delegated))
     )
     writer = None if partition is None else partition.writer
-    return Explanation(target, tuple(selected), tuple(states) if operator is None else (), counts, writer)
+    return Explanation(target, tuple(selected), tuple(states) if operator is None else (), counts, writer, _count_rows(rows))
+
+
+def _list_once(rows: Sequence[Operator]) -> list[Operator]:
+    """Return the rows without those that only add a second reason to an operator."""
+    listed: dict[tuple[str, str, str], Operator] = {}
+    selected = []
+    for row in rows:
+        key = (row.operator, row.module, row.source)
+        if row.where == CPU and row.cycles is None and row.reason and key in listed:
+            continue
+        if row.where == CPU:
+            listed[key] = row
+        selected.append(row)
+    return selected
+
+
+def _count_rows(rows: Sequence[Operator]) -> tuple[int, int]:
+    listed = _list_once(rows)
+    npu = sum(row.where == "NPU" for row in listed)
+    return npu, len(listed) - npu
 
 
 #: CPU kernels that quantize or dequantize, of ExecuTorch and of its Arm backend.
