@@ -21,12 +21,8 @@ from ethorch.targets.settings import FORMAT
 
 def plain_data(record: Record) -> dict[str, Any]:
     """Return all facts about a program; docs/json.md describes the keys."""
-    npu, cpu, milliseconds, macs = (
-        record.total_cycles,
-        record.cpu_cycles,
-        record.milliseconds,
-        sum(layer.macs for layer in record.layers),
-    )
+    npu, cpu, milliseconds = record.total_cycles, record.cpu_cycles, record.milliseconds
+    npu_macs = max(record.mac_count - sum(layer.macs for layer in record.layers if layer.where == CPU), 0)
     partition = record.partition
     per_cycle = 0 if record.spec is None else record.spec.target.macs
     kernels = sum(layer.where == CPU for layer in record.layers)
@@ -55,7 +51,7 @@ def plain_data(record: Record) -> dict[str, Any]:
         "milliseconds": milliseconds,
         "inferences_per_second": None if not milliseconds else 1e3 / milliseconds,
         "mac_count": record.mac_count,
-        "util_mac_percentage": 100 * macs / (npu * per_cycle) if npu and per_cycle else None,
+        "util_mac_percentage": 100 * npu_macs / (npu * per_cycle) if npu and per_cycle else None,
         "sram_bytes": record.memory.sram_bytes,
         "ram_bytes": record.memory.ram_bytes,
         "flash_bytes": record.memory.flash_bytes,

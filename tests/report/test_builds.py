@@ -279,3 +279,9 @@ def test_every_key_is_documented(data: dict[str, Any]) -> None:
         (compare_builds(data, data).to_json()["layers"][0], sections["report --baseline"]),
     ):
         assert [key for key in row if f"`{key}`" not in words] == []
+
+
+def test_the_utilization_follows_from_the_printed_macs_and_cycles(data: dict[str, Any]) -> None:
+    capacity = data["total_cycles"] * data["memory_system"]["macs_per_cycle"]
+    on_cpu = sum(layer["mac_count"] for layer in data["layers"] if layer["where"] == "CPU")
+    assert data["util_mac_percentage"] == pytest.approx(100 * (data["mac_count"] - on_cpu) / capacity)
