@@ -85,7 +85,7 @@ def _write_delegate(output: Path) -> Answer:
     files = write_delegate(output)
     data = {"output": str(output), "files": [path.name for path in files]}
     return Answer(
-        data, lambda: f"wrote {count_noun(len(files), 'file')} to {output}: add_subdirectory() it; CMakeLists.txt says how"
+        data, lambda: f"Saved {count_noun(len(files), 'file')} to {output}: add_subdirectory() it; CMakeLists.txt says how"
     )
 
 
@@ -96,7 +96,7 @@ def _write_layer(program: Program, output: Path, choices: options.Choices) -> An
     if choices.settings is not None and choices.settings.suffix in (".yml", ".yaml"):
         npu_settings = mlops.read_mlops(choices.settings)
     files = mlops.write_ai_layer(program, output, npu_settings)
-    return Answer({"output": str(output), "files": list(files)}, lambda: f"wrote {count_noun(len(files), 'file')} to {output}")
+    return Answer({"output": str(output), "files": list(files)}, lambda: f"Saved {count_noun(len(files), 'file')} to {output}")
 
 
 @command("run-firmware", PANEL)
@@ -132,10 +132,9 @@ def _describe_run(run: Run) -> str:
     if run.instructions is not None:
         counts.append(f"{run.instructions} instructions of the CPU")
     if run.npu_cycles is not None:
-        by = " and ".join(sorted({inference.estimated_by for inference in run.inferences} - {""}))
-        counts.append(
-            f"{count_noun(len(run.inferences), 'NPU run')} of {run.npu_cycles} cycles" + (f", estimated by {by}" if by else "")
-        )
+        least = "at least " if run.is_lower_bound else ""
+        by = "" if run.is_lower_bound or not any(inference.estimated_by for inference in run.inferences) else ", estimated by Vela"
+        counts.append(f"{count_noun(len(run.inferences), 'NPU run')} of {least}{run.npu_cycles:,} cycles{by}")
     if run.measured_cycles is not None:
         counts.append(f"{run.measured_cycles} NPU cycles by the firmware's PMU")
     code = "" if run.exit_code is None else f" with code {run.exit_code}"

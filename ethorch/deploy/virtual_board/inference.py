@@ -15,7 +15,8 @@ class Inference:
         stream_address, stream_bytes: Location of the stream.
         started, ended: CPU instructions executed before the run and at its end, or None if they are not counted.
         cycles: Estimated NPU cycles.
-        estimated_by: ``vela`` if Vela's figures were passed, else ``board`` (multipliers and bandwidths).
+        estimated_by: ``vela`` if Vela's figures were passed, else ``board``: a lower bound from multipliers and
+            bandwidths.
         seconds: Simulation time, including the decoding of the stream.
         read_bytes, written_bytes: Bytes by region.
         memories: Name of each region's memory.

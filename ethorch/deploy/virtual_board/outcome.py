@@ -77,6 +77,11 @@ class Run:
         return sum(i.cycles for i in self.inferences) if self.inferences else None
 
     @property
+    def is_lower_bound(self) -> bool:
+        """True if the cycles of an NPU run are a lower bound because Vela's estimate is unknown."""
+        return any(inference.estimated_by == "board" for inference in self.inferences)
+
+    @property
     def measured_ratio(self) -> float | None:
         if self.measured_cycles is None or not self.expected_cycles:
             return None

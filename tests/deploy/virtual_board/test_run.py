@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ethorch.cli.firmware_commands import _describe_run
+from ethorch.deploy.firmware.project_run import _mark_lower_bounds
 from ethorch.deploy import virtual_board
 from ethorch.deploy.virtual_board import unicorn_engine
 from ethorch.support.errors import EthorchError, SpecError
@@ -190,11 +192,14 @@ def test_cycles_are_velas_where_they_are_given(probe: Path) -> None:
     wanted = sum(source.op_cycles for source in model.sources.all())
     run = probe_run(probe, options={"sources": {model.digest: model.sources}})
     assert s.said(run, "CYCLES") == [run.npu_cycles] == [wanted]
-    assert run.inferences[0].estimated_by == "vela"
+    assert run.inferences[0].estimated_by == "vela" and not run.is_lower_bound
     given = probe_run(probe, options={"cycles": {model.digest: 12345}})
     assert (given.npu_cycles, given.inferences[0].estimated_by) == (12345, "vela")
     own = probe_run(probe)
-    assert own.inferences[0].estimated_by == "board"
+    assert own.inferences[0].estimated_by == "board" and own.is_lower_bound
+    assert "NPU run of at least " in _describe_run(own) and "at least" not in _describe_run(given)
+    assert "estimated by Vela" in _describe_run(given)
+    assert _mark_lower_bounds("run 0: 35582 cycles of the NPU") == "run 0: at least 35,582 cycles of the NPU"
     assert own.npu_cycles is not None
     assert wanted / 4 < own.npu_cycles < wanted * 4
 
