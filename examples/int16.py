@@ -13,6 +13,7 @@ from ethorch.arm.quantizer import get_symmetric_a16w8_quantization_config, get_s
 from ethorch.backend.build import build_pte
 from ethorch.models.load import UserModel
 from ethorch.quantization.calibrate import quantize
+from ethorch.support.quiet import quiet
 
 
 class Spiky(nn.Module):
@@ -43,12 +44,13 @@ def decibels(quantized: nn.Module) -> float:
 
 
 user = UserModel(model, samples[0], samples)
-for name, config in (
-    ("int8", get_symmetric_quantization_config(is_per_channel=True)),
-    ("16x8", get_symmetric_a16w8_quantization_config(is_per_channel=True)),
-):
-    quantized = quantize(user, spec, config)
-    cycles = sum(delegate.performance.npu_cycles for delegate in build_pte(quantized, samples[0], spec).delegates)
-    print(f"{name:6}{decibels(quantized):6.1f} dB {cycles:7.0f} cycles")
+with quiet():  # without warnings about the internals of torch
+    for name, config in (
+        ("int8", get_symmetric_quantization_config(is_per_channel=True)),
+        ("16x8", get_symmetric_a16w8_quantization_config(is_per_channel=True)),
+    ):
+        quantized = quantize(user, spec, config)
+        cycles = sum(delegate.performance.npu_cycles for delegate in build_pte(quantized, samples[0], spec).delegates)
+        print(f"{name:6}{decibels(quantized):6.1f} dB {cycles:7.0f} cycles")
 mixed = ethorch.tuning.mixed_precision(model, spec, samples, target_sqnr_db=55)
 print(f"raised to 16 bits, in this order:\n{mixed}")

@@ -25,6 +25,7 @@ from ethorch.support import tables
 from ethorch.support.errors import QuantizationError
 from ethorch.support.exclusive import exclusive
 from ethorch.support.metrics import Metric, sqnr_db
+from ethorch.support.quiet import quiet
 from ethorch.support.wording import count_noun
 from ethorch.targets.compile_spec import EthosUCompileSpec
 from ethorch.tuning.module_sensitivity import sensitivity
@@ -79,12 +80,14 @@ class MixedPrecision:
             ``ethorch.compile`` accepts both.
         steps: Attempts with their costs. Each raises one more module than the previous one.
         reached: Whether ``model`` meets the target and the limit.
+        unit: Heading of the metric: ``dB`` for SQNR.
     """
 
     model: GraphModule
     raised: tuple[str, ...]
     steps: tuple[Step, ...]
     reached: bool
+    unit: str = "metric"
 
     @property
     def best(self) -> Step:
@@ -94,7 +97,7 @@ class MixedPrecision:
     def table(self) -> str:
         """Return the steps and the choice as Markdown."""
         lines = [
-            "| raised | metric | cycles | SRAM bytes | .pte bytes | delegates | CPU operators |",
+            f"| raised | {self.unit} | cycles | SRAM bytes | .pte bytes | delegates | CPU operators |",
             "|---|--:|--:|--:|--:|--:|--:|",
         ]
         lines += [
@@ -103,7 +106,7 @@ class MixedPrecision:
             for s in self.steps
         ]
         goal = "the goal is reached" if self.reached else "the goal is NOT reached"
-        return "\n".join([*lines, "", f"chosen: {len(self.raised)} raised, metric {self.best.metric:.2f}; {goal}"])
+        return "\n".join([*lines, "", f"chosen: {len(self.raised)} raised, {self.unit} {self.best.metric:.2f}; {goal}"])
 
     __str__ = table
 
@@ -112,13 +115,13 @@ class MixedPrecision:
         from rich.console import Group
 
         table = tables.table()
-        for name in ("raised", "metric", "cycles", "SRAM bytes", ".pte bytes", "delegates", "CPU operators"):
+        for name in ("raised", self.unit, "cycles", "SRAM bytes", ".pte bytes", "delegates", "CPU operators"):
             table.add_column(name, justify="left" if name == "raised" else "right")
         for step in self.steps:
             figures = (step.cycles, step.sram_bytes, step.constant_bytes, step.delegates, step.cpu_operators)
             table.add_row(step.module or "(none)", f"{step.metric:.2f}", *(f"{figure:,}" for figure in figures))
         goal = "the goal is reached" if self.reached else "the goal is NOT reached"
-        return Group(table, "", f"chosen: {len(self.raised)} raised, metric {self.best.metric:.2f}; {goal}")
+        return Group(table, "", f"chosen: {len(self.raised)} raised, {self.unit} {self.best.metric:.2f}; {goal}")
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
@@ -126,6 +129,7 @@ class MixedPrecision:
 
 
 @exclusive()
+@quiet()
 def mixed_precision(
     model: nn.Module,
     spec: EthosUCompileSpec,
@@ -170,6 +174,7 @@ def mixed_precision(
         raise QuantizationError("mixed_precision.to", f"expected to='int16' or 'float', got {to!r}")
     if not samples:
         raise QuantizationError("quantize.no_samples", "got no samples. Pass a few dozen representative inputs.")
+    unit = "dB" if metric is None or metric is sqnr_db else "metric"
     base, metric = base or get_symmetric_quantization_config(), metric or sqnr_db
     graph = export_copy(model, samples[0])
     state = copy_state(graph)
@@ -220,7 +225,7 @@ def mixed_precision(
                 progress(step)
             if goal.accurate(step):
                 break
-    result = MixedPrecision(chosen_model, tuple(raised[:best]), tuple(steps), goal.is_reached_by(steps[best]))
+    result = MixedPrecision(chosen_model, tuple(raised[:best]), tuple(steps), goal.is_reached_by(steps[best]), unit)
     if not result.reached:
         logger.warning("mixed_precision: %s [mixed_precision.not_reached]", goal.shortfall(result))
     return result

@@ -48,6 +48,7 @@ def test_a_metric_of_ones_own_decides() -> None:
 
 def test_what_fits_the_cycles_is_raised() -> None:
     free = ethorch.tuning.mixed_precision(Fragile(), SPEC, SAMPLES, target_sqnr_db=100, modules=MODULES)
+    assert "| raised | dB |" in free.table()
     assert len(free.raised) == 3 and not free.reached
     limit = max(step.cycles for step in free.steps[:2])
     bounded = ethorch.tuning.mixed_precision(Fragile(), SPEC, SAMPLES, target_sqnr_db=100, max_cycles=limit, modules=MODULES)
