@@ -179,7 +179,7 @@ def report(
     if output is not None:
         write_output(output, _contents(kind, data, comparison, program, answer))
     lines = [f"{verdict.question} {verdict.answer}" for verdict in verdicts(data)]
-    return Answer(answer, lambda: "\n".join(lines if output is None else [*lines, f"wrote {output}"]))
+    return Answer(answer, lambda: "\n".join(lines if output is None else [*lines, f"Saved {output}"]))
 
 
 def _format(output: Path | None, format: str | None) -> str:

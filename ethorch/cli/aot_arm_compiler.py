@@ -159,7 +159,7 @@ def aot_arm_compiler(
         answer_data = _compile_other_target(
             user, target, SCHEMES[mode.upper()], path, record, quantize, delegate, intermediates, explicit_layout
         )
-        return Answer(answer_data, lambda: f"{answer_data['summary']}wrote {path}")
+        return Answer(answer_data, lambda: f"{answer_data['summary']}Saved {path}")
     program = compiled(user, settings=chosen, calibration=calibration)
     path.parent.mkdir(parents=True, exist_ok=True)
     program.save(path)
@@ -171,7 +171,7 @@ def aot_arm_compiler(
         write_folder(Path(intermediates), delegate_files(build.delegates), obsolete=["delegate_*"])
     if record is not None:
         save_etrecord(build.etrecord, record)
-    return Answer({"output": str(path), **program.to_json()}, lambda: stack(program.__rich__(), f"wrote {path}"))
+    return Answer({"output": str(path), **program.to_json()}, lambda: stack(program.__rich__(), f"Saved {path}"))
 
 
 def _compile_other_target(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ethorch.program.calibrate_board import Calibration
     from ethorch.targets.boards import Board as BoardType
 
-PANEL = "What there is"
+PANEL = "Targets, boards and operators"
 
 _NO_FIT = 0.5  # minimum error of a fit for a warning
 
@@ -125,5 +125,5 @@ def _describe_fit(calibration: Calibration, output: Path | None) -> str:
     if calibration.error > _NO_FIT:
         lines.append("No bandwidths explain these times: are they milliseconds, of one call each, of these programs?")
     lines.append(f"error {100 * calibration.error:.1f} %, before {100 * calibration.error_before:.1f} %")
-    lines += [] if output is None else [f"wrote {output}"]
+    lines += [] if output is None else [f"Saved {output}"]
     return "\n".join(lines)

@@ -37,9 +37,9 @@ app = typer.Typer(
 #: Common parameters with flags and help. Flags that a subcommand uses otherwise are omitted.
 _COMMON = (
     ("as_json", ("--json",), "Print plain data as JSON."),
-    ("verbose", ("--verbose", "-v"), "Say more on stderr."),
+    ("verbose", ("--verbose", "-v"), "Print details on stderr."),
     ("quietly", ("--quiet", "-q"), "Say nothing on stderr but errors; no progress."),
-    ("with_traceback", ("--traceback",), "Where an error comes from, frame by frame."),
+    ("with_traceback", ("--traceback",), "Print the Python traceback of an error."),
 )
 
 Function = Callable[..., Answer]

@@ -53,7 +53,7 @@ def explore(
     data = {**exploration.to_json(), "output": None if output is None else str(output)}
     holds = exploration.cheapest is not None or all(variant.fits is None for variant in exploration.variants)
     status = Status.INTERRUPTED if exploration.interrupted else Status.DONE if holds else Status.NO
-    return Answer(data, lambda: exploration.rich() if output is None else stack(exploration.rich(), f"wrote {output}"), status)
+    return Answer(data, lambda: exploration.rich() if output is None else stack(exploration.rich(), f"Saved {output}"), status)
 
 
 @command("tune", PANEL)

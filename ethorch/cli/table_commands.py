@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-PANEL = "What there is"
+PANEL = "Targets, boards and operators"
 _MARKS = {"ok": "ok", "warning": "?", "missing": "-", "wrong": "WRONG"}
 
 
@@ -100,9 +100,9 @@ def doctor() -> Answer:
     checks = examine()
 
     def text() -> Table:
-        table = _table("", "what", "found", "")
+        table = _table("", "requirement", "found, or remedy")
         for check in checks:
-            table.add_row(_MARKS[check.state], check.name, check.found, check.advice)
+            table.add_row(_MARKS[check.state], check.name, ": ".join(filter(None, (check.found, check.advice))))
         return table
 
     wrong = any(check.state == "wrong" for check in checks)

@@ -6,6 +6,11 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
+LEGEND = (
+    "Columns: fake is the fake-quantized model against float, NPU the program against float, own the operator alone with equal "
+    "inputs, NPU/fake the program against the fake-quantized model."
+)
+
 
 @dataclass(frozen=True)
 class LayerComparison:
@@ -163,7 +168,7 @@ class Comparison(Ladder):
         first, loss = self.first_divergence, self.largest_loss
         lines = [super().to_text()]
         if self.layers:
-            lines += ["", self.table(), ""]
+            lines += ["", self.table(), "", LEGEND]
             if loss is not None:
                 lines.append(f"most noise is added by {loss}: {loss.own_db:.1f} dB on its own")
             apart = "NPU and PyTorch differ by no more than rounding permits"

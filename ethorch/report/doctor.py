@@ -118,12 +118,12 @@ def _optional() -> Iterator[Check]:
 #: Optional commands with their purposes and sources.
 _TOOLS = {
     "arm-none-eabi-gcc": "Firmware by GNU's compiler: apt-get install gcc-arm-none-eabi",
-    "armclang": "Firmware by Arm Compiler for Embedded: developer.arm.com, under Arm's licence",
+    "armclang": "Firmware by Arm Compiler for Embedded: developer.arm.com, under Arm's license",
     "clang": "Firmware by a clang with an Arm back end: apt-get install clang lld",
     "qemu-system-arm": "Firmware on QEMU's mps3-an547: apt-get install qemu-system-arm",
-    "FVP_Corstone_SSE-300_Ethos-U55": "Arm's fixed virtual platform of Corstone-300: developer.arm.com, under Arm's licence",
-    "FVP_Corstone_SSE-300_Ethos-U65": "Arm's fixed virtual platform of Corstone-300, with a U65: developer.arm.com, Arm's licence",
-    "FVP_Corstone_SSE-320": "Arm's fixed virtual platform of Corstone-320, with a U85: developer.arm.com, under Arm's licence",
+    "FVP_Corstone_SSE-300_Ethos-U55": "Arm's fixed virtual platform of Corstone-300: developer.arm.com, under Arm's license",
+    "FVP_Corstone_SSE-300_Ethos-U65": "Arm's fixed virtual platform of Corstone-300, with a U65: developer.arm.com, Arm's license",
+    "FVP_Corstone_SSE-320": "Arm's fixed virtual platform of Corstone-320, with a U85: developer.arm.com, under Arm's license",
 }
 
 

@@ -42,7 +42,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object, status: int = 0)
 def test_report_of_a_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = folder / "small.html"
     said = run(capsys, "report", f"{folder}/net.py:small", "-o", out, "--set", "ram=1K", "--set", "samples.max_samples=3")
-    assert "MORE than the limit of 1.0 KiB" in said and "dB SQNR" in said and said.endswith(f"wrote {out}\n")
+    assert "MORE than the limit of 1.0 KiB" in said and "dB SQNR" in said and said.endswith(f"Saved {out}\n")
     text = out.read_text()
     assert "<title>net.py:small on ethos-u55-128: ethorch report</title>" in text and str(folder) not in text
     assert (
