@@ -72,9 +72,13 @@ def rows(data: Data) -> Iterator[tuple[str, str, str]]:
             numbers = (entry.split(": ")[:2] for entry in board["assumed"])  # "flash: bytes_per_second: assumed: ..."
             note = ", ".join(f"{key} of {memory}" for memory, key in numbers)
             yield "Assumed", count_noun(len(board["assumed"]), "number"), f"in that estimate: {note}"
-    yield "RAM", kib(data["ram_bytes"]), f"whole application; NPU arena {kib(data['sram_bytes'])}"
+    yield "RAM", kib(data["ram_bytes"]), f"with ExecuTorch's runtime, without stacks; NPU feature maps {kib(data['sram_bytes'])}"
     code = sum(part["flash_bytes"] for part in data["memory"]["components"] if part["name"] == "code")
-    yield "Flash", kib(data["flash_bytes"]), f"program {kib(data['flash_bytes'] - code)}, code {kib(code)}"
+    yield (
+        "Flash",
+        kib(data["flash_bytes"]),
+        f"program {kib(data['flash_bytes'] - code)}, code of generated firmware {kib(code)}, without ExecuTorch's runtime",
+    )
     if data["mac_count"]:
         yield "MACs", f"{data['mac_count']:,}", "multiply-accumulates of one inference"
     verification = data.get("verification")
@@ -119,7 +123,7 @@ def _time(data: Data) -> Iterator[tuple[str, str, str]]:
         parts = sorted((part for part in data["estimate"] if part["where"] == where and part["cycles"]), key=_cycles, reverse=True)
         named = ", ".join(f"{part['name']} {part['cycles']:,}" for part in parts)
         note = f"{sum(map(_cycles, parts)):,} cycles at {clock / 1e6:,.0f} MHz: {named}"
-        if where == NPU and data["util_mac_percentage"] is not None:
+        if where == NPU and data["util_mac_percentage"]:
             note += f"; MAC utilization {data['util_mac_percentage']:.1f} %"
         processors.append((sum(part["milliseconds"] for part in parts), f"  {where}", note, bool(parts)))
     for milliseconds, name, note, is_used in sorted(processors, reverse=True):

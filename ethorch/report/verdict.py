@@ -66,7 +66,7 @@ def _compare_boards(data: Data) -> str:
     share = data["ram_bytes"] / smallest["ram_bytes"]
     if len(fitting) < len(boards):
         return f" It fits {_join(fitting)}, but not {_join([board['name'] for board in boards if board['name'] not in fitting])}."
-    return f" It fits {_join(fitting)}, and takes {share:.1%} of the RAM of {smallest['name']}."
+    return f" It fits {_join(fitting)}, and takes {100 * share:.1f} % of the RAM of {smallest['name']}."
 
 
 def _fits(data: Data, board: Data) -> bool:

@@ -41,3 +41,8 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 def kib(size: int | None) -> str:
     """Format a size in KiB; ``unknown`` for None."""
     return "unknown" if size is None else f"{size / 1024:,.1f} KiB"
+
+
+def percent(share: float) -> str:
+    """Return a share as a percentage: ``55.3 %``."""
+    return f"{100 * share:.1f} %"

@@ -103,7 +103,9 @@ def test_the_peak_is_what_the_region_is_as_large_as(name: str) -> None:
 
 
 def test_tensors_that_share_an_address_count_once() -> None:
-    places = [TensorPlace(str(start), "scratch", 0, start, size, 0, 1, 0, 3) for start, size in ((0, 16), (0, 16), (8, 16), (32, 4))]
+    places = [
+        TensorPlace(str(start), "scratch", 0, start, size, 0, 1, 0, 3) for start, size in ((0, 16), (0, 16), (8, 16), (32, 4))
+    ]
     assert occupied_bytes(places) == 24 + 4 and occupied_bytes([]) == 0
 
 

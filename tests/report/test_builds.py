@@ -17,11 +17,11 @@ from torch import Tensor, nn
 import ethorch
 from ethorch.cli import options
 from ethorch.report.advice import advice
-from ethorch.report.summary import largest_saving
 from ethorch.report.builds import compare_builds, compare_programs
 from ethorch.report.markdown import markdown
 from ethorch.report.program_data import is_program_data, read_program_data
 from ethorch.report.reproduce import options as words_of
+from ethorch.report.summary import largest_saving
 from ethorch.report.verdict import verdicts
 from ethorch.support.errors import EthorchError, FormatError
 from ethorch.targets.settings import Settings

@@ -434,7 +434,9 @@ class Project:
         clock = self.system.core_clock_hz if self.system else 0
         time = f", {1e3 * cycles / clock:.3f} ms at {clock / 1e6:.0f} MHz" if clock else ""
         return {
-            "cycles": f"{cycles} cycles of the NPU by Vela{time}" if cycles else "unknown, because a .pte does not contain Vela's cycles; `run.py` prints a lower bound",
+            "cycles": f"{cycles} cycles of the NPU by Vela{time}"
+            if cycles
+            else "unknown, because a .pte does not contain Vela's cycles; `run.py` prints a lower bound",
             "delegates": sum(method.delegates for method in self.source.methods),
             "by_method": [{"method": name, **sizes} for name, sizes in self.by_method.items()],
             "operators": [{"name": name, "count": names.count(name)} for name in sorted(set(names))],

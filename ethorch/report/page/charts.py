@@ -57,7 +57,7 @@ def largest(layers: Sequence[Layer]) -> Chart:
     """Return bars of the layers with the most cycles."""
     top = sorted(layers, key=lambda layer: -(layer.cycles or 0))[:_LARGEST][::-1]
     bars = [Box(0, layer.cycles or 0, n - 0.35, n + 0.35, _color(_kind(layer)), _describe(layer)) for n, layer in enumerate(top)]
-    names = tuple(f"{layer.index}  {_cut(layer.module or layer.name)}" for layer in top)
+    names = tuple(f"{layer.index}  {_cut(layer.module) if layer.module else _shorten(layer.name)}" for layer in top)
     x = Axis("cycles", 0, 1.05 * max(layer.cycles or 0 for layer in top))
     y = Axis("", -0.6, len(top) - 0.4, names=names)
     return Chart(x, y, tuple(bars), _legend(top), height=24 * len(top) + 8)
@@ -267,6 +267,12 @@ def _describe_tensor(tensor: TensorPlace) -> str:
         f"layers {tensor.first} to {tensor.last}",
     )
     return "\n".join(filter(None, lines))
+
+
+def _shorten(name: str) -> str:
+    """Return the start of the name of an operator, which identifies it."""
+    name = name.replace("quantize_per_tensor", "quantize")
+    return name if len(name) <= _LABEL else name[: _LABEL - 1] + "…"
 
 
 def _cut(name: str) -> str:

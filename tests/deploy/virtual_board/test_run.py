@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from ethorch.cli.firmware_commands import _describe_run
-from ethorch.deploy.firmware.project_run import _mark_lower_bounds
 from ethorch.deploy import virtual_board
+from ethorch.deploy.firmware.project_run import _mark_lower_bounds
 from ethorch.deploy.virtual_board import unicorn_engine
 from ethorch.support.errors import EthorchError, SpecError
 from ethorch.targets import boards
