@@ -1,16 +1,14 @@
-"""How much accuracy quantization costs, in ethorch and in the Arm backend: SQNR of the fake-quantized model, seconds and nodes.
+"""Compare the accuracy of quantization in ethorch and in the Arm backend: SQNR of the fake-quantized model, seconds and nodes.
 
 ``python -m bench.accuracy [--models a,b] [--scheme int8|a16w8] [--seeds 6] [--calibration 8] [--machine 2] [--improved]
 [--baseline FILE] [--json]``
 
-Each network is quantized by each implementation in a process of its own, once per seed; a seed draws other weights, other
-calibration inputs and other inputs to measure on, so that nothing is measured on what it was calibrated with and no
-difference below a tenth of a dB is decided by one lucky draw: with three draws of eight inputs a range that is merely the
-largest value seen can look 4 dB better, and be 6 dB worse with more. SQNR pools the noise of all fresh inputs of a seed;
-the table shows the mean over seeds, and the standard error of the difference. ``--machine`` adds the same network (the first
-seed) compiled for the target and run in the simulator, ``--improved`` ethorch once more with weights rounded for their layers'
-outputs and biases corrected.
-Seconds are CPU seconds (`time.process_time`) with one torch thread.
+Each implementation quantizes each network in a process of its own, once per seed. A seed draws new weights, calibration inputs
+and test inputs. SQNR pools the noise of all test inputs of a seed. The table shows the mean over the seeds and the standard error
+of the difference. Use six seeds or more: with three draws of eight inputs, a range can look 4 dB better and be 6 dB worse.
+
+``--machine`` also compiles the network of the first seed and runs it in the simulator. ``--improved`` adds a row of ethorch with
+rounded weights and corrected biases. Seconds are CPU seconds (`time.process_time`) with one torch thread.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ FUNCTIONS = {"int8": "get_symmetric_quantization_config", "a16w8": "get_symmetri
 
 
 def build(name: str, seed: int) -> Any:
-    """The registered network with the weights and inputs of that seed; seed 0 is the network of the other benchmarks."""
+    """Return the registered network with the weights and inputs of a seed; seed 0 is the network of the other benchmarks."""
     from bench.models import ALL_MODELS, VARIOUS
 
     case = {**ALL_MODELS, **VARIOUS}[name]
@@ -140,7 +138,7 @@ def on_machine(api: Any, spec: Any, float_model: Any, converted: Any, samples: S
 
 
 def float_operators(converted: Any) -> list[str]:
-    """Operators that read a float tensor which was not dequantized: what quantization left alone."""
+    """Return the operators with a float input that was not dequantized, i.e. the operators that were not quantized."""
     import torch
 
     def dequantized(node: Any) -> bool:
@@ -210,15 +208,15 @@ def main(arguments: list[str] | None = None) -> int:
 
     parser = argparse.ArgumentParser(prog="python -m bench.accuracy", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--models", default="all", help='comma-separated; "various"; default: "all"')
-    parser.add_argument("--impl", choices=(*IMPLEMENTATIONS, "ethorch+"), help="one implementation, in this process")
+    parser.add_argument("--impl", choices=(*IMPLEMENTATIONS, "ethorch+"), help="measure one implementation in this process")
     parser.add_argument("--scheme", choices=SCHEMES, default="int8")
     parser.add_argument("--seeds", type=int, default=6)
     parser.add_argument("--calibration", type=int, default=8, help="calibration inputs per seed")
-    parser.add_argument("--fresh", type=int, default=16, help="inputs to measure on, per seed")
+    parser.add_argument("--fresh", type=int, default=16, help="test inputs per seed")
     parser.add_argument("--machine", type=int, default=0, help="inputs to run in the simulator, compiled for ethos-u85-256")
-    parser.add_argument("--improved", action="store_true", help="ethorch once more, with the accuracy options on")
+    parser.add_argument("--improved", action="store_true", help="add ethorch with its accuracy options")
     parser.add_argument("--options", default="", help="arguments of ethorch's config function as JSON")
-    parser.add_argument("--baseline", type=Path, help="earlier --json output to take the Arm backend's records from")
+    parser.add_argument("--baseline", type=Path, help="earlier --json output with the records of the Arm backend")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     names = models_named(parser, options.models, VARIOUS)

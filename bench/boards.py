@@ -20,16 +20,16 @@ from ethorch.program.program import record_of
 
 @dataclass(frozen=True)
 class Published:
-    """A figure that somebody published.
+    """A published inference time.
 
     Attributes:
-        network: a name of torchvision or timm.
-        size: of the picture.
-        scheme, target, board, memory_mode: how it is compiled here; None takes the board's.
-        milliseconds: as published.
-        source: by whom.
-        npu_only: is it what the NPU's counter said, without the CPU?
-        io: type of the program's ends; codes go with channels last, as TFLite has them.
+        network: Name in torchvision or timm.
+        size: Height and width of the input image.
+        scheme, target, board, memory_mode: Options of the compilation. None selects the default of the board.
+        milliseconds: Published time.
+        source: Publisher.
+        npu_only: Whether the time is that of the NPU's cycle counter, without the CPU.
+        io: Type of the program's inputs and outputs. Quantized ones are channels last, as in TFLite.
     """
 
     network: str
@@ -44,7 +44,7 @@ class Published:
     io: str = "float32"
 
     def estimated_ms(self, program: ethorch.Program) -> float:
-        """What compares with the figure: of the NPU alone, or of the whole call."""
+        """Return the estimate that is comparable with the published time: of the NPU alone, or of the whole call."""
         data = program.to_json()
         taken = 1e3 * data["total_cycles"] / data["core_clock_hz"] if self.npu_only else data["milliseconds"]
         return float(taken)
@@ -73,7 +73,7 @@ SMALL = ("mobilenet_v2", "mobilenet_v3_large")
 
 
 def estimate(row: Published) -> ethorch.Program:
-    """The program of a row."""
+    """Compile the program of a row."""
     torch.manual_seed(0)
     module, _ = load(*row.network.split(":"))
     with torch.no_grad():
@@ -94,7 +94,7 @@ def estimate(row: Published) -> ethorch.Program:
 
 
 def table(rows: list[tuple[Published, ethorch.Program]]) -> str:
-    """As Markdown: measured, estimated, ratio."""
+    """Format a Markdown table of measured times, estimates and ratios."""
     lines = [
         "| network | quantized | board | NPU | memory mode | measured, ms | estimate, ms | measured / estimate | weights, MB "
         "| measured by |"
@@ -116,8 +116,8 @@ def table(rows: list[tuple[Published, ethorch.Program]]) -> str:
 def main() -> None:
     """Compile the rows that are asked for, print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="networks with this in their name")
-    parser.add_argument("--small", action="store_true", help=f"only {', '.join(SMALL)}")
+    parser.add_argument("--only", default="", help="select networks whose name contains this text")
+    parser.add_argument("--small", action="store_true", help=f"select only {', '.join(SMALL)}")
     chosen = parser.parse_args()
     keep: Callable[[str], bool] = lambda name: chosen.only in name and (not chosen.small or any(s in name for s in SMALL))  # noqa: E731
     done: dict[tuple[object, ...], ethorch.Program] = {}

@@ -1,9 +1,9 @@
-"""What both implementations make of the same networks: estimated cycles, memory, and the seconds it takes.
+"""Compare the programs of both implementations: estimated cycles, memory and compile time.
 
 ``python -m bench.compile [--models a,b] [--targets t,u] [--json]``
 
-A cell reads "ethorch / Arm backend (ratio)"; less is better everywhere but in the SQNR. Ratios are summed up as
-geometric means over the networks that both compile.
+A cell reads "ethorch / Arm backend (ratio)". Smaller is better in every column except SQNR. The last row has the geometric means
+of the ratios over the networks that both compile.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _kib(value: float) -> str:
 
 
 def to_pte_seconds(record: Record) -> float:
-    """From what ``convert_pt2e`` returned to the bytes of a .pte: ``build_pte``, or the three steps where there is none."""
+    """Return the seconds from the result of ``convert_pt2e`` to the bytes of a .pte."""
     seconds = record["seconds"]
     if "build" in seconds:
         return float(seconds["build"])
@@ -75,7 +75,7 @@ def measure(
     implementations: Sequence[str] = IMPLEMENTATIONS,
     earlier: Sequence[Record] = (),
 ) -> list[Record]:
-    """A record per model, target and implementation, each from a process of its own; `earlier` ones are taken as is."""
+    """Return a record per model, target and implementation, each measured in a process of its own, or copied from `earlier`."""
     known = {(r["model"], r["target"], r["impl"]): r for r in earlier}
     records = []
     for target in targets:
@@ -158,7 +158,7 @@ def table(records: Sequence[Record], target: str) -> str:
 
 
 def markdown_row(cells: Sequence[str]) -> str:
-    """A row of a Markdown table."""
+    """Format a row of a Markdown table."""
     return "| " + " | ".join(cells) + " |"
 
 
@@ -173,8 +173,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.compile", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--models", help='comma-separated, "all" or "various"; default: the first seven')
     parser.add_argument("--targets", default=",".join(DEFAULT_TARGETS), help="comma-separated")
-    parser.add_argument("--impls", default=",".join(IMPLEMENTATIONS), help="comma-separated, of: ethorch, arm")
-    parser.add_argument("--baseline", type=Path, help="earlier --json output to take the Arm backend's records from")
+    parser.add_argument("--impls", default=",".join(IMPLEMENTATIONS), help="comma-separated: ethorch, arm")
+    parser.add_argument("--baseline", type=Path, help="earlier --json output with the records of the Arm backend")
     parser.add_argument("--json", action="store_true", help="print the records as JSON instead of tables")
     options = parser.parse_args(arguments)
 

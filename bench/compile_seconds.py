@@ -1,14 +1,12 @@
-"""How long compiling takes: CPU seconds beside the Arm backend, beside Vela's own, and as networks grow.
+"""Measure compile time in CPU seconds, against the Arm backend, against Vela, and as networks grow.
 
 ``python -m bench.compile_seconds [--models a,b] [--target T] [--repeat N] [--arm-repeat N] [--growth] [--json]``
 
-Each run is a process of its own with one torch thread, and the two implementations take turns, so that whatever else the
-computer is doing falls on both. A figure is the median over the runs, in CPU seconds (`time.process_time`), without imports;
-ethorch's, with all of torch and ExecuTorch, have a column of their own. ethorch's steps are those of `quantize` and
-`build_pte`, and the comparison of the program with the TOSA reference, which has a column of its own, too; the Arm backend's
-are those that its users write, with `torch.export` of the converted graph, `to_edge_transform_and_lower` and `to_executorch`
-from the converted graph to the .pte. ``--growth`` compiles chains of equal
-layers and networks of several hundred operators.
+Each run is a process of its own with one torch thread. The implementations alternate, so that other load affects both equally.
+A figure is the median over the runs in CPU seconds (`time.process_time`), without imports, which have a column of their own.
+The steps of ethorch are those of `quantize` and `build_pte`. The comparison with the TOSA reference has a column of its own. The
+steps of the Arm backend are those of its users: `torch.export` of the converted graph, `to_edge_transform_and_lower` and
+`to_executorch`. ``--growth`` compiles chains of equal layers and networks of several hundred operators.
 """
 
 from __future__ import annotations
@@ -113,7 +111,7 @@ def _time_repair(steps: Steps, repair_delegate: Callable[..., Any], *arguments: 
 
 
 def _case(model: str) -> ModelCase:
-    """A network of the benchmarks, a growing one, or one of the zoo's pictures."""
+    """Return a network of the benchmarks, a growing one, or an image network of the zoo."""
     from bench.models import ALL_MODELS
     from bench.models.growing import GROWING
 
@@ -126,7 +124,7 @@ def _case(model: str) -> ModelCase:
 
 
 def medians(runs: Sequence[Record]) -> Record:
-    """A record with the median of each number over runs of one network; an error if one of them failed."""
+    """Return a record with the median of each number over the runs of a network, or the first record of a failed run."""
     for run in runs:
         if "error" in run:
             return run
@@ -150,7 +148,7 @@ TOTALS: Mapping[str, Callable[[Record], float]] = {
 
 
 def measure(models: Sequence[str], target: str, repeat: int, arm_repeat: int) -> list[Record]:
-    """Medians per network and implementation; the two take turns."""
+    """Return the medians per network and implementation. The implementations alternate."""
     records = []
     for model in models:
         runs: dict[str, list[Record]] = {"ethorch": [], "arm": []}
@@ -198,7 +196,7 @@ def table(records: Sequence[Record]) -> str:
 
 
 def growth_table(records: Sequence[Record]) -> str:
-    """Markdown: seconds of each step of ethorch and Vela's own; what is left per thousand nodes, which linear growth keeps."""
+    """Format a Markdown table of the seconds per step; linear growth keeps the seconds per thousand nodes constant."""
     head = [
         "model",
         "nodes",
@@ -230,8 +228,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--target", default="ethos-u55-128")
     parser.add_argument("--repeat", type=int, default=5, help="runs of ethorch; default: %(default)s")
     parser.add_argument("--arm-repeat", type=int, default=5, help="runs of the Arm backend, 0 for none; default: %(default)s")
-    parser.add_argument("--growth", action="store_true", help="chains of layers and a large network, of ethorch alone")
-    parser.add_argument("--here", action="store_true", help="one network through ethorch, in this process")
+    parser.add_argument("--growth", action="store_true", help="also measure ethorch on chains of layers and on a large network")
+    parser.add_argument("--here", action="store_true", help="measure one network with ethorch in this process")
     parser.add_argument("--json", action="store_true", help="print the records as JSON")
     options = parser.parse_args(arguments)
     if options.here:

@@ -1,14 +1,14 @@
-"""What compressed weights cost in accuracy on real data, in one shot and with training: digits, and a photograph without noise.
+"""Measure the accuracy of compressed weights on real data, in one shot and with training: digits and image denoising.
 
 ``python -m bench.compress [--tasks digits,denoise] [--recipes a,b] [--json]``
 
-*digits*: scikit-learn's 8x8 digits classified, percent right of the 576 that training never saw (``bench.digits``). *denoise*:
-noise of 25 of 255 taken out of patches of 32x32 pixels; a network of 29,000 weights learns on one of scikit-learn's two
-photographs and is judged on the other, by its PSNR.
+*digits*: classification of scikit-learn's 8x8 digits, as the percentage of correct answers on the 576 test images
+(``bench.digits``). *denoise*: removal of noise with a deviation of 25 of 255 from patches of 32x32 pixels. A network of 29,000
+weights is trained on one photograph of scikit-learn, and its PSNR is measured on the other.
 
-Each network is trained in float, quantized to int8, and compressed by each recipe: in one shot from calibration samples, and with
-training by ``ethorch.tuning.compress.constrain`` and ``ethorch.tuning.prepare_qat``. The row "as-is" is trained with quantization
-for as long.
+Each network is trained in float, quantized to int8, and compressed by each recipe. One-shot compression uses calibration samples.
+Training uses ``ethorch.tuning.compress.constrain`` and ``ethorch.tuning.prepare_qat``. The row "as-is" has the same quantization
+training without compression.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from ethorch.tuning import compress
 
 RECIPES = ("32-values", "15-values", "8-values", "50%-zeros", "75%-zeros", "2:4", "2:4+15-values")
 AS_IS = "as-is"
-#: What the choice for each weight may take of the bytes of the .pte.
+#: Largest share of the bytes of the .pte for the recipe per weight.
 SHARE = 0.7
 _NOISE, _SIDE, _PATCHES = 25 / 255, 32, 64
 
@@ -76,16 +76,16 @@ class Patches:
 
 @dataclass(frozen=True)
 class Task:
-    """A network, what trains it and what judges it.
+    """A network with its training and its evaluation.
 
     Attributes:
-        unit: of the figure; more is better.
-        model: not trained.
-        batch: of training inputs, for ``prepare``.
-        samples: for calibration, one image each.
-        train: (model, rounds, learning rate), changes the model.
-        judge: of a model for single images.
-        rounds, rate: of the float model.
+        unit: Unit of the figure. Larger is better.
+        model: Untrained model.
+        batch: Training inputs for ``prepare``.
+        samples: Calibration samples of one image each.
+        train: Function that trains a model in place, with the parameters model, rounds and learning rate.
+        judge: Function that returns the figure of a model for single images.
+        rounds, rate: Rounds and learning rate of the float training.
     """
 
     unit: str
@@ -157,7 +157,7 @@ class Row:
 
 
 def measure(name: str, recipes: Sequence[str], seed: int = 0) -> tuple[str, float, list[Row]]:
-    """(unit, figure of the float model, a row for each recipe)."""
+    """Return the unit, the figure of the float model, and a row per recipe."""
     torch.manual_seed(seed)
     task = TASKS[name](seed)
     task.train(task.model.train(), task.rounds, task.rate)
@@ -192,7 +192,7 @@ def _spec(target: str) -> ethorch.EthosUCompileSpec:
 
 
 def _trained(task: Task, model: nn.Module, recipes: dict[str, str]) -> float:
-    """The figure after training with quantization and these recipes, half as long as in float and at a third of the rate."""
+    """Return the figure after quantization-aware training with these recipes, for half the float rounds at a third of the rate."""
     constrained = compress.constrain(copy.deepcopy(model).train(), recipes)
     prepared = ethorch.tuning.prepare_qat(constrained, task.batch)
     prepared.train()

@@ -2,10 +2,10 @@
 
 ``python -m bench.differences [--targets T,T] [--scheme int8|a16w8] [--operators a,b] [--json]``
 
-Each operator is a small module. Each implementation quantizes it with four random inputs, in a process of its own, compiles it, and
-runs eight others in ``ethorch.runtime``. An element differs if it is another code than fake quantization gives it. The table also
-has the SQNR of the .pte against the float module. Fake quantization rounds after each operator of a composite, so a lowering that
-computes more precisely differs from it and gains accuracy.
+Each operator is a small module. Each implementation quantizes it with four random inputs in a process of its own, compiles it, and
+runs eight other inputs in ``ethorch.runtime``. An element differs if its integer value is not that of fake quantization. The table
+also has the SQNR of the .pte against the float module. Fake quantization rounds after each operator of a composite. A lowering
+that computes more precisely therefore differs from it, with a better SQNR.
 """
 
 from __future__ import annotations
@@ -229,14 +229,14 @@ def measure_case(api: Any, spec: Any, config: Any, prepare: Any, name: str) -> R
 
 
 def _step(converted: Any) -> float:
-    """The scale of the output."""
+    """Return the scale of the output."""
     (last,) = converted.graph.output_node().all_input_nodes
     assert "dequantize_per_tensor" in str(last.target), f"the output is {last.format_node()}"
     return float(last.args[1])
 
 
 def table(records: dict[str, Record]) -> str:
-    """A row per operator: share of elements that differ, the most steps, and SQNR against float, of each implementation."""
+    """Format a row per operator: share of differing elements, largest difference in steps, and SQNR, of each implementation."""
     head = ["operator"]
     for impl in ("ethorch", "Arm backend"):
         head += [f"{impl}: differ, %", "steps at most", ".pte dB", "fake-quantized dB"]
@@ -257,9 +257,9 @@ def table(records: dict[str, Record]) -> str:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.differences", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--targets", default=",".join(DEFAULT_TARGETS), help="comma-separated")
-    parser.add_argument("--operators", help=f"separated by semicolons; default: all of {'; '.join(CASES)}")
+    parser.add_argument("--operators", help=f"separated by semicolons; default: {'; '.join(CASES)}")
     parser.add_argument("--scheme", choices=SCHEMES, default="int8")
-    parser.add_argument("--impl", choices=IMPLEMENTATIONS, help="one implementation, in this process, for the first target")
+    parser.add_argument("--impl", choices=IMPLEMENTATIONS, help="measure one implementation for the first target, in this process")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     names = [name.strip() for name in options.operators.split(";")] if options.operators else list(CASES)

@@ -78,7 +78,7 @@ class Data:
 
 
 def measure(impl: str, seeds: int) -> dict[str, list[float]]:
-    """Percentages right by column, one per seed; a column that fails is left out."""
+    """Return percentages of correct answers by column, one per seed. Columns that fail are omitted."""
     from torchao.quantization.pt2e import allow_exported_model_train_eval
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
 
@@ -117,7 +117,7 @@ def measure(impl: str, seeds: int) -> dict[str, list[float]]:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.digits", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--impl", choices=IMPLEMENTATIONS, help="one implementation, in this process")
+    parser.add_argument("--impl", choices=IMPLEMENTATIONS, help="measure one implementation in this process")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)

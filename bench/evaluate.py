@@ -1,9 +1,9 @@
-"""How long a data set takes: CPU seconds of `ethorch.evaluate` over pictures of 96x96 through MobileNetV2.
+"""Measure the CPU seconds of `ethorch.evaluate` over images of 96x96 in MobileNetV2.
 
 ``python -m bench.evaluate [--images 1000] [--target T] [--json]``
 
-The pictures are in memory, so that nothing is measured but the evaluation: first on the simulated NPU alone, then with the float
-and the fake-quantized model beside it, which PyTorch runs. ExecuTorch's runtime is imported and the program loaded before.
+The images are in memory, the runtime of ExecuTorch is imported, and the program is loaded before the measurement. The first run
+evaluates the simulated NPU alone. The second one adds the float and the fake-quantized model in PyTorch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {"NPU": (), "NPU, float": ("float",), "NPU
 
 
 def measure(images: int, target: str) -> list[dict[str, Any]]:
-    """A record for each choice of columns."""
+    """Return a record per choice of columns."""
     torch.set_num_threads(1)
     case = ModelCase("mobilenet_v2_96", torchvision_model("mobilenet_v2"), picture(SIDE), "Sandler et al. 2018")
     program = ethorch.compile(case.build(), case.example_inputs(), target, calibration=case.calibration(8), progress=False)

@@ -268,8 +268,8 @@ def page(found: Sequence[Row], target: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("bench.exclusion_checks", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--target", default="ethos-u85-256")
-    parser.add_argument("--operators", default="", help="parts of names, separated by commas")
-    parser.add_argument("--every", type=int, default=1, help="take every n-th operator")
+    parser.add_argument("--operators", default="", help="parts of operator names, separated by commas")
+    parser.add_argument("--every", type=int, default=1, help="check every n-th operator")
     parser.add_argument("--page", type=Path, help="write the table to this file")
     options = parser.parse_args(arguments)
     logging.disable(logging.WARNING)  # of samples that are no real inputs

@@ -1,19 +1,19 @@
-"""What a smaller arena, int8 inputs, weights in SRAM and fewer weight bytes are worth: RAM, cycles and bytes, by network.
+"""Measure the effect of a smaller arena, int8 inputs, weights in SRAM and compressed weights on RAM, cycles and bytes.
 
 ``python -m bench.fit [--models a,b] [--targets t,u] [--compress] [--arm] [--layout] [--resume FILE] [--json]``
 
-Each network is quantized once and compiled six times, by ``VARIANTS``: with the arena that Vela likes, with the smallest one that
-costs hardly more cycles, that one with int8 inputs and outputs, with the weights in SRAM, with those in SRAM that are read several
-times in a call, and with ``constants="auto"`` under the RAM of one memory of an Alif E7. One input runs through all of them in the
-simulator, and the outputs have to be the same.
+Each network is quantized once and compiled for each of the ``VARIANTS``: Vela's default arena, the smallest arena with nearly the
+same cycles, and the latter with int8 inputs and outputs. Further variants place all weights in SRAM, or only weights that are read
+several times, or use ``constants="auto"`` within one memory of an Alif E7. All variants run the same input in the simulator, and
+their outputs must be equal.
 
-With ``--compress``, its weights are compressed in one shot besides: all by one recipe, and each by its own. Each of these programs
-has to give the bits of the TOSA reference model. The networks are not trained: their weights are as random as they were drawn, so
-that Vela's encoder and pruning gain less than with trained ones, and SQNR is against the program that is not compressed.
+``--compress`` also compresses the weights in one shot, with one recipe for all weights and with one per weight. The outputs of
+these programs must equal those of the TOSA reference model. The networks are untrained, so compression gains less than on trained
+weights. SQNR is measured against the uncompressed program.
 
-``--arm`` compiles with ExecuTorch's Arm backend, too: its cycles and its arena are what a table of their own divides by.
-``--layout`` compiles once more with channels last at inputs and outputs, as ``io_layout="auto"`` would where that saves time.
-``--resume`` keeps each row in a file as soon as it is done. What the file has is not measured again; a part that it lacks is added.
+``--arm`` also compiles with ExecuTorch's Arm backend, and adds a table relative to its cycles and arena.
+``--layout`` also compiles with channels-last inputs and outputs, as ``io_layout="auto"`` does if it is faster.
+``--resume`` appends each row to a file, and measures only rows or parts that the file does not contain.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from ethorch.tuning import compress
 
 #: Bytes for weights that are read several times.
 _ROOM = 256 * 1024
-#: RAM of one memory of an Alif Ensemble E7 (SRAM0): what ``constants="auto"`` may use.
+#: RAM of one memory of an Alif Ensemble E7 (SRAM0), the limit of ``constants="auto"``.
 _E7_RAM = 4 << 20
-#: The program as Vela likes it, and what is compared with it.
+#: Program with Vela's default arena, and the variants that are compared with it.
 FAST, FREE, INT8, SRAM, REPEATED, AUTO = VARIANTS = ("fast", "free", "free, int8", "weights in SRAM", "repeated in SRAM", "auto")
 
 
@@ -66,14 +66,14 @@ class Variant:
 
 @dataclass(frozen=True)
 class Row:
-    """One network on one target.
+    """Results of one network on one target.
 
     Attributes:
-        variants: by the names of ``VARIANTS``.
-        arm_cycles: of the Arm backend's program; None where that was not asked for, 0 where it has none.
-        arm_sram_bytes: of its arena, likewise.
-        laid_cycles: of the fastest with channels last at both ends or as the model has them; None where that was not tried.
-        compressed: by what was done to the weights.
+        variants: Results by name of the variant.
+        arm_cycles: Cycles of the Arm backend's program. None if not measured, 0 if it failed.
+        arm_sram_bytes: Arena of that program, with the same meaning of None and 0.
+        laid_cycles: Cycles of the faster of both layouts of inputs and outputs. None if not measured.
+        compressed: Results by compression of the weights.
     """
 
     model: str
@@ -86,18 +86,18 @@ class Row:
 
     @classmethod
     def of_data(cls, data: dict[str, Any]) -> Row:
-        """The row that ``asdict`` made ``data`` of."""
+        """Return the row for which ``asdict`` returned ``data``."""
         variants = {name: Variant(**found) for name, found in data.pop("variants").items()}
         compressed = {name: Compressed(**found) for name, found in data.pop("compressed").items()}
         return cls(variants=variants, compressed=compressed, **data)
 
     @property
     def cycles(self) -> int:
-        """Of the program as Vela likes it."""
+        """Cycles of the program with Vela's default arena."""
         return self.variants[FAST].cycles
 
     def ratio(self, variant: str, what: str) -> float:
-        """``what`` of a variant, divided by that of the program as Vela likes it."""
+        """Return ``what`` of a variant, divided by that of the program with Vela's default arena."""
         return float(getattr(self.variants[variant], what) / getattr(self.variants[FAST], what))
 
 
@@ -117,13 +117,17 @@ class Compressed:
     sqnr_db: float
 
 
-#: Recipes by family that all weights get, and what the choice for each weight may lose, of the program that is not compressed.
+#: Recipes by family for all weights, and the largest loss for the recipe per weight, relative to the uncompressed program.
 RECIPES = {"u55": ("32-values", "16-values"), "u85": ("15-values", "2:4", "2:4+15-values")}
 CHOSEN, CHOSEN_DB = "each its own", 20.0
 
 
 def compressed(user: UserModel, quantized: GraphModule, plain: Settings) -> dict[str, Compressed]:
-    """The network by each recipe, and with a recipe for each weight; AssertionError where bits are not the reference model's."""
+    """Compress the network by each recipe, and by a recipe per weight.
+
+    Raises:
+        AssertionError: Outputs differ from those of the reference model.
+    """
     samples = list(user.calibration)
     with torch.no_grad():
         before = [quantized(*sample) for sample in samples]
@@ -150,7 +154,11 @@ def measure(
     with_layout: bool = False,
     known: Row | None = None,
 ) -> Row:
-    """The row of a network, or ``known`` with the parts that it lacks; AssertionError where two programs give other bits."""
+    """Return the row of a network, or ``known`` with its missing parts added.
+
+    Raises:
+        AssertionError: Outputs of two programs differ.
+    """
     lacks_arm = with_arm and (known is None or known.arm_cycles is None)
     lacks_layout = with_layout and (known is None or known.laid_cycles is None)
     lacks_compression = with_compression and (known is None or not known.compressed)
@@ -192,19 +200,19 @@ def _variants(user: UserModel, quantized: GraphModule, plain: Settings) -> dict[
 
 
 def _program(user: UserModel, quantized: GraphModule, settings: Settings) -> Program:
-    """The program by these settings; ``auto`` and budgets are searched for."""
+    """Compile the program with these settings, and search for ``auto`` and budgets."""
     return Program(search_budgets(settings, lambda tried, _: build_program(single_method(user), tried, {FORWARD: quantized}), user))
 
 
 def _outputs(program: Program, user: UserModel) -> list[torch.Tensor]:
-    """What the example inputs give in the simulator, in float: codes at the program's ends are converted."""
+    """Run the example inputs in the simulator, and return the dequantized outputs."""
     inputs = [_codes(x, info) for x, info in zip(user.example_inputs, program.inputs, strict=True)]
     outputs = torch.utils._pytree.tree_leaves(program(*inputs))
     return [_floats(y, info) for y, info in zip(outputs, program.outputs, strict=True)]
 
 
 def _codes(x: torch.Tensor, info: TensorInfo) -> torch.Tensor:
-    """As ExecuTorch's kernel does it: times the reciprocal of the scale."""
+    """Quantize like the kernel of ExecuTorch, which multiplies by the reciprocal of the scale."""
     codes = info.codes
     if codes is None:
         return x
@@ -217,7 +225,7 @@ def _floats(y: torch.Tensor, info: TensorInfo) -> torch.Tensor:
 
 
 def _of_arm(model: str, target: str) -> tuple[int, int]:
-    """Cycles and SRAM of the Arm backend's program; 0 where it has none."""
+    """Return cycles and SRAM of the Arm backend's program, or 0 if it failed."""
     record = run_in_child("bench.implementation", ["--impl", "arm", "--model", model, "--target", target])
     return (0, 0) if "error" in record else (int(record["vela"]["total_cycles"]), int(record["vela"]["sram_bytes"]))
 
@@ -265,7 +273,7 @@ def table(rows: Sequence[Row], target: str) -> str:
 
 
 def arm_table(rows: Sequence[Row], target: str) -> str:
-    """Markdown: what ethorch's programs take, divided by what the Arm backend's takes."""
+    """Format a Markdown table of cycles and memory relative to the Arm backend."""
     head = ["model", "cycles", "channels last where faster", 'constants="auto", 4 MB', "weights in SRAM"]
     head.append("SRAM of the arena that costs nothing")
     lines = [f"{target}, divided by the Arm backend's", "", markdown_row(head), markdown_row(["---"] * len(head))]
@@ -282,7 +290,7 @@ def arm_table(rows: Sequence[Row], target: str) -> str:
 
 
 def compression_table(rows: Sequence[Row], target: str) -> str:
-    """Markdown: cycles and bytes of the .pte by what was done to the weights, of those of the program that is not compressed."""
+    """Format a Markdown table of cycles and .pte bytes by compression, relative to the uncompressed program."""
     mine = [row for row in rows if row.target == target and row.compressed]
     labels = list(mine[0].compressed)
     head = ["model", *(f"{label}: cycles, .pte, SQNR" for label in labels), "cycles of the Arm backend's: as is, each its own"]
@@ -315,7 +323,7 @@ def _own(row: Row) -> int:
 
 
 def _kept(file: Path | None) -> dict[tuple[str, str], Row]:
-    """The rows in the file by target and model; of two, the later."""
+    """Read the rows of the file by target and model. A later row replaces an earlier one."""
     lines = file.read_text().splitlines() if file and file.exists() else []
     rows = [Row.of_data(json.loads(line)) for line in lines]
     return {(row.target, row.model): row for row in rows}
@@ -325,10 +333,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.fit", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--models", help='comma-separated, or "all"; default: the first seven')
     parser.add_argument("--targets", default=",".join(DEFAULT_TARGETS), help="comma-separated")
-    parser.add_argument("--compress", action="store_true", help="compress weights, too")
-    parser.add_argument("--arm", action="store_true", help="compile with the Arm backend, too")
-    parser.add_argument("--layout", action="store_true", help="compile with channels last at inputs and outputs, too")
-    parser.add_argument("--resume", type=Path, metavar="FILE", help="keep rows there, and go on from them")
+    parser.add_argument("--compress", action="store_true", help="also compress weights")
+    parser.add_argument("--arm", action="store_true", help="also compile with the Arm backend")
+    parser.add_argument("--layout", action="store_true", help="also compile with channels-last inputs and outputs")
+    parser.add_argument("--resume", type=Path, metavar="FILE", help="file of finished rows; continue from it")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON instead of tables")
     options = parser.parse_args(arguments)
     models, targets = models_named(parser, options.models), options.targets.split(",")

@@ -1,10 +1,10 @@
-"""What keeps each network from fewer cycles: computing, weights from flash, and what of both is the least there can be.
+"""Compute lower bounds of each network's cycles, from computing and from reading weights from flash.
 
 ``python -m bench.floors [--models a,b] [--targets t,u] [--json]``
 
-All from Vela's own figures of each operation. In the estimate an operation takes as long as the longer of computing and reading.
-A network takes no less than all its computing, nor than reading all its weights once: the larger of the two is what it would take
-with weights that are always there in time. Products alone are what a full array of multipliers would need.
+All figures derive from Vela's figures of each operation. Vela estimates an operation as the longer of computing and reading. A
+network needs at least the cycles of all its computing, and those of reading all its weights once; the larger is the lower bound.
+Products are the cycles of a fully used array of multipliers.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class Floors:
     """Cycles of one network on one target.
 
     Attributes:
-        total: as estimated.
-        npu: computing alone.
-        products: multiply-adds over the NPU's in a cycle.
-        weights: reading the encoded weights once.
-        waits: what the operations take longer for memory than for computing.
-        classes: Vela's names of the operations that take most, and their share.
+        total: Estimated cycles.
+        npu: Cycles of computing alone.
+        products: Multiply-accumulates, divided by those of the NPU per cycle.
+        weights: Cycles of reading the encoded weights once.
+        waits: Cycles of the operations in which memory is slower than computing.
+        classes: Vela's names of the operations with the most cycles, and their share.
     """
 
     model: str
@@ -55,7 +55,7 @@ class Floors:
 
 
 def measure(model: str, target: str) -> Floors:
-    """The floors of a network's program; operators on the CPU do not count."""
+    """Return the lower bounds of a network's program, without operators on the CPU."""
     case = ALL_MODELS[model]
     user = UserModel(case.build(), case.example_inputs(), case.calibration())
     system_config, memory_mode = memory_for(target)

@@ -1,13 +1,13 @@
-"""One network through one implementation, measured, in a process of its own.
+"""Measure one network in one implementation, in a process of its own.
 
 ``python -m bench.implementation --impl ethorch|arm --model NAME --target T --json``
 
-The program is the one Ethos-U users write; only the import lines differ between the two implementations. They never
-share a process: ExecuTorch finds a backend by its class name, and both are called ``EthosUBackend``.
+The code is that of an Ethos-U user. Only the import lines differ between the implementations. They never share a process because
+both backends are named ``EthosUBackend``, and ExecuTorch finds a backend by its class name.
 
-Times are CPU seconds of this process (`time.process_time`) with one torch thread, so other load on the machine hardly
-moves them. What Vela says about a model comes from wrapping ``ethosu.regor.compile``, the one function through which
-both implementations reach Vela, so the accounting is the same for both. None of it is a measurement on a device.
+Times are CPU seconds of this process (`time.process_time`) with one torch thread, so that other load has little effect. Vela's
+estimates come from a wrapper of ``ethosu.regor.compile``, through which both implementations call Vela. No figure is measured on
+a device.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _MODULES = {
 
 
 def load_api(impl: str) -> Api:
-    """Imports one implementation; refuses when the other is in this process already."""
+    """Import one implementation; raise an error if the process has imported the other."""
     for other, modules in _MODULES.items():
         if other != impl and modules["EthosUBackend"] in sys.modules:
             raise RuntimeError(f"{other} is in this process already; run {impl} in a process of its own")
@@ -85,7 +85,7 @@ def load_api(impl: str) -> Api:
 
 @dataclass
 class VelaRun:
-    """One call of ``ethosu.regor.compile``: what went in and what Vela says about the result."""
+    """The input and the estimates of one call of ``ethosu.regor.compile``."""
 
     accelerator: str
     tosa: bytes
@@ -152,7 +152,7 @@ class Recorder:
         self._latest: VelaRun | None = None
 
     def watch_vela(self) -> None:
-        """Wraps ``ethosu.regor.compile``; call it before an implementation is imported."""
+        """Wrap ``ethosu.regor.compile``. Call this before the import of an implementation."""
         from ethosu import regor
 
         compile_ = regor.compile
@@ -171,7 +171,7 @@ class Recorder:
         regor.compile = watched
 
     def watch_preprocess(self, backend: Any) -> None:
-        """Wraps ``backend.preprocess``, a static method by ExecuTorch's protocol."""
+        """Wrap the static method ``backend.preprocess``."""
         preprocess = backend.preprocess
 
         def watched(*arguments: Any, **named: Any) -> Any:
@@ -211,7 +211,7 @@ def converted_in_steps(
     step: Callable[[str], AbstractContextManager[None]],
     prepare: Callable[[torch.fx.GraphModule, Any], torch.fx.GraphModule] | None = None,
 ) -> torch.fx.GraphModule:
-    """What ``convert_pt2e`` makes of an exported graph, each of torchao's steps a ``step``; ``prepare`` in place of torchao's."""
+    """Convert an exported graph with torchao's steps, each within ``step``; ``prepare`` replaces torchao's function."""
     import torch
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
@@ -239,7 +239,7 @@ def flat(outputs: Any) -> Any:
 
 @dataclass
 class Compiled:
-    """What a finished flow leaves behind for further use in the same process."""
+    """The results of a flow for further use in the same process."""
 
     float_model: Any
     quantized_model: Any
@@ -274,7 +274,7 @@ def run(
     operator_rows: bool = False,
     progress: Callable[[str], None] = lambda step: None,
 ) -> tuple[dict[str, Any], Compiled | None]:
-    """Compiles `model` for `target` and returns (the record, what was compiled; None where it failed)."""
+    """Compile `model` for `target`, and return the record and the compiled program, or None if it failed."""
     import torch
     from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
 
@@ -376,7 +376,7 @@ def run(
 
 
 def run_in_child(module: str, arguments: list[str]) -> dict[str, Any]:
-    """Runs ``python -m module arguments --json`` and returns its record; a crash becomes an error record."""
+    """Run ``python -m module arguments --json`` and return its record, or an error record if it crashes."""
     root = Path(__file__).resolve().parent.parent
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])}
     with tempfile.TemporaryDirectory() as directory:
@@ -400,7 +400,7 @@ def run_in_child(module: str, arguments: list[str]) -> dict[str, Any]:
 
 @contextmanager
 def stdout_for_json() -> Iterator[int]:
-    """Sends everything the libraries print to stderr and yields a descriptor of the real stdout."""
+    """Redirect the output of libraries to stderr, and yield a descriptor of the real stdout."""
     sys.stdout.flush()
     real = os.dup(1)
     os.dup2(2, 1)

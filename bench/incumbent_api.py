@@ -1,8 +1,8 @@
-"""ExecuTorch's own tests of the Arm backend's public names, run with ethorch's names.
+"""Run ExecuTorch's own tests of the Arm backend's public names with ethorch's names.
 
 ``python -m bench.incumbent_api [--folders public_api_bc,quantizer,misc] [--files test_set]`` copies the installed tests to a
-temporary folder, lets each import the names that ``ethorch.testing``, ``ethorch.arm`` and its modules have from there, runs each
-file with pytest in a process of its own, and prints a table. A failure that ``REASONS`` does not explain makes the exit status 1.
+temporary folder and redirects imports to ``ethorch.testing``, ``ethorch.arm`` and its modules. It runs each file with pytest in a
+process of its own, and prints a table. The exit status is 1 if ``REASONS`` does not explain a failure.
 """
 
 from __future__ import annotations
@@ -122,9 +122,9 @@ class Outcome:
     """The results of one test file.
 
     Attributes:
-        names: What the file still imports from the Arm backend.
-        counts: The number of tests by ``passed``, ``failed`` and ``skipped``.
-        failures: Test -> first line of its error.
+        names: Names that the file still imports from the Arm backend.
+        counts: Number of tests by ``passed``, ``failed`` and ``skipped``.
+        failures: First line of the error by test.
     """
 
     names: list[str]
@@ -186,8 +186,8 @@ def reason_of(file: str, test: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("bench.incumbent_api", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--folders", default=",".join(FOLDERS))
-    parser.add_argument("--files", default="test_", help="beginnings of file names, separated by commas")
-    parser.add_argument("--timeout", type=int, default=900, help="seconds of wall clock for a test file")
+    parser.add_argument("--files", default="test_", help="prefixes of file names, separated by commas")
+    parser.add_argument("--timeout", type=int, default=900, help="wall-clock seconds per test file")
     options = parser.parse_args(arguments)
     outcomes: dict[str, Outcome] = {}
     with tempfile.TemporaryDirectory() as folder:

@@ -80,7 +80,7 @@ def has_more_on_cpu(record: Record) -> bool:
 
 
 _TARGETS = "[targets](targets.md): Vela's SUPPORTED_OPS and the NPU's registers"
-#: Reasons that are no limit of a target: what they start with, and the source.
+#: Prefixes of reasons that are not limits of a target, with their source.
 _SOURCES = {
     "quantize.left_out": "the test does not quantize it",
     "graph.input_not_quantized": "the test does not quantize the producer of its input",

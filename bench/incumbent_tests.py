@@ -1,12 +1,12 @@
-"""The Arm backend's own operator, module and model tests as cases for both implementations.
+"""Run the Arm backend's own operator, module and model tests in both implementations.
 
 ``python -m bench.incumbent_tests [--folders ops,modules] [--files test_add] [--targets t,u] [--per-function 16] -o FILE.jsonl``
 
-The tests are in executorch's wheel. Pytest collects them as they are; in place of a pipeline's run, its module and inputs are
-compiled by ethorch for each target, run on the simulator, and every byte of every delegate is compared with the TOSA reference
-model. The Arm backend compiles each case that ethorch does not fully delegate, for its own target of the pipeline; operators left
-on the CPU are counted in both ``.pte`` files. Networks get random weights in place of downloads. Cases that the
-file FILE.jsonl already contains are skipped.
+Pytest collects the tests of the executorch wheel unchanged. Instead of a pipeline's run, ethorch compiles its module and inputs
+for each target and runs them in the simulator. Every byte of every delegate is compared with the TOSA reference model. The Arm
+backend compiles each case that ethorch does not fully delegate, for its own target of the pipeline. Operators left on the CPU are
+counted in both ``.pte`` files. Networks have random weights instead of downloaded ones. Cases that FILE.jsonl already contains are
+skipped.
 """
 
 from __future__ import annotations
@@ -224,13 +224,13 @@ def run_here(files: Sequence[Path], plugin: Plugin) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("bench.incumbent_tests", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--folders", default=",".join(FOLDERS))
-    parser.add_argument("--files", default="test_", help="beginnings of file names, separated by commas")
+    parser.add_argument("--files", default="test_", help="prefixes of file names, separated by commas")
     parser.add_argument("--targets", default=",".join(TARGETS))
-    parser.add_argument("--per-function", type=int, default=16, help="cases of each test function")
-    parser.add_argument("--no-arm", action="store_true", help="do not compile with the Arm backend beside")
-    parser.add_argument("--seconds", type=float, default=480, help="CPU time of one implementation for a case; 0: no limit")
-    parser.add_argument("--timeout", type=int, default=1800, help="seconds of wall clock for a process")
-    parser.add_argument("--memory", type=float, default=12, help="GiB of address space for a process")
+    parser.add_argument("--per-function", type=int, default=16, help="cases per test function; default: %(default)s")
+    parser.add_argument("--no-arm", action="store_true", help="do not compile with the Arm backend")
+    parser.add_argument("--seconds", type=float, default=480, help="CPU seconds per case and implementation; 0: no limit")
+    parser.add_argument("--timeout", type=int, default=1800, help="wall-clock seconds of a process")
+    parser.add_argument("--memory", type=float, default=12, help="GiB of address space of a process")
     parser.add_argument("-o", "--output", type=Path, default=Path("incumbent_tests.jsonl"))
     parser.add_argument("--table", type=Path, nargs="+", help="print the table of finished files and exit")
     parser.add_argument("--files-per-process", type=int, default=8)

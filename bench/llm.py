@@ -1,14 +1,14 @@
-"""A decoder's token, ours and what the Arm backend of ExecuTorch makes of it: cycles, delegates, operators on the CPU, perplexity.
+"""Compare decoding of a token in ethorch and in the Arm backend: cycles, delegates, operators on the CPU, perplexity.
 
 ``python -m bench.llm --model FOLDER [--texts FILE] [--target ethos-u85-256] [--context 128] [--impl ethorch|arm]``
 
-FOLDER is a model of transformers with its tokenizer, such as ``examples/story.py`` writes; FILE is text to predict.
+FOLDER is a transformers model with its tokenizer, e.g. one written by ``examples/story.py``. FILE is text to predict.
 
 - ethorch compiles the whole decode step with quantized caches, in int8 and in a16w8.
-- The Arm backend is given what its own export of llama quantizes: linear layers alone, a16w8. Attention, norms, caches and
-  embedding stay in float on the CPU. It runs in a process of its own; its perplexity is of its quantized graph in PyTorch.
+- The Arm backend compiles the linear layers in a16w8, as ExecuTorch's export of llama does. Attention, norms, caches and embedding
+  stay in float on the CPU. It runs in a process of its own. Its perplexity is that of its quantized graph in PyTorch.
 
-Cycles of the NPU are Vela's estimates, those of the CPU ``figures.cpu_rates``'s of a Cortex-M55.
+Cycles of the NPU are Vela's estimates. Cycles of the CPU are those of ``figures.cpu_rates`` for a Cortex-M55.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def texts_of(folder: Path, file: Path | None, context: int) -> list[list[int]]:
 
 
 def ours(model: LanguageModel, texts: list[list[int]], target: str, scheme: str) -> dict[str, Any]:
-    """The row of ethorch."""
+    """Measure ethorch."""
     import ethorch
 
     half = len(texts) // 2
@@ -72,7 +72,7 @@ def _costs(layers: Any, delegates: int) -> dict[str, Any]:
 
 
 def incumbent(model: LanguageModel, texts: list[list[int]], target: str) -> dict[str, Any]:
-    """The row of the Arm backend: linear layers in a16w8, all else in float."""
+    """Measure the Arm backend, with linear layers in a16w8 and other operators in float."""
     from executorch.backends.arm.quantizer import get_symmetric_a16w8_quantization_config
     from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
@@ -118,10 +118,10 @@ def incumbent(model: LanguageModel, texts: list[list[int]], target: str) -> dict
 
 
 def _linears() -> Any:
-    """What the Arm backend may delegate: linear layers, with their quantize nodes and views.
+    """Return the nodes that the Arm backend may delegate: linear layers with their quantize nodes and views.
 
-    Left to itself it takes operators in float too, and stops: "TOSA spec TOSA-1.0+INT+int16+int4+cf doesn't support float32 for
-    MUL".
+    Without this limit, the Arm backend also delegates float operators and fails because its TOSA specification does not support
+    float32 for MUL.
     """
     from torch.fx.passes.operator_support import OperatorSupportBase
 
@@ -144,7 +144,7 @@ def main() -> None:
     parser.add_argument("--target", default="ethos-u85-256")
     parser.add_argument("--context", type=int, default=128)
     parser.add_argument("--impl", choices=("ethorch", "arm"))
-    parser.add_argument("--out", type=Path, help="the Arm backend's file")
+    parser.add_argument("--out", type=Path, help="output file of the Arm backend")
     options = parser.parse_args()
     model = from_folder(options.model, context=options.context, prompt=0)
     if options.impl == "arm":

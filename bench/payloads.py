@@ -1,15 +1,13 @@
-"""Compare what two versions of the code compile, byte by byte: payloads and programs of all cases of ``bench.payload_cases``.
+"""Compare the payloads and programs of two versions of the code, byte by byte, for all cases of ``bench.payload_cases``.
 
 ``python -m bench.payloads [--groups a,b] [--models a,b] [--every N] [--jobs N] [--against REV|FILE] [--save FILE]``
 
-``--against REV`` compiles the same cases with the package as it was at a git revision, ``--against FILE`` compares with what
-``--save FILE`` wrote; each case whose payloads or program differ is named, and the exit status is 1 if there is one. A payload
-holds the command stream, the weights and the places of inputs and outputs, so equal payloads have equal cycles, memory and
-results. The cases and the flow are those of the present tree in both runs, and only ``ethorch/`` is taken of the revision,
-so that its public names must be those of today.
+``--against REV`` compiles the same cases with the package at a git revision. ``--against FILE`` compares with a file written by
+``--save FILE``. Each case with a different payload or program is printed, and the exit status is 1 if there is one. A payload
+contains the command stream, the weights and the addresses of inputs and outputs. Equal payloads therefore have equal cycles,
+memory and results. Only ``ethorch/`` comes from the revision, so it must have the current public names.
 
-Each run is a process of its own, or ``--jobs`` of them. All cases take 40 minutes of one core; ``--every 20`` is a
-cross-section of two minutes.
+``--jobs`` sets the number of processes. All cases need 40 minutes of one core; ``--every 20`` is a sample of two minutes.
 """
 
 from __future__ import annotations
@@ -120,10 +118,10 @@ def _records(child: subprocess.Popen[str]) -> dict[str, Hashes]:
 
 
 def extracted(revision: str, into: Path) -> Path:
-    """The package ``ethorch/`` of a git revision.
+    """Extract the package ``ethorch/`` of a git revision.
 
     Raises:
-        ValueError: git knows no such revision, or it has no ``ethorch/``.
+        ValueError: The revision does not exist, or does not contain ``ethorch/``.
     """
     git = subprocess.run(["git", "archive", revision, "ethorch"], cwd=ROOT, capture_output=True, check=False)
     if git.returncode:
@@ -163,13 +161,13 @@ def main(arguments: list[str] | None = None) -> int:
     from bench.payload_cases import GROUPS
 
     parser = argparse.ArgumentParser(prog="python -m bench.payloads", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--groups", default="all", help=f'comma-separated; of {", ".join(GROUPS)}; default: "all"')
-    parser.add_argument("--models", default="all", help='of the first two groups, comma-separated; default: "all"')
+    parser.add_argument("--groups", default="all", help=f'comma-separated: {", ".join(GROUPS)}; default: "all"')
+    parser.add_argument("--models", default="all", help='models of the first two groups, comma-separated; default: "all"')
     parser.add_argument("--every", type=int, default=1, metavar="N", help="compile one case of N")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes at once")
-    parser.add_argument("--against", help="a git revision, or a file that --save wrote")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="number of processes")
+    parser.add_argument("--against", help="git revision, or file written by --save")
     parser.add_argument("--save", type=Path, help="write the hashes to this file as JSON")
-    parser.add_argument("--here", metavar="I/N", help="the I-th of N parts in this process, a line of JSON each")
+    parser.add_argument("--here", metavar="I/N", help="compile part I of N in this process, and print JSON lines")
     options = parser.parse_args(arguments)
     models = models_named(parser, options.models)
     if unknown := set(options.groups.split(",")) - {"all", *GROUPS}:

@@ -19,7 +19,7 @@ IMAGENET_STD = np.array([0.229, 0.224, 0.225], np.float32)
 
 @cache
 def _photographs() -> list[Array]:
-    """The two photographs scikit-learn ships, float32[427, 640, 3] in 0..1."""
+    """Return the two photographs of scikit-learn, float32[427, 640, 3] in 0..1."""
     from sklearn.datasets import load_sample_images
 
     return [np.asarray(image, np.float32) / 255 for image in load_sample_images().images]
@@ -46,7 +46,7 @@ def resize(image: Array, height: int, width: int) -> Array:
 
 
 def smooth_field(rng: np.random.Generator, height: int, width: int, channels: int) -> Array:
-    """A random field of a few octaves, [H, W, C] in 0..1: large blobs with finer ones on top."""
+    """Return a random field of a few octaves, [H, W, C] in 0..1, with large and small blobs."""
     field = np.zeros((height, width, channels), np.float32)
     for octave in range(4):
         cells = 2 << octave
@@ -56,7 +56,7 @@ def smooth_field(rng: np.random.Generator, height: int, width: int, channels: in
 
 
 def image(rng: np.random.Generator, height: int, width: int) -> Array:
-    """An RGB picture [H, W, 3] in 0..1: mostly a crop of a photograph, else coloured digits or a smooth field."""
+    """Return an RGB image [H, W, 3] in 0..1: usually a crop of a photograph, otherwise colored digits or a smooth field."""
     kind = rng.random()
     if kind < 0.7:
         photograph = _photographs()[rng.integers(2)]
@@ -75,12 +75,12 @@ def image(rng: np.random.Generator, height: int, width: int) -> Array:
 
 
 def imagenet_image(rng: np.random.Generator, height: int, width: int) -> Array:
-    """A picture normalized as torchvision's models expect it, float32[3, H, W]."""
+    """Return an image that is normalized for torchvision's models, float32[3, H, W]."""
     return np.ascontiguousarray(((image(rng, height, width) - IMAGENET_MEAN) / IMAGENET_STD).transpose(2, 0, 1))
 
 
 def sound(rng: np.random.Generator, samples: int, rate: int = 16000) -> Array:
-    """A hum with harmonics, a chirp that comes and goes, and a little noise: float32[samples] around -1..1."""
+    """Return a hum with harmonics, an intermittent chirp and a little noise, float32[samples] around -1..1."""
     t = np.arange(samples, dtype=np.float32) / rate
     pitch = rng.uniform(80, 400)
     wave = np.zeros_like(t)
@@ -118,5 +118,5 @@ def cepstrum(rng: np.random.Generator, frames: int = 49, coefficients: int = 10)
 
 
 def machine_sound(rng: np.random.Generator) -> Array:
-    """Five frames of 128 mel bands side by side, float32[640], as the ToyADMOS autoencoder takes them."""
+    """Return five frames of 128 mel bands, float32[640], the input of the ToyADMOS autoencoder."""
     return log_mel(sound(rng, 1024 + 512 * 5), 5, 128, window=1024, hop=512).reshape(640)

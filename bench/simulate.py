@@ -1,17 +1,16 @@
-"""How fast the simulated NPU is, against PyTorch and the TOSA reference model, whether it agrees with that; and its memory.
+"""Measure speed and memory of the NPU simulator against PyTorch and the TOSA reference model, and compare the results.
 
 ``python -m bench.simulate [--models a,b] [--targets t,u] [--json]``
 
-Each network runs in a process of its own: it is compiled by ethorch, its inputs are those of fresh samples, and simulator
-and reference model take turns, so that whatever else the computer is doing falls on both. The simulator's first run decodes
-weights and prepares operations; later runs reuse that. Seconds are CPU seconds (`time.process_time`), the least of several runs.
-PyTorch runs the float model, eagerly, on one thread and one image, in turns with the simulator's later runs.
-Memory is what a process that does nothing else needs beyond its imports, program and regions included,
-against the sizes of the regions. ``share`` is how much of the program's work compiled code does.
+Each network runs in a process of its own. Simulator and reference model alternate, so that other load affects both equally. The
+simulator's first run decodes weights and prepares operations, which later runs reuse. Seconds are CPU seconds
+(`time.process_time`), the minimum of several runs. PyTorch runs the float model eagerly on one thread and one image, alternating
+with the simulator's later runs. Memory is that of a separate process, without its imports, beside the sizes of the regions.
+``share`` is the share of the program's work that compiled code does.
 
-A batch (`ethorch.npu.run_many`) runs on one thread and on two. Images a second of CPU are what a thread does by itself;
-the speedup is the time by the clock, and says something only where two CPUs are idle. Memory for a further image is what
-the peak of the process grows by for each of BATCH_GROWTH further ones, against the bytes of its inputs and outputs.
+A batch (`ethorch.npu.run_many`) runs on one thread and on two. Images per CPU second are those of one thread. The speedup is in
+wall-clock time, and valid only if two CPUs are idle. Memory per image is the growth of the peak for each of BATCH_GROWTH further
+images, beside the bytes of its inputs and outputs.
 """
 
 from __future__ import annotations
@@ -145,9 +144,9 @@ def _eager(case: Any, module: Any) -> Callable[[], float]:
 
 
 def measure_batch(program: Any, payload: DelegatePayload, inputs: Sequence[Any], seconds: float) -> Record:
-    """A delegate over a batch of its inputs: images a second of CPU, and speedup by the clock, of two threads over one.
+    """Measure a delegate over a batch: images per CPU second, and wall-clock speedup of two threads over one.
 
-    ``seconds`` is what one image takes.
+    ``seconds`` is the time of one image.
     """
     import numpy as np
 
@@ -189,7 +188,7 @@ def memory(payloads: Sequence[DelegatePayload]) -> dict[str, int]:
 
 
 def _memory_here(path: str) -> dict[str, int]:
-    """What running a payload twice needs of this process; the payload's own bytes, region 0, are part of it."""
+    """Return the memory of this process for two runs of a payload, including the payload's bytes (region 0)."""
     import numpy as np
 
     from ethorch.npu import Machine, Program, staging_bytes
@@ -216,7 +215,7 @@ def _memory_here(path: str) -> dict[str, int]:
 
 
 def _per_image(program: Any, payload: DelegatePayload) -> int:
-    """What each further image of a batch needs, its inputs and outputs included."""
+    """Return the memory of each further image of a batch, including its inputs and outputs."""
     import numpy as np
 
     from ethorch.npu import Place, run_many, staging_bytes
@@ -284,8 +283,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--targets", default="ethos-u55-128", help="comma-separated")
     parser.add_argument("--runs", type=int, default=5, help="inputs per network; default: %(default)s")
     parser.add_argument("--json", action="store_true", help="print the records as JSON")
-    parser.add_argument("--here", action="store_true", help="one network, in this process")
-    parser.add_argument("--payload", help="the memory that one payload needs, in this process")
+    parser.add_argument("--here", action="store_true", help="measure one network in this process")
+    parser.add_argument("--payload", help="measure the memory of one payload in this process")
     options = parser.parse_args(arguments)
 
     if options.payload:

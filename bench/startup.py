@@ -47,7 +47,7 @@ COMMANDS = (
     "targets",
     "boards",
 )
-#: What the first measurement gave, at commit ebe7a6c.
+#: Results at commit ebe7a6c.
 BEFORE = {COMPILE: 3.9, "run net.pte": 5.1, "disassemble net.pte": 3.4, "ops": 2.0}
 
 
@@ -93,8 +93,8 @@ def table(seconds: dict[str, float]) -> str:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser("python -m bench.startup", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--repeat", type=int, default=5, help="runs of each (default: 5)")
-    parser.add_argument("--json", action="store_true", help="plain data")
+    parser.add_argument("--repeat", type=int, default=5, help="runs per measurement; default: %(default)s")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
     seconds = measure(options.repeat)
     print(json.dumps(seconds, indent=2) if options.json else table(seconds))

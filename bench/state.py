@@ -1,10 +1,10 @@
-"""What state of codes is worth: RAM of buffers, and bytes that the CPU moves for a step, with state in float beside it.
+"""Compare quantized and float state: RAM of buffers, and bytes that the CPU moves per call.
 
 ``python -m bench.state [--json]``
 
-Each model keeps something from call to call: a recurrent layer's state, histories of convolutions, caches of an attention. It is
-quantized once and becomes two programs, one whose buffers hold floats (the graph as ``convert_pt2e`` leaves it, by ExecuTorch's
-own lowering) and one whose buffers hold codes. Both run the same ten steps, and their outputs have to be the same bits.
+Each model has mutable buffers: the state of a recurrent layer, histories of convolutions, or caches of an attention. It is
+quantized once and compiled to two programs. The buffers of one are float (the graph of ``convert_pt2e``, lowered by ExecuTorch);
+those of the other are quantized. Both run the same ten steps, and their outputs must be equal bit for bit.
 """
 
 from __future__ import annotations
@@ -117,15 +117,15 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], str, Callable[[int], tuple[Any,
 
 @dataclass(frozen=True)
 class Costs:
-    """Of one program.
+    """Costs of one program.
 
     Attributes:
         state_bytes: RAM of its buffers.
         planned_bytes: RAM of the whole memory plan, buffers included.
-        moved_bytes: what the CPU's operators write in a call, and what ExecuTorch's delegate copies into and out of its memory.
-        cpu_cycles: of the CPU for these, estimated by ``figures.cpu_rates``.
+        moved_bytes: Bytes that CPU operators write per call, and that ExecuTorch's delegate copies into and out of its memory.
+        cpu_cycles: CPU cycles for these bytes, estimated by ``figures.cpu_rates``.
         firmware_bytes: RAM of generated firmware: its arena and its tensors.
-        firmware_moved_bytes: as ``moved_bytes``, of generated firmware.
+        firmware_moved_bytes: ``moved_bytes`` of generated firmware.
     """
 
     state_bytes: int
@@ -148,7 +148,7 @@ class Row:
 
 
 def costs(content: bytes) -> Costs:
-    """What a program costs beside the NPU."""
+    """Return the costs of a program without those of the NPU."""
     program = pte.read(content)
     method = program.methods["forward"]
     state = sum(v.nbytes for v in method.values if v.extra and v.extra.name and v.planned)
@@ -177,7 +177,7 @@ def _moved_by_firmware(made: Plan) -> int:
 
 
 def _written(operator: str, method: Method, args: Sequence[int]) -> int:
-    """Bytes that an operator writes: its output; of one that puts rows into a buffer, the rows."""
+    """Return the bytes that an operator writes: its output, or only the updated rows of a buffer."""
     tensors: list[Value] = [method.values[arg] for arg in args if method.values[arg].kind == "tensor"]
     return tensors[-2].nbytes if operator == "aten::index_put_" else tensors[-1].nbytes
 
@@ -202,7 +202,7 @@ def measured(name: str, scheme: str) -> Row:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """As Markdown: each cell has state in float, then state in codes."""
+    """Format a Markdown table. Each cell has float state, then quantized state."""
     head = ["model", "NPU", "scheme", "RAM of state", "planned RAM", "bytes the CPU moves", "cycles of the CPU"]
     head += ["RAM of firmware", "bytes it moves"]
     lines = [markdown_row(head), markdown_row(["---"] * 3 + ["---:"] * 6)]
@@ -215,7 +215,7 @@ def table(rows: Sequence[Row]) -> str:
 def main() -> int:
     """Measure all, and print a table or JSON."""
     parser = argparse.ArgumentParser("python -m bench.state", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--json", action="store_true", help="rows as JSON")
+    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     wanted = parser.parse_args()
     rows = [measured(name, scheme) for name in MODELS for scheme in _CONFIGS]
     print(json.dumps([asdict(row) for row in rows], indent=1) if wanted.json else f"{table(rows)}\n\n{provenance()}")

@@ -1,15 +1,14 @@
-"""ExecuTorch's backend-neutral operator suite through both implementations: delegated, passed, SNR.
+"""Run ExecuTorch's backend-neutral operator suite in both implementations: delegated, passed, SNR.
 
 ``python -m bench.suite [--targets t,u] [--filter EXPRESSION] [--executorch DIR] [--json]``
 
-``executorch.backends.test.suite`` is in the wheel: one file per operator, each case a small module, quantized with its
-example inputs, lowered, run on random inputs and compared with the fake-quantized module (atol 0.1, rtol 0.04). It runs
-here as shipped; only its list of flows is replaced by the one asked for. The Arm backend's flow is the suite's own, except
-that its program runs in ``ethorch.runtime``, not in Arm's simulator, which no package registry has.
+``executorch.backends.test.suite`` is in the wheel: one file per operator, each case a small module. A case is quantized with its
+example inputs, lowered, run on random inputs, and compared with the fake-quantized module (atol 0.1, rtol 0.04). Only the list of
+flows is replaced. The flow of the Arm backend is that of the suite, except that its program runs in ``ethorch.runtime`` instead of
+Arm's simulator, which no package registry contains.
 
-Suite SNR is the suite's own figure, of what the program computes against the fake-quantized module. Float SNR is against
-the float module, on the inputs that the module was calibrated with. A case with a CPU operator besides quantize and
-dequantize is not *wholly* delegated.
+Suite SNR is the suite's own figure: the program against the fake-quantized module. Float SNR is against the float module, on the
+calibration inputs. A case is not *wholly* delegated if it has a CPU operator other than quantize and dequantize.
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ CPU_SECONDS = 600  # for one case; the suite itself allows 120 of wall clock
 
 
 def flow(impl: str, target: str) -> Any:
-    """The suite's ``TestFlow`` of one implementation; its programs run in ``ethorch.runtime``.
+    """Return the suite's ``TestFlow`` of one implementation. Its programs run in ``ethorch.runtime``.
 
     Raises:
-        RuntimeError: the other implementation is in this process already.
+        RuntimeError: The process has already imported the other implementation.
     """
     from executorch.backends.test.harness import Tester
     from executorch.backends.test.harness.stages import Quantize, Serialize, StageType, ToEdgeTransformAndLower
@@ -57,7 +56,7 @@ def flow(impl: str, target: str) -> Any:
         return api.EthosUCompileSpec(target, system_config=system_config, memory_mode=memory_mode)
 
     class InSimulator(Serialize):
-        """The .pte, run by the real runtime with the simulator behind its delegates."""
+        """The .pte in the real runtime, with simulated delegates."""
 
         def run_artifact(self, inputs: Any) -> list[Any]:
             from ethorch import runtime
@@ -94,7 +93,7 @@ def flow(impl: str, target: str) -> Any:
 
 
 class Recorder:
-    """A pytest plugin: gives the suite one flow, the cases fixed seeds, and writes a line of JSON after each case."""
+    """A pytest plugin that sets the suite's flow and the seeds, and writes a line of JSON after each case."""
 
     def __init__(self, flow: Any, path: Path, done: set[str]):
         self.flow, self.path, self.done = flow, path, done
@@ -102,7 +101,7 @@ class Recorder:
         self._watch_tester()
 
     def _watch_tester(self) -> None:
-        """Adds the float SNR: the testers are made inside the suite's runner, which keeps none of them."""
+        """Add the float SNR, which needs the testers inside the suite's runner."""
         make = self.flow.tester_factory
 
         def watched(model: Any, inputs: Any, **named: Any) -> Any:
@@ -185,10 +184,10 @@ def _floats(outputs: Any) -> Any:
 
 
 def run_here(impl: str, target: str, path: Path, expression: str = "", executorch: Path | None = None) -> int:
-    """Runs the suite's operators in this process, appending records to ``path``; cases that are in it are left out.
+    """Run the suite's operators in this process, and append records to ``path``. Cases in that file are skipped.
 
     Returns:
-        pytest's exit status.
+        The exit status of pytest.
     """
     import pytest
     import torch
@@ -207,10 +206,10 @@ def run_here(impl: str, target: str, path: Path, expression: str = "", executorc
 
 
 def suite_folder(executorch: Path | None = None) -> Path:
-    """Where the suite is: in a checkout of ExecuTorch, or in the installed package.
+    """Return the folder of the suite, in a checkout of ExecuTorch or in the installed package.
 
     Raises:
-        FileNotFoundError: neither has it.
+        FileNotFoundError: Neither contains the suite.
     """
     spec = find_spec("executorch")
     places = [executorch] if executorch else [Path(place) for place in (spec.submodule_search_locations or [])] if spec else []
@@ -224,7 +223,7 @@ def suite_folder(executorch: Path | None = None) -> Path:
 
 
 def read(path: Path) -> list[Record]:
-    """The records of a file; a case that was started and never ended is ``CRASH``."""
+    """Return the records of a file. A case without an end is ``CRASH``."""
     records: list[Record] = []
     started = None
     for line in path.read_text().splitlines() if path.exists() else []:
@@ -244,7 +243,7 @@ def _crash(case: str) -> Record:
 
 
 def run(impl: str, target: str, expression: str = "", executorch: Path | None = None, save: Path | None = None) -> list[Record]:
-    """The whole suite in child processes: one, and another after each crash."""
+    """Run the whole suite in a child process, and in another one after each crash."""
     with tempfile.TemporaryDirectory() as directory:
         path = save or Path(directory) / "records"
         arguments = [sys.executable, "-m", "bench.suite", "--impl", impl, "--targets", target, "--filter", expression]
@@ -273,7 +272,7 @@ COUNTED: dict[str, Callable[[Record], bool]] = {
 
 
 def figures(records: Sequence[Record]) -> dict[str, float]:
-    """The counts, and the SNR medians in dB over what was delegated and passed."""
+    """Return the counts, and the median SNRs in dB of the cases that were delegated and passed."""
     found: dict[str, float] = {name: sum(map(bool, map(test, records))) for name, test in COUNTED.items()}
     passed = [r for r in records if COUNTED["delegated and passed"](r)]
     snr = [min(x for x in r["snr_db"] if x is not None) for r in passed if any(x is not None for x in r["snr_db"])]
@@ -284,7 +283,7 @@ def figures(records: Sequence[Record]) -> dict[str, float]:
 
 
 def table(results: dict[str, dict[str, list[Record]]]) -> str:
-    """A Markdown table of target -> implementation -> records, and below it what differs case by case."""
+    """Format a Markdown table by target and implementation, followed by the differences per case."""
     names = [*COUNTED, "suite SNR", "float SNR"]
     lines = [f"| target | implementation | {' | '.join(names)} |", "|---" * (len(names) + 2) + "|"]
     for target, by_impl in results.items():
@@ -304,10 +303,10 @@ def table(results: dict[str, dict[str, list[Record]]]) -> str:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.suite", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--targets", default=",".join(DEFAULT_TARGETS))
-    parser.add_argument("--impl", choices=IMPLEMENTATIONS, help="only this one")
+    parser.add_argument("--impl", choices=IMPLEMENTATIONS, help="run only this implementation")
     parser.add_argument("--filter", default="", help="pytest's -k expression")
-    parser.add_argument("--executorch", type=Path, help="a checkout whose suite to run, in place of the installed one")
-    parser.add_argument("--save", type=Path, help="directory for the records; what is there already is not run again")
+    parser.add_argument("--executorch", type=Path, help="checkout of ExecuTorch whose suite runs instead of the installed one")
+    parser.add_argument("--save", type=Path, help="folder of the records; cases with a record are skipped")
     parser.add_argument("--records", type=Path, help="run in this process and append the records to this file")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)

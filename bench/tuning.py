@@ -1,14 +1,14 @@
-"""What the choices of ``Tuning`` are worth: cycles of a graph as its target is tuned, and with one choice made otherwise.
+"""Measure the choices of ``Tuning``: cycles of a graph with the tuning of its target, and with one choice changed.
 
 ``python -m bench.tuning [--fields a,b] [--write docs/measurements.md]``
 ``python -m bench.tuning --steps``
 ``python -m bench.tuning --network unet --target ethos-u85-256 --choice transpose_conv=TRANSPOSE_CONV2D``
 
-Prints a row for each measurement, by Vela's estimates with the system configuration and memory mode of the benchmarks. ``--write``
-puts all rows in place of the table of that file. All of it takes about a minute of one core.
+Prints a row per measurement, with Vela's estimates for the system configuration and memory mode of the benchmarks. ``--write``
+replaces the table of that file. All measurements need about a minute of one core.
 
-``--steps`` compares what ``TransposeCost`` says of single steps with Vela's estimates. ``--network`` asks what a network of the
-benchmarks would take if a choice were another: a word, ``None``, ``True``, ``False`` or a number.
+``--steps`` compares ``TransposeCost`` with Vela's estimates of single steps. ``--network`` estimates a network of the benchmarks
+with a different choice, which is a word, ``None``, ``True``, ``False`` or a number.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class Measurement:
     """One graph on one or more targets.
 
     Attributes:
-        field: of ``Tuning``.
-        graph: what is measured, in words.
-        fill: makes the graph.
-        others: target -> the choice to compare with.
+        field: Field of ``Tuning``.
+        graph: Description of the graph.
+        fill: Function that builds the graph.
+        others: Choice to compare with, by target.
     """
 
     field: str
@@ -55,9 +55,9 @@ class Measurement:
     others: Mapping[str, Any]
 
     def cycles(self, name: str) -> tuple[int, int]:
-        """Vela's estimates: (as the target is tuned, with the other choice in the field's place).
+        """Return Vela's estimates with the target's tuning, and with the other choice of the field.
 
-        Inputs are read in planes only where that is what is measured: it would hide what other choices do to them.
+        Planar inputs are used only if they are the field, because they would hide the effect of other choices.
         """
         target, tuning = TARGETS[name], TARGETS[name].tuning
         if self.field != "read_planes":
@@ -67,7 +67,7 @@ class Measurement:
         return tuned, instead
 
     def rows(self) -> Iterator[str]:
-        """A row of the table of docs/measurements.md for each target."""
+        """Return a row of the table of docs/measurements.md for each target."""
         for name, other in self.others.items():
             chosen = getattr(TARGETS[name].tuning, self.field)
             tuned, instead = self.cycles(name)
@@ -75,12 +75,12 @@ class Measurement:
             yield f"{self.key(name)} {found} |"
 
     def key(self, target: str) -> str:
-        """The beginning of the row: what does not change with Vela."""
+        """Return the beginning of the row, which does not depend on Vela."""
         return f"| `{self.field}` | {self.graph} | {target} |"
 
 
 def _words(choice: Any, other: Any) -> str:
-    """A choice in front of its cycles; of one made of numbers, those in which it differs from the other."""
+    """Format a choice for its cell; of a choice made of numbers, only those that differ from the other one."""
     if is_dataclass(choice) and type(choice) is type(other):
         pairs = [(field.name, getattr(choice, field.name)) for field in fields(choice)]
         return ", ".join(f"{name}={value}" for name, value in pairs if value != getattr(other, name)) + ": "
@@ -118,7 +118,7 @@ def _choice(text: str) -> tuple[str, Any]:
     """``field=value`` as (field, value)."""
     field, _, value = text.partition("=")
     if field not in {known.name for known in fields(Tuning)} or not value:
-        raise argparse.ArgumentTypeError(f"{text!r} is no choice of Tuning; the form is transpose_conv=phases")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a choice of Tuning. Use the form transpose_conv=phases.")
     try:
         return field, ast.literal_eval(value)
     except (SyntaxError, ValueError):
@@ -126,7 +126,7 @@ def _choice(text: str) -> tuple[str, Any]:
 
 
 def of_module(make: Callable[[], Any], *shape: int, bits: int = 8) -> Fill:
-    """The graph of a torch module, quantized to 8 bits or to 16 with weights of 8, of one input of random numbers."""
+    """Return the graph of a torch module with one random input, quantized to int8, or to int16 with int8 weights."""
 
     def fill(b: Builder) -> Graph:
         import torch
@@ -148,7 +148,7 @@ def of_module(make: Callable[[], Any], *shape: int, bits: int = 8) -> Fill:
 
 
 def of_operator(dtype: str, shape: Sequence[int], emit: Callable[[Builder, Any], Any]) -> Fill:
-    """The graph of one operator, or a few, on one input."""
+    """Return a graph of one or a few operators on one input."""
 
     def fill(b: Builder) -> Graph:
         b.graph.outputs.append(emit(b, b.input("x", shape, dtype)))
@@ -167,14 +167,14 @@ def _torch(name: str, *args: Any, **kwargs: Any) -> Callable[[], Any]:
 
 
 def _end() -> Any:
-    """The end of a network of the kind of mobilenet_v2."""
+    """Return the graph of the last layers of a network like mobilenet_v2."""
     from torch import nn
 
     return nn.Sequential(nn.Conv2d(64, 1280, 1), nn.ReLU6(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, 10))
 
 
 def _product() -> Any:
-    """The first 16 columns of a matrix, turned, times the others."""
+    """Multiply the transposed first 16 columns of a matrix by the other columns."""
     import torch
 
     class Product(torch.nn.Module):
@@ -185,7 +185,7 @@ def _product() -> Any:
 
 
 def _scores() -> Any:
-    """The first row of each head times all the others, as of a query and keys."""
+    """Multiply the first row of each head by all other rows, like a query with keys."""
     import torch
 
     class Scores(torch.nn.Module):
@@ -196,14 +196,14 @@ def _scores() -> Any:
 
 
 def _weights() -> Any:
-    """The softmax of the last axis."""
+    """Compute the softmax of the last axis."""
     from torch import nn
 
     return nn.Softmax(-1)
 
 
 def _enlarged() -> Any:
-    """The end of a network for super-resolution."""
+    """Enlarge an image, as in the last layers of a network for super-resolution."""
     from torch import nn
 
     return nn.Sequential(nn.Conv2d(8, 12, 3, padding=1), nn.PixelShuffle(2))
@@ -255,7 +255,7 @@ _COPIES = of_operator("INT16", (1, 1), lambda b, x: b.emit("TILE", x, multiples=
 
 
 def _summed(b: Builder, x: Any) -> Any:
-    """The sum over the middle of three axes."""
+    """Sum over the middle of three axes."""
     q = QParams((0.1,), (0,), -128, 127, "INT8")
     return sum_over(b, QTensor(x, ((0,), (1,), (2,)), q), [1], q, 1.0).value
 
@@ -409,7 +409,7 @@ STEPS = ((24, 16, 40), (100, 7, 16), (6, 10, 320), (64, 64, 16), (3, 100, 16), (
 
 
 def step_table() -> Iterator[str]:
-    """What ``TransposeCost`` says of a step, and what Vela does."""
+    """Format a table of the steps, with the cycles of ``TransposeCost`` and of Vela."""
     yield "| bytes | NPU | cycles | estimate |"
     yield "| --- | --- | --- | --- |"
     for target, shape in itertools.product((U55, U85), STEPS):
@@ -421,7 +421,7 @@ def step_table() -> Iterator[str]:
 
 
 def table(fields: Sequence[str] = ()) -> Iterator[str]:
-    """The lines of the table: all measurements, or those of ``fields``."""
+    """Return the lines of the table: all measurements, or those of ``fields``."""
     yield from HEADER
     for measurement in MEASUREMENTS:
         if not fields or measurement.field in fields:
@@ -430,12 +430,12 @@ def table(fields: Sequence[str] = ()) -> Iterator[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.tuning", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--fields", default="", help="fields of Tuning, separated by commas; all by default")
-    parser.add_argument("--write", type=Path, help="put all rows in place of this file's table")
-    parser.add_argument("--steps", action="store_true", help="what TransposeCost estimates instead")
-    parser.add_argument("--network", help="a network of the benchmarks instead")
-    parser.add_argument("--target", default="ethos-u55-128", help="on which NPU")
-    parser.add_argument("--choice", type=_choice, help="what to choose otherwise: transpose_conv=phases")
+    parser.add_argument("--fields", default="", help="fields of Tuning, separated by commas; default: all")
+    parser.add_argument("--write", type=Path, help="replace the table of this file")
+    parser.add_argument("--steps", action="store_true", help="compare TransposeCost with Vela instead")
+    parser.add_argument("--network", help="estimate this network of the benchmarks instead")
+    parser.add_argument("--target", default="ethos-u55-128", help="NPU for --network; default: %(default)s")
+    parser.add_argument("--choice", type=_choice, help="choice to compare with, e.g. transpose_conv=phases")
     options = parser.parse_args(arguments)
     if options.network:
         if options.choice is None:

@@ -1,8 +1,8 @@
-"""From handwritten digits to an NPU program that classifies them in the simulator.
+"""Train a digit classifier, compile it for an Ethos-U, and classify digits in the simulator.
 
-Trains a small convolutional network on scikit-learn's digits (real 8x8 images), quantizes it, compiles it for an
-Ethos-U, runs every held-out image through the real ExecuTorch runtime with the NPU simulated bit for bit, and says what
-came of it. ``make demo`` runs it; it takes well under a minute.
+The network is a small CNN, trained on the digits of scikit-learn (scanned 8x8 images). The compiled program classifies every
+held-out image in the ExecuTorch runtime, with a bit-exact simulation of the NPU. The example prints a comparison with the float
+model. ``make demo`` runs it in less than a minute.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ from ethorch.support.versions import check_installed
 
 
 class SeparableBlock(nn.Module):
-    """ReLU6(BN(1x1 of ReLU6(BN(3x3 depthwise of x)))), float[N,I,H,W] -> float[N,O,H/stride,W/stride]."""
+    """A depthwise 3x3 and a pointwise convolution, each with batch norm and ReLU6.
+
+    float[N,I,H,W] -> float[N,O,H/stride,W/stride]
+    """
 
     def __init__(self, inputs: int, outputs: int, stride: int = 1):
         super().__init__()
@@ -44,7 +47,7 @@ class SeparableBlock(nn.Module):
 
 
 class DigitNet(nn.Module):
-    """Ten logits for an 8x8 digit: convolution, separable blocks, a residual sum, global average, linear."""
+    """Computes ten logits of an 8x8 image: convolution, separable blocks, residual sum, global average, linear layer."""
 
     def __init__(self, channels: int = 32):
         super().__init__()
@@ -72,7 +75,7 @@ class Digits:
 
 
 def load_digits(seed: int) -> Digits:
-    """scikit-learn's 1797 digits; a quarter is held out, every class in proportion."""
+    """Load the 1797 digits of scikit-learn, and hold out a stratified quarter."""
     from sklearn.datasets import load_digits as load
     from sklearn.model_selection import train_test_split
 
@@ -84,11 +87,11 @@ def load_digits(seed: int) -> Digits:
 
 
 class Progress:
-    """Seconds per step, and a line on stderr that says what is going on, where that is a terminal."""
+    """Records the seconds of each step, and shows the current step on stderr if that is a terminal."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self.visible = sys.stderr.isatty()
+        self.is_visible = sys.stderr.isatty()
 
     @contextmanager
     def step(self, name: str) -> Iterator[Callable[[int, int], None]]:
@@ -99,13 +102,13 @@ class Progress:
         self._show("")
 
     def _show(self, text: str) -> None:
-        if self.visible:
+        if self.is_visible:
             sys.stderr.write(f"\r\x1b[K{text}")
             sys.stderr.flush()
 
 
 def train(model: nn.Module, data: Digits, epochs: int, seed: int, report: Callable[[int, int], None]) -> None:
-    """Adam with a one-cycle learning rate."""
+    """Train with Adam and a one-cycle learning rate."""
     generator = torch.Generator().manual_seed(seed)
     batches = -(-len(data.train_labels) // 64)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
@@ -123,35 +126,35 @@ def train(model: nn.Module, data: Digits, epochs: int, seed: int, report: Callab
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:
-    """Share of the images whose largest logit is their label's."""
+    """Return the share of images whose largest logit is that of their label."""
     return float((logits.argmax(1) == labels).double().mean())
 
 
-def table(result: dict[str, Any]) -> str:
-    """What came of it, for a reader."""
-    npu, program = result["npu"], result["program"]
+def format_results(results: dict[str, Any]) -> str:
+    """Format the results as text."""
+    npu, program = results["npu"], results["program"]
     lines = [
-        f"{result['images']} held-out digits on {result['target']}, simulated bit for bit",
+        f"{results['images']} held-out digits on {results['target']}, simulated bit for bit",
         "",
-        f"  {'':<16}{'accuracy':>10}{'SQNR against float':>20}{'answers as the NPU':>20}",
-        f"  {'float':<16}{result['float']['accuracy']:>10.2%}{'':>20}{result['float']['agreement']:>20.2%}",
-        f"  {'fake-quantized':<16}{result['fake_quant']['accuracy']:>10.2%}{result['fake_quant']['sqnr_db']:>17.1f} dB"
-        f"{result['fake_quant']['agreement']:>20.2%}",
+        f"  {'':<16}{'accuracy':>10}{'SQNR against float':>20}{'same class as NPU':>20}",
+        f"  {'float':<16}{results['float']['accuracy']:>10.2%}{'':>20}{results['float']['agreement']:>20.2%}",
+        f"  {'fake-quantized':<16}{results['fake_quant']['accuracy']:>10.2%}{results['fake_quant']['sqnr_db']:>17.1f} dB"
+        f"{results['fake_quant']['agreement']:>20.2%}",
         f"  {'NPU':<16}{npu['accuracy']:>10.2%}{npu['sqnr_db']:>17.1f} dB",
         "",
         f"  operators    {program['operators']['npu']} on the NPU, {program['operators']['cpu']} on the CPU",
-        f"  estimated    {program['total_cycles']:,} cycles of the NPU, by Vela; {program['cpu_cycles']:,} of the CPU",
-        f"  memory       {program['ram_bytes'] / 1024:.1f} KiB RAM, {program['flash_bytes'] / 1024:.1f} KiB flash, all in all",
-        "  seconds      " + ", ".join(f"{name} {seconds:.1f}" for name, seconds in result["seconds"].items()),
-        "  wrote        " + ", ".join(result["files"]),
+        f"  cycles       {program['total_cycles']:,} on the NPU (estimated by Vela), {program['cpu_cycles']:,} on the CPU",
+        f"  memory       {program['ram_bytes'] / 1024:.1f} KiB RAM, {program['flash_bytes'] / 1024:.1f} KiB flash in total",
+        "  seconds      " + ", ".join(f"{name} {seconds:.1f}" for name, seconds in results["seconds"].items()),
+        "  wrote        " + ", ".join(results["files"]),
         "",
-        f"  next: ethorch explain {result['files'][0]}",
+        f"  next: ethorch explain {results['files'][0]}",
     ]
     return "\n".join(lines)
 
 
 def draw(path: Path, data: Digits, float_logits: Tensor, npu_logits: Tensor) -> None:
-    """A confusion matrix of the NPU's answers beside images with the answers of both; mistakes come first."""
+    """Draw the confusion matrix of the NPU and 28 images with the predicted classes, misclassified images first."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -167,24 +170,26 @@ def draw(path: Path, data: Digits, float_logits: Tensor, npu_logits: Tensor) -> 
     for row, column in np.ndindex(10, 10):
         if count := int(confusion[row, column]):
             axes.text(column, row, str(count), ha="center", va="center", color="white" if row == column else "firebrick")
-    axes.set(xticks=range(10), yticks=range(10), xlabel="answer of the NPU", ylabel="digit")
-    left.suptitle(f"{len(labels)} held-out digits: {accuracy(npu_logits, labels):.1%} right")
-    wrong = (by_npu != labels) | (by_npu != by_float)
-    shown = torch.cat([wrong.nonzero()[:, 0], (~wrong).nonzero()[:, 0]])[:28].tolist()
-    for cell, index in zip(right.subplots(4, 7).flat, shown, strict=True):
+    axes.set(xticks=range(10), yticks=range(10), xlabel="class predicted on the NPU", ylabel="digit")
+    left.suptitle(f"{len(labels)} held-out digits: {accuracy(npu_logits, labels):.1%} classified correctly")
+    is_wrong = (by_npu != labels) | (by_npu != by_float)
+    image_indices = torch.cat([is_wrong.nonzero()[:, 0], (~is_wrong).nonzero()[:, 0]])[:28].tolist()
+    for cell, index in zip(right.subplots(4, 7).flat, image_indices, strict=True):
         cell.imshow(data.held_out_images[index, 0], cmap="gray_r")
         cell.set_axis_off()
         answers = f"float {by_float[index]}, NPU {by_npu[index]}"
-        cell.set_title(f"digit {labels[index]}\n{answers}", fontsize=9, color="firebrick" if wrong[index] else "black")
-    right.suptitle(f"the digit and both answers; in red the {int(wrong.sum())} where one is wrong or they differ")
+        cell.set_title(f"digit {labels[index]}\n{answers}", fontsize=9, color="firebrick" if is_wrong[index] else "black")
+    right.suptitle(
+        f"digit and predicted classes; red: the {int(is_wrong.sum())} misclassified on the NPU or classified differently in float"
+    )
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
 
 
 def run(target: str, directory: Path, epochs: int, seed: int, progress: Progress) -> dict[str, Any]:
-    """Trains, compiles, runs every held-out image, writes the files, and returns all figures."""
+    """Train and compile the network, classify every held-out image, write the files, and return all figures."""
     directory.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(1)  # the network is too small to share out, and threads that wait for each other are slow
+    torch.set_num_threads(1)  # the network is too small for several threads
     torch.manual_seed(seed)
     data = load_digits(seed)
     model = DigitNet()
@@ -228,22 +233,22 @@ def run(target: str, directory: Path, epochs: int, seed: int, progress: Progress
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--target", default="ethos-u55-128")
-    parser.add_argument("--out", type=Path, default=Path("demo_out"), help="where files go; default: %(default)s")
-    parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--target", default="ethos-u55-128", help="NPU to compile for; default: %(default)s")
+    parser.add_argument("--out", type=Path, default=Path("demo_out"), help="folder of the results; default: %(default)s")
+    parser.add_argument("--epochs", type=int, default=20, help="epochs of training; default: %(default)s")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the training; default: %(default)s")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
     options = parser.parse_args(arguments)
     try:
         check_installed("examples/digits.py", ("sklearn", "matplotlib"), 'pip install -e ".[demo]"')
-        result = run(options.target, options.out, options.epochs, options.seed, Progress())
+        results = run(options.target, options.out, options.epochs, options.seed, Progress())
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
     except (EthorchError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print(json.dumps(result, indent=2) if options.json else table(result))
+    print(json.dumps(results, indent=2) if options.json else format_results(results))
     return 0
 
 

@@ -1,7 +1,7 @@
-"""Why is an operator on the CPU, and what is the way out?
+"""Explain why operators run on the CPU, and how to change that.
 
-``python examples/explain.py``: the partitioner's reasons for a model on two NPUs, and the same model after the reasons were
-followed. ``ethorch explain MODEL`` prints the same for a model in a file.
+``python examples/explain.py`` prints the partitioner's reasons for a model on two NPUs, and for the same model after its reasons
+are fixed. ``ethorch explain MODEL`` prints the same for a model in a file.
 """
 
 import torch
@@ -14,19 +14,19 @@ from ethorch.quantization.calibrate import quantize
 
 
 class Tokens(nn.Module):
-    """Rows of a computed table by their numbers, and a layer over their four largest entries."""
+    """Selects rows of a computed table by index, and applies a layer to the four largest elements of each row."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layer, self.head = nn.Linear(8, 16), nn.Linear(4, 3)
 
     def forward(self, x: Tensor, rows: Tensor) -> Tensor:
-        chosen = torch.relu(self.layer(x))[rows]  # GATHER, which U55 does not have
-        return self.head(torch.topk(chosen, 4)[0])  # no Ethos-U sorts
+        chosen = torch.relu(self.layer(x))[rows]  # GATHER: the U55 does not support it
+        return self.head(torch.topk(chosen, 4)[0])  # sorting: no Ethos-U supports it
 
 
 class Rewritten(Tokens):
-    """The row numbers are int32, and the largest entry of each quarter takes the place of the four largest."""
+    """Uses int32 indices, and the maximum of each quarter of a row instead of its four largest elements."""
 
     def forward(self, x: Tensor, rows: Tensor) -> Tensor:
         chosen = torch.index_select(torch.relu(self.layer(x)), 0, rows)
@@ -34,7 +34,7 @@ class Rewritten(Tokens):
 
 
 def report(model: nn.Module, target: str, dtype: torch.dtype = torch.int64) -> None:
-    """Prints where the operators of the quantized model run, and for each on the CPU why, and what would change that."""
+    """Print the number of operators on each processor, and the reason and the remedy for each operator on the CPU."""
     samples = [(torch.randn(6, 8), torch.tensor([3, 1], dtype=dtype)) for _ in range(8)]
     spec, user = EthosUCompileSpec(target), UserModel(model.eval(), samples[0], samples)
     partition = build_pte(quantize(user, spec), samples[0], spec).partition

@@ -1,8 +1,8 @@
-"""From handwritten digits to firmware that classifies them on a virtual board.
+"""Train a digit classifier, generate its firmware, and run the firmware on a virtual board.
 
-Trains and compiles the network of digits.py, writes a C project around it whose self-test is every held-out image, builds it with
-the clang that the Python package ziglang brings, and runs the ELF on a virtual Corstone-300: a Cortex-M in an emulator, and the
-simulated Ethos-U behind its registers. ``make demo-firmware`` runs it.
+The network is the one of ``digits.py``. The self-test of the generated C project classifies every held-out image. The project is
+built with clang from the Python package ziglang, and the ELF file runs on a virtual Corstone-300: an emulated Cortex-M with a
+simulated Ethos-U. ``make demo-firmware`` runs this example.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from ethorch.support.versions import check_installed
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--target", default="ethos-u55-128")
-    parser.add_argument("--out", type=Path, default=Path("demo_out/firmware"), help="the project's folder; default: %(default)s")
-    parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--images", type=int, default=None, help="how many held-out images; default: all")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--target", default="ethos-u55-128", help="NPU to compile for; default: %(default)s")
+    parser.add_argument("--out", type=Path, default=Path("demo_out/firmware"), help="folder of the C project; default: %(default)s")
+    parser.add_argument("--epochs", type=int, default=20, help="epochs of training; default: %(default)s")
+    parser.add_argument("--images", type=int, default=None, help="number of held-out images to classify; default: all")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the training; default: %(default)s")
     options = parser.parse_args(arguments)
     try:
         modules = ("sklearn", "ziglang", "unicorn", "elftools")
@@ -48,19 +48,19 @@ def main(arguments: list[str] | None = None) -> int:
     except (EthorchError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    done = subprocess.run([sys.executable, str(options.out / "run.py"), "--json"], capture_output=True, text=True)
-    if done.returncode not in (0, 1) or not done.stdout:
-        print(done.stderr.strip(), file=sys.stderr)
+    process = subprocess.run([sys.executable, str(options.out / "run.py"), "--json"], capture_output=True, text=True)
+    if process.returncode not in (0, 1) or not process.stdout:
+        print(process.stderr.strip(), file=sys.stderr)
         return 1
-    found = json.loads(done.stdout)
-    rows = found["outputs"]
-    right = sum(row["largest"] == int(label) for row, label in zip(rows, labels, strict=True))
+    outcome = json.loads(process.stdout)
+    rows = outcome["outputs"]
+    correct = sum(row["largest"] == int(label) for row, label in zip(rows, labels, strict=True))
     equal = sum(row["equal"] for row in rows)
-    print(f"code of the firmware, self-test included: {found['code_bytes']} bytes")
-    print(f"{len(labels)} held-out digits on the board: {right / len(labels):.2%} right")
-    print(f"{equal} of {len(rows)} outputs equal the desk's")
-    print("PASS" if found["passed"] else f"FAIL: {'; '.join(found['faults']) or found['text'][-300:]}")
-    return 0 if found["passed"] else 1
+    print(f"code size of the firmware with its self-test: {outcome['code_bytes']} bytes")
+    print(f"{len(labels)} held-out digits on the board: {correct / len(labels):.2%} classified correctly")
+    print(f"{equal} of {len(rows)} outputs equal those of the host simulator")
+    print("PASS" if outcome["passed"] else f"FAIL: {'; '.join(outcome['faults']) or outcome['text'][-300:]}")
+    return 0 if outcome["passed"] else 1
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Where int8 is not enough: activations of 16 bits for the whole model, or for the modules that need them.
+"""Quantize activations to 16 bits, for the whole model or only for the modules that need it.
 
-``python examples/int16.py``: SQNR against the float model, and Vela's cycles, of int8, 16x8 and of a mixture that is raised until
-it reaches 55 dB.
+``python examples/int16.py`` prints the SQNR against the float model and the cycles that Vela estimates, for int8 and for 16x8. A
+search then raises modules to 16 bits until the mixed-precision model reaches 55 dB.
 """
 
 import torch
@@ -17,7 +17,7 @@ from ethorch.support.quiet import quiet
 
 
 class Spiky(nn.Module):
-    """A first layer that int8 holds well, and a gate with a few large values, which it does not."""
+    """A body that is accurate in int8, and a gate that is not because it has a few large values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,14 +33,14 @@ class Spiky(nn.Module):
 torch.manual_seed(0)
 model = Spiky().eval()
 samples = [(torch.randn(4, 32),) for _ in range(16)]
-fresh = [(torch.randn(4, 32),) for _ in range(8)]
+test_inputs = [(torch.randn(4, 32),) for _ in range(8)]
 spec = EthosUCompileSpec("ethos-u85-256")
 
 
-def decibels(quantized: nn.Module) -> float:
-    """SQNR on inputs that were not calibrated with."""
+def measure_sqnr_db(quantized: nn.Module) -> float:
+    """Return the SQNR in dB on inputs that are not part of the calibration."""
     with torch.no_grad():
-        return ethorch.sqnr_db([model(*x) for x in fresh], [quantized(*x) for x in fresh])
+        return ethorch.sqnr_db([model(*x) for x in test_inputs], [quantized(*x) for x in test_inputs])
 
 
 user = UserModel(model, samples[0], samples)
@@ -51,6 +51,6 @@ with quiet():  # without warnings about the internals of torch
     ):
         quantized = quantize(user, spec, config)
         cycles = sum(delegate.performance.npu_cycles for delegate in build_pte(quantized, samples[0], spec).delegates)
-        print(f"{name:6}{decibels(quantized):6.1f} dB {cycles:7.0f} cycles")
+        print(f"{name:6}{measure_sqnr_db(quantized):6.1f} dB {cycles:7.0f} cycles")
 mixed = ethorch.tuning.mixed_precision(model, spec, samples, target_sqnr_db=55)
-print(f"raised to 16 bits, in this order:\n{mixed}")
+print(f"modules raised to 16 bits, in this order:\n{mixed}")

@@ -1,7 +1,7 @@
-"""Quantize a small CNN, compile it for Ethos-U55 into a .pte, and run that in the simulator.
+"""Quantize a small CNN, compile it to a .pte for the Ethos-U55, and run the .pte in the simulator.
 
-``python examples/quantize_and_run.py [FILE.pte]``. Every step is PyTorch's or ExecuTorch's own; ethorch is the quantizer, the
-partitioner and the runtime's NPU.
+``python examples/quantize_and_run.py [FILE.pte]`` uses the standard flow of PyTorch and ExecuTorch. ethorch provides the
+quantizer, the partitioner and the NPU simulator.
 """
 
 import sys
@@ -16,7 +16,7 @@ from ethorch.arm.quantizer import get_symmetric_quantization_config
 
 
 class Residual(nn.Module):
-    """Two convolutions around a shortcut, as in torchvision's resnets."""
+    """Two convolutions with a shortcut, as in the ResNets of torchvision."""
 
     def __init__(self, channels: int):
         super().__init__()
@@ -31,9 +31,9 @@ torch.manual_seed(0)
 model = nn.Sequential(
     nn.Conv2d(3, 16, 3, stride=2), nn.ReLU(), Residual(16), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)
 ).eval()
-images = [torch.rand(1, 3, 32, 32) for _ in range(16)]  # take real ones: their ranges become the model's
+images = [torch.rand(1, 3, 32, 32) for _ in range(16)]  # use real images: their ranges set the quantization parameters
 
-# Quantize: the calibration inputs decide the ranges.
+# Quantize. The calibration inputs determine the ranges.
 spec = EthosUCompileSpec("ethos-u55-128")
 quantizer = EthosUQuantizer(spec).set_global(get_symmetric_quantization_config(is_per_channel=True))
 prepared = prepare_pt2e(torch.export.export(model, (images[0],)).module(), quantizer)
@@ -41,7 +41,7 @@ for image in images:
     prepared(image)
 quantized = convert_pt2e(prepared)
 
-# Compile: what the NPU can run becomes a delegate of the ExecuTorch program.
+# Compile. Operators that the NPU supports become a delegate of the ExecuTorch program.
 partitioner = EthosUPartitioner(spec)
 edge = to_edge_transform_and_lower(
     torch.export.export(quantized, (images[0],)),
@@ -54,8 +54,8 @@ if len(sys.argv) > 1:
         file.write(program)
 print(partitioner.report.summary())
 
-# Run: ExecuTorch's runtime, with the simulator as its Ethos-U.
+# Run the program in the runtime of ExecuTorch, with a simulated Ethos-U.
 image = torch.rand(1, 3, 32, 32)
-(found,) = runtime.load(program)(image)
+(output,) = runtime.load(program)(image)
 print("float    ", [f"{x:.3f}" for x in model(image)[0].tolist()])
-print("simulator", [f"{x:.3f}" for x in found[0].tolist()])
+print("simulator", [f"{x:.3f}" for x in output[0].tolist()])

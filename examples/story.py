@@ -1,7 +1,8 @@
-"""Train a small language model on the standard library's docstrings, compile it for Ethos-U85, and let the simulated NPU write.
+"""Train a small language model, compile it for the Ethos-U85, and generate text on the simulated NPU.
 
-``python examples/story.py [--steps 400] [--model FOLDER] [--out story_out]``; ``make demo-llm`` does it all. A folder with a
-Llama-like model of Hugging Face (config.json, safetensors, tokenizer.json) takes the place of the one that is trained.
+``python examples/story.py [--steps 400] [--model FOLDER] [--out story_out]`` trains on the docstrings of the standard library.
+``--model`` skips training and loads a Llama-like model of Hugging Face (config.json, safetensors, tokenizer.json).
+``make demo-llm`` runs this example.
 """
 
 import argparse
@@ -27,8 +28,8 @@ NPUS = ("ethos-u85-256", "ethos-u85-512", "ethos-u85-1024", "ethos-u85-2048")
 
 
 def docstrings() -> list[str]:
-    """The docstrings of the standard library, longest modules last; nothing of it is imported."""
-    found = []
+    """Return the docstrings of the standard library, without importing its modules."""
+    texts = []
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")) + sorted(
         Path(sysconfig.get_paths()["stdlib"]).glob("[a-z]*/*.py")
     ):
@@ -39,12 +40,12 @@ def docstrings() -> list[str]:
         except (SyntaxError, UnicodeDecodeError):
             continue
         kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
-        found += [text + "\n" for node in ast.walk(tree) if isinstance(node, kinds) and (text := ast.get_docstring(node))]
-    return [text for text in dict.fromkeys(found) if len(text) > 60]
+        texts += [text + "\n" for node in ast.walk(tree) if isinstance(node, kinds) and (text := ast.get_docstring(node))]
+    return [text for text in dict.fromkeys(texts) if len(text) > 60]
 
 
 def train(texts: list[str], folder: Path, steps: int, vocabulary: int, context: int) -> None:
-    """A Llama of 2 million parameters, written to ``folder`` with its tokenizer."""
+    """Train a Llama of 2 million parameters, and write it to ``folder`` with its tokenizer."""
     torchvision_models(needed=False)
     import transformers
 
@@ -61,8 +62,8 @@ def train(texts: list[str], folder: Path, steps: int, vocabulary: int, context: 
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps, pct_start=0.1)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(ids):,} tokens of text")
     for step in range(steps):
-        places = torch.randint(len(ids) - context - 1, (16,))
-        batch = torch.stack([ids[place : place + context] for place in places])
+        starts = torch.randint(len(ids) - context - 1, (16,))
+        batch = torch.stack([ids[start : start + context] for start in starts])
         loss = model(input_ids=batch, labels=batch).loss
         optimizer.zero_grad()
         loss.backward()
@@ -74,8 +75,8 @@ def train(texts: list[str], folder: Path, steps: int, vocabulary: int, context: 
     model.save_pretrained(folder)
 
 
-def compiled(model: LanguageModel, sessions: list[Session], target: str, scheme: str) -> ethorch.Program:
-    """Prefill and decode as the methods of one program."""
+def compile_language_model(model: LanguageModel, sessions: list[Session], target: str, scheme: str) -> ethorch.Program:
+    """Compile prefill and decode as the methods of one program."""
     return ethorch.compile(
         model.modules,
         model.example_inputs,
@@ -86,8 +87,8 @@ def compiled(model: LanguageModel, sessions: list[Session], target: str, scheme:
     )
 
 
-def written(speaker: Speaker, tokenizer: Tokenizer, prompt: str, count: int, choice: Choice) -> str:
-    """The prompt, and what the model writes behind it."""
+def write_text(speaker: Speaker, tokenizer: Tokenizer, prompt: str, count: int, choice: Choice) -> str:
+    """Return the prompt followed by the text that the model generates."""
     ids = tokenizer.encode(prompt)
     speaker.reset()
     return tokenizer.decode([*ids, *speaker.generate(ids, count, choice)])
@@ -95,18 +96,18 @@ def written(speaker: Speaker, tokenizer: Tokenizer, prompt: str, count: int, cho
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, help="a folder of transformers, instead of training")
-    parser.add_argument("--out", type=Path, default=Path("story_out"))
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--vocabulary", type=int, default=1024)
-    parser.add_argument("--context", type=int, default=128)
-    parser.add_argument("--tokens", type=int, default=60, help="to write")
-    parser.add_argument("--prompt", default="Return the ")
-    parser.add_argument("--temperature", type=float, default=0.7)
-    parser.add_argument("--top-k", type=int, default=40)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--scheme", default="a16w8")
-    parser.add_argument("--npus", nargs="*", default=list(NPUS))
+    parser.add_argument("--model", type=Path, help="folder of a transformers model to use instead of training")
+    parser.add_argument("--out", type=Path, default=Path("story_out"), help="folder of the results; default: %(default)s")
+    parser.add_argument("--steps", type=int, default=400, help="steps of training; default: %(default)s")
+    parser.add_argument("--vocabulary", type=int, default=1024, help="size of the vocabulary; default: %(default)s")
+    parser.add_argument("--context", type=int, default=128, help="positions of the cache; default: %(default)s")
+    parser.add_argument("--tokens", type=int, default=60, help="number of tokens to generate; default: %(default)s")
+    parser.add_argument("--prompt", default="Return the ", help="text to continue; default: %(default)r")
+    parser.add_argument("--temperature", type=float, default=0.7, help="sampling temperature; default: %(default)s")
+    parser.add_argument("--top-k", type=int, default=40, help="number of likeliest tokens to sample from; default: %(default)s")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the sampling; default: %(default)s")
+    parser.add_argument("--scheme", default="a16w8", help="quantization scheme; default: %(default)s")
+    parser.add_argument("--npus", nargs="*", default=list(NPUS), help="NPUs to compare; the text is generated on the first")
     options = parser.parse_args()
     try:
         modules = ("transformers", "tokenizers", "safetensors")
@@ -114,7 +115,7 @@ def main() -> None:
     except EthorchError as error:
         sys.exit(f"error: {error}")
     texts = docstrings()
-    held, texts = texts[::50], [text for number, text in enumerate(texts) if number % 50]
+    held_out, texts = texts[::50], [text for number, text in enumerate(texts) if number % 50]
     folder = options.model
     if folder is None:
         folder = options.out / "model"
@@ -122,10 +123,12 @@ def main() -> None:
             train(texts, folder, options.steps, options.vocabulary, options.context)
     tokenizer = load_tokenizer(folder)
     model = from_folder(folder, context=options.context, prompt=16)
-    read = [tokenizer.encode(text)[: options.context] for text in texts[:: len(texts) // 8]]
-    began = time.perf_counter()
-    program = compiled(model, model.sessions([ids for ids in read if len(ids) > 20]), options.npus[0], options.scheme)
-    print(f"\ncompiled for {options.npus[0]} in {time.perf_counter() - began:.0f} s: {len(program.pte):,} bytes")
+    samples = [tokenizer.encode(text)[: options.context] for text in texts[:: len(texts) // 8]]
+    start = time.perf_counter()
+    program = compile_language_model(
+        model, model.sessions([ids for ids in samples if len(ids) > 20]), options.npus[0], options.scheme
+    )
+    print(f"\ncompiled for {options.npus[0]} in {time.perf_counter() - start:.0f} s: {len(program.pte):,} bytes")
     program.save(options.out / "story.pte")
 
     choice = Choice(options.temperature, options.top_k, options.seed)
@@ -135,14 +138,18 @@ def main() -> None:
         "NPU": Speaker.of_methods({name: program[name] for name in program.methods}, program.reset, model),
     }
     for name, speaker in columns.items():
-        print(f"\n--- {name}\n{written(speaker, tokenizer, options.prompt, options.tokens, choice)}")
-    unseen = [ids for text in held if len(ids := tokenizer.encode(text)[:48]) > 24][:6]
+        print(f"\n--- {name}\n{write_text(speaker, tokenizer, options.prompt, options.tokens, choice)}")
+    unseen = [ids for text in held_out if len(ids := tokenizer.encode(text)[:48]) > 24][:6]
     print(f"\n{scores(columns, unseen, write=16)}\n")
 
     costs: dict[str, DecodeCost] = {}
     for target in options.npus:
-        one = program if target == options.npus[0] else compiled(model, model.sessions(read[:1]), target, options.scheme)
-        costs[target] = decode_cost(one["decode"])
+        candidate = (
+            program
+            if target == options.npus[0]
+            else compile_language_model(model, model.sessions(samples[:1]), target, options.scheme)
+        )
+        costs[target] = decode_cost(candidate["decode"])
         print(costs[target].line())
     print(f"\n{costs[options.npus[0]]}")
 

@@ -12,7 +12,7 @@ _NUMBERS = ("size_bytes", "bytes_per_second", "read_latency_cycles", "write_late
 
 def page(written_by: str) -> str:
     """Return the page. ``written_by`` is the comment that names its generator."""
-    found = [load(name) for name in names()]
+    boards = [load(name) for name in names()]
     lines = [
         "# Boards",
         written_by,
@@ -35,7 +35,7 @@ def page(written_by: str) -> str:
         "| board | description | NPU | NPU, MHz | CPU | CPU, MHz | weights in | feature maps in | memory mode |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for board in found:
+    for board in boards:
         for slot in board.npus:
             used = roles(board, slot)
             npu = f"{slot.family.upper()}, {' or '.join(map(str, sorted(slot.macs)))} MACs"
@@ -44,13 +44,13 @@ def page(written_by: str) -> str:
                 f"{board.cpu.clock_hz / 1e6:g}", used.constants.name, used.feature_maps.name, used.memory_mode,
             )  # fmt: skip
             lines.append("| " + " | ".join(cells) + " |")
-    lines += _measured()
-    for board in found:
+    lines += _measurement_lines()
+    for board in boards:
         lines += _board(board)
     return "\n".join(lines) + "\n"
 
 
-def _measured() -> list[str]:
+def _measurement_lines() -> list[str]:
     seen = spread("")
     assert seen is not None
     lines = [
@@ -81,8 +81,8 @@ def _measured() -> list[str]:
         "| network | NPU | location | measured | reason | measured by |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    for other in UNESTIMATED:
-        words = (other.network, other.target.removeprefix("ethos-"), other.where, other.figure, other.why, other.source)
+    for row in UNESTIMATED:
+        words = (row.network, row.target.removeprefix("ethos-"), row.where, row.figure, row.why, row.source)
         lines.append("| " + " | ".join(words) + " |")
     return lines
 

@@ -1,4 +1,4 @@
-"""A module through quantization and lowering up to the decision what runs on the NPU, without Vela."""
+"""Quantize and partition a module without Vela, to determine which operators run on the NPU."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _ONLY_CONSTANTS = {"CONST", "CONST_SHAPE", "IDENTITY", "RESHAPE"}
 def dry_run(
     module: nn.Module, samples: Sequence[tuple[Any, ...]], target: str, activations: str
 ) -> tuple[Reason | None, list[str]]:
-    """(why the first operator that stays on the CPU does, or None; the TOSA operators that the module becomes).
+    """Return the reason for the first operator on the CPU, or None, and the TOSA operators that the module lowers to.
 
     Args:
-        module: what is tried.
-        samples: to calibrate with; the first fixes the shapes.
-        target: name of the NPU; empty: floats, for TOSA's profile FP.
+        module: Module to partition.
+        samples: Calibration inputs. The first one sets the shapes.
+        target: Name of the NPU; an empty string selects float and the FP profile of TOSA.
         activations: ``int8`` or ``int16``.
     """
     with exclusive(), torch.no_grad():

@@ -1,6 +1,6 @@
-"""``python -m tools.kernel_schemas``: writes the argument types of all operators that ExecuTorch has kernels for.
+"""Write the argument types of all operators that have a kernel in ExecuTorch: ``python -m tools.kernel_schemas``.
 
-The runtime checks the calls of a program by them, in a process without torch.
+The runtime uses them to check the calls of a program in a process without torch.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ PATH = Path(__file__).resolve().parent.parent / "ethorch" / "runtime" / "kernel_
 
 
 def schemas() -> dict[str, str]:
-    """Operator -> the types of its arguments, with spaces between them, of those that torch knows.
+    """Return the argument types, separated by spaces, of each operator that is registered with torch.
 
-    Without those of ``cortex_m``: their kernels are ethorch's, and check their arguments, which differ between releases.
+    Operators of ``cortex_m`` are omitted because their arguments differ between releases. ethorch's kernels check them.
     """
     import executorch.exir
     import executorch.extension.pybindings.portable_lib
     import executorch.kernels.quantized  # noqa: F401 - registers operators with torch
 
     host_backend()
-    found = {}
+    types_by_operator = {}
     for operator in sorted(name for name in operator_names() if not name.startswith("cortex_m::")):
         name, _, overload = operator.partition(".")
         try:
             schema = torch._C._get_schema(name, overload)
         except RuntimeError:
             continue
-        found[operator] = " ".join(str(argument.type) for argument in schema.arguments)
-    return found
+        types_by_operator[operator] = " ".join(str(argument.type) for argument in schema.arguments)
+    return types_by_operator
 
 
 def main() -> None:
-    """Write the file."""
+    """Write ``kernel_schemas.json``."""
     rows = [f"{json.dumps(name)}: {json.dumps(types)}" for name, types in schemas().items()]
     write_whole(PATH, ("{\n" + ",\n".join(rows) + "\n}\n").encode())
 

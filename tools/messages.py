@@ -1,4 +1,4 @@
-"""Every message with an id, read from the package's sources: what it says, and the way out."""
+"""Read the messages with an identifier, and their remedies, from the sources of the package."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Message:
     """One message.
 
     Attributes:
-        id: stable name.
+        id: Stable identifier.
         kind: ``refusal`` (the operator is on the CPU), ``writer`` (ExecuTorch wrote the program), ``error`` or ``warning``.
-        text: what is said; ``...`` stands for what differs from case to case.
-        way_out: what to do; of an error and a warning it is in the text.
+        text: Words of the message; ``...`` stands for a variable part.
+        way_out: Remedy; empty for errors and warnings, whose text contains it.
     """
 
     id: str
@@ -33,26 +33,30 @@ class Message:
 
 
 def messages() -> list[Message]:
-    """All of them, by id; limits of the NPUs have one entry for each operator and feature."""
-    found: dict[str, Message] = {}
+    """Return all messages, sorted by id. Each limit of an NPU has one message per operator and feature."""
+    message_by_id: dict[str, Message] = {}
     for path in sorted(_PACKAGE.rglob("*.py")):
         for message in _of_source(path.read_text(encoding="utf-8")):
-            found.setdefault(message.id, message)
+            message_by_id.setdefault(message.id, message)
     for target in TARGETS.values():
         for operator, limits in target.limits.items():
             if not limits.present:
                 id = f"{operator}.absent"
-                found.setdefault(id, Message(id, "refusal", f"there is no {operator} on the target", _other_target(operator)))
+                message_by_id.setdefault(
+                    id, Message(id, "refusal", f"there is no {operator} on the target", _other_target(operator))
+                )
             for feature in limits.ranges:
                 way_out = limits.ways_out.get(feature) or WAYS_OUT[feature]
                 id = f"{operator}.{feature}"
-                found.setdefault(id, Message(id, "refusal", f"{feature} of {operator} is outside the target's range", way_out))
-    return [found[id] for id in sorted(found, key=str.lower)]
+                message_by_id.setdefault(
+                    id, Message(id, "refusal", f"{feature} of {operator} is outside the target's range", way_out)
+                )
+    return [message_by_id[id] for id in sorted(message_by_id, key=str.lower)]
 
 
 def _other_target(operator: str) -> str:
-    having = sorted({t.family.upper() for t in TARGETS.values() if operator not in t.limits or t.limits[operator].present})
-    return f"It is on {', '.join(having)}." if having else "No target has it: write the model with other operators."
+    families = sorted({t.family.upper() for t in TARGETS.values() if operator not in t.limits or t.limits[operator].present})
+    return f"It is on {', '.join(families)}." if families else "No target has it: write the model with other operators."
 
 
 def _of_source(source: str) -> Iterator[Message]:
@@ -71,7 +75,7 @@ def _of_source(source: str) -> Iterator[Message]:
 
 
 def _text(node: ast.expr) -> str:
-    """A string of the source, as it reads; what is computed is ``...``."""
+    """Return a string of the source; a computed part becomes ``...``."""
     if isinstance(node, ast.Constant):
         return str(node.value)
     if isinstance(node, ast.JoinedStr):

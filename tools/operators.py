@@ -13,12 +13,12 @@ from tools import pytorch_names
 
 
 def collect() -> list[OperatorFacts]:
-    """The facts of all operators, by name."""
-    found = []
+    """Return the facts about all operators, sorted by name."""
+    facts = []
     for spec in sorted({id(spec): spec for spec in OPS.values()}.values(), key=lambda spec: spec.name):
-        refused = {one.call for calls in support.table()[spec.name].refused.values() for one in calls}
+        refused = {refusal.call for calls in support.table()[spec.name].refused.values() for refusal in calls}
         calls = {number: pytorch_names.example(spec.name, spec.samples[number]) for number in sorted({0, *refused})}
-        found.append(
+        facts.append(
             OperatorFacts(
                 tuple(spec.names),
                 tuple(spec.adapters),
@@ -33,7 +33,7 @@ def collect() -> list[OperatorFacts]:
                 calls[0][1],
             )
         )
-    return found
+    return facts
 
 
 def write() -> None:

@@ -1,4 +1,4 @@
-"""How users of PyTorch write an operator: ``torch.softmax``, ``Tensor.softmax``, ``F.softmax``, ``nn.Softmax``."""
+"""Public names of operators in PyTorch: ``torch.softmax``, ``Tensor.softmax``, ``F.softmax``, ``nn.Softmax``."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from ethorch.lower.ops.samples import I8, Bools, Ints, Sample, W
 
 
 def names(aten: Iterable[str]) -> list[str]:
-    """Public functions, methods and modules of PyTorch with the names of these ATen operators; in-place forms count as theirs."""
-    found: list[str] = []
+    """Return the functions, methods and modules of PyTorch that have the names of these ATen operators."""
+    public_names: list[str] = []
     for packet in dict.fromkeys(name.split(".")[1] for name in aten if name.startswith("aten.")):
         if packet.startswith("_"):
             continue
         for prefix, owner in (("torch", torch), ("Tensor", torch.Tensor), ("F", nn.functional)):
             if callable(getattr(owner, packet, None)):
-                found.append(f"{prefix}.{packet}")
-        found += [f"nn.{name}" for name in _modules().get(packet.replace("_", "").lower(), ())]
-    return found
+                public_names.append(f"{prefix}.{packet}")
+        public_names += [f"nn.{name}" for name in _modules().get(packet.replace("_", "").lower(), ())]
+    return public_names
 
 
 @functools.cache
 def _modules() -> dict[str, list[str]]:
-    """Name of a module's class in small letters -> the class."""
+    """Return the class names of the modules by their lower-case names."""
     classes = [name for name, value in vars(nn).items() if isinstance(value, type) and issubclass(value, nn.Module)]
     return {name.lower(): [name] for name in sorted(classes) if not name.startswith("Lazy")}
 
 
 def example(name: str, sample: Sample) -> tuple[str, str]:
-    """(the call, what its tensors are): ``torch.ops.aten.softmax.int(x, -1)``, ``x: float[2, 5, 21]``."""
+    """Return a call and its tensors: ``torch.ops.aten.softmax.int(x, -1)`` and ``x: float[2, 5, 21]``."""
     tensors: list[str] = []
 
     def show(arg: object) -> str:

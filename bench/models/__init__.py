@@ -20,15 +20,17 @@ _ORDER = (
 ALL_MODELS: dict[str, ModelCase] = {name: _CASES[name] for name in _ORDER}
 MODELS: dict[str, ModelCase] = {name: ALL_MODELS[name] for name in _FIRST}
 
-#: What accuracy is measured on besides: not in the tables of README.md, and partly of libraries that need not be installed.
+#: Further networks for accuracy. They are not in the tables of README.md, and some need optional libraries.
 VARIOUS: dict[str, ModelCase] = {case.name: case for case in various.CASES}
 
 
 def models_named(parser: argparse.ArgumentParser, text: str | None, more: Mapping[str, ModelCase] | None = None) -> list[str]:
-    """The models of a ``--models`` argument: comma-separated, "all", or None for the first seven; else the parser's error.
+    """Return the models of a ``--models`` argument: comma-separated names, "all", or None for the first seven.
+
+    An unknown name is an error of the parser.
 
     Args:
-        more: further models that may be named; "various" is all of them.
+        more: Further models that the argument may name. "various" selects all of them.
     """
     if more and text == "various":
         return list(more)

@@ -1,8 +1,7 @@
-"""What a network of the benchmarks is: how it is made, where its inputs come from, statistics as a trained network has them.
+"""Networks of the benchmarks, with their inputs and batch norm statistics.
 
-Weights are random with a fixed seed (no pretrained ones can be had everywhere), but batch normalization has statistics
-from real forward passes over structured inputs, so that activations are scaled as in a trained network and outputs
-differ from input to input.
+Weights are random with a fixed seed, because pretrained weights need downloads. Statistics of batch normalization come from
+forward passes over structured inputs. Activations are therefore scaled as in a trained network, and outputs differ between inputs.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class ModelCase:
     statistics_inputs: int = 16
 
     def build(self) -> nn.Module:
-        """The network in eval mode; every call returns the same weights."""
+        """Return the network in eval mode. Every call returns the same weights."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(zlib.crc32(self.name.encode()))
             model = self.create()
@@ -71,7 +70,7 @@ _BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def _spread_batch_norm(model: nn.Module) -> None:
-    """Gives batch normalization the per-channel variety of a trained network: gamma in 0.5..1.5, beta around 0."""
+    """Vary batch normalization per channel as in a trained network: gamma in 0.5..1.5, beta around 0."""
     for module in model.modules():
         if isinstance(module, _BATCH_NORM) and module.affine:
             nn.init.uniform_(module.weight, 0.5, 1.5)
@@ -79,7 +78,7 @@ def _spread_batch_norm(model: nn.Module) -> None:
 
 
 def set_batch_norm_statistics(model: nn.Module, inputs: list[Inputs]) -> None:
-    """Running mean and variance := those of one forward pass over all inputs as a batch (dropout stays off)."""
+    """Set running mean and variance to those of one forward pass over all inputs as a batch, without dropout."""
     layers = [m for m in model.modules() if isinstance(m, _BATCH_NORM)]
     if not layers:
         return
@@ -114,7 +113,7 @@ def conv_bn(inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int
 
 
 def unit_linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
-    """A linear layer that keeps unit variance, so that attention scores differ from each other as in a trained net."""
+    """Return a linear layer that preserves unit variance, so that attention scores differ as in a trained network."""
     layer = nn.Linear(inputs, outputs, bias)
     nn.init.normal_(layer.weight, std=inputs**-0.5)
     return layer

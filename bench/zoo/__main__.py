@@ -1,9 +1,12 @@
-"""``python -m bench.zoo [--networks timm/,hf/bert] [--targets t,u] [--schemes int8,a16w8] [-o FILE.jsonl] [--table FILE ...]``
+"""Compile and run the networks of the zoo.
 
-Each network runs in a process of its own, with a limit of time and memory; a line of JSON each run goes to the file as soon as
-it is known, and a run that the file has already is not done again, so that a list may be gone through in parts. ``--table`` prints
-the Markdown table of such files, of two lines about one run the later. timm and transformers are wanted, without what they depend
-on, or pip replaces torch: ``pip install --no-deps timm transformers tokenizers regex huggingface_hub safetensors``.
+``python -m bench.zoo [--networks timm/,hf/bert] [--targets t,u] [--schemes int8,a16w8] [-o FILE.jsonl] [--table FILE ...]``
+
+Each network runs in a process of its own, with a limit of time and memory. Each run appends a line of JSON to the file. Runs that
+the file already contains are skipped, so that a list can be processed in parts. ``--table`` prints the Markdown table of such
+files. A later line of the same run replaces an earlier one. The zoo needs timm and transformers, installed without their
+dependencies, because pip would replace torch:
+``pip install --no-deps timm transformers tokenizers regex huggingface_hub safetensors``.
 """
 
 from __future__ import annotations
@@ -33,14 +36,14 @@ def cases() -> dict[str, Any]:
 
 
 def read(path: Path) -> list[Record]:
-    """The records of a file; none where there is no such file."""
+    """Read the records of a file; return an empty list if the file does not exist."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
 
 def table(records: Sequence[Record]) -> str:
-    """A Markdown table, a row a network, behind a line of totals; what failed stands below, a line a run.
+    """Format a Markdown table: a line of totals, a row per network, and a line per failed run.
 
-    Of several records of one run the last counts.
+    The last of several records of a run counts.
     """
     records = list({(r["network"], r["target"], r["scheme"]): r for r in records}.values())
     counts = Counter(record["status"] for record in records)
@@ -104,7 +107,7 @@ def _child(name: str, targets: list[str], schemes: list[str], calibration: int, 
 
 
 def missing(done: Iterable[Record], name: str, targets: Sequence[str], schemes: Sequence[str]) -> list[tuple[list[str], list[str]]]:
-    """The targets and schemes of a network that are not done yet, as few products as it takes."""
+    """Return the missing targets and schemes of a network as few products."""
     have = {(r["target"], r["scheme"]) for r in done if r["network"] == name}
     groups: dict[tuple[str, ...], list[str]] = {}
     for scheme in schemes:
@@ -113,7 +116,7 @@ def missing(done: Iterable[Record], name: str, targets: Sequence[str], schemes: 
 
 
 def _run_in_child(name: str, targets: list[str], schemes: list[str], arguments: argparse.Namespace, out: Path) -> list[Record]:
-    """The network's records, appended to the file; runs that the child did not finish are failures."""
+    """Run a network in a child process, and append its records to the file. Runs that the child does not finish are failures."""
     command = [sys.executable, "-m", "bench.zoo", "--child", name, "--targets", ",".join(targets), "--schemes", ",".join(schemes)]
     command += ["--calibration", str(arguments.calibration), "--inputs", str(arguments.inputs)]
     limit = int(arguments.memory * 2**30)
@@ -139,16 +142,16 @@ def _run_in_child(name: str, targets: list[str], schemes: list[str], arguments: 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("bench.zoo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--networks", default="", help="comma-separated names or beginnings of names; all where not given")
+    parser.add_argument("--networks", default="", help="comma-separated names or prefixes; default: all")
     parser.add_argument("--targets", default=",".join(TARGETS))
     parser.add_argument("--schemes", default=",".join(SCHEMES))
-    parser.add_argument("--calibration", type=int, default=4, help="how many samples")
-    parser.add_argument("--inputs", type=int, default=24, help="how many inputs accuracy is measured over")
-    parser.add_argument("--timeout", type=int, default=300, help="seconds of wall clock a target and scheme")
-    parser.add_argument("--memory", type=float, default=12, help="GiB of address space a network")
+    parser.add_argument("--calibration", type=int, default=4, help="number of calibration samples")
+    parser.add_argument("--inputs", type=int, default=24, help="number of inputs for accuracy")
+    parser.add_argument("--timeout", type=int, default=300, help="wall-clock seconds per target and scheme")
+    parser.add_argument("--memory", type=float, default=12, help="GiB of address space per network")
     parser.add_argument("-o", "--output", type=Path, default=Path("zoo.jsonl"))
-    parser.add_argument("--table", type=Path, nargs="+", help="print the table of finished files and end")
-    parser.add_argument("--list", action="store_true", help="print the names and end")
+    parser.add_argument("--table", type=Path, nargs="+", help="print the table of finished files and exit")
+    parser.add_argument("--list", action="store_true", help="print the names and exit")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     if arguments.table:

@@ -1,4 +1,4 @@
-"""Networks of timm whose registered names fix what a small one has to change: made of their classes."""
+"""Small networks built from timm's classes, for names whose registered configurations cannot be made small."""
 
 from __future__ import annotations
 

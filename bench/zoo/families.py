@@ -149,7 +149,7 @@ _VISION: dict[str, tuple[str, dict[str, Any], int, str]] = {
 
 
 class Both(nn.Module):
-    """A transformers model with an encoder and a decoder, called with the inputs of both; gives logits."""
+    """A transformers model with an encoder and a decoder, called with the inputs of both. It returns logits."""
 
     def __init__(self, model: nn.Module, first: str):
         super().__init__()

@@ -15,7 +15,7 @@ from bench.models.case import Inputs, ModelCase
 from bench.models.vision import torchvision_model
 from ethorch.models.zoos import torchvision_models
 
-#: timm's names and the side of the picture. What has a fixed grid of tokens gets ``img_size`` besides.
+#: Names in timm, and the side of the image. Networks with a fixed grid of tokens also need ``img_size``.
 _TIMM: dict[str, int] = {
     # plain and separable convolutions
     "lcnet_050": 64, "mobilenetv3_small_050": 64, "mobilenetv4_conv_small": 64, "efficientnet_lite0": 64, "tinynet_e": 64,
@@ -109,7 +109,7 @@ def _timm(name: str, side: int) -> Callable[[], nn.Module]:
 
 
 def begin(model: nn.Module) -> None:
-    """Heads that begin at zero get weights, scales of residual branches a size: else the network says the same of every picture."""
+    """Initialize zero heads and scales of residual branches with other values, so that outputs depend on the input."""
     for name, parameter in model.named_parameters():
         largest = float(parameter.detach().abs().max())
         if parameter.dim() > 1 and largest == 0 and name.endswith("weight"):
@@ -119,7 +119,7 @@ def begin(model: nn.Module) -> None:
 
 
 class Segmentation(nn.Module):
-    """What a torchvision segmentation network calls "out"."""
+    """The output "out" of a torchvision segmentation network."""
 
     def __init__(self, name: str):
         super().__init__()

@@ -47,11 +47,11 @@ def _line_of_text(rng: np.random.Generator) -> Inputs:
 
 
 def _with_trimap(rng: np.random.Generator) -> Inputs:
-    """A picture, and beside it what is known of its foreground."""
+    """Return an image with a trimap of its foreground."""
     return (torch.cat([_picture(64)(rng)[0], _picture(64)(rng)[0][:, :1]], 1),)
 
 
-#: Name: class, configuration, names of inputs, output, sample, and what is constant besides.
+#: Name: class, configuration, names of inputs, output, sample, and constant arguments.
 _NETWORKS: dict[str, tuple[str, dict[str, Any], Sequence[str], str, Sample, dict[str, Any]]] = {
     # decoders: recurrences beside attention, and mixtures of experts
     "jamba": (

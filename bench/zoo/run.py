@@ -1,7 +1,7 @@
-"""One network of the zoo in this process: quantized by each scheme, compiled for each target, run, compared.
+"""Measure one network of the zoo in this process: quantize by each scheme, compile for each target, run, compare.
 
-Three comparisons: fake-quantized PyTorch against float and the .pte against float (SQNR in dB over fresh inputs), and
-every delegate's output bits against the TOSA reference model's on the inputs that the delegate really got.
+There are three comparisons. Fake-quantized PyTorch and the .pte are compared with float (SQNR in dB over test inputs). The output
+bits of every delegate are compared with those of the TOSA reference model, on the actual inputs of the delegate.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _QUANTIZED = {"dequantize_per_tensor", "dequantize_per_channel", "quantize_per_t
 
 
 class Watched:
-    """A simulator of one delegate that keeps what its last run got and gave."""
+    """A simulator of one delegate that stores the inputs and outputs of its last run."""
 
     def __init__(self, payload: DelegatePayload):
         self.payload, self.machine = payload, runtime.npu_machine(payload)
@@ -77,7 +77,7 @@ def differing(delegate: Lowered, watched: Watched, reference: Callable[..., list
 
 
 def run(case: ModelCase, targets: list[str], schemes: list[str], calibration: int = 4, inputs: int = FRESH) -> Iterator[Record]:
-    """A record for each scheme and target; what fails has the error in it. Accuracy is measured over so many ``inputs``."""
+    """Return a record per scheme and target, with an error if it failed. ``inputs`` is the number of inputs for accuracy."""
     torch.set_num_threads(1)
     model = case.build()
     example, fresh = case.example_inputs(), case.calibration(inputs, seed=99)

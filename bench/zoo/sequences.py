@@ -25,7 +25,7 @@ _DECODER = _SMALL | {
 
 
 class Only(nn.Module):
-    """A transformers model called with one input by name; gives one of its outputs."""
+    """A transformers model with one named input and one output."""
 
     def __init__(self, model: nn.Module, argument: str, result: str, extra: dict[str, Any] | None = None):
         super().__init__()
@@ -56,7 +56,7 @@ def _make(
 
 
 def _settle(model: nn.Module) -> None:
-    """Weights of a trained network's size: at the 0.02 of an initialization every attention is flat."""
+    """Scale weights as in a trained network, because attention is flat with the usual initialization of 0.02."""
     for module in model.modules():
         if isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d)):
             nn.init.xavier_uniform_(module.weight, gain=1.2)

@@ -30,7 +30,7 @@ Sample = Callable[[np.random.Generator], Inputs]
 
 
 class Called(nn.Module):
-    """A transformers model called with inputs by name and constant ones besides; gives one of its outputs."""
+    """A transformers model with several named inputs, constant arguments and one output."""
 
     def __init__(self, model: nn.Module, arguments: Sequence[str], result: str, extra: dict[str, Any] | None = None):
         super().__init__()
@@ -72,7 +72,7 @@ def _joined(*samples: Sample) -> Sample:
 
 
 def _boxes(tokens: int, length: int = 24) -> Sample:
-    """A box a token, corners in 0..1000, or of four corners in 0..1."""
+    """Return a box per token, with corners in 0..1000, or boxes of four corners in 0..1."""
 
     def sample(rng: np.random.Generator) -> Inputs:
         corners = np.sort(rng.integers(0, 1000, (1, length, 2, 2)), axis=2)
@@ -93,7 +93,7 @@ def _flat_series(length: int) -> Sample:
 
 
 def _future(past: int, future: int) -> Sample:
-    """Values of a series, features of time behind it, and features of the time that comes."""
+    """Return past values of a series, features of past time, and features of future time."""
 
     def sample(rng: np.random.Generator) -> Inputs:
         series = _series(past, 1)(rng)[0][..., 0]
@@ -122,7 +122,7 @@ _FORECASTS = ("past_values", "past_time_features", "future_time_features")
 _PIXELS = ("pixel_values",)
 _TEXT_AND_PICTURE = ("input_ids", "pixel_values")
 _EXPERTS = {"num_experts_per_tok": 2}
-#: Name: class, configuration, names of inputs, output, sample, and what is constant besides.
+#: Name: class, configuration, names of inputs, output, sample, and constant arguments.
 _NETWORKS: dict[str, tuple[str, dict[str, Any], Sequence[str], str, Sample, dict[str, Any]]] = {
     # pictures
     "cvt": (

@@ -16,12 +16,13 @@ from tools.prose.names import GENERIC, generic_counts, names
 from tools.prose.rules import violations
 from tools.prose.texts import GENERATED, ROOT, Text, code_words, pages, python_files, texts_of_page, texts_of_source
 
-TEXTS = ("docstrings", "messages", "comments", "pages written by hand", "CHANGELOG")
+#: Folders whose texts must follow the rules; only those of ``ethorch`` are counted.
+FOLDERS = ("ethorch", "examples", "tools", "bench")
 
 
 def texts() -> Iterator[Text]:
-    """Yield every text of the package and of the pages."""
-    for path in python_files("ethorch"):
+    """Yield every text of the folders and of the pages."""
+    for path in python_files(*FOLDERS):
         yield from texts_of_source(path)
     for path in pages():
         yield from texts_of_page(path)

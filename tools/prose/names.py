@@ -97,12 +97,12 @@ class Name:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the name has no meaning."""
+        """True if the name has no meaning."""
         return self.name.strip("_") in EMPTY
 
     @property
     def is_participle(self) -> bool:
-        """Whether the first word is a past participle."""
+        """True if the first word is a past participle."""
         first = self.name.strip("_").split("_")[0]
         return (first.endswith("ed") and first not in _VERBS_IN_ED) or first in _IRREGULAR
 
