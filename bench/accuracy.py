@@ -56,12 +56,12 @@ def measure(
     options: dict[str, Any] | None = None,
     machine: int = 0,
 ) -> Record:
-    """One network, one implementation, in this process.
+    """Measure one network and one implementation in this process.
 
     Args:
-        impl: ``ethorch+`` is ethorch with the accuracy options on.
-        options: arguments for the scheme's config function (calibration methods); only ethorch has any.
-        machine: this many inputs of the first seed also run in the simulator.
+        impl: Implementation. ``ethorch+`` is ethorch with its accuracy options.
+        options: Arguments of ethorch's config function of the scheme (calibration methods).
+        machine: Number of inputs of the first seed that also run in the simulator.
     """
     import torch
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
@@ -117,7 +117,7 @@ def measure(
 
 
 def on_machine(api: Any, spec: Any, float_model: Any, converted: Any, samples: Sequence[Any]) -> dict[str, float]:
-    """SQNR in dB of the compiled program in the simulator, and of the fake-quantized model on the same inputs."""
+    """Return the SQNR in dB of the compiled program in the simulator, and of the fake-quantized model on the same inputs."""
     import torch
     from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
 
@@ -138,10 +138,10 @@ def on_machine(api: Any, spec: Any, float_model: Any, converted: Any, samples: S
 
 
 def float_operators(converted: Any) -> list[str]:
-    """Return the operators with a float input that was not dequantized, i.e. the operators that were not quantized."""
+    """Return the operators with a float input that was not is_dequantize, i.e. the operators that were not quantized."""
     import torch
 
-    def dequantized(node: Any) -> bool:
+    def is_dequantize(node: Any) -> bool:
         return "dequantize" in str(node.target)
 
     def is_float(node: Any) -> bool:
@@ -152,24 +152,24 @@ def float_operators(converted: Any) -> list[str]:
     found = []
     for node in nodes:
         sources = [a for a in node.all_input_nodes if is_float(a) and a.op != "get_attr"]
-        if sources and not any(map(dequantized, sources)):
+        if sources and not any(map(is_dequantize, sources)):
             found.append(str(node.target))
     return sorted(found)
 
 
 def quantize_seconds(record: Record) -> float:
-    """CPU seconds of a seed, from the exported graph to the converted one."""
+    """Return the CPU seconds of a seed, from the exported graph to the converted one."""
     return float(sum(record["seconds"][step] for step in STEPS))
 
 
 def difference(ethorch: Record, arm: Record) -> str:
-    """``+1.00 ± 0.20``: the mean over seeds of the difference in dB, and its standard error where there are several seeds."""
+    """Format the mean difference in dB over the seeds, and its standard error if there are several: ``+1.00 ± 0.20``."""
     found = [a - b for a, b in zip(ethorch["sqnr_db"], arm["sqnr_db"], strict=True)]
     return f"{fmean(found):+.2f}" + (f" ± {stdev(found) / math.sqrt(len(found)):.2f}" if len(found) > 1 else "")
 
 
 def table(records: Sequence[Record]) -> str:
-    """One row per network: mean SQNR of both, the difference, quantize seconds and nodes; more columns where there is more."""
+    """Format a row per network: mean SQNR of both, the difference, quantization seconds, nodes, and optional columns."""
     improved = any(record["impl"] == "ethorch+" for record in records)
     machine = any("machine" in record for record in records)
     head = ["network", "SQNR dB, ethorch", "Arm backend", "difference", "quantize s, ethorch", "Arm backend", "ratio"]

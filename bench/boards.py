@@ -43,7 +43,7 @@ class Published:
     npu_only: bool = False
     io: str = "float32"
 
-    def estimated_ms(self, program: ethorch.Program) -> float:
+    def estimate_milliseconds(self, program: ethorch.Program) -> float:
         """Return the estimate that is comparable with the published time: of the NPU alone, or of the whole call."""
         data = program.to_json()
         taken = 1e3 * data["total_cycles"] / data["core_clock_hz"] if self.npu_only else data["milliseconds"]
@@ -103,7 +103,7 @@ def table(rows: list[tuple[Published, ethorch.Program]]) -> str:
     for row, program in rows:
         spec = record_of(program).spec
         assert spec is not None
-        estimate_ms = row.estimated_ms(program)
+        estimate_ms = row.estimate_milliseconds(program)
         cells = (
             row.network.partition(":")[2], row.scheme, row.board, program.target.removeprefix("ethos-"), spec.memory_mode,
             f"{row.milliseconds:g}", f"{estimate_ms:.2f}", f"{row.milliseconds / estimate_ms:.2f}",

@@ -110,11 +110,11 @@ def ratios(records: Sequence[Record], target: str, column: Column) -> dict[str, 
     }
 
 
-def _cell(column: Column, own: Record | None, arm: Record | None) -> str:
-    both = [record for record in (own, arm) if record is not None and "error" not in record]
+def _cell(column: Column, ethorch: Record | None, arm: Record | None) -> str:
+    both = [record for record in (ethorch, arm) if record is not None and "error" not in record]
     texts = [
         "failed" if record is not None and "error" in record else column.text(column.value(record)) if record else "-"
-        for record in (own, arm)
+        for record in (ethorch, arm)
     ]
     if len(both) == 2 and column.value(both[1]) > 0:
         return f"{texts[0]} / {texts[1]} ({column.value(both[0]) / column.value(both[1]):.2f})"
@@ -130,17 +130,17 @@ def _coverage(record: Record | None) -> str:
 
 
 def table(records: Sequence[Record], target: str) -> str:
-    """One target as a Markdown table with a last row of geometric means."""
+    """Format a Markdown table of one target, whose last row has geometric means."""
     by_key = {(r["model"], r["impl"]): r for r in records if r["target"] == target}
     models = list(dict.fromkeys(model for model, _ in by_key))
     system_config, memory_mode = memory_for(target)
     head = ["model", "delegates + CPU operators", "SQNR, dB", *(column.title for column in COLUMNS)]
     lines = [f"### {target}, {system_config}, {memory_mode}", "", markdown_row(head), markdown_row(["---"] * len(head))]
     for model in models:
-        own, arm = by_key.get((model, "ethorch")), by_key.get((model, "arm"))
-        sqnr = [f"{r['sqnr_db']:.1f}" if r and "error" not in r else "-" for r in (own, arm)]
-        cells = [_cell(column, own, arm) for column in COLUMNS]
-        lines.append(markdown_row([model, f"{_coverage(own)} / {_coverage(arm)}", " / ".join(sqnr), *cells]))
+        ethorch, arm = by_key.get((model, "ethorch")), by_key.get((model, "arm"))
+        sqnr = [f"{r['sqnr_db']:.1f}" if r and "error" not in r else "-" for r in (ethorch, arm)]
+        cells = [_cell(column, ethorch, arm) for column in COLUMNS]
+        lines.append(markdown_row([model, f"{_coverage(ethorch)} / {_coverage(arm)}", " / ".join(sqnr), *cells]))
     means = [geometric_mean(list(ratios(records, target, column).values())) for column in COLUMNS]
     lines.append(markdown_row(["geometric mean of ratios", "", "", *("" if math.isnan(m) else f"**{m:.2f}**" for m in means)]))
     failures = [
@@ -163,7 +163,7 @@ def markdown_row(cells: Sequence[str]) -> str:
 
 
 def provenance() -> str:
-    """Date, versions and machine of a measurement, in one line."""
+    """Return date, versions and machine of a measurement in one line."""
     packages = ("torch", "torchao", "executorch", "ethos-u-vela", "tosa-tools")
     versions = ", ".join(f"{name} {version(name)}" for name in packages)
     return f"{date.today().isoformat()}; {versions}; CPython {platform.python_version()}, {platform.machine()}"

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from bench.compile import markdown_row, provenance, to_pte_seconds
-from bench.implementation import Recorder, Steps, converted_in_steps, load_api, memory_for, run_in_child, stdout_for_json
+from bench.implementation import Recorder, Steps, convert_in_steps, load_api, memory_for, run_in_child, stdout_for_json
 
 if TYPE_CHECKING:
     from bench.models.case import ModelCase
@@ -38,7 +38,7 @@ LARGE = "timm/efficientvit_m0"  # 795 operators
 
 
 def measure_here(model: str, target: str) -> Record:
-    """One network through ethorch in this process: CPU seconds of imports, each step and Vela."""
+    """Compile one network with ethorch in this process; return the CPU seconds of imports, each step and Vela."""
     import torch
 
     importlib.import_module("torchao.quantization.pt2e.quantize_pt2e")  # before time is measured, as torch
@@ -72,7 +72,7 @@ def measure_here(model: str, target: str) -> Record:
 
     with step("export"):
         graph = torch.export.export(module, inputs).module(check_guards=False)
-    converted = converted_in_steps(graph, quantizer, samples, step, prepare)  # as quantize does
+    converted = convert_in_steps(graph, quantizer, samples, step, prepare)  # as quantize does
     with (
         step("build"),
         mock.patch.object(delegate, "repair_delegate", functools.partial(_time_repair, steps, repair.repair_delegate)),
@@ -165,12 +165,12 @@ def measure(models: Sequence[str], target: str, repeat: int, arm_repeat: int) ->
     return records
 
 
-def _both(own: float, arm: float | None) -> str:
-    return f"{own:.2f}" if arm is None else f"{own:.2f} / {arm:.1f} ({arm / own:.0f}x)"
+def _both(ethorch: float, arm: float | None) -> str:
+    return f"{ethorch:.2f}" if arm is None else f"{ethorch:.2f} / {arm:.1f} ({arm / ethorch:.0f}x)"
 
 
 def table(records: Sequence[Record]) -> str:
-    """Markdown: a line per network; a cell reads "ethorch / Arm backend (how many times faster)"."""
+    """Format a Markdown table with a row per network; a cell reads "ethorch / Arm backend (speedup)"."""
     head = [
         "model", "nodes", "on the CPU", "imports, s", "module to .pte, s", "quantize, s", "converted graph to .pte, s",
         "verification, s", "Vela, s", "limit: 1.4 Vela + 0.2 s",
@@ -178,18 +178,27 @@ def table(records: Sequence[Record]) -> str:
     lines = [markdown_row(head), markdown_row(["---"] * len(head))]
     by_key = {(r["model"], r["impl"]): r for r in records}
     for model in dict.fromkeys(r["model"] for r in records):
-        own, arm = by_key.get((model, "ethorch")), by_key.get((model, "arm"))
-        if own is None or "error" in own:
-            lines.append(markdown_row([model, "failed" if own else "-", *[""] * (len(head) - 2)]))
+        ethorch, arm = by_key.get((model, "ethorch")), by_key.get((model, "arm"))
+        if ethorch is None or "error" in ethorch:
+            lines.append(markdown_row([model, "failed" if ethorch else "-", *[""] * (len(head) - 2)]))
             continue
         other = arm if arm is not None and "error" not in arm else None
-        cells = [f"{own['import_seconds']:.1f}"]
-        cells += [_both(own[name], other[name] if other else None) for name in ("whole", "quantize", "to_pte")]
-        cells.append(f"{own['seconds']['verify']:.2f} ({own['seconds']['verify'] / own['whole']:.0%} of module to .pte)")
-        vela = own["vela_seconds"]
+        cells = [f"{ethorch['import_seconds']:.1f}"]
+        cells += [_both(ethorch[name], other[name] if other else None) for name in ("whole", "quantize", "to_pte")]
+        cells.append(
+            f"{ethorch['seconds']['verify']:.2f} ({ethorch['seconds']['verify'] / ethorch['whole']:.0%} of module to .pte)"
+        )
+        vela = ethorch["vela_seconds"]
         lines.append(
             markdown_row(
-                [model, str(own["quantized_nodes"]), str(own["cpu_operators"]), *cells, f"{vela:.2f}", f"{1.4 * vela + 0.2:.2f}"]
+                [
+                    model,
+                    str(ethorch["quantized_nodes"]),
+                    str(ethorch["cpu_operators"]),
+                    *cells,
+                    f"{vela:.2f}",
+                    f"{1.4 * vela + 0.2:.2f}",
+                ]
             )
         )
     return "\n".join(lines)

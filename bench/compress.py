@@ -37,7 +37,7 @@ from ethorch.tuning import compress
 
 RECIPES = ("32-values", "15-values", "8-values", "50%-zeros", "75%-zeros", "2:4", "2:4+15-values")
 AS_IS = "as-is"
-#: Largest share of the bytes of the .pte for the recipe per weight.
+#: Size limit of the .pte with a recipe per weight, as a share of the uncompressed size.
 SHARE = 0.7
 _NOISE, _SIDE, _PATCHES = 25 / 255, 32, 64
 
@@ -178,7 +178,7 @@ def measure(name: str, recipes: Sequence[str], seed: int = 0) -> tuple[str, floa
                 name,
                 label,
                 task.judge(made),
-                _trained(task, model, mine),
+                _measure_training(task, model, mine),
                 {target: p.total_cycles for target, p in zip(DEFAULT_TARGETS, performances, strict=True)},
                 {target: p.encoded_weight_bytes for target, p in zip(DEFAULT_TARGETS, performances, strict=True)},
             )
@@ -191,7 +191,7 @@ def _spec(target: str) -> ethorch.EthosUCompileSpec:
     return ethorch.EthosUCompileSpec(target, system_config=system_config, memory_mode=memory_mode)
 
 
-def _trained(task: Task, model: nn.Module, recipes: dict[str, str]) -> float:
+def _measure_training(task: Task, model: nn.Module, recipes: dict[str, str]) -> float:
     """Return the figure after quantization-aware training with these recipes, for half the float rounds at a third of the rate."""
     constrained = compress.constrain(copy.deepcopy(model).train(), recipes)
     prepared = ethorch.tuning.prepare_qat(constrained, task.batch)

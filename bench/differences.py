@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from bench.accuracy import CONFIGS, FUNCTIONS, SCHEMES
 from bench.compile import DEFAULT_TARGETS, markdown_row, provenance
-from bench.implementation import IMPLEMENTATIONS, converted_in_steps, flat, load_api, memory_for, run_in_child, stdout_for_json
+from bench.implementation import IMPLEMENTATIONS, convert_in_steps, flat, load_api, memory_for, run_in_child, stdout_for_json
 
 Record = dict[str, Any]
 Shape = tuple[int, ...]
@@ -91,7 +91,7 @@ def _of(function: Callable[..., Tensor], *shapes: Shape, low: float | None = Non
     return Case(lambda: Of(function), shapes, low)
 
 
-def _inverted_residual() -> nn.Module:
+def _build_inverted_residual() -> nn.Module:
     layers = [nn.Conv2d(16, 64, 1), nn.ReLU6(), nn.Conv2d(64, 64, 3, padding=1, groups=64), nn.ReLU6(), nn.Conv2d(64, 16, 1)]
     return Residual(nn.Sequential(*layers))
 
@@ -107,7 +107,7 @@ CASES: dict[str, Case] = {
     "conv_transpose2d": Case(lambda: nn.ConvTranspose2d(8, 8, 2, 2), [MAP]),
     "conv1d": Case(lambda: nn.Conv1d(16, 16, 5), [ROWS]),
     "linear": Case(lambda: nn.Linear(64, 32), [ROWS]),
-    "inverted residual": Case(_inverted_residual, [(1, 16, 16, 16)]),
+    "inverted residual": Case(_build_inverted_residual, [(1, 16, 16, 16)]),
     "add": _of(lambda x, y: x + 3 * y, MAP, MAP),
     "add of itself": _of(lambda x: x + x.flip(-1), MAP),
     "sub": _of(torch.sub, MAP, MAP),
@@ -203,7 +203,7 @@ def measure_case(api: Any, spec: Any, config: Any, prepare: Any, name: str) -> R
     model = case.create().eval()
     graph = torch.export.export(model, case.inputs(0)).module(check_guards=False)
     quantizer = api.EthosUQuantizer(spec).set_global(config)
-    converted = converted_in_steps(graph, quantizer, map(case.inputs, range(4)), lambda step: nullcontext(), prepare)
+    converted = convert_in_steps(graph, quantizer, map(case.inputs, range(4)), lambda step: nullcontext(), prepare)
     edge = to_edge_transform_and_lower(
         torch.export.export(converted, case.inputs(0)),
         partitioner=[api.EthosUPartitioner(spec)],

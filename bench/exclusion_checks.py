@@ -108,7 +108,7 @@ class Row:
 
 
 def base_name(target: Any) -> str:
-    """``convolution`` for ``aten.convolution.default`` in any dialect."""
+    """Return the name without dialect and overload: ``convolution`` for ``aten.convolution.default``."""
     name = str(getattr(target, "_op", target))
     return (name.split(".")[1] if name.count(".") > 1 else name).strip("_").removesuffix("_copy")
 
@@ -119,19 +119,19 @@ def is_plumbing(target: Any) -> bool:
 
 
 @contextlib.contextmanager
-def remember_decompositions(known: dict[Any, Any]) -> Iterator[None]:
+def remember_decompositions(results: dict[Any, Any]) -> Iterator[None]:
     """Compute ``ExportedProgram.run_decompositions`` once for each graph and table; later calls return a copy of the result.
 
     Args:
-        known: The results so far, of one program.
+        results: Results so far, of one program.
     """
     run = ExportedProgram.run_decompositions
 
     def run_once(self: ExportedProgram, table: Any = None, **settings: Any) -> ExportedProgram:
         key = (str(self.graph), None if table is None else frozenset(map(str, table)), *settings.items())
-        if key not in known:
-            known[key] = run(self, table, **settings)
-        return copy.deepcopy(known[key])
+        if key not in results:
+            results[key] = run(self, table, **settings)
+        return copy.deepcopy(results[key])
 
     ExportedProgram.run_decompositions = run_once  # type: ignore[method-assign]
     try:
@@ -158,7 +158,7 @@ class Side:
         from executorch.exir.lowered_backend_module import get_lowered_submodules
 
         try:
-            program = self._quantized(name)
+            program = self._quantize(name)
             with remember_decompositions(self._decomposed):
                 edge = to_edge_transform_and_lower(
                     program,
@@ -171,7 +171,7 @@ class Side:
         lowered = [module.original_module.graph for _, module, _ in get_lowered_submodules(program.graph_module)]
         return Split(_operators([program.graph]), _operators(lowered))
 
-    def _quantized(self, name: str) -> Any:
+    def _quantize(self, name: str) -> Any:
         from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
         if name not in self._programs:
@@ -231,9 +231,9 @@ def rows(names: Sequence[str], target: str) -> Iterator[Row]:
             yield Row(name, kind, about, ours.split(name, [check]), theirs.split(name, [check]))
 
 
-def page(found: Sequence[Row], target: str) -> str:
+def page(rows: Sequence[Row], target: str) -> str:
     """Return the table of counts and the list of differences as Markdown."""
-    count = len({row.operator for row in found if row.kind != "none"})
+    count = len({row.operator for row in rows if row.kind != "none"})
     lines = [
         "# Exclusion checks",
         "",
@@ -250,11 +250,11 @@ def page(found: Sequence[Row], target: str) -> str:
         "| --- |" + " ---: |" * len(VERDICTS),
     ]
     for kind in ("none", *KINDS, ONLY_THEIRS):
-        counts = Counter(row.verdict for row in found if row.kind == kind)
+        counts = Counter(row.verdict for row in rows if row.kind == kind)
         label = {"none": "without a check: the Arm backend cannot lower it", ONLY_THEIRS: ONLY_THEIRS}.get(kind, f"`{kind}`")
         lines.append(f"| {label} | {' | '.join(str(counts[verdict]) for verdict in VERDICTS)} |")
     groups: dict[tuple[str, Any, Any, str], list[str]] = {}
-    for row in found:
+    for row in rows:
         if row.verdict in (FEWER, "different", "ethorch fails"):
             groups.setdefault((row.operator, row.ours, row.theirs, row.verdict), []).append(row.kind)
     if groups:

@@ -51,12 +51,12 @@ FAST, FREE, INT8, SRAM, REPEATED, AUTO = VARIANTS = ("fast", "free", "free, int8
 
 @dataclass(frozen=True)
 class Variant:
-    """One network compiled in one way.
+    """Results of one variant of a network.
 
     Attributes:
-        cycles: of the NPU.
-        arena_bytes: the NPU's arena in fast memory.
-        ram_bytes: of the whole application.
+        cycles: Cycles of the NPU.
+        arena_bytes: Size of the NPU's arena in fast memory.
+        ram_bytes: RAM of the whole application.
     """
 
     cycles: int
@@ -103,12 +103,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Compressed:
-    """One network with its weights compressed.
+    """Results of one network with compressed weights.
 
     Attributes:
-        cycles: of the NPU.
+        cycles: Cycles of the NPU.
         pte_bytes, pte_bytes_before: of the .pte, with and without.
-        sqnr_db: against the program that is not compressed, on the calibration samples.
+        sqnr_db: SQNR against the uncompressed program, on the calibration samples.
     """
 
     cycles: int
@@ -122,7 +122,7 @@ RECIPES = {"u55": ("32-values", "16-values"), "u85": ("15-values", "2:4", "2:4+1
 CHOSEN, CHOSEN_DB = "each its own", 20.0
 
 
-def compressed(user: UserModel, quantized: GraphModule, plain: Settings) -> dict[str, Compressed]:
+def measure_compression(user: UserModel, quantized: GraphModule, plain: Settings) -> dict[str, Compressed]:
     """Compress the network by each recipe, and by a recipe per weight.
 
     Raises:
@@ -152,36 +152,36 @@ def measure(
     with_compression: bool = False,
     with_arm: bool = False,
     with_layout: bool = False,
-    known: Row | None = None,
+    row_so_far: Row | None = None,
 ) -> Row:
-    """Return the row of a network, or ``known`` with its missing parts added.
+    """Return the row of a network, or ``row_so_far`` with its missing parts added.
 
     Raises:
         AssertionError: Outputs of two programs differ.
     """
-    lacks_arm = with_arm and (known is None or known.arm_cycles is None)
-    lacks_layout = with_layout and (known is None or known.laid_cycles is None)
-    lacks_compression = with_compression and (known is None or not known.compressed)
-    if known and not (lacks_arm or lacks_layout or lacks_compression):
-        return known
+    lacks_arm = with_arm and (row_so_far is None or row_so_far.arm_cycles is None)
+    lacks_layout = with_layout and (row_so_far is None or row_so_far.laid_cycles is None)
+    lacks_compression = with_compression and (row_so_far is None or not row_so_far.compressed)
+    if row_so_far and not (lacks_arm or lacks_layout or lacks_compression):
+        return row_so_far
     case = ALL_MODELS[model]
     user = UserModel(case.build(), case.example_inputs(), case.calibration())
     system_config, memory_mode = memory_for(target)
     plain = Settings(target, system_config=system_config, memory_mode=memory_mode, arena="fast")
     quantized = quantize(single_method(user), plain)[FORWARD]
-    row = known or Row(model, target, _variants(user, quantized, plain))
+    row = row_so_far or Row(model, target, _variants(user, quantized, plain))
     if lacks_arm:
         cycles, sram = _of_arm(model, target)
         row = replace(row, arm_cycles=cycles, arm_sram_bytes=sram)
     if lacks_layout:
         row = replace(row, laid_cycles=_laid(user, plain, row.cycles))
     if lacks_compression:
-        row = replace(row, compressed=compressed(user, quantized, plain))
+        row = replace(row, compressed=measure_compression(user, quantized, plain))
     return row
 
 
 def _variants(user: UserModel, quantized: GraphModule, plain: Settings) -> dict[str, Variant]:
-    """By the names of ``VARIANTS``; AssertionError where two programs give other bits."""
+    """Measure the ``VARIANTS``; raise AssertionError if outputs differ."""
     target, system_config = str(plain.target), plain.system_config
     settings = {
         FAST: plain,
@@ -246,7 +246,7 @@ def _arena(program: Program) -> int:
 
 
 def table(rows: Sequence[Row], target: str) -> str:
-    """Markdown, with geometric means of the ratios."""
+    """Format a Markdown table with geometric means of the ratios."""
     head = ["model", "arena, KiB", "RAM, KiB", "cycles", "RAM with int8 inputs and outputs, KiB"]
     head += ["cycles, weights in SRAM", "RAM then, KiB", "cycles, those read several times in SRAM", "RAM then, KiB"]
     lines = [f"### {target}, {', '.join(memory_for(target))}", "", markdown_row(head), markdown_row(["---"] * len(head))]
@@ -309,7 +309,7 @@ def compression_table(rows: Sequence[Row], target: str) -> str:
         for label in labels
     ]
     known = [(row, row.arm_cycles) for row in mine if row.arm_cycles]
-    both = [geometric_mean([cycles(row) / arm for row, arm in known]) for cycles in (_as_is, _own)] if known else []
+    both = [geometric_mean([cycles(row) / arm for row, arm in known]) for cycles in (_as_is, _chosen_cycles)] if known else []
     lines.append(markdown_row(["geometric mean", *means, ", ".join(f"**{mean:.2f}**" for mean in both)]))
     return "\n".join(lines)
 
@@ -318,11 +318,11 @@ def _as_is(row: Row) -> int:
     return row.cycles
 
 
-def _own(row: Row) -> int:
+def _chosen_cycles(row: Row) -> int:
     return row.compressed[CHOSEN].cycles
 
 
-def _kept(file: Path | None) -> dict[tuple[str, str], Row]:
+def _read_rows(file: Path | None) -> dict[tuple[str, str], Row]:
     """Read the rows of the file by target and model. A later row replaces an earlier one."""
     lines = file.read_text().splitlines() if file and file.exists() else []
     rows = [Row.of_data(json.loads(line)) for line in lines]
@@ -341,14 +341,14 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     models, targets = models_named(parser, options.models), options.targets.split(",")
     torch.set_num_threads(1)
-    kept = _kept(options.resume)
+    kept = _read_rows(options.resume)
     rows = []
     for target in targets:
         for model in models:
             print(f"{target} {model} ...", file=sys.stderr, flush=True)
             try:
                 chosen = {"with_compression": options.compress, "with_arm": options.arm, "with_layout": options.layout}
-                rows.append(measure(model, target, known=kept.get((target, model)), **chosen))
+                rows.append(measure(model, target, row_so_far=kept.get((target, model)), **chosen))
             except ethorch.EthorchError as error:
                 print(f"{target} {model}: {error}", file=sys.stderr)
                 continue

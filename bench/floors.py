@@ -83,11 +83,11 @@ def measure(model: str, target: str) -> Floors:
     )
 
 
-def table(found: Sequence[Floors], target: str) -> str:
-    """Markdown: cycles in thousands."""
+def table(floors: Sequence[Floors], target: str) -> str:
+    """Format a Markdown table of cycles in thousands."""
     head = ["model", "cycles, k", "computing", "products", "weights once", "waits for memory", "reachable", "most of it"]
     lines = [f"{target}, {', '.join(memory_for(target))}", "", markdown_row(head), markdown_row(["---"] * len(head))]
-    for row in (row for row in found if row.target == target):
+    for row in (row for row in floors if row.target == target):
         figures = (row.total, row.npu, row.products, row.weights)
         cells = [f"{figure / 1e3:,.0f}" for figure in figures]
         cells += [f"{row.waits / row.total:.0%}", f"{row.reachable / row.total:.2f}"]

@@ -157,7 +157,7 @@ class Recorder:
 
         compile_ = regor.compile
 
-        def watched(accelerator: str, buffer: Any, fmt: str, system_config: str, *rest: Any, **named: Any) -> Any:
+        def call_and_record(accelerator: str, buffer: Any, fmt: str, system_config: str, *rest: Any, **named: Any) -> Any:
             tosa = bytes(buffer)
             start = time.process_time()
             compiled = compile_(accelerator, buffer, fmt, system_config, *rest, **named)
@@ -168,13 +168,13 @@ class Recorder:
             self._latest = VelaRun(accelerator, tosa, system_config, options, False, seconds, _report(compiled))
             return compiled
 
-        regor.compile = watched
+        regor.compile = call_and_record
 
     def watch_preprocess(self, backend: Any) -> None:
         """Wrap the static method ``backend.preprocess``."""
         preprocess = backend.preprocess
 
-        def watched(*arguments: Any, **named: Any) -> Any:
+        def call_and_record(*arguments: Any, **named: Any) -> Any:
             self._latest = None
             start = time.process_time()
             try:
@@ -184,7 +184,7 @@ class Recorder:
                 if self._latest is not None:
                     self.delegates.append(self._latest)
 
-        backend.preprocess = staticmethod(watched)
+        backend.preprocess = staticmethod(call_and_record)
 
 
 @dataclass
@@ -204,7 +204,7 @@ class Steps:
         self.peak_bytes[name] = peak_bytes()
 
 
-def converted_in_steps(
+def convert_in_steps(
     graph: torch.fx.GraphModule,
     quantizer: Any,
     samples: Iterable[tuple[Any, ...]],
@@ -319,7 +319,7 @@ def run(
             graph_module = torch.export.export(float_model, inputs).module(check_guards=False)
         quantizer = api.EthosUQuantizer(compile_spec)
         quantizer.set_global(api.get_symmetric_quantization_config(is_per_channel=True))
-        converted = converted_in_steps(graph_module, quantizer, samples, step)
+        converted = convert_in_steps(graph_module, quantizer, samples, step)
         with step("reexport"):
             exported = torch.export.export(converted, inputs)
         with step("to_edge_transform_and_lower"):

@@ -200,10 +200,10 @@ def measure_own(pipeline: Any, target: str, limit: float = 0) -> Record:
             step = "run"
             machines: dict[DelegatePayload, Watched] = {}
 
-            def watched(payload: DelegatePayload) -> Watched:
+            def watch(payload: DelegatePayload) -> Watched:
                 return machines.setdefault(payload, Watched(payload))
 
-            outputs = runtime.load(build.pte, machine=watched)(*copy.deepcopy(inputs))
+            outputs = runtime.load(build.pte, machine=watch)(*copy.deepcopy(inputs))
             step = "reference"
             executed = [delegate for delegate in build.delegates if delegate.payload in machines]
             record["differing"] = sum(differing(d, machines[d.payload], _run_reference) for d in executed)

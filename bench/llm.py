@@ -44,7 +44,7 @@ def texts_of(folder: Path, file: Path | None, context: int) -> list[list[int]]:
     return parts[:16]
 
 
-def ours(model: LanguageModel, texts: list[list[int]], target: str, scheme: str) -> dict[str, Any]:
+def measure_ethorch(model: LanguageModel, texts: list[list[int]], target: str, scheme: str) -> dict[str, Any]:
     """Measure ethorch."""
     import ethorch
 
@@ -71,7 +71,7 @@ def _costs(layers: Any, delegates: int) -> dict[str, Any]:
     }
 
 
-def incumbent(model: LanguageModel, texts: list[list[int]], target: str) -> dict[str, Any]:
+def measure_incumbent(model: LanguageModel, texts: list[list[int]], target: str) -> dict[str, Any]:
     """Measure the Arm backend, with linear layers in a16w8 and other operators in float."""
     from executorch.backends.arm.quantizer import get_symmetric_a16w8_quantization_config
     from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
@@ -132,9 +132,9 @@ def _linears() -> Any:
     return Linears()
 
 
-def _row(found: dict[str, Any]) -> str:
-    numbers = (f"{found['perplexity']:.3f}", *(f"{found[key]:,}" for key in ("npu", "cpu", "delegates", "kernels", "bytes")))
-    return f"| {found['name']} | " + " | ".join(numbers) + " |"
+def _row(costs: dict[str, Any]) -> str:
+    numbers = (f"{costs['perplexity']:.3f}", *(f"{costs[key]:,}" for key in ("npu", "cpu", "delegates", "kernels", "bytes")))
+    return f"| {costs['name']} | " + " | ".join(numbers) + " |"
 
 
 def main() -> None:
@@ -151,7 +151,7 @@ def main() -> None:
         model = replace(model, indices=torch.int64)
     texts = texts_of(options.model, options.texts, options.context)
     if options.impl == "arm":
-        found = incumbent(model, texts, options.target)
+        found = measure_incumbent(model, texts, options.target)
         options.out.write_bytes(found.pop("pte"))
         print(json.dumps(found))
         return
@@ -159,7 +159,7 @@ def main() -> None:
     print("\n".join(_HEADER))
     print(f"| float | {perplexity(Speaker.of_model(model), texts[half:], _KNOWN):.3f} | | | | | |", flush=True)
     for scheme in ("int8", "a16w8"):
-        print(_row(ours(model, texts, options.target, scheme)), flush=True)
+        print(_row(measure_ethorch(model, texts, options.target, scheme)), flush=True)
     if options.impl is None:
         import ethorch
 

@@ -70,7 +70,7 @@ def networks_compiled(models: list[str]) -> Iterator[PayloadCase]:
 
 def several_methods() -> Iterator[PayloadCase]:
     """Yield programs with several methods, with state, and with operators on the CPU."""
-    programs = (methods_with_shared_weights, methods_by_shape, cached_decoder, float_head, float_middle, tokens, integer_io)
+    programs = (methods_with_shared_weights, methods_by_shape, decoder_with_cache, float_head, float_middle, tokens, integer_io)
     for program in programs:
         for target in DEFAULT_TARGETS:
             for scheme in SCHEMES:
@@ -201,7 +201,7 @@ def methods_by_shape() -> Arguments:
 
 
 @cache
-def _cached_attention() -> type[nn.Module]:
+def _make_cached_attention() -> type[nn.Module]:
     import torch
     from torch import nn
 
@@ -221,10 +221,14 @@ def _cached_attention() -> type[nn.Module]:
     return CachedAttention
 
 
-def cached_decoder() -> Arguments:
+def decoder_with_cache() -> Arguments:
     import torch
 
-    return _cached_attention()().eval(), (torch.randn(1, 1, 16),), {"calibration": [(torch.randn(1, 1, 16),) for _ in range(6)]}
+    return (
+        _make_cached_attention()().eval(),
+        (torch.randn(1, 1, 16),),
+        {"calibration": [(torch.randn(1, 1, 16),) for _ in range(6)]},
+    )
 
 
 def _classifier() -> nn.Module:

@@ -117,7 +117,7 @@ def _records(child: subprocess.Popen[str]) -> dict[str, Hashes]:
     return found
 
 
-def extracted(revision: str, into: Path) -> Path:
+def extract_package(revision: str, into: Path) -> Path:
     """Extract the package ``ethorch/`` of a git revision.
 
     Raises:
@@ -148,7 +148,7 @@ def differences(before: dict[str, Hashes], after: dict[str, Hashes]) -> Iterator
             yield f"{key}: {len(was['payloads'])} -> {len(is_['payloads'])} payloads, {other} of them differ; {cycles}"
 
 
-def selected(groups: str, models: Sequence[str], every: int) -> list[PayloadCase]:
+def select_cases(groups: str, models: Sequence[str], every: int) -> list[PayloadCase]:
     """Return every ``every``-th case of the groups, which are separated by commas."""
     from bench.payload_cases import all_cases
 
@@ -177,7 +177,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.here:
         part, parts = map(int, options.here.split("/"))
         with stdout_for_json() as stdout:
-            for case in selected(options.groups, models, options.every)[part::parts]:
+            for case in select_cases(options.groups, models, options.every)[part::parts]:
                 os.write(stdout, (json.dumps({"key": case.key, **hashes(case)}) + "\n").encode())
         return 0
     selection = ["--groups", options.groups, "--models", ",".join(models), "--every", str(options.every)]
@@ -188,7 +188,7 @@ def main(arguments: list[str] | None = None) -> int:
             before = json.loads(Path(options.against).read_text())
         elif options.against:
             try:
-                package = extracted(options.against, Path(directory))  # before the long run, since a revision may be misspelt
+                package = extract_package(options.against, Path(directory))  # before the long run, since a revision may be misspelt
             except ValueError as error:
                 parser.error(str(error))
         after = in_children(ROOT / "ethorch", selection, options.jobs)

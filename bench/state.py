@@ -160,33 +160,35 @@ def costs(content: bytes) -> Costs:
             copied = sum(tensor.nbytes for tensor in (*payload.inputs, *payload.outputs))
             moved, cycles = moved + copied, cycles + round(RATES["copy"].cycles * copied)
         else:
-            moved += _written(call.operator, method, call.args)
+            moved += _count_written_bytes(call.operator, method, call.args)
             cycles += estimate(call.operator, tensors[:-1], tensors[-1:], 0)
-    made = plan(program, method)
-    return Costs(state, sum(method.memories), moved, cycles, made.arena_bytes + made.tensors_bytes, _moved_by_firmware(made))
+    layout = plan(program, method)
+    return Costs(
+        state, sum(method.memories), moved, cycles, layout.arena_bytes + layout.tensors_bytes, _count_firmware_bytes(layout)
+    )
 
 
-def _moved_by_firmware(made: Plan) -> int:
+def _count_firmware_bytes(layout: Plan) -> int:
     moved = 0
-    for step in (*made.convert_in, *made.body, *made.convert_out):
+    for step in (*layout.convert_in, *layout.body, *layout.convert_out):
         if isinstance(step, Kernel):
-            moved += _written(step.operator, made.method, step.args)
+            moved += _count_written_bytes(step.operator, layout.method, step.args)
         else:
             moved += sum(copied.nbytes for copied in ((step,) if isinstance(step, Copy) else (*step.before, *step.after)))
     return moved
 
 
-def _written(operator: str, method: Method, args: Sequence[int]) -> int:
+def _count_written_bytes(operator: str, method: Method, args: Sequence[int]) -> int:
     """Return the bytes that an operator writes: its output, or only the updated rows of a buffer."""
     tensors: list[Value] = [method.values[arg] for arg in args if method.values[arg].kind == "tensor"]
     return tensors[-2].nbytes if operator == "aten::index_put_" else tensors[-1].nbytes
 
 
-def measured(name: str, scheme: str) -> Row:
-    """Compile both programs, hold their outputs against each other, and count.
+def measure(name: str, scheme: str) -> Row:
+    """Compile both programs, compare their outputs, and return their costs.
 
     Raises:
-        AssertionError: their outputs differ.
+        AssertionError: The outputs differ.
     """
     make, target, step = MODELS[name]
     torch.manual_seed(0)
@@ -217,7 +219,7 @@ def main() -> int:
     parser = argparse.ArgumentParser("python -m bench.state", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     wanted = parser.parse_args()
-    rows = [measured(name, scheme) for name in MODELS for scheme in _CONFIGS]
+    rows = [measure(name, scheme) for name in MODELS for scheme in _CONFIGS]
     print(json.dumps([asdict(row) for row in rows], indent=1) if wanted.json else f"{table(rows)}\n\n{provenance()}")
     return 0
 

@@ -95,8 +95,8 @@ def flow(impl: str, target: str) -> Any:
 class Recorder:
     """A pytest plugin that sets the suite's flow and the seeds, and writes a line of JSON after each case."""
 
-    def __init__(self, flow: Any, path: Path, done: set[str]):
-        self.flow, self.path, self.done = flow, path, done
+    def __init__(self, flow: Any, path: Path, finished: set[str]):
+        self.flow, self.path, self.done = flow, path, finished
         self.float_snr: list[float] = []
         self._watch_tester()
 
@@ -104,7 +104,7 @@ class Recorder:
         """Add the float SNR, which needs the testers inside the suite's runner."""
         make = self.flow.tester_factory
 
-        def watched(model: Any, inputs: Any, **named: Any) -> Any:
+        def make_tester(model: Any, inputs: Any, **named: Any) -> Any:
             import torch
 
             from ethorch.support.metrics import sqnr_db
@@ -123,7 +123,7 @@ class Recorder:
             tester.run_method_and_compare_outputs = running
             return tester
 
-        self.flow = replace(self.flow, tester_factory=watched)
+        self.flow = replace(self.flow, tester_factory=make_tester)
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         items[:] = [item for item in items if _case(item) not in self.done]

@@ -79,24 +79,24 @@ class Measurement:
         return f"| `{self.field}` | {self.graph} | {target} |"
 
 
-def _words(choice: Any, other: Any) -> str:
-    """Format a choice for its cell; of a choice made of numbers, only those that differ from the other one."""
-    if is_dataclass(choice) and type(choice) is type(other):
+def _words(choice: Any, base: Any) -> str:
+    """Format a choice for its cell; of a choice made of numbers, only those that differ from the base one."""
+    if is_dataclass(choice) and type(choice) is type(base):
         pairs = [(field.name, getattr(choice, field.name)) for field in fields(choice)]
-        return ", ".join(f"{name}={value}" for name, value in pairs if value != getattr(other, name)) + ": "
+        return ", ".join(f"{name}={value}" for name, value in pairs if value != getattr(base, name)) + ": "
     if is_dataclass(choice):
         return f"{type(choice).__name__}: "
     return f"{choice:g}: " if isinstance(choice, float) else f"{choice}: "
 
 
 def cycles(target: Target, fill: Fill) -> int:
-    """Vela's estimate of a graph for a target, as it is tuned."""
+    """Return Vela's estimate of a graph with the tuning of the target."""
     spec = EthosUCompileSpec(target.name, *memory_for(target.name))
     return compile_lowered(fill(builder_for(target)), target.tuning, spec).performance.total_cycles
 
 
-def network_cycles(model: str, target: str, field: str, other: Any) -> tuple[int, int]:
-    """Vela's estimates of a network of the benchmarks, all its delegates: (as the target is tuned, with the other choice)."""
+def network_cycles(model: str, target: str, field: str, alternative: Any) -> tuple[int, int]:
+    """Vela's estimates of a network of the benchmarks, all its delegates: (as the target is tuned, with the alternative choice)."""
     from bench.models import ALL_MODELS
     from ethorch.backend.build import build_pte
     from ethorch.models.load import UserModel
@@ -107,7 +107,7 @@ def network_cycles(model: str, target: str, field: str, other: Any) -> tuple[int
     spec = EthosUCompileSpec(target, system_config, memory_mode)
     quantized, row = quantize(user, spec), TARGETS[target]
     found = []
-    for tuning in (row.tuning, replace(row.tuning, **{field: other})):
+    for tuning in (row.tuning, replace(row.tuning, **{field: alternative})):
         with patch("ethorch.targets.compile_spec.lookup", return_value=replace(row, tuning=tuning)):
             built = build_pte(quantized, user.example_inputs, EthosUCompileSpec(target, system_config, memory_mode))
         found.append(sum(delegate.compiled.performance.total_cycles for delegate in built.delegates))
@@ -202,7 +202,7 @@ def _weights() -> Any:
     return nn.Softmax(-1)
 
 
-def _enlarged() -> Any:
+def _enlarge() -> Any:
     """Enlarge an image, as in the last layers of a network for super-resolution."""
     from torch import nn
 
@@ -230,7 +230,7 @@ def _shuffle() -> Any:
     return Units()
 
 
-def _scaled() -> Any:
+def _scale() -> Any:
     import torch
 
     class Scaled(torch.nn.Module):
@@ -244,7 +244,7 @@ def _scaled() -> Any:
     return Scaled()
 
 
-def _rescaled(b: Builder, x: Any) -> Any:
+def _rescale(b: Builder, x: Any) -> Any:
     return b.rescale(x, 0.4, input_zp=3, output_zp=-5)
 
 
@@ -254,7 +254,7 @@ _IN_STEPS = of_operator("INT8", (8, 7, 8, 7, 96), lambda b, x: b.emit("TRANSPOSE
 _COPIES = of_operator("INT16", (1, 1), lambda b, x: b.emit("TILE", x, multiples=(1, 1000)))
 
 
-def _summed(b: Builder, x: Any) -> Any:
+def _sum(b: Builder, x: Any) -> Any:
     """Sum over the middle of three axes."""
     q = QParams((0.1,), (0,), -128, 127, "INT8")
     return sum_over(b, QTensor(x, ((0,), (1,), (2,)), q), [1], q, 1.0).value
@@ -313,7 +313,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     Measurement(
         "most_places_before_sum",
         "sums over the middle of [8000,4,4], INT8",
-        of_operator("INT8", (8000, 4, 4), _summed),
+        of_operator("INT8", (8000, 4, 4), _sum),
         {U55: None, U65: None},
     ),
     Measurement(
@@ -351,7 +351,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     Measurement(
         "shuffles_by_nhwc",
         "convolution 3x3 of [1,8,32,32] to 12 channels, pixel shuffle to [1,3,64,64]",
-        of_module(_enlarged, 1, 8, 32, 32),
+        of_module(_enlarge, 1, 8, 32, 32),
         {U55: True, U65: False, U85: False},
     ),
     Measurement(
@@ -364,26 +364,26 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     Measurement(
         "copies_broadcast_constants",
         "a constant per channel times [1,64,128]",
-        of_module(_scaled, 1, 64, 128),
+        of_module(_scale, 1, 64, 128),
         {U55: False, U85: True},
     ),
     Measurement(
         "smallest_rescale_by_depthwise",
         "RESCALE of [1,32,32,16], INT8",
-        of_operator("INT8", (1, 32, 32, 16), _rescaled),
+        of_operator("INT8", (1, 32, 32, 16), _rescale),
         {U55: None, U65: None, U85: None},
     ),
     Measurement(
         "smallest_rescale_by_depthwise",
         "RESCALE of [1,2,2,16], INT8",
-        of_operator("INT8", (1, 2, 2, 16), _rescaled),
+        of_operator("INT8", (1, 2, 2, 16), _rescale),
         {U55: 1, U85: 1},
     ),
     *(
         Measurement(
             "channels_of_rescale_by_depthwise",
             f"RESCALE of [1,96,96,{channels}], INT8",
-            of_operator("INT8", (1, 96, 96, channels), _rescaled),
+            of_operator("INT8", (1, 96, 96, channels), _rescale),
             {U65: (1, 65536)},
         )
         for channels in (3, 32)

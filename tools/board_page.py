@@ -81,8 +81,15 @@ def _measurement_lines() -> list[str]:
         "| network | NPU | location | measured | reason | measured by |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    for row in UNESTIMATED:
-        words = (row.network, row.target.removeprefix("ethos-"), row.where, row.figure, row.why, row.source)
+    for unestimated in UNESTIMATED:
+        words = (
+            unestimated.network,
+            unestimated.target.removeprefix("ethos-"),
+            unestimated.where,
+            unestimated.figure,
+            unestimated.why,
+            unestimated.source,
+        )
         lines.append("| " + " | ".join(words) + " |")
     return lines
 

@@ -172,7 +172,7 @@ class Decoder(nn.Module):
     def norm(x: Tensor, gamma: Tensor) -> Tensor:
         return gamma * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
 
-    def rotated(self, x: Tensor) -> Tensor:
+    def rotate(self, x: Tensor) -> Tensor:
         first, second = x.chunk(2, -1)
         return x * self.cos + torch.cat([-second, first], -1) * self.sin
 
@@ -181,7 +181,7 @@ class Decoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         normed = self.norm(x, self.gammas[0])
-        query, key = self.rotated(self.heads(self.wq(normed))), self.rotated(self.heads(self.wk(normed)))
+        query, key = self.rotate(self.heads(self.wq(normed))), self.rotate(self.heads(self.wk(normed)))
         attended = F.scaled_dot_product_attention(query, key, self.heads(self.wv(normed)), is_causal=True)
         x = x + self.wo(attended.transpose(1, 2).reshape(x.shape))
         normed = self.norm(x, self.gammas[1])

@@ -28,7 +28,7 @@ SCHEMES = ("int8", "a16w8")
 
 
 def cases() -> dict[str, Any]:
-    """Every network by name."""
+    """Return all networks by name."""
     from bench.zoo import classes, drawn, families, images, recent, sequences, several
 
     files = (images, classes, sequences, families, several, recent, drawn)
@@ -106,9 +106,11 @@ def _child(name: str, targets: list[str], schemes: list[str], calibration: int, 
         print(json.dumps(record), flush=True)
 
 
-def missing(done: Iterable[Record], name: str, targets: Sequence[str], schemes: Sequence[str]) -> list[tuple[list[str], list[str]]]:
+def missing(
+    records: Iterable[Record], name: str, targets: Sequence[str], schemes: Sequence[str]
+) -> list[tuple[list[str], list[str]]]:
     """Return the missing targets and schemes of a network as few products."""
-    have = {(r["target"], r["scheme"]) for r in done if r["network"] == name}
+    have = {(r["target"], r["scheme"]) for r in records if r["network"] == name}
     groups: dict[tuple[str, ...], list[str]] = {}
     for scheme in schemes:
         groups.setdefault(tuple(target for target in targets if (target, scheme) not in have), []).append(scheme)

@@ -100,15 +100,15 @@ _NETWORKS: dict[str, tuple[str, str, dict[str, Any], int]] = {
 }  # fmt: skip
 
 
-def _looked_up(setting: Any) -> Any:
+def _look_up(setting: Any) -> Any:
     """``"module:name"`` as that object, ``("module:Class", settings)`` as an object of the class, in lists too."""
     if isinstance(setting, str) and ":" in setting:
         module, _, name = setting.partition(":")
         return getattr(import_module(module), name)
     if isinstance(setting, tuple) and len(setting) == 2 and isinstance(setting[1], dict):
-        return _looked_up(setting[0])(**{key: _looked_up(value) for key, value in setting[1].items()})
+        return _look_up(setting[0])(**{key: _look_up(value) for key, value in setting[1].items()})
     if isinstance(setting, list):
-        return [_looked_up(value) for value in setting]
+        return [_look_up(value) for value in setting]
     return setting
 
 
@@ -116,7 +116,7 @@ def _network(module: str, kind: str, settings: dict[str, Any]) -> Callable[[], n
     def create() -> nn.Module:
         torchvision_models()  # timm imports torchvision, which may lack its compiled half
         found = getattr(import_module(f"timm.models.{module}"), kind)
-        model: nn.Module = found(num_classes=10, **{key: _looked_up(value) for key, value in settings.items()})
+        model: nn.Module = found(num_classes=10, **{key: _look_up(value) for key, value in settings.items()})
         begin(model)
         return model
 

@@ -29,10 +29,10 @@ from bench.zoo.several import (
     _TEXT_AND_PICTURE,
     Sample,
     _boxes,
-    _built,
+    _build,
     _flat_series,
     _frames,
-    _joined,
+    _join,
 )
 
 _IDS = ("input_ids",)
@@ -127,22 +127,22 @@ _NETWORKS: dict[str, tuple[str, dict[str, Any], Sequence[str], str, Sample, dict
     "lxmert": (
         "LxmertModel", {"vocab_size": _WORDS, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128,
         "l_layers": 1, "x_layers": 1, "r_layers": 1, "visual_feat_dim": 32}, ("input_ids", "visual_feats",
-        "visual_pos"), "language_output", _joined(_tokens(), _series(8, 32), _series(8, 4)), {},
+        "visual_pos"), "language_output", _join(_tokens(), _series(8, 32), _series(8, 4)), {},
     ),
     "visual_bert": (
         "VisualBertModel", _SMALL | {"visual_embedding_dim": 32}, ("input_ids", "visual_embeds"), "last_hidden_state",
-        _joined(_tokens(), _series(8, 32)), {},
+        _join(_tokens(), _series(8, 32)), {},
     ),
     "layoutlmv3": (
         "LayoutLMv3Model", _SMALL | {"pad_token_id": 1, "coordinate_size": 8, "shape_size": 16, "input_size": 64,
         "max_2d_position_embeddings": 1024}, ("input_ids", "bbox", "pixel_values"), "last_hidden_state",
-        _joined(_tokens(), _boxes(4), _picture(64)), {},
+        _join(_tokens(), _boxes(4), _picture(64)), {},
     ),
     "clipseg": (
         "CLIPSegForImageSegmentation", {"text_config": _ALIGNED | {"eos_token_id": 2}, "vision_config": _VIT |
         {"num_hidden_layers": 3}, "projection_dim": 32, "extract_layers": [0, 1, 2], "reduce_dim": 16,
         "decoder_num_attention_heads": 2, "decoder_intermediate_size": 32, "conditional_layer": 0}, _TEXT_AND_PICTURE,
-        "logits", _joined(_tokens(16), _picture(64)), {},
+        "logits", _join(_tokens(16), _picture(64)), {},
     ),
     # pictures
     "mask2former": (
@@ -202,7 +202,7 @@ _NETWORKS: dict[str, tuple[str, dict[str, Any], Sequence[str], str, Sample, dict
     "seggpt": (
         "SegGptModel", _VIT | {"image_size": [128, 64], "merge_index": 0, "intermediate_hidden_state_indices": [1],
         "pretrain_image_size": 64, "decoder_hidden_size": 16}, ("pixel_values", "prompt_pixel_values", "prompt_masks"),
-        "last_hidden_state", _joined(_picture(64), _picture(64), _picture(64)), {},
+        "last_hidden_state", _join(_picture(64), _picture(64), _picture(64)), {},
     ),
     "vitmatte": (
         "VitMatteForImageMatting", {"backbone_config": {"model_type": "vitdet", "image_size": 64, "patch_size": 16,
@@ -231,7 +231,7 @@ _NETWORKS: dict[str, tuple[str, dict[str, Any], Sequence[str], str, Sample, dict
     "univnet": (
         "UnivNetModel", {"model_in_channels": 16, "model_hidden_channels": 8, "num_mel_bins": 16,
         "resblock_stride_sizes": [4, 4], "resblock_kernel_sizes": [3, 3], "resblock_dilation_sizes": [[1, 3], [1, 3]],
-        "kernel_predictor_hidden_channels": 16}, ("input_features", "noise_sequence"), "waveforms", _joined(_series(16,
+        "kernel_predictor_hidden_channels": 16}, ("input_features", "noise_sequence"), "waveforms", _join(_series(16,
         16), _series(16, 16)), {},
     ),
     "timesfm2_5": (
@@ -241,13 +241,13 @@ _NETWORKS: dict[str, tuple[str, dict[str, Any], Sequence[str], str, Sample, dict
     ),
     "decision_transformer": (
         "DecisionTransformerModel", {"state_dim": 8, "act_dim": 4, "hidden_size": 64, "n_layer": 2, "n_head": 4,
-        "max_ep_len": 32}, ("states", "actions", "returns_to_go"), "action_preds", _joined(_series(8, 8), _series(8, 4),
+        "max_ep_len": 32}, ("states", "actions", "returns_to_go"), "action_preds", _join(_series(8, 8), _series(8, 4),
         _series(8, 1)), {"timesteps": torch.arange(8)[None], "rewards": torch.zeros(1, 8, 1),
         "attention_mask": torch.ones(1, 8)},
     ),
 }  # fmt: skip
 
 CASES = tuple(
-    ModelCase(f"hf/{name}", _built(kind, config, arguments, result, extra), sample, "transformers", 4)
+    ModelCase(f"hf/{name}", _build(kind, config, arguments, result, extra), sample, "transformers", 4)
     for name, (kind, config, arguments, result, sample, extra) in _NETWORKS.items()
 )

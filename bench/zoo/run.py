@@ -91,7 +91,7 @@ def run(case: ModelCase, targets: list[str], schemes: list[str], calibration: in
                 system_config, memory_mode = memory_for(target)
                 spec = EthosUCompileSpec(target, system_config=system_config, memory_mode=memory_mode)
                 quantizer = EthosUQuantizer(spec).set_global(SCHEMES[scheme](is_per_channel=True))
-                quantized = _quantized(copy.deepcopy(model), example, case.calibration(calibration), quantizer)
+                quantized = _quantize(copy.deepcopy(model), example, case.calibration(calibration), quantizer)
                 with torch.no_grad():
                     faked = [flat(quantized(*sample)) for sample in fresh]
                 record["fake_db"] = _db(wanted, faked)
@@ -105,10 +105,10 @@ def run(case: ModelCase, targets: list[str], schemes: list[str], calibration: in
                 step = "run"
                 machines: dict[DelegatePayload, Watched] = {}
 
-                def watched(payload: DelegatePayload, machines: dict[DelegatePayload, Watched] = machines) -> Watched:
+                def watch(payload: DelegatePayload, machines: dict[DelegatePayload, Watched] = machines) -> Watched:
                     return machines.setdefault(payload, Watched(payload))
 
-                program = runtime.load(build.pte, machine=watched)
+                program = runtime.load(build.pte, machine=watch)
                 found = [_result(program(*sample)) for sample in fresh]
                 record["pte_db"] = _db(wanted, found)
                 record["pte_to_fake_db"] = _db(faked, found)
@@ -124,7 +124,7 @@ def run(case: ModelCase, targets: list[str], schemes: list[str], calibration: in
             yield record
 
 
-def _quantized(model: Any, inputs: Inputs, calibration: list[Inputs], quantizer: EthosUQuantizer) -> Any:
+def _quantize(model: Any, inputs: Inputs, calibration: list[Inputs], quantizer: EthosUQuantizer) -> Any:
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 
     prepared = prepare(export_module(model, inputs).module(check_guards=False), quantizer)
@@ -138,5 +138,5 @@ def _result(outputs: list[Any]) -> Tensor:
     return flat([torch.as_tensor(np.asarray(output)).to(torch.float32) for output in outputs])
 
 
-def _db(wanted: list[Tensor], found: list[Tensor]) -> float:
-    return float(sqnr_db(torch.stack(wanted).to(torch.float64), torch.stack(found).to(torch.float64)))
+def _db(reference: list[Tensor], outputs: list[Tensor]) -> float:
+    return float(sqnr_db(torch.stack(reference).to(torch.float64), torch.stack(outputs).to(torch.float64)))

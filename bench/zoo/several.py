@@ -41,22 +41,25 @@ class Called(nn.Module):
         return out
 
 
-def _built(
+def _build(
     kind: str, config: dict[str, Any], arguments: Sequence[str], result: str, extra: dict[str, Any] | None = None
 ) -> Callable[[], nn.Module]:
-    """``kind``: the model's class. A value of ``config`` that is ``(class of a configuration, settings)`` is one."""
+    """Return a function that creates a model of the class ``kind``.
+
+    A value ``(class name, settings)`` in ``config`` becomes a configuration of that class.
+    """
 
     def create() -> nn.Module:
         torchvision_models()  # transformers imports torchvision, which may lack its compiled half
         import transformers
 
-        def settled(value: Any) -> Any:
+        def create_config(value: Any) -> Any:
             if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], dict):
                 return getattr(transformers, value[0])(**value[1])
             return value
 
         cls = getattr(transformers, kind)
-        configuration = cls.config_class(**{key: settled(value) for key, value in config.items()})
+        configuration = cls.config_class(**{key: create_config(value) for key, value in config.items()})
         if not getattr(cls, "_supports_sdpa", False):
             configuration._attn_implementation = "eager"
         model = cls(configuration).eval()
@@ -66,8 +69,8 @@ def _built(
     return create
 
 
-def _joined(*samples: Sample) -> Sample:
-    """All inputs of several samples."""
+def _join(*samples: Sample) -> Sample:
+    """Return a sample with the inputs of several samples."""
     return lambda rng: tuple(tensor for sample in samples for tensor in sample(rng))
 
 
@@ -215,30 +218,30 @@ _NETWORKS: dict[str, tuple[str, dict[str, Any], Sequence[str], str, Sample, dict
     # documents
     "lilt": (
         "LiltModel", _ALIGNED | {"pad_token_id": 1, "hidden_size": 96, "num_attention_heads": 4}, ("input_ids", "bbox"),
-        "last_hidden_state", _joined(_tokens(), _boxes(4)), {},
+        "last_hidden_state", _join(_tokens(), _boxes(4)), {},
     ),
     "bros": (
-        "BrosModel", _SMALL | {"hidden_size": 128}, ("input_ids", "bbox"), "last_hidden_state", _joined(_tokens(), _boxes(8)), {},
+        "BrosModel", _SMALL | {"hidden_size": 128}, ("input_ids", "bbox"), "last_hidden_state", _join(_tokens(), _boxes(8)), {},
     ),
     "tapas": ("TapasModel", _ALIGNED, ("input_ids",), "last_hidden_state", _tokens(), {}),
     # text and picture
     "clip": (
         "CLIPModel", {"text_config": _ALIGNED | {"eos_token_id": 2}, "vision_config": _VIT, "projection_dim": 32},
-        _TEXT_AND_PICTURE, "logits_per_image", _joined(_tokens(16), _picture(64)), {},
+        _TEXT_AND_PICTURE, "logits_per_image", _join(_tokens(16), _picture(64)), {},
     ),
     "siglip": (
         "SiglipModel", {"text_config": _ALIGNED | {"projection_size": 64}, "vision_config": _VIT}, _TEXT_AND_PICTURE,
-        "logits_per_image", _joined(_tokens(16), _picture(64)), {},
+        "logits_per_image", _join(_tokens(16), _picture(64)), {},
     ),
     "blip": (
         "BlipModel",
         {"text_config": _ALIGNED | {"encoder_hidden_size": 64}, "vision_config": _VIT, "projection_dim": 32}, _TEXT_AND_PICTURE,
-        "logits_per_image", _joined(_tokens(16), _picture(64)), {},
+        "logits_per_image", _join(_tokens(16), _picture(64)), {},
     ),
     "owlvit": (
         "OwlViTForObjectDetection",
         {"text_config": _ALIGNED | {"max_position_embeddings": 16, "eos_token_id": 2}, "vision_config": _VIT, "projection_dim": 64},
-        _TEXT_AND_PICTURE, "logits", _joined(_tokens(16), _picture(64)), {},
+        _TEXT_AND_PICTURE, "logits", _join(_tokens(16), _picture(64)), {},
     ),
     # sound
     "sew": ("SEWModel", _WAVES | {"squeeze_factor": 2}, ("input_values",), "last_hidden_state", _wave(1600), {}),
@@ -333,6 +336,6 @@ _NETWORKS: dict[str, tuple[str, dict[str, Any], Sequence[str], str, Sample, dict
 }  # fmt: skip
 
 CASES = tuple(
-    ModelCase(f"hf/{name}", _built(kind, config, arguments, result, extra), sample, "transformers", 4)
+    ModelCase(f"hf/{name}", _build(kind, config, arguments, result, extra), sample, "transformers", 4)
     for name, (kind, config, arguments, result, sample, extra) in _NETWORKS.items()
 )

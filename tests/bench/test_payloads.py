@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.payload_cases import GROUPS, TARGETS, all_cases
-from bench.payloads import differences, extracted, hashes, in_children
+from bench.payloads import differences, extract_package, hashes, in_children
 
 SAME = {"payloads": ["a", "b"], "pte": "p", "pte_bytes": 100, "cycles": 2000}
 
@@ -29,7 +29,7 @@ def test_differences_name_network_and_kind() -> None:
 
 def test_an_unknown_revision_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="--against no-such-revision"):
-        extracted("no-such-revision", tmp_path)
+        extract_package("no-such-revision", tmp_path)
 
 
 def test_cases_are_of_all_groups_and_configurations() -> None:

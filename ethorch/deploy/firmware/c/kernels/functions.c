@@ -1,7 +1,7 @@
-/* Exponentials, logarithms, trigonometric and error functions in float32 alone: an FPU without doubles is fast at it.
+/* Exponential, logarithmic, trigonometric and error functions. They use only float32, because many FPUs do not support double.
  *
- * Polynomials are Taylor's where an argument can be made small enough for them. How far results are from the exact ones, in units
- * of the last place, is in docs/cpu-kernels.md, measured.
+ * Polynomials are Taylor series if the argument can be reduced to a small range. docs/cpu-kernels.md lists the measured errors in
+ * units of the last place.
  */
 
 #include "arithmetic.h"
@@ -9,25 +9,25 @@
 #define INFINITE etk_from_bits(0x7F800000U)
 #define NOT_A_NUMBER etk_from_bits(0x7FC00000U)
 #define LN2 0.693147182F
-#define LN2_HIGH 0.693145751953125F /* 16 bits: a product with an exponent is exact */
+#define LN2_HIGH 0.693145751953125F /* has 16 bits, so that its product with an exponent is exact */
 #define LN2_LOW 1.42860682E-6F
 #define LOG2_E 1.44269502F
 
-/* x * 2^exponent, of exponents from -252 to 254. */
-static float scaled(float x, int32_t exponent) {
+/* Return x * 2^exponent, for exponents from -252 to 254. */
+static float scale_by_power_of_two(float x, int32_t exponent) {
   const int32_t half = exponent / 2;
   return x * etk_from_bits((uint32_t)(half + 127) << 23) * etk_from_bits((uint32_t)(exponent - half + 127) << 23);
 }
 
-/* e^r - 1 for |r| <= ln(2) / 2. */
+/* Return e^r - 1 for |r| <= ln(2) / 2. */
 static float small_expm1(float r) {
   const float q =
       0.5F + r * (0.166666672F + r * (0.0416666679F + r * (0.00833333377F + r * (0.00138888892F + r * 0.000198412701F))));
   return r + r * r * q;
 }
 
-/* k and r of x = k * ln(2) + r. */
-static int32_t reduced_by_ln2(float x, float *r) {
+/* Return k and store r, with x = k * ln(2) + r. */
+static int32_t reduce_by_ln2(float x, float *r) {
   const float k = etk_nearest(x * LOG2_E);
   *r = (x - k * LN2_HIGH) - k * LN2_LOW;
   return (int32_t)k;
@@ -39,14 +39,14 @@ static float exponential(float x) {
   if (x != x) {
     return x;
   }
-  if (x > 88.7228394F) { /* ln of the largest float */
+  if (x > 88.7228394F) { /* ln of the largest finite float */
     return INFINITE;
   }
-  if (x < -103.972084F) { /* ln of half the least */
+  if (x < -103.972084F) { /* ln of half the smallest positive float */
     return 0.0F;
   }
-  k = reduced_by_ln2(x, &r);
-  return scaled(1.0F + small_expm1(r), k);
+  k = reduce_by_ln2(x, &r);
+  return scale_by_power_of_two(1.0F + small_expm1(r), k);
 }
 
 static float expm1_of(float x) {
@@ -58,42 +58,42 @@ static float expm1_of(float x) {
   if (x > 88.7228394F) {
     return INFINITE;
   }
-  if (x < -17.5F) { /* e^x is less than half a unit of the last place of 1 */
+  if (x < -17.5F) { /* e^x is less than half a unit in the last place of 1 */
     return -1.0F;
   }
-  k = reduced_by_ln2(x, &r);
+  k = reduce_by_ln2(x, &r);
   if (k == 0) {
     return small_expm1(x);
   }
   if (k > 24) {
-    return scaled(1.0F + small_expm1(r), k) - 1.0F;
+    return scale_by_power_of_two(1.0F + small_expm1(r), k) - 1.0F;
   }
   power = etk_from_bits((uint32_t)(k + 127) << 23);
   return (power - 1.0F) + power * small_expm1(r);
 }
 
-/* ln(1 + f) for 1 + f between sqrt(1/2) and sqrt(2): 2 artanh(s) with s = f / (2 + f), as f less what it is too much. */
+/* Return ln(1 + f) for 1 + f between sqrt(1/2) and sqrt(2): 2 artanh(s) with s = f / (2 + f), as f minus a correction. */
 static float small_log1p(float f) {
   const float s = f / (2.0F + f), z = s * s, half = 0.5F * f * f;
   const float rest = z * (0.666666687F + z * (0.4F + z * (0.285714298F + z * 0.222222224F)));
   return f - (half - s * (half + rest));
 }
 
-/* The exponent e and m - 1 of a positive x = m * 2^e. */
-static int32_t reduced_to_one(float x, float *f) {
+/* Return e and store m - 1, for a positive x = m * 2^e. */
+static int32_t reduce_to_one(float x, float *f) {
   uint32_t bits = etk_bits(x);
   int32_t e = 0;
   if (bits < 0x800000U) {
     bits = etk_bits(x * 8388608.0F);
     e = -23;
   }
-  bits += 0x3F800000U - 0x3F3504F3U; /* m begins at sqrt(1/2) */
+  bits += 0x3F800000U - 0x3F3504F3U; /* m is at least sqrt(1/2) */
   e += (int32_t)(bits >> 23) - 127;
   *f = etk_from_bits((bits & 0x7FFFFFU) + 0x3F3504F3U) - 1.0F;
   return e;
 }
 
-/* A logarithm's value where x is no positive finite number. */
+/* Return the logarithm of an x that is not a positive finite number. */
 static float log_at_edge(float x) {
   return (x == 0.0F) ? -INFINITE : (x > 0.0F || x != x) ? x : NOT_A_NUMBER;
 }
@@ -107,7 +107,7 @@ static float logarithm(float x) {
   if (!is_positive_finite(x)) {
     return log_at_edge(x);
   }
-  e = (float)reduced_to_one(x, &f);
+  e = (float)reduce_to_one(x, &f);
   return e * LN2_HIGH + (small_log1p(f) + e * LN2_LOW);
 }
 
@@ -121,7 +121,7 @@ static float log1p_of(float x) {
     return log_at_edge(sum);
   }
   lost = (x < 1.0F) ? x - (sum - 1.0F) : 1.0F - (sum - x);
-  e = (float)reduced_to_one(sum, &f);
+  e = (float)reduce_to_one(sum, &f);
   return e * LN2_HIGH + (small_log1p(f) + (e * LN2_LOW + lost / sum));
 }
 
@@ -130,7 +130,7 @@ static float log2_of(float x) {
   if (!is_positive_finite(x)) {
     return log_at_edge(x);
   }
-  e = (float)reduced_to_one(x, &f);
+  e = (float)reduce_to_one(x, &f);
   part = small_log1p(f);
   return e + (part + part * 0.442695041F); /* log2(e) = 1 + 0.4427 */
 }
@@ -140,26 +140,26 @@ static float log10_of(float x) {
   if (!is_positive_finite(x)) {
     return log_at_edge(x);
   }
-  e = (float)reduced_to_one(x, &f);
+  e = (float)reduce_to_one(x, &f);
   return e * 0.301025390625F + (small_log1p(f) * 0.434294482F + e * 4.60503907E-6F); /* log10(2) in two parts */
 }
 
-/* x - x * c / (1 + c), from the continued fraction 1 + x^2 / (3 + x^2 / (5 + x^2 / (7 + x^2 / 9))) = 1 + c. */
+/* Return x - x * c / (1 + c), from the continued fraction 1 + x^2 / (3 + x^2 / (5 + x^2 / (7 + x^2 / 9))) = 1 + c. */
 static float hyperbolic_tangent(float x) {
   const float size = etk_magnitude(x);
   if (size < 0.625F) {
     const float s = x * x, over = s * (315.0F + 14.0F * s);
     return (size < 0.0001F) ? x : x - x * (over / (945.0F + 105.0F * s + s * s + over));
   }
-  if (size > 9.1F) { /* 1 - tanh is less than half a unit of the last place */
+  if (size > 9.1F) { /* 1 - tanh is less than half a unit in the last place */
     return etk_with_sign_of(1.0F, x);
   }
   return (x != x) ? x : etk_with_sign_of(1.0F - 2.0F / (exponential(2.0F * size) + 1.0F), x);
 }
 
-/* The quadrant of a finite x, and what is left of it within -pi/4 .. pi/4. */
-static uint32_t reduced_by_half_pi(float x, float *r) {
-  /* 2 / pi in words of 32 bits, with a word of zeros in front. */
+/* Return the quadrant of a finite x, and store the remainder within -pi/4 .. pi/4. */
+static uint32_t reduce_by_half_pi(float x, float *r) {
+  /* 2 / pi in words of 32 bits, after a word of zeros. */
   static const uint32_t two_over_pi[9] = {0U,          0xA2F9836EU, 0x4E441529U, 0xFC2757D1U, 0xF534DDC0U,
                                           0xDB629599U, 0x3C439041U, 0xFE5163ABU, 0xDEBBC561U};
   const uint32_t bits = etk_bits(x) & 0x7FFFFFFFU;
@@ -168,7 +168,7 @@ static uint32_t reduced_by_half_pi(float x, float *r) {
     return 0U;
   }
   {
-    /* x = digits * 2^shift. Of digits * 2^shift * 2/pi, multiples of 4 do not matter: 96 bits are taken from where they end. */
+    /* x = digits * 2^shift. Multiples of 4 in digits * 2^shift * 2/pi have no effect, so the window has the 96 bits below them. */
     const uint32_t digits = (bits & 0x7FFFFFU) | 0x800000U;
     const int32_t shift = (int32_t)(bits >> 23) - 150;
     const uint32_t first = (uint32_t)(shift + 30), word = first / 32U, left = first % 32U;
@@ -183,7 +183,7 @@ static uint32_t reduced_by_half_pi(float x, float *r) {
     }
     low = (uint64_t)digits * window[2];
     middle = (uint64_t)digits * window[1] + (low >> 32);
-    product = ((uint64_t)digits * window[0] << 32) + middle; /* 2 bits of the quadrant, 62 of the fraction */
+    product = ((uint64_t)digits * window[0] << 32) + middle; /* 2 bits of the quadrant, 62 bits of the fraction */
     quadrant = (uint32_t)((product + ((uint64_t)1 << 61)) >> 62);
     product <<= 2;
     fraction = (product >> 63 != 0U) ? -(int64_t)(~product) - 1 : (int64_t)product;
@@ -204,14 +204,14 @@ static float small_cosine(float r) {
          z * z * (0.0416666679F + z * (-0.00138888892F + z * (2.48015876E-5F + z * -2.755732E-7F)));
 }
 
-/* sin(x + turns * pi / 2) */
+/* Return sin(x + turns * pi / 2). */
 static float sine_after(float x, uint32_t turns) {
   float r, value;
   uint32_t quadrant;
   if (!(etk_magnitude(x) < INFINITE)) {
     return NOT_A_NUMBER;
   }
-  quadrant = reduced_by_half_pi(x, &r) + turns;
+  quadrant = reduce_by_half_pi(x, &r) + turns;
   value = ((quadrant & 1U) != 0U) ? small_cosine(r) : small_sine(r);
   return ((quadrant & 2U) != 0U) ? -value : value;
 }
@@ -222,15 +222,15 @@ static float tangent(float x) {
   if (!(etk_magnitude(x) < INFINITE)) {
     return NOT_A_NUMBER;
   }
-  quadrant = reduced_by_half_pi(x, &r);
+  quadrant = reduce_by_half_pi(x, &r);
   if (etk_magnitude(r) < 0.0002F && (quadrant & 1U) == 0U) {
     return r;
   }
   return ((quadrant & 1U) != 0U) ? -small_cosine(r) / small_sine(r) : small_sine(r) / small_cosine(r);
 }
 
-/* Taylor's series up to 0.9; from there 1 - erfc, whose factor beside e^(-x^2) is a polynomial of t = 1 / (1 + x / 2): that of
- * degree 7 through the Chebyshev nodes of x = 0.9 .. 4, off by 1.2e-9. */
+/* Return erf(x): a Taylor series up to 0.9, and 1 - erfc above. erfc is e^(-x^2) times a polynomial in t = 1 / (1 + x / 2) of
+ * degree 7, through the Chebyshev nodes of x = 0.9 .. 4, with an error of 1.2e-9. */
 static float error_function(float x) {
   const float size = etk_magnitude(x);
   if (size < 0.9F) {
@@ -239,7 +239,7 @@ static float error_function(float x) {
                          s * (0.000106837608F + s * (-1.32275137E-5F + s * (1.4589169E-6F + s * -1.45038531E-7F))))))));
     return x * 1.12837917F + x * 1.12837917F * series; /* 2 / sqrt(pi) */
   }
-  if (size > 3.93F) { /* erfc is less than half a unit of the last place of 1 */
+  if (size > 3.93F) { /* erfc is less than half a unit in the last place of 1 */
     return (x != x) ? x : etk_with_sign_of(1.0F, x);
   }
   {
