@@ -61,7 +61,7 @@ def _others(data: Data) -> list[str]:
 
 
 def rows(data: Data) -> Iterator[tuple[str, str, str]]:
-    """Yield (name, figure, note) of each known figure, except the accuracy, which is known only after it was measured."""
+    """Yield (name, figure, note) of each known figure."""
     yield from _time(data)
     board = data.get("board")
     if board and data["total_cycles"] is not None:
@@ -81,6 +81,10 @@ def rows(data: Data) -> Iterator[tuple[str, str, str]]:
     )
     if data["mac_count"]:
         yield "MACs", f"{data['mac_count']:,}", "multiply-accumulates of one inference"
+    accuracy = data["accuracy"]  # None before it is measured
+    if accuracy:
+        figure = "equal" if accuracy["sqnr_db"] is None else f"{accuracy['sqnr_db']:.1f} dB"
+        yield "Accuracy", figure, f"SQNR against float, {count_noun(accuracy['samples'], 'sample')}"
     verification = data.get("verification")
     if verification and verification["delegates"]:
         yield "Verified", f"{verification['equal']} of {verification['delegates']}", "delegates equal the TOSA reference"

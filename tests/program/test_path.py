@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from pathlib import Path
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.core
 ROOT = Path(ethorch.__file__).parent
 #: What one default compilation enters, in this order, each of them once.
 STEPS = (
-    compile_model, load_methods, search_budgets, quantize, build_program, partition_graph, compile_lowered, rewrite,
+    inspect.unwrap(compile_model), load_methods, search_budgets, quantize, build_program, partition_graph, compile_lowered, rewrite,
     repair_delegate, write, verify_program,
 )  # fmt: skip
 
