@@ -47,7 +47,7 @@ def built(make: Make, npu: str) -> Graph:
 
 
 def as_it_stands(graph: Make | Avoided, npu: str) -> str:
-    """What Vela makes of a graph: "right", or what is wrong with it. In a child process: it may die."""
+    """What Vela makes of a graph: "equal", or what is wrong with it. In a child process: it may die."""
     context = multiprocessing.get_context("fork")
     receive, send = context.Pipe(False)
     made = built(graph.make if isinstance(graph, Avoided) else graph, npu)
@@ -89,7 +89,7 @@ def _outcome(graph: Graph, npu: str, compile: Callable[[bytes, EthosUCompileSpec
         return str(error)
     wanted = [array.ravel().astype(np.int64) for array in reference(tosa, codes)]
     different = sum(int((a != b.ravel()).sum()) for a, b in zip(wanted, found, strict=True))
-    return f"{different} elements differ" if different else "right"
+    return f"{different} elements differ" if different else "equal"
 
 
 def _codes(value: Value, seed: int) -> npt.NDArray[np.generic]:
@@ -110,7 +110,7 @@ def main(ids: list[str]) -> None:
     for bug in [BY_ID[id] for id in ids] or VELA_BUGS:
         for family, name, found in findings(bug) if bug.id in GRAPHS else ():
             avoided, _ = led_around(GRAPHS[bug.id][name], npu_of(bug, family))
-            print(f"{bug.id:40} {name:24} {family}  as it stands: {found[:60]:60}  led around: {avoided[:60]}")
+            print(f"{bug.id:40} {name:24} {family}  without the row: {found[:60]:60}  with it: {avoided[:60]}")
 
 
 if __name__ == "__main__":
