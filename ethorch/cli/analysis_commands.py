@@ -242,6 +242,7 @@ def read_data(source: str, choices: options.Choices, method: str | None = None) 
 
 def _with_accuracy(folder: Path, data: Mapping[str, Any]) -> Mapping[str, Any]:
     """Add the accuracy of the folder's ``comparison.json`` to data without one."""
+    folder = folder.parent if folder.name == "program.json" else folder
     if data.get("accuracy") is not None or not folder.is_dir():
         return data
     from ethorch.program.comparison_file import accuracy_of, read_comparisons
