@@ -17,7 +17,7 @@ JOBS ?= 2
 # A thread for each of the processes: torch would start one for each core in each of them. Bytecode is kept, since tests start
 # processes that would compile all modules again.
 # Each takes a contiguous part of the tests, so that few modules have their fixtures made twice.
-PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations=40 --durations-min=5
 
 # The first of these that is Python >= 3.10 and can make an environment with pip in it.
 PYTHONS := python3.11 python3.12 python3.10 python3
