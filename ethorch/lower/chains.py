@@ -1,4 +1,4 @@
-"""Chains of pointwise operators on one quantized tensor, lowered to a single TABLE."""
+"""Chains of pointwise operators on one quantized tensor, each lowered to a single TABLE."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class OnCpu:
 
 @dataclass(frozen=True)
 class PointwiseChain:
-    """Pointwise operators on one quantized tensor, not lowered yet.
+    """A chain of pointwise operators on one quantized tensor, not lowered yet.
 
     Attributes:
-        source: The only operand that is not constant.
-        end: The last operator.
-        steps: Whether the function jumps, so that its table must not be interpolated.
+        source: The operand of the chain that is not constant.
+        end: The last operator of the chain.
+        steps: Whether the function has jumps, which a table must not interpolate.
     """
 
     source: QTensor
@@ -43,11 +43,11 @@ def has_chain(args: Any) -> bool:
 
 
 def chain_source(node: Node, spec: OpSpec, env: Mapping[Node, Any], shape: tuple[int, ...], *, quantized: bool) -> QTensor | None:
-    """Return the quantized tensor that is the only non-constant operand, directly or through a chain, or None.
+    """Return the quantized tensor that a table for ``node`` reads, or None if no table can compute ``node``.
 
     Args:
         env: Lowered values of earlier nodes.
-        shape: Shape of the result and the tensor, because a table does not broadcast.
+        shape: Shape of the result. The tensor must have the same shape, because a table does not broadcast.
         quantized: Whether a quantize node reads the result.
     """
     if not spec.pointwise:
@@ -75,7 +75,7 @@ def chain_source(node: Node, spec: OpSpec, env: Mapping[Node, Any], shape: tuple
 
 
 def entries(chain: PointwiseChain, env: Mapping[Node, Any]) -> npt.NDArray[np.float32]:
-    """Evaluate the chain at ``chain.source.qparams.table_inputs``."""
+    """Evaluate the chain for each input in ``chain.source.qparams.table_inputs``."""
     codes = torch.from_numpy(chain.source.qparams.table_inputs)
     results: dict[Node, Any] = {}
 

@@ -1,6 +1,6 @@
-"""Lowering of ``torch.cond`` to COND_IF and ``while_loop`` to WHILE_LOOP, with a region for each subgraph.
+"""Lowering of ``torch.cond`` to COND_IF and of ``while_loop`` to WHILE_LOOP.
 
-A region has the outer tensors that it reads as inputs, and its own copy of constants.
+Each subgraph becomes a region. Outer tensors are inputs of the region; constants are copied into the region.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from ethorch.tosa.layout import contiguous
 
 
 class Regions:
-    """Lowerings of control flow in a ``frame``."""
+    """The lowering of control-flow operators in ``frame``."""
 
     def __init__(self, frame: Frame):
         self.frame = frame
         self.b = frame.b
 
     def lower(self, node: Node) -> list[QTensor]:
-        """Lower a torch.cond or while_loop, and return its results."""
+        """Lower a ``torch.cond`` or ``while_loop`` node, and return the results."""
         name = "COND_IF" if node.target is torch.ops.higher_order.cond else "WHILE_LOOP"
         refusal = self.b.limits[name].refuse(name, "BOOL", {}, self.b.target) if name in self.b.limits else None
         if refusal:
@@ -48,7 +48,7 @@ class Regions:
         return [QTensor(value, x.dims, x.q) for value, x in zip(self.b.graph.ops[-1].results, results, strict=False)]
 
     def cond(self, node: Node) -> tuple[list[Frame], list[Value], list[QTensor]]:
-        """Return the frames of the branches, the operands, and the first branch's results."""
+        """Lower the branches, and return the frames of the branches, the operands, and the results of the first branch."""
         args: Any = node.args
         parts = subgraphs_of(node)
         condition, operands = self.condition(args[0]), self.operands(args[3], parts, 0)
@@ -63,7 +63,7 @@ class Regions:
         return frames, [condition, *_tensors(operands)], [pair[0] for pair in pairs]
 
     def loop(self, node: Node) -> tuple[list[Frame], list[Value], list[QTensor]]:
-        """Return the frames of condition and body, the operands, and the loop variables."""
+        """Lower the condition and the body, and return the frames of both, the operands, and the loop variables."""
         args: Any = node.args
         parts = subgraphs_of(node)
         body = _placeholders(parts[1].of(self.module))
@@ -87,7 +87,7 @@ class Regions:
         return module
 
     def condition(self, arg: Any) -> Value:
-        """Return the truth value that selects a branch."""
+        """Return the BOOL tensor that selects a branch."""
         x = self.operand(arg)
         x = self.b.plain_tensor(x.astype(np.bool_)) if isinstance(x, np.ndarray) else x
         if not isinstance(x, QTensor) or x.value.dtype != "BOOL":
@@ -95,7 +95,7 @@ class Regions:
         return x.value
 
     def operands(self, args: Sequence[Any], parts: Sequence[Subgraph], first: int) -> list[Any]:
-        """Lower the operands for the placeholders from ``first`` on. Operands without readers become OnCpu."""
+        """Lower the operands for the placeholders from ``first`` on. An operand that no subgraph reads becomes OnCpu."""
         places = zip(*(_placeholders(part.of(self.module))[first:] for part in parts), strict=True)
         reads = [any(place.users for place in group) for group in places]
         return [self.operand(arg) if is_read else OnCpu(arg) for arg, is_read in zip(args, reads, strict=True)]
@@ -107,7 +107,7 @@ class Regions:
         return x
 
     def start(self, arg: Any, inside: Node) -> QTensor:
-        """Convert the initial value of a loop variable to the body's quantization parameters."""
+        """Convert the initial value of a loop variable to the quantization parameters that the body uses."""
         x, readers = self.operand(arg), [op_name(user.target) in QUANTIZE for user in inside.users]
         qparams = {self.frame.qparams_of(user) for user in inside.users if op_name(user.target) in QUANTIZE}
         q = qparams.pop() if len(qparams) == 1 and all(readers) else None
@@ -125,7 +125,7 @@ class Regions:
     # --- subgraphs ----------------------------------------------------------------------------------------------------
 
     def lower_subgraph(self, part: Subgraph, operands: Sequence[Any], carried: int) -> Frame:
-        """Lower a subgraph. The first ``carried`` operands are loop variables, which are never constants."""
+        """Lower a subgraph. The first ``carried`` operands are loop variables, which are inputs even if they are constant."""
         module = part.of(self.module)
         inner_b = self.b.region(f"{part.node.name}_{part.role}")
         env: dict[Node, Any] = {}

@@ -1,7 +1,7 @@
 """Lowering of float tensors, on targets with the TOSA profile FP.
 
-Quantized operators use integer arithmetic if the target supports it. In all others, quantized operands are dequantized,
-composite operators decomposed, and operators of constants folded.
+Quantized operators use integer arithmetic if the target supports it. For all other operators, quantized operands are
+dequantized, composite operators are decomposed, and operators with only constant inputs are folded.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _FP32 = float_qparams("FP32")
 
 
 class Floats:
-    """Float lowerings of a ``frame``."""
+    """The lowering of float operators in ``frame``."""
 
     def __init__(self, frame: Frame):
         self.frame = frame
         self.b = frame.b
 
     def lower(self, node: Node, spec: OpSpec) -> Any:
-        """Lower in integers if operands and result are quantized or integers, otherwise in float."""
+        """Lower with integer arithmetic if operands and result are quantized or integers, and with float arithmetic otherwise."""
         operands = [self.frame.env[argument] for argument in node.all_input_nodes]
         if operands and all(isinstance(x, np.ndarray) for x in operands):
             return self.frame.fold(node)
@@ -67,12 +67,12 @@ class Floats:
         return self.of_floats(node, spec)
 
     def of_floats(self, node: Node, spec: OpSpec) -> Any:
-        """Lower with ``spec.floats``, or with ``spec.lower`` on float operands."""
+        """Lower with ``spec.floats``, or with ``spec.lower`` on float operands if ``spec.floats`` is not set."""
         name = op_name(node.target)
         args, kwargs = self.frame.arguments(node)
         out = result_of(node)
         if not is_integer(node) and out.dtype not in self.b.floats:
-            raise Unsupported(no_dtype(self.b, "its result", node))
+            raise Unsupported(no_dtype(self.b, "the result", node))
         if out.dtype in FLOATS:
             out = replace(out, q=float_qparams(out.dtype))
         args, kwargs = map_leaves(args, self.operand), map_leaves(kwargs, self.operand)
@@ -100,10 +100,10 @@ class Floats:
     # --- operands -----------------------------------------------------------------------------------------------------
 
     def operand(self, x: Any) -> Any:
-        """Dequantize a quantized tensor; return any other value on the NPU unchanged."""
+        """Return ``x`` as a float tensor if ``x`` is quantized or a chain; return any other value unchanged."""
         x = self.frame.plain(x)
         if isinstance(x, OnCpu):
-            raise Unsupported(no_dtype(self.b, f"its input {x.node}", x.node))
+            raise Unsupported(no_dtype(self.b, f"the input {x.node}", x.node))
         if isinstance(x, PointwiseChain):
             return self.end_of(x)
         if isinstance(x, QTensor) and x.is_quantized:
@@ -127,7 +127,7 @@ class Floats:
         return end
 
     def with_constants(self, node: Node, spec: OpSpec, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Convert constants to tensors, if a quantizer would quantize them."""
+        """Convert the constants that a quantizer would quantize to tensors."""
         rule = spec.rule(node)
 
         def tensor(x: Any) -> Any:
@@ -141,7 +141,7 @@ class Floats:
     # --- decompositions -----------------------------------------------------------------------------------------------
 
     def decompose(self, node: Node, spec: OpSpec) -> Any:
-        """Decompose ``node`` in a separate graph, and lower the result."""
+        """Decompose ``node`` in a separate graph, and lower the decomposition."""
         module = GraphModule({}, Graph())
         copy = self._copy_node(node, module)
         start = copy.prev

@@ -1,4 +1,4 @@
-"""Lowering of inputs, constants, arguments, and quantize and dequantize nodes.
+"""Lowering of graph inputs, constants and arguments, and of quantize and dequantize nodes.
 
 ``Walk``, ``Floats`` and ``Regions`` lower the operators.
 """
@@ -40,12 +40,12 @@ from ethorch.support.errors import Reason, Unsupported
 from ethorch.tosa.ir import DTYPES, FLOATS, Value
 from ethorch.tosa.layout import contiguous
 
-#: Lookup of a constant's array (a view), or None for other nodes.
+#: Function that returns a view of a constant node's array, or None for any other node.
 Constants = Callable[[Node], npt.NDArray[Any] | None]
 
 
 def result_of(node: Node, q: QParams | None = None) -> Result:
-    """Return the first result's shape and dtype, with ``q``."""
+    """Return the shape and dtype of the first result, with quantization parameters ``q``."""
     value = first_value(node)
     if value is None:
         return Result((), "", q)
@@ -53,7 +53,7 @@ def result_of(node: Node, q: QParams | None = None) -> Result:
 
 
 def dequantize_constant(x: QTensor) -> npt.NDArray[np.float32]:
-    """Return the real values of a constant in logical order."""
+    """Dequantize a constant, with dimensions in PyTorch's order."""
     q, codes = x.qparams, weight_array(x).astype(np.int32)
     shape = [-1 if axis == q.axis else 1 for axis in range(x.rank)] if q.per_channel else []
     zero_points, scales = np.reshape(q.zero_point, shape), np.reshape(np.asarray(q.scale, np.float32), shape)
@@ -66,7 +66,7 @@ def is_constant(x: Any) -> bool:
 
 
 def constant_tensor(b: Builder, array: npt.NDArray[Any]) -> QTensor:
-    """Convert an array to a constant tensor: float64 to FP32, int64 to saturated INT32."""
+    """Convert an array to a constant tensor. float64 becomes FP32, and int64 becomes saturated INT32."""
     if array.dtype == np.bool_:
         return b.plain_tensor(array)
     if array.dtype == np.float64:
@@ -92,18 +92,19 @@ class Frame(ABC):
     Methods raise Unsupported if the target cannot run a node.
 
     Args:
-        graph: FX graph, which is not changed.
-        constants: Lookup of parameters, buffers and constants.
+        graph: FX graph. It is not modified.
+        constants: Function that returns the array of a parameter, buffer or constant.
         builder: Builder of the TOSA graph.
         refused: Nodes that an earlier pass refused, with reasons.
         operands: Lowered values of a subgraph's placeholders.
 
     Attributes:
-        inputs: TOSA inputs by node.
-        env: Lowered value of each node: a QTensor on the NPU, a chain, a constant array, OnCpu, or a list for several results.
-        refusals: Reasons of refused nodes.
+        inputs: The TOSA input for each node outside the graph.
+        env: Lowered value of each node: a QTensor on the NPU, a chain, a constant array, OnCpu, or a list of these values for a
+            multi-output operator.
+        refusals: Reason for each refused node.
         supported: Nodes that can run on the NPU.
-        inside: Such nodes of subgraphs.
+        inside: Nodes of subgraphs that can run on the NPU.
     """
 
     def __init__(
@@ -133,15 +134,15 @@ class Frame(ABC):
 
     @abstractmethod
     def of_integers(self, node: Node, spec: OpSpec) -> Any:
-        """Lower an operator on quantized tensors, integers or truth values."""
+        """Lower an operator whose operands are quantized tensors, integers or truth values."""
 
     @abstractmethod
     def as_floats(self, x: Any) -> Any:
-        """Dequantize a quantized tensor or chain, on targets with floats."""
+        """Dequantize a quantized tensor or chain. The target must support floats."""
 
     @abstractmethod
     def lower_nested(self, graph: Graph, constants: Constants, builder: Builder, operands: Mapping[Node, Any]) -> Frame:
-        """Lower a subgraph of control flow, without its outputs."""
+        """Lower the nodes of a control-flow subgraph, except the output node."""
 
     # --- leaves -------------------------------------------------------------------------------------------------------
 
@@ -152,7 +153,7 @@ class Frame(ABC):
         return self.operands[node] if self.operands is not None and node in self.operands else self.boundary(node)
 
     def boundary(self, node: Node) -> QTensor | OnCpu:
-        """Return a TOSA input, with uint8 converted to int8, or OnCpu if TOSA cannot represent it."""
+        """Return a TOSA input for ``node``, or OnCpu if TOSA cannot represent the tensor. Quantized uint8 is converted to int8."""
         if self.operands is not None:
             return OnCpu(node)
         tensor = node.meta.get("val")
@@ -173,7 +174,7 @@ class Frame(ABC):
     # --- arguments and constants --------------------------------------------------------------------------------------
 
     def arguments(self, node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the lowered arguments. See ``node.arguments``."""
+        """Return the lowered positional and keyword arguments."""
         args, keywords = arguments(node)
         positional: tuple[Any, ...] = torch.fx.map_arg(args, self.env.__getitem__)
         return positional, {name: torch.fx.map_arg(value, self.env.__getitem__) for name, value in keywords.items()}
@@ -200,7 +201,7 @@ class Frame(ABC):
     # --- quantize and dequantize --------------------------------------------------------------------------------------
 
     def output_qparams(self, node: Node) -> QParams | None:
-        """Return the common parameters of the quantize nodes that read ``node``, or None if an operator also reads it."""
+        """Return the parameters of the quantize nodes that read ``node``, or None if they differ or an operator reads ``node``."""
         qparams: QParams | None = None
         users, carrier = list(node.users), node
         if isinstance(node.meta.get("val"), (tuple, list)):  # only the first result can be quantized
@@ -219,7 +220,7 @@ class Frame(ABC):
         return qparams
 
     def qparams_of(self, node: Node) -> QParams | None:
-        """Return the parameters of a quantize or dequantize node, or None if unknown at compile time."""
+        """Return the parameters of a quantize or dequantize node, or None if they are not constant or TOSA lacks the dtype."""
         name = op_name(node.target)
         args: list[Any] = [self.constants(arg) if isinstance(arg, Node) and index else arg for index, arg in enumerate(node.args)]
         if any(arg is None for arg in args[1:]):
@@ -238,7 +239,7 @@ class Frame(ABC):
         return QParams(tuple(scales.astype(np.float64).tolist()), zero_points, int(low), int(high), TOSA_DTYPE[dtype], axis)
 
     def quantize(self, node: Node) -> Any:
-        """Lower a quantize node: a chain to a TABLE, a tensor to a requantization."""
+        """Lower a quantize node to a TABLE if it reads a chain, or to a requantization if it reads a tensor."""
         if all(isinstance(self.env[arg], np.ndarray) for arg in node.all_input_nodes):
             return self.fold(node)
         x, q = self.env[node.all_input_nodes[0]], self.qparams_of(node)
@@ -252,7 +253,7 @@ class Frame(ABC):
         return self.b.to_qparams(x, q)
 
     def dequantize(self, node: Node) -> QTensor | OnCpu:
-        """Return the integer values that a dequantize node reads."""
+        """Return the integer tensor that a dequantize node reads, or OnCpu if the tensor is not on the NPU."""
         source = node.all_input_nodes[0]
         x, q = self.env[source], self.qparams_of(node)
         if isinstance(x, np.ndarray) and q is not None:
@@ -264,7 +265,7 @@ class Frame(ABC):
     # --- chains -------------------------------------------------------------------------------------------------------
 
     def plain(self, x: Any) -> Any:
-        """Lower a chain with an integer or truth value result; return any other value unchanged."""
+        """Lower a chain whose result is an integer or truth value; return any other value unchanged."""
         if not isinstance(x, PointwiseChain) or x.end.meta["val"].dtype.is_floating_point:
             return x
         return self.b.once(("plain", x.end), lambda: self._look_up(x))

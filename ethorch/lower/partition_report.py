@@ -1,4 +1,4 @@
-"""Operators on the NPU, and the reasons for operators on the CPU."""
+"""The placement of operators on the NPU or the CPU, with the reasons for the CPU."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ethorch.tosa.ir import Origin
 
 
 def summarize_placement(npu: int, cpu: int, target: str, delegates: int) -> str:
-    """Return e.g. ``5 of 6 PyTorch operators on ethos-u55-128 in 1 delegate``.
+    """Summarize a placement, e.g. ``5 of 6 PyTorch operators on ethos-u55-128 in 1 delegate``.
 
-    Decomposed operators are counted, without quantize, dequantize and casts of int64 inputs.
+    ``npu`` and ``cpu`` count operators after decomposition, except quantize, dequantize and casts of int64 inputs.
     """
     return f"{npu} of {count_noun(npu + cpu, 'PyTorch operator')} on {target} in {count_noun(delegates, 'delegate')}"
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """An operator on the CPU, its source location, and the reason."""
+    """An operator that runs on the CPU, its source location, and the reason."""
 
     node: str
     origin: Origin
@@ -50,13 +50,13 @@ class Refusal:
         """
         names = ("node", "operator", "module", "source", "id", "reason", "way_out")
         if not isinstance(data, Mapping) or not all(isinstance(data.get(name), str) for name in names):
-            raise FormatError(f"expected a refusal with the texts {', '.join(names)}, got {shorten(data)}.")
+            raise FormatError(f"expected a refusal with the string fields {', '.join(names)}, got {shorten(data)}.")
         node, operator, module, source, id, reason, way_out = (data[name] for name in names)
         return cls(node, Origin(node, operator, module, source), Reason(id, reason, way_out))
 
 
 def group_refusals(refusals: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the first refusal of each operator and reason as JSON, with the number of refusals in ``count``."""
+    """Return the first refusal of each operator and reason as JSON, with the number of equal refusals in ``count``."""
     groups: dict[tuple[str, ...], dict[str, Any]] = {}
     for refusal in refusals:
         key = tuple(refusal[name] for name in ("operator", "id", "reason", "way_out"))
@@ -65,7 +65,7 @@ def group_refusals(refusals: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]
 
 
 def place_text(refusal: Mapping[str, Any]) -> str:
-    """Return operator and location of a group's first refusal, and the number of others."""
+    """Format the operator and location of a group's first refusal, and the number of further refusals."""
     text = f"{refusal['operator']}"
     if refusal["module"]:
         text += f" at {refusal['module']}"
@@ -75,7 +75,7 @@ def place_text(refusal: Mapping[str, Any]) -> str:
 
 
 def refusal_texts(refusals: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return a sentence per group of refusals. A remedy of several groups is in the first sentence only."""
+    """Return one sentence for each group of refusals. A remedy that several groups share is only in the first sentence."""
     remedies: set[str] = set()
     texts = []
     for group in group_refusals(refusals):
@@ -91,10 +91,10 @@ class PartitionReport:
 
     Attributes:
         target: Name of the NPU.
-        delegated: FX names of the NPU operators per delegate tag, without quantize and dequantize operators.
+        delegated: FX names of the NPU operators for each delegate tag, except quantize and dequantize operators.
         refusals: Operators on the CPU.
         without_kernel: Operators without a CPU kernel in ExecuTorch or in firmware.
-        executorch_reason: Reason if ExecuTorch's own lowering wrote the program, not ethorch's writer.
+        executorch_reason: Reason why ExecuTorch's lowering wrote the program, or None if ethorch wrote the program.
     """
 
     target: str
@@ -105,14 +105,14 @@ class PartitionReport:
 
     @property
     def writer(self) -> dict[str, str]:
-        """Name of the program's writer, and the reason if it is ExecuTorch, as plain data."""
+        """The name of the program's writer and, if ExecuTorch wrote the program, the reason."""
         reason = self.executorch_reason
         if reason is None:
             return {"name": "ethorch", "id": "", "reason": "", "way_out": ""}
         return {"name": "ExecuTorch", "id": reason.id, "reason": reason.text, "way_out": reason.way_out}
 
     def restore(self, before: PartitionReport) -> None:
-        """Copy the state of ``before``."""
+        """Restore the placement recorded in ``before``."""
         self.delegated, self.refusals, self.without_kernel = before.delegated, before.refusals, before.without_kernel
 
     @property
@@ -128,7 +128,7 @@ class PartitionReport:
         return line
 
     def refusal_texts(self) -> list[str]:
-        """Return the sentences about refusals and missing kernels."""
+        """Return the sentences for refused operators and missing kernels."""
         return refusal_texts(refusal.to_json() for refusal in (*self.refusals, *self.without_kernel))
 
     @classmethod
@@ -141,7 +141,7 @@ class PartitionReport:
         target, delegated = data.get("target"), data.get("delegates")
         lists = [data.get(name) for name in ("cpu", "without_kernel")]
         if not (isinstance(target, str) and isinstance(delegated, Mapping) and all(isinstance(names, list) for names in lists)):
-            raise FormatError("expected a partition with target, delegates, cpu and without_kernel.")
+            raise FormatError(f"expected a partition with target, delegates, cpu and without_kernel, got {shorten(data)}.")
         if not all(isinstance(names, list) for names in delegated.values()):
             raise FormatError(f"expected lists of names in delegates, got {shorten(delegated)}.")
         cpu, without_kernel = ([Refusal.from_json(entry) for entry in refusals] for refusals in lists if isinstance(refusals, list))
@@ -158,7 +158,7 @@ class PartitionReport:
 
 
 def writer_text(writer: Mapping[str, Any]) -> str:
-    """Return the reason why ExecuTorch wrote the program, with its id and way out; empty if ethorch wrote it.
+    """Return why ExecuTorch wrote the program, with the reason's id and remedy, or an empty string if ethorch wrote the program.
 
     Args:
         writer: Value of ``PartitionReport.writer``.
@@ -170,5 +170,5 @@ def _executorch_reason(writer: Any) -> Reason | None:
     if writer is None:
         return None
     if not isinstance(writer, Mapping) or not all(isinstance(writer.get(key), str) for key in ("id", "reason", "way_out")):
-        raise FormatError(f"expected a writer with the texts name, id, reason, way_out, got {shorten(writer)}.")
+        raise FormatError(f"expected a writer with the string fields id, reason, way_out, got {shorten(writer)}.")
     return Reason(writer["id"], writer["reason"], writer["way_out"]) if writer["id"] else None

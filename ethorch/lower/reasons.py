@@ -1,6 +1,6 @@
-"""Reasons for refusals of any operator.
+"""Reasons that can apply to any operator.
 
-A ``Refusal`` prints operator and location before the Reason, so each text starts with the problem.
+A ``Refusal`` prints the operator and location before the text of a Reason, so each text starts with the problem.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from ethorch.tosa.ir import FLOATS, Origin
 
 INT64_INPUT = Reason(
     "graph.int64_input",
-    "one of its inputs is int64; the NPU supports integers of up to 32 bits",
-    "Use int32 in the model.",
+    "an input is int64, but the NPU supports integers of at most 32 bits",
+    "Use int32 tensors in the model.",
 )
 
 
 SHAPE_OF_VALUES = Reason(
     "graph.shape_of_values",
-    "the shape of its result depends on values; NPU programs have fixed shapes",
-    "Keep all elements and set the others to 0 with torch.where, or make the values that determine the shape constant.",
+    "the shape of the result depends on values, but NPU programs require fixed shapes",
+    "Keep all elements and set unselected elements to 0 with torch.where, or make the values that determine the shape constant.",
 )
 
 
@@ -47,21 +47,29 @@ def dynamic_shape(node: Node) -> Reason:
 
 
 def not_quantized(node: Node) -> Reason:
-    return Reason("graph.input_not_quantized", f"its input {node} is float", "Quantize its module and calibrate.")
+    return Reason(
+        "graph.input_not_quantized",
+        f"the input {node} is a float tensor; expected a quantized tensor",
+        "Quantize the operator's module, and calibrate the model.",
+    )
 
 
-FLOAT_CONSTANT = Reason("graph.input_not_quantized", "its weights or other constant inputs are float", "Quantize its module.")
+FLOAT_CONSTANT = Reason(
+    "graph.input_not_quantized",
+    "a constant input, such as the weights, is float; expected a quantized tensor",
+    "Quantize the operator's module.",
+)
 
 
 def no_table(name: str, spec: OpSpec, args: tuple[Any, ...]) -> Reason:
-    """Return the reason for a pointwise operator on several tensors."""
+    """Return the reason why no table can compute a pointwise operator."""
     tensors = [x for x in flat(args) if isinstance(x, QTensor)]
     if spec.steps and any(x.is_quantized and x.qparams.dtype == "INT16" for x in tensors):
         return NOT_OUTPUT_QUANTIZED
     return Reason(
         "graph.input_not_quantized",
-        f"{name} is lowered to a table of one quantized tensor; its inputs are {_count_inputs(tensors)}",
-        "Convert integers to float in the model, quantize its module and calibrate.",
+        f"{name} is lowered to a lookup table, which requires exactly one quantized input; got {_count_inputs(tensors)}",
+        "Convert integer inputs to float in the model, quantize the operator's module, and calibrate the model.",
     )
 
 
@@ -69,87 +77,87 @@ def _count_inputs(tensors: list[QTensor]) -> str:
     """Return e.g. ``2 quantized tensors and 1 integer tensor``."""
     quantized, integers = sum(x.is_quantized for x in tensors), sum(x.is_integer for x in tensors)
     counts = ((quantized, "quantized tensor"), (integers, "integer tensor"))
-    return " and ".join(count_noun(count, noun) for count, noun in counts if count) or "not tensors on the NPU"
+    return " and ".join(count_noun(count, noun) for count, noun in counts if count) or "no tensors on the NPU"
 
 
 # --- results ----------------------------------------------------------------------------------------------------------------
 
 SCALAR_DIM = Reason(
     "graph.scalar_dim",
-    "its dim argument refers to a tensor of rank 0",
+    "the dim argument refers to a tensor of rank 0, which has no dims",
     "Quantize the model with EthosUQuantizer, or reshape the tensor to shape (1,) in the model.",
 )
 EMPTY_OUTPUT = Reason(
     "graph.empty_output",
-    "the program returns a tensor without elements; TOSA does not support empty tensors",
-    "Remove it from the outputs of the model.",
+    "the program returns an empty tensor, which TOSA does not support",
+    "Remove the empty tensor from the outputs of the model.",
 )
 #: Maximum number of outputs of an NPU program. Vela needs 1.5 s to allocate 400 outputs, 6 s for 600, more than 40 s for 1,000.
 MOST_RETURNED = 512
 
 NO_INT32_ACTIVATIONS = Reason(
     "graph.int32_activation",
-    "it is quantized to int32; activations of the target are int8 or int16",
-    "Quantize it to int16 (get_symmetric_a16w8_quantization_config), or choose an ethos-u85 target.",
+    "the operator is quantized to int32, but the target supports only int8 and int16 activations",
+    "Quantize the operator to int16 (get_symmetric_a16w8_quantization_config), or choose an ethos-u85 target.",
 )
 
 INT32_OPERAND = Reason(
     "graph.int32_operand",
-    "it reads or returns int32 activations; the NPU supports them in sums, differences, copies and functions with int16 input",
-    "Quantize it to int16 (get_symmetric_a16w8_quantization_config).",
+    "the operator reads or returns int32 activations, which the NPU supports only in sums, differences, copies and functions with",
+    "Quantize the operator to int16 (get_symmetric_a16w8_quantization_config).",
 )
 
 RETURNED_LATE = Reason(
     "graph.returned_late",
-    f"the program returns its result after {MOST_RETURNED} others; Vela's compile time limits the number of outputs",
-    "Return one tensor and split it outside the model.",
+    f"the result is not among the first {MOST_RETURNED} outputs of the program; Vela's compile time limits the number of outputs",
+    "Concatenate the outputs in the model, and split the concatenated tensor outside the model.",
 )
 
 NOT_OUTPUT_QUANTIZED = Reason(
     "graph.output_not_quantized",
-    "its float result is read by operators that were not quantized",
-    "Quantize its module and the operators that read its result.",
+    "operators that were not quantized read the float result",
+    "Quantize the operator's module, and the modules that read the result.",
 )
 
 NO_SUCH_FLOAT = Reason(
     "graph.dtype",
-    "its result has a float dtype that the target does not support, and is read by operators on the CPU",
-    "Convert it in the model, or select a target with the TOSA extension for its dtype.",
+    "operators on the CPU read the result, which has a float dtype that the target does not support",
+    "Convert the result to a supported dtype in the model, or select a target with the TOSA extension for the dtype.",
 )
 
 INT64_OUTPUT = Reason(
     "graph.int64_output",
-    "its int64 result is read outside the NPU, which supports integers of up to 32 bits",
-    "Cast it to int32 in the model.",
+    "the int64 result is read outside the NPU, but the NPU supports integers of at most 32 bits",
+    "Cast the result to int32 in the model.",
 )
 
 LEFT_OUT = Reason(
     "quantize.left_out",
-    "a setting excludes it from quantization",
-    "Set a scheme other than float for its module, or remove the setting of None.",
+    "a setting excludes the operator from quantization",
+    "Set a scheme other than float for the operator's module, or remove the setting with the value None.",
 )
 
 OTHER_RESULT = Reason(
     "graph.other_result",
-    "the NPU computes only its first result, but another result (indices, statistics) is read",
+    "the NPU computes only the first result, but another result (such as indices or statistics) is read",
     "Compute the other result with a separate operator, such as argmax.",
 )
 
 WRITTEN_BACK = Reason(
     "graph.written_back",
-    "it writes to an input or buffer that the model changes in place; such writes run outside the NPU",
-    "If the changed tensor is not read later, use an operator that returns a new tensor.",
+    "the operator writes to an input or buffer in place; in-place writes run outside the NPU",
+    "If the model does not read the changed tensor later, use an operator that returns a new tensor.",
 )
 
 
 def no_dtype(b: Builder, role: str, node: Node) -> Reason:
-    """Return the reason for the unsupported dtype of ``role``, e.g. ``its result``."""
+    """Return the reason for an unsupported tensor. ``role`` names the tensor, e.g. ``the result``."""
     dtype = str(getattr(node.meta.get("val"), "dtype", "no tensor")).removeprefix("torch.")
     allowed = ", ".join(name for name in FLOATS if name in b.floats)
     return Reason(
         "graph.dtype",
-        f"{role} is {dtype} or is computed on the CPU; the target supports {allowed}",
-        "Convert it in the model, or select a target with the TOSA extension for its dtype.",
+        f"expected {role} to be {allowed} on the NPU, got {dtype}",
+        "Convert the tensor to a supported dtype in the model, or select a target with the TOSA extension for the dtype.",
     )
 
 
@@ -158,7 +166,7 @@ def no_integer_dtype(node: Node) -> Reason:
     dtype = str(value.dtype if value is not None else "no tensor").removeprefix("torch.")
     return Reason(
         "graph.integer_dtype",
-        f"its result is {dtype}; expected int8, int16, int32 or bool",
+        f"the result is {dtype}; expected int8, int16, int32 or bool",
         "Compute in int32, and convert the result outside the delegate.",
     )
 
@@ -177,20 +185,24 @@ def not_decomposed(node: Node) -> Reason:
         return PLAIN_INTEGERS
     return Reason(
         "operator.composite",
-        f"{op_name(node.target)} runs on the NPU as several calibrated operators, but was not decomposed",
-        "Quantize it with EthosUQuantizer.",
+        f"{op_name(node.target)} was not decomposed into the calibrated operators that run on the NPU",
+        "Quantize the model with EthosUQuantizer.",
     )
 
 
 def no_float_form(name: str) -> Reason:
-    return Reason("operator.no_float", f"{name} has no lowering for float tensors", "Quantize it; then it is computed by a table.")
+    return Reason(
+        "operator.no_float",
+        f"{name} has no lowering for float tensors",
+        "Quantize the operator, so that a lookup table computes it.",
+    )
 
 
 def no_tensor(node: Node) -> Reason:
     return Reason(
         "graph.constants",
-        f"{op_name(node.target)} with constant inputs does not return a tensor; only tensors can be lowered",
-        "Compute it in Python before the model is exported.",
+        f"{op_name(node.target)} with constant inputs does not return a tensor; expected a tensor or a sequence of tensors",
+        "Compute the result in Python before the model is exported.",
     )
 
 
@@ -198,22 +210,22 @@ def no_tensor(node: Node) -> Reason:
 
 DIFFERENT_SCALES = Reason(
     "control_flow.scales",
-    "its branches return a result with different scales, and no quantize operator reads the result",
-    "Quantize with quantize_with_submodules.",
+    "the branches return a result with different scales, and no quantize operator reads the result",
+    "Quantize the model with quantize_with_submodules.",
 )
 
 FLOAT_LOOP = Reason(
     "control_flow.float",
     "an initial value of the loop is a float tensor that was not quantized",
-    "Quantize with quantize_with_submodules.",
+    "Quantize the model with quantize_with_submodules.",
 )
 
 
 def no_condition(arg: Any) -> Reason:
     return Reason(
         "control_flow.condition",
-        f"its condition {arg} is not a truth value on the NPU",
-        "Compute it by comparing quantized or integer tensors.",
+        f"the condition {arg} is not a BOOL tensor on the NPU",
+        "Compute the condition by comparing quantized or integer tensors.",
     )
 
 
@@ -223,5 +235,7 @@ def holds_refused(subgraph: Subgraph, origin: Origin, reason: Reason) -> Reason:
     if subgraph.node.target is torch.ops.higher_order.while_loop:
         way_out = f"{way_out} {NO_LOOP_ON_CPU}.".strip()
     return Reason(
-        "control_flow.branch", f"{subgraph.description} contains {origin}, which cannot run: {reason.text} [{reason.id}]", way_out
+        "control_flow.branch",
+        f"{subgraph.description} contains {origin}, which cannot run on the NPU: {reason.text} [{reason.id}]",
+        way_out,
     )

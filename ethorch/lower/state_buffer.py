@@ -1,4 +1,4 @@
-"""Mutable buffer of a program."""
+"""A mutable buffer of a program."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class StateBuffer:
         name: Fully qualified name.
         dtype: Name of the torch dtype in the program.
         scale, zero_point: Quantization parameters, or None if the buffer is not quantized.
-        reason: Reason why the buffer stays float, or None.
+        reason: Reason why the buffer remains float, or None if the buffer is quantized.
     """
 
     name: str

@@ -1,6 +1,6 @@
 """Lowering of a quantized FX graph (edge dialect or ATen) to a tosa.Graph.
 
-``EthosUBackend.preprocess`` raises refusals (strict mode). The partitioner's dry run collects them.
+In strict mode (``EthosUBackend.preprocess``) refusals are raised. The partitioner's dry run collects the refusals.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ from ethorch.tosa.verify import verify
 
 
 class Walk(Frame):
-    """One pass over a graph.
+    """A single pass that lowers a graph to TOSA.
 
     Args:
         graph, constants, builder, refused, operands: See Frame.
@@ -120,7 +120,7 @@ class Walk(Frame):
     # --- operators ----------------------------------------------------------------------------------------------------
 
     def call(self, node: Node) -> None:
-        """Lower one node, or record why it cannot run."""
+        """Lower one node, or record the reason for its refusal."""
         if node in self.refusals:
             if self.operands is not None:
                 raise Unsupported(self.refusals[node])
@@ -180,7 +180,7 @@ class Walk(Frame):
         return self.of_integers(node, spec)
 
     def empty(self, node: Node) -> npt.NDArray[Any] | None:
-        """Return a constant for a result without elements, which the program must not return, or None."""
+        """Return a constant if the result is empty, or None otherwise. The program must not return an empty result."""
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor) or value.numel() or is_control_flow(node):
             return None
@@ -189,14 +189,14 @@ class Walk(Frame):
         return as_array(torch.empty(value.shape, dtype=value.dtype))
 
     def item(self, node: Node) -> Any:
-        """Return the indexed result of a multi-output operator."""
+        """Return one result of a multi-output operator."""
         source, index = self.env[node.all_input_nodes[0]], cast(int, node.args[1])
         if isinstance(source, (list, tuple)):
             return source[index]
         return source if index == 0 else OnCpu(node)
 
     def of_integers(self, node: Node, spec: OpSpec) -> Any:
-        """Lower an operator; a pointwise operator on one quantized tensor becomes a chain."""
+        """Lower an operator. A pointwise operator on one quantized tensor becomes a chain."""
         name = op_name(node.target)
         args, kwargs = self.arguments(node)
         tensors = [x for x in flat([*args, *kwargs.values()]) if isinstance(x, (QTensor, PointwiseChain, OnCpu, np.ndarray))]
@@ -241,7 +241,7 @@ class Walk(Frame):
         return QTensor(self.b.widen(x.value), x.dims, None)
 
     def check_chain(self, chain: PointwiseChain, out: Result) -> PointwiseChain:
-        """Check that tables can represent the chain, and return it."""
+        """Check that a table can represent the chain, and return the chain."""
         if out.q is None and not out.dtype and not is_int64(chain.end) and is_integer(chain.end):
             raise Unsupported(no_integer_dtype(chain.end))
         jumps = chain.steps and chain.source.qparams.dtype == "INT16"
@@ -258,7 +258,7 @@ class Walk(Frame):
             rule = spec.rule(node).output
             if rule in ("own", "fixed"):
                 raise Unsupported(NOT_OUTPUT_QUANTIZED)
-            if rule == "same" and not quantized[0].per_channel:  # data movement keeps quantization parameters
+            if rule == "same" and not quantized[0].per_channel:  # data movement preserves the quantization parameters
                 out = replace(out, q=quantized[0])
         if node in self._late:
             raise Unsupported(RETURNED_LATE)
@@ -272,7 +272,7 @@ class Walk(Frame):
         return result
 
     def require_present(self, spec: OpSpec, args: tuple[Any, ...]) -> None:
-        """Check that every tensor argument is on the NPU, and every chain quantized."""
+        """Check that every tensor argument is quantized and computed on the NPU."""
         for x in flat(args):
             if isinstance(x, OnCpu) and is_int64(x.node):
                 raise Unsupported(self.absent(spec) or INT64_INPUT)
@@ -280,7 +280,7 @@ class Walk(Frame):
                 raise Unsupported(not_quantized(x.node if isinstance(x, OnCpu) else x.end))
 
     def check_int32(self, spec: OpSpec, args: tuple[Any, ...], out: Result) -> None:
-        """Check that target and operator support int32 activations, if any."""
+        """Check that the target and the operator support the int32 activations that the operator reads or returns."""
         reads = [x for x in flat(args) if isinstance(x, QTensor) and x.is_quantized and x.qparams.dtype == "INT32"]
         returns = out.q is not None and out.q.dtype == "INT32"
         if (reads or returns) and not self.b.tuning.int32_activations:
@@ -289,20 +289,20 @@ class Walk(Frame):
             raise Unsupported(INT32_OPERAND)
 
     def absent(self, spec: OpSpec) -> Reason | None:
-        """Return the reason why the target cannot read a computed index, or None."""
+        """Return the reason why the target cannot read a computed index, or None if the target can."""
         row = self.b.limits.get(spec.needs)
         return row.refuse(spec.needs, "INT8", {}, self.b.target) if row and not row.present else None
 
     # --- outputs ------------------------------------------------------------------------------------------------------
 
     def outputs(self, node: Node) -> None:
-        """Set the outputs of the TOSA graph, which must not be int64, or float on a target without floats."""
+        """Set the outputs of the TOSA graph. An output must not be int64, nor float on a target without floats."""
         results: list[Node] = []
         torch.fx.map_arg(node.args, results.append)
         self.give([(result, storage_order(result.meta["val"])) for result in results])
 
     def give(self, results: Sequence[tuple[Node, tuple[int, ...]]]) -> None:
-        """Set the outputs of the TOSA graph to ``results``, nodes with their storage orders."""
+        """Set the outputs of the TOSA graph. ``results`` contains each node and its storage order."""
         output_ids: set[int] = set()
         for result, order in results:
             x = self.plain(self.env[result])
@@ -351,7 +351,7 @@ def _excess_outputs(graph: Graph) -> frozenset[Node]:
 
 
 def _read_all_inputs(b: Builder) -> None:
-    """Add each unused input, times 0, to an output. See ``vela.unread-input``."""
+    """Add each unused input, multiplied by 0, to an output. See ``vela.unread-input``."""
     outputs = b.graph.outputs
     read = {id(value) for value in outputs}
     for op in reversed(b.graph.ops):

@@ -1,4 +1,4 @@
-"""CONV2D and DEPTHWISE_CONV2D."""
+"""Builders of CONV2D and DEPTHWISE_CONV2D."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ethorch.tosa.ir import Value
 
 
 class ConvolutionBuilder(LookupBuilder):
-    """A builder of convolutions, also for products with constant matrices and sums over windows."""
+    """A builder of convolutions, which also compute products with constant matrices and sums over windows."""
 
     def conv2d(
         self,
@@ -45,7 +45,7 @@ class ConvolutionBuilder(LookupBuilder):
         return self._convolve("DEPTHWISE_CONV2D", value, weight, bias, channels, kernel, window, input_zp, weight_zp)
 
     def no_bias(self, channels: int, dtype: str) -> Value:
-        """Return zeros in the accumulator dtype of ``dtype``."""
+        """Return a zero bias in the accumulator dtype for ``dtype``."""
         return self.const(np.zeros(channels, np.int64), "INT48") if dtype == "INT16" else self.const(np.zeros(channels, np.int32))
 
     def _convolve(
@@ -61,7 +61,7 @@ class ConvolutionBuilder(LookupBuilder):
         weight_zp: int,
     ) -> Value:
         window = window or Window.of(kernel)
-        assert window.kernel == kernel, f"expected a window of {kernel}, got {window.kernel}"
+        assert window.kernel == kernel, f"expected a window with kernel {kernel}, got {window.kernel}"
         bias = self.no_bias(channels, value.dtype) if bias is None else bias
         return self.emit(
             name,

@@ -1,6 +1,6 @@
 """Float functions without a TOSA operator, accurate to a few ulp in FP32.
 
-Sources of the polynomials: Cephes (asinf, atanf), public domain; M. Giles, "Approximating the erfinv function" (2010), the
+The polynomials are from Cephes (asinf, atanf; public domain) and from M. Giles, "Approximating the erfinv function" (2010),
 single-precision table.
 """
 
@@ -20,14 +20,14 @@ _ERFINV_TAIL = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 
 
 
 def gelu(x: FloatTensor, *, approximate: str = "none") -> FloatTensor:
-    """Return x * P(X <= x) for a standard normal X, or its tanh approximation."""
+    """Return x * P(X <= x) for a standard normal X, or the tanh approximation of the product."""
     if approximate == "tanh":
         return x * ((x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)).tanh() * 0.5 + x * 0.5
     return x * 0.5 * ((x * math.sqrt(0.5)).erf() + 1)
 
 
 def elu(x: FloatTensor, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> FloatTensor:
-    """Return scale * x, or scale * alpha * (exp(input_scale * x) - 1) below 0."""
+    """Return scale * x if x > 0, or scale * alpha * (exp(input_scale * x) - 1) otherwise."""
     below = (x * input_scale).minimum(0).expm1() * (alpha * scale)
     return (x > 0).then(x if scale == 1 else x * scale, below)
 
@@ -40,7 +40,7 @@ def softplus(x: FloatTensor, beta: float = 1, threshold: float = 20) -> FloatTen
 
 
 def power(x: FloatTensor, exponent: float) -> FloatTensor:
-    """Return x ** exponent, for small integers by multiplication."""
+    """Return x ** exponent. Small integer exponents use multiplications."""
     if exponent != int(exponent):
         if abs(exponent) == 0.5:
             return x.sqrt() if exponent > 0 else x.rsqrt()
@@ -68,7 +68,7 @@ def logit(x: FloatTensor, eps: float | None = None) -> FloatTensor:
 
 
 def atan(x: FloatTensor) -> FloatTensor:
-    """Return the inverse tangent, with reduction to tan(pi / 8)."""
+    """Return the inverse tangent, with the argument reduced to tan(pi / 8)."""
     y = x.abs()
     high, middle = y > math.tan(3 * math.pi / 8), y > math.tan(math.pi / 8)
     reduced = high.then(-y.reciprocal(), middle.then((y - 1) / (y + 1), y))
@@ -78,7 +78,7 @@ def atan(x: FloatTensor) -> FloatTensor:
 
 
 def _asin_parts(x: FloatTensor) -> tuple[FloatTensor, FloatTensor]:
-    """Return asin(|x|) for |x| up to 1/2 or asin(sqrt((1 - |x|) / 2)) above, and |x|."""
+    """Return asin(y) if y = |x| is at most 1/2, or asin(sqrt((1 - y) / 2)) otherwise, and y."""
     y = x.abs()
     z = (y > 0.5).then((1 - y) * 0.5, y * y)
     root = (y > 0.5).then(z.sqrt(), y)
@@ -86,7 +86,7 @@ def _asin_parts(x: FloatTensor) -> tuple[FloatTensor, FloatTensor]:
 
 
 def asin(x: FloatTensor) -> FloatTensor:
-    """Return the inverse sine, with half-angle reduction above 1/2."""
+    """Return the inverse sine, with half-angle reduction if |x| > 1/2."""
     part, y = _asin_parts(x)
     return (y > 0.5).then(math.pi / 2 - part * 2, part).copy_sign(x)
 
@@ -98,33 +98,33 @@ def acos(x: FloatTensor) -> FloatTensor:
 
 
 def sinh(x: FloatTensor) -> FloatTensor:
-    """Return (e + e / (e + 1)) / 2 with e = exp(|x|) - 1, which avoids cancellation."""
+    """Return (e + e / (e + 1)) / 2 with the sign of x, where e = exp(|x|) - 1. This formula avoids cancellation."""
     e = x.abs().expm1()
     finite = e.minimum(1e30)
     return ((e + finite / (finite + 1)) * 0.5).copy_sign(x)
 
 
 def asinh(x: FloatTensor) -> FloatTensor:
-    """Return log(1 + y + y**2 / (1 + sqrt(1 + y**2))), y = |x|, with the sign of x."""
+    """Return log(1 + y + y**2 / (1 + sqrt(1 + y**2))) with the sign of x, where y = |x|."""
     y = x.abs()
     square = y * y
     return (y + (y > 1e15).then(y, square / ((square + 1).sqrt() + 1))).log1p().copy_sign(x)
 
 
 def acosh(x: FloatTensor) -> FloatTensor:
-    """Return log(1 + t + sqrt(t) * sqrt(t + 2)), t = x - 1."""
+    """Return log(1 + t + sqrt(t) * sqrt(t + 2)), where t = x - 1."""
     t = x - 1
     return (t + t.sqrt() * (t + 2).sqrt()).log1p()
 
 
 def atanh(x: FloatTensor) -> FloatTensor:
-    """Return log(1 + 2 y / (1 - y)) / 2, y = |x|, with the sign of x."""
+    """Return log(1 + 2 y / (1 - y)) / 2 with the sign of x, where y = |x|."""
     y = x.abs()
     return ((y * 2 / (1 - y)).log1p() * 0.5).copy_sign(x)
 
 
 def erfinv(x: FloatTensor) -> FloatTensor:
-    """Return the inverse error function. Except at the poles, w is at most 17."""
+    """Return the inverse error function. The clamp to 30 affects only the poles, because w is at most 17 elsewhere."""
     w = -((1 - x) * (x + 1)).log()
     w = w.minimum(30)
     middle, tail = (w - 2.5).polynomial(_ERFINV_MIDDLE), (w.maximum(5).sqrt() - 3).polynomial(_ERFINV_TAIL)
@@ -140,7 +140,7 @@ def nan_to_num(x: FloatTensor, nan: float | None = None, posinf: float | None = 
 
 
 def round_half_even(x: FloatTensor) -> FloatTensor:
-    """Return the nearest integer, halves to even."""
+    """Return the nearest integer. Halves round to even."""
     low = x.floor()
     remainder = x - low
     odd = low - (low * 0.5).floor() * 2

@@ -1,6 +1,6 @@
-"""Float tensors for formulas of operators that use tables or fixed-point arithmetic when quantized.
+"""Float tensors for the formulas of operators that use tables or fixed-point arithmetic if they are quantized.
 
-A formula computes in FP32, as PyTorch's CPU kernels do for every float dtype, and is rounded once at its end.
+A formula is evaluated in FP32, like PyTorch's CPU kernels for every float dtype, and its result is rounded once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ethorch.tosa.layout import contiguous
 
 Number = float | int
 FP32 = float_qparams("FP32")
-#: The largest finite FP32.
+#: The largest finite FP32 number.
 LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -31,7 +31,7 @@ class Condition:
     t: QTensor
 
     def then(self, yes: FloatTensor | Number, no: FloatTensor | Number) -> FloatTensor:
-        """Select elements."""
+        """Return ``yes`` where the condition is true, and ``no`` elsewhere."""
         true, false = (FloatTensor.of(self.b, value) for value in (yes, no))
         (c, x, y), dims = self.b.align(self.t, true.t, false.t)
         return FloatTensor(self.b, QTensor(self.b.emit("SELECT", c, x, y), dims, FP32))
@@ -39,14 +39,14 @@ class Condition:
 
 @dataclass(frozen=True)
 class FloatTensor:
-    """An FP32 tensor whose operators and functions emit TOSA. Reductions keep dimensions with extent 1."""
+    """An FP32 tensor whose operators and functions emit TOSA. Reduced dimensions have size 1."""
 
     b: Builder
     t: QTensor
 
     @staticmethod
     def of(b: Builder, x: Any) -> FloatTensor:
-        """Convert a tensor, constant array or number."""
+        """Convert a tensor, constant array or number to a FloatTensor."""
         if isinstance(x, FloatTensor):
             return x
         if not isinstance(x, QTensor):
@@ -187,17 +187,17 @@ class FloatTensor:
         return (sign < 0).then(-self, self)
 
     def expm1(self) -> FloatTensor:
-        """Return exp(x) - 1. Near 0, 2 t / (1 - t) with t = tanh(x / 2) avoids cancellation."""
+        """Return exp(x) - 1. If |x| < 1, 2 t / (1 - t) with t = tanh(x / 2) avoids cancellation."""
         t = (self * 0.5).tanh()
         return (self.abs() < 1).then((t * 2) / (1 - t), self.exp() - 1)
 
     def log1p(self) -> FloatTensor:
-        """Return log(1 + x), where x / (u - 1) compensates the rounding of u = 1 + x."""
+        """Return log(1 + x). The factor x / (u - 1) compensates for the rounding of u = 1 + x."""
         u = self + 1
         return u.equals(1).then(self, (self > 1e9).then(u.log(), u.log() * self / (u - 1)))
 
     def polynomial(self, coefficients: Sequence[float]) -> FloatTensor:
-        """Evaluate a polynomial, highest coefficient first."""
+        """Evaluate a polynomial. Coefficients start with the highest power."""
         total = self * coefficients[0] + coefficients[1]
         for coefficient in coefficients[2:]:
             total = total * self + coefficient
@@ -233,7 +233,7 @@ Formula = Callable[..., FloatTensor]
 
 
 def quotient(x: FloatTensor, y: FloatTensor, rounding: str | None) -> FloatTensor:
-    """Return x / y, rounded by ``floor`` or ``trunc``. The remainder corrects the reciprocal's error."""
+    """Return x / y, rounded according to ``rounding``. The remainder corrects the error of the reciprocal."""
     if rounding is None:
         return x / y
     if rounding == "trunc":

@@ -1,8 +1,8 @@
-"""Approximate functions of int16 by TABLEs.
+"""Approximation of int16 functions by TABLEs.
 
-A TABLE of int16 (TOSA 1.0) reads entry (code + 32768) >> 7 of 513 and interpolates with the low 7 bits. For steep, curved or
-jumping sections, finer TABLEs have entries for every 64, 32, ... or single codes of a window, and are constant outside. Entries
-minimize the interpolation error, unless the function jumps.
+An int16 TABLE (TOSA 1.0) reads entry (value + 32768) >> 7 of 513 and interpolates with the low 7 bits. Finer TABLEs refine
+steep, curved or jumping sections. They have entries for every 64, 32, ... or single values of a window, and are constant
+outside the window. Entries minimize the interpolation error, unless the function must be exact.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-#: Output code of each input code, not rounded.
+#: Output for each input value, not rounded.
 Codes = npt.NDArray[np.float64]
-#: Maximum error of each code.
+#: Function that returns the maximum error for each input value.
 Allowed = Callable[[Codes], Codes]
 
-#: Maximum error of one TABLE, in output codes, or the change of the function at the next two input codes if larger.
+#: Maximum error of one TABLE in output steps. Steeper sections may differ by the change of the function between nearby inputs.
 FAR = 8.0
-#: Maximum error as a fraction of FAR, except for a few codes. tanh exceeds it where it curves.
+#: Usual maximum error as a fraction of ``far``, and the fraction of input values that may exceed it, as for curved tanh.
 _USUALLY, _FEW = 0.125, 0.04
-#: Maximum number of TABLEs of one function.
+#: Maximum number of TABLEs for one function.
 MOST = 8
-#: Tabulated range relative to the output's range, larger so that clamping is exact at its ends.
+#: Tabulated range as a multiple of the output range. The margin makes clamping exact at the ends of the output range.
 _BEYOND = 1.25
-#: Weight of input 0, because f(0) = 0 should be exact and most values of a network are near 0.
+#: Weight of input 0 in the fit, because f(0) = 0 should be exact and most values of a network are near 0.
 _WEIGHT_OF_0 = 1000.0
-#: Weight of an entry's previous value, for entries that no code reads.
+#: Weight of an entry's previous value in the fit, which determines entries that no input value reads.
 _WEIGHT_OF_OLD = 0.01
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A TABLE whose int16 entry k is the result for code ``start + 128 * k / zoom``, in multiples of ``unit`` output codes."""
+    """A TABLE. Entry k is the result for input ``start + 128 * k / zoom``, in multiples of ``unit`` output steps."""
 
     start: int
     zoom: int
@@ -46,16 +46,16 @@ class Piece:
 
     @property
     def middle(self) -> int:
-        """Code that the lookup shifts to 0."""
+        """The input value that the lookup shifts to 0."""
         return self.start + 32768 // self.zoom
 
     def places(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-        """Return each code's entry, and its distance from it in 1/128 of an interval."""
+        """Return the entry for each input value, and the distance from that entry in 1/128 of an interval."""
         index = np.clip((np.arange(-32768, 32768) - self.middle) * self.zoom, -32768, 32767) + 32768
         return index >> 7, index & 127
 
     def values(self) -> Codes:
-        """Return the contribution to each code."""
+        """Return the contribution of the TABLE for each input value."""
         index, distance = self.places()
         entries = self.entries.astype(np.int64)
         looked_up = entries[index] * 128 + (entries[index + 1] - entries[index]) * distance
@@ -63,18 +63,18 @@ class Piece:
         return rounded * self.unit
 
 
-#: Cache of ``pieces``, because partitioner and backend lower the same functions.
+#: Cache of ``pieces``, because the partitioner and the backend lower the same functions.
 _cache: dict[tuple[bytes, int, int, float, bool], list[Piece]] = {}
 _MOST_CACHED = 256
 
 
 def pieces(codes: Codes, low: int, high: int, *, far: float = FAR, exact: bool = False) -> list[Piece]:
-    """Return TABLEs whose sum, clamped to ``low..high``, is the function. The first one spans all codes.
+    """Return TABLEs whose sum, clamped to ``low..high``, is the function. The first TABLE spans all input values.
 
     Args:
-        codes: Output code for each of -32768..32768, neither rounded nor clamped.
-        far: Maximum error in output codes.
-        exact: Whether each code must be exact, including jumps. If this needs more than ``MOST`` tables, the list is empty.
+        codes: Output for each input in -32768..32768, neither rounded nor clamped.
+        far: Maximum error in output steps.
+        exact: Whether every result must be exact, including jumps. The list is empty if more than ``MOST`` TABLEs are needed.
     """
     key = hashlib.sha256(codes.tobytes()).digest(), low, high, far, exact
     if key not in _cache:
@@ -161,13 +161,13 @@ def _extend(codes: Codes, low: int, high: int) -> Codes:
 
 
 def _grid(start: int, zoom: int) -> npt.NDArray[np.intp]:
-    """Return the indices of a TABLE's entries. A finer TABLE repeats its last entry, to be constant afterwards."""
+    """Return the indices of a TABLE's entries. A finer TABLE repeats its last entry, to be constant after the window."""
     last = 512 if zoom == 1 else 511
     return np.minimum(start + 32768 + np.minimum(np.arange(513), last) * (128 // zoom), 65536)
 
 
 def _table(span: Codes, start: int, zoom: int) -> Piece:
-    """Return a TABLE with the finest unit, at least 1, for which entries and differences fit INT16."""
+    """Return a TABLE with the finest unit, at least 1, for which entries and their differences fit INT16."""
     entries = span[_grid(start, zoom)]
     unit = max(1.0, float(np.abs(np.diff(entries)).max()) / 32766, float(entries.max()) / 32767, float(-entries.min()) / 32768)
     return Piece(start, zoom, unit, np.rint(entries / unit).astype(np.int16))
@@ -183,7 +183,7 @@ def _run(bad: npt.NDArray[np.bool_], joined: bool) -> tuple[int, int]:
 
 
 def _cover(span: Codes, start: int, zoom: int, allowed: Allowed, *, joined: bool) -> list[Piece]:
-    """Return a TABLE for the window from ``start``, and finer ones inside, that add up to ``span``."""
+    """Return a TABLE for the window from ``start``, and finer TABLEs inside the window, whose sum is ``span``."""
     grid, step = _grid(start, zoom), 128 // zoom
     codes = np.arange(grid[0], grid[-1])
     count = len(codes) // step

@@ -17,17 +17,17 @@ F = TypeVar("F", bound=np.floating[Any])
 
 
 class LookupBuilder(OperandBuilder):
-    """A builder of TABLEs, and of sums of TABLEs for more precision."""
+    """A builder of lookup tables, which adds TABLEs for more precision."""
 
     def table(self, x: QTensor, real: npt.NDArray[Any], out: QParams, *, exact: bool = False) -> QTensor:
-        """Look up a function of ``x`` from its values ``real`` at ``x.qparams.table_inputs``, quantized with ``out``.
+        """Look up a function of ``x`` whose values at ``x.qparams.table_inputs`` are ``real``, and quantize with ``out``.
 
-        A TABLE of int8 has 256 entries: index = value + 128. The INT32 result of a TABLE of int16 has 7 more fractional bits, which
-        a RESCALE rounds off. Finer TABLEs are added if that is too coarse, or if the function jumps (``exact``). See
+        An int8 TABLE has 256 entries: index = value + 128. The INT32 result of an int16 TABLE has 7 more fractional bits, which a
+        RESCALE rounds off. Finer TABLEs are added if one TABLE is too coarse, or if the function jumps (``exact``). See
         ``ethorch.lower.builder.int16_tables``.
 
-        A wider output is looked up exactly, at the grid of a 16-bit table. A narrower output is looked up in 1/128 of its scale
-        and rounded.
+        If the output is wider than ``x``, the lookup is exact, at the grid of a 16-bit table. If the output is narrower, the result
+        is looked up with 1/128 of the output scale and rounded.
         """
         source, real = x.value.dtype, fill_nan(real)
         if source == out.dtype == "INT8":
@@ -37,7 +37,7 @@ class LookupBuilder(OperandBuilder):
             fine = QParams((max(float(np.abs(real).max()) / 32767, out.step),), (0,), -32767, 32767, "INT16")
             return self.to_qparams(self.table(x, real, fine, exact=exact), out)
         if source == "INT8":
-            value = self.rescale(x.value, 128.0, dtype="INT16")  # code * 128 selects entry code + 256
+            value = self.rescale(x.value, 128.0, dtype="INT16")  # value * 128 selects entry value + 256
             entries = out.quantize(np.pad(real, (128, 129), mode="edge")).astype(np.int16)
             looked_up = self.sum_of_tables(value, [Piece(-32768, 1, 1.0, entries)])
             return QTensor(self.clamp(looked_up, out.qmin, out.qmax), x.dims, out)
@@ -49,7 +49,7 @@ class LookupBuilder(OperandBuilder):
 
     @staticmethod
     def follows_steps(real: npt.NDArray[Any], out: QParams) -> bool:
-        """Return True if ``exact`` tables of ``real`` exist for an int16 input."""
+        """Return True if TABLEs can represent ``real`` exactly for an int16 input."""
         fine = in_16_bits(out)
         return bool(pieces(codes_of(fill_nan(real), fine), fine.qmin, fine.qmax, exact=True))
 
@@ -78,8 +78,8 @@ class LookupBuilder(OperandBuilder):
     def interpolate(self, value: Value, entries: npt.NDArray[np.int16]) -> Value:
         """Look up INT16 values in 513 entries and return INT32 with 7 fractional bits.
 
-        Without EXT-INT16, 8-bit TABLEs compute each byte of the entry and of the difference to the next one, for each half of the
-        entries.
+        If EXT-INT16 is not supported, 8-bit TABLEs look up each byte of an entry and of the difference to the next entry, for each
+        half of the entries.
         """
         if self.accepts("TABLE", "INT16"):
             return self.emit("TABLE", value, self.const(entries, name="table"))
@@ -108,12 +108,12 @@ class LookupBuilder(OperandBuilder):
         return self.emit("ADD", self.emit("MUL", both(numbers[:-1]), const(128), shift=0), slope)
 
     def truth_table(self, x: QTensor, real: npt.NDArray[Any]) -> QTensor:
-        """Look up the truth values ``real != 0`` of int8."""
+        """Look up the truth values ``real != 0`` for int8 ``x``."""
         value = self.emit("TABLE", x.value, self.const((real != 0).astype(np.int8), name="truth"))
         return QTensor(value if self.tuning.truth_dtype == "INT8" else self.emit("CAST", value, dtype="BOOL"), x.dims, None)
 
     def integer_table(self, x: QTensor, real: npt.NDArray[Any]) -> QTensor:
-        """Look up INT32 integers ``real`` of int8, saturated to 30 bits."""
+        """Look up the INT32 integers ``real`` for int8 ``x``, clamped to -2**30..2**30 - 1."""
         integers = np.clip(np.trunc(fill_nan(real)), -(2**30), 2**30 - 1).astype(np.int64)
         if np.abs(integers).max() < 128:
             value = self.emit("TABLE", x.value, self.const(integers.astype(np.int8), name="table"))
@@ -125,17 +125,17 @@ class LookupBuilder(OperandBuilder):
 
 
 def in_16_bits(out: QParams) -> QParams:
-    """Return ``out``, or 16-bit parameters with 1/128 of its scale."""
+    """Return ``out`` if it is 16-bit, or 16-bit parameters with 1/128 of its scale otherwise."""
     return out if out.dtype == "INT16" else QParams((out.step / 128,), (0,), *dtype_range("INT16"), "INT16")
 
 
 def codes_of(real: npt.NDArray[Any], q: QParams) -> npt.NDArray[np.float64]:
-    """Return ``real`` in steps of ``q``, neither rounded nor clamped."""
+    """Return real / scale + zero_point, neither rounded nor clamped."""
     return real.astype(np.float64) / q.step + q.zp
 
 
 def fill_nan(real: npt.NDArray[F]) -> npt.NDArray[F]:
-    """Replace NaN by the nearest valid entry."""
+    """Replace each NaN by the nearest valid entry."""
     valid = np.flatnonzero(~np.isnan(real))
     if valid.size in (0, real.size):
         return np.asarray(np.nan_to_num(real, nan=0.0, posinf=np.inf, neginf=-np.inf), real.dtype)

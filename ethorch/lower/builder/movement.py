@@ -17,23 +17,23 @@ class MovementBuilder(Emitter):
     """A builder of operators that move elements.
 
     Args:
-        limits: Limits of the target per operator.
-        tuning: Choices between equivalent operators by speed.
-        target: Name of the target, for refusals.
+        limits: Limits of the target for each operator.
+        tuning: Preferred choices between equivalent operators.
+        target: Name of the target, used in refusals.
     """
 
     def __init__(self, limits: Mapping[str, Limits] | None = None, *, tuning: Tuning = UNTUNED, target: str = ""):
         super().__init__(limits, target=target)
         self.tuning = tuning
 
-    # --- values by stored axes ----------------------------------------------------------------------------------------
+    # --- values -------------------------------------------------------------------------------------------------------
 
     def reshape(self, value: Value, shape: Sequence[int]) -> Value:
-        """Emit a RESHAPE, unless ``value`` has that shape."""
+        """Emit a RESHAPE unless ``value`` already has the shape."""
         return value if value.shape == tuple(shape) else self.emit("RESHAPE", value, shape=tuple(shape))
 
     def reorder(self, value: Value, order: Sequence[int], shape: Sequence[int]) -> Value:
-        """Reorder stored axes and reshape. Repeated calls return the same value."""
+        """Reorder the axes of ``value``, then reshape. Repeated calls return the same value."""
         return self.once(("ordered", value, tuple(order), tuple(shape)), lambda: self._reorder(value, order, shape))
 
     def _reorder(self, value: Value, order: Sequence[int], shape: Sequence[int]) -> Value:
@@ -47,7 +47,7 @@ class MovementBuilder(Emitter):
         return self.reshape(moved, shape)
 
     def _transpose(self, value: Value, order: Sequence[int]) -> Value:
-        """Reorder axes by TRANSPOSEs of at most ``MAX_RANK`` axes, each of which moves two axes to their positions."""
+        """Reorder axes with TRANSPOSEs of at most ``MAX_RANK`` axes. Each TRANSPOSE moves two axes to their final positions."""
         shape, current = value.shape, list(range(value.rank))
         count = 0
         while current != list(order):
@@ -60,7 +60,7 @@ class MovementBuilder(Emitter):
         return value
 
     def slice_axis(self, value: Value, axis: int, start: int, size: int) -> Value:
-        """Return value[start : start + size] along a stored axis."""
+        """Return value[start : start + size] along ``axis``."""
         if size == value.shape[axis]:
             return value
         starts = tuple(start if k == axis else 0 for k in range(value.rank))
@@ -68,47 +68,47 @@ class MovementBuilder(Emitter):
         return self.emit("SLICE", value, start=starts, size=sizes)
 
     def crop(self, value: Value, shape: Sequence[int]) -> Value:
-        """Return the first ``shape[k]`` elements of each stored axis k."""
+        """Return the first ``shape[k]`` elements of each axis k."""
         if tuple(shape) == value.shape:
             return value
         return self.emit("SLICE", value, start=(0,) * value.rank, size=tuple(shape))
 
     def pad_axis(self, value: Value, axis: int, before: int, after: int, code: int) -> Value:
-        """Pad a stored axis with ``code``."""
+        """Pad ``axis`` with the constant ``code``."""
         if before == 0 == after:
             return value
         padding = [0] * (2 * value.rank)
         padding[2 * axis : 2 * axis + 2] = before, after
         return self.emit("PAD", value, padding=tuple(padding), pad_const=code)
 
-    # --- tensors by logical dimensions --------------------------------------------------------------------------------
+    # --- tensors ------------------------------------------------------------------------------------------------------
 
     def store_as(self, x: QTensor, groups: Sequence[Sequence[int]]) -> Value:
-        """Store ``x`` with one axis per group of logical dimensions. Other dimensions must have extent 1."""
+        """Return ``x`` with one axis for each group of PyTorch dimensions. Other dimensions must have size 1."""
         shape = x.shape
         order = [axis for group in groups for dim in group for axis in x.dims[dim]]
         return self.reorder(x.value, order, [math.prod(shape[dim] for dim in group) for group in groups])
 
     def logical(self, x: QTensor) -> Value:
-        """Store ``x`` contiguously in its logical shape."""
+        """Return ``x`` contiguous in its PyTorch shape."""
         return self.store_as(x, [(dim,) for dim in range(x.rank)])
 
     def nhwc(self, x: QTensor) -> Value:
-        """Store a logical [N, C, H, W] or [C, H, W] tensor as [N, H, W, C]."""
+        """Convert an [N, C, H, W] or [C, H, W] tensor to the layout [N, H, W, C]."""
         if x.rank == 3:
             return self.store_as(x, [(), (1,), (2,), (0,)])
         return self.store_as(x, [(0,), (2,), (3,), (1,)])
 
     def from_nhwc(self, value: Value, q: QParams | None, rank: int = 4) -> QTensor:
-        """Return the logical tensor of a value stored by ``nhwc``."""
+        """Return the PyTorch tensor for a value in NHWC layout."""
         return QTensor(value, ((0,), (3,), (1,), (2,)) if rank == 4 else ((3,), (1,), (2,)), q)
 
     def from_order(self, value: Value, order: Sequence[int], q: QParams | None) -> QTensor:
-        """Return the tensor whose dimension ``order[k]`` is stored axis k."""
+        """Return the tensor whose dimension ``order[k]`` is axis k of ``value``."""
         return QTensor(value, tuple((order.index(dim),) for dim in range(len(order))), q)
 
     def view(self, x: QTensor, shape: Sequence[int]) -> QTensor:
-        """Reshape the logical tensor. Data moves only if stored orders of ``MAX_RANK`` axes cannot express the shape."""
+        """Reshape a tensor. Data moves only if no layout of at most ``MAX_RANK`` axes can express the shape."""
         refined = refine(x.value.shape, x.dims, shape)
         if refined is not None and len(refined[0]) > MAX_RANK:
             refined = coarsest(*refined)
@@ -118,14 +118,14 @@ class MovementBuilder(Emitter):
         return QTensor(self.reshape(x.value, stored), dims, x.q)
 
     def permute(self, x: QTensor, order: Sequence[int]) -> QTensor:
-        """Permute the logical dimensions without moving data."""
+        """Permute the dimensions without moving data."""
         q = x.q
         if q is not None and q.axis is not None:
             q = QParams(q.scale, q.zero_point, q.qmin, q.qmax, q.dtype, list(order).index(q.axis))
         return QTensor(x.value, tuple(x.dims[dim] for dim in order), q)
 
     def axis_of(self, x: QTensor, dim: int) -> tuple[Value, int, Dims]:
-        """Return (``x`` with the logical ``dim`` as one stored axis, that axis, dims)."""
+        """Return a value in which ``dim`` is a single axis, that axis, and the dims of the value."""
         dim %= x.rank
         if len(x.dims[dim]) == 1:
             return x.value, x.dims[dim][0], x.dims
@@ -141,7 +141,7 @@ class MovementBuilder(Emitter):
         return value, dim, contiguous(x.shape)
 
     def alike(self, tensors: Sequence[QTensor]) -> tuple[list[Value], Dims]:
-        """Store tensors of equal rank with one axis per dimension, in the order of the largest tensor."""
+        """Convert tensors of equal rank to the layout of the largest tensor, with one axis for each dimension."""
         leader = max((x for x in tensors if not x.value.is_const), key=lambda x: math.prod(x.shape), default=tensors[0])
         order = list(range(leader.rank))
         if all(len(axes) <= 1 for axes in leader.dims):
@@ -150,7 +150,7 @@ class MovementBuilder(Emitter):
         return [self.store_as(x, [(dim,) for dim in order]) for x in tensors], dims
 
     def align(self, *tensors: QTensor) -> tuple[list[Value], Dims]:
-        """Store the operands of a broadcasting operator with equal ranks, if possible in the order of the largest."""
+        """Convert the operands of a broadcasting operator to equal ranks, if possible in the layout of the largest operand."""
         rank = max(x.rank for x in tensors)
         if rank == 0:
             return [self.logical(x) for x in tensors], ()
@@ -160,8 +160,8 @@ class MovementBuilder(Emitter):
         leader = max((x for x in padded if not x.value.is_const), key=lambda x: math.prod(x.shape), default=padded[0])
         if any(leader.shape[d] not in (1, extents[d]) for d in range(rank)) or not self._follows(leader, padded, extents):
             return [self.logical(x) for x in padded], contiguous(extents)
-        # Slots: stored axes of the result, in the leader's order after its broadcast dims.
-        slots: list[tuple[int, int]] = []  # (logical dim, factor index), in stored order
+        # Slots: axes of the result. Axes of the leader follow the dims in which the leader is broadcast.
+        slots: list[tuple[int, int]] = []  # (dim, factor index) in axis order
         places = {axis: (dim, k) for dim, axes in enumerate(leader.dims) for k, axis in enumerate(axes)}
         slots = [places[axis] for axis in range(leader.value.rank) if axis in places]
         missing = [(dim, 0) for dim in range(rank) if extents[dim] > 1 and leader.shape[dim] == 1 and not leader.dims[dim]]
@@ -218,7 +218,7 @@ class MovementBuilder(Emitter):
         return QTensor(self.reshape(firsts, (*before, count, *after)), dims, x.q)
 
     def pad_or_crop(self, x: QTensor, dim: int, before: int, extent: int) -> QTensor:
-        """Pad the start of ``dim`` with ``before`` zeros (negative: crop), then crop or pad the end to ``extent``."""
+        """Pad the start of ``dim`` with ``before`` zeros (or crop if negative), then crop or pad the end to ``extent``."""
         after = extent - before - x.shape[dim]
         if before == 0 == after:
             return x

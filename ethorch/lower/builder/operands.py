@@ -1,4 +1,4 @@
-"""Conversion of operands."""
+"""Conversion of operands to the dtype or quantization parameters of an operator."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class OperandBuilder(ScalingBuilder):
     # --- quantized and float tensors ----------------------------------------------------------------------------------
 
     def to_int32(self, x: QTensor) -> QTensor:
-        """Return INT32 without zero point, by an unshared RESCALE, because Vela fuses only RESCALEs with one user."""
+        """Return x - zero_point as INT32. The RESCALE is not shared, because Vela fuses only RESCALEs with one user."""
         return QTensor(self.rescale(x.value, 1.0, input_zp=x.qparams.zp, dtype="INT32"), x.dims, x.q)
 
     def to_qparams(self, x: QTensor, out: QParams | None) -> QTensor:
-        """Requantize ``x`` with ``out``, if any."""
+        """Requantize ``x`` with ``out``. If there is no ``out``, return ``x`` unchanged."""
         if out is None:
             return x
         q = x.qparams
@@ -90,7 +90,7 @@ class OperandBuilder(ScalingBuilder):
         """Convert a constant to integers of ``dtype`` or truth values; return a tensor unchanged.
 
         Raises:
-            Unsupported: ``integer.constant``, a fraction or more than 32 bits.
+            Unsupported: ``integer.constant``, if the constant has a fraction or exceeds 32 bits.
         """
         if isinstance(x, QTensor):
             return x
@@ -99,12 +99,14 @@ class OperandBuilder(ScalingBuilder):
             array, dtype = array.astype(np.bool_), self.tuning.truth_dtype
             return QTensor(self.const(array.astype(DTYPES[dtype]), dtype), contiguous(array.shape), None)
         if np.any(array < _INT32.min) or np.any(array > _INT32.max) or np.any(array != np.rint(array)):
-            text = f"expected a constant of 32-bit integers, got values between {array.min()} and {array.max()}"
-            raise self.refuse("integer.constant", text, "Convert the other operand to float in the model, and quantize.")
+            text = f"expected a constant with 32-bit integers, got values from {array.min()} to {array.max()}"
+            raise self.refuse(
+                "integer.constant", text, "Convert the other operand to float in the model, and quantize the operator's module."
+            )
         return QTensor(self.const(array.astype(_INTEGERS[dtype]), dtype), contiguous(array.shape), None)
 
     def operand(self, x: Any, out: QParams) -> QTensor:
-        """Convert a tensor or constant to integer values of ``out``."""
+        """Convert a tensor or constant to the quantization parameters ``out``."""
         if not isinstance(x, QTensor):
             codes = np.asarray(x) if out.is_float else out.quantize(np.clip(np.asarray(x, np.float64), -3e38, 3e38))
             return QTensor(self.const(codes.astype(DTYPES[out.dtype]), out.dtype), contiguous(codes.shape), out)
@@ -116,7 +118,7 @@ class OperandBuilder(ScalingBuilder):
         return QTensor(self.clamp(scaled, out.qmin, out.qmax), x.dims, out)
 
     def convert_operand(self, x: Any, out: Result) -> QTensor:
-        """Convert an operand that is copied to the result to its quantization parameters or dtype."""
+        """Convert an operand that is copied to the result to the quantization parameters or dtype of the result."""
         if out.q is not None:
             return self.operand(x, out.q)
         dtype = out.dtype or "INT32"

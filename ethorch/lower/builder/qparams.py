@@ -1,4 +1,4 @@
-"""Quantization parameters, tensors, and the multiplier and shift of a scale."""
+"""Quantization parameters, quantized tensors, and the multiplier and shift of a scale."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ MIN_SHIFT, MAX_SHIFT = 2, 62
 
 PLAIN_INTEGERS = Reason(
     "graph.plain_integers", "expected a quantized input, got integers",
-    "Convert it to float in the model, and quantize.",
+    "Convert the input to float in the model, and quantize the operator's module.",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class QParams:
-    """Affine quantization: ``real = scale * (q - zero_point)``, q in ``qmin..qmax`` of ``dtype``.
+    """Affine quantization parameters: ``real = scale * (q - zero_point)`` for integers q in ``qmin..qmax``.
 
-    ``scale`` and ``zero_point`` have one entry, or one per index of the logical axis ``axis`` (per channel).
+    ``scale`` and ``zero_point`` have one entry, or one entry for each channel along the PyTorch dimension ``axis``.
     """
 
     scale: tuple[float, ...]
@@ -40,7 +40,7 @@ class QParams:
 
     @property
     def is_float(self) -> bool:
-        """True for floats. See ``float_qparams``."""
+        """True if ``dtype`` is a float dtype. See ``float_qparams``."""
         return self.dtype in FLOATS
 
     @property
@@ -54,7 +54,7 @@ class QParams:
 
     @property
     def step(self) -> float:
-        """Scale, if per tensor."""
+        """The scale, if quantized per tensor."""
         assert self.axis is None
         return self.scale[0]
 
@@ -64,17 +64,17 @@ class QParams:
 
     @property
     def codes(self) -> npt.NDArray[np.int32]:
-        """All integer values of the dtype in order."""
+        """All integer values of the dtype in ascending order."""
         low, high = dtype_range(self.dtype)
         return np.arange(low, high + 1, dtype=np.int32)
 
     @property
     def table_inputs(self) -> npt.NDArray[np.float32]:
-        """Real inputs of a TABLE: all integer values of the dtype, and 32768 for int16."""
+        """The real inputs of a TABLE: one for each integer value of the dtype, and one for 32768 if the dtype is int16."""
         return self.dequantize(self.codes if self.dtype == "INT8" else np.arange(-32768, 32769, dtype=np.int32))
 
     def quantize(self, real: ArrayLike) -> npt.NDArray[Any]:
-        """Return round-half-even(real / scale) + zero_point, clamped, in float32 like PyTorch's fake quantize."""
+        """Return round-half-even(real / scale) + zero_point, clamped. Computes in float32 like PyTorch's fake quantize."""
         if self.is_float:
             return np.asarray(real)
         inverse = np.float32(1.0) / np.float32(self.step)
@@ -88,12 +88,12 @@ class QParams:
 
 
 def float_qparams(dtype: str) -> QParams:
-    """Return the parameters of a float dtype: scale 1, zero point 0, unlimited range."""
+    """Return the parameters of a float dtype: scale 1, zero point 0 and an unlimited range."""
     return QParams((1.0,), (0,), -(1 << 128), 1 << 128, dtype)
 
 
 def dtype_range(dtype: str) -> tuple[int, int]:
-    """Return the (lowest, highest) integer of a TOSA dtype."""
+    """Return the lowest and highest integer of a TOSA dtype."""
     bits = {"INT4": 4, "INT8": 8, "INT16": 16, "INT32": 32, "INT48": 48}[dtype]
     return -(1 << bits - 1), (1 << bits - 1) - 1
 
@@ -103,9 +103,9 @@ class QTensor:
     """A tensor in a lowering.
 
     Attributes:
-        value: Stored elements, in any axis order.
-        dims: Stored axes of each logical (PyTorch) dimension, which permutes and reshapes change.
-        q: Quantization parameters; None for integers and truth values; ``float_qparams(dtype)`` for floats.
+        value: TOSA value with the elements, in any axis order.
+        dims: The axes of ``value`` that form each PyTorch dimension.
+        q: Quantization parameters, ``float_qparams(dtype)`` for floats, or None for integers and truth values.
     """
 
     value: Value
@@ -122,7 +122,7 @@ class QTensor:
 
     @property
     def is_integer(self) -> bool:
-        """True for plain integers and truth values."""
+        """True for truth values and integers that are not quantized."""
         return self.q is None
 
     @property
@@ -135,7 +135,7 @@ class QTensor:
 
     @property
     def qparams(self) -> QParams:
-        """``q``; raises Unsupported without one."""
+        """The quantization parameters. Raises Unsupported if there are no parameters."""
         if self.q is None:
             raise Unsupported(PLAIN_INTEGERS)
         return self.q
@@ -146,9 +146,9 @@ class Result:
     """The requested result of a lowering.
 
     Attributes:
-        shape: Logical shape of the first result.
-        dtype: TOSA name of the PyTorch dtype (FP32 for quantized results), or "" if TOSA does not support it.
-        q: Quantization parameters of the quantize node that reads the result. See ``QTensor.q``.
+        shape: PyTorch shape of the first result.
+        dtype: TOSA name of the PyTorch dtype (FP32 for quantized results), or "" if TOSA does not support the dtype.
+        q: Quantization parameters of the quantize node that reads the result, or None. See ``QTensor.q``.
     """
 
     shape: tuple[int, ...]
@@ -157,14 +157,14 @@ class Result:
 
     @property
     def qparams(self) -> QParams:
-        """``q``; raises Unsupported without one."""
+        """The quantization parameters. Raises Unsupported if there are no parameters."""
         if self.q is None:
             raise Unsupported(PLAIN_INTEGERS)
         return self.q
 
 
 def multiplier_and_shift(scale: float, *, bits: int = 32) -> tuple[int, int]:
-    """Return (multiplier, shift) with scale ~ multiplier * 2**-shift and a signed multiplier of ``bits`` (TOSA 1.0, RESCALE).
+    """Return (multiplier, shift) with scale ~ multiplier * 2**-shift and a signed multiplier of ``bits`` bits (TOSA 1.0, RESCALE).
 
     Raises:
         OverflowError: The scale is not positive and finite, or is too large.
@@ -179,7 +179,7 @@ def multiplier_and_shift(scale: float, *, bits: int = 32) -> tuple[int, int]:
     if shift > MAX_SHIFT:
         multiplier, shift = multiplier >> min(shift - MAX_SHIFT, digits), MAX_SHIFT
     if shift < MIN_SHIFT:
-        raise OverflowError(f"scale {scale} needs shift {shift} < {MIN_SHIFT}")
+        raise OverflowError(f"expected a scale less than 2**{digits - MIN_SHIFT}, got {scale}")
     return multiplier, shift
 
 

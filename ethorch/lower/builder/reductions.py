@@ -1,6 +1,6 @@
-"""Reductions inside an operator, such as a row's variance, and functions of them in interpolated tables.
+"""Reductions, such as the variance of a row, and functions of their results in interpolated tables.
 
-Slow 16-bit tables cost little, because there are fewer rows than elements.
+16-bit tables are slow, but are acceptable here because there are fewer rows than elements.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from ethorch.lower.builder.qparams import QParams, QTensor
 from ethorch.tosa.ir import Value
 from ethorch.tosa.layout import around, join_axes
 
-#: Input of a table at the start and end of its piece (TOSA 1.0 TABLE, int16: 513 entries).
+#: First and last input of a section's TABLE (TOSA 1.0: 513 entries for int16).
 _FIRST, _LAST = -32768, -32768 + 511 * 128
-#: Fractional bits of a mean of int16.
+#: Fractional bits of the mean of int16 values.
 REST_BITS = 6
-#: Longest row that is summed at once, largest part of a longer row (128 squares of 31 bits keep 24 bits each), and the number of
-#: sums that are added at once.
+#: Longest row that is summed in one step, maximum number of elements per step in a longer row (128 squares of 31 bits retain 24
+#: bits each), and maximum number of sums that the last step adds.
 _LONG_ROW, _LARGEST_PART, _FEW_SUMS = 1024, 128, 32
-#: Longest axis that is moved. Concatenating pieces of a longer one costs more than the sums.
+#: Longest axis that is moved. Concatenating the sections of a longer axis costs more than the sums.
 _LONGEST_MOVED = 65536
-#: Upper bound of sums of squares.
+#: Upper bound for sums of squares.
 _HIGHEST = 2.0**31 - 4096
 
 
 def sum_axes(b: Builder, acc: Value, axes: Collection[int]) -> Value:
-    """Return exact INT32 sums over stored ``axes``, which keep extent 1. Adjacent axes are summed at once."""
+    """Return exact INT32 sums over ``axes``. Reduced axes have size 1. Adjacent axes are reduced together."""
     shape = acc.shape
     joined, places = join_axes(shape, axes)
     acc = b.reshape(acc, joined)
@@ -42,7 +42,7 @@ def sum_axes(b: Builder, acc: Value, axes: Collection[int]) -> Value:
 
 
 def sum_axis(b: Builder, value: Value, axis: int) -> Value:
-    """Return exact INT32 sums over a stored axis, within the target's limits."""
+    """Return exact INT32 sums over ``axis``, within the limits of the target."""
     shape = value.shape
     folded = around(shape, axis)
     ranges = b.limits["REDUCE_SUM"].ranges if "REDUCE_SUM" in b.limits else {}
@@ -63,14 +63,14 @@ def sum_axis(b: Builder, value: Value, axis: int) -> Value:
         else:
             total = functools.reduce(lambda x, y: b.emit("ADD", x, y), parts)
         return b.reshape(total, (*shape[:axis], 1, *shape[axis + 1 :]))
-    if folded[2] == 1 and axis < len(shape) - 1:  # with an inner axis Vela emits an operation per outer index
+    if folded[2] == 1 and axis < len(shape) - 1:  # if an inner axis exists, Vela emits one operation per outer index
         total = b.emit("REDUCE_SUM", b.reshape(value, folded[:2]), axis=1)
         return b.reshape(total, (*shape[:axis], 1, *shape[axis + 1 :]))
     return b.emit("REDUCE_SUM", value, axis=axis)
 
 
 def lead_with(b: Builder, x: QTensor, dims: Sequence[int]) -> QTensor:
-    """Move the stored axes of ``dims`` to the front if the target would sum inner axes once per outer index."""
+    """Move the axes of ``dims`` to the front if the target would otherwise compute one sum for each outer index."""
     most, shape = b.tuning.most_places_before_sum, x.value.shape
     summed = [axis for dim in dims for axis in x.dims[dim] if shape[axis] > 1]
     joined, places = join_axes(shape, summed)
@@ -84,7 +84,7 @@ def lead_with(b: Builder, x: QTensor, dims: Sequence[int]) -> QTensor:
 
 
 def cut_before(b: Builder, x: QTensor, dims: Sequence[int]) -> tuple[int, int] | None:
-    """Return the stored axis to split and the piece size for which ``lead_with`` can move axes, if needed."""
+    """Return the axis to split and the section size with which ``lead_with`` can move axes, or None if no split is needed."""
     most, shape = b.tuning.most_places_before_sum, x.value.shape
     summed = {axis for dim in dims for axis in x.dims[dim] if shape[axis] > 1}
     joined, places = join_axes(shape, summed)
@@ -98,10 +98,10 @@ def cut_before(b: Builder, x: QTensor, dims: Sequence[int]) -> tuple[int, int] |
 
 
 def compute_in_pieces(b: Builder, x: QTensor, dims: Sequence[int], compute: Callable[[QTensor], QTensor]) -> QTensor:
-    """Apply ``compute`` to ``lead_with(x)``, in the pieces of ``cut_before``.
+    """Apply ``compute`` to ``lead_with(x)``, in the sections of ``cut_before``.
 
     Args:
-        compute: Function that reduces ``dims`` or keeps every extent, and keeps the order of other dimensions.
+        compute: Function that reduces ``dims`` or preserves every size, and preserves the order of other dimensions.
     """
     if (cut := cut_before(b, x, dims)) is None:
         return compute(lead_with(b, x, dims))
@@ -116,7 +116,7 @@ def compute_in_pieces(b: Builder, x: QTensor, dims: Sequence[int], compute: Call
 
 
 def reduce_axes(b: Builder, name: str, value: Value, axes: Collection[int]) -> Value:
-    """Apply the TOSA reduction ``name`` over stored ``axes``, which keep extent 1."""
+    """Apply the TOSA reduction ``name`` over ``axes``. Reduced axes have size 1."""
     shape = value.shape
     joined, places = join_axes(shape, axes)
     value = b.reshape(value, joined)
@@ -126,13 +126,13 @@ def reduce_axes(b: Builder, name: str, value: Value, axes: Collection[int]) -> V
 
 
 def geometric_bounds(low: float, high: float, ratio: float) -> list[float]:
-    """Return the fewest bounds from low to high whose successive ratios are at most ``ratio``."""
+    """Return the fewest bounds from ``low`` to ``high`` whose successive ratios are at most ``ratio``."""
     count = max(1, math.ceil(math.log(high / low) / math.log(ratio))) if high > low else 1
     return [low * (high / low) ** (k / count) for k in range(count)] + [max(high, low * 2)]
 
 
 def piece_before(bound: float, length: float) -> float:
-    """Return the start of a ``tabulate`` piece whose last entry is exactly at ``bound``."""
+    """Return the start of a ``tabulate`` section whose last entry is exactly at ``bound``."""
     centre, reach = min(round(bound - length / 2), math.ceil(bound) - 1), (_LAST - _FIRST) / -_FIRST
     return (reach * centre - bound) / (reach - 1) - 2.0**-30  # the center is rounded up
 
@@ -148,15 +148,15 @@ def tabulate(
     from_middle: bool = False,
     highest: float = 0.0,
 ) -> Value:
-    """Return round(function(v) / unit) for INT32 v, clamped near the ends of ``bounds``.
+    """Return round(function(v) / unit) for INT32 ``v``, clamped near the first and last of ``bounds``.
 
-    Each piece is a TABLE with 511 linear intervals. The piece from a to b returns f(min(max(v, a), b)) - f(b); the last piece
-    returns f. Bounds move by a step or two so that a and b are entries.
+    Each section between two bounds is a TABLE with 511 linear intervals. The section from a to b returns
+    f(min(max(v, a), b)) - f(b), and the last section returns f. Bounds move by a step or two so that a and b are entries.
 
     Args:
         function: Monotonic function between the bounds.
-        from_middle: Whether the last piece's entries are relative to the middle of its range, for more precise results.
-        highest: Largest v if it exceeds the last bound.
+        from_middle: Whether the entries of the last section are relative to the middle of its range, for more precise results.
+        highest: Largest ``v``, if it exceeds the last bound.
     """
     total: Value | None = None
     offset = 0.0
@@ -175,7 +175,7 @@ def tabulate(
         step = max(float(np.abs(real).max()), 1e-30) / 32767
         entries = np.rint(real / step).astype(np.int16)
         inside = v
-        if max(bounds[-1], highest) * scale > 2.0**28:  # a RESCALE must not exceed 32 bits (TOSA 1.0, apply_scale_32)
+        if max(bounds[-1], highest) * scale > 2.0**28:  # the RESCALE must fit 32 bits (TOSA 1.0, apply_scale_32)
             inside = b.emit("MINIMUM", v, b.const(np.full([1] * v.rank, math.ceil(high) + 1, np.int32), name="end"))
         centred = b.emit("SUB", inside, b.const(np.full([1] * v.rank, centre, np.int32), name="centre")) if centre else inside
         looked_up = b.interpolate(b.rescale(centred, scale, dtype="INT16"), entries)
@@ -190,9 +190,9 @@ def tabulate(
 
 
 def maximum_of(b: Builder, value: Value, axis: int) -> Value:
-    """Return the maximum over a stored axis by MAX_POOL2D, which Vela estimates as 4 times faster than REDUCE_MAX.
+    """Return the maximum over ``axis`` by MAX_POOL2D, which Vela estimates as 4 times faster than REDUCE_MAX.
 
-    Pooling reduces height and width, so the last axis is moved to the front. Few rows are pooled as maps of one channel.
+    A pool reduces height and width, so the last axis is moved to the front. A few rows are pooled as maps with one channel.
     """
     outer, extent, inner = around(value.shape, axis)
     shape = [1 if k == axis else e for k, e in enumerate(value.shape)]
@@ -239,7 +239,7 @@ def _lowest(value: Value) -> int:
 
 
 def minimum_of(b: Builder, value: Value, axis: int) -> Value:
-    """Return the minimum over a stored axis, which keeps extent 1."""
+    """Return the minimum over ``axis``. The reduced axis has size 1."""
     return _halve(b, value, axis, "MINIMUM")
 
 
@@ -259,7 +259,7 @@ def _halve(b: Builder, value: Value, axis: int, name: str) -> Value:
 
 
 def steps_per_code(codes: int, count: int) -> float:
-    """Return the most INT16 deviation steps per integer value of x, for ``count`` summed deviations."""
+    """Return the largest factor ``fine`` for ``deviations``, if ``count`` deviations are summed."""
     return min(32640 / codes, 127.0) / (4 if count > 4096 else 1)
 
 
@@ -271,7 +271,7 @@ def int32_product(b: Builder, x: Value, y: Value) -> Value:
 def in_finer_steps(b: Builder, value: Value, zp: int, fine: float) -> Value:
     """Return INT16 (value - zp) * fine for INT8 values and ``fine`` up to 127.
 
-    A RESCALE that changes the width is a separate NPU operation unless Vela fuses it with a MUL.
+    Uses a MUL, because a RESCALE that changes the width is a separate NPU operation unless Vela fuses it with a MUL.
     """
     factor = b.const(np.full((1,) * value.rank, 127, np.int8), name="factor")
     wide = b.emit("MUL", b.rescale(value, 1.0, input_zp=zp, dtype="INT32"), b.rescale(factor, 1.0, dtype="INT32"), shift=0)
@@ -279,7 +279,7 @@ def in_finer_steps(b: Builder, value: Value, zp: int, fine: float) -> Value:
 
 
 def deviations(b: Builder, x: QTensor, axes: Collection[int], fine: float) -> Value:
-    """Return INT16 (x - mean) * fine over the stored ``axes``."""
+    """Return INT16 (x - mean) * fine, where the mean is over ``axes``."""
     zp, count = x.qparams.zp, math.prod(x.value.shape[axis] for axis in axes)
     total = sum_axes(b, b.rescale(x.value, 1.0, input_zp=zp, dtype="INT32"), axes)
     if x.value.dtype == "INT8":
@@ -292,7 +292,7 @@ def deviations(b: Builder, x: QTensor, axes: Collection[int], fine: float) -> Va
 
 
 def exact_deviations(b: Builder, x: QTensor, axes: Sequence[int]) -> tuple[Value, Value]:
-    """Return INT32 x - m for int16 x and its rounded mean m over stored ``axes``, and mean - m in 1/64."""
+    """Return INT32 x - m and, in 1/64, mean - m for int16 ``x``, where m is the rounded mean over ``axes``."""
     count = math.prod(x.value.shape[axis] for axis in axes)
     total = sum_axes(b, b.rescale(x.value, 1.0, input_zp=x.qparams.zp, dtype="INT32"), axes)
     mean = b.rescale(total, 2.0**REST_BITS / count, dtype="INT32")
@@ -302,14 +302,14 @@ def exact_deviations(b: Builder, x: QTensor, axes: Sequence[int]) -> tuple[Value
 
 
 def sum_of_exact_squares(b: Builder, deviation: Value, axes: Sequence[int], codes: int) -> tuple[Value, float]:
-    """Return the INT32 sum of squared exact deviations, and the value of one step."""
-    half = b.rescale(deviation, 0.5, dtype="INT32")  # the product of both halves is d * d / 4, or 1/4 less
+    """Return the INT32 sum of squared exact deviations, and the value of one step of the sum."""
+    half = b.rescale(deviation, 0.5, dtype="INT32")  # the product of the halves is d * d / 4, or 1/4 less for odd d
     square, unit = sum_of_products(b, half, b.emit("SUB", deviation, half), axes, (codes - 1) / 2, (codes - 1) / 4)
     return square, 4 * unit
 
 
 def sum_of_squares(b: Builder, deviation: Value, zp: int, axes: Sequence[int], largest: float) -> tuple[Value, float]:
-    """Return the INT32 sum of squares and the value of one step. See ``sum_of_products``."""
+    """Return the INT32 sum of squares, and the value of one step of the sum. See ``sum_of_products``."""
     factor, second_factor = (b.rescale(deviation, 1.0, input_zp=zp, dtype="INT32") for _ in range(2))
     return sum_of_products(b, factor, second_factor, axes, largest)
 
@@ -317,14 +317,14 @@ def sum_of_squares(b: Builder, deviation: Value, zp: int, axes: Sequence[int], l
 def sum_of_products(
     b: Builder, x: Value, y: Value, axes: Sequence[int], largest: float, mean: float | None = None
 ) -> tuple[Value, float]:
-    """Return the INT32 sum of non-negative products and the value of one step.
+    """Return the INT32 sum of non-negative products, and the value of one step of the sum.
 
-    A short row is summed at once, with scaled products. A long row is summed in parts, which are scaled only if needed, to keep
-    the bits of small products.
+    A short row is summed in one step, with scaled products. A long row is summed in several steps and scaled only if needed, to
+    retain the bits of small products.
 
     Args:
-        largest: Largest root of a product.
-        mean: Largest root of a row's mean product. Default: ``largest``.
+        largest: Square root of the largest product.
+        mean: Square root of the largest mean product of a row. Default: ``largest``.
     """
     extents, mean = [x.shape[axis] for axis in axes], largest if mean is None else mean
     count = math.prod(extents)
@@ -332,7 +332,7 @@ def sum_of_products(
     inner_extents = [math.prod(e for k, e in enumerate(x.shape) if k > axis and k not in axes) for axis in axes]
     parts = [_parts(e) if count > _LONG_ROW and inner == 1 else [e] for e, inner in zip(extents, inner_extents, strict=True)]
     first = parts[-1][0] if count > _LONG_ROW else count
-    # Other scales than powers of 2 are a separate operation on the U55. Each product may be rounded up.
+    # Scales other than powers of 2 require a separate operation on the U55. Rounding can increase each product by 1.
     highest = first * min(largest**2, mean**2 * count / first)
     scale = min(1.0, 2.0 ** math.floor(math.log2((2.0**31 - first) / highest)))
     square, unit = b.emit("MUL", x, y, shift=0), 1 / scale
@@ -343,7 +343,7 @@ def sum_of_products(
     summed, highest = 1, scale * largest**2 + 1
     for axis, sizes in reversed(list(zip(axes, parts, strict=True))):
         for size in sizes:
-            # The sum of a part is at most that of the row. Each halving by a RESCALE rounds up by at most 1.
+            # A partial sum is at most the sum of the row. Each RESCALE rounds up by at most 1.
             above = min(highest * size, count * mean**2 / unit + summed * size)
             if summed > 1 and (needed := 2.0 ** math.floor(math.log2(2.0**31 / above * 0.999))) < 1:
                 square, unit, above = b.rescale(square, needed, dtype="INT32"), unit / needed, above * needed + size
@@ -352,7 +352,7 @@ def sum_of_products(
 
 
 def _parts(extent: int) -> list[int]:
-    """Return numbers of elements to sum at a time. The last part may be incomplete."""
+    """Return the number of elements to sum in each step. The last group of a step can be incomplete."""
     if extent <= _LONG_ROW:
         return [extent]
     sizes = []
@@ -377,11 +377,11 @@ def _sum_of_parts(b: Builder, value: Value, axis: int, size: int) -> Value:
 
 
 def all_dims(x: QTensor, dim: Any) -> list[int]:
-    """Convert PyTorch's dim argument to a list of non-negative dims."""
+    """Convert a PyTorch dim argument to a list of non-negative dims."""
     dims = [dim] if isinstance(dim, int) else list(dim) if dim is not None and len(dim) else range(x.rank)
     return [d % x.rank for d in dims]
 
 
 def with_reduced_dims(x: QTensor, value: Value, dims: Sequence[int], q: QParams | None) -> QTensor:
-    """Return ``value`` as ``x`` reduced over logical ``dims``."""
+    """Return a tensor for ``value``, the reduction of ``x`` over ``dims``."""
     return QTensor(value, tuple(() if d in dims else axes for d, axes in enumerate(x.dims)), q)

@@ -12,14 +12,14 @@ from ethorch.lower.builder.qparams import QParams, dtype_range, multipliers_and_
 from ethorch.tosa.ir import DTYPES, FLOAT_MAX, FLOATS, Value
 from ethorch.tosa.opset import FROM_UNSIGNED, TO_UNSIGNED
 
-#: Values of int32 activations are multiples of this: 28 bits, of which float32 represents 24.
+#: int32 activations are multiples of this number. They have 28 bits, of which float32 represents 24.
 _INT32_STEPS = 8
 
 
 def saturating_reach(largest: float, scale: float) -> int | None:
-    """Return the magnitude at which ``scale`` saturates every integer value, or None if values up to ``largest`` fit.
+    """Return the magnitude at which ``scale`` saturates every result, or None if values up to ``largest`` fit a RESCALE.
 
-    A RESCALE result above 32 bits is undefined (TOSA 1.0 apply_scale_32).
+    A RESCALE whose result exceeds 32 bits is undefined (TOSA 1.0, apply_scale_32).
     """
     # 2**17 exceeds INT16
     return math.ceil((1 << 17) / scale) if largest * scale >= 2.0**30 else None
@@ -37,12 +37,13 @@ class ScalingBuilder(MovementBuilder):
         output_zp: int = 0,
         dtype: str = "INT8",
     ) -> Value:
-        """Return dtype((value - input_zp) * scale + output_zp), SINGLE_ROUND; a sequence has a scale per last stored axis.
+        """Return dtype((value - input_zp) * scale + output_zp), rounded with SINGLE_ROUND.
 
-        A float is multiplied in its own dtype, then cast if ``dtype`` is a float dtype.
+        A sequence contains one scale for each index of the last axis. A float is multiplied in its own dtype, then cast if
+        ``dtype`` is a float dtype.
 
         Raises:
-            Unsupported: ``requantize.scale``, a scale is zero, not finite or outside RESCALE's range.
+            Unsupported: ``requantize.scale``, if a scale is zero, not finite or outside RESCALE's range.
         """
         scales = [float(scale)] if isinstance(scale, (int, float)) else [float(s) for s in scale]
         if value.dtype in FLOATS:
@@ -56,7 +57,7 @@ class ScalingBuilder(MovementBuilder):
         try:
             multipliers, shifts = multipliers_and_shifts(scales, bits=16 if value.dtype == "INT48" else 32)
         except OverflowError as error:
-            way_out = "Calibrate with inputs in their usual range; the observed ranges are close to 0 or to infinity."
+            way_out = "Calibrate with representative inputs, because the observed ranges are close to 0 or to infinity."
             raise self.refuse("requantize.scale", f"cannot requantize: {error}", way_out) from None
         return self.emit(
             "RESCALE",
@@ -72,18 +73,18 @@ class ScalingBuilder(MovementBuilder):
         )
 
     def from_unsigned(self, value: Value) -> Value:
-        """Convert uint8, stored as INT8, to int8."""
+        """Convert uint8 values stored as INT8 to int8."""
         return self.emit("RESCALE", value, **FROM_UNSIGNED)
 
     def to_unsigned(self, value: Value) -> Value:
-        """Convert int8 to uint8, stored as INT8."""
+        """Convert int8 to uint8 values stored as INT8."""
         return self.emit("RESCALE", value, **TO_UNSIGNED)
 
     def requantize(self, acc: Value, scale: float | Sequence[float], out: QParams, *, largest: float = 0.0) -> Value:
         """Quantize ``acc * scale`` with ``out``, rounded once and saturated.
 
         Args:
-            largest: Largest magnitude of ``acc``, which is clamped first if the RESCALE may exceed 32 bits.
+            largest: Largest magnitude of ``acc``, which is clamped first if the result of the RESCALE can exceed 32 bits.
         """
         scales = [float(scale)] if isinstance(scale, (int, float)) else list(scale)
         reach = saturating_reach(largest, max(scales) / out.step)
@@ -95,7 +96,7 @@ class ScalingBuilder(MovementBuilder):
         return self.clamp(scaled, out.qmin, out.qmax)
 
     def _requantize_to_int32(self, acc: Value, scales: list[float]) -> Value:
-        """Return ``acc * scale`` as a multiple of ``_INT32_STEPS``, below 2**29 because a RESCALE to INT32 does not saturate."""
+        """Return ``acc * scale`` as a multiple of ``_INT32_STEPS``. Clamps first, because a RESCALE to INT32 does not saturate."""
         scales = [scale / _INT32_STEPS for scale in scales]
         limit = int(((1 << 31) / _INT32_STEPS - 1) / max(scales))
         if limit < 1 << 31:
@@ -110,7 +111,7 @@ class ScalingBuilder(MovementBuilder):
         return value
 
     def dequantize(self, value: Value, zero_point: int) -> Value:
-        """Return FP32 value - zero_point, or 0 and 1 for truth values."""
+        """Return value - zero_point as FP32. Truth values become 0 and 1."""
         if value.dtype == "BOOL":
             ones, zeros = (self.const(np.full((1,) * value.rank, number, np.float32)) for number in (1, 0))
             return self.emit("SELECT", value, ones, zeros)
@@ -118,7 +119,7 @@ class ScalingBuilder(MovementBuilder):
         return value if zero_point == 0 else self.emit("SUB", value, self.const(np.full((1,) * value.rank, zero_point, np.float32)))
 
     def cast(self, value: Value, dtype: str) -> Value:
-        """Emit a CAST, unless redundant. Constants are cast to floats at compile time."""
+        """Emit a CAST unless ``value`` already has the dtype. Constants are cast to float dtypes at compile time."""
         if value.dtype == dtype:
             return value
         if value.data is not None and dtype in FLOATS:
@@ -126,7 +127,7 @@ class ScalingBuilder(MovementBuilder):
         return self.emit("CAST", value, dtype=dtype)
 
     def clamp(self, value: Value, low: float, high: float) -> Value:
-        """Emit a CLAMP, unless the bounds cover the dtype's range."""
+        """Emit a CLAMP unless the bounds cover the range of the dtype."""
         if value.dtype in FLOATS:
             bound = FLOAT_MAX[value.dtype]
             low, high = max(low, -bound), min(high, bound)
@@ -138,7 +139,7 @@ class ScalingBuilder(MovementBuilder):
         return self.emit("CLAMP", value, min_val=low, max_val=high)
 
     def quantize(self, value: Value, out: QParams) -> Value:
-        """Quantize floats with ``out``."""
+        """Quantize a float value with ``out``."""
         inverse = float(np.float32(1.0) / np.float32(out.step))
         scaled = self.clamp(self.rescale(value, inverse, dtype="FP32"), -(2.0**22), 2.0**22)
         codes = self.cast(self.cast(scaled, "INT32"), "FP32")

@@ -1,6 +1,6 @@
 """Truth values, comparisons and selection.
 
-A truth value is a tensor without QParams: BOOL if the NPU supports it, otherwise INT8 0 or 1.
+A truth value has no QParams. Its dtype is BOOL if the NPU supports BOOL, and INT8 (0 or 1) otherwise.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ethorch.support.errors import Reason
 from ethorch.tosa.ir import Value
 from ethorch.tosa.layout import Dims, contiguous
 
-#: Left shift of the coarser of two scales: as precise as possible while differences fit int32.
+#: Left shift for the coarser of two scales, the largest shift for which differences fit int32.
 _HEADROOM = {"INT8": 19, "INT16": 14}
 
 
@@ -28,12 +28,12 @@ def native(b: Builder) -> bool:
 
 
 def truth_from_int8(b: Builder, value: Value) -> Value:
-    """Convert INT8 0 or 1 to the NPU's truth value."""
+    """Convert INT8 0 or 1 to the truth dtype of the NPU."""
     return b.emit("CAST", value, dtype="BOOL") if native(b) else value
 
 
 def truth_of_codes(b: Builder, value: Value, holds: Callable[[npt.NDArray[Any]], npt.ArrayLike]) -> Value:
-    """Look up the truth values ``holds(values)`` of INT8 values."""
+    """Look up the truth value ``holds(v)`` of each INT8 value v."""
     codes = np.arange(-128, 128)
     table = b.const(np.asarray(holds(codes)).astype(np.int8), name="truth")
     return truth_from_int8(b, b.emit("TABLE", value, table))
@@ -46,8 +46,8 @@ def invert_truth(b: Builder, value: Value) -> Value:
 def in_one_unit(b: Builder, x: Any, y: Any) -> tuple[list[Value], Dims]:
     """Convert two operands to INT32 in a common unit, and align them.
 
-    Equal scales, constants and integers are exact. For different scales the unit is 2**19 (int8) or 2**14 (int16) times finer
-    than the coarser scale.
+    The conversion of equal scales, constants and integers is exact. For different scales, the unit is 2**19 (int8) or 2**14
+    (int16) times finer than the coarser scale.
     """
     tensors = [value for value in (x, y) if isinstance(value, QTensor) and not value.is_integer]
     if not tensors:
@@ -80,7 +80,7 @@ def _constant(x: Any) -> npt.NDArray[Any] | None:
 
 
 def _among_codes(b: Builder, numbers: npt.NDArray[Any], q: QParams) -> QTensor:
-    """Return constants in half steps of ``q``: even if equal to an integer value in float32, odd between two."""
+    """Return constants in half steps of ``q``. A constant that equals an integer value in float32 is even; any other is odd."""
     reals, numbers32 = q.dequantize(q.codes), numbers.astype(np.float32)
     place = np.searchsorted(reals, numbers32)
     equal = reals[np.minimum(place, reals.size - 1)] == numbers32
@@ -93,18 +93,18 @@ def any_float(*operands: Any) -> bool:
 
 
 def in_one_float(b: Builder, x: Any, y: Any) -> tuple[list[Value], Dims]:
-    """Convert two operands to their float dtype (FP32 if they differ), and align them."""
+    """Convert two operands to their common float dtype, or to FP32 if their dtypes differ, and align them."""
     dtypes = {value.qparams.dtype for value in (x, y) if isinstance(value, QTensor) and not value.is_integer}
     out = float_qparams(dtypes.pop() if len(dtypes) == 1 else "FP32")
     return b.align(b.operand(x, out), b.operand(y, out))
 
 
 def difference(b: Builder, x: Value, y: Value, *, below: int) -> Value:
-    """Return an INT8 with the sign of x - y for INT32 operands.
+    """Return an INT8 value with the sign of x - y, for INT32 operands.
 
     Args:
-        below: Exclusive bound of |x - y|. Above 2**29 the difference is clamped to -1..1 before the RESCALE. Above 2**31 an
-            operand is clamped to within 1 of the other.
+        below: Exclusive bound of |x - y|. Above 2**29, the difference is clamped to -1..1 before the RESCALE. Above 2**31, an
+            operand is clamped to within 1 of the other operand.
     """
     if below <= 1 << 29:
         value = b.emit("SUB", x, y)
@@ -137,7 +137,7 @@ def _next_to(b: Builder, x: Value, y: Value) -> Value:
 
 
 def select_elements(b: Builder, condition: QTensor, x: QTensor, y: QTensor, q: QParams | None) -> QTensor:
-    """Return condition ? x : y by SELECT, or by c * x + (1 - c) * y, which is exact."""
+    """Return condition ? x : y, by SELECT or by the exact c * x + (1 - c) * y."""
     (c, xv, yv), dims = b.align(condition, x, y)
     if native(b):
         if c.dtype != "BOOL":
@@ -151,7 +151,7 @@ def select_elements(b: Builder, condition: QTensor, x: QTensor, y: QTensor, q: Q
             return b.const(value.data.astype(np.int32) - zp)
         return value if value.dtype == "INT32" else b.rescale(value, 1.0, input_zp=zp, dtype="INT32")
 
-    # The second operand of a MUL is 0 or 1: no product overflows, and one summand is always 0.
+    # The second operand of each MUL is 0 or 1, so no product overflows. One summand is always 0.
     selected_x = b.emit("MUL", center(xv), b.widen(c), shift=0)
     selected_y = b.emit("MUL", center(yv), b.widen(invert_truth(b, c)), shift=0)
     total = b.emit("ADD", selected_x, selected_y)
@@ -159,19 +159,19 @@ def select_elements(b: Builder, condition: QTensor, x: QTensor, y: QTensor, q: Q
 
 
 def finite(value: float, out: QParams) -> float:
-    """Clamp an infinite fill value to the range of ``out``."""
+    """Clamp a fill value to the range of ``out``. NaN becomes 0."""
     low, high = ((code - out.zp) * out.step for code in (out.qmin, out.qmax))
     return min(max(value, low), high) if not math.isnan(value) else 0.0
 
 
 def float_operand(name: str, *operands: Any) -> Reason | None:
-    """Return a Reason if an operand of integers has a fraction."""
+    """Return the reason if a constant operand for an integer tensor has a fraction, or None otherwise."""
     if any(isinstance(x, QTensor) and not x.is_integer for x in operands):
         return None
     if any(isinstance(x, (float, np.ndarray)) and np.asarray(x).dtype.kind == "f" and np.any(np.asarray(x) % 1) for x in operands):
         return Reason(
             f"{name}.mixed",
-            "expected only integers or only quantized tensors, got integers and fractions",
-            "Convert the integers to float in the model, and quantize.",
+            "expected an integer constant for an integer tensor, got a constant with a fraction",
+            "Convert the integer tensor to float in the model, and quantize the operator's module.",
         )
     return None

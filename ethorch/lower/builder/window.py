@@ -11,10 +11,10 @@ from ethorch.tosa.ir import Value
 
 @dataclass(frozen=True)
 class Window:
-    """The elements that each result reads per axis: result i reads i * stride - before + k * dilation for k in 0..kernel - 1.
+    """The input elements that each result reads: along an axis, result i reads i * stride - before + k * dilation for k < kernel.
 
-    The first ``before`` and last ``after`` elements are padding. A negative ``after`` is the number of last elements that no window
-    reads. Every attribute has one entry per axis.
+    ``before`` and ``after`` count the padding at the start and end. A negative ``after`` counts elements at the end that no window
+    reads. Every attribute has one entry for each axis.
     """
 
     kernel: tuple[int, ...]
@@ -30,7 +30,7 @@ class Window:
         padding: int | Sequence[int | tuple[int, int]] = 0,
         dilation: int | Sequence[int] = 1,
     ) -> Window:
-        """Convert PyTorch's arguments. A number applies to all axes; a padding may be a pair (before, after)."""
+        """Convert PyTorch's arguments. A single number applies to all axes. A padding can be a pair (before, after)."""
         rank = len(kernel)
 
         def each(values: int | Sequence[int]) -> tuple[int, ...]:
@@ -45,7 +45,7 @@ class Window:
 
     @property
     def span(self) -> tuple[int, ...]:
-        """Number of elements from a result's first to its last."""
+        """The number of elements from the first to the last element of a window."""
         return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilation, strict=True))
 
     def counts(self, extents: Sequence[int]) -> tuple[int, ...]:
@@ -54,7 +54,7 @@ class Window:
 
     @property
     def pad(self) -> tuple[int, ...]:
-        """TOSA attribute: (top, bottom, left, right)."""
+        """The TOSA attribute (top, bottom, left, right)."""
         return tuple(amount for ends in zip(self.before, self.after, strict=True) for amount in ends)
 
     @property
@@ -68,7 +68,7 @@ class Window:
         return Window(kernel, stride, dilation, before, after)
 
     def __add__(self, right: Window) -> Window:
-        """Concatenate the axes."""
+        """Concatenate the axes of two windows."""
         return Window(
             self.kernel + right.kernel,
             self.stride + right.stride,
@@ -78,11 +78,11 @@ class Window:
         )
 
     def without_padding(self) -> Window:
-        """Return the window over an already padded map."""
+        """Return the window for a feature map that is already padded."""
         return replace(self, before=(0,) * len(self.kernel), after=(0,) * len(self.kernel))
 
     def ending(self, extents: Sequence[int], sizes: Sequence[int] | None = None) -> Window:
-        """Adjust ``after`` so that the last of ``sizes`` windows ends at the padded map's end, as TOSA requires."""
+        """Adjust ``after`` so that the last of ``sizes`` windows ends at the end of the padded feature map, as TOSA requires."""
         after = []
         for axis, (extent, span, stride) in enumerate(zip(extents, self.span, self.stride, strict=True)):
             fit = (extent + self.before[axis] + self.after[axis] - span) // stride + 1
@@ -91,7 +91,7 @@ class Window:
         return replace(self, after=tuple(after))
 
     def misses(self, extents: Sequence[int], sizes: Sequence[int]) -> bool:
-        """Return True if, along an axis, all windows read only padding."""
+        """Return True if all windows along an axis read only padding."""
         axes = zip(extents, sizes, self.before, self.kernel, self.stride, self.dilation, strict=True)
         return any(
             not any(0 <= place * stride - before + tap * dilation < extent for place in range(count) for tap in range(kernel))
@@ -99,7 +99,7 @@ class Window:
         )
 
     def crop(self, b: MovementBuilder, value: Value) -> tuple[Value, Window]:
-        """Remove unread rows and columns from the end of a stored [N,H,W,C], and return the new window."""
+        """Remove unread rows and columns from the end of an NHWC value, and return the value and the new window."""
         n, height, width, c = value.shape
         value = b.crop(value, (n, height + min(self.after[0], 0), width + min(self.after[1], 0), c))
         return value, replace(self, after=tuple(max(after, 0) for after in self.after))

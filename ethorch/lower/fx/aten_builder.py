@@ -1,4 +1,4 @@
-"""Builder of the ATen nodes that replace a composite operator."""
+"""A builder of the ATen nodes that replace a composite operator."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from ethorch.lower.fx.node import attribute, flat, tensor_of
 from ethorch.models.open_sizes import OpenSize
 from ethorch.tosa.limits import Limits
 
-#: Key of ``Node.meta`` for (name, target) of the user's operator, which settings match.
+#: Key of ``Node.meta`` for the name and target of the user's operator. Settings match this operator.
 MADE_FOR = "ethorch_made_for"
 #: Keys of ``Node.meta`` with the location in the user's code.
 INHERITED = ("nn_module_stack", "stack_trace", "source_fn_stack", "from_node")
 
 
 class AtenBuilder:
-    """A builder of nodes that replace ``node``: ``s(aten.mul.Tensor, x, y)`` inserts a node before it.
+    """A builder of nodes that replace ``node``: ``s(aten.mul.Tensor, x, y)`` inserts an operator before ``node``.
 
     Args:
-        model: Graph module of ``node``, which receives the constants.
+        model: Graph module of ``node``, in which constants are registered.
         node: Composite operator with a fake value. New nodes inherit its source location.
-        limits: Limits of the target per TOSA operator. Default: those of TOSA.
+        limits: Limits of the target for each TOSA operator. Default: the limits of TOSA.
         calibrated: Whether the new nodes are calibrated later, which requires finite values.
     """
 
@@ -43,18 +43,18 @@ class AtenBuilder:
     def __call__(self, target: Any, *args: Any, **kwargs: Any) -> Node:
         """Insert an operator with one result."""
         node = self._insert(target, args, kwargs)
-        assert isinstance(node, Node), f"{target} has several results"
+        assert isinstance(node, Node), f"{target}: expected one result, got several"
         return node
 
     def results(self, target: Any, *args: Any, **kwargs: Any) -> list[Node]:
         """Insert an operator with several results."""
         nodes = self._insert(target, args, kwargs)
-        assert isinstance(nodes, list), f"{target} has one result"
+        assert isinstance(nodes, list), f"{target}: expected several results, got one"
         return nodes
 
     def _insert(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node | list[Node]:
         if any(isinstance(arg, torch.SymInt) for arg in flat([*args, *kwargs.values()])):
-            raise OpenSize(f"expected a fixed size of {self.node.name} for {target}, got a dynamic size")
+            raise OpenSize(f"expected fixed sizes in {self.node.name} for {target}, got a dynamic size")
         graph = self.model.graph
         with graph.inserting_before(self.node):
             node = graph.call_function(target, args, kwargs)
@@ -89,7 +89,7 @@ class AtenBuilder:
         return operator in self.limits and not self.limits[operator].present
 
     def number(self, x: Any) -> float | None:
-        """Return the value of a number or one-element constant, or None."""
+        """Return the value of a number or one-element constant, or None for any other argument."""
         if isinstance(x, (int, float)):
             return float(x)
         tensor = tensor_of(self.model, x) if isinstance(x, Node) else None
@@ -133,7 +133,7 @@ class AtenBuilder:
         table: Mapping[Any, Callable[..., Any]] | None = None,
         where: Callable[[Graph], bool] = lambda graph: True,
     ) -> Any:
-        """Insert the traced ``function(*args)``, or return None if ``where`` rejects its graph.
+        """Trace ``function(*args)`` and insert the traced nodes, or return None if ``where`` rejects the traced graph.
 
         Args:
             table: Additional decompositions.
@@ -157,7 +157,7 @@ class AtenBuilder:
                 env[node] = self._insert(node.target, torch.fx.map_arg(node.args, env.get), torch.fx.map_arg(node.kwargs, env.get))
             else:
                 return torch.fx.map_arg(node.args[0], env.get)
-        raise AssertionError("a traced graph without output")
+        raise AssertionError("expected an output node in the traced graph")
 
 
 def value_of(node: Any) -> Any:
@@ -180,7 +180,7 @@ def _number(extent: Any) -> Any:
 def constant(model: GraphModule, tensor: torch.Tensor, mode: FakeTensorMode | None, meta: dict[str, Any]) -> Node:
     """Insert a get_attr node for a new buffer at the graph's insertion point.
 
-    The buffer is contiguous or channels last. A transposed one would require compilation with ExecuTorch.
+    The buffer is contiguous or channels-last, because a transposed buffer requires compilation with ExecuTorch.
     """
     assert mode is not None, "no node of the graph has a fake value"
     number = 0

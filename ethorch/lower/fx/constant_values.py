@@ -1,6 +1,6 @@
 """Evaluate constants during torch.export, which by default treats their values as unknown.
 
-Results that depend only on constants become constants, e.g. ``mask.nonzero()`` of a constant mask.
+Results that depend only on constants become constants, e.g. ``mask.nonzero()`` for a constant mask.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 class ConstantValues(TorchFunctionMode):
     """A mode that evaluates operators on constants while a module is traced with fake tensors.
 
-    A result whose value or shape is read from constants becomes a constant of the trace. A constant that an unknown value
-    overwrites becomes unknown.
+    A result whose value or shape is read from constants becomes a constant of the trace. A constant that is overwritten with an
+    unknown value becomes unknown.
 
     Args:
         module: The traced module.
@@ -40,7 +40,7 @@ class ConstantValues(TorchFunctionMode):
         self._module = module
         self._buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers() if name not in skip}
         self._values: Any = WeakIdKeyDictionary()
-        self._lost: dict[int, Any] = {}  # by address, kept valid by the reference
+        self._lost: dict[int, Any] = {}  # storages by address; the reference prevents reuse of the address
 
     @contextmanager
     def inside_forward(self) -> Iterator[None]:
@@ -79,7 +79,7 @@ class ConstantValues(TorchFunctionMode):
             return func(*args, **kwargs)
         try:
             value, depends, random = self._run(func, operands, kwargs)
-        except Exception:  # the operator cannot run on values
+        except Exception:  # the operator cannot be evaluated
             self._lose(func, args, kwargs)
             return func(*args, **kwargs)
         if depends and not _writes(func, kwargs):
@@ -93,7 +93,7 @@ class ConstantValues(TorchFunctionMode):
         return result
 
     def _run(self, func: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, bool, bool]:
-        """Return the result, whether it or its shape is read from tensor values, and whether it is random."""
+        """Return the result, whether the result or its shape is read from tensor values, and whether the result is random."""
         args, kwargs = pytree.tree_map_only(Tensor, self._value, (args, kwargs))
         with _disable_tracing(), _Tags() as called:
             value = func(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Branches of torch.cond, and condition and body of while_loop."""
+"""The subgraphs of torch.cond and while_loop."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from torch.fx import Graph, GraphModule, Node
 
 #: Control flow operator -> index of each subgraph argument -> (role, description).
 GRAPHS = {
-    torch.ops.higher_order.cond: {1: ("then", "the branch for true"), 2: ("else", "the branch for false")},
-    torch.ops.higher_order.while_loop: {0: ("condition", "the condition"), 1: ("body", "the body")},
+    torch.ops.higher_order.cond: {1: ("then", "the true branch"), 2: ("else", "the false branch")},
+    torch.ops.higher_order.while_loop: {0: ("condition", "the loop condition"), 1: ("body", "the loop body")},
 }
 
 
 @dataclass(frozen=True)
 class Subgraph:
-    """A subgraph of a control flow node.
+    """A subgraph of a control-flow node.
 
     Attributes:
-        node: Control flow node.
-        index: Index of the argument.
+        node: Control-flow node.
+        index: Index of the subgraph argument.
         role: Identifier, e.g. ``then``.
-        description: Text for messages, e.g. ``the branch for true``.
+        description: Text for messages, e.g. ``the true branch``.
         attribute: The get_attr node of the subgraph.
     """
 
@@ -46,7 +46,7 @@ class Subgraph:
 
 
 def is_control_flow(node: Node) -> bool:
-    """Return True for a torch.cond or while_loop."""
+    """Return True if ``node`` is a torch.cond or while_loop."""
     return node.op == "call_function" and node.target in GRAPHS
 
 

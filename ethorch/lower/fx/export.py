@@ -1,4 +1,4 @@
-"""Export modules with torch.export, with errors that point to the user's code."""
+"""Export of modules with torch.export, with errors that refer to the user's code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ethorch.models.user_code import at, convert_user_errors, first_sentence
 from ethorch.support.errors import QuantizationError, UserCodeError
 from ethorch.support.exclusive import EXPORT_LOCK
 
-#: Module -> its state and inputs at the last export, and the result, which ``Program.compare`` reuses.
+#: State and inputs of each module at the last export, and the exported program, which ``Program.compare`` reuses.
 _LAST: WeakKeyDictionary[nn.Module, tuple[list[Any], list[Any], ExportedProgram]] = WeakKeyDictionary()
 
 
@@ -54,7 +54,7 @@ def check_float32(dtypes: Iterable[tuple[str, torch.dtype]]) -> None:
 
 
 def check_module(module: nn.Module, inputs: Any) -> None:
-    """Check properties for which errors of torch.export and torch.fx are unclear.
+    """Check for properties that cause unclear errors in torch.export and torch.fx.
 
     Raises:
         QuantizationError: ``quantize.dtype``, see ``check_float32``; ``quantize.name`` if torch.fx cannot write the name of a
@@ -82,7 +82,7 @@ def check_outputs(program: ExportedProgram) -> None:
     if tensors and all(any(isinstance(n, int) and n == 0 for n in tensor.shape) for tensor in tensors):
         raise QuantizationError(
             "quantize.empty",
-            f"the outputs have no elements, {describe_inputs(tensors)}. Use example inputs with a batch of at least 1",
+            f"expected an output with elements, got {describe_inputs(tensors)}. Use example inputs with a batch size of at least 1",
         )
 
 
@@ -100,8 +100,8 @@ def export_module(
         any_batch: Whether the first dimension of each input is dynamic if possible.
 
     Raises:
-        QuantizationError: ``recurrent.steps``, a recurrent layer's sequence is too long.
-        UserCodeError: The module does not run or cannot be exported. The message contains the user's line.
+        QuantizationError: ``recurrent.steps``, if the sequence of a recurrent layer is too long.
+        UserCodeError: The module does not run or cannot be exported. The message contains the user's source line.
     """
     try:
         with EXPORT_LOCK, short_sequences(module), patch.object(_trace, "print", _ignore_print, create=True):
@@ -117,9 +117,9 @@ def export_module(
             module(*inputs)
         if _is_data_dependent(error):
             raise UserCodeError(
-                f"the model's control flow depends on values of a tensor{at(error)}; torch.export supports one path. Compute "
-                "both paths and select with torch.where, or use torch.cond. A number read from a tensor (item, int, a mask as "
-                "an index) must be constant."
+                f"the model's control flow depends on tensor values{at(error)}, but torch.export supports only one path. Compute "
+                "both paths and select a result with torch.where, or use torch.cond. A number that is read from a tensor (by "
+                "item, int or a mask as an index) must be constant."
             ) from error
         raise UserCodeError(f"torch.export cannot export the model{at(error)}: {first_sentence(error)}{_remedy(error)}") from error
 
@@ -134,7 +134,7 @@ def _remedy(error: Exception) -> str:
 
 
 def last_export(module: nn.Module, inputs: tuple[Any, ...]) -> ExportedProgram | None:
-    """Return the last result of ``export_module``, or None if the module, or an input's type or shape, has changed."""
+    """Return the last result of ``export_module``, or None if the module, or the type or shape of an input, has changed."""
     state, types, program = _LAST.get(module, (None, None, None))
     return program if state == _state_of(module) and types == _types_of(inputs) else None
 
@@ -151,7 +151,7 @@ def _types_of(inputs: tuple[Any, ...]) -> list[Any]:
 
 
 def _export(module: nn.Module, inputs: tuple[Any, ...], dynamic_shapes: Any) -> ExportedProgram:
-    """Export the module, and again with known constants if the trace depends on values."""
+    """Export the module. If the trace depends on tensor values, export again with known constants."""
     program, failure = None, None
     try:
         program = torch.export.export(module, inputs, dynamic_shapes=dynamic_shapes)
@@ -190,5 +190,5 @@ def _any_batch(inputs: tuple[Any, ...]) -> Any:
     return pytree.tree_map(lambda leaf: first if isinstance(leaf, torch.Tensor) and leaf.dim() else None, inputs)
 
 
-#: Classes and texts of torch.export's errors about code that depends on tensor values.
+#: Class names and phrases in torch.export's errors about code that depends on tensor values.
 _DATA_DEPENDENT = ("DataDependent", "data-dependent", "Dynamic control flow", "dynamic control flow", "data is not allocated yet")

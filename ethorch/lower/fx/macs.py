@@ -1,4 +1,4 @@
-"""Multiply-accumulates of a model, independently of the NPU."""
+"""The number of multiply-accumulates of a model, independent of the NPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def macs_of_graph(module: GraphModule) -> int:
     Both branches of a condition and one iteration of a loop are counted.
 
     Args:
-        module: Exported graph. Each counted node has ``meta["val"]``, is a tensor of the module, or reads such a node.
+        module: Exported graph. A node without ``meta["val"]`` has the shape of its tensor or of its first input.
     """
     graphs = [part for part in module.modules() if isinstance(part, GraphModule)]
     return sum(_macs(part, node) for part in graphs for node in part.graph.nodes if node.op == "call_function")

@@ -24,7 +24,7 @@ from ethorch.tosa.ir import Origin
 QUANTIZE = frozenset(f"quantized_decomposed.quantize_per_{kind}" for kind in ("tensor.default", "tensor.tensor", "channel.default"))
 DEQUANTIZE = frozenset(name.replace(".quantize", ".dequantize") for name in QUANTIZE)
 
-#: Assertions inserted by torch.export about dtypes and values, which are always true.
+#: Assertions about dtypes and values that torch.export inserts. They are always true.
 ASSERTIONS = frozenset({"aten._assert_tensor_metadata.default", "aten._assert_scalar.default", "aten._assert_async.msg"})
 
 #: Operators that change only the dtype of a tensor.
@@ -58,7 +58,7 @@ def overload_of(target: Any) -> Any:
 
 
 def aten_call(node: Node) -> tuple[Any, dict[str, Any]]:
-    """Return a node's ATen operator, and its keywords without the memory format."""
+    """Return the ATen operator of a node, and the keyword arguments without the memory format."""
     keywords = {key: value for key, value in node.kwargs.items() if key not in ("dim_order", "memory_format")}
     if op_name(node.target) == "dim_order_ops._to_dim_order_copy.default":
         return torch.ops.aten._to_copy.default, keywords
@@ -68,13 +68,13 @@ def aten_call(node: Node) -> tuple[Any, dict[str, Any]]:
 
 
 def writes_back(node: Node) -> bool:
-    """Return True for the final copy that updates an input or buffer."""
+    """Return True if ``node`` is the final copy that updates an input or buffer."""
     into = node.args[0] if node.args else None
     return op_name(node.target) == "aten.copy.default" and isinstance(into, Node) and into.op in ("placeholder", "get_attr")
 
 
 def makes_constant(node: Node) -> bool:
-    """Return True if the result depends only on shapes and non-tensor arguments (arange, zeros_like)."""
+    """Return True if the result depends only on shapes and non-tensor arguments, e.g. for arange and zeros_like."""
     target = overload_of(node.target)
     if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in target.tags:
         return False
@@ -86,9 +86,9 @@ def makes_constant(node: Node) -> bool:
 
 
 def arguments(node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments in schema order with defaults, and keyword-only arguments by name.
+    """Return positional arguments in schema order with defaults, and keyword-only arguments by name.
 
-    Keyword-only arguments that equal a default of None are omitted.
+    Keyword-only arguments that are not set and default to None are omitted.
     """
     positional: list[Any] = []
     keywords: dict[str, Any] = {}
@@ -139,21 +139,21 @@ _LEFT_OUT = "ethorch_left_out"
 
 
 def first_value(node: Node) -> torch.Tensor | None:
-    """Return the fake tensor of the first result, or None."""
+    """Return the fake tensor of the first result, or None if the first result is not a tensor."""
     value = node.meta.get("val")
     value = value[0] if isinstance(value, (tuple, list)) and value else value
     return value if isinstance(value, torch.Tensor) else None
 
 
 def shape_of_values(node: Node) -> bool:
-    """Return True if the first result or its shape depends on tensor values."""
+    """Return True if the first result, or its shape, depends on tensor values."""
     value = first_value(node)
     numbers = value.shape if value is not None else [node.meta.get("val")]
     return any(isinstance(each, torch.SymInt) and has_free_unbacked_symbols(each) for each in numbers)
 
 
 def is_in_place(node: Node) -> bool:
-    """Return True for a mutating ATen or edge operator."""
+    """Return True if ``node`` is a mutating ATen or edge operator."""
     target = overload_of(node.target)
     return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
 
@@ -169,7 +169,7 @@ def is_integer(node: Node) -> bool:
 
 
 def leave_out(node: Node) -> None:
-    """Exclude the operator from quantization and the NPU, by a mark that survives torch.export and to_edge."""
+    """Exclude an operator from quantization and from the NPU, with a mark that survives torch.export and to_edge."""
     node.meta["custom"] = {**node.meta.get("custom", {}), _LEFT_OUT: True}
 
 
@@ -193,7 +193,7 @@ def is_int64(node: Node) -> bool:
 
 
 def converts_input(node: Node) -> bool:
-    """Return True for the cast of an int64 program input, which runs on the CPU, or a clamp that only such casts read."""
+    """Return True if ``node`` casts an int64 program input, or is a clamp that only such casts read. The CPU runs both."""
     if _clamps_input(node):
         return bool(node.users) and all(op_name(user.target) in CASTS for user in node.users)
     source = node.args[0] if node.op == "call_function" and op_name(node.target) in CASTS else None
@@ -216,26 +216,26 @@ def storage_order(tensor: torch.Tensor) -> tuple[int, ...]:
 
 # --- location in the user's code --------------------------------------------------------------------------------------------
 
-#: Key of a node's first name and operator in ``meta["custom"]``.
+#: Key of a node's original name and operator in ``meta["custom"]``.
 _RECORD = "ethorch_operator"
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 def record_operators(graph: Graph) -> None:
-    """Record name and operator of each node in metadata that torch.export keeps."""
+    """Record the name and operator of each node in metadata that torch.export preserves."""
     for node in graph.nodes:
         if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
             node.meta["custom"] = {**(node.meta.get("custom") or {}), _RECORD: (node.name, op_name(node.target))}
 
 
 def recorded_name(node: Node) -> str:
-    """Return the name that ``record_operators`` recorded, or the present name."""
+    """Return the name that ``record_operators`` recorded, or the current name if none was recorded."""
     return (node.meta.get("custom") or {}).get(_RECORD, (node.name,))[0]  # type: ignore[no-any-return]
 
 
 def origin_of(node: Node) -> Origin:
-    """Return the operator, if possible as recorded by ``record_operators``, the module path and the source line."""
+    """Return the origin of a node: the operator (if possible as recorded by ``record_operators``), module path and source line."""
     stack = node.meta.get("nn_module_stack") or {}
     module = ""
     for path, _ in stack.values():
@@ -253,7 +253,7 @@ def origin_of(node: Node) -> Origin:
 
 
 def origin_of_codes(node: Node) -> Origin:
-    """Return ``origin_of``, for a quantize node that of the quantized node."""
+    """Return the origin of ``node``, or of its input if ``node`` is a quantize node."""
     if node.op != "call_function" or op_name(node.target) not in QUANTIZE or not node.all_input_nodes:
         return origin_of(node)
     return replace(origin_of(node.all_input_nodes[0]), node=node.name)
@@ -263,7 +263,7 @@ def origin_of_codes(node: Node) -> Origin:
 
 
 def attribute(model: torch.nn.Module, node: Node | str) -> Any:
-    """Return the attribute of a get_attr node or dotted name, or None."""
+    """Return the attribute to which a get_attr node or dotted name refers, or None if there is none."""
     value: Any = model
     for part in str(node.target if isinstance(node, Node) else node).split("."):
         value = getattr(value, part, None)
@@ -271,18 +271,18 @@ def attribute(model: torch.nn.Module, node: Node | str) -> Any:
 
 
 def tensor_of(model: torch.nn.Module, node: Node) -> torch.Tensor | None:
-    """Return the tensor of a get_attr node, or None."""
+    """Return the tensor of a get_attr node, or None for any other node."""
     value = attribute(model, node) if node.op == "get_attr" else None
     return value if isinstance(value, torch.Tensor) else None
 
 
 @dataclass(frozen=True)
 class Converted:
-    """A graph returned by ``convert_pt2e``, in place of an ExportedProgram.
+    """A graph returned by ``convert_pt2e``, used in place of an ExportedProgram.
 
     Attributes:
         graph_module: The graph with its parameters and buffers.
-        mutable: Names of buffers that are not constant although the graph does not write them.
+        mutable: Names of buffers that are not constant although the graph does not write to them.
     """
 
     graph_module: GraphModule
@@ -294,7 +294,7 @@ class Converted:
 
 
 def constants_of(program: ExportedProgram | Converted) -> Callable[[Node], npt.NDArray[Any] | None]:
-    """Return a function that returns a constant node's NumPy view, or None for mutable buffers and other nodes."""
+    """Return a function that returns the NumPy view of a constant node, or None for mutable buffers and other nodes."""
     if isinstance(program, Converted):
         return _attributes_of(program.graph_module, program.mutable)
     signature = program.graph_signature
@@ -338,7 +338,7 @@ def target_buffer(node: Node) -> Node | None:
 def as_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
     """Return the tensor's memory as an array.
 
-    Fake constants, with which ExecuTorch partitions programs, become one repeated value.
+    A fake constant, which ExecuTorch uses for partitioning, becomes an array of one repeated value.
     """
     tensor = tensor.detach()
     if isinstance(tensor, FakeTensor):

@@ -1,4 +1,4 @@
-"""Pickling of graph modules with the names, metadata and control flow that torch omits."""
+"""Pickling of graph modules, including the names, metadata and control flow that torch omits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.fx.node import map_aggregate
 
 #: Node metadata that ethorch reads.
 _META = ("val", "tensor_meta", "nn_module_stack", "stack_trace", "custom")
-#: Derived attributes.
+#: Attributes that GraphModule derives from the graph.
 _DERIVED = ("_graph", "_code", "_lineno_map", "_prologue_start")
 
 
@@ -78,7 +78,7 @@ def _fill(module: GraphModule, state: Mapping[str, Any]) -> None:
     GraphModule.__init__(module, root, graph, state["name"])
     for name, value in state["attributes"].items():
         module.__dict__.setdefault(name, value)
-    for name in ("_parameters", "_buffers", "_modules"):  # including unused ones
+    for name in ("_parameters", "_buffers", "_modules"):  # including unused entries
         for key, value in state["attributes"][name].items():
             module.__dict__[name].setdefault(key, value)
 

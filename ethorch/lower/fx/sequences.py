@@ -1,4 +1,4 @@
-"""Length limit of recurrent layers' sequences, for which torch.export would take minutes."""
+"""A length limit for the sequences of recurrent layers. torch.export takes minutes for longer sequences."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ethorch.support.errors import QuantizationError
 
-#: Maximum number of steps. Each adds about ten operators; longer sequences take hours to compile.
+#: Maximum number of steps. Each step adds about ten operators; longer sequences take hours to compile.
 MOST_STEPS = 4096
 
 
@@ -18,7 +18,7 @@ def refuse_long_sequence(steps: int) -> None:
     """Check the number of steps of a sequence.
 
     Raises:
-        QuantizationError: ``recurrent.steps``, if it exceeds ``MOST_STEPS``.
+        QuantizationError: ``recurrent.steps``, if ``steps`` exceeds ``MOST_STEPS``.
     """
     if steps > MOST_STEPS:
         raise QuantizationError(

@@ -1,7 +1,7 @@
 """Mutable buffers of a converted graph, and their conversion to quantized storage.
 
-``convert_pt2e`` leaves mutable buffers float and quantizes them after each read. If the written value is quantized with one
-scale, the buffer can store integer values. An int64 counter used as int32 can be stored as int32.
+``convert_pt2e`` leaves mutable buffers float and quantizes them after each read. A buffer can store integer values if the
+written value is quantized with one scale. An int64 counter that is used as int32 can be stored as int32.
 """
 
 from __future__ import annotations
@@ -18,25 +18,27 @@ from ethorch.lower.state_buffer import StateBuffer
 from ethorch.support.errors import Reason
 
 _PER_TENSOR = ("quantized_decomposed.quantize_per_tensor.default", "quantized_decomposed.dequantize_per_tensor.default")
-#: Reason why a mutable buffer stays float.
+#: Reasons why a mutable buffer remains float.
 WRITTEN_AS_FLOAT = Reason(
     "state.written_as_float",
-    "the value written to it is a float that the NPU does not compute",
-    "Quantize the module that computes it.",
+    "the value written to the buffer is a float that the NPU does not compute",
+    "Quantize the module that computes the written value.",
 )
 SEVERAL_WRITES = Reason(
-    "state.several_writes", "several operators change it in place", "Compute its next value, and write it once with copy_."
+    "state.several_writes",
+    "several operators change the buffer in place",
+    "Compute the next value of the buffer, and write it once with copy_.",
 )
 READ_AS_FLOAT = Reason(
     "state.read_as_float",
-    "the CPU reads it as floats, and its initial value is not a multiple of its scale",
-    "Initialize it with zeros, or quantize the module that reads it.",
+    "the CPU reads the buffer as floats, and the initial value is not a multiple of the buffer's scale",
+    "Initialize the buffer with zeros, or quantize the module that reads the buffer.",
 )
-NOT_BY_ROWS = Reason("state.strided", "it is not contiguous", "Register its contiguous() copy as the buffer.")
+NOT_BY_ROWS = Reason("state.strided", "the buffer is not contiguous", "Register a contiguous() copy as the buffer.")
 
 
 def writes_of(graph: Graph) -> dict[str, Node]:
-    """Return the ``copy_`` node of each buffer that exactly one ``copy_`` changes, by buffer name."""
+    """Return the ``copy_`` node of each buffer that a single ``copy_`` changes, keyed by buffer name."""
     writes: dict[str, list[Node]] = {}
     for node in graph.nodes:
         target = overload_of(node.target) if node.op == "call_function" else None
@@ -52,13 +54,13 @@ def writes_of(graph: Graph) -> dict[str, Node]:
 
 
 def with_codes(module: GraphModule, wide: Collection[str] = ()) -> tuple[GraphModule, tuple[StateBuffer, ...]]:
-    """Convert mutable buffers to integer values if results do not change, and counters of ``narrow_counters`` to int32.
+    """Convert mutable buffers to integer values if results do not change, and the counters of ``narrow_counters`` to int32.
 
     Args:
-        wide: Counters that stay int64.
+        wide: Counters that remain int64.
 
     Returns:
-        The graph, which is ``module`` itself without mutable buffers, and the mutable buffers.
+        The graph (``module`` itself if it has no mutable buffers) and the mutable buffers.
     """
     buffers = _mutable_buffers(module)
     if not buffers:
@@ -91,7 +93,7 @@ def with_codes(module: GraphModule, wide: Collection[str] = ()) -> tuple[GraphMo
 
 
 def narrow_counters(module: GraphModule) -> set[str]:
-    """Return the int64 buffers that are read only as int32 and written as casts of int32."""
+    """Return the int64 buffers that are read only as int32 and written only as casts of int32."""
     counters = set()
     for name, write in writes_of(module.graph).items():
         tensor = tensor_of(module, write.args[0])  # type: ignore[arg-type]
@@ -134,9 +136,9 @@ def _narrow(module: GraphModule, name: str, write: Node) -> torch.Tensor:
 
 
 def with_reads_first(module: GraphModule) -> GraphModule:
-    """Insert a clone before each write of one buffer's previous value to another buffer.
+    """Insert a clone before each write that copies the previous value of one buffer to another buffer.
 
-    ExecuTorch may otherwise copy an overwritten value.
+    Otherwise, ExecuTorch can copy an overwritten value.
     """
     late = _find_copies(module.graph)
     if not late:
@@ -219,7 +221,7 @@ def _dtype_name(dtype: torch.dtype) -> str:
 
 
 def _codes_of(tensor: torch.Tensor, write: Node | None, readers: Sequence[Node]) -> Node | Reason:
-    """Return the dequantize node of the written value, or the reason why the buffer stays float."""
+    """Return the dequantize node of the written value, or the reason why the buffer remains float."""
     if write is None:
         return SEVERAL_WRITES
     new_value = write.args[1]

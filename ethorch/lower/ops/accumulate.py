@@ -1,4 +1,4 @@
-"""Sums at indices by products with a matrix of ones and zeros."""
+"""Sums at indices, computed by products with a matrix of ones and zeros."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ethorch.lower.ops.spec import composite
 
 aten = torch.ops.aten
 
-#: Largest matrix of ones and zeros, in elements. Above it the CPU is faster.
+#: Maximum number of elements of the matrix of ones and zeros. The CPU is faster for larger matrices.
 _LARGEST = 1 << 20
 
 
 def add_at_index(s: AtenBuilder, x: Node, dim: int, index: Node, values: Node) -> Node | None:
     """Add values[..., k, ...] to x[..., index[k], ...].
 
-    Return None unless x is float and the matrix has at most ``_LARGEST`` elements.
+    Return None if x is not float or the matrix has more than ``_LARGEST`` elements.
     """
     rows, places = shape_of(x), shape_of(index)
     count, extent = math.prod(places), rows[dim]
@@ -58,16 +58,16 @@ def _int32(s: AtenBuilder, x: Node) -> Node:
     bound16=3,
 )
 def index_add(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node, *, alpha: float = 1) -> Any:
-    """out = x with alpha * source[k] added at x[index[k]] along ``dim``, once per occurrence.
+    """out = x with alpha * source[k] added at x[index[k]] along ``dim``, for each occurrence of an index.
 
-    Bound for int16: the product is rounded first.
+    The error bound for int16 includes the rounding of the product.
     """
     source = source if alpha == 1 else s(aten.mul.Scalar, source, alpha)
     return add_at_index(s, x, dim % len(shape_of(x)), index, source)
 
 
 def accumulate_at_indices(s: AtenBuilder, x: Node, indices: Sequence[Any], values: Node) -> Node | None:
-    """Draw an accumulating index_put if its indices are integers of adjacent dims."""
+    """Decompose an accumulating index_put, or return None if its indices are not integers of adjacent dims."""
     dims = side_by_side(indices)
     computed_indices = [index for index in indices if index is not None]
     if dims is None or any(index.meta["val"].dtype not in (torch.int32, torch.int64) for index in computed_indices):
@@ -78,7 +78,7 @@ def accumulate_at_indices(s: AtenBuilder, x: Node, indices: Sequence[Any], value
         position = _int32(s, index)
         position = s(
             aten.where.self, s(aten.lt.Scalar, position, 0), s(aten.add.Tensor, position, extent), position
-        )  # from the end if negative
+        )  # negative positions count from the end
         number = position if number is None else s(aten.add.Tensor, s(aten.mul.Scalar, number, extent), position)
     assert number is not None
     added = add_at_index(s, merge_dims(s, x, *dims), dims[0], number, values)

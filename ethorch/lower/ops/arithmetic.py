@@ -1,6 +1,6 @@
-"""Elementwise arithmetic, which becomes part of a table for one quantized tensor and constants.
+"""Elementwise arithmetic. An operator on one quantized tensor and constants becomes part of a table.
 
-Plain integers are computed in int32, and have scale 1 next to a quantized operand.
+Plain integers are computed in int32. If the other operand is quantized, plain integers have scale 1.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from ethorch.tosa.layout import Dims
 aten = torch.ops.aten
 
 _INTEGERS = QParams((1.0,), (0,), *dtype_range("INT32"), "INT32")
-#: log2 of the larger operand scale in units of the sum, by the widest dtype of the operands. For int8 and int16 it is the NPU's
-#: left shift; for plain integers it leaves 20 bits. Vela does not merge other scales into an ADD, or merges them incorrectly
+#: log2 of the larger operand scale in units of the sum, for the widest operand dtype. For int8 and int16 it is the NPU's
+#: left shift; for plain integers it leaves 20 bits. Vela does not merge other scales into an ADD, or merges such scales incorrectly
 #: (``vela.sum-of-whole-scales``).
 _HEADROOM = {"INT8": 19, "INT16": 14, "INT32": 10}
 
 
 def as_quantized(b: Builder, x: Any) -> QTensor:
-    """Convert plain integers and numbers to quantized tensors of scale 1."""
+    """Convert plain integers and numbers to quantized tensors with scale 1."""
     if isinstance(x, QTensor) and not x.is_integer:
         return x
     x = b.plain_tensor(x)
@@ -43,22 +43,22 @@ def as_quantized(b: Builder, x: Any) -> QTensor:
 
 
 def plain_pair(b: Builder, x: Any, y: Any, compute: Callable[[Value, Value], Value]) -> QTensor:
-    """Apply ``compute`` to plain integers in INT32. A narrower result keeps the low bits."""
+    """Apply ``compute`` to plain integers in INT32. A narrower result retains the low bits."""
     (xv, yv), dims = b.align(b.plain_tensor(x), b.plain_tensor(y))
     return QTensor(compute(b.widen(xv), b.widen(yv)), dims, None)
 
 
 def narrow_integers(b: Builder, value: Value, dims: Dims, dtype: str) -> QTensor:
-    """Saturate INT32 to ``dtype``. An empty dtype is int64, stored as INT32."""
+    """Saturate INT32 to ``dtype``. An empty dtype denotes int64, which is stored as INT32."""
     dtype = dtype or "INT32"
     return QTensor(value if dtype == "INT32" else b.rescale(value, 1.0, dtype=dtype), dims, None)
 
 
 def emit_sum(b: Builder, name: str, x: Any, y: Any, alpha: float, out: QParams | None) -> QTensor:
-    """Emit x + alpha * y (``name`` ADD) or x - alpha * y (SUB) in int32.
+    """Emit x + alpha * y (``name`` ADD) or x - alpha * y (``name`` SUB) in int32.
 
-    Operands of equal scale are added exactly, others so finely that only the last rounding matters. Int32 activations are divided
-    by 4, because the sum of two rounded halves would overflow.
+    Operands with equal scales are added exactly. Other operands are scaled so finely that only the last rounding matters. Int32
+    activations are divided by 4, because the sum of two rounded halves can overflow.
     """
     name = {"ADD": "SUB", "SUB": "ADD"}[name] if alpha < 0 else name
     if out is None:
@@ -88,8 +88,8 @@ def no_float_constant(name: str) -> Callable[..., Reason | None]:
             if isinstance(value, (float, np.ndarray)) and np.asarray(value).dtype.kind == "f":
                 return Reason(
                     f"{name}.operand",
-                    "an operand is a float constant; expected a quantized tensor or integers",
-                    "Quantize the module that contains it.",
+                    "expected quantized or integer operands, got a float constant",
+                    "Quantize the module that contains the operator.",
                 )
         return None
 
@@ -97,7 +97,7 @@ def no_float_constant(name: str) -> Callable[..., Reason | None]:
 
 
 def float_pair(b: Builder, name: str, x: Any, y: Any, **attrs: Any) -> QTensor:
-    """Emit ``name`` in the operands' float dtype if it represents every number, otherwise in FP32."""
+    """Emit ``name`` in the float dtype of the operands if it represents every number exactly, and in FP32 otherwise."""
     dtypes = {value.qparams.dtype for value in (x, y) if isinstance(value, QTensor) and not value.is_integer}
     numbers = [np.asarray(value, np.float64) for value in (x, y) if not isinstance(value, QTensor)]
     fits = len(dtypes) == 1 and all(np.all(n.astype(DTYPES[dtype]).astype(np.float64) == n) for n in numbers for dtype in dtypes)
@@ -139,7 +139,7 @@ def add_of_floats(b: Builder, x: Any, y: Any, *, out: Result, alpha: float = 1) 
     ],
 )
 def add(b: Builder, x: Any, y: Any, *, out: Result, alpha: float = 1) -> QTensor:
-    """out = x + alpha * y with broadcasting, rounded once; x or y of truth values. TOSA ADD."""
+    """out = x + alpha * y with broadcasting, rounded once, or ``x or y`` for truth values. TOSA ADD."""
     if out.dtype == "BOOL":
         return logical(b, "or", x, y)
     return emit_sum(b, "ADD", x, y, alpha, out.q)
@@ -165,7 +165,7 @@ def sub(b: Builder, x: Any, y: Any, *, out: Result, alpha: float = 1) -> QTensor
 
 
 def product(b: Builder, x: QTensor, y: QTensor, scale: float, out: QParams) -> QTensor:
-    """Return scale * (x - zp) * (y - zp), exact in int32, rounded once."""
+    """Return scale * (x - zp) * (y - zp), computed exactly in int32 and rounded once."""
     (xv, yv), dims = b.align(x, y)
     x32 = b.rescale(xv, 1.0, input_zp=x.qparams.zp, dtype="INT32")
     y32 = b.rescale(yv, 1.0, input_zp=y.qparams.zp, dtype="INT32")
@@ -187,7 +187,7 @@ def decompose_mul(s: AtenBuilder, x: Any, y: Any) -> Any:
     samples=[*PAIRS, Sample(Bools(2, 3, 5), Bools(5))],
 )
 def mul(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
-    """out = x * y with broadcasting, exact in int32, rounded once; x and y of truth values. TOSA MUL."""
+    """out = x * y with broadcasting, or ``x and y`` for truth values. Computed exactly in int32 and rounded once. TOSA MUL."""
     if out.dtype == "BOOL":
         return logical(b, "and", x, y)
     if out.q is None:
@@ -204,7 +204,7 @@ def mul(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
     samples=[Sample(I8(2, 5, 21)), Sample(Ints(3, 40)), Sample(Ints(3, 40, low=-128, high=127, dtype="int8"))],
 )
 def absolute(b: Builder, x: QTensor, *, out: Result) -> QTensor:
-    """out = |x|: a table; for plain integers TOSA ABS."""
+    """out = |x|, by a table, or by TOSA ABS for plain integers."""
     return QTensor(b.emit("ABS", b.widen(x.value)), x.dims, None)
 
 
@@ -216,7 +216,7 @@ def absolute(b: Builder, x: QTensor, *, out: Result) -> QTensor:
     samples=[Sample(I8(2, 5, 21)), Sample(Ints(3, 40)), Sample(Ints(3, 40, low=-128, high=127, dtype="int8"))],
 )
 def neg(b: Builder, x: QTensor, *, out: Result) -> QTensor:
-    """out = -x: a table; for plain integers TOSA SUB from 0."""
+    """out = -x, by a table, or by TOSA SUB from 0 for plain integers."""
     zero = b.const(np.zeros((1,) * x.value.rank, np.int32))
     return QTensor(b.emit("SUB", zero, b.widen(x.value)), x.dims, None)
 
@@ -253,7 +253,7 @@ def _triangle(s: AtenBuilder, x: Node, diagonal: int, lower: bool) -> Any:
     samples=[Sample(I8(2, 5, 5)), Sample(I8(4, 6), 1), Sample(Ints(4, 6)), Sample(Bools(4, 6))],
 )
 def tril(s: AtenBuilder, x: Node, diagonal: int = 0) -> Any:
-    """out = x on and below the diagonal, 0 above, by a constant factor."""
+    """out = x on and below the diagonal, and 0 above it. Computed as a product with a constant."""
     return _triangle(s, x, diagonal, True)
 
 
@@ -263,5 +263,5 @@ def tril(s: AtenBuilder, x: Node, diagonal: int = 0) -> Any:
     samples=[Sample(I8(2, 5, 5)), Sample(I8(4, 6), -1), Sample(Ints(4, 6)), Sample(Bools(4, 6))],
 )
 def triu(s: AtenBuilder, x: Node, diagonal: int = 0) -> Any:
-    """out = x on and above the diagonal, 0 below, by a constant factor."""
+    """out = x on and above the diagonal, and 0 below it. Computed as a product with a constant."""
     return _triangle(s, x, diagonal, False)

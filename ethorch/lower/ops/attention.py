@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, decomposed."""
+"""Decomposition of scaled dot-product attention."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _with_mask(s: AtenBuilder, scores: Node, mask: Any, causal: bool) -> Node:
 
 
 def _find_empty_rows(s: AtenBuilder, mask: Any, rows: int, columns: int, causal: bool) -> torch.Tensor | None:
-    """Return the rows that a constant mask excludes, which PyTorch fills with 0."""
+    """Return the rows that a constant mask excludes, or None if there are none. PyTorch fills these rows with 0."""
     constant = tensor_of(s.model, mask) if isinstance(mask, Node) else None
     if constant is None or isinstance(constant, torch.nn.Parameter):
         return None
@@ -71,7 +71,7 @@ def scaled_dot_product_attention(
 ) -> Any:
     """out = softmax(scale * query @ key.T + mask) @ value over the last two dims.
 
-    Bound: the softmax is rounded.
+    The error bound includes the rounding of the softmax.
     """
     *lead, rows, width = shape_of(query)
     columns = shape_of(key)[-2]

@@ -32,8 +32,8 @@ def check_integers(x: Any, *rest: Any) -> Reason | None:
         if isinstance(value, QTensor) and not value.is_integer:
             return Reason(
                 "integer.operand",
-                "an operand is quantized; expected integers or truth values",
-                "Convert it to int32 in the model, or compare it. The bits of a quantized value have no meaning.",
+                "expected integers or truth values, got a quantized operand",
+                "Convert the operand to int32 or compare it in the model, because the bits of a quantized value have no meaning.",
             )
     return None
 
@@ -47,7 +47,7 @@ def _bitwise(name: str) -> None:
         f"aten.__{name}__.Scalar",
         quant=NOT_QUANTIZED,
         check=check_integers,
-        doc=f"out = x {name} y bit by bit, of integers or truth values. TOSA BITWISE_{name.upper()}, LOGICAL_{name.upper()}.",
+        doc=f"out = x {name} y bit by bit, for integers or truth values. TOSA BITWISE_{name.upper()}, LOGICAL_{name.upper()}.",
         samples=[
             Sample(Bools(2, 3, 5), Bools(5)),
             Sample(Ints(3, 40), Ints(3, 40)),
@@ -68,7 +68,7 @@ for _name in ("and", "or", "xor"):
 
 @op("aten.bitwise_not.default", quant=NOT_QUANTIZED, check=check_integers, samples=[Sample(Bools(2, 3, 5)), Sample(Ints(3, 40))])
 def bitwise_not(b: Builder, x: QTensor, *, out: Result) -> QTensor:
-    """out = not x, bit by bit; for integers -1 - x. TOSA LOGICAL_NOT, SUB."""
+    """out = not x, bit by bit, which is -1 - x for integers. TOSA LOGICAL_NOT, SUB."""
     if _is_truth(x, out):
         return QTensor(invert_truth(b, x.value), x.dims, None)
     minus_one = b.const(np.full((1,) * x.value.rank, -1, np.int32))
@@ -101,7 +101,7 @@ def _shifts(scalar: str) -> list[Sample]:
     samples=_shifts("aten.__lshift__.Scalar"),
 )
 def left_shift(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
-    """out = x * 2**y in int32, y in 0..31. TOSA LOGICAL_LEFT_SHIFT."""
+    """out = x * 2**y in int32, for y in 0..31. TOSA LOGICAL_LEFT_SHIFT."""
     xv, yv, dims = _shift_operands(b, x, y)
     return QTensor(b.emit("LOGICAL_LEFT_SHIFT", xv, yv), dims, None)
 
@@ -120,9 +120,9 @@ def left_shift(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
     ],
 )
 def right_shift(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
-    """out = floor(x / 2**y) in int32, y in 0..30. TOSA ARITHMETIC_RIGHT_SHIFT.
+    """out = floor(x / 2**y) in int32, for y in 0..30. TOSA ARITHMETIC_RIGHT_SHIFT.
 
-    An NPU with only the rounding shift subtracts half of 2**y first.
+    If the NPU supports only rounding shifts, half of 2**y is subtracted first.
     """
     xv, yv, dims = _shift_operands(b, x, y)
     if "rounds" not in getattr(b.limits.get("ARITHMETIC_RIGHT_SHIFT"), "ranges", {}):

@@ -30,14 +30,14 @@ def check_to(x: Any, *_: Any, **__: Any) -> Reason | None:
     if not isinstance(x, QTensor):
         return Reason(
             "to.operand",
-            f"its input is {type(x).__name__}; expected a quantized tensor, integers or truth values",
-            "Quantize the module that computes its input.",
+            f"expected a quantized tensor, integers or truth values as input, got {type(x).__name__}",
+            "Quantize the module that computes the input.",
         )
     return None
 
 
 def to_of_floats(b: Builder, x: QTensor, *_: Any, out: Result, **__: Any) -> QTensor:
-    """Cast from or to floats, truncated first because CAST rounds."""
+    """Cast from or to floats. Floats are truncated before a cast to integers, because CAST rounds."""
     dtype = out.dtype or "INT32"
     if x.is_integer:
         return QTensor(b.rescale(x.value, 1.0, dtype=dtype), x.dims, float_qparams(dtype))
@@ -82,9 +82,9 @@ def to_of_floats(b: Builder, x: QTensor, *_: Any, out: Result, **__: Any) -> QTe
 def to(b: Builder, x: QTensor, *_: Any, out: Result, **__: Any) -> QTensor:
     """out = x in another dtype.
 
-    - Quantized to integers: rounded towards 0 by a TABLE, for int16 by arithmetic.
-    - Integers to quantized: a RESCALE.
-    - To narrower integers: the low bits, as in PyTorch.
+    - Quantized to integers: rounded towards 0, by a TABLE for int8 and by arithmetic for int16.
+    - Integers to quantized: converted by a RESCALE.
+    - Integers to narrower integers: reduced to the low bits, as in PyTorch.
 
     TOSA CAST, RESCALE.
     """
@@ -96,10 +96,10 @@ def to(b: Builder, x: QTensor, *_: Any, out: Result, **__: Any) -> QTensor:
     if not x.is_integer:
         number = match_thresholds(b, x, torch.trunc, truncate, 1.0)
         if number is None:
-            text = "int16 activations to integers that thresholds cannot distinguish; expected int8"
-            raise b.refuse("to.int16", text, "Quantize this module to int8.")
+            text = "expected int8 activations, got int16 activations with integers that thresholds cannot separate"
+            raise b.refuse("to.int16", text, "Quantize the operator's module to int8.")
         return QTensor(number, x.dims, None)
-    if dtype in FLOATS:  # floats without quantization parameters: integers of scale 1
+    if dtype in FLOATS:  # unquantized floats are integers with scale 1
         return QTensor(b.widen(x.value), x.dims, None)
     if x.value.dtype == dtype:
         return x

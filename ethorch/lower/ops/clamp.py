@@ -1,4 +1,4 @@
-"""Maxima, minima and clamps. Clamps between numbers are free after most operators."""
+"""Maxima, minima and clamps. A clamp between numbers is free after most operators."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ethorch.lower.ops.spec import op
 
 
 def extreme_of(b: Builder, name: str, x: Any, y: Any, out: QParams | None, dtype: str) -> QTensor:
-    """Emit MAXIMUM or MINIMUM in codes of ``out``, which is exact because quantization is monotonic.
+    """Emit MAXIMUM or MINIMUM after requantization to ``out``, which is exact because quantization is monotonic.
 
-    Without ``out``, emit plain integers or truth values of ``dtype``.
+    If ``out`` is not set, emit the operator for plain integers or truth values of ``dtype``.
     """
     if dtype == "BOOL":
         return logical(b, {"MAXIMUM": "or", "MINIMUM": "and"}[name], x, y)
@@ -86,7 +86,7 @@ def clamp_tensor(b: Builder, x: Any, low: Any = None, high: Any = None, *, out: 
 
 
 def _clamp_integers(b: Builder, x: QTensor, low: float, high: float, dtype: str) -> QTensor:
-    """Clamp with MAXIMUM and MINIMUM, because TOSA 1.0 has no CLAMP of INT32."""
+    """Clamp with MAXIMUM and MINIMUM, because TOSA 1.0 does not support CLAMP for INT32."""
     if low > -math.inf:
         x = extreme_of(b, "MAXIMUM", x, low, None, dtype)
     return extreme_of(b, "MINIMUM", x, high, None, dtype) if high < math.inf else x
@@ -114,13 +114,13 @@ def _clamp(b: Builder, x: QTensor, low: float, high: float, out: Result) -> QTen
     samples=[Sample(I8(1, 8, 5, 5)), Sample(I8(3, 7)), Sample(Ints(3, 40))],
 )
 def relu(b: Builder, x: QTensor, *, out: Result) -> QTensor:
-    """out = max(x, 0). TOSA CLAMP, or saturation."""
+    """out = max(x, 0). TOSA CLAMP, unless saturation has the same effect."""
     return _clamp(b, x, 0.0, math.inf, out)
 
 
 @op("aten.relu6.default", quant=EACH_INPUT, absorbs=True, pointwise=True, samples=[Sample(I8(1, 8, 5, 5, high=9.0))])
 def relu6(b: Builder, x: QTensor, *, out: Result) -> QTensor:
-    """out = min(max(x, 0), 6). TOSA CLAMP, or saturation."""
+    """out = min(max(x, 0), 6). TOSA CLAMP, unless saturation has the same effect."""
     return _clamp(b, x, 0.0, 6.0, out)
 
 
@@ -132,7 +132,7 @@ def relu6(b: Builder, x: QTensor, *, out: Result) -> QTensor:
     samples=[Sample(I8(1, 8, 5, 5)), Sample(I8(1, 4, 5), 0.0, 6.0), Sample(I8(6), -0.5, 2.0)],
 )
 def hardtanh(b: Builder, x: QTensor, min_val: float = -1.0, max_val: float = 1.0, *, out: Result) -> QTensor:
-    """out = min(max(x, min_val), max_val). TOSA CLAMP, or saturation."""
+    """out = min(max(x, min_val), max_val). TOSA CLAMP, unless saturation has the same effect."""
     return _clamp(b, x, min_val, max_val, out)
 
 
@@ -160,5 +160,5 @@ def _clamp_rule(node: Any) -> QuantRule:
     ],
 )
 def clamp(b: Builder, x: QTensor, low: Any = None, high: Any = None, *, out: Result) -> QTensor:
-    """out = min(max(x, low), high) with optional bounds. TOSA CLAMP, or saturation."""
+    """out = min(max(x, low), high) with optional bounds. TOSA CLAMP, unless saturation has the same effect."""
     return _clamp(b, x, -math.inf if low is None else float(low), math.inf if high is None else float(high), out)

@@ -1,4 +1,4 @@
-"""Comparisons: operators of the U85; on U55 and U65 the sign of the difference from a table."""
+"""Comparisons, by the operators of the U85, or by a table for the sign of the difference on U55 and U65."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ethorch.lower.ops.quant_rules import QuantRule
 from ethorch.lower.ops.samples import I8, Ints, Sample
 from ethorch.lower.ops.spec import OpSpec, op
 
-#: Quantized operands, truth values as the result.
+#: Rule for quantized operands and truth values as the result.
 COMPARED = QuantRule(output="none")
 ORDERED = QuantRule(output="none", is_threshold=True)
 
@@ -35,9 +35,9 @@ class _Comparison:
     """A comparison.
 
     Attributes:
-        symbol: Python's operator.
-        operator: TOSA operator of the (``swapped``) operands, whose result may be ``negated``.
-        holds: Function of the sign of x - y.
+        symbol: Python operator.
+        operator: TOSA operator. The operands are exchanged if ``swapped``, and the result is inverted if ``negated``.
+        holds: Function that converts the sign of x - y to the truth value.
     """
 
     symbol: str
@@ -56,12 +56,12 @@ _COMPARISONS = {
     "le": _Comparison("<=", "GREATER_EQUAL", lambda d: d <= 0, swapped=True),
 }
 
-#: Precision, for the documentation of each comparison.
+#: Precision of comparisons, for their docstrings.
 _EXACTNESS = """\
 - Plain integers: exact.
-- Quantized tensors of the same scale: exact.
-- A quantized tensor and a constant: as in PyTorch's float32.
-- Quantized tensors of different scales: to 1 / 2**19 of the coarser step, or 1 / 2**14 for int16.
+- Quantized tensors with the same scale: exact.
+- A quantized tensor and a constant: equal to PyTorch's float32 comparison.
+- Quantized tensors with different scales: exact to 1 / 2**19 of the coarser scale, or 1 / 2**14 for int16.
 """
 
 
@@ -75,7 +75,7 @@ def emit_comparison(b: Builder, name: str, x: Any, y: Any) -> QTensor:
         below = 1 << (29 if quantized == {"INT8"} else 31 if quantized else 32)
         return QTensor(truth_of_codes(b, difference(b, xv, yv, below=below), comparison.holds), dims, None)
     if quantized and not floats:
-        # Vela bug vela.rescale-in-comparison
+        # avoid the Vela bug vela.rescale-in-comparison
         xv = b.emit("SUB", xv, yv)
         yv = b.const(np.zeros((1,) * xv.rank, np.int32))
     result = b.emit(comparison.operator, *((yv, xv) if comparison.swapped else (xv, yv)))

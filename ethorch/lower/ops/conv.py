@@ -53,12 +53,16 @@ def check_convolution(
     groups: int,
 ) -> Reason | None:
     if not isinstance(w, QTensor):
-        return Reason("graph.weight_not_quantized", "its weight is float", "Give the quantizer a config for this module.")
+        return Reason(
+            "graph.weight_not_quantized",
+            "the weight is float; expected a quantized weight",
+            "Configure the quantizer to quantize the operator's module.",
+        )
     if not w.value.is_const:
         return Reason(
             "convolution.dynamic_weight",
-            "its weight is computed at run time; expected a constant weight",
-            "Make the weight a parameter or buffer, or use torch.matmul of shifted slices, which supports computed weights.",
+            "the weight is computed at run time; expected a constant weight",
+            "Make the weight a parameter or buffer, or use torch.matmul on shifted slices, which supports computed weights.",
         )
     return None
 
@@ -144,7 +148,7 @@ def convolution(
 ) -> QTensor:
     """out[n,o] = bias[o] + sum over i, ky, kx of x[n,i,y+ky,x+kx] * w[o,i,ky,kx]: int8[N,C,H,W] -> int8[N,O,OH,OW].
 
-    Exact in int32 (int48 for int16), rounded once. TOSA CONV2D, DEPTHWISE_CONV2D, TRANSPOSE_CONV2D.
+    Computed exactly in int32 (int48 for int16) and rounded once. TOSA CONV2D, DEPTHWISE_CONV2D, TRANSPOSE_CONV2D.
     """
     filters = Filters.of(x, w, bias, out.shape[1 - len(w.shape)])
     window = Window.of(filters.codes.shape[2:], stride, padding, dilation)
@@ -161,6 +165,6 @@ def convolution(
     else:
         over = conv3d if axes == 3 else conv2d
     shape = as_map(x.shape)
-    if shape == x.shape:  # without a view, which costs up to 2 % more cycles
+    if shape == x.shape:  # a view would cost up to 2% more cycles
         return over(b, x, filters, window, groups, out)
     return b.view(over(b, b.view(x, shape), filters, window, groups, replace(out, shape=as_map(out.shape))), out.shape)

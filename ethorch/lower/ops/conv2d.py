@@ -16,12 +16,12 @@ _LARGEST_STRIDE = 3
 
 
 def conv2d(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int, out: Result) -> QTensor:
-    """Convolve x[N,C,H,W] with codes [O,C/G,KH,KW].
+    """Convolve x[N,C,H,W] with integer weights [O,C/G,KH,KW].
 
-    - A stride above 3: ``_patches`` for one group; for one group per output channel a divisor of the stride, then every n-th
-      result.
-    - Groups of one channel: a DEPTHWISE_CONV2D.
-    - Others: a CONV2D of a slice for each group, and a CONCAT, which Vela makes free.
+    - Stride above 3, one group: see ``_patches``.
+    - Stride above 3, one group per output channel: uses a divisor of the stride, then selects every n-th result.
+    - Groups with one channel: uses a DEPTHWISE_CONV2D.
+    - Others: uses a CONV2D of a slice for each group, and a CONCAT, which Vela eliminates.
     """
     if window.misses(x.shape[2:], out.shape[2:]):
         bias = filters.bias_in_shape(b, (x.shape[0], *out.shape[2:], len(filters.codes)), out.qparams)
@@ -68,7 +68,7 @@ def _pad_kernel(filters: Filters, window: Window) -> tuple[Filters, Window]:
 
 
 def _patches(b: Builder, x: QTensor, filters: Filters, window: Window, out: Result) -> QTensor:
-    """Convolve with a stride above 3 by space to depth, to avoid a convolution per pixel in Vela."""
+    """Convolve with a stride above 3 by space-to-depth, because Vela would emit a convolution for each pixel."""
     steps = window.stride
     blocks = [-(-kernel // step) for kernel, step in zip(window.kernel, steps, strict=True)]
     counts = [size + block - 1 for size, block in zip(out.shape[2:], blocks, strict=True)]

@@ -1,4 +1,4 @@
-"""Convolutions over three axes by convolutions over two."""
+"""Convolutions over three axes, computed by convolutions over two axes."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ethorch.lower.builder.window import Window
 from ethorch.lower.ops.weights import Filters
 from ethorch.tosa.ir import Value
 
-#: Largest number of channels that every NPU supports.
+#: Maximum number of channels that every NPU supports.
 MOST_CHANNELS = 65536
 
 
 def conv3d(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int, out: Result) -> QTensor:
-    """Convolve x[N,C,D,H,W] with codes [O,C/G,KD,KH,KW].
+    """Convolve x[N,C,D,H,W] with integer weights [O,C/G,KD,KH,KW].
 
-    - One group without dilation of the depth: a CONV2D per plane of the result, over planes of x as channels. Weights of padding
-      planes are omitted, unless padding the map is cheaper.
-    - int8 groups of one channel: a DEPTHWISE_CONV2D per plane of the kernel, added in INT32 (TOSA 1.0 cannot add INT48).
-    - Others: the KD planes of each result are copied as channels of one CONV2D.
+    - One group, no dilation of the depth: a CONV2D computes each plane of the result, with planes of x as channels. Weights for
+      padding planes are omitted, unless padding the feature map is cheaper.
+    - int8, groups with one channel: a DEPTHWISE_CONV2D for each plane of the kernel is added in INT32 (TOSA 1.0 cannot add INT48).
+    - Others: the KD planes for each result are copied to the channels of one CONV2D.
     """
     n, c, d = x.shape[:3]
     if window.misses(x.shape[2:], out.shape[2:]):
@@ -59,7 +59,7 @@ def _of_channels(b: Builder, x: QTensor, filters: Filters, depth: Window, plane:
     n, c, d = x.shape[:3]
     if x.dims[1][-1:] == (x.value.rank - 1,) or not x.dims[1]:
         value = b.store_as(x, [(0,), (3,), (4,), (2, 1)])
-    else:  # move whole maps first
+    else:  # move entire feature maps first
         maps = b.store_as(x, [(0,), (2, 1), (3,), (4,)])
         value = b.nhwc(QTensor(maps, ((0,), (1,), (2,), (3,)), x.q))
     value, plane = plane.crop(b, value)
@@ -67,7 +67,7 @@ def _of_channels(b: Builder, x: QTensor, filters: Filters, depth: Window, plane:
     planes = [(max(start, 0), min(start + depth.kernel[0], d)) for start in starts]
     weights = math.prod(filters.codes.shape) // depth.kernel[0]
     extra = {(first - start, last - start) for start, (first, last) in zip(starts, planes, strict=True)} - {(0, depth.kernel[0])}
-    if sum(max(last - first, 1) for first, last in extra) * weights > math.prod(value.shape):  # padding the map costs less
+    if sum(max(last - first, 1) for first, last in extra) * weights > math.prod(value.shape):  # padding the feature map costs less
         value = b.pad_axis(value, 3, max(-starts[0], 0) * c, max(starts[-1] + depth.kernel[0] - d, 0) * c, x.qparams.zp)
         starts = [start + max(depth.before[0], 0) for start in starts]
         planes = [(start, start + depth.kernel[0]) for start in starts]
@@ -85,7 +85,7 @@ def _of_channels(b: Builder, x: QTensor, filters: Filters, depth: Window, plane:
 
 
 def _taps(b: Builder, x: QTensor, depth: Window, planes: int) -> list[Value]:
-    """Return the planes [N * planes,H,W,C] that the results read, per depth of the kernel."""
+    """Return the planes [N * planes,H,W,C] that the results read, for each depth of the kernel."""
     (kernel,), (stride,), (dilation,) = depth.kernel, depth.stride, depth.dilation
     last = (planes - 1) * stride
     x = b.pad_or_crop(x, 2, depth.before[0], last + depth.span[0])

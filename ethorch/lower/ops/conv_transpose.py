@@ -15,19 +15,19 @@ from ethorch.lower.builder.window import Window
 from ethorch.lower.ops.weights import Filters
 from ethorch.tosa.ir import Value
 
-#: Up to this number of channels, additional taps are cheaper than a SLICE of columns.
+#: Maximum number of channels for which additional taps are cheaper than a SLICE of columns.
 FEW = 4
 
 
 def conv_transpose(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int, out: Result) -> QTensor:
-    """Emit out[n,o,s*i+k] += x[n,c,i] * w[c,o,k] of codes [C,O/G,KH,KW].
+    """Emit out[n,o,s*i+k] += x[n,c,i] * w[c,o,k] for integer weights [C,O/G,KH,KW].
 
-    - Groups of one channel: phases by a DEPTHWISE_CONV2D.
-    - One group and stride (2, 2), if faster on the target: a TRANSPOSE_CONV2D.
-    - Others: phases by a CONV2D for each group, and a CONCAT.
+    - Groups with one channel: a DEPTHWISE_CONV2D computes the phases.
+    - One group, stride (2, 2): uses a TRANSPOSE_CONV2D if it is faster on the target.
+    - Others: a CONV2D for each group computes the phases, followed by a CONCAT.
 
-    Position s*q + r of the result depends only on the taps k = r (mod s). One convolution of stride 1 computes all phases r as s*s
-    times the channels, which are then interleaved.
+    Position s*q + r of the result depends only on taps k = r (mod s). One convolution with stride 1 computes all phases r as s*s
+    times the channels. The phases are then interleaved.
     """
     filters = filters.with_codes(_insert_zeros(filters.codes, window.dilation))
     inputs, outputs = filters.codes.shape[0] // groups, filters.codes.shape[1]
@@ -50,9 +50,9 @@ def conv_transpose(b: Builder, x: QTensor, filters: Filters, window: Window, gro
 
 
 def conv_transpose3d(b: Builder, x: QTensor, filters: Filters, window: Window, groups: int, out: Result) -> QTensor:
-    """Emit ``conv_transpose`` of codes [C,O/G,KD,KH,KW] by transposed convolutions over two axes.
+    """Emit ``conv_transpose`` for integer weights [C,O/G,KD,KH,KW], by transposed convolutions over two axes.
 
-    Planes s*q + r of the result depend on the same taps of the depth: for each r, a convolution reads their planes as channels.
+    Planes s*q + r of the result depend on the same depth taps. For each r, a convolution reads the input planes as channels.
     """
     (n, c, d), (planes, *extents) = x.shape[:3], out.shape[2:]
     depth, plane = window.axes(0), window.axes(1, 2)
@@ -95,7 +95,7 @@ def _insert_zeros(codes: npt.NDArray[Any], dilation: Sequence[int]) -> npt.NDArr
 
 
 def _transpose_conv2d(b: Builder, x: QTensor, filters: Filters, window: Window, shape: Sequence[int], out: QParams) -> QTensor:
-    """Emit TRANSPOSE_CONV2D with stride (2, 2). Rows of output_padding beyond the kernel's reach contain the bias."""
+    """Emit TRANSPOSE_CONV2D with stride (2, 2). Rows of output_padding that the kernel does not reach contain the bias."""
     pads: list[int] = []
     for axis in (0, 1):
         reach = (x.shape[2 + axis] - 1) * 2 + filters.codes.shape[2 + axis]
@@ -116,9 +116,9 @@ def _transpose_conv2d(b: Builder, x: QTensor, filters: Filters, window: Window, 
 def _phases(
     b: Builder, x: QTensor, filters: Filters, window: Window, shape: Sequence[int], out: QParams, *, depthwise: bool
 ) -> QTensor:
-    """Emit phases: codes [I,O,KH,KW] become taps [m] of phases [r], k = m*s + r.
+    """Emit phases: weights [I,O,KH,KW] become taps [m] of phases [r], where k = m*s + r.
 
-    If this adds no tap, or for few channels, zeros before the kernel move the first result to phase 0 to avoid a crop.
+    If this adds no tap, or if there are few channels, zeros before the kernel move the first result to phase 0 to avoid a crop.
     """
     stride, kernel = window.stride, filters.codes.shape[2:]
     few = filters.codes.shape[1] <= FEW
@@ -151,12 +151,12 @@ def _phases(
 
 
 def _pad_or_crop(b: Builder, value: Value, before: Sequence[int], extents: Sequence[int], code: int) -> Value:
-    """Pad [N,H,W,C] to ``extents``, with ``before`` rows and columns of ``code`` at the start (negative: crop)."""
+    """Pad [N,H,W,C] to ``extents``, with ``before`` rows and columns of ``code`` at the start. A negative ``before`` crops."""
     starts = [max(-n, 0) for n in before]
     sizes = [min(value.shape[1 + k] - starts[k], extents[k] - max(before[k], 0)) for k in (0, 1)]
     if (*sizes,) != value.shape[1:3]:
         n, h, w, c = value.shape
-        if c <= FEW:  # columns are then contiguous
+        if c <= FEW:  # columns become contiguous
             rows = b.reshape(value, (n, h, w * c))
             value = b.emit("SLICE", rows, start=(0, starts[0], starts[1] * c), size=(n, sizes[0], sizes[1] * c))
             value = b.reshape(value, (n, *sizes, c))

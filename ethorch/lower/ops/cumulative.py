@@ -22,17 +22,15 @@ from ethorch.tosa.ir import Value
 
 aten = torch.ops.aten
 
-#: Longest dim of one triangle of ones (4 MB, 0.7 s in Vela).
+#: Longest dim for a single triangle of ones (4 MB, 0.7 s in Vela).
 _LONGEST_TRIANGLE = 2048
-#: Elements per triangle of a longer dim.
+#: Number of elements in each section of a longer dim.
 _PART = 256
 
 
 def _too_long(b: Builder, extent: int) -> Unsupported:
-    text = f"a running sum over {extent} elements of more than 8 bits; expected at most {_LONGEST_TRIANGLE}"
-    way_out = (
-        "Quantize the module to int8. Or reshape the dim into two, sum along the last, and add the running sums of the totals."
-    )
+    text = f"expected a running sum over at most {_LONGEST_TRIANGLE} elements of more than 8 bits, got {extent}"
+    way_out = "Quantize the operator's module to int8, or split the dim in two, sum along the last, and add the running sums of the totals."
     return b.refuse("cumsum.extent", text, way_out)
 
 
@@ -54,9 +52,9 @@ def cumsum_of_floats(b: Builder, x: QTensor, dim: int, *, out: Result, dtype: An
     samples=[Sample(I8(2, 9), 1), Sample(I8(1, 12, 4, 5), 1), Sample(I8(3, 6, 7), -2)],
 )
 def cumsum(b: Builder, x: QTensor, dim: int, *, out: Result, dtype: Any = None) -> QTensor:
-    """out[i] = x[0] + ... + x[i] along ``dim``: a product with a triangle of ones, exact, rounded once. TOSA CONV2D.
+    """out[i] = x[0] + ... + x[i] along ``dim``, an exact product with a triangle of ones, rounded once. TOSA CONV2D.
 
-    More than 2,048 elements of int8 are summed in parts of 256.
+    More than 2,048 elements of int8 are summed in sections of 256.
     """
     dim %= x.rank
     extent = x.shape[dim]
@@ -86,7 +84,7 @@ def _sum_in_parts(b: Builder, value: Value, zp: int) -> Value:
     sums = b.reshape(_sum_running(b, b.reshape(value, (1, rows * parts, 1, _PART)), zp), (rows, parts, _PART))
     totals = b.emit("SLICE", sums, start=(0, 0, _PART - 1), size=(rows, parts, 1))
     before, step = _shift_parts(b, totals, 1), 1
-    while step < parts:  # ``before`` is the sum of the ``step`` preceding parts
+    while step < parts:  # ``before`` is the sum of the ``step`` preceding sections
         before, step = b.emit("ADD", before, _shift_parts(b, before, step)), 2 * step
     return b.emit("ADD", sums, before)
 
@@ -97,7 +95,7 @@ def _shift_parts(b: Builder, value: Value, places: int) -> Value:
     return b.emit("PAD", remaining, padding=(0, 0, places, 0, 0, 0), pad_const=0)
 
 
-#: Largest number of factors. Each intermediate product is rounded to 8 bits.
+#: Maximum number of factors. Each intermediate product is rounded to 8 bits.
 _MOST_FACTORS = 16
 
 
@@ -111,7 +109,7 @@ def prod_of_floats(b: Builder, x: QTensor, dim: int, keepdim: bool = False, *, o
     samples=[Sample(I8(12, 4, low=-1.5, high=1.5), 1), Sample(I8(3, 5, 4, low=0.5, high=1.5), 1, True)],
 )
 def prod(s: AtenBuilder, x: Node, dim: int, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    """out = product of at most 16 factors x along ``dim``: a chain of muls."""
+    """out = product of x along ``dim``, for at most 16 factors. Decomposed into a chain of products."""
     if shape_of(x)[dim] > _MOST_FACTORS:
         return None
     total = _products(s, x, dim)[-1]
@@ -131,7 +129,7 @@ def _scan(s: AtenBuilder, x: Node, dim: int, combine: Any) -> Node:
     samples=[Sample(I8(12, 4, low=-1.5, high=1.5), 1), Sample(I8(3, 30, low=0.8, high=1.1), -1)],
 )
 def cumprod(s: AtenBuilder, x: Node, dim: int, *, dtype: Any = None) -> Any:
-    """out[i] = x[0] * ... * x[i] along ``dim``: a chain of muls, for more than 16 factors one per doubling."""
+    """out[i] = x[0] * ... * x[i] along ``dim``. Decomposed into a chain of products, or a product per doubling above 16 factors."""
     if shape_of(x)[dim] > _MOST_FACTORS:
         return _scan(s, x, dim % len(shape_of(x)), aten.mul.Tensor)
     return s(aten.stack.default, _products(s, x, dim), dim)
@@ -139,19 +137,19 @@ def cumprod(s: AtenBuilder, x: Node, dim: int, *, dtype: Any = None) -> Any:
 
 @composite("aten.logcumsumexp.default", bound16=3, samples=[Sample(I8(3, 9), 1), Sample(I8(20, 4, low=-9.0, high=9.0), 0)])
 def logcumsumexp(s: AtenBuilder, x: Node, dim: int) -> Any:
-    """out[i] = log(exp(x[0]) + ... + exp(x[i])) along ``dim``: a logaddexp per doubling."""
+    """out[i] = log(exp(x[0]) + ... + exp(x[i])) along ``dim``. Decomposed into a logaddexp per doubling."""
     return _scan(s, x, dim % len(shape_of(x)), aten.logaddexp.default)
 
 
 @composite("aten.cummax.default", samples=[Sample(I8(3, 9), 1), Sample(I8(20, 4), 0)])
 def cummax(s: AtenBuilder, x: Node, dim: int) -> Any:
-    """out[i] = maximum of x[0], ..., x[i] along ``dim``, without its index."""
+    """out[i] = maximum of x[0], ..., x[i] along ``dim``. The indices are not computed."""
     return _running_extreme(s, x, dim, aten.maximum.default)
 
 
 @composite("aten.cummin.default", samples=[Sample(I8(3, 9), 1), Sample(I8(20, 4), 0)])
 def cummin(s: AtenBuilder, x: Node, dim: int) -> Any:
-    """out[i] = minimum of x[0], ..., x[i] along ``dim``, without its index."""
+    """out[i] = minimum of x[0], ..., x[i] along ``dim``. The indices are not computed."""
     return _running_extreme(s, x, dim, aten.minimum.default)
 
 

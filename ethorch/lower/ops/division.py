@@ -25,7 +25,7 @@ from ethorch.tosa.ir import Value
 
 aten = torch.ops.aten
 
-#: Largest ratio of the magnitudes of int8 divisors for a reciprocal of 15 bits.
+#: Maximum ratio of the magnitudes of int8 divisors for which a reciprocal of 15 bits suffices.
 _WIDE_DIVISORS = 8
 
 
@@ -49,25 +49,28 @@ _POSITIVE = I8(1, 8, 5, 6, low=0.4, high=3.0)
     ],
 )
 def div(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
-    """out = x / y with broadcasting: int8 or int16, x times a reciprocal from a table, rounded once more.
+    """out = x / y with broadcasting, for int8 or int16. x is multiplied by a reciprocal from a table and rounded again.
 
-    - int8, |y| up to 8 times its smallest non-zero code: a reciprocal of 15 bits.
-    - int8, larger |y|: a reciprocal of 22 bits. x / 0 is the end of the result's range, and 0 / 0 is 0.
-    - int16 x or y: y is a power of 2 times a number between 1 and 2, and x is divided by both in turn. 0 is treated as 1 code.
+    - int8, |y| up to 8 times its smallest nonzero value: the reciprocal has 15 bits.
+    - int8, larger |y|: the reciprocal has 22 bits. x / 0 saturates, and 0 / 0 is 0.
+    - int16 x or y: y is factored into a power of 2 and a number between 1 and 2, and x is divided by each factor. A divisor of 0
+      is replaced by the smallest divisor.
 
     A divisor of plain integers is refused. TOSA TABLE, MUL; for int16 also CLZ, LOGICAL_LEFT_SHIFT.
     """
     x, y = as_quantized(b, x), as_quantized(b, y)
     if y.qparams.dtype == "INT32":
-        text = "its divisor is plain integers; expected a quantized tensor or a constant"
-        raise b.refuse("div.integer_divisor", text, "Convert the divisor to float in the model, and quantize it.")
+        text = "expected a quantized tensor or a constant as divisor, got an integer tensor"
+        raise b.refuse(
+            "div.integer_divisor", text, "Convert the divisor to float in the model, and quantize the operator's module."
+        )
     if "INT16" in (x.qparams.dtype, y.qparams.dtype):
         return _divide_in_two_steps(b, x, y, out.qparams)
     real, least = y.qparams.table_inputs, y.qparams.step
     with np.errstate(divide="ignore"):
         reciprocals = (np.float32(1.0) / real).astype(np.float32)
     if np.abs(real).max() > _WIDE_DIVISORS * least:
-        # 9 + 22 bits fit int32. The smallest x / 0 exceeds the result's range.
+        # 9 + 22 bits fit int32. The smallest nonzero x / 0 exceeds the range of the result.
         unit = max(1.0 / least, 256.0 * out.qparams.step / x.qparams.step) / 2**22
         fine = b.integer_table(y, np.clip(np.round(reciprocals / unit), -(2**22), 2**22))
         (xv, yv), dims = b.align(x, QTensor(fine.value, fine.dims, y.q))
@@ -78,9 +81,9 @@ def div(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
 
 
 def _divide_in_two_steps(b: Builder, x: QTensor, y: QTensor, out: QParams) -> QTensor:
-    """Return x * 2**e * (1 / (y * 2**e)) with y * 2**e in 2**14..2**15.
+    """Return x * 2**e * (1 / (y * 2**e)), where y * 2**e is in 2**14..2**15.
 
-    A single reciprocal is clipped for small or coarse for large divisors, which costs 20 dB if a tensor has both.
+    A single reciprocal is clipped for small divisors or coarse for large divisors, which costs 20 dB if a tensor has both.
     """
     (xv, yv), dims = b.align(x, y)
     power, inverse = _powers_and_inverses(b, yv, y.qparams.zp)
@@ -92,7 +95,7 @@ def _divide_in_two_steps(b: Builder, x: QTensor, y: QTensor, out: QParams) -> QT
 
 
 def _powers_and_inverses(b: Builder, y: Value, zp: int) -> tuple[Value, Value]:
-    """Return INT16 (2**e, 32767 * 2**14 / (y * 2**e)) of codes y. 0 is treated as 1."""
+    """Return INT16 (2**e, 32767 * 2**14 / (y * 2**e)) for integer values y. 0 is treated as 1."""
     if y.data is not None:
         codes = y.data.astype(np.int64) - zp
         codes[codes == 0] = 1
@@ -104,7 +107,7 @@ def _powers_and_inverses(b: Builder, y: Value, zp: int) -> tuple[Value, Value]:
         return b.const(np.full((1,) * y.rank, number, np.int32))
 
     divisor = b.rescale(y, 1.0, input_zp=zp, dtype="INT32")
-    # CLZ of 2**14..2**15 - 1 is 17. 0 (CLZ 32) uses the power of 1, and -2**15 that of 2**14.
+    # CLZ of 2**14..2**15 - 1 is 17. 0 (CLZ 32) uses the power for 1, and -2**15 uses the power for 2**14.
     zeros = b.emit("CLZ", b.emit("ABS", divisor))
     exponent = b.emit("SUB", b.emit("MINIMUM", b.emit("MAXIMUM", zeros, plain(17)), plain(31)), plain(17))
     power = b.rescale(b.emit("LOGICAL_LEFT_SHIFT", plain(1), exponent), 1.0, dtype="INT16")
@@ -121,7 +124,7 @@ def _multiply(b: Builder, codes: Value, factor: Value) -> Value:
     return b.emit("MUL", codes, b.rescale(factor, 1.0, dtype="INT32"), shift=0)
 
 
-#: Bounds of operators that round a quotient: one integer, in steps of the result.
+#: Error bounds of operators that round a quotient: the number of result steps in one integer.
 _ONE_INTEGER, _ONE_INTEGER_16 = 128, 20_000
 _INTEGER_QUOTIENTS = [
     Sample(Ints(3, 40), Ints(3, 40, low=1, high=30)),
@@ -137,7 +140,7 @@ def decompose_div_mode(s: AtenBuilder, x: Node, y: Any, *, rounding_mode: str | 
 
 
 def _integer_quotient(b: Builder, x: Any, y: Any, is_floor: bool) -> QTensor:
-    """Return x / y rounded down or towards 0. TOSA INTDIV, after multiplying both by the sign of y."""
+    """Return x / y rounded down or towards 0. Emits INTDIV after multiplying x and y by the sign of y."""
     row = b.limits.get("INTDIV")
     reason = row.refuse("INTDIV", "INT32", {}, b.target) if row and not row.present else None
     if reason:
@@ -177,9 +180,9 @@ def _sign_bits(b: Builder, x: Value) -> Value:
     bound16=_ONE_INTEGER_16,
 )
 def div_mode(b: Builder, x: Any, y: Any, *, out: Result, rounding_mode: str | None = None) -> QTensor:
-    """out = x / y, rounded down or towards 0: the quotient, then a table. TOSA INTDIV for plain integers.
+    """out = x / y, rounded down or towards 0 by a table after the division. TOSA INTDIV for plain integers.
 
-    Bounds: one integer.
+    The error bound is one integer.
     """
     return _integer_quotient(b, x, y, rounding_mode == "floor")
 
@@ -205,7 +208,7 @@ def _float_remainder(b: Builder, x: Any, y: Any, rounding_mode: str) -> FloatTen
     bound16=_ONE_INTEGER_16,
 )
 def remainder(s: AtenBuilder, x: Node, y: Node) -> Node | None:
-    """out = x - y * floor(x / y). Bounds: one integer. For integers, ExecuTorch's kernel returns the sign of x."""
+    """out = x - y * floor(x / y). The error bound is one integer. For integers, ExecuTorch's kernel uses the sign of x."""
     return _remainder(s, x, y, "floor")
 
 
@@ -218,7 +221,7 @@ def remainder(s: AtenBuilder, x: Node, y: Node) -> Node | None:
     bound16=_ONE_INTEGER_16,
 )
 def fmod(s: AtenBuilder, x: Node, y: Node) -> Node | None:
-    """out = x - y * trunc(x / y). Bounds: one integer."""
+    """out = x - y * trunc(x / y). The error bound is one integer."""
     return _remainder(s, x, y, "trunc")
 
 
@@ -230,5 +233,5 @@ def fmod(s: AtenBuilder, x: Node, y: Node) -> Node | None:
     bound16=400,
 )
 def power(s: AtenBuilder, x: Node, y: Node) -> Node:
-    """out = x ** y = exp(y * log(x)). A base of 0 or less becomes the smallest positive code. Bound: three roundings."""
+    """out = x ** y = exp(y * log(x)). A base of 0 or less becomes the smallest positive value. The error bound is 3 roundings."""
     return s(aten.exp.default, s(aten.mul.Tensor, y, s(aten.log.default, x)))

@@ -39,7 +39,7 @@ def _extreme_of_floats(name: str) -> Callable[..., QTensor]:
 
 
 def extreme(b: Builder, x: QTensor, dims: Sequence[int], name: str) -> QTensor:
-    """Return the maximum or minimum (any or all of truth values) over ``dims``, which keep extent 1."""
+    """Return the maximum or minimum (any or all for truth values) over ``dims``. Reduced dims have size 1."""
     if x.value.dtype == "BOOL":
         return reduce_truth_over(b, "any" if name == "max" else "all", x, dims)
     value = x.value
@@ -56,13 +56,13 @@ _EXTREMES = [
 
 @op("aten.amax.default", quant=SAME_AS_INPUT, floats=_extreme_of_floats("REDUCE_MAX"), samples=_EXTREMES)
 def amax(b: Builder, x: QTensor, dim: Any = (), keepdim: bool = False, *, out: Result) -> QTensor:
-    """out = maximum of x over ``dim``, exact. TOSA MAX_POOL2D, MAXIMUM."""
+    """out = maximum of x over ``dim``, without rounding. TOSA MAX_POOL2D, MAXIMUM."""
     return b.to_qparams(b.view(extreme(b, x, all_dims(x, dim), "max"), out.shape), out.q)
 
 
 @op("aten.amin.default", quant=SAME_AS_INPUT, floats=_extreme_of_floats("REDUCE_MIN"), samples=_EXTREMES)
 def amin(b: Builder, x: QTensor, dim: Any = (), keepdim: bool = False, *, out: Result) -> QTensor:
-    """out = minimum of x over ``dim``, exact. TOSA MINIMUM."""
+    """out = minimum of x over ``dim``, without rounding. TOSA MINIMUM."""
     return b.to_qparams(b.view(extreme(b, x, all_dims(x, dim), "min"), out.shape), out.q)
 
 
@@ -87,7 +87,7 @@ def are_indices_read(s: AtenBuilder) -> bool:
     "aten.max.dim", decomposes_integers=True, samples=[Sample(I8(30, 9), 1), Sample(I8(2, 8, 5), -2, True), Sample(Ints(30, 9), 1)]
 )
 def max_dim(s: AtenBuilder, x: Node, dim: int, keepdim: bool = False) -> Any:
-    """out = (maximum of x over ``dim``, its index if used)."""
+    """out = (maximum of x over ``dim``, index of the maximum if used)."""
     return [s(aten.amax.default, x, [dim], keepdim), s(aten.argmax.default, x, dim, keepdim) if are_indices_read(s) else None]
 
 
@@ -95,15 +95,15 @@ def max_dim(s: AtenBuilder, x: Node, dim: int, keepdim: bool = False) -> Any:
     "aten.min.dim", decomposes_integers=True, samples=[Sample(I8(30, 9), 1), Sample(I8(2, 8, 5), -2, True), Sample(Ints(30, 9), 1)]
 )
 def min_dim(s: AtenBuilder, x: Node, dim: int, keepdim: bool = False) -> Any:
-    """out = (minimum of x over ``dim``, its index if used)."""
+    """out = (minimum of x over ``dim``, index of the minimum if used)."""
     return [s(aten.amin.default, x, [dim], keepdim), s(aten.argmin.default, x, dim, keepdim) if are_indices_read(s) else None]
 
 
 def _index_of_extreme(b: Builder, x: QTensor, dim: int | None, least: bool, shape: Sequence[int]) -> QTensor:
-    """Return int32[shape], the first index of the extreme code along ``dim`` (None: all dims).
+    """Return int32[shape], the first index of the extreme value along ``dim``, or over all dims if ``dim`` is not set.
 
-    ARGMAX runs along the channels of one map, as the U55 requires. INT32, and on the U55 INT16 and more than 127 channels, are
-    compared with their extreme.
+    ARGMAX runs along the channels of one feature map, as the U55 requires. INT32 values are compared with the extreme value
+    instead, as are INT16 values and more than 127 channels on the U55.
     """
     dims = list(range(x.rank)) if dim is None else [dim % x.rank]
     rest = [d for d in range(x.rank) if d not in dims]
@@ -112,7 +112,7 @@ def _index_of_extreme(b: Builder, x: QTensor, dim: int | None, least: bool, shap
     value = b.store_as(x, [(), (), rest, dims])
     if least:
         minus_one = b.const(np.full((1, 1, 1, 1), -1, np.int32))
-        reversed_ = b.emit("SUB", minus_one, b.rescale(value, 1.0, dtype="INT32"))  # -1 - code is also in range
+        reversed_ = b.emit("SUB", minus_one, b.rescale(value, 1.0, dtype="INT32"))  # -1 - value is also in range
         value = b.rescale(reversed_, 1.0, dtype=value.dtype)
     try:
         with b.attempt():
@@ -127,9 +127,9 @@ def _index_of_extreme(b: Builder, x: QTensor, dim: int | None, least: bool, shap
 
 
 def _first_of_equals(b: Builder, rows: Value, extreme_of: Callable[[Builder, Value, int], Value]) -> QTensor:
-    """Return int32[N], the first index of the extreme in each of the ``rows`` INT32[N, K].
+    """Return int32[N], the first index of the extreme value in each row of INT32[N, K].
 
-    Elements equal to the extreme score K - index. Differences to the extreme must be below 2**31.
+    An element that equals the extreme value has the score K - index. Differences to the extreme value must be below 2**31.
     """
     extent = rows.shape[1]
     numbers, best = (QTensor(value, contiguous(value.shape), None) for value in (rows, extreme_of(b, rows, 1)))
@@ -184,5 +184,5 @@ def argmin_of_floats(b: Builder, x: QTensor, dim: int | None = None, keepdim: bo
     samples=_INDICES,
 )
 def argmin(b: Builder, x: QTensor, dim: int | None = None, keepdim: bool = False, *, out: Result) -> QTensor:
-    """out = first index of the minimum of x along ``dim``. TOSA ARGMAX of -x."""
+    """out = first index of the minimum of x along ``dim``. TOSA ARGMAX on -x."""
     return _index_of_extreme(b, x, dim, True, out.shape)

@@ -1,4 +1,4 @@
-"""Reads at indices: slices and a CONCAT for constant indices, otherwise a GATHER, which only some NPUs have."""
+"""Reads at indices, by slices and a CONCAT for constant indices, or by a GATHER, which only some NPUs support."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from ethorch.tosa.ir import Value
 
 aten = torch.ops.aten
 
-#: Only x is quantized, and keeps its qparams.
+#: Rule for operators whose result has the quantization parameters of the first input. Other inputs are not quantized.
 _FIRST_ONLY = QuantRule(only_first=True, output="same")
 
 
@@ -66,7 +66,7 @@ def _gather(b: Builder, values: Value, index: Value) -> Value:
 
 
 def gather_along(b: Builder, x: QTensor, dim: int, index: Value, shape: tuple[int, ...]) -> QTensor:
-    """Emit GATHER along ``dim`` at INT32 indices for ``shape``."""
+    """Emit GATHER along ``dim`` at INT32 indices of the given shape."""
     others = [d for d in range(x.rank) if d != dim]
     inner = math.prod(x.shape[d] for d in others)
     value = b.reshape(b.store_as(x, [(dim,), tuple(others)]), (1, x.shape[dim], inner))
@@ -100,7 +100,7 @@ def decompose_index_select(s: AtenBuilder, x: Node, dim: int, index: Any) -> Any
     ],
 )
 def index_select(b: Builder, x: QTensor, dim: int, index: Any, *, out: Result) -> QTensor:
-    """out[..., k, ...] = x[..., index[k], ...], exact: slices and a CONCAT, or TOSA GATHER."""
+    """out[..., k, ...] = x[..., index[k], ...]. Lowered without rounding, to slices and a CONCAT or to GATHER."""
     return b.to_qparams(rows_of(b, x, dim, index), out.q)
 
 
@@ -108,7 +108,11 @@ def check_embedding(
     weight: Any, indices: Any, padding_idx: int = -1, scale_grad: bool = False, sparse: bool = False
 ) -> Reason | None:
     if not isinstance(weight, QTensor):
-        return Reason("graph.weight_not_quantized", "its weight is float", "Give the quantizer a config for this module.")
+        return Reason(
+            "graph.weight_not_quantized",
+            "the weight is float; expected a quantized weight",
+            "Configure the quantizer to quantize the operator's module.",
+        )
     return check_operands(indices)
 
 
@@ -137,7 +141,7 @@ def embedding(
     *,
     out: Result,
 ) -> QTensor:
-    """out = weight[indices], exact: slices and a CONCAT, or TOSA GATHER."""
+    """out = weight[indices]. Lowered without rounding, to slices and a CONCAT or to GATHER."""
     return b.to_qparams(rows_of(b, weight, 0, indices), out.q)
 
 
@@ -147,14 +151,14 @@ def check_index(x: Any, indices: Any) -> Reason | None:
     if len(indexed_dims) > 1 and not (constant and side_by_side(indices)):
         return Reason(
             "index.several",
-            f"{len(indexed_dims)} indices; expected one, or constants of adjacent dims",
-            "Flatten the indexed dims, and use a single index, i * size + j.",
+            f"expected one index tensor, or constant index tensors for adjacent dims, got {len(indexed_dims)} index tensors",
+            "Flatten the indexed dims, and use the single index i * size + j.",
         )
     return check_operands(*(indices[k] for k in indexed_dims))
 
 
 def decompose_index(s: AtenBuilder, x: Node, indices: Any) -> Any:
-    """Combine computed indices of adjacent dims into one int32 index."""
+    """Merge computed indices of adjacent dims into one int32 index."""
     several = None if s.absent("GATHER") else merge_indices(s, x, indices)
     if several is not None:
         merged, dim, number = several
@@ -180,9 +184,9 @@ def decompose_index(s: AtenBuilder, x: Node, indices: Any) -> Any:
     ],
 )
 def index(b: Builder, x: QTensor, indices: Sequence[Any], *, out: Result) -> QTensor:
-    """out = x[indices], exact: slices and a CONCAT, or TOSA GATHER.
+    """out = x[indices]. Lowered without rounding, to slices and a CONCAT or to GATHER.
 
-    Constant indices of adjacent dims become one index of the merged dims.
+    Constant indices of adjacent dims are merged into one index.
     """
     indexed_dims = [k for k, array in enumerate(indices) if array is not None]
     if len(indexed_dims) == 1:
@@ -217,7 +221,7 @@ def decompose_gather(s: AtenBuilder, x: Node, dim: int, index: Any, sparse_grad:
     ],
 )
 def gather(b: Builder, x: QTensor, dim: int, index: Any, sparse_grad: bool = False, *, out: Result) -> QTensor:
-    """out[i, j] = x[i, index[i, j]] for dim 1, exact: slices and a CONCAT, or TOSA GATHER."""
+    """out[i, j] = x[i, index[i, j]] for dim 1. Lowered without rounding, to slices and a CONCAT or to GATHER."""
     dim %= x.rank
     shape = tuple(index.shape)
     constant = constant_numbers(index)

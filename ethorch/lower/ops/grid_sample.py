@@ -1,4 +1,4 @@
-"""grid_sample: a GATHER per neighbour of a position, with fixed-point coordinates."""
+"""The lowering of grid_sample, by a GATHER for each neighbor of a position, with fixed-point coordinates."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ aten = torch.ops.aten
 #: PyTorch's interpolation modes and padding modes.
 BILINEAR, NEAREST = 0, 1
 ZEROS, BORDER, REFLECTION = 0, 1, 2
-#: Largest matrix of a constant grid: 16 MiB of weights.
+#: Maximum number of elements of the matrix for a constant grid (16 MiB of weights).
 _LARGEST_MATRIX = 1 << 24
-#: Fractional bits of a coordinate. A code times two fractions of 11 bits fits int32; fractions of 14 bits need a rounding between.
+#: Fractional bits of a coordinate. A value times two fractions of 11 bits fits int32; 14 bits require an extra rounding.
 _FRACTION = {"INT8": 11, "INT16": 14}
 #: Fractional bits of a coordinate of ``affine_grid``. A sum of four products is below 2**31.
 _COORDINATE = {"INT8": 20, "INT16": 14}
-#: Largest number of fractional bits of a rounded coordinate.
+#: Maximum number of fractional bits of a rounded coordinate.
 _FINEST = 20
 
 
@@ -75,7 +75,7 @@ def _pixels(grid: float, extent: int, align_corners: bool) -> float:
 
 
 def _place(b: Builder, grid: QTensor, axis: int, extent: int, bits: int, align_corners: bool) -> _IntegerTensor:
-    """Return INT32 [N, places, 1], coordinate ``axis`` in units of 2**-bits of a pixel."""
+    """Return coordinate ``axis`` as INT32 [N, positions, 1], in units of 2**-bits of a pixel."""
     coordinate = b.reshape(b.logical(b.narrow(grid, -1, axis, 1)), (grid.shape[0], math.prod(grid.shape[1:-1]), 1))
     half = ((extent - 1) if align_corners else extent) / 2
     scaled = b.rescale(coordinate, grid.qparams.step * half * (1 << bits), input_zp=grid.qparams.zp, dtype="INT32")
@@ -111,7 +111,7 @@ def _round_to_even(place: _IntegerTensor, bits: int) -> _IntegerTensor:
 
 
 def _map(b: Builder, x: QTensor, zero: int | float) -> tuple[Value, int]:
-    """Return [N, (H+3) * (W+3), C], the map with a margin of zeros (1 before, 2 after), and the row width."""
+    """Return the feature map as [N, (H+3) * (W+3), C], with a margin of zeros (1 before, 2 after), and the row width."""
     n, height, width, channels = (value := b.nhwc(x)).shape
     value = b.emit("PAD", value, padding=(0, 0, 1, 2, 1, 2, 0, 0), pad_const=zero)
     return b.reshape(value, (n, (height + 3) * (width + 3), channels)), width + 3
@@ -126,11 +126,11 @@ def _lerp(b: Builder, first: Value, second: Value, part: Value, bits: int) -> Va
 def check_grid_sampler(x: Any, grid: Any, interpolation: int, padding: int, align: bool) -> Reason | None:
     if len(x.shape) != 4:
         return Reason(
-            "grid_sampler.rank", f"a map of rank {len(x.shape)}; expected [N, C, H, W]",
-            "Sample each slice of a volume, and interpolate between the two nearest.",
+            "grid_sampler.rank", f"expected an input of rank 4, [N, C, H, W], got rank {len(x.shape)}",
+            "Sample each slice of a volume, and interpolate between the two nearest slices.",
         )  # fmt: skip
     if interpolation not in (BILINEAR, NEAREST):
-        return Reason("grid_sampler.mode", "mode bicubic; expected bilinear or nearest", 'Use mode="bilinear".')
+        return Reason("grid_sampler.mode", "expected mode bilinear or nearest, got bicubic", 'Use mode="bilinear".')
     return None
 
 
@@ -216,13 +216,15 @@ _TWO = (I8(2, 4, 6, 4), I8(2, 3, 5, 2, low=-1.1, high=1.1))
 def grid_sampler(b: Builder, x: QTensor, grid: QTensor, interpolation: int, padding: int, align: bool, *, out: Result) -> QTensor:
     """out[n,c,i,j] = x[n,c] at grid[n,i,j] = (x, y) in -1..1: [N,C,H,W], [N,OH,OW,2] -> [N,C,OH,OW]. TOSA GATHER.
 
-    Coordinates have 11 fractional bits for int8, 14 for int16, up to 20 in nearest mode. The result is rounded once, for int16
-    twice. A constant grid is a linear layer.
+    Coordinates have 11 fractional bits for int8, 14 for int16, and up to 20 in nearest mode. The result is rounded once, or twice
+    for int16. A constant grid becomes a linear layer.
     """
     limits = b.limits.get("GATHER")
     if limits is not None and not limits.present:
-        way_out = "Use a constant grid, which is a linear layer on every NPU, or an ethos-u85 target."
-        raise b.refuse("grid_sampler.computed", f"its grid is computed, and {b.target} has no GATHER", way_out)
+        way_out = "Use a constant grid, which becomes a linear layer, or an ethos-u85 target."
+        raise b.refuse(
+            "grid_sampler.computed", f"the grid is computed at run time, but {b.target} does not support GATHER", way_out
+        )
     n, places = grid.shape[0], math.prod(grid.shape[1:-1])
     values, row = _map(b, x, x.qparams.zp)
     most = _FINEST if interpolation == NEAREST else _FRACTION[x.qparams.dtype]
@@ -248,7 +250,7 @@ def grid_sampler(b: Builder, x: QTensor, grid: QTensor, interpolation: int, padd
 
     above, below = (_lerp(b, wide(k), wide(k + 1), parts[0].value, fractions[0]) for k in (0, row))
     scale = x.qparams.step / (1 << fractions[0])
-    if x.qparams.dtype == "INT16":  # one bit more than a code, so that the second product fits int32
+    if x.qparams.dtype == "INT16":  # one bit more than an input value, so that the second product fits int32
         above, below = (b.rescale(half, 2.0 ** (1 - fractions[0]), dtype="INT32") for half in (above, below))
         scale = x.qparams.step / 2
     acc = _lerp(b, above, below, parts[1].value, fractions[1])
@@ -257,7 +259,7 @@ def grid_sampler(b: Builder, x: QTensor, grid: QTensor, interpolation: int, padd
 
 
 def _affine_sum(b: Builder, theta: Value, size: Sequence[int], align_corners: bool, unit: float) -> Value:
-    """Return [N, axes, *extents], the rows of ``theta`` times (x, y, z, 1), with 1 represented as ``unit``."""
+    """Return [N, axes, *extents], the rows of ``theta`` times (x, y, z, 1), where ``unit`` represents 1."""
     axes, rows = theta.shape[1], theta.shape[0] * theta.shape[1]
     grid = aten.affine_grid_generator(torch.eye(axes, axes + 1)[None], [1, 1, *size[2:]], align_corners).double()
     columns = b.reshape(theta, (rows, axes + 1, *[1] * (axes - 1)))
@@ -292,9 +294,9 @@ def affine_grid_of_floats(b: Builder, theta: QTensor, size: Sequence[int], align
     ],
 )
 def affine_grid(b: Builder, theta: QTensor, size: Sequence[int], align_corners: bool, *, out: Result) -> QTensor:
-    """out[n, h, w] = theta[n] @ (x, y, 1) for each pixel's coordinates in -1..1, for volumes theta[n] @ (x, y, z, 1).
+    """out[n, h, w] = theta[n] @ (x, y, 1) for the coordinates of each pixel in -1..1, or theta[n] @ (x, y, z, 1) for volumes.
 
-    Products are summed in int32 and rounded once. TOSA MUL and ADD.
+    Products are summed in int32 and rounded once. TOSA MUL, ADD.
     """
     unit = 2.0 ** _COORDINATE[theta.qparams.dtype]
     codes = b.rescale(b.logical(theta), 1.0, input_zp=theta.qparams.zp, dtype="INT32")

@@ -19,7 +19,7 @@ from ethorch.support.errors import Reason
 
 aten = torch.ops.aten
 
-#: Largest number of runs of a constant index, because Vela's time is quadratic in the number of slices.
+#: Maximum number of runs in a constant index, because Vela's compile time is quadratic in the number of slices.
 MOST_PIECES = 1024
 
 
@@ -35,13 +35,13 @@ def runs(index: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def evenly_spaced(places: Sequence[int]) -> tuple[int, int] | None:
-    """Return (first, step) of positions with a constant step of at least 2, or None."""
+    """Return (first, step) if the positions have a constant step of at least 2, or None otherwise."""
     step = places[1] - places[0] if len(places) > 1 else 0
     return (places[0], step) if step > 1 and list(places) == list(range(places[0], places[-1] + 1, step)) else None
 
 
 def slice_strided(b: Builder, x: QTensor, dim: int, start: int | None, end: int | None, step: int) -> QTensor:
-    """Return x[start:end:step] along ``dim``. A step is a SLICE of the folded axis."""
+    """Return x[start:end:step] along ``dim``. A step becomes a SLICE of the folded axis."""
     value, axis, dims = b.axis_of(x, dim)
     extent = value.shape[axis]
     first, last, step = slice(start, end, step).indices(extent)
@@ -51,7 +51,7 @@ def slice_strided(b: Builder, x: QTensor, dim: int, start: int | None, end: int 
 
 
 def constant_numbers(index: Any) -> npt.NDArray[Any] | None:
-    """Return a constant index as an array, or None."""
+    """Return a constant index as an array, or None if the index is not constant."""
     if isinstance(index, np.ndarray):
         return index
     data = index.value.data if isinstance(index, QTensor) else None
@@ -63,14 +63,14 @@ def check_operands(*indices: Any) -> Reason | None:
         if not isinstance(index, (QTensor, np.ndarray)):
             return Reason(
                 "index.operand",
-                f"an index is {type(index).__name__}; expected an int32 tensor or a constant",
+                f"expected an int32 tensor or a constant as index, got {type(index).__name__}",
                 "Convert the index to int32 in the model.",
             )
     return None
 
 
 def as_int32(s: AtenBuilder, index: Any) -> Node | None:
-    """Convert a computed int64 index to int32, except without GATHER, because CPU kernels require int64."""
+    """Convert a computed int64 index to int32. If the target lacks GATHER, return None, because CPU kernels require int64."""
     is_constant = not isinstance(index, Node) or index.op == "get_attr"
     if is_constant or index.meta["val"].dtype != torch.int64 or s.absent("GATHER"):
         return None
@@ -78,7 +78,7 @@ def as_int32(s: AtenBuilder, index: Any) -> Node | None:
 
 
 def index_as_int32(s: AtenBuilder, x: Node) -> Node | None:
-    """Return the existing int32 form of an int64 index, or None."""
+    """Return the existing int32 cast of an int64 index, or None if there is none."""
     while x.target is aten.to.dtype and x.meta["val"].dtype == x.args[0].meta["val"].dtype:  # type: ignore[union-attr]
         x = x.args[0]  # type: ignore[assignment]
     for user in x.users:
@@ -90,7 +90,7 @@ def index_as_int32(s: AtenBuilder, x: Node) -> Node | None:
 
 
 def side_by_side(indices: Sequence[Any]) -> tuple[int, int] | None:
-    """Return the (first, last) indexed dim if all dims between are indexed."""
+    """Return the first and last indexed dim, or None if a dim between them is not indexed."""
     indexed_dims = [k for k, index in enumerate(indices) if index is not None]
     return (indexed_dims[0], indexed_dims[-1]) if indexed_dims == list(range(indexed_dims[0], indexed_dims[-1] + 1)) else None
 
@@ -101,7 +101,7 @@ def merge_dims(s: AtenBuilder, x: Node, first: int, last: int) -> Node:
 
 
 def merge_indices(s: AtenBuilder, x: Node, indices: Sequence[Any]) -> tuple[Node, int, Node] | None:
-    """Combine computed indices of adjacent dims into (x with these dims merged, that dim, one index)."""
+    """Merge computed indices of adjacent dims. Return x with these dims merged, the merged dim and the index, or None."""
     dims = side_by_side(indices)
     if dims is None or dims[0] == dims[1]:
         return None

@@ -22,7 +22,7 @@ from ethorch.lower.ops.weights import accumulator_scales, bias_codes, real_value
 from ethorch.support.errors import Reason
 
 aten = torch.ops.aten
-#: Largest number of outputs of one CONV2D, because Vela's time is quadratic (14 s for 200,000).
+#: Maximum number of outputs of one CONV2D, because Vela's compile time is quadratic in this number (14 s for 200,000).
 MOST_OUTPUTS = 65536
 
 
@@ -40,7 +40,7 @@ def _transpose_weight(w: Any) -> Any:
 
 
 def decompose_linear(s: AtenBuilder, x: Node, w: Node, bias: Node | None = None, factors: Any = None) -> Any:
-    """Draw a weight [I] as [1, I], and an addmm of parameters as a linear layer, otherwise as mm, mul and add."""
+    """Decompose a linear layer with a weight [I], or an addmm. An addmm of parameters becomes linear, others mm, mul and add."""
     if s.node.target is not aten.addmm.default:
         if w.meta["val"].dim() != 1:
             return None
@@ -63,15 +63,19 @@ def check_linear(x: Any, w: Any, bias: Any = None, factors: Any = None) -> Reaso
     if factors:
         return Reason(
             "addmm.factors",
-            f"beta={factors[0]}, alpha={factors[1]}; expected 1 and 1",
-            "Multiply weight and bias by these factors.",
+            f"expected beta=1 and alpha=1, got beta={factors[0]} and alpha={factors[1]}",
+            "Multiply the bias by beta and the weight by alpha in the model.",
         )
     if not isinstance(w, QTensor):
-        return Reason("graph.weight_not_quantized", "its weight is float", "Give the quantizer a config for this module.")
+        return Reason(
+            "graph.weight_not_quantized",
+            "the weight is float; expected a quantized weight",
+            "Configure the quantizer to quantize the operator's module.",
+        )
     if not w.value.is_const:
         return Reason(
             "linear.dynamic_weight",
-            "its weight is computed at run time; expected a constant weight",
+            "the weight is computed at run time; expected a constant weight",
             "Make the weight a parameter or buffer, or use torch.matmul, which supports two activations.",
         )
     return None
@@ -107,9 +111,9 @@ def linear_of_floats(b: Builder, x: QTensor, w: QTensor, bias: Any = None, *, ou
     ],
 )
 def linear(b: Builder, x: QTensor, w: QTensor, bias: Any = None, *, out: Result, factors: Any = None) -> QTensor:
-    """out = x @ w.T + bias: int8[..., I] -> int8[..., O], exact in int32 (int48 for int16), rounded once. TOSA CONV2D.
+    """out = x @ w.T + bias: int8[..., I] -> int8[..., O], computed exactly in int32 (int48 for int16), rounded once. TOSA CONV2D.
 
-    The rows of x are the map's width, which NPUs process up to twice as fast.
+    The rows of x form the width of the feature map, which NPUs process up to twice as fast as the height.
     """
     weight = weight_array(w)
     outputs, inputs = weight.shape
@@ -131,9 +135,9 @@ def linear(b: Builder, x: QTensor, w: QTensor, bias: Any = None, *, out: Result,
 
 
 def _contraction_as_stored(x: QTensor, weight: npt.NDArray[Any]) -> tuple[QTensor, npt.NDArray[Any]]:
-    """Return x and the weight with the contracted dim in the stored order of x.
+    """Return x and the weight with the contracted dim in the memory order of x.
 
-    Reordering the weight is free; moving x, e.g. after a flatten, is not.
+    Reordering the weight is free, but moving x (e.g. after a flatten) is not.
     """
     axes = x.dims[-1]
     in_memory = tuple(sorted(axes))
@@ -148,7 +152,7 @@ def _contraction_as_stored(x: QTensor, weight: npt.NDArray[Any]) -> tuple[QTenso
     "aten.bilinear.default", samples=[Sample(I8(4, 8), I8(4, 6), W(5, 8, 6), W(5)), Sample(I8(2, 3, 8), I8(2, 3, 6), W(5, 8, 6))]
 )
 def bilinear(s: AtenBuilder, x: Node, y: Node, weight: Node, bias: Node | None = None) -> Any:
-    """out[..., o] = sum of x[..., i] * weight[o, i, j] * y[..., j] + bias[o]: a linear layer of x, and a matmul with y."""
+    """out[..., o] = sum of x[..., i] * weight[o, i, j] * y[..., j] + bias[o], by a linear layer of x and a matmul with y."""
     outputs, inputs, others = shape_of(weight)
     matrix = s.parameter(weight, lambda data: data.transpose(1, 2).reshape(outputs * others, inputs))
     of_x = s(aten.reshape.default, s(aten.linear.default, x, matrix), [*shape_of(x)[:-1], outputs, others])

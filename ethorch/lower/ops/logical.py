@@ -1,4 +1,4 @@
-"""Logic on truth values: operators of the U85; int8 values 0 and 1 on U55 and U65."""
+"""Logic on truth values, with operators of the U85, or with int8 values 0 and 1 on U55 and U65."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ethorch.lower.ops.spec import op
 
 
 def as_truth(b: Builder, x: Any) -> QTensor:
-    """Convert to truth values, true if not 0. On an NPU without BOOL, plain INT8 already is."""
+    """Convert to truth values, where nonzero elements are true. If the NPU lacks BOOL, plain INT8 is returned unchanged."""
     plain = b.plain_tensor(x)
     if plain.value.dtype in ("BOOL", b.tuning.truth_dtype) and plain.is_integer:
         return plain
@@ -23,7 +23,7 @@ def as_truth(b: Builder, x: Any) -> QTensor:
 
 
 def logical(b: Builder, name: str, x: Any, y: Any) -> QTensor:
-    """Emit x ``name`` y with the operators of ``_LOGICAL``."""
+    """Emit x ``name`` y with the TOSA operators listed in ``_LOGICAL``."""
     (xv, yv), dims = b.align(as_truth(b, x), as_truth(b, y))
     if native(b):
         return QTensor(b.emit(f"LOGICAL_{name.upper()}", xv, yv), dims, None)
@@ -52,7 +52,7 @@ def _logical_operator(name: str) -> None:
     @op(
         f"aten.logical_{name}.default",
         quant=COMPARED,
-        doc=f"out = x {name} y of truth values with broadcasting; other elements are true if not 0. {_LOGICAL[name]}",
+        doc=f"out = x {name} y with broadcasting, for truth values. Nonzero elements of other dtypes are true. {_LOGICAL[name]}",
         pointwise=True,
         steps=True,
         truths=True,
@@ -75,13 +75,13 @@ for _name in ("and", "or", "xor"):
     samples=[Sample(Bools(2, 3, 5)), Sample(Ints(40, low=-1, high=1)), Sample(Ints(40, low=-2, high=2, dtype="int8"))],
 )
 def logical_not(b: Builder, x: Any, *, out: Result) -> QTensor:
-    """out = not x. TOSA LOGICAL_NOT, or a TABLE."""
+    """out = not x. TOSA LOGICAL_NOT, or TABLE."""
     x = as_truth(b, x)
     return QTensor(invert_truth(b, x.value), x.dims, None)
 
 
 def reduce_truth_over(b: Builder, name: str, x: Any, dims: Sequence[int]) -> QTensor:
-    """Reduce x by any or all over ``dims``, which keep extent 1."""
+    """Reduce x with ``any`` or ``all`` over ``dims``. Reduced dims have size 1."""
     x = as_truth(b, x)
     value = x.value
     for axis in sorted({axis for dim in dims for axis in x.dims[dim] if value.shape[axis] > 1}):
@@ -92,7 +92,7 @@ def reduce_truth_over(b: Builder, name: str, x: Any, dims: Sequence[int]) -> QTe
     return QTensor(value, tuple(() if dim in dims else axes for dim, axes in enumerate(x.dims)), None)
 
 
-_REDUCED = {"any": "TOSA REDUCE_ANY, or REDUCE_MAX of int8.", "all": "TOSA REDUCE_ALL, or MINIMUM of int8."}
+_REDUCED = {"any": "TOSA REDUCE_ANY, or REDUCE_MAX for int8.", "all": "TOSA REDUCE_ALL, or MINIMUM for int8."}
 
 
 def _reduction(name: str) -> None:
@@ -100,7 +100,7 @@ def _reduction(name: str) -> None:
         f"aten.{name}.dims",
         quant=COMPARED,
         truths=True,
-        doc=f"out = {name} of x over dim; elements that are not truth values are true if not 0. {_REDUCED[name]}",
+        doc=f"out = {name} of x over ``dim``. Nonzero elements of other dtypes are true. {_REDUCED[name]}",
         also={
             f"aten.{name}.default": lambda x: ((x, None), {}),
             f"aten.{name}.dim": lambda x, dim, keepdim=False: ((x, [dim], keepdim), {}),

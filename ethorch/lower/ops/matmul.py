@@ -21,17 +21,17 @@ from ethorch.tosa.ir import Value
 
 aten = torch.ops.aten
 
-#: Longest stored row of y[n].T that is not transposed, because the NPU reads rows repeatedly.
+#: Longest row for which a stored y[n].T is not transposed, because the NPU reads rows repeatedly.
 _LONGEST_TURNED = 256
 
 
 def _multiply(b: Builder, x: QTensor, y: QTensor, factor: float, out: QParams) -> QTensor:
     """Return factor * x[n] @ y[n], rounded once.
 
-    - Few rows, if the NPU processes columns one by one or y is stored as y[n].T, such as cached keys: the transpose of
-      y[n].T @ x[n].T.
-    - int8, or an NPU that multiplies int16: one MATMUL, exact in int32 (int48 for int16).
-    - int16 on other NPUs: the four products of ``_halves``, added in int32.
+    - Few rows, if the NPU processes columns one by one or y is stored as y[n].T (e.g. cached keys): the transpose of
+      y[n].T @ x[n].T is computed.
+    - int8, or an NPU that multiplies int16: one MATMUL is exact in int32 (int48 for int16).
+    - int16 on other NPUs: the four products of ``_halves`` are added in int32.
     """
     step, dims = factor * x.qparams.step * y.qparams.step, ((0,), (1,), (2,))
     rows, columns = x.shape[1], y.shape[2]
@@ -63,7 +63,7 @@ def _transpose(x: QTensor) -> QTensor:
 
 
 def _halves(b: Builder, value: Value) -> tuple[Value, Value]:
-    """Split INT16 into two INT8: value >> 8 rounded to nearest, and the rest with zero point -128."""
+    """Split INT16 into two INT8 values: value >> 8 rounded to nearest, and the remainder with zero point -128."""
 
     def subtract(value: Value, subtrahend: Value) -> Value:
         return b.emit("SUB", b.rescale(value, 1.0, dtype="INT32"), subtrahend)
@@ -75,7 +75,11 @@ def _halves(b: Builder, value: Value) -> tuple[Value, Value]:
 
 def check_bmm(x: Any, y: Any) -> Reason | None:
     if not (isinstance(x, QTensor) and isinstance(y, QTensor)):
-        return Reason("matmul.operand", "an operand is not quantized", "Quantize the module that contains it.")
+        return Reason(
+            "matmul.operand",
+            "expected two quantized operands, got a float operand",
+            "Quantize the module that contains the operator.",
+        )
     return None
 
 
@@ -90,9 +94,9 @@ def check_bmm(x: Any, y: Any) -> Reason | None:
     ],
 )
 def bmm(b: Builder, x: QTensor, y: QTensor, *, out: Result) -> QTensor:
-    """out[n] = x[n] @ y[n]: int8[N,H,C], int8[N,C,W] -> int8[N,H,W], exact in int32, rounded once. TOSA MATMUL.
+    """out[n] = x[n] @ y[n]: int8[N,H,C], int8[N,C,W] -> int8[N,H,W], computed exactly in int32 and rounded once. TOSA MATMUL.
 
-    int16 is exact in int48, or on an NPU that multiplies only int8 the sum of four products of halves.
+    For int16, the product is exact in int48. On an NPU that multiplies only int8, four products of halves are added.
     """
     return _multiply(b, x, y, 1.0, out.qparams)
 
@@ -113,7 +117,7 @@ def _product(s: AtenBuilder, x: Node, y: Node, bias: Node | None = None) -> Node
 
 @composite("aten.mm.default", samples=[Sample(I8(6, 9), I8(9, 5)), Sample(I8(6, 9), W(9, 5))])
 def mm(s: AtenBuilder, x: Node, y: Node) -> Any:
-    """out = x @ y: int8[H,C], int8[C,W] -> int8[H,W], as a linear layer if y is a parameter, otherwise a bmm."""
+    """out = x @ y: int8[H,C], int8[C,W] -> int8[H,W], by a linear layer if y is a parameter, and by a bmm otherwise."""
     return _product(s, x, y)
 
 
@@ -133,7 +137,7 @@ def mm(s: AtenBuilder, x: Node, y: Node) -> Any:
 def matmul(s: AtenBuilder, x: Node, y: Node) -> Any:
     """out = x @ y with PyTorch's broadcasting.
 
-    A single matrix on the right is multiplied with all rows at once. Batches on both sides are expanded to one bmm.
+    A single matrix on the right is multiplied with all rows in one product. Batches on both sides are expanded for one bmm.
     """
     xs, ys = shape_of(x), shape_of(y)
     if len(xs) == 1:
@@ -155,8 +159,8 @@ def matmul(s: AtenBuilder, x: Node, y: Node) -> Any:
 
 def check_baddbmm(bias: Any, x: Any, y: Any, beta: float = 1, alpha: float = 1) -> Reason | None:
     if beta != 0 or alpha <= 0:
-        text = f"beta={beta}, alpha={alpha}; expected beta=0 and alpha > 0"
-        return Reason("baddbmm.factors", text, "Write it as torch.bmm, products and sums, or quantize it with EthosUQuantizer.")
+        text = f"expected beta=0 and alpha > 0, got beta={beta} and alpha={alpha}"
+        return Reason("baddbmm.factors", text, "Use torch.bmm, products and sums, or quantize the model with EthosUQuantizer.")
     return None
 
 
@@ -188,17 +192,17 @@ def baddbmm_of_floats(
     samples=[Sample(I8(2, 5, 6), I8(2, 5, 8), I8(2, 8, 6))],
 )
 def baddbmm(b: Builder, bias: Any, x: QTensor, y: QTensor, *, out: Result, beta: float = 1, alpha: float = 1) -> QTensor:
-    """out = alpha * x @ y, alpha > 0: a bmm with a free factor. TOSA MATMUL. With a bias it becomes bmm, mul and add."""
+    """out = alpha * x @ y for alpha > 0, at the cost of a bmm. TOSA MATMUL. With a bias, it is decomposed into bmm, mul and add."""
     return _multiply(b, x, y, alpha, out.qparams)
 
 
 def draw_scaled_bmm(s: AtenBuilder, x: Node, y: Node, factor: float) -> Node:
-    """Draw factor * x @ y as one operator."""
+    """Insert factor * x @ y as one operator."""
     return s(aten.baddbmm.default, s.constant(torch.zeros(1, 1, 1, dtype=x.meta["val"].dtype)), x, y, beta=0, alpha=factor)
 
 
 def fold_factor(s: AtenBuilder, x: Any, factor: Any) -> Any:
-    """Fold a positive factor into the bmm that computes ``x``, possibly before views, or return None."""
+    """Fold a positive factor into the bmm that computes ``x``, directly or through views, or return None."""
     if isinstance(x, (int, float)):
         x, factor = factor, x
     factor = s.number(factor)
@@ -228,5 +232,5 @@ _VIEWS = {aten.view.default, aten.reshape.default, aten._unsafe_view.default, at
     ],
 )
 def einsum(s: AtenBuilder, equation: str, operands: list[Node], path: Any = None) -> Any:
-    """out = permutes, views and bmm into which PyTorch decomposes the equation."""
+    """out = einsum of the operands, which PyTorch decomposes into permutes, views and bmm."""
     return s.inline(lambda *xs: torch.einsum(equation, *xs), *operands)

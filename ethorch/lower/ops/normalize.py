@@ -1,4 +1,4 @@
-"""Batch norm, and layer, group, instance and RMS norms, whose gamma and beta become a batch norm."""
+"""Batch norm, and layer, group, instance and RMS norms, for which gamma and beta become a batch norm."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from ethorch.tosa.ir import Value
 
 aten = torch.ops.aten
 
-#: Ratio of the ends of a piece of the table of reciprocal roots.
+#: Ratio of the bounds of each section in the table of reciprocal roots.
 _RATIO = 64.0
-#: Bits of a reciprocal root of int16 in a separate product. In a row of n elements, deviations reach sqrt(n) standard deviations,
-#: so that a root whose product fits int32 loses log2(n) / 2 bits.
+#: Bits of an int16 reciprocal root that a separate product applies. In a row of n elements, deviations reach sqrt(n) standard
+#: deviations, so that a root whose product fits int32 loses log2(n) / 2 bits.
 _ROOT_BITS = 7
 #: Longest row whose root is precise enough without these bits.
 _LONG = 1024
@@ -80,7 +80,7 @@ def batch_norm(
 ) -> QTensor:
     """out = (x - mean) / sqrt(var + eps) * weight + bias per channel: int8[N,C,...] -> int8, rounded once.
 
-    It is a 1x1 DEPTHWISE_CONV2D with weights of 127 and a scale per channel.
+    Lowered to a 1x1 DEPTHWISE_CONV2D with weights of up to 127 and a scale for each channel.
     """
     channels = x.shape[1]
     gain = np.asarray(1.0 if weight is None else weight, np.float64) / np.sqrt(np.asarray(var, np.float64) + eps)
@@ -94,7 +94,7 @@ def batch_norm(
     value, bias_of_all = b.store_as(x, [(), (), (0, *spatial), (1,)]), np.broadcast_to(offset, channels)
     limits = b.limits.get("DEPTHWISE_CONV2D")
     parts, most = [], limits.ranges["ifm_c"].high if limits is not None and "ifm_c" in limits.ranges else channels
-    for start in range(0, channels, most):  # a layer norm may have more channels than the NPU supports
+    for start in range(0, channels, most):  # a layer norm can have more channels than the NPU supports
         part = slice(start, min(start + most, channels))
         count = part.stop - start
         factors = b.const(codes[part].reshape(1, 1, count, 1), name="gain")
@@ -108,13 +108,13 @@ def batch_norm(
 
 
 def _normalize(b: Builder, x: QTensor, count: int, eps: float, centred: bool, out: QParams) -> QTensor:
-    """Return (x - mean) / sqrt(var + eps) over the last ``count`` dims; if not ``centred``, x / sqrt(mean(x**2) + eps).
+    """Return (x - mean) / sqrt(var + eps) over the last ``count`` dims, or x / sqrt(mean(x**2) + eps) if not ``centred``.
 
     - Sums are exact.
-    - Deviations have 7 fractional bits for int8, none for int16. The int16 mean has 6, applied to the product.
-    - Squares of deviations have as many bits as their sum in int32 permits.
-    - The reciprocal root of a row comes from tables, with 15 bits in each piece of its range. For long rows of int16 it has 7
-      more, in a separate product.
+    - Deviations have 7 fractional bits for int8 and none for int16. The int16 mean has 6, which are applied to the product.
+    - Squares of deviations have as many bits as their int32 sum permits.
+    - The reciprocal root of a row is read from tables, with 15 bits in each section. For long int16 rows, a separate product
+      applies 7 more bits.
     """
     return compute_in_pieces(
         b, x, range(x.rank - count, x.rank), lambda rows: _normalize_rows(b, rows, count, eps, centred=centred, out=out)
@@ -175,7 +175,7 @@ def _in_two_parts(
     bounds: Sequence[float],
     unit: float,
 ) -> tuple[Value, Value]:
-    """Return INT32 (r, rest in -64..64) with r + rest / 128 = function(v) / unit, for a decreasing function.
+    """Return INT32 (r, rest) with r + rest / 128 = function(v) / unit and rest in -64..64, for a decreasing function.
 
     Above 2**23 units, r is precise enough and rest is 0.
     """
@@ -191,10 +191,10 @@ def _in_two_parts(
 
 
 def _bounds_of_int16(lowest: float, highest: float) -> list[float]:
-    """Return bounds of variances in squared codes. Larger deviations require shorter pieces.
+    """Return bounds of variances in squared integer values. Larger deviations require shorter sections.
 
-    Lines between 511 entries over v to v * ratio have an error of (ratio - 1)**2 * 3.6e-7 of 1 / sqrt(v), at v. The limits are 0.1
-    codes of the deviation and 0.25 codes of 15 bits of the result.
+    Interpolation with 511 intervals from v to v * ratio has a relative error of (ratio - 1)**2 * 3.6e-7 at v. The limits are 0.1
+    steps of the deviation and 0.25 steps of the 15-bit result.
     """
     fine = 1 + math.sqrt(0.25 / 2**15 / 3.6e-7)
     bounds = [lowest]
@@ -273,9 +273,9 @@ def layer_norm(
     *,
     out: Result,
 ) -> QTensor:
-    """out = (x - mean) / sqrt(var + eps) over the last dims, then gamma and beta as a batch norm.
+    """out = (x - mean) / sqrt(var + eps) over the last dims, followed by a batch norm with gamma and beta.
 
-    Bound: one code in a hundred is rounded differently than in PyTorch; a large gamma doubles the difference.
+    The error bound covers one value in a hundred that PyTorch rounds differently. A large gamma doubles the difference.
     """
     return _normalize(b, x, len(shape), eps, True, out.qparams)
 
@@ -311,9 +311,9 @@ def rms_norm_of_floats(
     samples=[Sample(I8(2, 5, 32), [32]), Sample(I8(1, 7, 24, low=-1.0, high=5.0), [24], W(24, low=0.5), 1e-5), Sample(I8(8), [8])],
 )
 def rms_norm(b: Builder, x: QTensor, shape: Sequence[int], weight: Any = None, eps: float | None = None, *, out: Result) -> QTensor:
-    """out = x / sqrt(mean(x**2) + eps) over the last dims, then gamma as a batch norm.
+    """out = x / sqrt(mean(x**2) + eps) over the last dims, followed by a batch norm with gamma.
 
-    Bound: see ``layer_norm``.
+    See ``layer_norm`` for the error bound.
     """
     return _normalize(b, x, len(shape), _EPS if eps is None else eps, False, out.qparams)
 
@@ -323,13 +323,13 @@ _EPS = float(torch.finfo(torch.float32).eps)
 
 _AFFINE = Reason(
     "norm.affine",
-    "it applies gamma and beta; expected a batch norm that does",
-    "Quantize it with EthosUQuantizer, which separates them.",
+    "the norm applies gamma and beta; expected a separate batch norm for gamma and beta",
+    "Quantize the model with EthosUQuantizer, which moves gamma and beta to a batch norm.",
 )
 
 
 def _affine(s: AtenBuilder, x: Node, weight: Node | None, bias: Node | None) -> Node:
-    """Draw x * weight + bias per channel (dim 1) as a batch norm, which training preserves."""
+    """Insert x * weight + bias per channel (dim 1) as a batch norm, which training preserves."""
     if weight is None and bias is None:
         return x
     channels = shape_of(x)[1]
@@ -356,7 +356,7 @@ def _flat_parameter(s: AtenBuilder, x: Node | None) -> Node | None:
 def group_norm(
     s: AtenBuilder, x: Node, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, cudnn: bool = True
 ) -> Any:
-    """out = (x - mean) / sqrt(var + eps) * weight + bias over groups of channels: a layer norm, then a batch norm."""
+    """out = (x - mean) / sqrt(var + eps) * weight + bias over groups of channels, by a layer norm and a batch norm."""
     full = shape_of(x)
     width = math.prod(full[1:]) // groups
     core = s(aten.layer_norm.default, s(aten.reshape.default, x, [full[0] * groups, width]), [width], None, None, eps)
@@ -383,9 +383,9 @@ def instance_norm(
     eps: float,
     cudnn: bool,
 ) -> Any:
-    """out = (x - mean) / sqrt(var + eps) * weight + bias over each map: a layer norm, then a batch norm.
+    """out = (x - mean) / sqrt(var + eps) * weight + bias over each feature map, by a layer norm and a batch norm.
 
-    With running statistics it is a batch norm.
+    With running statistics, only a batch norm is used.
     """
     if not use_input_stats:
         return s.results(aten.native_batch_norm.default, x, weight, bias, mean, var, False, momentum, eps)[0]
@@ -400,9 +400,9 @@ def instance_norm(
 def batch_statistics_norm(
     s: AtenBuilder, x: Node, weight: Any, bias: Any, training: bool, momentum: float, eps: float
 ) -> list[Node | None]:
-    """out = (x - mean) / sqrt(var + eps) * weight + bias over channels of the batch: a layer norm, then a batch norm.
+    """out = (x - mean) / sqrt(var + eps) * weight + bias over channels of the batch, by a layer norm and a batch norm.
 
-    The statistics must be unused. An instance norm becomes this operator in an edge program.
+    The returned statistics must not be used. An instance norm becomes this operator in an edge program.
     """
     n, channels, *rest = shape_of(x)
     order = [1, 0, *range(2, len(rest) + 2)]

@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 
 def compute_source_indices(extent: int, before: int, after: int, mode: str) -> list[int]:
-    """Return the source index of each element along a padded dim. Negative pads crop."""
+    """Return the source index of each element along a padded dim. Negative padding crops."""
     places = range(-before, extent + after)
     if mode == "replicate":
         return [min(max(k, 0), extent - 1) for k in places]
@@ -47,7 +47,7 @@ def pad_by_index(s: AtenBuilder, x: Node, pad: Sequence[int], mode: str) -> Node
     samples=[Sample(I8(1, 3, 5, 6), [2, 1, 3, 2]), Sample(I8(2, 4, 4), [1, 1, 0, 2])],
 )
 def reflection_pad(s: AtenBuilder, x: Node, padding: Sequence[int]) -> Any:
-    """out = x mirrored at its edges, by a constant index along each dim."""
+    """out = x padded with its reflection at the edges, by a constant index along each dim."""
     return pad_by_index(s, x, padding, "reflect")
 
 
@@ -58,7 +58,7 @@ def reflection_pad(s: AtenBuilder, x: Node, padding: Sequence[int]) -> Any:
     samples=[Sample(I8(1, 3, 5, 6), [2, 1, 3, 2]), Sample(I8(2, 4, 4), [1, 1, 0, 2])],
 )
 def replication_pad(s: AtenBuilder, x: Node, padding: Sequence[int]) -> Any:
-    """out = x with its edges repeated, by a constant index along each dim."""
+    """out = x padded with its edge elements, by a constant index along each dim."""
     return pad_by_index(s, x, padding, "replicate")
 
 
@@ -66,7 +66,9 @@ def check_constant_pad(x: Any, pad: Any, value: Any = 0.0, mode: str = "constant
     if mode == "constant":
         return None
     return Reason(
-        "pad.mode", f"mode {mode!r}; expected 'constant'", "Quantize it with EthosUQuantizer, which replaces it with an index."
+        "pad.mode",
+        f"expected mode 'constant', got {mode!r}",
+        "Quantize the model with EthosUQuantizer, which replaces the padding with an index.",
     )
 
 
@@ -89,7 +91,7 @@ def decompose_constant_pad(s: AtenBuilder, x: Node, pad: Sequence[int], value: f
     ],
 )
 def constant_pad(b: Builder, x: QTensor, pad: Sequence[int], value: float = 0.0, *, out: Result, mode: str = "constant") -> QTensor:
-    """out = x padded with ``value``; negative pads crop. TOSA PAD, SLICE."""
+    """out = x padded with ``value``. Negative padding crops. TOSA PAD, SLICE."""
     stored, dims = b.alike([b.to_qparams(x, out.q)])
     values = stored[0]
     pads = [(0, 0)] * values.rank

@@ -1,4 +1,4 @@
-"""Patches of a map as matrix columns (unfold), and their sum (fold)."""
+"""Patches of a feature map as matrix columns (unfold), and sums of patches (fold)."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def _cut(s: AtenBuilder, x: Node, dim: int, start: int, size: int, step: int = 1
     ],
 )
 def im2col(s: AtenBuilder, x: Node, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Node:
-    """out = patches of a padded map as columns: [N,C,H,W] -> [N, C * KH * KW, OH * OW].
+    """out = patches of a padded feature map as columns: [N,C,H,W] -> [N, C * KH * KW, OH * OW].
 
-    Adjacent patches are a permuted map. Otherwise the kernel's rows, then columns are selected.
+    Adjacent patches are a permutation of the feature map. Otherwise, rows and then columns of the kernel are selected.
     """
     if any(padding):
         x = s(aten.constant_pad_nd.default, x, [padding[1], padding[1], padding[0], padding[0]], 0.0)
@@ -101,9 +101,9 @@ def _place(s: AtenBuilder, x: Node, dim: int, start: int, extent: int) -> Node |
     ],
 )
 def col2im(s: AtenBuilder, x: Node, size: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Node:
-    """out = sum of all columns, each at its patch of the map: [N, C * KH * KW, OH * OW] -> [N,C,H,W].
+    """out = sum of all columns, each at its patch of the feature map: [N, C * KH * KW, OH * OW] -> [N,C,H,W].
 
-    Taps within one stride, or a single tap with a dilation, cover the map at most once; one sum adds such blocks.
+    Taps within one stride (or a single tap, if dilated) cover the feature map at most once. One sum adds such blocks.
     """
     *lead, patches, _ = shape_of(x)
     extents = [extent + 2 * pad for extent, pad in zip(size, padding, strict=True)]

@@ -1,4 +1,4 @@
-"""Maximum, average and adaptive average over two dims."""
+"""Maximum, average and adaptive average pools over two dims."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def max_pool2d(
     *,
     out: Result,
 ) -> Any:
-    """out = maximum over each window without padding: int8[N,C,H,W] -> int8[N,C,OH,OW], exact. TOSA MAX_POOL2D."""
+    """out = maximum over each window, excluding padding: int8[N,C,H,W] -> int8[N,C,OH,OW]. TOSA MAX_POOL2D."""
     value, window = _window(x, kernel, stride, padding, dilation, out).crop(b, b.nhwc(x))
     if max(window.stride) > 3 and window.is_padded and not x.is_float:  # NPUs cannot pad with a stride above 3
         value, window = _pad_with_lowest(b, value, window), window.without_padding()
@@ -75,7 +75,7 @@ def max_pool2d(
 
 
 def _by_axes(b: Builder, value: Value, window: Window) -> bool:
-    """Return True if pooling each axis in turn is estimated to be faster. Fewer than 4 taps cost as much as 4."""
+    """Return True if pooling one axis after the other is estimated to be faster. Fewer than 4 taps cost as much as 4 taps."""
     if (largest := b.tuning.largest_max_pool_in_turn_bytes) is None or value.dtype not in ("INT8", "INT16"):
         return False
     (kh, kw), sy = window.kernel, window.stride[0]
@@ -160,9 +160,9 @@ def avg_pool2d(
 ) -> QTensor:
     """out = mean over each window: int8[N,C,H,W] -> int8[N,C,OH,OW]. TOSA AVG_POOL2D.
 
-    - One window that covers the map: ``mean_over``. Bound: it may be rounded twice.
-    - Included padding: a PAD with the zero point.
-    - An explicit divisor: padding is included, and a RESCALE changes the divisor. int8 is averaged with 7 additional bits.
+    - A single window that covers the feature map uses ``mean_over``. The error bound includes a second rounding.
+    - Included padding becomes a PAD with the zero point.
+    - If the divisor is explicit, padding is included and a RESCALE changes the divisor. int8 is averaged with 7 more bits.
     """
     explicit = Window.of(_two(kernel), stride or _two(kernel), padding)
     factor = math.prod(explicit.kernel) / divisor_override if divisor_override else 1.0
@@ -170,14 +170,14 @@ def avg_pool2d(
         return mean_over(b, x, (x.rank - 2, x.rank - 1), out.qparams, factor=factor)
     value, window = _window(x, kernel, stride, padding, 1, out).crop(b, b.nhwc(x))
     if (count_include_pad and any(window.before)) or (divisor_override and window.is_padded):
-        # ceil_mode's padding is included only with a divisor.
+        # Padding for ceil_mode is included only if the divisor is explicit.
         most = window.after if divisor_override else explicit.after
         counted = replace(window, after=tuple(min(pair) for pair in zip(window.after, most, strict=True)))
         value = b.emit("PAD", value, padding=(0, 0, *counted.pad, 0, 0), pad_const=x.qparams.zp)
         rest = tuple(pad - included for pad, included in zip(window.after, counted.after, strict=True))
         window = replace(window, before=(0, 0), after=rest)
     zp, fine = x.qparams.zp, 1.0
-    if divisor_override and value.dtype == "INT8":  # a code of x may span several of the result
+    if divisor_override and value.dtype == "INT8":  # a step of x can span several steps of the result
         zp, fine = 0, 128.0
         value = b.rescale(value, fine, input_zp=x.qparams.zp, dtype="INT16")
     value = b.emit("AVG_POOL2D", value, kernel=window.kernel, stride=window.stride, pad=window.pad, input_zp=zp, output_zp=zp)
@@ -188,7 +188,7 @@ def avg_pool2d(
 
 
 def adaptive_windows(extent: int, size: int) -> tuple[int, int] | None:
-    """Return (kernel, stride) of windows floor(i * extent / size) .. ceil((i + 1) * extent / size) if uniform, or None."""
+    """Return (kernel, stride) of the windows floor(i * extent / size) .. ceil((i + 1) * extent / size), or None if not uniform."""
     starts = [i * extent // size for i in range(size)]
     ends = [-(-(i + 1) * extent // size) for i in range(size)]
     kernels = {end - start for start, end in zip(starts, ends, strict=True)}
@@ -212,11 +212,11 @@ def adaptive_windows(extent: int, size: int) -> tuple[int, int] | None:
     ],
 )
 def adaptive_avg_pool2d(b: Builder, x: QTensor, size: Sequence[int], *, out: Result) -> QTensor:
-    """out = mean over ``size`` windows that divide the map: int8[N,C,H,W] -> int8[N,C,*size]. TOSA AVG_POOL2D.
+    """out = mean over ``size`` windows that divide the feature map: int8[N,C,H,W] -> int8[N,C,*size]. TOSA AVG_POOL2D.
 
-    - One window: ``mean_over``. Bound: it may be rounded twice.
-    - Uniform windows: one AVG_POOL2D.
-    - Others, such as 7 into 3: an AVG_POOL2D per window, and CONCATs.
+    - A single window uses ``mean_over``. The error bound includes a second rounding.
+    - Uniform windows use one AVG_POOL2D.
+    - Other windows, e.g. 3 windows over 7 elements, use an AVG_POOL2D each, and CONCATs.
     """
     height, width = out.shape[-2:]
     if (height, width) == (1, 1):

@@ -1,4 +1,4 @@
-"""Pools over one and three dims, and adaptive maximum, by pools over two dims."""
+"""Pools over one and three dims and adaptive maximum pools, decomposed into pools over two dims."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _each(value: int | Sequence[int], count: int, default: Sequence[int] = ()) -
 def max_pool1d(
     s: AtenBuilder, x: Node, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
 ) -> Any:
-    """out = maximum over each window of [N,C,L]: a map of height 1."""
+    """out = maximum over each window of [N,C,L], pooled as a feature map of height 1."""
     (k,), (p,), (d,) = _each(kernel, 1), _each(padding, 1), _each(dilation, 1)
     (t,) = _each(stride, 1, [k])
     y = s(aten.max_pool2d.default, s(aten.unsqueeze.default, x, -2), [1, k], [1, t], [0, p], [1, d], ceil_mode)
@@ -48,7 +48,7 @@ def avg_pool1d(
     ceil_mode: bool = False,
     count_include_pad: bool = True,
 ) -> Any:
-    """out = mean over each window of [N,C,L]: a map of height 1."""
+    """out = mean over each window of [N,C,L], pooled as a feature map of height 1."""
     (k,), (p,) = _each(kernel, 1), _each(padding, 1)
     (t,) = _each(stride, 1, [k])
     flat = s(aten.unsqueeze.default, x, -2)
@@ -60,7 +60,7 @@ def avg_pool1d(
     samples=[Sample(I8(1, 6, 12), [4]), Sample(I8(2, 4, 7), [3]), Sample(I8(2, 4, 7), [1])],
 )
 def adaptive_avg_pool1d(s: AtenBuilder, x: Node, size: Any) -> Any:
-    """out = mean over windows that divide [N,C,L]: a map of height 1."""
+    """out = mean over windows that divide [N,C,L], pooled as a feature map of height 1."""
     (count,) = _each(size, 1)
     return s(aten.squeeze.dim, s(aten.adaptive_avg_pool2d.default, s(aten.unsqueeze.default, x, -2), [1, count]), -2)
 
@@ -70,9 +70,9 @@ def adaptive_avg_pool1d(s: AtenBuilder, x: Node, size: Any) -> Any:
     samples=[Sample(I8(1, 8, 6, 8), [3, 4]), Sample(I8(2, 5, 7, 7), [3, 2]), Sample(I8(1, 30, 5, 5), [1, 1])],
 )
 def adaptive_max_pool2d(s: AtenBuilder, x: Node, size: Any) -> Any:
-    """out = (maximum over windows that divide the map, None).
+    """out = (maximum over windows that divide the feature map, None).
 
-    Uniform windows are one pool, others one per row, then column.
+    Uniform windows become one pool. Other windows become a maximum for each row, then for each column.
     """
     if any(user.args[1] == 1 and user.users for user in s.node.users):
         return None
@@ -91,7 +91,7 @@ def adaptive_max_pool2d(s: AtenBuilder, x: Node, size: Any) -> Any:
 
 @composite("aten.adaptive_max_pool1d.default", samples=[Sample(I8(1, 6, 12), [4]), Sample(I8(2, 4, 7), [3])])
 def adaptive_max_pool1d(s: AtenBuilder, x: Node, size: Any) -> Any:
-    """out = (maximum over windows that divide [N,C,L], None): a map of height 1."""
+    """out = (maximum over windows that divide [N,C,L], None), pooled as a feature map of height 1."""
     if any(user.args[1] == 1 and user.users for user in s.node.users):
         return None
     y, _ = s.results(aten.adaptive_max_pool2d.default, s(aten.unsqueeze.default, x, -2), [1, *_each(size, 1)])
@@ -106,7 +106,7 @@ def adaptive_max_pool1d(s: AtenBuilder, x: Node, size: Any) -> Any:
 def max_pool3d(
     s: AtenBuilder, x: Node, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
 ) -> Any:
-    """out = maximum over each window of [N,C,D,H,W]: over each plane, then over depth."""
+    """out = maximum over each window of [N,C,D,H,W], pooled over each plane and then over depth."""
     k, p, d = (_each(value, 3) for value in (kernel, padding, dilation))
     t = _each(stride, 3, k)
     planes, shape = _planes(s, x)
@@ -132,9 +132,9 @@ def avg_pool3d(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Any:
-    """out = mean over each window of [N,C,D,H,W]: over each plane, then over depth.
+    """out = mean over each window of [N,C,D,H,W], pooled over each plane and then over depth.
 
-    Bound: two roundings.
+    The error bound is two roundings.
     """
     if divisor_override is not None:
         return None
@@ -154,9 +154,9 @@ def avg_pool3d(
     samples=[Sample(I8(1, 3, 4, 6, 6), [2, 3, 2]), Sample(I8(2, 3, 5, 7, 6), [3, 2, 4]), Sample(I8(2, 3, 4, 5, 6), [1, 1, 1])],
 )
 def adaptive_avg_pool3d(s: AtenBuilder, x: Node, size: Any) -> Any:
-    """out = mean over windows that divide [N,C,D,H,W]: over slabs of depth, then over the plane.
+    """out = mean over windows that divide [N,C,D,H,W], pooled over slabs of depth and then over each plane.
 
-    Bound: two roundings.
+    The error bound is two roundings.
     """
     sizes = [e if n is None else n for n, e in zip(_each(size, 3), shape_of(x)[-3:], strict=True)]
     if sizes == [1, 1, 1]:
@@ -176,7 +176,7 @@ def adaptive_avg_pool3d(s: AtenBuilder, x: Node, size: Any) -> Any:
     samples=[Sample(I8(1, 3, 4, 6, 6), [2, 3, 2]), Sample(I8(2, 3, 5, 7, 6), [3, 2, 4]), Sample(I8(2, 3, 4, 5, 6), [1, 1, 1])],
 )
 def adaptive_max_pool3d(s: AtenBuilder, x: Node, size: Any) -> Any:
-    """out = (maximum over windows that divide [N,C,D,H,W], None): over slabs of depth, of rows, then of columns."""
+    """out = (maximum over windows that divide [N,C,D,H,W], None), pooled over depth, then rows, then columns."""
     if any(user.args[1] == 1 and user.users for user in s.node.users):
         return None
     sizes = [e if n is None else n for n, e in zip(_each(size, 3), shape_of(x)[-3:], strict=True)]

@@ -9,14 +9,14 @@ from ethorch.lower.builder.window import Window
 
 @dataclass(frozen=True)
 class Layer:
-    """Parameters and channels of a convolution or linear layer.
+    """The parameters and channels of a convolution or linear layer.
 
     Attributes:
-        weight, bias: Indices of the arguments. The lowering quantizes the bias with scale input x weight.
-        weight_axis: Axis of the weight's output channels. None if they are on two axes.
-        output_axis: Negative axis of the result's channels.
+        weight, bias: Indices of the arguments. The lowering quantizes the bias with the product of input and weight scales.
+        weight_axis: Axis of the weight's output channels, or None if they are on two axes.
+        output_axis: Negative index of the result's channel axis.
         groups: Number of groups of the input channels.
-        window: Input window of one result. None for linear layers and transposed convolutions.
+        window: Input window of one result, or None for linear layers and transposed convolutions.
     """
 
     weight: int = 1
@@ -29,20 +29,20 @@ class Layer:
 
 @dataclass(frozen=True)
 class QuantRule:
-    """Quantization rule of an operator.
+    """The quantization rule of an operator.
 
     Attributes:
-        inputs: Whether each float tensor input is quantized with its own qparams.
-        only_first: Whether only the first tensor argument is an activation. The others are folded constants.
-        output: ``own`` (observed), ``same`` (shares the first input's qparams), ``fixed`` (``fixed_range``) or ``none``.
-        keeps_codes: Whether each result is zero or an input element. An ``own`` output then shares the qparams of a separately
-            quantized input.
-        layer: Weight and channels, if any.
-        joins: Whether the output concatenates the inputs. An input without other readers then has the output's qparams.
-        replaces: Whether elements of the other inputs replace some of the first.
+        inputs: Whether each float tensor input has separate quantization parameters.
+        only_first: Whether only the first tensor argument is an activation. The other arguments are folded constants.
+        output: ``own`` (observed), ``same`` (shares the first input's parameters), ``fixed`` (``fixed_range``) or ``none``.
+        keeps_codes: Whether each result is zero or an input element. An ``own`` output then shares the parameters of a
+            separately quantized input.
+        layer: Weight and channels of a layer, or None for other operators.
+        joins: Whether the output concatenates the inputs. An input that no other operator reads then has the output's parameters.
+        replaces: Whether elements of other inputs replace elements of the first input.
         fixed_range: (real minimum, real maximum) of a ``fixed`` output.
         is_threshold: Whether the result depends only on the sign of the inputs' difference.
-        domain: (minimum, maximum) of the first input.
+        domain: (minimum, maximum) of the first input for which the operator is defined.
     """
 
     inputs: bool = True
@@ -74,5 +74,5 @@ UNIT_DOMAIN = QuantRule(domain=(-1.0, 1.0))
 
 
 def fixed_output(low: float, high: float) -> QuantRule:
-    """Return the rule of an output with a fixed real range, of scale (high - low) / 256."""
+    """Return the rule for an output with a fixed real range."""
     return QuantRule(output="fixed", fixed_range=(low, high))

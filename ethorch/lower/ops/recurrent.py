@@ -1,7 +1,7 @@
 """Recurrent layers, decomposed into linear layers and gates.
 
-The inputs of all steps are multiplied at once, because each product reads the weights. The gates of a GRU are separate products,
-because a common range costs one decibel.
+One product multiplies the inputs of all steps, because each product reads the weights. The gates of a GRU are separate
+products, because a common range costs 1 dB.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ethorch.lower.ops.spec import composite
 
 aten = torch.ops.aten
 
-#: (s, gates of the step's input, state or None if it is zero, weights) -> parts of the next state
+#: Function of (s, gates of the step's input, state or None if it is zero, weights) that returns the next state.
 Cell = Callable[[AtenBuilder, list[Node], list[Node] | None, dict[str, Node]], list[Node]]
 
 
@@ -29,7 +29,7 @@ def _gates(s: AtenBuilder, x: Node, count: int) -> list[Node]:
 
 
 def _lstm_cell(s: AtenBuilder, parts: list[Node], state: list[Node] | None, weights: dict[str, Node]) -> list[Node]:
-    """i, f, o = sigmoid, g = tanh; c' = f * c + i * g; h' = o * tanh(c'), which a projection multiplies by its weights."""
+    """Compute c' = f * c + i * g and h' = o * tanh(c'), where i, f, o are sigmoids and g is a tanh. A projection multiplies h'."""
     (gates,) = parts
     if state is not None:
         gates = s(aten.add.Tensor, gates, s(aten.linear.default, state[0], weights["hh"], None))
@@ -42,7 +42,7 @@ def _lstm_cell(s: AtenBuilder, parts: list[Node], state: list[Node] | None, weig
 
 
 def _gru_cell(s: AtenBuilder, parts: list[Node], state: list[Node] | None, weights: dict[str, Node]) -> list[Node]:
-    """r, z = sigmoid; n = tanh(x_n + r * h_n); h' = n + z * (h - n)."""
+    """Compute h' = n + z * (h - n), where r and z are sigmoids and n = tanh(x_n + r * h_n)."""
     r, z, n = parts
     hn: Node | None
     if state is not None:
@@ -104,7 +104,7 @@ def _direction(
     reverse: bool,
     gru: bool,
 ) -> tuple[list[Node], list[Node]]:
-    """Return the outputs over x in one direction, in time order, and the last state."""
+    """Return the outputs for one direction, in time order, and the last state."""
     projected, weights = _project_inputs(s, x, parameters, gru)
     outputs: list[Node] = []
     state = start
@@ -173,7 +173,7 @@ def lstm(
     bidirectional: bool,
     batch_first: bool,
 ) -> Any:
-    """out = (output, h, c) of torch.nn.LSTM; every gate is calibrated."""
+    """out = (output, h, c) of torch.nn.LSTM. Every gate is calibrated."""
     return _layers(s, _lstm_cell, x, hx, parameters, layers, bidirectional, batch_first)
 
 
@@ -194,7 +194,7 @@ def gru(
     bidirectional: bool,
     batch_first: bool,
 ) -> Any:
-    """out = (output, h) of torch.nn.GRU; every gate is calibrated."""
+    """out = (output, h) of torch.nn.GRU. Every gate is calibrated."""
     return _layers(s, _gru_cell, x, [hx], parameters, layers, bidirectional, batch_first, gru=True)
 
 
@@ -214,7 +214,7 @@ def rnn_tanh(
     bidirectional: bool,
     batch_first: bool,
 ) -> Any:
-    """out = (output, h) of torch.nn.RNN: h' = tanh(W x + U h + b)."""
+    """out = (output, h) of torch.nn.RNN, where h' = tanh(W x + U h + b)."""
     return _layers(s, _simple_cell(aten.tanh.default), x, [hx], parameters, layers, bidirectional, batch_first)
 
 
@@ -231,7 +231,7 @@ def rnn_relu(
     bidirectional: bool,
     batch_first: bool,
 ) -> Any:
-    """out = (output, h) of torch.nn.RNN with relu: h' = max(W x + U h + b, 0)."""
+    """out = (output, h) of torch.nn.RNN with relu, where h' = max(W x + U h + b, 0)."""
     return _layers(s, _simple_cell(aten.relu.default), x, [hx], parameters, layers, bidirectional, batch_first)
 
 
@@ -257,7 +257,7 @@ def _step(
 def lstm_cell(
     s: AtenBuilder, x: Node, hx: Sequence[Node], w_ih: Node, w_hh: Node, b_ih: Node | None = None, b_hh: Node | None = None
 ) -> Any:
-    """out = (h, c) of torch.nn.LSTMCell; every gate is calibrated."""
+    """out = (h, c) of torch.nn.LSTMCell. Every gate is calibrated."""
     return _step(s, _lstm_cell, x, list(hx), [w_ih, w_hh, b_ih, b_hh])
 
 
@@ -270,7 +270,7 @@ def lstm_cell(
     ],
 )
 def gru_cell(s: AtenBuilder, x: Node, hx: Node, w_ih: Node, w_hh: Node, b_ih: Node | None = None, b_hh: Node | None = None) -> Any:
-    """out = h of torch.nn.GRUCell; every gate is calibrated."""
+    """out = h of torch.nn.GRUCell. Every gate is calibrated."""
     states = _step(s, _gru_cell, x, [hx], [w_ih, w_hh, b_ih, b_hh], gru=True)
     return states and states[0]
 
@@ -282,7 +282,7 @@ _RNN_CELL = [Sample(I8(2, 5), I8(2, 6), W(6, 5), W(6, 6), W(6), W(6))]
 def rnn_tanh_cell(
     s: AtenBuilder, x: Node, hx: Node, w_ih: Node, w_hh: Node, b_ih: Node | None = None, b_hh: Node | None = None
 ) -> Any:
-    """out = h of torch.nn.RNNCell: tanh(W x + U h + b)."""
+    """out = h of torch.nn.RNNCell, tanh(W x + U h + b)."""
     states = _step(s, _simple_cell(aten.tanh.default), x, [hx], [w_ih, w_hh, b_ih, b_hh])
     return states and states[0]
 
@@ -291,6 +291,6 @@ def rnn_tanh_cell(
 def rnn_relu_cell(
     s: AtenBuilder, x: Node, hx: Node, w_ih: Node, w_hh: Node, b_ih: Node | None = None, b_hh: Node | None = None
 ) -> Any:
-    """out = h of torch.nn.RNNCell with relu: max(W x + U h + b, 0)."""
+    """out = h of torch.nn.RNNCell with relu, max(W x + U h + b, 0)."""
     states = _step(s, _simple_cell(aten.relu.default), x, [hx], [w_ih, w_hh, b_ih, b_hh])
     return states and states[0]

@@ -1,4 +1,4 @@
-"""Resizing without RESIZE, by a matrix (a resized identity) or selected rows along each dim."""
+"""Resizing without RESIZE, by a matrix (a resized identity) or by selecting rows along each dim."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ethorch.lower.ops.spec import composite
 
 aten = torch.ops.aten
 
-#: (map float32 [1, 1, *extents], new extents, scale factors) -> resized map
+#: Function of (float32 [1, 1, *extents], new extents, scale factors) that returns the resized tensor.
 Resize = Callable[[Tensor, list[int], list[float | None]], Tensor]
 
-#: Largest matrix: 16 MiB of weights.
+#: Maximum number of elements of a matrix (16 MiB of weights).
 _LARGEST = 1 << 24
 
 
@@ -34,7 +34,7 @@ def _sizes(x: Node, size: Sequence[int] | None, scales: Sequence[float | None]) 
 
 
 def _resize_axis(resize: Resize, rows: Tensor, dims: int, axis: int, size: int, scale: float | None) -> Tensor:
-    """Resize float32[N, extent] along one axis. PyTorch 2.13's antialiased kernels need an extent of 2 along the others."""
+    """Resize float32[N, extent] along one axis. PyTorch 2.13's antialiased kernels require an extent of 2 along the others."""
     shape = [rows.shape[1] if k == axis else 2 for k in range(dims)]
     spread = rows.reshape(len(rows), 1, *(rows.shape[1] if k == axis else 1 for k in range(dims))).expand(-1, 1, *shape)
     extents = [size if k == axis else 2 for k in range(dims)]
@@ -45,7 +45,7 @@ def _resize_axis(resize: Resize, rows: Tensor, dims: int, axis: int, size: int, 
 def _matrix(resize: Resize, extent: int, dims: int, axis: int, size: int, scale: float | None) -> Tensor:
     if extent * extent <= _LARGEST:
         return _resize_axis(resize, torch.eye(extent), dims, axis, size, scale).T.contiguous()
-    with torch.enable_grad():  # transposed, because an identity of the long axis needs gigabytes
+    with torch.enable_grad():  # transposed, because an identity of the long axis requires gigabytes
         rows = torch.zeros(size, extent, requires_grad=True)
         (matrix,) = torch.autograd.grad(_resize_axis(resize, rows, dims, axis, size, scale), rows, torch.eye(size))
     return matrix
@@ -90,7 +90,7 @@ _PLANES = [
 
 @composite("aten.upsample_bicubic2d.default", also={"aten.upsample_bicubic2d.vec": _vec}, samples=_PLANES, bound=2, bound16=2)
 def upsample_bicubic2d(s: AtenBuilder, x: Node, size: Any, align: bool, scale_h: Any = None, scale_w: Any = None) -> Any:
-    """out = cubic convolution over 4 x 4 neighbours (a = -0.75): [N,C,H,W] -> [N,C,OH,OW], by a matrix along each dim."""
+    """out = cubic convolution over 4 x 4 neighbors (a = -0.75): [N,C,H,W] -> [N,C,OH,OW], by a matrix along each dim."""
     return _resize_by_matrices(s, x, size, (scale_h, scale_w), lambda m, to, by: aten.upsample_bicubic2d(m, to, align, *by))
 
 
@@ -98,7 +98,7 @@ def upsample_bicubic2d(s: AtenBuilder, x: Node, size: Any, align: bool, scale_h:
     "aten._upsample_bicubic2d_aa.default", also={"aten._upsample_bicubic2d_aa.vec": _vec}, samples=_PLANES, bound=2, bound16=2
 )
 def upsample_bicubic2d_aa(s: AtenBuilder, x: Node, size: Any, align: bool, scale_h: Any = None, scale_w: Any = None) -> Any:
-    """out = cubic convolution (a = -0.5), with a kernel that is wider if the map shrinks."""
+    """out = cubic convolution (a = -0.5). The kernel is wider if the feature map shrinks."""
     return _resize_by_matrices(s, x, size, (scale_h, scale_w), lambda m, to, by: aten._upsample_bicubic2d_aa(m, to, align, *by))
 
 
@@ -106,7 +106,7 @@ def upsample_bicubic2d_aa(s: AtenBuilder, x: Node, size: Any, align: bool, scale
     "aten._upsample_bilinear2d_aa.default", also={"aten._upsample_bilinear2d_aa.vec": _vec}, samples=_PLANES, bound=2, bound16=2
 )
 def upsample_bilinear2d_aa(s: AtenBuilder, x: Node, size: Any, align: bool, scale_h: Any = None, scale_w: Any = None) -> Any:
-    """out = bilinear interpolation, with triangles that are wider if the map shrinks: [N,C,H,W] -> [N,C,OH,OW]."""
+    """out = bilinear interpolation: [N,C,H,W] -> [N,C,OH,OW]. The triangular kernel is wider if the feature map shrinks."""
     return _resize_by_matrices(s, x, size, (scale_h, scale_w), lambda m, to, by: aten._upsample_bilinear2d_aa(m, to, align, *by))
 
 
@@ -135,7 +135,7 @@ def upsample_trilinear3d(
 
 @composite("aten.upsample_nearest3d.default", also={"aten.upsample_nearest3d.vec": _vec}, samples=_VOLUMES)
 def upsample_nearest3d(s: AtenBuilder, x: Node, size: Any, scale_d: Any = None, scale_h: Any = None, scale_w: Any = None) -> Node:
-    """out[n,c,d,i,j] = x[n,c, floor(d * D / OD), floor(i * H / OH), floor(j * W / OW)], exact."""
+    """out[n,c,d,i,j] = x[n,c, floor(d * D / OD), floor(i * H / OH), floor(j * W / OW)]."""
     return _select_along_dims(s, x, size, (scale_d, scale_h, scale_w), lambda m, to, by: aten.upsample_nearest3d(m, to, *by))
 
 
@@ -145,7 +145,7 @@ def upsample_nearest3d(s: AtenBuilder, x: Node, size: Any, scale_d: Any = None, 
     samples=[Sample(I8(1, 4, 9), [14]), Sample(I8(2, 3, 9), [15], 1.7)],
 )
 def upsample_nearest_exact1d(s: AtenBuilder, x: Node, size: Any, scale: Any = None) -> Node:
-    """out[n,c,i] = x[n,c, floor((i + 1/2) * L / OL)], exact."""
+    """out[n,c,i] = x[n,c, floor((i + 1/2) * L / OL)]."""
     return _select_along_dims(s, x, size, (scale,), lambda m, to, by: aten._upsample_nearest_exact1d(m, to, *by))
 
 
@@ -155,7 +155,7 @@ def upsample_nearest_exact1d(s: AtenBuilder, x: Node, size: Any, scale: Any = No
     samples=[Sample(I8(1, 4, 6, 5), [12, 10]), Sample(I8(2, 3, 8, 9), [5, 12]), Sample(I8(1, 3, 4, 9), [6, 6], 1.6, 0.75)],
 )
 def upsample_nearest_exact2d(s: AtenBuilder, x: Node, size: Any, scale_h: Any = None, scale_w: Any = None) -> Node:
-    """out[n,c,i,j] = x[n,c, floor((i + 1/2) * H / OH), floor((j + 1/2) * W / OW)], exact."""
+    """out[n,c,i,j] = x[n,c, floor((i + 1/2) * H / OH), floor((j + 1/2) * W / OW)]."""
     return _select_along_dims(s, x, size, (scale_h, scale_w), lambda m, to, by: aten._upsample_nearest_exact2d(m, to, *by))
 
 
@@ -163,5 +163,5 @@ def upsample_nearest_exact2d(s: AtenBuilder, x: Node, size: Any, scale_h: Any = 
 def upsample_nearest_exact3d(
     s: AtenBuilder, x: Node, size: Any, scale_d: Any = None, scale_h: Any = None, scale_w: Any = None
 ) -> Node:
-    """out = ``upsample_nearest3d`` at the centre of each position, (i + 1/2) * H / OH."""
+    """out = ``upsample_nearest3d`` at the center of each position, (i + 1/2) * H / OH."""
     return _select_along_dims(s, x, size, (scale_d, scale_h, scale_w), lambda m, to, by: aten._upsample_nearest_exact3d(m, to, *by))

@@ -19,12 +19,12 @@ from ethorch.lower.ops.spec import op
 from ethorch.support.errors import Reason, Unsupported
 from ethorch.tosa.ir import Value
 
-#: Largest denominator of a scale factor; 1.6 is 8 / 5.
+#: Maximum denominator of a scale factor, e.g. 5 for 1.6 = 8 / 5.
 _FINEST = 256
 
 
 def _resize(b: Builder, x: QTensor, sizes: Sequence[int], numbers: Sequence[tuple[int, int, int]], mode: str) -> QTensor:
-    """Emit RESIZE with (numerator, denominator, offset) per axis, and the border that produces ``sizes``."""
+    """Emit RESIZE with (numerator, denominator, offset) for each axis, and the border that produces ``sizes``."""
     value = b.nhwc(x)
     border = [
         (size - 1) * den + offset - (extent - 1) * num
@@ -52,15 +52,15 @@ def _repeat(b: Builder, x: QTensor, dim: int, factor: int) -> QTensor:
 
 
 def uneven(extent: int, size: int, scale: float | None) -> float | None:
-    """Return ``scale`` if PyTorch reads at i / scale although ``size`` was rounded down, or None."""
+    """Return ``scale`` if ``size`` was rounded down, so that PyTorch reads at i / scale, or None otherwise."""
     return scale if scale and size != extent and Fraction(scale) * extent != size else None
 
 
 def nearest(b: Builder, x: QTensor, size: tuple[int, int], scales: Sequence[float | None] = (None, None)) -> QTensor:
     """Return x[..., floor(i * H / size0), floor(j * W / size1)].
 
-    Integer factors are a RESIZE or TILEs. Others, and ``scales`` that differ from the ratio of the sizes, select rows, then
-    columns.
+    Integer factors become a RESIZE or TILEs. Other factors, and ``scales`` that differ from the ratio of the sizes, select rows
+    and then columns.
     """
     uneven_scales = [uneven(extent, count, scale) for extent, count, scale in zip(x.shape[-2:], size, scales, strict=True)]
     ratios = [Fraction(wide, have) for wide, have in zip(size, x.shape[-2:], strict=True)]
@@ -103,7 +103,7 @@ _UPSAMPLE = [
     samples=[*_UPSAMPLE, Sample(I8(1, 3, 4, 9), [6, 6], 1.6, 0.75)],
 )
 def upsample_nearest2d(b: Builder, x: QTensor, size: Any, scales_h: Any = None, scales_w: Any = None, *, out: Result) -> QTensor:
-    """out[n,c,i,j] = x[n,c, floor(i * H / OH), floor(j * W / OW)]: int8[N,C,H,W] -> int8[N,C,OH,OW], exact."""
+    """out[n,c,i,j] = x[n,c, floor(i * H / OH), floor(j * W / OW)]: int8[N,C,H,W] -> int8[N,C,OH,OW]."""
     height, width = out.shape[-2:]
     return b.to_qparams(nearest(b, x, (height, width), (scales_h, scales_w)), out.q)
 
@@ -115,7 +115,7 @@ def upsample_nearest2d(b: Builder, x: QTensor, size: Any, scales_h: Any = None, 
     samples=[Sample(I8(1, 4, 9), [18]), Sample(I8(2, 3, 6), [18]), Sample(I8(2, 3, 9), [15], 1.7)],
 )
 def upsample_nearest1d(b: Builder, x: QTensor, size: Any, scales: Any = None, *, out: Result) -> QTensor:
-    """out[n,c,i] = x[n,c, floor(i * L / OL)]: int8[N,C,L] -> int8[N,C,OL], exact."""
+    """out[n,c,i] = x[n,c, floor(i * L / OL)]: int8[N,C,L] -> int8[N,C,OL]."""
     flat = b.view(x, (*x.shape[:2], 1, x.shape[2]))
     return b.to_qparams(b.view(nearest(b, flat, (1, out.shape[-1]), (None, scales)), out.shape), out.q)
 
@@ -137,9 +137,9 @@ def _bilinear_numbers(extent: int, size: int, align: bool, scale: float | None) 
 
 
 def _by_boxes(b: Builder, x: QTensor, factors: tuple[int, int]) -> QTensor:
-    """Resize bilinearly by integer factors f: nearest, then a mean over f + 1 neighbours, rounded once.
+    """Resize bilinearly by integer factors f: nearest, then a mean over f (odd f) or f + 1 (even f) neighbors, rounded once.
 
-    If f is even, the outer two have half weight.
+    If f is even, the first and the last neighbor have half the weight.
     """
     kernels, margins = [], []
     for dim, factor in zip((-2, -1), factors, strict=True):
@@ -169,15 +169,15 @@ def _common_denominator(extent: int, size: int, align: bool, scale: float | None
     return math.lcm(*(Fraction((2 * i + 1) * extent - size, 2 * size).denominator for i in range(size)))
 
 
-#: Largest interpolation matrix: 64 MiB of flash.
+#: Maximum number of elements of an interpolation matrix (64 MiB of flash).
 _MOST_WEIGHTS = 2**26
 
 
 def _by_matrix(b: Builder, x: QTensor, dim: int, size: int, align: bool, scale: float | None = None) -> QTensor:
-    """Interpolate along one dim as a product with a constant [size, extent] matrix.
+    """Interpolate along one dim by a product with a constant [size, extent] matrix.
 
-    Its step is 1 / the positions' common denominator if int8 represents it, otherwise 1/127. For int16 and 1/127, a second product
-    adds the remainders.
+    The step of the matrix is 1 / the common denominator of the positions if int8 represents that step, and 1/127 otherwise. For
+    int16 with a step of 1/127, a second product adds the remainders.
     """
     extent = x.shape[dim]
     if extent == size and not scale:
@@ -186,7 +186,7 @@ def _by_matrix(b: Builder, x: QTensor, dim: int, size: int, align: bool, scale: 
         raise Unsupported(
             Reason(
                 "upsample.matrix",
-                f"interpolates {extent:,} elements to {size:,}, by a matrix of {size * extent:,} weights; "
+                f"interpolating {extent:,} elements to {size:,} requires a matrix of {size * extent:,} weights; "
                 f"expected at most {_MOST_WEIGHTS:,}",
                 "Upsample by an integer factor with align_corners=False.",
             )
@@ -220,10 +220,10 @@ def _product(b: Builder, value: Value, weight: npt.NDArray[Any], unit: float, zp
 def bilinear(b: Builder, x: QTensor, size: tuple[int, int], align: bool, scales: Sequence[float | None] = (None, None)) -> QTensor:
     """Resize x[..., H, W] bilinearly to ``size`` by the first method that applies.
 
-    - A row or column that becomes several: repeated, because Vela refuses its RESIZE.
-    - A scale that TOSA and the target support: a RESIZE.
-    - Integer factors: ``_by_boxes``.
-    - Others: a product with a matrix along each dim.
+    - A single row or column is repeated, because Vela does not support a RESIZE of it.
+    - A scale that TOSA and the target support becomes a RESIZE.
+    - Integer factors use ``_by_boxes``.
+    - Other factors become a product with a matrix along each dim.
     """
     for dim, wide in zip((-2, -1), size, strict=True):
         if x.shape[dim] == 1 < wide:
@@ -259,7 +259,7 @@ def upsample_bilinear2d(
 ) -> QTensor:
     """out = bilinear interpolation of x: int8[N,C,H,W] -> int8[N,C,OH,OW], rounded once. TOSA RESIZE, CONV2D.
 
-    Bound: products with matrices round twice.
+    The error bound covers products with matrices, which round twice.
     """
     height, width = out.shape[-2:]
     return b.to_qparams(bilinear(b, x, (height, width), align_corners, (scales_h, scales_w)), out.q)

@@ -1,6 +1,6 @@
-"""Rounding to integers and remainders: a table for int8.
+"""Rounding to integers and remainders, by a table for int8.
 
-int16 uses thresholds between codes if they separate the integers, otherwise tables that follow each jump.
+int16 uses thresholds between input values if they separate the integers, and tables that represent each jump otherwise.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from ethorch.tosa.ir import Value
 aten = torch.ops.aten
 
 Function = Callable[[torch.Tensor], torch.Tensor]
-#: Half an integer in parts of a code, and a slack in these parts -> the threshold.
+#: Function of (half an integer, slack), in units of 1 / _PARTS input step, that returns the threshold.
 Maker = Callable[[float, int], "Threshold"]
 
-#: Resolution of the thresholds between integers, in parts of a code.
+#: Resolution of the thresholds between integers: the number of units in an input step.
 _PARTS = 4096
-#: Parts by which a code may differ from its integer. float32 represents the largest codes to about 8.
+#: Units by which a value may differ from an integer. float32 represents the largest values to about 8 units.
 _SLACK = (1, 8, 64)
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """Conversion of int16 codes to integers: round((parts - clamp(parts, -dead, dead) + shift) * step / _PARTS).
+    """A conversion of int16 values to integers: round((units - clamp(units, -dead, dead) + shift) * step / _PARTS).
 
-    ``parts`` is a code times ``_PARTS``. Halves are rounded up.
+    ``units`` is an int16 value times ``_PARTS``. Halves are rounded up.
     """
 
     shift: int
     dead: int = 0
 
     def numbers(self, step: float) -> npt.NDArray[np.int64]:
-        """Return int64[65536], the integer of each code (TOSA 1.0, SINGLE_ROUND)."""
+        """Return int64[65536], the integer for each int16 value (TOSA 1.0, SINGLE_ROUND)."""
         parts = np.arange(-32768, 32768, dtype=np.int64) * _PARTS
         parts = parts + self.shift - np.clip(parts, -self.dead, self.dead)
         multiplier, shift = multiplier_and_shift(step / _PARTS)
@@ -84,14 +84,14 @@ def truncate(half: float, slack: int) -> Threshold:
 
 
 def _nearest(half: float, slack: int) -> Threshold:
-    """Round halves up. ``match_thresholds`` detects differences from PyTorch's halves to even."""
+    """Round halves up. ``match_thresholds`` detects differences from PyTorch, which rounds halves to even."""
     return Threshold(0)
 
 
 def match_thresholds(b: Builder, x: QTensor, function: Function, threshold: Maker, unit: float) -> Value | None:
-    """Emit ``function`` of an int16 tensor as INT32 in units of ``unit``, or return None if any code differs from PyTorch.
+    """Emit ``function`` of an int16 tensor as INT32 in units of ``unit``, or return None if any result differs from PyTorch.
 
-    A code that is an integer up to float32's rounding may be on either side.
+    A value that is an integer up to float32's rounding is allowed on either side.
     """
     expected, step = function(torch.from_numpy(x.qparams.table_inputs)).numpy()[:-1], x.qparams.step / unit
     exact = np.arange(-32768, 32768) * step
@@ -120,8 +120,8 @@ def _subtract_multiple(b: Builder, x: QTensor, number: Value, unit: float, out: 
 
 
 TOO_MANY_STEPS = Reason(
-    "table.int16_steps", "it has too many jumps over the range of its int16 input for tables that follow them",
-    "Quantize this module to int8, for which a table covers every code.",
+    "table.int16_steps", "the function has more jumps over the range of the int16 input than tables can represent",
+    "Quantize the operator's module to int8, for which a table contains every value.",
 )  # fmt: skip
 
 
@@ -166,21 +166,21 @@ def _lower_division(b: Builder, x: QTensor, divisor: float, *, rounding_mode: st
 
 table_op(
     "aten.floor.default",
-    doc="the integer at or below x",
+    doc="the largest integer that is at most x",
     steps=True,
     floats="FLOOR",
     lower=_lower_rounding(torch.floor, _floor),
 )
 table_op(
     "aten.ceil.default",
-    doc="the integer at or above x",
+    doc="the smallest integer that is at least x",
     steps=True,
     floats="CEIL",
     lower=_lower_rounding(torch.ceil, _ceil),
 )
 table_op(
     "aten.round.default",
-    doc="the nearest integer, halves to even",
+    doc="the nearest integer; halves round to even",
     steps=True,
     floats=f.round_half_even,
     lower=_lower_rounding(torch.round, _nearest),
@@ -211,13 +211,13 @@ table_op(
 
 
 def _widen_bool(s: AtenBuilder, x: Any, dtype: torch.dtype) -> Any:
-    """Cast truth values, which PyTorch cannot subtract, to ``dtype``."""
+    """Cast truth values to ``dtype``, because PyTorch cannot subtract truth values."""
     is_bool = isinstance(x, Node) and x.meta["val"].dtype == torch.bool
     return s(aten._to_copy.default, x, dtype=dtype) if is_bool else x
 
 
 def integer_remainder(s: AtenBuilder, x: Node, y: Any, rounding_mode: str) -> Node | None:
-    """Draw x - y * (x / y, rounded) of integers of up to 32 bits. ExecuTorch's CPU kernel returns the sign of x instead."""
+    """Insert x - y * (x / y, rounded) for integers of at most 32 bits. ExecuTorch's CPU kernel uses the sign of x instead."""
     operands = [x, y] if isinstance(y, Node) else [x]
     if any(is_float(node) or is_int64(node) for node in operands) or isinstance(y, float):
         return None
@@ -227,7 +227,7 @@ def integer_remainder(s: AtenBuilder, x: Node, y: Any, rounding_mode: str) -> No
     x, y = (_widen_bool(s, operand, dtype) for operand in (x, y))
     is_power = isinstance(y, int) and 0 < y < 1 << 30 and y.bit_count() == 1
     if is_power and rounding_mode == "floor" and x.meta["val"].dtype == torch.int32:
-        quotients = s(aten.__rshift__.Scalar, x, y.bit_length() - 1)  # all NPUs shift, only some divide
+        quotients = s(aten.__rshift__.Scalar, x, y.bit_length() - 1)  # all NPUs support shifts, only some support division
     else:
         quotients = s(aten.div.Tensor_mode, x, y, rounding_mode=rounding_mode)
     return s(aten.sub.Tensor, x, s(aten.mul.Tensor, quotients, y))

@@ -1,4 +1,4 @@
-"""Modules and inputs that call samples."""
+"""Modules that call operator samples, and inputs for these modules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INPUTS = (I8, Ints, Bools)
 
 
 class Call(torch.nn.Module):
-    """A module that calls an operator with a sample's arguments: W as parameters; I8, Ints and Bools as inputs."""
+    """A module that calls an operator with a sample's arguments. W become parameters; I8, Ints and Bools become inputs."""
 
     def __init__(self, name: str, sample: Sample, seed: int = 0):
         super().__init__()
@@ -27,7 +27,7 @@ class Call(torch.nn.Module):
             setattr(self, f"w{index}", torch.nn.Parameter(data, requires_grad=False))
 
     def forward(self, *inputs: torch.Tensor) -> Any:
-        """Call the operator with indices as int32, as on the NPU."""
+        """Call the operator. An int64 result is converted to int32, as on the NPU."""
         tensors, counter = iter(inputs), iter(range(100))
 
         def fill(arg: Any) -> Any:
@@ -46,7 +46,7 @@ class Call(torch.nn.Module):
 
 
 def leaves(arg: Any, kind: type | tuple[type, ...]) -> Iterator[Any]:
-    """Iterate over objects of a kind in nested arguments."""
+    """Iterate over the instances of a type in nested arguments."""
     if isinstance(arg, kind):
         yield arg
     elif isinstance(arg, (list, tuple)):
@@ -57,7 +57,7 @@ def leaves(arg: Any, kind: type | tuple[type, ...]) -> Iterator[Any]:
 
 
 def inputs_for(sample: Sample, seed: int) -> tuple[torch.Tensor, ...]:
-    """Return inputs uniform over their range, including both ends."""
+    """Return random inputs, uniform over their range and including both ends."""
     generator = torch.Generator().manual_seed(seed)
     tensors = []
     for kind in leaves(sample, INPUTS):

@@ -1,4 +1,4 @@
-"""Elements of operator samples."""
+"""Operator samples and their tensor arguments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class I8:
-    """A quantized activation, uniform in ``low..high``: int8, or int16 if the test selects it."""
+    """A quantized activation, uniform in ``low..high``. Its dtype is int8, or int16 if the test selects int16."""
 
     shape: tuple[int, ...]
     low: float = -3.0
@@ -37,7 +37,7 @@ class Ints:
 
 @dataclass(frozen=True)
 class Bools:
-    """A tensor of truth values, True with the probability ``chance``."""
+    """A tensor of truth values that are True with probability ``chance``."""
 
     shape: tuple[int, ...]
     chance: float
@@ -59,13 +59,13 @@ class W:
         object.__setattr__(self, "low", low)
 
     def positive(self) -> W:
-        """Return this parameter in 0.5..1.5, for variances."""
+        """Return this parameter in the range 0.5..1.5, for variances."""
         return W(*self.shape, low=0.5)
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A call of an operator for tests and documentation, with I8, Ints, Bools and W as tensors."""
+    """A call of an operator for tests and documentation. Tensors are represented by I8, Ints, Bools and W."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""Writes at indices: slices and a CONCAT for constant indices, otherwise a SCATTER, which only some NPUs have."""
+"""Writes at indices, by slices and a CONCAT for constant indices, or by a SCATTER, which only some NPUs support."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _merge_constants(s: AtenBuilder, x: Node, indices: Sequence[Any]) -> tuple[N
 
 
 def _with_row(b: Builder, x: QTensor, dim: int, index: QTensor, source: QTensor, q: QParams | None) -> QTensor:
-    """Return x with ``source`` as row ``index[0]``, by TOSA SELECT on row numbers."""
+    """Return x with ``source`` in row ``index[0]``, by TOSA SELECT on row numbers."""
     others = [1] * x.rank
     rows = np.arange(x.shape[dim], dtype=np.int32).reshape([*others[:dim], -1, *others[dim + 1 :]])
     return either(b, emit_comparison(b, "eq", b.view(index, others), rows), source, x, q)
@@ -54,7 +54,7 @@ def _with_row(b: Builder, x: QTensor, dim: int, index: QTensor, source: QTensor,
 def _scatter(b: Builder, x: QTensor, dim: int, index: QTensor, source: QTensor) -> QTensor:
     lead, tail = math.prod(x.shape[:dim]), math.prod(x.shape[dim + 1 :])
     count = source.shape[dim]
-    if tail < _SHORTEST_ROW:  # longer rows are worth moving x
+    if tail < _SHORTEST_ROW:  # moving x makes the rows longer
         others = [d for d in range(x.rank) if d != dim]
         rows = b.reshape(b.store_as(x, [(dim,), tuple(others)]), (1, x.shape[dim], lead * tail))
         updates = b.reshape(b.store_as(source, [(dim,), tuple(others)]), (1, count, lead * tail))
@@ -72,14 +72,14 @@ def check_index_copy(x: Any, dim: int, index: Any, source: Any) -> Reason | None
     if constant_numbers(index) is None:
         return Reason(
             "index_copy.dynamic",
-            "its index is computed at run time; expected a constant index",
+            "the index is computed at run time; expected a constant index",
             "Compare a constant arange with the index, and select with torch.where.",
         )
     return check_operands(index)
 
 
 def decompose_index_copy(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node) -> Any:
-    """Draw an index_put for a computed index. Several rows require SCATTER."""
+    """Decompose an index_copy with a computed index into an index_put. Several rows require SCATTER."""
     if not math.prod(shape_of(index)):
         return x
     if index.op == "get_attr" or (s.absent("SCATTER") and math.prod(shape_of(index)) != 1):
@@ -96,7 +96,10 @@ def decompose_index_copy(s: AtenBuilder, x: Node, dim: int, index: Node, source:
     samples=[Sample(I8(2, 5, 3), 1, torch.tensor([4, 0]), I8(2, 2, 3, low=-1.0))],
 )
 def index_copy(b: Builder, x: QTensor, dim: int, index: Any, source: QTensor, *, out: Result) -> QTensor:
-    """out = x with source[k] as x[index[k]] along ``dim``, exact: slices and a CONCAT. A computed index is an index_put."""
+    """out = x with source[k] at x[index[k]] along ``dim``. Lowered without rounding, to slices and a CONCAT.
+
+    A computed index becomes an index_put.
+    """
     dim %= x.rank
     numbers = constant_numbers(index)
     assert numbers is not None
@@ -109,28 +112,32 @@ def check_index_put(x: Any, indices: Any, values: Any, accumulate: bool = False)
     if accumulate:
         return Reason(
             "index_put.accumulate",
-            "accumulate=True with a mask, distant dims, integers or too many positions",
-            "Quantize it with EthosUQuantizer, which decomposes most forms.",
+            "accumulate=True requires float values and integer indices of adjacent dims, at a limited number of positions",
+            "Quantize the model with EthosUQuantizer, which decomposes most uses of accumulate=True.",
         )
     if len(present) != 1 or not isinstance(present[0], (QTensor, np.ndarray)):
         return Reason(
             "index_put.index",
-            f"{len(present)} indices; expected one of int32, or several of adjacent dims",
-            "Quantize it with EthosUQuantizer, and index a transposed tensor.",
+            f"expected one int32 index tensor, or several that index adjacent dims, got {len(present)} index tensors",
+            "Quantize the model with EthosUQuantizer, and transpose the tensor so that the indexed dims are adjacent.",
         )
     if constant_numbers(present[0]) is None and len(present[0].shape) != 1:
-        text = f"a computed index of rank {len(present[0].shape)}; expected rank 1"
-        return Reason("index_put.index", text, "Quantize it with EthosUQuantizer.")
+        text = f"expected a computed index of rank 1, got rank {len(present[0].shape)}"
+        return Reason("index_put.index", text, "Quantize the model with EthosUQuantizer.")
     if isinstance(present[0], QTensor) and not present[0].value.is_const and present[0].value.dtype != "INT32":
-        text = f"a computed index of {present[0].value.dtype}; expected INT32"
+        text = f"expected a computed index of dtype INT32, got {present[0].value.dtype}"
         return Reason("index_put.index", text, "Use torch.where, which supports a mask.")
     if not isinstance(values, QTensor) or not isinstance(x, QTensor):
-        return Reason("index_put.operand", "its values are not quantized", "Quantize the module that contains them.")
+        return Reason(
+            "index_put.operand",
+            "the tensor or the written values are float; expected quantized tensors",
+            "Quantize the module that contains the operator.",
+        )
     return None
 
 
 def decompose_index_put(s: AtenBuilder, x: Node, indices: Any, values: Node, accumulate: bool = False) -> Any:
-    """Draw an index_put as x (empty index), a sum at indices, a where (mask and single value), or an index_put with one index.
+    """Decompose an index_put into x (empty index), a sum at indices, a where (mask, single value), or an index_put with one index.
 
     Indexed dims that are not adjacent are first moved to the front. Computed indices of several rows require SCATTER.
     """
@@ -213,12 +220,12 @@ def decompose_index_put(s: AtenBuilder, x: Node, indices: Any, values: Node, acc
     ],
 )
 def index_put(b: Builder, x: QTensor, indices: Sequence[Any], values: QTensor, accumulate: bool = False, *, out: Result) -> QTensor:
-    """out = x with values as x[indices], exact, for one index.
+    """out = x with values at x[indices]. Lowered without rounding, for one index.
 
-    - A constant: slices and a CONCAT.
-    - A computed row, such as that of a cache: TOSA SELECT, because Vela estimates a burst per element of a SCATTER.
-    - Several computed rows, which must be distinct: SCATTER.
-    - Accumulating values: see ``accumulate_at_indices``.
+    - A constant index uses slices and a CONCAT.
+    - One computed row, e.g. of a cache, uses TOSA SELECT, because Vela estimates a burst for each element of a SCATTER.
+    - Several computed rows, which must be distinct, use SCATTER.
+    - For accumulated values, see ``accumulate_at_indices``.
     """
     (dim,) = (k for k, index in enumerate(indices) if index is not None)
     numbers, shape = constant_numbers(indices[dim]), x.shape

@@ -1,4 +1,4 @@
-"""Reductions at indices: scatter_add, scatter_reduce."""
+"""Reductions at indices, for scatter_add and scatter_reduce."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from ethorch.lower.ops.spec import composite
 
 aten = torch.ops.aten
 
-#: Largest number of elements selected for extremes.
+#: Maximum number of elements that are selected for extremes.
 _LARGEST = 1 << 20
 
 _ROWS = torch.tensor([3, 0, 0, 2, 3, 3])
 
 
 def _as_rows(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node) -> tuple[Node, int, Node, Node]:
-    """Return x, a dim of x, an index int[n] along it, and the n indexed rows of ``source``.
+    """Return x, a dim of x, an index int[n] for this dim, and the n indexed rows of ``source``.
 
-    An index of complete rows becomes one of rows, any other one of the flattened tensor.
+    An index of complete rows becomes an index of row numbers. For any other index, x is flattened.
     """
     shape, places = shape_of(x), shape_of(index)
     for axis, (extent, available) in enumerate(zip(places, shape_of(source), strict=True)):
@@ -63,9 +63,9 @@ def _as_rows(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node) -> tu
     bound16=3,
 )
 def scatter_add(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node) -> Any:
-    """out = x with source[i, j] added at x[index[i, j], j] for dim 0, once per occurrence.
+    """out = x with source[i, j] added at x[index[i, j], j] for dim 0, for each occurrence of an index.
 
-    Bound for int16: the product is rounded first.
+    The error bound for int16 includes the rounding of the product.
     """
     return _sum_at_index(s, x, dim % max(1, len(shape_of(x))), index, source)
 
@@ -93,9 +93,10 @@ def _sum_at_index(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node) 
     bound16=4,
 )
 def scatter_reduce(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node, reduce: str, *, include_self: bool = True) -> Any:
-    """out = sum, mean or extreme of ``source`` at each position in ``index``, with x if ``include_self``; x elsewhere.
+    """out = sum, mean or extreme of ``source`` at each position in ``index``, including x if ``include_self``, and x elsewhere.
 
-    A computed index supports only sums with ``include_self``. Bound for int16: product, sum and division are rounded.
+    A computed index supports only sums with ``include_self``. The error bound for int16 includes the rounding of the product, the
+    sum and the division.
     """
     shape = shape_of(x)
     dim %= max(1, len(shape))
@@ -129,7 +130,7 @@ def _sums(s: AtenBuilder, x: Node, dim: int, places: torch.Tensor, rows: Node, r
 
 
 def _extremes(s: AtenBuilder, x: Node, dim: int, places: torch.Tensor, rows: Node, reduce: str, include_self: bool) -> Node | None:
-    """Return the extremes of rows at ``places``. Positions with fewer rows repeat theirs."""
+    """Return x with the maximum or minimum of the rows at each position in ``places``. A position with few rows repeats them."""
     shape = shape_of(x)
     counts = torch.bincount(places, minlength=shape[dim])
     named = counts.nonzero().flatten()

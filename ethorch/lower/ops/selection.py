@@ -1,4 +1,4 @@
-"""where and masked_fill: an operator of the U85; products with truth values on U55 and U65."""
+"""Lowerings of where and masked_fill, by SELECT on the U85, and by products with truth values on U55 and U65."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _rescale_by_add(b: Builder, x: Any, out: QParams) -> QTensor:
 
 
 def either(b: Builder, condition: Any, x: Any, y: Any, q: QParams | None, dtype: str = "") -> QTensor:
-    """Return condition ? x : y in the qparams ``q``, or as integers or truth values of ``dtype``."""
+    """Return condition ? x : y, quantized with ``q`` if set, and as integers or truth values of ``dtype`` otherwise."""
     condition = b.plain_tensor(condition)
     if q is not None:
         return select_elements(b, condition, _rescale_by_add(b, x, q), _rescale_by_add(b, y, q), q)
@@ -64,13 +64,13 @@ def check_where(condition: Any, x: Any, y: Any) -> Reason | None:
 def where(b: Builder, condition: Any, x: Any, y: Any, *, out: Result) -> QTensor:
     """out = condition ? x : y with broadcasting. TOSA SELECT, or MUL and ADD.
 
-    Exact except for the conversion to the scale of ``out``.
+    Only the conversion to the scale of ``out`` rounds.
     """
     return either(b, condition, x, y, out.q, out.dtype or "INT32")
 
 
 def _fill_rule(node: Any) -> QuantRule:
-    """Return the rule of a fill. A value above 1e4 in magnitude, such as -inf, is not calibrated."""
+    """Return the rule of a fill. A value with a magnitude above 1e4, such as -inf, is not calibrated."""
     value = node.args[2]
     value = value.meta["val"] if hasattr(value, "meta") else value
     return SAME_AS_INPUT if isinstance(value, (int, float)) and abs(value) > 1e4 else EACH_INPUT
@@ -90,9 +90,9 @@ def _fill_rule(node: Any) -> QuantRule:
     ],
 )
 def masked_fill(b: Builder, x: Any, mask: Any, value: Any, *, out: Result) -> QTensor:
-    """out = mask ? value : x with broadcasting. A value beyond the range of ``out`` becomes its end.
+    """out = mask ? value : x with broadcasting. A value outside the range of ``out`` is clamped.
 
-    A constant mask with a value at the low end of the range is one ADD of a constant.
+    A constant mask with a value at the low end of the range becomes one ADD of a constant.
     """
     q = out.q
     if q is not None and not q.is_float and not isinstance(value, QTensor):
@@ -104,9 +104,9 @@ def masked_fill(b: Builder, x: Any, mask: Any, value: Any, *, out: Result) -> QT
 
 
 def _add_mask(b: Builder, x: QTensor, mask: npt.NDArray[Any], out: QParams) -> QTensor:
-    """Return x with the lowest code of ``out`` at the mask, by a saturating ADD of a constant."""
+    """Return x with the lowest value of ``out`` at the mask, by a saturating ADD of a constant."""
     low, high = dtype_range(out.dtype)
-    unit = (high - low) * (x.qparams.step + out.step) / -low  # the constant's lowest code exceeds both ranges
+    unit = (high - low) * (x.qparams.step + out.step) / -low  # the lowest value of the constant exceeds both ranges
     depth = QParams((unit,), (0,), low, high, out.dtype)
     codes = np.where(mask, low, 0).astype(DTYPES[out.dtype])
     return emit_sum(b, "ADD", x, QTensor(b.const(codes, out.dtype, name="mask"), contiguous(codes.shape), depth), 1, out)

@@ -28,7 +28,7 @@ aten = torch.ops.aten
     samples=[Sample(I8(2, 3, 4, 5), [1, 0], [-1, 2])],
 )
 def movedim(s: AtenBuilder, x: Node, source: Sequence[int], destination: Sequence[int]) -> Any:
-    """out = x with dims ``source`` at ``destination``, and the others in order."""
+    """out = x with dims ``source`` moved to ``destination``. The other dims remain in order."""
     rank = len(shape_of(x))
     places = {d % rank: a % rank for a, d in zip(source, destination, strict=True)}
     rest = iter(d for d in range(rank) if d not in {a % rank for a in source})
@@ -76,7 +76,7 @@ def pixel_unshuffle(s: AtenBuilder, x: Node, factor: int) -> Any:
     samples=[Sample(I8(1, 6, 4, 4), 2)],
 )
 def channel_shuffle(s: AtenBuilder, x: Node, groups: int) -> Any:
-    """out[n,k*G+g] = x[n,g*K+k]: the channels [G*K] of x in the order of K, then G."""
+    """out[n,k*G+g] = x[n,g*K+k]: channels [G, K] of x become channels [K, G]."""
     n, c, *rest = shape_of(x)
     parts = s(aten.reshape.default, x, [n, groups, c // groups, *rest])
     return s(aten.reshape.default, s(aten.transpose.int, parts, 1, 2), [n, c, *rest])
@@ -158,7 +158,7 @@ def _swap(x: Any, first: int, second: int) -> list[int]:
     samples=[Sample(I8(2, 5), 0.5, False)],
 )
 def identity(b: Builder, x: QTensor, *_: Any, out: Result, **__: Any) -> QTensor:
-    """out = x: copies, and dropout in evaluation."""
+    """out = x, for copies, and for dropout in eval mode."""
     return b.to_qparams(x, out.q)
 
 

@@ -22,7 +22,7 @@ from ethorch.tosa.layout import around
 
 aten = torch.ops.aten
 
-#: Largest number of slices of a write on a target without GATHER. Vela takes a minute for them.
+#: Maximum number of slices for a write on a target without GATHER. Vela takes a minute for this number.
 _MOST_WITHOUT_GATHER = 4096
 
 
@@ -54,7 +54,7 @@ def _reverse(b: Builder, x: QTensor, dim: int) -> QTensor:
     samples=[Sample(I8(1, 3, 5, 4), [2, -1], [2, 3]), Sample(I8(3, 4), [5]), Sample(I8(2, 6), [3], [-1])],
 )
 def roll(b: Builder, x: QTensor, shifts: Sequence[int], dims: Sequence[int] = (), *, out: Result) -> QTensor:
-    """out = x shifted by ``shifts`` along ``dims``, cyclically. TOSA SLICE, CONCAT."""
+    """out = x shifted cyclically by ``shifts`` along ``dims``. TOSA SLICE, CONCAT."""
     full = x.shape
     if not dims:
         x, dims = b.view(x, (math.prod(full),)), [0]
@@ -83,7 +83,7 @@ def _sizes(extent: int, size: int) -> list[int]:
     samples=[Sample(I8(1, 7, 4, 3), 3, 1), Sample(I8(4, 6), 2, -1)],
 )
 def split(s: AtenBuilder, x: Node, sizes: int | Sequence[int], dim: int = 0) -> Any:
-    """out = slices of x along ``dim``, possibly with different scales."""
+    """out = slices of x along ``dim``, which can have different scales."""
     extent = shape_of(x)[dim]
     slices, start = [], 0
     for size in _sizes(extent, sizes) if isinstance(sizes, int) else sizes:
@@ -108,9 +108,9 @@ def unbind(s: AtenBuilder, x: Node, dim: int = 0) -> Any:
     samples=[Sample(I8(4, 6), [3, 8], [8, 1]), Sample(I8(4, 4), [3, 3], [1, 4], 1), Sample(I8(9), [4, 3], [2, 1])],
 )
 def as_strided(s: AtenBuilder, x: Node, size: Any, stride: Any, storage_offset: int | None = None) -> Any:
-    """out[i, j, ...] = element offset + i * stride[0] + j * stride[1] + ... of x: slices of the flat x.
+    """out[i, j, ...] = element offset + i * stride[0] + j * stride[1] + ... of x, by slices of the flattened x.
 
-    It is unchanged if x is not contiguous or elements are outside x.
+    The operator is not decomposed if x is not contiguous or an element is outside x.
     """
     if any(not isinstance(extent, int) for extent in (*size, *stride)) or 0 in size:
         return None
@@ -130,7 +130,7 @@ def as_strided(s: AtenBuilder, x: Node, size: Any, stride: Any, storage_offset: 
 
 @composite("aten.narrow.default", samples=[Sample(I8(2, 8, 3), 1, 2, 4), Sample(I8(2, 8, 3), 1, -3, 3)])
 def narrow(s: AtenBuilder, x: Node, dim: int, start: int, length: int) -> Any:
-    """out = x[start : start + length] along ``dim``; a negative start counts from the end."""
+    """out = x[start : start + length] along ``dim``. A negative ``start`` counts from the end."""
     start += shape_of(x)[dim] if start < 0 else 0
     return s(aten.slice.Tensor, x, dim, start, start + length)
 
@@ -142,7 +142,7 @@ def narrow(s: AtenBuilder, x: Node, dim: int, start: int, length: int) -> Any:
     samples=[Sample(I8(2, 9), 1, 3, 2), Sample(I8(1, 4, 6), -1, 2, 2), Sample(I8(7, 3), 0, 4, 1)],
 )
 def unfold(b: Builder, x: QTensor, dim: int, size: int, step: int, *, out: Result) -> QTensor:
-    """out[..., i, ..., k] = x[..., i * step + k, ...]: a slice per k and a CONCAT, or a view if windows are adjacent."""
+    """out[..., i, ..., k] = x[..., i * step + k, ...], by a slice for each k and a CONCAT, or by a view if windows are adjacent."""
     dim %= x.rank
     count = (x.shape[dim] - size) // step + 1
     order = [*range(dim + 1), *range(dim + 2, x.rank + 1), dim + 1]
@@ -159,7 +159,7 @@ def unfold(b: Builder, x: QTensor, dim: int, size: int, step: int, *, out: Resul
 def decompose_slice_scatter(
     s: AtenBuilder, x: Node, source: Node, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
 ) -> Any:
-    """Draw ``source`` if it replaces all of x."""
+    """Decompose the operator into a copy of ``source`` if ``source`` replaces all of x."""
     return s(aten.clone.default, source) if shape_of(source) == shape_of(x) and step == 1 else None
 
 
@@ -191,9 +191,9 @@ def slice_scatter(
 
 
 def overwrite_rows(b: Builder, x: QTensor, dim: int, places: Sequence[int], source: QTensor) -> QTensor:
-    """Return x with source[k] at places[k] along ``dim``. The last value for a position wins.
+    """Return x with source[k] at places[k] along ``dim``. If a position occurs several times, the last value is used.
 
-    It is slices and a CONCAT, or if these are too many, a fold for even spacing or a GATHER.
+    Emits slices and a CONCAT. If there would be too many slices, emits a fold for even spacing, or a GATHER.
     """
     holder = {place: k for k, place in enumerate(places)}
     count = source.shape[dim]
@@ -229,7 +229,7 @@ def _overwrite_evenly(b: Builder, x: QTensor, dim: int, start: int, step: int, s
 
 @composite("aten.select_scatter.default", samples=[Sample(I8(2, 4, 3), I8(2, 3, low=-1.0), 1, -2)])
 def select_scatter(s: AtenBuilder, x: Node, source: Node, dim: int, index: int) -> Any:
-    """out = x with ``source`` as x[index] along ``dim``."""
+    """out = x with ``source`` at x[index] along ``dim``."""
     index %= shape_of(x)[dim]
     return s(aten.slice_scatter.default, x, s(aten.unsqueeze.default, source, dim), dim, index, index + 1)
 
@@ -250,7 +250,7 @@ def slice_(
     *,
     out: Result,
 ) -> QTensor:
-    """out = x[start:end:step] along ``dim``. TOSA SLICE; a step is a SLICE of the folded axis."""
+    """out = x[start:end:step] along ``dim``. TOSA SLICE. A step becomes a SLICE of the folded axis."""
     return b.to_qparams(slice_strided(b, x, dim, start, end, step), out.q)
 
 
@@ -261,6 +261,6 @@ def slice_(
     samples=[Sample(I8(2, 6, 5), 1, -2), Sample(I8(4, 3), 0, 1)],
 )
 def select(b: Builder, x: QTensor, dim: int, index: int, *, out: Result) -> QTensor:
-    """out = x[index] along ``dim``, which is dropped. TOSA SLICE."""
+    """out = x[index] along ``dim``, which is removed. TOSA SLICE."""
     index %= x.shape[dim]
     return b.view(b.to_qparams(slice_strided(b, x, dim, index, index + 1, 1), out.q), out.shape)

@@ -1,4 +1,4 @@
-"""softmax, log_softmax and logsumexp, whose intermediate ranges need no calibration."""
+"""Lowerings of softmax, log_softmax and logsumexp. Intermediate ranges do not require calibration."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from ethorch.lower.ops.samples import I8, Sample
 from ethorch.lower.ops.spec import op
 from ethorch.tosa.ir import Value
 
-#: exp(-x) is 0 in 16 bits.
+#: Exponent x for which exp(-x) is 0 in 16 bits.
 _LOWEST_EXPONENT = 12.0
-#: Codes. A mask of -1e9 causes a step of thousands, so that exp(-step) is 0.
+#: Shortest span in input steps. A mask of -1e9 causes a step of thousands, so that exp(-step) is 0.
 _SHORT_SPAN = 16.0
-#: Code of 1. Products of two integers up to 255 are dense up to that of int8.
+#: Integer value that represents 1. Products of two integers up to 255 are dense up to the value for int8.
 _ONE_OF_INT8, _ONE_OF_INT16 = 128 * 255.0, 32767.0
-#: Ratio of the ends of each piece of a reciprocal's table. The error is up to 1/80 of a step of int8, 1/4 of int16.
+#: Ratio of the bounds of each section in the table of reciprocals. The error is up to 1/80 step for int8, and 1/4 step for int16.
 _RATIO_OF_INT8, _RATIO_OF_INT16 = 8.0, 4.0
-#: Ratios of a logarithm. If all elements of a row are equal, one step of the result is log(count) / 32767.
+#: The same ratios for logarithms. If all elements of a row are equal, one step of the result is log(count) / 32767.
 _RATIO_OF_LOG_INT8, _RATIO_OF_LOG_INT16 = 32.0, 4.0
 
 _SAMPLES = [
@@ -38,12 +38,12 @@ _SAMPLES = [
 
 @dataclass(frozen=True)
 class _Exponentials:
-    """exp(x - max over a dim), and its sums over that dim.
+    """The exponentials exp(x - max) over a dim, and their sums.
 
     Attributes:
-        codes: INT16, not negative.
-        code_of_one: Code of 1 in ``codes`` and ``sums``.
-        sums: INT32, exact.
+        codes: Nonnegative INT16 values.
+        code_of_one: Integer value that represents 1.0 in ``codes`` and ``sums``.
+        sums: Exact INT32 sums.
     """
 
     codes: Value
@@ -55,8 +55,8 @@ class _Exponentials:
 def _exponentials(b: Builder, x: QTensor, dim: int) -> _Exponentials:
     """Emit exp(x - max over ``dim``).
 
-    - int8: the product of two TABLEs of 8 bits, each with its own difference so that Vela fuses both.
-    - int16: an interpolated table of 15 bits.
+    - int8: multiplies two TABLEs of 8 bits, each with a separate difference so that Vela fuses both.
+    - int16: uses an interpolated table of 15 bits.
     """
     value, axis, dims = b.axis_of(x, dim)
     top = maximum_of(b, value, axis)
@@ -92,7 +92,7 @@ def _exponentials(b: Builder, x: QTensor, dim: int) -> _Exponentials:
 
 
 def _factors(products: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return two integers in 0..255 whose product is closest to each number in 0..128 * 255."""
+    """Return, for each number in 0..128 * 255, two integers in 0..255 whose product is closest to the number."""
     first = np.arange(1.0, 256.0)[:, None]
     second = np.clip(np.rint(products / first), 0, 255)
     best = np.argmin(np.abs(first * second - products), axis=0)
@@ -100,7 +100,7 @@ def _factors(products: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64]
 
 
 def _emit_constant(b: Builder, value: Value, code: int, out: QParams) -> Value:
-    """Return ``code`` in the shape of ``value``. Vela supports constants only as operands."""
+    """Return a tensor with the shape of ``value``, filled with ``code``. Vela supports constants only as operands."""
     nothing = b.emit("MUL", b.rescale(value, 1.0, dtype="INT32"), b.const(np.zeros((1,) * value.rank, np.int32)), shift=0)
     codes = b.emit("ADD", nothing, b.const(np.full((1,) * value.rank, code, np.int32)))
     return b.rescale(codes, 1.0, dtype=out.dtype)
@@ -122,8 +122,8 @@ def softmax_of_floats(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, ou
 def softmax(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, out: Result) -> QTensor:
     """out = exp(x - max) / sum over ``dim`` of exp(x - max).
 
-    Exponentials and the reciprocal of a sum have 15 bits (for int16 the reciprocal 16). Bound for int16: the result has 16 bits.
-    A quotient above four times the range of ``out`` saturates.
+    Exponentials and reciprocals of sums have 15 bits, except int16 reciprocals, which have 16. The error bound for int16 is larger
+    because the result has 16 bits. A quotient above four times the range of ``out`` saturates.
     """
     value, axis, dims = b.axis_of(x, dim)
     q, count, int8 = out.qparams, float(value.shape[axis]), value.dtype == "INT8"
@@ -132,7 +132,7 @@ def softmax(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, out: Result)
     e = _exponentials(b, x, dim)
     least = min(max(1.0, 1 / (4 * q.step * (q.qmax - q.zp))), count)
     bounds = [bound * e.code_of_one for bound in geometric_bounds(least, count, _RATIO_OF_INT8 if int8 else _RATIO_OF_INT16)]
-    unit = 1 / least / (32767 if int8 else 65535)  # so that code times reciprocal stays below 2**31
+    unit = 1 / least / (32767 if int8 else 65535)  # so that exponential times reciprocal remains below 2**31
     reciprocal = tabulate(b, e.sums, lambda v: e.code_of_one / v, bounds, unit, dtype="INT16" if int8 else "INT32")
     acc = b.emit("MUL", *(b.rescale(part, 1.0, dtype="INT32") for part in (e.codes, reciprocal)), shift=0)
     return QTensor(b.requantize(acc, unit / e.code_of_one, q), dims, q)
@@ -151,7 +151,7 @@ def log_softmax_of_floats(b: Builder, x: QTensor, dim: int, dtype: Any = None, *
     also={"aten._log_softmax.default": lambda x, dim, half_to_float=False: ((x, dim), {})},
 )
 def log_softmax(b: Builder, x: QTensor, dim: int, dtype: Any = None, *, out: Result) -> QTensor:
-    """out = x - max - log(sum over ``dim`` of exp(x - max)), the sum as in softmax."""
+    """out = x - max - log(sum over ``dim`` of exp(x - max)). The sum is computed as in softmax."""
     value, axis, dims = b.axis_of(x, dim)
     q = out.qparams
     if value.shape[axis] == 1:
@@ -185,7 +185,7 @@ def logsumexp_of_floats(b: Builder, x: QTensor, dim: Any, keepdim: bool = False,
     samples=[Sample(I8(2, 4, 30), [-1]), Sample(I8(6, 9, 5), [1], True), Sample(I8(8, 4, 4), [1, 2]), Sample(I8(1, 4, 4), [0])],
 )
 def logsumexp(b: Builder, x: QTensor, dim: Any, keepdim: bool = False, *, out: Result) -> QTensor:
-    """out = log of the sum over ``dim`` of exp(x), the sum as in softmax."""
+    """out = log(sum over ``dim`` of exp(x)). The sum is computed as in softmax."""
     reduced = sorted(d % x.rank for d in ([dim] if isinstance(dim, int) else dim))
     others = [d for d in range(x.rank) if d not in reduced]
     rows = math.prod(x.shape[d] for d in others)

@@ -1,4 +1,4 @@
-"""Sorting, ranks and positions among boundaries, by a topk on the CPU if not supported."""
+"""Sorting, ranks and positions among boundaries. Unsupported sizes become a topk on the CPU."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from ethorch.tosa.ir import FLOATS, Value
 
 aten = torch.ops.aten
 
-#: Longest dim that is sorted, by 63 comparisons of two operations.
+#: Longest dim that is sorted, by 63 comparisons of two operations each.
 _LONGEST = 16
-#: Largest number of comparisons with boundaries.
+#: Maximum number of comparisons with boundaries.
 _MOST_COMPARISONS = 1 << 24
 
 
 def comparisons(count: int) -> Iterator[tuple[int, int]]:
-    """Iterate over pairs of positions that sort ``count`` values: Batcher's merge exchange (Knuth, 5.2.2, algorithm M)."""
+    """Iterate over the compare-exchange pairs that sort ``count`` values: Batcher's merge exchange (Knuth, 5.2.2, algorithm M)."""
     run = 1
     while run < count:
         distance = run
@@ -45,7 +45,7 @@ def comparisons(count: int) -> Iterator[tuple[int, int]]:
 
 
 def _select_ranks(b: Builder, x: QTensor, dim: int, ranks: Sequence[int]) -> list[QTensor]:
-    """Return the values of these ranks along ``dim`` (0: smallest), each with extent 1."""
+    """Return the values with the given ranks along ``dim`` (0: smallest), each with size 1."""
     value, axis, dims = b.axis_of(x, dim)
     columns = [b.slice_axis(value, axis, place, 1) for place in range(value.shape[axis])]
     needed, steps = set(ranks), list[tuple[int, int, bool, bool]]()
@@ -90,9 +90,9 @@ def decompose_sort(s: AtenBuilder, x: Node, dim: int = -1, descending: bool = Fa
     ],
 )  # fmt: skip
 def sort(b: Builder, x: QTensor, dim: int = -1, descending: bool = False, *, out: Result) -> QTensor:
-    """out = x sorted along ``dim``, exact. TOSA MINIMUM, MAXIMUM.
+    """out = x sorted along ``dim``, without rounding. TOSA MINIMUM, MAXIMUM.
 
-    More than 16 elements, or used indices, are a topk on the CPU.
+    More than 16 elements, or used indices, require a topk on the CPU.
     """
     ranks = range(x.shape[dim])
     return b.to_qparams(b.concat(_select_ranks(b, x, dim, ranks[::-1] if descending else ranks), dim), out.q)
@@ -120,9 +120,9 @@ def decompose_kthvalue(s: AtenBuilder, x: Node, k: int, dim: int = -1, keepdim: 
     samples=[Sample(I8(2, 3, 8), 3), Sample(I8(5, 6, 2), 6, 1, True), Sample(Ints(4, 7), 1, 0)],
 )
 def kthvalue(b: Builder, x: QTensor, k: int, dim: int = -1, keepdim: bool = False, *, out: Result) -> QTensor:
-    """out = k-th smallest value along ``dim``, exact. TOSA MINIMUM, MAXIMUM.
+    """out = k-th smallest value along ``dim``, without rounding. TOSA MINIMUM, MAXIMUM.
 
-    More than 16 elements, or a used index, are a topk on the CPU.
+    More than 16 elements, or a used index, require a topk on the CPU.
     """
     (ranked,) = _select_ranks(b, x, dim, [k - 1])
     return b.view(b.to_qparams(ranked, out.q), out.shape)
@@ -141,7 +141,7 @@ def decompose_median(s: AtenBuilder, x: Node, dim: int, keepdim: bool = False) -
     samples=[Sample(I8(2, 3, 9), -1), Sample(I8(4, 6, 5), 1, True), Sample(Ints(4, 7), 0)],
 )
 def median(b: Builder, x: QTensor, dim: int, keepdim: bool = False, *, out: Result) -> QTensor:
-    """out = median of x along ``dim``, the lower one of an even number. See ``kthvalue``. TOSA MINIMUM, MAXIMUM."""
+    """out = median of x along ``dim``, the lower median for an even number. See ``kthvalue``. TOSA MINIMUM, MAXIMUM."""
     (ranked,) = _select_ranks(b, x, dim, [(x.shape[dim] - 1) // 2])
     return b.view(b.to_qparams(ranked, out.q), out.shape)
 
@@ -155,7 +155,7 @@ def median_all(s: AtenBuilder, x: Node) -> Any:
     return s.results(aten.median.dim, flat, 0)[0]
 
 
-#: Interpolation -> function from the fraction of the rank to the weight of the upper neighbour.
+#: For each interpolation, the weight of the upper neighbor as a function of the fraction of the rank.
 _SHARES: dict[str, Callable[[float], float]] = {
     "linear": lambda fraction: fraction,
     "lower": lambda fraction: 0.0,
@@ -174,7 +174,7 @@ _SHARES: dict[str, Callable[[float], float]] = {
 def quantile(
     s: AtenBuilder, x: Node, q: float, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear"
 ) -> Any:
-    """out = quantile ``q`` of x along ``dim``: a sorted value, or an interpolation between two."""
+    """out = quantile ``q`` of x along ``dim``, a sorted value or an interpolation between two sorted values."""
     shape = list(shape_of(x))
     reduced_shape = [1] * len(shape) if dim is None else [1 if k == dim % len(shape) else extent for k, extent in enumerate(shape)]
     if dim is None:
@@ -193,15 +193,15 @@ def check_bucketize(x: Any, boundaries: Any, out_int32: bool = False, right: boo
     if not isinstance(x, QTensor) or not isinstance(boundaries, np.ndarray):
         return Reason(
             "bucketize.operand",
-            f"the input is {type(x).__name__} and the boundaries are {type(boundaries).__name__}; expected a quantized tensor or "
-            "integers, and constants",
+            "expected a quantized or integer input and constant boundaries, got "
+            f"{type(x).__name__} and {type(boundaries).__name__}",
             "Quantize the model with EthosUQuantizer, which supports computed boundaries.",
         )
     if (x.is_integer or x.qparams.dtype != "INT8") and math.prod(x.shape) * boundaries.size > _MOST_COMPARISONS:
         return Reason(
             "bucketize.comparisons",
-            f"{math.prod(x.shape)} elements times {boundaries.size} boundaries; expected at most {_MOST_COMPARISONS} comparisons",
-            "Quantize the module to int8, which uses a table, or process the elements in parts.",
+            f"expected at most {_MOST_COMPARISONS} comparisons, got {math.prod(x.shape)} elements x {boundaries.size} boundaries",
+            "Quantize the operator's module to int8, which uses a table, or split the input into smaller tensors.",
         )
     return None
 
@@ -239,7 +239,7 @@ def _count_less(s: AtenBuilder, x: Node, rows: Node, out_int32: bool, right: boo
     ],
 )
 def bucketize(b: Builder, x: QTensor, boundaries: Any, *, out: Result, out_int32: bool = False, right: bool = False) -> QTensor:
-    """out = number of boundaries below x, or not above it (``right``), exact. TOSA TABLE, GREATER.
+    """out = number of boundaries that are less than x (or at most x, if ``right``). TOSA TABLE, GREATER.
 
     int16 and plain integers are compared with each boundary.
     """
@@ -266,7 +266,7 @@ def searchsorted(
     s: AtenBuilder, boundaries: Node, x: Node, *, out_int32: bool = False, right: bool = False, side: str | None = None,
     sorter: Any = None,
 ) -> Any:  # fmt: skip
-    """out = number of boundaries below x, or not above it (``right``): a bucketize of one row, or comparisons and a sum."""
+    """out = number of boundaries that are less than x (or at most x, if ``right``), by a bucketize, or comparisons and a sum."""
     if sorter is not None:
         return None
     right = right or side == "right"

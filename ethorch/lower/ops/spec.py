@@ -1,26 +1,26 @@
-"""OpSpec, the decorators that create it, and the table ``OPS``.
+"""The operator specification ``OpSpec``, the decorators that create it, and the table ``OPS``.
 
 Contract of a lowering, ``lower(b, *aten_args, out, **aten_keywords) -> QTensor``:
 
 - Arguments follow the canonical ATen schema. A tensor is a QTensor; a constant that is not quantized is a NumPy array.
-- Inputs and outputs are codes of quantized tensors, plain integers, or truth values. The result has the shape ``out.shape``
-  and the QParams ``out.q``, those of the node's quantize user, also after operators marked ``absorbs``.
-- Without ``out.q``, the result is plain integers or truth values of ``out.dtype``. INT32 in place of INT8 or INT16 is wrapped
-  afterwards. An operator that requires QParams reads ``out.qparams``, which otherwise refuses the node.
-- It changes only ``b``. The walk stamps origins and checks shape and QParams.
-- It raises Unsupported if the target or TOSA cannot express the operator. Any other exception is a defect.
+- Inputs and outputs are quantized tensors, plain integers or truth values. The result has the shape ``out.shape`` and the
+  parameters ``out.q`` of the quantize node that reads it, directly or after operators marked ``absorbs``.
+- If ``out.q`` is not set, the result is plain integers or truth values of ``out.dtype``. INT32 in place of INT8 or INT16 is
+  wrapped afterwards. An operator that requires parameters reads ``out.qparams``, which refuses the node if they are missing.
+- A lowering changes only ``b``. ``Walk`` records origins and checks shapes and parameters.
+- A lowering raises Unsupported if the target or TOSA cannot express the operator. Any other exception is a defect.
 
 A lowering of floats (``OpSpec.floats``) reads floats, plain integers and constants. ``out.q`` is ``float_qparams(out.dtype)`` or
-None. The result may be a FloatTensor or any float dtype, which is then cast. Without it, ``lower`` is called with floats as codes.
+None. The result is a FloatTensor or has any float dtype, and is then cast. If ``floats`` is not set, ``lower`` reads floats.
 
-``OpSpec.bound`` and ``bound16`` are the largest differences from fake-quantized PyTorch over all samples, which
-``python -m tests.helpers.ladder NAME [--int16]`` prints. The documentation must justify a bound above 1. Reasons for one:
+``OpSpec.bound`` and ``bound16`` are error bounds, the largest differences from fake-quantized PyTorch over all samples.
+``python -m tests.helpers.ladder NAME [--int16]`` prints them. The docstring must justify a bound above 1. Possible reasons:
 
-- PyTorch may round a half in the other direction: 1 for a single rounding.
-- A composite rounds several times. In int8, 1 is mostly enough; in int16 about the number of operators in a row, more if one is
-  steep.
+- PyTorch can round a half in the other direction, which requires 1 for a single rounding.
+- A composite rounds several times. For int8, 1 is usually enough; for int16, the bound is about the number of consecutive
+  operators, or more if an operator is steep.
 - An int16 table is interpolated between 513 entries.
-- A function that jumps may need the height of a jump if its input was rounded.
+- A function that jumps can require the height of a jump if its input was rounded.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ethorch.lower.ops.quant_rules import EACH_INPUT, NOT_QUANTIZED, QuantRule
 from ethorch.lower.ops.samples import I8, Sample
 from ethorch.support.errors import Reason
 
-#: A rule, or a function from the FX node to its rule.
+#: A rule, or a function that returns the rule for an FX node.
 Rule = QuantRule | Callable[[Any], QuantRule]
 Adapter = Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]
 Kind = Literal["operator", "table", "composite"]
@@ -50,25 +50,25 @@ class OpSpec:
     """A PyTorch operator on the NPU.
 
     Attributes:
-        names: ATen names, the canonical one first. In-place forms are found by the name without underscore.
+        names: ATen names, the canonical name first. In-place forms are found by the name without underscore.
         kind: ``operator`` has a lowering, ``composite`` is always decomposed, and ``table`` is a lookup table.
         quant: Quantization rule.
         doc: Documentation. The first paragraph describes the result.
         source: File and line of the definition, relative to ``ethorch/``.
-        lower: Lowering, as described above. None for a composite and for an operator that is always a table.
-        check: Function that returns the Reason why TOSA cannot express these arguments, or None.
-        floats: ``floats(b, *aten_args, out) -> FloatTensor | QTensor``: lowering of floats, if ``lower`` does not support them.
-        decompose: ``decompose(s, *aten_args) -> Node | Sequence[Node | None] | None``: draws other operators on the AtenBuilder
-            ``s`` before annotation, to calibrate intermediate results. None leaves the operator unchanged.
+        lower: Lowering, as described above, or None for a composite and for an operator that is always a table.
+        check: Function that returns the reason why TOSA cannot express the arguments, or None if TOSA can.
+        floats: ``floats(b, *aten_args, out) -> FloatTensor | QTensor``, the lowering of floats if ``lower`` does not accept floats.
+        decompose: ``decompose(s, *aten_args) -> Node | Sequence[Node | None] | None``, which inserts other operators with the
+            AtenBuilder ``s`` before annotation, to calibrate intermediate results. None leaves the operator unchanged.
         decomposes_integers: Whether ``decompose`` is also called for integer results.
-        adapters: Spelling -> function from its arguments to canonical ones.
-        absorbs: Whether it is free after an operator with its own output scale (clamps, no-ops).
+        adapters: For each other spelling, a function that converts the arguments to canonical arguments.
+        absorbs: Whether the operator is free after an operator with its own output scale (clamps, no-ops).
         pointwise: Whether each output element depends on one element of each input. A chain on one input becomes one TABLE.
         moves: Whether the result contains each input element exactly once.
         homogeneous: Number of last axes over which s must be constant so that f(s x) = s f(x) for any s > 0, or None if never.
         steps: Whether the function jumps, so that an int16 table must not be interpolated.
-        truths: Whether its operands are truth values.
-        int32: Whether its lowering supports int32 activations.
+        truths: Whether the operands are truth values.
+        int32: Whether the lowering supports int32 activations.
         needs: TOSA operator that reads a computed index.
         samples: Calls for tests and documentation.
         bound, bound16: Largest difference from fake-quantized PyTorch in int8 and int16, in steps of the output.
@@ -99,10 +99,10 @@ class OpSpec:
 
     @cached_property
     def tensors(self) -> frozenset[int]:
-        """Positions of tensor arguments, including sequences of tensors."""
+        """The positions of tensor arguments, including sequences of tensors."""
         if self.lower is None:
             return frozenset()
-        parameters = list(inspect.signature(self.lower).parameters.values())[1:]  # no builder
+        parameters = list(inspect.signature(self.lower).parameters.values())[1:]  # without the builder
         return frozenset(k for k, p in enumerate(parameters) if p.annotation in ("QTensor", "Sequence[QTensor]"))
 
     @property
@@ -119,21 +119,21 @@ class OpSpec:
 
     @property
     def table_dtypes(self) -> tuple[str, ...]:
-        """TOSA dtypes of an input whose chain may be a TABLE."""
+        """The TOSA dtypes of an input whose chain can become a TABLE."""
         if not self.pointwise:
             return ()
         return ("INT8",) if self.steps or (self.kind == "table" and self.lower is not None) else ("INT8", "INT16")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         function = self.decompose if self.kind == "composite" else self.lower
-        assert function is not None, f"{self.name} has no lowering besides its table"
+        assert function is not None, f"{self.name} is lowered only to a table"
         return function(*args, **kwargs)
 
     def rule(self, node: Any) -> QuantRule:
         return self.quant if isinstance(self.quant, QuantRule) else self.quant(node)
 
     def canonical(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Convert the arguments of spelling ``name`` to the canonical ones."""
+        """Convert the arguments of spelling ``name`` to canonical arguments."""
         adapter = self.adapters.get(name)
         return adapter(*args, **kwargs) if adapter else (args, kwargs)
 
@@ -172,7 +172,7 @@ def op(
 ) -> Callable[[Callable[..., Any]], OpSpec]:
     """Register a function as the lowering of ``names``.
 
-    ``doc`` replaces its docstring, and ``also`` is ``OpSpec.adapters``. Other arguments are fields of OpSpec.
+    ``doc`` replaces the function's docstring, and ``also`` sets ``OpSpec.adapters``. Other arguments are fields of OpSpec.
     """
 
     def decorate(lower: Callable[..., Any]) -> OpSpec:
@@ -241,7 +241,7 @@ def _source(function: Callable[..., Any]) -> str:
     return f"{code.co_filename.rpartition('/ethorch/')[2]}:{code.co_firstlineno}"
 
 
-#: Shapes of the samples of tables, selected by the operator's name.
+#: Sample shapes for table operators, selected by the operator's name.
 _TABLE_SHAPES = ((211,), (3, 71), (2, 5, 21), (1, 8, 5, 5), (2, 3, 1, 5, 7), (1, 2, 3, 2, 3, 6))
 
 
@@ -260,14 +260,14 @@ def table_op(
     lower: Callable[..., Any] | None = None,
     decompose: Callable[..., Any] | None = None,
 ) -> OpSpec:
-    """Register an operator of one tensor as a lookup table, computed by running it.
+    """Register an operator on one tensor as a lookup table, computed by running the operator.
 
     Args:
-        floats: TOSA operator for floats, or a formula of a FloatTensor and the further arguments.
-        lower: Lowering of int16 inputs if the function jumps or consists of few exact operators.
-        low, high: Range of the samples' inputs.
-        calls: Arguments or keywords after the tensor, one per sample.
-        decompose: Decomposition for integers, None for floats.
+        floats: TOSA operator for floats, or a formula of a FloatTensor and the remaining arguments.
+        lower: Lowering of int16 inputs if the function jumps or consists of a few exact operators.
+        low, high: Range of the sample inputs.
+        calls: Arguments or keywords after the tensor, one entry for each sample.
+        decompose: Decomposition for integers. It must return None for floats.
     """
     caller = inspect.currentframe()
     assert caller is not None and caller.f_back is not None

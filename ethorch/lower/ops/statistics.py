@@ -1,4 +1,4 @@
-"""Variance, standard deviation, norms, cosine similarity."""
+"""Variances, standard deviations, norms and cosine similarities."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ aten = torch.ops.aten
 
 
 def _squares(b: Builder, x: QTensor, dims: Sequence[int], centred: bool) -> tuple[Value, float]:
-    """Return (INT32 sum over ``dims`` of squares, of x or of deviations; its unit in squared codes)."""
+    """Return the INT32 sum over ``dims`` of the squares of x or its deviations, and the unit of the sum in squared input steps."""
     axes = [axis for d in dims for axis in x.dims[d] if x.value.shape[axis] > 1]
     codes = x.qparams.code_count
     if not centred:
@@ -49,16 +49,16 @@ def _squares(b: Builder, x: QTensor, dims: Sequence[int], centred: bool) -> tupl
 
 
 def _root(b: Builder, square: Value, unit: float, largest: float, out: QParams) -> Value:
-    """Emit sqrt(square * unit), at most sqrt(largest), in codes of ``out``, by tables from half of its step on."""
+    """Emit sqrt(square * unit), at most sqrt(largest), quantized with ``out``, by tables."""
     highest = largest / unit
     largest = min(largest, (max(out.qmax - out.zp, 1) * out.step * 1.01) ** 2)  # larger roots saturate
-    largest = max(largest, 16 * unit)  # the roots of all pieces must fit
+    largest = max(largest, 16 * unit)  # the roots of all sections must fit
     lowest = max((out.step / 4) ** 2, largest * 2.0**-34)
-    # Lines between 511 entries over v to v * ratio have an error of ((ratio - 1) / 511)**2 / 32 of sqrt(v), at v.
+    # Interpolation with 511 intervals from v to v * ratio has a relative error of ((ratio - 1) / 511)**2 / 32 at v.
     ratio = 64.0 if out.dtype == "INT8" else 8.0
     bounds = [0.0, *(bound / unit for bound in geometric_bounds(lowest, largest, ratio))]
     fraction = math.sqrt(largest) / 2.0**22
-    int16 = out.dtype == "INT16"  # a table of all roots may have the same step
+    int16 = out.dtype == "INT16"  # a table of all roots can have the step of ``out``
     root = tabulate(b, square, lambda v: np.sqrt(np.maximum(v, 0) * unit), bounds, fraction, from_middle=int16, highest=highest)
     return b.requantize(root, fraction, out)
 
@@ -91,7 +91,7 @@ def var_of_floats(
     also={"aten.var.dim": _convert_unbiased, "aten.var.default": lambda x, unbiased=True: _convert_unbiased(x, None, unbiased)},
 )
 def var(b: Builder, x: QTensor, dim: Any = None, *, out: Result, correction: float | None = 1, keepdim: bool = False) -> QTensor:
-    """out = sum of (x - mean)**2 over ``dim`` / (N - correction), sums exact, rounded once."""
+    """out = sum of (x - mean)**2 over ``dim`` / (N - correction). Sums are exact, and the result is rounded once."""
     dims, step = all_dims(x, dim), x.qparams.step
     count = math.prod(x.shape[d] for d in dims) - (1 if correction is None else correction)
 
@@ -118,9 +118,9 @@ def std_of_floats(
     also={"aten.std.dim": _convert_unbiased, "aten.std.default": lambda x, unbiased=True: _convert_unbiased(x, None, unbiased)},
 )
 def std(b: Builder, x: QTensor, dim: Any = None, *, out: Result, correction: float | None = 1, keepdim: bool = False) -> QTensor:
-    """out = root of the variance over ``dim``: the sum exact, the root from tables.
+    """out = root of the variance over ``dim``. The sum is exact, and the root is read from tables.
 
-    Bound for int16: the tables have 15 bits.
+    The error bound for int16 is larger because the tables have 15 bits.
     """
     dims, step = all_dims(x, dim), x.qparams.step
     count = math.prod(x.shape[d] for d in dims) - (1 if correction is None else correction)
@@ -135,8 +135,8 @@ def std(b: Builder, x: QTensor, dim: Any = None, *, out: Result, correction: flo
 
 
 def check_vector_norm(x: Any, ord: float = 2, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Reason | None:
-    way_out = "Write it as x.abs().pow(order).sum(dim).pow(1 / order)."
-    return None if ord == 2 else Reason("vector_norm.order", f"order {ord}; expected 1, 2 or infinity", way_out)
+    way_out = "Use x.abs().pow(order).sum(dim).pow(1 / order)."
+    return None if ord == 2 else Reason("vector_norm.order", f"expected order 1, 2 or infinity, got {ord}", way_out)
 
 
 def decompose_vector_norm(
@@ -185,9 +185,9 @@ def vector_norm_of_floats(
 def vector_norm(
     b: Builder, x: QTensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, out: Result
 ) -> QTensor:
-    """out = root of the sum of x**2 over ``dim``: the sum exact, the root from tables.
+    """out = root of the sum of x**2 over ``dim``. The sum is exact, and the root is read from tables.
 
-    Orders 1 and infinity are decomposed. Bound for int16: the tables have 15 bits.
+    Orders 1 and infinity are decomposed. The error bound for int16 is larger because the tables have 15 bits.
     """
     dims, codes = all_dims(x, dim), x.qparams.code_count
     step, count = x.qparams.step, math.prod(x.shape[d] for d in dims)
@@ -202,7 +202,7 @@ def vector_norm(
 
 @composite("aten.var_mean.correction", samples=_VARIANCE)
 def var_mean(s: AtenBuilder, x: Node, dim: Any = None, *, correction: float | None = 1, keepdim: bool = False) -> list[Node]:
-    """out = (variance of x over ``dim``, its mean)."""
+    """out = (variance of x over ``dim``, mean of x over ``dim``)."""
     variance = s(aten.var.correction, x, dim, correction=1 if correction is None else correction, keepdim=keepdim)
     dims = list(range(len(shape_of(x)))) if dim is None else dim
     return [variance, s(aten.mean.dim, x, dims, keepdim)]
@@ -215,9 +215,9 @@ def var_mean(s: AtenBuilder, x: Node, dim: Any = None, *, correction: float | No
     samples=[Sample(I8(24, 16), I8(24, 16, low=-1.0)), Sample(I8(2, 6, 5), I8(2, 6, 5), 1)],
 )
 def cosine_similarity(s: AtenBuilder, x: Node, y: Node, dim: int = 1, eps: float = 1e-8) -> Any:
-    """out = sum of x * y over ``dim`` / (norm of x * norm of y): the mean of a product of two RMS norms.
+    """out = sum of x * y over ``dim`` / (norm of x * norm of y), by the mean of a product of two RMS norms.
 
-    Bounds: three roundings.
+    The error bound is three roundings.
     """
     parts = []
     shape = torch.broadcast_shapes(shape_of(x), shape_of(y))

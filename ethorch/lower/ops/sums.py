@@ -18,19 +18,19 @@ from ethorch.lower.ops.spec import op
 from ethorch.tosa.ir import Value
 from ethorch.tosa.layout import join_axes
 
-#: Bits of the magnitude of a code without its zero point.
+#: Bits of the magnitude of an integer value minus its zero point.
 _MAGNITUDE_BITS = {"INT8": 8, "INT16": 15}
-#: Smallest map whose mean is cheapest as an average of column sums. Vela's cycles of 14x14x96: 5,674 (REDUCE_SUM: 9,496) on
+#: Smallest feature map whose mean is cheapest as an average of column sums. Vela cycles for 14x14x96: 5,674 (REDUCE_SUM: 9,496) on
 #: u55-128, 5,003 (AVG_POOL2D: 6,217) on u85-256.
 _LARGE_MAP = 100
-#: Largest kernel of a convolution and window of an AVG_POOL2D in one direction (Vela SUPPORTED_OPS).
+#: Largest kernel of a convolution, and largest window of an AVG_POOL2D, along one axis (Vela SUPPORTED_OPS).
 _KERNEL, _WINDOW = 64, 256
 
 
 def sum_over(b: Builder, x: QTensor, dims: Sequence[int], out: QParams, factor: float) -> QTensor:
-    """Return factor * sum of x over ``dims``, which keep extent 1: exact in int32, rounded once.
+    """Return factor * sum of x over ``dims``, computed exactly in int32 and rounded once. Reduced dims have size 1.
 
-    If it could exceed int32, e.g. 65536 elements of int16, partial sums are added without their lowest bits.
+    If the sum can exceed int32, e.g. for 65536 elements of int16, partial sums are added without their lowest bits.
     """
     if out.is_float:
         total = (FloatTensor.of(b, x).sum(dims) * factor).t
@@ -56,7 +56,7 @@ def _sum_within_int32(b: Builder, acc: Value, axis: int, unit: float, magnitude:
     if extent * magnitude >= 1 << 31:
         most = ((1 << 31) - 1) // magnitude
         first = next(n for n in range(most, 0, -1) if extent % n == 0)
-        if first < most // 8:  # many roundings of halves up would drift
+        if first < most // 8:  # rounding many halves up would add a bias
             parts = -(-extent // most)
             first = -(-extent // parts)
             padding = [0] * (2 * acc.rank)
@@ -72,13 +72,13 @@ def _sum_within_int32(b: Builder, acc: Value, axis: int, unit: float, magnitude:
 
 
 def mean_over(b: Builder, x: QTensor, dims: Sequence[int], out: QParams, factor: float = 1.0) -> QTensor:
-    """Return factor * mean of x over ``dims``, which keep extent 1, by the first method that applies.
+    """Return factor * mean of x over ``dims``, by the first method that applies. Reduced dims have size 1.
 
-    - An int8 map of up to 256 x 256 to another scale, if large or if the target prefers AVG_POOL2D and the scale is finer:
-      ``_average_sums``.
-    - Any other int8 map on such a target: AVG_POOL2D and RESCALE, which round twice.
-    - A map to the scale of x: AVG_POOL2D.
-    - Others: ``sum_over``, rounded once.
+    - ``_average_sums``: for an int8 map of up to 256 x 256 to another scale, if the map is large, or if the target prefers
+      AVG_POOL2D and the scale is finer.
+    - AVG_POOL2D and RESCALE, which round twice: for any other int8 map on such a target.
+    - AVG_POOL2D: for a map to the scale of x.
+    - ``sum_over``, which rounds once: for all other tensors.
     """
     step = x.qparams.step * factor
     same = (step, out.zero_point, out.dtype) == (out.step, x.qparams.zero_point, x.qparams.dtype) and factor == 1.0
@@ -99,9 +99,9 @@ def mean_over(b: Builder, x: QTensor, dims: Sequence[int], out: QParams, factor:
 
 
 def _average_sums(b: Builder, value: Value, step: float, zp: int, out: QParams) -> Value:
-    """Return the mean of an int8 [N,H,W,C] in units of ``step`` from exact INT16 sums of its columns.
+    """Return the mean of an int8 [N,H,W,C] with scale ``step``, from exact INT16 sums of columns.
 
-    An AVG_POOL2D averages them if that is exact to an eighth of a step of ``out``. Otherwise they are summed.
+    An AVG_POOL2D averages the sums if the mean is exact to an eighth of a step of ``out``. Otherwise the sums are added.
     """
     batch, height, width, channels = value.shape
     axis = 1 if height > 1 else 2
@@ -152,10 +152,10 @@ def _average_sums(b: Builder, value: Value, step: float, zp: int, out: QParams) 
     ],
 )
 def mean(b: Builder, x: QTensor, dim: Any = None, keepdim: bool = False, *, out: Result, dtype: Any = None) -> QTensor:
-    """out = mean of x over ``dim``, the sum exact, rounded once.
+    """out = mean of x over ``dim``. The sum is exact, and the mean is rounded once.
 
-    The mean of a large map is first rounded to an eighth of a step. Bound: if the target prefers AVG_POOL2D, that of a small map
-    is first rounded to the step of x, unless that is coarser.
+    The mean of a large feature map is first rounded to an eighth of a step. The error bound covers targets that prefer AVG_POOL2D,
+    which first round the mean of a small feature map to the step of x, unless that step is coarser.
     """
     return b.view(mean_over(b, x, all_dims(x, dim), out.qparams), out.shape)
 
@@ -179,7 +179,7 @@ def sum_of_floats(b: Builder, x: QTensor, dim: Any = None, keepdim: bool = False
     ],
 )
 def sum_(b: Builder, x: QTensor, dim: Any = None, keepdim: bool = False, *, out: Result, dtype: Any = None) -> QTensor:
-    """out = sum of x over ``dim``, exact in int32, rounded once; plain integers to int32. TOSA REDUCE_SUM."""
+    """out = sum of x over ``dim``, computed exactly in int32 and rounded once. Plain integers become int32. TOSA REDUCE_SUM."""
     if out.q is None:
 
         def total(rows: QTensor) -> QTensor:

@@ -1,9 +1,10 @@
-"""Elementwise functions of one tensor. A chain of them with constants is one TABLE.
+"""Elementwise functions of one tensor. A chain of such functions with constants becomes one TABLE.
 
 - int8: 256 entries, computed by running the functions.
 - int16: 513 interpolated entries, or a sum of such tables for a steep or jumping function.
 
-Where a function is undefined, like the log of a negative code, the table repeats its nearest value. Infinities saturate.
+If a function is undefined for a value, e.g. the log of a negative number, the table repeats the nearest valid entry. Infinities
+saturate.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ethorch.lower.ops.samples import I8, Sample
 from ethorch.lower.ops.spec import table_op
 from ethorch.tosa.ir import Value
 
-# --- piecewise polynomials of int16: exact, and cheaper than interpolated tables -----------------------------------
+# --- piecewise polynomials for int16, exact and cheaper than interpolated tables -----------------------------------
 
 
 def _hardsigmoid(b: Builder, x: QTensor, unit: float) -> Value:
@@ -73,9 +74,12 @@ table_op(
     floats=lambda x: x * (x + 3).clamp(0, 6) / 6,
 )
 table_op(
-    "aten.gelu.default", doc="x * P(X <= x), X standard normal; or by tanh", calls=[(), {"approximate": "tanh"}], floats=f.gelu
+    "aten.gelu.default",
+    doc="x * P(X <= x) for a standard normal X, or a tanh approximation",
+    calls=[(), {"approximate": "tanh"}],
+    floats=f.gelu,
 )
-table_op("aten.elu.default", doc="x, or alpha * (exp(x) - 1) below 0", calls=[(), (1.5,), (0.7, 1.2, 0.8)], floats=f.elu)
+table_op("aten.elu.default", doc="x, or alpha * (exp(x) - 1) if x < 0", calls=[(), (1.5,), (0.7, 1.2, 0.8)], floats=f.elu)
 table_op("aten.selu.default", doc="1.0507 * elu(x, 1.6733)", floats=lambda x: f.elu(x, 1.6732632423543772, 1.0507009873554805))
 table_op(
     "aten.celu.default",
@@ -87,7 +91,7 @@ table_op(
 table_op(
     "aten.leaky_relu.default",
     homogeneous=0,
-    doc="x, or negative_slope * x below 0",
+    doc="x, or negative_slope * x if x < 0",
     calls=[(), (0.2,)],
     floats=lambda x, slope=0.01: (x > 0).then(x, x * slope),
 )
@@ -117,7 +121,7 @@ table_op(
 )
 table_op(
     "aten.rrelu.default",
-    doc="in evaluation: x, or x times the mean of lower and upper below 0",
+    doc="in eval mode, x, or x * (lower + upper) / 2 if x < 0",
     floats=lambda x, lower=1 / 8, upper=1 / 3, *_: (x > 0).then(x, x * ((lower + upper) / 2)),
 )
 
@@ -129,7 +133,7 @@ table_op("aten.expm1.default", doc="e**x - 1", bound16=2, floats=lambda x: x.exp
 table_op("aten.log.default", doc="natural logarithm of x", low=0.05, high=4.0, bound16=22, floats="LOG")
 table_op(
     "aten.log2.default",
-    doc="logarithm of x to base 2",
+    doc="base-2 logarithm of x",
     low=0.05,
     high=4.0,
     bound16=22,
@@ -137,7 +141,7 @@ table_op(
 )
 table_op(
     "aten.log10.default",
-    doc="logarithm of x to base 10",
+    doc="base-10 logarithm of x",
     low=0.05,
     high=4.0,
     bound16=22,
@@ -145,14 +149,14 @@ table_op(
 )
 table_op("aten.log1p.default", doc="natural logarithm of 1 + x", low=-0.9, high=3.0, bound16=8, floats=lambda x: x.log1p())
 table_op("aten.sqrt.default", doc="square root of x", low=0.0, high=4.0, bound16=4, floats=lambda x: x.sqrt())
-table_op("aten.rsqrt.default", doc="1 / square root of x", low=0.1, high=4.0, bound16=14, floats="RSQRT")
+table_op("aten.rsqrt.default", doc="reciprocal square root of x", low=0.1, high=4.0, bound16=14, floats="RSQRT")
 table_op("aten.reciprocal.default", doc="1 / x", low=0.2, high=4.0, bound16=16, floats="RECIPROCAL")
 table_op("aten.square.default", doc="x * x", bound16=2, floats=lambda x: x * x)
 table_op("aten.pow.Tensor_Scalar", doc="x ** exponent", calls=[(2,), (3,), (1,)], bound16=2, floats=f.power)
 table_op("aten.pow.Scalar", doc="base ** x", samples=[Sample(1.7, I8(3, 71))], bound16=2, floats=f.exponential)
 table_op(
     "aten.logit.default",
-    doc="log(x / (1 - x)), x within eps..1-eps",
+    doc="log(x / (1 - x)), with x clamped to eps..1-eps",
     low=0.05,
     high=0.95,
     calls=[(), (0.1,)],
@@ -177,7 +181,7 @@ table_op(
 )
 table_op(
     "aten.sinc.default",
-    doc="sin(pi * x) / (pi * x), 1 at 0",
+    doc="sin(pi * x) / (pi * x), or 1 if x = 0",
     bound16=2,
     floats=lambda x: x.equals(0).then(1, (x * math.pi).sin() / (x * math.pi)),
 )
@@ -208,5 +212,5 @@ rsub = table_op(
     "aten.rsub.Scalar", doc="other - alpha * x", calls=[(1.5,), (1, 2)], floats=lambda x, other, alpha=1: other - x * alpha
 )
 table_op("aten.div.Scalar", doc="x / other", calls=[(1.7,)], floats=lambda x, other: x / other)
-table_op("aten.nan_to_num.default", doc="x with numbers instead of NaN and infinities", floats=f.nan_to_num)
-table_op("aten.sign.default", "aten.sgn.default", doc="-1, 0 or 1", steps=True, floats=lambda x: x.sign())
+table_op("aten.nan_to_num.default", doc="x with NaN and infinities replaced by numbers", floats=f.nan_to_num)
+table_op("aten.sign.default", "aten.sgn.default", doc="sign of x: -1, 0 or 1", steps=True, floats=lambda x: x.sign())

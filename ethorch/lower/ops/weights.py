@@ -15,22 +15,22 @@ from ethorch.lower.builder.qparams import QParams, QTensor, dtype_range
 from ethorch.lower.builder.window import Window
 from ethorch.tosa.ir import DTYPES, FLOATS, Value
 
-#: Largest batch, in positions, that Vela runs as one 1x1 CONV2D.
+#: Maximum number of positions that Vela runs as one 1x1 CONV2D.
 MOST_PLACES = 65536
-#: Largest batch of a 1x1 DEPTHWISE_CONV2D that is not computed as one row. Vela writes 20 bytes per map.
+#: Maximum batch size of a 1x1 DEPTHWISE_CONV2D that is not reshaped to one row. Vela writes 20 bytes for each feature map.
 MOST_MAPS = 256
 
 
 @dataclass(frozen=True)
 class Filters:
-    """A convolution's weights and bias.
+    """The weights and bias of a convolution.
 
     Attributes:
-        codes: Weights, int8 or floats, in the order of axes that each method documents.
+        codes: Integer (int8) or float weights, in the order of axes that each method documents.
         zero_point: Zero point of the weights.
-        bias: Real values, one per output channel.
-        scales: Real value of an accumulator unit per output channel.
-        input: QParams of the input.
+        bias: Real values, one for each output channel.
+        scales: Real value of an accumulator unit for each output channel.
+        input: Quantization parameters of the input.
     """
 
     codes: npt.NDArray[Any]
@@ -41,12 +41,12 @@ class Filters:
 
     @staticmethod
     def of(x: QTensor, w: QTensor, bias: Any, channels: int) -> Filters:
-        """Return the filters for ``channels`` results, with codes in PyTorch's order."""
+        """Return the filters for ``channels`` output channels, with weights in PyTorch's order."""
         real = np.zeros(channels) if bias is None else real_values(bias)
         return Filters(weight_array(w), w.qparams.zero_point[0], real, tuple(accumulator_scales(x, w, channels)), x.qparams)
 
     def with_codes(self, codes: npt.NDArray[Any], channels: npt.NDArray[np.intp] | slice | None = None) -> Filters:
-        """Return these filters with other codes for ``channels`` (None: all)."""
+        """Return these filters with other weights, for ``channels`` (default: all)."""
         if channels is None:
             return Filters(codes, self.zero_point, self.bias, self.scales, self.input)
         scales = np.asarray(self.scales)[channels].tolist()
@@ -59,19 +59,19 @@ class Filters:
         return bias_codes(b, self.bias, self.scales, len(self.scales), self.input.dtype)
 
     def bias_in_shape(self, b: Builder, shape: tuple[int, ...], out: QParams) -> Value:
-        """Return the requantized bias as a constant of ``shape``, channels last."""
+        """Return the requantized bias as a constant of ``shape``, with channels last."""
         bias = self.bias_codes(b)
         assert bias.data is not None
         return self.requantize(b, b.const(np.broadcast_to(bias.data, shape).copy(), bias.dtype, name="bias"), out)
 
     def requantize(self, b: Builder, acc: Value, out: QParams) -> Value:
-        """Convert the accumulator to codes of ``out``."""
+        """Convert the accumulator to the quantization parameters ``out``."""
         return b.requantize(acc, self.scales if len(set(self.scales)) > 1 else self.scales[:1], out)
 
     def conv2d(self, b: Builder, value: Value, window: Window | None, out: QParams) -> Value:
-        """Convolve a stored [N,H,W,C] with codes [O,KH,KW,C] and requantize. TOSA CONV2D.
+        """Convolve an NHWC value with weights [O,KH,KW,C] and requantize. TOSA CONV2D.
 
-        A 1x1 convolution of more than ``MOST_PLACES`` positions becomes one row.
+        A 1x1 convolution of more than ``MOST_PLACES`` positions is reshaped to one row.
         """
         if math.prod(value.shape[:3]) > MOST_PLACES and self._reads_single_places(value, window, (1, 2)):
             row = self.conv2d(b, b.reshape(value, (1, 1, math.prod(value.shape[:3]), value.shape[3])), None, out)
@@ -81,10 +81,10 @@ class Filters:
         return self.requantize(b, acc, out)
 
     def depthwise_conv2d(self, b: Builder, value: Value, window: Window | None, out: QParams) -> Value:
-        """Convolve a stored [N,H,W,C] with codes [KH,KW,C,M] and requantize. TOSA DEPTHWISE_CONV2D.
+        """Convolve an NHWC value with weights [KH,KW,C,M] and requantize. TOSA DEPTHWISE_CONV2D.
 
-        If M > 1 and Vela cannot transpose all results, channels are computed in parts. A 1x1 convolution of more than ``MOST_MAPS``
-        maps becomes one row.
+        If M > 1 and Vela cannot transpose all results, channels are computed in sections. A 1x1 convolution of more than
+        ``MOST_MAPS`` feature maps is reshaped to one row.
         """
         channels, each = self.codes.shape[2:]
         if value.shape[0] > MOST_MAPS and self._reads_single_places(value, window, (0, 1)):
@@ -121,9 +121,9 @@ class Filters:
 
 
 def bias_codes(b: Builder, bias: Any, scales: Sequence[float], channels: int, activations: str = "INT8") -> Value:
-    """Return round(bias / scale[o]): int32[O], int48[O] for int16 activations, or floats.
+    """Return round(bias / scale[o]) as int32[O], as int48[O] for int16 activations, or as floats.
 
-    It saturates, int48 at 40 bits, the NPU's limit (Vela SUPPORTED_OPS, TOSA CONV2D).
+    int32 saturates at 32 bits, and int48 at 40 bits, the limit of the NPU (Vela SUPPORTED_OPS, TOSA CONV2D).
     """
     real = np.zeros(channels) if bias is None else real_values(bias)
     if activations in FLOATS:
@@ -145,13 +145,13 @@ def real_values(bias: Any) -> npt.NDArray[Any]:
 
 
 def accumulator_scales(x: QTensor, w: QTensor, channels: int) -> list[float]:
-    """Return the real value of an accumulator unit per output channel."""
+    """Return the real value of an accumulator unit for each output channel."""
     scales = w.qparams.scale
     return [x.qparams.step * scale for scale in (scales if len(scales) == channels else scales * channels)]
 
 
 def weight_array(w: QTensor) -> npt.NDArray[Any]:
-    """Return a constant weight in logical order, without copying."""
+    """Return a constant weight in PyTorch's dimension order, without copying."""
     data = w.value.data
     assert data is not None
     order = [axis for axes in w.dims for axis in axes]

@@ -1,1 +1,1 @@
-"""Rewrites of TOSA graphs that keep results bit-exact."""
+"""Rewrites of TOSA graphs that preserve results bit by bit."""

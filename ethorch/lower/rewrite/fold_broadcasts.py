@@ -1,8 +1,8 @@
 """Merge axes of broadcasting elementwise operators.
 
-Vela emits an operation for each index of the axes before the last three: x[8, 56, 56, 64] + y[64] is eight operations. If
-broadcast and other axes alternate, e.g. y[8, 1, 56, 1], they cannot be merged, and above ``_MOST_UNCOPIED`` operations the
-operand is copied.
+Vela emits an operation for each index of the axes before the last three, e.g. eight for x[8, 56, 56, 64] + y[64]. Broadcast axes
+cannot be merged with other axes, e.g. in y[8, 1, 56, 1]. If more than ``_MOST_UNCOPIED`` operations remain, the operand is
+copied.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ethorch.tosa.ir import Op, Value
 
 #: Operators that Vela fuses with the elementwise operator before them.
 _FOLLOWING = ("RESCALE", "CLAMP", "TABLE")
-#: Minimum number of operations saved.
+#: Minimum number of operations that a merge must save.
 _SAVED = 8
-#: Maximum number of axes if the first operand is one element.
+#: Maximum number of axes if the first operand has one element.
 _MOST_AXES = 4
 #: Maximum number of operations (about 30 KB of commands) without copying an operand.
 _MOST_UNCOPIED = 1024
@@ -32,9 +32,9 @@ Shape = tuple[int, ...]
 
 
 def fold_broadcasts(r: Rewriter) -> None:
-    """Merge adjacent axes if that saves operations, also for ``vela.one-element-of-five-axes``.
+    """Merge adjacent axes if that saves operations or avoids ``vela.one-element-of-five-axes``.
 
-    RESCALEs of operands and operators that Vela fuses use the new shape, too.
+    RESCALEs of operands, and operators that Vela fuses, also use the new shape.
     """
     for op in r.select(*ELEMENTWISE, "ARITHMETIC_RIGHT_SHIFT", "LOGICAL_LEFT_SHIFT"):
         result, shapes = op.result.shape, [value.shape for value in op.operands[:2]]
@@ -56,7 +56,7 @@ def fold_broadcasts(r: Rewriter) -> None:
 
 
 def _expand_shapes(shapes: Sequence[Shape], result: Shape) -> list[Shape]:
-    """Return the operands' shapes after the cheapest copies that leave at most ``_MOST_UNCOPIED`` operations."""
+    """Return the operands' shapes after the cheapest copies with which at most ``_MOST_UNCOPIED`` operations remain."""
 
     def operations(full: Sequence[Shape]) -> int:
         return math.prod(math.prod(result[group]) for group in _groups(full, result)[:-3])
@@ -97,11 +97,11 @@ def _fold_operand(r: Rewriter, at: Place, value: Value, full: Shape, groups: Seq
     rescale = r.producer(value, "RESCALE")
     if rescale is not None and not rescale.attrs["per_channel"]:
         return at.again(rescale, _fold_operand(r, at, rescale.operands[0], full, groups))
-    if value.shape != full:  # Vela splits a TILE of many axes, even of extent 1
+    if value.shape != full:  # Vela splits a TILE of many axes, even if they have extent 1
         runs = _groups([value.shape], full)
         multiples = [math.prod(full[run]) // math.prod(value.shape[run]) for run in runs]
         value = at.emit("TILE", at.reshape(value, *(math.prod(value.shape[run]) for run in runs)), multiples=tuple(multiples))
-        value = copy_value(at, value)  # Vela would split a RESCALE of the TILE by copies
+        value = copy_value(at, value)  # otherwise, Vela splits a RESCALE of the TILE
     return at.reshape(value, *shape)
 
 

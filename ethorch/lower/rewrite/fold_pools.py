@@ -1,10 +1,10 @@
-"""Reduce the strides of pools above 3, which Vela splits into one operation per result.
+"""Reduce pool strides above 3, for which Vela emits one operation per result.
 
-- Disjoint windows become a separate axis by a RESHAPE.
-- Averages of disjoint squares first need a TRANSPOSE of the windows' rows.
+- Disjoint windows become a separate axis, by a RESHAPE.
+- Averages of disjoint squares also require a TRANSPOSE of the windows' rows.
 - Overlapping windows are pooled with a stride of 1 to 3, and the results are subsampled.
 
-The last two are slower on the NPU, but Vela's compile time is quadratic in the results (a minute for 15,000).
+The last two methods are slower on the NPU, but Vela's compile time is quadratic in the number of results (a minute for 15,000).
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from ethorch.tosa.layout import around
 
 #: Largest stride of a pool on every NPU (Vela's SUPPORTED_OPS).
 LARGEST_STRIDE = 3
-#: Maximum number of rows and of channels of a map.
+#: Maximum number of rows, and of channels, of a feature map.
 _LARGEST_EXTENT = 65536
 
 
 def fold_pools(r: Rewriter, fewest_results: int) -> None:
-    """Fold pools with a stride above 3 if windows are disjoint or there are at least ``fewest_results`` results."""
+    """Fold pools with a stride above 3 if the windows are disjoint or there are at least ``fewest_results`` results."""
     for op in r.select("MAX_POOL2D", "AVG_POOL2D"):
         (_, height, width, _), (kernel, stride) = op.result.shape, (op.attrs["kernel"], op.attrs["stride"])
         if max(stride) <= LARGEST_STRIDE:
             continue
-        separable = op.name == "MAX_POOL2D" or (1, 1) in zip(kernel, stride, strict=True)  # an average is rounded once
+        separable = op.name == "MAX_POOL2D" or (1, 1) in zip(kernel, stride, strict=True)  # an average must be rounded only once
         is_disjoint = all(s <= LARGEST_STRIDE or k <= s for k, s in zip(kernel, stride, strict=True)) and not any(op.attrs["pad"])
         if height * width < fewest_results and not (separable and is_disjoint):
             continue

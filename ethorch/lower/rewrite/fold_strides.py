@@ -1,7 +1,7 @@
 """Fold adjacent elements of a strided convolution with few input channels into channels.
 
-The three channels of an image leave most multipliers idle. With stride 2, two columns of three channels become one column of
-six, and a kernel of 7 columns becomes one of 4.
+The three channels of an image leave most multipliers idle. With stride 2, two columns of three channels become one column of six
+channels, and a kernel of 7 columns becomes a kernel of 4 columns.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ethorch.tosa.ir import Op, Value
 
 
 class _FoldedAxis(NamedTuple):
-    """An axis of a convolution in which ``fold`` adjacent elements become one."""
+    """An axis of a convolution in which ``fold`` adjacent elements become one element."""
 
     fold: int
     extent: int  # of the folded input, without unread elements
@@ -27,7 +27,7 @@ class _FoldedAxis(NamedTuple):
 
     @classmethod
     def of(cls, fold: int, extent: int, kernel: int, before: int, after: int) -> _FoldedAxis:
-        """Fold an axis with stride ``fold``; the caller pads an indivisible ``extent``."""
+        """Fold an axis with stride ``fold``. The caller pads an ``extent`` that is not divisible by ``fold``."""
         places = (extent + before + after - kernel) // fold + 1
         folded, front = -(-extent // fold), -(-before // fold)
         lead = front * fold - before
@@ -37,7 +37,7 @@ class _FoldedAxis(NamedTuple):
 
 
 def fold_strides(r: Rewriter, fold: FoldColumns | FoldSquares) -> None:
-    """Fold strided CONV2Ds of few channels that become faster."""
+    """Fold strided CONV2Ds with few input channels if they become faster."""
     for op in r.select("CONV2D"):
         if op.attrs["dilation"] == (1, 1) and op.operands[1].is_const and not op.operands[0].is_const:
             if isinstance(fold, FoldColumns):
@@ -89,7 +89,7 @@ def _fold_squares(r: Rewriter, op: Op, fold: FoldSquares) -> None:
 
 
 def _convolve_folded(at: Place, op: Op, source: Value, high: _FoldedAxis, wide: _FoldedAxis, order: str) -> Value:
-    """Apply the CONV2D to ``source``, in which each channel combines h, w and c of the input in ``order``."""
+    """Apply the CONV2D to ``source``, whose channels combine h, w and c of the input in ``order``."""
     n, *_, depth = source.shape
     if (shape := (n, high.extent, wide.extent, depth)) != source.shape:  # without unread elements
         source = at.emit("SLICE", source, start=(0, 0, 0, 0), size=shape)

@@ -1,4 +1,4 @@
-"""Reduce the axes of CONCAT, SLICE and PAD, and the batches of data movement."""
+"""Reduce the number of axes of CONCAT, SLICE and PAD, and the batches of data movement."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 from ethorch.lower.rewrite.rewriter import Place, Rewriter
 from ethorch.tosa.ir import Op, Value
 
-#: Largest batch whose moves are not folded. Vela emits an operation per image: 656 KB of commands in 7 s for eight copies of
+#: Largest batch whose moves are not folded. Vela emits an operation per image, e.g. 656 KB of commands in 7 s for eight copies of
 #: [4096, 2, 2, 2], but 384 bytes for [1, 4096, 8].
 _MOST_PICTURES = 256
-#: Longest axis of the NPU, and longest last axis of INT32, which is copied as INT16.
+#: Longest axis that the NPU supports, and longest last axis of INT32, which is copied as INT16.
 _LONGEST, _WIDEST_INT32 = 65536, 32768
 
 
 def fold_wide_moves(r: Rewriter) -> None:
-    """Fold each CONCAT, SLICE and PAD of more than four axes, and these and TILE if batches are large.
+    """Fold each CONCAT, SLICE and PAD of more than four axes. Also fold these operators and TILE if the batch is large.
 
     See ``vela.concat-of-five-axes``, ``vela.slice-of-five-axes`` and ``vela.pad-of-five-axes``.
     """
@@ -37,7 +37,7 @@ def _is_large_batch(op: Op) -> bool:
 
 
 def _by_rows(at: Place, values: Sequence[Value], move: Callable[[Sequence[Value], int], Value]) -> Value:
-    """Apply ``move(values, axis)`` to the middle axis of values [rows, k, inner], as maps or parts of at most ``_LONGEST`` rows."""
+    """Apply ``move(values, axis)`` to the middle axis of values [rows, k, inner], for at most ``_LONGEST`` rows at a time."""
     rows = values[0].shape[0]
     if rows <= _LONGEST:
         return move(values, 1)

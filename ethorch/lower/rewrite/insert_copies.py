@@ -1,4 +1,4 @@
-"""Insert copies that Vela does not remove."""
+"""Copies of tensors that Vela does not remove."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ethorch.tosa.ir import Graph, Value
 
 #: Binary elementwise operators.
 ELEMENTWISE = ("ADD", "SUB", "MUL", "MAXIMUM", "MINIMUM")
-#: Longest axis of an NPU operation. Vela 5.2 splits a longer one into operations of a few elements: 16,385 operations with 320 KB
+#: Longest axis of an NPU operation. Vela 5.2 splits a longer axis into small operations, e.g. 16,385 operations with 320 KB
 #: of commands for a copy of [65537, 4] on the U55.
 LONGEST = 65536
 
 
 def copy_value(at: Place, value: Value) -> Value:
-    """Copy a value by an operator that Vela does not remove."""
+    """Copy a value with an operator that Vela does not remove."""
     ones = (1,) * value.rank
     if value.dtype == "INT32":
         return at.emit("ADD", value, at.constant(np.zeros(ones, np.int32), "INT32"))
@@ -29,7 +29,7 @@ def copy_value(at: Place, value: Value) -> Value:
 
 
 def copy_broadcast_constants(r: Rewriter) -> None:
-    """Copy broadcast constants so that flash is read once."""
+    """Copy broadcast constants, so that flash is read only once."""
     for op in r.select(*ELEMENTWISE):
         for value in op.operands:
             rescale = r.producer(value, "RESCALE", sole=True)
@@ -40,9 +40,9 @@ def copy_broadcast_constants(r: Rewriter) -> None:
 
 
 def copy_outputs(graph: Graph) -> Graph:
-    """Return a copy of the graph that copies outputs that are also read inside.
+    """Return a copy of the graph in which each output that an operator also reads is copied.
 
-    Vela may otherwise combine layouts and lose them. See ``vela.undone-transpose-output``.
+    Otherwise, Vela can combine the layouts of such outputs and lose an output. See ``vela.undone-transpose-output``.
     """
     r = Rewriter(copy.deepcopy(graph))
     for op in r:

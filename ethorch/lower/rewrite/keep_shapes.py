@@ -1,7 +1,7 @@
-"""Propagate a convolution's shape to the elementwise operators that read its result.
+"""Propagate the shape of a convolution to the elementwise operators that read its result.
 
-A RESHAPE is free unless its operand is also read unreshaped, e.g. the sum [64, 128] of a residual connection, which a
-convolution reads as [1, 1, 64, 128]. Then Vela copies.
+A RESHAPE is free unless its operand is also read in the original shape. Vela copies such an operand, e.g. the sum [64, 128] of
+a residual connection that a convolution reads as [1, 1, 64, 128].
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _ELEMENTWISE = ("RESCALE", "CLAMP", "TABLE", "ADD", "SUB", "MUL", "MAXIMUM", "MI
 
 
 def keep_shapes(r: Rewriter) -> None:
-    """Compute elementwise operators in four axes if a RESHAPE of an operand removed axes of extent 1, except for batches."""
+    """Run elementwise operators in four axes if a RESHAPE of an operand removed axes of extent 1 and the batch size is 1."""
     for op in r.select(*_ELEMENTWISE):
         if shape := _wider_shape(r, op):
             at = r.before(op)

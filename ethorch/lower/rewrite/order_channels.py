@@ -1,6 +1,6 @@
 """Reorder a convolution's output channels in its weights in place of a TRANSPOSE, e.g. in a pixel shuffle.
 
-The remaining TRANSPOSE moves whole rows of channels or disappears.
+The remaining TRANSPOSE moves entire rows of channels or disappears.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ethorch.tosa.ir import Op, Value
 
 
 def order_channels(r: Rewriter, *, by_nhwc: bool) -> None:
-    """Reorder the channels of each CONV2D followed by elementwise operators, a RESHAPE of the channels and a TRANSPOSE.
+    """Reorder the channels of each CONV2D that is followed by elementwise operators, a RESHAPE of the channels and a TRANSPOSE.
 
     Args:
         by_nhwc: Whether to split a TRANSPOSE that moves channels before spatial axes.
@@ -38,7 +38,7 @@ def order_channels(r: Rewriter, *, by_nhwc: bool) -> None:
 
 
 def _by_nhwc(r: Rewriter, conv: Op, op: Op) -> Op:
-    """Split ``op`` into a TRANSPOSE that leaves channels last, which is returned, and another one."""
+    """Split ``op`` into two TRANSPOSEs, and return the first one, which moves channels last."""
     shape, perms = op.operands[0].shape, [axis for axis in op.attrs["perms"] if op.operands[0].shape[axis] > 1]
     first = _first_part(shape, conv.result.shape[-1])
     if first is None:
@@ -50,7 +50,7 @@ def _by_nhwc(r: Rewriter, conv: Op, op: Op) -> Op:
     if math.prod(shape[axis] for axis in perms[:batch]) != conv.result.shape[0] or len(places) < 2 or places[0] == batch:
         return op
     front, rest = perms[batch : places[0]], perms[places[0] :]
-    if all(axis < first for axis in rest):  # already a map
+    if all(axis < first for axis in rest):  # already a feature map
         return op
     second = places[1] - places[0]
     n, height, width, channels = (

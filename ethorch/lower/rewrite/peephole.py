@@ -1,4 +1,4 @@
-"""Peephole rules, which merge a few adjacent operators."""
+"""Peephole rules that merge a few adjacent operators."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ethorch.lower.rewrite.rewriter import Rewriter
 from ethorch.tosa.ir import Op, Value
 from ethorch.tosa.opset import FROM_UNSIGNED, TO_UNSIGNED
 
-#: Fewest channels for which Vela fuses a TABLE with a convolution.
+#: Minimum number of channels for which Vela fuses a TABLE with a convolution.
 _CHANNELS_OF_TABLE = 8
 
 Rule = Callable[[Rewriter, Op], None]
 
 
 def merge_reshapes(r: Rewriter, op: Op) -> None:
-    """Merge consecutive RESHAPEs; remove a RESHAPE to the same shape."""
+    """Merge consecutive RESHAPEs, and remove a RESHAPE to the same shape."""
     source = op.operands[0]
     if source.shape == op.result.shape:
         if not r.is_output(op.result):
@@ -28,7 +28,7 @@ def merge_reshapes(r: Rewriter, op: Op) -> None:
 
 
 def merge_transposes(r: Rewriter, op: Op) -> None:
-    """Merge or cancel TRANSPOSEs, also across RESHAPEs."""
+    """Merge or cancel TRANSPOSEs, even if RESHAPEs are between them."""
     perms, moves = op.attrs["perms"], [op]
     while move := r.producer(moves[0].operands[0], "TRANSPOSE", "RESHAPE"):
         moves.insert(0, move)
@@ -64,7 +64,7 @@ def compose_tables(r: Rewriter, op: Op) -> None:
 
 
 def pad_into_convolution(r: Rewriter, op: Op) -> None:
-    """Merge a PAD with the zero point into its convolution."""
+    """Merge a PAD with the zero point into the convolution that reads it."""
     pad = r.producer(op.operands[0], "PAD", sole=True)
     if pad is None or pad.attrs["pad_const"] != op.attrs["input_zp"]:
         return
@@ -74,12 +74,12 @@ def pad_into_convolution(r: Rewriter, op: Op) -> None:
     total = tuple(a + b for a, b in zip(op.attrs["pad"], (top, bottom, left, right), strict=True))
     kernel_axes = (1, 2) if op.name == "CONV2D" else (0, 1)
     spans = [(op.operands[1].shape[axis] - 1) * d + 1 for axis, d in zip(kernel_axes, op.attrs["dilation"], strict=True)]
-    if max(total[:2]) < spans[0] and max(total[2:]) < spans[1]:  # Vela may refuse windows of padding only
+    if max(total[:2]) < spans[0] and max(total[2:]) < spans[1]:  # Vela can refuse windows that contain only padding
         r.replace(op, r.before(op).again(op, pad.operands[0], pad=total))
 
 
 def merge_unsigned(r: Rewriter, op: Op) -> None:
-    """Merge a RESCALE of int8 with an adjacent conversion from or to uint8."""
+    """Merge an int8 RESCALE with an adjacent conversion from or to uint8."""
     inner = r.producer(op.operands[0], "RESCALE")
     if inner is None or not inner.operands[0].dtype == inner.result.dtype == op.result.dtype == "INT8":
         return
@@ -109,8 +109,9 @@ def merge_neighbours(r: Rewriter) -> None:
 
 
 def move_reshapes_before_pads(r: Rewriter) -> None:
-    """Move a RESHAPE that changes only axes of extent 1 before a PAD, for ``pad_into_convolution``. See
-    ``vela.pad-of-five-axes``.
+    """Move a RESHAPE that changes only axes of extent 1 before a PAD, for ``pad_into_convolution``.
+
+    See ``vela.pad-of-five-axes``.
     """
     for op in r.select("RESHAPE"):
         pad = r.producer(op.operands[0], "PAD", sole=True)
@@ -130,7 +131,7 @@ def move_reshapes_before_pads(r: Rewriter) -> None:
 
 
 def moves_before(r: Rewriter, op: Op) -> list[Op]:
-    """Return the TRANSPOSEs and RESHAPEs before ``op`` without other readers, last first."""
+    """Return the TRANSPOSEs and RESHAPEs before ``op`` that have one reader each, last first."""
     moves: list[Op] = []
     while move := r.producer((moves or [op])[-1].operands[0], "TRANSPOSE", "RESHAPE", sole=True):
         moves.append(move)
@@ -147,8 +148,9 @@ def run_before_moves(r: Rewriter, op: Op) -> None:
 
 
 def move_tables_before_moves(r: Rewriter) -> None:
-    """Move INT8 TABLEs before TRANSPOSEs and RESHAPEs so that they merge with other operators. See
-    ``vela.table-between-transposes``.
+    """Move INT8 TABLEs before TRANSPOSEs and RESHAPEs, so that they can be merged with other operators.
+
+    See ``vela.table-between-transposes``.
     """
     for op in r.select("TABLE"):
         moves = moves_before(r, op)
@@ -159,10 +161,9 @@ def move_tables_before_moves(r: Rewriter) -> None:
 
 
 def move_tables_after_transposes(r: Rewriter) -> None:
-    """Move INT8 TABLEs of convolutions with few channels after the TRANSPOSEs that alone read them, with which Vela fuses them.
+    """Move INT8 TABLEs of convolutions with few channels after the TRANSPOSEs that alone read them, so that Vela fuses both.
 
-    Vela 5.2 loses other TABLEs: of a TRANSPOSE of a CLAMP (U85), of a TRANSPOSE of five axes (U65), and of TRANSPOSEs that
-    cancel.
+    Vela 5.2 loses other TABLEs: of a TRANSPOSE of a CLAMP (U85), of a TRANSPOSE of five axes (U65), and of TRANSPOSEs that cancel.
     """
     for op in r.select("TABLE"):
         rescale = r.producer(op.operands[0], "RESCALE")

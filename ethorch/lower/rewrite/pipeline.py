@@ -1,4 +1,4 @@
-"""The rewrites between lowering and Vela. No step changes results."""
+"""The rewrites between lowering and Vela. No rewrite changes results."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from ethorch.tosa.verify import verify
 
 Setting = TypeVar("Setting")
 Run = Callable[[Rewriter, Tuning], None]
-#: Receives the name of a step that changed the graph, and the graph.
+#: Function that receives the name of a step that changed the graph, and the graph.
 Dump = Callable[[str, Graph], None]
 
 
@@ -51,7 +51,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Repeat:
-    """Steps that restart from the first after each change."""
+    """Steps that restart from the first step after each change."""
 
     steps: tuple[Step, ...]
     why_here: str
@@ -63,7 +63,7 @@ def always(rewrite: Callable[[Rewriter], None]) -> Run:
 
 @dataclass(frozen=True)
 class Tuned(Generic[Setting]):
-    """A rewrite with a parameter from the target's tuning, skipped for None."""
+    """A rewrite with a parameter from the target's tuning. It is skipped if the parameter is not set."""
 
     rewrite: Callable[[Rewriter, Setting], None]
     setting: Callable[[Tuning], Setting | None]
@@ -85,22 +85,22 @@ PIPELINE: tuple[Step | Repeat, ...] = (
     Step(
         "fold wide moves",
         always(fold_wide_moves),
-        "First, because later steps merge the RESHAPEs that it adds.",
+        "First, because later steps merge the RESHAPEs that this step adds.",
     ),
     Step(
         "fold broadcasts",
         always(fold_broadcasts),
-        "Before neighbours are merged, which would separate operators from their RESCALEs.",
+        "Before neighbours are merged, because merging would separate operators from their RESCALEs.",
     ),
     Step(
         "fold pools",
         Tuned(fold_pools, lambda t: t.fewest_results_of_wide_stride),
-        "Before neighbours are merged, which merges its RESHAPEs.",
+        "Before neighbours are merged, because merging removes the RESHAPEs that this step adds.",
     ),
     Step(
         "move tables before moves",
         always(move_tables_before_moves),
-        "Before neighbours are merged, so that TABLEs and TRANSPOSEs become adjacent to their kind.",
+        "Before neighbours are merged, so that TABLEs become adjacent to TABLEs, and TRANSPOSEs to TRANSPOSEs.",
     ),
     Step(
         "move reshapes before pads",
@@ -117,31 +117,35 @@ PIPELINE: tuple[Step | Repeat, ...] = (
             Step(
                 "split convolutions",
                 always(split_convolutions),
-                "Before shapes are kept, which moves its RESHAPE.",
+                "Before ``keep shapes``, which moves the RESHAPEs that this step adds.",
             ),
             Step(
                 "fold strides",
                 Tuned[FoldColumns | FoldSquares](fold_strides, lambda t: t.fold_strides),
-                "After padding is merged into the convolutions, because it folds that padding.",
+                "After padding is merged into the convolutions, because this step folds the padding.",
             ),
-            Step("keep shapes", always(keep_shapes), "Last, because it moves RESHAPEs, which then merge with others."),
+            Step(
+                "keep shapes",
+                always(keep_shapes),
+                "Last, because this step moves RESHAPEs, which are then merged with other RESHAPEs.",
+            ),
         ),
-        "Each step enables the others.",
+        "Each step can enable the other steps.",
     ),
     Step(
         "select channels",
         Tuned(select_channels, lambda t: t.largest_selection),
-        "After neighbours are merged, which leaves fewer RESHAPEs and TRANSPOSEs to follow.",
+        "After neighbours are merged, because fewer RESHAPEs and TRANSPOSEs then remain to be analyzed.",
     ),
     Step(
         "order channels",
         lambda r, t: order_channels(r, by_nhwc=t.shuffles_by_nhwc),
-        "After channels are selected, which leaves fewer TRANSPOSEs, and before those are split.",
+        "After channels are selected, because fewer TRANSPOSEs then remain, and before TRANSPOSEs are split.",
     ),
     Step(
         "split transposes",
         Tuned(split_transposes, lambda t: t.transpose_steps),
-        "After channels are selected, which leaves fewer TRANSPOSEs, and after neighbours are merged, which would undo the split.",
+        "After ``select channels``, because fewer TRANSPOSEs then remain, and after ``merge neighbours``, which would undo the split.",
     ),
     Step(
         "move tables after transposes",
@@ -151,22 +155,22 @@ PIPELINE: tuple[Step | Repeat, ...] = (
     Step(
         "split tiles",
         Tuned(split_tiles, lambda t: t.tile_steps),
-        "Before Vela's bugs, some of which affect the SLICEs that it adds.",
+        "Before Vela's bugs are avoided, because some bugs affect the SLICEs that this step adds.",
     ),
     Step(
         "copy broadcast constants",
         where(lambda t: t.copies_broadcast_constants, copy_broadcast_constants),
-        "After shapes are kept, which determines the shapes from which constants are broadcast.",
+        "After ``keep shapes``, which determines the shapes from which constants are broadcast.",
     ),
     Step(
         "rescale by depthwise convolutions",
         lambda r, t: rescale_to_depthwise(r, t.smallest_rescale_by_depthwise, t.channels_of_rescale_by_depthwise),
-        "After channels are selected, which also replaces RESCALEs by convolutions.",
+        "After ``select channels``, which also replaces RESCALEs by convolutions.",
     ),
     Step(
         "work around Vela's bugs",
         work_around,
-        "Last, because other steps could remove or merge its copies.",
+        "Last, because other steps could remove or merge the copies that this step adds.",
     ),
 )
 
@@ -175,7 +179,7 @@ def rewrite(graph: Graph, tuning: Tuning = UNTUNED, *, dump: Dump | None = None)
     """Run ``PIPELINE`` on ``graph`` and its regions, innermost first, and verify the graph.
 
     Args:
-        graph: Graph, which is changed in place.
+        graph: Graph. It is changed in place.
         tuning: Tuning of the target. Default: no NPU-specific rewrites.
         dump: Called with the name and graph of each step that changed the graph. See :func:`dump_to`.
     """

@@ -1,8 +1,8 @@
 """Convert NCHW inputs to NHWC by a convolution that reads the planes as bricks.
 
-C planes have the memory layout of a map of C * 16 channels in the NPU's brick format, in which 16 columns are adjacent. A 1x1
-convolution that permutes the channels writes NHWC for 16 * C multiply-adds per element. TOSA cannot express memory layouts:
-``ethorch.vela.planes`` sets the strides in the commands.
+C planes have the memory layout of a feature map of C * 16 channels in the NPU's brick format, in which 16 columns are adjacent. A
+1x1 convolution that permutes the channels writes NHWC, with 16 * C multiply-adds per element. TOSA cannot express memory layouts,
+so ``ethorch.vela.planes`` sets the strides in the commands.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ethorch.lower.rewrite.rewriter import Place, Rewriter
 from ethorch.tosa.ir import DTYPES, Graph, Op, Value
 
 BRICK = 16  #: adjacent channels in the NPU's brick format
-#: Multiplier and shift of a RESCALE by 1, by the dtype of the input.
+#: Multiplier and shift of a RESCALE by 1, for each input dtype.
 _ONE: Mapping[str, dict[str, Any]] = {
     "INT8": {"multiplier": (1 << 30,), "shift": (30,)},
     "INT16": {"multiplier": (1 << 14,), "shift": (14,)},
@@ -34,11 +34,11 @@ class Planes:
     """An input that is read as bricks.
 
     Attributes:
-        name: Name of the replaced TRANSPOSE's result.
+        name: Name of the result of the replaced TRANSPOSE.
         input: Index of the graph input.
-        results: Names of the new operators' results.
+        results: Names of the results of the new operators.
         count: Number of planes C.
-        rows, columns: Shape of the map of bricks.
+        rows, columns: Number of rows and columns of bricks.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Planes:
 
 
 def planes_of(op: Op, source: Value, most: int) -> tuple[int, int] | None:
-    """Return (planes, elements of a plane) if ``op`` converts one image of at most ``most`` planes to NHWC."""
+    """Return (planes, elements of a plane) if ``op`` converts one image of at most ``most`` planes to NHWC, or None otherwise."""
     if op.name != "TRANSPOSE" or source.dtype not in _ONE:
         return None
     read = op.operands[0].shape
@@ -64,7 +64,7 @@ def planes_of(op: Op, source: Value, most: int) -> tuple[int, int] | None:
 
 
 def input_of(r: Rewriter, value: Value) -> Value:
-    """Return ``value`` before its RESHAPEs."""
+    """Return the value from which RESHAPEs compute ``value``, or ``value`` itself."""
     while (op := r.producer(value, "RESHAPE")) is not None:
         value = op.operands[0]
     return value
@@ -97,7 +97,7 @@ def has_plane_inputs(graph: Graph, most: int) -> bool:
 
 
 def bytes_beside_pixels(graph: Graph, most: int) -> int:
-    """Return the maximum bytes of a convertible input and the first tensors computed from it."""
+    """Return the maximum size in bytes of a converted input and the largest of the tensors computed from it first."""
     r = Rewriter(graph)
     planes = _find_transposes(r, most)
     return max((math.prod(op.result.shape) * _BYTES[source.dtype] + _first_bytes(r, op) for op, source, *_ in planes), default=0)
@@ -114,7 +114,7 @@ def _first_bytes(r: Rewriter, op: Op) -> int:
 
 
 def read_planes(graph: Graph, most: int) -> tuple[Graph, tuple[Planes, ...]]:
-    """Return a copy in which convolutions read inputs of at most ``most`` planes, or ``graph`` itself."""
+    """Return a copy in which convolutions read inputs of at most ``most`` planes, or ``graph`` itself if it has none."""
     r = Rewriter(graph.copy())
     planes = tuple(_by_convolution(r, *transpose) for transpose in _find_transposes(r, most))
     if not planes:

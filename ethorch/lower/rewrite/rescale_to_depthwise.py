@@ -15,7 +15,7 @@ from ethorch.tosa.ir import Op
 def rescale_to_depthwise(r: Rewriter, smallest: int | None, channels: tuple[int, int] | None = None) -> None:
     """Replace separate RESCALEs from INT8 to INT8 by a DEPTHWISE_CONV2D and a RESCALE that Vela fuses.
 
-    RESCALEs with axes longer than the NPU supports stay because Vela converts them to pools without that limit.
+    A RESCALE with an axis longer than the NPU supports is not replaced, because Vela converts it to a pool without this limit.
 
     Args:
         smallest: Minimum number of elements. Default: replace nothing.

@@ -1,6 +1,6 @@
-"""Edit a TOSA graph in place, with the producer and readers of each value.
+"""An editor of TOSA graphs that tracks the producer and readers of each value.
 
-Unused operators stay until ``drop_dead`` so that a pass can still read them.
+Unused operators remain until ``drop_dead``, so that a pass can still read them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ethorch.tosa.ir import Graph, Op, Origin, Value
 from ethorch.tosa.opset import OPSET
 
 T = TypeVar("T")
-#: Insert operators that read a value, and return the last result.
+#: Function that inserts operators that read a value, and returns the last result.
 Emit = Callable[["Place", Value], Value]
 
 
@@ -27,7 +27,7 @@ class Names:
         self._counts: dict[str, int] = {}
 
     def fresh(self, base: str) -> str:
-        """Return ``base``, or the first unused of ``base_1``, ``base_2``, ..."""
+        """Return ``base`` if it is unused, or the first unused name of ``base_1``, ``base_2``, ..."""
         name = base
         while name in self._used:
             self._counts[base] = count = self._counts.get(base, 0) + 1
@@ -41,7 +41,7 @@ class Rewriter:
 
     Args:
         graph: Graph or region, without nested regions.
-        names: Names used in the whole graph. Default: those of ``graph``.
+        names: Names used in the whole graph. Default: the names of ``graph``.
         is_region: Whether the graph belongs to a COND_IF or WHILE_LOOP.
     """
 
@@ -68,7 +68,7 @@ class Rewriter:
     # --- queries ------------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Op]:
-        """Iterate over the operators in order, except those erased meanwhile."""
+        """Iterate over the operators in order, except operators that are erased during the iteration."""
         ops: list[Op] = []
         op = self._next[None]
         while op is not None:
@@ -81,17 +81,17 @@ class Rewriter:
         return (op for op in self if op.name in names)
 
     def producer(self, value: Value, *names: str, sole: bool = False) -> Op | None:
-        """Return the operator that computes ``value`` if its name is in ``names``, or None.
+        """Return the operator that computes ``value`` if its name is in ``names``, or None otherwise. Empty ``names`` match all.
 
         Args:
-            sole: Whether the value must have only one reader, including outputs.
+            sole: Whether ``value`` must have only one use, as an operand or graph output.
         """
         op = self._producers.get(value)
         fits = op is not None and (not names or op.name in names) and (not sole or self.uses(value) == 1)
         return op if fits else None
 
     def readers(self, value: Value) -> Sequence[Op]:
-        """Return the operators that read ``value``, once per operand."""
+        """Return the operators that read ``value``, once for each operand."""
         return tuple(self._readers.get(value, ()))
 
     def is_output(self, value: Value) -> bool:
@@ -111,7 +111,7 @@ class Rewriter:
     # --- changes ------------------------------------------------------------------------------------------------------
 
     def before(self, op: Op, *, of: Value | None = None) -> Place:
-        """Return the position before ``op``; new names derive from ``of``."""
+        """Return the position before ``op``. New names derive from the name of ``of``."""
         of = of or op.results[0]
         return Place(self, op, of.name, of.origin)
 
@@ -125,14 +125,14 @@ class Rewriter:
         self.changes += 1
 
     def replace(self, op: Op, value: Value) -> None:
-        """Erase ``op``, and let the producer of the unused ``value`` compute its result."""
+        """Erase ``op``. The producer of ``value``, which must be unused, then computes the result of ``op``."""
         assert not self.uses(value), f"expected an unused value to replace {op.result}, got {value}"
         result = op.result
         self.erase(op)
         self._makes(self._producers[value], result)
 
     def bypass(self, op: Op, value: Value) -> None:
-        """Erase ``op``, and let its readers read ``value``."""
+        """Erase ``op``. The readers of its result then read ``value``."""
         result = op.result
         assert not self.is_output(result), f"expected a result that is not an output, got {result}"
         self.erase(op)
@@ -140,7 +140,7 @@ class Rewriter:
             self.read(reader, reader.operands.index(result), value)
 
     def insert_before(self, op: Op, index: int, emit: Emit) -> None:
-        """Insert operators before an operand of ``op``."""
+        """Insert operators between ``op`` and one of its operands."""
         self.read(op, index, emit(self.before(op), op.operands[index]))
 
     def insert_after(self, op: Op, emit: Emit, index: int = 0) -> None:
@@ -186,9 +186,9 @@ class Place:
 
     Attributes:
         rewriter: Editor of the graph.
-        following: Operator after the position, or None.
-        name: Prefix of names.
-        origin: Source location.
+        following: Operator after the position, or None at the end.
+        name: Prefix of new names.
+        origin: Source location of new values.
     """
 
     rewriter: Rewriter
@@ -199,7 +199,7 @@ class Place:
     def emit(self, name: str, *operands: Value, **attrs: Any) -> Value:
         row = OPSET[name]
         expected = {*row.const_operands, *row.attrs}
-        assert set(attrs) == expected, f"{name} has attributes {sorted(expected)}, got {sorted(attrs)}"
+        assert set(attrs) == expected, f"{name}: expected attributes {sorted(expected)}, got {sorted(attrs)}"
         ((shape, dtype),) = row.infer(operands, attrs)
         result = Value(self.rewriter.names.fresh(f"{self.name}_{name.lower()}"), shape, dtype, self.origin)
         self.rewriter._place(Op(name, operands, attrs, (result,)), self.following)
@@ -211,7 +211,7 @@ class Place:
         return place.emit(op.name, *operands, *op.operands[len(operands) :], **{**op.attrs, **changed})
 
     def reshape(self, value: Value, *shape: int) -> Value:
-        """Insert a RESHAPE, even to the same shape."""
+        """Insert a RESHAPE, even if ``value`` already has the shape."""
         return self.emit("RESHAPE", value, shape=shape)
 
     def constant(self, data: npt.NDArray[Any], dtype: str) -> Value:

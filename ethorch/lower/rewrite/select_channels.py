@@ -1,7 +1,7 @@
 """Select rearranged channels by the weights of the convolutions that read them.
 
 A channel shuffle is a RESHAPE, a TRANSPOSE and a RESHAPE, often with slices and concatenations, and moves each byte several
-times. A 1x1 convolution of the original channels, with zero weights for unused ones, is as fast.
+times. A 1x1 convolution that reads the original channels, with zero weights for unused channels, is as fast as before.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ethorch.lower.rewrite.rewriter import Place, Rewriter
 from ethorch.tosa.ir import Op, Value
 
 _MOVES = ("RESHAPE", "TRANSPOSE", "SLICE", "CONCAT")
-#: A convolution with a kernel of one.
+#: Attributes of a convolution with a 1x1 kernel.
 _WINDOW = {"pad": (0, 0, 0, 0), "stride": (1, 1), "dilation": (1, 1), "weight_zp": 0}
-#: A RESCALE by 1.
+#: Attributes of a RESCALE by 1.
 _ONE: dict[str, Any] = {
     "multiplier": (1 << 30,), "shift": (30,), "input_zp": 0, "output_zp": 0, "dtype": "INT8", "per_channel": False,
     "input_unsigned": False, "output_unsigned": False,
@@ -32,7 +32,7 @@ Places = npt.NDArray[np.intp]
 
 @dataclass(frozen=True)
 class _Channels:
-    """The NHWC sources of a value's channels, and the index of each channel in them."""
+    """The NHWC sources of a value's channels, and the index of each channel in the concatenated sources."""
 
     sources: tuple[Value, ...]
     channels: Places
@@ -47,7 +47,7 @@ class _Channels:
 
     @property
     def is_double(self) -> bool:
-        """True if a channel is repeated; the sum of its weights may overflow."""
+        """True if a channel is repeated. The sum of its weights can then overflow."""
         return len(np.unique(self.channels)) < len(self.channels)
 
     @property
@@ -56,10 +56,10 @@ class _Channels:
 
 
 def select_channels(r: Rewriter, most: int) -> None:
-    """Let convolutions and RESCALEs of rearranged channels read the original channels if estimated to be faster.
+    """Change convolutions and RESCALEs of rearranged channels to read the original channels, if estimated to be faster.
 
     Args:
-        most: Maximum number of channels read to copy some of them.
+        most: Maximum number of channels that a convolution reads to copy some of them.
     """
     if any(True for _ in r.select("CONCAT")):
         selection = _Selection(r, most)
@@ -70,9 +70,9 @@ def select_channels(r: Rewriter, most: int) -> None:
 class _Selection:
     def __init__(self, r: Rewriter, most: int):
         self.r, self.most = r, most
-        self.twins: dict[Value, tuple[Value, Places]] = {}  # value -> NHWC value, and the position of each element in it
+        self.twins: dict[Value, tuple[Value, Places]] = {}  # NHWC form of each value, and the position of each element in it
         self.joined: dict[tuple[Value, ...], Value] = {}
-        self.mixed: dict[Value, tuple[Value, Places]] = {}  # depthwise result -> new result, order of its channels
+        self.mixed: dict[Value, tuple[Value, Places]] = {}  # new result for each depthwise result, and the order of its channels
 
     def try_on(self, op: Op) -> None:
         source = op.operands[0] if op.operands else None
@@ -136,7 +136,7 @@ class _Selection:
                 self.pick(self.r.before(op, of=value), value, value, _ONE)
 
     def pick(self, at: Place, moved: Value, value: Value, attrs: Mapping[str, Any]) -> Value | None:
-        """Compute the RESCALE of ``moved`` by a convolution, in NHWC."""
+        """Compute the RESCALE of ``moved`` in NHWC by a convolution, or return None if that is not faster."""
         _, c, h, w = moved.shape
         channels = self.find_channels(moved, (0, 2, 3, 1))
         if channels is None or channels.is_source or channels.count > self.most or h * w == 1:
@@ -159,7 +159,7 @@ class _Selection:
         return self.joined[channels.sources]
 
     def find_channels(self, value: Value, perms: Sequence[int] = (0, 1, 2, 3)) -> _Channels | None:
-        """Return the sources of the channels of ``value``, transposed to NHWC."""
+        """Return the sources of the channels of ``value`` in NHWC, or None if its channels are not rearranged."""
         moves = self.moves(value)
         leaves = [operand for operand in moves if moves[operand] is None]
         if not any(leaf in self.twins for leaf in leaves) and not any(op and op.name == "TRANSPOSE" for op in moves.values()):
@@ -183,7 +183,7 @@ class _Selection:
         return _Channels(tuple(sources), np.cumsum([0, *extents])[owner] + first - bases[owner])
 
     def moves(self, value: Value) -> dict[Value, Op | None]:
-        """Return the values that are moved to ``value``, operands first, and their operators."""
+        """Return the values that are moved to ``value`` and the operators that compute them, operands first."""
         order: dict[Value, Op | None] = {}
         pending = [value]
         while pending:

@@ -1,4 +1,4 @@
-"""Split convolutions whose results are only read in slices."""
+"""Split convolutions whose results are read only in slices."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import numpy.typing as npt
 from ethorch.lower.rewrite.rewriter import Rewriter
 from ethorch.tosa.ir import Op, Value
 
-#: Fewest channels of a convolution that use the multipliers well (the U85 computes blocks of 16).
+#: Minimum number of channels for which a convolution uses the multipliers well (the U85 computes blocks of 16).
 _FEWEST_CHANNELS = 16
-#: Elementwise operators that may be between a convolution and a slice.
+#: Elementwise operators that are allowed between a convolution and a slice.
 _ALONG = ("RESCALE", "CLAMP", "TABLE")
 
 Channels = npt.NDArray[np.intp]
 
 
 def split_convolutions(r: Rewriter) -> None:
-    """Replace a CONV2D that is only read in slices of its channels, e.g. a joint projection, by one CONV2D per slice."""
+    """Replace a CONV2D that is read only in slices of its channels, e.g. a joint projection, by one CONV2D for each slice."""
     for op in r.select("CONV2D"):
         if not all(value.is_const for value in op.operands[1:]):
             continue
@@ -48,7 +48,7 @@ def _sole_reader(r: Rewriter, value: Value) -> Op | None:
 
 
 def _channels(shape: Sequence[int], cut: Op) -> Channels | tuple[()]:
-    """Return the channels that a SLICE of the reshaped tensor selects at all positions, if any."""
+    """Return the channels that a SLICE of the reshaped tensor selects at all positions, or () if it selects only some positions."""
     reshaped, start, size = cut.operands[0].shape, cut.attrs["start"], cut.attrs["size"]
     first = next((k for k in range(len(reshaped), -1, -1) if math.prod(reshaped[k:]) == shape[-1]), None)
     if first is None or tuple(size[:first]) != tuple(reshaped[:first]):

@@ -1,7 +1,7 @@
 """Compute a subgraph in bands of rows, so that only one band of its intermediate tensors is live.
 
-Vela's cascades end at values with two readers, at CONCAT and at data movement. Bands do not, but recompute the rows at their
-edges.
+Vela's cascades end at values with two readers, at CONCAT and at data movement. Bands do not end there, but recompute the rows at
+their edges.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _POINTWISE = frozenset(
 _WINDOWS = frozenset({"CONV2D", "DEPTHWISE_CONV2D", "MAX_POOL2D", "AVG_POOL2D"})
 _VIEWS = frozenset({"RESHAPE", "SLICE"})
 _ROWS = 1  # axis in NHWC
-_LEAST_ROWS = 4  # of a result
+_LEAST_ROWS = 4  # minimum number of rows of a result
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def _window(op: Op) -> tuple[int, int, int, int]:
 
 
 def _rows_to_compute(op: Op, axis: int, rows: Range) -> Range:
-    """Return the rows to compute; a RESHAPE that splits rows computes all parts."""
+    """Return the rows to compute. A RESHAPE that splits a row computes all parts of the row."""
     if op.name != "RESHAPE":
         return rows
     before = _axis_before(op, axis)
@@ -126,8 +126,8 @@ class Part:
     """Operators that can be computed in bands of rows of ``result``.
 
     Attributes:
-        ops: Operators in graph order; the last one computes the result.
-        axes: Row axis of each value that they compute or read.
+        ops: Operators in graph order. The last operator computes the result.
+        axes: Row axis of each value that the operators compute or read.
     """
 
     ops: tuple[Op, ...]
@@ -158,7 +158,7 @@ class Part:
         return [(low, high) for low, high in itertools.pairwise(cuts) if low < high]
 
     def work(self, count: int) -> float:
-        """Return the multiply-adds of ``count`` bands, relative to one band."""
+        """Return the number of multiply-adds of ``count`` bands, as a multiple of the number for one band."""
         rows_by_band = [self.rows(band) for band in self.bands(count)]
         once, banded = 0.0, 0.0
         for op in self.ops:
@@ -171,7 +171,7 @@ class Part:
         return banded / once
 
     def alive_bytes(self, count: int) -> int:
-        """Estimate the peak of live bytes with ``count`` bands."""
+        """Estimate the peak number of live bytes with ``count`` bands."""
         bands = self.bands(count)
         rows = self.rows(bands[len(bands) // 2])
         last = {value: number for number, op in enumerate(self.ops) for value in op.operands}
@@ -195,12 +195,12 @@ class Part:
 
 
 def memory_bytes(value: Value) -> int:
-    """Return the stored size; 0 for sums."""
+    """Return the size of a value in memory, or 0 for INT32 sums."""
     return math.prod(value.shape) * _BYTES.get(value.dtype, 0)
 
 
 def part_of(graph: Graph, result: Value, smallest: int) -> Part | None:
-    """Return the largest part that ends with ``result``. Values of at most ``smallest`` bytes are its inputs."""
+    """Return the largest Part that ends with ``result``, or None. Values of at most ``smallest`` bytes are inputs of the Part."""
     readers: dict[Value, list[Op]] = {}
     for op in graph.ops:
         for value in op.operands:
@@ -230,7 +230,7 @@ def part_of(graph: Graph, result: Value, smallest: int) -> Part | None:
 
 
 def parts(graph: Graph) -> Iterator[Part]:
-    """Iterate over the distinct parts with windows."""
+    """Iterate over the distinct Parts that contain a convolution or pool."""
     seen: set[tuple[int, ...]] = set()
     for op in graph.ops:
         value = op.results[0]
@@ -249,7 +249,7 @@ def parts(graph: Graph) -> Iterator[Part]:
 
 
 def split_rows(r: Rewriter, part: Part, count: int) -> None:
-    """Compute ``part`` in ``count`` bands and concatenate them."""
+    """Compute ``part`` in ``count`` bands, and concatenate the bands."""
     end = part.ops[-1]
     at, joined = r.before(end), []
     for band in part.bands(count):

@@ -1,4 +1,4 @@
-"""Split TILEs, because Vela emits an operation per copy in quadratic compile time."""
+"""Split TILEs, because Vela emits an operation for each copy, and its compile time is quadratic in the number of copies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _BYTES = {"INT32": 4, "INT16": 2}
 
 
 def split_tiles(r: Rewriter, cost: TileCost) -> None:
-    """Split each TILE by axis, and an axis into factors, if that is estimated to be faster."""
+    """Split each TILE by axis, and each axis into factors, if estimated to be faster."""
     for op in r.select("TILE"):
         value, multiples = op.operands[0], op.attrs["multiples"]
         shape, factors = list(value.shape), dict[int, list[int]]()

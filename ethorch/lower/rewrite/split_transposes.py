@@ -16,20 +16,20 @@ _BYTES = {"INT8": 1, "INT16": 2, "INT32": 4}
 
 #: Longest axis of a TRANSPOSE that Vela 5.2 supports on U55 and U65.
 _LONGEST = 65536
-#: Weight of an element along an axis that moves as a whole, because Vela moves bytes of INT32.
+#: Number of positions of an INT32 element along an axis that moves as a whole, because Vela moves its bytes.
 _PLACES = {"INT32": 4}
 
 Axes = tuple[int, ...]
 Shape = tuple[int, int, int]
 
-#: perm -> axis that others are exchanged around.
+#: For each permutation, the axis around which other axes are exchanged.
 _WHOLE: dict[Axes, int] = {(1, 0, 2): 2, (2, 1, 0): 1}
 
 
 def split_transposes(r: Rewriter, cost: TransposeCost) -> None:
     """Split TRANSPOSEs of three or more axes if estimated to be faster.
 
-    A TRANSPOSE that Vela refuses for its extents is always split, if necessary into pieces that are concatenated.
+    A TRANSPOSE whose extents Vela does not support is always split, if necessary into sections that are concatenated.
     """
     for op in r.select("TRANSPOSE"):
         dtype, operand, perms = op.result.dtype, op.operands[0], op.attrs["perms"]
@@ -51,10 +51,10 @@ def _in_steps(at: Place, value: Value, steps: Sequence[Shape]) -> Value:
 
 
 def _is_supported(shape: Sequence[int], perm: Sequence[int], dtype: str) -> bool:
-    """Return True if Vela 5.2 supports this TRANSPOSE on U55 and U65.
+    """Return True if Vela 5.2 supports the TRANSPOSE on U55 and U65.
 
-    Determined by experiments with extents up to 65,600. No axis may exceed 65,536 elements. An INT32 axis that others are
-    exchanged around counts four times; for four and more axes, the product of two axes counts.
+    Determined by experiments with extents up to 65,600. No axis may exceed 65,536 elements. An INT32 axis around which other axes
+    are exchanged counts four times. For four or more axes, the limit applies to the product of the two longest axes.
     """
     axes, each = tuple(perm), _PLACES.get(dtype, 1)
     if axes in ((1, 0), (0, 2, 1)):
@@ -93,7 +93,7 @@ def _around(shape: Sequence[int], axis: int) -> tuple[Axes, int]:
 
 
 def _steps(shape: Axes, perm: Axes, dtype: str, cost: TransposeCost, *, refused: bool = False) -> list[Shape]:
-    """Return the shapes of the steps, or none if one TRANSPOSE is best. If it is ``refused``, any steps are better."""
+    """Return the shapes of the steps, or an empty list if one TRANSPOSE is best. If ``refused``, any steps are better."""
     arranged = shape, perm
     if refused:
         arranged = _shorten(*arranged)
@@ -132,7 +132,7 @@ def _shorten(extents: Sequence[int], perm: Sequence[int]) -> tuple[Axes, Axes]:
 def _cheapest(
     extents: Sequence[int], target: Axes, cycles: Callable[[int, int, int], float], most: float
 ) -> list[tuple[int, int, int]]:
-    """Find the cheapest steps to ``target``, at most ``most`` cycles, by Dijkstra's algorithm over axis orders."""
+    """Find the cheapest steps to ``target`` that take less than ``most`` cycles, by Dijkstra's algorithm over axis orders."""
     start = tuple(range(len(extents)))
     best: dict[Axes, float] = {start: 0.0}
     came: dict[Axes, tuple[Axes, tuple[int, int, int]]] = {}

@@ -1,8 +1,8 @@
-"""Known bugs of Vela and how they are avoided.
+"""Known bugs of Vela, and the rewrites that avoid them.
 
-tests/lower/rewrite/vela_bug_graphs.py has small graphs for each row, whose results must be correct with the row and (in the
-long tests) wrong without it. Remove a row when no supported version of Vela needs it. Code elsewhere that avoids a bug names
-the row's id.
+tests/lower/rewrite/vela_bug_graphs.py contains small graphs for each row. Their results must be correct with the row and (in the
+long tests) wrong without it. Remove a row when no supported version of Vela needs it. Other code that avoids a bug names the id of
+the row.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class VelaBug:
     Attributes:
         id: Stable identifier, used in tests and comments.
         wrong: Description of the bug.
-        instead: Rewrite of each matching operator, or a description if the bug is avoided elsewhere.
-        operators: Matching TOSA operators. Empty matches all.
-        which: Predicate of the operator.
+        instead: Rewrite of each matching operator, or a description if other code avoids the bug.
+        operators: Matching TOSA operators. Empty matches all operators.
+        which: Predicate that the operator must satisfy.
         of: Operators of which one must compute the first operand.
-        reads: The same, possibly before RESHAPEs.
-        placement: Whether a CONCAT or PAD must read the result: ``reshaped`` after a RESHAPE, ``anyhow`` also without.
+        reads: Same as ``of``, ignoring RESHAPEs in between.
+        placement: ``anyhow`` if a CONCAT or PAD must read the result, ``reshaped`` if it must do so after a RESHAPE, or empty.
         families: NPU families on which a test graph reproduces the bug.
         assumed: NPU families on which the bug is avoided without a test graph.
         small_shram: Whether only NPUs with 16 KB of SHRAM have the bug.
@@ -59,7 +59,7 @@ class VelaBug:
     versions: tuple[str, ...] = ("5.1.0", "5.2.0")
 
     def concerns(self, family: str) -> bool:
-        """Return True if the bug is avoided for this NPU family."""
+        """Return True if the bug is avoided for an NPU family."""
         return family in (*self.families, *self.assumed)
 
     def finds(self, r: Rewriter, op: Op) -> bool:
@@ -75,14 +75,14 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     # --- offsets ignored when reading ---------------------------------------------------------------------------------
     VelaBug(
         id="vela.transposed-convolution-of-slice",
-        wrong="Vela splits a TRANSPOSE_CONV2D, which then ignores the offset of a SLICE.",
+        wrong="Vela splits a TRANSPOSE_CONV2D into operations that ignore the offset of a SLICE.",
         operators=("TRANSPOSE_CONV2D",),
         reads=("SLICE",),
         instead=do.copy_operand,
     ),
     VelaBug(
         id="vela.dilated-convolution-of-slice",
-        wrong="Vela splits a convolution with a dilation above 2, which then ignores the offset of a SLICE.",
+        wrong="Vela splits a convolution with a dilation above 2 into operations that ignore the offset of a SLICE.",
         operators=("CONV2D", "DEPTHWISE_CONV2D"),
         which=patterns.is_dilated,
         reads=("SLICE",),
@@ -90,7 +90,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     ),
     VelaBug(
         id="vela.multiplied-depthwise-of-slice",
-        wrong="Vela splits a DEPTHWISE_CONV2D with channel multiplier > 1, which then ignores the offset of a SLICE.",
+        wrong="Vela splits a DEPTHWISE_CONV2D with channel multiplier > 1 into operations that ignore the offset of a SLICE.",
         operators=("DEPTHWISE_CONV2D",),
         which=patterns.is_multiplied,
         reads=("SLICE",),
@@ -98,7 +98,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     ),
     VelaBug(
         id="vela.padded-window-of-sliced-batch",
-        wrong="A window with padding over several images ignores the offset of a SLICE.",
+        wrong="A convolution or pool with padding over several images ignores the offset of a SLICE.",
         operators=("CONV2D", "DEPTHWISE_CONV2D", "MAX_POOL2D", "AVG_POOL2D"),
         which=patterns.is_padded_batch,
         reads=("SLICE",),
@@ -114,7 +114,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     ),
     VelaBug(
         id="vela.rescale-of-six-axes-of-slice",
-        wrong="A RESCALE of more than five axes, fused with an operator with broadcasting, ignores the offset of a SLICE.",
+        wrong="A RESCALE of more than five axes that is fused with a broadcasting operator ignores the offset of a SLICE.",
         operators=("RESCALE",),
         which=patterns.is_very_wide,
         reads=("SLICE",),
@@ -137,8 +137,8 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     ),
     VelaBug(
         id="vela.turned-slice",
-        wrong="Vela replaces the TRANSPOSE of a shared SLICE, undone by its own TRANSPOSE for a MATMUL or REDUCE_SUM, by a "
-        "transfer that ignores the offset.",
+        wrong="If the TRANSPOSE that Vela inserts for a MATMUL or REDUCE_SUM undoes the TRANSPOSE of a shared SLICE, Vela emits a "
+        "transfer that ignores the offset of the SLICE.",
         operators=("MATMUL", "REDUCE_SUM"),
         which=patterns.is_of_transposed_slice,
         instead=do.copy_transposed_slice,
@@ -155,8 +155,8 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     ),
     VelaBug(
         id="vela.broadcast-slice-in-chain",
-        wrong="An elementwise operator chained to the one before it ignores the offset of a SLICE if the source has as many "
-        "elements as the result: x * e[:, 32:48], where e has as many chunks as x has rows.",
+        wrong="An elementwise operator that is chained to the preceding operator ignores the offset of a SLICE if the source has "
+        "as many elements as the result, e.g. in x * e[:, 32:48] if e has as many chunks as x has rows.",
         operators=patterns.TAKING_TWO,
         which=patterns.is_of_broadcast_slice_of_as_many,
         instead=do.copy_slices_of_as_many,
@@ -166,7 +166,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     VelaBug(
         id="vela.lone-rescale-of-move",
         wrong="A separate RESCALE from or to INT32 becomes a multiplication, which ignores the offset in a SLICE, CONCAT or "
-        "PAD, and computes only the first copy of a TILE. A few scales are fused with a sum instead.",
+        "PAD, and computes only the first copy of a TILE. RESCALEs with certain scales are fused with a sum instead.",
         operators=("RESCALE",),
         which=patterns.is_lone,
         reads=("SLICE", "CONCAT", "PAD", "TILE"),
@@ -176,8 +176,8 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     ),
     VelaBug(
         id="vela.lone-rescale-in-slices",
-        wrong="A separate RESCALE from or to INT32 becomes a multiplication. If a SLICE reads it, and it or the SLICE has "
-        "several readers, each reader computes it at the offset of the SLICE.",
+        wrong="A separate RESCALE from or to INT32 becomes a multiplication. If a SLICE reads the RESCALE, and the RESCALE or the "
+        "SLICE has several readers, each reader computes the RESCALE at the offset of the SLICE.",
         operators=("RESCALE",),
         which=patterns.is_lone_in_slices,
         instead=do.copy_result,
@@ -187,8 +187,8 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     # --- offsets ignored when writing ---------------------------------------------------------------------------------
     VelaBug(
         id="vela.lone-rescale-placed",
-        wrong="A separate RESCALE from or to INT32 becomes a multiplication, which ignores the offset in a CONCAT or PAD: "
-        "in cat([x, y * constant]) the second part overwrites the first.",
+        wrong="A separate RESCALE from or to INT32 becomes a multiplication, which ignores the offset in a CONCAT or PAD. "
+        "For example, in cat([x, y * constant]) the second operand overwrites the first.",
         operators=("RESCALE",),
         which=patterns.is_lone,
         placement="anyhow",
@@ -232,7 +232,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     ),
     VelaBug(
         id="vela.resize-in-steps-of-batch",
-        wrong="Vela computes a RESIZE by 4 or 8 as several RESIZEs by 2, and refuses it if a CONCAT makes the result part "
+        wrong="Vela splits a RESIZE by 4 or 8 into several RESIZEs by 2, and refuses them if a CONCAT makes the result part "
         "of a batch.",
         operators=("RESIZE",),
         which=patterns.is_resized_to_batch,
@@ -261,7 +261,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     # --- copies of INT32 ----------------------------------------------------------------------------------------------
     VelaBug(
         id="vela.wide-int32-move",
-        wrong="Vela moves INT32 as INT16 with twice the last axis, and truncates that axis to 65,536.",
+        wrong="Vela moves INT32 as INT16 with a last axis of twice the length, and truncates this axis to 65,536 elements.",
         operators=("CONCAT", "PAD", "SLICE", "TILE"),
         which=patterns.is_wide_int32,
         instead=do.move_with_last_axis,
@@ -285,7 +285,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     ),
     VelaBug(
         id="vela.wide-int32-in-shapes",
-        wrong="All readers of an INT32 are wrong if it is read in two shapes and a last axis is longer than 32,768.",
+        wrong="If an INT32 value is read in two shapes and a last axis is longer than 32,768, all readers are wrong.",
         operators=("RESHAPE",),
         which=patterns.is_wide_int32_read_in_shapes,
         instead=do.copy_operand,
@@ -294,7 +294,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     # --- shared shapes and memory -------------------------------------------------------------------------------------
     VelaBug(
         id="vela.square-of-reshaped",
-        wrong="In x * x with a rescaled and reshaped x, one operand has the previous shape, and the result overwrites it.",
+        wrong="In x * x, if x is rescaled and reshaped, one operand has the shape before the RESHAPE, and the result overwrites x.",
         operators=ELEMENTWISE,
         which=patterns.is_square_of_reshaped,
         instead=do.reshape_twice,
@@ -303,7 +303,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     VelaBug(
         id="vela.rescale-in-shapes",
         wrong="A separate RESCALE that is reshaped and read several times, entirely or in SLICEs, is computed in the "
-        "previous shape for some readers: view(x)[:8] + view(x)[8:].",
+        "shape before the RESHAPE for some readers, e.g. in view(x)[:8] + view(x)[8:].",
         operators=("RESHAPE",),
         which=patterns.is_rescale_in_one_shape_of_several,
         instead=do.rescale_after,
@@ -311,8 +311,8 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     ),
     VelaBug(
         id="vela.table-of-reshaped-slice",
-        wrong="A TABLE or CLAMP of a reshaped SLICE, chained to its reader, is stored in the shape of the SLICE, in bricks "
-        "of 16 channels, but allocated for the other shape.",
+        wrong="A TABLE or CLAMP of a reshaped SLICE that is chained to its reader is stored in the shape of the SLICE, in bricks "
+        "of 16 channels, but memory is allocated for the new shape.",
         operators=("TABLE", "CLAMP"),
         which=patterns.is_of_reshaped_slice,
         instead=do.reshape_result,
@@ -339,8 +339,8 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     ),
     VelaBug(
         id="vela.spread-in-other-shape",
-        wrong="Vela broadcasts x[n, 1, c] for y[n, m, 1] with an inserted addition, which reads x in the shape of its last "
-        "RESHAPE or of its RESCALE's operand, e.g. in the differences of all pairs of rows.",
+        wrong="To broadcast x[n, 1, c] for y[n, m, 1], Vela inserts an addition that reads x in the shape of its last "
+        "RESHAPE or of the operand of its RESCALE, e.g. for the differences of all pairs of rows.",
         operators=ELEMENTWISE,
         which=patterns.is_spread_in_other_shape,
         instead=do.give_first_operand_one_shape,
@@ -349,9 +349,9 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     ),
     VelaBug(
         id="vela.axis-of-column",
-        wrong="Vela runs a reduction or REVERSE along the last axis along the middle one of three axes. For a sum along "
-        "rows, or a value that was reshaped from a last axis of extent 1, it allocates bricks of 16 channels as if "
-        "each had one.",
+        wrong="Vela runs a reduction or REVERSE along the last axis as if it were the middle of three axes. For a sum along "
+        "rows, or a value that was reshaped from a last axis of extent 1, Vela stores bricks of 16 channels, but "
+        "allocates memory for one channel.",
         operators=("ARGMAX", "REDUCE_MAX", "REDUCE_MIN", "REDUCE_ALL", "REDUCE_ANY", "REVERSE"),
         which=patterns.is_along_last_axis_of_column,
         instead=do.run_along_middle_axis,
@@ -360,8 +360,8 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     ),
     VelaBug(
         id="vela.operator-of-two-sums",
-        wrong="Two REDUCE_SUMs that one elementwise operator reads are stored in bricks of 16 channels, but allocated for "
-        "one, so that each overwrites later values.",
+        wrong="If one elementwise operator reads two REDUCE_SUMs, they are stored in bricks of 16 channels but allocated "
+        "for one channel, so that each sum overwrites later values.",
         operators=patterns.TAKING_TWO,
         which=patterns.is_of_two_sums,
         instead=do.copy_first_operand,
@@ -369,7 +369,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     ),
     VelaBug(
         id="vela.argmax-of-slice",
-        wrong="An ARGMAX of a SLICE uses extents of the source: it runs along rows instead of columns, or too far.",
+        wrong="An ARGMAX of a SLICE uses extents of the source, and runs along rows instead of columns, or beyond the end.",
         operators=("ARGMAX",),
         reads=("SLICE",),
         instead=do.copy_operand,
@@ -378,13 +378,13 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     ),
     VelaBug(
         id="vela.bool-output-that-is-read",
-        wrong="Truth values are 0 and -1, but 0 and 1 as outputs; an operator that reads an output confuses them.",
+        wrong="Truth values are 0 and -1, but 0 and 1 in outputs. An operator that reads an output misinterprets the values.",
         instead=do.copy_read_outputs,
         families=U85,
     ),
     VelaBug(
         id="vela.loop-in-operands",
-        wrong="A WHILE_LOOP overwrites its operands, even if others read them.",
+        wrong="A WHILE_LOOP overwrites its operands, even if other operators read the operands.",
         operators=("WHILE_LOOP",),
         instead=do.copy_shared_operands,
         families=U85,
@@ -393,47 +393,47 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     VelaBug(
         id="vela.concat-of-five-axes",
         wrong="A CONCAT of more than four axes after a SLICE and a RESHAPE reads the wrong rows.",
-        instead="The step ``fold wide moves`` converts it to at most four axes.",
+        instead="The step ``fold wide moves`` converts the CONCAT to at most four axes.",
         operators=("CONCAT",),
     ),
     VelaBug(
         id="vela.slice-of-five-axes",
-        wrong="A SLICE of more than four axes, a RESHAPE and a CONCAT crash Vela on U55 and U65; on U85 they read the wrong rows.",
-        instead="The step ``fold wide moves`` converts it to several of three axes.",
+        wrong="A SLICE of more than four axes before a RESHAPE and CONCAT crashes Vela on U55 and U65, and reads wrong rows on U85.",
+        instead="The step ``fold wide moves`` converts the operator to several operators of three axes.",
         operators=("SLICE",),
     ),
     VelaBug(
         id="vela.pad-of-five-axes",
         wrong="A PAD of more than four axes after a SLICE and a RESHAPE reads the wrong rows.",
-        instead="The step ``fold wide moves`` converts it to several of three axes.",
+        instead="The step ``fold wide moves`` converts the operator to several operators of three axes.",
         operators=("PAD",),
     ),
     VelaBug(
         id="vela.one-element-of-five-axes",
         wrong="An elementwise operator of more than four axes does not broadcast a first operand of one element.",
-        instead="The step ``fold broadcasts`` converts it to at most four axes.",
+        instead="The step ``fold broadcasts`` converts the operator to at most four axes.",
         operators=(*ELEMENTWISE, "ARITHMETIC_RIGHT_SHIFT", "LOGICAL_LEFT_SHIFT"),
         families=U55_U65,
     ),
     VelaBug(
         id="vela.table-between-transposes",
         wrong="In the INT8 sequence TABLE, TRANSPOSE, TABLE, TRANSPOSE, the second TABLE is lost.",
-        instead="The step ``move tables before moves`` merges them to one TABLE and one TRANSPOSE.",
+        instead="The step ``move tables before moves`` merges the sequence to one TABLE and one TRANSPOSE.",
         operators=("TABLE",),
         families=U85,
     ),
     # --- windows over long axes, constants ----------------------------------------------------------------------------
     VelaBug(
         id="vela.dilated-convolution-of-short-map",
-        wrong="If the dilation exceeds 2 and the map's extent, Vela emits convolutions of only padding.",
+        wrong="If the dilation exceeds 2 and the extent of the feature map, Vela emits convolutions that read only padding.",
         operators=("CONV2D", "DEPTHWISE_CONV2D"),
         which=patterns.is_dilated_beyond_map,
         instead=do.pad_before,
     ),
     VelaBug(
         id="vela.transpose-of-dilated-convolution",
-        wrong="Vela fuses a TRANSPOSE with each of the convolutions into which it splits one with a dilation above 2. If "
-        "there are few rows, they write to wrong rows.",
+        wrong="Vela splits a convolution with a dilation above 2 into several, and fuses a TRANSPOSE with each of them. If "
+        "there are few rows, the convolutions write to wrong rows.",
         operators=("TRANSPOSE",),
         which=patterns.is_of_dilated_convolution,
         instead=do.copy_operand,
@@ -441,8 +441,8 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     ),
     VelaBug(
         id="vela.dilated-convolution-along-long-axis",
-        wrong="Vela splits an axis longer than 65,536 into several maps, each for a kernel without its dilation of 2, so "
-        "that the last results of each read padding.",
+        wrong="Vela splits an axis longer than 65,536 into several feature maps, but ignores a dilation of 2 in their extents, so "
+        "that the last results of each feature map read padding.",
         operators=("CONV2D", "DEPTHWISE_CONV2D"),
         which=patterns.is_dilated_along_long_axis,
         instead=do.fill_kernel,
@@ -450,8 +450,8 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     ),
     VelaBug(
         id="vela.dilated-convolution-of-long-map",
-        wrong="Vela splits an axis longer than 65,536 into several maps. With a dilation along the other axis, or above 2, "
-        "they read wrong or missing rows and columns.",
+        wrong="Vela splits an axis longer than 65,536 into several feature maps. If the other axis has a dilation, or a dilation "
+        "exceeds 2, the convolutions read wrong or missing rows and columns.",
         operators=("CONV2D", "DEPTHWISE_CONV2D"),
         which=patterns.is_dilated_on_long_map,
         instead=do.fill_kernel,
@@ -460,8 +460,8 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     ),
     VelaBug(
         id="vela.padded-stride-along-long-axis",
-        wrong="Vela splits an axis longer than 65,536 with a stride into several maps. If the last one is short, the one "
-        "before it reads padding.",
+        wrong="Vela splits a strided axis longer than 65,536 into several feature maps. If the last is short, the preceding one "
+        "reads padding.",
         operators=("CONV2D", "DEPTHWISE_CONV2D"),
         which=patterns.is_padded_stride_along_long_axis,
         instead=do.pad_before,
@@ -469,8 +469,8 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     ),
     VelaBug(
         id="vela.padded-stride-beside-long-axis",
-        wrong="Vela splits an axis longer than 65,536 into several maps. With a stride and padding along the other axis, "
-        "some read padding instead of the map.",
+        wrong="Vela splits an axis longer than 65,536 into several feature maps. If the other axis is strided and padded, some "
+        "convolutions read padding instead of elements.",
         operators=("CONV2D", "DEPTHWISE_CONV2D"),
         which=patterns.is_padded_stride_beside_long_axis,
         instead=do.pad_before,
@@ -505,7 +505,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     ),
     VelaBug(
         id="vela.equal-weights",
-        wrong="Convolutions with equal weights and scales share the encoding of one, including its bias and weight zero point.",
+        wrong="Convolutions with equal weights and scales share one encoding, including the bias and the weight zero point.",
         operators=("CONV2D", "DEPTHWISE_CONV2D"),
         which=patterns.has_weights_of_another,
         instead=do.change_weights,
@@ -513,7 +513,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     VelaBug(
         id="vela.transpose-of-constant",
         wrong="A TRANSPOSE of a constant writes to the read-only memory of constants. The same happens for a TRANSPOSE that "
-        "Vela inserts before a constant map if the weights are computed.",
+        "Vela inserts before a constant feature map if the weights are computed.",
         operators=("TRANSPOSE",),
         which=patterns.is_of_constant,
         instead=do.transpose_now,
@@ -523,8 +523,8 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     ),
     VelaBug(
         id="vela.transpose-of-dropped-axis",
-        wrong="Vela exchanges a TRANSPOSE and the RESHAPE before it that drops axes of extent 1, and refuses the TRANSPOSE of "
-        "more axes if two of them have more than 65,536 elements together.",
+        wrong="Vela exchanges a TRANSPOSE with a preceding RESHAPE that removes axes of extent 1, and refuses the TRANSPOSE, which "
+        "then has more axes, if the product of two axes exceeds 65,536.",
         operators=("TRANSPOSE",),
         which=patterns.drops_unit_axes_of_long_transpose,
         instead=do.copy_operand,
@@ -532,7 +532,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     ),
     VelaBug(
         id="vela.table-of-transpose",
-        wrong="An INT8 TABLE that is fused with a TRANSPOSE is loaded after the end of a 16 KB SHRAM.",
+        wrong="An INT8 TABLE that is fused with a TRANSPOSE is loaded beyond the end of a 16 KB SHRAM.",
         operators=("TABLE",),
         which=patterns.is_of_transposed,
         instead=run_before_moves,
@@ -542,8 +542,8 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     ),
     VelaBug(
         id="vela.table-of-multiplied-depthwise",
-        wrong="Vela splits a DEPTHWISE_CONV2D with channel multiplier > 1 and joins it by copies. Its INT8 TABLE is loaded "
-        "after the end of a 16 KB SHRAM.",
+        wrong="Vela splits a DEPTHWISE_CONV2D with channel multiplier > 1 and joins the results by copies. An INT8 TABLE is loaded "
+        "beyond the end of a 16 KB SHRAM.",
         operators=("TABLE",),
         which=patterns.is_of_multiplied_depthwise,
         instead=do.copy_operand,
@@ -554,7 +554,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     # --- saturation ---------------------------------------------------------------------------------------------------
     VelaBug(
         id="vela.narrowed-and-widened",
-        wrong="Vela removes a RESCALE by 1 from INT32 to INT8 or INT16 together with the one back to INT32, so that values "
+        wrong="Vela removes a RESCALE by 1 from INT32 to INT8 or INT16 together with the RESCALE back to INT32, so that values "
         "do not saturate.",
         operators=("RESCALE",),
         which=patterns.is_rescaled_back,
@@ -572,7 +572,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     VelaBug(
         id="vela.widened-in-producer",
         wrong="Vela fuses a RESCALE without zero point to a wider dtype with the producer of its operand, and clamps to the "
-        "narrow dtype: INT16 between -128 and 127.",
+        "narrow dtype, e.g. INT16 to -128..127.",
         operators=("RESCALE",),
         which=patterns.is_widened,
         reads=("MAX_POOL2D", "SELECT", "CAST", "BITWISE_AND", "BITWISE_OR", "BITWISE_XOR", "BITWISE_NOT"),
@@ -582,7 +582,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     ),
     VelaBug(
         id="vela.widened-in-pool-of-wide-stride",
-        wrong="Vela fuses a RESCALE to INT32 with a pool with a stride above 3, which it splits into windows, and loses the "
+        wrong="Vela splits a pool with a stride above 3 into windows. If Vela fuses a RESCALE to INT32 with the pool, it loses the "
         "RESCALE.",
         operators=("RESCALE",),
         which=patterns.is_widened_pool_of_wide_stride,
@@ -592,7 +592,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     ),
     VelaBug(
         id="vela.clamp-of-shift",
-        wrong="Vela fuses a CLAMP with a logical shift, and loses the CLAMP.",
+        wrong="Vela fuses a CLAMP with a logical shift and loses the CLAMP.",
         operators=("CLAMP",),
         which=patterns.is_of_shifted,
         instead=do.copy_operand,
@@ -601,17 +601,17 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     # --- avoided by lowerings -----------------------------------------------------------------------------------------
     VelaBug(
         id="vela.sum-of-whole-scales",
-        wrong="For a sum of two INT16 rescaled to INT32 by integers below 2**14, Vela emits the smaller scale; the NPU uses "
-        "its fixed shift for the larger one.",
-        instead="``lower.ops.arithmetic`` rescales the larger one by the NPU's fixed shift: 2**14 for INT16, 2**19 for INT8.",
+        wrong="For a sum of two INT16 values that are rescaled to INT32 by integers below 2**14, Vela emits the smaller scale, "
+        "but the NPU uses a fixed shift in place of the larger scale.",
+        instead="``lower.ops.arithmetic`` rescales by the NPU's fixed shift: 2**14 for INT16, 2**19 for INT8.",
         operators=("ADD", "SUB"),
         families=U55_U65,
     ),
     VelaBug(
         id="vela.rescale-in-comparison",
         wrong="Vela fuses RESCALEs of operands with a comparison, but the NPU scales only operands of ADD and SUB.",
-        instead="``lower.ops.compare`` compares a difference with 0. The simulator does not reproduce the bug, because it "
-        "scales the operands.",
+        instead="``lower.ops.compare`` compares a difference with 0. The simulator does not reproduce the bug, because the "
+        "simulator scales the operands.",
         operators=("EQUAL", "GREATER", "GREATER_EQUAL"),
         families=U85,
     ),
@@ -633,23 +633,23 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     ),
     VelaBug(
         id="vela.transposed-convolution-of-long-result",
-        wrong="A TRANSPOSE_CONV2D with a stride of 2 and more than 65,536 rows or columns of results ends with parts that "
-        "read no row of the map.",
-        instead="``lower.ops.conv_transpose`` computes phases, which are convolutions of stride 1.",
+        wrong="Vela splits a TRANSPOSE_CONV2D with a stride of 2 and more than 65,536 rows or columns of results. The last "
+        "operations do not read any row of the feature map.",
+        instead="``lower.ops.conv_transpose`` computes the phases by convolutions with stride 1.",
         operators=("TRANSPOSE_CONV2D",),
         families=U55_U65,
         versions=SINCE_5_2,
     ),
     VelaBug(
         id="vela.unread-input",
-        wrong="Vela removes an input without readers.",
-        instead="``lower.walk`` adds the input to an output, times 0; ``vela.compile`` refuses a model that lost one.",
+        wrong="Vela removes an input that no operator reads.",
+        instead="``lower.walk`` adds the input, multiplied by 0, to an output. ``vela.compile`` reports a lost input.",
     ),
     # --- limits of targets --------------------------------------------------------------------------------------------
     VelaBug(
         id="vela.padded-pool-of-wide-stride",
         wrong="A MAX_POOL2D with padding and a stride above 3 reads wrong elements.",
-        instead="A limit of ``targets.u85``; the pool stays on the CPU.",
+        instead="The pool runs on the CPU because of a limit in ``targets.u85``.",
         operators=("MAX_POOL2D",),
         families=U85,
     ),
@@ -657,7 +657,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
         id="vela.padded-pool-along-long-axis",
         wrong="A pool with a stride and padding over more than 65,536 rows or columns is split as in "
         "vela.padded-stride-along-long-axis.",
-        instead="A limit of ``targets.u55``; the pool stays on the CPU.",
+        instead="The pool runs on the CPU because of a limit in ``targets.u55``.",
         operators=("MAX_POOL2D", "AVG_POOL2D"),
         families=U55_U65,
         versions=SINCE_5_2,
@@ -665,7 +665,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     VelaBug(
         id="vela.long-sum",
         wrong="Vela splits a REDUCE_SUM of more than 65,536 elements, and rescales each part as if it were the total.",
-        instead="A limit of ``targets.u85``; ``lower.ops.sums`` computes sums of sums.",
+        instead="``lower.ops.sums`` computes sums of partial sums because of a limit in ``targets.u85``.",
         operators=("REDUCE_SUM",),
         families=U85,
     ),
@@ -681,13 +681,13 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     VelaBug(
         id="vela.undone-transpose-output",
         wrong="Vela removes an output that is a TRANSPOSE if another TRANSPOSE undoes it.",
-        instead="Merging neighbours removes such pairs; a graph that lost an output is compiled again with copies of its outputs.",
+        instead="The step ``merge neighbours`` removes such pairs. If an output is lost, the graph is compiled with copies of its outputs.",
         operators=("TRANSPOSE",),
     ),
     VelaBug(
         id="vela.input-in-its-readers-shape",
         wrong="Vela reports an input that a RESHAPE reads in the shape of the RESHAPE.",
-        instead="``vela.compile`` restores the shape; the bytes are the same.",
+        instead="``vela.compile`` restores the shape. The bytes are the same.",
         operators=("RESHAPE",),
     ),
     # --- last, because it depends on shapes that earlier rows change --------------------------------------------------

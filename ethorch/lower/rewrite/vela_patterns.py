@@ -1,4 +1,4 @@
-"""Predicates by which the rows of ``VELA_BUGS`` recognize bugs."""
+"""Predicates that recognize the bugs in ``VELA_BUGS``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ethorch.lower.rewrite.peephole import moves_before
 from ethorch.lower.rewrite.rewriter import Rewriter
 from ethorch.tosa.ir import Op, Value
 
-#: Operators with which Vela fuses the RESCALE after them.
+#: Operators that Vela fuses with a RESCALE after them.
 ACCUMULATING = ("CONV2D", "DEPTHWISE_CONV2D", "TRANSPOSE_CONV2D", "CONV3D", "MATMUL", "REDUCE_SUM")
 _LOGICAL = (
     "EQUAL", "GREATER", "GREATER_EQUAL", "LOGICAL_AND", "LOGICAL_OR", "LOGICAL_XOR", "LOGICAL_NOT", "SELECT",
@@ -46,29 +46,29 @@ _NARROWING = (("INT16", "INT8"), ("INT32", "INT8"), ("INT32", "INT16"))
 
 #: Longest last axis of an INT32 copy, which Vela converts to INT16.
 _WIDEST_INT32 = 32768
-#: Longest axis of windows that Vela does not split.
+#: Longest axis of a convolution or pool that Vela does not split.
 _LONGEST_AXIS = 65536
 #: Largest padding at the top and left (npu-reference, IFM_PAD_TOP: 7 bits).
 _WIDEST_PADDING = 127
-#: Maximum rows of an indexed transfer (npu-reference 2.3, DMA0_SIZE0: 16 bits).
+#: Maximum number of rows of an indexed transfer (npu-reference 2.3, DMA0_SIZE0: 16 bits).
 MOST_ROWS = 65535
 #: Maximum number of axes that Vela does not split.
 MOST_AXES = 4
-#: Adjacent channels in NHCWB16.
+#: Number of adjacent channels in NHCWB16.
 _BRICK = 16
 #: Axes of rows and columns in the weights.
 KERNEL_AXES = {"CONV2D": (1, 2), "DEPTHWISE_CONV2D": (0, 1)}
 
 
 def reads(r: Rewriter, value: Value, *names: str) -> bool:
-    """Return True if one of ``names`` computes ``value``, possibly before RESHAPEs."""
+    """Return True if ``value`` is the output of one of the operators ``names``, ignoring RESHAPEs in between."""
     while reshape := r.producer(value, "RESHAPE"):
         value = reshape.operands[0]
     return r.producer(value, *names) is not None
 
 
 def is_placed(r: Rewriter, value: Value, *, reshaped: bool = False) -> bool:
-    """Return True if a CONCAT or PAD reads ``value``, possibly (``reshaped``: only) after RESHAPEs."""
+    """Return True if a CONCAT or PAD reads ``value``, directly or (if ``reshaped``: only) after RESHAPEs."""
     is_read = not reshaped and any(reader.name in ("CONCAT", "PAD") for reader in r.readers(value))
     return is_read or any(is_placed(r, reader.result) for reader in r.readers(value) if reader.name == "RESHAPE")
 
@@ -86,12 +86,12 @@ def is_very_wide(r: Rewriter, op: Op) -> bool:
 
 
 def is_dilated(r: Rewriter, op: Op) -> bool:
-    """Return True for a dilation above 2, which Vela splits into several convolutions."""
+    """Return True if a dilation exceeds 2. Vela splits such a convolution into several convolutions."""
     return any(dilation > 2 for dilation in op.attrs["dilation"])
 
 
 def is_dilated_beyond_map(r: Rewriter, op: Op) -> bool:
-    """Return True for padding and a dilation above 2 that exceeds the map's extent."""
+    """Return True if a padded convolution has a dilation that exceeds 2 and the extent of the feature map."""
     extents = zip(op.operands[0].shape[1:3], KERNEL_AXES[op.name], op.attrs["dilation"], strict=True)
     return any(op.attrs["pad"]) and any(
         max(2, places) < dilation and op.operands[1].shape[axis] > 1 for places, axis, dilation in extents
@@ -99,7 +99,7 @@ def is_dilated_beyond_map(r: Rewriter, op: Op) -> bool:
 
 
 def has_weights_of_another(r: Rewriter, op: Op) -> bool:
-    """Return True if an earlier convolution has equal constant weights and scales, but another bias or weight zero point."""
+    """Return True if an earlier convolution has equal constant weights and scales, but a different bias or weight zero point."""
     return op in r.analyze(_find_equal_weights)
 
 
@@ -122,19 +122,19 @@ def _find_equal_weights(r: Rewriter) -> set[Op]:
 
 
 def is_dilated_along_long_axis(r: Rewriter, op: Op) -> bool:
-    """Return True for constant weights with a dilation of 2 along an axis above 65,536."""
+    """Return True if the weights are constant and an axis longer than 65,536 has a dilation of 2."""
     longest = [max(op.operands[0].shape[1 + axis], op.result.shape[1 + axis]) for axis in (0, 1)]
     return op.operands[1].is_const and any(longest[axis] > _LONGEST_AXIS and op.attrs["dilation"][axis] == 2 for axis in (0, 1))
 
 
 def is_dilated_on_long_map(r: Rewriter, op: Op) -> bool:
-    """Return True for constant weights with a dilation, on a map with an axis above 65,536."""
+    """Return True if the weights are constant, an axis is longer than 65,536, and any axis has a dilation."""
     longest = max(*op.operands[0].shape[1:3], *op.result.shape[1:3])
     return op.operands[1].is_const and longest > _LONGEST_AXIS and max(op.attrs["dilation"]) > 1
 
 
 def is_padded_stride_along_long_axis(r: Rewriter, op: Op) -> bool:
-    """Return True for a stride with end padding or a PAD before, along an axis above 65,536."""
+    """Return True if an axis longer than 65,536 has a stride, and is padded at its end or by a preceding PAD."""
     padded = r.producer(op.operands[0], "PAD") is not None
     return any(
         op.operands[0].shape[1 + axis] > _LONGEST_AXIS
@@ -145,19 +145,19 @@ def is_padded_stride_along_long_axis(r: Rewriter, op: Op) -> bool:
 
 
 def is_padded_stride_beside_long_axis(r: Rewriter, op: Op) -> bool:
-    """Return True for a stride and end padding beside an axis above 65,536."""
+    """Return True if an axis is strided and padded at its end, and the other axis is longer than 65,536."""
     extents, stride, pad = op.operands[0].shape[1:3], op.attrs["stride"], op.attrs["pad"]
     return any(extents[1 - axis] > _LONGEST_AXIS and stride[axis] > 1 and pad[2 * axis + 1] for axis in (0, 1))
 
 
 def is_widely_padded(r: Rewriter, op: Op) -> bool:
-    """Return True if the padding, which Vela divides by a dilation above 2, exceeds the NPU's register."""
+    """Return True if the padding exceeds the NPU's register. Vela divides the padding by a dilation above 2."""
     steps = [dilation if dilation > 2 else 1 for dilation in op.attrs.get("dilation", (1, 1)) for _ in range(2)]
     return any(-(-pad // step) > _WIDEST_PADDING for pad, step in zip(op.attrs["pad"], steps, strict=True))
 
 
 def is_resized_to_batch(r: Rewriter, op: Op) -> bool:
-    """Return True if the map is enlarged by more than 2 and becomes part of a batch by a CONCAT or PAD."""
+    """Return True if the feature map is enlarged by more than 2, and a CONCAT or PAD makes it part of a batch."""
     numerator, denominator = op.attrs["scale"][:2]
     places = [reader for reader in r.readers(op.result) if reader.name in ("CONCAT", "PAD")]
     in_batch = [place.attrs["axis"] == 0 if place.name == "CONCAT" else any(place.attrs["padding"][:2]) for place in places]
@@ -169,10 +169,10 @@ def is_of_constant(r: Rewriter, op: Op) -> bool:
 
 
 def drops_unit_axes_of_long_transpose(r: Rewriter, op: Op) -> bool:
-    """Return True for a TRANSPOSE of three axes whose operand had an axis of extent 1 that Vela transposes, too.
+    """Return True if Vela refuses a TRANSPOSE of three axes because it also transposes an axis of extent 1 that a RESHAPE removed.
 
-    Determined by experiments. If the last axis was dropped, Vela refuses an axis that changes its place, times the one that
-    keeps it, above 65,536. It refuses INT32 above 16,384.
+    Determined by experiments. If the last axis was removed, Vela refuses the TRANSPOSE if the product of a moved axis and the axis
+    that is not moved exceeds 65,536. Vela also refuses INT32 if a moved axis exceeds 16,384.
     """
     value, perms = op.operands[0], op.attrs["perms"]
     source = _without_leading_ones(root(r, value).shape)
@@ -186,12 +186,12 @@ def drops_unit_axes_of_long_transpose(r: Rewriter, op: Op) -> bool:
 
 
 def is_multiplied(r: Rewriter, op: Op) -> bool:
-    """Return True for a depthwise convolution with channel multiplier > 1."""
+    """Return True if a depthwise convolution has a channel multiplier above 1."""
     return op.operands[1].shape[3] > 1
 
 
 def is_rescaled_multiplied(r: Rewriter, op: Op) -> bool:
-    """Return True for the RESCALE of a depthwise convolution with channel multiplier > 1."""
+    """Return True if ``op`` is the RESCALE of a depthwise convolution with a channel multiplier above 1."""
     depthwise = r.producer(op.operands[0], "DEPTHWISE_CONV2D")
     return depthwise is not None and is_multiplied(r, depthwise)
 
@@ -201,7 +201,7 @@ def is_padded_batch(r: Rewriter, op: Op) -> bool:
 
 
 def is_summed_along_channels(r: Rewriter, op: Op) -> bool:
-    """Return True for a REDUCE_SUM along the last axis, or the RESCALE that it reads."""
+    """Return True if ``op`` is a REDUCE_SUM along the last axis, or a RESCALE that such a REDUCE_SUM reads."""
     sums = r.readers(op.result) if op.name == "RESCALE" else (op,)
     return any(reader.name == "REDUCE_SUM" and reader.attrs["axis"] == reader.result.rank - 1 for reader in sums)
 
@@ -211,7 +211,7 @@ def is_of_codes(r: Rewriter, op: Op) -> bool:
 
 
 def is_lone(r: Rewriter, op: Op) -> bool:
-    """Return True for a RESCALE from or to INT32 that Vela does not fuse."""
+    """Return True if ``op`` is a RESCALE from or to INT32 that Vela does not fuse."""
     if "INT32" not in (op.operands[0].dtype, op.result.dtype):
         return False
     if op.result.dtype == "INT32":
@@ -222,7 +222,7 @@ def is_lone(r: Rewriter, op: Op) -> bool:
 
 
 def is_lone_in_slices(r: Rewriter, op: Op) -> bool:
-    """Return True for a separate RESCALE that a SLICE reads, if either has several readers."""
+    """Return True if a SLICE reads a separate RESCALE, and the RESCALE or the SLICE has several readers."""
     return is_lone(r, op) and _is_cut(r, op.result, shared=False)
 
 
@@ -237,7 +237,7 @@ def _is_cut(r: Rewriter, value: Value, *, shared: bool) -> bool:
 
 
 def is_rescaled_back(r: Rewriter, op: Op) -> bool:
-    """Return True for a RESCALE by 1 to INT32 after one from INT32, if the values between may saturate."""
+    """Return True if a RESCALE by 1 to INT32 follows a RESCALE by 1 from INT32, and the values in between can saturate."""
     value = op.operands[0]
     while reshape := r.producer(value, "RESHAPE", sole=True):
         value = reshape.operands[0]
@@ -278,7 +278,7 @@ def _largest_scale(op: Op) -> float:
 
 
 def is_widened(r: Rewriter, op: Op) -> bool:
-    """Return True for a RESCALE to a wider dtype whose results may exceed the narrow dtype.
+    """Return True if the results of a RESCALE to a wider dtype can exceed the narrow dtype.
 
     Pairs of RESCALEs that Vela fuses with a sum, minimum or maximum are excluded.
     """
@@ -292,7 +292,7 @@ def is_widened(r: Rewriter, op: Op) -> bool:
 
 
 def is_widened_pool_of_wide_stride(r: Rewriter, op: Op) -> bool:
-    """Return True for a RESCALE to INT32 that alone reads a pool with a stride above 3, possibly reshaped."""
+    """Return True if a RESCALE to INT32 is the only reader of a pool with a stride above 3, ignoring RESHAPEs in between."""
     source = root(r, op.operands[0])
     pool = r.producer(source, "AVG_POOL2D", "MAX_POOL2D")
     wide = pool is not None and max(pool.attrs["stride"]) > LARGEST_STRIDE
@@ -308,7 +308,7 @@ def _is_only_read(r: Rewriter, value: Value) -> bool:
 
 
 def is_of_wrapped(r: Rewriter, op: Op) -> bool:
-    """Return True if the operand is a CAST to fewer bits, possibly reshaped."""
+    """Return True if the operand is a CAST to fewer bits, ignoring RESHAPEs in between."""
     value = op.operands[0]
     while reshape := r.producer(value, "RESHAPE"):
         value = reshape.operands[0]
@@ -317,7 +317,7 @@ def is_of_wrapped(r: Rewriter, op: Op) -> bool:
 
 
 def is_of_shifted(r: Rewriter, op: Op) -> bool:
-    """Return True if the operand is a logical shift, possibly reshaped and rescaled by 1."""
+    """Return True if the operand is a logical shift, ignoring RESHAPEs and RESCALEs by 1 in between."""
     value = op.operands[0]
     while (before := r.producer(value, "RESHAPE", "RESCALE")) and (before.name == "RESHAPE" or _is_by_one(before)):
         value = before.operands[0]
@@ -325,7 +325,7 @@ def is_of_shifted(r: Rewriter, op: Op) -> bool:
 
 
 def takes_rescales(r: Rewriter, op: Op) -> bool:
-    """Return True if Vela can fuse RESCALEs to INT32 with ``op``, an elementwise operator only if both are from INT8 or INT16."""
+    """Return True if Vela can fuse RESCALEs to INT32 with ``op``. Elementwise, all must be from INT8 or INT16."""
     wide = [r.producer(value, "RESCALE") for value in op.operands]
     dtypes = {before.operands[0].dtype if before else "" for before in wide}
     return op.name == "REDUCE_SUM" or (op.name in ELEMENTWISE and dtypes in ({"INT8"}, {"INT16"}))
@@ -334,8 +334,8 @@ def takes_rescales(r: Rewriter, op: Op) -> bool:
 def takes_scales(r: Rewriter, op: Op) -> bool:
     """Return True if Vela also fuses the RESCALEs of ``takes_rescales`` on U55 and U65.
 
-    Scales of 1 are fused. Before a RESCALE to INT8 or INT16, an ADD or SUB also fuses two equal 15-bit integers. Other scales
-    are fused if the larger one is the NPU's shift (2**19 for INT8, 2**14 for INT16). Determined by experiments.
+    Scales of 1 are fused. An ADD or SUB before a RESCALE to INT8 or INT16 also fuses two equal 15-bit integers, or other scales if
+    the larger scale is the NPU's shift (2**19 for INT8, 2**14 for INT16). Determined by experiments.
     """
     if not takes_rescales(r, op):
         return False
@@ -360,7 +360,7 @@ def _sole_reader(r: Rewriter, value: Value) -> Op | None:
 
 
 def is_wide_int32(r: Rewriter, op: Op) -> bool:
-    """Return True if INT32 is moved with a last axis longer than 32,768 before or after."""
+    """Return True if INT32 is moved, and the last axis of an operand or the result is longer than 32,768."""
     return op.result.dtype == "INT32" and max((v.shape or (1,))[-1] for v in (*op.operands, op.result)) > _WIDEST_INT32
 
 
@@ -371,7 +371,7 @@ def is_wide_int32_input(r: Rewriter, op: Op) -> bool:
 
 
 def is_wide_int32_read_in_shapes(r: Rewriter, op: Op) -> bool:
-    """Return True for a RESHAPE of a shared INT32 value if a last axis is longer than 32,768."""
+    """Return True if ``op`` reshapes a shared INT32 value, and a last axis is longer than 32,768."""
     value = op.operands[0]
     if value.dtype != "INT32" or r.uses(value) < 2:
         return False
@@ -385,7 +385,7 @@ def is_square_of_reshaped(r: Rewriter, op: Op) -> bool:
 
 
 def is_rescale_in_one_shape_of_several(r: Rewriter, op: Op) -> bool:
-    """Return True for a RESHAPE with several readers of a RESCALE that Vela does not fuse with its producer."""
+    """Return True if a RESHAPE with several readers reads a RESCALE that Vela does not fuse with its producer."""
     rescale = r.producer(op.operands[0], "RESCALE")
     if rescale is None:
         return False
@@ -412,7 +412,7 @@ def _read_through_slices(r: Rewriter, value: Value) -> Iterator[Op]:
 
 
 def is_of_reshaped_slice(r: Rewriter, op: Op) -> bool:
-    """Return True for a SLICE reshaped to another last axis if one of the two is not a multiple of 16."""
+    """Return True if the operand is a SLICE that is reshaped to another last axis, and one last axis is not a multiple of 16."""
     reshape = r.producer(op.operands[0], "RESHAPE")
     if reshape is None or r.producer(reshape.operands[0], "SLICE") is None:
         return False
@@ -421,7 +421,7 @@ def is_of_reshaped_slice(r: Rewriter, op: Op) -> bool:
 
 
 def is_of_slice_with_leading_ones(r: Rewriter, op: Op) -> bool:
-    """Return True for a SLICE reshaped to more than four axes, with extents of 1 before the last three."""
+    """Return True if an operand is a SLICE that is reshaped to more than four axes, with an extent of 1 before the last three."""
     is_part = op.name == "RESCALE" and not r.is_output(op.result) and all(o.name in BY_ELEMENT for o in r.readers(op.result))
     return not is_part and bool(slices_with_leading_ones(r, op))
 
@@ -437,12 +437,12 @@ def _has_leading_ones(r: Rewriter, value: Value) -> bool:
 
 
 def is_of_slice_with_leading_ones_for_several(r: Rewriter, op: Op) -> bool:
-    """Return True for the SLICE of ``is_of_slice_with_leading_ones`` with several readers."""
+    """Return True if ``op`` reshapes a SLICE as in ``is_of_slice_with_leading_ones``, and has several readers."""
     return r.uses(op.result) > 1 and _has_leading_ones(r, op.result)
 
 
 def is_spread_in_other_shape(r: Rewriter, op: Op) -> bool:
-    """Return True if both operands are broadcast and Vela stores the first one in another shape."""
+    """Return True if both operands are broadcast and Vela stores the first operand in another shape."""
     spread = all(value.shape != op.result.shape for value in op.operands[:2])
     return spread and not has_one_shape(r, op.operands[0])
 
@@ -482,14 +482,14 @@ def _without_leading_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def root(r: Rewriter, value: Value) -> Value:
-    """Return ``value`` before its RESHAPEs."""
+    """Return the value from which RESHAPEs compute ``value``, or ``value`` itself."""
     while reshape := r.producer(value, "RESHAPE"):
         value = reshape.operands[0]
     return value
 
 
 def is_of_broadcast_slice_of_as_many(r: Rewriter, op: Op) -> bool:
-    """Return True if an operand is a SLICE, possibly rescaled, of a value with as many elements as the result."""
+    """Return True if an operand is a SLICE or rescaled SLICE of a value with as many elements as the result."""
     return bool(slices_of_as_many(r, op))
 
 
@@ -514,7 +514,7 @@ def is_of_transposed_slice(r: Rewriter, op: Op) -> bool:
 
 
 def find_transposed_slice(r: Rewriter, op: Op) -> Op | None:
-    """Return the shared SLICE whose TRANSPOSE Vela undoes by its own for a MATMUL or REDUCE_SUM, or None."""
+    """Return the shared SLICE whose TRANSPOSE Vela undoes by a TRANSPOSE for a MATMUL or REDUCE_SUM, or None."""
     value = op.operands[-1]
     rescale = r.producer(value, "RESCALE") if op.name == "REDUCE_SUM" else None
     transposed = root(r, value if rescale is None else rescale.operands[0])
@@ -534,12 +534,12 @@ def find_transposed_slice(r: Rewriter, op: Op) -> Op | None:
 
 
 def is_of_transposed(r: Rewriter, op: Op) -> bool:
-    """Return True for a TABLE that alone reads a TRANSPOSE of INT8, possibly reshaped."""
+    """Return True if a TABLE is the only reader of a TRANSPOSE of INT8, ignoring RESHAPEs in between."""
     return op.operands[0].dtype == "INT8" and any(move.name == "TRANSPOSE" for move in moves_before(r, op))
 
 
 def is_of_dilated_convolution(r: Rewriter, op: Op) -> bool:
-    """Return True if the operand is a convolution with a dilation above 2, possibly with fused operators."""
+    """Return True if the operand is a convolution with a dilation above 2, ignoring fused operators in between."""
     before = r.producer(op.operands[0])
     while before is not None and before.name in (*FOLLOWING, "RESHAPE"):
         before = r.producer(before.operands[0])
@@ -547,13 +547,13 @@ def is_of_dilated_convolution(r: Rewriter, op: Op) -> bool:
 
 
 def is_of_multiplied_depthwise(r: Rewriter, op: Op) -> bool:
-    """Return True if the operand is the INT8 RESCALE of a depthwise convolution with channel multiplier > 1."""
+    """Return True if the operand is the INT8 RESCALE of a depthwise convolution with a channel multiplier above 1."""
     rescale = r.producer(op.operands[0], "RESCALE")
     return op.operands[0].dtype == "INT8" and rescale is not None and is_rescaled_multiplied(r, rescale)
 
 
 def is_along_last_axis_of_column(r: Rewriter, op: Op) -> bool:
-    """Return True if the reduced last axis belongs to a sum along rows, or was before a last axis of extent 1."""
+    """Return True if the last axis is reduced, and is that of a sum along rows or preceded an axis of extent 1 before RESHAPEs."""
     value, axis = op.operands[0], op.attrs["axis"]
     if axis != value.rank - 1 or value.rank == 0:
         return False
@@ -578,7 +578,7 @@ def skip_rescale(r: Rewriter, value: Value) -> Value:
 
 
 def is_read_bool_output(r: Rewriter, value: Value) -> bool:
-    """Return True for a BOOL output that is also read, directly or before its RESHAPEs."""
+    """Return True if ``value`` is a BOOL output that operators also read, directly or before its RESHAPEs."""
     if value.dtype != "BOOL" or not r.is_output(value) or not any(True for _ in r.select(*_LOGICAL)):
         return False
     shared = bool(r.readers(value))
@@ -589,5 +589,5 @@ def is_read_bool_output(r: Rewriter, value: Value) -> bool:
 
 
 def is_of_many_rows(r: Rewriter, op: Op) -> bool:
-    """Return True for a GATHER or SCATTER with more rows or batches than one transfer can count."""
+    """Return True if a GATHER or SCATTER has more rows or batches than one transfer can count."""
     return max(op.operands[1].shape) > MOST_ROWS

@@ -32,7 +32,7 @@ from ethorch.tosa.ir import Op, Value
 
 
 def copy_operand(r: Rewriter, op: Op) -> None:
-    """Copy the operand."""
+    """Copy the first operand."""
     r.insert_before(op, 0, copy_value)
 
 
@@ -42,7 +42,7 @@ def copy_result(r: Rewriter, op: Op) -> None:
 
 
 def clamp_operand(r: Rewriter, op: Op) -> None:
-    """Insert a CLAMP to the operand's full range, which Vela fuses with its producer."""
+    """Clamp the operand to its full range, by a CLAMP that Vela fuses with the operand's producer."""
     info = np.iinfo(CODES[op.operands[0].dtype])
     r.insert_before(op, 0, lambda at, value: at.emit("CLAMP", value, min_val=int(info.min), max_val=int(info.max)))
 
@@ -53,7 +53,7 @@ def copy_instead(r: Rewriter, op: Op) -> None:
 
 
 def fill_kernel(r: Rewriter, op: Op) -> None:
-    """Replace the dilation by weights of 0 between the others."""
+    """Replace the dilation by zero weights between the original weights."""
     weight = op.operands[1]
     assert weight.data is not None
     shape, every = list(weight.shape), [slice(None)] * weight.rank
@@ -89,7 +89,7 @@ def change_weights(r: Rewriter, op: Op) -> None:
 
 
 def rescale_after(r: Rewriter, op: Op) -> None:
-    """Move the RESHAPE before the RESCALEs, or copy its operand."""
+    """Move the RESHAPE before the RESCALEs, or copy the operand of the RESHAPE."""
     value, rescales = op.operands[0], list[Op]()
     while rescale := r.producer(value, "RESCALE"):
         if r.uses(value) > 1 or not _may_be_reshaped(rescale):
@@ -108,7 +108,7 @@ def _may_be_reshaped(rescale: Op) -> bool:
 
 
 def pad_before(r: Rewriter, op: Op) -> None:
-    """Pad the map with a PAD and a copy."""
+    """Pad the feature map with a PAD and a copy."""
     at, value, pad = r.before(op), op.operands[0], op.attrs["pad"]
     if any(pad):
         const = int(np.iinfo(CODES[value.dtype]).min) if op.name == "MAX_POOL2D" else op.attrs["input_zp"]
@@ -126,7 +126,7 @@ def transpose_now(r: Rewriter, op: Op) -> None:
 def move_with_last_axis(r: Rewriter, op: Op) -> None:
     """Add a last axis of extent 1 to the operands.
 
-    Operators that move one tensor share a RESHAPE, because Vela confuses several.
+    Operators that move the same tensor share a RESHAPE, because Vela confuses several RESHAPEs of it.
     """
     if op.name == "PAD":
         return _pad_axis_by_axis(r, op)
@@ -163,7 +163,7 @@ def _earlier_reshape(r: Rewriter, op: Op, value: Value) -> Value | None:
 
 
 def copy_reshaped_operands(r: Rewriter, op: Op) -> None:
-    """Copy each operand that others read in another shape, because RESHAPEs share its memory."""
+    """Copy each operand that other operators read in another shape, because RESHAPEs share its memory."""
     for index, value in enumerate(op.operands):
         if not value.is_const and (_is_read_in_other_shapes(r, value) or _is_rescaled_and_reshaped(r, value)):
             r.insert_before(op, index, copy_value)
@@ -191,14 +191,14 @@ def _is_read_in_other_shapes(r: Rewriter, value: Value) -> bool:
 
 
 def copy_shared_operands(r: Rewriter, op: Op) -> None:
-    """Copy operands of the loop that are read elsewhere or are inputs of a region."""
+    """Copy operands of the loop that other operators read or that are inputs of a region."""
     for index, value in enumerate(op.operands):
         if not value.is_const and (r.uses(value) > 1 or (r.is_region and value in r.graph.inputs)):
             r.insert_before(op, index, copy_value)
 
 
 def copy_read_outputs(r: Rewriter, op: Op) -> None:
-    """Copy a BOOL output that is also read."""
+    """Copy a BOOL output that operators also read."""
     for index, output in enumerate(op.results):
         if is_read_bool_output(r, output):
             readers = r.readers(output)
@@ -208,7 +208,7 @@ def copy_read_outputs(r: Rewriter, op: Op) -> None:
 
 
 def give_first_operand_one_shape(r: Rewriter, op: Op) -> None:
-    """Exchange the operands if the operator is commutative and the second has one shape; otherwise copy the first."""
+    """Exchange the operands if the operator is commutative and the second operand has one shape. Otherwise, copy the first."""
     first, second = op.operands[:2]
     if op.name != "SUB" and has_one_shape(r, second):
         r.read(op, 0, second)
@@ -225,27 +225,27 @@ def give_first_operand_one_shape(r: Rewriter, op: Op) -> None:
 
 
 def copy_slices_of_as_many(r: Rewriter, op: Op) -> None:
-    """Copy each SLICE, before its RESCALE if any, whose source has as many elements as the result."""
+    """Copy each SLICE whose source has as many elements as the result, before the RESCALE of the SLICE."""
     for index in slices_of_as_many(r, op):
         rescale = r.producer(root(r, op.operands[index]), "RESCALE")
         r.insert_before(rescale or op, 0 if rescale else index, copy_value)
 
 
 def copy_first_operand(r: Rewriter, op: Op) -> None:
-    """Copy the first operand, before its RESCALE if any."""
+    """Copy the first operand, before its RESCALE if there is one."""
     rescale = r.producer(root(r, op.operands[0]), "RESCALE")
     r.insert_before(rescale or op, 0, copy_value)
 
 
 def copy_transposed_slice(r: Rewriter, op: Op) -> None:
-    """Copy the SLICE for all readers."""
+    """Copy the SLICE for all of its readers."""
     cut = find_transposed_slice(r, op)
     assert cut is not None
     r.insert_after(cut, copy_value)
 
 
 def gather_in_parts(r: Rewriter, op: Op) -> None:
-    """Split the GATHER into parts with few enough rows for one transfer, and concatenate them."""
+    """Split the GATHER into parts whose rows fit one transfer, and concatenate the parts."""
     at, (values, indices) = r.before(op), op.operands
     results = []
     for batch, first in _parts(at, indices, 0):
@@ -256,7 +256,7 @@ def gather_in_parts(r: Rewriter, op: Op) -> None:
 
 
 def scatter_in_parts(r: Rewriter, op: Op) -> None:
-    """Split the SCATTER into parts with few enough rows for one transfer, each into the previous result or other batches."""
+    """Split the SCATTER into parts whose rows fit one transfer, each of which updates the previous result or other batches."""
     at, (values, indices, rows) = r.before(op), op.operands
     results = []
     for batch, first in _parts(at, indices, 0):
@@ -297,14 +297,14 @@ def _parts(at: Place, indices: Value, axis: int) -> Iterator[tuple[Value, int]]:
 
 
 def run_along_middle_axis(r: Rewriter, op: Op) -> None:
-    """Run the operator along the middle one of three axes."""
+    """Run the operator along the middle of three axes."""
     value, at = op.operands[0], r.before(op)
     column = at.reshape(value, math.prod(value.shape[:-1]), value.shape[-1], 1)
     r.replace(op, at.reshape(at.again(op, column, axis=1), *op.result.shape))
 
 
 def run_in_four_axes(r: Rewriter, op: Op) -> None:
-    """Run the operator and those that Vela fuses with it in four axes, or copy the SLICE if outer axes are needed."""
+    """Run the operator and the operators that Vela fuses with it in four axes, or copy the SLICE if outer axes are needed."""
     result, at = op.result, r.before(op)
     drop = result.rank - MOST_AXES
     scaled = op.name in BY_ELEMENT
