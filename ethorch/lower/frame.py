@@ -94,7 +94,6 @@ class Frame(ABC):
     Args:
         graph: FX graph. It is not modified.
         constants: Function that returns the array of a parameter, buffer or constant.
-        builder: Builder of the TOSA graph.
         refused: Nodes that an earlier pass refused, with reasons.
         operands: Lowered values of a subgraph's placeholders.
 
@@ -102,7 +101,6 @@ class Frame(ABC):
         inputs: The TOSA input for each node outside the graph.
         env: Lowered value of each node: a QTensor on the NPU, a chain, a constant array, OnCpu, or a list of these values for a
             multi-output operator.
-        refusals: Reason for each refused node.
         supported: Nodes that can run on the NPU.
         inside: Nodes of subgraphs that can run on the NPU.
     """

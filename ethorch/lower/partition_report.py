@@ -90,9 +90,7 @@ class PartitionReport:
     """Placement of the operators of all graphs that a partitioner processed.
 
     Attributes:
-        target: Name of the NPU.
         delegated: FX names of the NPU operators for each delegate tag, except quantize and dequantize operators.
-        refusals: Operators on the CPU.
         without_kernel: Operators without a CPU kernel in ExecuTorch or in firmware.
         executorch_reason: Reason why ExecuTorch's lowering wrote the program, or None if ethorch wrote the program.
     """

@@ -74,7 +74,6 @@ def no_table(name: str, spec: OpSpec, args: tuple[Any, ...]) -> Reason:
 
 
 def _count_inputs(tensors: list[QTensor]) -> str:
-    """Return e.g. ``2 quantized tensors and 1 integer tensor``."""
     quantized, integers = sum(x.is_quantized for x in tensors), sum(x.is_integer for x in tensors)
     counts = ((quantized, "quantized tensor"), (integers, "integer tensor"))
     return " and ".join(count_noun(count, noun) for count, noun in counts if count) or "no tensors on the NPU"

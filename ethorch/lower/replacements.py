@@ -26,7 +26,7 @@ REPLACEMENTS: tuple[tuple[str, str], ...] = (
     (r"histc|histogram|_histogramdd.*|bincount",
      "Compare x with constant bin edges, (x[..., None] >= edges).sum(0), and subtract adjacent sums."),
     (r"_?grouped_mm.*|_scaled_grouped_mm.*",
-     "Sort the rows by expert, as transformers does for a mixture of experts: sort int[rows], count the rows per expert with histc or"
+     "Sort the rows by expert, as transformers does for mixtures of experts: sort int[rows], count rows per expert with histc or"
      " bincount, and index the result by the inverse of the permutation."),
     (r"cummax|cummin", "Read only the values, because the NPU does not compute the indices."),
     (r"atan2", "Use torch.atan(y / x), and torch.where for the quadrants; these operators run on the NPU."),

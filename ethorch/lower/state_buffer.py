@@ -12,7 +12,6 @@ class StateBuffer:
     """A mutable buffer and its dtype on the NPU.
 
     Attributes:
-        name: Fully qualified name.
         dtype: Name of the torch dtype in the program.
         scale, zero_point: Quantization parameters, or None if the buffer is not quantized.
         reason: Reason why the buffer remains float, or None if the buffer is quantized.

@@ -180,7 +180,7 @@ class Walk(Frame):
         return self.of_integers(node, spec)
 
     def empty(self, node: Node) -> npt.NDArray[Any] | None:
-        """Return a constant if the result is empty, or None otherwise. The program must not return an empty result."""
+        """Return a constant if the result is empty, or None. The program must not return an empty result."""
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor) or value.numel() or is_control_flow(node):
             return None
@@ -337,7 +337,6 @@ def lower_program(program: ExportedProgram, builder: Builder) -> tosa.Graph:
 
 
 def _excess_outputs(graph: Graph) -> frozenset[Node]:
-    """Return the operators that compute the outputs after the first ``MOST_RETURNED``."""
     results: list[Node] = []
     for node in graph.nodes:
         if node.op == "output":

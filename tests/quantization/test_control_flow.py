@@ -91,7 +91,7 @@ def test_a_branch_that_no_sample_reached_is_observed_all_the_same(caplog: pytest
     graph = torch.export.export(Branches(), (x,)).module(check_guards=False)
     model = copy.deepcopy(graph)
     converted = quantizer().quantize_with_submodules(graph, [(x,), (x / 2,)])
-    assert "none of 2 calibration samples reached false_graph_0 (the branch for false of cond). " in caplog.text
+    assert "none of 2 calibration samples reached false_graph_0 (the false branch of cond). " in caplog.text
     assert "[submodules.unreached_branch]" in caplog.text
     assert sqnr_db(model(other), converted(other)) > 22 and sqnr_db(model(x), converted(x)) > 22
 
@@ -112,7 +112,7 @@ def test_an_inner_branch_that_no_sample_reached_is_named_with_its_path(caplog: p
     graph = torch.export.export(Nested(), (x,)).module(check_guards=False)
     model = copy.deepcopy(graph)
     converted = quantizer().quantize_with_submodules(graph, [(x,), (-x,)])
-    assert "reached true_graph_0.false_graph_0 (the branch for false of cond). " in caplog.text
+    assert "reached true_graph_0.false_graph_0 (the false branch of cond). " in caplog.text
     assert sqnr_db(model(-x), converted(-x)) > 22
 
 
@@ -131,7 +131,7 @@ def test_control_flow_in_a_branch_that_no_sample_reached(caplog: pytest.LogCaptu
     graph = torch.export.export(Chosen(), (x, yes)).module(check_guards=False)
     model = copy.deepcopy(graph)
     converted = quantizer().quantize_with_submodules(graph, [(other, no)])
-    assert "reached true_graph_0 (the branch for true of cond); true_graph_0.false_graph_0 (" in caplog.text
+    assert "reached true_graph_0 (the true branch of cond); true_graph_0.false_graph_0 (" in caplog.text
     for choice in (yes, no):
         assert sqnr_db(model(x, choice), converted(x, choice)) > 21
 

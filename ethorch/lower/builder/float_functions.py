@@ -78,7 +78,6 @@ def atan(x: FloatTensor) -> FloatTensor:
 
 
 def _asin_parts(x: FloatTensor) -> tuple[FloatTensor, FloatTensor]:
-    """Return asin(y) if y = |x| is at most 1/2, or asin(sqrt((1 - y) / 2)) otherwise, and y."""
     y = x.abs()
     z = (y > 0.5).then((1 - y) * 0.5, y * y)
     root = (y > 0.5).then(z.sqrt(), y)

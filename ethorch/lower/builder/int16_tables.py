@@ -161,13 +161,11 @@ def _extend(codes: Codes, low: int, high: int) -> Codes:
 
 
 def _grid(start: int, zoom: int) -> npt.NDArray[np.intp]:
-    """Return the indices of a TABLE's entries. A finer TABLE repeats its last entry, to be constant after the window."""
     last = 512 if zoom == 1 else 511
     return np.minimum(start + 32768 + np.minimum(np.arange(513), last) * (128 // zoom), 65536)
 
 
 def _table(span: Codes, start: int, zoom: int) -> Piece:
-    """Return a TABLE with the finest unit, at least 1, for which entries and their differences fit INT16."""
     entries = span[_grid(start, zoom)]
     unit = max(1.0, float(np.abs(np.diff(entries)).max()) / 32766, float(entries.max()) / 32767, float(-entries.min()) / 32768)
     return Piece(start, zoom, unit, np.rint(entries / unit).astype(np.int16))
@@ -183,7 +181,6 @@ def _run(bad: npt.NDArray[np.bool_], joined: bool) -> tuple[int, int]:
 
 
 def _cover(span: Codes, start: int, zoom: int, allowed: Allowed, *, joined: bool) -> list[Piece]:
-    """Return a TABLE for the window from ``start``, and finer TABLEs inside the window, whose sum is ``span``."""
     grid, step = _grid(start, zoom), 128 // zoom
     codes = np.arange(grid[0], grid[-1])
     count = len(codes) // step

@@ -47,7 +47,6 @@ class MovementBuilder(Emitter):
         return self.reshape(moved, shape)
 
     def _transpose(self, value: Value, order: Sequence[int]) -> Value:
-        """Reorder axes with TRANSPOSEs of at most ``MAX_RANK`` axes. Each TRANSPOSE moves two axes to their final positions."""
         shape, current = value.shape, list(range(value.rank))
         count = 0
         while current != list(order):

@@ -352,7 +352,6 @@ def sum_of_products(
 
 
 def _parts(extent: int) -> list[int]:
-    """Return the number of elements to sum in each step. The last group of a step can be incomplete."""
     if extent <= _LONG_ROW:
         return [extent]
     sizes = []

@@ -122,7 +122,6 @@ def _clamp(b: Builder, value: Value, low: Value, high: Value) -> Value:
 
 
 def _next_to(b: Builder, x: Value, y: Value) -> Value:
-    """Clamp INT32 ``x`` to y - 1..y + 1 without overflow."""
     low, high = np.iinfo(np.int32).min, np.iinfo(np.int32).max
 
     def number(value: int) -> Value:
@@ -165,7 +164,7 @@ def finite(value: float, out: QParams) -> float:
 
 
 def float_operand(name: str, *operands: Any) -> Reason | None:
-    """Return the reason if a constant operand for an integer tensor has a fraction, or None otherwise."""
+    """Return the reason if a constant operand for an integer tensor has a fraction, or None."""
     if any(isinstance(x, QTensor) and not x.is_integer for x in operands):
         return None
     if any(isinstance(x, (float, np.ndarray)) and np.asarray(x).dtype.kind == "f" and np.any(np.asarray(x) % 1) for x in operands):

@@ -93,7 +93,6 @@ class ConstantValues(TorchFunctionMode):
         return result
 
     def _run(self, func: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, bool, bool]:
-        """Return the result, whether the result or its shape is read from tensor values, and whether the result is random."""
         args, kwargs = pytree.tree_map_only(Tensor, self._value, (args, kwargs))
         with _disable_tracing(), _Tags() as called:
             value = func(*args, **kwargs)
@@ -134,7 +133,6 @@ class ConstantValues(TorchFunctionMode):
         return constant
 
     def _index(self, index: Any) -> Any:
-        """Replace constant scalars in an index by numbers, and constant masks by indices."""
         if isinstance(index, tuple):
             return tuple(each for part in index for each in self._places(part))
         places = self._places(index)

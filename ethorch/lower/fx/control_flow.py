@@ -20,8 +20,6 @@ class Subgraph:
     """A subgraph of a control-flow node.
 
     Attributes:
-        node: Control-flow node.
-        index: Index of the subgraph argument.
         role: Identifier, e.g. ``then``.
         description: Text for messages, e.g. ``the true branch``.
         attribute: The get_attr node of the subgraph.

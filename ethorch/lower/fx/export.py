@@ -140,7 +140,6 @@ def last_export(module: nn.Module, inputs: tuple[Any, ...]) -> ExportedProgram |
 
 
 def _state_of(module: nn.Module) -> list[Any]:
-    """Return a fingerprint of the module's mode, submodules and tensors."""
     modules = [(name, id(part), part.training) for name, part in module.named_modules()]
     tensors = (*module.named_parameters(), *module.named_buffers())
     return [*modules, *((name, id(tensor), tensor._version) for name, tensor in tensors)]
@@ -151,7 +150,6 @@ def _types_of(inputs: tuple[Any, ...]) -> list[Any]:
 
 
 def _export(module: nn.Module, inputs: tuple[Any, ...], dynamic_shapes: Any) -> ExportedProgram:
-    """Export the module. If the trace depends on tensor values, export again with known constants."""
     program, failure = None, None
     try:
         program = torch.export.export(module, inputs, dynamic_shapes=dynamic_shapes)

@@ -221,7 +221,6 @@ def _dtype_name(dtype: torch.dtype) -> str:
 
 
 def _codes_of(tensor: torch.Tensor, write: Node | None, readers: Sequence[Node]) -> Node | Reason:
-    """Return the dequantize node of the written value, or the reason why the buffer remains float."""
     if write is None:
         return SEVERAL_WRITES
     new_value = write.args[1]

@@ -34,7 +34,6 @@ def _with_mask(s: AtenBuilder, scores: Node, mask: Any, causal: bool) -> Node:
 
 
 def _find_empty_rows(s: AtenBuilder, mask: Any, rows: int, columns: int, causal: bool) -> torch.Tensor | None:
-    """Return the rows that a constant mask excludes, or None if there are none. PyTorch fills these rows with 0."""
     constant = tensor_of(s.model, mask) if isinstance(mask, Node) else None
     if constant is None or isinstance(constant, torch.nn.Parameter):
         return None

@@ -32,14 +32,6 @@ ORDERED = QuantRule(output="none", is_threshold=True)
 
 @dataclass(frozen=True)
 class _Comparison:
-    """A comparison.
-
-    Attributes:
-        symbol: Python operator.
-        operator: TOSA operator. The operands are exchanged if ``swapped``, and the result is inverted if ``negated``.
-        holds: Function that converts the sign of x - y to the truth value.
-    """
-
     symbol: str
     operator: str
     holds: Callable[[npt.NDArray[Any]], npt.NDArray[np.bool_]]

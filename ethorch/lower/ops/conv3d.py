@@ -85,7 +85,6 @@ def _of_channels(b: Builder, x: QTensor, filters: Filters, depth: Window, plane:
 
 
 def _taps(b: Builder, x: QTensor, depth: Window, planes: int) -> list[Value]:
-    """Return the planes [N * planes,H,W,C] that the results read, for each depth of the kernel."""
     (kernel,), (stride,), (dilation,) = depth.kernel, depth.stride, depth.dilation
     last = (planes - 1) * stride
     x = b.pad_or_crop(x, 2, depth.before[0], last + depth.span[0])

@@ -116,10 +116,8 @@ def _transpose_conv2d(b: Builder, x: QTensor, filters: Filters, window: Window, 
 def _phases(
     b: Builder, x: QTensor, filters: Filters, window: Window, shape: Sequence[int], out: QParams, *, depthwise: bool
 ) -> QTensor:
-    """Emit phases: weights [I,O,KH,KW] become taps [m] of phases [r], where k = m*s + r.
-
-    If this adds no tap, or if there are few channels, zeros before the kernel move the first result to phase 0 to avoid a crop.
-    """
+    """Emit phases: weights [I,O,KH,KW] become taps [m] of phases [r], where k = m*s + r."""
+    # If this adds no tap, or if there are few channels, zeros before the kernel move the first result to phase 0 to avoid a crop.
     stride, kernel = window.stride, filters.codes.shape[2:]
     few = filters.codes.shape[1] <= FEW
     zeros = [
@@ -151,7 +149,6 @@ def _phases(
 
 
 def _pad_or_crop(b: Builder, value: Value, before: Sequence[int], extents: Sequence[int], code: int) -> Value:
-    """Pad [N,H,W,C] to ``extents``, with ``before`` rows and columns of ``code`` at the start. A negative ``before`` crops."""
     starts = [max(-n, 0) for n in before]
     sizes = [min(value.shape[1 + k] - starts[k], extents[k] - max(before[k], 0)) for k in (0, 1)]
     if (*sizes,) != value.shape[1:3]:

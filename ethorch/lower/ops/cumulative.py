@@ -30,7 +30,10 @@ _PART = 256
 
 def _too_long(b: Builder, extent: int) -> Unsupported:
     text = f"expected a running sum over at most {_LONGEST_TRIANGLE} elements of more than 8 bits, got {extent}"
-    way_out = "Quantize the operator's module to int8, or split the dim in two, sum along the last, and add the running sums of the totals."
+    way_out = (
+        "Quantize the operator's module to int8, or split the dim into two dims, sum along the last dim, and add the running sums "
+        "of the totals."
+    )
     return b.refuse("cumsum.extent", text, way_out)
 
 

@@ -81,10 +81,8 @@ def div(b: Builder, x: Any, y: Any, *, out: Result) -> QTensor:
 
 
 def _divide_in_two_steps(b: Builder, x: QTensor, y: QTensor, out: QParams) -> QTensor:
-    """Return x * 2**e * (1 / (y * 2**e)), where y * 2**e is in 2**14..2**15.
-
-    A single reciprocal is clipped for small divisors or coarse for large divisors, which costs 20 dB if a tensor has both.
-    """
+    """Return x * 2**e * (1 / (y * 2**e)), where y * 2**e is in 2**14..2**15."""
+    # A single reciprocal is clipped for small divisors or coarse for large divisors, which costs 20 dB if a tensor has both.
     (xv, yv), dims = b.align(x, y)
     power, inverse = _powers_and_inverses(b, yv, y.qparams.zp)
     # |x * 2**e| is at most twice the largest quotient.
@@ -140,7 +138,6 @@ def decompose_div_mode(s: AtenBuilder, x: Node, y: Any, *, rounding_mode: str | 
 
 
 def _integer_quotient(b: Builder, x: Any, y: Any, is_floor: bool) -> QTensor:
-    """Return x / y rounded down or towards 0. Emits INTDIV after multiplying x and y by the sign of y."""
     row = b.limits.get("INTDIV")
     reason = row.refuse("INTDIV", "INT32", {}, b.target) if row and not row.present else None
     if reason:

@@ -75,7 +75,6 @@ def _pixels(grid: float, extent: int, align_corners: bool) -> float:
 
 
 def _place(b: Builder, grid: QTensor, axis: int, extent: int, bits: int, align_corners: bool) -> _IntegerTensor:
-    """Return coordinate ``axis`` as INT32 [N, positions, 1], in units of 2**-bits of a pixel."""
     coordinate = b.reshape(b.logical(b.narrow(grid, -1, axis, 1)), (grid.shape[0], math.prod(grid.shape[1:-1]), 1))
     half = ((extent - 1) if align_corners else extent) / 2
     scaled = b.rescale(coordinate, grid.qparams.step * half * (1 << bits), input_zp=grid.qparams.zp, dtype="INT32")
@@ -111,14 +110,12 @@ def _round_to_even(place: _IntegerTensor, bits: int) -> _IntegerTensor:
 
 
 def _map(b: Builder, x: QTensor, zero: int | float) -> tuple[Value, int]:
-    """Return the feature map as [N, (H+3) * (W+3), C], with a margin of zeros (1 before, 2 after), and the row width."""
     n, height, width, channels = (value := b.nhwc(x)).shape
     value = b.emit("PAD", value, padding=(0, 0, 1, 2, 1, 2, 0, 0), pad_const=zero)
     return b.reshape(value, (n, (height + 3) * (width + 3), channels)), width + 3
 
 
 def _lerp(b: Builder, first: Value, second: Value, part: Value, bits: int) -> Value:
-    """Return first * (1 - part) + second * part, with ``part`` and the result in units of 2**-bits."""
     change = b.emit("MUL", b.emit("SUB", second, first), part, shift=0)
     return b.emit("ADD", b.emit("MUL", first, _constant(b, first, 1 << bits), shift=0), change)
 
@@ -259,7 +256,6 @@ def grid_sampler(b: Builder, x: QTensor, grid: QTensor, interpolation: int, padd
 
 
 def _affine_sum(b: Builder, theta: Value, size: Sequence[int], align_corners: bool, unit: float) -> Value:
-    """Return [N, axes, *extents], the rows of ``theta`` times (x, y, z, 1), where ``unit`` represents 1."""
     axes, rows = theta.shape[1], theta.shape[0] * theta.shape[1]
     grid = aten.affine_grid_generator(torch.eye(axes, axes + 1)[None], [1, 1, *size[2:]], align_corners).double()
     columns = b.reshape(theta, (rows, axes + 1, *[1] * (axes - 1)))

@@ -35,7 +35,7 @@ def runs(index: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def evenly_spaced(places: Sequence[int]) -> tuple[int, int] | None:
-    """Return (first, step) if the positions have a constant step of at least 2, or None otherwise."""
+    """Return (first, step) if the positions have a constant step of at least 2, or None."""
     step = places[1] - places[0] if len(places) > 1 else 0
     return (places[0], step) if step > 1 and list(places) == list(range(places[0], places[-1] + 1, step)) else None
 

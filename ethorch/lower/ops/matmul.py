@@ -26,13 +26,11 @@ _LONGEST_TURNED = 256
 
 
 def _multiply(b: Builder, x: QTensor, y: QTensor, factor: float, out: QParams) -> QTensor:
-    """Return factor * x[n] @ y[n], rounded once.
-
-    - Few rows, if the NPU processes columns one by one or y is stored as y[n].T (e.g. cached keys): the transpose of
-      y[n].T @ x[n].T is computed.
-    - int8, or an NPU that multiplies int16: one MATMUL is exact in int32 (int48 for int16).
-    - int16 on other NPUs: the four products of ``_halves`` are added in int32.
-    """
+    """Return factor * x[n] @ y[n], rounded once."""
+    # - Few rows, if the NPU processes columns one by one or y is stored as y[n].T (e.g. cached keys): the transpose of
+    #   y[n].T @ x[n].T is computed.
+    # - int8, or an NPU that multiplies int16: one MATMUL is exact in int32 (int48 for int16).
+    # - int16 on other NPUs: the four products of ``_halves`` are added in int32.
     step, dims = factor * x.qparams.step * y.qparams.step, ((0,), (1,), (2,))
     rows, columns = x.shape[1], y.shape[2]
     fewest = b.tuning.fewest_columns_turned
@@ -63,7 +61,6 @@ def _transpose(x: QTensor) -> QTensor:
 
 
 def _halves(b: Builder, value: Value) -> tuple[Value, Value]:
-    """Split INT16 into two INT8 values: value >> 8 rounded to nearest, and the remainder with zero point -128."""
 
     def subtract(value: Value, subtrahend: Value) -> Value:
         return b.emit("SUB", b.rescale(value, 1.0, dtype="INT32"), subtrahend)

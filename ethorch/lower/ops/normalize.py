@@ -108,14 +108,12 @@ def batch_norm(
 
 
 def _normalize(b: Builder, x: QTensor, count: int, eps: float, centred: bool, out: QParams) -> QTensor:
-    """Return (x - mean) / sqrt(var + eps) over the last ``count`` dims, or x / sqrt(mean(x**2) + eps) if not ``centred``.
-
-    - Sums are exact.
-    - Deviations have 7 fractional bits for int8 and none for int16. The int16 mean has 6, which are applied to the product.
-    - Squares of deviations have as many bits as their int32 sum permits.
-    - The reciprocal root of a row is read from tables, with 15 bits in each section. For long int16 rows, a separate product
-      applies 7 more bits.
-    """
+    """Return (x - mean) / sqrt(var + eps) over the last ``count`` dims, or x / sqrt(mean(x**2) + eps) if not ``centred``."""
+    # - Sums are exact.
+    # - Deviations have 7 fractional bits for int8 and none for int16. The int16 mean has 6, which are applied to the product.
+    # - Squares of deviations have as many bits as their int32 sum permits.
+    # - The reciprocal root of a row is read from tables, with 15 bits in each section. For long int16 rows, a separate product
+    #   applies 7 more bits.
     return compute_in_pieces(
         b, x, range(x.rank - count, x.rank), lambda rows: _normalize_rows(b, rows, count, eps, centred=centred, out=out)
     )
@@ -175,10 +173,8 @@ def _in_two_parts(
     bounds: Sequence[float],
     unit: float,
 ) -> tuple[Value, Value]:
-    """Return INT32 (r, rest) with r + rest / 128 = function(v) / unit and rest in -64..64, for a decreasing function.
-
-    Above 2**23 units, r is precise enough and rest is 0.
-    """
+    """Return INT32 (r, rest) with r + rest / 128 = function(v) / unit and rest in -64..64, for a decreasing function."""
+    # Above 2**23 units, r is precise enough and rest is 0.
     first = next((k for k, bound in enumerate(bounds[:-1]) if function(np.asarray([bound]))[0] < 2.0**23 * unit), len(bounds) - 2)
     both = tabulate(b, v, function, bounds[first:], unit * 2.0**-_ROOT_BITS)
     r = b.rescale(both, 2.0**-_ROOT_BITS, dtype="INT32")
@@ -191,11 +187,9 @@ def _in_two_parts(
 
 
 def _bounds_of_int16(lowest: float, highest: float) -> list[float]:
-    """Return bounds of variances in squared integer values. Larger deviations require shorter sections.
-
-    Interpolation with 511 intervals from v to v * ratio has a relative error of (ratio - 1)**2 * 3.6e-7 at v. The limits are 0.1
-    steps of the deviation and 0.25 steps of the 15-bit result.
-    """
+    """Return bounds of variances in squared integer values. Larger deviations require shorter sections."""
+    # Interpolation with 511 intervals from v to v * ratio has a relative error of (ratio - 1)**2 * 3.6e-7 at v. The limits are 0.1
+    # steps of the deviation and 0.25 steps of the 15-bit result.
     fine = 1 + math.sqrt(0.25 / 2**15 / 3.6e-7)
     bounds = [lowest]
     while bounds[-1] < highest:
@@ -329,7 +323,6 @@ _AFFINE = Reason(
 
 
 def _affine(s: AtenBuilder, x: Node, weight: Node | None, bias: Node | None) -> Node:
-    """Insert x * weight + bias per channel (dim 1) as a batch norm, which training preserves."""
     if weight is None and bias is None:
         return x
     channels = shape_of(x)[1]

@@ -75,7 +75,6 @@ def max_pool2d(
 
 
 def _by_axes(b: Builder, value: Value, window: Window) -> bool:
-    """Return True if pooling one axis after the other is estimated to be faster. Fewer than 4 taps cost as much as 4 taps."""
     if (largest := b.tuning.largest_max_pool_in_turn_bytes) is None or value.dtype not in ("INT8", "INT16"):
         return False
     (kh, kw), sy = window.kernel, window.stride[0]

@@ -15,7 +15,6 @@ class Layer:
         weight, bias: Indices of the arguments. The lowering quantizes the bias with the product of input and weight scales.
         weight_axis: Axis of the weight's output channels, or None if they are on two axes.
         output_axis: Negative index of the result's channel axis.
-        groups: Number of groups of the input channels.
         window: Input window of one result, or None for linear layers and transposed convolutions.
     """
 
@@ -37,7 +36,6 @@ class QuantRule:
         output: ``own`` (observed), ``same`` (shares the first input's parameters), ``fixed`` (``fixed_range``) or ``none``.
         keeps_codes: Whether each result is zero or an input element. An ``own`` output then shares the parameters of a
             separately quantized input.
-        layer: Weight and channels of a layer, or None for other operators.
         joins: Whether the output concatenates the inputs. An input that no other operator reads then has the output's parameters.
         replaces: Whether elements of other inputs replace elements of the first input.
         fixed_range: (real minimum, real maximum) of a ``fixed`` output.

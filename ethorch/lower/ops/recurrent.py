@@ -42,7 +42,6 @@ def _lstm_cell(s: AtenBuilder, parts: list[Node], state: list[Node] | None, weig
 
 
 def _gru_cell(s: AtenBuilder, parts: list[Node], state: list[Node] | None, weights: dict[str, Node]) -> list[Node]:
-    """Compute h' = n + z * (h - n), where r and z are sigmoids and n = tanh(x_n + r * h_n)."""
     r, z, n = parts
     hn: Node | None
     if state is not None:
@@ -104,7 +103,6 @@ def _direction(
     reverse: bool,
     gru: bool,
 ) -> tuple[list[Node], list[Node]]:
-    """Return the outputs for one direction, in time order, and the last state."""
     projected, weights = _project_inputs(s, x, parameters, gru)
     outputs: list[Node] = []
     state = start
@@ -238,7 +236,6 @@ def rnn_relu(
 def _step(
     s: AtenBuilder, cell: Cell, x: Node, state: list[Node], parameters: Sequence[Node | None], gru: bool = False
 ) -> list[Node] | None:
-    """Return the next state, or None if only one of two biases is present."""
     present = [parameter for parameter in parameters if parameter is not None]
     if len(present) == 3:
         return None

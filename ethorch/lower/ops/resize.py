@@ -24,7 +24,6 @@ _FINEST = 256
 
 
 def _resize(b: Builder, x: QTensor, sizes: Sequence[int], numbers: Sequence[tuple[int, int, int]], mode: str) -> QTensor:
-    """Emit RESIZE with (numerator, denominator, offset) for each axis, and the border that produces ``sizes``."""
     value = b.nhwc(x)
     border = [
         (size - 1) * den + offset - (extent - 1) * num
@@ -52,7 +51,7 @@ def _repeat(b: Builder, x: QTensor, dim: int, factor: int) -> QTensor:
 
 
 def uneven(extent: int, size: int, scale: float | None) -> float | None:
-    """Return ``scale`` if ``size`` was rounded down, so that PyTorch reads at i / scale, or None otherwise."""
+    """Return ``scale`` if ``size`` was rounded down, so that PyTorch reads at i / scale, or None."""
     return scale if scale and size != extent and Fraction(scale) * extent != size else None
 
 
@@ -137,10 +136,8 @@ def _bilinear_numbers(extent: int, size: int, align: bool, scale: float | None) 
 
 
 def _by_boxes(b: Builder, x: QTensor, factors: tuple[int, int]) -> QTensor:
-    """Resize bilinearly by integer factors f: nearest, then a mean over f (odd f) or f + 1 (even f) neighbors, rounded once.
-
-    If f is even, the first and the last neighbor have half the weight.
-    """
+    """Resize bilinearly by integer factors f: nearest, then a mean over f (odd f) or f + 1 (even f) neighbors, rounded once."""
+    # If f is even, the first and the last neighbor have half the weight.
     kernels, margins = [], []
     for dim, factor in zip((-2, -1), factors, strict=True):
         kernel = np.full(factor, 1) if factor % 2 else np.array([1, *[2] * (factor - 1), 1])
@@ -174,11 +171,9 @@ _MOST_WEIGHTS = 2**26
 
 
 def _by_matrix(b: Builder, x: QTensor, dim: int, size: int, align: bool, scale: float | None = None) -> QTensor:
-    """Interpolate along one dim by a product with a constant [size, extent] matrix.
-
-    The step of the matrix is 1 / the common denominator of the positions if int8 represents that step, and 1/127 otherwise. For
-    int16 with a step of 1/127, a second product adds the remainders.
-    """
+    """Interpolate along one dim by a product with a constant [size, extent] matrix."""
+    # The step of the matrix is 1 / the common denominator of the positions if int8 represents that step, and 1/127 otherwise. For
+    # int16 with a step of 1/127, a second product adds the remainders.
     extent = x.shape[dim]
     if extent == size and not scale:
         return x

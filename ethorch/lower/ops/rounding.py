@@ -211,7 +211,6 @@ table_op(
 
 
 def _widen_bool(s: AtenBuilder, x: Any, dtype: torch.dtype) -> Any:
-    """Cast truth values to ``dtype``, because PyTorch cannot subtract truth values."""
     is_bool = isinstance(x, Node) and x.meta["val"].dtype == torch.bool
     return s(aten._to_copy.default, x, dtype=dtype) if is_bool else x
 

@@ -45,7 +45,6 @@ def _merge_constants(s: AtenBuilder, x: Node, indices: Sequence[Any]) -> tuple[N
 
 
 def _with_row(b: Builder, x: QTensor, dim: int, index: QTensor, source: QTensor, q: QParams | None) -> QTensor:
-    """Return x with ``source`` in row ``index[0]``, by TOSA SELECT on row numbers."""
     others = [1] * x.rank
     rows = np.arange(x.shape[dim], dtype=np.int32).reshape([*others[:dim], -1, *others[dim + 1 :]])
     return either(b, emit_comparison(b, "eq", b.view(index, others), rows), source, x, q)

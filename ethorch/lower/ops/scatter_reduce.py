@@ -23,10 +23,8 @@ _ROWS = torch.tensor([3, 0, 0, 2, 3, 3])
 
 
 def _as_rows(s: AtenBuilder, x: Node, dim: int, index: Node, source: Node) -> tuple[Node, int, Node, Node]:
-    """Return x, a dim of x, an index int[n] for this dim, and the n indexed rows of ``source``.
-
-    An index of complete rows becomes an index of row numbers. For any other index, x is flattened.
-    """
+    """Return x, a dim of x, an index int[n] for this dim, and the n indexed rows of ``source``."""
+    # An index of complete rows becomes an index of row numbers. For any other index, x is flattened.
     shape, places = shape_of(x), shape_of(index)
     for axis, (extent, available) in enumerate(zip(places, shape_of(source), strict=True)):
         if extent < available:
@@ -130,7 +128,6 @@ def _sums(s: AtenBuilder, x: Node, dim: int, places: torch.Tensor, rows: Node, r
 
 
 def _extremes(s: AtenBuilder, x: Node, dim: int, places: torch.Tensor, rows: Node, reduce: str, include_self: bool) -> Node | None:
-    """Return x with the maximum or minimum of the rows at each position in ``places``. A position with few rows repeats them."""
     shape = shape_of(x)
     counts = torch.bincount(places, minlength=shape[dim])
     named = counts.nonzero().flatten()

@@ -70,7 +70,6 @@ def where(b: Builder, condition: Any, x: Any, y: Any, *, out: Result) -> QTensor
 
 
 def _fill_rule(node: Any) -> QuantRule:
-    """Return the rule of a fill. A value with a magnitude above 1e4, such as -inf, is not calibrated."""
     value = node.args[2]
     value = value.meta["val"] if hasattr(value, "meta") else value
     return SAME_AS_INPUT if isinstance(value, (int, float)) and abs(value) > 1e4 else EACH_INPUT
@@ -104,7 +103,6 @@ def masked_fill(b: Builder, x: Any, mask: Any, value: Any, *, out: Result) -> QT
 
 
 def _add_mask(b: Builder, x: QTensor, mask: npt.NDArray[Any], out: QParams) -> QTensor:
-    """Return x with the lowest value of ``out`` at the mask, by a saturating ADD of a constant."""
     low, high = dtype_range(out.dtype)
     unit = (high - low) * (x.qparams.step + out.step) / -low  # the lowest value of the constant exceeds both ranges
     depth = QParams((unit,), (0,), low, high, out.dtype)

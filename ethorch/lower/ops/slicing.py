@@ -40,7 +40,6 @@ def flip(b: Builder, x: QTensor, dims: Sequence[int], *, out: Result) -> QTensor
 
 
 def _reverse(b: Builder, x: QTensor, dim: int) -> QTensor:
-    """Emit REVERSE along the width, because the U55 supports only height and width."""
     value, axis, dims = b.axis_of(x, dim)
     shape = value.shape
     outer, _, inner = around(shape, axis)

@@ -53,11 +53,9 @@ class _Exponentials:
 
 
 def _exponentials(b: Builder, x: QTensor, dim: int) -> _Exponentials:
-    """Emit exp(x - max over ``dim``).
-
-    - int8: multiplies two TABLEs of 8 bits, each with a separate difference so that Vela fuses both.
-    - int16: uses an interpolated table of 15 bits.
-    """
+    """Emit exp(x - max over ``dim``)."""
+    # - int8: multiplies two TABLEs of 8 bits, each with a separate difference so that Vela fuses both.
+    # - int16: uses an interpolated table of 15 bits.
     value, axis, dims = b.axis_of(x, dim)
     top = maximum_of(b, value, axis)
     step = x.qparams.step
@@ -92,7 +90,6 @@ def _exponentials(b: Builder, x: QTensor, dim: int) -> _Exponentials:
 
 
 def _factors(products: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return, for each number in 0..128 * 255, two integers in 0..255 whose product is closest to the number."""
     first = np.arange(1.0, 256.0)[:, None]
     second = np.clip(np.rint(products / first), 0, 255)
     best = np.argmin(np.abs(first * second - products), axis=0)

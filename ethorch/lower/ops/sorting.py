@@ -45,7 +45,6 @@ def comparisons(count: int) -> Iterator[tuple[int, int]]:
 
 
 def _select_ranks(b: Builder, x: QTensor, dim: int, ranks: Sequence[int]) -> list[QTensor]:
-    """Return the values with the given ranks along ``dim`` (0: smallest), each with size 1."""
     value, axis, dims = b.axis_of(x, dim)
     columns = [b.slice_axis(value, axis, place, 1) for place in range(value.shape[axis])]
     needed, steps = set(ranks), list[tuple[int, int, bool, bool]]()

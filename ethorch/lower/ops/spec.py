@@ -52,7 +52,6 @@ class OpSpec:
     Attributes:
         names: ATen names, the canonical name first. In-place forms are found by the name without underscore.
         kind: ``operator`` has a lowering, ``composite`` is always decomposed, and ``table`` is a lookup table.
-        quant: Quantization rule.
         doc: Documentation. The first paragraph describes the result.
         source: File and line of the definition, relative to ``ethorch/``.
         lower: Lowering, as described above, or None for a composite and for an operator that is always a table.
@@ -70,7 +69,6 @@ class OpSpec:
         truths: Whether the operands are truth values.
         int32: Whether the lowering supports int32 activations.
         needs: TOSA operator that reads a computed index.
-        samples: Calls for tests and documentation.
         bound, bound16: Largest difference from fake-quantized PyTorch in int8 and int16, in steps of the output.
     """
 

@@ -36,7 +36,6 @@ aten = torch.ops.aten
 
 
 def _squares(b: Builder, x: QTensor, dims: Sequence[int], centred: bool) -> tuple[Value, float]:
-    """Return the INT32 sum over ``dims`` of the squares of x or its deviations, and the unit of the sum in squared input steps."""
     axes = [axis for d in dims for axis in x.dims[d] if x.value.shape[axis] > 1]
     codes = x.qparams.code_count
     if not centred:
@@ -49,7 +48,6 @@ def _squares(b: Builder, x: QTensor, dims: Sequence[int], centred: bool) -> tupl
 
 
 def _root(b: Builder, square: Value, unit: float, largest: float, out: QParams) -> Value:
-    """Emit sqrt(square * unit), at most sqrt(largest), quantized with ``out``, by tables."""
     highest = largest / unit
     largest = min(largest, (max(out.qmax - out.zp, 1) * out.step * 1.01) ** 2)  # larger roots saturate
     largest = max(largest, 16 * unit)  # the roots of all sections must fit

@@ -27,10 +27,8 @@ class Filters:
 
     Attributes:
         codes: Integer (int8) or float weights, in the order of axes that each method documents.
-        zero_point: Zero point of the weights.
         bias: Real values, one for each output channel.
         scales: Real value of an accumulator unit for each output channel.
-        input: Quantization parameters of the input.
     """
 
     codes: npt.NDArray[Any]

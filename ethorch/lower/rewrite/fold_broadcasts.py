@@ -56,7 +56,6 @@ def fold_broadcasts(r: Rewriter) -> None:
 
 
 def _expand_shapes(shapes: Sequence[Shape], result: Shape) -> list[Shape]:
-    """Return the operands' shapes after the cheapest copies with which at most ``_MOST_UNCOPIED`` operations remain."""
 
     def operations(full: Sequence[Shape]) -> int:
         return math.prod(math.prod(result[group]) for group in _groups(full, result)[:-3])
@@ -90,7 +89,6 @@ def _groups(shapes: Sequence[Shape], result: Shape) -> list[slice]:
 
 
 def _fold_operand(r: Rewriter, at: Place, value: Value, full: Shape, groups: Sequence[slice]) -> Value:
-    """Copy an operand to the shape ``full`` before its RESCALE, and merge the axes of each group."""
     shape = [math.prod(full[group]) for group in groups]
     if value.data is not None:
         return at.constant(np.broadcast_to(value.data, full).reshape(shape), value.dtype)

@@ -73,7 +73,6 @@ def _maps(rows: int) -> int | None:
 
 
 def _windows(at: Place, value: Value, count: int, stride: int, kernel: int) -> Value:
-    """Reshape [outer, extent, inner] to disjoint windows [outer * count, kernel, inner]."""
     outer, extent, inner = value.shape
     if extent < count * stride:
         value = at.emit("PAD", value, padding=(0, 0, 0, count * stride - extent, 0, 0), pad_const=0)

@@ -16,8 +16,6 @@ from ethorch.tosa.ir import Op, Value
 
 
 class _FoldedAxis(NamedTuple):
-    """An axis of a convolution in which ``fold`` adjacent elements become one element."""
-
     fold: int
     extent: int  # of the folded input, without unread elements
     kernel: int
@@ -27,7 +25,6 @@ class _FoldedAxis(NamedTuple):
 
     @classmethod
     def of(cls, fold: int, extent: int, kernel: int, before: int, after: int) -> _FoldedAxis:
-        """Fold an axis with stride ``fold``. The caller pads an ``extent`` that is not divisible by ``fold``."""
         places = (extent + before + after - kernel) // fold + 1
         folded, front = -(-extent // fold), -(-before // fold)
         lead = front * fold - before
@@ -89,7 +86,6 @@ def _fold_squares(r: Rewriter, op: Op, fold: FoldSquares) -> None:
 
 
 def _convolve_folded(at: Place, op: Op, source: Value, high: _FoldedAxis, wide: _FoldedAxis, order: str) -> Value:
-    """Apply the CONV2D to ``source``, whose channels combine h, w and c of the input in ``order``."""
     n, *_, depth = source.shape
     if (shape := (n, high.extent, wide.extent, depth)) != source.shape:  # without unread elements
         source = at.emit("SLICE", source, start=(0, 0, 0, 0), size=shape)

@@ -37,7 +37,6 @@ def _is_large_batch(op: Op) -> bool:
 
 
 def _by_rows(at: Place, values: Sequence[Value], move: Callable[[Sequence[Value], int], Value]) -> Value:
-    """Apply ``move(values, axis)`` to the middle axis of values [rows, k, inner], for at most ``_LONGEST`` rows at a time."""
     rows = values[0].shape[0]
     if rows <= _LONGEST:
         return move(values, 1)

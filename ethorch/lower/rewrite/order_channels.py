@@ -38,7 +38,6 @@ def order_channels(r: Rewriter, *, by_nhwc: bool) -> None:
 
 
 def _by_nhwc(r: Rewriter, conv: Op, op: Op) -> Op:
-    """Split ``op`` into two TRANSPOSEs, and return the first one, which moves channels last."""
     shape, perms = op.operands[0].shape, [axis for axis in op.attrs["perms"] if op.operands[0].shape[axis] > 1]
     first = _first_part(shape, conv.result.shape[-1])
     if first is None:

@@ -145,7 +145,7 @@ PIPELINE: tuple[Step | Repeat, ...] = (
     Step(
         "split transposes",
         Tuned(split_transposes, lambda t: t.transpose_steps),
-        "After ``select channels``, because fewer TRANSPOSEs then remain, and after ``merge neighbours``, which would undo the split.",
+        "After ``select channels``, because fewer TRANSPOSEs remain, and after ``merge neighbours``, which would undo it.",
     ),
     Step(
         "move tables after transposes",

@@ -35,7 +35,6 @@ class Planes:
 
     Attributes:
         name: Name of the result of the replaced TRANSPOSE.
-        input: Index of the graph input.
         results: Names of the results of the new operators.
         count: Number of planes C.
         rows, columns: Number of rows and columns of bricks.
@@ -50,7 +49,7 @@ class Planes:
 
 
 def planes_of(op: Op, source: Value, most: int) -> tuple[int, int] | None:
-    """Return (planes, elements of a plane) if ``op`` converts one image of at most ``most`` planes to NHWC, or None otherwise."""
+    """Return (planes, elements of a plane) if ``op`` converts one image of at most ``most`` planes to NHWC, or None."""
     if op.name != "TRANSPOSE" or source.dtype not in _ONE:
         return None
     read = op.operands[0].shape

@@ -81,7 +81,7 @@ class Rewriter:
         return (op for op in self if op.name in names)
 
     def producer(self, value: Value, *names: str, sole: bool = False) -> Op | None:
-        """Return the operator that computes ``value`` if its name is in ``names``, or None otherwise. Empty ``names`` match all.
+        """Return the operator that computes ``value`` if its name is in ``names``, or None. Empty ``names`` match all.
 
         Args:
             sole: Whether ``value`` must have only one use, as an operand or graph output.
@@ -185,10 +185,8 @@ class Place:
     """A position at which operators are inserted.
 
     Attributes:
-        rewriter: Editor of the graph.
         following: Operator after the position, or None at the end.
         name: Prefix of new names.
-        origin: Source location of new values.
     """
 
     rewriter: Rewriter

@@ -32,8 +32,6 @@ Places = npt.NDArray[np.intp]
 
 @dataclass(frozen=True)
 class _Channels:
-    """The NHWC sources of a value's channels, and the index of each channel in the concatenated sources."""
-
     sources: tuple[Value, ...]
     channels: Places
 
@@ -47,7 +45,6 @@ class _Channels:
 
     @property
     def is_double(self) -> bool:
-        """True if a channel is repeated. The sum of its weights can then overflow."""
         return len(np.unique(self.channels)) < len(self.channels)
 
     @property
@@ -136,7 +133,6 @@ class _Selection:
                 self.pick(self.r.before(op, of=value), value, value, _ONE)
 
     def pick(self, at: Place, moved: Value, value: Value, attrs: Mapping[str, Any]) -> Value | None:
-        """Compute the RESCALE of ``moved`` in NHWC by a convolution, or return None if that is not faster."""
         _, c, h, w = moved.shape
         channels = self.find_channels(moved, (0, 2, 3, 1))
         if channels is None or channels.is_source or channels.count > self.most or h * w == 1:
@@ -159,7 +155,6 @@ class _Selection:
         return self.joined[channels.sources]
 
     def find_channels(self, value: Value, perms: Sequence[int] = (0, 1, 2, 3)) -> _Channels | None:
-        """Return the sources of the channels of ``value`` in NHWC, or None if its channels are not rearranged."""
         moves = self.moves(value)
         leaves = [operand for operand in moves if moves[operand] is None]
         if not any(leaf in self.twins for leaf in leaves) and not any(op and op.name == "TRANSPOSE" for op in moves.values()):
@@ -183,7 +178,6 @@ class _Selection:
         return _Channels(tuple(sources), np.cumsum([0, *extents])[owner] + first - bases[owner])
 
     def moves(self, value: Value) -> dict[Value, Op | None]:
-        """Return the values that are moved to ``value`` and the operators that compute them, operands first."""
         order: dict[Value, Op | None] = {}
         pending = [value]
         while pending:

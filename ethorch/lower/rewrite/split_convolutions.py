@@ -48,7 +48,6 @@ def _sole_reader(r: Rewriter, value: Value) -> Op | None:
 
 
 def _channels(shape: Sequence[int], cut: Op) -> Channels | tuple[()]:
-    """Return the channels that a SLICE of the reshaped tensor selects at all positions, or () if it selects only some positions."""
     reshaped, start, size = cut.operands[0].shape, cut.attrs["start"], cut.attrs["size"]
     first = next((k for k in range(len(reshaped), -1, -1) if math.prod(reshaped[k:]) == shape[-1]), None)
     if first is None or tuple(size[:first]) != tuple(reshaped[:first]):

@@ -50,7 +50,6 @@ def _window(op: Op) -> tuple[int, int, int, int]:
 
 
 def _rows_to_compute(op: Op, axis: int, rows: Range) -> Range:
-    """Return the rows to compute. A RESHAPE that splits a row computes all parts of the row."""
     if op.name != "RESHAPE":
         return rows
     before = _axis_before(op, axis)

@@ -51,11 +51,9 @@ def _in_steps(at: Place, value: Value, steps: Sequence[Shape]) -> Value:
 
 
 def _is_supported(shape: Sequence[int], perm: Sequence[int], dtype: str) -> bool:
-    """Return True if Vela 5.2 supports the TRANSPOSE on U55 and U65.
-
-    Determined by experiments with extents up to 65,600. No axis may exceed 65,536 elements. An INT32 axis around which other axes
-    are exchanged counts four times. For four or more axes, the limit applies to the product of the two longest axes.
-    """
+    """Return True if Vela 5.2 supports the TRANSPOSE on U55 and U65."""
+    # Determined by experiments with extents up to 65,600. No axis may exceed 65,536 elements. An INT32 axis around which other axes
+    # are exchanged counts four times. For four or more axes, the limit applies to the product of the two longest axes.
     axes, each = tuple(perm), _PLACES.get(dtype, 1)
     if axes in ((1, 0), (0, 2, 1)):
         return max(shape) <= _LONGEST
@@ -93,7 +91,6 @@ def _around(shape: Sequence[int], axis: int) -> tuple[Axes, int]:
 
 
 def _steps(shape: Axes, perm: Axes, dtype: str, cost: TransposeCost, *, refused: bool = False) -> list[Shape]:
-    """Return the shapes of the steps, or an empty list if one TRANSPOSE is best. If ``refused``, any steps are better."""
     arranged = shape, perm
     if refused:
         arranged = _shorten(*arranged)
@@ -132,7 +129,6 @@ def _shorten(extents: Sequence[int], perm: Sequence[int]) -> tuple[Axes, Axes]:
 def _cheapest(
     extents: Sequence[int], target: Axes, cycles: Callable[[int, int, int], float], most: float
 ) -> list[tuple[int, int, int]]:
-    """Find the cheapest steps to ``target`` that take less than ``most`` cycles, by Dijkstra's algorithm over axis orders."""
     start = tuple(range(len(extents)))
     best: dict[Axes, float] = {start: 0.0}
     came: dict[Axes, tuple[Axes, tuple[int, int, int]]] = {}

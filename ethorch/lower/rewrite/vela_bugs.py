@@ -32,7 +32,6 @@ class VelaBug:
 
     Attributes:
         id: Stable identifier, used in tests and comments.
-        wrong: Description of the bug.
         instead: Rewrite of each matching operator, or a description if other code avoids the bug.
         operators: Matching TOSA operators. Empty matches all operators.
         which: Predicate that the operator must satisfy.
@@ -42,7 +41,6 @@ class VelaBug:
         families: NPU families on which a test graph reproduces the bug.
         assumed: NPU families on which the bug is avoided without a test graph.
         small_shram: Whether only NPUs with 16 KB of SHRAM have the bug.
-        versions: Versions of Vela that have the bug.
     """
 
     id: str
@@ -398,7 +396,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     ),
     VelaBug(
         id="vela.slice-of-five-axes",
-        wrong="A SLICE of more than four axes before a RESHAPE and CONCAT crashes Vela on U55 and U65, and reads wrong rows on U85.",
+        wrong="A SLICE of more than four axes before RESHAPE and CONCAT crashes Vela on U55 and U65, and reads wrong rows on U85.",
         instead="The step ``fold wide moves`` converts the operator to several operators of three axes.",
         operators=("SLICE",),
     ),
@@ -681,7 +679,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     VelaBug(
         id="vela.undone-transpose-output",
         wrong="Vela removes an output that is a TRANSPOSE if another TRANSPOSE undoes it.",
-        instead="The step ``merge neighbours`` removes such pairs. If an output is lost, the graph is compiled with copies of its outputs.",
+        instead="``merge neighbours`` removes such pairs. If an output is lost, the outputs are copied.",
         operators=("TRANSPOSE",),
     ),
     VelaBug(
