@@ -41,8 +41,8 @@ SHAPE_OF_VALUES = Reason(
 def dynamic_shape(node: Node) -> Reason:
     return Reason(
         "graph.dynamic_shape",
-        f"one of its tensors is {open_shape(node)}; NPU programs have fixed sizes",
-        "Compile one method per shape: ethorch.compile(..., shapes=[...]), or one --shape option per shape.",
+        f"expected tensors with fixed shapes, got a tensor {open_shape(node)}",
+        "Compile one method for each shape, with ethorch.compile(..., shapes=[...]) or one --shape option per shape.",
     )
 
 
@@ -102,7 +102,8 @@ NO_INT32_ACTIVATIONS = Reason(
 
 INT32_OPERAND = Reason(
     "graph.int32_operand",
-    "the operator reads or returns int32 activations, which the NPU supports only in sums, differences, copies and functions with",
+    "the operator reads or returns int32 activations, which the NPU supports only in sums, differences, copies and functions "
+    "of int16 tensors",
     "Quantize the operator to int16 (get_symmetric_a16w8_quantization_config).",
 )
 

@@ -53,7 +53,7 @@ def _with_row(b: Builder, x: QTensor, dim: int, index: QTensor, source: QTensor,
 def _scatter(b: Builder, x: QTensor, dim: int, index: QTensor, source: QTensor) -> QTensor:
     lead, tail = math.prod(x.shape[:dim]), math.prod(x.shape[dim + 1 :])
     count = source.shape[dim]
-    if tail < _SHORTEST_ROW:  # moving x makes the rows longer
+    if tail < _SHORTEST_ROW:  # the rows become longer if x is moved
         others = [d for d in range(x.rank) if d != dim]
         rows = b.reshape(b.store_as(x, [(dim,), tuple(others)]), (1, x.shape[dim], lead * tail))
         updates = b.reshape(b.store_as(source, [(dim,), tuple(others)]), (1, count, lead * tail))

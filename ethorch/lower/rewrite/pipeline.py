@@ -112,7 +112,7 @@ PIPELINE: tuple[Step | Repeat, ...] = (
             Step(
                 "merge neighbours",
                 always(merge_neighbours),
-                "First, because it is fast and simplifies the graph.",
+                "First, because this step is fast and simplifies the graph.",
             ),
             Step(
                 "split convolutions",
@@ -140,12 +140,12 @@ PIPELINE: tuple[Step | Repeat, ...] = (
     Step(
         "order channels",
         lambda r, t: order_channels(r, by_nhwc=t.shuffles_by_nhwc),
-        "After channels are selected, because fewer TRANSPOSEs then remain, and before TRANSPOSEs are split.",
+        "After ``select channels``, which removes TRANSPOSEs, and before ``split transposes``.",
     ),
     Step(
         "split transposes",
         Tuned(split_transposes, lambda t: t.transpose_steps),
-        "After ``select channels``, because fewer TRANSPOSEs remain, and after ``merge neighbours``, which would undo it.",
+        "After ``select channels``, which removes TRANSPOSEs, and after ``merge neighbours``, which would undo the split.",
     ),
     Step(
         "move tables after transposes",

@@ -347,7 +347,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     ),
     VelaBug(
         id="vela.axis-of-column",
-        wrong="Vela runs a reduction or REVERSE along the last axis as if it were the middle of three axes. For a sum along "
+        wrong="Vela runs a reduction or REVERSE along the last axis like the middle of three axes. For a sum along "
         "rows, or a value that was reshaped from a last axis of extent 1, Vela stores bricks of 16 channels, but "
         "allocates memory for one channel.",
         operators=("ARGMAX", "REDUCE_MAX", "REDUCE_MIN", "REDUCE_ALL", "REDUCE_ANY", "REVERSE"),
@@ -580,7 +580,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     ),
     VelaBug(
         id="vela.widened-in-pool-of-wide-stride",
-        wrong="Vela splits a pool with a stride above 3 into windows. If Vela fuses a RESCALE to INT32 with the pool, it loses the "
+        wrong="Vela splits a pool with a stride above 3 into windows. If Vela fuses a RESCALE to INT32 with the pool, Vela loses the "
         "RESCALE.",
         operators=("RESCALE",),
         which=patterns.is_widened_pool_of_wide_stride,
@@ -662,7 +662,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     ),
     VelaBug(
         id="vela.long-sum",
-        wrong="Vela splits a REDUCE_SUM of more than 65,536 elements, and rescales each part as if it were the total.",
+        wrong="Vela splits a REDUCE_SUM of more than 65,536 elements, and rescales each partial sum like the total.",
         instead="``lower.ops.sums`` computes sums of partial sums because of a limit in ``targets.u85``.",
         operators=("REDUCE_SUM",),
         families=U85,
