@@ -580,7 +580,7 @@ VELA_BUGS: tuple[VelaBug, ...] = (
     ),
     VelaBug(
         id="vela.widened-in-pool-of-wide-stride",
-        wrong="Vela splits a pool with a stride above 3 into windows. If Vela fuses a RESCALE to INT32 with the pool, Vela loses the "
+        wrong="Vela splits a pool with a stride above 3 into windows. If Vela fuses a RESCALE to INT32 with the pool, it loses the "
         "RESCALE.",
         operators=("RESCALE",),
         which=patterns.is_widened_pool_of_wide_stride,
