@@ -1,4 +1,4 @@
-"""Observer that computes the quantization parameters of an activation."""
+"""An observer that computes the quantization parameters of an activation."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from ethorch.support.errors import QuantizationError
 #: Methods that choose the range of an activation.
 ACTIVATION_METHODS = ("mse", "minmax", "moving_average", "percentile")
 
-_SUBSAMPLE = 16384  # elements of one tensor that are added to the histogram; the extremes use all of them
-_NEAR = 16  # share of the range to keep on each side of a threshold, so that its steps are finer than those of the compared sum
-_INPUTS = 1000  # tensors of a program input for which statistics are recorded
-#: Distance of masked scores below the least: exp(-8) and exp(-16) are below a tenth of softmax's step.
+_SUBSAMPLE = 16384  # approximate number of elements of one tensor that are added to the histogram
+_NEAR = 16  # 1/16 of the range remains on each side of a threshold, so that the scale is finer than that of the compared sum
+_INPUTS = 1000  # maximum number of tensors of a program input for which statistics are recorded
+#: Difference between the lowest unmasked score and masked scores. exp(-8) and exp(-16) are below a tenth of softmax's scale.
 ROOM_INT8, ROOM_INT16 = 8.0, 16.0
 
 
 class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]  # torchao has no annotations
-    """Observer of an activation.
+    """An observer of an activation.
 
     Args:
-        method: ``mse`` (least expected squared error on unseen inputs, see ``range_search``), ``minmax``, ``moving_average`` (of
-            the extremes of each input), or ``percentile``.
+        method: ``mse`` (least expected squared error on unseen inputs, see ``range_search``), ``minmax``, ``moving_average``
+            (average of the extremes of each input), or ``percentile``.
         percentile: Percentage of values inside the range.
         averaging_constant: Weight of the newest input.
         dtype, qscheme, quant_min, quant_max: See torchao's observers.
@@ -39,14 +39,14 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
 
     Attributes:
         name: FX node of the value, for messages.
-        domain: Domain of the reader (asin: -1..1), which limits the range.
+        domain: Domain of the operator that reads the value, e.g. -1..1 for asin. The domain limits the range.
         masked: Whether an attention mask sets elements to the lowest integer value.
-        may_mask: Whether to set ``masked`` for values far below all others.
-        sums: Observers of sums that read this input, if ``may_mask``.
-        thresholds: Constants that all readers compare the value with.
+        may_mask: Whether to set ``masked`` if some values are far below all others.
+        sums: Observers of sums that read this input. Used if ``may_mask``.
+        thresholds: Constants with which all readers compare the value.
         is_input: Whether to record statistics of a program input.
         statistics: Statistics of each tensor.
-        seen: Observations, not in buffers because assigning to a module's attribute is slow.
+        seen: Observations. They are not buffers, because assigning to a module's attribute is slow.
     """
 
     min_val: Tensor
@@ -74,7 +74,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         if not 50 < percentile <= 100:
             raise QuantizationError(
                 "calibration.percentile",
-                f"expected a percentage of values inside the range, between 50 and 100, got percentile={percentile}",
+                f"expected a percentage of values inside the range, more than 50 and at most 100, got percentile={percentile}",
             )
         self.method, self.percentile, self.averaging_constant = method, percentile, averaging_constant
         self.register_buffer("min_val", torch.tensor(math.inf))
@@ -93,8 +93,10 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         self.follow(None)
 
     def follow(self, leader: ActivationObserver | Follower | None, feed: bool = False) -> None:
-        """Use the quantization parameters of ``leader``. If ``feed``, the leader also observes this observer's values."""
-        self._leaders: list[ActivationObserver | Follower] = [] if leader is None else [leader]  # a list avoids a submodule
+        """Use the quantization parameters of ``leader``. If ``feed``, the leader also observes the values of this observer."""
+        self._leaders: list[ActivationObserver | Follower] = (
+            [] if leader is None else [leader]
+        )  # in a list, which nn.Module does not register as a submodule
         self._feeds = feed
 
     @property
@@ -107,7 +109,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         return self._sums
 
     def forward(self, x: Tensor) -> Tensor:
-        """Observe ``x`` and return it detached, because calibration does not train.
+        """Observe ``x`` and return it without a gradient, because calibration does not train.
 
         Raises:
             QuantizationError: ``x`` contains NaN.
@@ -134,9 +136,9 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         low, high = (float(v) for v in torch.aminmax(values))
         if math.isnan(low) or math.isnan(high):
             raise QuantizationError(
-                "calibration.nan", f"{self.name or 'a tensor'} is NaN for a calibration input. Check the float model."
+                "calibration.nan", f"{self.name or 'a tensor'} contains NaN for a calibration input. Check the float model."
             )
-        if math.isinf(low) or math.isinf(high):  # attention masks contain -inf, which no range can represent
+        if math.isinf(low) or math.isinf(high):  # attention masks contain -inf, which cannot be in a range
             values = values[values.isfinite()]
             if values.numel() == 0:
                 return
@@ -144,7 +146,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         self.observe(values, low, high)
 
     def observe(self, values: Tensor, low: float, high: float) -> None:
-        """Record finite values from ``low`` to ``high``."""
+        """Record finite values whose minimum is ``low`` and whose maximum is ``high``."""
         seen, first = self.seen, not self.seen.lows
         seen.lows.append(low)
         seen.highs.append(high)
@@ -160,7 +162,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
             self.count(_subsample(values), max(-low, high))
 
     def count(self, values: Tensor, largest: float) -> None:
-        """Add values to the histogram, after doubling the width of its bins until all values fit."""
+        """Add values to the histogram. If necessary, first double the width of the bins until all values fit."""
         seen = self.seen
         if largest > seen.reach:
             reach = 2.0 ** math.ceil(math.log2(largest)) if largest > 0 else 0.0
@@ -175,7 +177,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
             seen.nonzero += float((values != 0).sum())
 
     def calculate_qparams(self, **_: Any) -> tuple[Tensor, Tensor]:
-        """Return (scale, zero point), each with one element.
+        """Return (scale, zero point). Each tensor has one element.
 
         Raises:
             QuantizationError: No value was observed.
@@ -204,24 +206,26 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
             if self.thresholds:
                 low, high = narrow_to_thresholds(low, high, self.thresholds)
             low, high = max(low, least), min(high, most)
-            self._qparams = self._calculate_qparams(torch.tensor(min(low, high)), torch.tensor(high))  # softmax of one element is 1
+            self._qparams = self._calculate_qparams(
+                torch.tensor(min(low, high)), torch.tensor(high)
+            )  # min(), because the softmax of one element is always 1
         return self._qparams
 
     def _lowest_with_mask(self) -> float:
-        """Return the real value of the lowest integer value, low enough to mask sums."""
+        """Return a lower limit of the range that is low enough for masked elements of this value and of ``sums``."""
         room = ROOM_INT8 if self.quant_max < 1 << 8 else ROOM_INT16
         reach = max((float(total.max_val - total.min_val) for total in self.sums if total.seen.lows), default=0.0)
         return (float(self.min_val) if self.seen.lows else 0.0) - reach - room * (2 if self.sums else 1)
 
     def fills(self, limits: tuple[float, float]) -> bool:
-        """Return True if the observed range covers ``limits`` (one side if symmetric) or is empty."""
+        """Return True if the observed range is empty or covers ``limits``. A symmetric range only has to cover the larger limit."""
         low, high = self.range()
         if self.qscheme == torch.per_tensor_symmetric:
             return max(-low, high) >= max(-limits[0], limits[1]) or low == high == 0
         return (low <= limits[0] and high >= limits[1]) or low == high == 0
 
     def range(self) -> tuple[float, float]:
-        """Return the real range of the integer values."""
+        """Return the (minimum, maximum) selected by ``method``."""
         if not self.seen.lows:
             return 0.0, 0.0
         if self.method in ("minmax", "moving_average") or self.seen.reach == 0 or not self.seen.nonzero:
@@ -239,7 +243,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
 
 
 def narrow_to_thresholds(low: float, high: float, thresholds: list[float]) -> tuple[float, float]:
-    """Return the part of a range near the thresholds. Values outside saturate on their side."""
+    """Narrow a range to the neighborhood of the thresholds. Saturating values outside it preserves all comparisons."""
     room = (high - low) / _NEAR
     return max(low, min(thresholds) - room), min(high, max(thresholds) + room)
 
@@ -247,8 +251,8 @@ def narrow_to_thresholds(low: float, high: float, thresholds: list[float]) -> tu
 def compute_range_qparams(limits: tuple[float, float], dtype: torch.dtype, quant_min: int, quant_max: int) -> tuple[float, int]:
     """Return the (scale, zero point) that map a real range to all integer values.
 
-    The zero point is 0 for int16 (NPU) and int32 (ExecuTorch's kernel would overflow). int32 uses half of the integer values,
-    because float32 cannot represent 2**31 - 1.
+    The zero point is 0 for int16, as the NPU requires, and for int32, because ExecuTorch's kernel would overflow. int32 uses half
+    of the integer values, because float32 cannot represent 2**31 - 1.
     """
     low, high = limits
     if dtype in (torch.int16, torch.int32):
@@ -258,7 +262,7 @@ def compute_range_qparams(limits: tuple[float, float], dtype: torch.dtype, quant
 
 
 def _subsample(values: Tensor) -> Tensor:
-    """Return about 16384 evenly spaced elements, at a stride coprime to their number."""
+    """Return about 16384 evenly spaced elements. The stride is coprime to the number of elements."""
     flat = values.reshape(-1) if values.is_contiguous() else values.flatten()
     stride = flat.numel() // _SUBSAMPLE
     if stride < 2:
@@ -269,7 +273,7 @@ def _subsample(values: Tensor) -> Tensor:
 
 
 class Follower(UniformQuantizationObserverBase):  # type: ignore[misc]  # torchao has no annotations
-    """Observer of moved data, with the quantization parameters of its source."""
+    """An observer of moved data that uses the quantization parameters of the source."""
 
     def __init__(self, leader: ActivationObserver | Follower):
         super().__init__(
@@ -280,7 +284,7 @@ class Follower(UniformQuantizationObserverBase):  # type: ignore[misc]  # torcha
             eps=float(leader.eps),
             is_dynamic=leader.is_dynamic,
         )
-        self._leaders = [leader]  # a list avoids a submodule
+        self._leaders = [leader]  # in a list, which nn.Module does not register as a submodule
 
     @property
     def leader(self) -> ActivationObserver | Follower:
@@ -297,7 +301,7 @@ class Follower(UniformQuantizationObserverBase):  # type: ignore[misc]  # torcha
 
 
 def find_leader(observer: Any) -> Any:
-    """Return the last of a chain of leaders, or ``observer`` itself."""
+    """Follow the chain of leaders and return the last one. Return ``observer`` if it has no leader."""
     while isinstance(observer, (ActivationObserver, Follower)) and observer.leader is not None:
         observer = observer.leader
     return observer

@@ -1,6 +1,7 @@
-"""Annotate operators for torchao, with one observer for operators that the NPU executes in one step.
+"""Annotate operators for torchao, with one observer for all operators that the NPU executes together.
 
-A clamp shares the observer of its producer if that requantizes. Pointwise operators on one tensor become a table.
+A clamp shares the observer of the operator before it if that operator requantizes. Pointwise operators on one tensor become a
+lookup table.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ from ethorch.quantization.passes.mask_tensors import is_mask_fill
 from ethorch.quantization.specs import ANNOTATION, check_int32, dtype_of, fixed_spec, on_axis, per_tensor
 from ethorch.quantization.states import share_states
 
-#: Key of ``GraphModule.meta``: whether control flow is quantized with the graph.
+#: Key of ``GraphModule.meta``: whether control flow is quantized together with the graph.
 BRANCHES = "ethorch_branches"
 
 
 class Scan:
-    """One annotation pass over a graph."""
+    """A pass that annotates one graph."""
 
     def __init__(self, model: GraphModule, config_of: Callable[[Node], QuantizationConfig | None], io: QuantizationConfig | None):
         self.model = model
         self.config_of = config_of
         self.io = io
         self.sources: dict[Node, tuple[Node, QuantizationConfig] | None] = {}
-        self.ends: set[Node] = set()  # observed pointwise results, after which a new chain starts
+        self.ends: set[Node] = set()  # observed pointwise results, each of which starts a new chain
 
     def run(self) -> None:
         nodes = list(self.model.graph.nodes)
@@ -61,10 +62,10 @@ class Scan:
             output.meta[ANNOTATION] = QuantizationAnnotation(input_qspec_map=inputs, _annotated=True)
 
     def find_chains(self, nodes: list[Node]) -> None:
-        """Find the tensor that each pointwise node depends on.
+        """Find the input tensor of each pointwise node's chain.
 
-        A result that is also read outside its chain is observed and starts a new chain. Its readers may then depend on two tensors
-        and must be observed, too, so the search repeats.
+        A result that is also read outside its chain is observed and starts a new chain. Readers that then depend on two tensors
+        must be observed as well, so the search repeats until no chain starts.
         """
         while True:
             for node in nodes:
@@ -75,7 +76,7 @@ class Scan:
             self.ends |= ends
 
     def source(self, node: Node) -> tuple[Node, QuantizationConfig] | None:
-        """Return (the only input tensor of the pointwise chain up to ``node``, config), or None."""
+        """Return (the only input of the pointwise chain that ends with ``node``, config), or None if there are several inputs."""
         spec, config = self.spec(node), self.config_of(node)
         if spec is None or config is None or not spec.pointwise or not _has_table(config, spec):
             return None
@@ -98,11 +99,11 @@ class Scan:
         return (root, config) if root.meta["val"].shape == node.meta["val"].shape else None
 
     def is_absorbed_clamp(self, node: Node) -> bool:
-        """Return True if the preceding operator absorbs this clamp."""
+        """Return True if the preceding operator absorbs the clamp ``node``."""
         return self.find_absorbed(node) is not None
 
     def find_absorbed(self, node: Node) -> Node | None:
-        """Return the input of a clamp if its producer requantizes, else None."""
+        """Return the input of a clamp if the operator that computes the input absorbs the clamp, or None otherwise."""
         spec = self.spec(node)
         if spec is None or not node.args or not isinstance(node.args[0], Node):
             return None
@@ -112,7 +113,7 @@ class Scan:
         if producer is None or config is None or config != self.config_of(node) or len(before.users) != 1:
             return None
         if config.is_qat and node.target is torch.ops.aten.batch_norm.default and producer.rule(maker).layer is not None:
-            return before  # prepare_qat_pt2e folds it into the convolution's weights
+            return before  # prepare_qat_pt2e folds the batch norm into the convolution's weights
         if not spec.absorbs or not config.is_static or spec.rule(node).output == "same":  # a copy has the scale of its input
             return None
         if self.sources.get(before) is not None and not self.is_absorbed_clamp(before):
@@ -142,7 +143,7 @@ class Scan:
         if not rule.inputs and rule.output == "none":
             return
         if (config.weight is None) if rule.layer is not None else not config.is_static:
-            return  # the weight has no scheme, or ranges are dynamic, which only operators with weights support
+            return  # only operators with weights support dynamic ranges
         absorbed = self.find_absorbed(node)
         inputs: dict[Node, QuantizationSpecBase] = {}
         source = self.sources[node]
@@ -150,7 +151,7 @@ class Scan:
             if arg is None or absorbed is arg or (source and _is_scalar_constant(arg, self.model)):
                 continue
             if source and arg is not source[0]:
-                continue  # inside a chain
+                continue  # the argument is inside a chain
             if rule.layer is not None and index == rule.layer.weight:
                 qspec = self.weight(node, arg, rule.layer.weight_axis, config)
             else:
@@ -171,7 +172,7 @@ class Scan:
         node.meta[ANNOTATION] = QuantizationAnnotation(input_qspec_map=inputs, output_qspec=output, _annotated=True)
 
     def annotate_flow(self, node: Node) -> None:
-        """Annotate the inputs and outputs of control flow that is quantized with the model."""
+        """Annotate the inputs and outputs of a control-flow operator that is quantized together with the model."""
         config = self.config_of(node)
         if config is None or not config.is_static or BRANCHES not in self.model.meta or ANNOTATION in node.meta:
             return
@@ -183,17 +184,17 @@ class Scan:
                 user.meta[ANNOTATION] = QuantizationAnnotation(output_qspec=config.get_output_act_qspec(user), _annotated=True)
 
     def is_absorbed(self, node: Node) -> bool:
-        """Return True if the node absorbs a clamp, which the observer then follows."""
+        """Return True if the node absorbs a clamp. The observer is then placed after the clamp."""
         value = next((user for user in node.users if _maker(user) is node), node)
         users = list(value.users)
         return len(users) == 1 and self.find_absorbed(users[0]) is value
 
     def is_joined(self, node: Node) -> bool:
-        """Return True if the node may share quantization parameters with a concatenation that reads it."""
+        """Return True if a concatenation that may share quantization parameters with its inputs reads the node."""
         return any(spec.rule(user).joins for user in node.users if (spec := self.spec(user)) is not None)
 
     def edge(self, arg: Node, qspec: QuantizationSpec | None) -> QuantizationSpecBase | None:
-        """Return the spec of an input: shared with its producer if the dtypes match, else ``qspec``."""
+        """Return the spec of an input: the spec of its producer if the dtypes match, or ``qspec`` otherwise."""
         annotation = arg.meta.get(ANNOTATION)
         produced = annotation.output_qspec if annotation else None
         if produced is not None and qspec is not None and dtype_of(produced) == qspec.dtype:
@@ -201,13 +202,13 @@ class Scan:
         return qspec
 
     def weight(self, node: Node, arg: Node, axis: int | None, config: QuantizationConfig) -> QuantizationSpecBase | None:
-        """Return the spec of a weight. A constant has one scale, or one for each index of ``axis``."""
+        """Return the spec of a weight. A constant weight has one scale, or one scale for each index of ``axis``."""
         spec = config.get_weight_qspec(node)
         if spec is None or spec.qscheme not in (torch.per_channel_symmetric, torch.per_channel_affine):
             return spec
         if arg.op != "get_attr":
             return self.edge(arg, config.get_input_act_qspec(node, arg))
-        for reader in arg.users:  # the weight of a recurrent layer, which every step reads, is observed and stored once
+        for reader in arg.users:  # the weight of a recurrent layer is observed and stored once for all time steps
             annotation = reader.meta.get(ANNOTATION)
             if (
                 annotation
@@ -215,7 +216,7 @@ class Scan:
                 and reader.target is node.target
                 and self.config_of(reader) == config
             ):
-                shared = annotation.input_qspec_map[arg]  # without the check, torchao recurses endlessly on some chains
+                shared = annotation.input_qspec_map[arg]  # without the isinstance check, torchao recurses endlessly on some chains
                 return shared if isinstance(shared, SharedQuantizationSpec) else SharedQuantizationSpec((arg, reader))
         if axis is None:
             return per_tensor(spec, config.per_tensor_weight)
@@ -270,7 +271,7 @@ def _is_scalar_constant(node: Node, model: GraphModule) -> bool:
 
 
 def _tensor_arguments(node: Node, rule: QuantRule) -> list[Node | None]:
-    """Return the arguments to quantize by position, with lists (cat) flattened."""
+    """Return the tensors to quantize by argument position. Lists of tensors (cat) are flattened."""
     if rule.layer is not None:
         positions = [0, rule.layer.weight]
         chosen = {i: node.args[i] for i in positions if i < len(node.args)}

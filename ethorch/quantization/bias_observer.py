@@ -1,4 +1,4 @@
-"""Observer that rounds a bias to integer multiples of the accumulator's unit."""
+"""An observer that rounds a bias to multiples of the accumulator's scale."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from ethorch.quantization.weight_observer import PerChannelWeightObserver
 
 
 class BiasObserver(ObserverBase):  # type: ignore[misc]  # torchao has no annotations
-    """Observer that rounds a bias to multiples of input scale x weight scale during conversion.
+    """An observer that rounds a bias to multiples of input scale x weight scale during conversion.
 
-    The bias remains a float constant that the NPU's int32 bias represents exactly. Without rounding, the fake-quantized model
-    would differ.
+    The bias remains a float constant that the NPU's int32 bias represents exactly. Without rounding, the outputs of the
+    fake-quantized model would differ from the outputs of the NPU.
     """
 
     def __init__(self, dtype: torch.dtype = torch.int32, **_: Any):
         super().__init__(dtype=dtype, is_dynamic=False)
         self.qscheme, self.ch_axis = torch.per_channel_symmetric, 0
         self.quant_min, self.quant_max = torch.iinfo(dtype).min, torch.iinfo(dtype).max
-        self._scales: list[Any] = []  # observers of the weight and the input; a list avoids submodules
+        self._scales: list[Any] = []  # observers of the weight and the input
 
     def link(self, weight: PerChannelWeightObserver, source: ActivationObserver | Follower) -> None:
-        """Set the observers whose scales determine the unit of the accumulator."""
+        """Set the observers whose scales determine the accumulator's scale."""
         self._scales = [weight, source]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -37,13 +37,13 @@ class BiasObserver(ObserverBase):  # type: ignore[misc]  # torchao has no annota
         return x
 
     def calculate_qparams(self, **_: Any) -> tuple[Tensor, Tensor]:
-        """Return (scales, zero points): input scale x weight scale, and zeros."""
+        """Return (scales, zero points). A scale is input scale x weight scale, and the zero points are 0."""
         weight, source = self._scales
         scale = weight.calculate_qparams()[0].double() * float(source.calculate_qparams()[0])
         return scale, torch.zeros_like(scale, dtype=torch.int64)
 
     def convert(self, model: GraphModule, node: Node) -> None:
-        """Replace ``node``, a call of this observer, with the rounded bias. Called by ``convert_pt2e``."""
+        """Replace ``node``, which calls this observer, with the rounded bias. Called by ``convert_pt2e``."""
         (source,) = node.all_input_nodes
         bias = tensor_of(model, source)
         if bias is None or not self._scales:
@@ -65,7 +65,7 @@ BIAS = QuantizationSpec(dtype=torch.int32, qscheme=torch.per_channel_symmetric, 
 
 
 def _register(model: GraphModule, prefix: str, value: Tensor) -> str:
-    """Return the name of a parameter equal to ``value``, registered with ``prefix`` if none exists."""
+    """Return the name of a parameter equal to ``value``. If there is no such parameter, register one."""
     name, number = prefix, 0
     while (existing := attribute(model, name)) is not None:
         if isinstance(existing, Tensor) and torch.equal(existing, value):

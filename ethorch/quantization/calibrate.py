@@ -24,23 +24,23 @@ from ethorch.support.garbage import delay_collection
 from ethorch.support.progress import stage
 from ethorch.targets.compile_spec import ArmCompileSpec
 
-#: Calls in order: (name of the model, inputs).
+#: Calls (model name, inputs) in order.
 Session = Sequence[tuple[str, Inputs]]
 
 
 def quantize(
     model: UserModel, spec: ArmCompileSpec, config: QuantizationConfig | None = None, *, quantizer: TOSAQuantizer | None = None
 ) -> nn.Module:
-    """Quantize a model by calibration, with copies of the buffers that it writes.
+    """Quantize a model by calibration, with copies of the buffers that the model writes.
 
     Args:
         model: Model. A quantized model is returned unchanged.
         spec: Compile spec.
         config: Config of the whole model. Defaults to int8 with per-channel weights.
-        quantizer: Quantizer in place of ``spec`` and ``config``.
+        quantizer: Quantizer to use instead of ``spec`` and ``config``.
 
     Raises:
-        EthorchError: A sample's shapes differ from those of the example inputs.
+        EthorchError: The shapes of a sample differ from the shapes of the example inputs.
         UserCodeError: The model fails, or cannot be exported.
     """
     if model.quantized:
@@ -68,12 +68,12 @@ def quantize_methods(
         sessions: Calibration calls (name, inputs). Each session starts with the initial values of the buffers. Defaults to the
             calibration samples of a single model, or to the example inputs of several models.
         quantizers: Quantizers by name.
-        alternatives: Whether the models are one model at several shapes, with common quantization parameters.
-        operators: Config of operators by FX name. Models without an operator of that name ignore it.
+        alternatives: Whether the models are the same model at several shapes, with common quantization parameters.
+        operators: Configs of operators by FX name. Models that do not contain an operator ignore its config.
 
     Raises:
-        SpecError: No model has an operator of a name in ``operators``.
-        EthorchError: A session calls an unknown model, or its shapes differ from those of the example inputs.
+        SpecError: No model contains an operator named in ``operators``.
+        EthorchError: A session calls an unknown model, or its shapes differ from the shapes of the example inputs.
         UserCodeError: See :func:`quantize`.
     """
     for number, session in enumerate(sessions):
@@ -91,7 +91,7 @@ def quantize_methods(
     called = {name for session in sessions for name, _ in session}
     if sessions and not alternatives and (never := [name for name in models if name not in called]):
         raise EthorchError(
-            f"no calibration session calls {', '.join(map(repr, never))}. Add a call so that activations have ranges."
+            f"no calibration session calls {', '.join(map(repr, never))}. Add a call, so that activation ranges can be calibrated."
         )
     for name, model in models.items():
         if model.dynamic_shapes:  # operators with dynamic shapes run on the CPU in float
@@ -121,22 +121,22 @@ def quantize_methods(
 
 
 def list_modules(models: Mapping[str, UserModel]) -> list[str]:
-    """Return the submodules of all models, for messages; ``(none)`` without one."""
+    """Return the names of the submodules of all models, for messages, or ``["(none)"]`` if there are no submodules."""
     return sorted({name for model in models.values() for name, _ in model.module.named_modules() if name}) or ["(none)"]
 
 
 def _describe_call(models: Mapping[str, UserModel], session: int, place: int, name: str) -> str:
-    return f"calibration sample {place}" if len(models) == 1 else f"call {place} of calibration session {session}, of {name!r},"
+    return f"calibration sample {place}" if len(models) == 1 else f"call {place} of calibration session {session} ({name!r})"
 
 
 def _observe(prepared: nn.Module, inputs: Inputs, model: UserModel, call: str) -> None:
-    """Run the model with observers. If the user's model fails, too, raise its error."""
+    """Run the model with observers. If it fails, raise the error of the user's model, or the original error if that model runs."""
     try:
         prepared(*inputs)
     except EthorchError:
         raise
     except Exception:
-        with convert_user_errors(f"the model does not run with {call}, {describe_inputs(inputs)}"):
+        with convert_user_errors(f"the model does not run with {call}: {describe_inputs(inputs)}"):
             model.module(*inputs)
         raise
 
@@ -144,7 +144,7 @@ def _observe(prepared: nn.Module, inputs: Inputs, model: UserModel, call: str) -
 def _check_shapes(call: str, inputs: Inputs, model: UserModel) -> None:
     actual, expected = (describe_inputs(tensors, model.dynamic_shapes) for tensors in (inputs, model.example_inputs))
     if actual != expected:
-        raise EthorchError(f"{call} is {actual}; expected {expected}, the shapes of the example inputs.")
+        raise EthorchError(f"{call}: expected {expected}, as in the example inputs, got {actual}.")
 
 
 def _prepare(
@@ -156,7 +156,7 @@ def _prepare(
     """Return the model with observers, and its buffers, which are the user's tensors.
 
     Args:
-        changed: Buffers that another model writes, and that are therefore not constants.
+        changed: Buffers that are not constants, because another model writes to them.
         operators: Configs by FX name. Names of operators in the exported graph are added to the quantizer's settings.
     """
     with stage("export"), delay_collection():
@@ -170,5 +170,5 @@ def _prepare(
     names = {name for name, _ in graph.named_buffers()}
     with stage("prepare"), delay_collection():
         prepared = prepare(graph, quantizer)
-    names |= {name for name, _ in state_buffers(prepared)}  # a parameter that the model writes has become a buffer
+    names |= {name for name, _ in state_buffers(prepared)}  # prepare() turns written parameters into buffers
     return prepared, [buffer for name, buffer in prepared.named_buffers() if name in names]

@@ -1,4 +1,4 @@
-"""Checks of the calibration method and samples."""
+"""Checks of the calibration method and the calibration samples."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ethorch.support.errors import QuantizationError
 
 logger = logging.getLogger(__name__)
 
-#: Maximum correlation of neighbors in noise, and minimum in a signal.
+#: Maximum correlation of neighboring elements in noise, and minimum correlation in a signal.
 _NOISE, _SIGNAL = 0.1, 0.3
-_ENOUGH = 256  # elements for a significant correlation
+_ENOUGH = 256  # minimum number of elements for a significant correlation
 
 
 _MUTED: ContextVar[bool] = ContextVar("muted", default=False)
@@ -26,7 +26,7 @@ _MUTED: ContextVar[bool] = ContextVar("muted", default=False)
 
 @contextmanager
 def mute_sample_warnings() -> Iterator[None]:
-    """Mute warnings about samples that were checked before."""
+    """Return a context manager that mutes warnings about samples that were checked before."""
     token = _MUTED.set(True)
     try:
         yield
@@ -35,14 +35,14 @@ def mute_sample_warnings() -> Iterator[None]:
 
 
 def check_method(method: str, methods: Sequence[str]) -> None:
-    """Raise QuantizationError if ``method`` is not one of ``methods``."""
+    """Raise QuantizationError if ``methods`` does not contain ``method``."""
     if method not in methods:
         raise QuantizationError("calibration.method", f"expected one of {', '.join(methods)}, got calibration method {method!r}")
 
 
 @dataclass(frozen=True)
 class InputStatistics:
-    """Rank, batch size, and correlation (-1..1; None if small) of neighbors along a tensor's last axis."""
+    """The rank and batch size of a tensor, and the correlation of neighbors along the last axis (None for small tensors)."""
 
     rank: int
     batch: int
@@ -67,7 +67,7 @@ def warn_about(name: str, statistics: Sequence[InputStatistics]) -> None:
         return
     if sum(each.batch for each in statistics) == 1:
         logger.warning(
-            "the ranges come from a single sample of input %s; other inputs will be clipped to them. Calibrate with a few dozen "
+            "the ranges come from a single sample of input %s and will clip other inputs. Calibrate with a few dozen "
             "representative inputs. [calibration.single_sample]",
             name,
         )
@@ -82,17 +82,17 @@ def warn_about(name: str, statistics: Sequence[InputStatistics]) -> None:
         )
     elif noise and len(noise) == len(statistics) and statistics[0].rank >= 4:
         logger.warning(
-            "all calibration tensors of input %s look like noise: neighboring elements do not correlate. Calibrate with real "
-            "inputs, because ranges from random tensors do not fit them. [calibration.noise]",
+            "all calibration tensors of input %s look like noise, because neighboring elements do not correlate. Calibrate with "
+            "real inputs, because ranges from random tensors do not fit real inputs. [calibration.noise]",
             name,
         )
 
 
 class ShapeCheck(nn.Module):
-    """Module that checks the shapes of calibration samples.
+    """A module that checks the shapes of calibration samples.
 
     Args:
-        expected: Name and shape of each input; None for a dynamic dim.
+        expected: Name and shape of each input. None represents a dynamic dim.
     """
 
     def __init__(self, expected: Sequence[tuple[str, tuple[int | None, ...]]]):
@@ -100,7 +100,7 @@ class ShapeCheck(nn.Module):
         self.expected = list(expected)
 
     def forward(self, *tensors: Tensor) -> None:
-        """Compare the shapes.
+        """Compare the shapes of the inputs with the expected shapes.
 
         Raises:
             QuantizationError: A shape differs.
@@ -111,12 +111,12 @@ class ShapeCheck(nn.Module):
                 raise QuantizationError(
                     "calibration.shape",
                     f"input {name} of a calibration sample: expected shape [{shape}], got {list(x.shape)}. Use samples "
-                    "of that shape, or export the model with dynamic_shapes.",
+                    "of the expected shape, or export the model with dynamic_shapes.",
                 )
 
 
 def check_shapes(model: GraphModule) -> None:
-    """Insert a ``ShapeCheck`` of the tensor inputs. ``convert_pt2e`` removes it as dead code."""
+    """Insert a ``ShapeCheck`` for the tensor inputs. ``convert_pt2e`` removes the check as dead code."""
     places: list[Node] = model.graph.find_nodes(op="placeholder")
     inputs = [node for node in places if isinstance(node.meta.get("val"), Tensor)]
     if not inputs:

@@ -1,7 +1,7 @@
-"""Weights constrained to few values or zeros, in training and in the quantized model.
+"""Constrain weights to few values or to zeros, in training and in the quantized model.
 
 ``ethorch.tuning.compress.constrain`` inserts ``ethorch::constrained_weight`` before a layer. Levels are symmetric, and the largest
-magnitude of each output channel is 127, so quantization finds the same values.
+magnitude of each output channel is 127, so quantization computes the same values.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _SMALLEST = 2.0**-24  # minimum scale, for channels of zeros
 
 
 def constrain_weight(weight: Tensor, mask: Tensor, table: Tensor, axis: int) -> Tensor:
-    """Return the weight rounded to the allowed values, with the gradient of unmasked elements.
+    """Return the weight with masked elements set to zero and all others rounded to levels. Rounding does not change the gradient.
 
     Args:
         weight: Float tensor.
-        mask: Bool tensor of the same shape; False sets an element to zero.
-        table: int64[255], the replacements of -127..127. Empty for no rounding.
-        axis: Axis of the output channels, whose largest magnitudes map to 127.
+        mask: Bool tensor of the same shape. False sets an element to zero.
+        table: int64[255], the levels for -127..127, or an empty tensor to disable rounding.
+        axis: Output channel axis. The largest magnitude of each channel maps to 127.
     """
     masked = torch.where(mask, weight, 0.0)
     if not table.numel():
@@ -53,7 +53,7 @@ def _straight_through(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, N
 
 
 def _define() -> torch.library.Library:
-    """Define the operator. ``torch.library.custom_op`` would need 25 ms to search all modules for its caller."""
+    """Define the operator without ``torch.library.custom_op``, which would search all modules for its caller (25 ms)."""
     library = torch.library.Library("ethorch", "FRAGMENT")
     library.define("constrained_weight(Tensor weight, Tensor kept, Tensor table, SymInt axis) -> Tensor")
     library.impl("constrained_weight", constrain_weight, "CompositeExplicitAutograd")
@@ -62,12 +62,12 @@ def _define() -> torch.library.Library:
     return library
 
 
-_LIBRARY = _define()  # the operator exists as long as the library object
+_LIBRARY = _define()  # a reference, because deleting the library removes the operator
 
 
 @dataclass(frozen=True, eq=False)
 class Rule:
-    """Arguments of ``constrained_weight`` besides the weight."""
+    """The arguments of ``constrained_weight`` except the weight."""
 
     mask: Tensor
     table: Tensor
@@ -80,7 +80,7 @@ class Rule:
 
 
 def fold(graph: GraphModule) -> GraphModule:
-    """Replace constrained weights of a trained model with constant parameters, in place. Return the graph."""
+    """Replace constrained weights of a trained model with constant parameters, in place, and return the graph."""
     rules = take_out(graph)
     names: dict[str, str] = {}
     for node in graph.graph.nodes:
@@ -97,14 +97,14 @@ def fold(graph: GraphModule) -> GraphModule:
 
 
 def take_out(graph: GraphModule) -> dict[str, Rule]:
-    """Remove the operators from the graph. Return the rules by parameter name."""
+    """Remove ``constrained_weight`` operators from the graph and return their rules by parameter name."""
     rules: dict[str, Rule] = {}
     for node in list(graph.graph.nodes):
         if node.op != "call_function" or op_name(node.target) != _OPERATOR:
             continue
         weight, mask, table, axis = node.args
         if not isinstance(weight, Node) or weight.op != "get_attr":
-            continue  # the input is another parametrization
+            continue  # the weight has several parametrizations
         rules[str(weight.target)] = Rule(attribute(graph, mask), attribute(graph, table), axis)
         node.replace_all_uses_with(weight)
         graph.graph.erase_node(node)
@@ -115,7 +115,7 @@ def take_out(graph: GraphModule) -> dict[str, Rule]:
 
 
 class ConstrainedFakeQuantize(nn.Module):
-    """Fake-quantize module of a constrained weight.
+    """A fake-quantize module for a constrained weight.
 
     Args:
         inner: torchao's fake-quantize module, whose observer remains active.
@@ -143,7 +143,7 @@ class ConstrainedFakeQuantize(nn.Module):
 
 
 def constrain_prepared(prepared: GraphModule, rules: Mapping[str, Rule]) -> None:
-    """Constrain the fake-quantize modules of parameters with rules.
+    """Constrain the fake-quantize modules of the parameters in ``rules``.
 
     Args:
         prepared: Graph from ``prepare_qat_pt2e``.

@@ -1,4 +1,4 @@
-"""Quantize models with control flow: the branches of torch.cond and the two graphs of while_loop."""
+"""Quantize models with control flow: the branches of torch.cond, and the condition and body of while_loop."""
 
 from __future__ import annotations
 
@@ -75,7 +75,10 @@ def _readers(model: GraphModule, node: Node) -> Iterator[ActivationObserver]:
 
 
 def _lead(leader: Any, observers: list[Any], feed: bool = False) -> None:
-    """Make observers follow the leader if they have its quantized type and no leader, mask or domain."""
+    """Let the observers follow ``leader``.
+
+    An observer is skipped if it has another quantized type, a leader, a mask or a domain.
+    """
     kind = ("dtype", "qscheme", "quant_min", "quant_max")
     if not isinstance(leader, (ActivationObserver, Follower)):
         return
@@ -87,12 +90,12 @@ def _lead(leader: Any, observers: list[Any], feed: bool = False) -> None:
             observer.follow(leader, feed)
 
 
-#: Subgraphs that torchao prepares itself.
+#: Subgraphs (operator, argument index) that torchao prepares.
 _BY_TORCHAO = {(torch.ops.higher_order.while_loop, 1)}
 
 
 def branches(model: GraphModule) -> Iterator[tuple[Node, int, str, str]]:
-    """Yield (control flow node, argument index, attribute name, description) of each subgraph."""
+    """Yield (control-flow node, argument index, attribute name, description) of each subgraph."""
     for node in model.graph.nodes:
         for part in subgraphs_of(node) if is_control_flow(node) else ():
             yield node, part.index, part.name, part.description
@@ -104,7 +107,8 @@ def quantize_with_submodules(
     """Implement ``TOSAQuantizer.quantize_with_submodules``."""
     if not samples:
         raise QuantizationError(
-            "quantize.no_samples", "got no calibration samples. Pass at least one for each path to quantize_with_submodules."
+            "quantize.no_samples",
+            "expected calibration samples, got none. Pass quantize_with_submodules at least one sample for each branch.",
         )
     inline_wrapped_graphs(model, PassContext(trainable=is_qat))
     for graph in model.modules():
@@ -126,7 +130,7 @@ def quantize_with_submodules(
 
 
 def _inline(model: GraphModule) -> None:
-    """Turn parameters that branches receive as arguments into attributes, recursively, to quantize them once."""
+    """Move parameters that branches receive as arguments into the branches, recursively, so that they are quantized once."""
     for node in _control_flow(model):
         carried = len(node.args[2]) if node.target is torch.ops.higher_order.while_loop else 0  # type: ignore[arg-type]
         operands = list(node.args[3])  # type: ignore[arg-type]
@@ -139,7 +143,7 @@ def _inline(model: GraphModule) -> None:
             for branch in _graphs(model, node):
                 placeholders = [n for n in branch.graph.nodes if n.op == "placeholder"]
                 placeholder = placeholders[carried + index]
-                with branch.graph.inserting_after(placeholders[-1]):  # its quantize nodes must follow all placeholders
+                with branch.graph.inserting_after(placeholders[-1]):  # quantize nodes of the tensor must follow all placeholders
                     inner = branch.graph.get_attr(_register(branch, f"{operand.name}", tensor))
                 inner.meta = dict(placeholder.meta)
                 placeholder.replace_all_uses_with(inner)
@@ -158,7 +162,7 @@ def _lift(model: GraphModule) -> None:
                 tensor = tensor_of(owner, inner)
                 assert tensor is not None
                 with model.graph.inserting_before(node):
-                    name = f"{node.name}_graph{number}_{inner.target}".replace(".", "_")  # must differ from names in the branch
+                    name = f"{node.name}_graph{number}_{inner.target}".replace(".", "_")  # must differ from all names in the branch
                     outer = model.graph.get_attr(_register(model, name, tensor))
                 outer.meta = dict(inner.meta)
                 node.update_arg(3, (*node.args[3], outer))  # type: ignore[misc]
@@ -221,7 +225,7 @@ def _prepare(model: GraphModule, quantizer: Quantizer, is_qat: bool) -> GraphMod
 
 
 def _convert(prepared: GraphModule, fold_quantize: bool) -> GraphModule:
-    """Convert the graph without its branches, because torchao would delete their modules as unused."""
+    """Convert the graph and its branches separately, because torchao would delete the branches as unused modules."""
     graphs: dict[str, GraphModule] = {}
     for _, _, name, _ in branches(prepared):
         if name not in graphs:
@@ -246,16 +250,16 @@ def _stub(prepared: GraphModule) -> GraphModule:
 
 @dataclass
 class _ObservedBranch:
-    """A graph of control flow while samples run.
+    """A branch of a control-flow operator during calibration.
 
     Attributes:
-        part: Position in the control flow.
-        owner: Graph that contains the control flow.
-        graph: Prepared graph.
-        alternatives: All graphs of the control flow node.
+        part: Position of the branch in the operator.
+        owner: Graph that contains the operator.
+        graph: Prepared graph of the branch.
+        alternatives: All branches of the operator.
         around: Enclosing branches, outermost first.
         operands: Operands of the first call.
-        hook: Hook that records them.
+        hook: Hook that records ``operands``.
     """
 
     part: Subgraph
@@ -272,7 +276,7 @@ class _ObservedBranch:
         return f"{path} ({self.part.description} of {self.part.node.name})"
 
 
-#: Maximum samples for each unreached branch.
+#: Maximum number of samples for each unreached branch.
 _MOST_FORCED = 16
 
 
@@ -308,10 +312,10 @@ def _force(branches: Sequence[_ObservedBranch]) -> Iterator[None]:
 def _observe_unreached(model: GraphModule, branches: Sequence[_ObservedBranch], samples: Sequence[tuple[Any, ...]]) -> None:
     """Run each branch that no sample reached, outer branches first.
 
-    A branch of ``cond`` replaces the other branch. The body of a loop runs once, on the operands of the condition.
+    Branches of ``cond`` run in place of the other branch. The body of a loop runs once, on the operands of the condition.
 
     Raises:
-        QuantizationError: No sample reached the control flow itself.
+        QuantizationError: No sample reached the control-flow operator.
     """
     unreached, unseen = list[str](), list[str]()
     for branch in branches:
@@ -328,13 +332,13 @@ def _observe_unreached(model: GraphModule, branches: Sequence[_ObservedBranch], 
     if unseen:
         raise QuantizationError(
             "submodules.unreached_branch",
-            f"none of {len(samples)} calibration samples reached {'; '.join(unseen)}, so its values were not observed. Add "
-            "a sample that reaches it.",
+            f"none of {len(samples)} calibration samples reached {'; '.join(unseen)}, so ranges are unknown. Add a sample that "
+            "reaches each branch.",
         )
     if unreached:
         logger.warning(
-            "none of %d calibration samples reached %s. Calibration used the operands of the executed path. If this path reads "
-            "other values, add a sample that reaches it. [submodules.unreached_branch]",
+            "none of %d calibration samples reached %s. They were calibrated with the operands of other branches. If the operands of "
+            "branches differ, add a sample for each branch. [submodules.unreached_branch]",
             len(samples),
             "; ".join(unreached),
         )

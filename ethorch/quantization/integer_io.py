@@ -1,7 +1,7 @@
-"""Programs with int8, uint8 or int16 inputs and outputs, without float buffers and conversions in firmware.
+"""Give programs int8, uint8 or int16 inputs and outputs, so that firmware needs neither float buffers nor conversions.
 
-The quantization parameters become constant methods of the .pte, named as by ExecuTorch's passes: ``input0_scale``, ``input0_zp``,
-``input0_quant_min``, ``input0_quant_max``, ``input0_dtype``.
+The quantization parameters become constant methods of the .pte, with the names that ExecuTorch's passes use: ``input0_scale``,
+``input0_zp``, ``input0_quant_min``, ``input0_quant_max``, ``input0_dtype``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def with_integer_io(quantized: GraphModule, io: str) -> GraphModule:
         io: int8, uint8 or int16.
 
     Raises:
-        QuantizationError: An input or output is quantized to another type, or also used as float.
+        QuantizationError: An input or output has another quantized type, or is also used in float.
     """
     module = copy.copy(quantized)
     module.graph = copy.deepcopy(quantized.graph)
@@ -67,9 +67,9 @@ def _quantize_input(node: Node, label: str, dtype: torch.dtype) -> None:
         others = ", ".join(reader.name for reader in readers if op_name(reader.target) not in QUANTIZE)
         raise QuantizationError(
             "io.float_use",
-            f"{label} ({node.name}) cannot be {dtype}: "
-            + (f"{others} reads it as float" if others else "its readers quantize it differently")
-            + ". Quantize all its readers alike, or keep float32 inputs",
+            f"{label} ({node.name}): expected quantization to {dtype}, but "
+            + (f"{others} reads the input in float" if others else "operators quantize the input differently")
+            + ". Quantize the input in the same way for all operators, or use float32 inputs",
         )
     _check_type(readers[0].args[5], dtype, label)
     for reader in readers:
@@ -84,8 +84,8 @@ def _find_quantized_output(node: Node, label: str, dtype: torch.dtype) -> Node:
     if op_name(node.target) not in DEQUANTIZE:
         raise QuantizationError(
             "io.float_use",
-            f"{label} ({node.name}) cannot be {dtype}: it is computed in float on the CPU. Quantize its producer, or keep float32 "
-            "outputs",
+            f"{label} ({node.name}): expected quantization to {dtype}, but the output is computed in float on the CPU. Quantize "
+            "the operator that computes the output, or use float32 outputs",
         )
     _check_type(node.args[5], dtype, label)
     codes: Node = node.args[0]  # type: ignore[assignment]
@@ -100,7 +100,7 @@ def _check_type(actual: Any, expected: torch.dtype, label: str) -> None:
 
 
 def boundary_codes(quantized: GraphModule) -> dict[str, Codes]:
-    """Return the quantization parameters of a converted graph's inputs and outputs, by ``input0``, ``output1``."""
+    """Return the quantization parameters of a converted graph's inputs and outputs, keyed by ``input0``, ``output1``, and so on."""
     codes: dict[str, Codes] = {}
     for number, node in enumerate([n for n in quantized.graph.nodes if n.op == "placeholder"]):
         for reader in node.users:
@@ -119,7 +119,7 @@ def _codes(node: Node) -> Codes:
 
 
 def with_constants(program: bytes, codes: Mapping[str, Codes]) -> bytes:
-    """Return the .pte with a constant method for each quantization parameter."""
+    """Add a constant method for each quantization parameter to a .pte."""
     parsed = pte.read(program)
     methods = dict(parsed.methods)
     for name, parameters in codes.items():

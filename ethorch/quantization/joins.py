@@ -1,4 +1,4 @@
-"""Share quantization parameters between a concatenation and the inputs that only it reads, to round once."""
+"""Share quantization parameters between a concatenation and the inputs that no other operator reads, to round only once."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Edge = Node | tuple[Node, Node]
 
 
 def join(nodes: Sequence[Node], is_absorbed: Callable[[Node], bool]) -> None:
-    """Share the observer of each concatenation with the inputs that only it reads.
+    """Share the observer of each concatenation with the inputs that no other operator reads.
 
-    A member of a group is a node whose result is observed, or an edge (argument, reader) from an unquantized program input or
-    constant. The first member has the observer.
+    A group contains nodes whose results are observed, and edges (argument, reader) from unquantized program inputs or constants.
+    All members share the observer of the first member.
 
     Args:
         nodes: Annotated nodes, in order.
-        is_absorbed: Predicate for nodes whose observer follows an absorbed clamp.
+        is_absorbed: Predicate for nodes that absorb a clamp, after which the observer is placed.
     """
     groups: list[set[Edge]] = []
     for node in nodes:
@@ -36,14 +36,14 @@ def join(nodes: Sequence[Node], is_absorbed: Callable[[Node], bool]) -> None:
         if type(qspec) is not QuantizationSpec:
             continue
         sources = [_find_source(arg, node) for arg in annotation.input_qspec_map]
-        alike = len({part for part, _ in sources}) == 1  # views or pooled values of a single tensor
+        alike = len({part for part, _ in sources}) == 1  # all inputs are views or pooled values of one tensor
         parts = {part for part, alone in sources if part and (alone or alike)}
         group = {end} | {part for part in parts if _qspec(part) == qspec}
         for overlapping in [members for members in groups if members & group]:
             group |= overlapping
             groups.remove(overlapping)
         groups.append(group)
-    place: dict[Edge, int] = {}  # order in which torchao reads the members
+    place: dict[Edge, int] = {}  # positions of the members in torchao's order
     for node in nodes:
         annotation = node.meta.get(ANNOTATION)
         for edge in [(arg, node) for arg in annotation.input_qspec_map] if annotation else []:
@@ -66,7 +66,7 @@ def _qspec(part: Edge) -> object:
 
 
 def _find_source(value: Node, reader: Node) -> tuple[Edge | None, bool]:
-    """Return (node or edge that determines the quantization parameters, True if nothing else reads it)."""
+    """Return (the node or edge that determines the quantization parameters, True if no other operator reads the value)."""
     alone = True
     while True:
         alone = alone and len(value.users) == 1

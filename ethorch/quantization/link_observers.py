@@ -1,4 +1,4 @@
-"""Configure observers that torchao created: names, biases, masks and leaders."""
+"""Configure observers created by torchao: names, biases, masks and leaders."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Edge = Node | tuple[Node, Node]
 
 
 def link_observers(model: GraphModule, observers: dict[Edge, Any]) -> None:
-    """Configure ethorch's observers. Observers of moved data become followers.
+    """Configure ethorch's observers, and replace observers of moved data with followers.
 
     Args:
         model: Annotated graph.
-        observers: Observers by (argument, node) or node, changed in place.
+        observers: Observers by node or edge (argument, node), changed in place.
     """
-    inputs: set[Node] = set()  # an input with two observers has one set of statistics
+    inputs: set[Node] = set()  # if an input has two observers, only the first records statistics
     for key, observer in observers.items():
         if isinstance(observer, (ActivationObserver, PerChannelWeightObserver)) and not observer.name:
             watched = key if isinstance(key, Node) else key[0]
@@ -65,7 +65,7 @@ def link_observers(model: GraphModule, observers: dict[Edge, Any]) -> None:
 
 
 def _mark_readers(node: Node, observers: dict[Edge, Any]) -> None:
-    """Mark separate observers of readers of masked scores as masked."""
+    """Set ``masked`` on the observers of operators that read masked scores."""
     waiting = [node]
     while waiting:
         masked = waiting.pop()
@@ -126,9 +126,9 @@ def _follow(node: Node, observers: dict[Edge, Any]) -> None:
 
 
 def _observe_outermost_joins(model: GraphModule, observers: dict[Edge, Any]) -> None:
-    """Feed the observer of a concatenation only with the concatenation.
+    """Let the observer of a concatenation observe only the result of the concatenation.
 
-    The extremes of its parts vary more, which would widen the range for unseen inputs.
+    The extremes of the inputs vary more, which would widen the range for unseen inputs.
     """
     joins = [node for node in model.graph.nodes if (spec := find(node.target)) is not None and spec.rule(node).joins]
     joined = {observer for node in joins if isinstance(observer := observers.get(node), ActivationObserver)}

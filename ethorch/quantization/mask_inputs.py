@@ -1,7 +1,7 @@
-"""Additive masks passed as float inputs, which mix masking values such as -inf with ordinary biases.
+"""Detect additive masks that are passed as float inputs.
 
-Only calibration distinguishes them from other addends. The range of the sum has room for the lowest integer value of a mask, which
-moves every score below all others.
+Such an input mixes masking values, such as -inf, with ordinary biases. Only calibration distinguishes masks from other addends.
+The range of the sum is extended so that the lowest integer value of a mask moves every score below all others.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from ethorch.lower.ops.spec import find
 from ethorch.quantization.activation_observer import ROOM_INT8, ActivationObserver, find_leader
 from ethorch.quantization.passes.mask_tensors import MOVERS, SOFTMAX, SUNK
 
-#: Distance of masked inputs below all others in training.
+#: Difference between the lowest unmasked value and masked values in training.
 _DEPTH = 64.0
 
 
 def mark_mask_inputs(model: GraphModule, observers: dict[Any, Any]) -> None:
-    """Enable mask detection in the observers of float inputs that are added to softmax scores, and of the sums.
+    """Enable mask detection in the observers of float inputs that are added to softmax scores, and in the observers of the sums.
 
     Args:
         model: Annotated graph.
-        observers: Observers by (argument, node) or node.
+        observers: Observers by node or edge (argument, node).
     """
     for node in model.graph.nodes:
         if node.op == "call_function" and find(node.target) is softmax:
@@ -72,7 +72,7 @@ def _is_sum(node: Node) -> bool:
 
 
 def lift_masked(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...], depth: float = ROOM_INT8) -> tuple[torch.Tensor, ...]:
-    """Set masked scores in a fake-quantize module's input to ``depth`` below the others."""
+    """Replace masked scores in the input of a fake-quantize module with the lowest other score minus ``depth``."""
     x = inputs[0]
     seen = x.detach()[x.detach() > SUNK]
     return (torch.where(x <= SUNK, seen.min() - depth, x), *inputs[1:]) if seen.numel() else inputs

@@ -1,4 +1,4 @@
-"""Assertions about operators on the NPU, accuracy and limits."""
+"""Assertions about NPU operators, accuracy and limits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def assert_runs_on_npu(
     calibration: Any = None,
     **settings: Any,
 ) -> Program:
-    """Compile the model and check limits; one message lists all violations.
+    """Compile the model and check limits. A single message lists all violations.
 
     ::
 
@@ -48,18 +48,18 @@ def assert_runs_on_npu(
 
     Args:
         module, inputs, target, calibration, settings: See :func:`ethorch.compile`. ``module`` may also be a Program.
-        min_sqnr_db: Minimum SQNR against the float model, over at most 8 calibration samples.
+        min_sqnr_db: Minimum SQNR against the float model, for at most 8 calibration samples.
         max_cpu_ops: Maximum number of CPU operators, without quantize and dequantize of inputs and outputs.
         max_delegates: Maximum number of delegates.
-        max_cycles: Maximum NPU cycles, by Vela's estimate.
-        max_milliseconds: Maximum estimated time of one inference, NPU and CPU.
+        max_cycles: Maximum NPU cycles, estimated by Vela.
+        max_milliseconds: Maximum estimated time of one inference on NPU and CPU.
         max_ram, max_flash: Maximum memory of the application, in bytes or as text such as ``"256K"``.
 
     Returns:
         The program.
 
     Raises:
-        AssertionError: A limit is exceeded. The message lists operators on the CPU with place, reason and remedy.
+        AssertionError: A limit is exceeded. The message lists the source line, reason and remedy of each CPU operator.
         EthorchError: Compilation fails, or a figure is unknown because the program was loaded from a file.
     """
     program = module if isinstance(module, Program) else compile_model(module, inputs, target, calibration=calibration, **settings)
@@ -67,26 +67,33 @@ def assert_runs_on_npu(
     lines = _check_operators(program, max_cpu_ops)
     for name, figure, limit, unit in (
         ("delegates", len(record_of(program).payloads), max_delegates, ""),
-        ("cycles of the NPU", _npu_cycles(program) if max_cycles is not None else 0, max_cycles, ""),
-        ("time of one inference", program.estimate.milliseconds if max_milliseconds is not None else 0, max_milliseconds, " ms"),
+        ("NPU cycles", _npu_cycles(program) if max_cycles is not None else 0, max_cycles, ""),
+        ("inference time", program.estimate.milliseconds if max_milliseconds is not None else 0, max_milliseconds, " ms"),
         (
-            "RAM of the whole application",
+            "application RAM",
             program.memory.ram_bytes if max_ram is not None else 0,
             bytes_of(max_ram, "max_ram"),
             " bytes",
         ),
-        ("flash", program.memory.flash_bytes if max_flash is not None else 0, bytes_of(max_flash, "max_flash"), " bytes"),
+        (
+            "application flash",
+            program.memory.flash_bytes if max_flash is not None else 0,
+            bytes_of(max_flash, "max_flash"),
+            " bytes",
+        ),
     ):
         if limit is None:
             continue
         if figure is None:
-            raise EthorchError(f"the {name} of {program!r} is unknown. Pass the model, not a loaded file.")
+            raise EthorchError(f"the {name} of {program!r} is unknown. Pass the model instead of a program loaded from a file.")
         if figure > limit:
             lines.append(f"{name}: expected at most {limit:,}{unit}, got {figure:,}{unit}.")
     if min_sqnr_db is not None:
         lines += _check_accuracy(program, min_sqnr_db)
     if lines:
-        raise AssertionError("\n".join([f"{_describe(program)} on {program.target or 'the NPU'} exceeds its limits.", *lines]))
+        raise AssertionError(
+            "\n".join([f"{_describe(program)} on {program.target or 'the NPU'} does not meet the limits.", *lines])
+        )
     return program
 
 
@@ -94,14 +101,16 @@ def _check_accuracy(program: Program, minimum: float) -> list[str]:
     try:
         accuracy = program.accuracy
     except HostError as error:  # a CPU operator without a kernel
-        return [f"SQNR against the float model: expected at least {minimum:g} dB, but the program does not run: {error}"]
+        return [f"SQNR against the float model: expected at least {minimum:g} dB, but the program cannot run. {error}"]
     if accuracy is None:
-        raise EthorchError(f"the SQNR of {program!r} is unknown, because there is no float model. Pass the model.")
+        raise EthorchError(
+            f"the SQNR of {program!r} is unknown, because there is no float model. Pass the model instead of the program."
+        )
     if accuracy.sqnr_db >= minimum:
         return []
     return [
-        f"SQNR against the float model: expected at least {minimum:g} dB, got {accuracy.sqnr_db:.1f} dB over "
-        f"{count_noun(accuracy.samples, 'sample')}. Use `ethorch.tuning.sensitivity` to find the modules that cost most."
+        f"SQNR against the float model: expected at least {minimum:g} dB, got {accuracy.sqnr_db:.1f} dB for "
+        f"{count_noun(accuracy.samples, 'sample')}. Use `ethorch.tuning.sensitivity` to find the most sensitive modules."
     ]
 
 
@@ -130,19 +139,19 @@ def _check_operators(program: Program, allowed: int) -> list[str]:
         lines.append(f"operators on the CPU: expected at most {allowed}, got {count}:")
         lines += [f"  {place}" for place in places]
     if not record_of(program).payloads:
-        lines.append("nothing runs on the NPU.")
+        lines.append("operators on the NPU: expected at least 1, got 0.")
     return lines
 
 
 def assert_bit_exact(program: Program, inputs: Any = None) -> None:
-    """Check that the simulated outputs of each delegate equal those of the TOSA reference model.
+    """Check that the simulated outputs of each delegate equal the outputs of the TOSA reference model.
 
     Args:
         program: Program returned by ``ethorch.compile``.
         inputs: Inputs of one inference. Defaults to the example inputs.
 
     Raises:
-        AssertionError: Elements differ. The message has the delegate, the operator and the first element.
+        AssertionError: Elements differ. The message contains the delegate, the operator and the first different element.
         EthorchError: The program was loaded from a file, which does not contain TOSA graphs.
     """
     program_record = record_of(program)
@@ -166,7 +175,7 @@ def assert_bit_exact(program: Program, inputs: Any = None) -> None:
     lines = []
     for number, recorder in enumerate(recorders):
         if not recorder.outputs:
-            continue  # a branch that was not executed
+            continue  # the delegate is in a branch that was not executed
         delegate = lowered[recorder.payload]
         expected = run_tosa(delegate.tosa, delegate_arrays(delegate, recorder.inputs))
         for index, (reference, raw) in enumerate(zip(expected, recorder.outputs, strict=True)):
@@ -174,7 +183,7 @@ def assert_bit_exact(program: Program, inputs: Any = None) -> None:
             if len(mismatches := np.argwhere(actual != reference)):
                 first = tuple(int(i) for i in mismatches[0])
                 lines.append(
-                    f"delegate {number}, output {index}, of {delegate.graph.outputs[index].origin}: {len(mismatches)} of "
+                    f"delegate {number}, output {index} of {delegate.graph.outputs[index].origin}: {len(mismatches)} of "
                     f"{actual.size} elements differ, the first at {list(first)}: reference {reference[first]}, "
                     f"simulator {actual[first]}."
                 )

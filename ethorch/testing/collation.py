@@ -10,14 +10,14 @@ from ethorch.formats.files import write_whole
 from ethorch.tosa.ir import Graph
 from ethorch.tosa.serialize import serialize
 
-#: Environment variables of the folder, as in the Arm backend, and of the running test, set by pytest.
+#: Environment variables for the folder (named as in the Arm backend) and for the running test (set by pytest).
 FOLDER, TEST = "TOSA_TESTCASES_BASE_PATH", "PYTEST_CURRENT_TEST"
 
 
 def folder_of_test() -> Path | None:
-    """Return the folder of the running test: ``tosa-int``, ``tosa-fp`` or ``other`` by its name, then the name.
+    """Return ``BASE/KIND/NAME`` for the running test, or None outside of pytest or if ``TOSA_TESTCASES_BASE_PATH`` is not set.
 
-    None if ``TOSA_TESTCASES_BASE_PATH`` is not set, or outside of pytest.
+    KIND is ``tosa-int`` or ``tosa-fp`` if the test's name contains ``INT`` or ``FP``, and ``other`` if it contains neither.
     """
     base, test = os.environ.get(FOLDER), os.environ.get(TEST)
     if not base or not test:
@@ -28,7 +28,7 @@ def folder_of_test() -> Path | None:
 
 
 def collate(graphs: Iterable[Graph], specification: str) -> None:
-    """Write each delegate to ``delegate_N_SPECIFICATION.tosa`` in the folder of the running test, if any."""
+    """Write each graph to ``delegate_N_SPECIFICATION.tosa`` in ``folder_of_test()``, if it is not None."""
     folder = folder_of_test()
     if folder is None:
         return

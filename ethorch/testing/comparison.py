@@ -19,14 +19,14 @@ from ethorch.support.wording import count_noun
 
 @dataclass(frozen=True)
 class Output:
-    """An output: its operator with location, and its scale if quantized."""
+    """The location of an output's operator, and the output's scale if quantized."""
 
     place: str = ""
     scale: float | None = None
 
 
 def outputs_of(program: ExportedProgram) -> list[Output]:
-    """Return the outputs visible to the user, in order."""
+    """Return the outputs that the program returns to the user, in order."""
     user_outputs = set(program.graph_signature.user_outputs)
     outputs = []
     for node in pytree.tree_leaves(program.graph.output_node().args[0]):
@@ -46,7 +46,7 @@ def _describe_output(node: Node) -> Output:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Maximum difference of an element: ``atol + rtol * |reference| + qtol * scale``."""
+    """The maximum difference of an element: ``atol + rtol * |reference| + qtol * scale``."""
 
     atol: float = 1e-3
     rtol: float = 1e-3
@@ -54,7 +54,7 @@ class Tolerance:
 
 
 def tensors(outputs: Any) -> list[Tensor]:
-    """Return the tensors in a nest of outputs; numbers become tensors."""
+    """Return the leaves of nested outputs as tensors."""
     return [leaf if isinstance(leaf, Tensor) else torch.tensor(leaf) for leaf in pytree.tree_leaves(outputs) if leaf is not None]
 
 
@@ -71,7 +71,7 @@ def differences(reference: Any, actual: Any, tolerance: Tolerance, outputs: Sequ
 
 
 def _place_suffix(output: Output) -> str:
-    return f", of {output.place}" if output.place else ""
+    return f" of {output.place}" if output.place else ""
 
 
 def _describe_difference(expected: Tensor, got: Tensor, tolerance: Tolerance, output: Output) -> str:
@@ -88,11 +88,11 @@ def _describe_difference(expected: Tensor, got: Tensor, tolerance: Tolerance, ou
     distance = torch.where(wrong, torch.nan_to_num(apart, nan=torch.inf), -1.0)
     index = tuple(int(i) for i in torch.unravel_index(distance.argmax(), distance.shape))
     largest = float(apart[index])
-    steps = f", {largest / output.scale:.1f} steps of scale {output.scale:.6g}" if output.scale else ""
+    steps = f" ({largest / output.scale:.1f} steps of {output.scale:.6g})" if output.scale else ""
     return (
         f"{int(wrong.sum())} of {wrong.numel()} elements differ from the reference by more than atol={tolerance.atol:g}, "
-        f"rtol={tolerance.rtol:g}, qtol={tolerance.qtol:g}. The largest difference is at {list(index)}: expected {a[index]:.6g}, "
-        f"got {b[index]:.6g}: {largest:.4g} apart{steps}. SQNR {sqnr_db(expected, got):.1f} dB."
+        f"rtol={tolerance.rtol:g}, qtol={tolerance.qtol:g}. The largest difference is {largest:.4g}{steps} at {list(index)}: "
+        f"expected {a[index]:.6g}, got {b[index]:.6g}. SQNR {sqnr_db(expected, got):.1f} dB."
     )
 
 
@@ -103,7 +103,7 @@ def _dtype_name(tensor: Tensor) -> str:
 def norms(reference: Any, actual: Any) -> tuple[float, float]:
     """Return the relative Frobenius norm of the error and the cosine similarity, over all outputs.
 
-    If both norms are zero: (0, 1). If only the reference is zero: (inf, 0).
+    Return (0, 1) if the output and the reference are both zero, and (inf, 0) if only the reference is zero.
     """
     a = torch.cat([x.double().flatten() for x in tensors(reference)])
     b = torch.cat([x.double().flatten() for x in tensors(actual)])

@@ -22,10 +22,10 @@ Row = dict[str, Any]
 
 
 def distribution(module: GraphModule, stage: str, report: PartitionReport | None, table: bool = True, dtypes: bool = True) -> str:
-    """Return the operators of a stage as text.
+    """Return the numbers of operators in a stage's graph as text.
 
     Args:
-        module: Graph with its delegates as submodules.
+        module: Graph with delegates as submodules.
         stage: Name for the heading.
         report: Report of the partitioner.
         table: Whether to return a table instead of JSON with the keys ``stage``, ``operators``, ``tosa_operators`` and ``summary``.
@@ -44,15 +44,15 @@ def distribution(module: GraphModule, stage: str, report: PartitionReport | None
 
 
 def tosa_operators(module: GraphModule) -> list[tuple[str, str]]:
-    """Return name and result dtype of each TOSA operator in the delegates."""
+    """Return (name, result dtype) of each TOSA operator in the delegates."""
     ops = (op for graph in lowered_graphs(module) for part in graph.regions() for op in part.ops)
     return [(op.name, op.result.dtype) for op in ops]
 
 
 def dtype_distribution(module: GraphModule, stage: str, table: bool = True) -> str:
-    """Return the number of inputs and results by dtype as text. See :func:`distribution`.
+    """Return the numbers of inputs and results for each dtype as text.
 
-    The JSON has the keys ``stage`` and ``dtypes``.
+    The JSON has the keys ``stage`` and ``dtypes``. See :func:`distribution`.
     """
     counts = {
         kind: Counter(_dtype(node) for node in module.graph.nodes if node.op == kind) for kind in ("placeholder", "call_function")

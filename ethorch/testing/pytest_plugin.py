@@ -1,8 +1,8 @@
-"""Pytest plugin: targets as fixtures, programs in the summary, figures as files. Imports are delayed.
+"""A pytest plugin with fixtures for NPUs and a summary of compiled programs. Modules are imported lazily to save time.
 
-- ``ethosu_target``: fixture with the name of an NPU; tests run for each of ``--ethorch-targets``.
-- ``ethosu_compile``: fixture with ``ethorch.compile`` for that NPU; its programs are recorded.
-- ``--ethorch-report DIR``: figures of each recorded program as JSON, for ``ethorch report --baseline``.
+- ``ethosu_target``: Fixture with the name of an NPU. Tests run once for each NPU in ``--ethorch-targets``.
+- ``ethosu_compile``: Fixture that calls ``ethorch.compile`` for that NPU and records the program.
+- ``--ethorch-report DIR``: Write the figures of each recorded program as JSON, for ``ethorch report --baseline``.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _PROPERTY = "ethorch"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("ethorch", "Arm Ethos-U NPUs")
-    group.addoption("--ethorch-targets", metavar="NAMES", help="NPUs of the fixture ethosu_target, separated by commas.")
-    group.addoption("--ethorch-report", metavar="DIR", help="Folder for the figures of each recorded program, as JSON.")
-    parser.addini("ethorch_targets", "NPUs of the fixture ethosu_target.", type="args", default=[DEFAULT_TARGETS])
+    group.addoption("--ethorch-targets", metavar="NAMES", help="Comma-separated NPUs for the fixture ethosu_target.")
+    group.addoption("--ethorch-report", metavar="DIR", help="Folder for JSON files with the figures of recorded programs.")
+    parser.addini("ethorch_targets", "NPUs for the fixture ethosu_target.", type="args", default=[DEFAULT_TARGETS])
 
 
 def targets(config: pytest.Config) -> list[str]:
-    """Return the NPUs of the option or the configuration file.
+    """Return the NPUs selected by the option or the configuration file.
 
     Raises:
         pytest.UsageError: An NPU is unknown.
     """
-    from ethorch.targets.npus import lookup  # saves 5 ms of pytest runs without it
+    from ethorch.targets.npus import lookup  # 5 ms, imported only if needed
 
     option = config.getoption("--ethorch-targets")
     names = option.split(",") if option else list(config.getini("ethorch_targets"))
@@ -56,16 +56,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def ethosu_target(request: pytest.FixtureRequest) -> str:
-    """Return the name of an NPU, for each of ``--ethorch-targets``."""
+    """Return the name of an NPU in ``--ethorch-targets``."""
     return str(request.param)
 
 
 @pytest.fixture
 def ethosu_compile(ethosu_target: str) -> Callable[..., Program]:
-    """Return ``ethorch.compile`` for ``ethosu_target``, with keywords; its programs are recorded."""
+    """Return a function that calls ``ethorch.compile`` for ``ethosu_target`` with keyword settings, and records the program."""
 
     def compile_for_target(model: Any, example_inputs: Any = None, **settings: Any) -> Program:
-        import ethorch  # imports PyTorch on first use, 2 s
+        import ethorch  # imports PyTorch, 2 s
 
         return record(ethorch.compile(model, example_inputs, ethosu_target, **settings))
 
@@ -81,7 +81,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
 
 
 def _save_figures(item: pytest.Item, program: Program, number: int) -> None:
-    """Attach the figures to the test's report, for the printing process, and save them."""
+    """Attach the figures to the test's report, which pytest-xdist sends to the main process, and write them to a file."""
     figures = program.to_json()
     accuracy = figures["accuracy"]
     item.user_properties.append(
@@ -101,7 +101,7 @@ def _save_figures(item: pytest.Item, program: Program, number: int) -> None:
     )
     folder = item.config.getoption("--ethorch-report")
     if folder:
-        from ethorch.formats.files import write_whole  # saves 1 ms of pytest runs without it
+        from ethorch.formats.files import write_whole  # 1 ms, imported only if needed
 
         name = re.sub(r"[^\w.\-]+", "_", item.nodeid).strip("_") + (f".{number}" if number else "")
         place = Path(item.config.invocation_params.dir) / folder
@@ -117,7 +117,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     rows = [(report.nodeid, figures) for report in reports for name, figures in report.user_properties if name == _PROPERTY]
     if not rows:
         return
-    from ethorch.support.rendering import as_text  # 20 ms of Rich
+    from ethorch.support.rendering import as_text  # imports Rich, 20 ms
 
     table = tables.table()
     table.add_column("test")
@@ -129,7 +129,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     terminalreporter.section("programs for Ethos-U")
     terminalreporter.write_line(as_text(table))
     if folder := config.getoption("--ethorch-report"):
-        terminalreporter.write_line(f"The figures are in {folder}.")
+        terminalreporter.write_line(f"The figures of these programs were written to {folder}.")
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Programs of a test, for the pytest plugin. Does not import PyTorch, because pytest always loads the plugin."""
+"""Record the programs of a test. This module does not import PyTorch, because pytest always loads the plugin."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _running: ContextVar[list[Program] | None] = ContextVar("ethorch_programs", defa
 
 
 def record(program: Program) -> Program:
-    """Add a program to pytest's summary and to ``--ethorch-report``, and return it. Outside of a test, only return it.
+    """Add a program to pytest's summary and to ``--ethorch-report``, and return the program. Outside of a test, only return it.
 
-    ``assert_runs_on_npu`` and the fixture ``ethosu_compile`` call it.
+    ``assert_runs_on_npu`` and the fixture ``ethosu_compile`` record programs automatically.
     """
     programs = _running.get()
     if programs is not None and not any(recorded is program for recorded in programs):
@@ -26,7 +26,7 @@ def record(program: Program) -> Program:
 
 @contextmanager
 def recording() -> Iterator[list[Program]]:
-    """Collect the recorded programs in a list."""
+    """Return a context manager that yields a list of the programs recorded inside the context."""
     programs: list[Program] = []
     token = _running.set(programs)
     try:

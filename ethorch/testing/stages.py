@@ -1,4 +1,4 @@
-"""Stages of the tester, which stages of ExecuTorch's test harness can replace."""
+"""Stages of the tester, interchangeable with the stages of ExecuTorch's test harness."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Spec = EthosUCompileSpec | TosaCompileSpec
 
 
 def partitioner_for(spec: Spec, additional_checks: Sequence[Any] | None = None) -> Partitioner:
-    """Return the partitioner of the spec's class, with ``additional_checks`` of each node."""
+    """Return a partitioner for ``spec``."""
     if isinstance(spec, TosaCompileSpec):
         return TOSAPartitioner(spec, additional_checks)
     return EthosUPartitioner(spec, additional_checks)
@@ -44,7 +44,7 @@ def _delegate_segments() -> ExecutorchBackendConfig:
 
 
 def run_lowered(manager: EdgeProgramManager, spec: Spec, inputs: Inputs) -> Any:
-    """Run an edge program: TOSA delegates in the reference model, Ethos-U delegates in the simulator."""
+    """Run an edge program, with TOSA delegates in the reference model and Ethos-U delegates in the simulator."""
     if isinstance(spec, TosaCompileSpec):
         return run_program(manager.exported_program(), inputs)
     return runtime.load(copy.deepcopy(manager).to_executorch(_delegate_segments()).buffer)(*inputs)
@@ -61,10 +61,10 @@ def _dump_delegates(module: GraphModule, path: str | os.PathLike[str] | None) ->
 
 
 class Quantize(harness.Quantize):  # type: ignore[misc]  # ExecuTorch has no types
-    """Export, prepare, calibrate and convert.
+    """The stage that exports, prepares, calibrates and converts.
 
     Args:
-        quantizer: Quantizer with its settings.
+        quantizer: Configured quantizer.
         calibration: Samples. Defaults to the example inputs.
         fold_quantize: Whether to store weights as integers. See ``convert_pt2e``.
     """
@@ -80,14 +80,14 @@ class Quantize(harness.Quantize):  # type: ignore[misc]  # ExecuTorch has no typ
         with torch.no_grad():
             for sample in self.calibration_samples or [inputs]:
                 prepared(*copy.deepcopy(sample))
-            for name, buffer in prepared.named_buffers():  # restore the state of the module
+            for name, buffer in prepared.named_buffers():  # restore the initial state
                 if name in initial:
                     buffer.copy_(initial[name])
         self.converted_graph = convert_pt2e(prepared, fold_quantize=self.fold_quantize)
 
 
 class Export(harness.Export):  # type: ignore[misc]
-    """``torch.export``, with the user's source line in errors."""
+    """The stage that runs ``torch.export``. Errors contain the user's source line."""
 
     def run(self, artifact: nn.Module, inputs: Inputs) -> None:
         """Export ``artifact``."""
@@ -103,14 +103,14 @@ class Export(harness.Export):  # type: ignore[misc]
 
 
 class ToEdge(harness.ToEdge):  # type: ignore[misc]
-    """``to_edge``."""
+    """The stage that runs ``to_edge``."""
 
     def __init__(self, edge_compile_config: EdgeCompileConfig | None = None):
         super().__init__(edge_compile_config or EdgeCompileConfig(_check_ir_validity=False))
 
 
 class Partition(harness.Partition):  # type: ignore[misc]
-    """``to_backend`` of an edge program."""
+    """The stage that runs ``to_backend`` on an edge program."""
 
     def __init__(self, spec: Spec, partitioner: Partitioner | None = None):
         super().__init__(partitioner or partitioner_for(spec))
@@ -121,7 +121,7 @@ class Partition(harness.Partition):  # type: ignore[misc]
         self.delegate_module = artifact.to_backend(self.partitioner)
 
     def dump_artifact(self, path_to_dump: str | os.PathLike[str] | None) -> None:
-        """Append the graph and the TOSA of each delegate to a file, or print them."""
+        """Append the graph and the TOSA graph of each delegate to a file, by default standard output."""
         super().dump_artifact(path_to_dump)
         _dump_delegates(self.graph_module, path_to_dump)
 
@@ -131,7 +131,7 @@ class Partition(harness.Partition):  # type: ignore[misc]
 
 
 class ToEdgeTransformAndLower(harness.ToEdgeTransformAndLower):  # type: ignore[misc]
-    """``to_edge_transform_and_lower``, which does not decompose operators that ethorch lowers."""
+    """The stage that runs ``to_edge_transform_and_lower``. Operators that ethorch lowers are not decomposed."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class ToEdgeTransformAndLower(harness.ToEdgeTransformAndLower):  # type: ignore[
         )
 
     def dump_artifact(self, path_to_dump: str | os.PathLike[str] | None) -> None:
-        """Append the graph and the TOSA of each delegate to a file, or print them."""
+        """Append the graph and the TOSA graph of each delegate to a file, by default standard output."""
         super().dump_artifact(path_to_dump)
         _dump_delegates(self.graph_module, path_to_dump)
 
@@ -168,7 +168,7 @@ class ToEdgeTransformAndLower(harness.ToEdgeTransformAndLower):  # type: ignore[
 
 
 class ToExecutorch(harness.ToExecutorch):  # type: ignore[misc]
-    """``to_executorch``. TOSA programs run as lowered, because runtimes do not support their delegates."""
+    """The stage that runs ``to_executorch``. TOSA programs run as edge programs, because no runtime supports TOSA delegates."""
 
     def __init__(self, spec: Spec, config: ExecutorchBackendConfig | None = None):
         super().__init__(config or _delegate_segments())
@@ -176,37 +176,37 @@ class ToExecutorch(harness.ToExecutorch):  # type: ignore[misc]
         self.lowered: EdgeProgramManager | None = None
 
     def run(self, artifact: EdgeProgramManager, inputs: Any = None) -> None:
-        """Create the program of ``artifact``."""
+        """Create the ExecuTorch program."""
         self.lowered = copy.deepcopy(artifact) if isinstance(self.spec, TosaCompileSpec) else None
         super().run(artifact, inputs)
 
     @property
     def graph_module(self) -> Any:
-        """Graph after ExecuTorch's memory planning."""
+        """The graph after ExecuTorch's memory planning."""
         return self.artifact.exported_program().graph_module
 
     def run_artifact(self, inputs: Inputs) -> Any:
-        """Run the program: in ExecuTorch's runtime with the simulator, or TOSA in the reference model."""
+        """Run the program in ExecuTorch's runtime with the simulator, or in the TOSA reference model."""
         if self.lowered is not None:
             return run_lowered(self.lowered, self.spec, inputs)
         return runtime.load(self.artifact.buffer)(*inputs)
 
 
 class Serialize(harness.Serialize):  # type: ignore[misc]
-    """Bytes of the ``.pte``."""
+    """The stage that serializes the ``.pte``."""
 
     def __init__(self, program: ToExecutorch | None = None):
         super().__init__()
         self.program = program
 
     def run_artifact(self, inputs: Inputs) -> Any:
-        """Run the ``.pte`` in ExecuTorch's runtime with the simulator; TOSA like ``ToExecutorch``."""
+        """Run the ``.pte`` in ExecuTorch's runtime with the simulator. Run TOSA programs like ``ToExecutorch``."""
         if self.program is not None and self.program.lowered is not None:
             return self.program.run_artifact(inputs)
         return runtime.load(self.artifact)(*inputs)
 
 
 def report_of(stage: Any) -> PartitionReport | None:
-    """Return the report of a stage's partitioner, or None without an ethorch partitioner."""
+    """Return the report of a stage's partitioner, or None if the stage has no ethorch partitioner."""
     partitioners = getattr(stage, "partitioners", None) or [getattr(stage, "partitioner", None)]
     return next((p.report for p in partitioners if isinstance(getattr(p, "report", None), PartitionReport)), None)

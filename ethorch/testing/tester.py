@@ -1,4 +1,4 @@
-"""EthosUTester: quantize and lower a model stage by stage, with checks, like the Arm backend's ArmTester."""
+"""Quantize and lower a model stage by stage, with checks, like ArmTester in the Arm backend."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from ethorch.quantization.quantizer import EthosUQuantizer, TOSAQuantizer
 from ethorch.support.errors import EthorchError
 from ethorch.support.exclusive import exclusive
 from ethorch.support.metrics import sqnr_db
+from ethorch.support.wording import count_noun
 from ethorch.targets.compile_spec import EthosUCompileSpec
 from ethorch.targets.tosa_spec import TosaCompileSpec
 from ethorch.targets.tosa_specification import TosaSpecification
@@ -44,17 +45,19 @@ _FIRST = (StageType.QUANTIZE, StageType.EXPORT)
 
 
 class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
-    """Tester of a model's stages. Stages and checks return the tester, so they chain::
+    """A tester that runs the compilation stages of a model.
+
+    Each stage and check returns the tester, so calls can be chained::
 
         EthosUTester(model, inputs, "ethos-u55-128").quantize().export().to_edge_transform_and_lower().check_count(
             {"torch.ops.higher_order.executorch_call_delegate": 1}
         ).to_executorch().serialize().run_method_and_compare_outputs(qtol=1)
 
-    Programs for Ethos-U run in ExecuTorch's runtime with the simulator, TOSA in the TOSA reference model. Checks raise
-    AssertionError; failing stages raise ethorch errors.
+    Programs for Ethos-U run in ExecuTorch's runtime with the simulator. TOSA graphs run in the TOSA reference model. Failing checks
+    raise AssertionError, and failing stages raise ethorch errors.
 
     Args:
-        module: Model; switched to eval mode unless ``training``.
+        module: Model. Set to eval mode unless ``training``.
         example_inputs: Tuple, or a single tensor.
         compile_spec: Name of an NPU (``"ethos-u55-128"``), of a TOSA specification (``"TOSA-1.0+INT"``), or a compile spec.
         calibration: Samples for ``quantize``. See :func:`ethorch.compile`. Defaults to the example inputs.
@@ -89,11 +92,11 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
     # stages -----------------------------------------------------------------------------------------------------------
 
     def quantize(self, quantize_stage: Any = None, *, calibration: Any = None) -> Self:
-        """Quantize with calibration.
+        """Calibrate and quantize the model.
 
         Args:
             quantize_stage: Quantizer, QuantizationConfig, or stage of ExecuTorch's harness.
-            calibration: Samples instead of the tester's.
+            calibration: Samples. Defaults to the samples passed to the tester.
         """
         if not isinstance(quantize_stage, Stage):
             samples = self.calibration if calibration is None else _read_calibration(calibration, self.example_inputs)
@@ -101,18 +104,21 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
         return self._stage(super().quantize, quantize_stage)
 
     def quantizer(self, settings: QuantizationConfig | TOSAQuantizer | None = None) -> TOSAQuantizer:
-        """Return the quantizer of the target; ``settings`` is its config, or a quantizer to use."""
+        """Return a quantizer for the target, configured by ``settings``, or ``settings`` itself if it is a quantizer."""
         if isinstance(settings, TOSAQuantizer):
             return settings
         quantizer_class = EthosUQuantizer if isinstance(self.compile_spec, EthosUCompileSpec) else TOSAQuantizer
         return quantizer_class(self.compile_spec).set_global(settings or self.config or get_symmetric_quantization_config())
 
     def export(self, export_stage: Any = None) -> Self:
-        """Run ``torch.export`` on the quantized module, or on the module."""
+        """Run ``torch.export`` on the quantized module, or on the float module if ``quantize`` has not run."""
         return self._stage(super().export, export_stage or stages.Export(self.dynamic_shapes))
 
     def to_edge(self, to_edge_stage: Any = None, *, config: Any = None) -> Self:
-        """Run ExecuTorch's ``to_edge`` before ``partition``. It decomposes more operators than ``to_edge_transform_and_lower``."""
+        """Run ExecuTorch's ``to_edge``, before ``partition``.
+
+        ``to_edge`` decomposes more operators than ``to_edge_transform_and_lower``.
+        """
         return self._stage(super().to_edge, to_edge_stage or stages.ToEdge(config))
 
     def partition(self, partition_stage: Any = None) -> Self:
@@ -129,10 +135,10 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
         additional_checks: Sequence[Any] | None = None,
         transform_passes: Any = None,
     ) -> Self:
-        """Lower to the edge dialect and partition, as ``ethorch`` compiles.
+        """Lower to the edge dialect and partition, like ``ethorch.compile``.
 
         Args:
-            additional_checks: ``OperatorSupportBase`` instances for the partitioner. Ignored with ``partitioners``.
+            additional_checks: ``OperatorSupportBase`` instances for the partitioner. Ignored if ``partitioners`` is not None.
         """
         if partitioners is None and additional_checks is not None:
             partitioners = [stages.partitioner_for(self.compile_spec, additional_checks)]
@@ -142,7 +148,7 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
         return self._stage(super().to_edge_transform_and_lower, stage, generate_etrecord=generate_etrecord)
 
     def to_executorch(self, to_executorch_stage: Any = None) -> Self:
-        """Create ExecuTorch's program."""
+        """Create the ExecuTorch program."""
         return self._stage(super().to_executorch, to_executorch_stage or stages.ToExecutorch(self.compile_spec))
 
     def serialize(self, serialize_stage: Any = None) -> Self:
@@ -161,11 +167,11 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
     def _pre(self, stage: Any) -> Any:
         kind = stage.stage_type()
         if self.stages[kind] is not None:
-            raise EthorchError(f"{self.name}: the stage {_name(kind)} has already run. Use another tester to run it again.")
+            raise EthorchError(f"{self.name}: the stage {_name(kind)} has already run. Create a new tester to run the stage again.")
         allowed = _FIRST if self.cur is None else self.pipeline[self.cur]
         if kind not in allowed:
-            after = "at the start" if self.cur is None else f"after {_name(self.cur)}"
-            expected = " or ".join(map(_name, allowed)) or "nothing"
+            after = "as the first stage" if self.cur is None else f"after {_name(self.cur)}"
+            expected = " or ".join(map(_name, allowed)) or "no stage"
             raise EthorchError(f"{self.name}: expected {expected} {after}, got {_name(kind)}.")
         return super()._pre(stage)
 
@@ -173,12 +179,12 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
 
     @property
     def name(self) -> str:
-        """``EthosUTester(Net, ethos-u55-128)``, for messages."""
+        """The class of the tester, the class of the model, and the target, e.g. ``EthosUTester(Net, ethos-u55-128)``."""
         return f"{type(self).__name__}({type(self.original_module).__name__}, {self.compile_spec.target})"
 
     @property
     def report(self) -> PartitionReport | None:
-        """Report of the partitioner, or None before partitioning."""
+        """The report of the partitioner, or None before partitioning."""
         lowered = [self.stages[kind] for kind in _LOWERED if self.stages[kind] is not None]
         return stages.report_of(lowered[0]) if lowered else None
 
@@ -191,7 +197,7 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
         return self._get_finished(stage).artifact
 
     def graph_module(self, stage: StageType | None = None) -> GraphModule:
-        """Return the graph for checks.
+        """Return the graph of a stage, for checks. Defaults to the last stage.
 
         Raises:
             EthorchError: The stage has no graph.
@@ -206,18 +212,18 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
     def _get_finished(self, stage: StageType | None) -> Any:
         kind = stage or self.cur
         if kind is None or self.stages[kind] is None:
-            raise EthorchError(f"{self.name}: {'no stage' if kind is None else f'the stage {_name(kind)} has not'} run yet.")
+            raise EthorchError(f"{self.name}: {'no stage has' if kind is None else f'the stage {_name(kind)} has not'} run yet.")
         return self.stages[kind]
 
     def dump_artifact(self, path: str | os.PathLike[str] | None = None, stage: StageType | None = None) -> Self:
-        """Append the artifact of a stage to a file, or print it; ``serialize`` writes the ``.pte``."""
+        """Append the artifact of a stage to a file, by default standard output. After ``serialize``, write the ``.pte``."""
         self._get_finished(stage).dump_artifact(path)
         return self
 
     def dump_operator_distribution(
         self, path_to_dump: str | os.PathLike[str] | None = None, print_table: bool = True, include_dtypes: bool = True
     ) -> Self:
-        """Write the numbers of operators; after lowering also of TOSA operators.
+        """Write the numbers of operators, including TOSA operators after lowering.
 
         Args:
             path_to_dump: File to write. Defaults to standard output.
@@ -229,7 +235,7 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
         )
 
     def dump_dtype_distribution(self, path_to_dump: str | os.PathLike[str] | None = None, print_table: bool = True) -> Self:
-        """Write the numbers of inputs and results by dtype. See ``dump_operator_distribution``."""
+        """Write the numbers of inputs and results for each dtype. See ``dump_operator_distribution``."""
         return self._dump(dtype_distribution(self.graph_module(), _name(self.cur), print_table), path_to_dump)
 
     def _dump(self, text: str, path: str | os.PathLike[str] | None) -> Self:
@@ -242,27 +248,27 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
     # checks -----------------------------------------------------------------------------------------------------------
 
     def check(self, input: Sequence[str]) -> Self:
-        """Check that the code of the graph contains each text. After ``quantize``, the code of the float model counts, too."""
+        """Check that the code of the graph, or of the exported float model after ``quantize``, contains each string."""
         code = self.graph_module().code
         for text in input:
             if text not in code and not (self.is_quantized() and text in self._float_code()):
-                self._fail(f"{text!r} is not in the graph.")
+                self._fail(f"expected {text!r} in the graph, got no occurrence.")
         return self
 
     def check_not(self, input: Sequence[str]) -> Self:
-        """Check that the code of the graph does not contain the texts."""
+        """Check that the code of the graph does not contain the strings."""
         code = self.graph_module().code
         for text in input:
             if text in code:
-                self._fail(f"expected no {text!r} in the graph, got {code.count(text)}.")
+                self._fail(f"expected no occurrence of {text!r} in the graph, got {code.count(text)}.")
         return self
 
     def check_count(self, input: Mapping[Any, int]) -> Self:
-        """Check the number of occurrences of each text in the code of the graph."""
+        """Check the number of occurrences of each string in the code of the graph."""
         code = self.graph_module().code
         for text, count in input.items():
             if (occurrences := code.count(str(text))) != count:
-                self._fail(f"expected {count} x {str(text)!r} in the graph, got {occurrences}.")
+                self._fail(f"expected {count_noun(count, 'occurrence')} of {str(text)!r} in the graph, got {occurrences}.")
         return self
 
     def check_node_count(self, input: Mapping[Any, int]) -> Self:
@@ -270,20 +276,21 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
         calls = Counter(node.target for node in self.graph_module().graph.nodes if node.op == "call_function")
         for target, count in input.items():
             if calls[target] != count:
-                self._fail(f"expected {count} calls of {target}, got {calls[target]}.")
+                self._fail(f"expected {count_noun(count, 'call')} of {target}, got {calls[target]}.")
         return self
 
     def check_dtype_count(self, dtype_dict: Mapping[str, Mapping[str, int]]) -> Self:
-        """Check the numbers of TOSA operators in the delegates by result dtype.
+        """Check the numbers of TOSA operators in the delegates for each result dtype.
 
         Args:
-            dtype_dict: Numbers by TOSA operator and dtype, e.g. ``{"ADD": {"INT32": 1}}``. Others are not checked.
+            dtype_dict: Expected numbers by TOSA operator and dtype, e.g. ``{"ADD": {"INT32": 1}}``. Other operators and dtypes are
+                not checked.
         """
         counts = Counter(tosa_operators(self.graph_module()))
         for name, dtypes in dtype_dict.items():
             for dtype, count in dtypes.items():
                 if counts[name, dtype] != count:
-                    self._fail(f"expected {count} TOSA operators {name} with a result of {dtype}, got {counts[name, dtype]}.")
+                    self._fail(f"expected {count_noun(count, f'{name} operator')} with {dtype} results, got {counts[name, dtype]}.")
         return self
 
     def _float_code(self) -> str:
@@ -305,7 +312,7 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
     # outputs ----------------------------------------------------------------------------------------------------------
 
     def generate_random_inputs(self) -> Iterator[Inputs]:
-        """Yield inputs like the example: floats uniform in its range, other values unchanged."""
+        """Yield random inputs: uniformly distributed floats in the range of the example, other dtypes unchanged."""
         if self.dynamic_shapes is not None:
             yield from super().generate_random_inputs()
             return
@@ -328,18 +335,19 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
         run_eager_mode: bool = False,
         compare_outputs: bool = True,
     ) -> Self:
-        """Run the artifact of a stage and compare it with the quantized module, or with the float module if not quantized.
+        """Run the artifact of a stage and compare the outputs with a reference, by default the quantized module if there is one.
 
-        Elements may differ by ``atol + rtol * |reference| + qtol * scale``, with the scale of a quantized output.
+        Elements may differ by at most ``atol + rtol * |reference| + qtol * scale``, where ``scale`` is the scale of a quantized
+        output.
 
         Args:
-            stage: Stage to run. Defaults to the last one. ``StageType.INITIAL_MODEL`` is the float module.
+            stage: Stage to run. Defaults to the last stage. ``StageType.INITIAL_MODEL`` is the float module.
             inputs: Inputs of one run. Defaults to random inputs for ``num_runs`` runs.
             statistics_callback: Function called with ExecuTorch's error statistics of each output.
             min_sqnr_db: Minimum SQNR against the float module.
-            frobenius_threshold, cosine_threshold: Maximum relative norm of the error and minimum cosine similarity. They replace
+            frobenius_threshold, cosine_threshold: Maximum relative norm of the error and minimum cosine similarity, used instead of
                 ``atol``, ``rtol`` and ``qtol``.
-            reference_stage_type: Stage to compare with.
+            reference_stage_type: Stage that computes the reference.
             run_eager_mode: Whether to run the exported program in PyTorch instead of ``stage``.
             compare_outputs: Whether to compare the outputs.
         """
@@ -398,7 +406,7 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
 
 
 def spec_of(name: str | stages.Spec | TosaSpecification) -> stages.Spec:
-    """Return the compile spec for the name of an NPU or a TOSA specification, or a compile spec unchanged.
+    """Return the compile spec for an NPU or TOSA specification, or ``name`` itself if it is a compile spec.
 
     Raises:
         SpecError: The name is unknown.

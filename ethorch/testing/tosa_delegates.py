@@ -1,4 +1,4 @@
-"""Run an edge program with TOSA delegates: delegates in the TOSA reference model, the rest in PyTorch."""
+"""Run an edge program with its delegates in the TOSA reference model and all other operators in PyTorch."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ CALL_DELEGATE = "executorch_call_delegate"
 
 
 def run_program(program: ExportedProgram, inputs: Sequence[Any]) -> Any:
-    """Return the program's outputs in the structure of the model.
+    """Return the outputs of a program, structured like the outputs of the model.
 
     Args:
         program: Program of an edge program manager after ``TOSAPartitioner``.
         inputs: Inputs of the model.
 
     Raises:
-        EthorchError: A delegate is inside control flow, or the reference model refuses one.
+        EthorchError: A delegate is inside control flow, or the reference model rejects a delegate.
     """
     module = program.module(check_guards=False)
     _check_branches(module)
@@ -38,8 +38,8 @@ def _check_branches(module: GraphModule) -> None:
     for name, part in module.named_modules():
         if part is not module and isinstance(part, GraphModule) and any(map(calls_delegate, part.graph.nodes)):
             raise EthorchError(
-                f"a delegate is called inside control flow ({name}), where the TOSA reference model cannot run it. Compile the "
-                "model for an Ethos-U target, which the simulator runs."
+                f"the TOSA reference model does not support the delegate inside the control-flow branch {name}. Compile the "
+                "model for an Ethos-U target to run it in the simulator."
             )
 
 

@@ -1,7 +1,8 @@
-"""Bias correction and adaptive rounding, computed node by node in float and quantized.
+"""Bias correction and adaptive rounding.
 
-Each layer reads the outputs of quantized layers, so errors do not accumulate. ``weight_rounding`` rounds weights. The mean error is
-added to the bias (Nagel et al. 2019, Data-Free Quantization Through Weight Equalization and Bias Correction, section 4.2).
+Nodes are computed one by one, in float and quantized. Each layer reads the outputs of quantized layers, so errors do not
+accumulate. ``weight_rounding`` rounds weights. Bias correction adds the mean error to the bias (Nagel et al. 2019, Data-Free
+Quantization Through Weight Equalization and Bias Correction, section 4.2).
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from ethorch.tuning.sample_runs import Inputs
 from ethorch.tuning.switched_graph import Switch
 from ethorch.tuning.weight_rounding import compensate, extract_patches, shrink_moments
 
-_ROWS = 4096  # rows of a layer's input from which second moments are computed
+_ROWS = 4096  # approximate number of input rows from which the second moments of a layer are computed
 
 
 def correct_bias(prepared: GraphModule, samples: Sequence[Inputs]) -> GraphModule:
-    """Correct biases so that each output channel of a quantized layer has the mean of the float output.
+    """Correct biases so that the mean of each output channel of a quantized layer equals the mean in float.
 
     Args:
         prepared: Calibrated graph module from ``prepare_pt2e``. Biases are changed in place, or added.
-        samples: About ten input tuples; all are in memory at once.
+        samples: About ten input tuples, all held in memory.
 
     Returns:
         ``prepared``, for ``convert_pt2e``.
@@ -44,12 +45,14 @@ def correct_bias(prepared: GraphModule, samples: Sequence[Inputs]) -> GraphModul
 
 
 def round_weights(prepared: GraphModule, samples: Sequence[Inputs], *, bias: bool = True) -> GraphModule:
-    """Round weights to minimize the error of each layer's output, in seconds per layer. Helps most with four-bit weights.
+    """Round weights to minimize the output error of each layer.
+
+    Rounding takes seconds per layer, and helps most with four-bit weights.
 
     Args:
         prepared: Calibrated graph module from ``prepare_pt2e``. Weights are changed in place.
-        samples: About ten input tuples; all are in memory at once.
-        bias: Whether to correct biases, too.
+        samples: About ten input tuples, all held in memory.
+        bias: Whether to correct biases as well.
 
     Returns:
         ``prepared``, for ``convert_pt2e``.
@@ -61,11 +64,11 @@ def round_weights(prepared: GraphModule, samples: Sequence[Inputs], *, bias: boo
 
 
 class _SideBySide:
-    """A calibrated graph on all samples: ``exact`` in float, ``rough`` with all earlier nodes quantized."""
+    """A calibrated graph run on all samples twice: ``exact`` in float, ``rough`` with all earlier nodes quantized."""
 
     def __init__(self, graph: GraphModule, samples: Sequence[Inputs], bias: bool, rounding: bool):
         if not samples:
-            raise QuantizationError("quantize.no_samples", "got no samples. Pass about ten representative inputs.")
+            raise QuantizationError("quantize.no_samples", "expected samples, got none. Pass about ten representative inputs.")
         self.graph, self.bias, self.rounding = graph, bias, rounding
         self.exact = NodeRunner(graph, samples, replace=self.skip_observer)
         self.rough = NodeRunner(graph, samples, replace=self.quantize)
@@ -90,11 +93,11 @@ class _SideBySide:
         return module if isinstance(module, ObserverBase) else None
 
     def skip_observer(self, node: Node, values: Values) -> list[Any] | None:
-        """Return the values that an observer reads; None for other nodes."""
+        """Return the input values of an observer, or None if the node is not an observer."""
         return None if self.observer(node) is None else values[node.all_input_nodes[0]]
 
     def quantize(self, node: Node, values: Values) -> list[Any] | None:
-        """Return the values that an observer reads, quantized and dequantized; None for other nodes."""
+        """Return the quantized and dequantized input values of an observer, or None if the node is not an observer."""
         observer = self.observer(node)
         if observer is None:
             return None
@@ -117,7 +120,7 @@ class _SideBySide:
         axis, position = layer.output_axis, layer.bias
         off = mean_error(self.exact.values[node], self.rough.values[node], axis)
         bias = node.args[position] if position < len(node.args) else None
-        if isinstance(bias, Node) and bias.op == "call_module":  # its observer
+        if isinstance(bias, Node) and bias.op == "call_module":  # the bias has an observer
             (bias,) = bias.all_input_nodes
         tensor = tensor_of(self.graph, bias) if isinstance(bias, Node) else None
         if isinstance(bias, Node) and (tensor is None or len(bias.users) > 1):
@@ -145,7 +148,7 @@ class _SideBySide:
     # --- rounding -----------------------------------------------------------------------------------------------------
 
     def round(self, node: Node, layer: Layer) -> None:
-        """Replace the weight by quantized values that preserve the layer's output."""
+        """Replace the weight with quantized values that minimize the error of the layer's output."""
         watch = node.args[layer.weight]
         assert isinstance(watch, Node)
         observer = self.graph.get_submodule(str(watch.target))
@@ -164,7 +167,7 @@ class _SideBySide:
         self.rough.values[watch] = [weight] * self.rough.count
 
     def rows(self, node: Node, layer: Layer) -> Tensor | None:
-        """Return the quantized inputs as float[groups, rows, K]; None for a transposed convolution."""
+        """Return the quantized inputs as float[groups, rows, K], or None if the layer is a transposed convolution."""
         source, watch = node.args[0], node.args[layer.weight]
         assert isinstance(source, Node) and isinstance(watch, Node)
         inputs, window = self.rough.values[source], layer.window
@@ -176,18 +179,18 @@ class _SideBySide:
 
 
 def mean_error(exact: Sequence[Tensor], rough: Sequence[Tensor], axis: int) -> Tensor:
-    """Return the mean of ``exact - rough`` of each channel, shrunk if the samples disagree.
+    """Return the mean of ``exact - rough`` for each channel, reduced if the samples disagree.
 
     Args:
         exact, rough: Outputs for each sample.
-        axis: Axis of the channels.
+        axis: Channel axis.
     """
     pairs = zip(exact, rough, strict=True)
     return average_significant(torch.stack([(a - b).transpose(0, axis).reshape(a.shape[axis], -1).mean(1) for a, b in pairs]))
 
 
 def average_significant(each: Tensor) -> Tensor:
-    """Return the mean of each column of float[samples, channels], shrunk by 1 - s^2 / m^2."""
+    """Return the mean m of each column of float[samples, channels], multiplied by 1 - s^2 / m^2 for the standard error s."""
     mean = each.mean(0)
     if len(each) < 2:
         return mean

@@ -1,7 +1,7 @@
-"""Cross-layer equalization: rescale channels of adjacent layers without changing the function.
+"""Cross-layer equalization: rescale channels of adjacent layers without changing the model's outputs.
 
-Nagel et al. 2019, Data-Free Quantization Through Weight Equalization and Bias Correction, section 4.1. Helps with one scale per
-weight tensor, or if the ranges of an activation's channels differ.
+See Nagel et al. 2019, Data-Free Quantization Through Weight Equalization and Bias Correction, section 4.1. Equalization helps if
+weights are quantized per tensor, or if the ranges of an activation's channels differ.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ethorch.support.errors import QuantizationError
 
 @dataclass(frozen=True)
 class _Layer:
-    """A convolution or linear layer: weight[O, I / groups, ...], bias[O] or None; ``axis`` of the channels is negative."""
+    """A convolution or linear layer: weight[O, I / groups, ...], bias[O] or None, and the negative channel axis."""
 
     weight: Tensor
     bias: Tensor | None
@@ -42,14 +42,14 @@ class _Layer:
 
 
 def equalize(model: GraphModule, rounds: int = 20) -> GraphModule:
-    """Rescale pairs of layers so that each channel has equal ranges in the output of the first and the input of the second.
+    """Rescale pairs of layers so that each channel has the same weight range in the first and the second layer.
 
     Pairs are convolutions or linear layers with only ReLU, leaky ReLU or pooling between them. Batch norms are folded first.
-    Parameters are changed in place; outputs stay the same up to float rounding.
+    Parameters are changed in place, and outputs are preserved up to float rounding.
 
     Args:
         model: Graph module from ``torch.export.export(...).module()``, in evaluation mode, not prepared.
-        rounds: Number of passes over all pairs; about ten suffice.
+        rounds: Maximum number of passes over all pairs; about ten suffice.
 
     Returns:
         ``model``.
@@ -111,7 +111,7 @@ def _pairs(model: GraphModule) -> Iterator[tuple[_Layer, _Layer]]:
 
 
 def _balance(first: _Layer, second: _Layer) -> float:
-    """Rescale one pair and return the largest change as |log scale|."""
+    """Rescale one pair and return the largest absolute logarithm of a channel's scale factor."""
     out, into = first.output_ranges(), second.input_ranges()
     usable = (out > 0) & (into > 0)
     scale = torch.where(usable, torch.sqrt(out / into.clamp(min=1e-30)), torch.ones_like(out)).clamp(1e-4, 1e4)

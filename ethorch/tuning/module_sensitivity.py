@@ -1,4 +1,4 @@
-"""Loss of accuracy by quantizing each module, and each operator outside modules."""
+"""Measure the accuracy lost by quantizing each module, and each operator outside modules."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-_INTERRUPTED = "Interrupted: the modules so far."
+_INTERRUPTED = "Interrupted. The table contains only the finished modules."
 
 
 @dataclass(frozen=True)
 class ModuleSensitivity:
-    """A module, or an operator outside the innermost modules.
+    """The sensitivity of a module, or of an operator outside the innermost modules.
 
     Attributes:
         module: Name of the module, e.g. ``features.3.conv``, or of the operator's FX node, e.g. ``log``.
         only: Metric if only this module is quantized.
-        all_but: Metric if everything else is quantized.
+        all_but: Metric if everything except this module is quantized.
         gain: ``all_but`` minus the metric of the fully quantized model: the benefit of float or int16.
-        operator: ATen name and source line, e.g. ``aten.log.default, net.py:41``; empty for a module.
+        operator: ATen name and source line, e.g. ``aten.log.default, net.py:41``, or an empty string for a module.
     """
 
     module: str
@@ -47,18 +47,18 @@ class ModuleSensitivity:
 
     @property
     def label(self) -> str:
-        """Name of the module, or of the operator with its ATen name and source line."""
+        """The name of the module, or of the operator with its ATen name and source line."""
         return f"{self.module} ({self.operator})" if self.operator else self.module
 
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """Result of ``ethorch.tuning.sensitivity``, sorted by gain.
+    """The result of ``ethorch.tuning.sensitivity``, sorted by gain.
 
     Attributes:
         whole: Metric with everything quantized.
-        rows: One entry per module, and per operator outside the innermost modules.
-        interrupted: Whether ``rows`` lacks modules because the measurement was interrupted.
+        rows: One entry for each module, and for each operator outside the innermost modules.
+        interrupted: Whether the measurement was interrupted, so that ``rows`` is incomplete.
     """
 
     whole: float
@@ -67,7 +67,12 @@ class Sensitivity:
 
     def table(self) -> str:
         """Return the rows as Markdown."""
-        lines = [f"whole model: {self.whole:.2f}", "", "| module or operator | only it | all but it | gain |", "|---|--:|--:|--:|"]
+        lines = [
+            f"fully quantized: {self.whole:.2f}",
+            "",
+            "| module or operator | quantized alone | left in float | gain |",
+            "|---|--:|--:|--:|",
+        ]
         lines += [f"| {r.label} | {r.only:.2f} | {r.all_but:.2f} | {r.gain:+.2f} |" for r in self.rows]
         return "\n".join([*lines, *(["", _INTERRUPTED] if self.interrupted else [])])
 
@@ -79,15 +84,15 @@ class Sensitivity:
 
         table = tables.table()
         table.add_column("module or operator")
-        for name in ("only it, dB", "all but it, dB", "gain, dB"):
+        for name in ("quantized alone, dB", "left in float, dB", "gain, dB"):
             table.add_column(name, justify="right")
         for row in self.rows:
             table.add_row(row.label, f"{row.only:.2f}", f"{row.all_but:.2f}", f"{row.gain:+.2f}")
-        first = f"The whole model quantized: {self.whole:.2f} dB. Gain: benefit of leaving the module in float."
+        first = f"Fully quantized model: {self.whole:.2f} dB. Gain: improvement if only this module is left in float."
         return Group(first, "", table, *(["", _INTERRUPTED] if self.interrupted else []))
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data."""
+        """Return the attributes as a dict of JSON-compatible values."""
         return asdict(self)
 
     def plot(self, path: str | Path) -> None:
@@ -102,7 +107,7 @@ class Sensitivity:
         figure = Figure(figsize=(8, 1 + 0.25 * len(rows)), layout="constrained")
         axes = figure.add_subplot()
         axes.barh([r.label for r in rows], [r.gain for r in rows])
-        axes.set_xlabel(f"gained if it alone is not quantized (whole model: {self.whole:.1f})")
+        axes.set_xlabel(f"gain if only this module is left in float (fully quantized model: {self.whole:.1f})")
         figure.savefig(path)
 
 
@@ -118,25 +123,25 @@ def sensitivity(
     judge: str = FAKE,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Sensitivity:
-    """Measure the loss of accuracy by quantizing each module, and each operator outside modules.
+    """Measure the accuracy lost by quantizing each module, and each operator outside modules.
 
     The model is calibrated once. Each module is then quantized alone, and left in float alone. Ctrl-C stops the measurement and
     returns the finished rows.
 
     Args:
         model: Module in evaluation mode, or a graph module from torch.export.
-        spec: Compile spec, or a quantizer with its settings.
+        spec: Compile spec, or a configured quantizer.
         samples: Input tuples for calibration and measurement.
         metric: Function of (float outputs, quantized outputs), with one entry per sample, that returns a number; larger is
             better. Defaults to ``ethorch.sqnr_db``.
         config: Scheme of the model if ``spec`` is not a quantizer. Defaults to int8 with per-channel weights.
         modules: Names of modules or FX nodes. Defaults to the innermost quantized modules and the operators outside them.
-        judge: ``"quantized"`` measures the fake-quantized model, ``"npu"`` the simulated NPU, with float parts on the CPU.
+        judge: ``"quantized"`` measures the fake-quantized model, ``"npu"`` the simulated NPU with float operators on the CPU.
         progress: Called as ``progress(finished, total, module)``.
 
     Raises:
-        QuantizationError: There are no samples, a named module is not quantized, ``judge`` has another value, or it is ``"npu"``
-            without an ``EthosUCompileSpec``.
+        QuantizationError: There are no samples, a named module is not quantized, ``judge`` is unknown, or ``judge`` is ``"npu"``
+            and there is no ``EthosUCompileSpec``.
     """
     check_judge(judge)
     quantizer = spec if isinstance(spec, TOSAQuantizer) else TOSAQuantizer(spec)
@@ -149,13 +154,13 @@ def sensitivity(
     unknown = [name for name in names if name not in inside]
     if unknown:
         raise QuantizationError(
-            "sensitivity.module", f"{', '.join(unknown)} is not quantized. Use one of {', '.join(switched.parts)}"
+            "sensitivity.module", f"expected quantized modules, got {', '.join(unknown)}. Use one of {', '.join(switched.parts)}"
         )
     switched.switch(lambda path: False)
     reference = switched.run(samples)
     target = quantizer.compile_spec
     if judge == NPU and not isinstance(target, EthosUCompileSpec):
-        raise QuantizationError("accuracy.judge", f"judge={NPU!r} requires an EthosUCompileSpec, got {type(target).__name__}")
+        raise QuantizationError("accuracy.judge", f"expected an EthosUCompileSpec for judge={NPU!r}, got {type(target).__name__}")
 
     def compute_metric() -> float:
         if judge == NPU:

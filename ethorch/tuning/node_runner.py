@@ -11,29 +11,27 @@ from torch.fx import GraphModule, Node
 from ethorch.lower.fx.node import attribute, is_in_place
 from ethorch.tuning.sample_runs import Inputs
 
-#: Node -> its value for each sample.
+#: Mapping from nodes to their values, one for each sample.
 Values = dict[Node, list[Any]]
-#: Function from a node and the values of its arguments to its values, or None to compute the node.
+#: Function of a node and the current values that returns the node's values, or None to compute the node.
 Replace = Callable[[Node, Values], list[Any] | None]
 
 
 class NodeRunner:
-    """A graph that runs on all samples at once, one node at a time.
+    """A runner that computes a graph one node at a time, for all samples.
 
     Iterating yields each node before it is computed. The caller can then change the parameters that the node reads, read its
-    arguments in ``values``, or compute it early with ``run_node`` and change the result. Two runners advance together in ``zip``.
-
-    All samples start from the same state, so nodes that write to buffers are skipped, unless ``write_back`` is set for a single
-    sample.
+    arguments in ``values``, or compute the node early with ``run_node`` and change the result. To advance two runners together, use
+    ``zip``. All samples start from the same state, so nodes that write to buffers are skipped unless ``write_back`` is set.
 
     Args:
         graph: Graph module from torch.export, possibly prepared or converted.
-        samples: Arguments of one call each.
+        samples: Input tuples, one for each call.
         replace: Called before each node is computed.
-        write_back: Whether to run the nodes that write to buffers.
+        write_back: Whether to run the nodes that write to buffers. Requires a single sample.
 
     Attributes:
-        values: Values of the current node and those that later nodes read.
+        values: Values of the current node and of nodes that later nodes read.
     """
 
     def __init__(
@@ -61,7 +59,7 @@ class NodeRunner:
                     self.values.pop(arg, None)
 
     def run_node(self, node: Node) -> list[Any]:
-        """Return the node's value for each sample, computed on the first call and cached in ``values``."""
+        """Return the node's value for each sample. Values are computed on the first call and cached in ``values``."""
         if node not in self.values:
             self.values[node] = self._compute(node)
         return self.values[node]

@@ -1,4 +1,4 @@
-"""Search for the modules that need int16 activations or float to reach an accuracy."""
+"""Search for the modules that require int16 activations or float to reach an accuracy."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Step:
-    """The model after one more module was raised; the first step uses the base scheme only.
+    """The costs and accuracy after raising one more module. The first step uses only the base scheme.
 
     Attributes:
-        module: Name of the raised module; empty for the first step.
+        module: Name of the raised module, or an empty string for the first step.
         metric: SQNR in dB, or the user's metric.
-        cycles: Vela's estimate of all delegates.
-        sram_bytes: Largest peak of SRAM among the delegates.
-        constant_bytes: Weights and command streams of the ``.pte``.
+        cycles: Vela's estimate for all delegates.
+        sram_bytes: Largest SRAM peak among the delegates.
+        constant_bytes: Size of the ``.pte``.
         delegates: Number of delegates.
         cpu_operators: Number of operators on the CPU.
     """
@@ -72,15 +72,15 @@ class Step:
 
 @dataclass(frozen=True)
 class MixedPrecision:
-    """Result of ``ethorch.tuning.mixed_precision``.
+    """The result of ``ethorch.tuning.mixed_precision``.
 
     Attributes:
         model: Quantized model of the best step, ready for torch.export and lowering.
-        raised: Names of the raised modules, and of raised operators outside modules, most sensitive first. ``modules`` of
-            ``ethorch.compile`` accepts both.
-        steps: Attempts with their costs. Each raises one more module than the previous one.
+        raised: Names of the raised modules, and of raised operators outside modules, most sensitive first. Use the names in
+            ``modules`` of ``ethorch.compile``.
+        steps: Attempts with their costs. Each step raises one more module than the step before.
         reached: Whether ``model`` meets the target and the limit.
-        unit: Heading of the metric: ``dB`` for SQNR.
+        unit: Heading of the metric. ``dB`` for SQNR.
     """
 
     model: GraphModule
@@ -91,7 +91,7 @@ class MixedPrecision:
 
     @property
     def best(self) -> Step:
-        """The step of ``model``."""
+        """The step that produced ``model``."""
         return self.steps[len(self.raised)]
 
     def table(self) -> str:
@@ -124,7 +124,7 @@ class MixedPrecision:
         return Group(table, "", f"chosen: {len(self.raised)} raised, {self.unit} {self.best.metric:.2f}; {goal}")
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data."""
+        """Return the steps and the choice as a dict of JSON-compatible values."""
         return {"raised": list(self.raised), "reached": self.reached, "steps": [asdict(step) for step in self.steps]}
 
 
@@ -144,36 +144,36 @@ def mixed_precision(
     judge: str = FAKE,
     progress: Callable[[Step], None] | None = None,
 ) -> MixedPrecision:
-    """Raise the most sensitive modules until the accuracy is reached or the cycles are spent.
+    """Raise the precision of the most sensitive modules until the accuracy reaches a target.
 
-    The result is the first step that reaches the target. If there is none, it is the step with the best metric within the limit,
-    and a warning is issued.
+    The result is the first step that reaches the target. If no step reaches the target, the result is the step with the best metric
+    within the limit, and a warning is issued.
 
     Args:
         model: Module in evaluation mode, or a graph module from torch.export.
-        spec: Compile spec; each step is compiled to measure its cost.
+        spec: Compile spec, used to compile each step and measure its cost.
         samples: Input tuples for calibration and measurement.
         target_sqnr_db: Value of the metric at which the search stops.
-        max_cycles: Limit of Vela's estimate; modules that exceed it are skipped.
-        metric: See ``ethorch.tuning.sensitivity``. It replaces SQNR in ``target_sqnr_db``.
+        max_cycles: Maximum of Vela's estimate. Modules that would exceed the maximum are skipped.
+        metric: Metric to use instead of SQNR, also for ``target_sqnr_db``. See ``ethorch.tuning.sensitivity``.
         base: Scheme of the other modules. Defaults to int8 with per-channel weights.
         to: ``int16`` (16-bit activations, 8-bit weights) or ``float`` (on the CPU).
-        modules: Names of modules or FX nodes that may be raised. See ``ethorch.tuning.sensitivity``.
-        judge: See ``ethorch.tuning.sensitivity``. The order of the modules always follows ``"quantized"``.
+        modules: Names of the modules or FX nodes to consider. See ``ethorch.tuning.sensitivity``.
+        judge: See ``ethorch.tuning.sensitivity``. The order of the modules is always measured with ``"quantized"``.
         progress: Called with each step.
 
     Raises:
-        QuantizationError: Neither a target nor a limit is set, or ``to`` or ``judge`` has another value.
+        QuantizationError: Neither a target nor a limit is set, there are no samples, or ``to`` or ``judge`` is unknown.
     """
     check_judge(judge)
     if target_sqnr_db is None and max_cycles is None:
         raise QuantizationError(
-            "mixed_precision.no_target", "got neither a target nor a limit. Set target_sqnr_db, max_cycles, or both"
+            "mixed_precision.no_target", "expected a target or a limit, got neither. Set target_sqnr_db, max_cycles, or both"
         )
     if to not in ("int16", "float"):
         raise QuantizationError("mixed_precision.to", f"expected to='int16' or 'float', got {to!r}")
     if not samples:
-        raise QuantizationError("quantize.no_samples", "got no samples. Pass a few dozen representative inputs.")
+        raise QuantizationError("quantize.no_samples", "expected samples, got none. Pass a few dozen representative inputs.")
     unit = "dB" if metric is None or metric is sqnr_db else "metric"
     base, metric = base or get_symmetric_quantization_config(), metric or sqnr_db
     graph = export_copy(model, samples[0])
@@ -181,7 +181,7 @@ def mixed_precision(
     reference = compute_outputs(export_copy(graph, samples[0]), samples, state)
     higher = get_symmetric_a16w8_quantization_config() if to == "int16" else None
 
-    operators: set[str] = set()  # operators outside modules that may be raised
+    operators: set[str] = set()  # operators outside modules that can be raised
 
     def attempt(raised: Sequence[str]) -> tuple[GraphModule, Step]:
         quantizer = EthosUQuantizer(spec).set_global(base)
@@ -209,7 +209,7 @@ def mixed_precision(
             if order.interrupted:
                 raise KeyboardInterrupt
         operators |= {row.module for row in order.rows if row.operator}
-        exported = {node.name for node in graph.graph.nodes}  # operators that passes create have no name that users can set
+        exported = {node.name for node in graph.graph.nodes}  # users cannot name operators created by passes
         for row in order.rows:
             if row.operator and row.module not in exported:
                 continue
@@ -246,7 +246,7 @@ class _Goal:
         return self.affordable(step) and (self.target is None or self.accurate(step))
 
     def prefers(self, step: Step, best: Step) -> bool:
-        """Return True if an affordable step is better than ``best``. A step with the metric NaN is not."""
+        """Return True if an affordable step is better than ``best``. A step whose metric is NaN is never better."""
         if math.isnan(step.metric):
             return False
         return step.metric > best.metric or math.isnan(best.metric) or not self.affordable(best)
@@ -254,16 +254,16 @@ class _Goal:
     def shortfall(self, result: MixedPrecision) -> str:
         step, raised = result.best, ", ".join(result.raised) or "nothing"
         if not self.affordable(step):
-            return f"the model requires {step.cycles} cycles without any raised module, above the limit of {self.max_cycles}"
+            return f"expected at most {self.max_cycles} cycles, got {step.cycles} without any raised module. Increase max_cycles."
         limit = "" if self.max_cycles is None else f" within {self.max_cycles} cycles"
         return (
-            f"the best metric{limit} is {step.metric:.2f}, below the target of {self.target:.2f}. Raised in the result: {raised}; "
+            f"expected a metric of at least {self.target:.2f}{limit}, got {step.metric:.2f}. Raised in the result: {raised}; "
             f"{count_noun(len(result.steps), 'step')} tried."
         )
 
 
 def price(build: Build, module: str, figure: float) -> Step:
-    """Return the step of a compiled model, with its costs."""
+    """Return the step for a compiled model, including its costs."""
     performances: list[Any] = [delegate.performance for delegate in build.delegates]
     return Step(
         module,

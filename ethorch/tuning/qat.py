@@ -21,7 +21,7 @@ from ethorch.support.errors import QuantizationError
 from ethorch.support.exclusive import exclusive
 from ethorch.targets.settings import Settings
 
-#: Position of the argument ``training`` of each batch normalization operator.
+#: Position of the ``training`` argument of each batch normalization operator.
 _TRAINING = {"aten.batch_norm.default": 5, "aten._native_batch_norm_legit.default": 5, "aten.cudnn_batch_norm.default": 5}
 
 
@@ -36,15 +36,15 @@ def prepare_qat(
 ) -> GraphModule:
     """Return a trainable copy of the model that rounds as the NPU does.
 
-    Train it like the float model, with a smaller learning rate. Call ``freeze_qat`` for the last epochs, then ``convert_qat``.
-    Constraints of ``ethorch.tuning.compress.constrain`` remain in effect.
+    Train the copy like the float model, with a smaller learning rate. Call ``freeze_qat`` before the last epochs, then
+    ``convert_qat``. Constraints of ``ethorch.tuning.compress.constrain`` remain in effect.
 
     Args:
         model: Trained float model.
         example_inputs: One training batch. ``convert_qat`` may use another batch size.
         scheme: A name in ``ethorch.targets.settings.SCHEMES``, or a QuantizationConfig with ``is_qat=True``.
         target: Name of the NPU.
-        settings: All choices. ``scheme`` and ``target`` override them.
+        settings: All settings. ``scheme`` and ``target`` take precedence.
 
     Raises:
         QuantizationError: The QuantizationConfig is not for training.
@@ -52,7 +52,7 @@ def prepare_qat(
     """
     settings = (settings or Settings()).with_(scheme=scheme, target=target)
     if settings.config is not None and not settings.config.is_qat:
-        raise QuantizationError("config.not_qat", "expected a config for training. Create it with is_qat=True")
+        raise QuantizationError("config.not_qat", "expected a QuantizationConfig with is_qat=True, got is_qat=False")
     user = UserModel(model, example_inputs)
     graph = export_module(user.module.train(), user.example_inputs, any_batch=True).module(check_guards=False)
     rules = take_out(graph)
@@ -63,12 +63,12 @@ def prepare_qat(
 
 
 def freeze_qat(prepared: GraphModule, *, batch_norm: bool = True, ranges: bool = True) -> GraphModule:
-    """Stop observers and batch statistics, so that the last epochs train with the deployed quantization parameters.
+    """Freeze observers and batch statistics, so that the last epochs train with the deployed quantization parameters.
 
     Args:
         prepared: Graph module from ``prepare_qat``, changed in place.
         batch_norm: Whether batch norms use their running mean and variance.
-        ranges: Whether scales and zero points stay fixed.
+        ranges: Whether to freeze scales and zero points.
     """
     if ranges:
         prepared.apply(disable_observer)
@@ -76,7 +76,7 @@ def freeze_qat(prepared: GraphModule, *, batch_norm: bool = True, ranges: bool =
         train = prepared.train
 
         def train_frozen(mode: bool = True) -> GraphModule:
-            """As before, but that batch normalization stays frozen."""
+            """Set the training mode without unfreezing batch norms."""
             train(mode)
             _freeze_batch_norm(prepared)
             return prepared
@@ -96,11 +96,11 @@ def _freeze_batch_norm(prepared: GraphModule) -> None:
 
 @exclusive()
 def convert_qat(prepared: GraphModule, example_inputs: Any = None) -> GraphModule:
-    """Return the trained model quantized, in evaluation mode, for ``ethorch.compile``.
+    """Return the trained model as a quantized model in evaluation mode, for ``ethorch.compile``.
 
     Args:
         prepared: Trained graph module from ``prepare_qat``, which must not be used afterwards.
-        example_inputs: Inputs of one inference, if its batch size differs.
+        example_inputs: Inputs of one inference, if the batch size differs from training.
     """
     prepared.eval()
     settle(prepared)

@@ -1,7 +1,7 @@
 """Find the residual streams of transformers in an exported graph.
 
-A stream starts with rows of an embedding, layers add to it, and normalizations before linear layers read it. Any orthogonal
-matrix can rotate its channels if writers and readers are rotated, too.
+A stream starts with rows of an embedding, layers add to the stream, and normalizations before linear layers read it. Any
+orthogonal matrix can rotate the channels of a stream if writers and readers are rotated as well.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 from ethorch.lower.fx.node import arguments, first_value, op_name
 from ethorch.tuning.smoothing_sites import ADDMM, LINEAR, READERS, Finder, Parameter, find_users
 
-#: Operators that select whole rows along an axis, which is their second argument.
+#: Operators that select whole rows along the axis in their second argument.
 _PICKS = frozenset({"aten.index_select.default", "aten.slice.Tensor", "aten.select.int"})
 _INDEX, _SWAP = "aten.index.Tensor", "aten.transpose.int"
 _SQUARES = {"aten.pow.Tensor_Scalar", "aten.square.default"}
@@ -27,9 +27,9 @@ class Reader:
     """A linear layer that reads the stream.
 
     Attributes:
-        weight: Weight; the sum is over ``axis``.
+        weight: Weight, summed over its ``axis``.
         bias: Bias, or None.
-        owner: Path of the module that computes it.
+        owner: Path of the module that computes the layer.
     """
 
     weight: Parameter
@@ -42,10 +42,10 @@ class Norm:
     """A normalization of the stream.
 
     Attributes:
-        weight: Factors of the channels; None for ones.
+        weight: Factors of the channels, or None if all factors are 1.
         bias: Bias of the channels, or None.
-        centers: Whether it subtracts the mean.
-        readers: Layers that read its result.
+        centers: Whether the normalization subtracts the mean.
+        readers: Layers that read the normalized values.
     """
 
     weight: Parameter | None
@@ -63,7 +63,7 @@ class Stream:
         tables: Embeddings whose rows are added, with channels along axis 1.
         writers: Weights and biases of layers that add to the stream, with channels along ``axis``.
         norms: Normalizations that read the stream.
-        refused: Reason that it cannot be rotated, or "".
+        refused: Reason why the stream cannot be rotated, or an empty string.
     """
 
     width: int
@@ -74,7 +74,7 @@ class Stream:
 
     @property
     def readers(self) -> Iterator[Reader]:
-        """Iterate over the readers of all normalizations."""
+        """The readers of all normalizations."""
         for norm in self.norms:
             yield from norm.readers
 
@@ -99,7 +99,7 @@ class Stream:
 
 
 def find_streams(graph: GraphModule, module: nn.Module) -> tuple[list[Stream], Mapping[int, int]]:
-    """Return the streams of an exported graph, and the number of readers of each parameter by memory."""
+    """Return the streams of an exported graph, and the number of readers of each parameter, keyed by ``data_ptr()``."""
     finder = Finder(graph, {parameter.data_ptr(): name for name, parameter in module.named_parameters()})
     return _Streams(finder).find(graph.graph.nodes), finder.uses()
 
@@ -121,7 +121,7 @@ class _Streams:
                 self._read(node, reading)
             elif node.op == "output":
                 for arg in reading:
-                    self._of[arg].refuse("the model returns it")
+                    self._of[arg].refuse("the model returns the residual stream")
         return list({id(stream): stream for stream in self._of.values()}.values())
 
     def _begin(self, node: Node) -> None:
@@ -137,12 +137,12 @@ class _Streams:
         elif name == "aten.add.Tensor":
             self._add(node, reading)
         elif name == "aten.type_as.default" and x not in self._of:
-            pass  # it reads the dtype
+            pass  # reads only the dtype of the stream
         elif self._is_square(node, name):
             if any(
                 op_name(user.target) not in _SUMS or user.args[1] not in ([-1], [self._last(node)]) for user in find_users(node)
             ):
-                stream.refuse(f"its squares are read by {', '.join(str(user) for user in find_users(node))}")
+                stream.refuse(f"{node} computes squares of the stream that are not summed over channels")
         elif name in ("aten.mul.Tensor", "aten.div.Tensor"):
             self._multiply(node, reading[0])
         elif name in ("aten.layer_norm.default", "aten.rms_norm.default"):
@@ -150,7 +150,7 @@ class _Streams:
         elif name in (LINEAR, ADDMM) and x is not None and reading == [node.args[0 if name == LINEAR else 1]]:
             self._norm(stream, node, None, None, False, self._readers([node], reading[0]))
         else:
-            stream.refuse(f"{node} ({name}) reads it")
+            stream.refuse(f"{node} ({name}) reads the stream")
 
     def _last(self, node: Node) -> int:
         value = first_value(node)
@@ -161,7 +161,7 @@ class _Streams:
         if value is None or name not in (*_PICKS, _INDEX, _SWAP):
             return False
         axes: list[object] = [node.args[1]] if name in _PICKS else list(node.args[1:3])
-        if name == _INDEX:  # one list of indices, for an axis other than the last
+        if name == _INDEX:  # supported: one list of indices, for any axis except the last
             axes = [axis for axis, index in enumerate(node.args[1]) if index is not None]  # type: ignore[arg-type]
             if len(axes) > 1:
                 return False
@@ -182,13 +182,13 @@ class _Streams:
                 continue
             writer = self._find_writers(arg, node)
             if node.kwargs or not writer:
-                stream.refuse(f"{node} adds a value that no layer computes")
+                stream.refuse(f"{node} adds a value that is not the output of linear layers")
                 return
             stream.writers += writer
         self._of[node] = stream
 
     def _find_writers(self, node: object, reader: Node) -> tuple[Parameter, ...]:
-        """Return weights and biases of the layers whose sum the node computes, if only ``reader`` reads it."""
+        """Return the parameters of the linear layers whose sum is ``node``, or () if a node other than ``reader`` reads the sum."""
         parameters = self._finder.rows(node, reader)
         if not parameters and isinstance(node, Node) and op_name(node.target) == "aten.add.Tensor" and find_users(node) == [reader]:
             parts = [self._find_writers(arg, node) for arg in node.args[:2]]
@@ -196,7 +196,7 @@ class _Streams:
         return parameters
 
     def _multiply(self, node: Node, x: Node) -> None:
-        """Process a product with a number per row, which ends a stream, or with a norm's weight per channel."""
+        """Process the product of the stream with a factor for each row, or with the weight of a normalization."""
         stream = self._of[x]
         factor = node.args[1] if node.args[0] is x else node.args[0]
         value = first_value(factor) if isinstance(factor, Node) else None
@@ -205,7 +205,7 @@ class _Streams:
             return
         weight = self._finder.vector(factor, node)
         if weight is None or op_name(node.target) != "aten.mul.Tensor":
-            stream.refuse(f"{node} multiplies its channels")
+            stream.refuse(f"{node} multiplies the channels of the stream")
             return
         self._norm(stream, node, weight, None, False, self._readers(find_users(node), node))
 
@@ -218,12 +218,12 @@ class _Streams:
             bias = self._finder.parameter(args[3])
         missing = (weight is None) != (args[2] is None) or (centers and (bias is None) != (args[3] is None))
         if missing or list(args[1]) != [stream.width]:
-            stream.refuse(f"{node} normalizes it by no parameters of its own")
+            stream.refuse(f"{node} must normalize {stream.width} channels with parameters of the model")
             return
         self._norm(stream, node, weight, bias, centers, self._readers(find_users(node), node))
 
     def _readers(self, users: Sequence[Node], value: Node) -> tuple[Reader, ...]:
-        """Return the linear layers that read a value, also through row moves; empty with other readers."""
+        """Return the linear layers that read a value, possibly after its rows are moved, or () if any other operator reads it."""
         readers: list[Reader] = []
         waiting = [(value, user) for user in users]
         while waiting:
@@ -255,8 +255,8 @@ class _Streams:
         readers: tuple[Reader, ...],
     ) -> None:
         if not readers:
-            stream.refuse(f"something else than linear layers reads {node}")
+            stream.refuse(f"an operator other than a linear layer reads {node}")
         elif bias is not None and bias.tensor.any() and any(reader.bias is None for reader in readers):
-            stream.refuse(f"a layer that reads {node} has no bias to take the normalization's")
+            stream.refuse(f"a layer that reads {node} has no bias, but {node} has one")
         else:
             stream.norms.append(Norm(weight, bias, centers, readers))

@@ -1,7 +1,8 @@
-"""Spread outliers of the residual stream over its channels by an orthogonal matrix that is folded into parameters.
+"""Fold an orthogonal matrix into parameters that spreads outliers of the residual stream over all channels.
 
-Trained transformers have a few channels with large values, which reduce the resolution of all others. A random rotation spreads
-them (QuaRot, Ashkboos et al. 2024). Normalizations are invariant to it, and the layers that write and read are rotated.
+Trained transformers have a few channels with large values, which reduce the resolution of the other channels. A random rotation
+spreads these values (QuaRot, Ashkboos et al. 2024). Normalizations are invariant to the rotation, and layers that write to or
+read from the stream are rotated.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from ethorch.tuning.smoothing_sites import Parameter
 
 @dataclass(frozen=True)
 class Rotated:
-    """Result of ``rotate``.
+    """The result of ``rotate``.
 
     Attributes:
         parameters: Names of the changed parameters.
-        untied: Weights of last layers that no longer share memory with the embedding, because a norm was folded into them.
-        refused: Reasons of streams that were not rotated.
+        untied: Last-layer weights that no longer share memory with the embedding, because a norm was folded into them.
+        refused: Reasons why streams were not rotated.
     """
 
     parameters: tuple[str, ...]
@@ -40,19 +41,19 @@ class Rotated:
 
 @exclusive()
 def rotate(model: nn.Module | Mapping[str, nn.Module], example_inputs: Any, *, seed: int = 0) -> Rotated:
-    """Rotate the residual stream of a transformer by a random orthogonal matrix, if it can be folded into the parameters.
+    """Rotate the residual streams of a transformer by a random orthogonal matrix.
 
-    Parameters are changed in place; outputs stay the same up to float rounding, and the cost does not change. A stream can be
-    rotated if it starts with embeddings, only linear layers add to it, and only normalizations before linear layers read it. The
-    weights of these normalizations become ones. Other streams (normalization after the addition, convolutions) are not changed.
+    Parameters are changed in place. Outputs are preserved up to float rounding, and the cost of the model does not change. A stream
+    can be rotated if it starts with embeddings, only linear layers add to it, and only normalizations before linear layers read it.
+    The weights of these normalizations become ones. Other streams (normalization after the addition, convolutions) do not change.
 
     ::
 
         print(ethorch.tuning.rotate(model, example_inputs).refused)
 
     Args:
-        model: Module in evaluation mode, or several by name that share modules.
-        example_inputs: Inputs of the model, or of several models by name.
+        model: Module in evaluation mode, or a mapping from names to models that share modules.
+        example_inputs: Inputs of the model, or a mapping from model names to inputs.
         seed: Seed of the matrix.
 
     Raises:
@@ -62,7 +63,7 @@ def rotate(model: nn.Module | Mapping[str, nn.Module], example_inputs: Any, *, s
     models = {"": model} if isinstance(model, nn.Module) else dict(model)
     inputs = {"": example_inputs} if isinstance(model, nn.Module) else example_inputs
     if not isinstance(inputs, Mapping) or set(models) - set(inputs):
-        raise EthorchError("rotate: expected example inputs of each model. Pass a dict of inputs by model name.")
+        raise EthorchError("rotate: expected example inputs for each model. Pass a dict from model names to inputs.")
     graphs: list[tuple[list[Stream], Mapping[int, int]]] = []
     for name, module in models.items():
         arguments = inputs[name] if isinstance(inputs[name], tuple) else (inputs[name],)
@@ -76,7 +77,7 @@ def rotate(model: nn.Module | Mapping[str, nn.Module], example_inputs: Any, *, s
     return Rotated(tuple(changed), tuple(name for name, _ in untied.values()), refused)
 
 
-#: Memory of a tied embedding -> the last layer's weight, and its own copy.
+#: Mapping from the ``data_ptr()`` of a tied embedding to the name and the untied copy of the last layer's weight.
 Untied = dict[int, tuple[str, Tensor]]
 
 
@@ -90,9 +91,9 @@ def _settle(graphs: Sequence[tuple[list[Stream], Mapping[int, int]]], modules: S
                 wrong = [p.name for p in stream.parameters() if uses.get(key := p.tensor.data_ptr(), 0) not in (0, places[key])]
                 alone = [reader.weight.name for reader in _find_tied_readers(graphs, stream) if _owner(reader, modules) is None]
                 if wrong:
-                    stream.refused = f"something else reads {wrong[0]} too"
+                    stream.refused = f"an operator outside the stream also reads {wrong[0]}"
                 elif alone:
-                    stream.refused = f"{alone[0]} is an embedding and the weight of a layer that has none of its own"
+                    stream.refused = f"{alone[0]} is shared by an embedding and a layer that is not a module with a weight"
     untied: Untied = {}
     for stream in (stream for streams, _ in graphs for stream in streams if not stream.refused):
         for reader in _find_tied_readers(graphs, stream):
@@ -122,7 +123,7 @@ def _owner(reader: Reader, modules: Sequence[nn.Module]) -> Any:
 
 
 def _places(streams: Sequence[Stream]) -> Counter[int]:
-    """Count the uses of each parameter in the streams, by its memory."""
+    """Count the uses of each parameter in the streams, keyed by ``data_ptr()``."""
     tables, writers, others = Counter[int](), Counter[int](), Counter[int]()
     for stream in streams:
         tables.update(table.tensor.data_ptr() for table in stream.tables)
@@ -138,7 +139,7 @@ class _Turning:
         self._done: set[tuple[int, str]] = set()
 
     def turn(self, streams: Sequence[Stream]) -> Iterator[str]:
-        """Fold normalizations into their readers, rotate, and yield the names of changed parameters."""
+        """Fold normalizations into their readers, rotate the streams, and return the names of changed parameters."""
         names = dict[str, None]()
         centered = {stream.width for stream in streams if any(norm.centers for norm in stream.norms)}
         for stream in streams:
@@ -160,7 +161,7 @@ class _Turning:
         return reader.weight.tensor if tied is None else tied[1]
 
     def _first(self, tensor: Tensor, what: str) -> bool:
-        """Return True for the first call with a parameter and a purpose."""
+        """Return True on the first call for a tensor and a purpose."""
         key = tensor.data_ptr(), what
         if key in self._done:
             return False
@@ -183,18 +184,20 @@ class _Turning:
             norm.bias.tensor.zero_()
 
     def _multiply(self, parameter: Parameter, tensor: Tensor, axis: int, turn: Tensor, what: str) -> None:
-        """Multiply rows of channels: ``x @ turn``."""
+        """Multiply the tensor along ``axis`` by ``turn``, once per tensor and purpose."""
         if self._first(tensor, what):
             tensor.copy_((tensor.double().transpose(axis, -1) @ turn).transpose(axis, -1).to(tensor.dtype))
 
 
 def orthogonal(width: int, seed: int, *, keeps_mean: bool = False) -> Tensor:
-    """Return a random orthogonal matrix float64[width, width]; for powers of two Hadamard's, with random signs.
+    """Return a random orthogonal matrix float64[width, width].
+
+    If the number of rotated dims is a power of two, the matrix is a Hadamard matrix with random signs.
 
     Args:
         width: Number of channels.
         seed: Seed of the random numbers.
-        keeps_mean: Whether the mean of each row is preserved, so that subtracting the mean commutes with the rotation.
+        keeps_mean: Whether to preserve the mean of each row, so that subtracting the mean commutes with the rotation.
     """
     generator = torch.Generator().manual_seed(seed)
     size = width - 1 if keeps_mean else width
@@ -208,7 +211,7 @@ def orthogonal(width: int, seed: int, *, keeps_mean: bool = False) -> Tensor:
         turn = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64))[0]
     if not keeps_mean:
         return turn
-    mirror = torch.ones(width, dtype=torch.float64) / math.sqrt(width)  # a reflection between the mean and the first channel
+    mirror = torch.ones(width, dtype=torch.float64) / math.sqrt(width)  # reflects the mean to the first channel
     mirror[0] -= 1.0
     reflect = torch.eye(width, dtype=torch.float64)
     if (length := float(mirror @ mirror)) > 0:

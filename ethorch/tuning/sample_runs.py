@@ -1,4 +1,4 @@
-"""Run graphs on samples from equal initial state."""
+"""Run graphs on samples, starting from the same state."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ JUDGES = FAKE, NPU = "quantized", "npu"
 
 
 def export_copy(model: nn.Module, inputs: Inputs) -> GraphModule:
-    """Return a graph module of the model that is independent of the user's module.
+    """Return a graph module of the model that shares no tensors with the user's module except parameters.
 
     Args:
         model: Module in evaluation mode, or a graph module from torch.export.
@@ -47,7 +47,7 @@ def copy_state(graph: GraphModule) -> State:
 
 
 def reset(graph: GraphModule, state: State) -> None:
-    """Restore the buffers in ``state``."""
+    """Restore the buffers that ``state`` contains."""
     with torch.no_grad():
         for name, buffer in graph.named_buffers():
             if name in state:
@@ -55,20 +55,20 @@ def reset(graph: GraphModule, state: State) -> None:
 
 
 def compute_outputs(graph: GraphModule, samples: Iterable[Inputs], state: State) -> list[Any]:
-    """Return the outputs for each sample, run in order from ``state``."""
+    """Run the samples in order, starting from ``state``, and return the outputs for each sample."""
     reset(graph, state)
     with torch.no_grad():
         return [graph(*inputs) for inputs in samples]
 
 
 def outputs_on_npu(build: Build, graph: GraphModule, samples: Sequence[Inputs]) -> list[Any]:
-    """Return the outputs of a program on the simulated NPU for each sample, in the structure of the graph's outputs.
+    """Run a program on the simulated NPU and return the outputs for each sample, structured like the graph's outputs.
 
     Args:
-        graph: Graph that the program was compiled from.
+        graph: Graph from which the program was compiled.
     """
     structure = graph._out_spec
-    assert structure is not None, "of a graph from torch.export"
+    assert structure is not None, "expected a graph from torch.export"
     return [pytree.tree_unflatten(list(flat), structure) for flat in runtime.load(build.pte).run_many(samples)]
 
 

@@ -1,8 +1,8 @@
 """Move outliers of activations into weights.
 
 Channels with large values are divided in a norm and multiplied in the layers that read them. The factors are folded into
-parameters, so the function and its cost do not change (SmoothQuant, Xiao et al. 2022). Each activation has the strength with the
-least error of the layers (AWQ, Lin et al. 2023).
+parameters, so neither the model's function nor its cost changes (SmoothQuant, Xiao et al. 2022). For each activation, the strength
+with the least error of the layers is selected (AWQ, Lin et al. 2023).
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from ethorch.tuning.smoothing_sites import Key, Site, find_sites
 
 logger = logging.getLogger(__name__)
 
-#: Scheme -> bits of activations and of weights.
+#: Bits of activations and of weights for each scheme.
 _BITS = {"int8": (8, 8), "a16w8": (16, 8), "a8w4": (8, 4)}
-#: Candidate exponents of the activations' ranges; 0 changes nothing.
+#: Candidate exponents of the activation ranges. 0 leaves the model unchanged.
 _STRENGTHS = (0.0, 0.25, 0.35, 0.5, 0.65, 0.75, 0.9)
-_ROWS = 512  # rows of each activation to store
+_ROWS = 512  # maximum number of stored rows for each activation
 _LEAST, _MOST = 1e-3, 1e3  # limits of a channel's factor
-_WORTH = 0.99  # maximum error relative to the unchanged layers
+_WORTH = 0.99  # maximum error, relative to the error of the unchanged layers
 
-#: Calls in order: inputs, or (name of the model, inputs) for several models.
+#: Calls in order: inputs, or (model name, inputs) pairs if there are several models.
 Samples = Sequence[Any]
 
 
@@ -45,8 +45,8 @@ class Smoothed:
     Attributes:
         source: Parameter that was divided.
         readers: Weights that were multiplied.
-        strength: Exponent of the activations' ranges.
-        gain_db: Improvement of the layers' quantized outputs on the samples.
+        strength: Exponent of the activation ranges.
+        gain_db: Improvement of the layers' quantized outputs on the samples, in dB.
     """
 
     source: str
@@ -57,12 +57,12 @@ class Smoothed:
 
 @exclusive()
 def smooth(model: nn.Module | Mapping[str, nn.Module], samples: Samples, *, scheme: str = "int8") -> tuple[Smoothed, ...]:
-    """Reduce outlier channels of activations, as far as factors can be folded into parameters.
+    """Reduce outlier channels of activations by folding factors into parameters.
 
-    Parameters are changed in place; outputs stay the same up to float rounding. Candidates are outputs of normalizations with
-    weights, and of linear layers whose channels no later operator mixes (SwiGLU's ``up``), if all readers are linear layers. A
-    candidate is smoothed only if its readers' quantized outputs improve. Parameters with other readers, such as tied embeddings,
-    are not changed.
+    Parameters are changed in place, and outputs are preserved up to float rounding. Candidates are the outputs of normalizations
+    with weights, and of linear layers whose channels no later operator mixes (SwiGLU's ``up``), if all readers are linear layers. A
+    candidate is smoothed only if its readers' quantized outputs improve. Parameters that other operators read, such as tied
+    embeddings, are not changed.
 
     ::
 
@@ -70,8 +70,8 @@ def smooth(model: nn.Module | Mapping[str, nn.Module], samples: Samples, *, sche
         program = ethorch.compile(model, samples[0], calibration=samples)
 
     Args:
-        model: Module in evaluation mode, or several by name that share modules.
-        samples: Input tuples in order; for several models (name, inputs), or sessions of these.
+        model: Module in evaluation mode, or a mapping from names to models that share modules.
+        samples: Input tuples in order. For several models, (name, inputs) pairs, or sessions, which are lists of such pairs.
         scheme: Scheme to optimize: ``int8``, ``a16w8`` or ``a8w4``.
 
     Returns:
@@ -83,11 +83,11 @@ def smooth(model: nn.Module | Mapping[str, nn.Module], samples: Samples, *, sche
         UserCodeError: A model cannot be exported.
     """
     if scheme not in _BITS:
-        raise SpecError(f"smooth: expected scheme {', '.join(map(repr, _BITS))}, got {scheme!r}.")
+        raise SpecError(f"smooth: expected a scheme in {', '.join(map(repr, _BITS))}, got {scheme!r}.")
     models = {"": model} if isinstance(model, nn.Module) else dict(model)
     calls = _calls(samples, models)
     if not calls or not calls[0]:
-        raise QuantizationError("quantize.no_samples", "got no samples. Pass a few dozen representative inputs.")
+        raise QuantizationError("quantize.no_samples", "expected samples, got none. Pass a few dozen representative inputs.")
     places = _Places()
     for name, module in models.items():
         inputs = next((arguments for session in calls for called, arguments in session if called == name), None)
@@ -99,7 +99,7 @@ def smooth(model: nn.Module | Mapping[str, nn.Module], samples: Samples, *, sche
     places.watch(calls)
     changes = [change for site in places.sites.values() if (change := places.fold(site, *_BITS[scheme]))]
     changes.sort(key=lambda change: -change.gain_db)
-    logger.info("smooth: %d of %d places", len(changes), len(places.sites))
+    logger.info("smooth: smoothed %d of %d activations", len(changes), len(places.sites))
     return tuple(changes)
 
 
@@ -134,7 +134,7 @@ class _Places:
             self.sites[site.key] = self.sites[site.key].merge_readers(site) if site.key in self.sites else site
 
     def settle(self) -> None:
-        """Drop sites that are missing in a model that reads one of their parameters."""
+        """Remove sites that another model does not have although it reads one of their parameters."""
 
         def everywhere(site: Site) -> bool:
             return all(
@@ -168,7 +168,7 @@ class _Places:
             samples.append(rows[:_ROWS].clone())
 
     def fold(self, site: Site, activation_bits: int, weight_bits: int) -> Smoothed | None:
-        """Fold in the factors with the least error; return None if the current parameters are as good."""
+        """Fold the factors with the least error into the parameters, or return None if no factors reduce the error."""
         key = site.key
         if key not in self._rows:
             return None
@@ -189,7 +189,7 @@ class _Places:
 
 
 def _factors(ranges: Tensor, columns: Tensor, strength: float) -> Tensor:
-    """Return the divisor of each channel; 1 for channels without data."""
+    """Return the divisor of each channel, or 1 for channels that are always zero."""
     if not strength:
         return torch.ones_like(columns)
     usable = (ranges > 0) & (columns > 0)

@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 
 from ethorch.lower.fx.node import ASSERTIONS, CASTS, arguments, first_value, op_name
 
-#: A site, by the memory of its first parameter.
+#: ``data_ptr()`` of the first parameter of a site.
 Key = int
 
 #: Operators that do not change the last axis, if the shapes agree.
@@ -21,23 +21,23 @@ _MOVES = CASTS | {
     *(f"aten.{name}.default" for name in ("clone", "contiguous", "detach", "alias", "dropout", "type_as")),
     *("aten.squeeze.dim", "aten.squeeze.dims", "aten.to.dtype_layout"),
 }
-#: Operator -> positions of weight and bias.
+#: Positions of the weight and the bias of each operator.
 _NORMS = {"aten.layer_norm.default": (2, 3), "aten.rms_norm.default": (2, None)}
 LINEAR = "aten.linear.default"
 ADDMM = "aten.addmm.default"
-#: Operator -> positions of input and weight, and the axis of the weight that is summed over.
+#: For each operator: positions of the input and the weight, and the axis over which the weight is summed.
 READERS = {LINEAR: (0, 1, 1), ADDMM: (1, 2, 0)}
 
 
 @dataclass(frozen=True, eq=False)
 class Parameter:
-    """A parameter that is changed.
+    """A parameter to change.
 
     Attributes:
         name: Name in the module.
         tensor: The parameter's tensor.
-        axis: Axis of the channels.
-        added: Constant that is added before the multiplication (Gemma's norms: 1).
+        axis: Channel axis.
+        added: Constant added to the parameter before the multiplication (Gemma's norms: 1).
     """
 
     name: str
@@ -46,12 +46,12 @@ class Parameter:
     added: float = 0.0
 
     def by_output(self) -> Tensor:
-        """Return the weight as float32[O, I], summed over I."""
+        """Return the weight as float32[outputs, inputs]."""
         weight = self.tensor.detach().float()
         return weight if self.axis else weight.t()
 
     def spread(self, factors: Tensor) -> Tensor:
-        """Reshape channel factors to multiply the parameter."""
+        """Reshape channel factors so that they broadcast against the parameter."""
         shape = [1] * self.tensor.dim()
         shape[self.axis] = -1
         return factors.to(self.tensor.dtype).reshape(shape)
@@ -62,8 +62,8 @@ class Site:
     """An activation whose channels can be divided and multiplied.
 
     Attributes:
-        sources: Parameters that are divided; the first one is the key.
-        readers: Weights of linear layers that are multiplied along the axis of the sum.
+        sources: Parameters to divide. The first parameter identifies the site.
+        readers: Weights of linear layers to multiply along the input channel axis.
     """
 
     sources: tuple[Parameter, ...]
@@ -71,21 +71,21 @@ class Site:
 
     @property
     def key(self) -> Key:
-        """Key of the first source."""
+        """The ``data_ptr()`` of the first source."""
         return self.sources[0].tensor.data_ptr()
 
     def merge_readers(self, site: Site) -> Site:
-        """Return the site with the readers of both models."""
+        """Return a copy of this site that also has the readers of ``site``."""
         memories = {reader.tensor.data_ptr() for reader in self.readers}
         return replace(self, readers=(*self.readers, *(r for r in site.readers if r.tensor.data_ptr() not in memories)))
 
     def parameter_axes(self) -> Iterator[tuple[int, int]]:
-        """Iterate over (memory, axis) of all parameters."""
+        """Yield (``data_ptr()``, axis) of each parameter."""
         for parameter in (*self.sources, *self.readers):
             yield parameter.tensor.data_ptr(), parameter.axis
 
     def fold(self, factors: Tensor) -> None:
-        """Divide the sources and multiply the readers."""
+        """Divide the sources and multiply the readers by channel factors."""
         for source in self.sources:
             by = source.spread(factors)
             if source.added:
@@ -97,11 +97,11 @@ class Site:
 
 
 def find_sites(graph: GraphModule, module: nn.Module) -> tuple[list[tuple[Node, Site]], set[int]]:
-    """Return (node whose value is divided, site) for each site of a graph, and the memory of all parameters that the graph reads.
+    """Return (node, site) pairs of a graph, and the ``data_ptr()`` of each parameter that the graph reads.
 
     Args:
         graph: Graph from torch.export, not decomposed.
-        module: The exported module, whose parameters are changed.
+        module: The exported module, which owns the parameters.
     """
     finder = Finder(graph, {parameter.data_ptr(): name for name, parameter in module.named_parameters()})
     uses = finder.uses()
@@ -115,19 +115,19 @@ def find_sites(graph: GraphModule, module: nn.Module) -> tuple[list[tuple[Node, 
 
 
 def find_users(node: Node) -> list[Node]:
-    """Return the nodes that compute with a node's value."""
+    """Return the users of a node, without assertions."""
     return [user for user in node.users if user.op != "call_function" or op_name(user.target) not in ASSERTIONS]
 
 
 class Finder:
-    """Search of one graph."""
+    """A search for sites in one graph."""
 
     def __init__(self, graph: GraphModule, names: dict[int, str]):
         self._graph, self._own = graph, names
         self._tensors = dict(graph.named_parameters(remove_duplicate=False))
 
     def uses(self) -> Counter[int]:
-        """Count the operators that read each parameter, by its memory."""
+        """Count the operators that read each parameter, keyed by ``data_ptr()``."""
         counts: Counter[int] = Counter()
         for node in self._graph.graph.nodes:
             if node.op == "get_attr" and find_users(node) and (tensor := self._tensors.get(str(node.target))) is not None:
@@ -135,7 +135,7 @@ class Finder:
         return counts
 
     def sources(self, node: Node) -> tuple[Parameter, ...]:
-        """Return the parameters that divide a node's result along its last axis, or ()."""
+        """Return the parameters to divide in order to divide a node's result along its last axis, or ()."""
         name = op_name(node.target) if node.op == "call_function" else ""
         if name in _NORMS:
             args, _ = arguments(node)
@@ -169,7 +169,7 @@ class Finder:
         return Parameter(self._own[tensor.data_ptr()], tensor, axis)
 
     def vector(self, node: object, product: Node) -> Parameter | None:
-        """Return a parameter with one axis, possibly cast or added to a constant."""
+        """Return the parameter with one axis from which a node is computed by casts and added constants, or None."""
         added = 0.0
         while isinstance(node, Node) and node.op == "call_function":
             name = op_name(node.target)
@@ -185,7 +185,7 @@ class Finder:
         return replace(parameter, added=added)
 
     def rows(self, node: object, reader: Node) -> tuple[Parameter, ...]:
-        """Return weight and bias of the linear layer that computes a value, if only ``reader`` reads it."""
+        """Return the parameters of the linear layer that computes ``node``, or () if another node than ``reader`` reads it."""
         while isinstance(node, Node) and len(find_users(node)) == 1 and self.moves(node):
             node = node.args[0]
         name = op_name(node.target) if isinstance(node, Node) and node.op == "call_function" else ""
@@ -210,7 +210,7 @@ class Finder:
         return value.dtype == before.dtype and value.shape[-1] == before.shape[-1]
 
     def readers(self, node: Node) -> tuple[Parameter, ...]:
-        """Return the weights of the linear layers that read a node's value; empty with other readers."""
+        """Return the weights of the linear layers that read a node's value, or () if any other operator reads it."""
         readers: list[Parameter] = []
         waiting = [(node, user) for user in find_users(node)]
         while waiting:

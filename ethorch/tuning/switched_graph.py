@@ -1,4 +1,4 @@
-"""A calibrated graph with a quantization switch per module and operator."""
+"""A calibrated graph in which each module and operator can be quantized separately."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ethorch.tuning.sample_runs import Inputs, compute_outputs, copy_state, expo
 
 
 class Switch(nn.Module):
-    """A module that replaces an observer and quantizes while it is enabled."""
+    """A module that replaces an observer and quantizes its input while enabled."""
 
     def __init__(self, observer: Any):
         super().__init__()
@@ -46,24 +46,23 @@ class Switch(nn.Module):
 
 
 class Switched:
-    """A calibrated model with a switch for every observer.
-
-    A part is a module, or an operator outside the innermost modules, such as a ``torch.log`` in ``forward``.
+    """A calibrated model with a switch in place of every observer.
 
     Args:
         model: Module in evaluation mode, or a graph module from torch.export.
-        quantizer: Quantizer with its settings.
+        quantizer: Configured quantizer.
         samples: Calibration inputs.
 
     Attributes:
-        owners: Parts of each switch, outermost first.
-        parts: The innermost parts in execution order.
-        operators: ATen name and source line of each operator among the parts.
+        owners: For each switch, the names of the enclosing modules, outermost first. If the operator is outside the innermost
+            modules, such as a ``torch.log`` in ``forward``, the name of the operator is appended.
+        parts: Names of the innermost modules, and of operators outside them, in execution order.
+        operators: ATen name and source line of each operator in ``parts``.
     """
 
     def __init__(self, model: nn.Module, quantizer: TOSAQuantizer, samples: Sequence[Inputs]):
         if not samples:
-            raise QuantizationError("quantize.no_samples", "got no samples. Pass a few dozen representative inputs.")
+            raise QuantizationError("quantize.no_samples", "expected samples, got none. Pass a few dozen representative inputs.")
         graph = export_copy(model, samples[0])
         self._state = copy_state(graph)
         self.graph: GraphModule = prepare_pt2e(graph, quantizer)
@@ -87,7 +86,7 @@ class Switched:
         modules = {name for path in paths for name in path}
         self.operators: dict[str, str] = {}
         self.owners: dict[str, list[str]] = {}
-        parts: dict[str, None] = {}  # in order, each once
+        parts: dict[str, None] = {}  # an ordered set
         for target, (path, owner) in owners.items():
             name, function = owner.meta.get(MADE_FOR, (owner.name, owner.target))
             is_outside = tuple(path) in outer and name not in modules
@@ -99,16 +98,20 @@ class Switched:
         self.parts = list(parts)
 
     def switch(self, on: Callable[[list[str]], bool]) -> None:
-        """Enable the switches whose parts (outermost first) satisfy ``on``."""
+        """Enable each switch for which ``on`` returns True, and disable the others.
+
+        Args:
+            on: Function of an entry of ``owners``.
+        """
         for target, path in self.owners.items():
             self._switches[target].on = on(path)
 
     def run(self, samples: Iterable[Inputs]) -> list[Any]:
-        """Return the model's outputs for each sample with the current switches."""
+        """Return the model's outputs for each sample, quantized by the enabled switches."""
         return compute_outputs(self.graph, samples, self._state)
 
     def run_on_npu(self, samples: Sequence[Inputs], spec: EthosUCompileSpec) -> list[Any]:
-        """Return the outputs on the simulated NPU, with float parts on the CPU."""
+        """Return the outputs on the simulated NPU, computing operators with disabled switches in float on the CPU."""
         graph = copy.deepcopy(self._calibrated)
         for node in list(graph.graph.nodes):
             if node.op == "call_module" and node.target in self._switches and not self._switches[node.target].on:
@@ -121,12 +124,12 @@ class Switched:
 
 
 def _owner(graph: GraphModule, node: Node) -> Node:
-    """Return the producer of a quantized value; for an input, a parameter or a constant its reader.
+    """Return the producer of a quantized value, or the reader of an input, a parameter or a constant.
 
-    A copy of moved data outside modules belongs to the operator that computed the data.
+    Outside modules, a copy of moved data belongs to the operator that computed the data.
     """
     (source,) = node.all_input_nodes
-    while source.op == "call_module":  # an observer of this one's input
+    while source.op == "call_module":  # the value has several observers
         (source,) = source.all_input_nodes
     if source.op != "call_function":
         return next(iter(node.users))

@@ -1,6 +1,6 @@
 """Round weights to minimize the error of a layer's output.
 
-Later columns compensate for the rounding of a column (GPTQ, Frantar et al. 2022).
+Later columns compensate for the rounding of earlier columns (GPTQ, Frantar et al. 2022).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ethorch.lower.builder.window import Window
 
 
 def extract_patches(x: Tensor, window: Window) -> Tensor:
-    """Return the elements of ``x`` that each output element reads: float[N, C, ...] to float[N * positions, C * kernel]."""
+    """Return the input elements of each output position: float[N, C, ...] to float[N * positions, C * kernel]."""
     spatial = len(window.kernel)
     ends = zip(reversed(window.before), reversed(window.after), strict=True)
     x = F.pad(x.reshape(-1, *x.shape[-spatial - 1 :]), [end for both in ends for end in both])
@@ -24,14 +24,14 @@ def extract_patches(x: Tensor, window: Window) -> Tensor:
 
 
 def shrink_moments(moments: Tensor, rows: int) -> Tensor:
-    """Shrink second moments float[groups, K, K] towards their diagonal, because few rows correlate by chance."""
+    """Shrink second moments float[groups, K, K] towards their diagonal, because a few rows may correlate by chance."""
     size = moments.shape[-1]
     share = size / (size + rows)
     return (1 - share) * moments + share * torch.diag_embed(torch.diagonal(moments, dim1=1, dim2=2))
 
 
 def compensate(weight: Tensor, moments: Tensor, scale: Tensor, low: int, high: int) -> Tensor:
-    """Return quantized values near ``weight``. Later weights compensate for each rounding.
+    """Return ``weight`` rounded to multiples of ``scale``. Later elements compensate for the rounding of earlier elements.
 
     Args:
         weight: float[groups, outputs, K].
@@ -43,7 +43,7 @@ def compensate(weight: Tensor, moments: Tensor, scale: Tensor, low: int, high: i
     diagonal = torch.diagonal(moments, dim1=1, dim2=2)
     damping = diagonal.mean(1, keepdim=True) * 0.01 + 1e-8
     moments = moments + torch.diag_embed(damping.expand_as(diagonal))
-    order = torch.argsort(diagonal.sum(0), descending=True)  # most important first, while others can still compensate
+    order = torch.argsort(diagonal.sum(0), descending=True)  # most important first, because all later columns compensate
     moments = moments[:, order][:, :, order]
     upper = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(moments)), upper=True)
     left = weight[:, :, order].clone()

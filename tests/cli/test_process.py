@@ -129,7 +129,11 @@ def interrupted(command: list[str], folder: Path) -> tuple[int, str, str]:
     ("command", "place", "words"),
     [
         ("evaluate", ("ethorch.program.evaluate", "_Closeness", "add", 3), "2 samples in"),
-        ("tune", ("ethorch.tuning.switched_graph", "Switched", "run", 5), "Interrupted: the modules so far."),
+        (
+            "tune",
+            ("ethorch.tuning.switched_graph", "Switched", "run", 5),
+            "Interrupted. The table contains only the finished modules.",
+        ),
         ("explore", ("ethorch.program.explore", "_Log", "add", 2), "Interrupted"),
         ("compare", ("ethorch.program.program", "Program", "compare", 1), ""),
     ],

@@ -484,7 +484,7 @@ def test_uncalibrated_is_an_error() -> None:
 
 def test_nan_while_calibrating_is_an_error_that_names_the_value() -> None:
     graph = prepare_pt2e(exported(Small(), samples(IMAGE)[0]), quantizer())
-    with pytest.raises(QuantizationError, match=r"x is NaN for a calibration input.*\[calibration\.nan\]"):
+    with pytest.raises(QuantizationError, match=r"x contains NaN for a calibration input.*\[calibration\.nan\]"):
         graph(torch.full(IMAGE, float("nan")))
 
 

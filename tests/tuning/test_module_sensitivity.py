@@ -81,7 +81,9 @@ def test_an_interruption_gives_the_modules_so_far() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(QuantizationError, match=r"nowhere is not quantized. Use one of first, middle.*\[sensitivity\.module\]"):
+    with pytest.raises(
+        QuantizationError, match=r"expected quantized modules, got nowhere. Use one of first, middle.*\[sensitivity\.module\]"
+    ):
         ethorch.tuning.sensitivity(Fragile(), SPEC, SAMPLES, modules=["nowhere"])
     with pytest.raises(QuantizationError, match=r"\[quantize\.no_samples\]"):
         ethorch.tuning.sensitivity(Fragile(), SPEC, [])

@@ -27,13 +27,13 @@ from ethorch.tuning.sample_runs import Inputs
 def apply(quantized: GraphModule, recipes: Mapping[str, str], samples: Sequence[Inputs], *, bias: bool = True) -> GraphModule:
     """Return a copy of a quantized model whose weights follow the recipes, for ``ethorch.compile``.
 
-    Layers are processed in execution order with the outputs of compressed layers. Scales do not change, except those of weights
-    with ``bits`` or ``one-scale``.
+    Layers are processed in execution order, on the outputs of the compressed layers before them. Scales do not change, except
+    weight scales if the recipe contains ``bits`` or ``one-scale``.
 
     Args:
         quantized: Model from ``ethorch.quantize``, ``ethorch.tuning.convert_qat`` or ``convert_pt2e``.
-        recipes: Name of a weight as in ``weights`` -> recipe, e.g. ``"16-values"``. See ``Plan.recipes``.
-        samples: A few dozen input tuples, all in memory at once.
+        recipes: Mapping from weight names as in ``weights`` to recipes, e.g. ``"16-values"``. See ``Plan.recipes``.
+        samples: A few dozen input tuples, all held in memory.
         bias: Whether to add the mean error of a layer's output to its bias.
 
     Raises:
@@ -41,7 +41,7 @@ def apply(quantized: GraphModule, recipes: Mapping[str, str], samples: Sequence[
         EthorchError: A weight does not exist.
     """
     if not samples:
-        raise QuantizationError("quantize.no_samples", "no samples were passed; error compensation needs the layers' inputs")
+        raise QuantizationError("quantize.no_samples", "expected samples, got none. Pass a few dozen representative inputs.")
     compressed = copy.deepcopy(quantized)
     graph_weights = find_weights(compressed)
     chosen = _parse_recipes(graph_weights, recipes)
@@ -77,7 +77,7 @@ def weights(quantized: GraphModule) -> dict[str, tuple[int, ...]]:
 
 
 def everywhere(quantized: GraphModule, recipe: str) -> dict[str, str]:
-    """Return the recipe for every weight to which it applies, for ``apply``.
+    """Return a mapping for ``apply`` from the name of each weight that ``recipe`` can change to ``recipe``.
 
     Raises:
         QuantizationError: The model has no quantized weights, or the recipe is invalid.
@@ -98,8 +98,8 @@ def _parse_recipes(graph_weights: Sequence[Weight], recipes: Mapping[str, str]) 
         if not concerns(recipe, by_name[name]):
             raise QuantizationError(
                 "compress.does_not_concern",
-                f"{name}: {text} cannot change its {list(by_name[name].shape)} weights. 2:4 requires more than two input channels, "
-                "one-scale requires one scale per output channel.",
+                f"recipe {text} cannot change {name} {list(by_name[name].shape)}. 2:4 requires more than two input channels, "
+                "and one-scale requires one scale per output channel.",
             )
         chosen[by_name[name]] = recipe
     return chosen
@@ -122,12 +122,12 @@ def _refresh(runner: NodeRunner, weight: Weight) -> None:
 
 
 def _correct(use: Use, right: Node, exact: NodeRunner, runner: NodeRunner) -> None:
-    """Add the mean error of each output channel to the layer's own bias, if any.
+    """Add the mean error of each output channel to the layer's bias, unless other layers share the bias.
 
     Args:
         right: The same layer in the graph of ``exact``.
         exact: Runner of the original graph.
-        runner: Runner of the compressed graph. The layer is the next node of both.
+        runner: Runner of the compressed graph.
     """
     node, position = use.node, use.layer.bias
     bias = node.args[position] if position < len(node.args) else None
@@ -138,4 +138,4 @@ def _correct(use: Use, right: Node, exact: NodeRunner, runner: NodeRunner) -> No
     with torch.no_grad():
         tensor.add_(error)
     runner.values[bias] = [tensor] * runner.count
-    del runner.values[node]  # computed again, with the corrected bias
+    del runner.values[node]  # to be computed again with the corrected bias

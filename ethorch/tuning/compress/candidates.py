@@ -1,4 +1,4 @@
-"""Candidate codes for each weight and recipe, and their effect on accuracy."""
+"""Candidate values of each weight for each recipe, and their effect on accuracy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Candidate:
     """A weight compressed by a recipe.
 
     Attributes:
-        codes: int8[groups, outputs, K].
+        codes: Quantized weight, int8[groups, outputs, K].
         scale: float[groups, outputs, 1].
         local: Error energy of the layer's output, per row.
         noise: Predicted relative error energy of the program's outputs.
@@ -38,18 +38,18 @@ class Candidate:
     noise: float = math.nan
 
 
-#: For each weight, its candidates by recipe.
+#: The candidates of each weight, by recipe.
 Candidates = list[dict[Recipe, Candidate]]
 
 
 def candidates(graph: GraphModule, weights: Sequence[Weight], recipes: Sequence[Recipe], samples: Sequence[Inputs]) -> Candidates:
     """Return candidates for all weights and applicable recipes, with predicted noise.
 
-    The error of a layer's output follows from the second moments of its inputs. Its effect on the program's outputs is measured
-    once per weight, for the recipe with the largest error, and scaled for the others.
+    The error of a layer's output is computed from the second moments of the layer's inputs. The effect of this error on the
+    program's outputs is measured for one recipe per weight, and scaled for the other recipes.
 
     Args:
-        graph: Graph from ``convert_pt2e``; unchanged on return.
+        graph: Graph from ``convert_pt2e``, which is not modified.
         weights: Weights of the graph.
         recipes: Recipes to try.
         samples: Input tuples.
@@ -72,7 +72,7 @@ def make_problem(weight: Weight, moments: Tensor | None) -> Problem:
 def concerns(recipe: Recipe, weight: Weight) -> bool:
     """Return True if the recipe can change the weight.
 
-    2:4 requires input channels, and a common scale requires several outputs with their own scales.
+    2:4 requires more than two input channels, and ``one-scale`` requires a scale for each output channel.
     """
     if recipe == AS_IS:
         return False
@@ -92,7 +92,7 @@ def _with_noise(graph: GraphModule, candidates_by_weight: Candidates, samples: S
     samples, state = samples[:_PROBED], state_beside(smooth, weights)
     reference = compute_outputs(smooth, samples, state)
     result: Candidates = []
-    with stage("measure what errors do", len(candidates_by_weight)) as step:
+    with stage("measure the effect of errors", len(candidates_by_weight)) as step:
         for weight, by_recipe in zip(weights, candidates_by_weight, strict=True):
             ranked = sorted(by_recipe.values(), key=lambda candidate: candidate.local)
             probe = ranked[len(ranked) // 2] if ranked else None
@@ -112,7 +112,7 @@ def _noisy(candidate: Candidate, gain: float) -> Candidate:
 
 
 def noise(reference: Any, changed: Any) -> float:
-    """Return the error energy of all floating-point outputs, relative to the reference: 1 / SQNR."""
+    """Return the error energy of all floating-point outputs, relative to the energy of the reference: 1 / SQNR."""
     tensors = [_floats(outputs) for outputs in (reference, changed)]
     signal = sum(float((a**2).sum()) for a in tensors[0])
     wrong = sum(float(((a - b) ** 2).sum()) for a, b in zip(*tensors, strict=True))

@@ -1,4 +1,4 @@
-"""Choose recipes greedily by savings per noise."""
+"""Choose recipes greedily by savings per added noise."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Option:
     Attributes:
         recipe: Recipe of the weight.
         cycles: Cycles of the layers that read the weight.
-        bytes: Encoded bytes of its weights and scales.
+        bytes: Encoded bytes of the values and scales.
         noise: Relative error energy of the program's outputs.
     """
 
@@ -29,12 +29,12 @@ class Option:
 
 @dataclass(frozen=True)
 class Price:
-    """Prices of cycles and bytes, in any unit; a distant budget has a high price.
+    """The prices of cycles and bytes, in any unit. A resource that exceeds its budget by more has a higher price.
 
     Attributes:
         per_cycle, per_byte: Prices of one unit.
-        wanted: ``cycles`` or ``bytes`` if only that resource matters. Options never cost more of it, and the other price breaks
-            ties.
+        wanted: ``cycles`` or ``bytes`` if only that resource matters. Options that increase this resource are rejected,
+            and the price of the other resource breaks ties.
     """
 
     per_cycle: float
@@ -45,22 +45,22 @@ class Price:
         return self.per_cycle * option.cycles + self.per_byte * option.bytes
 
     def serves(self, option: Option, as_is: Option) -> bool:
-        """Return True if the option costs at most as much of the wanted resource as ``as_is``."""
+        """Return True if the option costs no more of the wanted resource than ``as_is``."""
         return self.wanted is None or getattr(option, self.wanted) <= getattr(as_is, self.wanted)
 
 
 def front(options: Sequence[Sequence[Option]], price: Price) -> list[dict[int, Recipe]]:
     """Return choices by falling price and growing noise, starting with the unchanged program.
 
-    Each step changes the recipe that saves most per added noise. Prices and noise are additive, so each choice is optimal at its
-    price, up to one step.
+    Each step changes the recipe with the largest savings per added noise. Prices and noise are additive, so the noise of each
+    choice is minimal for its price, up to one step.
 
     Args:
-        options: Options of each weight; the first is ``AS_IS``.
+        options: Options for each weight. The first option is ``AS_IS``.
         price: Prices of cycles and bytes.
 
     Returns:
-        Mappings weight -> recipe without unchanged weights.
+        Mappings from weight indices to recipes, without unchanged weights.
     """
     steps = []
     for number, mine in enumerate(options):

@@ -1,7 +1,7 @@
 """Apply a recipe to one weight.
 
-Columns are fixed one by one, and later columns compensate the output error (Frantar et al. 2022, GPTQ; Frantar and Alistarh 2023,
-SparseGPT).
+Columns are rounded one by one, and later columns compensate the output error (Frantar et al. 2022, GPTQ; Frantar and Alistarh
+2023, SparseGPT).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from torch import Tensor
 from ethorch.tuning.compress import levels
 from ethorch.tuning.compress.recipe import Recipe
 
-_BLOCK = 128  # columns whose errors reach the rest of the weight at once (GPTQ, section 3, lazy batch updates)
+_BLOCK = 128  # columns per update of the remaining columns (GPTQ, section 3, lazy batch updates)
 _DAMPING = 0.01  # relative to the mean diagonal (GPTQ, section 3)
-_SCALES = 31  # candidate scales of evenly spaced levels
+_SCALES = 31  # number of candidate scales for evenly spaced levels
 _GROUP, _KEPT = 4, 2  # 2:4 sparsity of Ethos-U85
 
 
@@ -27,9 +27,9 @@ class Problem:
     """A weight and the moments of its inputs.
 
     Attributes:
-        codes: int64[groups, outputs, K], -127 to 127.
+        codes: Quantized weight, int64[groups, outputs, K], -127 to 127.
         scale: float[groups, outputs, 1].
-        moments: float[groups, K, K], the sum of x x^T over the inputs x. If None, each weight is rounded independently.
+        moments: float[groups, K, K], the sum of x x^T over the inputs x. If None, each element is rounded independently.
         channels: Number of input channels. K is channels x kernel elements, channels outermost.
     """
 
@@ -43,7 +43,7 @@ class Problem:
         return self.codes * self.scale
 
     def importance(self, scale: Tensor) -> Tensor:
-        """Return float[groups, outputs, K]: the output error per error of one code at ``scale``."""
+        """Return float[groups, outputs, K]: the output error caused by an error of one ``scale`` in each element."""
         square = (scale**2).expand(self.codes.shape)
         if self.moments is None:
             return square
@@ -56,9 +56,10 @@ class Problem:
 
     @cached_property
     def groups_of_four(self) -> list[Tensor]:
-        """Return the groups of columns of which 2:4 keeps two: input channels 0 to 3, 4 to 7 and so on, per kernel element.
+        """The groups of columns in which 2:4 preserves two columns.
 
-        Groups are sorted by falling importance. The last group may be shorter; Vela accepts two of three columns.
+        For each kernel element, the groups are input channels 0 to 3, 4 to 7, and so on, by falling importance. The last group may
+        be shorter: Vela accepts two of three columns.
         """
         elements = self.codes.shape[2] // self.channels
         groups = [
@@ -69,14 +70,14 @@ class Problem:
         return sorted(groups, key=lambda columns: -float(self.by_column[columns].mean()))
 
     def loss(self, codes: Tensor, scale: Tensor) -> float:
-        """Return the output's error energy at ``scale``: the sum over outputs of d^T M d."""
+        """Return the error energy of the output: the sum of d^T M d over all outputs, for the weight error d and the moments M."""
         wrong = codes * scale - self.weight
         if self.moments is None:
             return float((wrong.double() ** 2).sum())
         return float(((wrong @ self.moments) * wrong).double().sum())
 
     def factor(self, order: Tensor) -> Tensor:
-        """Return float[groups, K, K]: the upper Cholesky factor of the inverse moments, with reordered columns."""
+        """Return float[groups, K, K]: the upper Cholesky factor of the inverse moments, for columns in the order ``order``."""
         if self.moments is None:
             return torch.eye(len(order)).expand(len(self.codes), -1, -1)
         moments = self.moments[:, order][:, :, order]
@@ -88,19 +89,19 @@ class Problem:
 
     @cached_property
     def plain(self) -> tuple[Tensor, Tensor]:
-        """Columns by falling importance, and the factor."""
+        """The columns by falling importance, and the factor for this order."""
         order = torch.argsort(self.by_column, descending=True)
         return order, self.factor(order)
 
     @cached_property
     def by_fours(self) -> tuple[Tensor, Tensor]:
-        """Like ``plain``, without splitting groups of four."""
+        """An order of columns that does not split groups of four, and the factor for this order."""
         order = torch.cat(self.groups_of_four)
         return order, self.factor(order)
 
 
 def solve(problem: Problem, recipe: Recipe) -> tuple[Tensor, Tensor]:
-    """Return codes int64[groups, outputs, K] that follow the recipe, and scale float[groups, outputs, 1]."""
+    """Return integer weights int64[groups, outputs, K] that follow the recipe, and their scales float[groups, outputs, 1]."""
     scale = torch.full_like(problem.scale, float(problem.scale.max())) if recipe.one_scale else problem.scale
     table: Tensor | None = None
     if recipe.bits:
@@ -115,7 +116,7 @@ def solve(problem: Problem, recipe: Recipe) -> tuple[Tensor, Tensor]:
 
 
 def _starts(problem: Problem) -> dict[int, int]:
-    """Map the first column of each group of four, in the order of ``by_fours``, to its size."""
+    """Return a mapping from the first column of each group of four, in the order of ``by_fours``, to the size of the group."""
     sizes = [len(columns) for columns in problem.groups_of_four]
     return dict(zip(np.cumsum([0, *sizes[:-1]]).tolist(), sizes, strict=True))
 
@@ -129,7 +130,7 @@ def _cluster(problem: Problem, scale: Tensor, recipe: Recipe) -> levels.Levels:
 
 
 def _select_kept(problem: Problem, recipe: Recipe) -> Tensor:
-    """Return a bool mask of the weights to keep, each judged independently."""
+    """Return a bool mask of the nonzero elements, selected without compensation."""
     worth = problem.codes.float() ** 2 * problem.importance(problem.scale)
     if not recipe.pattern:
         return worth > torch.quantile(_sample(worth), recipe.zeros)
@@ -140,7 +141,7 @@ def _select_kept(problem: Problem, recipe: Recipe) -> Tensor:
 
 
 def _sample(values: Tensor) -> Tensor:
-    """Return at most a million evenly spaced values; torch.quantile is limited to 16 million."""
+    """Return at most about a million evenly spaced values, because torch.quantile is limited to 16 million."""
     flat = values.flatten()
     return flat[:: max(1, flat.numel() // 1_000_000)]
 
@@ -151,7 +152,7 @@ def _most(worth: Tensor) -> Tensor:
 
 
 def _fitting(problem: Problem, scale: Tensor, table: Tensor, recipe: Recipe) -> Tensor:
-    """Return, for each output, the scale up to the given one with the least error of the levels."""
+    """Return the scale for each output, at most ``scale``, with the least error for the levels."""
     importance = problem.importance(problem.scale)
     if recipe.sparse:
         importance = torch.where(_select_kept(problem, recipe), importance, 0.0)
@@ -171,11 +172,12 @@ def _round(weight: Tensor, scale: Tensor) -> Tensor:
 def _compensate(
     weight: Tensor, factor: Tensor, scale: Tensor, table: Tensor | None, recipe: Recipe, fours: dict[int, int]
 ) -> Tensor:
-    """Fix the columns of ``weight`` in order.
+    """Return integer weights, rounded column by column.
 
     Args:
-        table: int64[255], the level of each code, or None for all codes.
-        fours: First column of a group of four -> its columns; empty if the recipe has no pattern.
+        table: int64[255], the level for each integer value, or None if all values are allowed.
+        fours: Mapping from the first column of each group of four to the size of the group, or an empty mapping if the recipe has
+            no pattern.
     """
     left, size = weight.clone(), weight.shape[2]
     codes = torch.empty(weight.shape, dtype=torch.int64)

@@ -1,6 +1,6 @@
-"""Maintain recipes during training with torch.nn.utils.parametrize.
+"""Enforce compression recipes during training with torch.nn.utils.parametrize.
 
-A constrained weight has the float values that the NPU will use; its gradient is applied to the underlying weight.
+A constrained weight has the float values that the NPU will use. The gradient is applied to the unconstrained weight.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Constraint(nn.Module):
 
     Args:
         weight: Initial weight.
-        recipe: Recipe. The quantizer applies ``one_scale``.
-        axis: Axis of the output channels.
+        recipe: Recipe. ``one_scale`` is ignored here, because the quantizer applies it.
+        axis: Output channel axis.
     """
 
     kept: Tensor
@@ -52,13 +52,14 @@ class Constraint(nn.Module):
 def constrain(model: nn.Module, recipes: Mapping[str, str]) -> nn.Module:
     """Constrain weights of a float model to recipes, also during training, and return the modified model.
 
-    Train the model, or pass it to ``ethorch.tuning.prepare_qat``, ``ethorch.compile`` or ``ethorch.quantize``; the codes follow the
-    recipes. ``torch.nn.utils.parametrize.remove_parametrizations(module, "weight")`` restores plain weights. ``one-scale`` is not
-    trained but applied by ``apply``, which preserves codes that follow their recipe.
+    Train the model, or pass it to ``ethorch.tuning.prepare_qat``, ``ethorch.compile`` or ``ethorch.quantize``. The quantized
+    weights follow the recipes. To remove a constraint, call ``torch.nn.utils.parametrize.remove_parametrizations(module,
+    "weight")``. ``one-scale`` is not enforced during training. Use ``apply``, which preserves weights that already follow their
+    recipes.
 
     Args:
         model: Model with the initial weights.
-        recipes: Name of a module or of a weight (``encoder.weight``) -> recipe. See ``Plan.recipes``.
+        recipes: Mapping from module names or weight names (``encoder.weight``) to recipes. See ``Plan.recipes``.
 
     Raises:
         QuantizationError: A recipe is invalid, or the module is a recurrent layer, which does not support parametrizations.
@@ -75,10 +76,10 @@ def constrain(model: nn.Module, recipes: Mapping[str, str]) -> nn.Module:
 
 
 def _place(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """Return the module and its parameter for a name, e.g. ``head`` or ``head.weight``.
+    """Return the module and the parameter name for a name such as ``head`` or ``head.weight``.
 
-    In a module without ``weight``, ``attention`` is the first parameter with rows and columns, including those of submodules, and
-    ``attention#2`` the second.
+    If the module ``attention`` has no ``weight``, ``attention`` is its first parameter with at least two dims, including the
+    parameters of submodules, and ``attention#2`` is the second.
     """
     modules = dict(model.named_modules())
     path, _, number = name.partition("#")
@@ -86,7 +87,7 @@ def _place(model: nn.Module, name: str) -> tuple[nn.Module, str]:
         raise QuantizationError(
             "compress.recurrent_in_training",
             f"{name}: PyTorch's {type(modules[path]).__name__} stores its weights in lists, which parametrizations do not support. "
-            "Train it without, and pass the recipe to ethorch.tuning.compress.apply afterwards.",
+            "Train the layer without a recipe, and pass the recipe to ethorch.tuning.compress.apply afterwards.",
         )
     if path in modules and not number and isinstance(weight := getattr(modules[path], "weight", None), Tensor) and weight.dim() > 1:
         return modules[path], "weight"

@@ -1,4 +1,4 @@
-"""Cycles and encoded bytes of each weight, from compiling the program with Vela."""
+"""The cycles and encoded bytes of each weight in a program compiled with Vela."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ethorch.vela.lowered import Lowered
 
 @dataclass(frozen=True)
 class Cost:
-    """Cycles of a weight's layers, and the encoded bytes that they read from region 0."""
+    """The cycles of the layers that read a weight, and the encoded bytes that these layers read from region 0."""
 
     cycles: int
     bytes: int
@@ -31,11 +31,11 @@ class Cost:
 
 @dataclass(frozen=True)
 class Costs:
-    """Costs of a program.
+    """The costs of a program.
 
     Attributes:
         cycles: Total cycles of all delegates.
-        flash_bytes: Bytes of the .pte.
+        flash_bytes: Size of the .pte.
         weight_bytes: Encoded bytes of weights and scales.
         weights: Costs of each weight.
     """
@@ -46,15 +46,15 @@ class Costs:
     weights: tuple[Cost, ...]
 
 
-#: TOSA operators that multiply with a weight.
+#: TOSA operators that multiply by a weight.
 _LAYERS = frozenset({"CONV2D", "CONV3D", "DEPTHWISE_CONV2D", "TRANSPOSE_CONV2D"})
 
-#: Contiguous constants: delegate, first byte in region 0, bytes.
+#: A contiguous range of constants: (delegate, offset in region 0, size in bytes).
 _Run = tuple[int, int, int]
 
 
 def costs(graph: GraphModule, weights: Sequence[Weight], inputs: Inputs, spec: EthosUCompileSpec) -> Costs:
-    """Compile a quantized graph and distribute its costs over its weights.
+    """Compile a quantized graph and return its costs, in total and for each weight.
 
     Args:
         graph: Graph from ``convert_pt2e``.
@@ -78,7 +78,7 @@ def costs(graph: GraphModule, weights: Sequence[Weight], inputs: Inputs, spec: E
 
 
 def _owners(weights: Sequence[Weight], origins: Iterable[Origin]) -> dict[Origin, int]:
-    """Return the weight's number for each layer's origin, by node, or by module after another trace."""
+    """Return the index of the weight for each layer origin. If no node name matches after another trace, match module names."""
     nodes = {use.node.name: number for number, weight in enumerate(weights) for use in weight.uses}
     modules = {weight.name: number for number, weight in enumerate(weights)}
     owner_by_origin = {origin: nodes[origin.node] for origin in origins if origin.node in nodes}
@@ -122,7 +122,7 @@ def _overlap(a: Span, b: Span) -> bool:
 
 
 def _constant(access: Span, copies: Sequence[tuple[Span, Span]]) -> int | None:
-    """Return the offset in region 0 of an access, or None for other sources."""
+    """Return the offset of an access in region 0, or None if the data does not come from region 0."""
     if access.region == 0:
         return access.base
     for source, target in copies:

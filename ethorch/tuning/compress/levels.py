@@ -1,4 +1,4 @@
-"""Cluster codes: choose levels with the least error and assign each code to one."""
+"""Select the levels of a weight that minimize the rounding error."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-#: Largest magnitude of a weight's code: ethorch's weights are symmetric.
+#: Largest magnitude of an integer weight, because quantized weights are symmetric.
 MOST = 127
 _CODES = np.arange(-MOST, MOST + 1)
 
@@ -18,11 +18,11 @@ _Floats = npt.NDArray[np.float64]
 def cluster(codes: npt.NDArray[np.int64], importance: npt.NDArray[Any], count: int, *, zero: bool = False) -> Levels:
     """Return at most ``count`` levels that minimize the sum of importance x (code - level)^2.
 
-    The optimum is found by dynamic programming over the 255 codes (Wang and Song 2011, Ckmeans.1d.dp).
+    The optimum is found by dynamic programming over the 255 integer values (Wang and Song 2011, Ckmeans.1d.dp).
 
     Args:
         codes: Integers from -127 to 127, of any shape.
-        importance: Nonnegative importance of each code.
+        importance: Nonnegative importance of each element of ``codes``.
         count: Maximum number of levels, at least 1.
         zero: Whether zero must be a level.
 
@@ -46,21 +46,24 @@ def cluster(codes: npt.NDArray[np.int64], importance: npt.NDArray[Any], count: i
 
 
 def even(bits: int) -> Levels:
-    """Return the levels of a symmetric integer with this many bits, scaled to -127..127."""
+    """Return the levels of a symmetric ``bits``-bit integer, scaled to -127..127."""
     half = (1 << bits - 1) - 1
     even_levels: Levels = np.round(np.arange(-half, half + 1) * (MOST / half)).astype(np.int64)
     return even_levels
 
 
 def nearest(levels: Levels) -> npt.NDArray[np.int64]:
-    """Return int64[255]: the level of each code from -127 to 127."""
+    """Return int64[255]: the nearest level for each integer value from -127 to 127."""
     middles = (levels[1:] + levels[:-1]) / 2
     nearest_levels: Levels = levels[np.searchsorted(middles, _CODES)]
     return nearest_levels
 
 
 def _intervals(values: _Floats, weight: _Floats) -> tuple[_Floats, Levels]:
-    """Return float[n, n] errors of clusters first..last (infinite if first > last), and their best integers."""
+    """Return the error and the best level of each cluster, indexed by its first and last value.
+
+    The error is infinite if the first value is larger than the last.
+    """
 
     def sums(x: _Floats) -> _Floats:
         total = np.concatenate([[0.0], np.cumsum(x)])

@@ -1,4 +1,4 @@
-"""Second moments of layer inputs."""
+"""The second moments of layer inputs."""
 
 from __future__ import annotations
 
@@ -15,19 +15,17 @@ from ethorch.tuning.node_runner import NodeRunner
 from ethorch.tuning.sample_runs import Inputs
 from ethorch.tuning.weight_rounding import extract_patches, shrink_moments
 
-#: Rows of a layer's input from which second moments are computed, over all samples.
+#: Maximum number of input rows, over all samples, from which the second moments of a layer are computed.
 ROWS = 4096
 
 
 def collect_rows(weight: Weight, use: Use, inputs: Sequence[Tensor]) -> Tensor | None:
-    """Return the layer's inputs as float[groups, rows, K].
-
-    None for a transposed convolution, whose outputs read parts of a window.
+    """Return the layer's inputs as float[groups, rows, K], or None if the layer is a transposed convolution.
 
     Args:
         weight: Weight of the layer.
         use: Layer.
-        inputs: Input of the layer for each sample.
+        inputs: Inputs of the layer, one for each sample.
     """
     window = use.layer.window
     if window is None and len(weight.shape) > 2:
@@ -42,7 +40,7 @@ def collect_rows(weight: Weight, use: Use, inputs: Sequence[Tensor]) -> Tensor |
 
 
 def compute_moments(weight: Weight, use: Use, inputs: Sequence[Tensor]) -> Tensor | None:
-    """Return float[groups, K, K], the mean of x x^T over the layer's input rows, or None."""
+    """Return float[groups, K, K], the mean of x x^T over the input rows, or None if the layer is a transposed convolution."""
     rows = collect_rows(weight, use, inputs)
     if rows is None:
         return None
@@ -50,7 +48,7 @@ def compute_moments(weight: Weight, use: Use, inputs: Sequence[Tensor]) -> Tenso
 
 
 def sum_moments(graph: GraphModule, weights: Sequence[Weight], samples: Sequence[Inputs]) -> list[Tensor | None]:
-    """Return the sum of second moments over each weight's layers, or None if unknown."""
+    """Return, for each weight, the sum of the second moments of its layers, or None if a layer is a transposed convolution."""
     owners = {use.node: (number, use) for number, weight in enumerate(weights) for use in weight.uses}
     by_weight: list[list[Tensor | None]] = [[] for _ in weights]
     runner = NodeRunner(graph, samples)
@@ -71,7 +69,7 @@ def _sum(moments: Sequence[Tensor | None]) -> Tensor | None:
 
 
 def remove_rounding(graph: GraphModule) -> GraphModule:
-    """Return a copy that computes activations in float, so that small errors show."""
+    """Return a copy of the graph that computes activations in float, so that small errors are not rounded away."""
     unrounded = copy.deepcopy(graph)
     for node in list(unrounded.graph.nodes):
         source = node.args[0] if node.op == "call_function" and op_name(node.target) in DEQUANTIZE else None

@@ -1,4 +1,4 @@
-"""Search for recipes that meet a budget before training, with costs from Vela's encoder."""
+"""Search for recipes that meet a budget without training, based on costs from Vela's encoder."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from ethorch.tuning.sample_runs import Inputs, compute_outputs, copy_state, expo
 
 logger = logging.getLogger(__name__)
 
-#: Resources to save if no limit selects one.
+#: Values of ``objective``.
 CYCLES: Final = "cycles"
 BYTES: Final = "bytes"
 OBJECTIVES = (CYCLES, BYTES)
-_LEAST = 0.02  # share of the other resource's price, which breaks ties between options
+_LEAST = 0.02  # relative price of the resource that only breaks ties
 _NO_FAST_DECODER = "--disable-fwd"
 
 
@@ -53,31 +53,34 @@ def plan(
 ) -> Plan:
     """Choose a recipe for each weight to meet the limits with the least loss of accuracy.
 
-    Each recipe is compiled for all weights at once to obtain Vela's costs per layer. Its effect on accuracy is predicted from the
-    layers' inputs. The choice is then compiled, measured and adjusted until it meets the limits.
+    For each recipe, the program is compiled once with all weights compressed, to obtain Vela's costs for each layer. The effect of
+    the recipe on accuracy is predicted from the layers' inputs. Choices are then compiled and measured to find one that meets the
+    limits.
 
     Args:
-        model: Model in eval mode, or the output of ``ethorch.quantize``, which then is the reference.
+        model: Model in eval mode, or the output of ``ethorch.quantize``. A quantized model is its own reference for SQNR.
         spec: Compile spec.
         samples: A few dozen input tuples, used for ranges, errors and accuracy.
-        max_flash: Limit of the .pte's bytes; the plan compresses as little as possible.
-        max_cycles: Limit of the total NPU cycles, by Vela's estimate.
-        min_sqnr_db: Minimum SQNR on the samples. Without another limit, the plan compresses as much as possible.
+        max_flash: Maximum size of the .pte in bytes. The plan compresses no more than necessary.
+        max_cycles: Maximum total NPU cycles, estimated by Vela.
+        min_sqnr_db: Minimum SQNR on the samples. If this is the only limit, the plan compresses as much as possible.
         objective: ``cycles`` or ``bytes``, the resource to save if ``min_sqnr_db`` is the only limit.
-        recipes: Allowed recipes, e.g. ``["32-values", "2:4"]``. Defaults to those of ``recipe.usual``.
+        recipes: Allowed recipes, e.g. ``["32-values", "2:4"]``. Defaults to ``recipe.usual``.
         leave_out: Names of weights or modules to leave unchanged.
-        quantizer: Defaults to int8 with per-channel weights.
+        quantizer: Quantizer. Defaults to int8 with per-channel weights.
 
     Raises:
-        QuantizationError: Every limit is missing, a recipe is invalid, or samples or quantized weights are absent.
+        QuantizationError: No limit is set, a recipe is invalid, there are no samples, or the model has no quantized weights.
         EthorchError: A weight in ``leave_out`` does not exist.
     """
     if max_flash is None and max_cycles is None and min_sqnr_db is None:
-        raise QuantizationError("compress.no_limit", "plan needs at least one limit; set max_flash, max_cycles or min_sqnr_db.")
+        raise QuantizationError(
+            "compress.no_limit", "expected at least one limit, got none. Set max_flash, max_cycles or min_sqnr_db."
+        )
     if objective not in OBJECTIVES:
         raise unknown_name("objective", objective, OBJECTIVES)
     if not samples:
-        raise QuantizationError("quantize.no_samples", "no samples were passed; they define ranges and losses")
+        raise QuantizationError("quantize.no_samples", "expected samples, got none. Pass a few dozen representative inputs.")
     tried = usual(spec.target.family) if recipes is None else tuple(parse(text) for text in recipes)
     quantized, reference = _quantize(model, spec, samples, quantizer)
     work = copy.deepcopy(quantized)
@@ -106,10 +109,10 @@ def plan(
 
 
 def _flags(spec: EthosUCompileSpec) -> tuple[tuple[str, ...], ...]:
-    """Return the alternatives of Vela flags to try.
+    """Return the combinations of Vela flags to try.
 
-    The U85's fast decoder reads weights in SRAM as one byte each, or four bits with at most 15 values, and Vela rarely uses 2:4
-    then.
+    The U85's fast decoder reads each weight in SRAM as one byte, or as four bits if there are at most 15 values. With the fast
+    decoder, Vela rarely uses 2:4.
     """
     if spec.target.family == "u85" and spec.memory_mode == "Sram_Only" and _NO_FAST_DECODER not in spec.flags:
         return (), (_NO_FAST_DECODER,)
@@ -169,7 +172,7 @@ def _quantize(
         if not isinstance(model, GraphModule):
             raise QuantizationError(
                 "compress.no_graph",
-                f"the quantized model is {type(model).__name__}, expected the graph module returned by convert_pt2e.",
+                f"expected the graph module returned by convert_pt2e, got a quantized {type(model).__name__}",
             )
         return model, compute_outputs(copy.deepcopy(model), samples, copy_state(model))
     graph = export_copy(model, samples[0])
@@ -214,7 +217,7 @@ def _options(
 
 
 class _written:
-    """Context manager that temporarily writes the codes of recipes to weights."""
+    """A context manager that temporarily replaces weights with their candidates."""
 
     def __init__(self, weights: Sequence[Weight], candidates_by_weight: Candidates, chosen: dict[int, Recipe]):
         self.weights, self.found, self.chosen = weights, candidates_by_weight, chosen
@@ -268,7 +271,7 @@ class _Limits:
         return self.flash is not None or self.cycles is not None
 
     def price(self, before: Costs, objective: str) -> Price:
-        """Return prices in proportion to the required relative savings."""
+        """Return prices in proportion to the relative savings that the limits require."""
         flash, cycles = max(before.weight_bytes, 1), max(before.cycles, 1)
         if self.costs_are_limited:
             short_of_flash = max(0.0, 1 - (self.flash or before.flash_bytes) / before.flash_bytes)
@@ -293,7 +296,7 @@ class _Limits:
         return self.cheap(measured) and self.accurate(measured)
 
     def better(self, measured: _Measured, reference: _Measured, price: Price) -> bool:
-        """Return True if ``measured`` is better: within the limits, then cheaper or more accurate."""
+        """Return True if only ``measured`` meets the limits, or if it is more accurate or cheaper than ``reference``."""
         if self.hold(measured) != self.hold(reference):
             return self.hold(measured)
         if self.costs_are_limited and self.cheap(measured) and self.cheap(reference):
@@ -303,21 +306,24 @@ class _Limits:
     def shortfall(self, new_plan: Plan) -> str:
         words = []
         if self.flash is not None and new_plan.flash_bytes > self.flash:
-            words.append(f"the .pte has {new_plan.flash_bytes:,} bytes, {self.flash:,} are allowed")
+            words.append(f"expected a .pte of at most {self.flash:,} bytes, got {new_plan.flash_bytes:,}")
         if self.cycles is not None and new_plan.cycles > self.cycles:
-            words.append(f"the NPU takes {new_plan.cycles:,} cycles, {self.cycles:,} are allowed")
+            words.append(f"expected at most {self.cycles:,} NPU cycles, got {new_plan.cycles:,}")
         if self.sqnr_db is not None and new_plan.sqnr_db < self.sqnr_db:
-            words.append(f"the SQNR is {new_plan.sqnr_db:.1f} dB, {self.sqnr_db:.1f} are wanted")
-        way = "Give weaker recipes, a looser limit, or train with ethorch.tuning.compress.constrain."
+            words.append(f"expected an SQNR of at least {self.sqnr_db:.1f} dB, got {new_plan.sqnr_db:.1f} dB")
+        remedy = "Use weaker recipes or a looser limit, or train with ethorch.tuning.compress.constrain."
         if self.sqnr_db is not None and new_plan.sqnr_db_before < self.sqnr_db:
-            way = f"Without compression it is {new_plan.sqnr_db_before:.1f} dB: look for accuracy first, as with --scheme a16w8."
+            remedy = (
+                f"Without compression, the SQNR is {new_plan.sqnr_db_before:.1f} dB. Improve the accuracy first, e.g. with "
+                "--scheme a16w8."
+            )
         elif new_plan.flash_bytes > (self.flash or math.inf) or new_plan.cycles > (self.cycles or math.inf):
-            way = "Give stronger recipes, a looser limit, or train with ethorch.tuning.compress.constrain."
-        return f"{'; '.join(words)}. {way}"
+            remedy = "Use stronger recipes or a looser limit, or train with ethorch.tuning.compress.constrain."
+        return f"{'; '.join(words)}. {remedy}"
 
 
 def _first_holding(choices: Sequence[dict[int, Recipe]], search: _Search, limits: _Limits) -> tuple[dict[int, Recipe], _Measured]:
-    """Return the first choice within flash and cycles, or the last with enough SQNR, by bisection."""
+    """Bisect for the first choice within the flash and cycle limits, or for the last choice with enough SQNR."""
 
     def at(position: int) -> _Measured:
         return search.measure(tuple(sorted(choices[position].items(), key=lambda entry: entry[0])))
@@ -326,7 +332,7 @@ def _first_holding(choices: Sequence[dict[int, Recipe]], search: _Search, limits
         measured = at(position)
         return limits.cheap(measured) if limits.costs_are_limited else not limits.accurate(measured)
 
-    low, high = 0, len(choices)  # bounds of the first sufficient position; len(choices) if there is none
+    low, high = 0, len(choices)  # bounds of the first sufficient position, or len(choices) if no position is sufficient
     with stage("compile choices") as step:
         while low < high:
             middle = (low + high) // 2

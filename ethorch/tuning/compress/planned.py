@@ -1,4 +1,4 @@
-"""Result of ``ethorch.tuning.compress.plan``."""
+"""The result of ``ethorch.tuning.compress.plan``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ethorch.tuning.compress.recipe import AS_IS
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_HEAD = ("weight", "shape", "recipe", "bytes before", "bytes now", "cycles before", "cycles now", "dB alone")
+_HEAD = ("weight", "shape", "recipe", "bytes before", "bytes after", "cycles before", "cycles after", "dB alone")
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Tried:
 
     Attributes:
         recipe: Recipe of the weight.
-        cycles, bytes: Costs with this recipe on all weights. See :class:`Layer`.
+        cycles, bytes: Costs if all weights use this recipe. See :class:`Layer`.
         sqnr_db: Predicted SQNR of the program's outputs if only this weight is compressed.
     """
 
@@ -40,11 +40,11 @@ class Layer:
     """The plan for one weight.
 
     Attributes:
-        weight: Name: the path of the module that reads it.
+        weight: Path of the first module that reads the weight.
         shape: Shape of the weight.
-        recipe: Chosen recipe; ``as-is`` leaves the weight unchanged.
-        cycles, cycles_before: Vela's cycles of its layers, with and without the plan.
-        bytes, bytes_before: Encoded bytes of its weights and scales.
+        recipe: Chosen recipe. ``as-is`` leaves the weight unchanged.
+        cycles, cycles_before: Vela's cycles for the layers that read the weight, with and without the plan.
+        bytes, bytes_before: Encoded bytes of the weight and its scales.
         sqnr_db: See :class:`Tried`.
         tried: All recipes, ``as-is`` first.
     """
@@ -62,15 +62,15 @@ class Layer:
 
 @dataclass(frozen=True)
 class Plan:
-    """Result of ``ethorch.tuning.compress.plan``.
+    """The result of ``ethorch.tuning.compress.plan``.
 
     Attributes:
         target: Name of the NPU.
-        layers: Plans of the weights, in execution order.
+        layers: Plans for the weights, in execution order.
         cycles, cycles_before: Vela's total NPU cycles, with and without the plan.
-        flash_bytes, flash_bytes_before: Bytes of the .pte.
-        sqnr_db, sqnr_db_before: SQNR on the samples, relative to the model that was passed. Bias correction in ``apply`` and
-            training can improve it.
+        flash_bytes, flash_bytes_before: Size of the .pte.
+        sqnr_db, sqnr_db_before: SQNR on the samples, relative to ``model``. Training, or bias correction in ``apply``, can improve
+            the SQNR.
         reached: Whether the plan meets the limits.
         vela_flags: Additional flags for compilation. On the U85 with weights in SRAM, ``--disable-fwd`` may save more than recipes.
         quantized: Quantized model without compression, for ``apply``.
@@ -90,7 +90,7 @@ class Plan:
 
     @property
     def recipes(self) -> dict[str, str]:
-        """Recipes by weight name without unchanged weights, for ``apply`` and ``constrain``."""
+        """The recipes of compressed weights by weight name, for ``apply`` and ``constrain``."""
         return {layer.weight: layer.recipe for layer in self.layers if layer.recipe != str(AS_IS)}
 
     def rows(self) -> list[tuple[str, ...]]:
@@ -109,12 +109,12 @@ class Plan:
         ]
 
     def summary(self) -> str:
-        goal = f" with {' '.join(self.vela_flags)}" if self.vela_flags else ""
-        goal += "" if self.reached else "; the limits do NOT hold"
+        goal = f", Vela flags {' '.join(self.vela_flags)}" if self.vela_flags else ""
+        goal += "" if self.reached else "; the limits are NOT met"
         return (
             f"{len(self.recipes)} of {count_noun(len(self.layers), 'weight')} compressed for {self.target}: .pte "
             f"{self.flash_bytes_before:,} -> {self.flash_bytes:,} bytes, NPU {self.cycles_before:,} -> {self.cycles:,} cycles, "
-            f"SQNR {self.sqnr_db_before:.1f} -> {self.sqnr_db:.1f} dB before any training{goal}"
+            f"SQNR {self.sqnr_db_before:.1f} -> {self.sqnr_db:.1f} dB without training{goal}"
         )
 
     def table(self) -> str:

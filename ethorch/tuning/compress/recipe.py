@@ -1,4 +1,4 @@
-"""Recipes: restrictions on a weight's codes that reduce bytes or cycles."""
+"""Recipes: restrictions on quantized weights that reduce bytes or cycles."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from ethorch.support.errors import QuantizationError
 
-#: Maximum palette size of Vela's weight encoder (npu-reference 4.1); more values are stored as plain bits.
+#: Maximum palette size of Vela's weight encoder (npu-reference 4.1); weights with more values are stored without a palette.
 PALETTE = 32
-_MOST = 254  # one fewer than the codes -127..127
+_MOST = 254  # one fewer than the number of integers in -127..127
 _PART = re.compile(
     r"(?P<values>\d+)-values|(?P<bits>[2-7])-bits|(?P<zeros>\d+(?:\.\d+)?)%-zeros|(?P<pattern>2:4)|(?P<one_scale>one-scale)"
 )
@@ -17,12 +17,12 @@ _PART = re.compile(
 
 @dataclass(frozen=True)
 class Recipe:
-    """Restrictions on a weight's codes, which can be combined.
+    """A combination of restrictions on a quantized weight.
 
     Attributes:
-        values: Maximum number of different codes; 0 for no limit.
-        bits: Evenly spaced codes, as many as a symmetric integer of this many bits has; 0 for all.
-        zeros: Share of zero codes, 0 to 1, at any position.
+        values: Maximum number of different integer values, or 0 for no limit.
+        bits: Restrict the values to the evenly spaced levels of a symmetric integer with this many bits; 0 for no restriction.
+        zeros: Share of zeros, 0 to 1, at any position.
         pattern: Whether two of each four consecutive input channels are zero ("2:4").
         one_scale: Whether all output channels use the largest scale.
     """
@@ -52,15 +52,15 @@ class Recipe:
         return bool(self.values or self.bits)
 
 
-#: Leaves the weight unchanged.
+#: The recipe that leaves a weight unchanged.
 AS_IS = Recipe()
 
 
 def parse(text: str) -> Recipe:
-    """Parse ``as-is``, or parts joined by +: ``16-values``, ``4-bits``, ``50%-zeros``, ``2:4``, ``one-scale``.
+    """Parse ``as-is``, or restrictions joined by +: ``16-values``, ``4-bits``, ``50%-zeros``, ``2:4``, ``one-scale``.
 
     Raises:
-        QuantizationError: The text is invalid, or two parts exclude each other.
+        QuantizationError: A restriction is invalid or repeated, or two restrictions exclude each other.
     """
     if text == str(AS_IS):
         return AS_IS
@@ -71,8 +71,8 @@ def parse(text: str) -> Recipe:
         if not named or not text_by_kind.keys().isdisjoint(named):
             raise QuantizationError(
                 "compress.recipe",
-                f"recipe {text!r}: {part.strip()!r} is invalid or repeated. Use as-is, or 16-values, "
-                "4-bits (2 to 7), 50%-zeros, 2:4 and one-scale joined by +.",
+                f"recipe {text!r}: {part.strip()!r} is {'repeated' if named else 'invalid'}. Use as-is, or join 16-values, "
+                "4-bits (2 to 7), 50%-zeros, 2:4 and one-scale with +.",
             )
         text_by_kind |= named
     recipe = Recipe(
@@ -83,21 +83,24 @@ def parse(text: str) -> Recipe:
         one_scale="one_scale" in text_by_kind,
     )
     if "values" in text_by_kind and not 2 <= recipe.values <= _MOST:
-        raise QuantizationError("compress.recipe", f"recipe {text!r}: expected 2 to {_MOST} values")
+        raise QuantizationError("compress.recipe", f"recipe {text!r}: expected 2 to {_MOST} values, got {recipe.values}")
     if "zeros" in text_by_kind and not 0 < recipe.zeros < 1:
-        raise QuantizationError("compress.recipe", f"recipe {text!r}: expected more than 0 and less than 100 % zeros")
+        raise QuantizationError(
+            "compress.recipe",
+            f"recipe {text!r}: expected more than 0% and less than 100% zeros, got {100 * recipe.zeros:g}%",
+        )
     if recipe.values and recipe.bits:
-        raise QuantizationError("compress.recipe", f"recipe {text!r}: values and bits exclude each other; use one of them")
+        raise QuantizationError("compress.recipe", f"recipe {text!r}: expected either values or bits, got both")
     if recipe.pattern and recipe.zeros:
-        raise QuantizationError("compress.recipe", f"recipe {text!r}: 2:4 and zeros exclude each other; use one of them")
+        raise QuantizationError("compress.recipe", f"recipe {text!r}: expected either 2:4 or zeros, got both")
     return recipe
 
 
 def usual(family: str) -> tuple[Recipe, ...]:
-    """Return the default recipes of a family.
+    """Return the default recipes for an NPU family.
 
-    Only the U85's multipliers skip the zeros of 2:4; on U55 and U65, unstructured zeros save as much. The U85's fast decoder has a
-    four-bit format for at most 15 values (measured with Vela 5.2).
+    The U85 supports 2:4, which skips the multiplications by zero. On the U55 and U65, unstructured zeros save as much. The U85's
+    fast decoder has a four-bit format for at most 15 values (measured with Vela 5.2).
     """
     names = ["32-values", "15-values" if family == "u85" else "16-values", "8-values"]
     names += ["50%-zeros", "50%-zeros+16-values", "75%-zeros", "one-scale"]

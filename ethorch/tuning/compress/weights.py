@@ -1,4 +1,4 @@
-"""Weights of a quantized graph and the layers that read them."""
+"""The weights of a quantized graph and the layers that read them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Use:
 
     Attributes:
         node: Node of the layer.
-        layer: Positions of its weight and channels.
-        dequantize: Dequantize node of the codes.
+        layer: Positions of the weight argument and of the channel axes.
+        dequantize: Dequantize node of the weight.
     """
 
     node: Node
@@ -39,11 +39,11 @@ class Use:
 
 @dataclass(frozen=True, eq=False)
 class Weight:
-    """Codes that one or several layers multiply with.
+    """A quantized weight of one or several layers.
 
     Attributes:
-        name: Path of the first module that reads it, with a number if the module has several weights.
-        graph: Graph that contains the codes.
+        name: Path of the first module that reads the weight, followed by #2, #3, ... for further weights of the module.
+        graph: Graph that contains the weight.
         uses: Layers in execution order.
     """
 
@@ -57,7 +57,7 @@ class Weight:
 
     @property
     def codes(self) -> Tensor:
-        """int8 codes in the layer's layout."""
+        """The int8 values in the layer's layout."""
         return _find_codes(self.graph, self.uses[0].dequantize)
 
     @property
@@ -66,11 +66,11 @@ class Weight:
 
     @property
     def groups(self) -> int:
-        """Number of groups of outputs with their own inputs."""
+        """The number of groups of the convolution, or 1 if the layer is a transposed convolution with groups."""
         return self.layer.groups if self.layer.weight_axis is not None else 1
 
     def rows(self) -> Tensor:
-        """Return the codes as int64[groups, outputs, K]."""
+        """Return the integer values as int64[groups, outputs, K]."""
         return self._in_rows(self.codes).long()
 
     def scale(self) -> Tensor:
@@ -91,7 +91,7 @@ class Weight:
         return "per_channel" in op_name(self.uses[0].dequantize.target)
 
     def write(self, rows: Tensor, scale: Tensor | None = None) -> None:
-        """Set the codes of all its layers, and the scale if it is passed and per output."""
+        """Write integer values for all layers. If the weight is quantized per channel, also write a non-None ``scale``."""
         axis = self.layer.weight_axis
         for use in self.uses:
             codes = _find_codes(self.graph, use.dequantize)
@@ -104,14 +104,14 @@ class Weight:
 
     def _in_rows(self, codes: Tensor) -> Tensor:
         axis = self.layer.weight_axis
-        if axis is None:  # output channels are on two axes: one scale, and no rows
+        if axis is None:  # output channels span two axes, so there is one scale
             return codes.reshape(1, 1, -1)
         rows = codes.transpose(0, axis).flatten(1)
         return rows.reshape(self.groups, rows.shape[0] // self.groups, -1)
 
 
 def state_beside(graph: GraphModule, weights: Sequence[Weight]) -> State:
-    """Return a copy of the graph's buffers without codes and scales of weights."""
+    """Return a copy of the graph's buffers except the values and scales of weights."""
     weight_buffers = {str(node.target) for weight in weights for use in weight.uses for node in use.dequantize.all_input_nodes}
     return {name: value for name, value in copy_state(graph).items() if name not in weight_buffers}
 
@@ -125,7 +125,9 @@ def _find_codes(graph: GraphModule, dequantize: Node) -> Tensor:
 
 
 def find_weights(graph: GraphModule) -> list[Weight]:
-    """Return the weights of a graph from ``convert_pt2e``, in execution order. Equal codes and scales are one weight.
+    """Return the weights of a graph from ``convert_pt2e``, in execution order.
+
+    Layers whose weights have equal values and scales share one ``Weight``.
 
     Raises:
         QuantizationError: The graph has no quantized weights.
@@ -154,7 +156,7 @@ def find_weights(graph: GraphModule) -> list[Weight]:
         uses.setdefault(key, []).append(Use(node, layer, dequantize))
     if not uses:
         raise QuantizationError(
-            "compress.no_weights", "the model has no quantized weights; compress requires convolutions or linear layers."
+            "compress.no_weights", "expected quantized weights of convolutions or linear layers, got a model without them."
         )
     names: dict[str, int] = {}
     weights = []

@@ -47,16 +47,20 @@ def test_a_module_that_runs_passes(pipeline: type[BasePipeline[Any]]) -> None:
 
 @pytest.mark.parametrize("pipeline", [TosaPipelineFP, TosaPipelineINT, EthosU55PipelineINT])
 def test_an_operator_that_is_not_there_fails(pipeline: type[BasePipeline[Any]]) -> None:
-    with pytest.raises(AssertionError, match=r"'torch.ops.aten.sub.Tensor' is not in the graph"):
+    with pytest.raises(AssertionError, match=r"expected 'torch.ops.aten.sub.Tensor' in the graph, got no occurrence"):
         pipeline(Add(), pair(), ["torch.ops.aten.sub.Tensor"]).run()
 
 
 @pytest.mark.parametrize("pipeline", EVERY)
 def test_an_operator_on_the_cpu_fails_with_its_reason(pipeline: type[BasePipeline[Any]]) -> None:
-    with pytest.raises(AssertionError, match=r"(?s)expected no '\w*topk_default' in the graph, got 1.*topk.*\[operator.unknown\]"):
+    with pytest.raises(
+        AssertionError, match=r"(?s)expected no occurrence of '\w*topk_default' in the graph, got 1.*topk.*\[operator.unknown\]"
+    ):
         pipeline(Topk(), image(), CONV, TOPK).run()
     if pipeline is not TosaPipelineFP:  # of floats, what reads topk is on the CPU too
-        with pytest.raises(AssertionError, match=r"(?s)expected 1 x .\S*executorch_call_delegate. in the graph, got 2"):
+        with pytest.raises(
+            AssertionError, match=r"(?s)expected 1 occurrences of .\S*executorch_call_delegate. in the graph, got 2"
+        ):
             pipeline(Topk(), image(), CONV).run()
 
 
@@ -66,7 +70,7 @@ def test_outputs_that_are_apart_fail(pipeline: type[BasePipeline[Any]], caplog: 
     made.add_stage(lambda: made.tester.get_artifact(StageType.QUANTIZE).get_parameter("head_bias_rounded").data.fill_(9), pos=-2)
     if made.has_stage("run_method_and_compare_outputs.original_model"):
         made.pop_stage("run_method_and_compare_outputs.original_model")
-    with pytest.raises(AssertionError, match=r"output 0, of aten.linear.default at head"):
+    with pytest.raises(AssertionError, match=r"output 0 of aten.linear.default at head"):
         made.run()
     assert "the stage run_method_and_compare_outputs fails" in caplog.text
 
@@ -104,7 +108,7 @@ def test_edge_and_partition_one_by_one() -> None:
 def test_what_stays_on_the_cpu_is_expected() -> None:
     OpNotSupportedPipeline(Topk(), image(), {TOPK: 1}, n_expected_delegates=2, quantize=True, u55_subset=True).run()
     OpNotSupportedPipeline(Topk(), image(), {TOPK: 1}, n_expected_delegates=2).run()
-    with pytest.raises(AssertionError, match=r"expected 2 x '\w*topk_default' in the graph, got 1"):
+    with pytest.raises(AssertionError, match=r"expected 2 occurrences of '\w*topk_default' in the graph, got 1"):
         OpNotSupportedPipeline(Topk(), image(), {TOPK: 2}, n_expected_delegates=2).run()
 
 

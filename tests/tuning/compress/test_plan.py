@@ -76,7 +76,7 @@ def planned_cycles() -> int:
 def test_a_limit_out_of_reach_is_said(caplog: pytest.LogCaptureFixture) -> None:
     found = compress.plan(kinds(), U55, SAMPLES, max_flash=1000, min_sqnr_db=40, recipes=["8-values"])
     assert not found.reached and set(found.recipes.values()) == {"8-values"}
-    assert "1,000 are allowed" in caplog.text and "40.0 are wanted" in caplog.text and "compress.not_reached" in caplog.text
+    assert "at most 1,000" in caplog.text and "at least 40.0" in caplog.text and "compress.not_reached" in caplog.text
     assert "NOT" in found.table()
 
 
