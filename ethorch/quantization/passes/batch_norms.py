@@ -24,7 +24,8 @@ def fold_batch_norms(graph: GraphModule) -> None:
     """Fold batch norms in place, like ``prepare_pt2e``, but eliminate dead code only once.
 
     Convolutions that share a weight but have different batch norms (detector heads) get separate weights, because torchao would
-    fold the first batch norm into all. The convolution must have no other readers and no computed weight.
+    fold the first batch norm into all of these convolutions. A batch norm is not folded if another operator reads the result of the
+    convolution, or if the weight is computed.
     """
     settle_batch_norms(graph, lambda norm: _shares_convolution(norm) or _has_computed_weight(norm))
     _part_weights(graph)
@@ -35,9 +36,9 @@ def fold_batch_norms(graph: GraphModule) -> None:
 
 
 def rename_shared_weights(graph_module: GraphModule, context: PassContext) -> None:
-    """Name shared parameters of convolutions with batch norms separately, for training.
+    """Give parameters shared by convolutions with batch norms a separate name for each convolution, for training.
 
-    ``prepare_qat_pt2e`` fails for two observed weights that are one node.
+    ``prepare_qat_pt2e`` fails if two observed weights are the same node.
     """
     for name, convolutions in _uses(graph_module).items():
         for number, convolution in enumerate(convolutions if len(convolutions) > 1 else ()):
@@ -55,7 +56,7 @@ def rename_shared_weights(graph_module: GraphModule, context: PassContext) -> No
 def _part_weights(graph: GraphModule) -> None:
     """Separate the weights and biases of convolutions with different batch norms.
 
-    Convolutions with one batch norm and no bias share zeros, which torchao would add to all but the first.
+    Convolutions that share a batch norm and have no bias get a common bias of zeros. torchao would add a bias only to the first.
     """
     for name, convolutions in _uses(graph).items():
         groups: dict[tuple[str, ...], list[Node]] = {}
@@ -111,7 +112,7 @@ def _norm_parameters(convolution: Node) -> tuple[str, ...]:
 
 
 def _separate_argument(graph: GraphModule, convolutions: list[Node], position: int, name: str, *, tied: bool = False) -> None:
-    """Replace a parameter of convolutions by a copy, or by a second name if ``tied``."""
+    """Replace a parameter of convolutions with a copy, or with a second name for the same tensor if ``tied``."""
     first = convolutions[0]
     source = first.args[position] if len(first.args) > position else None
     tensor = tensor_of(graph, source) if isinstance(source, Node) else None
@@ -148,7 +149,7 @@ def _fuse_weights(
 ) -> tuple[Tensor, Tensor]:
     """Call ``fuse_conv_bn_weights``, with support for grouped transposed convolutions.
 
-    PyTorch scales the second axis of their weight [inputs, outputs / groups, ...] as if it contained all outputs.
+    PyTorch's function assumes that the second axis of a transposed weight [inputs, outputs / groups, ...] contains all outputs.
     """
     groups = mean.numel() // weight.shape[1] if transpose else 1
     by_output = weight.unflatten(0, (groups, -1)).transpose(0, 1).flatten(1, 2)

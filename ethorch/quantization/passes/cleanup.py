@@ -1,4 +1,4 @@
-"""Remove guards, assertions, no-ops and gradients."""
+"""Remove guards, assertions, operators without effect, and gradients."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _SOFTMAXES = (softmax, log_softmax)
 
 
 def remove_guards(graph_module: GraphModule, context: PassContext) -> None:
-    """Erase the call of the module that checks program inputs."""
+    """Erase the call to the module that checks program inputs."""
     for node in list(graph_module.graph.nodes):
         if node.op == "call_module" and node.target == "_guards_fn":
             graph_module.graph.erase_node(node)
 
 
 def remove_assertions(graph_module: GraphModule, context: PassContext) -> None:
-    """Erase assertions about dtypes and sizes, which are true by construction."""
+    """Erase assertions about dtypes and sizes, which always hold."""
     for node in list(graph_module.graph.nodes):
         if node.op == "call_function" and op_name(node.target) in ASSERTIONS and not node.users:
             graph_module.graph.erase_node(node)
 
 
 def remove_no_ops(graph_module: GraphModule, context: PassContext) -> None:
-    """Remove dropouts in evaluation mode and casts without effect, except of parameters and inputs."""
+    """Remove dropouts in evaluation mode and casts without effect, except casts of parameters and inputs."""
     for node in list(graph_module.graph.nodes):
         if (_is_idle_dropout(node) or _is_idle_cast(node)) and node.all_input_nodes[0].op == "call_function":
             node.replace_all_uses_with(node.all_input_nodes[0])
@@ -43,7 +43,7 @@ def remove_no_ops(graph_module: GraphModule, context: PassContext) -> None:
 
 
 def lift_scalars(graph_module: GraphModule, context: PassContext) -> None:
-    """Reshape scalars to [1] for operators with a dim."""
+    """Reshape scalars to [1] for operators with a ``dim`` argument."""
     for node in list(graph_module.graph.nodes):
         if node.op != "call_function" or find(node.target) is None or not has_scalar_dim(node) or context.is_excluded(node):
             continue
@@ -67,7 +67,7 @@ def lift_scalars(graph_module: GraphModule, context: PassContext) -> None:
 
 
 def remove_softmax_shifts(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace softmax(x - x.amax(dim)) with softmax(x). The difference would widen the range of the scores."""
+    """Replace softmax(x - x.amax(dim)) with softmax(x), because the difference would widen the range of the scores."""
     for node in list(graph_module.graph.nodes):
         if node.op == "call_function" and find(node.target) in _SOFTMAXES:
             difference, dim = node.all_input_nodes[0], node.args[1]
@@ -109,7 +109,7 @@ def _is_idle_dropout(node: Node) -> bool:
 
 
 def freeze_parameters(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace parameters with ones without gradient over the same memory.
+    """Replace parameters with parameters that share the same memory but require no gradient.
 
     Otherwise a written buffer would store a value with a gradient, which cannot be exported.
     """

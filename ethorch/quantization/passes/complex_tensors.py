@@ -1,7 +1,7 @@
-"""Replace complex tensors by pairs of real ones, and Fourier transforms by products with constant matrices.
+"""Replace complex tensors with pairs of real tensors, and Fourier transforms with products with constant matrices.
 
-The NPU has no complex numbers, and ExecuTorch few CPU kernels for them. Rotary embeddings with ``view_as_complex``, ``torch.stft``,
-FNet and GFNet become fully delegated.
+The NPU does not support complex numbers, and ExecuTorch has few CPU kernels for them. This pass allows rotary embeddings with
+``view_as_complex``, ``torch.stft``, FNet and GFNet to be fully delegated.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ Matrix = npt.NDArray[np.float64]
 
 
 class Pair(NamedTuple):
-    """A complex tensor. A real tensor has ``imaginary=None``."""
+    """The parts of a complex tensor, or a real tensor and None."""
 
     real: Node
     imaginary: Node | None
 
 
-#: Lowering of an operator with Pairs as complex arguments.
+#: Lowering of an operator whose complex arguments are Pairs.
 Rule = Callable[..., Any]
 
 
 def lower_complex(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace all complex tensors, unless an operator has no rule. Requires functional operators and folded constants."""
+    """Replace all complex tensors, or none if an operator has no rule. Requires functional operators and folded constants."""
     graph_module.graph.eliminate_dead_code()
     touched = [node for node in graph_module.graph.nodes if is_complex(node) or any(map(is_complex, node.all_input_nodes))]
     if not touched or any(rule_of(node) is None or context.is_excluded(node) for node in touched):
@@ -86,7 +86,7 @@ def rule_of(node: Node) -> Rule | None:
     )
 
 
-#: Operators that move elements, but whose OpSpec has not set ``moves``.
+#: Operators that move elements although ``moves`` is not set in their OpSpec.
 _ALIKE = frozenset(
     f"aten.{name}"
     for name in ("clone.default", "contiguous.default", "alias.default", "slice.Tensor", "select.int", "narrow.default",
@@ -162,9 +162,9 @@ def _as_real(s: AtenBuilder, x: Pair) -> Node:
 
 
 def _dft(size: int, n: int, outputs: int, inverse: bool, norm: str | None) -> tuple[Matrix, Matrix]:
-    """Return the (cosines, sines) [outputs, size] of a transform of length n. Columns from n on are 0.
+    """Return the (cosines, sines) [outputs, size] of a transform of length n.
 
-    ``norm`` is that of torch.fft.
+    Columns from n on are 0. ``norm`` is the argument of torch.fft.
     """
     turns = np.outer(np.arange(outputs), np.arange(size)) % n * (2 * math.pi / n)
     share = {"ortho": 0.5, "forward": float(not inverse)}.get(norm or "backward", float(inverse))
@@ -179,7 +179,7 @@ def _times(s: AtenBuilder, parts: Sequence[Node], matrices: Sequence[Matrix]) ->
 
 
 def _along(s: AtenBuilder, x: Pair, dim: int, n: int | None, norm: str | None, kind: str) -> Pair:
-    """Return the transform along one dim: fft, ifft, rfft (real input, half of the output) or irfft (its inverse)."""
+    """Transform one dim with fft, ifft, rfft (real input, half of the output) or irfft (the inverse of rfft)."""
     rank = len(shape_of(x.real))
     parts = [s(aten.transpose.int, part, dim, -1) if dim % rank != rank - 1 else part for part in x if part is not None]
     size = shape_of(parts[0])[-1]
@@ -198,7 +198,7 @@ def _along(s: AtenBuilder, x: Pair, dim: int, n: int | None, norm: str | None, k
 
 
 def _transform(kind: str, dims: Sequence[int] | None) -> Rule:
-    """Return the rule of the function ``kind`` of torch.fft. ``dims`` is its default; None for all dims."""
+    """Return the rule for the torch.fft function ``kind``. ``dims`` is the default of the function, or None for all dims."""
 
     def rule(s: AtenBuilder, x: Any, n: Any = None, dim: Any = dims, norm: str | None = None) -> Any:
         pair = x if isinstance(x, Pair) else Pair(x, None)
@@ -207,7 +207,7 @@ def _transform(kind: str, dims: Sequence[int] | None) -> Rule:
         over = list(range(rank))[-len(lengths) :] if dim is None and lengths else list(range(rank)) if dim is None else flat([dim])
         steps = list(zip(over, lengths or [None] * len(over), strict=True))
         last = steps[-1]
-        if kind == "irfft":  # the last dim, which lacks half of its elements, must be transformed last
+        if kind == "irfft":  # the last dim contains half of the elements and must be transformed last
             for axis, length in steps[:-1]:
                 pair = _along(s, pair, axis, length, norm, "ifft")
             return _along(s, pair, *last, norm, kind).real
@@ -222,7 +222,7 @@ def _stft(
     s: AtenBuilder, x: Node, n_fft: int, hop: int | None = None, win: int | None = None, window: Node | None = None,
     normalized: bool = False, onesided: bool | None = None, return_complex: bool | None = None, align_to_window: bool | None = None,
 ) -> Any:  # fmt: skip
-    """Lower torch.stft to a convolution with windowed cosines and sines, [B, L] -> [B, F, frames]."""
+    """Lower torch.stft, [B, L] -> [B, F, frames], to a convolution with windowed cosines and sines."""
     width = win or n_fft
     shape = torch.ones(width) if window is None else tensor_of(s.model, window)
     assert shape is not None

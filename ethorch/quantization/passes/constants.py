@@ -1,4 +1,4 @@
-"""Fold operators on constants, and promote integers that float operators read."""
+"""Fold operators on constants, and convert integers that float operators read to float."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ethorch.quantization.passes.context import PassContext
 
 #: Operators that extract a number from a tensor.
 _NUMBERS = frozenset({"aten.item.default", "aten._local_scalar_dense.default"})
-#: Operator -> position of an argument of which it reads only the shape.
+#: Position of the argument of which an operator reads only the shape.
 _LIKE = dict.fromkeys(LIKE, 0) | {"aten.expand_as.default": 1, "aten.view_as.default": 1, "aten.reshape_as.default": 1}
-#: Maximum elements of a folded constant.
+#: Maximum number of elements of a folded constant.
 _LARGEST_CONSTANT = 1 << 24
 
 
 def fold_constants(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace values that do not depend on inputs (masks, position tables, arange) by buffers or numbers.
+    """Replace values that do not depend on inputs (masks, position tables, arange) with buffers or numbers.
 
     Random numbers, written buffers and parameters of a trainable model are not constant.
     """
@@ -60,7 +60,7 @@ def fold_constants(graph_module: GraphModule, context: PassContext) -> None:
 
 
 def promote_constants(graph_module: GraphModule, context: PassContext) -> None:
-    """Convert constant integers to float if an elementwise operator reads them with floats (``x * torch.arange(8)``)."""
+    """Convert integer constants to float if an elementwise operator combines them with floats (``x * torch.arange(8)``)."""
     for node in list(graph_module.graph.nodes):
         pointwise = isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
         if not pointwise or not is_float(node):
@@ -80,10 +80,10 @@ _INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 
 
 def promote_integers(graph_module: GraphModule, context: PassContext) -> None:
-    """Cast integers that an elementwise operator reads with floats, so that they are quantized.
+    """Cast integers that an elementwise operator combines with floats, so that they are quantized.
 
-    Applies to int64, and to other integers combined only with constants. Python integers become floats, because ExecuTorch would
-    create int64 tensors and cast them in every call.
+    Casts apply to int64, and to other integer types if the operator reads only constants besides the integers. Python integers
+    become floats, because ExecuTorch would create int64 tensors and cast them in every call.
     """
     casts: dict[tuple[Node, torch.dtype], Node] = {}
     for node in list(graph_module.graph.nodes):
@@ -137,7 +137,7 @@ def _is_foldable(node: Node, constants: dict[Node, Any]) -> bool:
 
 
 def _like(node: Node) -> Node | None:
-    """Return the argument that is read only for its shape; None if absent or of open size."""
+    """Return the argument of which only the shape is read, or None if there is no such argument or its shape is dynamic."""
     place = _LIKE.get(op_name(node.target))
     like = node.args[place] if place is not None and place < len(node.args) else None
     return like if isinstance(like, Node) and not has_open_size(like.meta["val"]) else None

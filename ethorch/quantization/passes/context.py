@@ -1,4 +1,4 @@
-"""Context of graph passes."""
+"""The context of graph passes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ethorch.tosa.limits import Limits
 
 @dataclass(frozen=True)
 class PassContext:
-    """Information that passes need beyond the graph.
+    """The information that passes require in addition to the graph.
 
     Attributes:
         is_excluded: Predicate for nodes without a config, which passes must not change.
-        limits: Limits of the target per TOSA operator, or None if the target is unknown.
+        limits: Limits of the target for each TOSA operator, or None if the target is unknown.
         trainable: Whether parameters may change later (QAT).
     """
 

@@ -1,6 +1,6 @@
-"""Decompose composite operators, so that their inner values (attention scores, gates) can be calibrated.
+"""Decompose composite operators, so that intermediate values (attention scores, gates) can be calibrated.
 
-The ``decompose`` function of an OpSpec emits a small ATen graph to an ``AtenBuilder``.
+The ``decompose`` function of an OpSpec emits a small ATen graph with an ``AtenBuilder``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ aten = torch.ops.aten
 def decompose_composites(graph_module: GraphModule, context: PassContext) -> None:
     """Replace every composite operator, recursively. Requires a graph without in-place operators."""
     pending = deque(node for node in graph_module.graph.nodes if node.op == "call_function")
-    relaid: set[Node] = set()  # nodes whose strides differ from those of the nodes that they replace
+    relaid: set[Node] = set()  # nodes whose strides differ from the strides of the nodes that they replace
     while pending:
         node = pending.popleft()
         spec = find(node.target)
@@ -73,7 +73,7 @@ def decompose_composites(graph_module: GraphModule, context: PassContext) -> Non
             continue
         relaid |= _find_relaid(node, replacement)
         emitted = node.prev
-        while emitted is not before:  # process them in graph order, before the following nodes
+        while emitted is not before:  # process emitted nodes in graph order, before the following nodes
             pending.extendleft([emitted] if emitted.op == "call_function" else [])
             emitted = emitted.prev
         replace(node, replacement)
@@ -82,7 +82,7 @@ def decompose_composites(graph_module: GraphModule, context: PassContext) -> Non
 
 
 def _without_shape_operands(s: AtenBuilder, node: Node, spec: OpSpec) -> Node | None:
-    """Emit a call without operands that are read only for their shape (``expand_as``)."""
+    """Emit a call without operands of which only the shape is read (``expand_as``), or return None if there are none."""
     name = op_name(node.target)
     if name not in spec.adapters or spec.lower is None or len(node.all_input_nodes) < 2 or is_dynamic(node):
         return None
@@ -116,9 +116,9 @@ def _reads_floats(node: Node) -> bool:
 
 
 def _by_pytorch(s: AtenBuilder, node: Node) -> Any:
-    """Return PyTorch's decomposition of an operator without OpSpec (``torch.multiply``, ``vstack``, ``lerp``).
+    """Return PyTorch's decomposition of an operator without an OpSpec (``torch.multiply``, ``vstack``, ``lerp``).
 
-    None if PyTorch has none, or if it contains unsupported operators.
+    Return None if PyTorch has no decomposition, or if the decomposition contains unsupported operators.
     """
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten" or not node.all_input_nodes:
@@ -138,7 +138,9 @@ def _by_pytorch(s: AtenBuilder, node: Node) -> Any:
         calls = [each for each in graph.nodes if each.op == "call_function" and each.target is not operator.getitem]
         before = {value.dtype for value in map(first_value, inputs) if value is not None}
         after = {value.dtype for value in map(first_value, calls) if value is not None and value.is_floating_point()}
-        nothing = all(each.op == "placeholder" for each in graph.output_node().all_input_nodes)  # broadcast of equal shapes
+        nothing = all(
+            each.op == "placeholder" for each in graph.output_node().all_input_nodes
+        )  # e.g. a broadcast to an equal shape
         return (bool(calls) or nothing) and after <= before and all(map(_is_known, calls))
 
     try:
@@ -157,12 +159,12 @@ def _table_of_unknown() -> dict[Any, Callable[..., Any]]:
 
 
 def replace(node: Node, replacement: Node | Sequence[Node | None]) -> None:
-    """Replace ``node`` in its users, by a node or by one node for each output."""
+    """Replace ``node`` in its users with one node, or with one node for each output."""
     if isinstance(replacement, Node):
         node.replace_all_uses_with(replacement)
         return
     for user in list(node.users):
-        assert user.target is operator.getitem, f"{user.format_node()} reads several outputs at once"
+        assert user.target is operator.getitem, f"{user.format_node()} reads several outputs, expected operator.getitem"
         result = replacement[user.args[1]]  # type: ignore[index]
         assert result is not None or not user.users, f"output {user.args[1]} of {node.format_node()} has no replacement"
         if result is not None:
@@ -171,12 +173,12 @@ def replace(node: Node, replacement: Node | Sequence[Node | None]) -> None:
 
 
 def hoist_clamps(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace ``relu(view(y))`` with ``view(relu(y))`` for views from decompositions, so that the clamp is free."""
+    """Replace ``relu(view(y))`` with ``view(relu(y))`` if a decomposition emitted the view, so that the clamp is free."""
     for node in list(graph_module.graph.nodes):
         spec = find(node.target) if node.op == "call_function" else None
         if spec is None or not spec.absorbs or is_in_place(node) or len(node.all_input_nodes) != 1:
             continue
-        if spec.rule(node).output == "same":  # a copy, after which a view may rely on the strides
+        if spec.rule(node).output == "same":  # a view may depend on the strides of a copy
             continue
         (move,) = node.all_input_nodes
         while MADE_FOR in move.meta and _moves(move) and len(move.users) == 1 and node.meta["val"].shape == move.meta["val"].shape:
@@ -202,7 +204,7 @@ def fix_batch_norms(graph_module: GraphModule, context: PassContext) -> None:
 def settle_batch_norms(model: GraphModule, stays: Callable[[Node], bool] = lambda node: True) -> None:
     """Convert batch norms to the form with fixed statistics, in place.
 
-    ``convert_pt2e`` interprets other forms as training and exports 96 patterns to match (10 s).
+    ``convert_pt2e`` interprets other forms as training, and exports 96 patterns to match them (10 s).
 
     Args:
         model: Exported graph.

@@ -1,8 +1,8 @@
 """Compute mixtures of experts without sorting.
 
-transformers sorts rows by expert, multiplies each group by the matrix of its expert (grouped product), and restores the order. The
-NPU and ExecuTorch lack these kernels. Here, zeros pad each row to the position of its expert, and one linear layer multiplies it by
-the matrices of all experts.
+transformers sorts rows by expert, multiplies each group of rows by the matrix of its expert (grouped product), and restores the
+order. Neither the NPU nor ExecuTorch has kernels for these operators. This pass pads each row with zeros to the position of the
+row's expert, and emits one linear layer with the matrices of all experts.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ethorch.quantization.passes.top_k import draw_top_k, is_few, results
 
 aten = torch.ops.aten
 
-#: Operators of (rows sorted by expert, weights [experts, K, N], int32 ends of the runs).
+#: Grouped products: operators of (rows sorted by expert, weights [experts, K, N], int32 end of each expert's rows).
 _GROUPED = frozenset({"transformers.grouped_mm_fallback.default", "aten._grouped_mm.default"})
-#: Operators that keep the order of elements.
+#: Operators that preserve the order of elements.
 _VIEWS = frozenset({"aten.reshape.default", "aten.view.default", "aten.flatten.using_ints", "aten.to.dtype", "aten.clone.default"})
 
 
 def lower_experts(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace the sort, the grouped products and the restored order of each mixture."""
+    """Replace the sort, the grouped products and the inverse permutation of each mixture."""
     grouped = [node for node in graph_module.graph.nodes if op_name(node.target) in _GROUPED and not context.is_excluded(node)]
     for sort in dict.fromkeys(filter(None, map(_find_sort, grouped))):
         products = [node for node in grouped if _find_sort(node) is sort]
@@ -101,7 +101,7 @@ def _repeat_rows(model: GraphModule, index: Node, times: int) -> None:
 
 
 def _product(s: AtenBuilder, node: Node, marks: Node) -> None:
-    """Replace ``x[row] @ weights[expert of the row]`` by a linear layer."""
+    """Replace ``x[row] @ weights[expert of the row]`` with a linear layer."""
     x, weights, *_ = node.args
     assert isinstance(x, Node) and isinstance(weights, Node)
     rows, count = shape_of(x)

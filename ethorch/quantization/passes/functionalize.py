@@ -1,6 +1,6 @@
-"""Replace in-place operators by functional ones: ``y[:, :4] += 1`` computes a new y for later readers of y and its views.
+"""Replace in-place operators with functional operators: ``y[:, :4] += 1`` computes a new y for later readers of y and its views.
 
-Quantize and dequantize operators create copies, so a quantized model would lose writes through views.
+Quantize and dequantize operators create copies, so writes through views would have no effect in a quantized model.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _TRUTHS = {
 
 
 def functionalize(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace every in-place operator of the graph and its control flow subgraphs. The caller must recompile the graph.
+    """Replace every in-place operator in the graph and its control-flow subgraphs. The caller must recompile the graph.
 
-    Writes to a buffer or an input become one ``copy_`` at the end of the graph. Readers of such a buffer read a ``clone``.
+    Writes to a buffer or an input become one ``copy_`` at the end of the graph. Readers of a written buffer read a ``clone``.
 
     Raises:
         QuantizationError: An in-place operator has no functional form, or writes through a view that cannot be inverted.
@@ -48,7 +48,7 @@ def functionalize(graph_module: GraphModule, context: PassContext) -> None:
             functionalize(child, context)
             child.recompile()
     for node in filter(is_in_place, graph_module.graph.nodes):
-        if (counter := _counter(node)) is not None:  # torchao removes the counters of batch norms one by one
+        if (counter := _counter(node)) is not None:  # torchao expects each batch norm to update its counter directly
             node.update_arg(0, counter)
     if any(_is_write(node) for node in graph_module.graph.nodes):
         _Functionalizer(graph_module).run()
@@ -56,13 +56,13 @@ def functionalize(graph_module: GraphModule, context: PassContext) -> None:
 
 
 def _is_write(node: Node) -> bool:
-    """Return True for an in-place operator, unless it updates a counter that nothing reads."""
+    """Return True if the node is an in-place operator, except an update of a counter that no operator reads."""
     return is_in_place(node) and _counter(node) is None
 
 
 def _counter(node: Node) -> Node | None:
     written = node.args[0] if node.args else None
-    while isinstance(written, Node) and is_in_place(written):  # a batch norm that is called twice counts twice
+    while isinstance(written, Node) and is_in_place(written):  # a batch norm that is called twice has two updates
         written = written.args[0]
     counts = isinstance(written, Node) and written.op == "get_attr" and _is_only_written(written)
     return written if counts and isinstance(written, Node) else None
@@ -81,7 +81,7 @@ class _Memory:
 
 @dataclass(frozen=True)
 class _View:
-    """A tensor as a position in memory, reached from the root by view steps."""
+    """A view of memory, defined by view steps from the root tensor."""
 
     memory: _Memory
     steps: tuple[ViewStep, ...] = ()
@@ -92,7 +92,7 @@ class _View:
 
 
 class _Functionalizer:
-    """Functionalization in graph order. Original nodes identify positions in memory; ``current`` returns their values."""
+    """A functionalization in graph order. Original nodes identify views of memory, and ``current`` returns the value of a node."""
 
     def __init__(self, model: GraphModule):
         self.graph = model.graph
@@ -124,7 +124,7 @@ class _Functionalizer:
             self.graph.erase_node(node)
 
     def read_through_clone(self, buffer: Node) -> None:
-        """Replace a written buffer by a ``clone`` in its readers, which would treat a get_attr node as constant."""
+        """Replace a written buffer with a ``clone`` in its readers, which would treat a get_attr node as constant."""
         if not buffer.users:
             return
         with self.graph.inserting_after(buffer):
@@ -135,7 +135,7 @@ class _Functionalizer:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def place(self, node: Node) -> _View:
-        """Return the view of the node's tensor, in new memory if the node is unknown."""
+        """Return the view of the node's tensor. An unknown node becomes the root of new memory."""
         if node not in self.views:
             memory = _Memory(node)
             memory.values[()] = (0, node)
@@ -170,7 +170,7 @@ class _Functionalizer:
             self.enter(node, _View(place.memory, (*place.steps, self.step(node, sources[0]))), place.memory.version)
 
     def enter(self, node: Node, view: _View, version: int) -> None:
-        """Register the node as a view of ``version``, and as its current value unless outdated."""
+        """Register the node as a view of ``version``, and as the current value of the view unless the version is outdated."""
         last, _ = view.memory.values.get(view.key, (-1, node))
         if last < version == view.memory.version:
             view.memory.values[view.key] = (version, node)
@@ -204,7 +204,7 @@ class _Functionalizer:
         self.refuse(self.origin, why)
 
     def shares_memory_with(self, node: Node) -> list[Node | None]:
-        """Return the argument that each output shares memory with, by running on fake tensors."""
+        """Run ``node`` on meta tensors and return, for each output, the argument that shares memory with the output."""
         target = node.target
         if not isinstance(target, torch._ops.OpOverload) or not node.all_input_nodes:
             return []
@@ -220,7 +220,7 @@ class _Functionalizer:
 
         try:
             result = target(*torch.fx.map_arg(node.args, standin), **torch.fx.map_arg(node.kwargs, standin))
-        except Exception:  # the operator has no kernel for tensors without data, so rely on its schema
+        except Exception:  # without a kernel for meta tensors, rely on the schema of the operator
             return [node.all_input_nodes[0]] if annotated else []
         owners = {tensor.untyped_storage()._cdata: arg for arg, tensor in standins.items() if isinstance(tensor, torch.Tensor)}
         results = result if isinstance(result, (tuple, list)) else [result]
@@ -229,12 +229,12 @@ class _Functionalizer:
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def write(self, node: Node) -> None:
-        """Replace ``dest.op_(...)`` by ``new = op(dest, ...)``, and write ``new`` through the view."""
+        """Replace ``dest.op_(...)`` with ``new = op(dest, ...)``, and write ``new`` through the view."""
         schema, name = node.target._schema, name_of(node)  # type: ignore[union-attr]
         written = [i for i, argument in enumerate(schema.arguments) if argument.alias_info and argument.alias_info.is_write]
         dest = node.args[0] if node.args else None
         if written != [0] or not isinstance(dest, Node) or not name.endswith("_"):
-            self.refuse(node, "it writes to an argument other than the first one")
+            self.refuse(node, "the operator writes to an argument other than the first one")
         place = self.place(dest)
         if name in RESHAPE_IN_PLACE:
             node.target = functional_of(node.target)
@@ -246,7 +246,7 @@ class _Functionalizer:
             self.dead.append(node)
         self.views[node] = place
         if new is self.value(place):
-            return  # y[0] = y[0], which Python executes after the in-place addition of y[0] += 1
+            return  # Python executes y[0] = y[0] after the in-place addition for y[0] += 1
         memory.version += 1
         memory.values[place.key] = (memory.version, new)
         for depth in range(len(place.steps) - 1, -1, -1):
@@ -261,7 +261,7 @@ class _Functionalizer:
         return node
 
     def reshape_in_place(self, node: Node, dest: Node) -> None:
-        """Make later readers of ``dest`` read its view, e.g. for ``x.unsqueeze_(0)``."""
+        """Make later readers of ``dest`` read the reshaped view, e.g. for ``x.unsqueeze_(0)``."""
         place = self.place(dest)
         view = _View(place.memory, (*place.steps, self.step(node, dest)))
         self.read(node)

@@ -1,10 +1,9 @@
-"""Narrow index inputs (token ids, positions) to int32, and replace computations on positions by tables.
+"""Narrow index inputs (token ids, positions) to int32, and replace computations on positions with lookup tables.
 
-An index is smaller than the extent that it indexes, so it fits 32 bits. One cast after the input replaces one per reader, and shape
-operators, sums and comparisons of the index move to the NPU. Counters in mutable buffers are narrowed, too (``lower.fx.states``).
-
-Floats computed from a position (angles of a rotary embedding) would lose all precision in int8. Because the extent limits the
-positions, all values are computed in advance, as rows of a constant that the index selects.
+An index is smaller than the size of the dim that it indexes, so it fits 32 bits. One cast after the input replaces a cast for each
+reader, and view operators, sums and comparisons of the index move to the NPU. Counters in mutable buffers are narrowed as well
+(``lower.fx.states``). Floats computed from a position (angles of a rotary embedding) would lose all precision in int8. Because the
+size of the dim limits the positions, all values are computed in advance, as rows of a constant from which the index selects.
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ from ethorch.quantization.passes.context import PassContext
 
 aten = torch.ops.aten
 
-_LARGEST_TABLE = 1 << 23  #: maximum elements of a table; larger ones would need too much flash for the gain in accuracy
+_LARGEST_TABLE = 1 << 23  #: maximum number of elements of a table, to limit flash
 _WITHIN = (add, sub, where, masked_fill)  #: operators whose results fit 32 bits if their operands are indices
 _TRIES = 3  #: number of random position tensors with which a table is verified
 
 
 def narrow_indices(graph_module: GraphModule, context: PassContext) -> None:
-    """Cast each int64 input and state that is used as an index to int32 once.
+    """Cast each int64 input and mutable buffer that is used as an index to int32 once.
 
-    The cast replaces the input in operators that move it, add to it or compare it, in writes to a state, and in remainders by
-    powers of two. Without GATHER, inputs and states that CPU kernels read remain int64. An input that is only compared with
-    constants is cast after a clamp to their range, widened by one.
+    The cast replaces the input in operators that move, add or compare it, in writes to a mutable buffer, and in remainders by
+    powers of two. If the target does not support GATHER, inputs and buffers that CPU kernels read remain int64. An input that is
+    only compared with constants is clamped to the range of the constants, widened by one, before the cast.
     """
     inputs = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     states = [node for node in graph_module.graph.nodes if _reads_state(node)]
@@ -62,7 +61,7 @@ def narrow_indices(graph_module: GraphModule, context: PassContext) -> None:
 
 
 def cast_inputs_first(graph_module: GraphModule, context: PassContext) -> None:
-    """Move casts of int64 inputs to float before views, because the NPU does not move int64."""
+    """Move casts of int64 inputs to float before views, because the NPU does not support views of int64."""
     casts: dict[tuple[Node, torch.dtype], Node] = {}
     for node in list(graph_module.graph.nodes):
         if node.op != "call_function" or find(node.target) is not to or not is_float(node) or not is_int64(node.all_input_nodes[0]):
@@ -133,7 +132,7 @@ def _narrow(model: GraphModule, cast: Node, source: Node, keep: Callable[[Node],
 
 
 def _narrow_compared(model: GraphModule, source: Node, place: Node, keep: Callable[[Node], bool]) -> None:
-    """Make comparisons of an int64 input with constants read int32. The result is exact for every input."""
+    """Compute comparisons of an int64 input with constants in int32. The result is exact for every input."""
     compared: dict[Node, Tensor] = {}
     moved = {source}
     for node in model.graph.nodes:
@@ -168,7 +167,7 @@ def _fits(numbers: Tensor) -> bool:
 
 
 def _wrap(s: AtenBuilder, node: Node, narrow: Mapping[Node, Node], source: Node, bound: int) -> Node | None:
-    """Emit ``(source + k) % n`` in int32 by comparisons, if ``bound`` makes the sum at most one n out of range."""
+    """Emit ``(source + k) % n`` in int32 with comparisons, or return None if ``source + k`` may be outside [-n, 2n)."""
     x, n = node.args
     if not isinstance(x, Node) or x not in narrow or not isinstance(n, int):
         return None
@@ -190,14 +189,14 @@ def _is_index(node: Node) -> bool:
 
 
 def _is_wrapped(node: Node) -> bool:
-    """Return True if the node is read only modulo powers of two."""
+    """Return True if all readers compute the node modulo powers of two."""
     readers = list(_readers(node))
     wrapped = [user for user in readers if find(user.target) is remainder and _is_power_of_two(user.args[1])]
     return len(wrapped) == len(readers) and any(map(_is_index, wrapped))
 
 
 def _readers(node: Node) -> Iterator[Node]:
-    """Yield the readers of an int64 tensor, also moved or added to a constant, except writes to a state."""
+    """Yield the readers of an int64 tensor, and of its views and sums with a constant, except writes to a mutable buffer."""
     for user in node.users:
         spec = find(user.target) if user.op == "call_function" else None
         if spec is not None and (spec.moves or (spec in (add, sub) and _with_constant(user)) or (spec is to and is_int64(user))):
@@ -211,7 +210,7 @@ def _is_power_of_two(number: Any) -> bool:
 
 
 def _is_index_on_cpu(index: Node) -> bool:
-    """Return True if a CPU operator without GATHER reads the index unchanged, except writes of one row."""
+    """Return True if an operator that runs on the CPU reads the index without computing with it. Writes of one row are ignored."""
     for user in index.users:
         spec = find(user.target) if user.op == "call_function" else None
         if spec is None or not isinstance(user.meta["val"], Tensor):
@@ -230,7 +229,7 @@ def _is_view(node: Node) -> bool:
 
 
 def _narrow_cast(node: Node, narrow: dict[Node, Node]) -> None:
-    """Replace the operand of an index's cast by the int32 index, or the cast itself if it is to integers."""
+    """Replace the operand of a cast of an index with the int32 index. If the cast is to int32 or int64, replace the cast."""
     source = node.all_input_nodes[0]
     if is_int64(node):
         narrow[node] = narrow[source]
@@ -241,7 +240,7 @@ def _narrow_cast(node: Node, narrow: dict[Node, Node]) -> None:
 
 
 def _as_int32(s: AtenBuilder, args: Any, narrow: Mapping[Node, Node]) -> tuple[Any, ...] | None:
-    """Return the arguments in int32, or None if one is neither an index nor fits."""
+    """Return the arguments in int32, or None if an argument is neither an index nor a constant that fits int32."""
     narrowed = []
     for arg in args:
         if isinstance(arg, Node) and arg in narrow:
@@ -258,10 +257,10 @@ def _as_int32(s: AtenBuilder, args: Any, narrow: Mapping[Node, Node]) -> tuple[A
 
 
 def _extents(index: Node, summed: bool = False, cast: bool = True) -> Iterator[int]:
-    """Yield the extents of the dims that ``index`` indexes, directly or moved.
+    """Yield the sizes of the dims that ``index`` indexes, directly or after views.
 
     Args:
-        summed: Whether to include uses with a constant added.
+        summed: Whether to include sums of the index and a constant.
         cast: Whether to include casts to other integer types.
     """
     for user in index.users:
@@ -283,7 +282,7 @@ def _with_constant(node: Node) -> bool:
 
 
 def _extent_of(user: Node, index: Node) -> int | None:
-    """Return the extent that ``user`` indexes with ``index``, or None."""
+    """Return the size of the dim of ``user`` that ``index`` indexes, or None if ``user`` does not use ``index`` as an index."""
     x, *rest = user.args
     if not isinstance(x, Node) or not rest:
         return None
@@ -295,13 +294,13 @@ def _extent_of(user: Node, index: Node) -> int | None:
 
 
 def tabulate_positions(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace floats that depend only on an index and constants by rows of a constant table.
+    """Replace floats that depend only on an index and constants with rows of a constant table.
 
-    Rows that the index selects are a table already.
+    Rows that the index selects from a constant are not replaced, because the constant already is such a table.
     """
     inputs = [node for node in graph_module.graph.nodes if node.op == "placeholder" and _is_number(node)]
     casts = [user for node in inputs for user in node.users if find(user.target) is to and _is_number(user)]
-    for index in casts + inputs:  # inputs last, for the nodes that their casts did not replace
+    for index in casts + inputs:  # inputs last, for the nodes that casts did not replace
         extents = list(_extents(index))
         count = index.meta["val"].numel()
         if extents and count and min(extents) >= count:
@@ -338,7 +337,7 @@ def _region(model: GraphModule, index: Node, keep: Callable[[Node], bool], train
         depends_only = all(arg is index or arg in region or _is_constant(model, arg, trains) for arg in inputs)
         if depends_only and any(arg is index or arg in region for arg in inputs):
             region[node] = None
-    for node in reversed(list(region)):  # rows are moved after they are selected, so that all readers share one table
+    for node in reversed(list(region)):  # move rows after their selection, so that all readers share one table
         spec = find(node.target)
         if spec is not None and spec.moves and not any(user in region for user in node.users):
             del region[node]
@@ -361,13 +360,13 @@ def _replace_by_rows(
     readers: list[Node],
     tables: list[tuple[Tensor, Node]],
 ) -> None:
-    """Replace ``node`` in its readers by rows of a table, if it has one row for each element of the index.
+    """Replace ``node`` in its readers with rows of a table, if it has one row for each element of the index.
 
     Args:
         region: Nodes that depend only on the index and constants.
         extent: Number of possible index values.
-        readers: Users of ``node`` outside of the region.
-        tables: Tables of this index and the nodes of their rows. Equal tables are shared.
+        readers: Users of ``node`` outside of ``region``.
+        tables: Pairs of a table of this index and the node that selects its rows. Equal tables are shared.
     """
     shape, count = shape_of(node), index.meta["val"].numel()
     if not node.meta["val"].numel() or extent * (node.meta["val"].numel() // count) > _LARGEST_TABLE:
@@ -382,7 +381,9 @@ def _replace_by_rows(
     replacement = next((rows for values, rows in tables if shape_of(rows) == shape and torch.equal(values, table)), None)
     if replacement is None:
         s = AtenBuilder(model, node)
-        flat = index if shape_of(index) == (count,) else s(aten.reshape.default, index, [count])  # the CPU may read it
+        flat = (
+            index if shape_of(index) == (count,) else s(aten.reshape.default, index, [count])
+        )  # reuse the index, which a CPU operator may read
         rows = s(aten.index_select.default, s.constant(table), 0, flat)
         others = list(range(1, len(shape)))
         if dim is None or count == 1:
@@ -395,7 +396,7 @@ def _replace_by_rows(
 
 
 def _table(model: GraphModule, index: Node, node: Node, region: list[Node], extent: int, dim: int | None) -> Tensor | None:
-    """Return the rows [extent, ...] of ``node``; None if a row depends on several elements."""
+    """Return the rows [extent, ...] of ``node``, or None if a row depends on several elements of the index."""
     count, shape = index.meta["val"].numel(), index.meta["val"].shape
 
     def rows(numbers: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
-"""Masks as tensors to add to scores.
+"""Detect tensors that are added to scores as masks.
 
-A computed mask is a ``where``, a ``masked_fill``, or a product of 0 or 1 and a masking number, possibly moved and concatenated.
+A computed mask is a ``where``, a ``masked_fill``, or a product of a tensor of 0 and 1 and a masking number, possibly moved and
+concatenated.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from ethorch.lower.ops.unary import exp, rsub
 
 aten = torch.ops.aten
 
-HUGE = -1e4  #: largest number that masks
-SUNK = HUGE / 2  #: upper limit of masked values after scores were added
-_BEYOND = -1e9  #: a number whose product with any factor other than 0 masks
-_APART = 100.0  #: minimum ratio of a mask's numbers to all other added numbers
+HUGE = -1e4  #: largest masking number
+SUNK = HUGE / 2  #: upper limit of masked values after the addition of scores
+_BEYOND = -1e9  #: a masking number, also after multiplication by any nonzero factor
+_APART = 100.0  #: minimum ratio of the magnitudes of masking numbers to all other numbers
 #: Operators that only move elements.
 MOVERS = (view, permute, expand, slice_, select, flip, roll)
 #: Operators that select elements of their first operand.
@@ -45,11 +46,11 @@ Truth = Node | torch.Tensor
 
 @dataclass(frozen=True)
 class Mask:
-    """A mask as two tensors that broadcast to its shape.
+    """A mask, represented by two tensors that broadcast to the shape of the mask.
 
     Attributes:
         masked: Bool, True for masked elements.
-        rest: Constant float32, the numbers of other elements.
+        rest: Constant float32, the values of unmasked elements.
     """
 
     masked: Truth
@@ -57,7 +58,7 @@ class Mask:
 
     @property
     def masks(self) -> bool:
-        """True unless the mask is known to be empty."""
+        """True unless all elements are known to be unmasked."""
         return isinstance(self.masked, Node) or bool(self.masked.any())
 
 
@@ -69,12 +70,12 @@ def is_mask_fill(node: Node) -> bool:
 
 
 def is_unified(arg: Any) -> bool:
-    """Return True for ``masked_fill`` with ``MASKED``, the common form of all masks."""
+    """Return True if the argument is a ``masked_fill`` with ``MASKED``, the common form of all masks."""
     return isinstance(arg, Node) and is_mask_fill(arg) and bool(arg.args[2] == MASKED)
 
 
 def mask_scores(s: AtenBuilder, x: Node, mask: Truth) -> Node:
-    """Set ``x`` to ``MASKED`` where the mask is True, in addition to its present mask."""
+    """Set ``x`` to ``MASKED`` where ``mask`` is True, in addition to the elements that ``x`` already masks."""
     if is_unified(x):
         x, before = cast(tuple[Node, Node], x.args[:2])
         mask = unite(s, truth_of(s, before), mask)
@@ -83,20 +84,20 @@ def mask_scores(s: AtenBuilder, x: Node, mask: Truth) -> Node:
 
 
 def constant_of(s: AtenBuilder, arg: Any) -> torch.Tensor | None:
-    """Return the value of a constant other than a parameter, or None."""
+    """Return the value of a constant that is not a parameter, or None."""
     value = tensor_of(s.model, arg) if isinstance(arg, Node) else None
     return None if isinstance(value, torch.nn.Parameter) else value
 
 
 def huge(s: AtenBuilder, arg: Any) -> float | None:
-    """Return the number ``arg`` or the maximum of a constant, if at most ``HUGE``; else None."""
+    """Return a number, or the maximum of a constant, if it is at most ``HUGE``, or None otherwise."""
     constant = constant_of(s, arg)
     value = constant.max().item() if constant is not None and constant.numel() else arg
     return float(value) if isinstance(value, (int, float)) and value <= HUGE else None
 
 
 def mask_of(s: AtenBuilder, arg: Any) -> Mask | None:
-    """Return a number, a constant or a masked constant as Mask, or None if its masking numbers are not far below the others."""
+    """Convert a number, a constant or a masked constant to a Mask. Return None if masking values are not far below the others."""
     if isinstance(arg, (int, float)):
         value = torch.tensor(float(arg))
     elif is_unified(arg):
@@ -113,7 +114,7 @@ def mask_of(s: AtenBuilder, arg: Any) -> Mask | None:
 
 
 def is_mask(values: torch.Tensor, below: float = HUGE) -> bool:
-    """Return True if there are numbers up to ``below``, far below all others."""
+    """Return True if some values are at most ``below`` and far below all other values."""
     hidden = values <= below
     if not hidden.any():
         return False
@@ -122,7 +123,7 @@ def is_mask(values: torch.Tensor, below: float = HUGE) -> bool:
 
 
 def select_mask(s: AtenBuilder, node: Node, condition: Node, x: Any, y: Any) -> Node | None:
-    """Emit ``where(condition, x, y)`` of numbers or constants, if one masks, or return None."""
+    """Emit ``where(condition, x, y)`` of numbers or constants as a mask, or return None if neither ``x`` nor ``y`` masks."""
     first, second = mask_of(s, x), mask_of(s, y)
     if first is None or second is None or not (first.masks or second.masks):
         return None
@@ -135,9 +136,9 @@ def select_mask(s: AtenBuilder, node: Node, condition: Node, x: Any, y: Any) -> 
 
 
 def product(s: AtenBuilder, node: Node, x: Any, y: Any) -> Node | None:
-    """Emit the product of a tensor of 0 and 1 and a masking number, or return None.
+    """Emit the product of a tensor of 0 and 1 and a masking number as a mask, or return None.
 
-    If a softmax reads the product with a number up to -1e9, the factor is assumed to be 0 or 1.
+    If a softmax reads the product and the number is at most -1e9, the tensor is assumed to contain only 0 and 1.
     """
     for factor, number in ((x, y), (y, x)):
         value = s.number(number)
@@ -152,7 +153,7 @@ def product(s: AtenBuilder, node: Node, x: Any, y: Any) -> Node | None:
 
 
 def subtrahend(s: AtenBuilder, arg: Any) -> Truth | None:
-    """Return a bool tensor of the nonzero elements of ``arg``, a product of 0 or 1 and a number of at least -``HUGE``."""
+    """Return the bool factor of ``arg``, or None unless it is a product of a tensor of 0 and 1 and a number >= -``HUGE``."""
     if not isinstance(arg, Node) or find(arg.target) is not mul:
         return None
     x, y = arg.args[:2]
@@ -164,7 +165,7 @@ def subtrahend(s: AtenBuilder, arg: Any) -> Truth | None:
 
 
 def move_mask(s: AtenBuilder, node: Node) -> Node | None:
-    """Move the bool tensor of a mask instead of its numbers, or return None. Moves scores only with a mask of full shape."""
+    """Apply a move of a mask to the bool tensor of the mask, or return None. Scores are moved only if their mask has full shape."""
     source = node.args[0] if node.args else None
     if not is_unified(source):
         return None
@@ -176,7 +177,7 @@ def move_mask(s: AtenBuilder, node: Node) -> Node | None:
     if mask is not None:
         rest = mask.rest if mask.rest.numel() == 1 else _move(s, node, mask.rest.expand(shape))
         assert isinstance(rest, torch.Tensor)
-        if spec is expand:  # the operator that adds the mask broadcasts it
+        if spec is expand:  # the operator that adds the mask broadcasts the bool tensor
             return emit_mask(s, node, Mask(mask.masked, rest))
         return emit_mask(s, node, Mask(_move(s, node, expand_truth(s, mask.masked, shape)), rest))
     base, where = cast(tuple[Node, Node], source.args[:2])
@@ -186,7 +187,7 @@ def move_mask(s: AtenBuilder, node: Node) -> Node | None:
 
 
 def gather_mask(s: AtenBuilder, node: Node) -> Node | None:
-    """Gather the bool tensor and the numbers of a constant mask separately, or return None."""
+    """Gather the bool tensor and the values of a constant mask separately, or return None."""
     mask = mask_of(s, node.args[0]) if find(node.target) in PICKERS else None
     if mask is None or not mask.masks:
         return None
@@ -208,9 +209,10 @@ def _move(s: AtenBuilder, node: Node, value: Truth) -> Truth:
 
 
 def _is_one(s: AtenBuilder, x: Node, *, softens: bool) -> Truth | None:
-    """Return a bool tensor of the elements of ``x`` that are 1, or None if other elements may differ from 0.
+    """Return a bool tensor that is True where ``x`` is 1, or None if other elements may differ from 0.
 
-    Accepts casts of bool tensors, moved, subtracted from 1 or multiplied, and a program input if a softmax reads the product.
+    Casts of bool tensors are accepted, also if moved, subtracted from 1 or multiplied. If a softmax reads the product, a program
+    input is accepted as well.
     """
     spec = find(x.target) if x.op == "call_function" else None
     if x.meta["val"].dtype == torch.bool:
@@ -258,7 +260,7 @@ def _reaches_softmax(node: Node) -> bool:
     return False
 
 
-# Operators on bool tensors, which fold constants.
+# The following functions fold constants.
 
 
 def truth_of(s: AtenBuilder, node: Node) -> Truth:

@@ -1,7 +1,7 @@
 """Graph passes that run between ``torch.export`` and annotation.
 
-Passes transform the exported graph in place; later it is read-only. ``after`` and ``before`` state the required order, and a test
-compares them with ``PASSES``.
+Passes transform the exported graph in place. After them, the graph is read-only. ``after`` and ``before`` define the required
+order, and a test compares them with ``PASSES``.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from ethorch.support.errors import QuantizationError
 
 @dataclass(frozen=True)
 class Pass:
-    """A pass of ``PASSES``.
+    """A pass in ``PASSES``.
 
     Attributes:
-        name: Name of the function, or another name if it runs twice.
+        name: Name of the function, or another name if the function runs twice.
         run: Function that transforms the graph in place.
         after, before: Passes that must run earlier or later.
-        only: Whether to run only if parameters train, or only if they do not.
+        only: ``trainable`` or ``fixed`` to run the pass only if parameters are trained or not trained.
     """
 
     name: str
@@ -71,25 +71,25 @@ PASSES = (
     # Decompositions emit the fixed form.
     Pass("fix_batch_norms", fix_batch_norms, before=("decompose_composites",), only="fixed"),
     Pass("rename_shared_weights", rename_shared_weights, only="trainable"),
-    # Assertions would keep constants alive.
+    # Assertions would prevent the removal of constants.
     Pass("remove_assertions", remove_assertions, before=("fold_constants",)),
     # Decompositions match patterns that a dropout would hide.
     Pass("remove_no_ops", remove_no_ops, before=("decompose_composites",)),
     Pass("promote_integers", promote_integers, after=("remove_no_ops",), before=("narrow_indices", "tabulate_positions")),
-    # The passes below use the rank of operands.
+    # The passes after this one use the rank of operands.
     Pass("lift_scalars", lift_scalars, before=("remove_softmax_shifts", "fold_constants", "decompose_composites")),
     Pass("remove_softmax_shifts", remove_softmax_shifts, after=("remove_no_ops",), before=("unify_masks",)),
     # Matches ``full`` operators, which folding would replace.
     Pass("lower_top_k", lower_top_k, after=("functionalize",), before=("fold_constants",)),
     # Matches argmax and argmin.
     Pass("lower_hard_choices", lower_hard_choices, after=("functionalize",), before=("decompose_composites",)),
-    # Matches through casts, and emits constants.
+    # Matches no casts, and emits constants.
     Pass("lower_experts", lower_experts, after=("remove_no_ops",), before=("fold_constants",)),
     # Decompositions depend on constant operands and their values.
     Pass("fold_constants", fold_constants, before=("decompose_composites",)),
-    # Constants are computed with the precision of the model.
+    # Constants are folded before they are narrowed.
     Pass("narrow_doubles", narrow_doubles, after=("fold_constants",), before=("lower_complex",), only="fixed"),
-    # Requires constant windows and rotations; emits composites.
+    # Requires constant windows and rotations, and emits composites.
     Pass("lower_complex", lower_complex, after=("fold_constants",), before=("decompose_composites",)),
     Pass("decompose_composites", decompose_composites, after=("fold_constants",), before=("fold_constants_again",)),
     # Decompositions emit operators of constants (attention masks).
@@ -98,19 +98,19 @@ PASSES = (
     Pass("unify_masks", unify_masks, after=("decompose_composites", "fold_constants_again")),
     # Decompositions emit index operators.
     Pass("narrow_indices", narrow_indices, after=("decompose_composites",)),
-    # The narrowed index selects rows; masks must not become tables.
+    # The narrowed index selects rows, and masks must not become tables.
     Pass("tabulate_positions", tabulate_positions, after=("narrow_indices", "unify_masks")),
-    # Both match views of an index before its cast.
+    # The passes before this one match views of an index before its cast.
     Pass("cast_inputs_first", cast_inputs_first, after=("narrow_indices", "tabulate_positions")),
     # Later constants would not be promoted.
     Pass("promote_constants", promote_constants, after=("fold_constants_again", "unify_masks", "tabulate_positions")),
-    # Other passes do not match clamps before views.
+    # Other passes do not match a clamp before a view.
     Pass("hoist_clamps", hoist_clamps, after=("decompose_composites", "promote_constants")),
 )
 
 
 def run_passes(graph_module: GraphModule, context: PassContext) -> GraphModule:
-    """Run ``PASSES`` in place, with dead code elimination after each. Open sizes stay open unless parameters train.
+    """Run ``PASSES`` in place, and eliminate dead code after each pass. Dynamic dims remain dynamic unless parameters are trained.
 
     Raises:
         QuantizationError: An in-place operator has no functional form, or a pass requires a data-dependent shape.
@@ -127,7 +127,7 @@ def run_passes(graph_module: GraphModule, context: PassContext) -> GraphModule:
             raise QuantizationError(
                 "quantize.shape_of_values",
                 f"{first.name}{''.join(f' ({source.strip()})' for source in line)}: in-place writes to tensors with data-dependent "
-                "shapes are not supported. Keep all elements, and set the others to 0 with torch.where.",
+                "shapes are not supported. Use torch.where to set elements to 0 instead of removing them.",
             ) from error
         graph_module.graph.eliminate_dead_code()
     graph_module.recompile()
