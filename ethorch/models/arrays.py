@@ -1,4 +1,4 @@
-"""Random inputs and saved outputs of a program, as NumPy arrays."""
+"""Create random inputs and save outputs of a program, as NumPy arrays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ethorch.formats.pte_types import Method
 
 
 def random_inputs(method: Method, seed: int = 0) -> tuple[Any, ...]:
-    """Return normally distributed floats and uniformly distributed integers for the inputs of a method."""
+    """Return inputs for a method: normally distributed floats and uniformly distributed integers."""
     generator = np.random.default_rng(seed)
     inputs: list[Any] = []
     for index in method.inputs:
@@ -24,7 +24,9 @@ def random_inputs(method: Method, seed: int = 0) -> tuple[Any, ...]:
         elif value.dtype.startswith(("float", "bfloat", "complex")):
             dtype = ml_dtypes.bfloat16 if value.dtype == "bfloat16" else value.dtype
             inputs.append(generator.standard_normal(value.shape).astype(dtype))
-        elif value.dtype == "bool" or np.dtype(value.dtype).itemsize > 2:  # indices and flags: only 0 and 1 are safe
+        elif (
+            value.dtype == "bool" or np.dtype(value.dtype).itemsize > 2
+        ):  # indices and flags, for which only 0 and 1 are always valid
             inputs.append(generator.integers(0, 2, value.shape).astype(value.dtype))
         else:
             limits = np.iinfo(value.dtype)
@@ -33,7 +35,7 @@ def random_inputs(method: Method, seed: int = 0) -> tuple[Any, ...]:
 
 
 def save_outputs(path: str, outputs: Sequence[Any]) -> None:
-    """Write arrays to an .npz file as output_0, output_1, ...; bfloat16 as float32."""
+    """Write arrays to an .npz file as output_0, output_1, ..., with bfloat16 converted to float32."""
     content = io.BytesIO()
     arrays = [x.astype(np.float32) if getattr(x, "dtype", None) == ml_dtypes.bfloat16 else x for x in outputs]
     np.savez(content, **{f"output_{number}": x for number, x in enumerate(arrays)})
@@ -41,7 +43,7 @@ def save_outputs(path: str, outputs: Sequence[Any]) -> None:
 
 
 def describe(output: Any) -> dict[str, Any]:
-    """Return dtype, shape, range and first values as plain data."""
+    """Return the dtype, shape, range and first values as a dict of JSON-compatible values."""
     if not isinstance(output, np.ndarray):
         return {"dtype": type(output).__name__, "shape": [], "text": str(output)}
     values = output.reshape(-1)

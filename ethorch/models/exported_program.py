@@ -1,8 +1,8 @@
-"""Load a `.pt2` file of `torch.export.save` without executing code in it.
+"""Load a `.pt2` file written by `torch.export.save` without executing code from the file.
 
 `torch.export.load` unpickles objects, evaluates shapes as Python expressions, looks up operators by dotted name, loads shared
 libraries of AOTInductor, and generates Python code from names. This module accepts only pickles of tensors and plain data, and
-only text in the form of `torch.export.save`.
+only text that `torch.export.save` writes.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
     from torch.export.pt2_archive._package import PT2ArchiveReader
 
-#: Remedy of every refusal.
+#: Remedy for every rejected file.
 _REMEDY = "If you trust the file, load it with torch.export.load and pass the program to ethorch.compile."
-#: Higher-order operators that only run graphs of the same program.
+#: Higher-order operators that only execute graphs of the same program.
 _HIGHER_ORDER = {"cond", "while_loop", "map_impl", "scan", "associative_scan", "wrap_with_set_grad_enabled", "wrap_with_autocast"}
 #: Shape functions of sympy and torch.utils._sympy.functions. Other calls could execute code.
 _FUNCTIONS = {
@@ -39,7 +39,7 @@ _FUNCTIONS = {
 #: Names of arguments that are file names, in aten.from_file and in operators of other libraries.
 _FILE_ARGUMENTS = {"filename", "file_name", "path", "file", "filepath"}
 _PATH = re.compile(r"[\w.\-+:/@ ]*")
-#: Fields of free text, which torch neither evaluates nor writes into code, and fields with separate checks.
+#: Fields that torch neither evaluates nor writes into code, and fields with separate checks.
 _TEXT = {"metadata", "as_string", "as_strings", "torch_version", "guards_code", "expr_str", "in_spec", "out_spec"}
 _OPERATORS = {"target", "as_operator"}
 #: Fields that become names of values in Python code.
@@ -47,10 +47,10 @@ _NAMES = {"name", "as_name", "forward_arg_names", "user_input_name"}
 
 
 def load_exported_program(path: Path) -> ExportedProgram:
-    """Return the program of a `.pt2` file.
+    """Load the program of a `.pt2` file.
 
     Raises:
-        FormatError: The file is not written by `torch.export.save`, or loading it could execute code.
+        FormatError: The file was not written by `torch.export.save`, or loading the file could execute code.
     """
     from torch._export.serde import schema
     from torch._export.serde.serialize import ExportedProgramDeserializer, _dict_to_dataclass
@@ -60,15 +60,15 @@ def load_exported_program(path: Path) -> ExportedProgram:
     reader = PT2ArchiveReader(os.fspath(path))
     records = set(reader.get_file_names())
     if any(record.startswith(names.AOTINDUCTOR_DIR) for record in records):
-        raise FormatError(f"{path} contains compiled code of AOTInductor, which loading would execute. {_REMEDY}")
+        raise FormatError(f"{path} contains code compiled by AOTInductor, which would be executed by loading. {_REMEDY}")
     models = sorted(record for record in records if record.startswith(names.MODELS_DIR))
     if models != [names.MODELS_FILENAME_FORMAT.format("model")]:
         raise FormatError(f"{path}: expected one program named model, got {', '.join(models) or 'none'}.")
     program = json.loads(reader.read_string(models[0]))
     program["guards_code"] = []  # Python code, unused here
     for problem in _find_problems(program):
-        raise FormatError(f"{path}: {problem}, so loading it could execute code. {_REMEDY}")
-    inputs = _unpickle(reader.read_bytes(names.SAMPLE_INPUTS_FILENAME_FORMAT.format("model")), path, "its example inputs")
+        raise FormatError(f"{path}: {problem}, so loading the file could execute code. {_REMEDY}")
+    inputs = _unpickle(reader.read_bytes(names.SAMPLE_INPUTS_FILENAME_FORMAT.format("model")), path, "the example inputs")
     return ExportedProgramDeserializer().deserialize(
         _dict_to_dataclass(schema.ExportedProgram, program),
         _read_tensors(reader, path, names.WEIGHTS_CONFIG_FILENAME_FORMAT, names.WEIGHTS_DIR, records),
@@ -80,11 +80,12 @@ def load_exported_program(path: Path) -> ExportedProgram:
 def _unpickle(content: bytes, path: Path, subject: str) -> Any:
     try:
         return torch.load(io.BytesIO(content), weights_only=True, map_location="cpu") if content else ()
-    except Exception as error:  # refused pickles raise many types
+    except Exception as error:  # torch.load raises many types
         match = re.search(r"GLOBAL (\S+)", str(error))
         detail = f" ({match[1]})" if match else ""
         raise FormatError(
-            f"{path}: {subject} contain more than tensors and plain data{detail}, so loading them could execute code. {_REMEDY}"
+            f"{path}: expected only tensors and plain data in {subject}, got other objects{detail}. Loading them could execute code. "
+            f"{_REMEDY}"
         ) from error
 
 
@@ -99,18 +100,21 @@ def _read_tensors(
     config_path = config_name.format("model")
     if config_path not in records:
         raise FormatError(
-            f"{path} has no {config_path}, as files of older PyTorch versions. Export it with torch {torch.__version__}."
+            f"{path}: {config_path} is missing, as in files of older PyTorch versions. Export the model with torch "
+            f"{torch.__version__}."
         )
     config = package._load_payload_config(reader, config_path)
     stored = package._build_file_map(reader, config, folder)
     tensors: dict[str, torch.Tensor] = {}
     for name, payload in config.config.items():
         if payload.path_name.startswith((names.CUSTOM_OBJ_FILENAME_PREFIX, names.OPAQUE_OBJ_FILENAME_PREFIX)):
-            raise FormatError(f"{path}: constant {name} is a pickled object, and loading it could execute code. {_REMEDY}")
+            raise FormatError(
+                f"{path}: expected a tensor for constant {name}, got a pickled object. Loading it could execute code. {_REMEDY}"
+            )
         if payload.use_pickle or payload.tensor_meta is None:
             value = _unpickle(reader.read_bytes(f"{folder}{payload.path_name}"), path, f"the bytes of {name}")
             if not isinstance(value, torch.Tensor):
-                raise FormatError(f"{path}: {name}: expected a tensor, got {type(value).__name__}.")
+                raise FormatError(f"{path}: expected a tensor for {name}, got {type(value).__name__}.")
         else:
             meta = payload.tensor_meta
             value = (
@@ -129,19 +133,19 @@ def _read_tensors(
 
 
 def _find_problems(program: Mapping[str, Any]) -> Iterator[str]:
-    """Yield descriptions of text that could execute code when the program is loaded or run."""
+    """Yield a description of each text that could execute code when the program is loaded or run."""
     for field, text in _iterate_texts(program, ""):
         if field == "expr_str" and not _is_expression(text):
-            yield f"{text[:80]!r} is not the expression of a shape"
+            yield f"expected a shape expression, got {text[:80]!r}"
         elif field in _OPERATORS and not _is_operator(text):
-            yield f"{text[:80]!r} is not an operator that a program may call"
+            yield f"expected an operator that a program may call, got {text[:80]!r}"
         elif field in ("in_spec", "out_spec") and (unknown := _find_unknown_type(text)):
-            yield f"inputs or outputs are of type {unknown[:80]!r}"
+            yield f"expected inputs and outputs of built-in types, got {unknown[:80]!r}"
         elif field in _NAMES:
             if text and not text.isidentifier():
-                yield f"{text[:80]!r} is not a name"
+                yield f"expected a Python identifier, got {text[:80]!r}"
         elif field not in _TEXT | _OPERATORS and not _PATH.fullmatch(text):
-            yield f"{text[:80]!r} is not a name"
+            yield f"expected a name, got {text[:80]!r}"
 
 
 def _iterate_texts(value: Any, field: str) -> Iterator[tuple[str, str]]:
@@ -191,13 +195,13 @@ def _is_operator(target: str) -> bool:
             return False
         operator = getattr(getattr(getattr(torch.ops, parts[0], None), parts[1], None), parts[2], None)
         if not isinstance(operator, torch._ops.OpOverload):
-            return operator is None  # an operator of a library that is not imported; torch reports it
+            return operator is None  # torch reports operators of libraries that are not imported
         return not any(argument.name in _FILE_ARGUMENTS for argument in operator._schema.arguments)
     return target in {f"{symbolic.__module__}.{symbolic.__name__}" for symbolic in _SYM_OPS}
 
 
 def _find_unknown_type(text: str) -> str | None:
-    """Return a type in a serialized pytree that requires an import, or None."""
+    """Return the name of a type in a serialized pytree that requires an import, or None if there is no such type."""
     pending = [json.loads(text)]
     while pending:
         value = pending.pop()

@@ -1,7 +1,7 @@
-"""NHWC inputs and outputs, e.g. for cameras.
+"""Convert inputs and outputs to NHWC, e.g. for cameras.
 
-NPU feature maps are NHWC, so a contiguous NCHW input requires a transpose (6 % of mobilenet_v2's cycles on u85-256). Inputs in
-``channels_last`` and those of a wrapped model do not.
+NPU feature maps are NHWC, so a contiguous NCHW input requires a transpose (6% of mobilenet_v2's cycles on u85-256). Inputs in
+``channels_last``, and the inputs of a wrapped model, do not require a transpose.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def from_nhwc(value: Any) -> Any:
 class NhwcIo(nn.Module):
     """A model with inputs and outputs [N, H, W, C] and [N, D, H, W, C].
 
-    Wrap before ``torch.export``. The permutes do not move data on the NPU. Calibrate with ``ethorch.models.layouts.nhwc_inputs``.
+    Wrap the model before ``torch.export``. The permutes do not move data on the NPU. Convert calibration samples with
+    ``ethorch.models.layouts.nhwc_inputs``.
     """
 
     def __init__(self, module: nn.Module):
@@ -44,7 +45,7 @@ class NhwcIo(nn.Module):
 
 
 def nhwc_inputs(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Convert a model's inputs to contiguous inputs of the wrapped model."""
+    """Convert the inputs of a model to contiguous inputs of the wrapped model."""
     return tuple(pytree.tree_map(lambda x: to_nhwc(x).contiguous() if isinstance(x, torch.Tensor) else x, inputs))
 
 
@@ -56,11 +57,11 @@ def with_nhwc_io(model: UserModel) -> UserModel:
     """
     if model.quantized:
         raise EthorchError(
-            "the model is already quantized. Wrap the float model in ethorch.models.layouts.NhwcIo before torch.export."
+            "expected a float model, got a quantized model. Wrap the float model in ethorch.models.layouts.NhwcIo before export."
         )
     calibration = [nhwc_inputs(inputs) for inputs in model.calibration]
     wrapped = NhwcIo(model.module)
-    wrapped.training = False  # not eval(): exported modules refuse it
+    wrapped.training = False  # not eval(), which exported modules do not support
     return UserModel(wrapped, nhwc_inputs(model.example_inputs), calibration, dynamic_shapes=_nhwc_dims(model))
 
 

@@ -1,4 +1,4 @@
-"""``prepare_pt2e`` in linear time."""
+"""An implementation of ``prepare_pt2e`` that runs in linear time."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from ethorch.quantization.passes.vmapped import inline_vmapped
 
 
 def prepare(graph: GraphModule, quantizer: Quantizer) -> GraphModule:
-    """Return ``prepare_pt2e(graph, quantizer)``, with ``fold_batch_norms`` and ``inline_vmapped``."""
-    inline_vmapped(graph)  # before dead code elimination, because nothing reads the nodes at the borders of a torch.vmap
+    """Run ``inline_vmapped``, ``fold_batch_norms`` and ``prepare_pt2e``, and return the prepared graph."""
+    inline_vmapped(graph)  # before dead code elimination, which would remove the nodes that delimit a torch.vmap
     with suppress_guards(graph.graph.nodes):
         fold_batch_norms(graph)
     with _continue_numbering():
@@ -30,7 +30,7 @@ def prepare(graph: GraphModule, quantizer: Quantizer) -> GraphModule:
 
 @contextmanager
 def _continue_numbering() -> Iterator[None]:
-    """Assign new observers ascending numbers, which saves a fifth of the time for 500 observers."""
+    """Assign consecutive numbers to new observers, which saves a fifth of the time for 500 observers."""
     numbers: Counter[tuple[int, str]] = Counter()
 
     def names(prefix: str) -> Callable[[nn.Module], str]:
@@ -43,6 +43,8 @@ def _continue_numbering() -> Iterator[None]:
 
         return name
 
-    observers = importlib.import_module("torch.ao.quantization.fx.prepare")  # a function of the same name hides the module
+    observers = importlib.import_module(
+        "torch.ao.quantization.fx.prepare"
+    )  # import_module, because a function with the same name hides the module
     with patch.object(observers, "get_new_attr_name_with_prefix", names):
         yield

@@ -36,11 +36,11 @@ Finder = NodeFinder | Callable[[GraphModule], Iterable[Node]]
 
 
 class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotations
-    """Quantizer that annotates a graph from ``torch.export`` for ``prepare_pt2e`` and ``prepare_qat_pt2e``.
+    """A quantizer that annotates a graph from ``torch.export`` for ``prepare_pt2e`` and ``prepare_qat_pt2e``.
 
-    Setters return the quantizer. If several settings match a node, the most specific one applies, even ``None``: node name, node
-    finder (the last one set), node target, module name (the innermost), module type (the innermost), global. Unmatched settings
-    cause a warning.
+    Setters return the quantizer. If several settings match a node, the most specific setting applies, even if its config is
+    ``None``. From specific to general, the order is: node name, node finder (the last one), node target, module name (the
+    innermost), module type (the innermost), global. A setting that matches no node causes a warning.
 
     Args:
         compile_spec: A compile spec, its list form, or a TOSA specification such as ``"TOSA-1.0+INT"``.
@@ -62,38 +62,38 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
 
     @property
     def tosa_spec(self) -> TosaSpecification:
-        """TOSA specification of the target."""
+        """The TOSA specification of the target."""
         spec: TosaSpecification = self.compile_spec.tosa_spec
         return spec
 
     @property
     def global_config(self) -> QuantizationConfig | None:
-        """Config of operators without a more specific setting."""
+        """The config of operators without a more specific setting."""
         return self.settings.everything
 
     def set_global(self, quantization_config: QuantizationConfig | None) -> Self:
-        """Quantize every operator without a more specific setting. None (of any setter) leaves them in float."""
+        """Quantize every operator without a more specific setting. In all setters, the config None leaves operators in float."""
         self.settings.everything = quantization_config
         return self
 
     def set_io(self, quantization_config: QuantizationConfig | None) -> Self:
-        """Quantize the program's float inputs and outputs with this config, or with None like the operators that use them.
+        """Quantize float program inputs and outputs with a config, or like the operators that use them if the config is None.
 
-        The converted program still has float inputs and outputs. ``ethorch.compile(..., io="uint8")`` and ExecuTorch's
-        ``QuantizeInputs`` and ``QuantizeOutputs`` change that.
+        The converted program still has float inputs and outputs. To change their dtype, use ``ethorch.compile(..., io="uint8")``,
+        or ExecuTorch's ``QuantizeInputs`` and ``QuantizeOutputs``.
         """
         self._io = quantization_config
         return self
 
     def set_module_name(self, module_name: str | Sequence[str], quantization_config: QuantizationConfig | None) -> Self:
-        """Quantize one or several submodules, e.g. ``"blocks.sub"``."""
+        """Quantize one or several submodules by name, e.g. ``"blocks.sub"``."""
         self.settings.module_names.update(dict.fromkeys(_as_list(module_name), quantization_config))
         return self
 
     def set_module_type(
         self, module_type: type | str | Sequence[type | str], quantization_config: QuantizationConfig | None
     ) -> Self:
-        """Quantize the submodules of one or several classes or class names."""
+        """Quantize all submodules of one or several classes. Accepts classes and class names."""
         self.settings.module_types.update(dict.fromkeys(_as_list(module_type), quantization_config))
         return self
 
@@ -113,7 +113,7 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
         Args:
             quantization_config: Config of the nodes.
             node_finder: Object with ``find_nodes(graph_module)``, or a function of the graph module. Called before the graph is
-                decomposed and when it is annotated.
+                decomposed, and again when it is annotated.
         """
         self.settings.finders.append((node_finder, quantization_config))
         return self
@@ -121,11 +121,11 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
     def quantize_with_submodules(
         self, model: GraphModule, calibration_samples: Sequence[tuple[Any, ...]], is_qat: bool = False, fold_quantize: bool = True
     ) -> GraphModule:
-        """Prepare, calibrate and convert ``model`` and the branches of its ``torch.cond`` and ``while_loop``.
+        """Prepare, calibrate and convert ``model``, including the branches of ``torch.cond`` and ``while_loop``.
 
         Args:
             model: Module from ``torch.export.export(...).module()``.
-            calibration_samples: Argument tuples, at least one for each path through the branches.
+            calibration_samples: Argument tuples, at least one for each branch.
             is_qat: Whether to prepare with ``prepare_qat_pt2e``.
             fold_quantize: See ``convert_pt2e``.
 
@@ -145,7 +145,9 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
         inputs = ((node.name, node.meta.get("val")) for node in model.graph.find_nodes(op="placeholder"))
         check_float32((f"parameter {name}", parameter.dtype) for name, parameter in model.named_parameters())
         check_float32((f"input {name}", value.dtype) for name, value in inputs if isinstance(value, torch.Tensor))
-        config_of = functools.cache(lambda: self.settings.of(model, warn=False))  # evaluated after in-place operators are replaced
+        config_of = functools.cache(
+            lambda: self.settings.of(model, warn=False)
+        )  # lazy, because passes replace in-place operators first
         limits = self.compile_spec.target.limits if isinstance(self.compile_spec, EthosUCompileSpec) else None
         run_passes(model, PassContext(lambda node: config_of()(node) is None, limits, self.settings.trains))
         for child in model.children():
@@ -154,7 +156,7 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
         return model
 
     def annotate(self, model: GraphModule) -> GraphModule:
-        """Annotate every supported operator that a config matches.
+        """Annotate every supported operator that has a config.
 
         Raises:
             QuantizationError: An annotated operator reads or computes float64 (``quantize.dtype``).
@@ -163,7 +165,9 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
         Scan(model, self.settings.of(model, warn=not inner), None if inner else self._io).run()
         explicit_config = self.settings.match_explicit(model)
         for node in model.graph.nodes:
-            if (annotation := node.meta.get(ANNOTATION)) is not None:  # quantize lacks float64, but promotes half precision
+            if (
+                annotation := node.meta.get(ANNOTATION)
+            ) is not None:  # quantize does not support float64, but promotes half precision
                 values = ((arg.name, arg.meta["val"]) for arg in (*annotation.input_qspec_map, node) if "val" in arg.meta)
                 check_float32((name, x.dtype) for name, x in values if isinstance(x, torch.Tensor) and x.dtype == torch.float64)
             is_excluded = node.op == "call_function" and explicit_config(node) == (None,)
@@ -183,19 +187,19 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
             if node.op == "call_function" and len(devices) > 1:
                 raise QuantizationError(
                     "quantize.devices",
-                    f"Quantizer detected operator {node.name} with inputs on different devices: {', '.join(devices)}. "
+                    f"operator {node.name}: expected all inputs on one device, got {', '.join(devices)}. "
                     "Move the model and its inputs to one device before torch.export",
                 )
         nodes = model.graph.nodes
         if not model.meta.get(INNER) and not any(ANNOTATION in node.meta or is_dynamic(node) for node in nodes):
             logger.warning(
-                "nothing was quantized, because no operator of the model has a quantization config and a quantized form. Use "
-                "operators of docs/ops.md, or a scheme (ethorch.compile) or config (EthosUQuantizer) for more of them. "
+                "no operator was quantized, because no supported operator of the model has a quantization config. Use operators "
+                "listed in docs/ops.md, or set a scheme (ethorch.compile) or config (EthosUQuantizer) for more operators. "
                 "[quantize.nothing]"
             )
 
     def prepare_obs_or_fq_callback(self, model: GraphModule, edge_or_node_to_obs_or_fq: dict[Any, Any]) -> None:
-        """Configure the observers that prepare created, and check the shapes of samples."""
+        """Configure the observers created by ``prepare_pt2e``, and insert a check of the shapes of samples."""
         link_observers(model, edge_or_node_to_obs_or_fq)
         if not model.meta.get(INNER) and not self.settings.trains:
             check_shapes(model)
@@ -206,7 +210,7 @@ def _as_list(value: Any) -> list[Any]:
 
 
 class EthosUQuantizer(TOSAQuantizer):
-    """Quantizer for an Ethos-U, e.g. ``EthosUQuantizer(EthosUCompileSpec("ethos-u55-128"))``.
+    """A quantizer for an Ethos-U, e.g. ``EthosUQuantizer(EthosUCompileSpec("ethos-u55-128"))``.
 
     Args:
         compile_spec: An ``EthosUCompileSpec``, or its list form.

@@ -1,7 +1,7 @@
 """Choose the activation range that minimizes the expected squared error on calibration inputs and on unseen inputs.
 
-The error consists of rounding, clipping of calibration values, and clipping in unseen inputs. The last is estimated from the
-variation of the extremes between inputs. It matters for small tensors, such as logits.
+The error consists of rounding, clipping of calibration values, and clipping of values in unseen inputs. The clipping of unseen
+values is estimated from the variation of the extremes between inputs, and matters for small tensors, such as logits.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 
 HALF_BINS = 2048  # histogram bins on each side of zero
-#: Weight of clipped calibration values. The range is fitted to them, so unseen inputs clip more.
+#: Weight of clipped calibration values. It exceeds 1 because the range is fitted to these values, so unseen inputs clip more.
 _CLIPPED = 2.0
-#: Weight of clipping in unseen inputs, of which few clip much. Means over 11 networks of ``bench.accuracy`` with eight calibration
+#: Weight of clipping in unseen inputs, few of which clip much. Means over 11 networks of ``bench.accuracy`` with eight calibration
 #: inputs, relative to the Arm backend: unseen inputs +4.0 dB, calibration inputs -0.5 dB. With 1: +3.8 and -1.7 dB.
 _UNSEEN = 0.1
-#: Number of elements from which an int8 tensor has no room for unseen inputs.
+#: Number of elements from which the range of an int8 tensor is not widened for unseen inputs.
 _MANY = 2000
-#: Standard deviation of the maximum of ``_ELEMENTS`` normal values, in units of their own. This prior of a tensor's extreme counts
-#: as ``_SUPPOSED_INPUTS`` inputs if there are fewer than ``_ENOUGH_INPUTS``. With 16, pooled features lose 4 dB.
+#: Standard deviation of the maximum of ``_ELEMENTS`` normal values, relative to their standard deviation. This prior
+#: counts as ``_SUPPOSED_INPUTS`` inputs if there are fewer than ``_ENOUGH_INPUTS``. With 16, pooled features lose 4 dB.
 _ELEMENTS, _DEVIATIONS = (1, 4, 16, 64, 500, 2000), (1.0, 0.70, 0.56, 0.44, 0.36, 0.31)
 _SUPPOSED_INPUTS, _ENOUGH_INPUTS = 4, 10
-#: Room costs nothing in 16 bits. The extreme of ``_HUNDREDS`` or more elements has a prior deviation of ``_USUAL`` times itself
-#: between inputs, which counts as ``_USUAL_INPUTS`` inputs.
+#: With 16 bits, a wider range costs little precision. For ``_HUNDREDS`` or more elements, the prior deviation of the extreme is
+#: ``_USUAL`` times the extreme, and counts as ``_USUAL_INPUTS`` inputs.
 _HUNDREDS, _USUAL, _USUAL_INPUTS = 500, 0.15, 6
 #: Limit of a bound as a multiple of the largest observed value, because the extremes of small tensors (gates) may differ tenfold
 #: between inputs. Gains with four inputs: ghostnetv3_050 2.6 dB, patch_tst, small_gru and sorted 0.8 to 1.3 dB, joined_inputs
@@ -38,14 +38,14 @@ _FARTHEST = 2.5
 
 @dataclass
 class Observations:
-    """Observations of an activation besides its histogram.
+    """The observations of an activation, except the histogram.
 
     Attributes:
         inputs: Number of observed tensors.
         lows, highs: Extremes of each tensor that has finite elements.
-        elements: Elements of all tensors.
-        reach: Half width of the histogram, a power of two, or 0 for an empty one.
-        nonzero: Nonzero elements in the histogram.
+        elements: Number of elements of all tensors.
+        reach: Half the width of the histogram, a power of two, or 0 if the histogram is empty.
+        nonzero: Number of nonzero elements in the histogram.
     """
 
     inputs: int = 0
@@ -62,7 +62,7 @@ def bin_centres(reach: float) -> Floats:
 
 
 def percentile_range(counts: Floats, reach: float, percentile: float) -> tuple[float, float]:
-    """Return the (low, high) that enclose ``percentile`` percent, with equal shares outside."""
+    """Return the (low, high) that enclose ``percentile`` percent of the values, with equal shares below and above."""
     centres = bin_centres(reach)
     share = np.cumsum(counts) / counts.sum()
     outside = (1 - percentile / 100) / 2
@@ -76,11 +76,11 @@ def least_squares_range(seen: Observations, counts: Floats, levels: int, symmetr
     Args:
         seen: Observations with a positive reach and nonzero elements.
         counts: Histogram.
-        levels: Steps between the lowest and the highest integer value.
+        levels: Difference between the highest and the lowest integer value.
         symmetric: Whether the range is -x..x.
     """
     centres, inputs = bin_centres(seen.reach), len(seen.lows)
-    weight = seen.elements / counts.sum()  # elements that one histogram count represents
+    weight = seen.elements / counts.sum()  # number of elements that one histogram count represents
     rounding = seen.nonzero * weight / 12
     fine = levels > 255
     highs, above = _candidates(np.asarray(seen.highs), counts, centres, weight, inputs, fine)
@@ -97,13 +97,13 @@ def least_squares_range(seen: Observations, counts: Floats, levels: int, symmetr
 
 
 def _candidates(extremes: Floats, counts: Floats, centres: Floats, weight: float, inputs: int, fine: bool) -> tuple[Floats, Floats]:
-    """Return candidate upper bounds and the squared error of clipping at each, over all inputs.
+    """Return candidate upper bounds, and the squared error of clipping at each bound, over all inputs.
 
     Args:
         extremes: Maximum of each input.
         counts, centres: Histogram, ascending.
-        weight: Elements that one count represents.
-        fine: Whether each extreme counts by itself, even if the histogram lacks it.
+        weight: Number of elements that one count represents.
+        fine: Whether to count each extreme separately, even if the histogram does not contain it.
     """
     largest = max(float(extremes.max()), 0.0)
     elements = counts.sum() * weight / inputs
@@ -133,9 +133,9 @@ def _deviation(counts: Floats, centres: Floats) -> float:
 
 
 def _spread(extremes: Floats, elements: float, deviation: float, fine: bool) -> tuple[float, int]:
-    """Return (standard deviation of an input's extreme, degrees of freedom). A deviation of 0 reserves no room.
+    """Return (standard deviation of an input's extreme, degrees of freedom). If the deviation is 0, the range is not widened.
 
-    With many integer values (``fine``) room is cheap, so a typical variation is assumed.
+    If there are many integer values (``fine``), a wider range costs little precision, so a typical variation is assumed.
     """
     freedom = len(extremes) - 1
     variance = float(np.var(extremes, ddof=1)) if freedom else 0.0
@@ -151,7 +151,7 @@ def _spread(extremes: Floats, elements: float, deviation: float, fine: bool) -> 
 
 @functools.cache
 def _student_excess(freedom: int) -> tuple[Floats, Floats]:
-    """Return (z, E[max(T - z, 0)^2]) for T of Student's t distribution.
+    """Return (z, E[max(T - z, 0)^2]) for T with Student's t distribution.
 
     Args:
         freedom: Degrees of freedom, at least 3 for convergence.

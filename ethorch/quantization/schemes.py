@@ -15,7 +15,7 @@ from ethorch.quantization.quantizer import EthosUQuantizer
 from ethorch.support.errors import SpecError
 from ethorch.targets.settings import CUSTOM, FLOAT, Settings
 
-#: Name of a scheme -> function from ``is_qat`` to its config.
+#: Functions from ``is_qat`` to a config, by scheme.
 CONFIGS: dict[str, Callable[[bool], QuantizationConfig]] = {
     "int8": lambda is_qat: get_symmetric_quantization_config(is_qat=is_qat),
     "int8-per-tensor": lambda is_qat: get_symmetric_quantization_config(is_per_channel=False, is_qat=is_qat),
@@ -24,7 +24,7 @@ CONFIGS: dict[str, Callable[[bool], QuantizationConfig]] = {
 }
 
 
-#: Type of program inputs and outputs -> factory of the config for ``set_io``.
+#: Config factories for ``set_io``, by type of program inputs and outputs.
 IO_CONFIGS: dict[str, Callable[[], QuantizationConfig]] = {
     "int8": get_symmetric_quantization_config,
     "uint8": get_uint8_io_quantization_config,
@@ -33,22 +33,22 @@ IO_CONFIGS: dict[str, Callable[[], QuantizationConfig]] = {
 
 
 def config_for(scheme: str, is_qat: bool = False) -> QuantizationConfig | None:
-    """Return the config of a module's scheme; None for ``float``."""
+    """Return the config of a scheme, or None for ``float``."""
     return None if scheme == FLOAT else CONFIGS[scheme](is_qat)
 
 
 def quantizer_for(settings: Settings, is_qat: bool = False, *, operators: Collection[str] = ()) -> EthosUQuantizer:
-    """Return the quantizer for the schemes in the settings.
+    """Return a quantizer for the schemes in the settings.
 
     Args:
         operators: Keys of ``settings.modules`` that are FX names of operators instead of names of submodules.
 
     Raises:
-        SpecError: The settings come from a file, which does not contain their QuantizationConfig.
+        SpecError: The settings were loaded from a file, which does not contain their QuantizationConfig.
     """
     if settings.scheme == CUSTOM:
         raise SpecError(
-            f"expected scheme to be a QuantizationConfig or one of {', '.join(CONFIGS)}, got {CUSTOM} from a file, which does not "
+            f"expected scheme to be a QuantizationConfig or one of {', '.join(CONFIGS)}, got {CUSTOM}. A settings file does not "
             "contain the QuantizationConfig. Pass the config as scheme."
         )
     config: QuantizationConfig = settings.config or CONFIGS[settings.scheme](is_qat)

@@ -22,7 +22,7 @@ Config = QuantizationConfig | None
 
 
 class NodeFinder(Protocol):
-    """Object that selects nodes of a graph. A function from GraphModule to nodes is accepted, too."""
+    """An object that selects nodes of a graph. A function from GraphModule to nodes is accepted as well."""
 
     def find_nodes(self, model: GraphModule) -> Iterable[Node]:
         """Return the nodes to configure."""
@@ -31,7 +31,7 @@ class NodeFinder(Protocol):
 
 @dataclass
 class Settings:
-    """Configs from the quantizer's setters. See ``of`` for their precedence."""
+    """The configs from the quantizer's setters. See ``of`` for their precedence."""
 
     everything: Config = None
     names: dict[str, Config] = field(default_factory=dict)
@@ -48,15 +48,16 @@ class Settings:
         return any(config is not None and config.is_qat for config in configs)
 
     def of(self, model: GraphModule, warn: bool = True) -> Callable[[Node], Config]:
-        """Return a function from a node to its config. The most specific setting applies (see ``TOSAQuantizer``), even ``None``.
+        """Return a function from a node to its config. The most specific setting applies, as in ``TOSAQuantizer``.
 
         A decomposed node matches the name and the target of its composite operator. An operator without weights (relu, add, cat,
-        pool, matmul, view) adopts the config that all its neighbors share, past others of its kind, if there is a global config.
-        Values between two 16-bit modules therefore stay in 16 bits. Next to a float module, the global config applies.
+        pool, matmul, view) adopts the config that all its neighbors share if there is a global config. Neighbors that may also
+        adopt a config are skipped in favor of their own neighbors. Values between two 16-bit modules therefore remain 16-bit. Next
+        to a float module, the global config applies.
 
         Args:
             model: Exported graph.
-            warn: Whether to log settings that match nothing.
+            warn: Whether to log settings that do not match any node.
         """
         if warn:
             self.warn(model)
@@ -73,10 +74,10 @@ class Settings:
         return config_of
 
     def match_explicit(self, model: GraphModule, warn: bool = False) -> Callable[[Node], tuple[Config] | None]:
-        """Return a function from a node to (config,) of the matching setting other than the global one, or None.
+        """Return a function from a node to (config,) of the matching setting, or to None if only the global setting matches.
 
         Args:
-            warn: Whether to log finders that return no node.
+            warn: Whether to log finders that do not return any node.
         """
         paths = {node: module_path(node) for node in model.graph.nodes}
         configs_by_name: dict[str, Config] = {}
@@ -84,7 +85,7 @@ class Settings:
             nodes = list(finder.find_nodes(model) if hasattr(finder, "find_nodes") else finder(model))
             configs_by_name.update((node.name, config) for node in nodes)
             if warn and not nodes:
-                logger.warning("set_node_finder: %s returns no node [selection.no_match]", finder)
+                logger.warning("set_node_finder: expected %s to return nodes, got none [selection.no_match]", finder)
 
         def explicit_config(node: Node) -> tuple[Config] | None:
             name, target = node.meta.get(MADE_FOR, (node.name, node.target))
@@ -94,7 +95,7 @@ class Settings:
                         return (table[key],)
             if target in self.targets:
                 return (self.targets[target],)
-            if node not in paths:  # created after the paths were computed
+            if node not in paths:  # the node was created after the paths were computed
                 paths[node] = module_path(node)
             for module_name, _ in reversed(paths[node]):
                 if module_name in self.module_names:
@@ -108,7 +109,7 @@ class Settings:
         return explicit_config
 
     def warn(self, model: GraphModule) -> None:
-        """Log each setting that matches nothing in the graph, with similar names."""
+        """Log each setting that does not match anything in the graph, with similar names."""
         everywhere = [node for graph in model.modules() if isinstance(graph, GraphModule) for node in graph.graph.nodes]
         paths = [place for node in everywhere for place in module_path(node)]
         modules, types = sorted({name for name, _ in paths if name}), sorted({kind for _, kind in paths})
@@ -146,7 +147,7 @@ def _is_table(node: Node) -> bool:
 
 
 def _of_neighbors(node: Node, explicit_config: Callable[[Node], tuple[Config] | None]) -> tuple[Config] | None:
-    """Return the config that all neighbors share, past those that may follow; None if one is float."""
+    """Return the config that all neighbors share, skipping operators that may follow, or None if a neighbor is float."""
     seen, waiting, common = {node}, [node], None
     while waiting:
         at = waiting.pop()
@@ -169,7 +170,11 @@ def _warn_no_match(setter: str, target: str, kind: str, names: Sequence[str]) ->
     ending = target.rpartition(".")[2].lower()
     similar += [name for name in names if name.rpartition(".")[2].lower() == ending and name not in similar][: 3 - len(similar)]
     logger.warning(
-        "%s(%r) matches no %s of the model; near: %s [selection.no_match]", setter, target, kind, ", ".join(similar) or "none"
+        "%s(%r) matches no %s of the model. Similar names: %s [selection.no_match]",
+        setter,
+        target,
+        kind,
+        ", ".join(similar) or "none",
     )
 
 
@@ -185,7 +190,7 @@ def _is_type(kind: str, module_type: Any) -> bool:
 
 
 def module_path(node: Node) -> list[tuple[str, str]]:
-    """Return (module name, class name) of every module around the node, outermost first."""
+    """Return (module name, class name) of every module that contains the node, outermost first."""
     path = []
     for qualified_name, kind in (node.meta.get("nn_module_stack") or {}).values():
         name = qualified_name.removeprefix("L['self']").lstrip(".")

@@ -1,4 +1,4 @@
-"""Detect buffers shared by several models, by their memory, and observe them with one range."""
+"""Detect buffers shared by several models (same memory), and observe each of them with one range."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch.fx import GraphModule, Node
 from ethorch.quantization.activation_observer import ActivationObserver, find_leader
 from ethorch.quantization.passes.state_buffers import memory_of, state_buffers
 
-#: Key of ``GraphModule.meta``: name -> initial value of a buffer.
+#: Key of ``GraphModule.meta``: initial values of buffers, by name.
 INITIAL = "ethorch_initial"
 
 
 def unify_buffer_names(modules: Mapping[str, GraphModule]) -> dict[str, dict[str, str]]:
-    """Return, by model, the name of each written buffer in the first model that has it."""
+    """Return, for each model, a mapping from its names of written buffers to the names in the first model that has the buffer."""
     written = {memory_of(buffer) for module in modules.values() for _, buffer in state_buffers(module)}
     common_names: dict[tuple[int, ...], str] = {}
     renames: dict[str, dict[str, str]] = {}
@@ -34,7 +34,7 @@ def unify_buffer_names(modules: Mapping[str, GraphModule]) -> dict[str, dict[str
 
 
 def copy_written_buffers(modules: Mapping[str, GraphModule]) -> None:
-    """Replace written buffers with copies, which remain shared. torch.export and ``convert_pt2e`` keep the user's tensors."""
+    """Replace written buffers with shared copies, because torch.export and ``convert_pt2e`` reuse the user's tensors."""
     written = {memory_of(buffer) for module in modules.values() for _, buffer in state_buffers(module)}
     copies: dict[tuple[int, ...], Tensor] = {}
     for module in modules.values():
@@ -49,7 +49,7 @@ def copy_written_buffers(modules: Mapping[str, GraphModule]) -> None:
 
 @contextmanager
 def start_from_initial_state(module: nn.Module) -> Iterator[None]:
-    """Set buffers of a quantized model to their initial values inside the context."""
+    """Set the buffers of a quantized model to their initial values inside the context."""
     with preserve_buffers(module.buffers()):
         for name, contents in getattr(module, "meta", {}).get(INITIAL, {}).items():
             module.get_buffer(name).copy_(contents)
@@ -58,7 +58,7 @@ def start_from_initial_state(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def preserve_buffers(buffers: Iterable[Tensor]) -> Iterator[None]:
-    """Restore the values of these buffers at the end of the context."""
+    """Restore the values of ``buffers`` at the end of the context."""
     before = {memory_of(buffer): (buffer, buffer.clone()) for buffer in buffers}
     try:
         yield
@@ -76,7 +76,7 @@ def observe_together(graphs: Sequence[GraphModule], modules: Sequence[nn.Module]
     Args:
         graphs: Models with observers.
         modules: User modules that were exported.
-        alternatives: Whether the models are one module at several shapes, which share all operators.
+        alternatives: Whether the models are the same module at several shapes, and therefore share all operators.
     """
     written = {memory_of(buffer) for graph in graphs for _, buffer in state_buffers(graph)}
     first: dict[object, ActivationObserver] = {}
@@ -86,7 +86,7 @@ def observe_together(graphs: Sequence[GraphModule], modules: Sequence[nn.Module]
             key = keys.get(node.args[0]) if node.op == "call_module" and node.args else None
             observer = graph.get_submodule(str(node.target)) if key is not None else None
             if node.args and isinstance(node.args[0], Node) and node.args[0].op == "get_attr":
-                observer = find_leader(observer)  # a concatenation may observe on behalf of the buffer
+                observer = find_leader(observer)  # the buffer may share the observer of a concatenation
             if not isinstance(observer, ActivationObserver) or observer.leader is not None:
                 continue
             kind = key, observer.dtype, observer.quant_min, observer.quant_max, observer.qscheme
@@ -96,7 +96,7 @@ def observe_together(graphs: Sequence[GraphModule], modules: Sequence[nn.Module]
 
 
 def _keys(graph: GraphModule, module: nn.Module, written: Collection[tuple[int, ...]], alternatives: bool) -> dict[object, object]:
-    """Return a key for each node with a shareable value, equal for corresponding nodes."""
+    """Return a key for each node whose range can be shared. Corresponding nodes have equal keys."""
     buffers = dict(graph.named_buffers(remove_duplicate=False))
     submodules = dict(module.named_modules(remove_duplicate=False))
     keys: dict[object, object] = {}

@@ -1,4 +1,4 @@
-"""torchao's specs with fixed ranges or another channel axis."""
+"""torchao specs with fixed ranges or another channel axis."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def is_annotated(node: Node) -> bool:
 
 @dataclass(frozen=True)
 class FixedRangeSpec(QuantizationSpec):  # type: ignore[misc]  # torchao has no annotations
-    """Spec with a fixed range that limits the observer. See ``ActivationObserver``."""
+    """A spec with a fixed range that limits the observer. See ``ActivationObserver``."""
 
     fixed_range: tuple[float, float] = (0.0, 1.0)
 
 
 def fixed_spec(fixed_range: tuple[float, float], like: QuantizationSpec, is_qat: bool) -> QuantizationSpecBase:
-    """Return the spec of an output whose real range is fixed, or limited for an ``ActivationObserver``.
+    """Return the spec of an output whose real range is fixed, or limited if the observer is an ``ActivationObserver``.
 
     Args:
         fixed_range: Real range of the output.
-        like: Spec of other outputs, with default bounds by dtype.
+        like: Spec of other outputs. Integer limits default to the limits of its dtype.
     """
     if not is_qat and _class_of(like.observer_or_fake_quant_ctr) is ActivationObserver:
         fields = {f.name: getattr(like, f.name) for f in dataclasses.fields(like)}
@@ -60,14 +60,14 @@ def check_int32(config: QuantizationConfig) -> None:
     """Check that int32 activations are symmetric.
 
     Raises:
-        QuantizationError: A zero point is possible, which overflows in ExecuTorch's CPU kernel.
+        QuantizationError: A zero point other than 0 is possible, which overflows in ExecuTorch's CPU kernel.
     """
     for spec in (config.input_activation, config.output_activation):
         if spec is not None and spec.dtype == torch.int32 and spec.qscheme != torch.per_tensor_symmetric:
             raise QuantizationError(
                 "config.int32_zero_point",
-                f"expected torch.per_tensor_symmetric for int32 activations, got {spec.qscheme}, whose zero point overflows in "
-                "ExecuTorch's CPU kernel",
+                f"expected torch.per_tensor_symmetric for int32 activations, got {spec.qscheme}. Its zero point would overflow in "
+                "ExecuTorch's CPU kernel.",
             )
 
 
@@ -77,14 +77,14 @@ def _class_of(maker: Any) -> Any:
 
 
 def per_tensor(spec: QuantizationSpec, maker: Any) -> QuantizationSpec:
-    """Return a weight's spec with one scale. ``maker`` creates its observer and defaults to ``WeightObserver``."""
+    """Return a weight spec with one scale. ``maker`` creates the observer, and defaults to ``WeightObserver``."""
     return dataclasses.replace(
         spec, qscheme=torch.per_tensor_symmetric, ch_axis=None, observer_or_fake_quant_ctr=maker or WeightObserver
     )
 
 
 def on_axis(spec: QuantizationSpec, axis: int) -> QuantizationSpec:
-    """Return a weight's spec with a scale for each index of ``axis``."""
+    """Return a weight spec with one scale for each index of ``axis``."""
     maker = spec.observer_or_fake_quant_ctr
     partial = getattr(maker, "p", None)
     if isinstance(partial, functools.partial):  # torchao reads the name of partial.func, which with_args hides
@@ -104,4 +104,7 @@ def dtype_of(qspec: QuantizationSpecBase) -> torch.dtype | None:
             qspec = shared.meta[ANNOTATION].output_qspec
         if qspec is None:
             return None
-    raise QuantizationError("quantize.shared_circle", "annotations share specs in a circle")
+    raise QuantizationError(
+        "quantize.shared_circle",
+        "expected shared specs that end at a spec, got a cycle. Check the SharedQuantizationSpecs of the quantizer.",
+    )

@@ -26,7 +26,7 @@ Place = Node | tuple[Node, Node]
 
 
 def share_states(model: GraphModule, nodes: Sequence[Node]) -> None:
-    """Share one observer between the readers of each written buffer, the written value, and values that carry its elements.
+    """Share one observer between the readers of each written buffer, the written value, and values with elements of the buffer.
 
     A buffer is skipped if dtypes differ or the written value is not quantized. A program input that is written unmodified is
     quantized like the buffer.
@@ -38,7 +38,7 @@ def share_states(model: GraphModule, nodes: Sequence[Node]) -> None:
     numbers = {node: number for number, node in enumerate(nodes)}
 
     def order(place: Place) -> tuple[int, int]:
-        """Return the order in which torchao creates observers, which can share only existing ones."""
+        """Return a sort key for torchao's order of creating observers. Only observers that exist already can be shared."""
         return (numbers[place], 1) if isinstance(place, Node) else (numbers[place[1]], 0)
 
     for name, write in writes_of(model.graph).items():

@@ -1,7 +1,7 @@
 """Fold batch norms into convolutions after quantization-aware training.
 
-``prepare_qat_pt2e`` writes ``norm(conv(x, round(w * s)) / s + b)`` with s = gamma / sqrt(variance + eps), which equals
-``conv(x, round(w * s), beta + (b - mean) * s)``. ``convert_pt2e`` would export 96 patterns to find it (15 s).
+``prepare_qat_pt2e`` emits ``norm(conv(x, round(w * s)) / s + b)`` with s = gamma / sqrt(variance + eps), which equals
+``conv(x, round(w * s), beta + (b - mean) * s)``. ``convert_pt2e`` would export 96 patterns to find this expression (15 s).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _TrainedNorm:
 
 
 def fold_trained_batch_norms(prepared: GraphModule) -> int:
-    """Fold every matching batch norm in place, and return their number. ``convert_pt2e`` processes the others."""
+    """Fold every matching batch norm in place, and return the number of folded batch norms. ``convert_pt2e`` folds the others."""
     norms = [trained for node in list(prepared.graph.nodes) if (trained := _match_trained_norm(node)) is not None]
     with torch.no_grad():
         for number, trained in enumerate(norms):

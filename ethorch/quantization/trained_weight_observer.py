@@ -1,4 +1,4 @@
-"""Observers of weights in training, which search for the range of least squared error in each step."""
+"""Weight observers for training. At each step, they select the range with the least squared error."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from torchao.quantization.pt2e import MovingAverageMinMaxObserver, MovingAverage
 
 from ethorch.quantization.weight_observer import least_squares_scales
 
-_TRIED = 15  # scales to try in each training step; a finer grid has no benefit, because the weights adapt
+_TRIED = 15  # number of scales to try in each step; more have no benefit, because the weights adapt
 
 
 class PerChannelTrainedWeightObserver(MovingAveragePerChannelMinMaxObserver):  # type: ignore[misc]  # torchao has no annotations
-    """Observer with the per-channel range of least squared error of the current weight."""
+    """A per-channel observer of the range with the least squared error for the current weight."""
 
     min_val: Tensor
     max_val: Tensor
@@ -36,7 +36,7 @@ class TrainedWeightObserver(MovingAverageMinMaxObserver):  # type: ignore[misc] 
 
 
 def _keep_range(observer: PerChannelTrainedWeightObserver | TrainedWeightObserver, rows: Tensor) -> None:
-    """Set the extremes to half the integer range times the scale of least squared error."""
+    """Set the extremes to plus and minus half the integer range times the scale with the least squared error."""
     half = (observer.quant_max - observer.quant_min) / 2
     rows = rows.to(observer.min_val.dtype)
     largest = torch.maximum(rows.abs().amax(1) / half, observer.eps)

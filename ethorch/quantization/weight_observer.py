@@ -17,11 +17,14 @@ logger = logging.getLogger(__name__)
 
 #: Methods that choose the scale of a weight.
 WEIGHT_METHODS = ("max", "mse")
-_BIAS_BITS = {torch.int8: 30, torch.int16: 46}  # bits of the accumulator minus one for the sum (TOSA 1.0 CONV2D: int32, int48)
+_BIAS_BITS = {
+    torch.int8: 30,
+    torch.int16: 46,
+}  # bits of a bias magnitude, half the range of the accumulator (TOSA 1.0 CONV2D: int32, int48)
 
 
 def least_squares_scales(rows: Tensor, scales: Tensor, quant_min: int, quant_max: int, tried: int) -> Tensor:
-    """Return the scale of least squared error of each row, out of ``tried`` factors 0.3..1 times ``scales``."""
+    """Return the scale with the least squared error for each row, selected from ``tried`` multiples 0.3..1 of ``scales``."""
     best, least = scales.clone(), torch.full_like(scales, math.inf)
     for factor in torch.linspace(0.3, 1.0, tried).tolist():
         trial = scales * factor
@@ -32,11 +35,13 @@ def least_squares_scales(rows: Tensor, scales: Tensor, quant_min: int, quant_max
 
 
 class PerChannelWeightObserver(UniformQuantizationObserverBase):  # type: ignore[misc]  # torchao has no annotations
-    """Observer with a scale per output channel. A channel whose bias exceeds the accumulator gets a larger scale, with a warning.
+    """A weight observer with one scale per output channel.
+
+    If the bias of a channel exceeds the accumulator, the scale of the channel is increased, with a warning.
 
     Args:
         method: ``max`` (largest magnitude) or ``mse`` (least squared error).
-        ch_axis: Axis of the output channels.
+        ch_axis: Output channel axis.
         dtype, qscheme, quant_min, quant_max, eps: See torchao's observers.
     """
 
@@ -64,7 +69,7 @@ class PerChannelWeightObserver(UniformQuantizationObserverBase):  # type: ignore
         self.register_buffer("min_val", torch.tensor([]))
         self.register_buffer("max_val", torch.tensor([]))
         self.name = ""
-        self.uses: list[tuple[Tensor, list[Any]]] = []  # (bias, [observer of the input]); the list avoids a submodule
+        self.uses: list[tuple[Tensor, list[Any]]] = []  # (bias, [observer of the input])
         self.fixed: tuple[Tensor, Tensor] | None = None  # quantization parameters with which the weights were rounded
         self._weight: Tensor | None = None
         self._seen: tuple[int, int] | None = None
@@ -80,7 +85,7 @@ class PerChannelWeightObserver(UniformQuantizationObserverBase):  # type: ignore
         return w
 
     def calculate_qparams(self, **_: Any) -> tuple[Tensor, Tensor]:
-        """Return (scales, int32 zero points), one for each channel or for the tensor."""
+        """Return (scales, int32 zero points), with one element for each channel, or one for a per-tensor weight."""
         if self.fixed is not None:
             return self.fixed
         if self._weight is None:
@@ -94,7 +99,7 @@ class PerChannelWeightObserver(UniformQuantizationObserverBase):  # type: ignore
         return self.fit_bias(scale), zero
 
     def least_squares(self, scale: Tensor) -> Tensor:
-        """Return the scale of least squared error per channel, out of 71 factors 0.3..1 times ``scale``."""
+        """Return the scale with the least squared error for each channel, selected from 71 multiples 0.3..1 of ``scale``."""
         assert self._weight is not None
         rows = self._weight.transpose(0, self.ch_axis).flatten(1) if self.per_channel else self._weight.reshape(1, -1)
         return torch.maximum(least_squares_scales(rows, scale, self.quant_min, self.quant_max, 71), self.eps)
@@ -110,8 +115,8 @@ class PerChannelWeightObserver(UniformQuantizationObserverBase):  # type: ignore
         if bool(short.any()):
             channels = torch.nonzero(short).flatten().tolist()
             logger.warning(
-                "%s: the bias of channels %s exceeds the accumulator in units of input scale x weight scale. The scales of their "
-                "weights increase by up to %.3g so that it fits. [bias.accumulator]",
+                "%s: bias / (input scale x weight scale) exceeds the accumulator in channels %s. Their weight scales "
+                "are multiplied by up to %.3g, so that the bias fits. [bias.accumulator]",
                 self.name or "a weight",
                 channels[:8],
                 float((needed / scale)[short].max()),
@@ -123,4 +128,4 @@ class PerChannelWeightObserver(UniformQuantizationObserverBase):  # type: ignore
 
 
 class WeightObserver(PerChannelWeightObserver):
-    """Observer with one scale for a weight, because torchao passes per-channel arguments only to classes named PerChannel..."""
+    """A weight observer with one scale. torchao passes per-channel arguments only to classes whose names start with PerChannel."""

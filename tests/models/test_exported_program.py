@@ -189,17 +189,17 @@ def compiled_code(records: dict[str, bytes], mark: Path) -> None:
 
 
 ATTACKS: dict[Edit, str] = {
-    example_inputs: r"example inputs contain more than tensors and plain data \(.*eval\)",
-    pickled_weight: "the bytes of count contain more than tensors",
-    pickled_constant: "constant more is a pickled object",
+    example_inputs: r"only tensors and plain data in the example inputs, got other objects \(.*eval\)",
+    pickled_weight: "only tensors and plain data in the bytes of count",
+    pickled_constant: "expected a tensor for constant more, got a pickled object",
     legacy_weights: "has no data/weights/model_weights_config.json",
-    shape: "is not the expression of a shape",
+    shape: "expected a shape expression",
     callable_as_operator: "'torch.serialization.os.mkdir' is not an operator",
     file_operator: "'torch.ops.aten.from_file.default' is not an operator",
-    name_of_a_value: "is not a name",
-    name_of_a_weight: "is not a name",
-    structure: "inputs or outputs are of type 'hostile_module'",
-    compiled_code: "compiled code of AOTInductor",
+    name_of_a_value: "expected a (name|Python identifier)",
+    name_of_a_weight: "expected a (name|Python identifier)",
+    structure: "of built-in types, got 'hostile_module'",
+    compiled_code: "code compiled by AOTInductor",
 }
 
 

@@ -49,5 +49,5 @@ def test_no_transpose_is_left(target: str) -> None:
 
 
 def test_a_quantized_model_is_refused() -> None:
-    with pytest.raises(EthorchError, match="already quantized"):
+    with pytest.raises(EthorchError, match="got a quantized model"):
         with_nhwc_io(UserModel(Net(), (), quantized=True))

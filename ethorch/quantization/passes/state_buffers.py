@@ -1,4 +1,4 @@
-"""Buffers that a graph writes."""
+"""Detect the buffers that a graph writes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 from ethorch.lower.fx.node import is_in_place
 from ethorch.quantization.passes.context import PassContext
 
-#: Key of ``GraphModule.meta``: name -> initial value of a buffer.
+#: Key of ``GraphModule.meta``: initial values of buffers, by name.
 INITIAL = "ethorch_initial"
 
 
@@ -31,7 +31,7 @@ def memory_of(buffer: Tensor) -> tuple[int, ...]:
 
 
 def find_foreign_buffers(modules: Mapping[str, GraphModule]) -> dict[str, list[str]]:
-    """Return, by model, the names of buffers that it reads and only other models write."""
+    """Return, for each model, the names of buffers that the model reads but only other models write."""
     written = {name: {memory_of(buffer) for _, buffer in state_buffers(module)} for name, module in modules.items()}
     every = set().union(*written.values())
     names_by_model = {}
@@ -45,7 +45,7 @@ def find_foreign_buffers(modules: Mapping[str, GraphModule]) -> dict[str, list[s
 
 
 def register_written_parameters(graph_module: GraphModule, context: PassContext) -> None:
-    """Convert written parameters to buffers, because only buffers can be state."""
+    """Convert written parameters to buffers, because only buffers can be mutable."""
     parameters = dict(graph_module.named_parameters())
     for node in graph_module.graph.nodes:
         if node.op == "call_function" and is_in_place(node) and isinstance(node.args[0], Node):
@@ -58,7 +58,7 @@ def register_written_parameters(graph_module: GraphModule, context: PassContext)
 
 
 def write_back(graph: GraphModule, names: Sequence[str]) -> None:
-    """Write these buffers back unchanged, so that they are not treated as constants."""
+    """Write the buffers ``names`` back unchanged, so that they are not treated as constants."""
     for name in names:
         first, *others = [node for node in graph.graph.nodes if node.op == "get_attr" and str(node.target) == name]
         for node in others:

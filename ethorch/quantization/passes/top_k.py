@@ -1,7 +1,8 @@
 """Replace ``torch.topk`` with small k by repeated ``amax`` and ``argmax``.
 
-Reads and writes at its indices, as in a router of experts, use one-hot masks instead. The first of equal values is chosen. PyTorch
-does not define the choice. Quantization makes values equal more often, so two experts with similar scores may be swapped.
+Reads and writes at the indices, as in a router of experts, use one-hot masks instead. The first of several equal values is chosen,
+whereas PyTorch does not define the choice. Quantization makes values equal more often, so two experts with similar scores may be
+swapped.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from ethorch.quantization.passes.context import PassContext
 
 aten = torch.ops.aten
 
-_MOST = 8  #: maximum k; the CPU kernel of torch.topk handles larger ones
+_MOST = 8  #: maximum k; larger k use the CPU kernel of torch.topk
 _AT_PLACES = frozenset({"aten.gather.default", "aten.scatter.value", "aten.scatter.src"})
 
 
 def lower_top_k(graph_module: GraphModule, context: PassContext) -> None:
-    """Replace each ``torch.topk`` with small k if its indices are read only along its dim.
+    """Replace each ``torch.topk`` with small k if its indices are used only along its dim.
 
-    If there is one, also replace those with unused indices, which select groups of experts.
+    If a replaced ``torch.topk`` has used indices, also replace those with unused indices, which select groups of experts.
     """
     few = [node for node in graph_module.graph.nodes if is_few(node) and not context.is_excluded(node)]
     readers = {node: [user for places in results(node, 1) for user in places.users] for node in few}
@@ -36,7 +37,7 @@ def lower_top_k(graph_module: GraphModule, context: PassContext) -> None:
 
 
 def is_few(node: Node) -> bool:
-    """Return True for a float topk of the largest values along the last dim, with small k."""
+    """Return True if the node is a float ``topk`` with small k that returns the largest values along the last dim."""
     if op_name(node.target) != "aten.topk.default":
         return False
     x, k, dim, largest, _ = arguments(node)[0]
@@ -49,7 +50,7 @@ def results(node: Node, index: int) -> list[Node]:
 
 
 def draw_top_k(s: AtenBuilder, topk: Node) -> None:
-    """Replace the topk and the reads and writes at its indices."""
+    """Replace a ``topk``, and the reads and writes at its indices."""
     row, k = topk.args[0], int(topk.args[1])  # type: ignore[arg-type]
     assert isinstance(row, Node)
     numbers = s.constant(torch.arange(shape_of(row)[-1]))
@@ -78,7 +79,7 @@ def _reads(node: Node, row: Node) -> bool:
 
 
 def _is_along(node: Node, topk: Node) -> bool:
-    """Return True if ``node`` reads or writes floats at the indices of ``topk``, along its dim."""
+    """Return True if ``node`` reads or writes floats at the indices of ``topk``, along the same dim."""
     if op_name(node.target) not in _AT_PLACES:
         return False
     x, dim, places, *rest = node.args
@@ -101,7 +102,7 @@ def _at_marks(s: AtenBuilder, node: Node, marks: list[Node]) -> Node:
             x = s(aten.masked_fill.Scalar, x, mark, rest[0])
         return x
     fill = _number_of(x)
-    if len(marks) == 1 and fill is not None:  # masked_fill does not affect the range of the other values
+    if len(marks) == 1 and fill is not None:  # unlike where, masked_fill does not affect the range of the other values
         wide = s(aten.expand.default, rest[0], list(shape_of(x)))
         return s(aten.masked_fill.Scalar, wide, s(aten.logical_not.default, marks[0]), fill)
     for number, mark in enumerate(marks):

@@ -1,4 +1,4 @@
-"""Views: create a view of a tensor, and write a new value back to the tensor."""
+"""Create views of tensors, and write new values of a view back to the tensor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.fx import Node
 
 aten = torch.ops.aten
 
-#: Views by PyTorch names, grouped by their inverse.
+#: PyTorch names of views, grouped by their inverse.
 _SAME_ORDER = {
     "view", "_unsafe_view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "view_as", "reshape_as",
     "_reshape_alias", "ravel",
@@ -36,7 +36,7 @@ class ViewStep:
     """A view operation.
 
     Attributes:
-        key: Equal for equal views.
+        key: Key that is equal for equal views.
         take: Function from the node of a tensor to the node of the view.
         put: Function from (tensor, new value of the view) to the updated tensor.
     """
@@ -50,9 +50,9 @@ def view_step(node: Node, source: Node, shape: tuple[int, ...], emit: Emit, refu
     """Return the view step from ``source`` to ``node``.
 
     Args:
-        node, source, shape: View operator, the argument that it views, and its shape.
+        node, source, shape: View operator, the argument of which ``node`` is a view, and the shape of the argument.
         emit: Function that adds a node when the view is created or written back.
-        refuse: Function that raises an error about a view that cannot be written back.
+        refuse: Function that raises an error for a view that cannot be written back.
     """
     assert isinstance(node.target, torch._ops.OpOverload)
     name = name_of(node)
@@ -91,7 +91,7 @@ def view_step(node: Node, source: Node, shape: tuple[int, ...], emit: Emit, refu
 
 
 def one_way_step(node: Node, source: Node, emit: Emit, refuse: Callable[[str], NoReturn], index: int | None = None) -> ViewStep:
-    """Return a view step that cannot be written back."""
+    """Return a view step whose view cannot be written back."""
     target, args, kwargs = node.target, node.args, node.kwargs
 
     def take(x: Node) -> Node:
@@ -102,13 +102,13 @@ def one_way_step(node: Node, source: Node, emit: Emit, refuse: Callable[[str], N
         return output if index is None else emit(operator.getitem, output, index)
 
     def put(_: Node, __: Node) -> Node:
-        refuse(f"it writes through a view that {target} created")
+        refuse(f"the operator writes through a view created by {target}")
 
     return ViewStep((str(target), str(args), str(kwargs), index), take, put)
 
 
 def split_steps(node: Node, shape: tuple[int, ...], emit: Emit) -> list[ViewStep] | None:
-    """Return the view steps for the outputs of split, chunk, unbind and similar operators, or None for others."""
+    """Return the view steps for the outputs of split, chunk, unbind and similar operators, or None for other operators."""
     name, values = name_of(node), node.meta["val"]
     if name == "unbind":
         dim = argument(node, "dim") % len(shape)
@@ -140,7 +140,6 @@ def _slice_view(node: Node, name: str, shape: Sequence[int], emit: Emit) -> View
 
 
 def _slice_of_computed_bounds(node: Node, name: str, dim: int, emit: Emit) -> ViewStep:
-    """Return the step of a slice with computed bounds."""
     if name == "narrow":
         start, step = argument(node, "start"), 1
         end = emit(operator.add, start, argument(node, "length"))
@@ -190,13 +189,13 @@ def _permutation(node: Node, rank: int) -> list[int]:
 
 
 def name_of(node: Node) -> str:
-    """Return the operator's name without namespace, e.g. ``relu_`` for ``aten::relu_``."""
+    """Return the operator's name without its namespace, e.g. ``relu_`` for ``aten::relu_``."""
     name: str = node.target._schema.name  # type: ignore[union-attr]
     return name.split("::")[1]
 
 
 def argument(node: Node, name: str) -> Any:
-    """Return an argument by name, or its default."""
+    """Return an argument by name, or its default value."""
     for index, declared in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
         if declared.name == name:
             return node.args[index] if index < len(node.args) else node.kwargs.get(name, declared.default_value)
@@ -208,9 +207,9 @@ def shape_of(node: Node) -> tuple[int, ...]:
 
 
 def functional_of(target: Any) -> Any:
-    """Return the functional operator of an in-place one with the same argument types, or None.
+    """Return the functional form of an in-place operator, with the same argument types, or None if there is no such form.
 
-    The name may differ: the form of ``aten.pow_.Scalar`` is ``aten.pow.Tensor_Scalar``.
+    The names may differ: the functional form of ``aten.pow_.Scalar`` is ``aten.pow.Tensor_Scalar``.
     """
     packet = getattr(aten, target._schema.name.split("::")[1].removesuffix("_"), None)
     if packet is None:

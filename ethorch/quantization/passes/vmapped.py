@@ -1,4 +1,4 @@
-"""Replace ``torch.vmap`` and ``flex_attention`` by operators on whole tensors.
+"""Replace ``torch.vmap`` and ``flex_attention`` with operators on batched tensors.
 
 Exported nodes between ``_vmap_increment_nesting`` and ``_vmap_decrement_nesting`` operate on one element of the batch, e.g. in
 masks.
@@ -20,7 +20,7 @@ _ENTER, _LEAVE = predispatch._vmap_increment_nesting, predispatch._vmap_decremen
 
 
 def inline_vmapped(model: GraphModule) -> None:
-    """Replace the operators of each ``torch.vmap``, in place and in control flow subgraphs."""
+    """Replace the operators of each ``torch.vmap``, in place, including those in control-flow subgraphs."""
     for child in model.children():
         if isinstance(child, GraphModule):
             inline_vmapped(child)
@@ -56,7 +56,7 @@ def _inline(model: GraphModule, region: list[Node]) -> None:
         inside.remove(node)
     operators = [node for node in region if node in inside]
     read = dict.fromkeys(arg for node in operators for arg in node.all_input_nodes if arg not in inside)
-    graphs = {node: getattr(model, str(node.target)) for node in read if "val" not in node.meta}  # e.g. of torch.no_grad()
+    graphs = {node: getattr(model, str(node.target)) for node in read if "val" not in node.meta}  # e.g. for torch.no_grad()
     inputs = [node for node in read if node not in graphs]
     results = [node for node in operators if any(user not in inside for user in node.users)]
 

@@ -1,6 +1,6 @@
 """Inline the graphs that torch.export creates for ``torch.no_grad()`` and ``torch.autocast()``.
 
-The quantizer chooses the precision, so autocast is inlined in float32. Outputs of the program keep its dtype.
+The quantizer chooses the precision, so autocast is inlined in float32. The outputs of the program keep the dtype of autocast.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ aten = torch.ops.aten
 _GRADIENTS = torch.ops.higher_order.wrap_with_set_grad_enabled
 _AUTOCAST = torch.ops.higher_order.wrap_with_autocast
 
-#: Operator -> position of its graph, followed by the graph's operands.
+#: Position of the graph argument of each operator, which is followed by the operands of the graph.
 _GRAPH = {_GRADIENTS: 1, _AUTOCAST: 4}
-#: Nodes that torch.export emits instead next to control flow.
+#: Functions that torch.export calls instead of these operators if the model has control flow.
 _MARKS = {_enter_autocast, _exit_autocast, torch._C._set_grad_enabled}
 
 
 def inline_wrapped_graphs(graph_module: GraphModule, context: PassContext) -> None:
-    """Inline wrapped graphs in place, recursively. In training, results of ``torch.no_grad()`` are detached."""
+    """Inline wrapped graphs in place, recursively. If parameters are trained, detach the results of ``torch.no_grad()``."""
     for child in graph_module.children():
         if isinstance(child, GraphModule):
             inline_wrapped_graphs(child, context)
@@ -39,11 +39,11 @@ def inline_wrapped_graphs(graph_module: GraphModule, context: PassContext) -> No
 
 
 class _Inliner:
-    """Inlining in graph order.
+    """An inlining of wrapped graphs in graph order.
 
     Attributes:
-        lower: Dtypes of enclosing autocasts, innermost last; None for a disabled one.
-        changed: Whether a value has changed its dtype.
+        lower: Dtypes of enclosing autocasts, innermost last, with None for a disabled autocast.
+        changed: Whether the dtype of a value has changed.
     """
 
     def __init__(self, model: GraphModule, trains: bool):
@@ -117,7 +117,7 @@ class _Inliner:
     # --- autocast -----------------------------------------------------------------------------------------------------
 
     def adapt(self, node: Node) -> None:
-        """Compute in float32 instead of the dtype of autocast, and update the fake value."""
+        """Compute a node in float32 instead of the dtype of autocast, and update the node's fake value."""
         lower = self.lower[-1]
         if lower is None and not self.changed:
             return
