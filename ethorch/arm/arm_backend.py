@@ -1,4 +1,4 @@
-"""The compile spec builder of earlier releases of ``executorch.backends.arm``."""
+"""The compile spec builder from earlier releases of ``executorch.backends.arm``."""
 
 from ethorch.targets.compile_spec_builder import ArmCompileSpecBuilder
 

@@ -1,4 +1,4 @@
-"""The partitioner's module in earlier releases of ``executorch.backends.arm``."""
+"""The partitioner under its module path in earlier releases of ``executorch.backends.arm``."""
 
 from ethorch.backend.partitioner import EthosUPartitioner
 

@@ -1,4 +1,4 @@
-"""The specification's module in earlier releases of ``executorch.backends.arm``."""
+"""The TOSA specification under its module path in earlier releases of ``executorch.backends.arm``."""
 
 from ethorch.targets.tosa_specification import TosaSpecification
 

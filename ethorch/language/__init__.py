@@ -1,7 +1,7 @@
 """Language models: decoders with caches as two methods, tokenizers, generation and perplexity.
 
-``language_model`` splits a decoder into prefill and decode modules for ``ethorch.compile``. ``Speaker`` runs them, or a program,
-token by token.
+``language_model`` splits a decoder into prefill and decode modules for ``ethorch.compile``. ``Speaker`` runs these modules, or a
+program, token by token.
 """
 
 from ethorch.language.cost import decode_cost

@@ -1,4 +1,4 @@
-"""Cycles of a decode step, compared with the minimum for its weights."""
+"""Compute the cycles of a decode step, and the minimum for the step's weights."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _CLOCKS_HZ = (1e9, 400e6)
-#: Bytes that one stream reads per latency in Vela 5.2's estimate of long reads, for any burst length. Determined by varying
-#: single values of a system configuration.
+#: Bytes that one stream reads per memory latency in Vela 5.2's estimate of long reads, for any burst length. Determined by
+#: varying single values of a system configuration.
 _BYTES_IN_FLIGHT = 1638.4
 _WITH_WEIGHTS = ("CONV2D", "DEPTHWISE_CONV2D", "FULLY_CONNECTED")  # TOSA operators whose second operand is a constant
-_PRODUCT = "MatMul"  # an operator of Vela, which may have a constant operand
+_PRODUCT = "MatMul"  # a Vela operator that may have a constant operand
 
 
 @dataclass(frozen=True)
 class OperatorCost:
-    """Cycles of all layers of one kind, and the minimum for their weights and products."""
+    """The cycles of all layers with one operator name, and the minimum for their weights and products."""
 
     cycles: int
     floor: int
@@ -39,22 +39,22 @@ class OperatorCost:
 
 @dataclass(frozen=True)
 class DecodeCost:
-    """Cost of one token, by Vela's estimate.
+    """The cost of one token, estimated by Vela.
 
     Attributes:
         target, system_config, memory_mode: Configuration of the estimate.
         cycles: NPU cycles.
-        floor: Minimum of each operator: one read of its weights at the speed of one stream, or its products on the MAC array,
-            whichever takes longer.
-        peak_floor: The same at the memory's full speed, which Vela does not estimate for a single stream.
+        floor: Sum of the minimum of each layer: one read of its weights at the speed of one stream, or its products on the MAC
+            array, whichever takes longer.
+        peak_floor: Minimum at the full memory speed, which Vela's estimate does not reach with a single stream.
         weight_bytes: Weights that one token reads, 4 or 8 bits each, before Vela's encoding.
-        constant_bytes: Constants as encoded by Vela: weights, tables, embeddings.
-        state_bytes: Buffers that persist between tokens.
-        copied_bytes: Bytes of state that generated firmware and the host copy to the NPU for each token. ExecuTorch's delegate
-            copies all.
-        arena_bytes: Feature maps of the NPU, including copies of the state, as ExecuTorch's delegate allocates them.
-        cpu: Number of calls by CPU kernel.
-        operators: Cost by PyTorch operator and last name of its module, the most expensive first.
+        constant_bytes: Constants as encoded by Vela: weights, lookup tables, embeddings.
+        state_bytes: Size of the mutable buffers.
+        copied_bytes: Bytes of mutable buffers that generated firmware and the simulator copy to the NPU for each token.
+            ExecuTorch's delegate copies all mutable buffers.
+        arena_bytes: Feature maps of the NPU, including copies of mutable buffers, as allocated by ExecuTorch's delegate.
+        cpu: Number of calls of each CPU kernel.
+        operators: Cost by PyTorch operator and last name of its module, most expensive first.
     """
 
     target: str
@@ -72,31 +72,33 @@ class DecodeCost:
     operators: Mapping[str, OperatorCost]
 
     def tokens_per_second(self, clock_hz: float) -> float:
-        """Return the rate at a clock of the NPU; memory speed scales with it."""
+        """Return the number of tokens per second at an NPU clock. Memory is assumed to scale with the clock."""
         return clock_hz / self.cycles
 
     def line(self) -> str:
         """Return a one-line summary."""
         rates = ", ".join(f"{self.tokens_per_second(clock):,.0f} at {clock / 1e6:,.0f} MHz" for clock in _CLOCKS_HZ)
-        return f"{self.target}: {self.cycles:,} cycles a token, {self.cycles / self.floor:.2f} times the floor; tokens/s: {rates}"
+        return (
+            f"{self.target}: {self.cycles:,} cycles per token, {self.cycles / self.floor:.2f} times the minimum; tokens/s: {rates}"
+        )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the cost as plain data."""
+        """Return the attributes as a dict of JSON-compatible values."""
         return asdict(self)
 
     def rich(self) -> RenderableType:
-        """Return a table of the operators, and the sizes."""
+        """Return a table of the operators, followed by the memory sizes."""
         from rich.console import Group
 
         table = tables.table()
         table.add_column("operator")
-        for name in ("cycles", "floor", "weights, bytes"):
+        for name in ("cycles", "minimum", "weights, bytes"):
             table.add_column(name, justify="right")
         for name, cost in self.operators.items():
             table.add_row(name, f"{cost.cycles:,}", f"{cost.floor:,}", f"{cost.weight_bytes:,}")
         table.add_row("total", f"{self.cycles:,}", f"{self.floor:,}", f"{self.weight_bytes:,}", style="bold")
         kernels = ", ".join(f"{count} x {name}" for name, count in self.cpu.items()) or "nothing"
-        state = f"state {self.state_bytes:,}, {self.copied_bytes:,} of them copied to the NPU"
+        state = f"mutable buffers {self.state_bytes:,}, of which {self.copied_bytes:,} are copied to the NPU"
         sizes = f"constants {self.constant_bytes:,} bytes, {state}, arena {self.arena_bytes:,}"
         return Group(table, "", f"{sizes}; on the CPU: {kernels}")
 
@@ -108,7 +110,7 @@ class DecodeCost:
 
 
 def decode_cost(program: Program) -> DecodeCost:
-    """Return the NPU cost of one call, by operator, and its minimum.
+    """Return the NPU cost of one decode call for each operator, and the lower bounds of the total.
 
     Args:
         program: Decode method of a program returned by ``ethorch.compile``.
@@ -118,7 +120,7 @@ def decode_cost(program: Program) -> DecodeCost:
     """
     spec = record_of(program).spec
     if record_of(program).build is None or spec is None:
-        raise EthorchError("a .pte does not record Vela's estimates. Use the program returned by ethorch.compile.")
+        raise EthorchError("expected a program returned by ethorch.compile, got a .pte, which does not record Vela's estimates.")
     memory = spec.memory_system.const_area
     peak = spec.bytes_per_cycle[memory]
     latency = spec.vela_config.read_latencies(spec.system_config).get(memory, 0.0)

@@ -1,7 +1,8 @@
-"""Adapter for decoders of Hugging Face's transformers: caches become buffers, and the model's code is unchanged.
+"""Adapt transformers decoders without changing their code, so that caches become buffers.
 
-It replaces the cache, the mask and the attention function. The cache writes rows at the positions given as an input, after all
-reads. Masks compare positions. Attention groups the queries of a key instead of repeating keys, so that caches are not copied.
+The adapter replaces the cache, the mask and the attention function. After all reads, the cache writes rows at the positions given
+by an input. Masks compare positions. Attention groups the queries of a key instead of repeating keys, so that caches are not
+copied.
 """
 
 from __future__ import annotations
@@ -23,22 +24,22 @@ from ethorch.models.zoos import SAVE_AGAIN, torchvision_models
 from ethorch.support.errors import EthorchError
 from ethorch.support.text_files import read_json
 
-torchvision_models(needed=False)  # transformers imports it
+torchvision_models(needed=False)  # transformers imports torchvision
 
 import transformers  # noqa: E402
 from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache  # noqa: E402
 
 _ATTENTION = "ethorch"
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-_TOLERANCE = 1e-3  # relative to the largest logit, for different orders of float sums
-_CHECKED = 6  # tokens that are compared
+_TOLERANCE = 1e-3  # relative to the largest logit; the order of float sums differs
+_CHECKED = 6  # number of compared tokens
 
 
 @dataclass(frozen=True)
 class _Parts:
-    """Cached keys or values, and rows of this call that are not yet in the cache.
+    """The cached keys or values, and the rows of this call that are not in the cache yet.
 
-    Models pass the cache's return value to the attention function, and read only its shape.
+    Models pass the return value of the cache to the attention function, and read only its shape.
     """
 
     cached: Tensor
@@ -51,9 +52,9 @@ class _Parts:
 
 
 class _Rows(CacheLayerMixin):  # type: ignore[misc]
-    """Keys ``[1, heads, rows, width]`` and values ``[1, heads, width, rows]`` of one layer, written after the call.
+    """The keys ``[1, heads, rows, width]`` and values ``[1, heads, width, rows]`` of one layer, written after the call.
 
-    Products of few queries read both without a transpose.
+    With these layouts, products with few queries require no transpose.
     """
 
     is_compileable, is_sliding = True, False
@@ -70,7 +71,7 @@ class _Rows(CacheLayerMixin):  # type: ignore[misc]
 
     @values.setter
     def values(self, value: Any) -> None:
-        """Ignore assignments: transformers initializes the attribute to None."""
+        """Ignore assignments, because transformers initializes the attribute to None."""
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Skip the initialization, because the buffers exist."""
@@ -97,7 +98,7 @@ class _Rows(CacheLayerMixin):  # type: ignore[misc]
 
 
 class _Joined(_Rows):
-    """Cache for models with their own attention code: cached and new rows as one tensor."""
+    """A cache for models with their own attention code. ``update`` returns cached and new rows as one tensor."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         self.added = key_states, value_states
@@ -105,7 +106,7 @@ class _Joined(_Rows):
 
 
 class _Whole(_Rows):
-    """Keys and values of a source, written at once unless they are already stored."""
+    """The keys and values of a source, all written in the same call unless they are already stored."""
 
     def __init__(self, keys: Tensor, values: Tensor, is_known: bool):
         super().__init__(keys, values, torch.zeros(0))
@@ -138,10 +139,10 @@ def attention(
     """Return softmax(scaling * query @ key.T + bias, masked) @ value, with the signature of transformers' attention functions.
 
     - Queries that share a key are rows of one product: ``[1, heads, N, D]`` becomes ``[1, keys, heads / keys * N, D]``.
-    - Cached and new rows have separate products, and only scores are concatenated.
+    - Cached rows and new rows have separate products. Only their scores are concatenated.
     """
     if kwargs.get("s_aux") is not None:
-        raise EthorchError(f"{type(module).__name__} has attention sinks, which are not supported.")
+        raise EthorchError(f"expected attention without attention sinks, got {type(module).__name__}.")
     batch, heads, rows, width = query.shape
     shared = key.shape[1]
     groups, columns = heads // shared, key.shape[2]
@@ -169,7 +170,7 @@ def attention(
 
 
 def _compute_scores(query: Tensor, added: Tensor) -> Tensor:
-    """Return query @ added.T; for one row as sums of products, one operator for all heads."""
+    """Return query @ added.T. A single row is computed as a sum of products, which is one operator for all heads."""
     if added.shape[2] == 1:
         return (query * added).sum(-1, keepdim=True)
     return query @ added.transpose(2, 3)
@@ -179,7 +180,7 @@ transformers.AttentionInterface.register(_ATTENTION, attention)
 
 
 class _TableFirst(nn.Module):
-    """The last layer as ``table @ hidden``, which reads the table in its stored layout."""
+    """A last layer that computes ``table @ hidden``, which reads the table in its stored layout."""
 
     def __init__(self, table: nn.Parameter):
         super().__init__()
@@ -195,8 +196,8 @@ def _use_table_first(model: Any) -> None:
         return
     if head is None or table is None or head.weight is not table.weight or getattr(head, "bias", None) is not None:
         raise EthorchError(
-            f"store_table_once=True requires tied embeddings (tie_word_embeddings) without a bias; {type(model).__name__} has "
-            "none. Omit the option."
+            f"store_table_once: expected tied embeddings (tie_word_embeddings) without a bias, got {type(model).__name__} without "
+            "them. Omit store_table_once."
         )
     model.set_output_embeddings(_TableFirst(head.weight))
 
@@ -222,9 +223,9 @@ class _Decoder(nn.Module):
         return Cache(layers=[kind(keys, values, positions) for keys, values in buffers])
 
     def masks(self, positions: Tensor) -> Any:
-        """Return bool[1, 1, N, context + N], True for visible rows: one mask, or a dict by layer type.
+        """Return bool[1, 1, N, context + N] with True for visible rows, as one mask or as a dict by layer type.
 
-        Columns are the cached rows, followed by the N tokens of the call, whose columns are constant.
+        The columns are the cached rows, followed by the N tokens of the call. The columns of the N tokens are constant.
         """
         count, rows = positions.shape[0], positions[:, None]
         dtype = positions.dtype
@@ -243,7 +244,7 @@ class _Decoder(nn.Module):
             if count > window:
                 near = near & ((relative < 0) | (relative > torch.arange(count)[:, None] - window))
         masks = {name: mask.reshape(1, 1, -1, columns) for name, mask in ((_FULL, past), (_SLIDING, near))}
-        if self.own_attention:  # adds the mask to the scores
+        if self.own_attention:  # this code adds the mask to the scores
             masks = {name: torch.zeros(mask.shape).masked_fill(mask.logical_not(), MASKED) for name, mask in masks.items()}
         return masks if len(types) > 1 else masks[types.pop()]
 
@@ -269,7 +270,7 @@ class _Decoder(nn.Module):
 class _SequenceToSequence(_Decoder):
     """An encoder-decoder: ``(tokens, positions, last, source) -> float[1, V]``.
 
-    Without a source, cross-attention reads its caches.
+    Without ``source``, cross-attention reads its caches.
     """
 
     def __init__(self, model: nn.Module, context: int, layers: list[tuple[int, int, int]], rows: int, name: str):
@@ -313,7 +314,7 @@ class _SequenceToSequence(_Decoder):
 
 
 class _Call:
-    """Positions of the traced call, of which transformers passes only the first."""
+    """The positions of the traced call. transformers passes only the first position."""
 
     positions: Tensor
 
@@ -334,7 +335,7 @@ def adapt_model(
     """Create a ``LanguageModel`` from a transformers model. See :func:`language_model`.
 
     Raises:
-        EthorchError: Layers store state other than keys and values, or the results differ with these caches.
+        EthorchError: The model is not supported, or its logits differ with static caches.
     """
     config: Any = model.config
     text = config.get_text_config(decoder=True)
@@ -348,15 +349,19 @@ def adapt_model(
         _use_table_first(model)
     has_own_attention = not _has_replaceable_attention(model)
     if has_own_attention and config.is_encoder_decoder:
-        raise EthorchError(f"{type(model).__name__} has its own attention code, which does not accept a boolean mask.")
+        raise EthorchError(
+            f"expected a model that supports attention implementations, got {type(model).__name__} with its own attention code."
+        )
     model.set_attn_implementation("eager" if has_own_attention else _ATTENTION)  # type: ignore[operator]
     limit = getattr(text, "max_position_embeddings", None) or getattr(config, "max_target_positions", None)
     if limit and context > limit:
-        raise EthorchError(f"context: expected at most {limit} (the positions of {type(model).__name__}), got {context}.")
+        raise EthorchError(f"context: expected at most {limit} (the number of positions of {type(model).__name__}), got {context}.")
     decoder: _Decoder
     if config.is_encoder_decoder:
         if source is None:
-            raise EthorchError(f"{type(model).__name__} requires a source. Pass source=, an example in the size of all sources.")
+            raise EthorchError(
+                f"{type(model).__name__}: expected a source, got none. Pass source=, an example with the shape of all sources."
+            )
         name: Any = model.main_input_name
         filled_cache = _fill_cache(model, {name: source, "decoder_input_ids": torch.zeros(1, 1, dtype=torch.int64)})
         rows = int(filled_cache.cross_attention_cache.layers[0].keys.shape[2])
@@ -373,13 +378,13 @@ def adapt_model(
             _check_logits(language_model, model)
         except EthorchError:
             raise
-        except Exception as error:  # the model's code does not accept this cache
+        except Exception as error:  # the model does not support this cache
             failure = error
             continue
         return language_model
     raise EthorchError(
-        f"{type(model).__name__} does not run with a static cache and a mask for each call: {first_sentence(failure)} Wrap it "
-        "in a module with forward(tokens, positions) that stores keys and values in its buffers."
+        f"{type(model).__name__} does not run with a static cache and a mask for each call: {first_sentence(failure)} Wrap the "
+        "model in a module with forward(tokens, positions) that stores keys and values in buffers."
     ) from failure
 
 
@@ -423,13 +428,13 @@ def _check_logits(adapted_model: LanguageModel, model: Any) -> None:
     if not deviation < _TOLERANCE:
         raise EthorchError(
             f"{type(model).__name__} computes different logits with a static cache: expected a deviation below {_TOLERANCE:.0e} of "
-            f"the largest logit, got {deviation:.2g}. Its layers store more than keys and values. Wrap it in a module with "
+            f"the largest logit, got {deviation:.2g}. The layers store more than keys and values. Wrap the model in a module with "
             "forward(tokens, positions)."
         )
 
 
 def read_folder(folder: Path) -> nn.Module:
-    """Load the causal or sequence-to-sequence model of a local folder, in eval mode and float32.
+    """Load a causal or sequence-to-sequence model from a local folder, in eval mode and float32.
 
     Raises:
         EthorchError: The folder does not contain such a model.

@@ -15,7 +15,7 @@ from ethorch.language.model import LanguageModel, _ExecuTorchLlama, _Plain
 from ethorch.models.zoos import torchvision_models
 from ethorch.support.errors import EthorchError
 
-#: Calls of methods in order, for calibration of programs with state.
+#: Calls (method, inputs) in order, for the calibration of programs with mutable buffers.
 Session = list[tuple[str, tuple[Tensor, ...]]]
 
 _EXECUTORCH_LLAMA = "executorch.examples.models.llama"
@@ -31,22 +31,22 @@ def language_model(
     indices: torch.dtype = torch.int32,
     store_table_once: bool = False,
 ) -> LanguageModel:
-    """Create a ``LanguageModel`` from a decoder, with the model's own code and weights.
+    """Create a ``LanguageModel`` from a decoder, using the code and weights of the decoder.
 
-    - Causal language model of Hugging Face's transformers: its caches of ``context`` tokens become buffers.
-    - Sequence-to-sequence model (T5, Whisper): prefill also reads the source and stores keys and values of cross-attention.
-    - ExecuTorch's ``examples.models.llama`` transformer, built with ``use_kv_cache``; ``context`` is ignored.
+    - Causal language model from Hugging Face's transformers: The caches of ``context`` tokens become buffers.
+    - Sequence-to-sequence model (T5, Whisper): Prefill also reads the source and stores the keys and values of cross-attention.
+    - ExecuTorch's ``examples.models.llama`` transformer, built with ``use_kv_cache``. ``context`` is ignored.
     - Module with ``forward(tokens, positions)`` that stores caches in its buffers and returns logits.
 
     Args:
-        model: Decoder, which is switched to eval mode. The attention function of a transformers model is replaced.
+        model: Decoder, which is set to eval mode. The attention function of a transformers model is replaced.
         context: Number of tokens in the caches.
-        prompt: Number of tokens per call of prefill; 0 for no prefill. Each of several numbers becomes a method.
-        vocabulary: Number of tokens. Defaults to the model's.
-        source: Token ids or features of a sequence-to-sequence model, in the size of all sources.
-        indices: Dtype of tokens and positions. ``torch.int64`` costs two casts on the CPU.
-        store_table_once: Whether to store the table of tied embeddings once instead of as rows and as weights of the last layer.
-            This saves flash and costs cycles. transformers models only.
+        prompt: Number of tokens per prefill call, or 0 for no prefill. If there are several numbers, each becomes a method.
+        vocabulary: Number of tokens. Defaults to the vocabulary of the model.
+        source: Token ids or features for a sequence-to-sequence model, with the shape of all sources.
+        indices: Dtype of tokens and positions. ``torch.int64`` requires two casts on the CPU.
+        store_table_once: Whether tied embeddings and the last layer share one copy of the table. This saves flash and costs cycles.
+            Supported for transformers models only.
 
     Raises:
         EthorchError: The model is not supported, its caches are not static, or it has no tied embeddings.
@@ -74,32 +74,34 @@ def language_model(
         return adapt_model(model, context, prompt, source, indices, store_table_once)
     if store_table_once:
         raise EthorchError(
-            f"store_table_once=True requires a transformers model, got {type(model).__name__}. Use "
-            "table.weight[None] @ hidden.transpose(1, 2) as its last layer to store the table once."
+            f"store_table_once: expected a transformers model, got {type(model).__name__}. Use "
+            "table.weight[None] @ hidden.transpose(1, 2) as the last layer to store the table once."
         )
     decoder: nn.Module
     if type(model).__module__.startswith(_EXECUTORCH_LLAMA):
         arguments: Any = model.params
         if not arguments.use_kv_cache or arguments.enable_dynamic_shape:
             raise EthorchError(
-                "the transformer has no static caches. Build it with ModelArgs(use_kv_cache=True, enable_dynamic_shape=False)."
+                "expected a transformer with static caches. Use ModelArgs(use_kv_cache=True, enable_dynamic_shape=False)."
             )
         decoder, context, vocabulary = _ExecuTorchLlama(model), arguments.max_context_len, arguments.vocab_size
         prompt = min(prompt, context)
         if prompt and not arguments.generate_full_logits:
             raise EthorchError(
-                "prefill requires the logits of all rows. Build the transformer with ModelArgs(generate_full_logits=True)."
+                "prefill: expected a transformer that returns the logits of all rows. Use ModelArgs(generate_full_logits=True)."
             )
     elif len(inspect.signature(model.forward).parameters) >= 2:
         decoder = _Plain(model)
     else:
         raise EthorchError(
-            f"{type(model).__name__} is not supported; expected a transformers model or a module with forward(tokens, positions)."
+            f"expected a transformers model or a module with forward(tokens, positions), got {type(model).__name__}."
         )
     if vocabulary is None:
         tables = [part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)]
         if not tables:
-            raise EthorchError(f"{type(model).__name__} has no embedding with the number of tokens. Pass vocabulary=.")
+            raise EthorchError(
+                f"expected an embedding that defines the number of tokens, got {type(model).__name__}. Pass vocabulary=."
+            )
         vocabulary = tables[0]
     return LanguageModel(decoder.eval(), context, prompt, vocabulary, indices=indices)
 
@@ -112,7 +114,7 @@ def from_folder(
     source: Tensor | None = None,
     store_table_once: bool = False,
 ) -> LanguageModel:
-    """Load the language model of a folder written by ``save_pretrained``, with safetensors. Nothing is downloaded.
+    """Load the language model in a folder written by ``save_pretrained``, with safetensors. Nothing is downloaded.
 
     Raises:
         EthorchError: The folder does not contain such a model, or transformers is not installed.

@@ -1,4 +1,4 @@
-"""A decoder as two methods: prefill reads a prompt, decode reads one token."""
+"""Split a decoder into two methods: prefill reads a prompt, and decode reads one token."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 from ethorch.support.errors import EthorchError
 
-#: Calls of methods in order, for calibration of programs with state.
+#: Calls (method, inputs) in order, for the calibration of programs with mutable buffers.
 Session = list[tuple[str, tuple[Tensor, ...]]]
 
 _EXECUTORCH_LLAMA = "executorch.examples.models.llama"
 
 
 class Prefill(nn.Module):
-    """``(*source, int[1, N] tokens, int[N] positions, int[1] last) -> float[1, V]``: logits after the token at ``last``.
+    """A module ``(*source, int[1, N] tokens, int[N] positions, int[1] last) -> float[1, V]``: logits after the token at ``last``.
 
     Caches store all N tokens. Tokens after ``last`` are padding that later calls mask out.
     """
@@ -39,7 +39,7 @@ class _PrefillOfSource(Prefill):
 
 
 class Decode(nn.Module):
-    """``(int[1, 1] token, int[1] position) -> float[1, V]``: logits after one token."""
+    """A module ``(int[1, 1] token, int[1] position) -> float[1, V]``: logits after one token."""
 
     def __init__(self, decoder: nn.Module):
         super().__init__()
@@ -52,7 +52,7 @@ class Decode(nn.Module):
 
 
 class _Plain(nn.Module):
-    """A decoder with its own caches: ``model(tokens, positions)`` returns the logits of all rows."""
+    """A decoder that contains its caches. ``model(tokens, positions)`` returns the logits of all rows."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
@@ -88,12 +88,12 @@ class LanguageModel:
     Attributes:
         decoder: Float decoder whose buffers are the caches.
         context: Number of tokens in the caches.
-        prompt: Number of tokens per call of ``prefill``, or 0 to pass prompts through ``decode``.
+        prompt: Number of tokens per call of ``prefill``, or 0 to read prompts with ``decode``.
         vocabulary: Number of tokens.
-        source: Example input of an encoder, else None.
+        source: Example input of an encoder, or None.
         indices: Dtype of tokens and positions.
-        shorter: Numbers of tokens below ``prompt`` with methods of their own, e.g. ``prefill_8``.
-        caches: Initial values of the buffers that reading a token changes, by name.
+        shorter: Numbers of tokens, less than ``prompt``, that have separate methods, e.g. ``prefill_8``.
+        caches: Initial values of the buffers that change when a token is read, by name.
     """
 
     decoder: nn.Module
@@ -107,34 +107,34 @@ class LanguageModel:
 
     @property
     def modules(self) -> dict[str, nn.Module]:
-        """Module by method name, for ``ethorch.compile``."""
+        """The modules by method name, for ``ethorch.compile``."""
         prefill = (Prefill if self.source is None else _PrefillOfSource)(self.decoder).eval()
         return {**dict.fromkeys(self.prefills, prefill), "decode": Decode(self.decoder).eval()}
 
     @property
     def prefills(self) -> dict[str, int]:
-        """Number of tokens by prefill method, the longest first."""
+        """The number of tokens by prefill method, largest first."""
         sizes = sorted(self.shorter, reverse=True)
         return {"prefill": self.prompt, **{f"prefill_{size}": size for size in sizes}} if self.prompt else {}
 
     @property
     def example_inputs(self) -> dict[str, tuple[Tensor, ...]]:
-        """Example inputs by method name."""
+        """The example inputs by method name."""
         source = () if self.source is None else (self.source,)
         prefills = {name: (*source, *self.rows([0] * size, 0, size - 1)) for name, size in self.prefills.items()}
         return {**prefills, "decode": self.rows([0], 0)}
 
     def rows(self, ids: Sequence[int], position: int, last: int | None = None) -> tuple[Tensor, ...]:
-        """Return inputs for tokens from ``position`` on: tokens, positions and, if given, ``last``."""
+        """Return the inputs for tokens at ``position`` and following: tokens, positions and, unless it is omitted, ``last``."""
         tensors = [torch.tensor([list(ids)]), torch.arange(position, position + len(ids))]
         tensors += [] if last is None else [torch.tensor([last])]
         return tuple(x.to(self.indices) for x in tensors)
 
     def session(self, ids: Sequence[int], source: Tensor | None = None) -> Session:
-        """Return the calls that read these tokens from the start, with prefills as far as they fit.
+        """Return the calls that read ``ids`` from the start, using the largest prefills that fit.
 
         Raises:
-            EthorchError: The tokens exceed the context, or an encoder-decoder's prefill is longer than the tokens.
+            EthorchError: There are no tokens, more tokens than the context, or fewer tokens than an encoder-decoder's prefill.
         """
         if not 0 < len(ids) <= self.context:
             raise EthorchError(f"expected a session of 1 to {self.context} tokens (the context), got {len(ids)}.")
@@ -152,7 +152,7 @@ class LanguageModel:
         return calls + [("decode", self.rows(ids[k : k + 1], k)) for k in range(read, len(ids))]
 
     def sessions(self, texts: Iterable[Sequence[int]], length: int | None = None) -> list[Session]:
-        """Return a session of at most ``length`` tokens, or the context, for each text."""
+        """Return a session for each text, truncated to ``length`` tokens or to the context."""
         return [self.session(ids[: min(length or self.context, self.context)]) for ids in texts if len(ids)]
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Choice of the next token."""
+"""Select the next token."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ethorch.support.errors import SpecError
 
 @dataclass(frozen=True)
 class Choice:
-    """Settings of token sampling.
+    """The settings of token sampling.
 
     Attributes:
-        temperature: Divisor of the logits; 0 selects the most likely token.
-        top_k: Number of the most likely tokens to draw from; 0 for all.
+        temperature: Divisor of the logits. 0 selects the most likely token.
+        top_k: Number of most likely tokens from which to sample. 0 samples from all tokens.
         seed: Seed of the random generator.
     """
 
@@ -28,14 +28,14 @@ class Choice:
         if not self.temperature >= 0:
             raise SpecError(f"temperature: expected at least 0, got {self.temperature}.")
         if self.top_k < 0:
-            raise SpecError(f"top_k: expected at least 0 (0: all tokens), got {self.top_k}.")
+            raise SpecError(f"top_k: expected at least 0 (0 samples from all tokens), got {self.top_k}.")
 
     def generator(self) -> torch.Generator:
         """Create the random generator."""
         return torch.Generator().manual_seed(self.seed)
 
     def next(self, logits: Tensor, generator: torch.Generator) -> int:
-        """Choose a token from logits ``float[..., V]`` of one row."""
+        """Choose a token from the logits ``float[..., V]`` of one row."""
         row = logits.reshape(-1).double()
         if self.temperature == 0:
             return int(row.argmax())

@@ -1,4 +1,4 @@
-"""Perplexity, teacher-forced and free-running, of several implementations of a model."""
+"""Compute teacher-forced and free-running perplexity, to compare implementations of a model."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ if TYPE_CHECKING:
 
 
 def predictions(speaker: Speaker, ids: Sequence[int], prompt: int) -> Iterator[tuple[int, Tensor]]:
-    """Yield (token, logits before it) of each token after the first ``prompt`` ones. Teacher-forced, from empty caches.
+    """Yield (token, logits that predict it) for each token after the first ``prompt`` tokens. Starts from empty caches.
 
     Raises:
         EthorchError: The text is not longer than the prompt.
     """
     if not 0 < prompt < len(ids):
-        raise EthorchError(f"expected a text of at least {prompt + 1} tokens ({prompt} of them the prompt), got {len(ids)}.")
+        raise EthorchError(
+            f"expected a text of at least {prompt + 1} tokens (a prompt of {prompt} and a token to predict), got {len(ids)}."
+        )
     speaker.reset()
     logits = speaker.read(ids[:prompt])
     for number, token in enumerate(ids[prompt:], prompt):
@@ -42,15 +44,20 @@ def surprise(logits: Tensor, token: int) -> float:
 
 
 def perplexity(speaker: Speaker, texts: Sequence[Sequence[int]], prompt: int = 1) -> float:
-    """Return exp of the mean surprise over the tokens after the first ``prompt``: 1 is certain, V is random."""
+    """Return exp of the mean surprise of all tokens after the first ``prompt`` tokens.
+
+    The result is 1 for certain predictions, and V for random predictions.
+    """
     surprises = [surprise(logits, token) for ids in texts for token, logits in predictions(speaker, ids, prompt)]
     if not surprises:
-        raise EthorchError("expected at least one text with tokens to predict.")
+        raise EthorchError("expected at least one text with tokens to predict, got none.")
     return math.exp(sum(surprises) / len(surprises))
 
 
 def token_perplexity(outputs: Sequence[Any], labels: Sequence[Any]) -> float:
-    """Return the perplexity of stateless models from logits ``[..., N, V]`` and N labels, as a metric of ``ethorch.evaluate``.
+    """Compute perplexity from logits ``[..., N, V]`` and N labels.
+
+    Use this function as a metric of ``ethorch.evaluate`` for models without mutable buffers.
 
     Raises:
         EthorchError: The numbers of logits and labels differ, or are 0.
@@ -60,22 +67,23 @@ def token_perplexity(outputs: Sequence[Any], labels: Sequence[Any]) -> float:
         logits = output[0] if isinstance(output, (list, tuple)) else output
         rows, targets = logits.reshape(-1, logits.shape[-1]), torch.as_tensor(label).reshape(-1)
         if len(rows) != len(targets):
-            raise EthorchError(f"expected a label for each of the {len(rows)} tokens (the next token), got {len(targets)}.")
+            raise EthorchError(f"expected {len(rows)} labels, the next token of each token, got {len(targets)}.")
         surprises += [surprise(row, int(token)) for row, token in zip(rows, targets, strict=True)]
     if not surprises:
-        raise EthorchError("expected at least one token to predict.")
+        raise EthorchError("expected at least one token to predict, got none.")
     return math.exp(sum(surprises) / len(surprises))
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Result of :func:`scores`.
+    """The result of :func:`scores`.
 
     Attributes:
         tokens: Number of predicted tokens.
         perplexity: Teacher-forced perplexity by column.
-        free_running: Perplexity, by the first column, of the continuations that each column generates. Shows accumulating errors.
-        agreement: Fraction of tokens for which a column's most likely token is that of the first column, teacher-forced.
+        free_running: Perplexity of the continuations that each column generates, according to the first column. Shows accumulating
+            errors.
+        agreement: Fraction of tokens for which a column and the first column predict the same most likely token, teacher-forced.
     """
 
     tokens: int
@@ -84,11 +92,11 @@ class Scores:
     agreement: Mapping[str, float]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the scores as plain data."""
+        """Return the attributes as a dict of JSON-compatible values."""
         return asdict(self)
 
     def rich(self) -> RenderableType:
-        """Return a table with a row per column."""
+        """Return a table with one row for each column of ``scores``."""
         table = tables.table()
         for name in ("", "perplexity", "free running", "same token"):
             table.add_column(name)
@@ -107,20 +115,20 @@ class Scores:
 def scores(
     columns: Mapping[str, Speaker], texts: Sequence[Sequence[int]], *, prompt: int = 8, write: int = 0, choice: Choice | None = None
 ) -> Scores:
-    """Return the perplexity of each column on the same texts, and its agreement with the first column.
+    """Compute the perplexity of several implementations (columns) on the same texts, and their agreement with the first column.
 
     Args:
-        columns: Model by name; the first is the reference, usually the float model.
+        columns: Speakers by name. The first column is the reference, usually the float model.
         texts: Token ids of each text, within the context.
-        prompt: Number of tokens to read first.
+        prompt: Number of tokens to read before predicting.
         write: Number of tokens to generate after each prompt, for ``free_running``.
-        choice: Sampling of these tokens.
+        choice: Sampling settings for generated tokens.
 
     Raises:
         EthorchError: There are no columns or texts, or a text is too short or too long.
     """
     if not columns or not texts:
-        raise EthorchError("expected at least one model and one text.")
+        raise EthorchError(f"expected at least one model and one text, got {len(columns)} and {len(texts)}.")
     sums: dict[str, float] = {}
     best_tokens: dict[str, list[int]] = {}
     count = 0

@@ -1,4 +1,4 @@
-"""Feed tokens to a model with state."""
+"""Feed tokens to a model with mutable buffers."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _PUT = "aten::index_put_"
 
 
 class Speaker:
-    """Feeds tokens to the model and returns next-token logits.
+    """A runner that feeds tokens to a model and returns next-token logits.
 
     Args:
         decode: ``(int[1, 1] token, int[1] position) -> logits``.
         reset: Function that empties the caches.
         context: Number of tokens in the caches.
         prefill: ``(*source, int[1, N] tokens, int[N] positions, int[1] last) -> logits``, or None.
-        prompt: N.
+        prompt: Number N of tokens per call of ``prefill``.
         source: Input of an encoder.
         indices: Dtype of tokens and positions.
-        vocabulary: Number of tokens to check ids against, or None.
-        shorter: Prefill method by number of tokens below N.
+        vocabulary: Number of tokens, to validate token ids, or None to skip the validation.
+        shorter: Prefill methods by numbers of tokens less than N.
     """
 
     def __init__(
@@ -49,12 +49,12 @@ class Speaker:
         self._decode, self._reset = decode, reset
         self.context, self.prompt, self.source = context, prompt if prefill else 0, source
         self.position = 0
-        self.calls: dict[str, int] = {"prefill": 0, "decode": 0}  #: number of calls by method
+        self.calls: dict[str, int] = {"prefill": 0, "decode": 0}  #: number of calls of each method
         self._reset()
 
     @classmethod
     def of_model(cls, model: LanguageModel, source: Tensor | None = None) -> Speaker:
-        """Create a speaker of the float model."""
+        """Create a speaker for the float model."""
         return cls.of_methods(model.modules, model.reset, model, source)
 
     @classmethod
@@ -65,7 +65,7 @@ class Speaker:
         model: LanguageModel,
         source: Tensor | None = None,
     ) -> Speaker:
-        """Create a speaker of quantized modules, or of a program's methods."""
+        """Create a speaker for quantized modules, or for the methods of a program."""
         if model.source is not None and source is None:
             source = model.source
         prefill = methods.get("prefill")
@@ -74,14 +74,16 @@ class Speaker:
 
     @classmethod
     def of_quantized(cls, program: Program, model: LanguageModel, source: Tensor | None = None) -> Speaker:
-        """Create a speaker of a program's fake-quantized model, which PyTorch runs in float.
+        """Create a speaker for a program's fake-quantized model, which runs in PyTorch.
 
         Raises:
             EthorchError: The program was loaded from a file.
         """
         modules = {name: module for name in program.methods if (module := record_of(program[name]).quantized) is not None}
         if not modules:
-            raise EthorchError("a .pte does not contain the quantized model. Use the program returned by ethorch.compile.")
+            raise EthorchError(
+                "expected a program returned by ethorch.compile, got a .pte, which does not contain the quantized model."
+            )
         initial = {f"decoder.{name}": value for name, value in model.caches.items()}
 
         def reset() -> None:
@@ -94,12 +96,12 @@ class Speaker:
 
     @classmethod
     def of_program(cls, program: Program, context: int | None = None, source: Tensor | None = None) -> Speaker:
-        """Create a speaker of a program, with its methods ``decode`` (or the only one) and ``prefill``.
+        """Create a speaker for a program that has the methods ``decode`` and ``prefill``, or a single decode method.
 
         Args:
             program: Program from ``ethorch.compile`` or ``ethorch.load``.
-            context: Number of tokens in the caches. Defaults to the rows of the buffers that tokens are written to, or to the
-                largest extent common to all persistent buffers.
+            context: Number of tokens in the caches. Defaults to the number of rows of the buffers to which tokens are written, or
+                to the largest size that all mutable buffers have in common.
             source: Input of an encoder.
 
         Raises:
@@ -120,7 +122,7 @@ class Speaker:
         if context is None:
             extents = [set(value.shape) for value in states(decode).values()]
             if not extents or max(set.intersection(*extents)) < 2:
-                raise EthorchError("the program has no caches that determine its context. Pass context=.")
+                raise EthorchError("expected caches that determine the context, got none. Pass context=.")
             context = max(set.intersection(*extents))
         for name, value in states(decode).items():
             if len(value.shape) > 1 and max(value.shape) < context:
@@ -142,19 +144,19 @@ class Speaker:
         self.position = 0
 
     def read(self, ids: Sequence[int]) -> Tensor:
-        """Read the next tokens, by ``prefill`` if it fits the context, and return float[V], the logits after the last one.
+        """Read the next tokens, using ``prefill`` if it fits the context, and return the logits float[V] after the last token.
 
         Raises:
-            EthorchError: There are no tokens, they exceed the context, or one is outside the vocabulary.
+            EthorchError: There are no tokens, more tokens than the context, or tokens outside the vocabulary.
         """
         if self.vocabulary is not None and not all(0 <= number < self.vocabulary for number in ids):
             wrong = next(number for number in ids if not 0 <= number < self.vocabulary)
             raise EthorchError(
-                f"token {wrong} is outside the vocabulary of {self.vocabulary}. Use the tokenizer that the model was trained with."
+                f"expected token ids from 0 to {self.vocabulary - 1}, got {wrong}. Use the tokenizer of the trained model."
             )
         if not ids or self.position + len(ids) > self.context:
             raise EthorchError(
-                f"expected 1 to {self.context - self.position} tokens after {self.position} in a context of {self.context}, got "
+                f"expected 1 to {self.context - self.position} tokens ({self.position} of {self.context} are already read), got "
                 f"{len(ids)}."
             )
         logits: Any = None
@@ -178,7 +180,7 @@ class Speaker:
         return _last_row(logits)
 
     def _choose_prefill(self, count: int) -> int:
-        """Return the smallest prefill for ``count`` tokens, else the largest that fits, or 0."""
+        """Return the size of the smallest prefill for ``count`` tokens, else of the largest that fits, or 0 if none fits."""
         sizes = sorted(size for size in self.prefills if size <= min(self.prompt, self.context - self.position))
         return next((size for size in sizes if size >= count), sizes[-1] if sizes else 0)
 
@@ -186,7 +188,7 @@ class Speaker:
         return torch.tensor(values, dtype=self.indices)
 
     def generate(self, ids: Sequence[int], count: int, choice: Choice | None = None, stop: Sequence[int] = ()) -> Iterator[int]:
-        """Generate at most ``count`` tokens after ``ids``, until a token of ``stop`` or the end of the context."""
+        """Generate at most ``count`` tokens after ``ids``. Stop after a token in ``stop``, or at the end of the context."""
         choice = choice or Choice()
         generator = choice.generator()
         logits = self.read(ids)
@@ -215,7 +217,7 @@ def _last_row(logits: Any) -> Tensor:
 
 
 def states(program: Program) -> dict[str, Value]:
-    """Return the persistent buffers of a program by name."""
+    """Return the mutable buffers of a program by name."""
     return {
         value.extra.name: value
         for value in record_of(program).description.values

@@ -1,4 +1,4 @@
-"""Tokenizers: a vocabulary of characters, or a ``tokenizer.json``."""
+"""Tokenizers for a vocabulary of characters or a ``tokenizer.json``."""
 
 from __future__ import annotations
 
@@ -16,58 +16,58 @@ from ethorch.support.wording import shorten
 
 
 class Tokenizer(Protocol):
-    """Conversion of text to token ids and back."""
+    """A converter from text to token ids and back."""
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text."""
+        """Return the token ids of ``text``, including start tokens."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids."""
+        """Return the text for token ids."""
 
     def part(self, text: str) -> list[int]:
-        """Return the ids of a text without start tokens."""
+        """Return the token ids of ``text`` without start tokens."""
 
     def __len__(self) -> int: ...
 
 
 class Characters:
-    """A token per character of a string; the last one stands for unknown characters.
+    """A tokenizer with one token per character. The last character represents unknown characters.
 
-    Its file is JSON: ``{"characters": "abc..."}``.
+    The file format is JSON: ``{"characters": "abc..."}``.
     """
 
     def __init__(self, characters: str):
         if len(set(characters)) != len(characters) or not characters:
-            raise EthorchError("expected a vocabulary of at least one character, each once.")
+            raise EthorchError(f"expected a vocabulary of at least one character, without repetitions, got {characters[:40]!r}.")
         self.characters = characters
         self._ids = {character: number for number, character in enumerate(characters)}
 
     @classmethod
     def of(cls, text: str) -> Characters:
-        """Create a vocabulary of the characters of a text, in order, and one for unknown characters."""
+        """Create a vocabulary from the characters of ``text``, sorted, and a character for unknown characters."""
         return cls("".join(sorted(set(text) - {"\ufffd"})) + "\ufffd")
 
     def unknown(self, text: str) -> str:
-        """Return the characters of a text that are not in the vocabulary."""
+        """Return the characters of ``text`` that are not in the vocabulary."""
         return "".join(sorted(set(text) - set(self.characters)))
 
     def encode(self, text: str) -> list[int]:
-        """Return an id for each character."""
+        """Return the id of each character."""
         return [self._ids.get(character, len(self.characters) - 1) for character in text]
 
     def part(self, text: str) -> list[int]:
-        """Return an id for each character."""
+        """Return the id of each character."""
         return self.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return a character for each id."""
+        """Return the characters with the given ids."""
         return "".join(self.characters[number] for number in ids)
 
     def __len__(self) -> int:
         return len(self.characters)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the file for ``load_tokenizer``."""
+        """Write a file that ``load_tokenizer`` can load."""
         write_whole(Path(path), json.dumps({"characters": self.characters}).encode())
 
 
@@ -89,7 +89,7 @@ class _Library:
 
 
 def byte_pairs(texts: Iterable[str], size: int, path: str | os.PathLike[str]) -> Tokenizer:
-    """Train a byte-pair tokenizer of at most ``size`` tokens and write its ``tokenizer.json``."""
+    """Train a byte-pair tokenizer with at most ``size`` tokens, and write a ``tokenizer.json``."""
     library = _import_tokenizers()
     tokenizer = library.Tokenizer(library.models.BPE())
     tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -102,13 +102,15 @@ def byte_pairs(texts: Iterable[str], size: int, path: str | os.PathLike[str]) ->
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
-    """Load a ``tokenizer.json``, a folder with one, or a file of characters. Nothing is unpickled.
+    """Load a ``tokenizer.json``, a folder that contains one, or a file written by ``Characters.save``. Files cannot execute code.
 
     Raises:
         EthorchError: The file does not exist or has another format, or the tokenizers library is not installed.
     """
     file = Path(path) / "tokenizer.json" if Path(path).is_dir() else Path(path)
-    remedy = 'Use a tokenizer.json of the tokenizers library, or a file {"characters": "abc..."} written by Characters.save.'
+    remedy = (
+        'Use a tokenizer.json written by the tokenizers library, or a file {"characters": "abc..."} written by Characters.save.'
+    )
     content = read_json(file, remedy)
     if isinstance(content.get("characters"), str):
         try:
@@ -118,12 +120,12 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     library = _import_tokenizers()
     try:
         return _Library(library.Tokenizer.from_file(str(file)))
-    except Exception as error:  # the library raises Exception itself
+    except Exception as error:  # the library raises plain Exceptions
         raise EthorchError(f"the tokenizers library cannot read {file}: {error}.") from None
 
 
 def end_tokens(path: str | os.PathLike[str]) -> tuple[int, ...]:
-    """Return ``eos_token_id`` of the generation_config.json or config.json next to a tokenizer, or () without one.
+    """Return ``eos_token_id`` from the generation_config.json or config.json next to a tokenizer, or () if neither file defines it.
 
     Raises:
         FormatError: A file is malformed.
@@ -134,7 +136,7 @@ def end_tokens(path: str | os.PathLike[str]) -> tuple[int, ...]:
         if token_ids is not None:
             numbers = token_ids if isinstance(token_ids, list) else [token_ids]
             if not all(type(number) is int for number in numbers):
-                raise FormatError(f"{file}: eos_token_id is {shorten(token_ids)}; expected token numbers. {SAVE_AGAIN}")
+                raise FormatError(f"{file}: expected token ids for eos_token_id, got {shorten(token_ids)}. {SAVE_AGAIN}")
             return tuple(numbers)
     return ()
 

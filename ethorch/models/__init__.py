@@ -1,1 +1,1 @@
-"""Users' models and inputs."""
+"""Load user models and their inputs."""

@@ -60,7 +60,7 @@ def load_exported_program(path: Path) -> ExportedProgram:
     reader = PT2ArchiveReader(os.fspath(path))
     records = set(reader.get_file_names())
     if any(record.startswith(names.AOTINDUCTOR_DIR) for record in records):
-        raise FormatError(f"{path} contains code compiled by AOTInductor, which would be executed by loading. {_REMEDY}")
+        raise FormatError(f"{path} contains code compiled by AOTInductor that loading executes. {_REMEDY}")
     models = sorted(record for record in records if record.startswith(names.MODELS_DIR))
     if models != [names.MODELS_FILENAME_FORMAT.format("model")]:
         raise FormatError(f"{path}: expected one program named model, got {', '.join(models) or 'none'}.")
@@ -84,7 +84,7 @@ def _unpickle(content: bytes, path: Path, subject: str) -> Any:
         match = re.search(r"GLOBAL (\S+)", str(error))
         detail = f" ({match[1]})" if match else ""
         raise FormatError(
-            f"{path}: expected only tensors and plain data in {subject}, got other objects{detail}. Loading them could execute code. "
+            f"{path}: expected only tensors and plain data in {subject}, got objects{detail}. Loading them could execute code. "
             f"{_REMEDY}"
         ) from error
 

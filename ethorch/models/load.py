@@ -1,4 +1,4 @@
-"""Load users' models and inputs."""
+"""Load user models and their inputs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from ethorch.targets.selection import Padding
 
 logger = logging.getLogger(__name__)
 
-#: Modules of torch that behave differently in training.
+#: torch modules that behave differently in training.
 _MODE_DEPENDENT = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd, nn.RReLU, nn.MultiheadAttention, nn.RNNBase)
 Inputs = tuple[Any, ...]
 
@@ -42,8 +42,8 @@ Inputs = tuple[Any, ...]
 class UserModel:
     """A model and its inputs.
 
-    Inputs are a tuple, a dict of keyword arguments, or (tuple, dict). Keyword arguments with tensors become further inputs of the
-    module, in the order of the example; the others become constants. See :class:`KeywordInputs`.
+    Inputs are a tuple, a dict of keyword arguments, or (tuple, dict). Keyword arguments that contain tensors become further inputs
+    of the module, in the order of the example. Other keyword arguments become constants. See :class:`KeywordInputs`.
 
     Attributes:
         module: Module in eval mode.
@@ -51,8 +51,8 @@ class UserModel:
         calibration: Inputs that determine the ranges. Defaults to the example inputs.
         quantized: Whether the graph has quantize and dequantize operators, e.g. from ``convert_pt2e``.
         dynamic_shapes: Dynamic dims of each example tensor, from ``open_sizes.dynamic_shapes_of``.
-        is_exported: Whether torch.export created the module, which fixes all other sizes.
-        name: Reference of the model, or the name of the module's class; empty for a graph.
+        is_exported: Whether torch.export created the module. All sizes of an exported module are fixed, except dynamic dims.
+        name: Reference to the model, or the class name of the module, or an empty string for a graph module.
     """
 
     module: nn.Module
@@ -78,15 +78,15 @@ class UserModel:
             arguments, sample_keywords = _split_arguments(self.module if wrapped is None else wrapped.module, sample)
             if sample_keywords.keys() != keywords.keys():
                 raise EthorchError(
-                    f"calibration sample {number} has the keyword arguments {', '.join(sample_keywords) or 'none'}; the example "
-                    f"inputs have {', '.join(keywords) or 'none'}."
+                    f"calibration sample {number}: expected the keyword arguments {', '.join(keywords) or 'none'}, as in the "
+                    f"example inputs, got {', '.join(sample_keywords) or 'none'}."
                 )
             samples.append(arguments if wrapped is None else (*arguments, *wrapped.values(sample_keywords)))
         object.__setattr__(self, "calibration", samples)
 
     @property
     def input_names(self) -> tuple[str, ...]:
-        """Names of the inputs of ``forward``, in order; empty if it has ``*args``."""
+        """The names of the inputs of ``forward``, in order. Inputs in ``*args`` have no names."""
         if isinstance(self.module, KeywordInputs):
             return (*_parameter_names(self.module.module)[: self.module.arguments], *self.module.names)
         return _parameter_names(self.module)[: len(self.example_inputs)]
@@ -104,12 +104,12 @@ def _parameter_names(module: nn.Module) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class UserMethods:
-    """Models that share buffers or weights and become the methods of one program.
+    """A group of models that share buffers or weights, and become the methods of one program.
 
     Attributes:
-        models: Models by method name, with shared tensors as the same objects. Their ``calibration`` is not used.
-        sessions: Calibration calls (name, inputs) in order. Each session starts with the buffers' initial values.
-        alternatives: Whether they are one model at several shapes, with common quantization parameters.
+        models: Models by method name. Shared tensors are the same objects. The ``calibration`` of the models is not used.
+        sessions: Calibration calls (name, inputs) in order. Each session starts with the initial values of the buffers.
+        alternatives: Whether the models are the same model at several shapes, with common quantization parameters.
         paddings: Axes along which inputs of alternatives may be padded.
     """
 
@@ -120,35 +120,35 @@ class UserMethods:
 
 
 def check_module(model: Any) -> None:
-    """Check that torch.export accepts the model.
+    """Check that torch.export supports the type of the model.
 
     Raises:
-        EthorchError: The model is a TorchScript module, a state dict, or another object.
+        EthorchError: The model is not an nn.Module, but e.g. a TorchScript module or a state dict.
     """
     if isinstance(model, torch.jit.ScriptModule):
         raise EthorchError(
-            f"the model is a {type(model).__name__} of TorchScript, which torch.export does not accept. Pass the nn.Module from "
-            "which torch.jit created it."
+            f"expected an nn.Module, got the TorchScript module {type(model).__name__}. Pass the nn.Module from which torch.jit "
+            "created the TorchScript module."
         )
     if isinstance(model, Mapping) and model and all(isinstance(value, torch.Tensor) for value in model.values()):
         raise EthorchError(
-            f"the model is a state dict of {len(model)} tensors; expected an nn.Module. Create the module and call "
-            "load_state_dict, or pass the module and `--weights FILE` on the command line."
+            f"expected an nn.Module, got a state dict of {len(model)} tensors. Create the module and call load_state_dict, or pass "
+            "the module and `--weights FILE` on the command line."
         )
     if isinstance(model, type) and issubclass(model, nn.Module):
-        raise EthorchError(f"the model is the class {model.__name__}; expected an instance. Create one: {model.__name__}().")
+        raise EthorchError(f"expected an nn.Module, got the class {model.__name__}. Create an instance: {model.__name__}().")
     if not isinstance(model, nn.Module):
-        raise EthorchError(f"the model is {type(model).__name__}; expected an nn.Module, an ExportedProgram, or a model name.")
+        raise EthorchError(f"expected an nn.Module, an ExportedProgram, or a model name, got {type(model).__name__}.")
 
 
 def _check_inputs(inputs: Any) -> None:
     if isinstance(inputs, (tuple, list)) and inputs and all(type(value) is int for value in inputs):
         shape = ", ".join(map(str, inputs))
-        raise EthorchError(f"the example inputs ({shape}) look like a shape; expected tensors. Use torch.randn({shape}).")
+        raise EthorchError(f"expected tensors as example inputs, got the shape ({shape}). Use torch.randn({shape}).")
 
 
 class KeywordInputs(nn.Module):
-    """A model called by position: positional arguments, then keyword arguments by name."""
+    """A model that is called with positional inputs: its positional arguments, then its keyword arguments by name."""
 
     def __init__(self, module: nn.Module, arguments: int, keywords: Mapping[str, Any]):
         super().__init__()
@@ -178,7 +178,7 @@ def _split_arguments(module: nn.Module, inputs: Any) -> tuple[Inputs, dict[str, 
     if not isinstance(inputs, (tuple, list)):
         return (inputs,), {}
     if len(inputs) == 2 and isinstance(inputs[0], (tuple, list)) and isinstance(inputs[1], Mapping):
-        try:  # a model can also accept a tuple and a dict
+        try:  # the positional arguments of a model can also be a tuple and a dict
             inspect.signature(module.forward).bind(*inputs[0], **inputs[1])
         except (TypeError, ValueError):
             return tuple(inputs), {}
@@ -189,14 +189,13 @@ def _split_arguments(module: nn.Module, inputs: Any) -> tuple[Inputs, dict[str, 
 def load_model(reference: str) -> UserModel | UserMethods:
     """Load a model, or several methods, by name.
 
-    - ``FILE.py:NAME``, ``package.module:NAME``: NAME is a function without arguments or a variable. Its value is
-      ``(module, example_inputs)`` or ``(module, example_inputs, calibration)`` (see ``ethorch.models.samples``), or a module.
-      The inputs of a module are its attribute ``example_inputs`` or ``example_input_array``, or a variable of ``INPUT_NAMES``.
-      For several methods, modules and inputs are dicts with the same keys, and calibration consists of sessions of
-      (method, inputs).
-    - ``FILE.py``: file for ExecuTorch's Arm scripts, with ``ModelUnderTest`` and ``ModelInputs``.
-    - ``FILE.pt2``: program written by ``torch.export.save`` with its example inputs.
-    - ``torchvision:NAME``, ``timm:NAME``, ``hf:FOLDER``, ``executorch:NAME``: see ``ethorch.models.zoos``.
+    - ``FILE.py:NAME``, ``package.module:NAME``: NAME is a function without arguments, or a variable. Its value is
+      ``(module, example_inputs)`` or ``(module, example_inputs, calibration)`` (see ``ethorch.models.samples``), or a module. The
+      inputs of a module are its attribute ``example_inputs`` or ``example_input_array``, or a variable in ``INPUT_NAMES``. For
+      several methods, modules and inputs are dicts with the same keys, and calibration consists of sessions of (method, inputs).
+    - ``FILE.py``: File for ExecuTorch's Arm scripts, with ``ModelUnderTest`` and ``ModelInputs``.
+    - ``FILE.pt2``: Program written by ``torch.export.save`` with example inputs.
+    - ``torchvision:NAME``, ``timm:NAME``, ``hf:FOLDER``, ``executorch:NAME``: See ``ethorch.models.zoos``.
 
     Raises:
         SpecError: The file, module, function or model does not exist.
@@ -213,7 +212,7 @@ def load_model(reference: str) -> UserModel | UserMethods:
     return replace(model, name=Path(reference).name) if isinstance(model, UserModel) else model
 
 
-#: Variables with a module's inputs; ``ModelInputs`` is the name in ExecuTorch's Arm scripts.
+#: Names of variables that contain the inputs of a module. ExecuTorch's Arm scripts use ``ModelInputs``.
 INPUT_NAMES = ("example_inputs", "EXAMPLE_INPUTS", "ModelInputs")
 
 
@@ -227,9 +226,9 @@ def _import_reference(reference: Reference) -> ModuleType:
             path = Path(reference.place)
             spec = importlib.util.spec_from_file_location(path.stem, path)
             if spec is None or spec.loader is None:
-                raise EthorchError(f"{path} cannot be imported as a Python file.")
+                raise EthorchError(f"expected a Python file, got {path}.")
             module = importlib.util.module_from_spec(spec)
-            sys.modules[path.stem] = module  # dataclasses look up their module here
+            sys.modules[path.stem] = module  # dataclasses look up their module in sys.modules
             try:
                 spec.loader.exec_module(module)
             except ImportError as error:
@@ -237,13 +236,13 @@ def _import_reference(reference: Reference) -> ModuleType:
                     raise
                 package = path.resolve().parent
                 raise UserCodeError(
-                    f"{path} uses relative imports, so it must be imported as part of its package. Write "
+                    f"{path} uses relative imports, so it must be imported as part of its package. Use "
                     f"{package.name}.{path.stem}:{reference.name} in the folder {package.parent}."
                 ) from error
             except RuntimeError as error:
                 if "torchvision::" not in str(error):
                     raise
-                torchvision_models(needed=False)  # its compiled extension does not match the installed torch
+                torchvision_models(needed=False)  # the extension of torchvision does not match the installed torch
                 spec.loader.exec_module(module)
             return module
     finally:
@@ -251,7 +250,7 @@ def _import_reference(reference: Reference) -> ModuleType:
 
 
 def read_object(name: str) -> Any:
-    """Return the object ``FILE.py:NAME`` or ``package.module:NAME``.
+    """Import and return the object ``FILE.py:NAME`` or ``package.module:NAME``.
 
     Raises:
         SpecError: The file, module or name does not exist.
@@ -276,14 +275,14 @@ def _create_from_python(module: ModuleType, reference: Reference) -> UserModel |
     elif not isinstance(model, (nn.Module, tuple)):
         names = [key for key, value in vars(module).items() if _can_be_model(value, module.__name__) and not key.startswith("_")]
         suggestion = did_you_mean(name, names)
-        raise SpecError(f"{path} has no {name!r}.{suggestion} It has: {', '.join(names) or 'no function'}.")
+        raise SpecError(f"{path} has no {name!r}.{suggestion} Available names: {', '.join(names) or 'none'}.")
     if isinstance(model, nn.Module):
         holders = [(model, "example_inputs"), (model, "example_input_array"), *((module, name) for name in INPUT_NAMES)]
         inputs = next((candidate for holder, key in holders if (candidate := getattr(holder, key, None)) is not None), None)
         if inputs is None:
             raise EthorchError(
-                f"{path}:{name} is a module without example inputs. Define a variable example_inputs in the file, or use a "
-                "function that returns (module, example_inputs) or (module, example_inputs, calibration)."
+                f"{path}:{name}: expected example inputs, got only a module. Define a variable example_inputs in the file, or use "
+                "a function that returns (module, example_inputs) or (module, example_inputs, calibration)."
             )
         model = model, inputs, getattr(module, "calibration", ())
     if isinstance(model, tuple) and len(model) in (2, 3) and isinstance(model[0], Mapping):
@@ -302,11 +301,11 @@ def _create_from_python(module: ModuleType, reference: Reference) -> UserModel |
 
 
 def user_methods(models: Mapping[str, Any], example_inputs: Any, sessions: Any = None) -> UserMethods:
-    """Check and combine models of several methods with their inputs.
+    """Combine the models and inputs of several methods, and check that they match.
 
     Args:
         models: ``nn.Module`` or UserModel by method name.
-        example_inputs: Inputs by method name; optional for a UserModel.
+        example_inputs: Inputs by method name. Optional for a UserModel.
         sessions: Sessions of calls (name, inputs), or a single session.
 
     Raises:
@@ -319,7 +318,7 @@ def user_methods(models: Mapping[str, Any], example_inputs: Any, sessions: Any =
         if not isinstance(name, str) or not name:
             raise EthorchError(f"expected a non-empty string as the name of a method, e.g. 'decode', got {name!r}.")
         if name not in models:
-            raise EthorchError(f"example inputs {name!r} have no model. Models: {', '.join(map(repr, models))}.")
+            raise EthorchError(f"expected example inputs for {', '.join(map(repr, models))}, got {name!r}, which has no model.")
     user_models = {}
     for name, model in models.items():
         if isinstance(model, UserModel) and name not in inputs:
@@ -343,13 +342,13 @@ def _read_sessions(models: Mapping[str, UserModel], calls_by_session: Any) -> li
         for call_number, call in enumerate(session):
             place = f"call {call_number} of calibration session {number}"
             if not _is_call(call):
-                raise EthorchError(f"{place}: expected (name of a method, its inputs), got {type(call).__name__}.")
+                raise EthorchError(f"{place}: expected (method name, inputs), got {type(call).__name__}.")
             name, inputs = call
             if name not in models:
                 raise EthorchError(f"{place}: expected a method ({', '.join(map(repr, models))}), got {name!r}.")
             user = models[name]
             keywords = user.module.names if isinstance(user.module, KeywordInputs) else ()
-            samples = list(read_samples([inputs], user.example_inputs, keywords=keywords, kind=f"{place}, of {name!r},"))
+            samples = list(read_samples([inputs], user.example_inputs, keywords=keywords, kind=f"{place} ({name!r}), sample"))
             calls += [(name, sample.inputs) for sample in samples]
         sessions.append(calls)
     return sessions
@@ -376,17 +375,17 @@ def _load_exported(path: Path) -> UserModel:
     except FormatError:
         raise
     except Exception as error:  # zip, pickle and schema errors have many types
-        raise EthorchError(f"{path} is not a program written by torch.export.save: {first_sentence(error)}") from error
+        raise EthorchError(f"{path}: expected a program written by torch.export.save. {first_sentence(error)}") from error
     if not program.example_inputs or not any(program.example_inputs):
-        raise EthorchError(f"{path} has no example inputs. Export the model with its example inputs.")
+        raise EthorchError(f"{path}: expected example inputs, got none. Export the model with example inputs.")
     return of_exported(program)
 
 
 def of_exported(program: ExportedProgram, example_inputs: Any = None) -> UserModel:
-    """Return the model of an exported program, with its dynamic sizes.
+    """Return the model of an exported program, with the program's dynamic dims.
 
     Args:
-        example_inputs: Inputs to use in place of the program's.
+        example_inputs: Inputs. Defaults to the example inputs of the program.
     """
     module = program.module(check_guards=False)
     if example_inputs is None:
@@ -398,7 +397,7 @@ def of_exported(program: ExportedProgram, example_inputs: Any = None) -> UserMod
 
 @contextmanager
 def in_eval_mode(module: nn.Module) -> Iterator[None]:
-    """Switch the module to eval mode inside the context, then restore the mode of each submodule."""
+    """Set the module to eval mode inside the context, then restore the mode of each submodule."""
     modes = [(part, part.training) for part in module.modules()]
     for part, _ in modes:
         part.training = False
@@ -414,19 +413,19 @@ def mention_training(module: nn.Module) -> None:
     parts = sorted({type(part).__name__ for part in module.modules() if part.training and isinstance(part, _MODE_DEPENDENT)})
     if parts:
         logger.warning(
-            "the model is in training mode (%s); ethorch compiles it in evaluation mode and does not change it. Call model.eval().",
+            "the model is in training mode (%s). ethorch compiles the model in evaluation mode. Call model.eval().",
             ", ".join(parts),
         )
 
 
 def is_quantized(module: nn.Module) -> bool:
-    """Return True if the graph has quantize operators."""
+    """Return True if the module is a graph with quantize operators."""
     graph = getattr(module, "graph", None)
     return graph is not None and any("quantized_decomposed" in str(node.target) for node in graph.nodes)
 
 
 def load_inputs(paths: Iterable[str]) -> Inputs:
-    """Load tensors from .npy files, one per input, or from one .npz or .pt file."""
+    """Load tensors from .npy files (one tensor per file), .npz files or .pt files, in order."""
     tensors: list[torch.Tensor] = []
     for path in paths:
         try:
@@ -436,6 +435,8 @@ def load_inputs(paths: Iterable[str]) -> Inputs:
                 array = np.load(path, allow_pickle=False)
                 tensors += [torch.from_numpy(a) for a in ([array] if isinstance(array, np.ndarray) else array.values())]
         except Exception as error:  # numpy, zip and torch raise many types for malformed files
-            problem = "expected a .npy, .npz or .pt file of tensors." if "pickle" in str(error) else first_sentence(error)
-            raise EthorchError(f"cannot read tensors from {path}: {problem}") from error
+            problem = (
+                "Use a .npy, .npz or .pt file that contains only tensors." if "pickle" in str(error) else first_sentence(error)
+            )
+            raise EthorchError(f"cannot read tensors from {path}. {problem}") from error
     return tuple(tensors)

@@ -1,4 +1,4 @@
-"""Reduce the channels of one convolution and of the layers that use its output."""
+"""Reduce the number of output channels of one convolution, and adapt the layers that read them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d
 def narrow_convolution(user: UserModel, name: str, channels: int) -> UserModel | None:
     """Return a copy of the model whose convolution ``name`` has ``channels`` outputs, to estimate the effect before training.
 
-    Consumers (convolutions, batch norms, linear layers) lose the same channels. None if the model does not run with fewer channels,
-    e.g. because of a residual addition or a view.
+    Layers that read the outputs (convolutions, batch norms, linear layers) lose the same channels. Return None if the model does
+    not run with fewer channels, e.g. because of a residual addition or a view.
     """
     module = copy.deepcopy(user.module)
     conv = dict(module.named_modules()).get(name)
@@ -46,7 +46,7 @@ def _fit_to_input(module: nn.Module, inputs: tuple[Any, ...]) -> None:
     if isinstance(module, _CONVOLUTIONS) and x.dim() == module.weight.dim() and x.shape[1] < module.in_channels:
         if module.groups == 1:
             _set_tensor(module, "weight", module.weight[:, : x.shape[1]])
-        elif module.groups == module.in_channels:  # depthwise: outputs shrink too
+        elif module.groups == module.in_channels:  # depthwise: reduce the outputs as well
             outputs = x.shape[1] * module.out_channels // module.groups
             _keep_channels(module, outputs)
             module.groups, module.out_channels = x.shape[1], outputs

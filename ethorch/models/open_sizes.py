@@ -1,4 +1,4 @@
-"""Dynamic sizes of exported programs (``torch.export.Dim``): detect, describe and preserve them."""
+"""Detect, describe and preserve dynamic dims of exported programs (``torch.export.Dim``)."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from torch.utils import _pytree as pytree
 
 
 class OpenSize(Exception):
-    """A dynamic size was used as a number."""
+    """An error that is raised if a dynamic size is used as a number."""
 
 
 def is_dynamic(node: Node) -> bool:
-    """Return True if the node's result or an input tensor has a dynamic size.
+    """Return True if the node's result or an input tensor has a dynamic dim.
 
-    Sizes that depend on values are not included: see ``lower.fx.node.shape_of_values``.
+    Data-dependent sizes are not included. See ``lower.fx.node.shape_of_values``.
     """
     values = [operand.meta.get("val") for operand in (node, *node.all_input_nodes)]
     return any(isinstance(size, torch.SymInt) and not has_free_unbacked_symbols(size) for size in _sizes(values))
 
 
 def has_open_size(tensor: torch.Tensor) -> bool:
-    """Return True if the tensor has a dynamic size."""
+    """Return True if the tensor has a dynamic dim."""
     return any(isinstance(size, torch.SymInt) for size in tensor.shape)
 
 
@@ -40,16 +40,19 @@ def is_size(node: Node) -> bool:
 
 
 def open_shape(node: Node) -> str:
-    """Return the shape of the node's first dynamic tensor, e.g. ``[1, 8..128, 16]``."""
+    """Return the shape of the node's first tensor with dynamic dims, e.g. ``[1, 8..128, 16]``."""
     for operand in (node, *node.all_input_nodes):
         for value in pytree.tree_leaves(operand.meta.get("val")):
             if isinstance(value, torch.Tensor) and has_open_size(value):
                 return f"[{', '.join(map(_range, value.shape))}]"
-    return "of dynamic sizes"
+    return "of dynamic shape"
 
 
 def dynamic_shapes_of(program: ExportedProgram) -> list[dict[int, Any]] | None:
-    """Return the dynamic dims of each input tensor, with the program's ranges and one ``Dim`` per symbol; None if all are fixed."""
+    """Return the dynamic dims of each input tensor, or None if all dims are fixed.
+
+    The dims have the program's ranges, and equal symbols share one ``Dim``.
+    """
     nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     dims: dict[sympy.Symbol, Any] = {}
     names = (name for name in program.graph_signature.user_inputs if isinstance(name, str))
@@ -62,7 +65,7 @@ def dynamic_shapes_of(program: ExportedProgram) -> list[dict[int, Any]] | None:
 
 
 def list_unlimited_dims(shapes: Sequence[dict[int, Any]]) -> list[tuple[int, int]]:
-    """Return (tensor number, axis) of each dynamic dim without an upper bound."""
+    """Return (tensor index, axis) of each dynamic dim without an upper bound."""
     return [
         (number, axis)
         for number, dims in enumerate(shapes)
@@ -72,7 +75,7 @@ def list_unlimited_dims(shapes: Sequence[dict[int, Any]]) -> list[tuple[int, int
 
 
 def in_structure(module: torch.nn.Module, inputs: tuple[Any, ...], shapes: Sequence[dict[int, Any]]) -> dict[str, Any]:
-    """Return the dynamic dims in the structure of the module's inputs, for ``torch.export.export``."""
+    """Return the dynamic dims, structured like the inputs of the module, for ``torch.export.export``."""
     remaining = iter(shapes)
     arguments = inspect.signature(module.forward).bind(*inputs).arguments
     return {
@@ -83,10 +86,10 @@ def in_structure(module: torch.nn.Module, inputs: tuple[Any, ...], shapes: Seque
 
 @contextmanager
 def suppress_guards(nodes: Iterable[Node]) -> Iterator[None]:
-    """Preserve dynamic sizes: comparisons of sizes inside the context do not add guards.
+    """Preserve dynamic dims: comparisons of sizes inside the context do not add guards.
 
-    Otherwise ``x.shape == y.shape`` would fix a size to the example's. Sizes that may differ compare as unequal, and their order is
-    that of the example. The code must skip operators that are ``is_dynamic``.
+    Otherwise ``x.shape == y.shape`` would fix a size to the size of the example. Sizes that may differ compare as unequal, and are
+    ordered like the sizes of the example. The code must skip nodes for which ``is_dynamic`` returns True.
 
     Raises:
         OpenSize: A dynamic size was used as a number.
@@ -113,7 +116,7 @@ def _evaluator(env: ShapeEnv) -> Any:
         if isinstance(expr, (sympy.Eq, sympy.Ne)):
             return sympy.true if isinstance(expr, sympy.Ne) else sympy.false
         if not isinstance(hint, bool):
-            raise OpenSize(f"the dynamic size {expr} was used as a number")
+            raise OpenSize(f"expected a fixed size, got the dynamic size {expr}")
         return sympy.true if hint else sympy.false
 
     return evaluate
@@ -132,7 +135,7 @@ def _range(size: Any) -> str:
     if not isinstance(size, torch.SymInt):
         return str(size)
     bounds = size.node.shape_env.bound_sympy(size.node.expr)
-    low = "" if bounds.lower <= 2 else str(bounds.lower)  # torch assumes 2 as the smallest lower bound
+    low = "" if bounds.lower <= 2 else str(bounds.lower)  # torch.export uses 2 as the default lower bound
     return f"{low}..{_upper_bound(bounds) or ''}"
 
 
@@ -141,7 +144,7 @@ def _upper_bound(bounds: Any) -> int | None:
 
 
 def _dim(size: torch.SymInt, dims: dict[sympy.Symbol, Any], ranges: Mapping[Any, Any]) -> Any:
-    """Return the Dim of a size that is linear in one symbol, else ``Dim.AUTO``."""
+    """Return the Dim of a size that is a linear function of one symbol, or ``Dim.AUTO`` otherwise."""
     expr = size.node.expr
     symbols = sorted(expr.free_symbols, key=str)
     if len(symbols) != 1:

@@ -1,6 +1,6 @@
-"""Sample files: arrays, tensors, images, audio, tables.
+"""Read sample files: arrays, tensors, images, audio and tables.
 
-Nothing is unpickled: .pt files are read with ``weights_only``, .npy files without objects.
+Files cannot execute code: .pt files are read with ``weights_only``, and .npy files without Python objects.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ Shapes = Sequence[tuple[int, ...]]
 def read(path: Path, shapes: Shapes) -> Any:
     """Read a file as an item for ``ethorch.models.samples``.
 
-    - ``.npy``: an array; ``.npz``: its arrays in order, as a tuple if there are several.
-    - ``.pt``, ``.pth``: tensors written by ``torch.save``.
-    - ``.csv``: one sample per row of numbers; a header is skipped.
-    - ``.wav``: float32 in -1..1: [samples] for one channel, else [channels, samples].
-    - images: float32 in 0..1, resized to height, width and channels of the model's first input of rank 3 or 4.
+    - ``.npy``: An array. ``.npz``: An array, or a tuple of several arrays in order.
+    - ``.pt``, ``.pth``: Tensors written by ``torch.save``.
+    - ``.csv``: One sample per row of numbers. A header is skipped.
+    - ``.wav``: float32 in -1..1 with shape [samples] for one channel, and [channels, samples] for several channels.
+    - Images: float32 in 0..1, converted to the height, width and channels of the model's first input of rank 3 or 4.
 
     Args:
         shapes: Shapes of the model's inputs.
 
     Raises:
-        EthorchError: The file cannot be read in the format of its suffix.
+        EthorchError: The file does not have the format of its suffix.
     """
     reader = FORMATS.get(path.suffix.lower())
     if reader is None:
-        raise EthorchError(f"{path}: expected a sample file ({', '.join(FORMATS)}).")
+        raise EthorchError(f"{path}: expected a sample file with suffix {', '.join(FORMATS)}.")
     try:
         return reader(path, shapes)
     except EthorchError:
@@ -44,10 +44,12 @@ def read(path: Path, shapes: Shapes) -> Any:
         raise EthorchError(f"{path} requires the package {error.name}. Run pip install {error.name}.") from error
     except Exception as error:  # numpy, torch, wave and Pillow raise many types for malformed files
         reason = (
-            "it contains Python objects" if "pickle" in str(error).lower() or "weights_only" in str(error).lower() else str(error)
+            "the file contains Python objects"
+            if "pickle" in str(error).lower() or "weights_only" in str(error).lower()
+            else str(error)
         )
         raise EthorchError(
-            f"{path} cannot be read as {path.suffix}: {reason.splitlines()[0] if reason else type(error).__name__}."
+            f"cannot read {path} as {path.suffix}: {reason.splitlines()[0] if reason else type(error).__name__}."
         ) from error
 
 
@@ -93,7 +95,7 @@ def _read_wav(path: Path, shapes: Shapes) -> npt.NDArray[np.float32]:
 
 
 def describe_image(path: Path, shapes: Shapes) -> str:
-    """Return a note on the conversion of an image, or "" for other files and for unchanged images."""
+    """Describe the conversion of an image. Return an empty string if the file is not an image or the image is not converted."""
     if FORMATS.get(path.suffix.lower()) is not _read_image:
         return ""
     from PIL import Image
@@ -114,11 +116,11 @@ def _read_image(path: Path, shapes: Shapes) -> npt.NDArray[np.float32]:
 
     shape = next((shape for shape in shapes if len(shape) in (3, 4)), None)
     if shape is None:
-        raise EthorchError(f"{path} is an image, but the model has no input of rank 3 or 4.")
+        raise EthorchError(f"{path}: expected a model input of rank 3 or 4 for an image, got none.")
     channels_last = shape[-1] in (1, 3) and shape[-3] not in (1, 3)
     height, width, channels = shape[-3:] if channels_last else (*shape[-2:], shape[-3])
     if channels not in (1, 3):
-        raise EthorchError(f"{path} is an image, but the model's input {list(shape)} has {channels} channels; expected 1 or 3.")
+        raise EthorchError(f"{path}: expected a model input with 1 or 3 channels for an image, got {list(shape)}.")
     with Image.open(path) as picture:
         resized = picture.convert("L" if channels == 1 else "RGB").resize((width, height), Image.Resampling.BILINEAR)
     values = (np.asarray(resized, np.float32) / 255).reshape(height, width, channels)
@@ -127,7 +129,7 @@ def _read_image(path: Path, shapes: Shapes) -> npt.NDArray[np.float32]:
 
 #: Suffixes of images and audio files.
 MEDIA = (".wav", ".png", ".jpg", ".jpeg", ".bmp", ".webp")
-#: Reader by suffix.
+#: Readers by suffix.
 FORMATS: dict[str, Callable[[Path, Shapes], Any]] = {
     ".npy": _read_numpy,
     ".npz": _read_numpy,

@@ -1,6 +1,6 @@
-"""Samples from tensors, arrays, batches, data sets, loaders, files and folders.
+"""Read samples from tensors, arrays, batches, data sets, loaders, files and folders.
 
-Each becomes the inputs of one inference, checked against the model's example inputs, and its label.
+Each sample consists of the inputs of one inference, checked against the model's example inputs, and a label.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Inputs = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Sample:
-    """Inputs of one inference.
+    """The inputs of one inference, and the label.
 
     Attributes:
         inputs: Input tuple of the model.
@@ -42,7 +42,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Samples:
-    """Iterable over samples with a transform and a limit. See ``ethorch.samples``."""
+    """An iterable over samples with a transform and a limit. See ``ethorch.samples``."""
 
     source: Any
     transform: Callable[[Any], Any] | None = None
@@ -53,13 +53,13 @@ class Samples:
             yield item
 
     def iterate_named(self, expected: Expected, kind: str) -> Iterator[tuple[str, Any]]:
-        """Iterate over (name, transformed item) without the limit."""
+        """Iterate over (name, transformed item), ignoring the limit."""
         for name, item in _iterate_items(self.source, expected, kind):
             yield name, item if self.transform is None else self.transform(item)
 
 
 def samples(source: Any, *, transform: Callable[[Any], Any] | None = None, limit: int | None = None) -> Samples:
-    """Return samples for ``calibration`` and ``data``, each transformed, and at most ``limit`` of them.
+    """Return at most ``limit`` transformed samples, for ``calibration`` and ``data``.
 
     ::
 
@@ -67,10 +67,10 @@ def samples(source: Any, *, transform: Callable[[Any], Any] | None = None, limit
         program = ethorch.compile(model, torch.zeros(1, 3, 96, 96), "ethos-u55-128", calibration=images)
 
     Args:
-        source: Iterable of items; ``torch.utils.data.Dataset`` or ``DataLoader``; tensor or array with a batch of samples; files
-            or folders: .npy, .npz, .pt, .csv, .wav, images.
+        source: Iterable of items; ``torch.utils.data.Dataset`` or ``DataLoader``; tensor or array that contains a batch; files or
+            folders (.npy, .npz, .pt, .csv, .wav, images).
         transform: Function applied to each item before checks. Images are float32 in 0..1.
-        limit: Maximum number of samples, also of batches.
+        limit: Maximum number of samples. A batch counts as several samples.
 
     Raises:
         SpecError: ``limit`` is not a positive integer.
@@ -90,15 +90,15 @@ def read_samples(
     limit: int | None = None,
     kind: str = "sample",
 ) -> Iterator[Sample]:
-    """Iterate over the samples of ``source``, one inference each.
+    """Iterate over the samples of ``source``. Each sample is one inference.
 
-    An item is a tensor or array, a tuple of them, a dict of keyword inputs, or (inputs, label). It may omit the example's batch
-    dimension of 1. It may be a batch: samples along the example's first dimension, or stacked along a new one. Floats are converted
-    to the example's width, and integers if their values fit.
+    An item is a tensor or array, a tuple of tensors or arrays, a dict of keyword inputs, or (inputs, label). Items may omit a batch
+    dimension of 1. An item may also be a batch, with samples along the first dimension of the example or stacked along a new
+    dimension. Floats are converted to the dtype of the example. Integers are converted if their values fit.
 
     Args:
         source: See :func:`samples`.
-        example_inputs: Input tuple, which determines number, shapes, dtypes, and whether samples are NumPy arrays.
+        example_inputs: Input tuple that determines the number, shapes, dtypes, and whether samples are NumPy arrays.
         keywords: Names of the last inputs, for items that are dicts.
         open_dims: Dynamic axes of each example tensor.
         others: Example inputs with other accepted shapes.
@@ -125,7 +125,7 @@ def read_samples(
 
 
 def _match_item(expected: Sequence[Expected], item: Any, name: str) -> Iterator[Sample]:
-    """Return the samples of an item: single samples before batches, and fixed shapes before dynamic dims."""
+    """Match an item against single samples before batches, and fixed shapes before dynamic dims. Return the samples of the item."""
     if len(expected) == 1:
         return expected[0].samples(item, name)
     fixed_shape = [expectation for expectation in expected if expectation.open_dims is None]
@@ -153,7 +153,7 @@ def _iterate_items(source: Any, expected: Expected, kind: str) -> Iterator[tuple
         for number, item in enumerate(source):
             yield f"{kind} {number}", item
         return
-    if hasattr(source, "__getitem__") and hasattr(source, "__len__"):  # iterating over a Dataset may not end
+    if hasattr(source, "__getitem__") and hasattr(source, "__len__"):  # iteration over a Dataset may be endless
         for number in range(len(source)):
             yield f"{kind} {number}", source[number]
         return
@@ -167,7 +167,7 @@ def _iterate_files(paths: Sequence[Path], expected: Expected) -> Iterator[tuple[
         if path.is_dir():
             files = sorted(file for file in path.rglob("*") if file.suffix.lower() in FORMATS and file.is_file())
             if not files:
-                raise EthorchError(f"the folder {path} has no sample files ({', '.join(FORMATS)}).")
+                raise EthorchError(f"folder {path}: expected sample files ({', '.join(FORMATS)}), got none.")
             folders = sorted({file.parent.name for file in files if file.parent != path})
             for file in files:
                 item = expected.read(file)
@@ -175,11 +175,11 @@ def _iterate_files(paths: Sequence[Path], expected: Expected) -> Iterator[tuple[
         elif path.is_file():
             yield str(path), expected.read(path)
         else:
-            raise EthorchError(f"there is no file or folder {path}.")
+            raise EthorchError(f"file or folder {path} does not exist.")
 
 
 class Expected:
-    """Number, shapes and dtypes of the tensors in a sample, from the example inputs."""
+    """The expected number, shapes and dtypes of the tensors in a sample, from the example inputs."""
 
     def __init__(self, example_inputs: Inputs, keywords: Sequence[str] = (), open_dims: Sequence[Collection[int]] | None = None):
         self.example, self.keywords, self.open_dims = example_inputs, keywords, open_dims
@@ -195,7 +195,7 @@ class Expected:
         return _describe_leaves(self.tensors)
 
     def read(self, path: Path) -> Any:
-        """Read a file of samples. Images and audio become tensors if the example has any."""
+        """Read a sample file. Images and audio become tensors if the example inputs contain tensors."""
         item = read(path, self.shapes)
         return item if self.of_arrays or path.suffix.lower() not in MEDIA else _tensor(item)
 
@@ -213,7 +213,7 @@ class Expected:
             parts = [self._nest([self._convert(x, i, name) for i, x in enumerate(part)]) for part in self._split(tensors, count)]
             labels = _split_labels(label, count)
             for number, (part, sample_label) in enumerate(zip(parts, labels, strict=True)):
-                yield Sample(part, sample_label, name if count == 1 else f"{name}, number {number} of its batch")
+                yield Sample(part, sample_label, name if count == 1 else f"{name}, batch element {number}")
             return
         batch, label = item if isinstance(item, tuple) and len(item) == 2 else (item, None)
         if isinstance(batch, list) and len(batch) > 1 and all(_is_array(x) or isinstance(x, tuple) for x in batch):
@@ -222,13 +222,13 @@ class Expected:
             return
         if self.keywords and isinstance(item, Mapping):
             raise EthorchError(
-                f"{name} has the keyword arguments {', '.join(map(str, item)) or 'none'}; the example inputs have "
-                f"{', '.join(self.keywords)}."
+                f"{name}: expected the keyword arguments {', '.join(self.keywords)}, as in the example inputs, got "
+                f"{', '.join(map(str, item)) or 'none'}."
             )
         raise EthorchError(
-            f"{name}: expected {self} like the example inputs, got {_describe_leaves(trees.leaves(item))}. Correct the example "
-            "inputs if they have another shape than the deployed inputs. Else use samples of their shapes, with or without the "
-            "batch dimension, or batches of them."
+            f"{name}: expected {self} like the example inputs, got {_describe_leaves(trees.leaves(item))}. Use samples or batches "
+            "with the shapes of the example inputs, with or without the batch dimension. If the deployed inputs have another "
+            "shape, correct the example inputs."
         )
 
     def _count_samples(self, tensors: Sequence[Tensor]) -> int | None:
@@ -253,7 +253,7 @@ class Expected:
         return counts.pop() if len(counts) == 1 else None
 
     def _count_stacked(self, shapes: Sequence[tuple[int, ...]]) -> int | None:
-        """Return the number of samples that are stacked along a new first axis; None if they are not."""
+        """Return the number of samples that are stacked along a new first axis, or None if the item has no such axis."""
         is_stacked = all(shape[1:] == example_shape and shape for shape, example_shape in zip(shapes, self.shapes, strict=True))
         counts = {shape[0] for shape in shapes if shape}
         return counts.pop() if self.shapes and is_stacked and len(counts) == 1 and 0 not in counts else None
@@ -304,7 +304,7 @@ class Expected:
     @staticmethod
     def _dtype_error(dtype: Any, example_dtype: Any, index: int, name: str) -> EthorchError:
         expected, actual = (str(kind).removeprefix("torch.") for kind in (example_dtype, dtype))
-        remedy = "Convert it like the training data, e.g. image.float() / 255."
+        remedy = "Convert the samples like the training data, e.g. image.float() / 255."
         if "float" in actual:
             remedy = f"Use {actual} example inputs, e.g. image.float() / 255, or {expected} samples."
         return EthorchError(f"input {index} of {name}: expected {expected} like the example input, got {actual}. {remedy}")
@@ -324,7 +324,7 @@ class Expected:
 
 
 def _iterate_readings(item: Any) -> Iterator[tuple[Any, Any]]:
-    """Iterate over interpretations (inputs, label) of an item: without a label, then with the last elements as labels."""
+    """Yield interpretations (inputs, label) of an item: without a label, then with the last elements as labels."""
     yield item, None
     if isinstance(item, (tuple, list)) and len(item) >= 2:
         yield (item[0] if len(item) == 2 else tuple(item[:-1])), item[-1]

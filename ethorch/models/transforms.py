@@ -12,13 +12,13 @@ from ethorch.support.errors import SpecError
 
 
 class Normalize:
-    """(x - mean) / std per channel of float32 [C, H, W] or [N, C, H, W]; labels are unchanged.
+    """A transform that computes (x - mean) / std per channel of float32 [C, H, W] or [N, C, H, W]. Labels are unchanged.
 
     Args:
-        mean, std: One number per channel, or one for all channels.
+        mean, std: One number for each channel, or one number for all channels.
 
     Raises:
-        SpecError: A std is not positive, or the lengths differ.
+        SpecError: A std is not positive, or the lengths of ``mean`` and ``std`` differ.
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]):
@@ -30,7 +30,7 @@ class Normalize:
         self._std = torch.tensor(std, dtype=torch.float32).reshape(-1, 1, 1)
 
     def __call__(self, item: Any) -> Any:
-        """Normalize the images of a data set item."""
+        """Normalize an image, or the image of an (image, label) item."""
         if isinstance(item, tuple):
             return (self(item[0]), *item[1:])
         return (item - self._mean) / self._std if isinstance(item, Tensor) and item.dim() in (3, 4) else item

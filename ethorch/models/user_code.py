@@ -1,4 +1,4 @@
-"""References to users' models and source lines of users' errors. Does not import PyTorch."""
+"""Resolve references to user models, and find the source lines of user errors. This module does not import PyTorch."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _LIBRARIES = tuple(
 
 @dataclass(frozen=True)
 class Reference:
-    """Location of a user's model.
+    """A reference to a user's model.
 
     Attributes:
-        kind: ``file``, ``module`` (importable), ``exported`` (a .pt2), or one of ZOOS.
-        place: Path of the file or dotted name of the module; empty for a zoo.
-        name: Function or variable, or name in the zoo.
+        kind: ``file``, ``module`` (importable), ``exported`` (a .pt2), or a name in ZOOS.
+        place: Path of the file, dotted name of the module, or an empty string for a zoo.
+        name: Name of the function or variable, or name in the zoo.
     """
 
     kind: str
@@ -44,7 +44,7 @@ class Reference:
 
 #: Prefixes of model zoos. See ``ethorch.models.zoos``.
 ZOOS = ("torchvision", "timm", "hf", "executorch")
-#: Forms of a model's name, for messages and help.
+#: Forms of a model name, for messages and help.
 FORMS = "FILE.py:NAME, package.module:NAME, FILE.pt2, torchvision:NAME, timm:NAME, hf:FOLDER or executorch:NAME"
 #: Suffixes of weights files, and of models of other frameworks.
 _WEIGHTS = frozenset({".pt", ".pth", ".bin", ".ckpt", ".safetensors"})
@@ -56,7 +56,7 @@ ARM_MODEL = "ModelUnderTest"
 
 
 def find(reference: str) -> Reference:
-    """Locate a model by its name, without importing it.
+    """Resolve a model name without importing the model.
 
     Raises:
         SpecError: The name is malformed, or the file or module does not exist.
@@ -65,40 +65,40 @@ def find(reference: str) -> Reference:
     zoo, _, rest = reference.partition(":")
     if zoo in ZOOS and rest:
         if zoo == "hf" and not Path(rest).is_dir():
-            raise SpecError(f"there is no folder {rest}. Use hf: with a folder written by save_pretrained.")
+            raise SpecError(f"folder {rest} does not exist. Use `hf:FOLDER` with a folder written by save_pretrained.")
         return Reference(zoo, "", rest)
     if colon and place.endswith(".py"):
         if not Path(place).is_file():
-            raise SpecError(f"there is no Python file {place}.{did_you_mean(Path(place).name, _list_similar_files(place))}")
+            raise SpecError(f"Python file {place} does not exist.{did_you_mean(Path(place).name, _list_similar_files(place))}")
         if (names := names_in(Path(place))) and not _may_define(Path(place), name):
-            raise SpecError(f"{place} has no {name!r}.{did_you_mean(name, names)} It has: {', '.join(names)}.")
+            raise SpecError(f"{place} has no {name!r}.{did_you_mean(name, names)} Available names: {', '.join(names)}.")
         return Reference("file", place, name)
     if reference.endswith(".pt2"):
         if not Path(reference).is_file():
-            raise SpecError(f"there is no file {reference}.{did_you_mean(Path(reference).name, _list_similar_files(reference))}")
+            raise SpecError(f"file {reference} does not exist.{did_you_mean(Path(reference).name, _list_similar_files(reference))}")
         return Reference("exported", reference)
     hint = ""
     if reference.endswith(".py") and Path(reference).is_file():
         names = names_in(Path(reference))
         if ARM_MODEL in names:
             return Reference("file", reference, ARM_MODEL)
-        hint = f" Write {reference}:NAME; it has: {', '.join(names) or 'no function'}."
+        hint = f" Use {reference}:NAME with one of these names: {', '.join(names) or 'none'}."
     elif colon and name.isidentifier() and all(part.isidentifier() for part in place.split(".")):
         if _is_module(place):
             return Reference("module", place, name)
-        hint = f" There is no Python module {place}."
+        hint = f" Python module {place} does not exist."
     elif not Path(reference).exists():
-        hint = f" There is no file or folder {reference}."
+        hint = f" File or folder {reference} does not exist."
     suffix = Path(reference).suffix.lower()
     if suffix in _OTHER_FORMATS:
         raise SpecError(f"{reference!r}: expected a PyTorch model, got {_OTHER_FORMATS[suffix]}. Use {FORMS}.")
     if suffix in _WEIGHTS:
-        raise SpecError(f"{reference!r} contains weights without a module. Use FILE.py:NAME --weights {reference}.")
+        raise SpecError(f"expected a model, got the weights file {reference!r}. Use FILE.py:NAME --weights {reference}.")
     raise SpecError(f"expected a model ({FORMS}), got {reference!r}.{hint}")
 
 
 def _is_module(name: str) -> bool:
-    """Return True if the module is found, importing only its parent packages."""
+    """Return True if the module exists. Imports only its parent packages."""
     here = os.getcwd()
     sys.path.insert(0, here)
     try:
@@ -115,7 +115,7 @@ def _list_similar_files(place: str) -> list[str]:
 
 
 def _parse_file(path: Path) -> ast.Module:
-    """Parse a file; an invalid file is empty."""
+    """Parse a file. Return an empty module if the file is invalid."""
     try:
         return ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -123,7 +123,7 @@ def _parse_file(path: Path) -> ast.Module:
 
 
 def names_in(path: Path) -> list[str]:
-    """Return the functions and variables of a Python file without running it."""
+    """Return the names of functions and variables in a Python file, without running the file."""
     tree = _parse_file(path)
     names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
     assigned = [target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets]
@@ -144,7 +144,7 @@ def _may_define(path: Path, name: str) -> bool:
 
 @contextmanager
 def convert_user_errors(message: str) -> Iterator[None]:
-    """Convert errors of user code to UserCodeError with ``message`` and the source line."""
+    """Convert errors in user code to UserCodeError with ``message`` and the source line."""
     try:
         yield
     except EthorchError:
@@ -154,7 +154,7 @@ def convert_user_errors(message: str) -> Iterator[None]:
 
 
 def at(error: BaseException) -> str:
-    """Return `` at net.py:12 (`return self.head(x)`)`` for the innermost user line of the traceback, or ""."""
+    """Return `` at net.py:12 (`return self.head(x)`)`` for the innermost user line of the traceback, or an empty string."""
     location: tuple[str, int] | None = None
     cause: BaseException | None = error
     while cause is not None and location is None:
@@ -180,7 +180,7 @@ def _find_innermost_line(trace: TracebackType | None) -> tuple[str, int] | None:
 
 
 def is_raised_in(error: BaseException, folder: Path) -> bool:
-    """Return True if a file in the folder raised the error."""
+    """Return True if the error was raised in a file in ``folder``."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -188,7 +188,7 @@ def is_raised_in(error: BaseException, folder: Path) -> bool:
 
 
 def first_sentence(error: BaseException) -> str:
-    """Return ``ValueError: first line``, ending in a full stop."""
+    """Return the type and first line of an error, e.g. ``ValueError: first line.``, ending with a full stop."""
     lines = str(error).strip().splitlines()
     text = f"{type(error).__name__}: {lines[0].strip()}" if lines and lines[0].strip() else type(error).__name__
     return text if text.endswith((".", "!", "?")) else f"{text.rstrip(':;,')}."

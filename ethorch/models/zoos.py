@@ -1,6 +1,6 @@
-"""Models by name from torchvision, timm, Hugging Face folders and ExecuTorch's examples.
+"""Load models by name from torchvision, timm, Hugging Face folders and ExecuTorch's examples.
 
-Networks have random weights unless the user has a file of them. Nothing is unpickled.
+Networks have random weights unless the user provides a weights file. Weights files cannot execute code.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from ethorch.support.wording import did_you_mean, shorten
 
 logger = logging.getLogger(__name__)
 
-#: The remedy for a damaged folder of a Hugging Face model.
-SAVE_AGAIN = "Use a folder written by save_pretrained of transformers, or write it again."
+#: Remedy for a damaged folder of a Hugging Face model.
+SAVE_AGAIN = "Use a folder written by transformers' save_pretrained, or write the folder again."
 
 #: (module, example inputs)
 ModelAndInputs = tuple[nn.Module, Any]
@@ -33,12 +33,13 @@ ModelAndInputs = tuple[nn.Module, Any]
 def load(zoo: str, name: str) -> ModelAndInputs:
     """Load the model ``zoo:name`` in eval mode.
 
-    - ``torchvision:mobilenet_v2``: classification network on float[1, 3, 224, 224].
-    - ``timm:NAME``: network of timm on its default input size.
-    - ``hf:FOLDER``: folder of ``save_pretrained``, with safetensors weights; the input is 32 token ids or an image of the
-      configured size. Decoders have no caches; see ``ethorch.language``.
-    - ``executorch:NAME``: example model of ExecuTorch, e.g. mv2, which may download its weights. Without a network, models of
-      torchvision and timm have random weights, with a warning.
+    - ``torchvision:mobilenet_v2``: A classification network on float[1, 3, 224, 224].
+    - ``timm:NAME``: A timm network on its default input size.
+    - ``hf:FOLDER``: A folder written by ``save_pretrained``, with safetensors weights. The input is 32 token ids or an image of the
+      configured size. Decoders have no caches. See ``ethorch.language``.
+    - ``executorch:NAME``: An ExecuTorch example model, e.g. mv2, whose weights may be downloaded. Without a network connection,
+    models
+      from torchvision and timm have random weights, with a warning.
 
     Raises:
         SpecError: The model does not exist.
@@ -56,7 +57,7 @@ def _load_torchvision(name: str) -> ModelAndInputs:
 
 
 def _load_timm(name: str) -> ModelAndInputs:
-    torchvision_models()  # timm imports it
+    torchvision_models()  # timm imports torchvision
     timm = _import_package("timm")
     if not timm.is_model(name):
         raise _unknown_model("timm", name, timm.list_models())
@@ -68,15 +69,15 @@ def _load_hugging_face(folder: str) -> ModelAndInputs:
     path = Path(folder) / "config.json"
     names = read_json(path, SAVE_AGAIN).get("architectures") or ["AutoModel"]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise FormatError(f"{path}: architectures is {shorten(names)}; expected a list of class names. {SAVE_AGAIN}")
+        raise FormatError(f"{path}: expected a list of class names for architectures, got {shorten(names)}. {SAVE_AGAIN}")
     torchvision_models(needed=False)
     transformers = _import_package("transformers")
     kind = getattr(transformers, names[0], None)
     if kind is None:
-        raise EthorchError(f"the installed transformers does not support {names[0][:60]}, the architecture of {folder}.")
+        raise EthorchError(f"transformers does not support {names[0][:60]}, the architecture of {folder}. Upgrade transformers.")
     logging = getattr(getattr(transformers, "utils", None), "logging", None)
     if logging is not None:
-        logging.disable_progress_bar()  # ethorch draws its own
+        logging.disable_progress_bar()  # ethorch shows a progress bar
     try:
         model = kind.from_pretrained(folder, local_files_only=True, use_safetensors=True).eval()
     except Exception as error:  # transformers raises many types for inconsistent folders
@@ -92,9 +93,10 @@ _LARGEST_IMAGE = 8192
 
 
 def create_example_input(shape: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Create a deterministic example input: a smooth image in about -2..2 for rank 4, else normal values; ones for integers.
+    """Create a deterministic example input.
 
-    Calibration requires real inputs.
+    The input is a smooth image in about -2..2 if the rank is 4, and normally distributed otherwise. Integers are ones. Calibration
+    requires real inputs instead.
     """
     if not dtype.is_floating_point:
         return torch.ones(tuple(shape), dtype=dtype)
@@ -117,8 +119,8 @@ def _create_inputs(model: Any) -> Mapping[str, Any]:
         shape = (1, getattr(config, "num_channels", 3), *(size if isinstance(size, (list, tuple)) else (size, size)))
         if len(shape) != 4 or not all(type(extent) is int and 0 < extent <= _LARGEST_IMAGE for extent in shape):
             raise FormatError(
-                f"the config.json of {type(model).__name__} has image_size {shorten(size)} and num_channels {shorten(shape[1])}; "
-                f"expected integers from 1 to {_LARGEST_IMAGE}. {SAVE_AGAIN}"
+                f"config.json of {type(model).__name__}: expected integers from 1 to {_LARGEST_IMAGE}, got image_size "
+                f"{shorten(size)} and num_channels {shorten(shape[1])}. {SAVE_AGAIN}"
             )
         return {name: create_example_input(shape)}
     raise EthorchError(
@@ -143,7 +145,7 @@ def _load_executorch(name: str) -> ModelAndInputs:
         if package in ("", "executorch"):
             raise EthorchError(f"executorch's example model {name} cannot be imported: {first_sentence(error)}") from error
         raise EthorchError(
-            f"executorch's example model {name} requires the Python package {package}, which is not installed or too old. "
+            f"executorch's example model {name} requires the Python package {package}, which is missing or too old. "
             f"Run pip install {package}."
         ) from error
     except OSError as error:  # download errors, including URLError
@@ -153,24 +155,26 @@ def _load_executorch(name: str) -> ModelAndInputs:
                 "the model to a file FILE.py with ModelUnderTest and ModelInputs."
             ) from error
         logger.warning(
-            "the weights of %s cannot be downloaded, so they are random: %s [model.random_weights]", name, first_sentence(error)
+            "the weights of %s are random, because they cannot be downloaded. %s [model.random_weights]",
+            name,
+            first_sentence(error),
         )
         return load(*_ARCHITECTURES[name].split(":"))
-    except Exception as error:  # the example's own code
+    except Exception as error:  # errors in the code of the example
         raise EthorchError(f"executorch's example model {name} cannot be created: {first_sentence(error)}") from error
 
 
 def executorch_models() -> Mapping[str, tuple[str, str]]:
-    """Return module and class of each model in ``executorch.examples.models``, by its name in ExecuTorch's scripts."""
+    """Return (module, class) of each model in ``executorch.examples.models``, keyed by the name in ExecuTorch's scripts."""
     try:
         models: Mapping[str, tuple[str, str]] = importlib.import_module(_EXAMPLES).MODEL_NAME_TO_MODEL
-    except ImportError:  # a wheel without examples
+    except ImportError:  # the wheel contains no examples
         return {}
     return models
 
 
 def zoo_of(name: str) -> str:
-    """Return the zoo of a bare model name in ExecuTorch's Arm script, else torchvision."""
+    """Return the zoo for a model name of ExecuTorch's Arm script: ``executorch`` if it has the model, else ``torchvision``."""
     return "executorch" if name in _SCRIPT_MODELS or name in executorch_models() else "torchvision"
 
 
@@ -203,7 +207,7 @@ class _Twice(nn.Module):
         return a + a
 
 
-#: Models defined in the Arm script, with inputs of its shapes and ranges.
+#: Models defined in the Arm script, with inputs of the same shapes and ranges.
 _SCRIPT_MODELS: dict[str, Callable[[], ModelAndInputs]] = {
     "qadd": lambda: (_Twice(), (create_example_input((13, 3)),)),
     "qadd2": lambda: (_Sums(), (create_example_input((13, 7, 3)), create_example_input((13, 7, 3)))),
@@ -228,9 +232,7 @@ ZOOS: dict[str, Callable[[str], ModelAndInputs]] = {
 
 
 def _unknown_model(zoo: str, name: str, names: list[str]) -> SpecError:
-    return SpecError(
-        f"{zoo} has no model {name!r}.{did_you_mean(name, names)} It has {len(names)}; {zoo}.list_models() lists them."
-    )
+    return SpecError(f"{zoo} has no model {name!r}.{did_you_mean(name, names)} {zoo}.list_models() lists all {len(names)} models.")
 
 
 def _import_package(name: str) -> ModuleType:
@@ -244,11 +246,11 @@ def _import_package(name: str) -> ModuleType:
 def torchvision_models(needed: bool = True) -> ModuleType:
     """Return ``torchvision.models``, even if torchvision's compiled extension does not match the installed torch.
 
-    The import would fail because the operator ``torchvision::nms`` is missing. Declaring its schema is enough for networks that do
-    not call it.
+    In this case, the operator ``torchvision::nms`` is missing and the import fails. Declaring the schema of the operator is
+    sufficient for networks that do not call it.
 
     Args:
-        needed: Whether to raise an error if torchvision is not installed; otherwise return an empty module.
+        needed: Whether to raise an error if torchvision is not installed. Otherwise return an empty module.
     """
     try:
         importlib.import_module("torchvision.models")
@@ -263,7 +265,7 @@ def torchvision_models(needed: bool = True) -> ModuleType:
     return importlib.import_module("torchvision.models")
 
 
-_declared: list[torch.library.Library] = []  # collecting a Library removes its operators
+_declared: list[torch.library.Library] = []  # references, because deleting a Library removes its operators
 
 
 def _declare_torchvision_operators() -> None:

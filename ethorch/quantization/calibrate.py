@@ -136,7 +136,7 @@ def _observe(prepared: nn.Module, inputs: Inputs, model: UserModel, call: str) -
     except EthorchError:
         raise
     except Exception:
-        with convert_user_errors(f"the model does not run with {call}: {describe_inputs(inputs)}"):
+        with convert_user_errors(f"the model does not run with {call}, {describe_inputs(inputs)}"):
             model.module(*inputs)
         raise
 

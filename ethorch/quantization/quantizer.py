@@ -77,7 +77,7 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
         return self
 
     def set_io(self, quantization_config: QuantizationConfig | None) -> Self:
-        """Quantize float program inputs and outputs with a config, or like the operators that use them if the config is None.
+        """Quantize float program inputs and outputs with a config, or, with None, like the operators that use them.
 
         The converted program still has float inputs and outputs. To change their dtype, use ``ethorch.compile(..., io="uint8")``,
         or ExecuTorch's ``QuantizeInputs`` and ``QuantizeOutputs``.

@@ -1,6 +1,6 @@
-"""Test utilities: assertions, a tester like that of ExecuTorch's Arm backend, and a pytest plugin.
+"""Test utilities: assertions, a tester like ArmTester in ExecuTorch's Arm backend, and a pytest plugin.
 
-``__init__.pyi`` lists the public names. Each is loaded on first use, for a fast start of pytest.
+``__init__.pyi`` lists the public names. Each name is loaded on first use, so that pytest starts fast.
 """
 
 import lazy_loader

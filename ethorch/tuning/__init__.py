@@ -1,4 +1,4 @@
-"""Recover the accuracy of quantized models, and reduce weight bytes (``compress``)."""
+"""Recover the accuracy of quantized models, and compress weights (``compress``)."""
 
 import lazy_loader
 

@@ -397,13 +397,13 @@ def test_two_targets_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
         (["compile", "{}/net.py:small", "--weights", "{}/net.py", "-o", "{}/x.pte"], "no state dict", 1),
         (["compile", "{}/net.py:small", "-o", "{}/missing/x.pte"], "cannot write", 1),
         (["compile", "{}/net.py:small", "-o", "{}/x.onnx"], ".bpte", 1),
-        (["compile", "{}/net.py:big", "-o", "{}/x.pte"], "It has: small, modes, no_inputs", 2),
+        (["compile", "{}/net.py:big", "-o", "{}/x.pte"], "names: small, modes, no_inputs", 2),
         (["compile", "{}/net.py:no_inputs", "-o", "{}/x.pte"], "returns (module, example_inputs)", 1),
-        (["compile", "{}/other.py:small", "-o", "{}/x.pte"], "there is no Python file", 2),
+        (["compile", "{}/other.py:small", "-o", "{}/x.pte"], "Python file", 2),
         (["compile", "{}/net.onnx", "-o", "{}/x.pte"], "FILE.py:NAME", 2),
-        (["compile", "{}/net.pt2", "-o", "{}/x.pte"], "there is no file", 2),
-        (["compile", "no.such.module:net", "-o", "{}/x.pte"], "There is no Python module no.such.module", 2),
-        (["compile", "hf:{}/nowhere", "-o", "{}/x.pte"], "there is no folder", 2),
+        (["compile", "{}/net.pt2", "-o", "{}/x.pte"], "does not exist", 2),
+        (["compile", "no.such.module:net", "-o", "{}/x.pte"], "Python module no.such.module does not exist", 2),
+        (["compile", "hf:{}/nowhere", "-o", "{}/x.pte"], "does not exist", 2),
         (["compile", "{}/net.py:smal"], "Did you mean 'small'?", 2),
         (["compile", "{}/nett.py:small"], "Did you mean 'net.py'?", 2),
         (["compile", "{}/net.py:small", "--set", "arean=1"], "Did you mean 'arena'?", 2),
@@ -540,7 +540,7 @@ def test_evaluate(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "6 samples in" in out
     assert "belong together" in complaint(capsys, "evaluate", folder / "net.pte", "--data", folder / "set", "--mean", "1", status=2)
-    assert "there is no file or folder" in complaint(capsys, "evaluate", folder / "net.pte", "--data", folder / "nowhere")
+    assert "does not exist" in complaint(capsys, "evaluate", folder / "net.pte", "--data", folder / "nowhere")
     shutil.rmtree(folder / "set")
 
 

@@ -134,7 +134,7 @@ def test_a_file_writes_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         assert words in capsys.readouterr().err
     Characters(characters + "ABCDEF").save(tmp_path / "more.json")
     assert main(["generate", str(file), "--tokenizer", str(tmp_path / "more.json"), "--prompt", "aD"]) == 1
-    assert "token 33 is outside the vocabulary of 30" in capsys.readouterr().err
+    assert "expected token ids from 0 to 29, got 33" in capsys.readouterr().err
     token = json.loads(said[2])["tokens"][1]
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": token}))  # as beside a tokenizer of transformers
     assert main(["generate", str(file), *options, "--json"]) == 0

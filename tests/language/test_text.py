@@ -130,5 +130,5 @@ def test_perplexity_is_a_metric_of_evaluate() -> None:
     (name,) = set(found["float"])
     assert found["float"][name] == pytest.approx(wanted)
     assert found["npu"][name] == pytest.approx(wanted, rel=0.05) and 6 < wanted < 30
-    with pytest.raises(EthorchError, match="expected a label for each"):
+    with pytest.raises(EthorchError, match=r"expected [0-9]+ labels"):
         token_perplexity([[torch.zeros(3, 4)]], [torch.zeros(2)])

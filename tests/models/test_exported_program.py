@@ -189,13 +189,13 @@ def compiled_code(records: dict[str, bytes], mark: Path) -> None:
 
 
 ATTACKS: dict[Edit, str] = {
-    example_inputs: r"only tensors and plain data in the example inputs, got other objects \(.*eval\)",
+    example_inputs: r"only tensors and plain data in the example inputs, got objects \(.*eval\)",
     pickled_weight: "only tensors and plain data in the bytes of count",
     pickled_constant: "expected a tensor for constant more, got a pickled object",
-    legacy_weights: "has no data/weights/model_weights_config.json",
+    legacy_weights: "data/weights/model_weights_config.json is missing",
     shape: "expected a shape expression",
-    callable_as_operator: "'torch.serialization.os.mkdir' is not an operator",
-    file_operator: "'torch.ops.aten.from_file.default' is not an operator",
+    callable_as_operator: "expected an operator that a program may call, got 'torch.serialization.os.mkdir'",
+    file_operator: "expected an operator that a program may call, got 'torch.ops.aten.from_file.default'",
     name_of_a_value: "expected a (name|Python identifier)",
     name_of_a_weight: "expected a (name|Python identifier)",
     structure: "of built-in types, got 'hostile_module'",

@@ -38,14 +38,17 @@ class Packs(nn.Module):
 
 
 MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
-    "TorchScript": (lambda: ethorch.compile(torch.jit.trace(linear(), X), X), "Pass the nn.Module from which torch.jit created it"),
-    "a state dict": (lambda: ethorch.compile(linear().state_dict(), X), "state dict of 2 tensors; expected an nn.Module"),
+    "TorchScript": (lambda: ethorch.compile(torch.jit.trace(linear(), X), X), "Pass the nn.Module from which torch.jit created"),
+    "a state dict": (lambda: ethorch.compile(linear().state_dict(), X), "expected an nn.Module, got a state dict of 2 tensors"),
     "a shape": (
         lambda: ethorch.compile(linear(), (1, 8)),
-        r"\(1, 8\) look like a shape; expected tensors. Use torch.randn\(1, 8\)",
+        r"expected tensors as example inputs, got the shape \(1, 8\). Use torch.randn\(1, 8\)",
     ),
     "a family": (lambda: ethorch.compile(linear(), X, "u55"), "unknown target 'u55'. Did you mean 'ethos-u55-128'"),
-    "a class": (lambda: ethorch.compile(UsesNumpy, X), r"is the class UsesNumpy; expected an instance. Create one: UsesNumpy\(\)"),
+    "a class": (
+        lambda: ethorch.compile(UsesNumpy, X),
+        r"expected an nn.Module, got the class UsesNumpy. Create an instance: UsesNumpy\(\)",
+    ),
     "a width": (lambda: ethorch.compile(linear(), X, scheme="int16"), "unknown scheme 'int16'. Did you mean 'a16w8'"),
     "integer examples": (
         lambda: ethorch.compile(linear(), (X * 255).byte(), calibration=X),
@@ -53,7 +56,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "another example": (
         lambda: ethorch.compile(linear(), torch.rand(1, 9), calibration=X),
-        r"batch of calibration samples: expected float32\[1, 9\] .* got float32\[1, 8\]. Correct the example inputs if",
+        r"batch of calibration samples: expected float32\[1, 9\] .* got float32\[1, 8\]. Use samples or batches",
     ),
     "doubles": (lambda: ethorch.compile(linear().double(), X.double()), r"inputs with x.float\(\)\. \[quantize.dtype\]"),
     "NumPy": (lambda: ethorch.compile(UsesNumpy(), X), "Use torch operators instead of NumPy in forward"),
@@ -105,7 +108,7 @@ def test_a_model_without_operators_for_the_npu(caplog: pytest.LogCaptureFixture)
     [
         ("net.onnx", "expected a PyTorch model, got ONNX"),
         ("net.tflite", "expected a PyTorch model, got TensorFlow Lite"),
-        ("weights.pth", "contains weights without a module. Use FILE.py:NAME --weights weights.pth"),
+        ("weights.pth", "expected a model, got the weights file 'weights.pth'. Use FILE.py:NAME --weights weights.pth"),
     ],
 )
 def test_a_file_of_another_kind_is_named(file: str, words: str) -> None:

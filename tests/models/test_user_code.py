@@ -92,15 +92,15 @@ def test_a_module_or_a_pair_is_a_model(folder: Path, name: str) -> None:
     [
         ("nets.py:raises", "nets.py:raises() failed at {}/nets.py:39 (`raise ValueError("),
         ("nets.py:raises", "# here`): ValueError: no weights."),
-        ("nets.py:BARE", "nets.py:BARE is a module without example inputs. Define a variable example_inputs"),
-        ("nets.py:other_names", "calibration sample 0 has the keyword arguments left; the example inputs have left, right."),
+        ("nets.py:BARE", "nets.py:BARE: expected example inputs, got only a module. Define a variable example_inputs"),
+        ("nets.py:other_names", "sample 0: expected the keyword arguments left, right, as in the example inputs, got left."),
         ("nets.py:other_shape", "with its example inputs, float32[2, 5] at {}/nets.py:11 (`return torch.relu(self.layer(x))"),
         ("nets.py:other_sample", "calibration sample 1: expected float32[2, 4] like the example inputs, got float32[3, 4]"),
         ("nets.py:not_all_samples", "run with calibration sample 1, float32[2, 4] at {}/nets.py:29 (`return x[x > 0].view(2, -1)"),
         ("nets.py:jumps", "flow depends on values of a tensor at {}/nets.py:19 (`if x.sum() > 0:  # a decision`)"),
         ("nets.py:counts", "flow depends on values of a tensor at {}/nets.py:25 (`return x[: int(x.abs().sum())]  # a number`)"),
-        ("nets.py:nothing", "has no 'nothing'. It has: made, raises, by_name, both,"),
-        ("nets.py", "nets.py:NAME; it has: made, raises, by_name"),
+        ("nets.py:nothing", "has no 'nothing'. Available names: made, raises, by_name, both,"),
+        ("nets.py", "nets.py:NAME with one of these names: made, raises, by_name"),
         ("broken.py:f", "broken.py cannot be imported at {}/broken.py:2 (`import no_such_package`): ModuleNotFoundError: No"),
         ("wrong.py:f", "wrong.py cannot be imported at {}/wrong.py:1: SyntaxError"),
     ],
@@ -138,7 +138,7 @@ def test_what_ethorch_does_not_expect_is_called_a_bug(
 def test_a_missing_file_is_said_before_the_imports(tmp_path: Path) -> None:
     code = f"import sys; from ethorch.cli import main; main(['explain', '{tmp_path}/no.py:f']); print('torch' in sys.modules)"
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "there is no Python file" in child.stderr
+    assert "Python file" in child.stderr
     assert child.stdout.strip() == "False"
 
 

@@ -98,7 +98,7 @@ def test_a_module_that_is_installed_or_here(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.chdir(tmp_path)
     for name in ("PAIR", "made"):
         assert load_model(f"package_of_mine.nets:{name}").example_inputs[0].shape == (1, 3)
-    with pytest.raises(SpecError, match=r"has no 'other'\. It has: PAIR, made"):
+    with pytest.raises(SpecError, match=r"has no 'other'\. Available names: PAIR, made"):
         load_model("package_of_mine.nets:other")
 
 
@@ -154,7 +154,7 @@ def test_example_models_of_executorch(monkeypatch: pytest.MonkeyPatch, caplog: p
         (None, None),
         (ModuleNotFoundError("No module named 'torchaudio.models'", name="torchaudio.models"), "pip install torchaudio"),
         (ImportError("cannot import name 'x' from 'timm'", name="timm"), "pip install timm"),
-        (OSError("no network"), "cannot be downloaded: OSError: no network"),
+        (OSError("no network"), "cannot be downloaded"),
         (ValueError("bad"), "cannot be created: ValueError: bad"),
     ):
         found[:] = [example(outcome)]

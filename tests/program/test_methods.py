@@ -278,7 +278,7 @@ def test_one_session_is_taken_and_none_too() -> None:
     ("inputs", "calibration", "words"),
     [
         ({"steps": (torch.zeros(4, 6),)}, None, "method 'step' has no example inputs"),
-        ({**INPUTS, "other": ()}, None, "example inputs 'other' have no model. Models: 'steps', 'step'"),
+        ({**INPUTS, "other": ()}, None, "expected example inputs for 'steps', 'step', got 'other'"),
         (
             INPUTS,
             [[("jump", (torch.zeros(1, 6),))]],
@@ -287,11 +287,11 @@ def test_one_session_is_taken_and_none_too() -> None:
         (
             INPUTS,
             [[("step", (torch.zeros(3, 7),))]],
-            r"call 0 of calibration session 0, of 'step', 0: expected .*, got float32\[3, 7\]",
+            r"call 0 of calibration session 0 \('step'\), sample 0: expected .*, got float32\[3, 7\]",
         ),
         (INPUTS, [[torch.zeros(1, 6)]], "call 0 of calibration session 0: expected"),
         (torch.zeros(1, 6), None, "expected models and example inputs as dicts"),
-        ({"steps": (torch.zeros(4, 6),), "stp": (torch.zeros(1, 6),)}, None, "inputs 'stp' have no model"),
+        ({"steps": (torch.zeros(4, 6),), "stp": (torch.zeros(1, 6),)}, None, "got 'stp', which has no model"),
         (INPUTS, [[("step", (torch.zeros(1, 6),))]], "no calibration session calls 'steps'"),
         ({**INPUTS, "": (torch.zeros(1, 6),)}, None, "expected a non-empty string as the name of a method"),
     ],

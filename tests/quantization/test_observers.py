@@ -206,7 +206,13 @@ def test_a_bias_beyond_the_accumulator_is_said_and_made_to_fit(caplog: pytest.Lo
     calibration = [(torch.randn(3, 4, generator=torch.Generator().manual_seed(i)) / 100,) for i in range(3)]
     with caplog.at_level(logging.WARNING):
         graph = convert_pt2e(prepared(Model(), calibration, quantizer()))
-    assert all(x in caplog.text for x in ("linear_weight: bias / (input scale x weight scale) exceeds the accumulator in channels [0]", "[bias.accumulator]"))
+    assert all(
+        x in caplog.text
+        for x in (
+            "linear_weight: bias / (input scale x weight scale) exceeds the accumulator in channels [0]",
+            "[bias.accumulator]",
+        )
+    )
     scales = next(b for name, b in graph.named_buffers() if "scale" in name)
     first = next(n for n in graph.graph.nodes if "quantize_per_tensor" in str(n.target))
     assert 1e6 / (float(scales[0]) * first.args[1]) < 2**31

@@ -193,7 +193,7 @@ def test_the_distribution_of_dtypes(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_dtypes_of_tosa_operators_are_counted() -> None:
     tester = lowered("TOSA-1.0+INT").check_dtype_count({"CONV2D": {"INT32": 2, "INT8": 0}})
-    with pytest.raises(AssertionError, match="expected 1 CONV2D operators with INT32 results, got 2"):
+    with pytest.raises(AssertionError, match="expected 1 CONV2D operator with INT32 results, got 2"):
         tester.check_dtype_count({"CONV2D": {"INT32": 1}})
 
 

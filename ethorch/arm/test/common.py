@@ -1,4 +1,4 @@
-"""The names of ``executorch.backends.arm.test.common``: compile specs for tests."""
+"""Compile specs for tests, with the names of ``executorch.backends.arm.test.common``."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["get_tosa_compile_spec", "get_u55_compile_spec", "get_u65_compile_spe
 def get_tosa_compile_spec(
     tosa_spec: str | TosaSpecification, custom_path: str | None = None, tosa_debug_mode: Any = None
 ) -> TosaCompileSpec:
-    """Return a compile spec for TOSA, e.g. of ``"TOSA-1.0+INT"``.
+    """Return a compile spec for a TOSA specification, e.g. ``"TOSA-1.0+INT"``.
 
     Args:
         custom_path: Folder for TOSA graphs.
-        tosa_debug_mode: Debug information to write there.
+        tosa_debug_mode: Debug information to write to ``custom_path``.
     """
     return TosaCompileSpec(tosa_spec).dump_intermediate_artifacts_to(custom_path).dump_debug_info(tosa_debug_mode)
 

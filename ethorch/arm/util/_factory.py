@@ -17,10 +17,10 @@ __all__ = ["create_partitioner", "create_quantizer", "parse_compile_spec"]
 
 
 def parse_compile_spec(compile_specs: Sequence[CompileSpec]) -> Any:
-    """Return the compile spec from its list form.
+    """Create a compile spec from its list form.
 
     Raises:
-        SpecError: The list is of another backend, or malformed.
+        SpecError: The list belongs to another backend, or is malformed.
     """
     return ArmCompileSpec.from_list(compile_specs)
 
@@ -28,26 +28,26 @@ def parse_compile_spec(compile_specs: Sequence[CompileSpec]) -> Any:
 def create_partitioner(
     compile_spec: ArmCompileSpec, additional_checks: Sequence[OperatorSupportBase] | None = None
 ) -> EthosUPartitioner | TOSAPartitioner:
-    """Return the partitioner for a compile spec.
+    """Return a partitioner for a compile spec.
 
     Raises:
-        ValueError: The compile spec is of another class.
+        ValueError: The compile spec has another class.
     """
     if isinstance(compile_spec, TosaCompileSpec):
         return TOSAPartitioner(compile_spec, additional_checks)
     if isinstance(compile_spec, EthosUCompileSpec):
         return EthosUPartitioner(compile_spec, additional_checks)
-    raise ValueError(f"no partitioner for {type(compile_spec).__name__}. Use a TosaCompileSpec or an EthosUCompileSpec.")
+    raise ValueError(f"expected a TosaCompileSpec or an EthosUCompileSpec, got {type(compile_spec).__name__}.")
 
 
 def create_quantizer(compile_spec: ArmCompileSpec) -> EthosUQuantizer | TOSAQuantizer:
-    """Return the quantizer for a compile spec.
+    """Return a quantizer for a compile spec.
 
     Raises:
-        ValueError: The compile spec is of another class.
+        ValueError: The compile spec has another class.
     """
     if isinstance(compile_spec, TosaCompileSpec):
         return TOSAQuantizer(compile_spec)
     if isinstance(compile_spec, EthosUCompileSpec):
         return EthosUQuantizer(compile_spec)
-    raise ValueError(f"no quantizer for {type(compile_spec).__name__}. Use a TosaCompileSpec or an EthosUCompileSpec.")
+    raise ValueError(f"expected a TosaCompileSpec or an EthosUCompileSpec, got {type(compile_spec).__name__}.")

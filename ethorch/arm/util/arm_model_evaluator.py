@@ -20,21 +20,21 @@ Model = Callable[..., Any]
 
 
 class Evaluator:
-    """An evaluation that returns its metrics by name."""
+    """An evaluator that computes metrics."""
 
     def evaluate(self) -> dict[str, Any]:
-        """Return the metrics."""
+        """Return the metrics by name."""
         raise NotImplementedError
 
 
 class NumericalModelEvaluator(Evaluator):
-    """Differences ``reference - evaluated`` of two models on one input.
+    """An evaluator of the differences ``reference - evaluated`` between the outputs of two models.
 
     Args:
         model_name: Name of the model.
-        ref_model, eval_model: Reference, and model to evaluate.
+        ref_model, eval_model: Reference model, and model to evaluate.
         example_inputs: Inputs of both models.
-        eval_dtype: Dtype of the inputs of ``eval_model``. Defaults to no conversion.
+        eval_dtype: Dtype to which the inputs of ``eval_model`` are converted. Defaults to no conversion.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class NumericalModelEvaluator(Evaluator):
     def evaluate(self) -> dict[str, Any]:
         """Return ``max_error``, ``max_absolute_error``, ``max_percentage_error`` and ``mean_absolute_error`` over all outputs.
 
-        An element whose reference is 0 has an error of 0 percent.
+        If the reference of an element is 0, its percentage error counts as 0.
 
         Raises:
             ValueError: The models return different numbers of outputs.
@@ -71,16 +71,16 @@ class NumericalModelEvaluator(Evaluator):
 
 
 class ImageNetEvaluator(Evaluator):
-    """Top-1 and top-5 accuracy of a classifier.
+    """An evaluator of the top-1 and top-5 accuracy of a classifier.
 
     Args:
         model_name: Name of the model.
         eval_model: Classifier that returns scores [batch, classes].
-        batch_size: Number of images in a call.
-        validation_dataset_path: Folder of images, with a folder for each class.
-        eval_dtype: Dtype of the images. Defaults to no conversion.
-        max_samples: Number of images. Defaults to all.
-        validation_dataset: Pairs of image and class, instead of the folder.
+        batch_size: Number of images per call.
+        validation_dataset_path: Folder of images, with one subfolder per class.
+        eval_dtype: Dtype to which the images are converted. Defaults to no conversion.
+        max_samples: Maximum number of images. Defaults to all images.
+        validation_dataset: Data set of (image, class) pairs to use instead of the folder.
 
     Raises:
         ValueError: ``max_samples`` is less than 1.
@@ -103,7 +103,7 @@ class ImageNetEvaluator(Evaluator):
         self.max_samples, self.validation_dataset = max_samples, validation_dataset
 
     def evaluate(self) -> dict[str, Any]:
-        """Return ``num_samples`` and ``accuracy``, with the keys ``top-1`` and ``top-5``.
+        """Return ``num_samples``, and ``accuracy`` as a dict with the keys ``top-1`` and ``top-5``.
 
         Raises:
             FileNotFoundError: The folder does not exist.
@@ -114,11 +114,13 @@ class ImageNetEvaluator(Evaluator):
             self.load_imagenet_folder(self.validation_dataset_path) if self.validation_dataset is None else self.validation_dataset
         )
         if not isinstance(data, Sized):
-            raise TypeError(f"{type(data).__name__} has no __len__; use a data set with a length")
+            raise TypeError(f"expected a data set with __len__, got {type(data).__name__}")
         count = len(data) if self.max_samples is None else min(self.max_samples, len(data))
         if not count:
-            raise ValueError("the data set is empty")
-        if isinstance(self.eval_model, nn.Module) and not isinstance(self.eval_model, GraphModule):  # an exported one has no modes
+            raise ValueError("expected at least one image, got an empty data set")
+        if isinstance(self.eval_model, nn.Module) and not isinstance(
+            self.eval_model, GraphModule
+        ):  # exported modules have no modes
             self.eval_model.eval()
         ranks = {"top-1": 1, "top-5": 5}
         correct = dict.fromkeys(ranks, 0)
@@ -131,7 +133,7 @@ class ImageNetEvaluator(Evaluator):
 
     @staticmethod
     def load_imagenet_folder(directory: str | os.PathLike[str]) -> Dataset[Any]:
-        """Return the images of a folder, scaled, cropped to 224x224 and normalized by ImageNet's mean and standard deviation.
+        """Return the images in a folder, resized, cropped to 224x224, and normalized by ImageNet's mean and standard deviation.
 
         Raises:
             FileNotFoundError: The folder does not exist.
@@ -139,7 +141,7 @@ class ImageNetEvaluator(Evaluator):
         from torchvision import datasets, transforms  # torchvision is optional
 
         if not Path(directory).is_dir():
-            raise FileNotFoundError(f"{os.fspath(directory)} is not a folder")
+            raise FileNotFoundError(f"folder {os.fspath(directory)} does not exist")
         mean, deviation = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
         sizes = [transforms.Resize(256), transforms.CenterCrop(224)]
         images = datasets.ImageFolder(
@@ -155,7 +157,7 @@ def _hits(scores: Tensor, labels: Tensor, rank: int) -> int:
 
 
 class FileCompressionEvaluator(Evaluator):
-    """Compressibility of a file, such as a TOSA flatbuffer.
+    """An evaluator of the compressibility of a file, such as a TOSA flatbuffer.
 
     Args:
         model_name: Name of the model.
@@ -166,6 +168,6 @@ class FileCompressionEvaluator(Evaluator):
         self.model_name, self.tosa_output_path = model_name, tosa_output_path
 
     def evaluate(self) -> dict[str, Any]:
-        """Return ``compression_ratio``: the file's size divided by its size after DEFLATE."""
+        """Return ``compression_ratio``, the size of the file divided by its size after DEFLATE compression."""
         content = Path(self.tosa_output_path).read_bytes()
         return {"compression_ratio": len(content) / len(zlib.compress(content))}

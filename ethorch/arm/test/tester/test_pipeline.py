@@ -1,6 +1,6 @@
 """Test pipelines of the Arm backend, with programs in ethorch's simulator instead of Arm's FVP.
 
-``PassPipeline`` and ``VgfPipeline`` have no counterpart, because ethorch has no such passes and no VGF output.
+``PassPipeline`` and ``VgfPipeline`` are missing, because ethorch has neither the Arm backend's passes nor VGF output.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ Names = str | Sequence[str] | None
 DELEGATE = "torch.ops.higher_order.executorch_call_delegate"
 _QUANTIZE = "torch.ops.quantized_decomposed.quantize_per_tensor.default"
 _DEQUANTIZE = "torch.ops.quantized_decomposed.dequantize_per_tensor.default"
-#: Stages of a tester that run once. Identifiers of other stages end with a number or a suffix.
+#: Stages of a tester that can run only once. Identifiers of other stages may end with a number or a suffix.
 _ONCE = frozenset({"quantize", "export", "to_edge", "partition", "to_edge_transform_and_lower", "to_executorch", "serialize"})
 
 
 @dataclass
 class PipelineStage:
-    """A call in a pipeline: identifier, function and arguments."""
+    """A function call in a pipeline, with an identifier and arguments."""
 
     id: str
     function: Callable[..., Any]
@@ -60,18 +60,18 @@ class PipelineStage:
         self.function(*self.args, **self.kwargs)
 
     def update(self, *args: Any, **kwargs: Any) -> None:
-        """Replace the positional arguments, if any are passed, and add keyword arguments."""
+        """Replace the positional arguments if any are passed, and add keyword arguments."""
         self.args = args or self.args
         self.kwargs |= kwargs
 
 
 class BasePipeline(Generic[T]):
-    """A list of stages that can be changed before it runs: export, check, lower, check, write a program.
+    """A list of stages that can be changed before it runs: export, check, lower, check, create an ExecuTorch program.
 
     Args:
         module: Module under test.
         test_data: Inputs for export and for the run.
-        aten_ops: Texts that the exported graph must contain, e.g. ``torch.ops.aten.add.Tensor``.
+        aten_ops: Strings that the exported graph must contain, e.g. ``torch.ops.aten.add.Tensor``.
         compile_spec: Compile spec.
         exir_ops: Edge operators that must be delegated.
         use_to_edge_transform_and_lower: Whether to lower in one stage instead of ``to_edge`` and ``partition``.
@@ -110,19 +110,19 @@ class BasePipeline(Generic[T]):
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """Identifiers of the stages in order."""
+        """The identifiers of the stages, in order."""
         return tuple(stage.id for stage in self._stages)
 
     def add_stage(self, func: Callable[..., Any], *args: Any, pos: int = -1, suffix: str | None = None, **kwargs: Any) -> Self:
-        """Insert a call.
+        """Insert a stage that calls ``func``.
 
-        Its identifier is the name of the function, followed by a dot and a number or ``suffix`` if the stage can occur repeatedly.
+        The identifier is the name of the function. If the stage can occur repeatedly, a dot and a number or ``suffix`` follow.
 
         Args:
-            pos: Position; -1 is the end, -2 is before the last stage.
+            pos: Position. -1 appends the stage, and -2 inserts it before the last stage.
 
         Raises:
-            EthorchError: The identifier exists, or the position is out of range.
+            EthorchError: The identifier exists already, or the position is out of range.
         """
         count = len(self._stages)
         place = pos if pos >= 0 else count + pos + 1
@@ -136,16 +136,18 @@ class BasePipeline(Generic[T]):
             suffix = suffix or (str(number) if number else "")
             name = f"{name}.{suffix}" if suffix else name
         if name in self.stages:
-            raise EthorchError(f"the pipeline already has a stage {name!r}. Pass another suffix, or pop that stage first.")
+            raise EthorchError(
+                f"expected a new stage identifier, got {name!r}. Pass another suffix, or call pop_stage({name!r}) first."
+            )
         self._stages.insert(place, PipelineStage(name, func, args, kwargs))
         return self
 
     def add_stage_after(self, stage_id: str, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Self:
-        """Insert a call after a stage."""
+        """Insert a stage that calls ``func`` after the stage ``stage_id``."""
         return self.add_stage(func, *args, **{**kwargs, "pos": self.find_pos(stage_id) + 1})
 
     def pop_stage(self, identifier: int | str) -> PipelineStage:
-        """Remove a stage, by position or identifier, and return it."""
+        """Remove and return the stage with a position or identifier."""
         return self._stages.pop(identifier if isinstance(identifier, int) else self.find_pos(identifier))
 
     def find_pos(self, stage_id: str) -> int:
@@ -155,7 +157,7 @@ class BasePipeline(Generic[T]):
             EthorchError: The stage does not exist.
         """
         if stage_id not in self.stages:
-            raise EthorchError(f"the pipeline has no stage {stage_id!r}. Use one of {', '.join(self.stages)}.")
+            raise EthorchError(f"expected a stage identifier in {', '.join(self.stages)}, got {stage_id!r}.")
         return self.stages.index(stage_id)
 
     def has_stage(self, stage_id: str) -> bool:
@@ -163,16 +165,16 @@ class BasePipeline(Generic[T]):
         return stage_id in self.stages
 
     def change_args(self, stage_id: str, *args: Any, **kwargs: Any) -> Self:
-        """Change the arguments of a stage."""
+        """Replace the positional arguments of a stage if any are passed, and add keyword arguments."""
         self._stages[self.find_pos(stage_id)].update(*args, **kwargs)
         return self
 
     def dump_artifact(self, stage_id: str, suffix: str | None = None) -> Self:
-        """Print the artifact of a stage, or append it to the file ``suffix``."""
+        """Print the artifact of a stage when the pipeline runs, or append it to the file ``suffix``."""
         return self.add_stage_after(stage_id, self.tester.dump_artifact, suffix=suffix)
 
     def dump_operator_distribution(self, stage_id: str, suffix: str | None = None, include_dtypes: bool = False) -> Self:
-        """Print the number of each operator after a stage."""
+        """Print the number of calls of each operator after a stage when the pipeline runs."""
         return self.add_stage_after(stage_id, self.tester.dump_operator_distribution, suffix=suffix, include_dtypes=include_dtypes)
 
     def count_tosa_ops(self, expected_ops: Mapping[str, int]) -> Self:
@@ -182,7 +184,7 @@ class BasePipeline(Generic[T]):
             graphs = lowered_graphs(self.tester.graph_module())
             operators = [op.name for graph in graphs for region in graph.regions() for op in region.ops]
             counts = [(name, n, operators.count(name)) for name, n in expected_ops.items()]
-            wrong = [f"Expected {n} occurrences of TOSA op {name}, found {count}" for name, n, count in counts if count != n]
+            wrong = [f"expected {n} TOSA operators {name}, got {count}" for name, n, count in counts if count != n]
             if wrong:
                 listing = ", ".join(f"{operators.count(name)} {name}" for name in sorted(set(operators))) or "none"
                 raise AssertionError(f"{self.tester.name}: {'; '.join(wrong)}. All TOSA operators: {listing}.")
@@ -196,10 +198,10 @@ class BasePipeline(Generic[T]):
         clean_reference: bool = True,
         compared_stage: str = "export",
     ) -> Self:
-        """Compare the outputs after a stage with those of the float module, by error norm and cosine similarity.
+        """Compare the outputs after a stage with the outputs of the float module, by error norm and cosine similarity.
 
         Args:
-            clean_reference: Has no effect; the float module is always the reference.
+            clean_reference: Has no effect, because the float module is always the reference.
         """
         del clean_reference
         return self.add_stage_after(
@@ -214,21 +216,21 @@ class BasePipeline(Generic[T]):
         )
 
     def run(self) -> None:
-        """Run every stage in order.
+        """Run all stages in order. If a stage fails, log the stage and re-raise the error.
 
         Raises:
-            AssertionError: A check failed. The stage is logged.
+            AssertionError: A check failed.
         """
         for stage in self._stages:
             try:
                 stage()
             except Exception:
-                logger.error("%s: the stage %s fails; the stages are %s", self.tester.name, stage.id, ", ".join(self.stages))
+                logger.error("%s: the stage %s failed. Stages: %s", self.tester.name, stage.id, ", ".join(self.stages))
                 raise
 
     @property
     def quantizer(self) -> TOSAQuantizer:
-        """Quantizer of the stage ``quantize``, for further settings."""
+        """The quantizer of the ``quantize`` stage, for further settings."""
         (stage,) = self._stages[self.find_pos("quantize")].args
         assert isinstance(stage.quantizer, TOSAQuantizer)
         return stage.quantizer
@@ -242,7 +244,7 @@ class BasePipeline(Generic[T]):
         fold_quantize: bool,
         floats_on_npu: bool = False,
     ) -> None:
-        """Insert the stage ``quantize`` and the checks of its operators."""
+        """Insert the ``quantize`` stage, and checks for quantize and dequantize operators."""
         config = get_symmetric_quantization_config(is_per_channel=per_channel)
         if int16:
             config = get_symmetric_a16w8_quantization_config(is_per_channel=per_channel, epsilon=epsilon)
@@ -278,15 +280,15 @@ class TosaPipelineINT(BasePipeline[T]):
     Args:
         module, test_data, aten_op, exir_op, use_to_edge_transform_and_lower, dynamic_shapes: See ``BasePipeline``.
         run_on_tosa_ref_model: Whether to run the graph.
-        symmetric_io_quantization: Whether to quantize inputs and outputs with the same config.
+        symmetric_io_quantization: Whether to quantize program inputs and outputs with the same config as operators.
         per_channel_quantization: Whether each output channel has its own weight scale.
-        custom_path, tosa_debug_mode: Folder for TOSA graphs, and their debug information.
+        custom_path, tosa_debug_mode: Folder for TOSA graphs, and debug information to write to it.
         atol, rtol, qtol: See ``EthosUTester.run_method_and_compare_outputs``.
         compare_tosa_ref_model_outputs: Whether to compare the outputs.
-        frobenius_threshold, cosine_threshold: Bounds for the quantized module against the float module.
-        tosa_version, tosa_extensions: Version and extensions; ``int16`` quantizes activations to int16.
-        epsilon: Minimum scale of int16.
-        fold_quantize: Whether to store quantized weights.
+        frobenius_threshold, cosine_threshold: Limits for the quantized module, compared with the float module.
+        tosa_version, tosa_extensions: Version and extensions. ``int16`` quantizes activations to int16.
+        epsilon: Minimum scale of int16 activations.
+        fold_quantize: Whether to store weights as integers.
     """
 
     def __init__(
@@ -330,7 +332,7 @@ class TosaPipelineINT(BasePipeline[T]):
 
 
 class TosaPipelineFP(BasePipeline[T]):
-    """Lower the float module to TOSA's FP profile, run in the TOSA reference model, and compare with the module.
+    """Lower the float module to TOSA's FP profile, run in the TOSA reference model, and compare with the float module.
 
     See ``TosaPipelineINT`` for the arguments.
     """
@@ -374,12 +376,12 @@ class _EthosUPipelineINT(BasePipeline[T]):
 
     Args:
         module, test_data, aten_ops, exir_ops, use_to_edge_transform_and_lower: See ``BasePipeline``.
-        run_on_fvp: Whether to run the program, in ethorch's simulator.
+        run_on_fvp: Whether to run the program, in ethorch's simulator instead of an FVP.
         a16w8_quantization: Whether activations are int16.
-        epsilon: Minimum scale of int16.
+        epsilon: Minimum scale of int16 activations.
         symmetric_io_quantization, per_channel_quantization, custom_path, tosa_debug_mode, atol, rtol, qtol, fold_quantize: See
             ``TosaPipelineINT``.
-        target: Name of the NPU.
+        target: Name of the NPU, or a compile spec.
     """
 
     TARGET = ""
@@ -430,14 +432,14 @@ class EthosU85PipelineINT(_EthosUPipelineINT[T]):
 
 
 class OpNotSupportedPipeline(BasePipeline[T]):
-    """Lower, and check that operators stay on the CPU.
+    """Lower the module, and check that operators are not delegated.
 
     Args:
         module, test_data: See ``BasePipeline``.
-        non_delegated_ops: Number of calls on the CPU for each edge operator.
-        n_expected_delegates: Number of delegates.
+        non_delegated_ops: Expected number of CPU calls for each edge operator.
+        n_expected_delegates: Expected number of delegates.
         custom_path: Folder for TOSA graphs.
-        quantize: Whether to quantize and use the INT profile instead of FP.
+        quantize: Whether to quantize, and use the INT profile instead of FP.
         u55_subset: Whether to restrict the profile to operators of Ethos-U55.
         tosa_version, tosa_extensions: Version and extensions of the specification.
     """
