@@ -87,7 +87,6 @@ class _Rows(CacheLayerMixin):  # type: ignore[misc]
             self.stored_values[:, :, :, self.positions] = values.transpose(2, 3)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return (number of rows, position of the first row)."""
         return self.keys.shape[2], 0
 
     def get_seq_length(self) -> Any:
@@ -98,16 +97,12 @@ class _Rows(CacheLayerMixin):  # type: ignore[misc]
 
 
 class _Joined(_Rows):
-    """A cache for models with their own attention code. ``update`` returns cached and new rows as one tensor."""
-
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         self.added = key_states, value_states
         return torch.cat([self.keys, key_states], 2), torch.cat([self.values, value_states], 2)
 
 
 class _Whole(_Rows):
-    """The keys and values of a source, all written in the same call unless they are already stored."""
-
     def __init__(self, keys: Tensor, values: Tensor, is_known: bool):
         super().__init__(keys, values, torch.zeros(0))
         self.is_known = is_known
@@ -170,7 +165,6 @@ def attention(
 
 
 def _compute_scores(query: Tensor, added: Tensor) -> Tensor:
-    """Return query @ added.T. A single row is computed as a sum of products, which is one operator for all heads."""
     if added.shape[2] == 1:
         return (query * added).sum(-1, keepdim=True)
     return query @ added.transpose(2, 3)
@@ -203,8 +197,6 @@ def _use_table_first(model: Any) -> None:
 
 
 class _Decoder(nn.Module):
-    """A causal language model: ``(tokens, positions, last) -> float[1, V]``."""
-
     def __init__(self, model: nn.Module, context: int, layers: list[tuple[int, int, int]]):
         super().__init__()
         self.model, self.context, self.layers = model, context, len(layers)
@@ -314,8 +306,6 @@ class _SequenceToSequence(_Decoder):
 
 
 class _Call:
-    """The positions of the traced call. transformers passes only the first position."""
-
     positions: Tensor
 
 

@@ -52,8 +52,6 @@ class Decode(nn.Module):
 
 
 class _Plain(nn.Module):
-    """A decoder that contains its caches. ``model(tokens, positions)`` returns the logits of all rows."""
-
     def __init__(self, model: nn.Module):
         super().__init__()
         self.model = model
@@ -67,8 +65,6 @@ class _Plain(nn.Module):
 
 
 class _ExecuTorchLlama(_Plain):
-    """ExecuTorch's ``examples.models.llama`` transformer, built with ``use_kv_cache`` and without dynamic shapes."""
-
     def _logits(self, tokens: Tensor, positions: Tensor) -> Tensor:
         outputs = self.model(tokens, {"input_pos": positions})
         return outputs[0] if isinstance(outputs, tuple) else outputs  # type: ignore[no-any-return]

@@ -180,7 +180,6 @@ class Speaker:
         return _last_row(logits)
 
     def _choose_prefill(self, count: int) -> int:
-        """Return the size of the smallest prefill for ``count`` tokens, else of the largest that fits, or 0 if none fits."""
         sizes = sorted(size for size in self.prefills if size <= min(self.prompt, self.context - self.position))
         return next((size for size in sizes if size >= count), sizes[-1] if sizes else 0)
 

@@ -92,7 +92,6 @@ def _unpickle(content: bytes, path: Path, subject: str) -> Any:
 def _read_tensors(
     reader: PT2ArchiveReader, path: Path, config_name: str, folder: str, records: set[str]
 ) -> dict[str, torch.Tensor]:
-    """Return the weights or constants by name. Shared storage remains shared."""
     from torch._export.serde import serialize
     from torch.export.pt2_archive import _package as package
     from torch.export.pt2_archive import constants as names
@@ -133,7 +132,6 @@ def _read_tensors(
 
 
 def _find_problems(program: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a description of each text that could execute code when the program is loaded or run."""
     for field, text in _iterate_texts(program, ""):
         if field == "expr_str" and not _is_expression(text):
             yield f"expected a shape expression, got {text[:80]!r}"

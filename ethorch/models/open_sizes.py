@@ -144,7 +144,6 @@ def _upper_bound(bounds: Any) -> int | None:
 
 
 def _dim(size: torch.SymInt, dims: dict[sympy.Symbol, Any], ranges: Mapping[Any, Any]) -> Any:
-    """Return the Dim of a size that is a linear function of one symbol, or ``Dim.AUTO`` otherwise."""
     expr = size.node.expr
     symbols = sorted(expr.free_symbols, key=str)
     if len(symbols) != 1:

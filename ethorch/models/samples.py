@@ -253,7 +253,6 @@ class Expected:
         return counts.pop() if len(counts) == 1 else None
 
     def _count_stacked(self, shapes: Sequence[tuple[int, ...]]) -> int | None:
-        """Return the number of samples that are stacked along a new first axis, or None if the item has no such axis."""
         is_stacked = all(shape[1:] == example_shape and shape for shape, example_shape in zip(shapes, self.shapes, strict=True))
         counts = {shape[0] for shape in shapes if shape}
         return counts.pop() if self.shapes and is_stacked and len(counts) == 1 and 0 not in counts else None

@@ -98,7 +98,6 @@ def find(reference: str) -> Reference:
 
 
 def _is_module(name: str) -> bool:
-    """Return True if the module exists. Imports only its parent packages."""
     here = os.getcwd()
     sys.path.insert(0, here)
     try:
@@ -115,7 +114,6 @@ def _list_similar_files(place: str) -> list[str]:
 
 
 def _parse_file(path: Path) -> ast.Module:
-    """Parse a file. Return an empty module if the file is invalid."""
     try:
         return ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):

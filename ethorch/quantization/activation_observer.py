@@ -212,7 +212,6 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         return self._qparams
 
     def _lowest_with_mask(self) -> float:
-        """Return a lower limit of the range that is low enough for masked elements of this value and of ``sums``."""
         room = ROOM_INT8 if self.quant_max < 1 << 8 else ROOM_INT16
         reach = max((float(total.max_val - total.min_val) for total in self.sums if total.seen.lows), default=0.0)
         return (float(self.min_val) if self.seen.lows else 0.0) - reach - room * (2 if self.sums else 1)
@@ -262,7 +261,6 @@ def compute_range_qparams(limits: tuple[float, float], dtype: torch.dtype, quant
 
 
 def _subsample(values: Tensor) -> Tensor:
-    """Return about 16384 evenly spaced elements. The stride is coprime to the number of elements."""
     flat = values.reshape(-1) if values.is_contiguous() else values.flatten()
     stride = flat.numel() // _SUBSAMPLE
     if stride < 2:

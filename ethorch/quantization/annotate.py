@@ -271,7 +271,6 @@ def _is_scalar_constant(node: Node, model: GraphModule) -> bool:
 
 
 def _tensor_arguments(node: Node, rule: QuantRule) -> list[Node | None]:
-    """Return the tensors to quantize by argument position. Lists of tensors (cat) are flattened."""
     if rule.layer is not None:
         positions = [0, rule.layer.weight]
         chosen = {i: node.args[i] for i in positions if i < len(node.args)}

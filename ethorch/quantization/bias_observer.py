@@ -65,7 +65,6 @@ BIAS = QuantizationSpec(dtype=torch.int32, qscheme=torch.per_channel_symmetric, 
 
 
 def _register(model: GraphModule, prefix: str, value: Tensor) -> str:
-    """Return the name of a parameter equal to ``value``. If there is no such parameter, register one."""
     name, number = prefix, 0
     while (existing := attribute(model, name)) is not None:
         if isinstance(existing, Tensor) and torch.equal(existing, value):

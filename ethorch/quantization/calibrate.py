@@ -153,12 +153,6 @@ def _prepare(
     changed: Sequence[str] = (),
     operators: Mapping[str, QuantizationConfig | None] | None = None,
 ) -> tuple[GraphModule, list[Tensor]]:
-    """Return the model with observers, and its buffers, which are the user's tensors.
-
-    Args:
-        changed: Buffers that are not constants, because another model writes to them.
-        operators: Configs by FX name. Names of operators in the exported graph are added to the quantizer's settings.
-    """
     with stage("export"), delay_collection():
         check_module(model.module, model.example_inputs)
         program = export_module(model.module, model.example_inputs, model.dynamic_shapes)

@@ -74,7 +74,6 @@ class Rule:
     axis: int
 
     def of(self, weight: Tensor) -> Tensor:
-        """Return the constrained weight."""
         constrained: Tensor = torch.ops.ethorch.constrained_weight(weight, self.mask, self.table, self.axis)
         return constrained
 
@@ -143,12 +142,7 @@ class ConstrainedFakeQuantize(nn.Module):
 
 
 def constrain_prepared(prepared: GraphModule, rules: Mapping[str, Rule]) -> None:
-    """Constrain the fake-quantize modules of the parameters in ``rules``.
-
-    Args:
-        prepared: Graph from ``prepare_qat_pt2e``.
-        rules: Result of ``take_out``.
-    """
+    """Constrain the fake-quantize modules of the parameters in ``rules``, the result of ``take_out``."""
     for node in prepared.graph.nodes:
         name = _find_constrained_parameter(node, rules) if node.op == "call_module" else None
         if name is not None:

@@ -75,10 +75,6 @@ def _readers(model: GraphModule, node: Node) -> Iterator[ActivationObserver]:
 
 
 def _lead(leader: Any, observers: list[Any], feed: bool = False) -> None:
-    """Let the observers follow ``leader``.
-
-    An observer is skipped if it has another quantized type, a leader, a mask or a domain.
-    """
     kind = ("dtype", "qscheme", "quant_min", "quant_max")
     if not isinstance(leader, (ActivationObserver, Follower)):
         return

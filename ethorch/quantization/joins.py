@@ -66,7 +66,6 @@ def _qspec(part: Edge) -> object:
 
 
 def _find_source(value: Node, reader: Node) -> tuple[Edge | None, bool]:
-    """Return (the node or edge that determines the quantization parameters, True if no other operator reads the value)."""
     alone = True
     while True:
         alone = alone and len(value.users) == 1

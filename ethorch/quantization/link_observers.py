@@ -65,7 +65,6 @@ def link_observers(model: GraphModule, observers: dict[Edge, Any]) -> None:
 
 
 def _mark_readers(node: Node, observers: dict[Edge, Any]) -> None:
-    """Set ``masked`` on the observers of operators that read masked scores."""
     waiting = [node]
     while waiting:
         masked = waiting.pop()

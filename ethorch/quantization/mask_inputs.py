@@ -24,12 +24,7 @@ _DEPTH = 64.0
 
 
 def mark_mask_inputs(model: GraphModule, observers: dict[Any, Any]) -> None:
-    """Enable mask detection in the observers of float inputs that are added to softmax scores, and in the observers of the sums.
-
-    Args:
-        model: Annotated graph.
-        observers: Observers by node or edge (argument, node).
-    """
+    """Enable mask detection in the observers of float inputs that are added to softmax scores, and in the observers of the sums."""
     for node in model.graph.nodes:
         if node.op == "call_function" and find(node.target) is softmax:
             scores = find_leader(observers.get((node.args[0], node)))

@@ -97,14 +97,6 @@ def least_squares_range(seen: Observations, counts: Floats, levels: int, symmetr
 
 
 def _candidates(extremes: Floats, counts: Floats, centres: Floats, weight: float, inputs: int, fine: bool) -> tuple[Floats, Floats]:
-    """Return candidate upper bounds, and the squared error of clipping at each bound, over all inputs.
-
-    Args:
-        extremes: Maximum of each input.
-        counts, centres: Histogram, ascending.
-        weight: Number of elements that one count represents.
-        fine: Whether to count each extreme separately, even if the histogram does not contain it.
-    """
     largest = max(float(extremes.max()), 0.0)
     elements = counts.sum() * weight / inputs
     spread, freedom = _spread(extremes, elements, _deviation(counts, centres), fine)
@@ -151,11 +143,6 @@ def _spread(extremes: Floats, elements: float, deviation: float, fine: bool) -> 
 
 @functools.cache
 def _student_excess(freedom: int) -> tuple[Floats, Floats]:
-    """Return (z, E[max(T - z, 0)^2]) for T with Student's t distribution.
-
-    Args:
-        freedom: Degrees of freedom, at least 3 for convergence.
-    """
     t = np.concatenate([np.linspace(-2, 40, 1051), 40 + np.geomspace(1e-3, 1e4, 200)])
     scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(freedom * math.pi)
     density = scale * (1 + t * t / freedom) ** (-(freedom + 1) / 2)

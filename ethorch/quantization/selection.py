@@ -147,7 +147,6 @@ def _is_table(node: Node) -> bool:
 
 
 def _of_neighbors(node: Node, explicit_config: Callable[[Node], tuple[Config] | None]) -> tuple[Config] | None:
-    """Return the config that all neighbors share, skipping operators that may follow, or None if a neighbor is float."""
     seen, waiting, common = {node}, [node], None
     while waiting:
         at = waiting.pop()

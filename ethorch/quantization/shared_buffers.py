@@ -96,7 +96,6 @@ def observe_together(graphs: Sequence[GraphModule], modules: Sequence[nn.Module]
 
 
 def _keys(graph: GraphModule, module: nn.Module, written: Collection[tuple[int, ...]], alternatives: bool) -> dict[object, object]:
-    """Return a key for each node whose range can be shared. Corresponding nodes have equal keys."""
     buffers = dict(graph.named_buffers(remove_duplicate=False))
     submodules = dict(module.named_modules(remove_duplicate=False))
     keys: dict[object, object] = {}

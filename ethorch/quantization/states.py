@@ -72,7 +72,6 @@ def _find_carriers(written: Node, buffers: Set[Node]) -> list[Place]:
     carriers: list[Place] = []
 
     def follow(node: Node) -> bool:
-        """Return True if ``node`` contains elements of the buffer. Sources are visited first."""
         stack = [node]
         while stack:
             at = stack[-1]

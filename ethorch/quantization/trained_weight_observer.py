@@ -36,7 +36,6 @@ class TrainedWeightObserver(MovingAverageMinMaxObserver):  # type: ignore[misc] 
 
 
 def _keep_range(observer: PerChannelTrainedWeightObserver | TrainedWeightObserver, rows: Tensor) -> None:
-    """Set the extremes to plus and minus half the integer range times the scale with the least squared error."""
     half = (observer.quant_max - observer.quant_min) / 2
     rows = rows.to(observer.min_val.dtype)
     largest = torch.maximum(rows.abs().amax(1) / half, observer.eps)

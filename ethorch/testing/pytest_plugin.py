@@ -81,7 +81,6 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
 
 
 def _save_figures(item: pytest.Item, program: Program, number: int) -> None:
-    """Attach the figures to the test's report, which pytest-xdist sends to the main process, and write them to a file."""
     figures = program.to_json()
     accuracy = figures["accuracy"]
     item.user_properties.append(

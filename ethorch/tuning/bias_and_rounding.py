@@ -93,11 +93,9 @@ class _SideBySide:
         return module if isinstance(module, ObserverBase) else None
 
     def skip_observer(self, node: Node, values: Values) -> list[Any] | None:
-        """Return the input values of an observer, or None if the node is not an observer."""
         return None if self.observer(node) is None else values[node.all_input_nodes[0]]
 
     def quantize(self, node: Node, values: Values) -> list[Any] | None:
-        """Return the quantized and dequantized input values of an observer, or None if the node is not an observer."""
         observer = self.observer(node)
         if observer is None:
             return None
@@ -148,7 +146,6 @@ class _SideBySide:
     # --- rounding -----------------------------------------------------------------------------------------------------
 
     def round(self, node: Node, layer: Layer) -> None:
-        """Replace the weight with quantized values that minimize the error of the layer's output."""
         watch = node.args[layer.weight]
         assert isinstance(watch, Node)
         observer = self.graph.get_submodule(str(watch.target))
@@ -167,7 +164,6 @@ class _SideBySide:
         self.rough.values[watch] = [weight] * self.rough.count
 
     def rows(self, node: Node, layer: Layer) -> Tensor | None:
-        """Return the quantized inputs as float[groups, rows, K], or None if the layer is a transposed convolution."""
         source, watch = node.args[0], node.args[layer.weight]
         assert isinstance(source, Node) and isinstance(watch, Node)
         inputs, window = self.rough.values[source], layer.window
@@ -179,12 +175,7 @@ class _SideBySide:
 
 
 def mean_error(exact: Sequence[Tensor], rough: Sequence[Tensor], axis: int) -> Tensor:
-    """Return the mean of ``exact - rough`` for each channel, reduced if the samples disagree.
-
-    Args:
-        exact, rough: Outputs for each sample.
-        axis: Channel axis.
-    """
+    """Return the mean of ``exact - rough`` for each channel, reduced if the samples disagree."""
     pairs = zip(exact, rough, strict=True)
     return average_significant(torch.stack([(a - b).transpose(0, axis).reshape(a.shape[axis], -1).mean(1) for a, b in pairs]))
 

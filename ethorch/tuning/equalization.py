@@ -21,8 +21,6 @@ from ethorch.support.errors import QuantizationError
 
 @dataclass(frozen=True)
 class _Layer:
-    """A convolution or linear layer: weight[O, I / groups, ...], bias[O] or None, and the negative channel axis."""
-
     weight: Tensor
     bias: Tensor | None
     groups: int
@@ -111,7 +109,6 @@ def _pairs(model: GraphModule) -> Iterator[tuple[_Layer, _Layer]]:
 
 
 def _balance(first: _Layer, second: _Layer) -> float:
-    """Rescale one pair and return the largest absolute logarithm of a channel's scale factor."""
     out, into = first.output_ranges(), second.input_ranges()
     usable = (out > 0) & (into > 0)
     scale = torch.where(usable, torch.sqrt(out / into.clamp(min=1e-30)), torch.ones_like(out)).clamp(1e-4, 1e4)

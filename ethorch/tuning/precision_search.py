@@ -246,7 +246,6 @@ class _Goal:
         return self.affordable(step) and (self.target is None or self.accurate(step))
 
     def prefers(self, step: Step, best: Step) -> bool:
-        """Return True if an affordable step is better than ``best``. A step whose metric is NaN is never better."""
         if math.isnan(step.metric):
             return False
         return step.metric > best.metric or math.isnan(best.metric) or not self.affordable(best)

@@ -188,7 +188,6 @@ class _Streams:
         self._of[node] = stream
 
     def _find_writers(self, node: object, reader: Node) -> tuple[Parameter, ...]:
-        """Return the parameters of the linear layers whose sum is ``node``, or () if a node other than ``reader`` reads the sum."""
         parameters = self._finder.rows(node, reader)
         if not parameters and isinstance(node, Node) and op_name(node.target) == "aten.add.Tensor" and find_users(node) == [reader]:
             parts = [self._find_writers(arg, node) for arg in node.args[:2]]
@@ -196,7 +195,6 @@ class _Streams:
         return parameters
 
     def _multiply(self, node: Node, x: Node) -> None:
-        """Process the product of the stream with a factor for each row, or with the weight of a normalization."""
         stream = self._of[x]
         factor = node.args[1] if node.args[0] is x else node.args[0]
         value = first_value(factor) if isinstance(factor, Node) else None
@@ -223,7 +221,6 @@ class _Streams:
         self._norm(stream, node, weight, bias, centers, self._readers(find_users(node), node))
 
     def _readers(self, users: Sequence[Node], value: Node) -> tuple[Reader, ...]:
-        """Return the linear layers that read a value, possibly after its rows are moved, or () if any other operator reads it."""
         readers: list[Reader] = []
         waiting = [(value, user) for user in users]
         while waiting:

@@ -123,7 +123,6 @@ def _owner(reader: Reader, modules: Sequence[nn.Module]) -> Any:
 
 
 def _places(streams: Sequence[Stream]) -> Counter[int]:
-    """Count the uses of each parameter in the streams, keyed by ``data_ptr()``."""
     tables, writers, others = Counter[int](), Counter[int](), Counter[int]()
     for stream in streams:
         tables.update(table.tensor.data_ptr() for table in stream.tables)
@@ -139,7 +138,6 @@ class _Turning:
         self._done: set[tuple[int, str]] = set()
 
     def turn(self, streams: Sequence[Stream]) -> Iterator[str]:
-        """Fold normalizations into their readers, rotate the streams, and return the names of changed parameters."""
         names = dict[str, None]()
         centered = {stream.width for stream in streams if any(norm.centers for norm in stream.norms)}
         for stream in streams:
@@ -161,7 +159,6 @@ class _Turning:
         return reader.weight.tensor if tied is None else tied[1]
 
     def _first(self, tensor: Tensor, what: str) -> bool:
-        """Return True on the first call for a tensor and a purpose."""
         key = tensor.data_ptr(), what
         if key in self._done:
             return False
@@ -184,7 +181,6 @@ class _Turning:
             norm.bias.tensor.zero_()
 
     def _multiply(self, parameter: Parameter, tensor: Tensor, axis: int, turn: Tensor, what: str) -> None:
-        """Multiply the tensor along ``axis`` by ``turn``, once per tensor and purpose."""
         if self._first(tensor, what):
             tensor.copy_((tensor.double().transpose(axis, -1) @ turn).transpose(axis, -1).to(tensor.dtype))
 

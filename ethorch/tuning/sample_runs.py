@@ -28,10 +28,6 @@ JUDGES = FAKE, NPU = "quantized", "npu"
 def export_copy(model: nn.Module, inputs: Inputs) -> GraphModule:
     """Return a graph module of the model that shares no tensors with the user's module except parameters.
 
-    Args:
-        model: Module in evaluation mode, or a graph module from torch.export.
-        inputs: Example inputs.
-
     Raises:
         QuantizationError, UserCodeError: See ``lower.fx.export.export_module``.
     """
@@ -42,7 +38,6 @@ def export_copy(model: nn.Module, inputs: Inputs) -> GraphModule:
 
 
 def copy_state(graph: GraphModule) -> State:
-    """Return copies of the buffers."""
     return {name: buffer.clone() for name, buffer in graph.named_buffers()}
 
 
@@ -62,11 +57,7 @@ def compute_outputs(graph: GraphModule, samples: Iterable[Inputs], state: State)
 
 
 def outputs_on_npu(build: Build, graph: GraphModule, samples: Sequence[Inputs]) -> list[Any]:
-    """Run a program on the simulated NPU and return the outputs for each sample, structured like the graph's outputs.
-
-    Args:
-        graph: Graph from which the program was compiled.
-    """
+    """Run a program on the simulated NPU and return the outputs for each sample, structured like the outputs of ``graph``."""
     structure = graph._out_spec
     assert structure is not None, "expected a graph from torch.export"
     return [pytree.tree_unflatten(list(flat), structure) for flat in runtime.load(build.pte).run_many(samples)]

@@ -134,7 +134,6 @@ class _Places:
             self.sites[site.key] = self.sites[site.key].merge_readers(site) if site.key in self.sites else site
 
     def settle(self) -> None:
-        """Remove sites that another model does not have although it reads one of their parameters."""
 
         def everywhere(site: Site) -> bool:
             return all(
@@ -168,7 +167,6 @@ class _Places:
             samples.append(rows[:_ROWS].clone())
 
     def fold(self, site: Site, activation_bits: int, weight_bits: int) -> Smoothed | None:
-        """Fold the factors with the least error into the parameters, or return None if no factors reduce the error."""
         key = site.key
         if key not in self._rows:
             return None
@@ -189,7 +187,6 @@ class _Places:
 
 
 def _factors(ranges: Tensor, columns: Tensor, strength: float) -> Tensor:
-    """Return the divisor of each channel, or 1 for channels that are always zero."""
     if not strength:
         return torch.ones_like(columns)
     usable = (ranges > 0) & (columns > 0)

@@ -119,7 +119,7 @@ def test_a_file_of_another_kind_is_named(file: str, words: str) -> None:
 def test_a_file_with_relative_imports_is_to_be_named_as_a_module(tmp_path: Path) -> None:
     (tmp_path / "nets").mkdir()
     (tmp_path / "nets" / "net.py").write_text("from .blocks import block\n\n\ndef net():\n    return block()\n")
-    with pytest.raises(EthorchError, match=rf"Write nets.net:net in the folder {tmp_path}"):
+    with pytest.raises(EthorchError, match=rf"Use nets.net:net in the folder {tmp_path}"):
         ethorch.compile(f"{tmp_path}/nets/net.py:net")
 
 

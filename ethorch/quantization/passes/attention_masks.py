@@ -110,7 +110,6 @@ def _subtract(s: AtenBuilder, node: Node, x: Any, y: Any, alpha: Any = 1) -> Nod
 
 
 def _later(s: AtenBuilder, node: Node, x: Any, y: Any) -> Node | None:
-    """Apply ``node`` to the unmasked scores and mask the result. Return None unless exactly one operand is masked."""
     for scores, operand in ((x, y), (y, x)):
         if is_unified(scores) and not is_unified(operand):
             unmasked, mask = cast(tuple[Node, Node], scores.args[:2])

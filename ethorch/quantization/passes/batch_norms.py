@@ -112,7 +112,6 @@ def _norm_parameters(convolution: Node) -> tuple[str, ...]:
 
 
 def _separate_argument(graph: GraphModule, convolutions: list[Node], position: int, name: str, *, tied: bool = False) -> None:
-    """Replace a parameter of convolutions with a copy, or with a second name for the same tensor if ``tied``."""
     first = convolutions[0]
     source = first.args[position] if len(first.args) > position else None
     tensor = tensor_of(graph, source) if isinstance(source, Node) else None

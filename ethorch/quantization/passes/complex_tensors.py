@@ -179,7 +179,6 @@ def _times(s: AtenBuilder, parts: Sequence[Node], matrices: Sequence[Matrix]) ->
 
 
 def _along(s: AtenBuilder, x: Pair, dim: int, n: int | None, norm: str | None, kind: str) -> Pair:
-    """Transform one dim with fft, ifft, rfft (real input, half of the output) or irfft (the inverse of rfft)."""
     rank = len(shape_of(x.real))
     parts = [s(aten.transpose.int, part, dim, -1) if dim % rank != rank - 1 else part for part in x if part is not None]
     size = shape_of(parts[0])[-1]
@@ -198,7 +197,6 @@ def _along(s: AtenBuilder, x: Pair, dim: int, n: int | None, norm: str | None, k
 
 
 def _transform(kind: str, dims: Sequence[int] | None) -> Rule:
-    """Return the rule for the torch.fft function ``kind``. ``dims`` is the default of the function, or None for all dims."""
 
     def rule(s: AtenBuilder, x: Any, n: Any = None, dim: Any = dims, norm: str | None = None) -> Any:
         pair = x if isinstance(x, Pair) else Pair(x, None)
@@ -222,7 +220,6 @@ def _stft(
     s: AtenBuilder, x: Node, n_fft: int, hop: int | None = None, win: int | None = None, window: Node | None = None,
     normalized: bool = False, onesided: bool | None = None, return_complex: bool | None = None, align_to_window: bool | None = None,
 ) -> Any:  # fmt: skip
-    """Lower torch.stft, [B, L] -> [B, F, frames], to a convolution with windowed cosines and sines."""
     width = win or n_fft
     shape = torch.ones(width) if window is None else tensor_of(s.model, window)
     assert shape is not None

@@ -137,7 +137,6 @@ def _is_foldable(node: Node, constants: dict[Node, Any]) -> bool:
 
 
 def _like(node: Node) -> Node | None:
-    """Return the argument of which only the shape is read, or None if there is no such argument or its shape is dynamic."""
     place = _LIKE.get(op_name(node.target))
     like = node.args[place] if place is not None and place < len(node.args) else None
     return like if isinstance(like, Node) and not has_open_size(like.meta["val"]) else None

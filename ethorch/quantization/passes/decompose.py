@@ -82,7 +82,6 @@ def decompose_composites(graph_module: GraphModule, context: PassContext) -> Non
 
 
 def _without_shape_operands(s: AtenBuilder, node: Node, spec: OpSpec) -> Node | None:
-    """Emit a call without operands of which only the shape is read (``expand_as``), or return None if there are none."""
     name = op_name(node.target)
     if name not in spec.adapters or spec.lower is None or len(node.all_input_nodes) < 2 or is_dynamic(node):
         return None

@@ -101,7 +101,6 @@ def _repeat_rows(model: GraphModule, index: Node, times: int) -> None:
 
 
 def _product(s: AtenBuilder, node: Node, marks: Node) -> None:
-    """Replace ``x[row] @ weights[expert of the row]`` with a linear layer."""
     x, weights, *_ = node.args
     assert isinstance(x, Node) and isinstance(weights, Node)
     rows, count = shape_of(x)

@@ -56,7 +56,6 @@ def functionalize(graph_module: GraphModule, context: PassContext) -> None:
 
 
 def _is_write(node: Node) -> bool:
-    """Return True if the node is an in-place operator, except an update of a counter that no operator reads."""
     return is_in_place(node) and _counter(node) is None
 
 
@@ -135,7 +134,6 @@ class _Functionalizer:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def place(self, node: Node) -> _View:
-        """Return the view of the node's tensor. An unknown node becomes the root of new memory."""
         if node not in self.views:
             memory = _Memory(node)
             memory.values[()] = (0, node)
@@ -170,7 +168,6 @@ class _Functionalizer:
             self.enter(node, _View(place.memory, (*place.steps, self.step(node, sources[0]))), place.memory.version)
 
     def enter(self, node: Node, view: _View, version: int) -> None:
-        """Register the node as a view of ``version``, and as the current value of the view unless the version is outdated."""
         last, _ = view.memory.values.get(view.key, (-1, node))
         if last < version == view.memory.version:
             view.memory.values[view.key] = (version, node)
@@ -261,7 +258,6 @@ class _Functionalizer:
         return node
 
     def reshape_in_place(self, node: Node, dest: Node) -> None:
-        """Make later readers of ``dest`` read the reshaped view, e.g. for ``x.unsqueeze_(0)``."""
         place = self.place(dest)
         view = _View(place.memory, (*place.steps, self.step(node, dest)))
         self.read(node)

@@ -167,7 +167,6 @@ def _fits(numbers: Tensor) -> bool:
 
 
 def _wrap(s: AtenBuilder, node: Node, narrow: Mapping[Node, Node], source: Node, bound: int) -> Node | None:
-    """Emit ``(source + k) % n`` in int32 with comparisons, or return None if ``source + k`` may be outside [-n, 2n)."""
     x, n = node.args
     if not isinstance(x, Node) or x not in narrow or not isinstance(n, int):
         return None
@@ -189,14 +188,12 @@ def _is_index(node: Node) -> bool:
 
 
 def _is_wrapped(node: Node) -> bool:
-    """Return True if all readers compute the node modulo powers of two."""
     readers = list(_readers(node))
     wrapped = [user for user in readers if find(user.target) is remainder and _is_power_of_two(user.args[1])]
     return len(wrapped) == len(readers) and any(map(_is_index, wrapped))
 
 
 def _readers(node: Node) -> Iterator[Node]:
-    """Yield the readers of an int64 tensor, and of its views and sums with a constant, except writes to a mutable buffer."""
     for user in node.users:
         spec = find(user.target) if user.op == "call_function" else None
         if spec is not None and (spec.moves or (spec in (add, sub) and _with_constant(user)) or (spec is to and is_int64(user))):
@@ -210,7 +207,6 @@ def _is_power_of_two(number: Any) -> bool:
 
 
 def _is_index_on_cpu(index: Node) -> bool:
-    """Return True if an operator that runs on the CPU reads the index without computing with it. Writes of one row are ignored."""
     for user in index.users:
         spec = find(user.target) if user.op == "call_function" else None
         if spec is None or not isinstance(user.meta["val"], Tensor):
@@ -229,7 +225,6 @@ def _is_view(node: Node) -> bool:
 
 
 def _narrow_cast(node: Node, narrow: dict[Node, Node]) -> None:
-    """Replace the operand of a cast of an index with the int32 index. If the cast is to int32 or int64, replace the cast."""
     source = node.all_input_nodes[0]
     if is_int64(node):
         narrow[node] = narrow[source]
@@ -240,7 +235,6 @@ def _narrow_cast(node: Node, narrow: dict[Node, Node]) -> None:
 
 
 def _as_int32(s: AtenBuilder, args: Any, narrow: Mapping[Node, Node]) -> tuple[Any, ...] | None:
-    """Return the arguments in int32, or None if an argument is neither an index nor a constant that fits int32."""
     narrowed = []
     for arg in args:
         if isinstance(arg, Node) and arg in narrow:
@@ -257,12 +251,6 @@ def _as_int32(s: AtenBuilder, args: Any, narrow: Mapping[Node, Node]) -> tuple[A
 
 
 def _extents(index: Node, summed: bool = False, cast: bool = True) -> Iterator[int]:
-    """Yield the sizes of the dims that ``index`` indexes, directly or after views.
-
-    Args:
-        summed: Whether to include sums of the index and a constant.
-        cast: Whether to include casts to other integer types.
-    """
     for user in index.users:
         spec = find(user.target) if user.op == "call_function" else None
         if spec is None:
@@ -282,7 +270,6 @@ def _with_constant(node: Node) -> bool:
 
 
 def _extent_of(user: Node, index: Node) -> int | None:
-    """Return the size of the dim of ``user`` that ``index`` indexes, or None if ``user`` does not use ``index`` as an index."""
     x, *rest = user.args
     if not isinstance(x, Node) or not rest:
         return None
@@ -396,7 +383,6 @@ def _replace_by_rows(
 
 
 def _table(model: GraphModule, index: Node, node: Node, region: list[Node], extent: int, dim: int | None) -> Tensor | None:
-    """Return the rows [extent, ...] of ``node``, or None if a row depends on several elements of the index."""
     count, shape = index.meta["val"].numel(), index.meta["val"].shape
 
     def rows(numbers: Tensor) -> Tensor:

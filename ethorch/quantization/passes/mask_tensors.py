@@ -247,7 +247,6 @@ def _one_minus(s: AtenBuilder, node: Node) -> Node | None:
 
 
 def _reaches_softmax(node: Node) -> bool:
-    """Return True if a softmax reads the output, possibly after elementwise operators and moves."""
     waiting, seen = [node], {node}
     while waiting:
         for user in waiting.pop().users:

@@ -79,7 +79,6 @@ def _reads(node: Node, row: Node) -> bool:
 
 
 def _is_along(node: Node, topk: Node) -> bool:
-    """Return True if ``node`` reads or writes floats at the indices of ``topk``, along the same dim."""
     if op_name(node.target) not in _AT_PLACES:
         return False
     x, dim, places, *rest = node.args

@@ -117,7 +117,6 @@ class _Inliner:
     # --- autocast -----------------------------------------------------------------------------------------------------
 
     def adapt(self, node: Node) -> None:
-        """Compute a node in float32 instead of the dtype of autocast, and update the node's fake value."""
         lower = self.lower[-1]
         if lower is None and not self.changed:
             return

@@ -122,13 +122,6 @@ def _refresh(runner: NodeRunner, weight: Weight) -> None:
 
 
 def _correct(use: Use, right: Node, exact: NodeRunner, runner: NodeRunner) -> None:
-    """Add the mean error of each output channel to the layer's bias, unless other layers share the bias.
-
-    Args:
-        right: The same layer in the graph of ``exact``.
-        exact: Runner of the original graph.
-        runner: Runner of the compressed graph.
-    """
     node, position = use.node, use.layer.bias
     bias = node.args[position] if position < len(node.args) else None
     tensor = tensor_of(runner.graph, bias) if isinstance(bias, Node) else None

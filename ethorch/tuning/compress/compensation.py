@@ -116,7 +116,6 @@ def solve(problem: Problem, recipe: Recipe) -> tuple[Tensor, Tensor]:
 
 
 def _starts(problem: Problem) -> dict[int, int]:
-    """Return a mapping from the first column of each group of four, in the order of ``by_fours``, to the size of the group."""
     sizes = [len(columns) for columns in problem.groups_of_four]
     return dict(zip(np.cumsum([0, *sizes[:-1]]).tolist(), sizes, strict=True))
 
@@ -130,7 +129,6 @@ def _cluster(problem: Problem, scale: Tensor, recipe: Recipe) -> levels.Levels:
 
 
 def _select_kept(problem: Problem, recipe: Recipe) -> Tensor:
-    """Return a bool mask of the nonzero elements, selected without compensation."""
     worth = problem.codes.float() ** 2 * problem.importance(problem.scale)
     if not recipe.pattern:
         return worth > torch.quantile(_sample(worth), recipe.zeros)
@@ -141,7 +139,6 @@ def _select_kept(problem: Problem, recipe: Recipe) -> Tensor:
 
 
 def _sample(values: Tensor) -> Tensor:
-    """Return at most about a million evenly spaced values, because torch.quantile is limited to 16 million."""
     flat = values.flatten()
     return flat[:: max(1, flat.numel() // 1_000_000)]
 
@@ -152,7 +149,6 @@ def _most(worth: Tensor) -> Tensor:
 
 
 def _fitting(problem: Problem, scale: Tensor, table: Tensor, recipe: Recipe) -> Tensor:
-    """Return the scale for each output, at most ``scale``, with the least error for the levels."""
     importance = problem.importance(problem.scale)
     if recipe.sparse:
         importance = torch.where(_select_kept(problem, recipe), importance, 0.0)
@@ -206,7 +202,6 @@ def _compensate(
 
 
 def _blocks(size: int, fours: dict[int, int]) -> list[tuple[int, int]]:
-    """Return ranges of about ``_BLOCK`` columns that do not split a group of four."""
     edges = [0]
     for column in range(1, size):
         if column - edges[-1] >= _BLOCK and (not fours or column in fours):

@@ -54,14 +54,7 @@ _Run = tuple[int, int, int]
 
 
 def costs(graph: GraphModule, weights: Sequence[Weight], inputs: Inputs, spec: EthosUCompileSpec) -> Costs:
-    """Compile a quantized graph and return its costs, in total and for each weight.
-
-    Args:
-        graph: Graph from ``convert_pt2e``.
-        weights: Weights of the graph.
-        inputs: Inputs that define the shapes.
-        spec: Compile spec.
-    """
+    """Compile a quantized graph from ``convert_pt2e`` and return its costs, in total and for each weight."""
     build = build_pte(graph, inputs, spec)
     cycles: dict[Origin, int] = defaultdict(int)
     runs: dict[Origin, set[_Run]] = defaultdict(set)
@@ -78,7 +71,6 @@ def costs(graph: GraphModule, weights: Sequence[Weight], inputs: Inputs, spec: E
 
 
 def _owners(weights: Sequence[Weight], origins: Iterable[Origin]) -> dict[Origin, int]:
-    """Return the index of the weight for each layer origin. If no node name matches after another trace, match module names."""
     nodes = {use.node.name: number for number, weight in enumerate(weights) for use in weight.uses}
     modules = {weight.name: number for number, weight in enumerate(weights)}
     owner_by_origin = {origin: nodes[origin.node] for origin in origins if origin.node in nodes}
@@ -122,7 +114,6 @@ def _overlap(a: Span, b: Span) -> bool:
 
 
 def _constant(access: Span, copies: Sequence[tuple[Span, Span]]) -> int | None:
-    """Return the offset of an access in region 0, or None if the data does not come from region 0."""
     if access.region == 0:
         return access.base
     for source, target in copies:

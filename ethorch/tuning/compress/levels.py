@@ -60,10 +60,6 @@ def nearest(levels: Levels) -> npt.NDArray[np.int64]:
 
 
 def _intervals(values: _Floats, weight: _Floats) -> tuple[_Floats, Levels]:
-    """Return the error and the best level of each cluster, indexed by its first and last value.
-
-    The error is infinite if the first value is larger than the last.
-    """
 
     def sums(x: _Floats) -> _Floats:
         total = np.concatenate([[0.0], np.cumsum(x)])

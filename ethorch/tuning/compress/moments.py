@@ -20,13 +20,7 @@ ROWS = 4096
 
 
 def collect_rows(weight: Weight, use: Use, inputs: Sequence[Tensor]) -> Tensor | None:
-    """Return the layer's inputs as float[groups, rows, K], or None if the layer is a transposed convolution.
-
-    Args:
-        weight: Weight of the layer.
-        use: Layer.
-        inputs: Inputs of the layer, one for each sample.
-    """
+    """Return the layer's inputs as float[groups, rows, K], or None if the layer is a transposed convolution."""
     window = use.layer.window
     if window is None and len(weight.shape) > 2:
         return None

@@ -217,8 +217,6 @@ def _options(
 
 
 class _written:
-    """A context manager that temporarily replaces weights with their candidates."""
-
     def __init__(self, weights: Sequence[Weight], candidates_by_weight: Candidates, chosen: dict[int, Recipe]):
         self.weights, self.found, self.chosen = weights, candidates_by_weight, chosen
 
@@ -271,7 +269,6 @@ class _Limits:
         return self.flash is not None or self.cycles is not None
 
     def price(self, before: Costs, objective: str) -> Price:
-        """Return prices in proportion to the relative savings that the limits require."""
         flash, cycles = max(before.weight_bytes, 1), max(before.cycles, 1)
         if self.costs_are_limited:
             short_of_flash = max(0.0, 1 - (self.flash or before.flash_bytes) / before.flash_bytes)
@@ -296,7 +293,6 @@ class _Limits:
         return self.cheap(measured) and self.accurate(measured)
 
     def better(self, measured: _Measured, reference: _Measured, price: Price) -> bool:
-        """Return True if only ``measured`` meets the limits, or if it is more accurate or cheaper than ``reference``."""
         if self.hold(measured) != self.hold(reference):
             return self.hold(measured)
         if self.costs_are_limited and self.cheap(measured) and self.cheap(reference):
@@ -323,7 +319,6 @@ class _Limits:
 
 
 def _first_holding(choices: Sequence[dict[int, Recipe]], search: _Search, limits: _Limits) -> tuple[dict[int, Recipe], _Measured]:
-    """Bisect for the first choice within the flash and cycle limits, or for the last choice with enough SQNR."""
 
     def at(position: int) -> _Measured:
         return search.measure(tuple(sorted(choices[position].items(), key=lambda entry: entry[0])))

@@ -244,7 +244,6 @@ class BasePipeline(Generic[T]):
         fold_quantize: bool,
         floats_on_npu: bool = False,
     ) -> None:
-        """Insert the ``quantize`` stage, and checks for quantize and dequantize operators."""
         config = get_symmetric_quantization_config(is_per_channel=per_channel)
         if int16:
             config = get_symmetric_a16w8_quantization_config(is_per_channel=per_channel, epsilon=epsilon)
