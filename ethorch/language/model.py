@@ -121,7 +121,7 @@ class LanguageModel:
         return {**prefills, "decode": self.rows([0], 0)}
 
     def rows(self, ids: Sequence[int], position: int, last: int | None = None) -> tuple[Tensor, ...]:
-        """Return the inputs for tokens at ``position`` and following: tokens, positions and, unless it is omitted, ``last``."""
+        """Return the inputs for consecutive tokens from ``position``: tokens, positions and, if passed, ``last``."""
         tensors = [torch.tensor([list(ids)]), torch.arange(position, position + len(ids))]
         tensors += [] if last is None else [torch.tensor([last])]
         return tuple(x.to(self.indices) for x in tensors)

@@ -242,7 +242,7 @@ class ActivationObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
 
 
 def narrow_to_thresholds(low: float, high: float, thresholds: list[float]) -> tuple[float, float]:
-    """Narrow a range to the neighborhood of the thresholds. Saturating values outside it preserves all comparisons."""
+    """Narrow a range to the neighborhood of the thresholds. Values outside saturate, which does not change comparisons."""
     room = (high - low) / _NEAR
     return max(low, min(thresholds) - room), min(high, max(thresholds) + room)
 
@@ -290,11 +290,9 @@ class Follower(UniformQuantizationObserverBase):  # type: ignore[misc]  # torcha
         return self._leaders[0]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return ``x``."""
         return x
 
     def calculate_qparams(self, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Return the leader's quantization parameters."""
         return self.leader.calculate_qparams(**kwargs)
 
 

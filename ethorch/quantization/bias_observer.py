@@ -33,7 +33,6 @@ class BiasObserver(ObserverBase):  # type: ignore[misc]  # torchao has no annota
         self._scales = [weight, source]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return ``x``."""
         return x
 
     def calculate_qparams(self, **_: Any) -> tuple[Tensor, Tensor]:

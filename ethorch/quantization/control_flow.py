@@ -333,8 +333,8 @@ def _observe_unreached(model: GraphModule, branches: Sequence[_ObservedBranch], 
         )
     if unreached:
         logger.warning(
-            "none of %d calibration samples reached %s. They were calibrated with operands of other branches. If the operands of "
-            "branches differ, add a sample for each branch. [submodules.unreached_branch]",
+            "none of %d calibration samples reached %s. These branches were calibrated with operands of other branches. "
+            "If the operands of the branches differ, add a sample for each branch. [submodules.unreached_branch]",
             len(samples),
             "; ".join(unreached),
         )

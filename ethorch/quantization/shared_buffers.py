@@ -18,7 +18,7 @@ INITIAL = "ethorch_initial"
 
 
 def unify_buffer_names(modules: Mapping[str, GraphModule]) -> dict[str, dict[str, str]]:
-    """Return, for each model, a mapping from its names of written buffers to the names in the first model that has the buffer."""
+    """Return, for each model, a mapping from the names of written buffers to names that all models share."""
     written = {memory_of(buffer) for module in modules.values() for _, buffer in state_buffers(module)}
     common_names: dict[tuple[int, ...], str] = {}
     renames: dict[str, dict[str, str]] = {}

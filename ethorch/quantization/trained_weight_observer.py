@@ -18,7 +18,6 @@ class PerChannelTrainedWeightObserver(MovingAveragePerChannelMinMaxObserver):  #
     max_val: Tensor
 
     def forward(self, w: Tensor) -> Tensor:
-        """Observe ``w`` and return it."""
         if w.numel():
             _keep_range(self, w.detach().transpose(0, self.ch_axis).flatten(1))
         return w
@@ -29,7 +28,6 @@ class TrainedWeightObserver(MovingAverageMinMaxObserver):  # type: ignore[misc] 
     max_val: Tensor
 
     def forward(self, w: Tensor) -> Tensor:
-        """Observe ``w`` and return it."""
         if w.numel():
             _keep_range(self, w.detach().reshape(1, -1))
         return w

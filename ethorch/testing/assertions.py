@@ -157,7 +157,7 @@ def assert_bit_exact(program: Program, inputs: Any = None) -> None:
     program_record = record_of(program)
     if program_record.build is None or program_record.model is None:
         raise EthorchError(
-            f"{program!r} was loaded from a file, which does not contain TOSA graphs. Pass the program returned by ethorch.compile."
+            f"expected a program returned by ethorch.compile, got {program!r}, which was loaded from a file without TOSA graphs."
         )
     record(program)
     arguments = program_record.model.example_inputs if inputs is None else inputs if isinstance(inputs, tuple) else (inputs,)

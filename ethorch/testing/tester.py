@@ -212,7 +212,9 @@ class EthosUTester(Tester):  # type: ignore[misc]  # ExecuTorch has no types
     def _get_finished(self, stage: StageType | None) -> Any:
         kind = stage or self.cur
         if kind is None or self.stages[kind] is None:
-            raise EthorchError(f"{self.name}: {'no stage has' if kind is None else f'the stage {_name(kind)} has not'} run yet.")
+            raise EthorchError(
+                f"{self.name}: {'no stage has' if kind is None else f'the stage {_name(kind)} has not'} run yet. Run a stage first."
+            )
         return self.stages[kind]
 
     def dump_artifact(self, path: str | os.PathLike[str] | None = None, stage: StageType | None = None) -> Self:

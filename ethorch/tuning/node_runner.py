@@ -20,9 +20,9 @@ Replace = Callable[[Node, Values], list[Any] | None]
 class NodeRunner:
     """A runner that computes a graph one node at a time, for all samples.
 
-    Iterating yields each node before it is computed. The caller can then change the parameters that the node reads, read its
-    arguments in ``values``, or compute the node early with ``run_node`` and change the result. To advance two runners together, use
-    ``zip``. All samples start from the same state, so nodes that write to buffers are skipped unless ``write_back`` is set.
+    Iterating yields each node before it is computed. The caller can then change the node's parameters, read the node's arguments in
+    ``values``, or compute the node early with ``run_node`` and change the result. To advance two runners together, use ``zip``. All
+    samples start from the same state, so nodes that write to buffers are skipped unless ``write_back`` is set.
 
     Args:
         graph: Graph module from torch.export, possibly prepared or converted.

@@ -1,4 +1,4 @@
-"""Fold an orthogonal matrix into parameters that spreads outliers of the residual stream over all channels.
+"""Spread outliers of the residual stream over all channels by an orthogonal matrix that is folded into parameters.
 
 Trained transformers have a few channels with large values, which reduce the resolution of the other channels. A random rotation
 spreads these values (QuaRot, Ashkboos et al. 2024). Normalizations are invariant to the rotation, and layers that write to or

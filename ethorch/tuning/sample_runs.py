@@ -26,7 +26,7 @@ JUDGES = FAKE, NPU = "quantized", "npu"
 
 
 def export_copy(model: nn.Module, inputs: Inputs) -> GraphModule:
-    """Return a graph module of the model that shares no tensors with the user's module except parameters.
+    """Return a graph module of the model with copies of the buffers.
 
     Raises:
         QuantizationError, UserCodeError: See ``lower.fx.export.export_module``.

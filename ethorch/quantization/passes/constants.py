@@ -1,4 +1,4 @@
-"""Fold operators on constants, and convert integers that float operators read to float."""
+"""Fold operators on constants, and convert integer operands of float operators to float."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class _View:
 
 
 class _Functionalizer:
-    """A functionalization in graph order. Original nodes identify views of memory, and ``current`` returns the value of a node."""
+    """A pass that runs in graph order. Original nodes identify views of memory, and ``current`` returns their values."""
 
     def __init__(self, model: GraphModule):
         self.graph = model.graph
@@ -314,7 +314,7 @@ class _Functionalizer:
         raise QuantizationError(
             "quantize.in_place",
             f"{node.format_node()}{line}: {why}, so the quantized model would differ from the float model. "
-            "Rewrite this line without an in-place operator.",
+            "Use a functional operator instead.",
         )
 
 

@@ -97,7 +97,7 @@ def huge(s: AtenBuilder, arg: Any) -> float | None:
 
 
 def mask_of(s: AtenBuilder, arg: Any) -> Mask | None:
-    """Convert a number, a constant or a masked constant to a Mask. Return None if masking values are not far below the others."""
+    """Convert a number, a constant or a masked constant to a Mask. Return None if masking values are not far below other values."""
     if isinstance(arg, (int, float)):
         value = torch.tensor(float(arg))
     elif is_unified(arg):
@@ -272,14 +272,12 @@ def as_node(s: AtenBuilder, value: Truth) -> Node:
 
 
 def invert(s: AtenBuilder, value: Truth) -> Truth:
-    """Return ``not value``."""
     if isinstance(value, torch.Tensor):
         return ~value
     return s(aten.logical_not.default, value)
 
 
 def intersect(s: AtenBuilder, x: Truth, y: Truth) -> Truth:
-    """Return ``x and y``."""
     for first, second in ((x, y), (y, x)):
         if isinstance(first, torch.Tensor):
             if isinstance(second, torch.Tensor):
@@ -290,7 +288,6 @@ def intersect(s: AtenBuilder, x: Truth, y: Truth) -> Truth:
 
 
 def unite(s: AtenBuilder, x: Truth, y: Truth) -> Truth:
-    """Return ``x or y``."""
     for first, second in ((x, y), (y, x)):
         if isinstance(first, torch.Tensor):
             if isinstance(second, torch.Tensor):

@@ -26,7 +26,8 @@ _AT_PLACES = frozenset({"aten.gather.default", "aten.scatter.value", "aten.scatt
 def lower_top_k(graph_module: GraphModule, context: PassContext) -> None:
     """Replace each ``torch.topk`` with small k if its indices are used only along its dim.
 
-    If a replaced ``torch.topk`` has used indices, also replace those with unused indices, which select groups of experts.
+    If the indices of a replaced ``torch.topk`` are used, also replace each ``torch.topk`` with unused indices, because it selects
+    groups of experts.
     """
     few = [node for node in graph_module.graph.nodes if is_few(node) and not context.is_excluded(node)]
     readers = {node: [user for places in results(node, 1) for user in places.users] for node in few}

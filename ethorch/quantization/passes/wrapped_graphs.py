@@ -39,7 +39,7 @@ def inline_wrapped_graphs(graph_module: GraphModule, context: PassContext) -> No
 
 
 class _Inliner:
-    """An inlining of wrapped graphs in graph order.
+    """An inliner that processes the nodes in graph order.
 
     Attributes:
         lower: Dtypes of enclosing autocasts, innermost last, with None for a disabled autocast.

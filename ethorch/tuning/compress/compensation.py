@@ -43,7 +43,7 @@ class Problem:
         return self.codes * self.scale
 
     def importance(self, scale: Tensor) -> Tensor:
-        """Return float[groups, outputs, K]: the output error caused by an error of one ``scale`` in each element."""
+        """Return float[groups, outputs, K]: the error energy of the output if an element changes by one ``scale``."""
         square = (scale**2).expand(self.codes.shape)
         if self.moments is None:
             return square
@@ -51,7 +51,7 @@ class Problem:
 
     @cached_property
     def by_column(self) -> Tensor:
-        """float[K]: the total importance of each column."""
+        """The total importance of each column, float[K]."""
         return self.importance(self.scale).sum((0, 1))
 
     @cached_property

@@ -54,8 +54,8 @@ def constrain(model: nn.Module, recipes: Mapping[str, str]) -> nn.Module:
 
     Train the model, or pass it to ``ethorch.tuning.prepare_qat``, ``ethorch.compile`` or ``ethorch.quantize``. The quantized
     weights follow the recipes. To remove a constraint, call ``torch.nn.utils.parametrize.remove_parametrizations(module,
-    "weight")``. ``one-scale`` is not enforced during training. Use ``apply``, which preserves weights that already follow their
-    recipes.
+    "weight")``. ``one-scale`` is not enforced during training. Call ``apply`` afterwards, which preserves weights that already
+    follow their recipes.
 
     Args:
         model: Model with the initial weights.

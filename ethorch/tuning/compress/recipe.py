@@ -21,7 +21,7 @@ class Recipe:
 
     Attributes:
         values: Maximum number of different integer values, or 0 for no limit.
-        bits: Restrict the values to the evenly spaced levels of a symmetric integer with this many bits; 0 for no restriction.
+        bits: Number of bits of the symmetric integer whose evenly spaced levels are allowed, or 0 for no restriction.
         zeros: Share of zeros, 0 to 1, at any position.
         pattern: Whether two of each four consecutive input channels are zero ("2:4").
         one_scale: Whether all output channels use the largest scale.
