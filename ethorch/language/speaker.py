@@ -156,7 +156,7 @@ class Speaker:
             )
         if not ids or self.position + len(ids) > self.context:
             raise EthorchError(
-                f"expected 1 to {self.context - self.position} tokens ({self.position} of {self.context} are already read), got "
+                f"expected 1 to {self.context - self.position} tokens (context {self.context}, position {self.position}), got "
                 f"{len(ids)}."
             )
         logits: Any = None

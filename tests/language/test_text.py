@@ -69,7 +69,7 @@ def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("{")
     with pytest.raises(EthorchError, match=r"is not JSON.*Use a tokenizer\.json"):
         load_tokenizer(tmp_path / "x.json")
-    with pytest.raises(EthorchError, match="once"):
+    with pytest.raises(EthorchError, match="without repetitions"):
         Characters("aa")
 
 

@@ -118,7 +118,7 @@ def test_damaged_and_foreign_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("1")
     (tmp_path / "noise.wav").write_bytes(b"RIFF")
     for name, said in (
-        ("objects.npy", "it contains Python objects"),
+        ("objects.npy", "the file contains Python objects"),
         ("noise.png", "as .png: "),
         ("x.txt", "expected a sample file"),
         ("noise.wav", "as .wav: "),

@@ -228,7 +228,9 @@ def test_what_matches_nothing_is_a_warning_with_near_misses(
     with caplog.at_level(logging.WARNING):
         prepare_pt2e(exported(Small(), samples(IMAGE)[0]), q)
     messages = [r.getMessage() for r in caplog.records if r.getMessage().startswith(setter)]
-    assert len(messages) == 1 and messages[0].endswith("[selection.no_match]") and near in messages[0].partition("near:")[2]
+    assert (
+        len(messages) == 1 and messages[0].endswith("[selection.no_match]") and near in messages[0].partition("Similar names:")[2]
+    )
 
 
 def test_a_finder_that_finds_nothing_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:

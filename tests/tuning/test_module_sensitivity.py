@@ -113,7 +113,7 @@ def test_the_npu_itself_is_the_judge() -> None:
     assert row.gain == pytest.approx(other.gain, abs=1.0) and row.only == pytest.approx(other.only, abs=1.0)
     with pytest.raises(QuantizationError, match=r"expected judge='quantized' or 'npu', got 'device' \[accuracy\.judge\]"):
         ethorch.tuning.sensitivity(Fragile(), SPEC, SAMPLES, judge="device")
-    with pytest.raises(QuantizationError, match=r"requires an EthosUCompileSpec.*\[accuracy\.judge\]"):
+    with pytest.raises(QuantizationError, match=r"expected an EthosUCompileSpec.*\[accuracy\.judge\]"):
         ethorch.tuning.sensitivity(Fragile(), ethorch.arm.TosaCompileSpec("TOSA-1.0+INT"), SAMPLES, judge="npu")
 
 

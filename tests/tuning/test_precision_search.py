@@ -77,7 +77,7 @@ def test_it_never_ends_worse_than_it_began(caplog: pytest.LogCaptureFixture) -> 
 
 def test_a_model_that_is_too_dear_already_is_said(caplog: pytest.LogCaptureFixture) -> None:
     found = ethorch.tuning.mixed_precision(Fragile(), SPEC, SAMPLES, max_cycles=1, modules=MODULES)
-    assert not found.reached and "cycles without any raised module" in caplog.text
+    assert not found.reached and "without any raised module" in caplog.text
 
 
 def test_the_npu_itself_is_the_judge() -> None:

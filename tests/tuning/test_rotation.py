@@ -107,7 +107,7 @@ class Ties(Network):
         return nn.functional.linear(self.norm(self.blocks(self.table(tokens))), self.table.weight)
 
 
-@pytest.mark.parametrize(("kind", "why"), [(Reads, "sin"), (Ties, "table.weight is an embedding and the weight of a layer")])
+@pytest.mark.parametrize(("kind", "why"), [(Reads, "sin"), (Ties, "table.weight is shared by an embedding and a layer")])
 def test_what_cannot_be_turned_stays_and_is_said(kind: type[Network], why: str) -> None:
     model = kind(places=False)
     before = copy.deepcopy(model.state_dict())
@@ -136,7 +136,7 @@ def test_models_that_share_have_to_agree(way: str) -> None:
     assert bool(done.parameters) == (way == "whole")
     for name, model in models.items():
         torch.testing.assert_close(outputs(model), exact[name], rtol=1e-4, atol=1e-5)
-    with pytest.raises(EthorchError, match="example inputs of each model"):
+    with pytest.raises(EthorchError, match="example inputs for each model"):
         ethorch.tuning.rotate(models, {"one": SAMPLES[0]})
 
 
