@@ -1,7 +1,7 @@
-"""ethorch: PyTorch models to Arm Ethos-U NPUs, and their programs run bit for bit in a simulator.
+"""Compile PyTorch models for Arm Ethos-U NPUs, and run the programs in a bit-exact simulator.
 
-``__init__.pyi`` beside this file lists the public names. Each is loaded on first use, because torch and executorch
-take seconds to import.
+``__init__.pyi`` lists the public names. Each name is imported on first use, because importing torch and executorch
+takes seconds.
 """
 
 from importlib import import_module
@@ -18,7 +18,7 @@ _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name or a submodule, without the messages that torch's extensions print on import."""
+    """Import a public name or a submodule, and silence the messages that torch's extensions print on import."""
     with quiet(), delay_collection():
         try:
             return _load(name)
@@ -30,5 +30,5 @@ def __getattr__(name: str) -> Any:
 
 try:
     __version__ = version("ethorch")
-except PackageNotFoundError:  # a copy of the sources that nothing installed
+except PackageNotFoundError:  # a source tree that is not installed
     __version__ = "0+unknown"

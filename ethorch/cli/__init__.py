@@ -1,4 +1,4 @@
-"""The ``ethorch`` command. Subcommands import heavy modules only when they run."""
+"""The ``ethorch`` command. Each subcommand imports heavy modules only when it runs."""
 
 from ethorch.cli.app import main
 

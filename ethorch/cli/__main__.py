@@ -1,4 +1,4 @@
-"""``python -m ethorch.cli``."""
+"""The entry point of ``python -m ethorch.cli``."""
 
 import sys
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ethorch.program.program import Program
 
 PANEL = "A program"
-#: Formats of ``report`` by file suffix, the longest first.
+#: Formats of ``report`` for each file suffix, longest suffix first.
 FORMATS = {".trace.json": "trace", ".html": "html", ".htm": "html", ".md": "md", ".json": "json"}
 
 
@@ -27,19 +27,21 @@ FORMATS = {".trace.json": "trace", ".html": "html", ".htm": "html", ".md": "md",
 def evaluate(
     program: options.Source,
     data: Annotated[
-        list[Path], option("--data", "-d", help="Samples: a folder per class, or files; repeatable.", metavar="DIR|FILE")
+        list[Path],
+        option("--data", "-d", help="Samples: a folder with one subfolder per class, or files; repeatable.", metavar="DIR|FILE"),
     ],
     choices: options.Choices,
     metric: Annotated[
-        str | None, option(help="map, or a function of outputs and labels [top-1 and top-5].", metavar="map|FILE.py:NAME")
+        str | None,
+        option(help="map, or a function that receives outputs and labels [top-1 and top-5].", metavar="map|FILE.py:NAME"),
     ] = None,
     mean: options.Mean = None,
     std: options.Std = None,
     max_samples: options.MaxSamples = None,
-    batch: Annotated[int, option(help="Samples that are run at once [32].", min=1)] = 32,
-    jobs: Annotated[int | None, option(help="Processes [threads of this one].", min=1)] = None,
+    batch: Annotated[int, option(help="Number of samples in one batch [32].", min=1)] = 32,
+    jobs: Annotated[int | None, option(help="Number of worker processes [threads instead of processes].", min=1)] = None,
 ) -> Answer:
-    """Run a data set on the simulated NPU, and on the float and quantized models if they are available."""
+    """Measure accuracy on a data set for the simulated NPU and, if available, for the float and quantized models."""
     from ethorch.targets.settings import Settings
 
     flags = {"mean": options.numbers_of("--mean", mean), "std": options.numbers_of("--std", std), "max_samples": max_samples}
@@ -63,19 +65,21 @@ def evaluate(
 def explain(
     program: options.Source,
     choices: options.Choices,
-    operator: Annotated[str | None, option(help="Only operators with this in their name.", metavar="NAME")] = None,
-    cpu: Annotated[bool, option("--cpu", help="Only operators on the CPU.")] = False,
-    memory: Annotated[bool, option("--memory", help="Memory: RAM and flash by part, and pools of full ExecuTorch.")] = False,
-    suggest: Annotated[bool, option("--suggest", help="Try changes and print their savings.")] = False,
+    operator: Annotated[str | None, option(help="List only operators whose name contains NAME.", metavar="NAME")] = None,
+    cpu: Annotated[bool, option("--cpu", help="List only operators on the CPU.")] = False,
+    memory: Annotated[
+        bool, option("--memory", help="Print RAM and flash for each component, and the memory pools for ExecuTorch.")
+    ] = False,
+    suggest: Annotated[bool, option("--suggest", help="Compile modified models and print how much each change saves.")] = False,
     method: options.Method = None,
 ) -> Answer:
-    """List the operators: NPU or CPU, costs, reasons and remedies."""
+    """List the operators on the NPU and the CPU, with costs, reasons and remedies."""
     if suggest and sources.is_program(program):
         settings = Path(program) / "settings.toml"
         options_text = f" --settings {settings}" if settings.is_file() else ""
         raise SpecError(
-            f"--suggest compiles changes of the model, which {program} does not contain. Pass the model, such as "
-            f"`ethorch explain net.py:net --suggest{options_text}`."
+            f"--suggest compiles modified versions of the model, but {program} does not contain the model. Pass the model, "
+            f"e.g. `ethorch explain net.py:net --suggest{options_text}`."
         )
     subject = sources.program_of(program, choices, method)
     if memory:
@@ -88,7 +92,6 @@ def explain(
 
 
 def _explain_memory(program: Program) -> Answer:
-    """List RAM and flash by component, and ExecuTorch's pools for each method."""
     from ethorch.figures.pools import pools
 
     memory_pools = pools(program.pte)
@@ -101,7 +104,7 @@ def _explain_memory(program: Program) -> Answer:
 def compare(
     program: options.Source, choices: options.Choices, inputs: options.Inputs = None, method: options.Method = None
 ) -> Answer:
-    """Compare float model, quantized model and NPU, operator by operator. Exit status 3: the NPU is not bit-exact."""
+    """Compare the float model, the quantized model and the NPU for each operator. Exit status 3: the NPU is not bit-exact."""
     subject = sources.program_of(program, choices, method)
     comparison = subject.compare(*_inputs(subject, inputs))
     return Answer(comparison.to_json(), comparison.to_text, Status.DONE if comparison.bit_exact else Status.NO)
@@ -123,30 +126,35 @@ def _inputs(program: Program, paths: Sequence[Path] | None) -> tuple[Any, ...]:
 def report(
     program: Annotated[
         str,
-        typer.Argument(metavar="PROGRAM|MODEL", help="A .pte, a saved folder, JSON of --json, or a model, which is compiled."),
+        typer.Argument(metavar="PROGRAM|MODEL", help="A .pte, a saved folder, JSON printed by --json, or a model to compile."),
     ],
     choices: options.Choices,
     output: Annotated[
-        Path | None, option("--output", "-o", help=".html, .md, .json or .trace.json, or - [none].", metavar="FILE")
+        Path | None,
+        option(
+            "--output", "-o", help="Report file: .html, .md, .json, .trace.json, or - for standard output [none].", metavar="FILE"
+        ),
     ] = None,
-    format: Annotated[
-        str | None, option(help="Format, instead of the one that the suffix names.", metavar="html|md|json|trace")
-    ] = None,
+    format: Annotated[str | None, option(help="Format [selected by the suffix of --output].", metavar="html|md|json|trace")] = None,
     inputs: options.Inputs = None,
     method: options.Method = None,
     profile: Annotated[
         list[Path] | None,
-        option(help="Measurements: a board's log, CSV of qread_bytes,samples or milliseconds; repeatable.", metavar="FILE"),
+        option(
+            help="Measurements: a log printed by a board, or CSV with qread_bytes,samples or milliseconds; repeatable.",
+            metavar="FILE",
+        ),
     ] = None,
-    baseline: Annotated[str | None, option(help="An earlier build to compare with.", metavar="PROGRAM")] = None,
+    baseline: Annotated[str | None, option(help="Earlier build to compare the program with.", metavar="PROGRAM")] = None,
     fail_on_regression: Annotated[
-        float | None, option(help="Exit status 3 if a total is worse by more than this.", min=0, metavar="PERCENT")
+        float | None,
+        option(help="Return exit status 3 if a total is worse than in --baseline by more than PERCENT.", min=0, metavar="PERCENT"),
     ] = None,
 ) -> Answer:
     """Write a report: verdict, layers, cycles, timeline, memory, roofline, accuracy, advice.
 
-    With --inputs, operators are compared with the float model; with --profile, estimates with measurements of a board; with
-    --baseline, the program with an earlier build.
+    --inputs compares each operator with the float model. --profile compares the estimates with measurements on a board.
+    --baseline compares the program with an earlier build.
     """
     if profile:
         from ethorch.program.measure.profile import import_profile
@@ -158,19 +166,19 @@ def report(
         builds = [read_methods(source, choices, method) for source in (baseline, program)]
         return _compare_builds(builds[0], builds[1], output, format, fail_on_regression)
     if fail_on_regression is not None:
-        raise SpecError("--fail-on-regression compares with an earlier build: give it as --baseline.")
+        raise SpecError("--fail-on-regression requires an earlier build. Use --baseline PROGRAM.")
     kind = _format(output, format)
     if output is not None:
         check_output(output)
     data, comparison = read_data(program, choices, method), None
     if data is None:
         subject = sources.program_of(program, choices, method)
-        _ = subject.accuracy  # measured now, so that to_json has it
+        _ = subject.accuracy  # measure accuracy now, so that to_json contains it
         data = subject.to_json()
         if inputs:
             comparison = subject.compare(*_inputs(subject, inputs)).to_json()
     elif inputs:
-        raise SpecError(f"--inputs compares operators with the float model, which {program} does not contain: give the model.")
+        raise SpecError(f"--inputs requires the float model, but {program} does not contain the model. Pass the model.")
     from ethorch.report.advice import advice
     from ethorch.report.verdict import verdicts
 
@@ -185,18 +193,18 @@ def report(
 def _format(output: Path | None, format: str | None) -> str:
     if format is not None:
         if format not in FORMATS.values():
-            raise SpecError(f"--format is {format!r}; expected {', '.join(dict.fromkeys(FORMATS.values()))}.")
+            raise SpecError(f"--format: expected one of {', '.join(dict.fromkeys(FORMATS.values()))}, got {format!r}.")
         return format
     if output is None or str(output) == "-":
         return "md"
     for suffix, kind in FORMATS.items():
         if output.name.endswith(suffix):
             return kind
-    raise SpecError(f"--output is {output}; expected a name that ends in {', '.join(FORMATS)}, or --format.")
+    raise SpecError(f"--output: expected a suffix of {', '.join(FORMATS)}, got {output}. Use --format for other suffixes.")
 
 
 def check_output(output: Path) -> None:
-    """Check, before the computation, that the report can be written.
+    """Check that the report can be written, before computing it.
 
     Raises:
         EthorchError: The file cannot be written.
@@ -228,7 +236,7 @@ def _contents(kind: str, data: Mapping[str, Any], comparison: Any, source: str, 
 
 
 def read_data(source: str, choices: options.Choices, method: str | None = None) -> Mapping[str, Any] | None:
-    """Return the plain data of a method from JSON, a saved folder or a .pte; None for a model."""
+    """Return a method's JSON-compatible data from JSON, a saved folder or a .pte, or None if the source is a model."""
     from ethorch.report.program_data import is_program_data, read_program_data
 
     if is_program_data(source):
@@ -236,12 +244,12 @@ def read_data(source: str, choices: options.Choices, method: str | None = None) 
         if method in (None, data["method"]):
             return data
         if not sources.is_program(source):
-            raise SpecError(f"{source} is about method {data['method']!r}, not {method!r}.")
+            raise SpecError(f"{source}: expected data of method {method!r}, got {data['method']!r}.")
     return sources.program_of(source, choices, method).to_json() if sources.is_program(source) else None
 
 
 def _with_accuracy(folder: Path, data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Add the accuracy of the folder's ``comparison.json`` to data without one."""
+    """Add the accuracy from the folder's ``comparison.json`` if the data has no accuracy."""
     folder = folder.parent if folder.name == "program.json" else folder
     if data.get("accuracy") is not None or not folder.is_dir():
         return data
@@ -254,7 +262,7 @@ def _with_accuracy(folder: Path, data: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def read_methods(source: str, choices: options.Choices, method: str | None = None) -> dict[str, Mapping[str, Any]]:
-    """Return the plain data of each method of a build, or of one method, by name.
+    """Return the JSON-compatible data of each method of a build, or of ``method`` only. Keys are method names.
 
     Raises:
         SpecError: The source is a model.
@@ -262,7 +270,7 @@ def read_methods(source: str, choices: options.Choices, method: str | None = Non
     from ethorch.report.program_data import is_program_data, read_methods_data
 
     if not is_program_data(source) and not sources.is_program(source):
-        raise SpecError(f"{source} is not a build; expected JSON of --json (.json), a saved folder, or a .pte.")
+        raise SpecError(f"expected a .json printed by --json, a saved folder, or a .pte; got {source}.")
     if method is not None:
         return {method: read_data(source, choices, method) or {}}
     if is_program_data(source):
@@ -282,7 +290,7 @@ def _compare_builds(
     if output is not None:
         kind = _format(output, format)
         if kind not in ("md", "json"):
-            raise EthorchError(f"cannot write {output}: a comparison of builds is written as .md or .json.")
+            raise EthorchError(f"--output: a comparison of builds requires .md or .json, got {output}.")
         check_output(output)
         write_output(output, comparison.to_markdown(worse) if kind == "md" else json.dumps(answer, indent=2) + "\n")
 

@@ -1,4 +1,4 @@
-"""Answers of subcommands: data for ``--json``, text, and an exit status."""
+"""Results of subcommands: data for ``--json``, text, and an exit status."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Status(IntEnum):
-    """Exit status of every subcommand. ``NO`` is success with a negative answer."""
+    """The exit statuses of subcommands. ``NO`` is success with a negative result."""
 
     DONE = 0
     FAILED = 1
@@ -27,11 +27,11 @@ class Status(IntEnum):
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer of a subcommand.
+    """The result of a subcommand.
 
     Attributes:
-        data: Plain data for ``--json``, documented in docs/json.md.
-        text: Function that returns lines or Rich tables for readers.
+        data: JSON-compatible data for ``--json``, documented in docs/json.md.
+        text: Function that returns the text or Rich tables to print.
         status: Exit status of the process.
     """
 
@@ -41,7 +41,7 @@ class Answer:
 
 
 def give(answer: Answer, as_json: bool) -> None:
-    """Print the answer on standard output. A closed pipe (``| head``) is not an error."""
+    """Print the result to standard output, ignoring a closed pipe (``| head``)."""
     try:
         if as_json:
             print(json.dumps(answer.data, indent=2), flush=True)
@@ -52,14 +52,14 @@ def give(answer: Answer, as_json: bool) -> None:
 
 
 def stack(*parts: RenderableType) -> RenderableType:
-    """Return a group of renderables, one per line."""
+    """Return a group that prints one renderable after the other."""
     from rich.console import Group
 
     return Group(*parts)
 
 
 def write_output(path: Path, text: str) -> None:
-    """Write a text to a file, or to standard output if the path is ``-``."""
+    """Write text to a file, or to standard output if the path is ``-``."""
     if str(path) == "-":
         print(text, end="", flush=True)
         return
@@ -69,7 +69,7 @@ def write_output(path: Path, text: str) -> None:
 
 
 def _print(text: RenderableType) -> None:
-    """Print in color at the terminal's width, or without line breaks if not to a terminal."""
+    """Print in color at the terminal's width, or as plain text without line wrapping if the output is not a terminal."""
     if isinstance(text, str):
         print(text, flush=True)
     elif sys.stdout.isatty():

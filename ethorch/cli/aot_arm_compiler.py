@@ -1,4 +1,4 @@
-"""``ethorch aot-arm-compiler``, with the options of ExecuTorch's Arm script."""
+"""The subcommand ``aot-arm-compiler``, with the options of ExecuTorch's Arm script."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from ethorch.models.load import UserModel
 
 PANEL = "A model"
-#: Schemes, which some versions of the script accept after -q.
+#: Schemes by option value. Some versions of the script accept these values after -q.
 SCHEMES = {"INT8": "int8", "A16W8": "a16w8"}
-#: Options with an optional value, their values, and the option that sets the value.
+#: For each option with an optional value: the accepted values, and the option that sets the value.
 _OPTIONAL = {
     "-q": (tuple(SCHEMES), "--quant_mode"),
     "--quantize": (tuple(SCHEMES), "--quant_mode"),
@@ -30,7 +30,7 @@ _OPTIONAL = {
 
 
 def with_mode(arguments: Sequence[str]) -> list[str]:
-    """Expand the optional value of an option: ``-q A16W8`` becomes ``-q --quant_mode A16W8``."""
+    """Replace optional values by separate options, e.g. ``-q A16W8`` by ``-q --quant_mode A16W8``."""
     words: list[str] = []
     for argument in arguments:
         values, option = _OPTIONAL.get(words[-1], ((), "")) if words else ((), "")
@@ -45,41 +45,63 @@ def aot_arm_compiler(
     model: Annotated[
         str,
         typer.Option(
-            "--model_name", "-m", help="As MODEL of `compile`, or a name of ExecuTorch's examples or torchvision.", metavar="MODEL"
+            "--model_name",
+            "-m",
+            help="MODEL of `compile`, or the name of a model in ExecuTorch's examples or torchvision.",
+            metavar="MODEL",
         ),
     ],
     model_input: Annotated[Path | None, typer.Option("--model_input", help="A file of example inputs.", metavar="FILE")] = None,
-    delegate: Annotated[bool, typer.Option("--delegate", "-d", help="Use the NPU, or write TOSA.")] = False,
-    quantize: Annotated[bool, typer.Option("--quantize", "-q", help="Quantize the model; INT8 or A16W8 may follow.")] = False,
-    quant_mode: Annotated[str | None, typer.Option("--quant_mode", help="INT8 (default) or A16W8.")] = None,
+    delegate: Annotated[bool, typer.Option("--delegate", "-d", help="Delegate operators to the NPU or to TOSA.")] = False,
+    quantize: Annotated[
+        bool, typer.Option("--quantize", "-q", help="Quantize the model. An optional INT8 or A16W8 sets --quant_mode.")
+    ] = False,
+    quant_mode: Annotated[str | None, typer.Option("--quant_mode", help="Quantization scheme: INT8 (default) or A16W8.")] = None,
     target: Annotated[
-        str, typer.Option("--target", "-t", help="NPU, TOSA-1.0+INT, TOSA-1.0+INT+int16, TOSA-1.0+FP, or cortex-m55.")
+        str, typer.Option("--target", "-t", help="Name of an NPU, TOSA-1.0+INT, TOSA-1.0+INT+int16, TOSA-1.0+FP, or cortex-m55.")
     ] = "ethos-u55-128",
     calibration_data: Annotated[
-        Path | None, typer.Option("--calibration_data", help="Representative inputs.", metavar="DIR|FILE")
+        Path | None,
+        typer.Option("--calibration_data", help="Folder or file of representative inputs for calibration.", metavar="DIR|FILE"),
     ] = None,
-    output: Annotated[str, typer.Option("--output", "-o", help="File or folder; default: here.")] = "",
-    intermediates: Annotated[str, typer.Option("--intermediates", "-i", help="Keep TOSA graphs there.", metavar="DIR")] = "",
+    output: Annotated[str, typer.Option("--output", "-o", help="Output file or folder [the current directory].")] = "",
+    intermediates: Annotated[
+        str, typer.Option("--intermediates", "-i", help="Write TOSA graphs to this folder.", metavar="DIR")
+    ] = "",
     bundleio: Annotated[bool, typer.Option("--bundleio", help="Write a .bpte with inputs and expected outputs.")] = False,
     etrecord: Annotated[
-        bool, typer.Option("--etrecord", help="Write ExecuTorch's ETRecord beside the program, as NAME_etrecord.bin.")
+        bool,
+        typer.Option("--etrecord", help="Also write ExecuTorch's ETRecord, as NAME_etrecord.bin in the folder of the program."),
     ] = False,
-    system_config: Annotated[str | None, typer.Option("--system_config", help="A section of vela.ini.")] = None,
-    memory_mode: Annotated[str | None, typer.Option("--memory_mode", help="A section of vela.ini.")] = None,
-    config: Annotated[str | None, typer.Option("--config", help="Your own vela.ini.")] = None,
+    system_config: Annotated[
+        str | None, typer.Option("--system_config", help="Name of a System_Config section in vela.ini.")
+    ] = None,
+    memory_mode: Annotated[str | None, typer.Option("--memory_mode", help="Name of a Memory_Mode section in vela.ini.")] = None,
+    config: Annotated[str | None, typer.Option("--config", help="Path of a custom vela.ini.")] = None,
     so_library: Annotated[
-        Path | None, typer.Option("--so_library", "-s", help="A library of custom operators to load first.", metavar="FILE")
+        Path | None,
+        typer.Option("--so_library", "-s", help="Library of custom operators to load before the model.", metavar="FILE"),
     ] = None,
     enable_debug_mode: Annotated[
-        str | None, typer.Option("--enable_debug_mode", help="json or tosa: keep TOSA graphs with source lines.", metavar="MODE")
+        str | None,
+        typer.Option(
+            "--enable_debug_mode", help="Also write TOSA graphs, with source lines. Accepts json and tosa.", metavar="MODE"
+        ),
     ] = None,
     explicit_layout: Annotated[
-        bool, typer.Option("--cortex-m-explicit-layout", help="For Cortex-M: permute tensors instead of channels last.")
+        bool,
+        typer.Option(
+            "--cortex-m-explicit-layout", help="For Cortex-M, insert permutations instead of using the channels-last memory format."
+        ),
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Accepted; use --verbose.")] = False,
-    non_strict_export: Annotated[bool, typer.Option("--non_strict_export", help="Accepted; export always is.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Accepted without effect; use --verbose.")] = False,
+    non_strict_export: Annotated[
+        bool, typer.Option("--non_strict_export", help="Accepted without effect; export is always non-strict.")
+    ] = False,
     evaluate: Annotated[bool, typer.Option("--evaluate", "-e", help="Accepted without effect; use `ethorch evaluate`.")] = False,
-    evaluate_kind: Annotated[str | None, typer.Option("--evaluate_kind", help="Value of -e.")] = None,
+    evaluate_kind: Annotated[
+        str | None, typer.Option("--evaluate_kind", help="Accepted without effect; set by a value after -e.")
+    ] = None,
     evaluate_config: Annotated[
         str | None, typer.Option("--evaluate_config", "-c", help="Accepted without effect; use `ethorch evaluate`.")
     ] = None,
@@ -88,26 +110,24 @@ def aot_arm_compiler(
     ] = False,
     direct_drive: Annotated[bool, typer.Option("--direct_drive", help="Not supported.")] = False,
 ) -> Answer:
-    """Compile as ExecuTorch's Arm script does, with its options."""
+    """Compile a model with the options of ExecuTorch's Arm script."""
     from ethorch.models.user_code import find
     from ethorch.models.zoos import zoo_of
     from ethorch.program.saving import check_folder, check_writable
 
     if target == "vgf":
-        raise SpecError("VGF output is not supported; write TOSA instead with -t TOSA-1.0+INT or -t TOSA-1.0+FP.")
+        raise SpecError("VGF output is not supported. Use -t TOSA-1.0+INT or -t TOSA-1.0+FP to write TOSA.")
     if direct_drive:
-        raise SpecError("--direct_drive is not supported yet. Remove it.")
+        raise SpecError("--direct_drive is not supported. Remove --direct_drive.")
     if enable_debug_mode not in (None, "json", "tosa"):
-        raise SpecError(f"--enable_debug_mode is {enable_debug_mode!r}; expected json or tosa.")
+        raise SpecError(f"--enable_debug_mode: expected json or tosa, got {enable_debug_mode!r}.")
     mode = quant_mode or ("A16W8" if "int16" in target else "INT8")
     if mode.upper() not in SCHEMES:
-        raise SpecError(f"--quant_mode is {mode!r}; it can be {' or '.join(SCHEMES)}.")
+        raise SpecError(f"--quant_mode: expected {' or '.join(SCHEMES)}, got {mode!r}.")
     if calibration_data is not None and not quantize:
         raise SpecError("--calibration_data requires -q. Add -q, or remove --calibration_data.")
     if evaluate or evaluate_config is not None:
-        print(
-            "--evaluate and --evaluate_config have no effect, as in ExecuTorch's script; use `ethorch evaluate`.", file=sys.stderr
-        )
+        print("--evaluate and --evaluate_config have no effect. Use `ethorch evaluate`.", file=sys.stderr)
     if enable_qdq_fusion_pass:
         print("--enable_qdq_fusion_pass has no effect, as in ExecuTorch's script.", file=sys.stderr)
     on_cpu = target.startswith("cortex-m") or not delegate
@@ -115,7 +135,8 @@ def aot_arm_compiler(
     file = f"{_stem(model)}_arm_{'' if on_cpu else 'delegate_'}{target}.{'bpte' if bundleio else 'pte'}"
     path = Path(output) if Path(output).suffix in (".pte", ".bpte") else Path(output) / file
     if path.suffix != (".bpte" if bundleio else ".pte"):
-        raise SpecError(f"--output is {output}; with{'' if bundleio else 'out'} --bundleio it has to end in {Path(file).suffix}.")
+        option = "with --bundleio" if bundleio else "without --bundleio"
+        raise SpecError(f"--output: expected a suffix of {Path(file).suffix} {option}, got {output}.")
     if enable_debug_mode and not intermediates:
         intermediates = str(path.with_suffix("")) + "_debug"
     chosen = None
@@ -126,7 +147,7 @@ def aot_arm_compiler(
         )
     is_new_folder = (
         path.parent == Path(output) and not path.parent.exists()
-    )  # created only if there is something to write, as by the script
+    )  # like the script, create the folder only before writing to it
     if is_new_folder:
         check_folder(path.parent)
     else:
@@ -144,10 +165,10 @@ def aot_arm_compiler(
         try:
             torch.ops.load_library(str(so_library))
         except OSError as error:
-            raise SpecError(f"--so_library is {so_library}, which cannot be loaded: {error}.") from error
+            raise SpecError(f"--so_library: cannot load {so_library}: {error}.") from error
     user = user_model(load_with_weights(name))
     if chosen is not None and delegate and not quantize and not user.quantized:
-        raise SpecError("the NPU computes in integers: add -q to quantize the model, or name one that is quantized.")
+        raise SpecError("the NPU requires a quantized model, got a float model. Use -q to quantize the model.")
     if model_input is not None:
         user = user_model(user, inputs_from([model_input], user.example_inputs))
     record = path.with_name(f"{path.stem}_etrecord.bin") if etrecord else None
@@ -193,7 +214,7 @@ def _compile_other_target(
     inputs, with_record = user.example_inputs, record is not None
     if target.startswith("cortex-m"):
         if explicit_layout and not quantize:
-            raise SpecError("--cortex-m-explicit-layout needs a quantized model: add -q.")
+            raise SpecError("--cortex-m-explicit-layout requires a quantized model. Add -q.")
         samples = list(user.calibration) or [inputs]
         user.module.eval()
         program = lower_for_cortex_m(

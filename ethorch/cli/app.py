@@ -1,4 +1,4 @@
-"""The command line."""
+"""The command-line entry point, with all subcommands registered."""
 
 from __future__ import annotations
 

@@ -20,30 +20,30 @@ if TYPE_CHECKING:
 
 PANEL = "Targets, boards and operators"
 
-_NO_FIT = 0.5  # minimum error of a fit for a warning
+_NO_FIT = 0.5  # maximum error of a fit without a warning
 
 
 @command("boards", PANEL)
 def boards(
     board: Annotated[
-        str | None, typer.Argument(metavar="[NAME|FILE]", help="One board in full; a file of yours is checked.")
+        str | None, typer.Argument(metavar="[NAME|FILE]", help="Print one board in full. A TOML file is checked.")
     ] = None,
     fit: Annotated[
         Path | None,
         option(
-            help="Measured times, to fit the board's bandwidths to: CSV with program,milliseconds, or TOML with [[measured]].",
+            help="Fit the board's bandwidths to measured times: CSV with program,milliseconds, or TOML with [[measured]].",
             metavar="FILE",
         ),
     ] = None,
-    output: Annotated[Path | None, option("--output", "-o", help="The fitted board [only the table].", metavar="FILE.toml")] = None,
+    output: Annotated[Path | None, option("--output", "-o", help="File for the fitted board [none].", metavar="FILE.toml")] = None,
 ) -> Answer:
-    """List boards: NPUs, memories, clocks, and the source of each number."""
+    """List boards with NPUs, memories, clocks, and the source of each number."""
     if fit is not None:
         if board is None:
-            raise SpecError("--fit starts from a board: name it.")
+            raise SpecError("--fit requires a board to start from. Pass NAME or FILE.")
         return _fit(board, fit, output)
     if output is not None:
-        raise SpecError("--output is for a board that --fit makes: give the measured times.")
+        raise SpecError("--output requires --fit. Add --fit FILE with measured times.")
     from ethorch.targets.boards import load, names
 
     descriptions = [load(name) for name in ([board] if board else names())]
@@ -75,7 +75,7 @@ def _list_boards(descriptions: list[BoardType], in_full: bool) -> Group:
         if not in_full:
             continue
         table = tables.table()
-        for name in ("memory", "kind", "address", "KiB", "NPU's ports", "MB/s", "source"):
+        for name in ("memory", "kind", "address", "KiB", "NPU ports", "MB/s", "source"):
             table.add_column(name)
         for memory in board.memories:
             speed = "" if memory.bytes_per_second is None else f"{memory.bytes_per_second / 1e6:g}"
@@ -92,7 +92,7 @@ def _list_boards(descriptions: list[BoardType], in_full: bool) -> Group:
             used = roles(board, slot)
             parts.append(f"  weights in {used.constants.name}, feature maps in {used.feature_maps.name}: {used.memory_mode}")
         parts += [
-            f"  {row.network}: {row.milliseconds:g} ms measured, {row.ratio:.1f} times the estimate ({row.source})"
+            f"  {row.network}: measured {row.milliseconds:g} ms, {row.ratio:.1f} times the estimate ({row.source})"
             for row in MEASURED
             if row.board == board.name
         ]
@@ -108,7 +108,7 @@ def _fit(board: str, measured: Path, output: Path | None) -> Answer:
     calibration = calibrate(load(board), read_measured(measured))
     if output is not None:
         text = calibration.to_toml(output.stem.lower()).encode()
-        parse(text, str(output))  # check that the written file can be read
+        parse(text, str(output))  # check that the text is valid before writing it
         write_whole(output, text)
     data = {**calibration.to_json(), "output": None if output is None else str(output)}
     return Answer(data, lambda: _describe_fit(calibration, output))
@@ -116,14 +116,16 @@ def _fit(board: str, measured: Path, output: Path | None) -> Answer:
 
 def _describe_fit(calibration: Calibration, output: Path | None) -> str:
     lines = [
-        f"{row.program}: {row.measured_ms:.3f} ms measured, {row.before_ms:.3f} before, {row.after_ms:.3f} now"
+        f"{row.program}: measured {row.measured_ms:.3f} ms, estimated {row.before_ms:.3f} ms before and {row.after_ms:.3f} ms after"
         for row in calibration.programs
     ]
     for name, rate in calibration.bytes_per_second.items():
         had = calibration.board.memory(name).bytes_per_second
-        lines.append(f"{name}: {rate / 1e6:,.0f} MB/s" + ("" if had is None else f" instead of {had / 1e6:,.0f}"))
+        lines.append(f"{name}: {rate / 1e6:,.0f} MB/s" + ("" if had is None else f" instead of {had / 1e6:,.0f} MB/s"))
     if calibration.error > _NO_FIT:
-        lines.append("No bandwidths explain these times: are they milliseconds, of one call each, of these programs?")
-    lines.append(f"error {100 * calibration.error:.1f} %, before {100 * calibration.error_before:.1f} %")
+        lines.append(
+            "No bandwidths match these times. Check that each time is in milliseconds, for one call, and for the named program."
+        )
+    lines.append(f"error: {100 * calibration.error_before:.1f}% before the fit, {100 * calibration.error:.1f}% after")
     lines += [] if output is None else [f"Saved {output}"]
     return "\n".join(lines)

@@ -1,7 +1,7 @@
-"""The Typer application, and ``command``, the decorator of subcommands: common options, messages and exit statuses.
+"""The Typer application, and the decorator ``command``, which registers subcommands.
 
-Exit status: 0 success; 1 failure, with the reason on stderr; 2 wrong usage, including unknown names; 3 success with a negative
-answer, such as a budget that is not met; 130 interrupted.
+Exit statuses: 0 success; 1 failure, with the reason on stderr; 2 wrong usage, including unknown names; 3 success with a
+negative result, such as an exceeded budget; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from ethorch.support.quiet import quiet
 
 app = typer.Typer(
     name="ethorch",
-    help="Compile PyTorch models for Arm Ethos-U NPUs, and run them bit for bit in the simulator.",
+    help="Compile PyTorch models for Arm Ethos-U NPUs, and run the programs in a bit-exact simulator.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit status: 0 done, 1 failed, 2 wrong usage, 3 the answer is no, 130 interrupted. Every subcommand takes --json.",
+    epilog="Exit status: 0 success, 1 failure, 2 wrong usage, 3 negative result, 130 interrupted. All subcommands accept --json.",
 )
 
-#: Common parameters with flags and help. Flags that a subcommand uses otherwise are omitted.
+#: Common parameters with flags and help. A flag that a subcommand defines itself is omitted.
 _COMMON = (
-    ("as_json", ("--json",), "Print plain data as JSON."),
+    ("as_json", ("--json",), "Print the result as JSON."),
     ("verbose", ("--verbose", "-v"), "Print details on stderr."),
-    ("quietly", ("--quiet", "-q"), "Say nothing on stderr but errors; no progress."),
+    ("quietly", ("--quiet", "-q"), "Print only errors on stderr, and no progress."),
     ("with_traceback", ("--traceback",), "Print the Python traceback of an error."),
 )
 
@@ -48,14 +48,15 @@ COMMANDS: dict[str, Function] = {}
 
 
 def option(*names: str, help: str, **more: Any) -> Any:
-    """Return a Typer option, with brackets in the help escaped for Rich."""
+    """Return a Typer option whose help has its brackets escaped for Rich."""
     return typer.Option(*names, help=help.replace("[", "\\["), show_default=False, **more)
 
 
 def command(name: str, panel: str, alias: str | None = None) -> Callable[[Function], Function]:
-    """Register a function as the subcommand ``name``, with its docstring as the help and its parameters as the arguments.
+    """Register a function as the subcommand ``name``.
 
-    Each field of a dataclass parameter becomes an option. ``alias`` is a second, hidden name.
+    The function's docstring becomes the help, and each parameter becomes an argument or option. Each field of a dataclass
+    parameter becomes an option. ``alias`` is a second, hidden name.
     """
 
     def register(function: Function) -> Function:
@@ -141,20 +142,20 @@ def _print_graph(error: BaseException) -> None:
     seen: BaseException | None = error
     while seen is not None:
         if (graph := getattr(seen, "partial_fx_graph", None)) is not None:
-            print(f"The graph as far as torch.export came:\n{graph}", file=sys.stderr)
+            print(f"The graph before torch.export failed:\n{graph}", file=sys.stderr)
             return
         seen = seen.__cause__
 
 
 def sentence(error: Exception, with_traceback: bool = False) -> str:
-    """Return the message for an error, in one or two sentences."""
+    """Return the message to print for an error."""
     if not isinstance(error, (EthorchError, OSError)):
         from ethorch.models.user_code import first_sentence
 
-        return f"{first_sentence(error)} This is a bug of ethorch; please report it with what --traceback shows."
+        return f"{first_sentence(error)} This is a bug in ethorch. Please report the output of --traceback."
     message = str(error)
     if error.__cause__ is not None and not with_traceback:
-        message += " (--traceback shows where.)"
+        message += " (Use --traceback for details.)"
     return message
 
 
@@ -175,7 +176,7 @@ def _progress(quietly: bool) -> Iterator[None]:
 
 @contextmanager
 def messages(level: int) -> Iterator[None]:
-    """Print ethorch's messages of this level to stderr, each line once, and only errors of other libraries."""
+    """Print each message logged by ethorch at this level or above to stderr once, and silence other libraries."""
     package = logging.getLogger("ethorch")
     before = package.level, package.propagate
     handler = logging.StreamHandler(sys.stderr)

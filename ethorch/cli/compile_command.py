@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from ethorch.targets.settings import Settings
 
 PANEL = "A model"
-#: File name of standard output.
+#: Value of ``--output`` for standard output.
 STDOUT = Path("-")
-_REMEDIES = 3  # listed remedies if a budget is not met
+_REMEDIES = 3  # maximum number of suggestions if a budget is exceeded
 
 
 @command("compile", PANEL)
@@ -30,10 +30,11 @@ def compile_(
     budget: options.Budget,
     choices: options.Choices,
     output: Annotated[
-        Path | None, option("--output", "-o", help=".pte, .bpte or .tosa, a folder, or - [none].", metavar="FILE")
+        Path | None,
+        option("--output", "-o", help="A .pte, .bpte or .tosa file, a folder, or - for standard output [none].", metavar="FILE"),
     ] = None,
 ) -> Answer:
-    """Quantize a model, compile it for an NPU, and write a program. Exit status 3: a budget is not met."""
+    """Quantize a model, compile it for an NPU, and write a program. Exit status 3: a budget is exceeded."""
     from ethorch.program.saving import check_writable, describe_saved
 
     if (quantization.target or "").startswith("TOSA"):
@@ -81,7 +82,7 @@ def _compile_to_tosa(
     settings: Settings = options.settings_of(choices, samples=samples)
     if output is not None:
         if output.suffix not in (".tosa", ".pte", ".bpte"):
-            raise SpecError(f"--output is {output}; with -t {quantization.target} it has to end in .tosa, .pte or .bpte.")
+            raise SpecError(f"--output: expected a suffix of .tosa, .pte or .bpte for -t {quantization.target}, got {output}.")
         check_writable(output)
     user = sources.read_one_model(model, settings)
     from ethorch.program.other_targets import compile_to_tosa, save

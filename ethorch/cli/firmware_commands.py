@@ -20,36 +20,39 @@ if TYPE_CHECKING:
 PANEL = "Firmware"
 BARE, EXECUTORCH = RUNTIMES = "bare", "executorch"
 CMAKE, CMSIS = BUILD_SYSTEMS = "cmake", "cmsis"
-Board = Annotated[str, option("--board", "-b", help="Name of `ethorch boards`, or a TOML file of your own.", metavar="NAME|FILE")]
+Board = Annotated[str, option("--board", "-b", help="Board name listed by `ethorch boards`, or a TOML file.", metavar="NAME|FILE")]
 
 
 @command("firmware", PANEL)
 def firmware(
     choices: options.Choices,
-    output: Annotated[Path, option("--output", "-o", help="The project's folder.", metavar="DIR")],
+    output: Annotated[Path, option("--output", "-o", help="Folder for the project.", metavar="DIR")],
     program: Annotated[
-        str | None, typer.Argument(metavar="[PROGRAM|MODEL]", help="A .pte, a saved folder, or a model, which is compiled.")
+        str | None, typer.Argument(metavar="[PROGRAM|MODEL]", help="A .pte, a saved folder, or a model to compile.")
     ] = None,
     board: options.Board = None,
-    name: Annotated[str, option(help="Prefix of symbols and files [model].")] = "model",
-    embed: Annotated[str, option(help="incbin (binary files) or arrays (C) [incbin].")] = "incbin",
-    runtime: Annotated[str, option(help="bare, or executorch: the sources of its delegate [bare].")] = BARE,
-    build_system: Annotated[str, option(help="cmake (also a Zephyr module) or cmsis (AI layer) [cmake].")] = CMAKE,
+    name: Annotated[str, option(help="Prefix for symbol and file names [model].")] = "model",
+    embed: Annotated[str, option(help="Storage of the program: incbin (binary files) or arrays (C source) [incbin].")] = "incbin",
+    runtime: Annotated[str, option(help="bare, or executorch to write only the sources of the ExecuTorch delegate [bare].")] = BARE,
+    build_system: Annotated[str, option(help="cmake (also usable as a Zephyr module) or cmsis (AI layer) [cmake].")] = CMAKE,
     inputs: options.Inputs = None,
-    method: Annotated[list[str] | None, option("--method", metavar="NAME", help="An entry point [all]; repeatable.")] = None,
+    method: Annotated[
+        list[str] | None, option("--method", metavar="NAME", help="Entry point to include [all]; repeatable.")
+    ] = None,
 ) -> Answer:
-    """Write a C project that runs a program on a Cortex-M with an Ethos-U; `python DIR/run.py` builds and runs it.
+    """Write a C project that runs a program on a Cortex-M with an Ethos-U. `python DIR/run.py` builds and runs the project.
 
-    The default board is corstone-300, for U85 corstone-320. Several methods become one project with a function each
-    (model_prefill_run, model_decode_run), shared state, and weights stored once. A single --method becomes model_run.
+    The default board is corstone-320 for the Ethos-U85, and corstone-300 otherwise. A project with several methods contains
+    one function for each method (model_prefill_run, model_decode_run). The methods share state, and each weight is stored
+    once. With a single --method, the function is model_run.
     """
     for flag, value, allowed in (("--runtime", runtime, RUNTIMES), ("--build-system", build_system, BUILD_SYSTEMS)):
         if value not in allowed:
-            raise SpecError(f"{flag} is {value!r}; expected {' or '.join(allowed)}.")
+            raise SpecError(f"{flag}: expected {' or '.join(allowed)}, got {value!r}.")
     if runtime == EXECUTORCH:
         return _write_delegate(output)
     if program is None:
-        raise SpecError("a program or model is missing; only --runtime executorch needs none.")
+        raise SpecError("missing argument: expected a program or model. Only --runtime executorch does not require a program.")
     if board is not None and not sources.is_program(program):
         choices = options.Choices(choices.settings, [*(choices.set or ()), f"board={board}"])
     subject = sources.program_of(program, choices, method[0] if method else None)
@@ -61,7 +64,7 @@ def firmware(
         subject, output, board=board, name=name, methods=method, samples=_self_test(subject, inputs, method), embed=embed
     )
     others = [name for name in subject.methods if name not in project.methods]
-    note = f"\nMethods that are not in it: {', '.join(others)}." if others else ""
+    note = f"\nMethods not included in the project: {', '.join(others)}." if others else ""
     return Answer(project.to_json(), lambda: f"{project}{note}")
 
 
@@ -73,7 +76,7 @@ def _self_test(program: Program, inputs: list[Path] | None, method: list[str] | 
     methods = method or program.methods
     if len(methods) > 1:
         raise SpecError(
-            f"--inputs are of one method, and the project is of {', '.join(methods)}. Use --method NAME, or call "
+            f"--inputs requires exactly one method, got {', '.join(methods)}. Use --method NAME, or call "
             "ethorch.firmware(program, folder, samples=[(method, inputs), ...])."
         )
     return [inputs_for(program[methods[0]], inputs)]
@@ -85,7 +88,8 @@ def _write_delegate(output: Path) -> Answer:
     files = write_delegate(output)
     data = {"output": str(output), "files": [path.name for path in files]}
     return Answer(
-        data, lambda: f"Saved {count_noun(len(files), 'file')} to {output}: add_subdirectory() it; CMakeLists.txt says how"
+        data,
+        lambda: f"Saved {count_noun(len(files), 'file')} to {output}. CMakeLists.txt documents its use with add_subdirectory().",
     )
 
 
@@ -101,13 +105,15 @@ def _write_layer(program: Program, output: Path, choices: options.Choices) -> An
 
 @command("run-firmware", PANEL)
 def run_firmware(
-    elf: Annotated[Path, typer.Argument(metavar="FILE.elf|DIR", help="The linked firmware, or its project after a build.")],
+    elf: Annotated[Path, typer.Argument(metavar="FILE.elf|DIR", help="Linked firmware, or the folder of a built project.")],
     board: Board = "corstone-300",
-    npu: Annotated[str | None, option("--npu", "-n", help="NPU [the first that the board may have].")] = None,
+    npu: Annotated[str | None, option("--npu", "-n", help="NPU [the first NPU that the board supports].")] = None,
     backend: Annotated[str, option(help="Emulator: unicorn, qemu (Cortex-M55 with Helium) or fvp [unicorn].")] = "unicorn",
-    timeout: Annotated[float, option(help="Seconds that the run may take on this computer [60].")] = 60.0,
-    arguments: Annotated[str, option(help="The firmware's command line, by semihosting.")] = "",
-    trace: Annotated[Path | None, option(help="Time line of the run, for Perfetto or Chrome.", metavar="FILE.json")] = None,
+    timeout: Annotated[float, option(help="Maximum run time on the host in seconds [60].")] = 60.0,
+    arguments: Annotated[str, option(help="Command line that the firmware reads through semihosting.")] = "",
+    trace: Annotated[
+        Path | None, option(help="File for a timeline of the run, for Perfetto or Chrome.", metavar="FILE.json")
+    ] = None,
 ) -> Answer:
     """Run firmware on a virtual board with a bit-exact NPU, and report errors that silicon does not report."""
     from ethorch.deploy.virtual_board import run
@@ -115,7 +121,9 @@ def run_firmware(
     if elf.is_dir():
         linked = elf / "build" / "firmware.elf"
         if not linked.is_file():
-            raise SpecError(f"{elf} is a folder without {linked.relative_to(elf)}. Build it with `python {elf / 'run.py'}`.")
+            raise SpecError(
+                f"folder {elf} does not contain {linked.relative_to(elf)}. Build the firmware with `python {elf / 'run.py'}`."
+            )
         elf = linked
     if trace is not None:
         from ethorch.program.saving import check_folder
@@ -130,20 +138,20 @@ def run_firmware(
 def _describe_run(run: Run) -> str:
     counts = []
     if run.instructions is not None:
-        counts.append(f"{run.instructions} instructions of the CPU")
+        counts.append(f"{run.instructions} CPU instructions")
     if run.npu_cycles is not None:
         least = "at least " if run.is_lower_bound else ""
         by = "" if run.is_lower_bound or not any(inference.estimated_by for inference in run.inferences) else ", estimated by Vela"
-        counts.append(f"{count_noun(len(run.inferences), 'NPU run')} of {least}{run.npu_cycles:,} cycles{by}")
+        counts.append(f"{count_noun(len(run.inferences), 'NPU run')} with {least}{run.npu_cycles:,} cycles{by}")
     if run.measured_cycles is not None:
-        counts.append(f"{run.measured_cycles} NPU cycles by the firmware's PMU")
-    code = "" if run.exit_code is None else f" with code {run.exit_code}"
+        counts.append(f"{run.measured_cycles} NPU cycles measured with the PMU")
+    code = "" if run.exit_code is None else f" with exit code {run.exit_code}"
     lines = [
         run.text.rstrip(),
-        f"{run.board}, {run.npu}, {run.backend}: ended by {run.ended}{code}; {'; '.join(counts) or 'no counts'}.",
+        f"{run.board}, {run.npu}, {run.backend}: run ended by {run.ended}{code}; {'; '.join(counts) or 'no counts'}.",
     ]
     for region, row in run.bytes_by_region.items():
-        lines.append(f"region {region}: {row['read']} bytes read, {row['written']} written by the NPU")
+        lines.append(f"region {region}: the NPU read {row['read']} bytes and wrote {row['written']} bytes")
     lines += [f"FAULT: {fault}" for fault in run.faults]
     lines += [f"note: {note}" for note in run.notes]
     return "\n".join(lines)

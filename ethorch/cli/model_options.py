@@ -1,4 +1,4 @@
-"""Command line options of models."""
+"""Weights and inputs that command-line options pass to models and programs."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 def load_with_weights(reference: str, weights: Path | None = None) -> UserModel | UserMethods:
-    """Return the named model, or the models of several methods, with the weights of a state dict.
+    """Load the named model, or the models of several methods, and load its weights from a state dict.
 
     Raises:
-        SpecError: Weights were passed for several methods.
+        SpecError: ``weights`` is set and the reference has several methods.
         EthorchError: The weights do not match the model.
     """
     from ethorch.models.load import UserMethods, load_model
@@ -32,7 +32,7 @@ def load_with_weights(reference: str, weights: Path | None = None) -> UserModel 
     user = load_model(reference)
     if weights is not None:
         if isinstance(user, UserMethods):
-            raise SpecError(f"{reference} is of several methods: --weights is of one model.")
+            raise SpecError(f"--weights requires a model with one method, but {reference} has several. Load the weights in Python.")
         _load_weights(user.module, weights)
     return user
 
@@ -48,34 +48,34 @@ def _load_weights(module: nn.Module, path: Path) -> None:
         else:
             state = torch.load(path, weights_only=True, map_location="cpu")
     except ModuleNotFoundError:
-        raise EthorchError(f"{path} cannot be read without the package safetensors: pip install safetensors.") from None
-    except Exception as error:  # torch raises many types for other files
-        raise EthorchError(f"{path} holds no state dict of tensors: {str(error).splitlines()[0]}") from error
+        raise EthorchError(f"reading {path} requires the package safetensors. Use `pip install safetensors`.") from None
+    except Exception as error:  # torch.load raises many exception types for invalid files
+        raise EthorchError(f"cannot read a state dict from {path}: {str(error).splitlines()[0]}") from error
     if not isinstance(state, Mapping):
-        raise EthorchError(f"{path} holds {type(state).__name__}; a state dict is wanted: names and tensors.")
+        raise EthorchError(f"{path}: expected a state dict (tensors by name), got {type(state).__name__}.")
     for key in ("state_dict", "model"):  # wrappers used by training scripts
         if isinstance(state.get(key), Mapping):
             state = state[key]
     parameters = module.state_dict()
     differences = [
-        _describe_names("missing in the file", [key for key in parameters if key not in state]),
+        _describe_names("missing from the file", [key for key in parameters if key not in state]),
         _describe_names("unknown to the model", [key for key in state if key not in parameters]),
         _describe_names(
-            "of another shape",
+            "with a different shape",
             [
-                f"{key} {list(state[key].shape)} for {list(parameters[key].shape)}"
+                f"{key}: expected {list(parameters[key].shape)}, got {list(state[key].shape)}"
                 for key in parameters
                 if key in state and parameters[key].shape != state[key].shape
             ],
         ),
     ]
     if any(differences):
-        raise EthorchError(f"the weights in {path} do not fit the model: {'; '.join(filter(None, differences))}.")
+        raise EthorchError(f"the weights in {path} do not match the model: {'; '.join(filter(None, differences))}.")
     module.load_state_dict(state)
 
 
 def _describe_names(problem: str, names: Sequence[str], most: int = 3) -> str:
-    """Return ``2 tensors unknown to the model (a, b)``; empty without names."""
+    """Return the number and first names of tensors with a problem, or an empty string if ``names`` is empty."""
     if not names:
         return ""
     more = f", and {len(names) - most} more" if len(names) > most else ""
@@ -85,18 +85,16 @@ def _describe_names(problem: str, names: Sequence[str], most: int = 3) -> str:
 def inputs_from(
     paths: Sequence[Path], example_inputs: tuple[Any, ...], open_dims: Sequence[Collection[int]] | None = None
 ) -> tuple[Any, ...]:
-    """Read the inputs of one inference: one file with all inputs, or one file each.
+    """Read the inputs of one inference from one file with all inputs, or from one file for each input.
 
     Args:
-        open_dims: Axes of each example tensor that may have another size.
+        open_dims: Axes of each example input whose size is allowed to differ.
 
     Raises:
         EthorchError: The inputs do not match the example inputs.
     """
     if len(paths) != 1 and len(paths) != len(example_inputs):
-        raise EthorchError(
-            f"{count_noun(len(paths), 'file')} of inputs given; the model has {count_noun(len(example_inputs), 'input')}."
-        )
+        raise EthorchError(f"--inputs: expected one file, or {len(example_inputs)} files (one for each input); got {len(paths)}.")
     if len(paths) == 1:
         return _first(paths[0], example_inputs, open_dims)
     dims = [None] * len(paths) if open_dims is None else [[axes] for axes in open_dims]
@@ -108,14 +106,14 @@ def inputs_from(
 def _first(path: Path, example_inputs: tuple[Any, ...], open_dims: Sequence[Collection[int]] | None) -> tuple[Any, ...]:
     samples = list(read_samples(str(path), example_inputs, open_dims=open_dims, limit=2))
     if len(samples) > 1:
-        raise EthorchError(f"{path} holds several samples; give the inputs of one inference.")
+        raise EthorchError(f"{path}: expected the inputs of one inference, got several samples.")
     return samples[0].inputs
 
 
 def inputs_for(program: Program, paths: Sequence[Path]) -> tuple[Any, ...]:
-    """Read the inputs of one inference of a program: values of its own types, or floats for quantized inputs.
+    """Read the inputs of one inference, either in the program's input types or as floats to quantize.
 
-    If the program selects a method by shapes, any of these shapes is accepted.
+    If the program selects a method by input shapes, the inputs may have any of these shapes.
 
     Raises:
         EthorchError: The inputs do not match the program.

@@ -15,7 +15,7 @@ from ethorch.support.errors import SpecError
 if TYPE_CHECKING:
     from ethorch.targets.settings import Settings
 
-#: Headings of the options in the help.
+#: Headings of option groups in the help.
 MODEL, SETTINGS = "Model and samples", "Settings"
 
 
@@ -54,42 +54,46 @@ ModelName = Annotated[
         help="FILE.py:NAME, FILE.pt2, torchvision:NAME, timm:NAME or hf:FOLDER.",
     ),
 ]
-Source = Annotated[str, typer.Argument(metavar="PROGRAM|MODEL", help="A .pte, a saved folder, or a model, which is compiled.")]
-Pte = Annotated[Path, typer.Argument(metavar="PROGRAM", help="A .pte, also of ExecuTorch's Arm backend, or a saved folder.")]
+Source = Annotated[str, typer.Argument(metavar="PROGRAM|MODEL", help="A .pte, a saved folder, or a model to compile.")]
+Pte = Annotated[
+    Path, typer.Argument(metavar="PROGRAM", help="A .pte compiled by ethorch or by ExecuTorch's Arm backend, or a saved folder.")
+]
 Target = Annotated[
     str | None,
-    _option("--target", "-t", help="NPU of `ethorch targets` [ethos-u55-128].", panel=SETTINGS),
+    _option("--target", "-t", help="NPU name listed by `ethorch targets` [ethos-u55-128].", panel=SETTINGS),
 ]
 Board = Annotated[
     str | None,
     _option(
         "--board",
         "-b",
-        help="Board of `ethorch boards`, or a TOML file.",
+        help="Board name listed by `ethorch boards`, or a TOML file.",
         panel=SETTINGS,
         metavar="NAME|FILE",
     ),
 ]
-Scheme = Annotated[str | None, _option("--scheme", "-s", help="int8, a16w8, a8w4 or int8-per-tensor [int8].", panel=SETTINGS)]
+Scheme = Annotated[
+    str | None, _option("--scheme", "-s", help="Quantization scheme: int8, a16w8, a8w4 or int8-per-tensor [int8].", panel=SETTINGS)
+]
 ModuleScheme = Annotated[
     list[str] | None,
     _option(
         "--module",
-        help="Scheme of a submodule, as head=a16w8; repeatable.",
+        help="Quantization scheme of a submodule, e.g. head=a16w8; repeatable.",
         panel=SETTINGS,
         metavar="NAME=SCHEME",
     ),
 ]
-Io = Annotated[str | None, _option("--io", help="Inputs and outputs: float32, int8, uint8 or int16.", panel=SETTINGS)]
+Io = Annotated[str | None, _option("--io", help="Type of the inputs and outputs: float32, int8, uint8 or int16.", panel=SETTINGS)]
 SettingsFile = Annotated[
     Path | None,
-    _option("--settings", help="settings.toml, or *.cbuild-mlops.yml.", panel=SETTINGS, metavar="FILE"),
+    _option("--settings", help="Settings file: a settings.toml or *.cbuild-mlops.yml.", panel=SETTINGS, metavar="FILE"),
 ]
 Assignments = Annotated[
     list[str] | None,
     _option(
         "--set",
-        help="Any setting, as arena=64K; `--set help` lists them.",
+        help="Any setting, e.g. arena=64K. `--set help` lists all settings.",
         panel=SETTINGS,
         metavar="FIELD=VALUE",
         callback=_print_fields,
@@ -100,38 +104,45 @@ Calibrate = Annotated[
     list[Path] | None,
     _option(
         "--calibrate",
-        help="Representative inputs: files or a folder; repeatable.",
+        help="Representative inputs for calibration: files or a folder; repeatable.",
         panel=MODEL,
         metavar="DIR|FILE",
     ),
 ]
 MaxSamples = Annotated[
-    int | None, _option("--max-samples", help="Number of samples to read at most.", panel=MODEL, min=1, metavar="N")
+    int | None, _option("--max-samples", help="Maximum number of samples to read.", panel=MODEL, min=1, metavar="N")
 ]
 Mean = Annotated[
     str | None,
-    _option("--mean", help="Mean of each channel: 0.485,0.456,0.406.", panel=MODEL, metavar="NUMBERS"),
+    _option("--mean", help="Mean of each channel, e.g. 0.485,0.456,0.406.", panel=MODEL, metavar="NUMBERS"),
 ]
-Std = Annotated[str | None, _option("--std", help="Likewise, the standard deviation.", panel=MODEL, metavar="NUMBERS")]
+Std = Annotated[
+    str | None, _option("--std", help="Standard deviation of each channel, e.g. 0.229,0.224,0.225.", panel=MODEL, metavar="NUMBERS")
+]
 Shape = Annotated[
     list[str] | None,
-    _option("--shape", help="Input shapes, once per method: 1x64x32,1x64.", panel=MODEL, metavar="SHAPES"),
+    _option("--shape", help="Input shapes of one method, e.g. 1x64x32,1x64; repeatable.", panel=MODEL, metavar="SHAPES"),
 ]
 Weights = Annotated[
-    Path | None, _option("--weights", help="State dict: .safetensors, or .pth of tensors.", panel=MODEL, metavar="FILE")
+    Path | None,
+    _option("--weights", help="State dict with the model's weights: .safetensors or .pth.", panel=MODEL, metavar="FILE"),
 ]
-Ram = Annotated[str | None, _option("--ram", help="RAM for the whole application, such as 256K.", panel=SETTINGS, metavar="SIZE")]
+Ram = Annotated[
+    str | None, _option("--ram", help="Maximum RAM of the whole application, e.g. 256K.", panel=SETTINGS, metavar="SIZE")
+]
 Flash = Annotated[
-    str | None, _option("--flash", help="Flash for the whole application, such as 1M.", panel=SETTINGS, metavar="SIZE")
+    str | None, _option("--flash", help="Maximum flash of the whole application, e.g. 1M.", panel=SETTINGS, metavar="SIZE")
 ]
 Latency = Annotated[
-    str | None, _option("--latency", help="Time of one inference at most: 5ms, or 30fps.", panel=SETTINGS, metavar="TIME")
+    str | None, _option("--latency", help="Maximum time of one inference, e.g. 5ms or 30fps.", panel=SETTINGS, metavar="TIME")
 ]
-MinSqnr = Annotated[float | None, _option("--min-sqnr-db", help="Least SQNR against the float model, in dB.", panel=SETTINGS)]
+MinSqnr = Annotated[float | None, _option("--min-sqnr-db", help="Minimum SQNR relative to the float model, in dB.", panel=SETTINGS)]
 Method = Annotated[str | None, _option("--method", help="Entry point [forward, or the first].", metavar="NAME")]
 Inputs = Annotated[
     list[Path] | None,
-    _option("--inputs", "-i", help="Inputs, one file for each: .npy, .npz, .pt, .wav, images.", metavar="FILE"),
+    _option(
+        "--inputs", "-i", help="Input file: .npy, .npz, .pt, .wav or an image; repeatable, once for each input.", metavar="FILE"
+    ),
 ]
 
 
@@ -160,7 +171,7 @@ class Quantization:
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits of the application."""
+    """The budgets of the application."""
 
     ram: Ram = None
     flash: Flash = None
@@ -186,9 +197,10 @@ def settings_of(
     quantization: Quantization = _QUANTIZATION,
     budget: Budget = _BUDGET,
 ) -> Settings:
-    """Return the options as Settings: defaults, then ``--settings``, ``--set``, and flags.
+    """Return the Settings that the options select.
 
-    Vela flags without effect are listed on stderr.
+    Flags override ``--set``, which overrides ``--settings``, which overrides the defaults. Vela flags that have no effect
+    are listed on stderr.
 
     Raises:
         SpecError: A name, size or file is invalid.
@@ -201,7 +213,7 @@ def settings_of(
     for entry in quantization.module or ():
         name, equals, value = entry.partition("=")
         if not equals:
-            raise SpecError(f"--module is {entry!r}; expected NAME=SCHEME, e.g. head=a16w8.")
+            raise SpecError(f"--module: expected NAME=SCHEME, e.g. head=a16w8; got {entry!r}.")
         modules[name] = value
     chosen = chosen.with_(
         target=quantization.target,
@@ -217,7 +229,7 @@ def settings_of(
         min_sqnr_db=budget.min_sqnr_db,
     )
     for flag, why in chosen.spec.flags_without_effect.items():
-        print(f"the flag {flag} has no effect: {why}", file=sys.stderr)
+        print(f"the Vela flag {flag} has no effect: {why}", file=sys.stderr)
     return chosen
 
 
@@ -245,8 +257,8 @@ def _samples_table(samples: Samples) -> dict[str, Any]:
 
 
 def numbers_of(flag: str, text: str | None) -> list[float] | None:
-    """Return the numbers of a text such as ``0.1,0.2``."""
+    """Parse comma-separated numbers; None returns None."""
     try:
         return None if text is None else [float(word) for word in text.split(",")]
     except ValueError:
-        raise SpecError(f"{flag} is {text!r}; expected numbers with commas between them, such as 0.485,0.456,0.406.") from None
+        raise SpecError(f"{flag}: expected comma-separated numbers, e.g. 0.485,0.456,0.406; got {text!r}.") from None

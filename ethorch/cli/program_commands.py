@@ -1,4 +1,4 @@
-"""Subcommands for a compiled program: run, disassemble, generate."""
+"""Subcommands that run or disassemble a compiled program: run, disassemble, generate."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ PANEL = "A program"
 def run(
     program: options.Pte,
     inputs: options.Inputs = None,
-    output: Annotated[Path | None, option("--output", "-o", help="The outputs [none].", metavar="FILE.npz")] = None,
+    output: Annotated[Path | None, option("--output", "-o", help="File for the outputs [none].", metavar="FILE.npz")] = None,
     seed: Annotated[int, option(help="Seed of random inputs [0].")] = 0,
     method: options.Method = None,
 ) -> Answer:
-    """Run a program on this computer, in ExecuTorch's runtime with a bit-exact simulator of the NPU."""
+    """Run a program on the host, in ExecuTorch's runtime with a bit-exact simulator of the NPU."""
     from ethorch.program.saving import check_folder
 
     if output is not None:
@@ -56,11 +56,11 @@ def run(
 
     def text() -> str:
         rows = [f"output {number}  {x['dtype']}{x['shape']}  {x['text']}" for number, x in enumerate(descriptions)]
-        note = f"simulated in {seconds:.3f} s on this computer"
+        note = f"simulated in {seconds:.3f} s on the host"
         if not inputs:
-            note += f", on random inputs (seed {seed}); --inputs takes files"
+            note += f" with random inputs (seed {seed}; use --inputs to read files)"
         if loaded.estimate.milliseconds is not None:
-            note += f". The NPU takes {loaded.estimate.milliseconds:.3f} ms by the estimate"
+            note += f". Estimated time on the device: {loaded.estimate.milliseconds:.3f} ms"
         return "\n".join([*rows, f"{note}."])
 
     return Answer(data, text)
@@ -68,7 +68,7 @@ def run(
 
 @command("disassemble", PANEL, alias="dis")
 def disassemble(program: options.Pte, method: options.Method = None) -> Answer:
-    """List the commands of the NPU; for a saved folder, with the operator of each."""
+    """List the NPU commands. For a saved folder, also list the operator of each command."""
     loaded = sources.read_program(program, method)
     from ethorch.formats.payload import BACKEND_ID
     from ethorch.npu import Program, disassembly
@@ -78,7 +78,9 @@ def disassemble(program: options.Pte, method: options.Method = None) -> Answer:
     delegates = [delegate for delegate in record_of(loaded).description.delegates if delegate.id == BACKEND_ID]
     payloads = [delegate.payload for delegate in delegates]
     if not payloads:
-        raise EthorchError(f"method {record_of(loaded).method!r} of {program} has no Ethos-U delegate.")
+        raise EthorchError(
+            f"expected a program with an Ethos-U delegate; method {record_of(loaded).method!r} of {program} runs on the CPU only."
+        )
     streams = [Program(payload.commands, payload.weights) for payload in payloads]
     folder = program / "delegates" if (program / "delegates").is_dir() else None
     operators = [
@@ -93,28 +95,32 @@ def disassemble(program: options.Pte, method: options.Method = None) -> Answer:
 @command("generate", PANEL)
 def generate(
     program: options.Pte,
-    tokenizer: Annotated[Path, option(help="tokenizer.json, a folder with one, or JSON with characters.", metavar="FILE|DIR")],
+    tokenizer: Annotated[
+        Path, option(help="A tokenizer.json, a folder that contains one, or a JSON file of characters.", metavar="FILE|DIR")
+    ],
     prompt: Annotated[str, option(help="Beginning of the text.")],
-    tokens: Annotated[int, option(help="Number of tokens to write at most [50].", min=1)] = 50,
-    temperature: Annotated[float, option(help="Divisor of logits; 0 takes the likeliest token [0].")] = 0.0,
-    top_k: Annotated[int, option(help="Number of the likeliest tokens to draw from; 0: all [0].")] = 0,
-    seed: Annotated[int, option(help="Seed of the draws [0].")] = 0,
-    context: Annotated[int | None, option(help="Number of tokens in the caches [by their shapes].", min=2)] = None,
+    tokens: Annotated[int, option(help="Maximum number of tokens to generate [50].", min=1)] = 50,
+    temperature: Annotated[float, option(help="Divisor of the logits; 0 always selects the most likely token [0].")] = 0.0,
+    top_k: Annotated[int, option(help="Sample from this number of most likely tokens; 0 samples from all tokens [0].")] = 0,
+    seed: Annotated[int, option(help="Seed for sampling [0].")] = 0,
+    context: Annotated[
+        int | None, option(help="Number of tokens that fit in the caches [read from the cache shapes].", min=2)
+    ] = None,
     stop: Annotated[
         str,
-        option(help="End of the text [of a config.json beside the tokenizer]."),
+        option(help="Text at which generation stops [read from config.json in the tokenizer's folder]."),
     ] = "",
 ) -> Answer:
-    """Generate text with a program of ethorch.language: a method decode, and prefill for prompts."""
+    """Generate text with a program compiled by ethorch.language, which has a method decode and may have a method prefill."""
     from ethorch.language import Characters, Choice, Speaker, end_tokens, load_tokenizer
 
     choice = Choice(temperature, top_k, seed)
     words = load_tokenizer(tokenizer)
     speaker = Speaker.of_program(sources.read_program(program), context=context)
     if not prompt:
-        raise SpecError("--prompt is empty: a text begins with at least one token.")
+        raise SpecError("--prompt: expected at least one token, got an empty string.")
     if isinstance(words, Characters) and (unknown := words.unknown(prompt)):
-        raise SpecError(f"--prompt has characters that {tokenizer} has not: {unknown!r}. It has {words.characters[:-1]!r}.")
+        raise SpecError(f"--prompt: expected characters of {tokenizer} ({words.characters[:-1]!r}), got {unknown!r}.")
     ids = words.encode(prompt)
     ends = words.part(stop)[:1] if stop else end_tokens(tokenizer)
     generated = list(speaker.generate(ids, tokens, choice, ends))

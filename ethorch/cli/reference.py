@@ -20,14 +20,15 @@ _HEAD = """# Command line
 
 | exit status | |
 | --- | --- |
-| 0 | done |
-| 1 | failed; the reason is on stderr |
+| 0 | success |
+| 1 | failure; the reason is printed on standard error |
 | 2 | wrong usage, such as an unknown name |
-| 3 | done with a negative result: a budget is exceeded, a result is not bit-exact, or a goal is missed |
+| 3 | success with a negative result: a budget is exceeded, a result is not bit-exact, or a goal is missed |
 | 130 | interrupted |
 
-Every subcommand accepts `--json` (plain data on standard output, including errors), `--verbose`, `--quiet` and `--traceback`.
-Messages go to standard error, and progress too if that is a terminal. `ethorch --install-completion` installs shell completion.
+Every subcommand accepts `--json` (print the result or the error as JSON), `--verbose`, `--quiet` and `--traceback`.
+Messages are printed on standard error. Progress is shown if standard error is a terminal. `ethorch --install-completion`
+installs shell completion.
 """
 
 
@@ -46,7 +47,7 @@ def _rows(function: Function) -> Iterator[str]:
     for parameter in parameters(function):
         kind, *infos = get_args(parameter.annotation)
         info = infos[0]
-        written = [info.default] if isinstance(info.default, str) else []  # Typer's first parameter may be a flag
+        written = [info.default] if isinstance(info.default, str) else []  # Typer stores the first flag as the default
         flags = [*written, *(info.param_decls or ())] or [f"--{parameter.name.replace('_', '-')}"]
         named = [f"`{flag}`" for flag in flags] if isinstance(info, typer.models.OptionInfo) else [f"`{info.metavar}`"]
         kinds = [getattr(member, "__name__", str(member)) for member in (get_args(kind) or (kind,)) if member is not type(None)]

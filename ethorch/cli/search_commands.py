@@ -26,15 +26,18 @@ def explore(
     choices: options.Choices,
     vary: Annotated[
         list[str],
-        option(help="A setting and its values: scheme=int8,a16w8, target=all; repeatable.", metavar="FIELD=A,B"),
+        option(help="A setting and its values, e.g. scheme=int8,a16w8 or target=all; repeatable.", metavar="FIELD=A,B"),
     ],
     output: Annotated[
-        Path | None, option("--output", "-o", help="A page with table and plot (.html), or .json [none].", metavar="FILE")
+        Path | None, option("--output", "-o", help="A .html file with a table and a plot, or a .json file [none].", metavar="FILE")
     ] = None,
-    resume: Annotated[Path | None, option(help="File of finished variants, to continue from.", metavar="FILE.jsonl")] = None,
-    jobs: Annotated[int | None, option(help="Processes [one per CPU].", min=1)] = None,
+    resume: Annotated[
+        Path | None,
+        option(help="File that records finished variants; an interrupted run continues from this file.", metavar="FILE.jsonl"),
+    ] = None,
+    jobs: Annotated[int | None, option(help="Number of worker processes [one per CPU].", min=1)] = None,
 ) -> Answer:
-    """Compare NPUs, schemes and memories, with one row per combination."""
+    """Compile a model with every combination of several settings, and compare the results."""
     from ethorch.program.saving import check_folder
     from ethorch.targets.assignments import parse_axes
 
@@ -43,7 +46,7 @@ def explore(
     if output is not None:
         check_folder(output)
         if output.suffix not in (".html", ".htm", ".json"):
-            raise SpecError(f"--output is {output}; it has to end in .html or .json.")
+            raise SpecError(f"--output: expected a suffix of .html or .json, got {output}.")
     user = sources.read_one_model(model, settings)
     from ethorch.program.explore import explore as compile_variants
 
@@ -64,19 +67,21 @@ def tune(
     choices: options.Choices,
     goal: Annotated[
         str,
-        option(help="accuracy, flash, cycles, or least --metric [accuracy].", metavar="GOAL"),
+        option(help="accuracy, flash, cycles, or the minimum value of --metric [accuracy].", metavar="GOAL"),
     ] = "accuracy",
-    metric: Annotated[str | None, option(help="A function of float and quantized outputs.", metavar="FILE.py:NAME")] = None,
+    metric: Annotated[
+        str | None, option(help="A function that receives the float and quantized outputs.", metavar="FILE.py:NAME")
+    ] = None,
     recipe: Annotated[
         list[str] | None,
-        option(help="For weights: 32-values, 4-bits, 50%-zeros, 2:4, one-scale.", metavar="RECIPE"),
+        option(help="Compression of weights: 32-values, 4-bits, 50%-zeros, 2:4 or one-scale; repeatable.", metavar="RECIPE"),
     ] = None,
-    keep: Annotated[list[str] | None, option(help="A weight or module that stays as it is; repeatable.", metavar="NAME")] = None,
+    keep: Annotated[list[str] | None, option(help="A weight or module that is not changed; repeatable.", metavar="NAME")] = None,
     output: Annotated[
-        Path | None, option("--output", "-o", help="The program: .pte or a folder [only the table].", metavar="FILE")
+        Path | None, option("--output", "-o", help="The program to write: a .pte or a folder [none].", metavar="FILE")
     ] = None,
 ) -> Answer:
-    """Raise accuracy or shrink weights; without -o, print the changes only. Exit status 3: the goal is missed."""
+    """Raise accuracy or shrink weights. Without -o, only print the changes. Exit status 3: the goal is missed."""
     from ethorch.program.saving import check_writable, describe_saved
 
     settings = options.settings_of(choices, samples=samples, budget=budget)
@@ -108,7 +113,7 @@ def _sensitivity(user: UserModel, settings: Settings) -> Answer:
     from ethorch.tuning.module_sensitivity import sensitivity
 
     if user.quantized:
-        raise SpecError("the model is quantized already; goal 'accuracy' needs the float model.")
+        raise SpecError("goal 'accuracy' requires the float model, got a quantized model.")
     samples = list(user.calibration) or [user.example_inputs]
     with stage("measure modules") as step:
         losses = sensitivity(user.module, quantizer_for(settings), samples, progress=lambda *_: step())
@@ -116,7 +121,7 @@ def _sensitivity(user: UserModel, settings: Settings) -> Answer:
 
 
 def read_function(name: str) -> Any:
-    """Return the function ``FILE.py:NAME`` or ``package.module:NAME``.
+    """Import and return the function named ``FILE.py:NAME`` or ``package.module:NAME``.
 
     Raises:
         SpecError: The name does not exist or is not a function.
@@ -125,5 +130,5 @@ def read_function(name: str) -> Any:
 
     function = read_object(name)
     if not callable(function):
-        raise SpecError(f"{name} is {type(function).__name__}; expected a function.")
+        raise SpecError(f"{name}: expected a function, got {type(function).__name__}.")
     return function

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def is_program(source: str) -> bool:
-    """Return True if ``source`` is a ``.pte`` or a saved folder instead of a model."""
+    """Return True if ``source`` is a ``.pte`` or a saved folder, and False if it is a model."""
     return source.endswith(".pte") or (Path(source).is_dir() and not source.startswith(tuple(f"{zoo}:" for zoo in ZOOS)))
 
 
 def read_program(source: str | Path, method: str | None = None) -> Program:
-    """Return the program in a file or a saved folder.
+    """Load a program from a file or a saved folder.
 
     Raises:
         SpecError: ``source`` is the name of a model.
@@ -36,10 +36,10 @@ def read_model(name: str, settings: Settings) -> UserModel | UserMethods:
     """Return the named model with the weights, shapes and calibration samples of the settings.
 
     Raises:
-        SpecError: The settings have samples of one model, and this one has several methods.
+        SpecError: The settings have calibration samples, but the model has several methods.
         EthorchError: The weights or samples do not match the model.
     """
-    find(name)  # report errors before the imports below, which take seconds
+    find(name)  # report errors before the slow imports below
     from ethorch.cli.model_options import load_with_weights
     from ethorch.models.load import UserMethods
     from ethorch.program.compile import user_model
@@ -49,7 +49,9 @@ def read_model(name: str, settings: Settings) -> UserModel | UserMethods:
     calibration = read_samples(settings, settings.samples.get("calibrate"))
     if isinstance(user, UserMethods):
         if calibration is not None:
-            raise SpecError(f"{name} is of several methods, whose calls for calibration it has to bring: --calibrate is of one.")
+            raise SpecError(
+                f"--calibrate requires a model with one method, but {name} has several. Define the calibration calls in {name}."
+            )
         return user
     return user_model(user, calibration=calibration, shapes=settings.shapes)
 
@@ -62,25 +64,25 @@ def read_one_model(name: str, settings: Settings) -> UserModel:
     """
     if len(settings.shapes) > 1:
         raise SpecError(
-            "this command compiles one method, and --shape was passed several times. Pass it once, with commas between inputs."
+            f"--shape: expected one value, got {len(settings.shapes)}. Use one --shape with commas between the input shapes."
         )
     from ethorch.models.load import UserMethods
 
     user = read_model(name, settings)
     if isinstance(user, UserMethods):
-        raise SpecError(f"{name} has the methods {', '.join(user.models)}, and this command is for one.")
+        raise SpecError(f"expected a model with one method; {name} has {', '.join(user.models)}.")
     return user
 
 
 def read_samples(settings: Settings, paths: Any) -> Any:
-    """Read samples from files, normalized and limited by the settings; None without files.
+    """Read samples from files, normalized and limited by the settings. Return None if there are no paths.
 
     Raises:
         SpecError: Only one of ``mean`` and ``std`` is set.
     """
     mean, std = settings.samples.get("mean"), settings.samples.get("std")
     if (mean is None) != (std is None):
-        raise SpecError("--mean and --std belong together: give both, or neither.")
+        raise SpecError("expected both --mean and --std, got only one. Pass both options or neither.")
     if not paths:
         return None
     from ethorch.models.samples import samples
@@ -100,17 +102,17 @@ def compile_model(name: str, settings: Settings) -> Program:
 
 
 def program_of(source: str, choices: options.Choices, method: str | None = None) -> Program:
-    """Return the program in a file, or compile a model with ``--settings`` and ``--set``.
+    """Load a program from a file, or compile a model with ``--settings`` and ``--set``.
 
     Raises:
-        SpecError: The source is a program, which ``--set`` cannot change.
+        SpecError: The source is a program, and ``--settings`` or ``--set`` was passed.
     """
     if not is_program(source):
         program = compile_model(source, options.settings_of(choices))
         return program if method is None else program[method]
     if choices.set or choices.settings:
         flag = "--set" if choices.set else "--settings"
-        raise SpecError(f"{source} is compiled already: {flag} would have no effect on it. Give the model, or leave {flag} out.")
+        raise SpecError(f"{flag} requires a model, but {source} is already compiled. Pass the model, or remove {flag}.")
     return read_program(source, method)
 
 
@@ -123,6 +125,6 @@ def _check_no_model(name: str) -> None:
         model = f"{name}:NAME"
         hint = f" NAME is one of {', '.join(names)}." if (names := names_in(Path(name))) else ""
     raise SpecError(
-        f"{name} is a model, and this takes a program: a .pte, or a saved folder. "
-        f"`ethorch compile {model} -o model.pte` makes one.{hint}"
+        f"expected a program (a .pte or a saved folder), got the model {name}. "
+        f"Use `ethorch compile {model} -o model.pte` to compile the model.{hint}"
     )

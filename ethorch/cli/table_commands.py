@@ -1,4 +1,4 @@
-"""Subcommands without a model or program."""
+"""Subcommands that require neither a model nor a program."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _table(*names: str) -> Table:
 @command("ops", PANEL)
 def ops(
     pattern: Annotated[
-        str, typer.Argument(metavar="NAME", help="Part of an operator's name, or with wildcards; default: all.")
+        str, typer.Argument(metavar="NAME", help="Part of an operator's name, or a pattern with wildcards [all operators].")
     ] = "*",
 ) -> Answer:
     """List the supported operators with their NPUs, types and limits."""
@@ -40,7 +40,7 @@ def ops(
     listing = listings.operators(pattern)
     if not listing:
         meant = did_you_mean(pattern, listings.operator_names())
-        raise SpecError(f"no operator is called {pattern!r}.{meant} `ethorch ops` lists all.")
+        raise SpecError(f"no operator matches {pattern!r}.{meant} `ethorch ops` lists all operators.")
     return Answer(listing, lambda: listings.operators_text(listing))
 
 
@@ -74,27 +74,27 @@ def _show_differences(differences: dict[str, Any]) -> Group:
     parts: list[Any] = []
     for title in ("facts", "limits"):
         if differences[title]:
-            table = _table("" if title == "facts" else "what a call may be", *names)
+            table = _table("" if title == "facts" else "limit", *names)
             for name, values in differences[title].items():
                 if ABSENT not in values:
                     table.add_row(name, *values)
             parts += [table, ""]
     for number, name in enumerate(names):
         if absent := [operator for operator, values in differences["limits"].items() if values[number] == ABSENT]:
-            parts += [f"TOSA operators that {name} does not have: {', '.join(absent)}.", ""]
+            parts += [f"TOSA operators that {name} does not support: {', '.join(absent)}.", ""]
     for name in names:
         if differences["operators"][name]:
             missing_in = names[1] if name == names[0] else names[0]
-            parts.append(f"On {name} and not, or in fewer of the tested calls, on {missing_in}:")
+            parts.append(f"Operators for which {name} supports more of the tested calls than {missing_in}:")
             parts += [f"  {operator}" for operator in differences["operators"][name]]
     if not any(differences["operators"].values()):
-        parts.append("Both run the same operators.")
+        parts.append(f"{names[0]} and {names[1]} support the same operators.")
     return Group(*parts)
 
 
 @command("doctor", PANEL)
 def doctor() -> Answer:
-    """Check the installation: versions, compatibility, missing parts and how to install them."""
+    """Check the installation: versions, compatibility, and missing packages with installation commands."""
     from ethorch.report.doctor import examine
 
     checks = examine()

@@ -1,6 +1,6 @@
-"""Layers, memory and timeline of a program, as data.
+"""The layers, memory and timeline of a program, as data.
 
-A finished ``Build`` has complete figures; a .pte has those that the file records.
+All figures are known for a ``Build``. For a .pte, only the figures that the file records are known.
 """
 
 from ethorch.figures.cpu_rates import RATES, Rate

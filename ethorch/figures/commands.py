@@ -18,8 +18,8 @@ class CommandMap:
 
     Attributes:
         delegate: Number of the delegate in the file.
-        stream_bytes: Size of all commands, as in register QSIZE.
-        offsets: Byte offset of each command from the first, ascending.
+        stream_bytes: Size of all commands, which is the value of register QSIZE.
+        offsets: Byte offset of each command from the first command, in ascending order.
         layers: Index of each command's layer.
     """
 
@@ -29,18 +29,18 @@ class CommandMap:
     layers: tuple[int, ...]
 
     def at(self, position: int) -> int:
-        """Return the layer that runs when QREAD is ``position``: the layer of the last command that was read completely.
+        """Return the layer that runs while register QREAD is ``position``.
 
-        Before the first such command, return its layer, because its registers and weights are being loaded.
+        This is the layer of the last command that was read completely, or the first layer if no command was read completely.
         """
         return self.layers[max(0, bisect_left(self.offsets, position) - 1)]
 
 
 def command_maps(program: Subject, layers: Sequence[Layer], sources: Mapping[int, Sources] | None) -> dict[int, CommandMap]:
-    """Return the map of each Ethos-U delegate with at least one operation, by delegate number.
+    """Return the command map of each Ethos-U delegate with at least one operation, by delegate number.
 
     Args:
-        sources: Operator of each command, by delegate number. Without it, layers are commands.
+        sources: Operator of each command, by delegate number. If None, each computing command is one layer.
 
     Raises:
         MachineFault: A command stream is malformed.

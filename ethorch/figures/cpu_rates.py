@@ -1,8 +1,9 @@
-"""Kernel library and estimated Cortex-M55 cycles of CPU operators.
+"""The kernel library and the estimated Cortex-M55 cycles of each CPU operator.
 
-Rates are cycles per unit of work. Counted rates are instructions of firmware's C kernels (docs/cpu-kernels.md) on an emulated
-Cortex-M33, at one cycle each. Assumed rates follow from the work per element in C++, with vector instructions for ``cortex_m``
-only. No rate was measured on a Cortex-M55, so rates rank layers but do not predict the time on a board.
+A rate is a number of cycles per unit of work. Counted rates are instructions executed by the firmware's C kernels
+(docs/cpu-kernels.md) on an emulated Cortex-M33, at one cycle each. Assumed rates are derived from the work per element in C++;
+only ``cortex_m`` kernels use vector instructions. No rate was measured on a Cortex-M55. Use rates to rank layers, not to predict
+the time on a board.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ COUNTED = "counted"
 
 @dataclass(frozen=True)
 class Rate:
-    """Cortex-M55 cycles for a unit of work.
+    """The Cortex-M55 cycles for one unit of work.
 
     Attributes:
         name: Stable name, used by ``Layer.estimate``.
-        unit: ``element`` of the largest tensor, ``byte`` of the outputs, or ``mac``.
-        source: ``counted`` or ``assumed``, and the details.
+        unit: ``element`` (of the largest tensor), ``byte`` (of the outputs), or ``mac``.
+        source: ``counted`` or ``assumed``, followed by the details.
     """
 
     name: str
@@ -40,33 +41,33 @@ def _make_assumed_rate(name: str, unit: str, cycles: float, reason: str) -> tupl
 
 
 def _make_counted_rate(name: str, unit: str, cycles: float, inputs: str) -> tuple[str, Rate]:
-    return name, Rate(name, unit, cycles, f"{COUNTED}: instructions of firmware's C kernels on a Cortex-M33, {inputs}")
+    return name, Rate(name, unit, cycles, f"{COUNTED}: instructions executed by the firmware's C kernels on a Cortex-M33, {inputs}")
 
 
 RATES: Mapping[str, Rate] = MappingProxyType(
     dict(
         (
-            _make_counted_rate("quantize", "element", 29, "to int8 and to int16"),
-            _make_counted_rate("dequantize", "element", 13, "of int8 and of int16"),
-            _make_assumed_rate("quantize.cortex_m", "element", 3, "four elements at a time, some ten vector instructions"),
-            _make_assumed_rate("dequantize.cortex_m", "element", 3, "four elements at a time, some ten vector instructions"),
-            _make_assumed_rate("copy", "byte", 0.5, "memcpy: loads and stores of eight bytes in two cycles each"),
-            _make_counted_rate("permuted copy", "element", 12, "a permute of int8 with 8 channels"),
-            _make_assumed_rate("none", "element", 0, "a view of the same memory, or arithmetic on one number"),
+            _make_counted_rate("quantize", "element", 29, "to int8 and int16"),
+            _make_counted_rate("dequantize", "element", 13, "from int8 and int16"),
+            _make_assumed_rate("quantize.cortex_m", "element", 3, "about ten vector instructions for four elements"),
+            _make_assumed_rate("dequantize.cortex_m", "element", 3, "about ten vector instructions for four elements"),
+            _make_assumed_rate("copy", "byte", 0.5, "memcpy with eight-byte loads and stores that take two cycles each"),
+            _make_counted_rate("permuted copy", "element", 12, "an int8 permute with 8 channels"),
+            _make_assumed_rate("none", "element", 0, "a view of the same memory, or arithmetic on a single number"),
             _make_counted_rate("pointwise", "element", 13, "from 11 (add) to 14 (where)"),
             _make_counted_rate("function", "element", 90, "from 67 (exp) to 104 (gelu)"),
-            _make_counted_rate("softmax", "element", 96, "rows of 32"),
-            _make_counted_rate("reduction", "element", 12, "a mean of 64"),
-            _make_counted_rate("normalization", "element", 53, "a layer norm of 64"),
-            _make_counted_rate("sort", "element", 57, "the 5 greatest of 64"),
-            _make_assumed_rate("float mac", "mac", 10, "portable C++: addresses of input and weight, two loads, a multiply-add"),
-            _make_assumed_rate("int8 mac.cortex_m", "mac", 0.5, "CMSIS-NN with vector instructions, loads included"),
-            _make_assumed_rate("other", "element", 50, "operators without a rate of their own"),
+            _make_counted_rate("softmax", "element", 96, "rows of 32 elements"),
+            _make_counted_rate("reduction", "element", 12, "mean over 64 elements"),
+            _make_counted_rate("normalization", "element", 53, "layer norm over 64 elements"),
+            _make_counted_rate("sort", "element", 57, "top 5 of 64 elements"),
+            _make_assumed_rate("float mac", "mac", 10, "portable C++: two address computations, two loads, one multiply-add"),
+            _make_assumed_rate("int8 mac.cortex_m", "mac", 0.5, "CMSIS-NN with vector instructions, including loads"),
+            _make_assumed_rate("other", "element", 50, "operators without a specific rate"),
         )
     )
 )
 
-# CMake target of ExecuTorch's library, by namespace of the operator.
+# CMake target of the ExecuTorch library for each operator namespace.
 _LIBRARIES: Mapping[str, str] = {
     "aten": "portable_ops_lib",
     "dim_order_ops": "portable_ops_lib",
@@ -83,7 +84,7 @@ def library_of(kernel: str) -> str:
 
 
 def rate_of(kernel: str) -> Rate:
-    """Return the rate of a kernel, by default ``other``."""
+    """Return the rate of a kernel, or the rate ``other`` if the kernel has no specific rate."""
     namespace, name = kernel.partition("::")[0], base_name(kernel)
     if namespace == "executorch_prim":
         return RATES["none"]
@@ -98,10 +99,10 @@ def estimate(kernel: str, inputs: list[Value], outputs: list[Value], macs: int) 
     """Estimate the Cortex-M55 cycles of one kernel call.
 
     Args:
-        macs: Multiply-accumulates, from :func:`macs_of`.
+        macs: Result of :func:`macs_of`.
     """
     rate = rate_of(kernel)
-    if base_name(kernel) == "index_put" and kernel.endswith("_"):  # in place: moves only the values
+    if base_name(kernel) == "index_put" and kernel.endswith("_"):  # the in-place operator moves only the values
         inputs, outputs = inputs[-1:], []
     if rate.unit == "byte":
         return round(rate.cycles * sum(value.nbytes for value in outputs))
@@ -111,9 +112,9 @@ def estimate(kernel: str, inputs: list[Value], outputs: list[Value], macs: int) 
 
 
 def macs_of(kernel: str, inputs: list[Value], outputs: list[Value]) -> int:
-    """Count the multiply-accumulates of a call; 0 for kernels that are not rated per MAC.
+    """Return the multiply-accumulates of a call, or 0 if the rate of the kernel is not per MAC.
 
-    Each output element needs the product of the weight's axes, except the first.
+    The number per output element is the product of all weight dimensions except the first.
     """
     if rate_of(kernel).unit != "mac" or len(inputs) < 2 or not outputs:
         return 0

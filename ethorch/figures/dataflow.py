@@ -1,4 +1,4 @@
-"""Dataflow graph of a program, derived from the memory that its layers read and write."""
+"""The dataflow graph of a program, derived from the memory that each layer reads and writes."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Ends = frozenset[str]
 
 @dataclass(frozen=True)
 class Dataflow:
-    """The graph of a program.
+    """The dataflow graph of a program.
 
     Attributes:
-        layers: Layers in execution order. NPU layers are operations of the command streams.
+        layers: Layers in execution order. Each NPU layer is one operation in a command stream.
         inputs, outputs: Names of the program's inputs and outputs, e.g. ``input 0``.
-        edges: Pairs (producer, consumer): names of inputs and outputs, or layer indices as text.
+        edges: Pairs (producer, consumer). Each is the name of an input or output, or a layer index as text.
     """
 
     layers: tuple[Layer, ...]
@@ -36,20 +36,20 @@ class Dataflow:
 
 
 def dataflow(program: Subject) -> Dataflow:
-    """Build the graph of a program from the reads and writes of its commands and calls, without weights.
+    """Build the dataflow graph from the memory accesses of commands and calls.
 
-    Branches are followed one after the other. Compile-time information is ignored.
+    Weights do not create edges. Branches are followed one after the other. Compile-time information is ignored.
 
     Raises:
         MachineFault: A command stream is malformed.
     """
-    written: dict[int, Ends] = {}  # writers of each value of the method
+    written: dict[int, Ends] = {}  # writers of each value in the method
     edges: dict[tuple[str, str], None] = {}
     parts = tuple(replace(part, lowered=None) for part in program.parts)
     program = replace(program, parts=parts)
     calls = runs(program)
 
-    moves: dict[int, list[int]] = {}  # sources of each value that branches return
+    moves: dict[int, list[int]] = {}  # for each value returned by branches, the values moved into it
     for step in (step for chain in program.method.chains for step in chain.instructions if isinstance(step, Move)):
         moves.setdefault(step.target, []).append(step.source)
 
@@ -99,12 +99,12 @@ def _span(tensor: IoTensor) -> Span:
 
 
 class _Memory:
-    """The last writer of each byte. Gaps inside a strided feature map keep their writers."""
+    """The last writer of each byte. Writing a strided feature map does not change the writers of the gaps."""
 
     def __init__(self) -> None:
-        self._writer_sets: list[Ends] = [frozenset()]  # writers by their number in ``_writers``
+        self._writer_sets: list[Ends] = [frozenset()]  # indexed by the numbers in ``_writers``
         self._writers: dict[int, npt.NDArray[np.int32]] = {}
-        self._touched: dict[int, npt.NDArray[np.uint8]] = {}  # scratch mask per region; all zeros between calls
+        self._touched: dict[int, npt.NDArray[np.uint8]] = {}  # temporary mask for each region; all zeros between calls
 
     def read(self, access: Access) -> Ends:
         writers, touched = self._bytes(access)
@@ -116,7 +116,7 @@ class _Memory:
         self._writer_sets.append(writers)
 
     def _bytes(self, access: Access) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
-        """View the writer numbers from the lowest address on, with a mask of the accessed bytes."""
+        """Return a view of the writer numbers from the lowest to the highest address, and a mask of the accessed bytes."""
         low, high = extent(access)
         writers = self._writers.get(access.region, np.zeros(0, np.int32))
         if writers.size < high:

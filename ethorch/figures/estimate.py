@@ -1,6 +1,6 @@
-"""Estimated time of one inference, by part.
+"""The estimated time of one inference, split into parts.
 
-``Program.estimate``, its JSON, reports and ``explore`` use these sums.
+``Program.estimate``, reports and ``explore`` use these sums.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from ethorch.targets.cpu_operators import base_name
 #: CPU cycles of one delegate call.
 CALL_CYCLES = 1000
 CALL_SOURCE = (
-    "counted: 948 (U55-128) and 1055 (U85-256) instructions of a run by generated firmware on the virtual board, one input, one "
-    "output; without an operating system, ExecuTorch's runtime and cache maintenance"
+    "counted: generated firmware executes 948 (U55-128) or 1055 (U85-256) instructions per run with one input and one output on "
+    "the virtual board, excluding operating system, ExecuTorch's runtime and cache maintenance"
 )
 
 NPU_OPERATORS, END_TRANSPOSES = "NPU operators", "NPU boundary transposes"
@@ -33,9 +33,9 @@ class Part:
 
     Attributes:
         name: Label, e.g. ``NPU operators``.
-        where: ``NPU`` or ``CPU``; ``cycles`` are cycles of its clock.
-        cycles: Clock cycles; None if unknown.
-        milliseconds: Time at that clock; None if the cycles or the clock are unknown.
+        where: ``NPU`` or ``CPU``.
+        cycles: NPU or CPU clock cycles, depending on ``where``, or None if unknown.
+        milliseconds: Time for the cycles, or None if the cycles or the clock are unknown.
         source: Origin of the figure: ``Vela``, names of rates in ``figures.RATES``, ``counted`` or ``assumed``.
     """
 
@@ -48,12 +48,12 @@ class Part:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The parts of one inference, which run one after the other.
+    """The estimated time of one inference. The parts run one after the other.
 
     Attributes:
-        parts: Parts with cycles.
-        npu_hz, cpu_hz: Clocks of the NPU's system configuration and of the CPU; 0 if they are unknown.
-        macs: Multiply-accumulates, counted on the model's graph, the same for every NPU; of a loaded program, its layers'.
+        parts: Parts whose cycles are not 0.
+        npu_hz, cpu_hz: Clock frequencies of the NPU and of the CPU, or 0 if unknown.
+        macs: Multiply-accumulates. A compiled program counts them in the model's graph, a loaded program in the NPU layers.
     """
 
     parts: tuple[Part, ...]
@@ -62,43 +62,43 @@ class Estimate:
     macs: int = 0
 
     def cycles(self, *names: str) -> int | None:
-        """Return the cycles of the named parts, by default of all; None if one is unknown. Clocks are not distinguished."""
+        """Return the sum of NPU and CPU cycles of the named parts (default: all parts), or None if any is unknown."""
         counts = [part.cycles for part in self.parts if not names or part.name in names]
         return None if None in counts else sum(count for count in counts if count is not None)
 
     @property
     def npu_cycles(self) -> int | None:
-        """Cycles of all NPU layers."""
+        """The cycles of all NPU layers, or None if unknown."""
         return self.cycles(NPU_OPERATORS, END_TRANSPOSES)
 
     @property
     def cpu_cycles(self) -> int | None:
-        """Cycles of all CPU layers."""
+        """The cycles of all CPU layers, or None if unknown."""
         return self.cycles(CONVERSIONS, CPU_OPERATORS)
 
     @property
     def overhead_cycles(self) -> int | None:
-        """CPU cycles outside layers: copies and delegate calls."""
+        """The CPU cycles of copies and delegate calls, which no layer includes."""
         return self.cycles(COPIES, CALLS)
 
     @property
     def milliseconds(self) -> float | None:
-        """Time of all parts; None if one is unknown."""
+        """The time of all parts, or None if the time of any part is unknown."""
         times = [part.milliseconds for part in self.parts]
         return None if None in times or not times else sum(count for count in times if count is not None)
 
     def to_json(self) -> list[dict[str, Any]]:
-        """Return the parts as plain data."""
+        """Return the parts as JSON-compatible data."""
         return [asdict(part) for part in self.parts]
 
 
 def estimate(layers: Sequence[Layer], payloads: Iterable[DelegatePayload], npu_hz: float, cpu_hz: float) -> Estimate:
-    """Estimate the inference time of a program, by part.
+    """Estimate the inference time of a program.
 
     Args:
-        payloads: Payloads of the delegates. ExecuTorch's delegate copies their inputs and outputs; generated firmware avoids most
-            of these copies.
-        npu_hz, cpu_hz: Clock frequencies; 0 if unknown.
+        payloads: Payloads of the delegates. The estimate includes copies of all delegate inputs and outputs, because ExecuTorch's
+            delegate copies them. Generated firmware avoids most of these copies.
+        npu_hz, cpu_hz: Clock frequencies, or 0 if unknown.
     """
     ends = set(_find_end_transposes(layers))
     on_npu = [layer for layer in layers if layer.where == NPU]
@@ -126,7 +126,7 @@ def estimate(layers: Sequence[Layer], payloads: Iterable[DelegatePayload], npu_h
 
 
 def _find_end_transposes(layers: Sequence[Layer]) -> Iterator[int]:
-    """Yield the NPU layers that only transpose, before the first or after the last computing layer of a delegate."""
+    """Iterate over the NPU layers that transpose before the first or after the last computing layer of a delegate."""
     for delegate in {layer.delegate for layer in layers if layer.where == NPU}:
         delegate_layers = [layer for layer in layers if layer.where == NPU and layer.delegate == delegate and layer.cycles]
         for side in (delegate_layers, delegate_layers[::-1]):

@@ -1,4 +1,4 @@
-"""An operation of a program, on the NPU or on the CPU, and its cost."""
+"""Layers: the operations of a program on the NPU and the CPU, with their costs."""
 
 from __future__ import annotations
 
@@ -10,48 +10,48 @@ from ethorch.figures.typed import check_types
 from ethorch.support.errors import FormatError
 
 NPU, CPU = "NPU", "CPU"
-COMPUTE, TRANSPOSES = "compute", "transposes"  #: bounds of a layer other than a memory
+COMPUTE, TRANSPOSES = "compute", "transposes"  #: Values of ``Layer.bound`` that are not the name of a memory.
 
-#: Prefix of figures in Vela's report and in Arm's MLIA, by Vela's name of the memory.
+#: Prefix of figures in Vela's report and in Arm's MLIA, for each memory name in Vela.
 MEMORY_KEYS: Mapping[str, str] = {
     "Sram": "sram",
     "Dram": "dram",
     "OnChipFlash": "on_chip_flash",
     "OffChipFlash": "off_chip_flash",
 }
-#: MLIA's keys of attributes of Layer.
+#: Attributes of ``Layer`` with a different key in MLIA.
 _KEYS = {"cycles": "op_cycles", "macs": "mac_count"}
 _TUPLES = ("operators", "tosa_operators", "ofm_shape")
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One operation. NPU cycles are Vela's estimates, CPU cycles those of ``figures.cpu_rates``.
+    """One operation of a program. Vela estimates NPU cycles, and ``figures.cpu_rates`` estimates CPU cycles.
 
     Attributes:
         index: Position in execution order.
-        name: Tensor that an NPU operation writes; kernel and program input or output of a CPU operator.
+        name: Output tensor of an NPU operation, or the kernel name of a CPU operator with a program input or output.
         where: ``NPU`` or ``CPU``.
-        delegate: Number of the delegate in the file; None on the CPU.
-        operator: Vela's name of the operation, or the name of ExecuTorch's kernel.
-        operators: PyTorch operators that it computes, as far as known.
-        tosa_operators: TOSA operators that Vela merged into it.
-        module, source: Module path and ``file.py:line`` of the user's code; empty if unknown.
-        cycles: NPU or Cortex-M55 clock cycles; None if only the command stream is known.
-        npu_cycles: Cycles of the computation alone; None on the CPU or if unknown.
-        share: Fraction of the cycles of all layers, 0 to 1, assuming equal clocks; None if the cycles of a layer are unknown.
+        delegate: Number of the delegate in the file, or None on the CPU.
+        operator: Operation name in Vela, or the name of the ExecuTorch kernel.
+        operators: PyTorch operators that the layer computes, if known.
+        tosa_operators: TOSA operators that Vela merged into the layer.
+        module, source: Module path and ``file.py:line`` in the user's code, or "" if unknown.
+        cycles: NPU or Cortex-M55 clock cycles, or None if unknown.
+        npu_cycles: Cycles of the computation without memory stalls, or None on the CPU or if unknown.
+        share: Share of the cycles of all layers, from 0 to 1, assuming equal clocks. None if any layer's cycles are unknown.
         macs: Multiply-accumulates.
-        utilization: Ratio of ``macs`` to the NPU's capacity in ``cycles``, 0 to 1; None if unknown.
-        bound: Limiting resource: ``compute``, the name of a memory, or ``transposes``; empty if unknown.
-        access_cycles: Cycles of access to each memory.
-        read_bytes, written_bytes: Traffic by Vela's name of the memory: ``Sram``, ``Dram``, ``OffChipFlash``, ``OnChipFlash``; all
-            traffic of a CPU operator is in ``Ram``.
-        ifm_shapes, ofm_shape: NHWC shapes of feature maps, PyTorch shapes of tensors on the CPU; empty if unknown.
-        transfer_cycles: Cycles of the DMA that loads its weights while the previous operation runs.
-        staging_bytes: Use of staging memory or SRAM while it runs, by Vela; None if unknown.
-        fused_into: Index of the layer that includes it; its own cycles are then 0.
-        library: ExecuTorch library of the kernel; empty on the NPU.
-        estimate: Name of the rate that estimates a CPU operator's cycles; empty on the NPU.
+        utilization: ``macs`` divided by the NPU's capacity in ``cycles``, from 0 to 1, or None if unknown.
+        bound: Limiting resource: ``compute``, the name of a memory, or ``transposes``. "" if unknown.
+        access_cycles: Access cycles for each memory.
+        read_bytes, written_bytes: Bytes for each memory: ``Sram``, ``Dram``, ``OffChipFlash`` or ``OnChipFlash`` on the NPU, and
+            ``Ram`` on the CPU.
+        ifm_shapes, ofm_shape: NHWC shapes on the NPU, or PyTorch shapes on the CPU. Empty if unknown.
+        transfer_cycles: Cycles in which the DMA loads the layer's weights while the previous operation runs.
+        staging_bytes: Bytes of staging memory or SRAM in use while the layer runs, or None if unknown.
+        fused_into: Index of the layer into which this layer is fused, or None. Fused layers have 0 cycles.
+        library: ExecuTorch library that contains the kernel, or "" on the NPU.
+        estimate: Name of the rate that estimates the cycles of a CPU operator, or "" on the NPU.
     """
 
     index: int
@@ -81,9 +81,9 @@ class Layer:
     estimate: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the layer as plain data.
+        """Return the layer as JSON-compatible data.
 
-        Keys are the attributes' names, except those of Arm's MLIA: ``op_cycles`` (cycles), ``mac_count`` (macs), ``sram_usage``
+        Keys are attribute names, except for keys defined by MLIA: ``op_cycles`` (cycles), ``mac_count`` (macs), ``sram_usage``
         (staging_bytes), ``util_mac_percentage`` (100 * utilization), and for each memory ``sram_access_cycles``,
         ``dram_access_cycles``, ``on_chip_flash_access_cycles``, ``off_chip_flash_access_cycles``.
         """
@@ -107,10 +107,10 @@ class Layer:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Layer:
-        """Read a layer from the plain data of :meth:`to_json`.
+        """Create a layer from the result of :meth:`to_json`.
 
         Raises:
-            FormatError: The data is not a layer.
+            FormatError: The data has an unexpected format.
         """
         try:
             rest = dict(data)
@@ -125,6 +125,6 @@ class Layer:
             }
             layer = cls(**attributes, **rest)
         except (KeyError, TypeError, AttributeError) as error:
-            raise FormatError(f"not a layer written by ethorch: {error}.") from None
+            raise FormatError(f"expected the result of Layer.to_json, got invalid data ({error}).") from None
         check_types(layer)
         return layer

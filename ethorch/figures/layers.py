@@ -1,4 +1,4 @@
-"""Layers of a program in execution order: NPU operations and CPU operators."""
+"""List the layers of a program in execution order: NPU operations and CPU operators."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ethorch.targets.compile_spec import EthosUCompileSpec
 from ethorch.targets.cpu_operators import base_name
 from ethorch.tosa.ir import Origin
 
-#: Memory of a CPU operator's traffic: ExecuTorch's plan does not name one.
+#: Memory name for the traffic of CPU operators, because ExecuTorch's memory plan does not name memories.
 RAM = "Ram"
-_DIGITS = 8  # of fractions, so that they survive a JSON round trip
+_DIGITS = 8  # decimal digits of fractions, so that fractions survive a JSON round trip
 
 
 def layers(
@@ -32,8 +32,9 @@ def layers(
 ) -> tuple[Layer, ...]:
     """Return one layer for each NPU operation and each CPU operator, in execution order.
 
-    A build has complete information. NPU layers of a .pte are the commands of its stream, with bytes and multiply-accumulates;
-    ``sources`` adds cycles, PyTorch operators and source lines. Branches are listed one after the other.
+    All figures are known for a build. For a .pte, each computing NPU command is one layer, of which only bytes and
+    multiply-accumulates are known. ``sources`` adds cycles, PyTorch operators and source lines. Branches are listed one after
+    the other.
 
     Args:
         source, method, spec, sources: See :func:`ethorch.figures.subject.subject`.
@@ -46,14 +47,14 @@ def layers(
 
 @dataclass(frozen=True)
 class Run:
-    """One call of the program and its layers: the operations of a delegate, or one CPU operator."""
+    """One call in a method, and its layers: the operations of a delegate, or one CPU operator."""
 
     call: Call
     layers: tuple[Layer, ...]
 
 
 def runs(program: Subject) -> list[Run]:
-    """Return the calls of the method in order, with numbered layers and their shares."""
+    """Return the calls of the method in execution order, with numbered layers and the layers' shares of the cycles."""
     origins = _cpu_origins(program)
     calls: list[Run] = []
     count = 0
@@ -109,8 +110,8 @@ def _cpu_layer(program: Subject, call: Call, index: int, origin: Origin | None) 
 
 
 def ends_of(program: Subject, call: Call) -> tuple[list[tuple[int, Value]], list[tuple[int, Value]]]:
-    """Return the tensors that an operator call reads and writes."""
-    # ExecuTorch repeats the outputs as the last argument.
+    """Return the tensors that an operator call reads, and the tensors that the call writes."""
+    # The last argument of an ExecuTorch call is its output, or a list of outputs.
     outputs = program.tensors_of(call.args[-1]) if call.args else []
     written = {number for number, _ in outputs}
     inputs = [entry for arg in call.args[:-1] for entry in program.tensors_of(arg) if entry[0] not in written]
@@ -123,10 +124,10 @@ def _bytes(values: list[Value]) -> dict[str, int]:
 
 
 def _cpu_origins(program: Subject) -> defaultdict[str, Iterator[Origin]]:
-    """Return the origins of the operators left on the CPU, by operator name, in order.
+    """Return the origins of CPU operators in execution order, by operator name.
 
-    A program does not record source lines. Origins are assigned in order if the numbers of calls and of operators with that name
-    are equal, and omitted otherwise.
+    A program does not record source lines. If the number of calls of an operator is equal to the number of refused operators with
+    its name, origins are assigned in order. Otherwise they are omitted.
     """
     origins_by_name: dict[str, list[Origin]] = defaultdict(list)
     for refusal in program.partition.refusals if program.partition else ():

@@ -1,7 +1,7 @@
-"""Memory of the whole application in RAM and flash.
+"""Compute the RAM and flash of the whole application.
 
-The model is a Cortex-M with ExecuTorch and Arm's delegate. Delegates share the temporary allocator for their scratch regions, and
-ExecuTorch's structures have 32-bit sizes. Stacks depend on the firmware and are not counted.
+The figures are for a Cortex-M with ExecuTorch and Arm's delegate. The scratch regions of all delegates share the temporary
+allocator, and ExecuTorch's structures have 32-bit sizes. Stacks are not counted, because they depend on the firmware.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ def memory(
 ) -> MemoryReport:
     """Return the memory of the whole application: components, totals and tensors.
 
-    A build and its .pte have the same sizes, except for staging memory: a build has the size planned by Vela, a .pte the bytes
-    that commands access, which may be slightly less. NPU tensors of a .pte are those that its commands write.
+    The sizes for a build and for its .pte are equal, except for staging memory: a build has the size planned by Vela, whereas for
+    a .pte the bytes accessed by commands are counted, which can be fewer. For a .pte, the NPU tensors are derived from the writes
+    of commands.
 
     Args:
         source, method, spec: See :func:`ethorch.figures.subject.subject`.
-        code: Code of the application; not counted if None.
+        code: Application code to include. Default: code is not counted.
 
     Raises:
         EthorchError, ProgramError, PayloadError, MachineFault: See :func:`ethorch.figures.subject.subject`.
@@ -80,7 +81,7 @@ def memory(
 
 
 def _find_scratch_bytes(program: Subject) -> int:
-    """Return the size of the largest scratch region. The temporary allocator is emptied between delegates."""
+    """Return the size of the largest scratch region, because the temporary allocator is reset between delegates."""
     return max((part.payload.scratch_bytes for part in program.parts if part.payload is not None), default=0)
 
 
@@ -115,29 +116,29 @@ def _ram_components(
     components = [
         Component(
             "scratch", scratch, 0, _memory_of(program, SCRATCH_REGION, RAM),
-            "feature maps, inputs and outputs of the NPU: region 1 of the largest delegate, from the temporary allocator",
+            "feature maps, inputs and outputs of the NPU: region 1 of the largest delegate, in the temporary allocator",
         ),
         Component(
             "staging", regions.get("staging", 0), 0, _memory_of(program, STAGING_REGION, SRAM),
-            "fast scratch memory of the NPU: region 2 of the largest delegate, a buffer of the firmware",
+            "fast scratch memory of the NPU: region 2 of the largest delegate, in a firmware buffer",
         ),
         Component(
             "temporary", temporary - scratch, 0, RAM,
-            "ExecuTorch's temporary allocator beyond the scratch region: used by kernels and by kernel lookup",
+            "additional bytes of ExecuTorch's temporary allocator, for kernels and kernel lookup",
         ),
         *(
             Component(name, size, 0, RAM, "planned by ExecuTorch: inputs, outputs, CPU tensors, mutable buffers")
             for name, size in arenas.items()
         ),
         Component(
-            "unplanned_io", _sum_unplanned_io(program), 0, RAM, "inputs and outputs in buffers of the application"
+            "unplanned_io", _sum_unplanned_io(program), 0, RAM, "inputs and outputs in application buffers"
         ),
         Component(
             "method_pool", pool, 0, RAM,
-            "allocations of ExecuTorch's method allocator when the method is loaded, with 32-bit structures",
+            "ExecuTorch's method allocator after the method is loaded, with 32-bit structures",
         ),
         Component(
-            "delegate_handles", count * DELEGATE_HANDLE_BYTES, 0, RAM, "state of Arm's delegate for each delegate, on the heap"
+            "delegate_handles", count * DELEGATE_HANDLE_BYTES, 0, RAM, "heap memory that Arm's delegate allocates for each delegate"
         ),
     ]  # fmt: skip
     return [component for component in components if component.ram_bytes]
@@ -150,26 +151,28 @@ def _sum_unplanned_io(program: Subject) -> int:
 
 
 def _flash_components(program: Subject) -> list[Component]:
-    """Split the .pte into components; the remainder is ``program``."""
+    """Split the .pte into components. The component ``program`` contains all remaining bytes."""
     payloads = list(dict.fromkeys(part.payload for part in program.parts if part.payload is not None))
     weights, commands = sum(len(p.weights) for p in payloads), sum(len(p.commands) for p in payloads)
     shared = _memory_of(program, 0, FLASH)
     in_ram = shared in (SRAM, DRAM)
     note = "weights, scales and tables of the NPU: region 0, compressed by Vela"
     if in_ram:
-        note += f"; this memory mode reads them from {shared}, so firmware copies them there and both totals include them"
+        note += f"; counted in RAM and flash, because firmware copies the weights to {shared} in this memory mode"
     constants = sum(len(data) for data in program.program.constants)
     mutable = sum(len(data) for segment in program.program.mutable for data in segment)
     named = sum(len(data) for data in program.program.named.values())
     components = [
         Component("weights", weights if in_ram else 0, weights, shared, note),
-        Component("command_streams", 0, commands, FLASH, "commands of the NPU, with the driver's header"),
+        Component("command_streams", 0, commands, FLASH, "NPU commands, including the driver header"),
         Component("constant_tensors", 0, constants, FLASH, "constants of CPU operators"),
         Component("mutable_tensors", 0, mutable, FLASH, "initial values of mutable buffers"),
         Component("named_data", 0, named, FLASH, "data that delegates look up by name"),
     ]
     rest_bytes = len(program.pte) - sum(component.flash_bytes for component in components)
-    components.append(Component("program", 0, rest_bytes, FLASH, "rest of the .pte: instructions, tensor descriptions, padding"))
+    components.append(
+        Component("program", 0, rest_bytes, FLASH, "all other bytes of the .pte: instructions, tensor descriptions, padding")
+    )
     return [component for component in components if component.flash_bytes]
 
 
@@ -220,7 +223,7 @@ def _stream_tensors(part: Part, run: Run) -> list[TensorPlace]:
         if tensor.region not in (SCRATCH_REGION, STAGING_REGION):
             continue
         writer = run.layers[tensor.first]
-        name = writer.name if tensor.dtype else f"weights of {writer.name}"
+        name = writer.name if tensor.dtype else f"weights for {writer.name}"
         if not tensor.first and not tensor.dtype and tensor.region == SCRATCH_REGION and tensor.start in ends:
             name = f"delegate {part.number} {ends[tensor.start]}"
         begin, end = first + tensor.first, first + tensor.last

@@ -1,4 +1,4 @@
-"""Memory of the whole application, as data."""
+"""The memory of the whole application, as data."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ RAM, FLASH, SRAM, DRAM = "Ram", "Flash", "Sram", "Dram"
 
 @dataclass(frozen=True)
 class Component:
-    """A part of the application's memory.
+    """A component of the application's memory.
 
     Attributes:
         name: Stable key: ``scratch``, ``staging``, ``temporary``, ``arena_1``, ``unplanned_io``, ``method_pool``,
             ``delegate_handles``, ``weights``, ``command_streams``, ``constant_tensors``, ``mutable_tensors``, ``named_data``,
             ``program``.
-        ram_bytes, flash_bytes: Contribution to each total.
-        memory: Vela's name of the memory (``Sram``, ``Dram``) if the memory mode fixes it, else ``Ram`` or ``Flash``.
-        note: Description and origin of the size.
+        ram_bytes, flash_bytes: Bytes in RAM and in flash.
+        memory: ``Sram`` or ``Dram`` if the memory mode determines the memory, and ``Ram`` or ``Flash`` otherwise.
+        note: Description of the contents.
     """
 
     name: str
@@ -39,17 +39,17 @@ class Component:
 
 @dataclass(frozen=True)
 class TensorPlace:
-    """A tensor in memory that several tensors share over time.
+    """The address and lifetime of a tensor in a region that several tensors share.
 
     Attributes:
-        name: TOSA tensor on the NPU; program input or output, buffer name or number in ExecuTorch's plan.
-        region: ``scratch`` or ``staging`` of the NPU; ``arena_1`` and so on of ExecuTorch's plan.
-        delegate: Number of the tensor's delegate; None in ExecuTorch's plan.
+        name: TOSA tensor name on the NPU, or the name of an input, output, buffer or value in ExecuTorch's memory plan.
+        region: ``scratch`` or ``staging`` on the NPU, or ``arena_1``, ``arena_2``, ... in ExecuTorch's memory plan.
+        delegate: Number of the tensor's delegate, or None in ExecuTorch's memory plan.
         address, size_bytes: Location within the region.
         first, last: Indices of the first and the last layer during which the tensor is alive.
-        begins, ends: The same in half layers, because a weight buffer is not allocated for the whole layer.
-        dtype, shape, layout: Type, as far as known.
-        module, source: Module and ``file.py:line``; empty if unknown.
+        begins, ends: Lifetime in half layers, because a weight buffer can be allocated for half a layer.
+        dtype, shape, layout: Type of the tensor, or empty if unknown.
+        module, source: Module path and ``file.py:line``, or "" if unknown.
     """
 
     name: str
@@ -69,24 +69,25 @@ class TensorPlace:
 
     @property
     def end(self) -> int:
-        """First address after the tensor."""
+        """The first address after the tensor."""
         return self.address + self.size_bytes
 
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """Memory of the whole application.
+    """The memory of the whole application.
 
     Attributes:
-        components: Parts that add up to both totals.
-        tensors: Tensors of the NPU's regions and of ExecuTorch's arenas, as far as known.
-        regions: Size in bytes of each region.
-        scratch_bytes: Size of each delegate's regions, by delegate number and region name.
-        sram_bytes: SRAM for the NPU's feature maps and staging, without constants.
-        constants_in_sram: True if the NPU reads weights from SRAM (Sram_Only). Weights in SRAM or DRAM count in both totals.
+        components: Components, whose sums are the totals in RAM and flash.
+        tensors: Known tensors in NPU regions and ExecuTorch arenas.
+        regions: Size of each region in bytes.
+        scratch_bytes: Region sizes in bytes, by delegate number and region name.
+        sram_bytes: SRAM for NPU feature maps and staging memory, excluding constants.
+        constants_in_sram: Whether the NPU reads weights from SRAM (Sram_Only). The totals of RAM and flash both include weights
+            that are copied to SRAM or DRAM.
         method_pool_bytes, method_pool_bytes_desk: Size of ExecuTorch's method allocator on a Cortex-M and on a 64-bit host.
-        temporary_bytes, temporary_bytes_desk: Size of its temporary allocator, likewise: the maximum of the scratch region, kernel
-            memory and kernel lookup.
+        temporary_bytes, temporary_bytes_desk: Size of ExecuTorch's temporary allocator on a Cortex-M and on a 64-bit host, which is
+            the maximum of scratch region, kernel memory and kernel lookup.
     """
 
     components: tuple[Component, ...]
@@ -103,22 +104,22 @@ class MemoryReport:
 
     @property
     def ram_bytes(self) -> int:
-        """Memory written at run time, including weights that the memory mode places in SRAM or DRAM."""
+        """The bytes of RAM, including weights that firmware copies to SRAM or DRAM."""
         return sum(component.ram_bytes for component in self.components)
 
     @property
     def flash_bytes(self) -> int:
-        """Nonvolatile memory: the .pte, and the code if it was estimated."""
+        """The bytes of flash: the .pte, and the application code if known."""
         return sum(component.flash_bytes for component in self.components)
 
     @property
     def arena_bytes(self) -> int:
-        """Memory planned by ExecuTorch: inputs, outputs and CPU tensors."""
+        """The bytes planned by ExecuTorch for inputs, outputs, mutable buffers and CPU tensors."""
         return sum(size for name, size in self.regions.items() if name.startswith("arena"))
 
     @property
     def memories(self) -> dict[str, int]:
-        """RAM by memory: ``Sram`` and ``Dram`` if the memory mode fixes it, else ``Ram``."""
+        """The RAM bytes in each memory: ``Sram`` or ``Dram`` if the memory mode determines the memory, ``Ram`` otherwise."""
         totals: dict[str, int] = {}
         for component in self.components:
             if component.ram_bytes:
@@ -126,20 +127,24 @@ class MemoryReport:
         return totals
 
     def component(self, name: str) -> Component:
-        """Return a component by name. Raise EthorchError if it does not exist."""
+        """Return the component with the given name.
+
+        Raises:
+            EthorchError: The component does not exist.
+        """
         for component in self.components:
             if component.name == name:
                 return component
         raise EthorchError(f"expected a component ({', '.join(part.name for part in self.components)}), got {name!r}.")
 
     def alive(self, region: str, layer: int) -> tuple[TensorPlace, ...]:
-        """Return the tensors of a region that are alive during a layer, the largest first."""
+        """Return the tensors of a region that are alive during a layer, largest first."""
         return _sort_by_size(tensor for tensor in self._tensors_in(region) if tensor.first <= layer <= tensor.last)
 
     def peak_owners(self, region: str) -> tuple[TensorPlace, ...]:
-        """Return the tensors that are alive when a region's use peaks, the largest first.
+        """Return the tensors that are alive when the use of a region peaks, largest first.
 
-        Of several peaks, the one with the most live bytes is used.
+        If several times have the same peak address, the time with the most live bytes is selected.
 
         Raises:
             EthorchError: The region does not exist, or its tensors are unknown.
@@ -155,11 +160,11 @@ class MemoryReport:
         return _select_alive(pending, peak_time)
 
     def peak_layer(self, region: str) -> int:
-        """Return the first layer at which all tensors of :meth:`peak_owners` are alive."""
+        """Return the first layer at which all tensors in :meth:`peak_owners` are alive."""
         return max(tensor.first for tensor in self.peak_owners(region))
 
     def use_over_time(self, region: str) -> list[tuple[int, int]]:
-        """Return (layer, most live bytes during it) for all layers.
+        """Return (layer, maximum live bytes during the layer) for each layer.
 
         Raises:
             EthorchError: See :meth:`peak_owners`.
@@ -182,7 +187,7 @@ class MemoryReport:
         return owned
 
     def rich(self) -> Table:
-        """Return a table of the components in bytes."""
+        """Return a Rich table with the bytes of each component."""
         table = tables.table()
         for name in ("component", "memory", "RAM", "flash"):
             table.add_column(name, justify="right" if name in ("RAM", "flash") else "left")
@@ -192,10 +197,10 @@ class MemoryReport:
         return table
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as plain data: the attributes, totals, ``memories`` and ``peaks``.
+        """Return the attributes, totals, ``memories`` and ``peaks`` as JSON-compatible data.
 
-        ``sram_memory_area_size`` and ``dram_memory_area_size`` are those of MLIA: the NPU's use of each memory, including its
-        constants.
+        ``sram_memory_area_size`` and ``dram_memory_area_size`` are defined by MLIA: the bytes of SRAM and DRAM that the NPU uses,
+        including constants.
         """
         npu: dict[str, int] = {SRAM: 0, DRAM: 0}
         for name in ("scratch", "staging", "weights"):
@@ -226,10 +231,10 @@ class MemoryReport:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> MemoryReport:
-        """Read a report from the plain data of :meth:`to_json`.
+        """Create a report from the result of :meth:`to_json`.
 
         Raises:
-            FormatError: The data is not a memory report.
+            FormatError: The data has an unexpected format.
         """
         scalar_names = (
             "sram_bytes", "constants_in_sram", "method_pool_bytes", "method_pool_bytes_desk", "temporary_bytes",
@@ -244,18 +249,20 @@ class MemoryReport:
                 **{name: data[name] for name in scalar_names},
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise FormatError(f"not a memory report written by ethorch: {error}.") from None
+            raise FormatError(f"expected the result of MemoryReport.to_json, got invalid data ({error}).") from None
         for component in report.components:
             check_types(component)
         for tensor in report.tensors:
             check_types(tensor)
             if not (0 <= tensor.first <= tensor.last and tensor.begins <= tensor.ends and tensor.size_bytes >= 0):
-                raise FormatError(f"not a memory report written by ethorch: tensor {tensor.name!r:.60} ends before it begins.")
+                raise FormatError(
+                    f"tensor {tensor.name!r:.60}: expected a lifetime that ends after it begins and a nonnegative size."
+                )
         return report
 
 
 def occupied_bytes(tensors: Iterable[TensorPlace]) -> int:
-    """Return the bytes of a region that tensors occupy. Bytes that several tensors share count once."""
+    """Return the bytes that tensors occupy in a region. Bytes shared by several tensors are counted once."""
     total = end = 0
     for tensor in sorted(tensors, key=lambda tensor: tensor.address):
         total += max(0, tensor.end - max(end, tensor.address))
@@ -272,6 +279,6 @@ def _select_alive(tensors: Iterable[TensorPlace], time: int) -> tuple[TensorPlac
 
 
 def _find_peak_bytes(alive: Sequence[TensorPlace], layer: int) -> int:
-    """Return the most live bytes during a layer: when a tensor of the layer begins, or else when the latest live tensor began."""
+    """Return the maximum live bytes during a layer, over the times at which its live tensors are allocated."""
     times = {tensor.begins for tensor in alive if tensor.first == layer} or {max((t.begins for t in alive), default=0)}
     return max(occupied_bytes(_select_alive(alive, time)) for time in times)

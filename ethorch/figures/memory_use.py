@@ -1,4 +1,4 @@
-"""Memory that a program needs on a board, compared with its size."""
+"""The memory that a program requires on a board, compared with the size of each memory."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from dataclasses import dataclass
 from ethorch.figures import MemoryReport
 from ethorch.targets.boards.memory_roles import Roles
 
-#: Prefix of budgets that a memory of the board sets, e.g. ``memory sram``.
+#: Prefix of budgets for single memories of a board, e.g. ``memory sram``.
 MEMORY = "memory "
 _ROLES = {"scratch": "feature_maps", "staging": "staging", "weights": "constants", "command_streams": "constants"}
 
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """The program's use of a memory of the board.
+    """The bytes that a program requires in one memory of a board.
 
     Attributes:
-        needs_bytes: Bytes that the program needs in it.
+        memory: Name of the memory.
+        needs_bytes: Bytes that the program requires.
         size_bytes: Size of the memory.
     """
 
@@ -27,9 +28,9 @@ class MemoryUse:
 
 
 def uses(report: MemoryReport, roles: Roles) -> tuple[MemoryUse, ...]:
-    """Return the NPU's use of each memory: feature maps, staging, weights and command streams.
+    """Return the bytes required in each memory for feature maps, staging, weights and command streams.
 
-    CPU data may be stored in any memory; the budgets ``ram`` and ``flash`` include it.
+    Data of the CPU is not included, because any memory can store it. The budgets ``ram`` and ``flash`` include this data.
     """
     needs_by_memory = {memory.name: 0 for memory in (roles.feature_maps, roles.staging, roles.constants)}
     size_by_memory = {memory.name: memory.size_bytes for memory in (roles.feature_maps, roles.staging, roles.constants)}

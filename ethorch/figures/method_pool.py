@@ -1,7 +1,7 @@
-"""Allocations of ExecuTorch's runtime when it loads a method, counted from the program.
+"""Count the bytes that ExecuTorch's runtime allocates when it loads a method.
 
-The structures and their order are those of ``Method::init`` in executorch 1.4 and 1.5, so sizes include padding exactly.
-``runtime.measure`` confirms them for 64 bits.
+The counted structures and their order are equal to ``Method::init`` in executorch 1.4 and 1.5, so that padding is exact.
+``runtime.measure`` confirms the sizes on 64-bit hosts.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ Layout = tuple[int, int]  # size and alignment in bytes
 
 @dataclass(frozen=True)
 class Abi:
-    """Sizes and alignments of ExecuTorch's structures on a processor.
+    """The sizes and alignments of ExecuTorch's structures on a processor.
 
     Attributes:
         pointer: Size of pointers and of size_t.
-        sizes: Size and alignment by C++ type.
+        sizes: Size and alignment of each C++ type.
     """
 
     pointer: int
@@ -28,8 +28,8 @@ class Abi:
 
 
 # sizeof and alignof in the headers of the executorch 1.4.1 and 1.5.1 wheels, compiled by clang 22 for x86_64-linux-gnu and for
-# arm-linux-gnueabihf, which has the Cortex-M's calling convention (AAPCS32). BackendDelegate, Chain and NamedData are private
-# types of runtime/executor, rebuilt from the same members.
+# arm-linux-gnueabihf, which has the calling convention of Cortex-M (AAPCS32). BackendDelegate, Chain and NamedData are private
+# types in runtime/executor. Their sizes were measured on copies with the same members.
 DESK = Abi(
     8,
     {
@@ -46,9 +46,9 @@ CORTEX_M = Abi(
         "OpFunction": (4, 4), "InstructionArgs": (8, 4), "TensorMeta": (12, 4),
     },
 )  # fmt: skip
-#: Axes that ExecuTorch reserves for a tensor's dimension order (kTensorDimensionLimit).
+#: Number of axes that ExecuTorch reserves for a tensor's dimension order (kTensorDimensionLimit).
 _MOST_AXES = 16
-#: Heap bytes of Arm's firmware delegate per delegate: a pointer and eight words (executorch 1.4, 1.5).
+#: Heap bytes that Arm's firmware delegate allocates for each delegate: a pointer and eight words (executorch 1.4, 1.5).
 DELEGATE_HANDLE_BYTES = 36
 
 
@@ -68,10 +68,10 @@ class _Pool:
 
 
 def method_pool_bytes(method: Method, abi: Abi = CORTEX_M) -> int:
-    """Return the size of the method allocator for ``Program::load_method``, from an aligned address.
+    """Return the bytes of the method allocator that ``Program::load_method`` uses, for an aligned buffer.
 
-    The temporary allocator must have ``lookup_bytes``; otherwise the runtime looks up kernels in the method allocator. Allocations
-    of other backends' delegates are not counted.
+    The temporary allocator must have at least ``lookup_bytes``, because the runtime otherwise uses the method allocator to look up
+    kernels. Allocations by delegates of other backends are not counted.
     """
     pool = _Pool(abi)
     pool.make("EValue", len(method.values))
@@ -124,16 +124,16 @@ def _delegate(pool: _Pool, delegate: Delegate) -> None:
 
 
 def lookup_bytes(method: Method, abi: Abi = CORTEX_M) -> int:
-    """Return a sufficient size of the temporary allocator to look up all kernels; 0 without kernels.
+    """Return the bytes that kernel lookup requests from the temporary allocator, or 0 if there are no kernels.
 
-    The runtime requests 16 axes per tensor and then uses ``max_lookup_use``.
+    The runtime requests 16 axes for each tensor, but uses only ``max_lookup_use`` bytes.
     """
     size, _ = abi.sizes["TensorMeta"]
     return max((len(call.args) * (size + _MOST_AXES) for call in method.calls if call.delegate is None), default=0)
 
 
 def max_lookup_use(method: Method, abi: Abi = CORTEX_M) -> int:
-    """Return the most temporary bytes that one kernel lookup uses: tensor types and axes of a call."""
+    """Return the maximum number of temporary bytes that one kernel lookup uses for the tensor types and axes of a call."""
     size, _ = abi.sizes["TensorMeta"]
     return max((len(call.args) * size + _axes(method, call) for call in method.calls if call.delegate is None), default=0)
 
@@ -143,9 +143,9 @@ def _axes(method: Method, call: Call) -> int:
 
 
 def kernel_temporary_bytes(method: Method) -> int:
-    """Return the temporary bytes that kernels allocate.
+    """Return the maximum number of temporary bytes that a kernel allocates.
 
-    Only topk allocates (executorch 1.4, 1.5): a value and an index, together 16 bytes, per element of the axis.
+    In executorch 1.4 and 1.5, only topk allocates: 16 bytes (a value and an index) for each element along the axis.
     """
     calls = [call for call in method.calls if call.operator == "aten::topk.values"]
     shapes = [(method.values[call.args[0]].shape or (1,), int(method.values[call.args[2]].number)) for call in calls]

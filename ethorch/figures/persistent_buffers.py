@@ -1,4 +1,4 @@
-"""Persistent buffers that the NPU reads and writes in place, after the arena."""
+"""Find persistent buffers that the NPU can read and write in place."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Reads:
-    """The inputs and outputs of a delegate that its stream can access in place.
+    """The inputs and outputs of a delegate that its command stream can access in place.
 
     Attributes:
-        inputs: Accesses of the stream to buffers.
-        numbers: Index in ``inputs`` by number of the delegate's input, for inputs that it can read in place.
-        outputs: The same for outputs that it can write in place, after all reads of the replaced buffer.
+        inputs: Accesses to buffers in the command stream.
+        numbers: For each delegate input that can be read in place, its index in ``inputs``.
+        outputs: For each delegate output that can be written in place, its index in ``inputs``. All reads of the overwritten buffer
+            precede the write.
     """
 
     payload: DelegatePayload
@@ -32,20 +33,23 @@ class Reads:
     outputs: Mapping[int, int]
 
     def scratch_end(self, numbers: Collection[int], outputs: Collection[int]) -> int:
-        """Return the bytes of the scratch region that remain if these inputs and outputs are stored elsewhere."""
+        """Return the size of the scratch region if these inputs and outputs are stored outside the region."""
         others = [tensor for n, tensor in enumerate(self.payload.inputs) if n not in numbers]
         others += [tensor for n, tensor in enumerate(self.payload.outputs) if n not in outputs]
         ends = [tensor.offset + tensor.nbytes for tensor in others]
         return max([self.inputs.scratch_end([self.numbers[n] for n in numbers], [self.outputs[n] for n in outputs]), *ends])
 
     def commands(self, offsets: Mapping[int, int], outputs: Mapping[int, int]) -> bytes:
-        """Return the stream that accesses these inputs and outputs at the given offsets in region 1."""
+        """Return a command stream that accesses these inputs and outputs at the given offsets in region 1."""
         reads = {self.numbers[n]: (1, offset) for n, offset in offsets.items()}
         return self.inputs.elsewhere(reads, {self.outputs[n]: (1, offset) for n, offset in outputs.items()})[0]
 
 
 def reads_in_place(method: Method, payloads: Mapping[int, DelegatePayload]) -> dict[int, Reads]:
-    """Return the in-place accesses to persistent buffers, by delegate number. Empty unless :func:`all_have_contents`."""
+    """Return the in-place accesses to persistent buffers, by delegate number.
+
+    Return an empty dict if :func:`all_have_contents` is False.
+    """
     if not all_have_contents(method):
         return {}
     calls = [call for call in method.calls if call.delegate is not None]
@@ -87,7 +91,7 @@ def _window(tensor: IoTensor) -> Window:
 
 
 def _is_aligned(tensor: IoTensor, value: Value) -> bool:
-    """Return True if the distance between arena and buffer is a multiple of the alignment that commands need."""
+    """Return True if the offsets in the scratch region and in the buffer both have the alignment that commands require."""
     return value.place is not None and not tensor.offset % IN_PLACE_ALIGNMENT and not value.place[1] % IN_PLACE_ALIGNMENT
 
 
@@ -98,12 +102,12 @@ def _share_bytes(left: Value, right: Value) -> bool:
 
 
 def is_kept(value: Value) -> bool:
-    """Return True if a tensor is stored in the memory of persistent buffers."""
+    """Return True if a tensor is stored in the memory for persistent buffers."""
     return value.place is not None and value.place[0] >= SHARED_MEMORY
 
 
 def all_have_contents(method: Method) -> bool:
-    """Return True if the file has initial values for all persistent buffers, which nothing else would initialize."""
+    """Return True if the file contains initial values for all persistent buffers."""
     persistent = [value for value in method.values if is_kept(value)]
     initialized = [(value.place, value.nbytes) for value in persistent if value.data]
 

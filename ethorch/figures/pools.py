@@ -1,4 +1,4 @@
-"""Memory pools that firmware must provide to ExecuTorch's runtime, per method."""
+"""The memory pools that firmware must provide to ExecuTorch's runtime for each method."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from ethorch.formats.payload import BACKEND_ID, DelegatePayload
 
 @dataclass(frozen=True)
 class Pools:
-    """Pools of ExecuTorch's ``MemoryManager`` on a Cortex-M, in bytes.
+    """The pools for ExecuTorch's ``MemoryManager`` on a Cortex-M, in bytes.
 
     Attributes:
-        method_pool_bytes: Method allocator, aligned (``figures.method_pool``).
-        delegate_bytes: Additional bytes of the method allocator for ethorch's Cortex-M delegate. Arm's delegate uses the heap.
-        temporary_pool_bytes: Temporary allocator: the maximum of the scratch region and kernel memory.
-        planned_bytes: Buffers of the memory plan, in the plan's order.
-        io_bytes: Inputs and outputs that the plan leaves to the application.
-        fast_bytes: Staging memory of the NPU (region 2), a buffer of the firmware.
+        method: Name of the method.
+        method_pool_bytes: Method allocator. See ``figures.method_pool``.
+        delegate_bytes: Bytes that ethorch's Cortex-M delegate adds to the method allocator. Arm's delegate uses the heap instead.
+        temporary_pool_bytes: Temporary allocator, which is the maximum of scratch region, kernel memory and kernel lookup.
+        planned_bytes: Buffers in the memory plan, in the order of the plan.
+        io_bytes: Inputs and outputs that are not in the memory plan, so that the application allocates them.
+        fast_bytes: Staging memory of the NPU (region 2), which the firmware allocates.
     """
 
     method: str
@@ -33,12 +34,12 @@ class Pools:
 
     @property
     def total_bytes(self) -> int:
-        """Sum of all pools."""
+        """The sum of all pools."""
         pools = self.method_pool_bytes + self.delegate_bytes + self.temporary_pool_bytes
         return pools + sum(self.planned_bytes) + self.io_bytes + self.fast_bytes
 
     def to_json(self) -> dict[str, Any]:
-        """Return the pools as plain data."""
+        """Return the pools as JSON-compatible data."""
         return {**asdict(self), "planned_bytes": list(self.planned_bytes), "total_bytes": self.total_bytes}
 
     def __str__(self) -> str:
@@ -52,16 +53,18 @@ class Pools:
             ("staging memory of the NPU", f"{self.fast_bytes:,}"),
             ("total", f"{self.total_bytes:,}"),
         ]
-        return "\n".join([f"method {self.method!r}, bytes on a Cortex-M:", *(f"  {title:<40}{text:>16}" for title, text in rows)])
+        return "\n".join(
+            [f"pools for method {self.method!r} on a Cortex-M, in bytes:", *(f"  {title:<40}{text:>16}" for title, text in rows)]
+        )
 
 
 def _delegate_bytes(payload: DelegatePayload) -> int:
-    """Return the size of ``Delegate`` in runtime/cpp/ethosu_backend.cpp on 32 bits, with one pointer per tensor."""
+    """Return the 32-bit size of ``Delegate`` in runtime/cpp/ethosu_backend.cpp, including one pointer per tensor."""
     return 48 + 4 * (len(payload.inputs) + len(payload.outputs))
 
 
 def pools(data: bytes) -> tuple[Pools, ...]:
-    """Return the pools of each method of a .pte, from its contents.
+    """Return the memory pools that each method of a .pte requires.
 
     Raises:
         EthorchError, ProgramError, PayloadError, MachineFault: See :func:`ethorch.figures.memory`.

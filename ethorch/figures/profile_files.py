@@ -1,6 +1,6 @@
-"""Measurements from boards and FVPs: logs of NPU counters, QREAD histograms and call times.
+"""Read measurements on boards and FVPs: logs with NPU counters, QREAD histograms and call times.
 
-Files are untrusted: size and numbers are checked, and errors name the line.
+Files are not trusted. Their sizes and numbers are checked, and errors contain the line number.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from ethorch.support.errors import FormatError
 
 _MAX_BYTES = 64 * 2**20
 _MAX_COUNT = 2**53
-_MAX_QUOTE = 60  # quoted characters of a line
+_MAX_QUOTE = 60  # maximum number of characters that an error quotes
 
 FORMATS = (
-    "a log with ethosu_pmu_cycle_cntr (ExecuTorch's runner, Zephyr), NPU TOTAL cycles (Arm's evaluation kit) or cycles of the NPU "
-    "(ethorch's firmware); CSV with the columns qread_bytes,samples; JSON of offset: count; CSV with the column milliseconds"
+    'a log with "ethosu_pmu_cycle_cntr" (ExecuTorch\'s runner, Zephyr), "NPU TOTAL cycles" (Arm\'s evaluation kit) or "cycles of '
+    "the NPU\" (ethorch's firmware); CSV with the columns qread_bytes,samples; a JSON object {offset: count}; or CSV with the "
+    "column milliseconds"
 )
 
 
@@ -32,13 +33,14 @@ class Measurements:
     """Measurements read from files.
 
     Attributes:
-        npu_cycles: NPU cycles of each inference, from its cycle counter.
-        cpu_cycles: CPU cycles of each inference, counted by firmware; meaningless on an FVP.
-        delegate_cycles: NPU cycles of each call, by delegate number.
-        counters: Count of each inference, by name of the NPU event.
-        histogram: Number of samples by delegate number (None if not recorded) and QREAD offset in bytes.
+        npu_cycles: NPU cycles of each inference, read from the NPU's cycle counter.
+        cpu_cycles: CPU cycles of each inference, counted by firmware. FVPs do not simulate CPU cycles accurately.
+        delegate_cycles: For each delegate number, the NPU cycles of each call.
+        counters: For each NPU event, the count in each inference.
+        histogram: Number of samples for each delegate number (None if not recorded) and QREAD offset in bytes.
         milliseconds: Time of each call.
-        lines: Location of the first sample, by the keys of ``histogram``.
+        files: Paths of the files.
+        lines: File and line of the first sample for each key of ``histogram``.
     """
 
     npu_cycles: list[float] = field(default_factory=list)
@@ -52,7 +54,7 @@ class Measurements:
 
 
 def read(paths: tuple[Path, ...]) -> Measurements:
-    """Read measurements from files. Their contents determine the format.
+    """Read measurements from files. The contents of each file determine its format.
 
     Raises:
         FormatError: A file is unreadable, too large, malformed, or in an unknown format.
@@ -67,7 +69,7 @@ def read(paths: tuple[Path, ...]) -> Measurements:
         elif (columns := _read_header(head)) is not None:
             _read_rows(path, text, columns, measurements)
         elif not _read_log(path, text, measurements):
-            raise FormatError(f"{path}: unknown format. Expected {FORMATS}.")
+            raise FormatError(f"{path}: expected {FORMATS}.")
     return measurements
 
 
@@ -78,8 +80,8 @@ def _read_text(path: Path) -> str:
     except OSError as error:
         raise FormatError(f"cannot read {path}: {error.strerror}.") from None
     if len(data) > _MAX_BYTES:
-        raise FormatError(f"{path}: expected at most {_MAX_BYTES // 2**20} MiB. Extract the relevant runs.")
-    return data.decode("utf-8", "replace")  # keep the readable lines of a garbled serial log
+        raise FormatError(f"{path}: expected at most {_MAX_BYTES // 2**20} MiB, got a larger file. Remove runs from the file.")
+    return data.decode("utf-8", "replace")  # a serial log can contain invalid bytes
 
 
 # tables ---------------------------------------------------------------------------------------------------------------
@@ -122,11 +124,11 @@ def _read_rows(path: Path, text: str, columns: list[str], measurements: Measurem
         raise FormatError(f"{path}, line {reader.line_num}: {error}.") from None
     if len(streams) > 1:
         raise FormatError(
-            f"{path} has samples of {len(streams)} streams: {', '.join(sorted(streams)[:4])}. Add a column delegate with the "
-            "number of each stream's delegate."
+            f"{path}: expected samples of one command stream, got {len(streams)} stream_ids ({', '.join(sorted(streams)[:4])}). "
+            "Replace the column stream_id with a column delegate that contains delegate numbers."
         )
     if not measurements.histogram and not measurements.milliseconds:
-        raise FormatError(f"{path} has no rows after the header {', '.join(columns)}.")
+        raise FormatError(f"{path}: expected rows after the header {', '.join(columns)}, got none.")
 
 
 def _read_json(path: Path, text: str, measurements: Measurements) -> None:
@@ -135,7 +137,7 @@ def _read_json(path: Path, text: str, measurements: Measurements) -> None:
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{path}: {error}.") from None
     if not isinstance(data, dict) or not data:
-        raise FormatError(f"{path}: expected a JSON object of offset: count.")
+        raise FormatError(f"{path}: expected a JSON object {{offset: count}} with at least one entry.")
     for key, value in data.items():
         _add_sample(
             measurements, f"{path}, entry {key[:_MAX_QUOTE]!r}", None, key, value if isinstance(value, int) else repr(value)
@@ -153,7 +155,9 @@ def _add_sample(measurements: Measurements, where: str, delegate: int | None, of
 def _parse_integer(text: int | str, where: str, quantity: str) -> int:
     digits = str(text).strip()
     if isinstance(text, bool) or not re.fullmatch(r"\d{1,16}|0[xX][0-9a-fA-F]{1,14}", digits):
-        raise FormatError(f"{where}: {quantity}: expected an integer, decimal or with 0x, got {digits[:_MAX_QUOTE]!r}.")
+        raise FormatError(
+            f"{where}: {quantity}: expected a decimal or 0x-prefixed hexadecimal integer, got {digits[:_MAX_QUOTE]!r}."
+        )
     number = int(digits, 16 if digits[:2].lower() == "0x" else 10)
     if number > _MAX_COUNT:
         raise FormatError(f"{where}: {quantity}: expected at most {_MAX_COUNT}, got {number}.")
@@ -166,7 +170,7 @@ def _parse_number(text: str, where: str, quantity: str, least: float) -> float:
     except ValueError:
         number = math.nan
     if not (math.isfinite(number) and number > least):
-        raise FormatError(f"{where}: {quantity}: expected a number above {least:g}, got {text.strip()[:_MAX_QUOTE]!r}.")
+        raise FormatError(f"{where}: {quantity}: expected a number greater than {least:g}, got {text.strip()[:_MAX_QUOTE]!r}.")
     return number
 
 

@@ -1,4 +1,4 @@
-"""Vela's schedule and memory plan of a delegate, with the user's operators, modules and source lines."""
+"""Vela's schedule and memory plan for a delegate, with the operators, modules and source lines of the user's model."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ Row = Mapping[str, str]
 
 @dataclass(frozen=True)
 class PlannedTensor:
-    """A tensor of Vela's memory plan, within one delegate.
+    """A tensor in Vela's memory plan for one delegate.
 
     Attributes:
-        name: Name of the TOSA tensor, or Vela's name of a buffer.
-        memory: Vela's name of the memory.
-        address, size_bytes: Location in its region.
-        first, last: Positions in the schedule of the first and the last operation during which it is alive.
-        begins, ends: The same in Vela's time, two steps per operation.
-        dtype, layout: Vela's names.
+        name: Name of the TOSA tensor, or the name of a buffer in Vela.
+        memory: Name of the memory in Vela.
+        address, size_bytes: Location within the region.
+        first, last: Positions of the first and the last operation in the schedule during which the tensor is alive.
+        begins, ends: Lifetime in Vela's time, which has two steps per operation.
+        dtype, layout: Names of the type and the layout in Vela.
         origin: Origin in the user's model.
     """
 
@@ -46,7 +46,7 @@ class PlannedTensor:
 
 
 class Schedule:
-    """Vela's database of one delegate, joined with its TOSA graph."""
+    """Vela's debug database for one delegate, joined with the delegate's TOSA graph."""
 
     def __init__(self, lowered: Lowered):
         self.compiled: CompiledModel = lowered.compiled
@@ -73,7 +73,7 @@ class Schedule:
     # --- layers -------------------------------------------------------------------------------------------------------
 
     def layers(self, first: int, delegate: int) -> list[Layer]:
-        """Return one layer per operation, numbered from ``first``."""
+        """Return one layer for each operation. Layer numbers start at ``first``."""
         return [self._layer(number, row, first, delegate) for number, row in enumerate(self.rows)]
 
     def _layer(self, number: int, row: ScheduledOp, first: int, delegate: int) -> Layer:
@@ -128,14 +128,14 @@ class Schedule:
     # --- memory -------------------------------------------------------------------------------------------------------
 
     def tensors(self) -> list[PlannedTensor]:
-        """Return the tensors and buffers with an address, in the order of Vela's table."""
+        """Return the tensors and buffers that have an address, in the order of Vela's table."""
         times = [_parse_int(self._debug.get(id, {}).get("time_index")) for id in self._ids]
         planned = []
         for row in self._read("tensors"):
             start, end = int(row["start_time"]), int(row["end_time"])
             first = max((number for number, time in enumerate(times) if time <= start), default=0)
             while first and times[first - 1] == times[first]:
-                first -= 1  # fused operations share a time
+                first -= 1  # fused operations have the same time
             last = max((number for number, time in enumerate(times) if time <= end), default=first)
             address = int(row["start_address"], 0)
             planned.append(
@@ -156,7 +156,11 @@ class Schedule:
         return planned
 
     def _origin_of(self, row: Row, writer: int, reader: int) -> Origin:
-        """Return the origin of a tensor: of the reading operation for weights, of the writing one for Vela's own tensors."""
+        """Return the origin of a tensor.
+
+        Weight buffers have the origin of the reading operation. Other tensors that Vela creates have the origin of the writing
+        operation.
+        """
         op = self._writers.get(row["name"]) or self._writers.get(row["name"].removesuffix("_copy"))
         if op is not None:
             return op.result.origin
@@ -168,7 +172,7 @@ class Schedule:
 
 
 def pytorch_operators(origins: Iterable[Origin]) -> tuple[str, ...]:
-    """Return the distinct operators of the origins; the quantizer's operators only if there are no others."""
+    """Return the distinct operators of the origins, excluding operators inserted by the quantizer if there are others."""
     targets = list(dict.fromkeys(origin.target for origin in origins if "." in origin.target))  # excludes placeholders
     users = [target for target in targets if not target.startswith(_QUANTIZE)]
     return tuple(users or targets)

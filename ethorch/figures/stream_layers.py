@@ -1,6 +1,6 @@
-"""Layers of a delegate, derived from the commands of its payload.
+"""Derive the layers of a delegate from its command stream.
 
-A stream records neither operators nor cycles; ``Sources`` stored with the file add them.
+A command stream records neither operators nor cycles. If ``Sources`` are stored with the file, layers include both.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Work:
             for access in accesses(touched):
                 memory = self.part.memory_of(access.region)
                 total[memory] = total.get(memory, 0) + access.size_bytes
-        if prepared.scattered is not None:  # gather and scatter use indices in memory
+        if prepared.scattered is not None:  # gather and scatter read indices from memory
             for total, region in zip((self.read, self.written), prepared.scattered, strict=True):
                 memory = self.part.memory_of(region)
                 total[memory] = total.get(memory, 0) + prepared.dma_bytes
@@ -49,7 +49,7 @@ class _Work:
             self.ofm_shape = (1, *maps["OFM"].shape) if "OFM" in maps else ()
 
     def layer(self, index: int) -> Layer:
-        source, is_striped = self.source, self.commands > 1  # a stripe does not have the shape of the operation
+        source, is_striped = self.source, self.commands > 1  # the shape of a stripe differs from the shape of the operation
         return Layer(
             index=index,
             name=source.name if source else f"{self.title.lower().replace(' ', '_')}_{index}",
@@ -70,9 +70,9 @@ class _Work:
 
 
 def stream_layers(part: Part, first: int) -> list[Layer]:
-    """Return one layer for each computing command, or for each operator of ``part.sources``.
+    """Return one layer for each operator in ``part.sources``, or for each computing command if there are no sources.
 
-    Transfers count toward the next computing command.
+    DMA transfers are counted for the next computing command.
 
     Raises:
         MachineFault: The command stream is malformed.
@@ -81,7 +81,7 @@ def stream_layers(part: Part, first: int) -> list[Layer]:
 
 
 def stream_tensors(part: Part) -> list[StreamTensor]:
-    """Return the tensors in the delegate's regions and the layers during which they are alive.
+    """Return the tensors in the delegate's regions, with the layers during which each tensor is alive.
 
     Raises:
         MachineFault: The command stream is malformed.
@@ -101,7 +101,7 @@ def stream_tensors(part: Part) -> list[StreamTensor]:
 
 
 def works(part: Part) -> Iterator[_Work]:
-    """Iterate over the commands of each layer, in order.
+    """Iterate over the layers of a delegate, each with its commands.
 
     Raises:
         MachineFault: The command stream is malformed.

@@ -1,6 +1,6 @@
-"""Tensors in an NPU's memory, derived from its commands.
+"""Derive the tensors in NPU memory from NPU commands.
 
-A feature map that several commands write (the stripes of an operation) is one tensor.
+A feature map written by several commands (the stripes of an operation) is one tensor.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Range = tuple[int, int]  # first address, end address
 
 
 def extent(access: Access) -> Range:
-    """Return the address range of an access; NHCWB16 in whole bricks."""
+    """Return the address range of an access. Accesses in NHCWB16 are extended to whole bricks."""
     if isinstance(access, Span):
         return access.base, access.base + access.size_bytes
     tiles = access.extents()
@@ -25,14 +25,14 @@ def extent(access: Access) -> Range:
 
 
 def accesses(candidates: tuple[Access, ...]) -> Iterator[Access]:
-    """Iterate over accesses to the NPU's regions; skip internal memories."""
+    """Iterate over the accesses to NPU regions, skipping accesses to internal memories."""
     for access in candidates:
         if access.region >= 0 and (isinstance(access, Span) or access.in_memory):
             yield access
 
 
 def highest(program: Program, region: int) -> int:
-    """Return the end address of all accesses to a region, rounded up to 16; 0 without accesses."""
+    """Return the highest end address accessed in a region, rounded up to a multiple of 16, or 0 if there are no accesses."""
     end = 0
     for op in program.operations():
         prepare = PREPARE.get((op.name, op.npu.family))
@@ -46,13 +46,13 @@ def highest(program: Program, region: int) -> int:
 
 @dataclass
 class StreamTensor:
-    """Bytes of a region that commands write and read.
+    """An address range that commands write and read.
 
     Attributes:
         region: Number of the region.
-        start, end: Address range.
-        first, last: Positions of the layers of the first write and the last read.
-        dtype, layout: Type of a feature map; empty for DMA transfers.
+        start, end: First address, and first address after the tensor.
+        first, last: Positions of the layers with the first write and the last read.
+        dtype, layout: Type of a feature map, or "" for a DMA transfer.
     """
 
     region: int
@@ -64,23 +64,23 @@ class StreamTensor:
     layout: str = ""
 
     def overlaps(self, region: int, where: Range) -> bool:
-        """Return True if the tensor shares a byte with the range."""
+        """Return True if the tensor shares at least one byte with the range."""
         return self.region == region and self.start < where[1] and where[0] < self.end
 
 
 class StreamTensors:
-    """The tensors of a stream, collected in one pass over its commands."""
+    """The tensors of a command stream, collected in one pass over its commands."""
 
     def __init__(self) -> None:
         self.done: list[StreamTensor] = []
         self._live: list[StreamTensor] = []
 
     def add_input(self, region: int, where: Range) -> None:
-        """Add the bytes of an input."""
+        """Add an input tensor, which is alive from the first layer on."""
         self._live.append(StreamTensor(region, *where, first=0, last=0))
 
     def add_output(self, region: int, where: Range, position: int) -> None:
-        """Extend the lives of the tensors that overlap an output."""
+        """Extend the lifetimes of tensors that overlap an output."""
         for tensor in self._live:
             if tensor.overlaps(region, where):
                 tensor.last = max(tensor.last, position)
@@ -88,7 +88,7 @@ class StreamTensors:
     def add(self, position: int, prepared: Prepared) -> None:
         """Add a command of the layer at ``position``.
 
-        Reads extend the lives of tensors; writes end them, except stripes of the same layer.
+        A read extends the lifetime of a tensor. A write ends the lifetime, unless it writes another stripe of the same layer.
         """
         for access in accesses(prepared.reads):
             where = extent(access)
@@ -118,7 +118,7 @@ class StreamTensors:
         self._live = [*live, StreamTensor(access.region, *where, position, position, dtype, layout)]
 
     def finish(self) -> list[StreamTensor]:
-        """Return all tensors, ordered by first layer."""
+        """Return all tensors, sorted by first layer."""
         self.done += self._live
         self._live = []
         return sorted(self.done, key=lambda tensor: (tensor.first, tensor.region, tensor.start))

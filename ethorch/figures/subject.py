@@ -1,4 +1,4 @@
-"""Input of all figures: a Build (complete information) or a .pte (partial information)."""
+"""The input of all figures: a Build (complete information) or a .pte (partial information)."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from ethorch.targets.npus import TARGETS, Target
 from ethorch.targets.vela_ini import MemorySystem
 from ethorch.vela.lowered import Lowered
 
-#: Regions of an NPU by number: constants, feature maps, staging memory.
+#: Name of each NPU region: constants, feature maps (scratch) and staging memory.
 REGIONS: Mapping[int, str] = {0: "constants", SCRATCH_REGION: "scratch", STAGING_REGION: "staging"}
 
 
 @dataclass(frozen=True)
 class Part:
-    """One delegate of the method.
+    """One delegate of a method.
 
     Attributes:
         number: Position in the file.
         backend: Id of the delegate's backend.
         blob_bytes: Size in the file.
-        payload: Payload for the NPU; None for other backends.
-        lowered: Compile-time information; None if only the file is known.
-        sources: Operator of each command, if stored with the file.
-        spec: Compile spec; None if the file does not record it, or if its ini file does not exist.
+        payload: NPU payload, or None for other backends.
+        lowered: Compile-time information, or None for a .pte.
+        sources: Operator of each command, or None if unknown.
+        spec: Compile spec, or None if the file does not record the spec or the spec's ini file does not exist.
     """
 
     number: int
@@ -51,22 +51,22 @@ class Part:
 
     @cached_property
     def npu(self) -> NpuProgram | None:
-        """Parsed command stream."""
+        """The parsed command stream, or None for other backends."""
         return None if self.payload is None else NpuProgram(self.payload.commands, self.payload.weights)
 
     @cached_property
     def schedule(self) -> Schedule | None:
-        """Vela's schedule and memory plan; None if only the file is known."""
+        """Vela's schedule and memory plan, or None for a .pte."""
         return None if self.lowered is None else Schedule(self.lowered)
 
     @cached_property
     def target(self) -> Target | None:
-        """Target of the command stream."""
+        """The target of the command stream, or None for other backends."""
         return None if self.npu is None else TARGETS[self.npu.config.name]
 
     @cached_property
     def staging_bytes(self) -> int:
-        """Size of region 2: as planned by Vela, or the bytes that commands access."""
+        """The size of region 2: the size planned by Vela, or for a .pte the bytes that commands access."""
         if self.lowered is not None:
             return self.lowered.compiled.scratch_fast_bytes
         if self.npu is None or (self.memory_system is not None and not self.memory_system.staged):
@@ -75,11 +75,11 @@ class Part:
 
     @property
     def memory_system(self) -> MemorySystem | None:
-        """Clock and memories, if the spec is known."""
+        """The clock and memories, or None if the spec is unknown."""
         return None if self.spec is None else self.spec.memory_system
 
     def memory_of(self, region: int) -> str:
-        """Return Vela's name of a region's memory (``Sram``), or the region's name if the spec is unknown."""
+        """Return the name in Vela of a region's memory, e.g. ``Sram``, or the name of the region if the spec is unknown."""
         system = self.memory_system
         if system is None or region not in REGIONS:
             return REGIONS.get(region, f"region {region}")
@@ -93,9 +93,9 @@ class Subject:
 
     Attributes:
         pte: Contents of the file.
-        program, method: Parsed file and method.
+        program, method: Parsed file, and the parsed method.
         parts: Delegates of the method.
-        partition: Report of the partitioner; None if only the file is known.
+        partition: Partition report, or None for a .pte.
     """
 
     pte: bytes
@@ -105,7 +105,7 @@ class Subject:
     partition: PartitionReport | None
 
     def ends(self, index: int) -> str:
-        """Return the display name of a value: ``input 0``, ``output 1``, ``state 0``, its buffer name, or ``value 7``."""
+        """Return the display name of a value: a buffer name, or e.g. ``input 0``, ``output 1``, ``state 0`` or ``value 7``."""
         if index in self.method.inputs:
             return f"input {self.method.inputs.index(index)}"
         if index in self.method.outputs:
@@ -117,7 +117,7 @@ class Subject:
 
     @cached_property
     def states(self) -> tuple[int, ...]:
-        """Planned tensors that persist between runs: a call reads them before any call writes them."""
+        """The planned tensors that persist between runs. A call reads each of these tensors before any call writes it."""
         moved = (step.target for chain in self.method.chains for step in chain.instructions if isinstance(step, Move))
         written = {*self.method.inputs, *moved}
         states: list[int] = []
@@ -133,7 +133,7 @@ class Subject:
         return tuple(states)
 
     def tensors_of(self, index: int) -> list[tuple[int, Value]]:
-        """Return the tensors in an argument, with their numbers."""
+        """Return (number, tensor) for each tensor in an argument."""
         value = self.method.values[index]
         items = value.items if value.kind.startswith("tensor") else ()
         numbers = [index] if value.kind == "tensor" else [item for item in items if item >= 0]
@@ -147,13 +147,13 @@ def subject(
     spec: EthosUCompileSpec | None = None,
     sources: Mapping[int, Sources] | None = None,
 ) -> Subject:
-    """Open a build, or a .pte of ethorch or of the Arm backend.
+    """Open a build, or a .pte compiled by ethorch or by the Arm backend.
 
     Args:
         source: Build, or the contents or path of a .pte.
-        method: Method name. Default: ``forward``, or the first method of a file without it.
+        method: Method name. Default: ``forward``, or the first method if there is no ``forward``.
         spec: Compile spec. Required only if the file refers to a custom ini file.
-        sources: Operators of the commands, by delegate number. See ``vela.artifacts.sources``.
+        sources: Operator of each command, by delegate number. See ``vela.artifacts.sources``.
 
     Raises:
         EthorchError: The file or the method does not exist.
@@ -171,7 +171,7 @@ def subject(
     program = pte.read(data)
     method = pte.entry_point(program, method)
     unmatched = [(lowered.payload, lowered) for lowered in delegates]
-    lowered_by_payload = dict(unmatched)  # the file can call one of several equal delegates twice
+    lowered_by_payload = dict(unmatched)  # a file that stores equal delegates once calls the same delegate several times
     parts = []
     for number, delegate in enumerate(program.methods[method].delegates):
         payload = delegate.payload if delegate.id == BACKEND_ID else None
@@ -199,5 +199,5 @@ def subject(
 def _spec(pairs: tuple[tuple[str, bytes], ...]) -> EthosUCompileSpec | None:
     try:
         return EthosUCompileSpec.from_pairs(pairs)
-    except SpecError:  # a missing ini file, or keys of a newer ExecuTorch
+    except SpecError:  # the ini file does not exist, or a newer ExecuTorch wrote unknown keys
         return None

@@ -1,7 +1,7 @@
-"""Timeline of a program's layers on the lanes NPU, DMA and CPU, and its trace for Perfetto or Chrome.
+"""A timeline of a program's layers on the lanes NPU, DMA and CPU, and a trace for Perfetto or Chrome.
 
-The sequence adds up Vela's estimates of single operations. Weight transfers overlap the previous operation, as in Vela's
-schedule. CPU cycles are estimates of ``figures.cpu_rates``.
+NPU operations run one after the other, with the durations that Vela estimates. Weight transfers overlap the previous operation,
+as in Vela's schedule. ``figures.cpu_rates`` estimates CPU cycles.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Event:
         name: Name of the layer.
         lane: ``NPU``, ``DMA`` or ``CPU``.
         layer: Index of the layer.
-        start_cycles, duration_cycles: Cycles of the NPU's clock.
+        start_cycles, duration_cycles: Start and duration in NPU clock cycles.
     """
 
     name: str
@@ -37,16 +37,16 @@ class Event:
 
     @property
     def end_cycles(self) -> int:
-        """End of the interval, in NPU cycles."""
+        """The end of the interval, in NPU clock cycles."""
         return self.start_cycles + self.duration_cycles
 
     def to_json(self) -> dict[str, Any]:
-        """Return the event as plain data."""
+        """Return the attributes as a dict of JSON-compatible values."""
         return asdict(self)
 
 
 def timeline(layers: Sequence[Layer], cpu_clock_ratio: float = 1.0) -> tuple[Event, ...]:
-    """Arrange the layers in sequence on their lanes, with overlapping transfers. Layers with 0 cycles are omitted.
+    """Schedule the layers one after the other, and weight transfers during the previous layer. Omit layers with 0 cycles.
 
     Args:
         layers: Layers from :func:`ethorch.figures.layers`.
@@ -56,14 +56,14 @@ def timeline(layers: Sequence[Layer], cpu_clock_ratio: float = 1.0) -> tuple[Eve
         EthorchError: The cycles of a layer are unknown, or the ratio is not positive.
     """
     if not cpu_clock_ratio > 0:
-        raise EthorchError(f"cpu_clock_ratio: expected a positive number (CPU clock / NPU clock), got {cpu_clock_ratio}.")
+        raise EthorchError(f"cpu_clock_ratio: expected a positive number, got {cpu_clock_ratio}. Use CPU clock / NPU clock.")
     events: list[Event] = []
     now = previous_start = 0  # start of the previous NPU operation
     for layer in layers:
         if layer.cycles is None:
             raise EthorchError(
-                f"the cycles of layer {layer.index} ({layer.name}) are unknown, because a .pte does not record them. Compile the "
-                "model, or pass the folder of dump_intermediate_artifacts_to() as sources."
+                f"expected layers with known cycles; a .pte does not record the cycles of layer {layer.index} ({layer.name}). "
+                "Compile the model, or pass the folder written by dump_intermediate_artifacts_to() as sources."
             )
         cycles = layer.cycles if layer.where == NPU else round(layer.cycles / cpu_clock_ratio)
         if layer.transfer_cycles:
@@ -77,14 +77,14 @@ def timeline(layers: Sequence[Layer], cpu_clock_ratio: float = 1.0) -> tuple[Eve
 
 
 def trace_events(layers: Sequence[Layer], core_clock_hz: float, cpu_clock_hz: float | None = None) -> dict[str, Any]:
-    """Return the timeline in Chrome's trace format, ready for ``json.dumps``.
+    """Return the timeline in Chrome's trace format, as JSON-compatible data.
 
-    Each lane is a thread. Times are in microseconds. The figures of its layer are the arguments of an event.
+    Each lane is a thread. Times are in microseconds. The arguments of an event are the figures of its layer.
 
     Args:
         layers: Layers from :func:`ethorch.figures.layers`.
-        core_clock_hz: Clock of the NPU. See ``EthosUCompileSpec.memory_system``.
-        cpu_clock_hz: Clock of the Cortex-M. Default: the NPU's clock.
+        core_clock_hz: NPU clock. See ``EthosUCompileSpec.memory_system``.
+        cpu_clock_hz: CPU clock. Default: the NPU clock.
 
     Raises:
         EthorchError: A clock is not positive, or the cycles of a layer are unknown.

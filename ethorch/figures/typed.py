@@ -1,4 +1,4 @@
-"""Type checks of dataclasses that were read from a file."""
+"""Convert dataclasses to and from JSON-compatible data, with type checks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _is_tuple_of(x: Any, check: Callable[[Any], bool]) -> bool:
     return isinstance(x, tuple) and all(check(entry) for entry in x)
 
 
-#: Check of a value, by annotation.
+#: Check for each annotation.
 _CHECKS: Mapping[str, Callable[[Any], bool]] = {
     "int": _is_int,
     "bool": lambda x: isinstance(x, bool),
@@ -50,11 +50,11 @@ def check_types(instance: DataclassInstance) -> None:
         value = getattr(instance, entry.name)
         if not _CHECKS[str(entry.type)](value):
             kind = type(instance).__name__
-            raise FormatError(f"not a {kind} written by ethorch: {entry.name}: expected {entry.type}, got {value!r:.60}.")
+            raise FormatError(f"{kind}.{entry.name}: expected {entry.type}, got {value!r:.60}.")
 
 
 def read_row(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
-    """Return a dataclass instance from the plain data of ``write_row`` or ``dataclasses.asdict``.
+    """Create a dataclass instance from the result of ``write_row`` or ``dataclasses.asdict``.
 
     Raises:
         FormatError: A value does not have the type of its field.
@@ -75,6 +75,6 @@ def read_row(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
 
 
 def write_row(instance: DataclassInstance) -> dict[str, Any]:
-    """Return lossless plain data for ``read_row``. Non-finite floats become strings."""
+    """Return JSON-compatible data from which ``read_row`` restores an equal instance. Non-finite floats become strings."""
     values = {entry.name: getattr(instance, entry.name) for entry in fields(instance)}
     return {name: str(x) if isinstance(x, float) and not math.isfinite(x) else x for name, x in values.items()}

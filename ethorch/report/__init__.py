@@ -1,1 +1,1 @@
-"""Reports of programs as text, tables, Markdown and HTML, rendered from plain data."""
+"""Reports about programs as text, tables, Markdown and HTML, rendered from the data of ``Program.to_json``."""

@@ -1,4 +1,4 @@
-"""Advice to make a program smaller or faster, from the data of ``Program.to_json``."""
+"""Advice on making a program smaller or faster, based on the result of ``Program.to_json``."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ethorch.support.wording import count_noun, kib, percent
 
 Data = Mapping[str, Any]
 
-_LEAST = 0.02  #: Least share of the cycles or of the RAM that is worth advice.
+_LEAST = 0.02  #: Minimum share of the cycles or of the RAM for which advice is returned.
 _QUANTIZERS = ("quantized_decomposed::quantize_per_tensor", "quantized_decomposed::dequantize_per_tensor")
-_CHANNELS = 16  #: Channels that the NPU computes at once.
-_FEW_POSITIONS = 64  #: Positions of a map for which decoding of weights costs more cycles than products.
-_MINOR = 0.1  #: Least share of the idle cycles for a remedy.
+_CHANNELS = 16  #: Number of channels that the NPU computes in parallel.
+_FEW_POSITIONS = 64  #: In a feature map with fewer positions, decoding a weight takes longer than the products with the weight.
+_MINOR = 0.1  #: Minimum share of the idle cycles for which a remedy is listed.
 _WITH_WEIGHTS = ("Conv", "FullyConnected")  # Vela's names
-_NAMED = 3  # maximum names of modules or operators in a sentence
+_NAMED = 3  # maximum number of module or operator names in a sentence
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class Advice:
 
     Attributes:
         id: Stable identifier.
-        figure: Current cost with its unit.
+        figure: Current cost, with a unit.
         text: Reason and remedy.
-        weight: Share of the cycles or of the RAM that the advice concerns, 0 to 1.
-        is_saving: Whether the figure is the largest possible saving. Otherwise it is a size of which a part can be saved.
+        weight: Share of the cycles or of the RAM that the advice concerns, from 0 to 1.
+        is_saving: Whether the whole figure can be saved, and not only a part of the figure.
     """
 
     id: str
@@ -43,15 +43,15 @@ class Advice:
     is_saving: bool = True
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data with the attributes' names as keys."""
+        """Return the attributes as a dict of JSON-compatible values."""
         return asdict(self)
 
 
 def advice(data: Data) -> list[Advice]:
-    """Return the advice that applies, sorted by weight.
+    """Return the advice that applies to a program, largest weight first.
 
     Args:
-        data: Data of ``Program.to_json``.
+        data: Result of ``Program.to_json``.
 
     Raises:
         FormatError: ``data`` has an unexpected format.
@@ -68,7 +68,7 @@ def advice(data: Data) -> list[Advice]:
             *_peak(data, layers, memory),
         ]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise FormatError(f"not the data of a program: {error}.") from None
+        raise FormatError(f"expected the result of Program.to_json, got invalid data ({error}).") from None
     return sorted(entries, key=lambda entry: -entry.weight)
 
 
@@ -116,8 +116,8 @@ def _float_ends(data: Data, layers: Sequence[Layer]) -> Iterator[Advice]:
     yield Advice(
         "float-io",
         f"{kib(size)} of RAM ({percent(ram)}), {spent:,} CPU cycles ({percent(cycles)})",
-        "The inputs or outputs are float32. They are stored in RAM in addition to their quantized copies, and the CPU converts "
-        f'them. Use io="{io}" (--io {io}): cameras and microphones often deliver quantized values.',
+        "Inputs or outputs are float32. RAM contains both the float and the quantized values, and the CPU converts between "
+        f'the two types. Use io="{io}" (--io {io}), because cameras and microphones often deliver integers.',
         max(ram, cycles),
     )
 
@@ -133,9 +133,9 @@ def _transposes(data: Data, layers: Sequence[Layer]) -> Iterator[Advice]:
     if ends and settings is not None and settings["io_layout"] != "nhwc":
         yield Advice(
             "transposes.io",
-            f"{figure}; of them {_cycles(ends):,} cycles at the ends",
-            "The NPU computes with channels last, and the inputs and outputs of the program have channels first. The setting "
-            "io_layout='auto' uses channels last if that is faster.",
+            f"{figure}; inputs and outputs account for {_cycles(ends):,} cycles",
+            "The NPU computes in the NHWC layout, but the inputs or outputs of the program have the NCHW layout. Use "
+            "io_layout='auto', which selects the faster layout.",
             share,
         )
     else:
@@ -143,8 +143,8 @@ def _transposes(data: Data, layers: Sequence[Layer]) -> Iterator[Advice]:
         yield Advice(
             "transposes",
             figure,
-            f"Permutes and reshapes at {_some(places)} need operations of their own. A permute that only moves the channels is "
-            "often free.",
+            f"Permutes and reshapes at {_some(places)} require separate operations. Use permutes that only move the channels; "
+            "these permutes often cost no cycles.",
             share,
         )
 
@@ -174,16 +174,16 @@ def _waiting(data: Data, layers: Sequence[Layer], memory: MemoryReport) -> Itera
         weights = sum(part.flash_bytes or part.ram_bytes for part in memory.components if part.name == "weights")
         if system is not None and name == system["constants"] and name != system["feature_maps"]:
             way = (
-                f"The NPU waits for weights ({kib(weights)}) in {name} (mode {system['memory_mode']}). If they fit into SRAM, use "
-                'constants="sram" (--set constants=sram). Otherwise reduce them, or use 4-bit weights (--scheme a8w4).'
+                f"The NPU waits for weights ({kib(weights)}) in {name} (memory mode {system['memory_mode']}). If the weights fit "
+                'in SRAM, use constants="sram" (--set constants=sram). Otherwise use fewer or 4-bit weights (--scheme a8w4).'
             )
         elif name == "Sram":
             way = (
-                "Feature maps need longer to read and write than to compute. Use smaller maps, or fewer operators that only move "
-                "data."
+                "Reading and writing feature maps takes longer than computing the results. Use smaller feature maps, or fewer "
+                "operators that only move data."
             )
         else:
-            way = f"Feature maps are in {name}. Use a memory mode with feature maps in SRAM, or a larger staging memory."
+            way = f"Feature maps are stored in {name}. Use a memory mode with feature maps in SRAM, or a larger staging memory."
         yield Advice(
             f"waits.{MEMORY_KEYS[name]}",
             f"{lost:,} cycles ({percent(share)}) in {count_noun(len(bound), 'layer')}",
@@ -214,26 +214,27 @@ def _idle(data: Data, layers: Sequence[Layer]) -> Iterator[Advice]:
     yield Advice(
         "idle-macs",
         f"{sum(lost.values()):,} cycles ({percent(share)}) with idle multipliers in {count_noun(len(idle), 'layer')}",
-        f"These layers use less than 25 % of the NPU's {per_cycle} multipliers: "
-        f"{_some(list(dict.fromkeys(map(_operators, worst))))}, most at {_some(_places(worst))}. {' '.join(remedies)}",
+        f"The following layers use less than 25% of the NPU's {per_cycle} multipliers: "
+        f"{_some(list(dict.fromkeys(map(_operators, worst))))}. Most idle cycles occur at {_some(_places(worst))}. "
+        f"{' '.join(remedies)}",
         share,
         is_saving=False,
     )
 
 
 def _idle_remedy(layer: Layer) -> str:
-    """Return the remedy for idle multipliers; empty for an operator without weights or if no remedy applies."""
+    """Return the remedy for idle multipliers, or an empty string if no remedy applies."""
     maps = [shape for shape in (*layer.ifm_shapes[:1], layer.ofm_shape) if shape]
     if "Depthwise" in layer.operator:
-        return "A depthwise convolution multiplies each channel on its own: use fewer channels."
+        return "A depthwise convolution multiplies each channel separately. Use fewer channels in depthwise convolutions."
     if not any(kind in layer.operator for kind in _WITH_WEIGHTS):
         return ""
     if any(shape[-1] % _CHANNELS for shape in maps):
-        return f"Use a multiple of {_CHANNELS} channels."
+        return f"Use a number of channels that is a multiple of {_CHANNELS}."
     if all(prod(shape[:-1]) < _FEW_POSITIONS for shape in maps):
         return (
-            "The NPU decodes each weight for few positions: compute more positions (steps, rows or pixels) in one operator, or use "
-            "fewer weights."
+            "The NPU uses each decoded weight for few positions only. Compute more positions (steps, rows or pixels) in one "
+            "operator, or use fewer weights."
         )
     return ""
 
@@ -250,9 +251,9 @@ def _peak(data: Data, layers: Sequence[Layer], memory: MemoryReport) -> Iterator
     yield Advice(
         f"peak.{region}",
         f"{kib(memory.regions[region])} ({percent(share)} of the RAM)",
-        f"Region {region} is fullest at layer {memory.peak_layer(region)}, with {kib(alive)} in "
+        f"The use of region {region} peaks at layer {memory.peak_layer(region)}, with {kib(alive)} in "
         f"{count_noun(len(owners), 'tensor')}: "
-        f"{_some(largest)}. To reduce RAM, make these tensors smaller: a larger stride, fewer channels, or a smaller input.",
+        f"{_some(largest)}. To reduce RAM, use a larger stride, fewer channels, or a smaller input.",
         share / 2,
         is_saving=False,
     )
@@ -268,7 +269,7 @@ def _operators(layer: Layer) -> str:
 
 
 def _tensor_label(tensor: TensorPlace, layers: Sequence[Layer]) -> str:
-    """Return the operator and module of a tensor of the NPU; the name of a tensor of ExecuTorch's plan."""
+    """Return the operator and module of a tensor on the NPU, or the name of a tensor in ExecuTorch's memory plan."""
     if tensor.delegate is None:
         return tensor.name
     writer = next((layer for layer in layers if layer.delegate == tensor.delegate and layer.name == tensor.name), None)
@@ -278,8 +279,8 @@ def _tensor_label(tensor: TensorPlace, layers: Sequence[Layer]) -> str:
         reader = next((layer for layer in layers if layer.index == tensor.first), None)
         operator = "" if reader is None else _operators(reader)
         kind = "weights" if not tensor.dtype or tensor.name.startswith("WB_") else "tensor"
-        label, module = (f"{kind} of {operator}" if operator else kind), tensor.module or ("" if reader is None else reader.module)
-    return f"{label} of {module}" if module else label
+        label, module = (f"{kind} for {operator}" if operator else kind), tensor.module or ("" if reader is None else reader.module)
+    return f"{label} in {module}" if module else label
 
 
 def _sentence(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Compare two builds: totals, and layers by module and operator."""
+"""Compare the totals and the layers of two builds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Data = Mapping[str, Any]
 
-#: Figure -> whether a smaller value is better.
+#: For each figure, whether a smaller value is better.
 TOTALS = {
     "total_cycles": True,
     "cpu_cycles": True,
@@ -35,16 +35,16 @@ TOTALS = {
     "accuracy.sqnr_db": False,
 }
 SAME, CHANGED, MOVED, ADDED, REMOVED = "same", "changed", "moved", "added", "removed"
-_SHOWN = 40  # layers in the text; JSON contains all
+_SHOWN = 40  # maximum number of layers in the text; JSON contains all layers
 
 
 @dataclass(frozen=True)
 class Change:
-    """A figure of both builds.
+    """The values of one figure in two builds.
 
     Attributes:
-        name: Key in the data.
-        before, after: Values; None if unknown.
+        name: Key in ``Program.to_json``, e.g. ``operators.cpu``.
+        before, after: Values, or None if unknown.
         less_is_better: Whether a smaller value is better.
     """
 
@@ -55,24 +55,24 @@ class Change:
 
     @property
     def percent(self) -> float | None:
-        """Growth in percent; inf from zero, None if a value is unknown."""
+        """The growth in percent, inf or -inf if ``before`` is zero, or None if a value is unknown."""
         return _percent(self.before, self.after)
 
     def is_worse(self, percent: float) -> bool:
-        """Return True if the growth is for the worse and above ``percent``."""
+        """Return True if ``after`` is worse than ``before`` by more than ``percent``."""
         grown = self.percent
         return grown is not None and (grown if self.less_is_better else -grown) > percent
 
 
 @dataclass(frozen=True)
 class LayerChange:
-    """A layer of one or both builds.
+    """A layer that occurs in at least one of two builds.
 
     Attributes:
-        module, operator: Key of the match; equal keys match in order.
+        module, operator: Layers of the two builds with equal modules and operators are matched in order.
         state: ``same``, ``changed`` (cycles), ``moved`` (between NPU and CPU), ``added`` or ``removed``.
-        where_before, where_after: ``NPU`` or ``CPU``; empty if absent.
-        cycles_before, cycles_after: Cycles, or None.
+        where_before, where_after: ``NPU`` or ``CPU``, or "" if the build does not contain the layer.
+        cycles_before, cycles_after: Cycles, or None if unknown.
     """
 
     module: str
@@ -85,20 +85,20 @@ class LayerChange:
 
     @property
     def difference(self) -> int:
-        """Difference in cycles."""
+        """The increase in cycles."""
         return (self.cycles_after or 0) - (self.cycles_before or 0)
 
 
 @dataclass(frozen=True)
 class BuildComparison:
-    """Comparison of two builds of a model.
+    """A comparison of two builds of one method.
 
     Attributes:
         totals: Figures of the whole program.
-        layers: Layers, sorted by the change of their cycles.
-        settings: Settings that differ, with both values.
-        versions: Package versions that differ.
-        budgets_lost: Budgets that are no longer met.
+        layers: Layers, largest change in cycles first.
+        settings: For each setting that differs, the values before and after.
+        versions: For each package whose version differs, the versions before and after.
+        budgets_lost: Names of budgets that only the second build exceeds.
     """
 
     totals: tuple[Change, ...]
@@ -108,12 +108,12 @@ class BuildComparison:
     budgets_lost: tuple[str, ...]
 
     def regressions(self, percent: float = 0.0) -> list[str]:
-        """Return lost budgets and the figures that are worse by more than ``percent``, as text."""
+        """Return one line for each newly exceeded budget and for each figure that is worse by more than ``percent``."""
         worse = [_change_text(change) for change in self.totals if change.is_worse(percent)]
-        return worse + [f"budget {name} no longer holds" for name in self.budgets_lost]
+        return worse + [f"budget {name} is now exceeded" for name in self.budgets_lost]
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data; docs/json.md describes the keys."""
+        """Return JSON-compatible data. See docs/json.md for the keys."""
         return {
             "totals": {
                 change.name: {
@@ -130,7 +130,7 @@ class BuildComparison:
         }
 
     def rich(self) -> RenderableType:
-        """Return Rich tables."""
+        """Return a renderable for Rich, with a table for each group of differences."""
         from rich.console import Group
 
         parts: list[Any] = []
@@ -144,7 +144,7 @@ class BuildComparison:
         return Group(*parts, self._last())
 
     def to_markdown(self, title: str = "What changed") -> str:
-        """Return GitHub-flavored Markdown."""
+        """Return the comparison as GitHub-flavored Markdown."""
         lines = [f"## {title}", ""]
         for heads, body, right in self._tables():
             lines += [*markdown.table(heads, body, right), ""]
@@ -176,8 +176,8 @@ class BuildComparison:
 
     def _last(self) -> str:
         changed = sum(layer.state != SAME for layer in self.layers)
-        more = f", the {_SHOWN} with the largest difference are listed" if changed > _SHOWN else ""
-        return f"{changed} of {count_noun(len(self.layers), 'layer')} differ{more}."
+        more = f" The table lists the {_SHOWN} layers with the largest difference." if changed > _SHOWN else ""
+        return f"{changed} of {count_noun(len(self.layers), 'layer')} differ.{more}"
 
     def __str__(self) -> str:
         return as_text(self.rich())
@@ -185,11 +185,11 @@ class BuildComparison:
 
 @dataclass(frozen=True)
 class ProgramComparison:
-    """Comparison of two builds of a program, method by method.
+    """A comparison of two builds of a program.
 
     Attributes:
-        methods: Comparisons by the name of the method.
-        added, removed: Methods of one build only.
+        methods: Comparison for each method name.
+        added, removed: Methods that only the second or only the first build contains.
     """
 
     methods: Mapping[str, BuildComparison]
@@ -197,12 +197,12 @@ class ProgramComparison:
     removed: tuple[str, ...] = ()
 
     def regressions(self, percent: float = 0.0) -> list[str]:
-        """Return ``BuildComparison.regressions`` of all methods, after the method's name if there are several."""
+        """Return ``BuildComparison.regressions`` of all methods. If there are several, each line starts with the method's name."""
         prefixes = {name: f"{name}: " if self._is_named else "" for name in self.methods}
         return [prefixes[name] + line for name, build in self.methods.items() for line in build.regressions(percent)]
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data: the first method, and the others as ``other_methods``."""
+        """Return JSON-compatible data for the first method, with all other methods as ``other_methods``."""
         (name, first), *others = self.methods.items()
         return {
             **first.to_json(),
@@ -213,7 +213,7 @@ class ProgramComparison:
         }
 
     def rich(self) -> RenderableType:
-        """Return Rich tables."""
+        """Return a renderable for Rich, with the tables for each method."""
         from rich.console import Group
 
         parts: list[Any] = []
@@ -222,10 +222,10 @@ class ProgramComparison:
         return Group(*parts[:-1], *self._list_unmatched())
 
     def to_markdown(self, worse: Sequence[str] = ()) -> str:
-        """Return GitHub-flavored Markdown.
+        """Return the comparison as GitHub-flavored Markdown.
 
         Args:
-            worse: Result of ``regressions``.
+            worse: Regressions to list. See :meth:`regressions`.
         """
         parts = [
             build.to_markdown(title=f"What changed in {markdown.text(name)}" if self._is_named else "What changed")
@@ -247,10 +247,10 @@ class ProgramComparison:
 
 
 def compare_programs(before: Mapping[str, Data], after: Mapping[str, Data]) -> ProgramComparison:
-    """Compare the methods of two builds that have the same name; two single methods regardless of their names.
+    """Compare the methods of two builds that have the same name. If each build has one method, ignore the names.
 
     Args:
-        before, after: Data of ``Program.to_json`` by method.
+        before, after: Result of ``Program.to_json`` for each method.
 
     Raises:
         FormatError: A build has an unexpected format, or the builds have no method in common.
@@ -269,7 +269,7 @@ def compare_programs(before: Mapping[str, Data], after: Mapping[str, Data]) -> P
 
 
 def compare_builds(before: Data, after: Data) -> BuildComparison:
-    """Compare two builds by their data of ``Program.to_json``.
+    """Compare the results of ``Program.to_json`` for two builds of one method.
 
     Raises:
         FormatError: A build has an unexpected format.
@@ -288,7 +288,9 @@ def compare_builds(before: Data, after: Data) -> BuildComparison:
             lost,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise FormatError(f"not the data of two programs: {type(error).__name__}: {error}.") from error
+        raise FormatError(
+            f"expected two results of Program.to_json, got invalid data ({type(error).__name__}: {error})."
+        ) from error
 
 
 def _layers(before: Data, after: Data) -> Iterator[LayerChange]:
@@ -331,7 +333,7 @@ def _differences(before: Data, after: Data) -> dict[str, tuple[Any, Any]]:
 
 def _at(data: Data, path: str) -> float | None:
     if path == "operators.cpu" and data["operators"]["npu"] is None:
-        return None  # a .pte records kernels, including conversions, and no refused operators
+        return None  # a .pte records kernels, including conversions, but not the refused operators
     value: Any = data
     for key in path.split("."):
         value = None if value is None else value[key]
@@ -354,7 +356,7 @@ def _format_growth(before: float | None, after: float | None) -> str:
     grown = _percent(before, after)
     if grown is None:
         return ""
-    return "=" if not grown else f"{grown:+.1f} %" if isfinite(grown) else "from 0"
+    return "=" if not grown else f"{grown:+.1f}%" if isfinite(grown) else "from 0"
 
 
 def _change_text(change: Change) -> str:

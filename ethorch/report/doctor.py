@@ -1,4 +1,4 @@
-"""Checks of the installation: packages, compilers, and tools for firmware."""
+"""Check the installation: packages, compilers, and firmware tools."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Check:
     Attributes:
         name: Name of the requirement.
         state: ``ok``, ``warning`` (untested), ``missing`` (optional), or ``wrong`` (ethorch does not work).
-        found: Version or location, or "".
-        advice: Remedy.
+        found: Version or path, or "" if the requirement is missing.
+        advice: Remedy, or "".
     """
 
     name: str
@@ -34,12 +34,12 @@ class Check:
     advice: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data."""
+        """Return the attributes as a dict of JSON-compatible values."""
         return asdict(self)
 
 
 def examine() -> tuple[Check, ...]:
-    """Return every check, the most important first."""
+    """Run all checks, and return the results with the most important first."""
     return (_python(), *_requirements(), _compiler(), _cache(), *_optional(), *_tools())
 
 
@@ -48,11 +48,12 @@ def _python() -> Check:
 
 
 def _requirements() -> Iterator[Check]:
-    """Yield for each dependency whether ethorch was tested with the installed version."""
     try:
         texts = importlib.metadata.requires("ethorch") or []
     except importlib.metadata.PackageNotFoundError:
-        yield Check("ethorch", "warning", "a copy of the sources", "Install it, so that its requirements are known: pip install .")
+        yield Check(
+            "ethorch", "warning", "source tree that is not installed", "To check the requirements, install ethorch: pip install ."
+        )
         return
     yield Check("ethorch", "ok", importlib.metadata.version("ethorch"))
     for text in texts:
@@ -67,7 +68,7 @@ def _requirements() -> Iterator[Check]:
         if Version(version) in requirement.specifier or requirement.specifier.contains(Version(version).base_version):
             yield Check(requirement.name, "ok", version)
         else:
-            advice = f'Tested are {requirement.specifier}: pip install "{requirement.name}{requirement.specifier}"'
+            advice = f'Tested versions: {requirement.specifier}. Use pip install "{requirement.name}{requirement.specifier}"'
             yield Check(requirement.name, "wrong", version, advice)
 
 
@@ -77,33 +78,33 @@ def _compiler() -> Check:
     except HostError as error:
         return Check("C++ compiler", "wrong", "", str(error))
     if command is None:
-        advice = "Programs cannot run in ExecuTorch's runtime without one: apt-get install g++, or set CXX."
+        advice = "ExecuTorch's runtime requires a C++ compiler. Use apt-get install g++, or set CXX."
         return Check("C++ compiler", "wrong", "", advice)
     try:
         process = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=20, check=False).stdout
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Check("C++ compiler", "wrong", command[0], f"It does not run: {error}")
+        return Check("C++ compiler", "wrong", command[0], f"cannot run the compiler: {error}")
     return Check("C++ compiler", "ok", process.partition("\n")[0] or command[0])
 
 
 def _cache() -> Check:
     folder = cache_folder()
     if danger := distrust(folder):
-        advice = f"No library is loaded from it: {danger}. Set ETHORCH_CACHE_DIR to a folder to which only this user can write."
+        advice = f"No library is loaded from this folder ({danger}). Set ETHORCH_CACHE_DIR to a folder that only you can write to."
         return Check("cache of built libraries", "wrong", str(folder), advice)
     return Check("cache of built libraries", "ok", str(folder))
 
 
 #: Optional packages and their purposes.
 _OPTIONAL = {
-    "pillow": "pictures as calibration samples",
-    "torchvision": "models by the name torchvision:NAME",
-    "timm": "models by the name timm:NAME",
-    "transformers": "models by the name hf:FOLDER",
-    "safetensors": "weights from .safetensors files",
-    "ziglang": "firmware: a compiler for Cortex-M from PyPI",
-    "unicorn": "the virtual board's CPU",
-    "pyelftools": "reading firmware",
+    "pillow": "images as calibration samples",
+    "torchvision": "models named torchvision:NAME",
+    "timm": "models named timm:NAME",
+    "transformers": "models named hf:FOLDER",
+    "safetensors": "weights in .safetensors files",
+    "ziglang": "a firmware compiler for Cortex-M from PyPI",
+    "unicorn": "the CPU of virtual boards",
+    "pyelftools": "reading ELF files of firmware",
 }
 
 
@@ -112,18 +113,18 @@ def _optional() -> Iterator[Check]:
         try:
             yield Check(name, "ok", importlib.metadata.version(name))
         except importlib.metadata.PackageNotFoundError:
-            yield Check(name, "missing", "", f"For {purpose}: pip install {name}")
+            yield Check(name, "missing", "", f"Required for {purpose}. Use pip install {name}")
 
 
-#: Optional commands with their purposes and sources.
+#: Optional commands, each with its purpose and source.
 _TOOLS = {
-    "arm-none-eabi-gcc": "Firmware by GNU's compiler: apt-get install gcc-arm-none-eabi",
-    "armclang": "Firmware by Arm Compiler for Embedded: developer.arm.com, under Arm's license",
-    "clang": "Firmware by a clang with an Arm back end: apt-get install clang lld",
-    "qemu-system-arm": "Firmware on QEMU's mps3-an547: apt-get install qemu-system-arm",
-    "FVP_Corstone_SSE-300_Ethos-U55": "Arm's fixed virtual platform of Corstone-300: developer.arm.com, under Arm's license",
-    "FVP_Corstone_SSE-300_Ethos-U65": "Arm's fixed virtual platform of Corstone-300, with a U65: developer.arm.com, Arm's license",
-    "FVP_Corstone_SSE-320": "Arm's fixed virtual platform of Corstone-320, with a U85: developer.arm.com, under Arm's license",
+    "arm-none-eabi-gcc": "Compiles firmware with GCC. Use apt-get install gcc-arm-none-eabi",
+    "armclang": "Compiles firmware with Arm Compiler for Embedded. Available at developer.arm.com under Arm's license",
+    "clang": "Compiles firmware with a clang that has an Arm back end. Use apt-get install clang lld",
+    "qemu-system-arm": "Runs firmware on QEMU's mps3-an547. Use apt-get install qemu-system-arm",
+    "FVP_Corstone_SSE-300_Ethos-U55": "Arm's Fixed Virtual Platform for Corstone-300 with an Ethos-U55. See developer.arm.com",
+    "FVP_Corstone_SSE-300_Ethos-U65": "Arm's Fixed Virtual Platform for Corstone-300 with an Ethos-U65. See developer.arm.com",
+    "FVP_Corstone_SSE-320": "Arm's Fixed Virtual Platform for Corstone-320 with an Ethos-U85. See developer.arm.com",
 }
 
 
@@ -134,7 +135,7 @@ def _tools() -> Iterator[Check]:
 
 
 def _with_version(place: str) -> str:
-    """Return the path of a command and the first line of its version. FVPs are not started."""
+    """Return the path of a command and the first line printed by ``--version``. FVPs are not started."""
     if "FVP_" in place:
         return place
     try:

@@ -1,4 +1,4 @@
-"""Tables of operators and targets as plain data."""
+"""Tables of operators and targets as JSON-compatible data."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ethorch.targets.tuning import Tuning
 from ethorch.tosa.limits import Limits
 
 Row = dict[str, Any]
-#: Text of ``target_differences`` for a TOSA operator that a target does not have.
-ABSENT = "not there"
+#: Text that ``target_differences`` returns for a TOSA operator that a target does not support.
+ABSENT = "not supported"
 
 
 def operators(pattern: str = "*") -> list[Row]:
-    """Return a row for each operator whose name contains ``pattern`` or, with wildcards, matches it.
+    """Return a row for each operator whose name contains ``pattern``, or matches ``pattern`` if it contains wildcards.
 
-    PyTorch names such as ``torch.softmax``, ``nn.Softmax`` and ``F.softmax`` match, too.
+    PyTorch names such as ``torch.softmax``, ``nn.Softmax`` and ``F.softmax`` are also accepted.
     """
     wildcard = pattern if any(mark in pattern for mark in "*?[") else f"*{pattern}*"
     matches = [
@@ -36,7 +36,7 @@ def operators(pattern: str = "*") -> list[Row]:
 
 
 def operator_names() -> list[str]:
-    """Return the names that select an operator, with and without module."""
+    """Return all names that select an operator, with and without a module prefix."""
     names: dict[str, None] = {}
     for facts in operator_facts():
         for name in (*facts.pytorch, *facts.names, *facts.adapters):
@@ -86,11 +86,11 @@ def _has_window(name: str) -> bool:
 
 def _cost(spec: OperatorFacts, tried: support.Support) -> str:
     if spec.absorbs:
-        return "none if fused with the operator before it, whose output has a scale; otherwise one pass over the tensor."
+        return "none if fused into a preceding operator with a quantized output; otherwise one pass over the tensor."
     if spec.kind == "table":
-        return "int8: one pass over the tensor, also for a chain of such functions. " + _becomes(tried)
+        return "int8: one pass over the tensor, even for a chain of elementwise functions. " + _becomes(tried)
     if spec.moves:
-        return "no arithmetic; a copy, unless its neighbors can read and write in place. " + _becomes(tried)
+        return "no arithmetic; a copy, unless the adjacent operators can read and write in place. " + _becomes(tried)
     return _becomes(tried)
 
 
@@ -99,28 +99,32 @@ def _becomes(tried: support.Support) -> str:
     for case, operators in tried.tosa.items():
         if case.endswith(("int8", "int16")) and case.startswith(("U55", "U85")) and operators:
             texts.append(f"{case}: {', '.join(operators)}")
-    return f"TOSA operators of the example, {'; '.join(texts)}." if texts else "no NPU runs the example."
+    return f"TOSA operators for the example: {'; '.join(texts)}." if texts else "no NPU runs the example."
 
 
 def operators_text(rows: list[Row]) -> str:
-    """Return all facts about a single operator, or one line per operator."""
+    """Format the details of the operator if there is a single row, and one line per operator otherwise."""
     if len(rows) > 1:
         width = max(len(row["name"]) for row in rows)
         lines = [f"{'':<{width}}  {'U55':<12}{'U65':<12}{'U85':<12}"]
         lines += [f"{row['name']:<{width}}  {_three(row)}{row['what']}".rstrip() for row in rows]
-        return "\n".join([*lines, "", "`ethorch ops NAME` shows details. int8/int16: number of tested calls that the NPU runs."])
+        return "\n".join(
+            [*lines, "", "`ethorch ops NAME` shows details. int8 / int16: number of tested calls that the NPU supports."]
+        )
     (row,) = rows
     lines = [row["name"], *(f"  {line}".rstrip() for line in row["doc"].splitlines()), ""]
     if row["pytorch"]:
         lines.append(f"In PyTorch: {', '.join(row['pytorch'])}")
     if row["also"]:
-        lines.append(f"In exported graphs also: {', '.join(row['also'])}")
-    lines += ["", f"Runs on ({row['calls']} calls tested):"]
+        lines.append(f"Other names in exported graphs: {', '.join(row['also'])}")
+    lines += ["", f"Supported calls ({row['calls']} tested):"]
     for family in support.FAMILIES:
         lines.append(f"  {family}: " + ", ".join(f"{kind} {row['support'][f'{family} {kind}']}" for kind in support.ACTIVATIONS))
     lines.append(f"  TOSA, float: {row['support']['TOSA FP']}")
     for refusal in row["refused"]:
-        lines += [f"  Not on {', '.join(refusal['cases'])}: {refusal['reason']} [{refusal['id']}] {refusal['way_out']}".rstrip()]
+        lines += [
+            f"  Not supported on {', '.join(refusal['cases'])}: {refusal['reason']} [{refusal['id']}] {refusal['way_out']}".rstrip()
+        ]
         lines += [f"    {call}" for call in refusal["calls"][:3]]
         if len(refusal["calls"]) > 3:
             lines.append(f"    and {len(refusal['calls']) - 3} more")
@@ -131,7 +135,7 @@ def operators_text(rows: list[Row]) -> str:
 
 
 def verdicts(row: Row, family: str) -> str:
-    """Return ``all``, ``no``, or int8 and int16 separately: ``all / 3 of 5``."""
+    """Return the supported calls on a family: ``all``, ``no``, ``3 of 5``, or int8 and int16 results as ``all / 3 of 5``."""
     family_verdicts = [row["support"][f"{family} {kind}"] for kind in support.ACTIVATIONS]
     return family_verdicts[0] if family_verdicts[0] == family_verdicts[1] else " / ".join(family_verdicts)
 
@@ -158,8 +162,8 @@ def target_differences(a: str, b: str) -> Row:
     """Return the differences between two targets.
 
     Returns:
-        ``facts``: name -> [of ``a``, of ``b``]; ``operators``: target -> operators that it supports for more tested calls;
-        ``limits``: TOSA operator -> limits on each target.
+        A dict of ``facts``, ``operators`` and ``limits``. ``facts`` and ``limits`` contain the values for ``a`` and ``b``, by fact
+        and by TOSA operator. ``operators`` contains, by target, the operators with more supported calls than on the other target.
 
     Raises:
         SpecError: A name is unknown.
@@ -203,7 +207,7 @@ def _limits(target: Target, operator: str) -> str:
 
 
 def _runs_more(target: Target, baseline: Target) -> list[str]:
-    """Return operators such as ``aten.gather.default (int8, int16)`` with tested calls that only ``target`` supports."""
+    """Return the operators for which ``target`` supports more calls than ``baseline``, with the activation types."""
     names = target.family.upper(), baseline.family.upper()
     operators = []
     for name, tried in support.table().items():
@@ -214,12 +218,12 @@ def _runs_more(target: Target, baseline: Target) -> list[str]:
 
 
 def tuning_rows(tuning: Tuning) -> dict[str, str]:
-    """Return each field with its choice. Numbers of a choice have their own rows, field.number."""
+    """Return the value of each field. The values of a nested field are named ``field.name``."""
     return _choices("", tuning)
 
 
 def tuning_names(*choices: dict[str, str]) -> list[str]:
-    """Return the names of all rows, each choice before its numbers."""
+    """Return the row names that occur in any of the choices, in the order of the fields of ``Tuning``."""
     order = [field.name for field in fields(Tuning)]
     return sorted(dict.fromkeys(name for rows in choices for name in rows), key=lambda name: order.index(name.partition(".")[0]))
 
@@ -238,9 +242,9 @@ def _choices(prefix: str, group: Any) -> dict[str, str]:
 
 
 def limit_rows(limits: Limits) -> list[tuple[str, str]]:
-    """Return (feature, allowed values) for each limit of an operator."""
+    """Return (feature, supported values) for each limit of a TOSA operator."""
     if not limits.present:
-        return [("absent", "the NPU has none")]
+        return [("absent", "not supported by the NPU")]
     rows = [(feature, str(allowed)) for feature, allowed in limits.ranges.items()]
     if limits.dtypes is not None:
         rows.append(("dtype", ", ".join(sorted(limits.dtypes))))

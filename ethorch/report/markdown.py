@@ -1,4 +1,4 @@
-"""A program's summary in GitHub-flavored Markdown, for pull requests."""
+"""A summary of a program in GitHub-flavored Markdown, for pull requests."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from ethorch.support.errors import FormatError
 from ethorch.support.wording import count_noun
 
 Data = Mapping[str, Any]
-_LARGEST = 10  # listed layers
+_LARGEST = 10  # maximum number of layers in the table
 _SPECIAL = re.compile(r"([\\`*_\[\]|~#$])")
 _STATES = {"yes": "✅", "no": "❌", "unknown": "❔", "open": "➖"}
 
 
 def text(value: object) -> str:
-    """Return the text on one line, with Markdown and HTML escaped."""
+    """Format a value on one line, with Markdown and HTML escaped."""
     return escape(_SPECIAL.sub(r"\\\1", " ".join(str(value).split())), quote=False)
 
 
 def table(heads: Sequence[str], body: Iterable[Sequence[object]], right: Sequence[int] = ()) -> list[str]:
-    """Return the lines of a table.
+    """Return the lines of a Markdown table.
 
     Args:
         heads: Column titles.
-        body: Rows of text, which is escaped.
+        body: Rows of cells, which are escaped.
         right: Indices of right-aligned columns.
     """
     lines = [f"| {' | '.join(map(text, heads))} |"]
@@ -44,9 +44,9 @@ def markdown(data: Data, title: str = "", model: Sequence[str] = (MODEL,)) -> st
     """Return verdicts, figures, refusals, the largest layers, advice, and the command that compiles the program.
 
     Args:
-        data: Data of ``Program.to_json``.
-        title: Name of the program.
-        model: Command line arguments that name the model and its samples.
+        data: Result of ``Program.to_json``.
+        title: Heading. Defaults to the target.
+        model: Command-line arguments that name the model and the calibration samples.
 
     Raises:
         FormatError: ``data`` has an unexpected format.
@@ -54,7 +54,7 @@ def markdown(data: Data, title: str = "", model: Sequence[str] = (MODEL,)) -> st
     try:
         return "\n".join(_lines(data, title, model))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise FormatError(f"not the data of a program: {type(error).__name__}: {error}.") from error
+        raise FormatError(f"expected the result of Program.to_json, got invalid data ({type(error).__name__}: {error}).") from error
 
 
 def _lines(data: Data, title: str, model: Sequence[str]) -> list[str]:
@@ -67,7 +67,7 @@ def _lines(data: Data, title: str, model: Sequence[str]) -> list[str]:
     if refused := group_refusals((*data["cpu"], *data["without_kernel"])):
         lines += ["", "### On the CPU", ""]
         lines += table(
-            ("count", "operator", "first module", "source", "reason", "way out"),
+            ("count", "operator", "first module", "source", "reason", "remedy"),
             ((x["count"], x["operator"], x["module"], x["source"], f"{x['reason']} ({x['id']})", x["way_out"]) for x in refused),
             right=(0,),
         )

@@ -1,6 +1,6 @@
-"""Facts about each operator, stored in ``operators.json``, so that listings require neither torch nor the lowerings.
+"""Facts about each operator, read from ``operators.json`` because importing torch and the lowerings takes seconds.
 
-``python -m tools.docs`` writes the file.
+``python -m tools.docs`` writes ``operators.json``.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ PATH = Path(__file__).with_name("operators.json")
 
 @dataclass(frozen=True)
 class OperatorFacts:
-    """Facts about an ``OpSpec`` for listings.
+    """Facts about an ``OpSpec``.
 
     Attributes:
         names, kind, doc, absorbs, moves: See ``OpSpec``.
-        adapters: Other names that are lowered as this operator.
-        pytorch: Names of public functions, methods and modules of PyTorch.
-        file: File of the definition, below ``ethorch/``.
-        has_float_form: Whether it has a float form.
-        calls: Samples as text: the first, and those that an NPU refuses.
-        tensors: Tensors of the first call, as text.
+        adapters: Names of other operators that are converted to this operator.
+        pytorch: Names of PyTorch functions, methods and modules that compute this operator.
+        file: Path of the definition, relative to ``ethorch/``.
+        has_float_form: Whether the operator can be lowered to float TOSA operators.
+        calls: Source text of the first sample call and of each sample call that an NPU refuses, by number.
+        tensors: Description of the tensors in the first sample call.
     """
 
     names: tuple[str, ...]
@@ -43,12 +43,12 @@ class OperatorFacts:
 
     @property
     def name(self) -> str:
-        """Canonical name."""
+        """The canonical name."""
         return self.names[0]
 
     @property
     def source(self) -> str:
-        """File and first line with the name, ``lower/ops/conv.py:60``, or only the file."""
+        """The file of the definition, with the number of the first line that contains the name, e.g. ``lower/ops/conv.py:60``."""
         lines = _lines(self.file)
         line_number = next((number for number, line in enumerate(lines, 1) if f'"{self.name}"' in line), None)
         return self.file if line_number is None else f"{self.file}:{line_number}"
@@ -56,7 +56,7 @@ class OperatorFacts:
 
 @cache
 def operator_facts() -> tuple[OperatorFacts, ...]:
-    """Return the operators in ``operators.json``, by name."""
+    """Return the operators in ``operators.json``, sorted by name."""
     rows = json.loads(PATH.read_text(encoding="utf-8"))
     return tuple(_fact(row) for row in rows)
 

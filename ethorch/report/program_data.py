@@ -1,4 +1,4 @@
-"""Read a program's plain data from the JSON of ``--json``, or from a folder of ``Program.save``."""
+"""Read the result of ``Program.to_json`` from JSON printed by ``--json`` or from a saved folder."""
 
 from __future__ import annotations
 
@@ -11,57 +11,57 @@ from ethorch.support.errors import FormatError
 from ethorch.support.text_files import read_json
 
 IN_FOLDER = "program.json"
-#: Key of the other methods in ``program.json``: for each, the values that differ from those of the first method.
+#: Key of all methods but the first in ``program.json``. Each method contains only values that differ from the first method.
 OTHERS = "other_methods"
 
 
 def is_program_data(path: str | os.PathLike[str]) -> bool:
-    """Return True for JSON and for a saved folder with JSON, but not for a ``.pte``."""
+    """Return True if the path is a ``.json`` file, or a folder that contains ``program.json``."""
     file = Path(path)
     return file.suffix == ".json" or (file / IN_FOLDER).is_file()
 
 
 def read_program_data(path: str | os.PathLike[str], method: str | None = None) -> dict[str, Any]:
-    """Return the data of ``Program.to_json``.
+    """Return the result of ``Program.to_json`` for one method.
 
     Args:
         path: See :func:`read_methods_data`.
-        method: Name of a method. Defaults to the first method, also if the file does not contain this one.
+        method: Name of a method. If the file does not contain this method, the first method is returned.
 
     Raises:
-        FormatError: The file cannot be read, or has other contents.
+        FormatError: The file cannot be read, or has an unexpected format.
     """
     methods = read_methods_data(path)
     return methods[method] if method in methods else next(iter(methods.values()))
 
 
 def read_methods_data(path: str | os.PathLike[str]) -> dict[str | None, dict[str, Any]]:
-    """Return the data of each method by its name, the saved program's method first.
+    """Return the result of ``Program.to_json`` for each method, with the method of the saved program first.
 
     Args:
-        path: A ``.json`` file, or a folder with ``program.json``.
+        path: A ``.json`` file, or a folder that contains ``program.json``.
 
     Raises:
-        FormatError: The file cannot be read, or has other contents.
+        FormatError: The file cannot be read, or has an unexpected format.
     """
     file = Path(path)
     if file.is_dir():
         file = file / IN_FOLDER
-    data = read_json(file, "Name a file that `ethorch compile --json` wrote.")
+    data = read_json(file, "Use the output of `ethorch compile --json`.")
     if data.get("format", 1) != 1:
-        raise FormatError(f"{file} has format {data['format']!r}; this ethorch reads format 1. Install a newer one.")
+        raise FormatError(f"{file}: expected format 1, got {data['format']!r}. Install a newer ethorch.")
     if missing := {"target", "layers", "memory", "versions"} - data.keys():
-        raise FormatError(f"{file} is not the data of a program: it has no {', '.join(sorted(missing))}.")
+        raise FormatError(f"{file}: expected the result of Program.to_json, got data without {', '.join(sorted(missing))}.")
     others = data.pop(OTHERS, {})
     if not isinstance(others, dict) or not all(isinstance(values, dict) for values in others.values()):
-        raise FormatError(f"{file} is not the data of a program: {OTHERS} is not a table for each method.")
+        raise FormatError(f"{file}: {OTHERS}: expected an object for each method, got {others!r:.60}.")
     if not isinstance(method := data.get("method"), str | None):
-        raise FormatError(f"{file} is not the data of a program: method is {method!r:.60}; expected a name.")
+        raise FormatError(f"{file}: method: expected a name, got {method!r:.60}.")
     return {method: data, **{name: {**data, **values} for name, values in others.items()}}
 
 
 def write_methods_data(methods: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the contents of ``program.json`` for the data of each method."""
+    """Return the contents of ``program.json``, given the result of ``Program.to_json`` for each method."""
     first, *others = methods
     differing = {data["method"]: {key: value for key, value in data.items() if value != first[key]} for data in others}
     return {**first, OTHERS: differing} if others else dict(first)

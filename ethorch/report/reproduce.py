@@ -1,4 +1,4 @@
-"""``ethorch compile`` options that reproduce a program's settings."""
+"""The ``ethorch compile`` options that reproduce a program's settings."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ _FLAGS = {
     "target": "--target", "scheme": "--scheme", "io": "--io", "ram": "--ram", "flash": "--flash", "latency_ms": "--latency",
     "min_sqnr_db": "--min-sqnr-db", "board": "--board",
 }  # fmt: skip
-#: Placeholder for a model without a name on a command line, e.g. one created in Python.
+#: Placeholder for a model that a command line cannot name, e.g. a module created in Python.
 MODEL = "MODEL"
 _DEFAULTS = Settings().to_json()
 _NOT_SET = ("shapes", "modules", "samples")
 
 
 def options(settings: Mapping[str, Any]) -> list[str]:
-    """Return the command line arguments for settings in ``Program.to_json``, except defaults, target and scheme.
+    """Return the command-line arguments for the settings in ``Program.to_json``.
 
-    A user's ini file or board is named without its folder.
+    Settings with their default value are omitted, except the target and the scheme. A custom Vela ini file or board is named
+    without its folder.
     """
     words: list[str] = []
     for name, flag in _FLAGS.items():
@@ -42,11 +43,11 @@ def options(settings: Mapping[str, Any]) -> list[str]:
 
 
 def command(settings: Mapping[str, Any], model: Sequence[str] = (MODEL,)) -> str:
-    """Return the shell line ``ethorch compile MODEL -o model.pte`` with the options.
+    """Return the shell command ``ethorch compile MODEL -o model.pte`` with the options.
 
     Args:
         settings: Settings in ``Program.to_json``.
-        model: Arguments that name the model and its samples.
+        model: Arguments that name the model and the calibration samples.
     """
     words = [word if word == MODEL else shlex.quote(word) for word in model]
     return f"ethorch compile {' '.join(words)} -o model.pte {shlex.join(options(settings))}"

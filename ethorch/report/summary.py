@@ -1,4 +1,4 @@
-"""Summary of a program."""
+"""The summary of a program that ``print(program)`` and ``ethorch compile`` print."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 Data = Mapping[str, Any]
-BUDGET_COLUMNS = ("budget", "limit", "figure", "holds")  #: of ``budget_rows``
-_LOUD = 0.02  # minimum share of the time or the RAM for a line
+BUDGET_COLUMNS = ("budget", "limit", "figure", "met")  #: Column titles of ``budget_rows``.
+_LOUD = 0.02  # minimum weight of advice in the summary
 
 
 def summary(data: Data) -> RenderableType:
-    """Return the headline, figures, budgets, and the CPU operators with their reasons.
+    """Return a renderable with the headline, figures, budgets, advice, and the reasons of CPU operators.
 
     Args:
-        data: Data of ``Program.to_json``.
+        data: Result of ``Program.to_json``.
     """
     from rich.console import Group
 
@@ -45,14 +45,14 @@ def summary(data: Data) -> RenderableType:
 
 
 def head(data: Data) -> str:
-    """``5 of 5 PyTorch operators on ethos-u55-128 in 1 delegate.``"""
+    """Return the headline, e.g. ``5 of 5 PyTorch operators on ethos-u55-128 in 1 delegate.``"""
     operators = data["operators"]
     count = operators["delegates"]
     if operators["npu"] is None:
         kernels = count_noun(operators["cpu"], "kernel")
         delegates = count_noun(count, "delegate")
-        return f"{delegates} on {data['target'] or 'no NPU'}, {kernels} on the CPU, quantize and dequantize included."
-    of_method = f"Method {data['method']} (also in the file: {', '.join(others)}): " if (others := _others(data)) else ""
+        return f"{delegates} on {data['target'] or 'no NPU'}, {kernels} on the CPU, including quantize and dequantize."
+    of_method = f"Method {data['method']} (the program also contains {', '.join(others)}): " if (others := _others(data)) else ""
     return of_method + f"{summarize_placement(operators['npu'], operators['cpu'], data['target'], count)}."
 
 
@@ -61,37 +61,45 @@ def _others(data: Data) -> list[str]:
 
 
 def rows(data: Data) -> Iterator[tuple[str, str, str]]:
-    """Yield (name, figure, note) of each known figure."""
+    """Iterate over (name, figure, note) for each known figure."""
     yield from _time(data)
     board = data.get("board")
     if board and data["total_cycles"] is not None:
         if seen := board["spread"]:
-            note = f"published figures of {seen['of']}: {seen['count']}"
-            yield "Measured boards", f"{seen['low']:.1f} to {seen['high']:.1f} times", f"that time; {note}"
+            note = f"({count_noun(seen['count'], 'published measurement')} on {seen['of']})"
+            yield "Measured boards", f"{seen['low']:.1f} to {seen['high']:.1f} times", f"the estimated time {note}"
         if board["assumed"]:
             numbers = (entry.split(": ")[:2] for entry in board["assumed"])  # "flash: bytes_per_second: assumed: ..."
-            note = ", ".join(f"{key} of {memory}" for memory, key in numbers)
-            yield "Assumed", count_noun(len(board["assumed"]), "number"), f"in that estimate: {note}"
-    yield "RAM", kib(data["ram_bytes"]), f"with ExecuTorch's runtime, without stacks; NPU feature maps {kib(data['sram_bytes'])}"
+            note = ", ".join(f"{memory}.{key}" for memory, key in numbers)
+            yield "Assumed", count_noun(len(board["assumed"]), "value"), f"in the estimate: {note}"
+    yield (
+        "RAM",
+        kib(data["ram_bytes"]),
+        f"including ExecuTorch's runtime, excluding stacks; NPU feature maps {kib(data['sram_bytes'])}",
+    )
     code = sum(part["flash_bytes"] for part in data["memory"]["components"] if part["name"] == "code")
     yield (
         "Flash",
         kib(data["flash_bytes"]),
-        f"program {kib(data['flash_bytes'] - code)}, code of generated firmware {kib(code)}, without ExecuTorch's runtime",
+        f"program {kib(data['flash_bytes'] - code)}, generated firmware {kib(code)}, excluding ExecuTorch's runtime",
     )
     if data["mac_count"]:
-        yield "MACs", f"{data['mac_count']:,}", "multiply-accumulates of one inference"
+        yield "MACs", f"{data['mac_count']:,}", "multiply-accumulates per inference"
     accuracy = data["accuracy"]  # None before it is measured
     if accuracy:
         figure = "equal" if accuracy["sqnr_db"] is None else f"{accuracy['sqnr_db']:.1f} dB"
-        yield "Accuracy", figure, f"SQNR against float, {count_noun(accuracy['samples'], 'sample')}"
+        yield "Accuracy", figure, f"SQNR relative to the float model, {count_noun(accuracy['samples'], 'sample')}"
     verification = data.get("verification")
     if verification and verification["delegates"]:
-        yield "Verified", f"{verification['equal']} of {verification['delegates']}", "delegates equal the TOSA reference"
+        yield (
+            "Verified",
+            f"{verification['equal']} of {verification['delegates']}",
+            "delegates are bit-exact with the TOSA reference",
+        )
         for row in verification["unchecked"]:
             yield "NOT VERIFIED", f"{row['method']} {row['delegate']}", row["reason"]
         for operator in verification["repairs"]:
-            yield "Repaired", "1 copy", f"before {operator}, without which Vela's commands are wrong"
+            yield "Repaired", "1 copy", f"inserted before {operator} to avoid a Vela bug"
     if (writer := data.get("writer")) and writer["id"]:
         yield "Written by", writer["name"], writer_text(writer)
     for side in ("inputs", "outputs"):
@@ -100,17 +108,17 @@ def rows(data: Data) -> Iterator[tuple[str, str, str]]:
             meaning = ""
             if codes is not None:
                 sign, offset = ("-", codes["zero_point"]) if codes["zero_point"] >= 0 else ("+", -codes["zero_point"])
-                meaning = f"value = (code {sign} {offset}) * {codes['scale']:.6g}"
+                meaning = f"value = (integer {sign} {offset}) * {codes['scale']:.6g}"
             yield f"{side[:-1].capitalize()} {number}", f"{info['dtype']}{list(info['shape'])}", meaning
 
 
 def budget_rows(data: Data) -> Iterator[tuple[str, str, str, str]]:
-    """Yield (name, limit, figure, state) of each budget. The state is ``yes``, ``no`` or ``unknown``."""
+    """Iterate over (name, limit, figure, state) for each budget. The state is ``yes``, ``no`` or ``unknown``."""
     for row in data["budgets"]:
         in_bytes = row["name"] in ("ram", "flash") or row["name"].startswith("memory ")
         limit, figure = (_budget_figure(row[key], in_bytes) for key in ("limit", "found"))
         if row["found"] is None and row["holds"]:
-            figure = "equal"  # the SQNR of equal outputs is infinite
+            figure = "equal"  # equal outputs have infinite SQNR
         yield row["name"], limit, figure, "unknown" if row["holds"] is None else "yes" if row["holds"] else "no"
 
 
@@ -128,7 +136,7 @@ def _time(data: Data) -> Iterator[tuple[str, str, str]]:
         named = ", ".join(f"{part['name']} {part['cycles']:,}" for part in parts)
         note = f"{sum(map(_cycles, parts)):,} cycles at {clock / 1e6:,.0f} MHz: {named}"
         if where == NPU and data["util_mac_percentage"]:
-            note += f"; MAC utilization {data['util_mac_percentage']:.1f} %"
+            note += f"; MAC utilization {data['util_mac_percentage']:.1f}%"
         processors.append((sum(part["milliseconds"] for part in parts), f"  {where}", note, bool(parts)))
     for milliseconds, name, note, is_used in sorted(processors, reverse=True):
         if is_used:
@@ -140,13 +148,13 @@ def _cycles(part: Mapping[str, Any]) -> int:
 
 
 def largest_layers(data: Data, count: int = 10) -> list[tuple[str, float, str]]:
-    """Return (name, cycles, cycles as text) of the layers with the most cycles."""
+    """Return (name, cycles, formatted cycles) for the layers with the most cycles."""
     layers = sorted((layer for layer in data["layers"] if layer["op_cycles"]), key=lambda layer: -layer["op_cycles"])
     return [(f"{layer['where']} {layer['name']}", layer["op_cycles"], f"{layer['op_cycles']:,}") for layer in layers[:count]]
 
 
 def largest_saving(data: Data) -> str:
-    """Return the advice with the largest weight except refusals, or "". A saving precedes advice without a known saving."""
+    """Return the advice to print, or "". Advice whose whole figure can be saved is preferred; refusals are ignored."""
     entries = [entry for entry in advice(data) if not entry.id.startswith("cpu.") and entry.weight >= _LOUD]
     largest = min(entries, key=lambda entry: not entry.is_saving, default=None)
     if largest is None:

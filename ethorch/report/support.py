@@ -1,6 +1,6 @@
-"""Supported calls of each operator on each NPU, from a dry run of the lowering, stored in ``support.json``.
+"""The calls of each operator that each NPU supports, read from ``support.json``.
 
-``python -m tools.support`` writes the file.
+``python -m tools.support`` writes ``support.json`` with a dry run of the lowering.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import Any
 from ethorch.support.errors import Reason
 
 PATH = Path(__file__).with_name("support.json")
-#: One NPU of each family, which represents its family.
+#: The NPU that represents each family in the dry run.
 FAMILIES = {"U55": "ethos-u55-128", "U65": "ethos-u65-256", "U85": "ethos-u85-256"}
 ACTIVATIONS = ("int8", "int16")
-#: Cases of the dry run: families with each type of activations, and TOSA's FP profile.
+#: The cases of the dry run: each family with each activation type, and TOSA's FP profile.
 CASES = (*(f"{family} {activations}" for family in FAMILIES for activations in ACTIVATIONS), "TOSA FP")
 
 
 @dataclass(frozen=True)
 class Refused:
-    """A call that stays on the CPU.
+    """A sample call that the NPU does not support.
 
     Attributes:
-        call: Number of the operator's sample.
-        reason: Reason.
+        call: Index of the operator's sample call.
+        reason: The reason and the remedy.
     """
 
     call: int
@@ -36,12 +36,12 @@ class Refused:
 
 @dataclass(frozen=True)
 class Support:
-    """Results of the dry run for one operator.
+    """The results of the dry run for one operator.
 
     Attributes:
-        calls: Number of samples.
-        refused: Refused calls by case, see CASES.
-        tosa: TOSA operators of the first call by case.
+        calls: Number of sample calls.
+        refused: Refused calls for each case. See :data:`CASES`.
+        tosa: TOSA operators to which the first sample call is lowered, for each case.
     """
 
     calls: int
@@ -49,14 +49,14 @@ class Support:
     tosa: dict[str, tuple[str, ...]]
 
     def verdict(self, case: str) -> str:
-        """Return ``all``, ``3 of 5`` or ``no``."""
+        """Return the number of supported calls: ``all``, ``no``, or e.g. ``3 of 5``."""
         left = self.calls - len(self.refused[case])
         return "all" if left == self.calls else f"{left} of {self.calls}" if left else "no"
 
 
 @cache
 def table() -> dict[str, Support]:
-    """Return the results by operator."""
+    """Return the results for each operator name."""
     return {name: _read(row) for name, row in json.loads(PATH.read_text(encoding="utf-8")).items()}
 
 

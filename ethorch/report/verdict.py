@@ -1,4 +1,4 @@
-"""Verdicts on memory, time and accuracy."""
+"""Verdicts on the memory, time and accuracy of a program."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Verdict:
 
     Attributes:
         question: The question in a few words.
-        state: ``yes``, ``no``, ``unknown`` (a limit without a figure), or ``open`` (no limit).
-        answer: A sentence with the figures.
+        state: ``yes``, ``no``, ``unknown`` (the figure was not measured), or ``open`` (no limit is set).
+        answer: Sentences with the figures and the limit.
     """
 
     question: str
@@ -29,7 +29,7 @@ class Verdict:
 
 
 def verdicts(data: Data) -> tuple[Verdict, Verdict, Verdict]:
-    """Return the verdicts on memory, time and accuracy by the limits of the settings."""
+    """Return the verdicts on memory, time and accuracy. The limits are the budgets in the settings."""
     budgets = {row["name"]: row for row in data["budgets"]}
     return _memory(data, budgets), _time(data, budgets), _accuracy(data, budgets)
 
@@ -43,15 +43,15 @@ def _memory(data: Data, budgets: Mapping[str, Data]) -> Verdict:
             limit, holds = budgets[name]["limit"], budgets[name]["holds"]
             states.append(holds)
             left = limit - data[key]
-            needs += f", {kib(abs(left))} {'less' if left >= 0 else 'MORE'} than the limit of {kib(limit)}"
+            needs += f" ({kib(abs(left))} {'less' if left >= 0 else 'MORE'} than the limit of {kib(limit)})"
         parts.append(needs)
     for name, row in budgets.items():
         if name.startswith("memory "):
             states.append(row["holds"])
             parts.append(_in_memory(name.removeprefix("memory "), row["found"], row["limit"]))
-    answer = f"It needs {' and '.join(parts)}." if len(parts) == 2 else f"It needs {'; '.join(parts)}."
+    answer = f"The program requires {' and '.join(parts)}." if len(parts) == 2 else f"The program requires {'; '.join(parts)}."
     if not states:
-        answer += _compare_boards(data) + _no_limit(states, "--ram, --flash and --board set limits")
+        answer += _compare_boards(data) + _no_limit(states, "--ram, --flash or --board")
     return Verdict("Does it fit?", _state(states), answer)
 
 
@@ -61,12 +61,13 @@ def _compare_boards(data: Data) -> str:
     if not boards:
         return ""
     if not fitting:
-        return f" That is more than {_join([board['name'] for board in boards])} {'has' if len(boards) == 1 else 'have'}."
+        return f" The program does not fit on {_join([board['name'] for board in boards])}."
     smallest = min(boards, key=lambda board: board["ram_bytes"])
     share = data["ram_bytes"] / smallest["ram_bytes"]
     if len(fitting) < len(boards):
-        return f" It fits {_join(fitting)}, but not {_join([board['name'] for board in boards if board['name'] not in fitting])}."
-    return f" It fits {_join(fitting)}, and takes {100 * share:.1f} % of the RAM of {smallest['name']}."
+        others = _join([board["name"] for board in boards if board["name"] not in fitting])
+        return f" The program fits on {_join(fitting)}, but not on {others}."
+    return f" The program fits on {_join(fitting)}, and uses {100 * share:.1f}% of the RAM of {smallest['name']}."
 
 
 def _fits(data: Data, board: Data) -> bool:
@@ -82,10 +83,10 @@ def _time(data: Data, budgets: Mapping[str, Data]) -> Verdict:
     milliseconds = data["milliseconds"]
     sentence = "The time of one inference is unknown, because a .pte does not record it."
     if milliseconds is not None:
-        rate = f"{data['inferences_per_second']:,.1f} a second"
-        sentence = f"One inference takes {milliseconds:.3f} ms by the estimate, {rate}.{_describe_measurements(data)}"
+        rate = f"{data['inferences_per_second']:,.1f} inferences per second"
+        sentence = f"One inference takes an estimated {milliseconds:.3f} ms ({rate}).{_describe_measurements(data)}"
     if "latency_ms" not in budgets:
-        return Verdict("Is it fast enough?", OPEN, sentence + _no_limit([], "--latency sets one"))
+        return Verdict("Is it fast enough?", OPEN, sentence + _no_limit([], "--latency"))
     limit = budgets["latency_ms"]["limit"]
     return Verdict("Is it fast enough?", _state([budgets["latency_ms"]["holds"]]), f"{sentence} The limit is {limit:g} ms.")
 
@@ -97,22 +98,23 @@ def _accuracy(data: Data, budgets: Mapping[str, Data]) -> Verdict:
         count = accuracy["samples"]
         is_finite = accuracy["sqnr_db"] is not None and isfinite(accuracy["sqnr_db"])
         figure = (
-            f"have {accuracy['sqnr_db']:.1f} dB SQNR against the float model" if is_finite else "are equal to the float model's"
+            f"have an SQNR of {accuracy['sqnr_db']:.1f} dB relative to the float model"
+            if is_finite
+            else "are equal to the outputs of the float model"
         )
-        sentence = f"The outputs {figure}, over {count_noun(count, 'sample')}."
+        sentence = f"The outputs {figure} ({count_noun(count, 'sample')})."
     set_limits = [budgets[name] for name in ("min_sqnr_db",) if name in budgets]
     if not set_limits:
-        return Verdict("Is it accurate?", OPEN, sentence + _no_limit([], "--min-sqnr-db sets one"))
+        return Verdict("Is it accurate?", OPEN, sentence + _no_limit([], "--min-sqnr-db"))
     if "min_sqnr_db" in budgets:
-        sentence += f" The least is {budgets['min_sqnr_db']['limit']:g} dB."
+        sentence += f" The limit is {budgets['min_sqnr_db']['limit']:g} dB."
     return Verdict("Is it accurate?", _state([row["holds"] for row in set_limits]), sentence)
 
 
 def _in_memory(memory: str, used: int, size: int) -> str:
-    """Return ``in sram 1,474.0 KiB of 8,192.0 KiB``, or the excess in bytes."""
     if used <= size:
-        return f"in {memory} {kib(used)} of {kib(size)}"
-    return f"in {memory} {used - size:,} bytes MORE than its {kib(size)}"
+        return f"{kib(used)} of the {kib(size)} in {memory}"
+    return f"{used - size:,} bytes MORE than the {kib(size)} in {memory}"
 
 
 def _describe_measurements(data: Data) -> str:
@@ -120,12 +122,12 @@ def _describe_measurements(data: Data) -> str:
     if not board:
         return ""
     seen = board["spread"]
-    text = f" Measured, {seen['of']} took {seen['low']:.1f} to {seen['high']:.1f} times the estimate." if seen else ""
-    return text + (" Some figures of its memories are assumed: see `ethorch boards`." if board["assumed"] else "")
+    text = f" Measured times on {seen['of']} are {seen['low']:.1f} to {seen['high']:.1f} times the estimates." if seen else ""
+    return text + (" Some memory bandwidths of the board are assumed. See `ethorch boards`." if board["assumed"] else "")
 
 
 def _no_limit(states: list[bool | None], hint: str) -> str:
-    return "" if states else f" No limit was given; {hint}."
+    return "" if states else f" No limit is set. Use {hint}."
 
 
 def _state(holds: list[bool | None]) -> str:

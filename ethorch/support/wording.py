@@ -44,5 +44,5 @@ def kib(size: int | None) -> str:
 
 
 def percent(share: float) -> str:
-    """Return a share as a percentage: ``55.3 %``."""
-    return f"{100 * share:.1f} %"
+    """Return a share as a percentage, e.g. ``55.3%``."""
+    return f"{100 * share:.1f}%"

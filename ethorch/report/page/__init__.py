@@ -1,4 +1,4 @@
-"""The report: one HTML page with tables and charts, from plain data."""
+"""The report about a program: one HTML page with tables and charts."""
 
 from ethorch.report.page.page import page
 

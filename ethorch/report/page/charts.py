@@ -1,4 +1,4 @@
-"""Charts of the report."""
+"""The charts of the HTML report."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ethorch.support.wording import kib
 Data = Mapping[str, Any]
 Charts = dict[str, Chart]
 
-#: Color of each bound, from the palette of Okabe and Ito for color-blind readers.
+#: Color of each bound, from the color-blind-safe palette of Okabe and Ito.
 COLORS = {
     COMPUTE: "#0072B2",
     "Sram": "#009E73",
@@ -28,13 +28,13 @@ COLORS = {
 }
 _LANE_COLORS = {NPU: COLORS[COMPUTE], "DMA": COLORS["OffChipFlash"], CPU: COLORS[CPU]}
 _REGION_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
-_LARGEST = 20  # bars of the chart of the largest layers
-_LABEL = 26  # characters of a name on an axis
-_DEPTH = 6  # rows of the chart of modules
+_LARGEST = 20  # maximum number of bars in the chart of the largest layers
+_LABEL = 26  # maximum number of characters of a name on an axis
+_DEPTH = 6  # maximum number of rows in the chart of modules
 
 
 def charts(data: Data, layers: Sequence[Layer], memory: MemoryReport, comparison: Data | None = None) -> Charts:
-    """Return charts by name. Charts without sufficient data are omitted."""
+    """Return the charts for which ``data`` and ``comparison`` are sufficient, by name."""
     drawn: Charts = {}
     if cycles_known(layers):
         drawn["largest"] = largest(layers)
@@ -54,7 +54,7 @@ def charts(data: Data, layers: Sequence[Layer], memory: MemoryReport, comparison
 
 
 def largest(layers: Sequence[Layer]) -> Chart:
-    """Return bars of the layers with the most cycles."""
+    """Return a bar chart of the layers with the most cycles."""
     top = sorted(layers, key=lambda layer: -(layer.cycles or 0))[:_LARGEST][::-1]
     bars = [Box(0, layer.cycles or 0, n - 0.35, n + 0.35, _color(_kind(layer)), _describe(layer)) for n, layer in enumerate(top)]
     names = tuple(f"{layer.index}  {_cut(layer.module) if layer.module else _shorten(layer.name)}" for layer in top)
@@ -64,7 +64,7 @@ def largest(layers: Sequence[Layer]) -> Chart:
 
 
 def in_order(layers: Sequence[Layer]) -> Chart:
-    """Return the cycles of each layer in execution order, colored by bound."""
+    """Return a bar chart of the cycles of all layers in execution order, colored by bound."""
     bars = [
         Box(layer.index - 0.45, layer.index + 0.45, 0, layer.cycles, _color(_kind(layer)), _describe(layer))
         for layer in layers
@@ -74,7 +74,7 @@ def in_order(layers: Sequence[Layer]) -> Chart:
 
 
 def modules(layers: Sequence[Layer]) -> Chart:
-    """Return the cycles by module: a row for each level of nesting, with widths in proportion."""
+    """Return a chart with a row for each level of module nesting. The width of a module is proportional to its cycles."""
     root, bounds, boxes = tree(layers), _binds(layers), list[Box]()
 
     def add(node: Module, start: float, depth: int) -> None:
@@ -104,7 +104,7 @@ def _binds(layers: Sequence[Layer]) -> dict[str, str]:
 
 
 def lanes(layers: Sequence[Layer], core_clock_hz: float) -> Chart:
-    """Return the timeline of NPU, DMA and CPU."""
+    """Return the timeline of the NPU, the DMA and the CPU."""
     scale, unit = (1e3 / core_clock_hz, "ms") if core_clock_hz else (1.0, "cycles")
     by_index = {layer.index: layer for layer in layers}
     events = timeline(layers)
@@ -112,7 +112,7 @@ def lanes(layers: Sequence[Layer], core_clock_hz: float) -> Chart:
     boxes = []
     for event in events:
         row, start = used_lanes.index(event.lane), event.start_cycles * scale
-        tooltip = ("weights of " if event.lane == "DMA" else "") + _describe(by_index[event.layer])
+        tooltip = ("weights for " if event.lane == "DMA" else "") + _describe(by_index[event.layer])
         boxes.append(Box(start, start + event.duration_cycles * scale, row - 0.35, row + 0.35, _LANE_COLORS[event.lane], tooltip))
     end = max((box.x1 for box in boxes), default=1)
     y = Axis("", -0.6, len(used_lanes) - 0.4, names=tuple(used_lanes))
@@ -120,7 +120,7 @@ def lanes(layers: Sequence[Layer], core_clock_hz: float) -> Chart:
 
 
 def use(memory: MemoryReport, regions: Sequence[str]) -> Chart:
-    """Return the live bytes of each region by layer."""
+    """Return a chart of the bytes in use in each region during each layer."""
     boxes, highest = list[Box](), 0.0
     for number, region in enumerate(regions):
         color = _REGION_COLORS[number % len(_REGION_COLORS)]
@@ -133,7 +133,7 @@ def use(memory: MemoryReport, regions: Sequence[str]) -> Chart:
 
 
 def places(memory: MemoryReport, region: str) -> Chart:
-    """Return the addresses of a region by layer, with a box per tensor and the peak colored."""
+    """Return a chart of the addresses and lifetimes of the tensors in a region. Tensors in use at the peak are highlighted."""
     owners = set(memory.peak_owners(region))
     tensors = [tensor for tensor in memory.tensors if tensor.region == region]
     groups = {"in use at the peak": COLORS["Dram"], "not in use at the peak": COLORS[COMPUTE]}
@@ -154,7 +154,10 @@ def places(memory: MemoryReport, region: str) -> Chart:
 
 
 def roofline(layers: Sequence[Layer], system: Data) -> Chart | None:
-    """Return MACs per cycle over MACs per byte of each layer's slowest memory, with the limits of the NPU."""
+    """Return a roofline chart: MACs per cycle against MACs per byte in each layer's slowest memory.
+
+    Return None if no layer has the required figures.
+    """
     peak, bandwidths = system["macs_per_cycle"], system["bytes_per_cycle"]
     points: dict[str, list[tuple[float, float, Layer]]] = {}
     for layer in layers:
@@ -195,11 +198,11 @@ def roofline(layers: Sequence[Layer], system: Data) -> Chart | None:
 
 
 def accuracy(layers: Sequence[Data]) -> Chart | None:
-    """Return the SQNR of each operator against the float model: all noise so far, and its own. None without a figure."""
+    """Return a chart of each operator's SQNR relative to the float model, or None if no operator has an SQNR."""
     series = (
-        ("float_fake_db", "fake-quantized", COLORS[COMPUTE], True, False),
-        ("float_npu_db", "NPU, all noise so far", COLORS["Dram"], True, True),
-        ("own_db", "the operator's own noise", COLORS["Sram"], False, True),
+        ("float_fake_db", "fake-quantized, accumulated noise", COLORS[COMPUTE], True, False),
+        ("float_npu_db", "NPU, accumulated noise", COLORS["Dram"], True, True),
+        ("own_db", "noise added by the operator", COLORS["Sram"], False, True),
     )
     marks: list[Box | Line | Point] = []
     figures = []
@@ -223,12 +226,12 @@ def _describe_noise(layer: Data) -> str:
     name = _cut(f"{short(layer['operator'])} {layer['module']}".strip())
     return (
         f"{name}\n{layer['source']}\nNPU {_db(layer['float_npu_db'])}, fake-quantized {_db(layer['float_fake_db'])}, "
-        f"own noise {_db(layer['own_db'])}"
+        f"operator alone {_db(layer['own_db'])}"
     )
 
 
 def _db(level: float | None) -> str:
-    return "no figure" if level is None else f"{level:.1f} dB"
+    return "unknown" if level is None else f"{level:.1f} dB"
 
 
 def _layer_axis(count: int) -> Axis:
@@ -270,7 +273,7 @@ def _describe_tensor(tensor: TensorPlace) -> str:
 
 
 def _shorten(name: str) -> str:
-    """Return the start of the name of an operator, which identifies it."""
+    """Return the start of an operator's name, because the start is distinctive."""
     name = name.replace("quantize_per_tensor", "quantize")
     return name if len(name) <= _LABEL else name[: _LABEL - 1] + "…"
 

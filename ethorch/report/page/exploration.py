@@ -1,4 +1,4 @@
-"""Render an exploration as one HTML file without network access."""
+"""Render an exploration as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ethorch.support.errors import FormatError
 
 Data = Mapping[str, Any]
 _SETTINGS, _FRONT, _OTHER = "settings", "#0072B2", "#9CA3AF"
-_NAMED = 6  # maximum number of points with labels, which would overlap otherwise
+_NAMED = 6  # maximum number of points with labels; more labels would overlap
 
 
 def exploration_page(data: Data, title: str = "") -> str:
-    """Return the page of ``Exploration.to_json``.
+    """Return the HTML page for the result of ``Exploration.to_json``.
 
     Raises:
         FormatError: ``data`` has an unexpected format.
@@ -41,12 +41,14 @@ def exploration_page(data: Data, title: str = "") -> str:
             versions=sorted(data["versions"].items()),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise FormatError(f"not the data of an exploration: {type(error).__name__}: {error}.") from error
+        raise FormatError(
+            f"expected the result of Exploration.to_json, got invalid data ({type(error).__name__}: {error})."
+        ) from error
 
 
 def name_of(variant: Data) -> str:
-    """Return the varied settings in a few words."""
-    return " ".join(str(value) for value in variant[_SETTINGS].values() if value is not None) or "as it is"
+    """Return the values of the varied settings, separated by spaces."""
+    return " ".join(str(value) for value in variant[_SETTINGS].values() if value is not None) or "unchanged"
 
 
 def _plot(variants: list[Data]) -> Chart:
@@ -63,8 +65,8 @@ def _plot(variants: list[Data]) -> Chart:
         for variant in variants
     ]
     x = Axis("estimated time in ms", 0, 1.25 * max(point.x for point in points) or 1)  # space for labels
-    y = Axis("RAM of the application in KiB", 0, 1.15 * max(point.y for point in points) or 1)
-    return Chart(x, y, tuple(points), (("Pareto front", _FRONT), ("others", _OTHER)), 400)
+    y = Axis("RAM in KiB", 0, 1.15 * max(point.y for point in points) or 1)
+    return Chart(x, y, tuple(points), (("Pareto front", _FRONT), ("other variants", _OTHER)), 400)
 
 
 def _describe(variant: Data) -> str:

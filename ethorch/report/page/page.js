@@ -1,5 +1,5 @@
 "use strict";
-// Sortable tables and the filter of the layers. Charts are SVG and need no script.
+// Sort tables and filter the table of layers. Charts are SVG and do not require scripts.
 
 function value(row, column) {
   const cell = row.cells[column];

@@ -1,4 +1,4 @@
-"""Render the data of a program as one HTML file without network access."""
+"""Render the result of ``Program.to_json`` as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ Data = Mapping[str, Any]
 
 
 def page(data: Data, comparison: Data | None = None, title: str = "", model: Sequence[str] = (MODEL,)) -> str:
-    """Return the report of a program.
+    """Return the HTML report about a program.
 
-    The page depends on the arguments only. Text of the program is escaped, and the page forbids the browser to load anything or to
-    run other scripts.
+    The page depends only on the arguments. All text in ``data`` is escaped, and a content security policy blocks network access
+    and all scripts but the script of the page.
 
     Args:
-        data: Data of ``Program.to_json``.
-        comparison: Data of ``Comparison.to_json``, with the accuracy of each operator.
+        data: Result of ``Program.to_json``.
+        comparison: Result of ``Comparison.to_json``, with the accuracy of each operator.
         title: Name of the program, to which the page adds the target. Defaults to the model's name.
-        model: Arguments that name the model and its samples, for the line that reproduces the program.
+        model: Arguments that name the model and the calibration samples in the command that reproduces the program.
 
     Raises:
         FormatError: ``data`` has an unexpected format.
@@ -45,28 +45,28 @@ def page(data: Data, comparison: Data | None = None, title: str = "", model: Seq
         memory = MemoryReport.from_json(data["memory"])
         if memory.layer_count != len(layers):
             raise FormatError(
-                f"not the data of a program: its memory counts {memory.layer_count} layers, and {len(layers)} are there."
+                f"expected the result of Program.to_json with {memory.layer_count} layers (memory.layer_count), got {len(layers)}."
             )
         system = data.get("memory_system")
         if system is not None and not all(rate > 0 for rate in (system["macs_per_cycle"], *system["bytes_per_cycle"].values())):
-            raise FormatError("not the data of a program: a rate of its memory_system is not positive.")
+            raise FormatError(f"memory_system: expected positive rates, got {system!r:.200}.")
         variables = view.view(data, layers, memory, comparison, model)
         drawn = charts(data, layers, memory, comparison)
         name, target = title or data.get("model"), data["target"] or "no NPU"
         return render("page.html", drawn, title=f"{name} on {target}" if name else target, **variables)
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        raise FormatError(f"not the data of a program: {type(error).__name__}: {error}.") from error
+        raise FormatError(f"expected the result of Program.to_json, got invalid data ({type(error).__name__}: {error}).") from error
 
 
 def render(name: str, charts_by_name: Mapping[str, Chart], **values: Any) -> str:
-    """Render a template of this package with its charts.
+    """Render a template of this package.
 
     Args:
-        name: Template, which extends ``base.html``.
-        charts_by_name: Charts of the page.
-        values: Variables; all are escaped.
+        name: File name of a template that extends ``base.html``.
+        charts_by_name: Charts that the template inserts.
+        values: Variables of the template, which are escaped.
     """
-    from markupsafe import Markup  # of Jinja, which only pages need
+    from markupsafe import Markup  # imported here because only pages require Jinja
 
     script = _text("page.js")
     return _template(name).render(
@@ -87,8 +87,8 @@ def _text(name: str) -> str:
 
 
 def _with_options(text: str) -> Any:
-    """Return escaped text with command line options as code that does not break after dashes."""
-    from markupsafe import Markup, escape  # of Jinja, which only pages need
+    """Escape text and mark command-line options as code, which has no line breaks after dashes."""
+    from markupsafe import Markup, escape  # imported here because only pages require Jinja
 
     return Markup(re.sub(r"(?<![\w-])(--[a-z][a-z-]*)", r"<code>\1</code>", str(escape(text))))
 

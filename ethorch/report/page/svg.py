@@ -1,6 +1,6 @@
 """Draw charts as inline SVG.
 
-Positions are percentages of the drawing area, so text keeps its size at every width without scripts.
+Positions are percentages of the drawing area, so that the size of text does not depend on the width of the page.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Axis:
 
     Attributes:
         title: Quantity and unit.
-        low, high: Values at both ends; positive if the axis is logarithmic.
-        is_logarithmic: Whether the scale is logarithmic.
-        names: Labels of the positions 0, 1, ... instead of numbers.
+        low, high: Values at the two ends. Must be positive if the axis is logarithmic.
+        is_logarithmic: Whether the axis is logarithmic.
+        names: Labels of the positions 0, 1, ..., or empty to label the ticks with numbers.
     """
 
     title: str
@@ -33,14 +33,14 @@ class Axis:
     names: tuple[str, ...] = ()
 
     def percent(self, position: float) -> float:
-        """Return a position in percent of the axis, within -100 and 200."""
+        """Return a position as a percentage of the axis, clamped to -100 to 200."""
         low, high = self.low, self.high
         if self.is_logarithmic:
             low, high, position = math.log10(low), math.log10(high), math.log10(max(position, 1e-300))
         return max(-100.0, min(200.0, 100 * (position - low) / (high - low or 1)))
 
     def ticks(self) -> Iterator[tuple[float, str]]:
-        """Yield position and label of each tick."""
+        """Iterate over the position and the label of each tick."""
         if self.names:
             yield from ((float(number), name) for number, name in enumerate(self.names))
         elif self.is_logarithmic:
@@ -54,7 +54,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Box:
-    """A rectangle with a tooltip and a label, which is cut at its edge."""
+    """A rectangle with a tooltip and a label. The label is cut off at the edge of the rectangle."""
 
     x0: float
     x1: float
@@ -68,7 +68,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Line:
-    """A line through points (x, y)."""
+    """A line through the points (x, y)."""
 
     points: Sequence[tuple[float, float]]
     color: str
@@ -91,12 +91,12 @@ class Point:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart.
+    """A chart with two axes and a legend.
 
     Attributes:
         x, y: The axes.
         marks: Marks in drawing order, in the units of the axes.
-        legend: Name and color of each group; shown if there are several.
+        legend: Name and color of each group. Shown only if there are several groups.
         height: Height of the drawing area in pixels.
     """
 
@@ -108,7 +108,7 @@ class Chart:
 
 
 def round_step(step: float) -> float:
-    """Return the next larger of 1, 2 and 5 times a power of ten."""
+    """Round up to 1, 2 or 5 times a power of ten."""
     if not (step > 0 and math.isfinite(step)):
         return 1.0
     power = 10.0 ** math.floor(math.log10(step))
@@ -116,13 +116,13 @@ def round_step(step: float) -> float:
 
 
 def format_tick(number: float, largest: float) -> str:
-    """Format a number with the suffix that suits the largest number of its axis."""
+    """Format a number with the suffix for the largest number on the axis, e.g. ``1.5k``."""
     size, suffix = next(((size, suffix) for size, suffix in _SUFFIXES if abs(largest) >= 10 * size), (1, ""))
     return f"{number / size:,.6g}{suffix}" if number else "0"
 
 
 def draw(chart: Chart) -> str:
-    """Return the HTML of a chart. All text is escaped."""
+    """Return the HTML of a chart, with all text escaped."""
     parts = [*_grid(chart)]
     for mark in chart.marks:
         if isinstance(mark, Box):

@@ -1,4 +1,4 @@
-"""Variables of the report's template."""
+"""The template variables of the HTML report."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ethorch.support.wording import kib
 
 Data = Mapping[str, Any]
 _LIMITS = ("ram", "flash", "latency_ms", "min_sqnr_db")  # settings
-_DEPTH = 16  # levels of nested modules; deeper modules count for their ancestor
+_DEPTH = 16  # maximum levels of nested modules; layers of deeper modules are counted for the ancestor at this level
 _STATES = {"yes": "yes", "no": "no", "unknown": "unknown", "open": "no limit"}
 
 
 def view(
     data: Data, layers: Sequence[Layer], memory: MemoryReport, comparison: Data | None, model: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the template's variables. ``model`` names the model on a command line."""
+    """Return the template's variables. See :func:`ethorch.report.page.page` for the arguments."""
     return {
         "head": head(data),
         "verdicts": [(v.question, v.state, _STATES[v.state], v.answer) for v in verdicts(data)],
@@ -54,12 +54,12 @@ def view(
 
 
 def cycles_known(layers: Sequence[Layer]) -> bool:
-    """Return True if the cycles of every layer are known, which shares require."""
+    """Return True if the cycles of every layer are known and at least one layer has cycles."""
     return any(layer.cycles for layer in layers) and all(layer.cycles is not None for layer in layers)
 
 
 def short(name: str) -> str:
-    """Return ``conv2d`` for ``aten.conv2d.default``."""
+    """Return the base name of an operator, e.g. ``conv2d`` for ``aten.conv2d.default``."""
     for prefix in ("aten.", "quantized_decomposed.", "quantized_decomposed::", "aten::"):
         name = name.removeprefix(prefix)
     for suffix in (".default", ".out"):
@@ -68,7 +68,7 @@ def short(name: str) -> str:
 
 
 def operator_of(layer: Layer) -> str:
-    """Return the PyTorch operators, or the NPU operation if they are unknown."""
+    """Return the PyTorch operators of a layer, or the NPU operation if the PyTorch operators are unknown."""
     return ", ".join(map(short, layer.operators)) or layer.operator
 
 
@@ -102,7 +102,7 @@ def _traffic(layer: Layer) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Segment:
-    """Consecutive layers on the CPU, or in one delegate."""
+    """Consecutive layers that run on the CPU or in one delegate."""
 
     where: str
     delegate: int | None
@@ -112,7 +112,7 @@ class Segment:
 
 
 def segments(layers: Sequence[Layer]) -> list[Segment]:
-    """Return the program as a sequence of segments."""
+    """Group the layers of a program into segments, in execution order."""
     runs: list[list[Layer]] = []
     for layer in layers:
         if runs and (runs[-1][0].where, runs[-1][0].delegate) == (layer.where, layer.delegate):
@@ -134,13 +134,13 @@ def _sum(layers: Iterable[Layer]) -> int | None:
 
 @dataclass
 class Module:
-    """A module with its contents.
+    """A module and its submodules.
 
     Attributes:
-        path, name: Full path and last part.
-        npu, cpu: Number of layers on the NPU and on the CPU.
-        cycles: Cycles of all layers; None if one is unknown.
-        share: Share of the program's cycles, 0 to 1.
+        path, name: Full path, and its last component.
+        npu, cpu: Number of layers on the NPU and on the CPU, including submodules.
+        cycles: Total cycles of these layers, or None if the cycles of any layer are unknown.
+        share: Share of the program's cycles, from 0 to 1.
         children: Submodules by name.
     """
 
@@ -154,12 +154,12 @@ class Module:
 
 
 def parts_of(module: str) -> list[str]:
-    """Return the modules of a path, outermost first."""
+    """Split a module path into names, outermost first."""
     return module.split(".")[:_DEPTH] if module else []
 
 
 def tree(layers: Sequence[Layer]) -> Module:
-    """Return the tree of modules. Layers without a module count at the root only."""
+    """Return the tree of modules. Layers without a module are counted only for the root."""
     root = Module("", "program")
     for layer in layers:
         nodes = [root]
@@ -182,7 +182,7 @@ def _share(node: Module, total: int | None) -> None:
 
 
 def binding(layers: Sequence[Layer]) -> list[tuple[str, int, int, float]]:
-    """Return (bound, layers, cycles, share of the NPU's cycles), sorted by cycles."""
+    """Return (bound, number of layers, cycles, share of the NPU's cycles) for each bound, most cycles first."""
     total = sum(layer.cycles or 0 for layer in layers if layer.where == NPU)
     groups: dict[str, list[Layer]] = {}
     for layer in layers:
@@ -237,7 +237,7 @@ def _name_operator(comparison: Data, key: str) -> str:
 
 def _setting(name: str, value: Any) -> str:
     if value is None:
-        return "no limit" if name in _LIMITS else "default of the target"
+        return "no limit" if name in _LIMITS else "target default"
     if isinstance(value, Mapping):
         return ", ".join(f"{k}={v}" for k, v in value.items()) or "none"
     if isinstance(value, (list, tuple)):
