@@ -1,4 +1,4 @@
-"""Programs that a search compiled."""
+"""Records of the programs that a search compiles."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Attempt:
-    """A program that a search compiled.
+    """The figures of a program that a search compiled.
 
     Attributes:
-        change: Difference from the settings; empty for the first attempt.
+        change: Description of the changed settings, or "" for the first attempt.
         ram_bytes, flash_bytes: Memory of the whole application.
-        milliseconds: Estimated time of one inference; None if unknown.
-        sqnr_db: SQNR against the float model; None if not measured.
+        milliseconds: Estimated time of one inference, or None if unknown.
+        sqnr_db: SQNR relative to the float model, or None if not measured.
         fits: Whether all budgets are met.
     """
 
@@ -26,5 +26,5 @@ class Attempt:
     fits: bool
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data by attribute name."""
+        """Return the attributes as a dict of JSON-compatible values."""
         return asdict(self)

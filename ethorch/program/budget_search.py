@@ -1,4 +1,4 @@
-"""Search for settings that meet the budgets: arenas, weights in SRAM, and 16-bit modules."""
+"""Search for settings that meet the budgets, by varying the arena, weights in SRAM, and 16-bit modules."""
 
 from __future__ import annotations
 
@@ -24,26 +24,31 @@ from ethorch.tuning.precision_search import mixed_precision
 
 logger = logging.getLogger(__name__)
 
-#: Function of settings, and whether only the compiler's changed, that returns the program.
+#: Function that compiles a program. The flag is True if only settings of the compiler, and not of quantization, changed.
 Make = Callable[[Settings, bool], Record]
 
-#: Least share of the time that weights in SRAM must save for ``constants="auto"``.
+#: Minimum share of the time that ``constants="auto"`` must save to use weights in SRAM.
 _WORTH = 0.02
-#: Least share of the time that channels last must save for ``io_layout="auto"``. It is lower because they need no memory.
+#: Minimum share of the time that ``io_layout="auto"`` must save to use NHWC. NHWC requires no additional memory.
 _WORTH_OF_LAYOUT = 0.005
-_STEPS = 3  # corrections of the arena's limit by the memory of the rest of the application
+_STEPS = 3  # maximum number of arena limits to try
 
 
 def search_budgets(settings: Settings, make: Make, user: UserModel, fixed: Collection[str] = ()) -> Record:
-    """Return the program of these settings if it meets all budgets, else the first that does, else the closest.
+    """Compile a program with these settings, and change settings as long as a budget is exceeded.
 
-    Tried in order: the settings; channels last (layout ``auto``); products on the CPU (partition ``cost``); weights in SRAM
-    (constants ``auto``); smaller arenas, if RAM is exceeded; the fastest arena and weights in SRAM, if time is exceeded; 16 bits
-    for the most sensitive modules, if the accuracy is too low.
+    If no combination meets all budgets, the closest program is returned. The search tries, in order:
+
+    - NHWC inputs and outputs, if ``io_layout`` is ``auto``
+    - matrix products on the CPU, if ``partition`` is ``cost``
+    - weights in SRAM, if ``constants`` is ``auto``
+    - smaller arenas, if RAM is exceeded
+    - the fastest arena and weights in SRAM, if time is exceeded
+    - 16 bits for the most sensitive modules, if the accuracy is too low
 
     Args:
-        make: Function that compiles.
-        fixed: Names of settings that do not change; ``modules`` disables the search for accuracy.
+        make: Function that compiles a program.
+        fixed: Names of settings that the search does not change. ``modules`` disables the search for accuracy.
     """
     search = _Search(make, frozenset(fixed))
     _warn_of_inputs(settings, user)
@@ -71,7 +76,7 @@ def _warn_of_inputs(settings: Settings, user: UserModel) -> None:
     least = least_ram(leaf.shape for leaf in trees.leaves(user.example_inputs) if trees.is_tensor(leaf))
     if settings.ram_limit is not None and settings.ram_limit < least:
         logger.warning(
-            "no settings can meet the RAM limit of %s, because the inputs alone need at least %s. Raise the limit, or use smaller "
+            "no settings can meet the RAM limit of %s, because the inputs require at least %s. Raise the limit, or use smaller "
             "inputs. [budget.impossible]",
             count_noun(settings.ram_limit, "byte"),
             count_noun(least, "byte"),
@@ -79,7 +84,7 @@ def _warn_of_inputs(settings: Settings, user: UserModel) -> None:
 
 
 def _warn_of_trades(first: Record, best: Record) -> None:
-    """Warn if a program that misses a budget has worse figures than the program of the given settings."""
+    """Warn if ``best``, which exceeds a budget, has worse figures than ``first``."""
     figures = [
         ("RAM", "bytes", first.memory.ram_bytes, best.memory.ram_bytes),
         ("flash", "bytes", first.memory.flash_bytes, best.memory.flash_bytes),
@@ -89,8 +94,8 @@ def _warn_of_trades(first: Record, best: Record) -> None:
         worse.append(f"time {first.milliseconds:.3f} to {best.milliseconds:.3f} ms")
     if worse:
         logger.warning(
-            "a budget is not met. The closest program that was found is worse in other figures than that of the given settings: "
-            "%s. [budget.traded]",
+            "a budget is exceeded. The closest program found has worse figures than the program compiled with the original "
+            "settings: %s. Set the arena and constants explicitly to disable the search. [budget.traded]",
             ", ".join(worse),
         )
 
@@ -113,7 +118,7 @@ class _Search:
         return record
 
     def with_layout(self, before: Record) -> Record:
-        """Use channels-last inputs and outputs if that saves time."""
+        """Use NHWC inputs and outputs if they save time."""
         first = _settings(before).with_(io_layout=NCHW)
         before.settings = first
         if not any(len(info.shape) in (4, 5) for info in (*before.inputs, *before.outputs)):
@@ -123,17 +128,17 @@ class _Search:
         return candidate if saved > _WORTH_OF_LAYOUT * (before.milliseconds or 0) else before
 
     def with_partition(self, before: Record) -> Record:
-        """Compute products of two activations on the CPU if it has kernels, the RAM suffices, and that saves time."""
+        """Compute products of two activations on the CPU if CPU kernels exist, the RAM limit is met, and this saves time."""
         first = _settings(before).with_(partition=NPU)
         before.settings = first
         try:
             candidate = self.attempt("products of two activations on the CPU", first.with_(partition=CPU_MATMUL))
         except EthorchError:
-            return before  # no product can move to the CPU
+            return before  # no product has a CPU kernel
         return candidate if self.pays(candidate, before) else before
 
     def with_constants(self, before: Record) -> Record:
-        """Put all weights, or those that are read several times, into SRAM if the RAM suffices and that saves time."""
+        """Store all weights, or only weights that are read repeatedly, in SRAM if the RAM limit is met and this saves time."""
         candidate = self.attempt("weights in SRAM", _settings(before).with_(constants=SRAM))
         if _is_missed(candidate, "ram"):
             candidate = self.with_less_ram(candidate)
@@ -150,7 +155,7 @@ class _Search:
         return not _is_missed(candidate, "ram") and saved > _WORTH * (before.milliseconds or 0)
 
     def with_resident(self, before: Record) -> Record:
-        """Put weights that are read several times into the remaining RAM; return ``before`` if none remains."""
+        """Store weights that are read repeatedly in the remaining RAM. Return ``before`` if no RAM remains."""
         settings = _settings(before)
         room = (settings.ram_limit or 0) - before.memory.ram_bytes
         if room <= 0:
@@ -172,7 +177,7 @@ class _Search:
         return best
 
     def with_fewer_cycles(self, before: Record) -> Record:
-        """Use the fastest arena, then weights in SRAM, if the RAM suffices."""
+        """Use the fastest arena, and then weights in SRAM, if the RAM limit is met."""
         best = before
         changes: list[tuple[str, dict[str, Any]]] = []
         if _settings(before).arena == FREE and "arena" not in self.fixed:
@@ -195,7 +200,7 @@ class _Search:
         return best
 
     def with_more_bits(self, before: Record, user: UserModel, least: float | None) -> Record:
-        """Use 16-bit activations in as few sensitive modules as the least SQNR requires."""
+        """Use 16-bit activations in the smallest number of modules with which the minimum SQNR is reached."""
         settings = _settings(before)
         if settings.scheme != "int8" or before.config is not None:
             return before
@@ -218,7 +223,7 @@ class _Search:
 
 def _settings(record: Record) -> Settings:
     if record.settings is None:
-        raise EthorchError("the program has no settings.")
+        raise EthorchError("expected a program compiled by ethorch.compile, got a program without settings.")
     return record.settings
 
 
@@ -232,7 +237,7 @@ def _is_missed(record: Record, name: str) -> bool:
 
 
 def _least_arena(record: Record) -> int:
-    """Return a lower bound of the NPU's arena in bytes: the inputs, or the outputs, of a delegate."""
+    """Return a lower bound of the arena in bytes: the largest total size of the inputs, or of the outputs, of one delegate."""
     sides = [tensors for payload in record.payloads for tensors in (payload.inputs, payload.outputs)]
     return max((sum(math.prod(tensor.shape) * tensor.element_size for tensor in tensors) for tensors in sides), default=1)
 

@@ -1,4 +1,4 @@
-"""Build the record of a program with fixed settings."""
+"""Quantize and lower a model with fixed settings, without a search for budgets."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ from ethorch.support.exclusive import exclusive
 from ethorch.targets.settings import AUTO_LAYOUT, COST, CPU_MATMUL, Settings
 from ethorch.vela.shared_constants import share_constants
 
-#: Name of a single method.
+#: Name of the method if a program has only one.
 FORWARD = "forward"
 
 
 def single_method(user: UserModel) -> UserMethods:
-    """Return a model as the only method of a program."""
+    """Return a ``UserMethods`` that contains the model as its only method."""
     return UserMethods({FORWARD: user})
 
 
 def is_single(methods: UserMethods) -> bool:
-    """Return True for one method with the default name, which needs no merging."""
+    """Return True if the only method is ``forward``, so that no methods have to be merged."""
     return set(methods.models) == {FORWARD}
 
 
 def quantize(methods: UserMethods, settings: Settings) -> dict[str, GraphModule]:
-    """Return each method with quantize and dequantize operators, in the layout of the settings.
+    """Return each method with quantize and dequantize operators, in the input and output layout of the settings.
 
     Raises:
         EthorchError: Only some of the models are quantized. See also ``ethorch.compile``.
@@ -63,7 +63,7 @@ def quantize(methods: UserMethods, settings: Settings) -> dict[str, GraphModule]
             quantized_methods[name] = user.module
     if quantized_methods and len(quantized_methods) < len(methods.models):
         missing = ", ".join(repr(name) for name in methods.models if name not in quantized_methods)
-        raise EthorchError(f"expected all methods to be quantized or none, got float models for {missing}. Quantize all or none.")
+        raise EthorchError(f"expected either quantized or float models for all methods, got float models only for {missing}.")
     if quantized_methods:
         return quantized_methods
     quantizers = {}
@@ -81,11 +81,11 @@ def build_program(
     settings: Settings,
     quantized: Mapping[str, GraphModule] | None = None,
 ) -> Record:
-    """Return the record of these methods' program, without a search for budgets.
+    """Compile the methods to one program, and return the record of its first method.
 
     Args:
-        methods: Methods in evaluation mode and in the layout of the models.
-        quantized: Result of ``quantize`` for the same methods and settings. Default: calls it.
+        methods: Methods in evaluation mode and in the models' original layout.
+        quantized: Result of ``quantize`` for the same methods and settings. Default: ``quantize`` is called.
 
     Raises:
         EthorchError: See ``ethorch.compile``.
@@ -118,9 +118,9 @@ def _build_several(
     methods: UserMethods, quantized: Mapping[str, GraphModule], settings: Settings
 ) -> tuple[bytes, dict[str, Build]]:
     if settings.partition == COST:
-        raise SpecError(f"partition={COST!r} supports one method only. Use npu or cpu-matmul.")
+        raise SpecError(f"partition={COST!r} does not support several methods. Use partition='npu' or partition='cpu-matmul'.")
     if settings.etrecord:
-        raise SpecError("etrecord supports one method only. Compile each method separately, or pass one tuple of shapes.")
+        raise SpecError("etrecord does not support several methods. Compile each method separately, or pass one tuple of shapes.")
     names = unify_buffer_names(quantized)
     wide = _wide_counters(quantized, names)
     builds = {}
@@ -136,7 +136,7 @@ def _build_several(
 
 
 def _wide_counters(quantized: Mapping[str, GraphModule], names: Mapping[str, Mapping[str, str]]) -> dict[str, set[str]]:
-    """Return by method the buffers that any method needs in int64, because shared buffers have one type."""
+    """Return, for each method, the buffers that must be int64 because any method sharing the buffer requires int64."""
     changed = {method: {name for name, _ in state_buffers(module)} for method, module in quantized.items()}
     needed = {names[method][name] for method, module in quantized.items() for name in changed[method] - narrow_counters(module)}
     return {method: {name for name in changed[method] if names[method][name] in needed} for method in quantized}
@@ -170,7 +170,7 @@ def _with_shared_constants(parts: Mapping[str, File], builds: Mapping[str, Build
 
 def _in_layout(methods: UserMethods, settings: Settings) -> UserMethods:
     if settings.io_layout == AUTO_LAYOUT and not is_single(methods):
-        raise SpecError(f"io_layout={AUTO_LAYOUT!r} supports one method only. Use nchw or nhwc.")
+        raise SpecError(f"io_layout={AUTO_LAYOUT!r} does not support several methods. Use io_layout='nchw' or io_layout='nhwc'.")
     if not settings.channels_last:
         return methods
     sessions = [[(name, nhwc_inputs(inputs)) for name, inputs in session] for session in methods.sessions]
@@ -178,14 +178,18 @@ def _in_layout(methods: UserMethods, settings: Settings) -> UserMethods:
 
 
 def check_modules(methods: UserMethods, settings: Settings) -> None:
-    """Raise SpecError if the settings name a submodule that no model has, unless an operator can have the name."""
+    """Check that each name in ``settings.modules`` is a submodule of a model, or can be the name of an operator.
+
+    Raises:
+        SpecError: A name is neither.
+    """
     for name in _operator_names(methods, settings):
         if not name.isidentifier():
             raise unknown_name("module", name, list_modules(methods.models))
 
 
 def _operator_names(methods: UserMethods, settings: Settings) -> list[str]:
-    """Return the names of ``settings.modules`` that are not submodules."""
+    """Return the names in ``settings.modules`` that are not submodules of any model."""
     modules = {name for user in methods.models.values() for name, _ in user.module.named_modules()}
     return [name for name in settings.modules if name not in modules and f"module.{name}" not in modules]
 
@@ -198,10 +202,10 @@ def lower_method(
     shared: bool = False,
     wide: Collection[str] = (),
 ) -> Build:
-    """Lower one quantized method to a ``.pte`` with inputs and outputs of the settings' type.
+    """Lower one quantized method to a ``.pte`` whose inputs and outputs have the type ``settings.io``.
 
     Args:
-        user: Model in the layout of the settings.
+        user: Model in the input and output layout of the settings.
         shared, wide: See ``build_pte``.
     """
     codes = boundary_codes(quantized)
@@ -210,7 +214,9 @@ def lower_method(
         graph = with_integer_io(quantized, settings.io)
         inputs = as_codes(inputs, codes)
     if settings.partition == CPU_MATMUL:
-        from ethorch.backend.products_on_cpu import move_products_to_cpu  # the package imports ExecuTorch, which takes 2 seconds
+        from ethorch.backend.products_on_cpu import (
+            move_products_to_cpu,
+        )  # imported here because importing ExecuTorch takes 2 seconds
 
         graph = move_products_to_cpu(graph)
     build = build_pte(
@@ -220,7 +226,10 @@ def lower_method(
 
 
 def compile_beside(record: Record) -> Callable[[UserModel, Settings], Record]:
-    """Return a function that compiles without a search and reuses the results of ``record`` for the same model."""
+    """Return a function that compiles a model without a search for budgets.
+
+    The function reuses the quantized model of ``record`` if the model and the settings of quantization are the same.
+    """
 
     def once(user: UserModel, settings: Settings) -> Record:
         assert record.settings is not None

@@ -1,4 +1,4 @@
-"""Fit the bandwidths of a board to measured times by relative least squares: ``ethorch boards NAME --fit FILE``."""
+"""Fit the bandwidths of a board to measured times by relative least squares, for ``ethorch boards NAME --fit FILE``."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from ethorch.targets.boards import Board
 from ethorch.targets.boards.memory_roles import Roles, roles
 
 _ROUNDS = 100
-_RANGE = 64.0  # maximum ratio of fitted and original bandwidth, in either direction
+_RANGE = 64.0  # maximum factor between the original and the fitted bandwidth
 _TIE = 1e-4  # weight of the distance to the original bandwidth, relative to the squared relative error of a time
 _SRAM = "Sram"
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """Measured time of a program, and its model before and after the fit.
+    """The measured time of a program, and the estimates before and after the fit.
 
     Attributes:
-        program: File.
-        measured_ms, before_ms, after_ms: Milliseconds of one call.
+        program: Path of the program.
+        measured_ms, before_ms, after_ms: Time of one call in milliseconds.
     """
 
     program: str
@@ -46,12 +46,12 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Result of a calibration.
+    """The result of fitting a board to measurements.
 
     Attributes:
-        board: Calibrated board.
-        bytes_per_second: Fitted bandwidth of each memory that limits a layer.
-        programs: Programs with their times.
+        board: Original board.
+        bytes_per_second: Fitted bandwidth of each memory that limits at least one layer.
+        programs: Measured and estimated time of each program.
     """
 
     board: Board
@@ -60,21 +60,21 @@ class Calibration:
 
     @property
     def error(self) -> float:
-        """Relative error after the fit (root mean square)."""
+        """The root mean square of the relative errors after the fit."""
         return _rms([row.after_ms / row.measured_ms - 1 for row in self.programs])
 
     @property
     def error_before(self) -> float:
-        """Relative error before the fit (root mean square)."""
+        """The root mean square of the relative errors before the fit."""
         return _rms([row.before_ms / row.measured_ms - 1 for row in self.programs])
 
     @property
     def source(self) -> str:
-        """Source of the fitted figures, for the board's file."""
-        return f"fitted from {count_noun(len(self.programs), 'measurement')}, error {100 * self.error:.0f} %"
+        """The description of the source that the board's file records for fitted bandwidths."""
+        return f"fitted to {count_noun(len(self.programs), 'measurement')}, error {100 * self.error:.0f}%"
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data."""
+        """Return JSON-compatible data."""
         return {
             "board": self.board.name,
             "bytes_per_second": dict(self.bytes_per_second),
@@ -84,7 +84,7 @@ class Calibration:
         }
 
     def to_toml(self, name: str) -> str:
-        """Return the board's file with a new name, and the fitted figures with their source."""
+        """Return the text of a board file with the given name and the fitted bandwidths."""
         assert self.board.path is not None
         data = parse_toml(self.board.path.read_text(encoding="utf-8"), str(self.board.path))
         data["name"] = name
@@ -96,9 +96,9 @@ class Calibration:
 
 
 def read_measured(path: Path) -> tuple[tuple[Path, float], ...]:
-    """Read programs and milliseconds: CSV with ``program,milliseconds``, or TOML with ``[[measured]]`` tables.
+    """Read pairs of program path and milliseconds from CSV with ``program,milliseconds`` or TOML with ``[[measured]]`` tables.
 
-    Paths are relative to the file.
+    Program paths in the file are relative to the file's folder.
 
     Raises:
         SpecError: The file cannot be read, or a row is malformed.
@@ -107,10 +107,13 @@ def read_measured(path: Path) -> tuple[tuple[Path, float], ...]:
         text = read_text(path)
         rows = parse_toml(text, str(path)).get("measured") if path.suffix == ".toml" else list(csv.DictReader(StringIO(text)))
     except (FormatError, csv.Error) as error:
-        raise SpecError(str(error) if isinstance(error, FormatError) else f"{path} is not CSV: {error}.") from None
+        raise SpecError(
+            str(error) if isinstance(error, FormatError) else f"{path}: expected CSV, got invalid data ({error})."
+        ) from None
     if not isinstance(rows, list) or not rows:
         raise SpecError(
-            f"{path} has no measurements. Use a CSV file with the columns program,milliseconds, or [[measured]] tables."
+            f"{path}: expected at least one measurement, got none. Use CSV with the columns program,milliseconds, or TOML with "
+            "[[measured]] tables."
         )
     pairs = []
     for number, row in enumerate(rows, 1):
@@ -120,23 +123,25 @@ def read_measured(path: Path) -> tuple[tuple[Path, float], ...]:
         except (KeyError, TypeError, ValueError):
             raise SpecError(f"{path}, measurement {number}: expected program and milliseconds, got {row!r}.") from None
         if not (math.isfinite(milliseconds) and milliseconds > 0):
-            raise SpecError(f"{path}, measurement {number}: milliseconds: expected a number above 0, got {milliseconds:g}.")
+            raise SpecError(f"{path}, measurement {number}: milliseconds: expected a number greater than 0, got {milliseconds:g}.")
     return tuple(pairs)
 
 
 def calibrate(board: Board, measured: Sequence[tuple[Path | bytes, float]]) -> Calibration:
-    """Fit the bandwidths of the NPU's memories.
+    """Fit the bandwidths of the memories that the NPU accesses.
 
     Args:
-        measured: Programs for an NPU of the board, with the measured milliseconds of one call.
+        measured: Pairs of a program for an NPU of the board, and the measured milliseconds of one call.
 
     Raises:
-        SpecError: A program is for another NPU.
+        SpecError: A program is for an NPU that the board does not have.
         BoardError: The board was not read from a file.
         EthorchError: A program cannot be read.
     """
     if board.path is None:
-        raise BoardError(f"board {board.name} was not read from a file. Write it to a .toml file first.")
+        raise BoardError(
+            f"expected a board that was read from a file; board {board.name} has no file. Write the board to a .toml file first."
+        )
     if not measured:
         raise SpecError("expected at least one measurement, got none.")
     models = [_Model(board, load(path)) for path, _ in measured]
@@ -155,7 +160,9 @@ def calibrate(board: Board, measured: Sequence[tuple[Path | bytes, float]]) -> C
         rows = np.vstack([moved * start / measured_seconds[:, None], math.sqrt(_TIE) * np.eye(len(names))])
         right = np.concatenate([1 - fixed / measured_seconds, np.full(len(names), math.sqrt(_TIE))])
         solved = np.linalg.lstsq(rows, right, rcond=None)[0]
-        now = np.sqrt(now * start * np.clip(solved, 1 / _RANGE, _RANGE))  # half a step in logarithms, because bounds change
+        now = np.sqrt(
+            now * start * np.clip(solved, 1 / _RANGE, _RANGE)
+        )  # only half a step (in logarithms), because the limiting memory of a layer can change
     seconds = [
         (model.seconds(dict(zip(names, start, strict=True))), model.seconds(dict(zip(names, best, strict=True))))
         for model in models
@@ -168,12 +175,12 @@ def calibrate(board: Board, measured: Sequence[tuple[Path | bytes, float]]) -> C
 
 
 class _Model:
-    """Layers of a program: computation in seconds, and bytes per memory of the board."""
+    """The layers of a program: the computing time in seconds, and the bytes moved in each memory of the board."""
 
     def __init__(self, board: Board, program: Program):
         spec = record_of(program).spec
         if spec is None:
-            raise SpecError("a program has no NPU delegate, which fitting bandwidths requires.")
+            raise SpecError("fitting bandwidths requires programs with an NPU delegate, got a program that runs on the CPU only.")
         slot, npu = board.npu(program.target)
         used = roles(board, slot, spec.memory_mode)
         self.cpu_seconds = 0.0
@@ -192,7 +199,7 @@ class _Model:
         self.memories = tuple(dict.fromkeys(name for _, moved in self.layers for name in moved))
 
     def parts(self, per_byte: Mapping[str, float], names: Sequence[str]) -> tuple[float, NDArray[np.float64]]:
-        """Return the seconds of layers limited by computation, and by memory the bytes of layers limited by transfers."""
+        """Return the seconds of layers limited by computation, and the bytes in each memory of layers limited by transfers."""
         fixed, waiting = self.cpu_seconds, np.zeros(len(names))
         for computing, moved in self.layers:
             slowest = max(moved, key=lambda name: moved[name] * per_byte[name], default=None)

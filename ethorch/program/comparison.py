@@ -1,4 +1,4 @@
-"""Comparison of float model, quantized model and NPU as plain data, tables and text."""
+"""The comparison of the float model, the quantized model and the NPU as data, tables and text."""
 
 from __future__ import annotations
 
@@ -7,36 +7,37 @@ from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 LEGEND = (
-    "Columns: fake is the fake-quantized model against float, NPU the program against float, own the operator alone with equal "
-    "inputs, NPU/fake the program against the fake-quantized model."
+    "Columns: fake compares the fake-quantized model with the float model. NPU compares the program with the float model. own "
+    "compares the operator alone, with equal inputs. NPU/fake compares the program with the fake-quantized model."
 )
 
 
 @dataclass(frozen=True)
 class LayerComparison:
-    """An operator, with those that share its quantize node, in float, fake-quantized and on the NPU.
+    """A comparison of one operator's results in the float model, the fake-quantized model and on the NPU.
 
-    Signal-to-noise ratios in dB cover all samples: inf for equal values, None without float values.
+    Operators that share a quantize node are compared as one. SQNR in dB covers all samples. It is inf for equal values and None
+    if there are no float values.
 
     Attributes:
-        node: FX name of the operator whose result is quantized, in the converted graph.
-        operator: ATen name; ``input`` for an input of the program, ``requantize`` for a change of scale.
-        fused: ATen names of the earlier operators that are computed with it, in order.
-        module, source: Path of the user's module; file and line of the user's code.
-        on_npu: Whether the NPU computes it.
-        dtype: Integer type.
-        scale: Quantization step; None for integers and booleans, whose step is 1.
+        node: FX name, in the converted graph, of the operator whose result is quantized.
+        operator: ATen name, ``input`` for a program input, or ``requantize`` for a change of scale.
+        fused: ATen names of the preceding operators that share the quantize node, in order.
+        module, source: Module path and ``file.py:line`` in the user's code.
+        on_npu: Whether the operator runs on the NPU.
+        dtype: Integer type of the result.
+        scale: Quantization step, or None for integers and booleans, whose step is 1.
         elements: Number of elements per sample.
-        float_fake_db: Fake-quantized result against float: all noise of quantization so far.
-        fake_npu_db: NPU result against fake-quantized.
-        float_npu_db: NPU result against float.
-        own_db: The same as ``float_fake_db`` with operands of the float model: the noise that this operator adds. Operators that
-            only move data add none.
-        steps: Largest difference between NPU and fake-quantized result in steps, including earlier operators.
-        own_steps: The same with equal operands: the difference that this operator adds.
-        allowed_steps: Difference that its rounding permits (see ``ethorch.lower.ops.spec``); 0 on the CPU.
-        saturated: Share of clipped elements, 0..1; None for integers.
-        range_used: Share of the integer range between the least and the largest value, 0..1; None for integers.
+        float_fake_db: SQNR of the fake-quantized result relative to the float result.
+        fake_npu_db: SQNR of the NPU result relative to the fake-quantized result.
+        float_npu_db: SQNR of the NPU result relative to the float result.
+        own_db: SQNR of the fake-quantized result if the operands are those of the float model, so that the noise is added by this
+            operator alone. Operators that only move data add no noise.
+        steps: Largest difference between the NPU result and the fake-quantized result in steps.
+        own_steps: Largest difference in steps if the operands are equal, so that the difference is caused by this operator alone.
+        allowed_steps: Difference that rounding permits (see ``ethorch.lower.ops.spec``), or 0 on the CPU.
+        saturated: Share of clipped elements, from 0 to 1, or None for integers.
+        range_used: Share of the integer range between the minimum and the maximum, from 0 to 1, or None for integers.
     """
 
     node: str
@@ -60,7 +61,7 @@ class LayerComparison:
 
     @property
     def diverges(self) -> bool:
-        """Return True if NPU and PyTorch differ by more than the operator's rounding allows."""
+        """Whether the NPU and PyTorch differ by more than the operator's rounding permits."""
         return self.own_steps > self.allowed_steps
 
     def __str__(self) -> str:
@@ -71,12 +72,13 @@ class LayerComparison:
 
 @dataclass(frozen=True)
 class OutputComparison:
-    """One output of the program. Figures of the quantized model are nan if it is unknown.
+    """The comparison of one program output. Figures for the quantized model are nan if the quantized model is unknown.
 
     Attributes:
-        quantized_db: SQNR of the quantized model against float.
-        npu_db: SQNR of the program against float.
-        agreement_db, largest_difference: SQNR and largest difference of the program against the quantized model.
+        shape: Shape of the output.
+        quantized_db: SQNR of the quantized model relative to the float model.
+        npu_db: SQNR of the program relative to the float model.
+        agreement_db, largest_difference: SQNR and largest difference of the program relative to the quantized model.
     """
 
     shape: tuple[int, ...]
@@ -88,7 +90,7 @@ class OutputComparison:
 
 @dataclass(frozen=True)
 class DelegateComparison:
-    """Number of output elements of a delegate that differ between simulator and TOSA reference model, and of all elements."""
+    """The numbers of all output elements of a delegate, and of elements that differ from the TOSA reference model."""
 
     elements: int
     different: int
@@ -97,14 +99,14 @@ class DelegateComparison:
 
 @dataclass(frozen=True)
 class Ladder:
-    """Comparison for one input."""
+    """The comparison of program outputs and delegates for one input."""
 
     outputs: tuple[OutputComparison, ...]
     delegates: tuple[DelegateComparison, ...]
 
     @property
     def bit_exact(self) -> bool:
-        """Return True if the simulator computes the same bits as the TOSA reference model."""
+        """Whether the simulator is bit-exact with the TOSA reference model."""
         return all(delegate.different == 0 for delegate in self.delegates)
 
     def to_json(self) -> dict[str, Any]:
@@ -133,7 +135,7 @@ class Comparison(Ladder):
     Attributes:
         layers: Operators in execution order.
         samples: Number of samples.
-        missing: Omitted figures with the reason; empty if complete.
+        missing: The omitted figures and the reason, or "" if the comparison is complete.
     """
 
     layers: tuple[LayerComparison, ...] = ()
@@ -142,18 +144,18 @@ class Comparison(Ladder):
 
     @property
     def first_divergence(self) -> LayerComparison | None:
-        """First operator whose NPU result differs from PyTorch by more than its rounding permits; None without one."""
+        """The first operator whose NPU result differs from PyTorch by more than rounding permits, or None."""
         return next((layer for layer in self.layers if layer.diverges), None)
 
     @property
     def largest_loss(self) -> LayerComparison | None:
-        """Operator that adds the most noise relative to its signal; None without float figures."""
+        """The operator that adds the most noise relative to its signal, or None if unknown."""
         layers = [layer for layer in self.layers if layer.own_db is not None and not math.isnan(layer.own_db)]
         least = min(layers, key=lambda layer: layer.own_db or 0.0, default=None)
         return None if least is None or least.own_db == math.inf else least
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data. Infinite figures, such as the dB of equal values, become None."""
+        """Return JSON-compatible data. Infinite figures, such as the SQNR of equal values, become None."""
         first, loss = self.first_divergence, self.largest_loss
         outputs = {
             **asdict(self),
@@ -170,10 +172,10 @@ class Comparison(Ladder):
         if self.layers:
             lines += ["", self.table(), "", LEGEND]
             if loss is not None:
-                lines.append(f"most noise is added by {loss}: {loss.own_db:.1f} dB on its own")
-            apart = "NPU and PyTorch differ by no more than rounding permits"
+                lines.append(f"{loss} adds the most noise: {loss.own_db:.1f} dB (column own)")
+            apart = "the NPU and PyTorch differ only by rounding"
             if first is not None:
-                apart = f"NPU and PyTorch first differ at {first}: {first.own_steps:g} steps, permitted {first.allowed_steps}"
+                apart = f"the NPU and PyTorch first differ at {first}: expected at most {first.allowed_steps} steps, got {first.own_steps:g}"
             lines.append(apart)
         if self.missing:
             lines.append(self.missing)
@@ -182,11 +184,11 @@ class Comparison(Ladder):
     __str__ = to_text
 
     def table(self) -> str:
-        """Return a line per operator; ``!`` marks those where NPU and PyTorch differ too much."""
+        """Return a line for each operator. ``!`` marks operators whose results on the NPU and in PyTorch differ too much."""
         heads = ("", "", "", "", "fake", "NPU", "own", "NPU", "NPU/fake", "own", "clipped", "range")
         rows: list[tuple[str, ...]] = [
             heads,
-            ("operator", "source", "on", "codes", "dB", "dB", "dB", "/fake dB", "steps", "steps", "%", "%"),
+            ("operator", "source", "on", "type", "dB", "dB", "dB", "/fake dB", "steps", "steps", "%", "%"),
         ]
         for x in self.layers:
             rows.append(
@@ -223,5 +225,5 @@ def _finite(data: Any) -> Any:
 
 
 def short_name(name: str) -> str:
-    """Return ``conv2d`` for ``aten.conv2d.default``."""
+    """Return the base name of an operator, e.g. ``conv2d`` for ``aten.conv2d.default``."""
     return name.removeprefix("aten.").partition(".")[0]

@@ -1,4 +1,4 @@
-"""``comparison.json`` of a program's folder: the comparison of each method on the example inputs."""
+"""Read and write ``comparison.json``, which records the comparison of each method in a saved folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ROWS = {"outputs": OutputComparison, "delegates": DelegateComparison, "layers":
 
 
 def write_comparisons(comparisons: Mapping[str, Comparison]) -> bytes:
-    """Return the contents of the file, from the comparison of each method."""
+    """Return the contents of ``comparison.json`` for the comparison of each method."""
     methods = {
         name: {
             **{key: [write_row(row) for row in getattr(comparison, key)] for key in _ROWS},
@@ -33,10 +33,10 @@ def write_comparisons(comparisons: Mapping[str, Comparison]) -> bytes:
 
 
 def read_comparisons(folder: Path) -> dict[str, Comparison]:
-    """Return the comparison of each method; an empty dict if the folder has none.
+    """Return the comparison of each method, or an empty dict if the folder does not contain ``comparison.json``.
 
     Raises:
-        FormatError: The file is malformed, or written by a newer version.
+        FormatError: The file is malformed, or a newer version wrote it.
     """
     file = folder / NAME
     if not file.is_file():
@@ -47,11 +47,11 @@ def read_comparisons(folder: Path) -> dict[str, Comparison]:
     try:
         return {name: _comparison(method_data) for name, method_data in data["methods"].items()}
     except (FormatError, TypeError, KeyError, ValueError, AttributeError) as error:
-        raise FormatError(f"{file} was not written by Program.save: {error} Save the program again.") from None
+        raise FormatError(f"{file}: expected a file written by Program.save ({error}). Save the program again.") from None
 
 
 def accuracy_of(comparison: Comparison) -> Accuracy | None:
-    """Return the least SQNR of the outputs; None without float figures."""
+    """Return the minimum SQNR of all outputs, or None if the SQNR of any output is unknown."""
     figures = [output.npu_db for output in comparison.outputs]
     if not comparison.samples or not figures or any(map(math.isnan, figures)):
         return None
@@ -62,5 +62,5 @@ def _comparison(data: Mapping[str, Any]) -> Comparison:
     rows: dict[str, Any] = {key: tuple(read_row(kind, row) for row in data[key]) for key, kind in _ROWS.items()}
     samples, missing = data["samples"], data["missing"]
     if type(samples) is not int or samples < 0 or not isinstance(missing, str):
-        raise FormatError(f"expected a number of samples and a text, got {samples!r:.60} and {missing!r:.60}.")
+        raise FormatError(f"expected an integer in samples and a string in missing, got {samples!r:.60} and {missing!r:.60}")
     return Comparison(samples=samples, missing=missing, **rows)

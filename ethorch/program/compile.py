@@ -48,10 +48,10 @@ from ethorch.vela.arena import arena_bytes
 logger = logging.getLogger(__name__)
 
 _SAMPLE = "calibration sample"
-_OTHER_RANGE = 50  #: ratio of maxima that indicates inputs of different scale, such as 0..255 and 0..1
+_OTHER_RANGE = 50  #: Minimum ratio of maxima for a warning about inputs with different scales, such as 0..255 and 0..1.
 
 Model = nn.Module | ExportedProgram | UserModel | str
-#: Models by method name, which may share buffers and weights.
+#: Models by method name. Models are allowed to share buffers and weights.
 Methods = Mapping[str, nn.Module | UserModel] | UserMethods
 
 
@@ -76,7 +76,7 @@ def compile(
 ) -> Program:
     """Quantize a model and compile it for an Ethos-U NPU.
 
-    The model is not changed. Operators that the NPU does not support run on the CPU; ``Program.explain`` shows reasons and
+    The model is not changed. Operators that the NPU does not support run on the CPU. ``Program.explain`` lists the reasons and
     remedies::
 
         program = ethorch.compile(model, torch.rand(1, 3, 32, 32), "ethos-u55-128", calibration=images)
@@ -84,39 +84,41 @@ def compile(
         print(program)
 
     Args:
-        model: An ``nn.Module``, a module from ``convert_pt2e``, an ``ExportedProgram``, or a name as on the command line:
-            ``FILE.py:NAME``, ``package.module:NAME``, ``FILE.pt2``, ``torchvision:NAME``, ``timm:NAME``, ``hf:FOLDER``,
-            ``executorch:NAME``. A dict of modules compiles to several methods, such as ``prefill`` and ``decode``, which share
-            parameters and buffers that are the same objects.
-        example_inputs: A tensor, a tuple of inputs, or a dict of keyword inputs, which fix the shapes. Several methods need a dict
-            of inputs. A named model has its own.
-        target: Name of the NPU, see ``ethorch targets``. Default: the first NPU of the board, or ``ethos-u55-128``.
-        calibration: A few dozen representative inputs, from which the ranges of activations are derived: an iterable of samples, a
-            Dataset or DataLoader, a batch, a file or folder, or ``ethorch.samples`` of these. Several methods need sessions: lists
-            of calls in order, ``("decode", inputs)``, that start with the initial state. Default: the example inputs.
-        shapes: A tuple of input shapes for each method, such as ``[((1, 64, 32), (1, 64)), ((1, 128, 32), (1, 128))]``, or
-            ``["1x64x32,1x64", "1x128x32,1x128"]``. The methods share weights and quantization parameters. Calls select the smallest
-            method that fits (``ethorch.targets.selection``). Default: one method with the shapes of the example inputs.
+        model: An ``nn.Module``, a module from ``convert_pt2e``, an ``ExportedProgram``, or a model name: ``FILE.py:NAME``,
+            ``package.module:NAME``, ``FILE.pt2``, ``torchvision:NAME``, ``timm:NAME``, ``hf:FOLDER`` or ``executorch:NAME``. A dict
+            of modules compiles to several methods, such as ``prefill`` and ``decode``. Methods share parameters and buffers that
+            are the same objects.
+        example_inputs: A tensor, a tuple of inputs, or a dict of keyword inputs. Their shapes become the input shapes. Several
+            methods require a dict of inputs by method name. A named model can define its own example inputs.
+        target: Name of the NPU. See ``ethorch targets``. Default: the first NPU of the board, or ``ethos-u55-128``.
+        calibration: A few dozen representative inputs, which determine the ranges of activations: an iterable of samples, a
+            Dataset or DataLoader, a batch, a file or folder, or a result of ``ethorch.samples``. Several methods require sessions:
+            lists of calls in order, e.g. ``("decode", inputs)``. Each session starts with the initial state. Default: the example
+            inputs.
+        shapes: A tuple of input shapes for each method, such as ``[((1, 64, 32), (1, 64)), ((1, 128, 32), (1, 128))]`` or
+            ``["1x64x32,1x64", "1x128x32,1x128"]``. The methods share weights and quantization parameters. Each call selects the
+            smallest method that fits the inputs (``ethorch.targets.selection``). Default: one method with the shapes of the example
+            inputs.
         scheme: ``int8`` (default), ``a16w8``, ``a8w4``, ``int8-per-tensor``, or a QuantizationConfig.
         modules: Schemes of submodules, e.g. ``{"head": "a16w8"}``, or of operators by FX name, e.g. ``{"softmax": "a16w8"}``.
-            ``"float"`` leaves them on the CPU.
-        io: Type of float inputs and outputs: ``float32`` (default), ``int8``, ``uint8`` or ``int16``. ``Program.inputs`` and
-            ``outputs`` have the scales.
-        board: A board of ``ethorch boards``, such as ``alif-e8-hp``, or a TOML file. It sets clocks and bandwidths, and the
-            defaults of ``target``, ``ram`` and ``flash``.
-        ram, flash: Limits of the whole application in bytes, or texts such as ``"256K"``.
-        latency_ms: Limit of the estimated time of one inference in milliseconds.
-        min_sqnr_db: Least SQNR against the float model in dB, measured on the first calibration samples. If one of these budgets is
-            not met, other arenas, weights in SRAM and 16-bit modules are tried (``ethorch.program.budget_search``).
-        settings: All choices as one value. The other parameters override it.
+            ``"float"`` keeps the submodule or operator in float on the CPU.
+        io: Type of the program's inputs and outputs that are float in the model: ``float32`` (default), ``int8``, ``uint8`` or
+            ``int16``. ``Program.inputs`` and ``Program.outputs`` contain the scales.
+        board: Name of a board listed by ``ethorch boards``, such as ``alif-e8-hp``, or a TOML file. The board defines clocks and
+            bandwidths, and the defaults of ``target``, ``ram`` and ``flash``.
+        ram, flash: Maximum memory of the whole application in bytes, or a string such as ``"256K"``.
+        latency_ms: Maximum estimated time of one inference in milliseconds.
+        min_sqnr_db: Minimum SQNR in dB relative to the float model, measured on the first calibration samples. If a budget is
+            exceeded, other arenas, weights in SRAM and 16-bit modules are tried (``ethorch.program.budget_search``).
+        settings: All settings as one value. The other parameters override ``settings``.
         progress: Whether to display progress. Default: on a terminal or in a notebook.
 
     Raises:
         SpecError: A target, scheme, type, size or flag is unknown.
         UserCodeError: The model does not run with its inputs, or cannot be exported.
         QuantizationError: The model cannot be quantized as requested.
-        VerificationError: A delegate differs from its TOSA graph: a bug of Vela or of ethorch.
-        EthorchError: Samples do not fit, or ExecuTorch cannot write the program.
+        VerificationError: The outputs of a delegate differ from its TOSA graph, because of a bug in Vela or ethorch.
+        EthorchError: Samples do not match the example inputs, or ExecuTorch cannot write the program.
     """
     chosen = (settings or Settings()).with_(
         target=target,
@@ -141,10 +143,10 @@ def compile(
 
 
 def load_methods(model: Model | Methods, example_inputs: Any, calibration: Any, settings: Settings) -> UserMethods:
-    """Return one or several models as methods with checked inputs and samples.
+    """Check the inputs and samples of one or several models, and return the models as methods.
 
     Args:
-        settings: Each of several ``shapes`` becomes a method.
+        settings: If ``settings.shapes`` has several entries, each entry becomes a method.
     """
     if isinstance(model, str):
         model = load_model(model)
@@ -152,7 +154,9 @@ def load_methods(model: Model | Methods, example_inputs: Any, calibration: Any, 
         check_module(model)
     if isinstance(model, (Mapping, UserMethods)):
         if settings.shapes:
-            raise SpecError("shapes supports one model only. With several methods, the example inputs define the shapes.")
+            raise SpecError(
+                "shapes requires a single model, got several methods. Define the shapes with the example inputs of each method."
+            )
         return _user_methods(model, example_inputs, calibration)
     user = user_model(model, example_inputs, calibration, shapes=settings.shapes)
     if len(settings.shapes) < 2:
@@ -180,14 +184,15 @@ def quantize(
     settings: Settings | None = None,
     progress: bool | None = None,
 ) -> GraphModule:
-    """Return the model with calibrated quantize and dequantize operators, like ``convert_pt2e``, for ``compile``.
+    """Quantize and calibrate a model, and return a graph with quantize and dequantize operators, like ``convert_pt2e``.
 
-    It computes in float with the rounding of the NPU, so PyTorch can measure its accuracy::
+    The graph computes in float with the rounding of the NPU, so that its accuracy can be measured in PyTorch::
 
         quantized = ethorch.quantize(model, images[0], calibration=images)
         print(ethorch.sqnr_db(model(images[0]), quantized(images[0])))
 
-    See ``compile`` for the arguments and errors. With ``settings.io``, inputs and outputs are float values rounded to that type.
+    See ``compile`` for the arguments and errors. ``compile`` accepts the returned graph. If ``settings.io`` is an integer type,
+    inputs and outputs are float values rounded to this type.
     """
     chosen = (settings or Settings()).with_(target=target, scheme=scheme)
     with exclusive(), display_progress(progress):
@@ -204,10 +209,10 @@ def user_model(
     *,
     shapes: Sequence[Shapes] = (),
 ) -> UserModel:
-    """Return the model with checked inputs and calibration samples.
+    """Check the inputs and calibration samples of one model, and return them with the model.
 
     Raises:
-        EthorchError: Example inputs are missing, or a sample does not fit.
+        EthorchError: Example inputs are missing, or a sample does not match the example inputs.
     """
     if isinstance(model, str):
         model = load_model(model)
@@ -220,7 +225,9 @@ def user_model(
     if isinstance(model, UserModel):
         user = model if example_inputs is None else replace(model, example_inputs=example_inputs, calibration=())
     elif example_inputs is None:
-        raise EthorchError("example_inputs is missing. Pass a tensor or a tuple of inputs, which fix the shapes.")
+        raise EthorchError(
+            "example_inputs: expected a tensor or a tuple of inputs, got None. Pass inputs with the shapes to compile."
+        )
     else:
         user = UserModel(model, example_inputs, quantized=is_quantized(model))
     examples = samples_like(user, shapes) or [user.example_inputs]
@@ -243,7 +250,7 @@ def user_model(
             step()
     if not checked:
         raise EthorchError(
-            "calibration: expected samples, got none. Pass a few dozen representative inputs, or None for the example inputs."
+            "calibration: expected samples, got none. Pass a few dozen representative inputs, or None to use the example inputs."
         )
     _compare_ranges(user.example_inputs, checked)
     return replace(user, calibration=checked)
@@ -261,8 +268,8 @@ def _compare_ranges(example_inputs: Sequence[Any], samples: Sequence[Sequence[An
             ratio = largest_sample / largest
             if not 1 / _OTHER_RANGE < ratio < _OTHER_RANGE:
                 logger.warning(
-                    "input %d: the largest calibration value is %.4g and that of the example input %.4g. Scale both as the "
-                    "deployed inputs, for example images to 0..1. [calibration.other_range]",
+                    "input %d: the largest value is %.4g in the calibration samples, but %.4g in the example input. Scale both "
+                    "like the inputs of the deployed program, e.g. images to 0..1. [calibration.other_range]",
                     number, largest_sample, largest,
                 )  # fmt: skip
 
@@ -270,7 +277,7 @@ def _compare_ranges(example_inputs: Sequence[Any], samples: Sequence[Sequence[An
 def _build_within_budgets(methods: UserMethods, settings: Settings) -> Record:
     if not is_single(methods):
         return build_program(methods, settings)
-    quantized: dict[bool, dict[str, GraphModule]] = {}  # last quantized models by layout
+    quantized: dict[bool, dict[str, GraphModule]] = {}  # last quantized models, for each layout (True: NHWC)
 
     def make(chosen: Settings, only_compiler: bool) -> Record:
         if not only_compiler:
@@ -290,8 +297,8 @@ def _check_arena(record: Record, settings: Settings) -> None:
     arena_size = max((arena_bytes(delegate.compiled) for delegate in record.build.delegates), default=0)
     if isinstance(settings.arena, int) and settings.arena == record.settings.arena and arena_size > settings.arena:
         logger.warning(
-            "the NPU's arena has %s bytes, %s more than the setting arena permits. No schedule needs less, even with bands of "
-            "rows. Reduce the tensors listed by Program.memory.peak_owners. [arena.exceeded]",
+            "the NPU's arena requires %s bytes, %s more than the setting arena permits. No smaller schedule was found. Reduce the "
+            "size of the tensors listed by Program.memory.peak_owners. [arena.exceeded]",
             f"{arena_size:,}",
             f"{arena_size - settings.arena:,}",
         )

@@ -1,4 +1,4 @@
-"""Delegates of a program: layers, payload, TOSA graph."""
+"""The NPU delegates of a program."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ class Delegate:
 
     Attributes:
         number: Position among the delegates of the method.
-        layers: Operations in execution order.
-        tosa: Compiled TOSA flatbuffer; None for a loaded ``.pte``.
-        encoded_bytes: Size of the encoded weights; for a loaded program, of all constants.
+        layers: NPU operations in execution order.
+        payload: Command stream, weights, and the layout of inputs and outputs.
+        tosa: TOSA flatbuffer, or None for a loaded ``.pte``.
+        encoded_bytes: Size of the encoded weights. For a loaded program, size of all constants.
     """
 
     number: int
@@ -28,7 +29,7 @@ class Delegate:
 
 
 def delegates_of(record: Record) -> tuple[Delegate, ...]:
-    """Return the NPU delegates of a method."""
+    """Return the NPU delegates of a method, in the order of the file."""
     lowered = {} if record.build is None else {delegate.payload: delegate for delegate in record.build.delegates}
     numbers = [number for number, delegate in enumerate(record.description.delegates) if delegate.id == BACKEND_ID]
     delegates = []

@@ -43,7 +43,7 @@ _BATCH = 32
 
 @dataclass(frozen=True)
 class SampleResult:
-    """A sample with its name, its label, and the dequantized flat outputs of each column."""
+    """The name and the label of a sample, and the flattened, dequantized outputs of each column."""
 
     name: str
     label: Any
@@ -52,14 +52,15 @@ class SampleResult:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Result of ``ethorch.evaluate``.
+    """The result of ``ethorch.evaluate``.
 
     Attributes:
-        seconds: Time of all columns on this computer.
-        results: Figures by column (``npu``, ``float``, ``quantized``) and name. ``sqnr_db`` is against the float model.
-        confusion: Confusion matrix of each column, with labels as rows, for classification.
-        interrupted: Whether the evaluation was interrupted; the figures then cover the finished samples.
-        sample_results: Results of each sample, if requested.
+        samples: Number of samples.
+        seconds: Run time of all columns on the host.
+        results: Figures for each column (``npu``, ``float``, ``quantized``), by name. ``sqnr_db`` is relative to the float model.
+        confusion: For classification, the confusion matrix of each column, with labels as rows.
+        interrupted: Whether the evaluation was interrupted. If so, the figures cover only the finished samples.
+        sample_results: Results of each sample, or empty if ``keep`` is False.
     """
 
     samples: int
@@ -70,13 +71,13 @@ class Evaluation:
     sample_results: tuple[SampleResult, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data by attribute name, without ``sample_results``."""
+        """Return the attributes except ``sample_results`` as JSON-compatible data."""
         data = asdict(self)
         del data["sample_results"]
         return data
 
     def rich(self) -> RenderableType:
-        """Return a Rich table with a row per column and a column per figure."""
+        """Return a Rich table with a row for each of ``npu``, ``float`` and ``quantized``, and a column for each figure."""
         from rich.console import Group
 
         names = list(dict.fromkeys(name for figures in self.results.values() for name in figures))
@@ -87,8 +88,8 @@ class Evaluation:
         for column, figures in self.results.items():
             table.add_row(column, *(_figure(name, figures.get(name)) for name in names))
         rate = self.samples / self.seconds if self.seconds else 0.0
-        last = f"{count_noun(self.samples, 'sample')} in {self.seconds:.1f} s, {rate:,.1f} per second on this computer"
-        return Group(table, "", last + (", interrupted." if self.interrupted else "."))
+        last = f"{count_noun(self.samples, 'sample')} in {self.seconds:.1f} s, {rate:,.1f} per second on the host"
+        return Group(table, "", last + (" (interrupted)." if self.interrupted else "."))
 
     def __str__(self) -> str:
         return as_text(self.rich())
@@ -118,35 +119,37 @@ def evaluate(
 ) -> Evaluation:
     """Run a data set on the simulated NPU and compute metrics.
 
-    If the float model is known, it and the fake-quantized model run the same samples, and the figures include ``sqnr_db`` and
-    ``agreement`` (share of equal answers). If the program keeps state, the samples are one sequence from the initial state.
+    If the float model is known, the float model and the fake-quantized model also run the samples, and the figures include
+    ``sqnr_db`` and ``agreement`` (share of samples with the same largest output). If the program has state, the samples are run as
+    one sequence that starts with the initial state.
 
     Args:
         program: Program, or the path of a ``.pte``.
-        data: Samples with labels, in any form that ``ethorch.samples`` accepts: a Dataset, a DataLoader, a folder of classes, ...
-        metric: Function of (list of outputs, list of labels) that returns a number or a dict; an object of torchmetrics
-            (``update``, ``compute``); or ``"map"``, the mean average precision of detections. Default: top-1 and top-5 if there
-            are labels.
-        postprocess: Function from a model's outputs to the input of the metric. For ``"map"`` it returns a dict of ``boxes``
-            (float[N, 4]: left, top, right, bottom), ``scores`` (float[N]) and ``labels`` (int[N]); labels of samples are such dicts
-            without scores.
-        against: Columns to compare with.
-        batch: Number of samples per call. It affects memory, not results.
-        jobs: Number of joblib processes; ``joblib.parallel_config(backend="dask")`` applies. Default: threads.
-        keep: Whether to keep the outputs of every sample.
+        data: Samples with labels, in any form that ``ethorch.samples`` accepts, e.g. a Dataset, a DataLoader or a folder of classes.
+        metric: Function that receives the list of outputs and the list of labels and returns a number or a dict, a torchmetrics
+            object, or ``"map"`` for the mean average precision of detections. Default: top-1 and top-5 if there are labels.
+        postprocess: Function that converts a model's outputs to the input of the metric. For ``"map"``, it must return a dict of
+            ``boxes`` (float[N, 4]: left, top, right, bottom), ``scores`` (float[N]) and ``labels`` (int[N]). The label of each
+            sample is a dict of ``boxes`` and ``labels``.
+        against: Columns to compare the NPU with: ``float`` and ``quantized``.
+        batch: Number of samples per call. Affects memory use but not results.
+        jobs: Number of joblib processes, which run with the backend of ``joblib.parallel_config``. Default: threads are used.
+        keep: Whether to return the outputs of every sample.
         progress: See ``ethorch.compile``.
 
     Raises:
         SpecError: A column is unknown, or ``jobs`` is set for a program with state.
-        EthorchError: The data set is empty, a sample does not fit, or a package for ``"map"`` is not installed.
+        EthorchError: The data set is empty, a sample has wrong inputs, or a package for ``"map"`` is not installed.
     """
     if not isinstance(program, Program):
         program = load(program)
     columns = _columns(program, against)
     if jobs is not None and record_of(program).selection is not None:
-        raise SpecError("jobs requires a program with one shape. Remove jobs, or evaluate program['NAME'].")
+        raise SpecError("jobs does not support programs with several shapes. Remove jobs, or evaluate program['NAME'].")
     if jobs is not None and keeps_state(record_of(program).description):
-        raise SpecError(f"jobs={jobs} requires a program without state, because calls that share state run in order. Remove jobs.")
+        raise SpecError(
+            f"jobs={jobs} does not support programs with state, because calls that share state must run in order. Remove jobs."
+        )
     model = record_of(program).model
     user = None if model is None else model.module
     names = user.names if isinstance(user, KeywordInputs) else ()
@@ -196,7 +199,7 @@ def _columns(program: Program, against: Sequence[str]) -> list[str]:
 
 
 def _length(dataset: Any) -> int | None:
-    """Return the number of samples; None if it is unknown in advance."""
+    """Return the number of samples, or None if unknown."""
     limit = None
     if isinstance(dataset, Samples):
         dataset, limit = dataset.source, dataset.limit
@@ -220,7 +223,7 @@ def _beside(program: Program, column: str) -> nn.Module:
 
 
 def _answer(program: Program, column: str, module: nn.Module, sample: Sample) -> list[Any]:
-    """Return the flat outputs of the float model, or of the quantized model with the shapes of the sample."""
+    """Run the float model, or the quantized model selected by the shapes of the sample, and return the flattened outputs."""
     if column == FLOAT or record_of(program).selection is None:
         return list(pytree.tree_leaves(module(*sample.inputs)))
     flat = pytree.tree_leaves(sample.inputs)
@@ -231,7 +234,7 @@ def _answer(program: Program, column: str, module: nn.Module, sample: Sample) ->
 
 
 def _copy_tensor(leaf: Any) -> Any:
-    """Copy a tensor, because it may be a buffer that the next call changes."""
+    """Copy a tensor, because an output can be a buffer that the next call changes."""
     return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
@@ -293,7 +296,7 @@ def _load(data: bytes, method: str) -> runtime.HostProgram:
 
 
 class _Closeness:
-    """SQNR against the float model, and share of equal largest outputs, by column."""
+    """Accumulated SQNR relative to the float model, and the share of samples with the same largest output, for each column."""
 
     def __init__(self) -> None:
         self._answers: dict[str, list[Any]] = {}
@@ -317,7 +320,7 @@ class _Closeness:
                 self._same[column] = self._same.get(column, 0) + int(reference[0].argmax() == outputs[0].argmax())
 
     def figures(self, column: str) -> dict[str, float]:
-        """Return ``sqnr_db`` and ``agreement`` of a column; empty for the float model."""
+        """Return ``sqnr_db`` and ``agreement`` of a column, or an empty dict for the float model."""
         if column not in self._answers or not self._count:
             return {}
         signal, noise = self._answers[column]

@@ -1,4 +1,4 @@
-"""Placement, cost, reason and remedy of each operator."""
+"""The explanation of a program: the placement and cost of each operator, with reasons and remedies."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ if TYPE_CHECKING:
 
 AT_THE_ENDS = Reason(
     "io.floats",
-    "the inputs and outputs are float32, so the CPU quantizes or dequantizes them in each call",
-    'Use io="int8" (--io int8; int16 for scheme a16w8), and quantized values in firmware.',
+    "the program has float32 inputs or outputs, which the CPU quantizes or dequantizes in each call",
+    'Use io="int8" (--io int8), or io="int16" for scheme a16w8, and pass quantized values in firmware.',
 )
-BETWEEN_SIDES = Reason("io.between", "it converts values between a float operator on the CPU and the NPU", BETWEEN)
+BETWEEN_SIDES = Reason("io.between", "the operator converts values between a float operator on the CPU and the NPU", BETWEEN)
 STATE_COPIED = Reason(
     "state.copied",
-    "an NPU operation reads old and new bytes of the buffer",
-    "The results are equal; the copy costs half a CPU cycle per byte.",
+    "an NPU operation reads both old and new bytes of the buffer, so that the buffer is copied in each call",
+    "No change is necessary: results are not affected, and the copy takes about half a CPU cycle per byte.",
 )
 STATE_AMONG_TENSORS = Reason(
     "state.among_tensors",
-    "ExecuTorch planned the buffer among tensors that a call writes, because ethorch did not write the program",
-    "Remove or delegate the operators that ethorch's writer refused (see `explain`). The buffer then has its own memory.",
+    "ExecuTorch wrote the program and stored the buffer in memory that is shared with temporary tensors",
+    "Remove or delegate the operators that ethorch's writer refused (see `explain`), so that the buffer has separate memory.",
 )
 
 
 @dataclass(frozen=True)
 class Operator:
-    """One row.
+    """One row of an explanation.
 
     Attributes:
-        operator: PyTorch operators; for a file, the NPU operation or ExecuTorch kernel.
+        operator: PyTorch operators. For a loaded ``.pte``, the NPU operation or the ExecuTorch kernel.
         where: ``NPU`` or ``CPU``.
-        delegate: Number of the delegate; None on the CPU.
-        module, source: Path of the module, ``file.py:line``; empty if unknown.
-        cycles: Estimate; None for a file, or for an operator without a layer.
-        share: Share of the program's cycles, 0 to 1.
-        bound: Resource that limits the layer's speed.
-        id, reason, way_out: Identifier, reason and remedy of an operator on the CPU.
+        delegate: Number of the delegate, or None on the CPU.
+        module, source: Module path and ``file.py:line``, or "" if unknown.
+        cycles: Estimated cycles, or None if unknown.
+        share: Share of the program's cycles, from 0 to 1, or None if unknown.
+        bound: Resource that limits the layer, or "" if unknown.
+        id, reason, way_out: Identifier, reason and remedy if the operator runs on the CPU.
     """
 
     operator: str
@@ -71,17 +71,17 @@ class Operator:
 
 @dataclass(frozen=True)
 class State:
-    """A buffer that the model changes.
+    """A mutable buffer.
 
     Attributes:
         name: Qualified name in the model.
         dtype, shape: Type and shape in the program.
-        size_bytes: RAM, in addition to copies in the scratch region.
-        scale, zero_point: Quantization parameters; None for float buffers and for files.
-        where: Processors that read and write it: ``NPU 0``, ``CPU``.
+        size_bytes: RAM of the buffer, excluding copies in the scratch region.
+        scale, zero_point: Quantization parameters, or None for float buffers and for a loaded ``.pte``.
+        where: Delegates and CPU that access the buffer, e.g. ``("NPU 0", "CPU")``.
         to_npu_bytes, from_npu_bytes: Bytes that ExecuTorch's delegate copies in each call.
-        id, reason, way_out: Identifier, reason and remedy of a buffer that stays in float or is always copied.
-        in_place: Whether the NPU reads it in place, in generated firmware and on this computer.
+        id, reason, way_out: Identifier, reason and remedy if the buffer is float or is copied in each call.
+        in_place: Whether the NPU reads the buffer in place, in generated firmware and in the simulator.
     """
 
     name: str
@@ -101,13 +101,15 @@ class State:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Operators and mutable buffers of a program.
+    """The operators and mutable buffers of a program.
 
     Attributes:
-        operators: Operators in execution order; refused ones follow.
-        placement: Count of the operators on the NPU, as in ``print(program)``; empty for a file.
-        writer: Writer of the program, and the reason if it is ExecuTorch; None for a file.
-        counts: Rows of the program on the NPU and on the CPU, without selection; None: those of ``operators``.
+        target: Name of the NPU.
+        operators: Operators in execution order, followed by refused operators without a layer.
+        states: Mutable buffers.
+        placement: Number of operators on the NPU and the CPU as text, or "" for a loaded ``.pte``.
+        writer: Writer of the program, with the reason if ExecuTorch wrote it, or None for a loaded ``.pte``.
+        counts: Number of all rows on the NPU and on the CPU. Default: the rows in ``operators`` are counted.
     """
 
     target: str
@@ -118,7 +120,7 @@ class Explanation:
     counts: tuple[int, int] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data by attribute name."""
+        """Return JSON-compatible data."""
         return {
             "target": self.target,
             "operators": [asdict(operator) for operator in self.operators],
@@ -127,7 +129,7 @@ class Explanation:
         }
 
     def rich(self) -> RenderableType:
-        """Return a Rich table, and a paragraph for each reason."""
+        """Return a renderable for Rich: a table of operators, and a paragraph for each reason."""
         from rich.console import Group
 
         table = tables.table()
@@ -149,10 +151,10 @@ class Explanation:
         last = (
             f"Rows: {selected}{rows}, including quantize and dequantize{')' if selected else ''}."
             if self.operators
-            else "No rows: all selected operators are on the NPU."
+            else "No rows, because all selected operators run on the NPU."
         )
         last += f" Model: {self.placement}." if self.placement else ""
-        lines_of_states = ["", "State between calls:", self._states()] if self.states else []
+        lines_of_states = ["", "Mutable buffers:", self._states()] if self.states else []
         lines_of_states += [_IN_PLACE] if any(state.in_place for state in self.states) else []
         for state in self.states:
             lines_of_states += [f"{state.name}: {state.reason} [{state.id}] {state.way_out}"] if state.reason else []
@@ -164,7 +166,7 @@ class Explanation:
         table = tables.table()
         for name in ("buffer", "type", "used by"):
             table.add_column(name)
-        for name in ("scale", "RAM bytes", "bytes to the NPU", "bytes from the NPU"):
+        for name in ("scale", "RAM bytes", "bytes to NPU", "bytes from NPU"):
             table.add_column(name, justify="right")
         table.add_column("read")
         for state in self.states:
@@ -189,13 +191,13 @@ def explanation(
     cpu_only: bool = False,
     states: Sequence[State] = (),
 ) -> Explanation:
-    """Return the rows of the layers and of the partition.
+    """Create an explanation from layers and refusals.
 
     Args:
-        partition: None for a file, which has no reasons.
-        operator: Substring of the operator's name.
-        cpu_only: Whether to return CPU operators only.
-        states: Result of ``states_of``, omitted if ``operator`` is set.
+        partition: Partition report, or None for a loaded ``.pte``, which does not record reasons.
+        operator: Substring of operator names to select.
+        cpu_only: Whether to select only CPU operators.
+        states: Result of ``states_of``. Ignored if ``operator`` is set.
 
     Raises:
         SpecError: No operator matches.
@@ -231,7 +233,7 @@ def explanation(
 
 
 def _list_once(rows: Sequence[Operator]) -> list[Operator]:
-    """Return the rows without those that only add a second reason to an operator."""
+    """Return the rows except for rows that only add a second reason to an operator."""
     listed: dict[tuple[str, str, str], Operator] = {}
     selected = []
     for row in rows:
@@ -250,12 +252,12 @@ def _count_rows(rows: Sequence[Operator]) -> tuple[int, int]:
     return npu, len(listed) - npu
 
 
-#: CPU kernels that quantize or dequantize, of ExecuTorch and of its Arm backend.
+#: Names of CPU kernels that quantize or dequantize, in ExecuTorch and its Arm backend.
 _CONVERSIONS = ("quantize_per_tensor", "dequantize_per_tensor", "quantize_per_channel", "dequantize_per_channel")
 
 
 def _with_conversion(row: Operator, layer: Layer) -> Operator:
-    """Add the reason to a quantize or dequantize operator on the CPU; return other rows unchanged."""
+    """Add the reason to the row of a quantize or dequantize operator on the CPU, and return all other rows unchanged."""
     if layer.where != CPU or layer.operator.partition("::")[2].partition(".")[0] not in _CONVERSIONS:
         return row
     end = re.search(r" (input|output) \d+$", layer.name)
@@ -263,17 +265,15 @@ def _with_conversion(row: Operator, layer: Layer) -> Operator:
     return replace(row, id=reason.id, reason=reason.text, way_out=reason.way_out)
 
 
-_IN_PLACE = (
-    "in place: the NPU reads the buffer without a copy, in generated firmware and in the simulator; ExecuTorch's delegate copies it"
-)
+_IN_PLACE = "in place: generated firmware and the simulator do not copy the buffer, but ExecuTorch's delegate copies the buffer"
 
 
 def states_of(method: Method, payloads: Sequence[DelegatePayload], buffers: Sequence[StateBuffer]) -> tuple[State, ...]:
     """Return the mutable buffers of a method.
 
     Args:
-        payloads: Payloads of its delegates, in order.
-        buffers: Buffers of the build; empty for a file, which has names, shapes and dtypes only.
+        payloads: Payloads of the method's delegates, in order.
+        buffers: Mutable buffers of the build. Empty for a loaded ``.pte``, which records only names, shapes and dtypes.
     """
     states = []
     results: set[int] = set()  # outputs of delegates
@@ -326,7 +326,7 @@ def states_of(method: Method, payloads: Sequence[DelegatePayload], buffers: Sequ
 
 
 def _add(rows: list[Operator], refusal: Refusal) -> None:
-    """Add a refusal to the row of its operator, or as a new row if that has another reason."""
+    """Add a refusal to the row of its operator, or as a new row if the operator already has a different reason."""
     origin, reason = refusal.origin, refusal.reason
     new = Operator(
         origin.target, "CPU", None, origin.module, origin.source, id=reason.id, reason=reason.text, way_out=reason.way_out

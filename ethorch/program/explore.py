@@ -1,4 +1,4 @@
-"""Compile a model with several settings and compare the programs."""
+"""Compile a model with combinations of settings and compare the programs."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ from ethorch.targets.settings import Settings
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-#: Settings that can be varied, in the order of the table's columns.
+#: Settings that can be varied, in the order of the columns of the table.
 AXES = ("target", "board", "scheme", "io", "memory_mode", "system_config", "constants", "arena")
-#: Settings that the search for budgets changes, or that ``auto`` leaves to the compiler.
+#: Settings that the search for budgets changes, or that the compiler selects if they are ``auto``.
 _SEARCHED = ("arena", "constants", "io_layout", "partition")
-_ALONE = 4  # most programs without other processes, each of which imports torch for seconds
-_WORTH = 15.0  # least estimated seconds of the remaining programs that pay for the start of processes
+_ALONE = 4  # maximum number of programs compiled in this process, because a new process imports torch for seconds
+_WORTH = 15.0  # minimum estimated seconds of the remaining work for which new processes are started
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,15 @@ class Variant:
 
     Attributes:
         settings: Values of the varied settings.
-        milliseconds: Estimated time of one inference; None if there is no program.
+        milliseconds: Estimated time of one inference, or None if compilation failed.
+        total_cycles: Estimated NPU cycles of one inference.
         core_clock_hz: NPU clock of the estimate.
         ram_bytes, flash_bytes: Memory of the whole application.
-        sqnr_db: SQNR against the float model; None if not measured or infinite.
-        fits: Whether all budgets and the board's memories suffice; None without budgets.
-        searched: Settings that the search changed, or that ``auto`` selected.
-        error: Reason that there is no program; empty otherwise.
+        sqnr_db: SQNR relative to the float model, or None if not measured or infinite.
+        cpu_operators: Number of operators on the CPU.
+        fits: Whether all budgets are met and the program fits in the board's memories, or None if there are no budgets.
+        searched: Settings that the search changed, or that the compiler selected for ``auto``.
+        error: Error message if compilation failed, or "".
         front: Whether the variant is on the Pareto front.
     """
 
@@ -84,22 +86,22 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """Short text of the varied settings."""
-        return " ".join(str(value) for value in self.settings.values() if value is not None) or "as it is"
+        """The values of the varied settings, separated by spaces."""
+        return " ".join(str(value) for value in self.settings.values() if value is not None) or "unchanged"
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data by attribute name."""
+        """Return the attributes as a dict of JSON-compatible values."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class Exploration:
-    """Result of ``ethorch.explore``.
+    """The result of ``ethorch.explore``.
 
     Attributes:
-        variants: Variants in the order of the product.
-        cheapest: Fastest variant on the smallest NPU (in the order of ``ethorch targets``) that meets all budgets; or None.
-        budgets: The limits.
+        variants: All combinations of the varied settings. The last setting varies fastest.
+        cheapest: The fastest variant on the smallest NPU (in the order of ``ethorch targets``) that meets all budgets, or None.
+        budgets: Limits by name.
         interrupted: Whether the exploration was interrupted.
     """
 
@@ -109,7 +111,7 @@ class Exploration:
     interrupted: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data by attribute name, and ``versions``."""
+        """Return the attributes and package versions as JSON-compatible data."""
         return {
             "variants": [variant.to_json() for variant in self.variants],
             "cheapest": None if self.cheapest is None else self.cheapest.to_json(),
@@ -119,7 +121,7 @@ class Exploration:
         }
 
     def rich(self) -> RenderableType:
-        """Return a Rich table with a row per variant; ``*`` marks the Pareto front."""
+        """Return a Rich table with a row for each variant. ``*`` marks variants on the Pareto front."""
         from rich.console import Group
 
         table = tables.table()
@@ -139,20 +141,23 @@ class Exploration:
             table.add_row("*" if variant.front else "", *chosen, *_figures(variant), verdict.strip())
         lines: list[Any] = [table]
         if any(variant.front for variant in self.variants):
-            lines += ["", "* Pareto front: no other variant is at least as good in time, RAM, flash and accuracy"]
+            lines += [
+                "",
+                "* Pareto front: no other variant is better in time, RAM, flash or accuracy without being worse in another",
+            ]
         if any(variant.fits is not None for variant in self.variants):
-            named = "No variant meets all" if self.cheapest is None else f"{self.cheapest.name} is the smallest NPU that meets all"
-            limits = ", ".join(f"{name} {limit:,g}" for name, limit in self.budgets.items()) or "the boards' memories"
-            lines.append(f"Budgets: {limits}. {named}.")
+            named = "No variant meets" if self.cheapest is None else f"{self.cheapest.name} is the smallest NPU that meets"
+            limits = ", ".join(f"{name} {limit:,g}" for name, limit in self.budgets.items()) or "the memories of each board"
+            lines.append(f"Budgets: {limits}. {named} all budgets.")
         if self.interrupted:
-            lines.append("Interrupted.")
+            lines.append("The exploration was interrupted.")
         return Group(*lines)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write a page with the table and a plot of time against RAM (``.html``), or plain data (``.json``).
+        """Write a page with the table and a plot of time against RAM (``.html``), or the result of ``to_json`` (``.json``).
 
         Raises:
-            EthorchError: The suffix is unknown, the plotting library is not installed, or the file cannot be written.
+            EthorchError: The suffix is unknown, or the file cannot be written.
         """
         target = Path(path)
         if target.suffix == ".json":
@@ -160,7 +165,7 @@ class Exploration:
         elif target.suffix in (".html", ".htm"):
             text = exploration_page(self.to_json())
         else:
-            raise EthorchError(f"cannot write {target}: expected the suffix .html or .json.")
+            raise EthorchError(f"expected a file name that ends in .html or .json, got {target}.")
         try:
             write_whole(target, text.encode())
         except OSError as error:
@@ -188,8 +193,8 @@ def explore(
 ) -> Exploration:
     """Compile a model with all combinations of settings and compare the programs.
 
-    If a variant exceeds a limit of RAM or time, other arenas and weights in SRAM are tried, except for varied settings. 16-bit
-    modules are not tried; vary the scheme instead::
+    If a variant exceeds its RAM or time budget, other arenas and weights in SRAM are tried, unless ``vary`` contains these settings.
+    16-bit modules are not tried. Vary the scheme instead::
 
         exploration = ethorch.explore(
             model, image, calibration=images, vary={"target": ["u55-64", "u55-128"], "scheme": ["int8", "a16w8"]}
@@ -197,20 +202,20 @@ def explore(
         print(exploration)
         exploration.save("front.html")
 
-    The model is quantized once per scheme and NPU family. Figures cover the whole application; times are at the clock of each
-    variant's system. SQNR is measured if there are calibration samples.
+    The model is quantized once for each scheme and NPU family. Memory covers the whole application. Times are based on the NPU clock
+    of each variant. SQNR is measured if there are calibration samples.
 
     Args:
         model, example_inputs, calibration, progress: See ``ethorch.compile``.
-        vary: Values of fields of ``Settings``: ``target``, ``board``, ``scheme``, ``io``, ``memory_mode``, ``system_config``,
-            ``constants``, ``arena``.
-        settings: Other settings, including budgets.
-        jobs: Number of processes. Default: one per CPU, if the remaining work takes longer than their start. Inside
-            ``joblib.parallel_config`` with a cluster's backend (Dask, Ray), that cluster.
-        resume: File of finished variants, one line of JSON each. Finished variants are reused, and new ones are appended.
+        vary: Values for each varied setting: ``target``, ``board``, ``scheme``, ``io``, ``memory_mode``, ``system_config``,
+            ``constants`` or ``arena``.
+        settings: All settings that are not varied, including budgets.
+        jobs: Number of processes. Default: one process per CPU if starting processes saves time. A cluster backend of
+            ``joblib.parallel_config`` (Dask, Ray) is used if one is active.
+        resume: File that records each finished variant as a line of JSON. Variants in the file are not compiled again.
 
     Raises:
-        SpecError: A setting is unknown or cannot be varied, or a value is wrong.
+        SpecError: A setting is unknown or cannot be varied, or a value is invalid.
         EthorchError: See ``ethorch.compile``.
     """
     base = settings or Settings()
@@ -220,7 +225,7 @@ def explore(
         if axis not in axes:
             raise unknown_name("axis", axis, axes)
     if not varied:
-        raise SpecError(f"vary: expected values of at least one of {', '.join(axes)}, got none.")
+        raise SpecError(f"vary: expected values for at least one of {', '.join(axes)}, got none.")
     names = [axis for axis in axes if axis in varied]
     _check_values(base, varied)
     points = [dict(zip(names, values, strict=True)) for values in itertools.product(*(varied[axis] for axis in names))]
@@ -241,7 +246,7 @@ def explore(
                 interrupted = True
     finished = [logged for point in points if (logged := log.find(point)) is not None]
     if finished and not interrupted and all(variant.error for variant in finished):
-        raise EthorchError(f"no variant could be compiled. First error: {finished[0].error}")
+        raise EthorchError(f"cannot compile any variant. First error: {finished[0].error}")
     marked = tuple(_with_front(finished))
     limits = {name: value for name in ("ram", "flash", "latency_ms", "min_sqnr_db") if (value := getattr(base, name)) is not None}
     return Exploration(marked, _cheapest(marked, base), limits, interrupted)
@@ -251,7 +256,7 @@ def _check_values(base: Settings, varied: Mapping[str, Sequence[Any]]) -> None:
     without_board = base if "board" not in varied else replace(base, board=None)
     for axis, values in varied.items():
         for value in values:
-            if axis not in ("system_config", "memory_mode"):  # valid values depend on target and ini files
+            if axis not in ("system_config", "memory_mode"):  # valid values depend on the target and on ini files
                 without_board.with_(**{axis: value})
 
 
@@ -262,7 +267,7 @@ def _groups(points: Sequence[dict[str, Any]], base: Settings) -> list[list[dict[
             chosen = base.with_(**point)
             key: Any = (chosen.scheme, chosen.io, lookup(chosen.target).family)
         except EthorchError:
-            key = json.dumps(point, sort_keys=True, default=str)  # compilation reports the error later
+            key = json.dumps(point, sort_keys=True, default=str)  # compiling the variant reports the error later
         by_model.setdefault(key, []).append(point)
     return list(by_model.values())
 
@@ -275,13 +280,13 @@ def _cut(groups: Sequence[list[dict[str, Any]]], workers: int | None) -> list[li
 def _compile_groups(
     user: UserModel, base: Settings, groups: Sequence[list[dict[str, Any]]], accuracy: bool, workers: int | None
 ) -> Iterable[list[Variant]]:
-    """Yield the variants of each group: in this process, until the start of other processes pays off."""
+    """Iterate over the variants of each group. They are compiled in this process until starting other processes saves time."""
     compile_points = functools.partial(_variants, user, base, accuracy)
     left, first = [list(group) for group in groups], True
     started = time.monotonic()
     count = 0
     while left and not _spreads(sum(map(len, left)), count, time.monotonic() - started, workers):
-        yield compile_points([left[0].pop(0)], first)  # one by one, so that an interrupt keeps finished figures
+        yield compile_points([left[0].pop(0)], first)  # one at a time, so that an interrupt does not lose finished variants
         first, count = False, count + 1
         left = [group for group in left if group]
     if left:
@@ -295,18 +300,20 @@ def _spreads(left: int, compiled: int, seconds: float, workers: int | None) -> b
     if left <= _ALONE or (workers or os.cpu_count()) == 1:
         return False
     backend, count = get_active_backend()
-    if workers is not None or count is not None or type(backend).__name__ != "LokyBackend":  # the user's choice
+    if (
+        workers is not None or count is not None or type(backend).__name__ != "LokyBackend"
+    ):  # the user selected the number of processes or the backend
         return True
     return compiled > 0 and seconds / compiled * left > _WORTH
 
 
-_last: list[Any] = []  # the model that this process quantized last: key, quantized, user
+_last: list[Any] = []  # the last model quantized in this process: key, quantized model, user model
 
 
 def _variants(
     user: UserModel, base: Settings, accuracy: bool, points: Sequence[Mapping[str, Any]], outspoken: bool
 ) -> list[Variant]:
-    """Compile a program for each point; if ``outspoken``, the first one warns about the samples."""
+    """Compile a program for each point. If ``outspoken``, the first compilation warns about unsuitable samples."""
     variants = []
     with quiet():
         for number, point in enumerate(points):
@@ -374,7 +381,7 @@ def _cheapest(variants: Sequence[Variant], base: Settings) -> Variant | None:
 
 
 class _Log:
-    """File of finished variants, from which an interrupted exploration continues."""
+    """A file of finished variants, from which an interrupted exploration continues."""
 
     def __init__(self, path: str | os.PathLike[str] | None, user: UserModel, base: Settings, accuracy: bool):
         self.path = None if path is None else Path(path)
@@ -392,8 +399,10 @@ class _Log:
                 of, variant = row.pop("of"), Variant(**row)
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
                 if number == len(lines):
-                    break  # incomplete line of an interrupted process
-                raise EthorchError(f"{self.path}, line {number}: expected a variant of an exploration. Use another file.") from None
+                    break  # an interrupted process wrote an incomplete line
+                raise EthorchError(
+                    f"{self.path}, line {number}: expected a variant written by ethorch.explore, got {line!r:.60}. Use another file."
+                ) from None
             if of == self.of:
                 self.found[_key(variant.settings)] = variant
 
@@ -401,14 +410,14 @@ class _Log:
         return self.found.get(_key(point))
 
     def add(self, variant: Variant) -> None:
-        """Append a variant, unless it has an error."""
+        """Append a variant to the file, unless its compilation failed."""
         self.found[_key(variant.settings)] = variant
         if self.path is None or variant.error:
             return
         try:
             with self.path.open("a+b") as file:
                 file.seek(0)
-                file.truncate(file.read().rfind(b"\n") + 1)  # removes an incomplete line
+                file.truncate(file.read().rfind(b"\n") + 1)  # remove an incomplete last line
                 file.write((json.dumps({"of": self.of, **variant.to_json()}) + "\n").encode())
         except OSError as error:
             raise EthorchError(f"cannot write {self.path}: {error.strerror}.") from None

@@ -1,4 +1,4 @@
-"""Facts about a program: inputs and outputs, accuracy, budgets, verification."""
+"""Figures of a program: inputs and outputs, accuracy, budgets, verification."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ class TensorInfo:
     """An input or output of a program.
 
     Attributes:
-        dtype: torch's name of the type in firmware.
-        codes: Quantization parameters of a quantized tensor; None otherwise.
+        dtype: Name of the torch dtype, e.g. ``int8``.
+        shape: Shape of the tensor.
+        codes: Quantization parameters, or None if the tensor is not quantized.
     """
 
     dtype: str
@@ -27,7 +28,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """SQNR in dB of the program against the float model, and the number of samples."""
+    """The SQNR in dB of a program relative to the float model, and the number of samples."""
 
     sqnr_db: float
     samples: int
@@ -35,7 +36,7 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Budget:
-    """A limit, the figure of the program, and whether it is met; None if unknown."""
+    """A limit, the program's figure, and whether the limit is met. The figure and the result are None if unknown."""
 
     name: str
     limit: float
@@ -45,7 +46,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Unchecked:
-    """A delegate that was not compared with the TOSA reference, with the reason."""
+    """A delegate that was not compared with the TOSA reference, and the reason."""
 
     method: str
     delegate: int
@@ -54,12 +55,12 @@ class Unchecked:
 
 @dataclass(frozen=True)
 class Verification:
-    """Result of comparing a program's delegates with the TOSA reference. A difference is an error.
+    """The result of comparing a program's delegates with the TOSA reference. A difference raises an error instead.
 
     Attributes:
-        delegates, equal: Number of delegates of all methods, and of those that equal the reference.
+        delegates, equal: Number of delegates in all methods, and number of delegates that equal the reference.
         unchecked: Delegates that were not compared.
-        repairs: Operators before which a copy was inserted to avoid a bug of Vela (``ethorch.vela.repair``).
+        repairs: Operators before which a copy was inserted to avoid a Vela bug (``ethorch.vela.repair``).
     """
 
     delegates: int

@@ -1,4 +1,4 @@
-"""Compilation for TOSA and for the CPU alone."""
+"""Compile models to TOSA, and save programs for TOSA and for the CPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ethorch.targets.tosa_spec import TosaCompileSpec
 
 
 def compile_to_tosa(user: UserModel, spec: TosaCompileSpec, scheme: str, *, record: bool = False) -> OtherProgram:
-    """Compile a model to TOSA delegates; it is quantized if the specification has the profile INT."""
+    """Compile a model to TOSA delegates. The model is quantized if the specification has the profile INT."""
     if spec.tosa_spec.support_integer():
         user = quantize_for(user, spec, scheme)
     with quiet(), in_eval_mode(user.module):
@@ -30,7 +30,7 @@ def compile_to_tosa(user: UserModel, spec: TosaCompileSpec, scheme: str, *, reco
 
 
 def quantize_for(user: UserModel, spec: ArmCompileSpec, scheme: str) -> UserModel:
-    """Quantize a model for any target."""
+    """Quantize a model for any Ethos-U or TOSA compile spec."""
     with quiet(), in_eval_mode(user.module):
         quantizer = TOSAQuantizer(spec).set_global(CONFIGS[scheme](False))
         module: nn.Module = quantize(user, spec, quantizer=quantizer)
@@ -38,12 +38,12 @@ def quantize_for(user: UserModel, spec: ArmCompileSpec, scheme: str) -> UserMode
 
 
 def save(program: OtherProgram, path: Path, record: Path | None = None) -> None:
-    """Write the program as ``.pte``, ``.bpte`` or ``.tosa``, and its ETRecord to ``record``."""
+    """Write a program as ``.pte``, ``.bpte`` or ``.tosa``, and the ETRecord to ``record`` if it is not None."""
     if path.suffix == ".tosa":
         write_whole(path, program.tosa())
         return
     if path.suffix not in (".pte", ".bpte"):
-        raise EthorchError(f"cannot write {path}: expected the suffix .pte, .bpte or .tosa.")
+        raise EthorchError(f"expected a file name that ends in .pte, .bpte or .tosa, got {path}.")
     if record is None:
         data = program.pte()
     else:

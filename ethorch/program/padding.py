@@ -1,7 +1,7 @@
-"""Find input axes that can be padded: no operator may mix an element of the axis with later ones.
+"""Find the input axes that can be padded, because no result depends on later elements along the axis.
 
-Each operator runs at a small size, and twice at a larger size with the same leading elements and different padding. It passes
-if the leading results are equal.
+Each operator is run at a small size, and twice at a larger size with the same leading elements and different padding. The axis can
+be padded if the leading results of all operators are equal.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ethorch.targets.settings import Shapes
 logger = logging.getLogger(__name__)
 
 _FAR = 1e4
-#: Operators that index their first operand -> position of the axis among their arguments.
+#: For each operator that indexes its first operand, the position of the axis in its arguments, or None if there is no axis.
 _INDEXING = {
     "aten.gather.default": 1, "aten.index_select.default": 1, "aten.scatter.src": 1, "aten.scatter.value": 1,
     "aten.scatter_add.default": 1, "aten.scatter_reduce.two": 1, "aten.index_add.default": 1, "aten.index_copy.default": 1,
@@ -37,10 +37,10 @@ _INDEXING = {
 
 
 def paddings_of(user: UserModel, shapes: Sequence[Shapes]) -> tuple[Padding, ...]:
-    """Return the axes in which the shapes differ and along which inputs can be padded.
+    """Return the axes with different sizes in ``shapes`` along which inputs can be padded.
 
     Args:
-        shapes: Input shapes of each method, the smallest first.
+        shapes: Input shapes of each method, smallest first.
     """
     axes = []
     for places, sizes in _axes(shapes):
@@ -52,7 +52,10 @@ def paddings_of(user: UserModel, shapes: Sequence[Shapes]) -> tuple[Padding, ...
 
 
 def _axes(shapes: Sequence[Shapes]) -> Iterator[tuple[Places, list[int]]]:
-    """Yield the positions of an axis among the inputs with its sizes. Axes with proportional sizes are one axis."""
+    """Iterate over the axes whose size differs, each with its positions in the inputs and its sizes.
+
+    Input axes with proportional sizes are treated as one axis.
+    """
     columns = {
         (number, axis): [tensor_shapes[number][axis] for tensor_shapes in shapes]
         for number, shape in enumerate(shapes[0])
@@ -84,7 +87,7 @@ def _outputs_along(user: UserModel, small: Shapes, large: Shapes, sizes: tuple[i
             graphs = [export_module(user.module, graph_inputs).module(check_guards=False) for graph_inputs in (inputs, more)]
             return _compare_graphs(graphs[0], graphs[1], list(pytree.tree_leaves(inputs)), sizes)
     except (EthorchError, RuntimeError, TypeError, ValueError, IndexError) as error:
-        logger.debug("not filled up: %s", error)
+        logger.debug("an axis cannot be padded: %s", error)
         return None
 
 
@@ -107,7 +110,7 @@ def _compare_graphs(small: GraphModule, large: GraphModule, inputs: list[Any], s
             target: Any = node.target
             values[node] = target(*_map(node.args, values.__getitem__), **_map(node.kwargs, values.__getitem__))
             if not _stays(node, twin, values, twins):
-                logger.debug("not filled up: %s at %s mixes elements along it", node.target, node.name)
+                logger.debug("an axis cannot be padded: %s at %s mixes elements along the axis", node.target, node.name)
                 return None
         elif node.op != "output":
             return None
@@ -126,7 +129,7 @@ def _map(args: Any, function: Any) -> Any:
 
 
 def _stays(node: Node, twin: Node, values: dict[Node, Any], twins: dict[Node, Node]) -> bool:
-    """Return True if the operator's results for the leading elements do not depend on the padding."""
+    """Return True if the leading results of the operator do not depend on the padding."""
     expected = pytree.tree_leaves(values[node])
     for above in (True, False):
 
@@ -156,7 +159,7 @@ def _pad(value: Any, like: Any, above: bool) -> Any:
         padded = torch.full(tuple(like.shape), above)
     elif value.dtype.is_floating_point:
         padded = torch.rand(tuple(like.shape)).to(value.dtype).add_(1).mul_(_FAR if above else -_FAR)
-    else:  # existing numbers, because they may be indices
+    else:  # use existing values, because the values can be indices
         most = int(value.max()) if value.numel() else 0
         padded = torch.full(tuple(like.shape), (most or 1) if above else 0, dtype=value.dtype)
     padded[tuple(map(slice, value.shape))] = value
@@ -171,7 +174,7 @@ def _equal(first: Tensor, second: Tensor) -> bool:
 
 
 def _indexes_along(node: Node, twin: Node) -> bool:
-    """Return True if the operator may read or write the padding, e.g. by an index of -1."""
+    """Return True if the operator can access the padding through an index, e.g. an index of -1."""
     name = op_name(node.target)
     if name not in _INDEXING or not isinstance(node.args[0], Node):
         return False

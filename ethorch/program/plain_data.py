@@ -1,4 +1,4 @@
-"""Plain data of a program, for ``Program.to_json`` and ``--json``."""
+"""Convert a program to JSON-compatible data, for ``Program.to_json`` and ``--json``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ethorch.targets.settings import FORMAT
 
 
 def plain_data(record: Record) -> dict[str, Any]:
-    """Return all facts about a program; docs/json.md describes the keys."""
+    """Return all figures of a program as JSON-compatible data. See docs/json.md for the keys."""
     npu, cpu, milliseconds = record.total_cycles, record.cpu_cycles, record.milliseconds
     npu_macs = max(record.mac_count - sum(layer.macs for layer in record.layers if layer.where == CPU), 0)
     partition = record.partition
@@ -76,7 +76,7 @@ def plain_data(record: Record) -> dict[str, Any]:
 
 @cache
 def _list_boards(target: str) -> list[dict[str, Any]]:
-    """Return the memory of each product (not development platforms) with this NPU."""
+    """Return the RAM and flash of each board with this NPU, excluding development platforms."""
     boards = [load_board(name) for name in list_boards()]
     return [
         {"name": board.name, "ram_bytes": board.ram_bytes, "flash_bytes": board.flash_bytes}
@@ -101,12 +101,12 @@ def _board_facts(record: Record) -> dict[str, Any] | None:
 
 
 def finite(data: dict[str, Any]) -> dict[str, Any]:
-    """Replace infinite figures, which JSON does not support, by None."""
+    """Replace infinite and nan values by None, because JSON does not support them."""
     return {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in data.items()}
 
 
 def memory_system(spec: EthosUCompileSpec) -> dict[str, Any]:
-    """Return the limits of the NPU and its memories; docs/json.md describes the keys."""
+    """Return the rates of the NPU and its memories. See docs/json.md for the keys."""
     memory = spec.memory_system
     return {
         "system_config": spec.system_config,

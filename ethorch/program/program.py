@@ -1,4 +1,4 @@
-"""``Program``: a compiled program that can be called, saved and queried."""
+"""The class ``Program``: a compiled program that can be run, saved and analyzed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from ethorch.vela import artifacts
 if TYPE_CHECKING:
     from torch import nn
 
-    # 2 seconds of torchao and ExecuTorch
+    # importing torchao and ExecuTorch takes 2 seconds
     from ethorch.program.suggestions import Suggestions
 
 _BUNDLED_SAMPLES = 8
@@ -48,15 +48,15 @@ _BUNDLED_SAMPLES = 8
 class Program:
     """One method of a ``.pte``, returned by ``ethorch.compile`` and ``ethorch.load``.
 
-    ``program["decode"]`` is another method of the same file, with the same shared buffers. A program can be pickled and
-    deep-copied, with all methods of its file. The copy starts with the initial state.
+    ``program["decode"]`` is the method ``decode`` of the same file. The methods share mutable buffers. Pickling or deep-copying a
+    program includes all methods of its file, and the mutable buffers of the copy have their initial values.
     """
 
     def __init__(self, record: Record, loaded: dict[str, runtime.HostProgram] | None = None):
-        """Create the program of a record.
+        """Create a program from a record.
 
         Args:
-            loaded: Methods that are loaded in the runtime, shared by all programs of the file.
+            loaded: Methods that are already loaded in the runtime. All programs of a file share this dict.
         """
         self._record = record
         self._loaded: dict[str, runtime.HostProgram] = {} if loaded is None else loaded
@@ -70,62 +70,66 @@ class Program:
     # facts -----------------------------------------------------------------------------------------------------------
 
     def __getitem__(self, method: str) -> Program:
-        """Return another method of the same file; raise HostError if it does not exist."""
+        """Return another method of the same file.
+
+        Raises:
+            HostError: The method does not exist.
+        """
         return type(self)(self._record[method], self._loaded)
 
     @property
     def pte(self) -> bytes:
-        """Contents of the ``.pte``."""
+        """The contents of the ``.pte``."""
         return self._record.pte
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """Names of the entry points of the file."""
+        """The names of all methods in the file."""
         return self._record.methods
 
     @property
     def settings(self) -> Settings | None:
-        """Settings of the compilation; None if the file does not contain them."""
+        """The settings of the compilation, or None if unknown."""
         return self._record.settings
 
     @property
     def target(self) -> str:
-        """Name of the NPU; empty if no delegate names one."""
+        """The name of the NPU, or "" if the program has no NPU delegate."""
         return self._record.target
 
     @property
     def inputs(self) -> tuple[TensorInfo, ...]:
-        """The flat inputs, in order."""
+        """The flattened inputs, in order."""
         return self._record.inputs
 
     @property
     def outputs(self) -> tuple[TensorInfo, ...]:
-        """The flat outputs, in order."""
+        """The flattened outputs, in order."""
         return self._record.outputs
 
     @property
     def operators(self) -> tuple[Operator, ...]:
-        """One row per operator: NPU or CPU, module, source line, cycles, reason. ``explain`` prints them."""
+        """The rows of :meth:`explain`: the placement, module, source line, cycles and reason of each operator."""
         return self.explain().operators
 
     @property
     def delegates(self) -> tuple[Delegate, ...]:
-        """The delegates with their layers, payloads and TOSA graphs."""
+        """The NPU delegates, with layers, payloads and TOSA graphs."""
         return delegates_of(self._record)
 
     @property
     def memory(self) -> MemoryReport:
-        """RAM and flash of the whole application, the address of each tensor, and the buffers that persist."""
+        """The RAM and flash of the whole application, and the address of each tensor."""
         return self._record.memory
 
     @property
     def estimate(self) -> Estimate:
-        """Cycles and time of one inference, by component; clocks; multiply-accumulates."""
+        """The estimated cycles and time of one inference, the clocks, and the number of multiply-accumulates."""
         return replace(self._record.estimate, macs=self._record.mac_count)
 
     @property
     def accuracy(self) -> Accuracy | None:
-        """SQNR against the float model on at most 8 of its samples; None without a float model.
+        """The SQNR relative to the float model on at most 8 calibration samples, or None if the float model is unknown.
 
         The first access runs the samples.
         """
@@ -133,28 +137,28 @@ class Program:
 
     @property
     def budgets(self) -> Budgets:
-        """Limits of the settings and of the board's memories, each with its figure; ``met`` and ``attempts``."""
+        """The limits set by the settings and the board, each with the program's figure."""
         return budgets(self._record)
 
     # running ----------------------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """Restore the initial values of the buffers that persist between calls, for all methods that share them."""
+        """Restore the initial values of mutable buffers, for all methods that share the buffers."""
         host_of(self).reset()
 
     def __call__(self, *inputs: Any, **keywords: Any) -> Any:
-        """Run in ExecuTorch's runtime with the simulated NPU.
+        """Run the program in ExecuTorch's runtime with the simulated NPU.
 
-        Inputs are those of the model, by position or by name. If the program has quantized inputs, float inputs are quantized. A
-        batch of several inferences (the first dimension of each input is the same multiple of the program's) runs on all CPUs, and
-        the outputs are concatenated.
+        Pass the inputs of the model by position or by name. If a program input is quantized, a float input is quantized
+        automatically. If the first dimension of each input is the same multiple of the program's, the inputs are split into several
+        inferences, which run on all CPUs, and the outputs are concatenated.
 
         Returns:
-            The outputs in the structure that the model returns, quantized if the program's outputs are.
+            The outputs in the structure that the model returns. Quantized outputs are not dequantized.
 
         Raises:
-            HostError: Number, dtype or shape of the inputs is wrong.
-            MachineFault: The simulator stopped.
+            HostError: The number, dtype or shape of the inputs is wrong.
+            MachineFault: The command stream is invalid.
         """
         import torch
 
@@ -177,11 +181,11 @@ class Program:
             return inputs
         user = self._record.model
         if user is None:
-            raise HostError("a loaded program does not record the names of its inputs. Pass them by position.")
+            raise HostError("input names are unknown, because a .pte does not record the names. Pass inputs by position.")
         names = user.input_names[len(inputs) :]
         if set(keywords) != set(names):
             raise HostError(
-                f"expected the inputs {', '.join(names) or '(unknown names)'}, got {', '.join(keywords)}. "
+                f"expected the keyword inputs {', '.join(names) or '(unknown names)'}, got {', '.join(keywords)}. "
                 f"The program has {count_noun(len(self.inputs), 'input')}."
             )
         return (*inputs, *(keywords[name] for name in names))
@@ -193,27 +197,27 @@ class Program:
 
             try:
                 return pytree.tree_unflatten(outputs, pytree.treespec_loads(structure[1]))
-            except Exception:  # a type that is not registered in this process, or another version of torch: outputs stay flat
+            except Exception:  # an unregistered type, or an incompatible version of torch: return flattened outputs
                 pass
         return outputs[0] if len(outputs) == 1 else outputs
 
     # saving -----------------------------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the program to a file; the suffix selects the format.
+        """Write the program to a file. The suffix selects the format.
 
         - ``.pte``: The program.
-        - ``.bpte``: The program with the model's samples and expected outputs, for ExecuTorch's test runners.
-        - ``.tosa``: The compiled TOSA flatbuffer of a program with one delegate.
+        - ``.bpte``: The program with calibration samples and expected outputs, for ExecuTorch's test runners.
+        - ``.tosa``: The TOSA flatbuffer of a program with one delegate.
         - No suffix: A folder with ``model.pte``, ``settings.toml``, ``program.json``, ``comparison.json``, and the TOSA graph and
-          payload of each delegate. ``compare`` runs for each method, if the model has at most 5 billion multiply-accumulates and
-          2,000 operators.
+          payload of each delegate. :meth:`compare` is run for each method if the model has at most 5 billion multiply-accumulates
+          and 2,000 operators.
 
         Returns:
             The path.
 
         Raises:
-            EthorchError: The suffix is unknown, the program lacks the data, or the file cannot be written.
+            EthorchError: The suffix is unknown, the program does not contain the required data, or the file cannot be written.
         """
         target = Path(path)
         check_writable(target)
@@ -231,11 +235,13 @@ class Program:
         return target
 
     def _bundle(self) -> bytes:
-        """Return the program with at most 8 samples of the model and their expected outputs."""
+        """Return a bundled program with at most 8 calibration samples and their expected outputs."""
         record = self._record
         if record.model is None:
-            raise EthorchError("a .pte has no samples to bundle. Save a program that ethorch.compile returned.")
-        from ethorch.backend.bundled import bundle_program  # 0.4 s of ExecuTorch's devtools
+            raise EthorchError(
+                "a .bpte requires samples, but a loaded .pte has no samples. Save a program returned by ethorch.compile."
+            )
+        from ethorch.backend.bundled import bundle_program  # importing ExecuTorch's devtools takes 0.4 s
 
         cases, loaded = [], runtime.load(record.pte, record.method)
         for sample in (record.model.calibration or [record.model.example_inputs])[:_BUNDLED_SAMPLES]:
@@ -246,7 +252,7 @@ class Program:
     # checking ---------------------------------------------------------------------------------------------------------
 
     def compare(self, *inputs: Any, samples: Any = None, model: nn.Module | None = None, **keywords: Any) -> Comparison:
-        """Compare float model, quantized model and NPU: outputs, and each operator that has a counterpart.
+        """Compare the outputs and operators of the float model, the quantized model and the NPU.
 
         ::
 
@@ -254,19 +260,19 @@ class Program:
             print(comparison)
             print(comparison.largest_loss, comparison.first_divergence)  # with lines of the model's source
 
-        NPU operators run in the TOSA reference model, which equals the simulator bit for bit (``bit_exact`` for these samples), and
-        CPU operators in PyTorch.
+        For the comparison of operators, NPU operators run in the TOSA reference model and CPU operators run in PyTorch. ``bit_exact``
+        is True if the simulator and the TOSA reference model return the same outputs for all samples.
 
         Args:
-            inputs: Inputs of one inference; the example inputs by default. A program loaded from a folder returns the comparison of
-                the folder.
-            samples: Several inputs, in any form that ``ethorch.compile`` accepts for calibration.
-            model: Float model of a program that was loaded from a file, which compares its outputs only.
+            inputs: Inputs of one inference. Default: the example inputs, or the saved comparison if the program was loaded from a
+                folder.
+            samples: Inputs of several inferences, in any form that ``ethorch.compile`` accepts for calibration.
+            model: Float model, required if the program was loaded from a file. In this case, only outputs are compared.
             keywords: Inputs by name.
 
         Raises:
-            EthorchError: The float model is unknown, or a sample does not fit.
-            HostError: The inputs do not fit the program.
+            EthorchError: The float model is unknown, or a sample does not match the example inputs.
+            HostError: The inputs do not match the program's inputs.
         """
         if not inputs and not keywords and samples is None and model is None:
             comparison = find_comparison(self._record)
@@ -276,8 +282,8 @@ class Program:
                 if not comparison.samples:
                     raise EthorchError(comparison.missing)
                 return comparison
-        from ethorch.models.samples import read_samples  # 1 second of torch
-        from ethorch.program.measure.compare import compare_samples  # 2 seconds of torchao and ExecuTorch
+        from ethorch.models.samples import read_samples  # importing torch takes 1 second
+        from ethorch.program.measure.compare import compare_samples  # importing torchao and ExecuTorch takes 2 seconds
 
         example = inputs if self._record.model is None else self._record.model.example_inputs
         calls = [self._positional(inputs, keywords)] if inputs or keywords else [example]
@@ -289,12 +295,15 @@ class Program:
             calls = list(samples) if self._record.model is None else [sample.inputs for sample in checked]
         calls = [sample if isinstance(sample, tuple) else (sample,) for sample in calls]
         if not calls or calls == [()]:
-            raise EthorchError("compare: expected inputs or samples, got none. Pass the inputs of an inference, or samples.")
+            raise EthorchError(
+                "compare: expected inputs or samples, got none. Pass the inputs of one inference, or several samples."
+            )
         if self._record.selection is not None:
             chosen = [select(self, trees.leaves(sample)) for sample in calls]
             if len({part._record.method for part, _ in chosen}) > 1:
                 raise EthorchError(
-                    "compare: expected samples of one shape, got several. Pass samples of one shape, or compare program['NAME']."
+                    "compare: expected samples of one shape, got several shapes. Pass samples of one shape, or use "
+                    "program['NAME'].compare()."
                 )
             return chosen[0][0].compare(samples=[tuple(inputs) for _, inputs in chosen], model=model)
         with exclusive():
@@ -303,36 +312,36 @@ class Program:
     # answers ----------------------------------------------------------------------------------------------------------
 
     def explain(self, operator: str | None = None, cpu_only: bool = False) -> Explanation:
-        """Return each operator with its placement, cost, reason and remedy.
+        """Return the placement, cost, reason and remedy of each operator.
 
         Args:
-            operator: Substring of the operator's name, e.g. ``softmax``.
-            cpu_only: Whether to list CPU operators only.
+            operator: Substring of operator names to select, e.g. ``softmax``.
+            cpu_only: Whether to select only CPU operators.
         """
         record = self._record
         return explanation(record.target, record.layers, record.partition, operator, cpu_only, record.states)
 
     def suggest(self, limit: int | None = None) -> Suggestions:
-        """Compile changes that make the program smaller or faster, and return those that help with their effects.
+        """Compile modified versions of the model, and return the changes that make the program smaller or faster.
 
-        The changes are quantized and channels-last inputs and outputs, other arenas, weights in SRAM, cheaper schemes, smaller
-        images, and fewer channels in expensive layers.
+        The changes are integer or NHWC inputs and outputs, different arenas, weights in SRAM, smaller schemes, smaller images, and
+        fewer channels in expensive layers.
 
         Args:
-            limit: Number of changes to return; those that meet all budgets come first.
+            limit: Maximum number of changes to return. Changes that meet all budgets are returned first.
 
         Raises:
             EthorchError: The program was loaded from a file and has no model.
         """
-        # 2 seconds of torchao
+        # importing torchao takes 2 seconds
         from ethorch.program.build import compile_beside
-        from ethorch.program.suggestions import suggestions  # 2 seconds of torchao
+        from ethorch.program.suggestions import suggestions
 
         changes = suggestions(self._record, compile_beside(self._record))
         return replace(changes, entries=changes.entries[:limit])
 
     def to_json(self) -> dict[str, Any]:
-        """Return all facts as plain data; docs/json.md describes the keys."""
+        """Return all figures as JSON-compatible data. See docs/json.md for the keys."""
         return plain_data(self._record)
 
     def profile(
@@ -342,31 +351,33 @@ class Program:
         runs: int = 1,
         etrecord: str | os.PathLike[str] | None = None,
     ) -> Inspection | Profile:
-        """Return measured times with the estimated cycles.
+        """Return measured times next to estimated cycles.
 
-        Without files, the program runs with ExecuTorch's event tracer. ``profile(x).to_dataframe()`` is the table of ExecuTorch's
-        Inspector with the estimates as columns; its times are those of this computer.
+        If no files are passed, the program runs with ExecuTorch's event tracer. ``profile(x).to_dataframe()`` then returns the table
+        of ExecuTorch's Inspector with columns for the estimates. The times in this table are simulation times on the host.
 
         Args:
-            inputs: Inputs of one inference; the model's example inputs by default.
-            files: Logs with PMU counters, as printed by ExecuTorch's runner, Arm's evaluation kit, Zephyr and ethorch's firmware;
-                CSV of QREAD samples, ``qread_bytes,samples``; CSV of ``milliseconds`` of calls.
+            inputs: Inputs of one inference. Default: the example inputs.
+            files: Logs with PMU counters printed by ExecuTorch's runner, Arm's evaluation kit, Zephyr or ethorch's firmware, CSV of
+                QREAD samples (``qread_bytes,samples``), or CSV of call times (``milliseconds``).
             runs: Number of runs.
-            etrecord: ``etrecord.bin`` of the program's folder, which maps events to operators.
+            etrecord: ``etrecord.bin`` in a saved folder, which maps events to operators.
 
         Raises:
-            HostError: The inputs do not fit, or are missing.
-            SpecError: Files and inputs were passed.
+            HostError: The inputs are missing or do not match the program's inputs.
+            SpecError: Both files and inputs were passed.
             FormatError: A file or a line is malformed.
         """
         if files:
             if inputs:
-                raise SpecError("profile: expected inputs or files, got both. Pass one of them.")
+                raise SpecError("profile: expected either inputs or files, got both.")
             return import_profile(self._record, *files)
         record = self._record
         if not inputs and record.inputs:
             if record.model is None:
-                raise HostError(f"a .pte has no example inputs. Pass {count_noun(len(record.inputs), 'input')}.")
+                raise HostError(
+                    f"profile requires inputs, but a .pte has no example inputs. Pass {count_noun(len(record.inputs), 'input')}."
+                )
             inputs = record.model.example_inputs
         sources = record.command_sources or {}
         by_payload = {d.payload: sources[number] for number, d in enumerate(record.description.delegates) if number in sources}
@@ -383,46 +394,47 @@ class Program:
         return Inspection(inspector, cycles_of(sources), cpu_cycles_of(record.layers), record.core_clock_hz)
 
     def report(self, path: str | os.PathLike[str], samples: Any = None, title: str = "") -> Path:
-        """Write the report, one HTML page without network access.
+        """Write a report as one self-contained HTML page.
 
-        If the float model is known, ``accuracy`` is measured.
+        The report includes :attr:`accuracy` if the float model is known.
 
         Args:
             path: HTML file.
-            samples: Inputs for ``compare``, in any form that ``ethorch.compile`` accepts for calibration. Default: no comparison.
-            title: Name of the program.
+            samples: Inputs for :meth:`compare`, in any form that ``ethorch.compile`` accepts for calibration. Default: operators are
+                not compared.
+            title: Name of the program. Default: the model's name.
 
         Raises:
-            EthorchError: The plotting library is not installed, the file cannot be written, or ``compare`` failed.
+            EthorchError: The file cannot be written, or the comparison failed.
         """
         target = Path(path)
         check_folder(target)
-        _ = self.accuracy  # measured now, so that to_json has it
+        _ = self.accuracy  # measure accuracy now, so that to_json contains it
         comparison = None if samples is None else self.compare(samples=samples).to_json()
         write_whole(target, page(self.to_json(), comparison, title).encode())
         return target
 
     def __rich__(self) -> Any:
-        """Return the summary as a Rich renderable."""
+        """Return the summary as a renderable for Rich."""
         return summary(self.to_json())
 
     def __str__(self) -> str:
         return as_text(self.__rich__())
 
     def _repr_html_(self) -> str:
-        return as_html(self.__rich__()) + bar_chart("Largest layers, cycles", largest_layers(self.to_json()))
+        return as_html(self.__rich__()) + bar_chart("Cycles of the largest layers", largest_layers(self.to_json()))
 
     def __repr__(self) -> str:
         return f"<ethorch.Program {self._record.method} for {self.target or 'the CPU'}, {len(self.pte):,} bytes>"
 
 
 def record_of(program: Program) -> Record:
-    """Return the record of a program's method, for use inside ethorch."""
+    """Return the record of a program. Used only inside ethorch."""
     return program._record
 
 
 def host_of(program: Program) -> runtime.HostProgram:
-    """Return a program's method in ExecuTorch's runtime with the simulated NPU, loaded on first use."""
+    """Return the program's method in ExecuTorch's runtime with the simulated NPU. The first call loads the method."""
     record, loaded = program._record, program._loaded
     if record.method not in loaded:
         folder = record.sources
@@ -432,10 +444,10 @@ def host_of(program: Program) -> runtime.HostProgram:
 
 
 def select(program: Program, inputs: Sequence[Any]) -> tuple[Program, list[Any]]:
-    """Return the method that fits flat inputs, and the padded inputs.
+    """Return the method for the shapes of the flattened inputs, and the padded inputs.
 
     Raises:
-        HostError: No method fits.
+        HostError: No method accepts the shapes.
     """
     record, filled = program._record.choose(inputs)
     return (program if record is program._record else type(program)(record, program._loaded)), filled
@@ -449,9 +461,9 @@ def load(
     Compile-time information (reasons, source lines, Vela's cycles) is available only if the file or ``sources`` records it.
 
     Args:
-        path: File, folder, or contents of a file.
-        method: Entry point; ``forward`` by default, or the first.
-        sources: Folder of ``dump_intermediate_artifacts_to``, which names the operator of each command.
+        path: Path of a file or folder, or contents of a file.
+        method: Method name. Default: ``forward``, or the first method if there is no ``forward``.
+        sources: Folder written by ``dump_intermediate_artifacts_to``, which records the operator of each command.
 
     Raises:
         EthorchError: The file or method does not exist, or the file is not a program.

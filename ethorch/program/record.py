@@ -1,4 +1,4 @@
-"""``Record``: facts about one method of a ``.pte``, to which ``Program`` adds the actions."""
+"""The class ``Record``: data about one method of a ``.pte``, used by ``Program``."""
 
 from __future__ import annotations
 
@@ -34,30 +34,33 @@ from ethorch.vela import artifacts
 if TYPE_CHECKING:
     from torch import nn
 
-    from ethorch.models.load import UserModel  # 1 second of torch
+    from ethorch.models.load import UserModel  # importing torch takes 1 second
 
-    # 2 seconds of torchao and ExecuTorch, which a file does not need
+    # importing torchao and ExecuTorch takes 2 seconds
     from ethorch.quantization.config import QuantizationConfig
 
 
 class Record:
-    """Facts about one method of a ``.pte``. A record can be pickled and deep-copied, with all methods of its file.
+    """The data about one method of a ``.pte``. Pickling or deep-copying a record includes all methods of its file.
 
-    In the record of a file, ``build``, ``model``, ``quantized`` and possibly ``settings`` equal None.
+    In the record of a loaded ``.pte``, ``build``, ``model`` and ``quantized`` are None. ``settings`` can also be None.
 
     Attributes:
         pte: Contents of the ``.pte``.
+        method: Name of the method.
+        settings: Settings of the compilation.
         build: Result of the compilation.
         model: The float model and its samples.
-        config: The user's QuantizationConfig, if one replaced the scheme's.
+        quantized: Model returned by ``convert_pt2e``.
+        config: The user's QuantizationConfig, or None if a named scheme was used.
         sessions: Calibration sessions of a program with several methods.
-        sources: Folder that records the operator of each command, if any.
-        selection: Method for each shape of the inputs; None if the program has one shape.
-        partition: Operators on the NPU, and the reasons for the others; None if unknown.
-        verification: Comparison of the delegates with the TOSA reference, unless the setting ``verify`` is False.
-        tried: Programs that the search for budgets compiled, including this one.
-        measured: Results of runs on the model's samples, by name (``program.measure.accuracy``).
-        methods_by_name: Methods of the file that have a record; all records of the file share this dict.
+        sources: Folder that records the operator of each command, or None.
+        selection: Method for each input shape, or None if the program has one shape.
+        partition: NPU operators, and the reasons for CPU operators, or None if unknown.
+        verification: Comparison of the delegates with the TOSA reference, or None if not verified.
+        tried: Programs that the search for budgets compiled, including this program.
+        measured: Cached results of runs on samples, by name.
+        methods_by_name: Records of other methods in the file. All records of a file share this dict.
     """
 
     def __init__(
@@ -86,10 +89,10 @@ class Record:
         self._parsed = pte.read(data)
         pte.entry_point(self._parsed, method)
 
-    if not TYPE_CHECKING:  # a name that is wrong stays an error for mypy
+    if not TYPE_CHECKING:  # hidden from mypy, so that mypy reports unknown attributes
 
         def __getattr__(self, name: str) -> Any:
-            """Load the models of an unpickled record on first use."""
+            """Unpickle the models of an unpickled record on first use."""
             if name not in DEFERRED or "_deferred" not in self.__dict__:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
             self.__dict__.update(self.__dict__["_deferred"].models[self.method])
@@ -104,27 +107,31 @@ class Record:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """Names of the entry points of the file."""
+        """The names of all methods in the file."""
         return tuple(name for name, method in self._parsed.methods.items() if not pte.is_figure(method))
 
     def __getitem__(self, method: str) -> Record:
-        """Return another method of the file; raise HostError if it does not exist."""
+        """Return the record of another method in the file.
+
+        Raises:
+            HostError: The method does not exist.
+        """
         if method not in self.methods_by_name:
             self.with_method(Record(self.pte, method, settings=self.settings, sources=self.sources))
         result: Record = self.methods_by_name[method]
         return result
 
     def selecting(self) -> Record:
-        """Return a copy that calls the smallest method that fits the inputs, if the methods are one model at several shapes."""
+        """Return a copy that selects the smallest method that fits the inputs, if the methods are one model at several shapes."""
         copy = object.__new__(type(self))
         copy.__dict__.update(self.__dict__, selection=Selection.of(self._parsed))
         return copy
 
     def choose(self, inputs: Sequence[Any]) -> tuple[Record, list[Any]]:
-        """Return the method that fits flat inputs, and the padded inputs. A program with one shape returns itself.
+        """Return the method for the shapes of flattened inputs, and the padded inputs.
 
         Raises:
-            HostError: No method fits.
+            HostError: No method accepts the shapes.
         """
         if self.selection is None:
             return self, list(inputs)
@@ -139,14 +146,14 @@ class Record:
 
     @property
     def open_dims(self) -> list[Collection[int]] | None:
-        """Axes of each input whose size may differ from ``inputs``; None if all sizes are fixed."""
+        """The axes of each input whose size is allowed to differ from ``inputs``, or None if all sizes are fixed."""
         if self.selection is not None:
             return [range(len(info.shape)) for info in self.inputs]
         return None if self.model is None or self.model.dynamic_shapes is None else [list(d) for d in self.model.dynamic_shapes]
 
     @property
     def examples(self) -> list[tuple[Any, ...]]:
-        """Example inputs of each shape: the model's, or zeros for a loaded program."""
+        """The example inputs for each shape: the model's example inputs, or zeros for a loaded program."""
         if self.selection is not None:
             return [example for name in self.selection.shapes for example in self[name].examples]
         if self.model is not None:
@@ -157,38 +164,38 @@ class Record:
         return [tuple(torch.zeros(info.shape, dtype=dtype) for info, dtype in zip(self.inputs, dtypes, strict=True))]
 
     def crop(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
-        """Remove the padding of the inputs from flat outputs."""
+        """Remove padding that originates from padded inputs from the flattened outputs."""
         return list(outputs) if self.selection is None else self.selection.crop(outputs, shapes_of(inputs))
 
     def with_method(self, method: Record) -> Record:
-        """Add another method of the same file and return this record."""
+        """Add the record of another method of the same file, and return this record."""
         self.methods_by_name[method.method] = method
         method.methods_by_name = self.methods_by_name
         return self
 
     @property
     def description(self) -> Method:
-        """The method as parsed from the file."""
+        """The parsed method."""
         return self._parsed.methods[self.method]
 
     @property
     def target(self) -> str:
-        """Name of the NPU; empty if no delegate names one."""
+        """The name of the NPU, or "" if the program has no NPU delegate."""
         return "" if self.spec is None else self.spec.target.name
 
     @cached_property
     def payloads(self) -> tuple[DelegatePayload, ...]:
-        """Payload of each NPU delegate."""
+        """The payload of each NPU delegate."""
         return tuple(delegate.payload for delegate in self.description.delegates if delegate.id == BACKEND_ID)
 
     @property
     def inputs(self) -> tuple[TensorInfo, ...]:
-        """The flat inputs, in order."""
+        """The flattened inputs, in order."""
         return self._infos("input", self.description.inputs)
 
     @property
     def outputs(self) -> tuple[TensorInfo, ...]:
-        """The flat outputs, in order."""
+        """The flattened outputs, in order."""
         return self._infos("output", self.description.outputs)
 
     def _infos(self, side: str, indices: Sequence[int]) -> tuple[TensorInfo, ...]:
@@ -199,11 +206,11 @@ class Record:
         )
 
     def as_taken(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the inputs, with floats quantized if the program's inputs are."""
+        """Quantize the float inputs for which the program has quantized inputs, and return all inputs."""
         return as_codes(inputs, {f"input{number}": info.codes for number, info in enumerate(self.inputs) if info.codes is not None})
 
     def batch(self, flat: Sequence[Any]) -> int:
-        """Return the number of inferences in the inputs; 1 if they do not fit, so that the runtime reports it."""
+        """Return the number of inferences in the inputs, or 1 if the shapes are wrong, in which case the runtime raises an error."""
         expected_inputs = self.inputs
         if len(flat) != len(expected_inputs):
             return 1
@@ -216,32 +223,32 @@ class Record:
 
     @cached_property
     def model_name(self) -> str:
-        """Reference of the model or name of its class; empty for a file."""
+        """The reference or the class name of the model, or "" for a loaded ``.pte``."""
         return "" if self.model is None else self.model.name
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
-        """NPU operations and CPU operators in execution order, with their costs."""
+        """The NPU operations and CPU operators in execution order, with costs."""
         return figures.layers(self.build or self.pte, self.method, sources=self._known_sources)
 
     @cached_property
     def memory(self) -> MemoryReport:
-        """RAM and flash of the whole application, and the address of each tensor."""
+        """The RAM and flash of the whole application, and the address of each tensor."""
         return figures.memory(self.build or self.pte, self.method, code=self._estimate_code())
 
     def _estimate_code(self) -> Component:
         size = estimate_code_size(self._parsed)
         note = (
-            "code of the application generated by ethorch firmware: start-up, driver, kernels; without your own code; ExecuTorch's "
-            "runtime, to which the RAM belongs, has another size, which is unknown"
+            "code generated by `ethorch firmware` (start-up, driver, kernels), excluding application code; the code size of "
+            "ExecuTorch's runtime is unknown"
         )
         if size.missing:
-            note += f"; no C kernel for {', '.join(size.missing)}"
+            note += f"; excluding {', '.join(size.missing)}, which have no C kernel"
         return Component("code", 0, size.size_bytes, FLASH, note)
 
     @property
     def command_sources(self) -> dict[int, Sources] | None:
-        """Operator of each NPU command, by the delegate's number in the file; None if unknown."""
+        """The operator of each NPU command, by delegate number, or None if unknown."""
         if self.build is None:
             return self._known_sources
         sources_by_payload = {delegate.payload: delegate.sources for delegate in self.build.delegates}
@@ -260,7 +267,7 @@ class Record:
 
     @cached_property
     def spec(self) -> EthosUCompileSpec | None:
-        """Compile spec; None if no delegate contains one."""
+        """The compile spec, or None if the program has no NPU delegate."""
         if self.settings is not None:
             return self.settings.spec
         specs = [d.compile_specs for d in self.description.delegates if d.id == BACKEND_ID]
@@ -268,26 +275,29 @@ class Record:
 
     @property
     def core_clock_hz(self) -> float:
-        """NPU clock of the system configuration in Hz; 0 if there is none."""
+        """The NPU clock in Hz, or 0 if unknown."""
         return 0.0 if self.spec is None else self.spec.memory_system.core_clock_hz
 
     @cached_property
     def states(self) -> tuple[State, ...]:
-        """Storage of each buffer that the model modifies."""
+        """The mutable buffers."""
         return states_of(self.description, self.payloads, () if self.build is None else self.build.states)
 
     def floats(self, outputs: Sequence[Any]) -> list[Any]:
-        """Return flat outputs with codes dequantized."""
+        """Return the flattened outputs, with quantized outputs dequantized."""
         return [x if info.codes is None else info.codes.dequantize(x) for x, info in zip(outputs, self.outputs, strict=True)]
 
     @property
     def board(self) -> Board | None:
-        """Board of the compilation, if any."""
+        """The board for which the program was compiled, or None."""
         return None if self.settings is None else self.settings.described
 
     @cached_property
     def memory_uses(self) -> tuple[MemoryUse, ...]:
-        """Bytes that the NPU uses in each memory of the board; empty without one, or if an ini file describes other memories."""
+        """The bytes that the NPU uses in each memory of the board.
+
+        Empty if there is no board, or if a custom ini file describes the memories.
+        """
         if self.settings is None or self.settings.described is None or self.settings.slot is None or self.spec is None:
             return ()
         if self.spec.config_text is None:
@@ -296,24 +306,24 @@ class Record:
 
     @property
     def cpu_clock_hz(self) -> float:
-        """CPU clock of the board in Hz, or the NPU clock without a board."""
+        """The CPU clock of the board in Hz, or the NPU clock if there is no board."""
         return self.core_clock_hz if self.board is None else self.board.cpu.clock_hz
 
     @cached_property
     def estimate(self) -> Estimate:
-        """Estimated time of one inference by component: NPU operators and transposes, CPU operators, copies, calls."""
+        """The estimated time of one inference, split into NPU operators, transposes, CPU operators, copies and delegate calls."""
         return figures.estimate(self.layers, self.payloads, self.core_clock_hz, self.cpu_clock_hz)
 
     @cached_property
     def mac_count(self) -> int:
-        """Multiply-accumulates of one inference: of the model's graph, which are the same for every NPU, or of a file's layers.
+        """The multiply-accumulates of one inference, counted in the model's graph, or in the layers of a loaded ``.pte``.
 
-        The NPU may compute more, for padded channels.
+        The NPU can compute more because of padded channels.
         """
         if self.quantized is not None:
             from torch.fx import GraphModule
 
-            from ethorch.lower.fx.macs import macs_of_graph  # 1 second of torch, which a file does not need
+            from ethorch.lower.fx.macs import macs_of_graph  # importing torch takes 1 second
 
             if isinstance(self.quantized, GraphModule):
                 return macs_of_graph(self.quantized)
@@ -321,15 +331,15 @@ class Record:
 
     @property
     def total_cycles(self) -> int | None:
-        """Vela's estimate of the NPU cycles of one inference; None if unknown."""
+        """The NPU cycles of one inference, estimated by Vela, or None if unknown."""
         return self.estimate.npu_cycles
 
     @property
     def cpu_cycles(self) -> int | None:
-        """Estimated cycles of the CPU operators of one inference (``ethorch.figures.RATES``); None if unknown."""
+        """The cycles of CPU operators in one inference, estimated with ``ethorch.figures.RATES``, or None if unknown."""
         return self.estimate.cpu_cycles
 
     @property
     def milliseconds(self) -> float | None:
-        """Estimated milliseconds of one inference; None if the time of a component is unknown."""
+        """The estimated milliseconds of one inference, or None if the time of any part is unknown."""
         return self.estimate.milliseconds

@@ -1,4 +1,4 @@
-"""Restore the facts of a compilation from a program's folder."""
+"""Restore compile-time information from a saved folder."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from ethorch.support.errors import FormatError
 
 
 def restore(record: Record, folder: Path) -> None:
-    """Add the contents of ``program.json`` and ``comparison.json`` to the records of all methods of a file.
+    """Add the contents of ``program.json`` and ``comparison.json`` to the records of all methods in a file.
 
     Raises:
-        FormatError: A file is malformed, or written by a newer version.
+        FormatError: A file is malformed, or a newer version wrote the file.
     """
     file = folder / IN_FOLDER
     if not file.is_file():
@@ -38,7 +38,7 @@ def restore(record: Record, folder: Path) -> None:
         try:
             _restore(part, methods_data[name])
         except (FormatError, TypeError, KeyError, ValueError, AttributeError) as error:
-            raise FormatError(f"{file} was not written by Program.save: {error} Save the program again.") from None
+            raise FormatError(f"{file}: expected a file written by Program.save ({error}). Save the program again.") from None
         if name in comparisons:
             part.measured["comparison"] = comparisons[name]
 
@@ -60,5 +60,5 @@ def _restore(record: Record, data: Mapping[str, Any]) -> None:
     record.memory = MemoryReport.from_json(data["memory"])
     record.layers = tuple(Layer.from_json(row) for row in data["layers"])
     if not isinstance(data["mac_count"], int):
-        raise FormatError(f"mac_count: expected an integer, got {data['mac_count']!r}.")
+        raise FormatError(f"mac_count: expected an integer, got {data['mac_count']!r}")
     record.mac_count = data["mac_count"]

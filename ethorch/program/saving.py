@@ -21,26 +21,36 @@ from ethorch.targets.boards.loading import FOLDER
 from ethorch.vela import artifacts
 from ethorch.vela.lowered import Lowered
 
-#: The program in a saved folder.
+#: Name of the program in a saved folder.
 PROGRAM = "model.pte"
-#: ETRecord in a saved folder, for ExecuTorch's Inspector.
+#: Name of the ETRecord in a saved folder, for ExecuTorch's Inspector.
 ETRECORD = "etrecord.bin"
 ENDINGS = (".pte", ".bpte", ".tosa")
 
 
 def check_writable(path: Path) -> None:
-    """Raise EthorchError if a program cannot be saved there. Call it before a long computation."""
+    """Check that a program can be saved to the path, to report errors before a long computation.
+
+    Raises:
+        EthorchError: The program cannot be saved.
+    """
     if path.suffix not in (*ENDINGS, ""):
-        raise EthorchError(f"cannot write {path}: expected the suffix {', '.join(ENDINGS)}, or none for a folder.")
+        raise EthorchError(f"cannot write {path}: expected a suffix of {', '.join(ENDINGS)}, or no suffix for a folder.")
     if path.suffix and path.is_dir():
-        raise EthorchError(f"cannot write {path}: it is a folder.")
+        raise EthorchError(f"cannot write {path}: expected a file, got a folder. Remove the folder, or use another path.")
     if not path.suffix and path.is_file():
-        raise EthorchError(f"cannot write {path}: it is a file, but a path without a suffix is saved as a folder.")
+        raise EthorchError(
+            f"cannot write {path}: expected a folder, got a file. Use a suffix of {', '.join(ENDINGS)} to write a file."
+        )
     check_folder(path)
 
 
 def check_folder(path: Path) -> None:
-    """Raise EthorchError if no file can be written to the folder. Missing folders of a path without suffix are permitted."""
+    """Check that the parent folder is writable. For a path without a suffix, parent folders that do not exist are permitted.
+
+    Raises:
+        EthorchError: The parent folder is not writable.
+    """
     folder = path.absolute().parent
     while not path.suffix and not folder.exists():
         folder = folder.parent
@@ -49,10 +59,14 @@ def check_folder(path: Path) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Raise EthorchError if the file cannot be written."""
+    """Check that a file can be written.
+
+    Raises:
+        EthorchError: The file cannot be written.
+    """
     folder = path.absolute().parent
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        why = "it is a folder" if path.is_dir() else f"{folder} is not a writable folder"
+        why = "expected a file, got a folder" if path.is_dir() else f"{folder} is not a writable folder"
         raise EthorchError(f"cannot write {path}: {why}.")
 
 
@@ -60,20 +74,22 @@ def tosa_of(build: Build | None) -> bytes:
     """Return the TOSA flatbuffer of a program with one delegate.
 
     Raises:
-        EthorchError: The program was loaded from a file, or has another number of delegates.
+        EthorchError: The program was loaded from a file, or does not have exactly one delegate.
     """
     if build is None:
-        raise EthorchError("a .pte does not contain the TOSA graph. Save a program that ethorch.compile returned.")
+        raise EthorchError(
+            "a .tosa file requires the TOSA graph, which a .pte does not contain. Save a program returned by ethorch.compile."
+        )
     if len(build.delegates) != 1:
-        raise EthorchError(f"a .tosa file requires one delegate, got {len(build.delegates)}. Save the program as a folder.")
+        raise EthorchError(f"a .tosa file requires exactly one delegate, got {len(build.delegates)}. Save the program as a folder.")
     return build.delegates[0].tosa
 
 
 def write_program(folder: Path, record: Record) -> None:
-    """Write a program's folder, which ``load`` reads, atomically.
+    """Atomically write a folder that ``load`` reads.
 
-    It has ``model.pte``, ``program.json``, ``comparison.json`` and, if known, ``settings.toml``, ``delegates/`` and
-    ``etrecord.bin``, for all methods. A user's board is copied to ``board.toml``, so that other computers can load the folder.
+    The folder contains ``model.pte``, ``program.json``, ``comparison.json`` and, if known, ``settings.toml``, ``delegates/`` and
+    ``etrecord.bin``. A custom board is copied to ``board.toml``, so that the folder can be loaded on other computers.
     """
     methods = [record[name] for name in (record.method, *(name for name in record.methods if name != record.method))]
     data = write_methods_data([plain_data(method) for method in methods])
@@ -99,7 +115,7 @@ def write_program(folder: Path, record: Record) -> None:
 
 
 def describe_saved(path: Path) -> str:
-    """Return a line with the saved file, or the folder with its files, and a line for omitted data."""
+    """Return a line that names the saved file, or the saved folder and its files, and a line for each omitted comparison."""
     if not path.is_dir():
         return f"Saved {path}"
     names = (PROGRAM, "settings.toml", "board.toml", IN_FOLDER, comparison_file.NAME, ETRECORD, "delegates")
@@ -109,7 +125,7 @@ def describe_saved(path: Path) -> str:
 
 
 def delegate_files(delegates: Sequence[Lowered]) -> dict[str, bytes]:
-    """Return the TOSA graph, payload and sources of each delegate by file name."""
+    """Return the contents of the files for each delegate (TOSA graph, payload, sources), by file name."""
     contents: dict[str, bytes] = {}
     for number, delegate in enumerate(delegates):
         files = artifacts.contents(delegate.graph, delegate.tosa, delegate.payload, delegate.sources)
@@ -118,7 +134,7 @@ def delegate_files(delegates: Sequence[Lowered]) -> dict[str, bytes]:
 
 
 def save_etrecord(record: Any, path: Path) -> None:
-    """Write an ``executorch.devtools.etrecord.ETRecord`` atomically."""
+    """Atomically write an ``executorch.devtools.etrecord.ETRecord`` to a file."""
     write_whole(path, _etrecord_bytes(record))
 
 

@@ -1,4 +1,4 @@
-"""Compile one model for several input shapes, with one method each."""
+"""Compile one model for several input shapes, with one method for each shape."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from ethorch.targets.settings import Shapes
 
 
 def with_selection(program: Program, names: Sequence[str], paddings: tuple[Padding, ...], nhwc: bool) -> Program:
-    """Record that these methods are one model at several shapes.
+    """Store in a program that these methods are one model at several shapes.
 
     Args:
-        paddings: Padding along the model's own axes.
-        nhwc: Whether the methods have channels last.
+        paddings: Paddings, with axes in the model's original layout.
+        nhwc: Whether the methods have NHWC inputs and outputs.
     """
     selection = Selection({name: input_shapes(program.methods[name]) for name in names}, paddings)
     if nhwc:
@@ -38,13 +38,13 @@ def with_selection(program: Program, names: Sequence[str], paddings: tuple[Paddi
 
 
 def methods_of(user: UserModel, shapes: Sequence[Shapes]) -> UserMethods:
-    """Return a model as methods, one for each tuple of input shapes, the smallest first.
+    """Return a method for each tuple of input shapes, smallest first.
 
-    Calibration samples become one session, in which each sample calls the method with its shapes. Methods without samples are
-    calibrated with all samples, cropped or repeated.
+    Calibration samples become one session, in which each sample calls the method with the same shapes. If no sample has the shapes
+    of a method, the method is calibrated with all samples, cropped or repeated to its shapes.
 
     Raises:
-        SpecError: A tuple has the wrong number of shapes or a wrong rank, or the exported program fixes a size or its range.
+        SpecError: The number or ranks of the shapes are wrong, or the exported program does not support a size.
     """
     ordered = sorted(shapes, key=elements)
     names = _names(ordered)
@@ -59,12 +59,12 @@ def methods_of(user: UserModel, shapes: Sequence[Shapes]) -> UserMethods:
 
 
 def elements(shapes: Shapes) -> int:
-    """Return the total number of elements."""
+    """Return the total number of elements in all shapes."""
     return sum(map(math.prod, shapes))
 
 
 def of_shapes(user: UserModel, shapes: Shapes) -> UserModel:
-    """Return the model at fixed input shapes, with the matching calibration samples.
+    """Return the model with fixed input shapes, and only the calibration samples that have these shapes.
 
     Raises:
         SpecError: See ``methods_of``.
@@ -79,7 +79,7 @@ def of_shapes(user: UserModel, shapes: Shapes) -> UserModel:
 
 
 def samples_like(user: UserModel, shapes: Sequence[Shapes]) -> list[Inputs]:
-    """Return example inputs of each shape."""
+    """Return example inputs for each tuple of shapes."""
     for target_shapes in shapes:
         _check(user, target_shapes)
     return [_inputs(user.example_inputs, target_shapes) for target_shapes in shapes]
@@ -98,12 +98,13 @@ def _check(user: UserModel, shapes: Shapes) -> None:
     words = ",".join(map(_text, shapes))
     if [len(shape) for shape in shapes] != [x.dim() for x in tensors]:
         raise SpecError(
-            f"shapes: expected a shape of the same rank for each input, {describe_inputs(user.example_inputs)}, got {words}. "
-            f"Use for example {','.join(_text(x.shape) for x in tensors)}."
+            f"shapes: expected one shape for each input, with the ranks of {describe_inputs(user.example_inputs)}; got {words}. "
+            f"For example, use {','.join(_text(x.shape) for x in tensors)}."
         )
     if user.quantized and not user.dynamic_shapes and shapes != tuple(tuple(x.shape) for x in tensors):
         raise SpecError(
-            f"shapes: the model is quantized for {describe_inputs(user.example_inputs)}, got {words}. Pass the float model."
+            f"shapes: expected {describe_inputs(user.example_inputs)}, with which the model was quantized; got {words}. Pass the "
+            "float model."
         )
     if not user.is_exported:
         return
@@ -113,8 +114,8 @@ def _check(user: UserModel, shapes: Shapes) -> None:
         for axis, (size, fixed) in enumerate(zip(shape, x.shape, strict=True)):
             if axis not in dims and size != fixed:
                 raise SpecError(
-                    f"shapes: axis {axis} of input {number} was exported with size {fixed}, got {words}. Export it "
-                    "with this axis in dynamic_shapes, or pass the nn.Module."
+                    f"shapes: expected size {fixed} for axis {axis} of input {number}, because the model was exported with this "
+                    f"size; got {words}. Export the model with the axis in dynamic_shapes, or pass the nn.Module."
                 )
             if axis not in dims:
                 continue
@@ -125,13 +126,16 @@ def _check(user: UserModel, shapes: Shapes) -> None:
             if value is None or not low <= value <= high or roots.setdefault(root.__name__, value) != value:
                 limits = f"{dims[axis].min}..{dims[axis].max}"
                 raise SpecError(
-                    f"shapes: axis {axis} of input {number} was exported as {dims[axis].__name__} in {limits}, and all axes of a "
-                    f"Dim have one size, got {words}. Use sizes that the Dim permits, or export the model with other limits."
+                    f"shapes: expected a size in {limits} for axis {axis} of input {number}, and equal sizes for all axes that were "
+                    f"exported as {dims[axis].__name__}; got {words}. Use other sizes, or export the model with other limits."
                 )
 
 
 def _root(dim: Any, size: int) -> tuple[Any, int | None]:
-    """Return the Dim that a dimension is linear in, and its value if the dimension is ``size``; (None, None) for ``Dim.AUTO``."""
+    """Return the Dim of which a dimension is a linear function, and the value of this Dim if the dimension is ``size``.
+
+    Return (None, None) for ``Dim.AUTO``.
+    """
     if not isinstance(dim, torch.export.Dim):
         return None, None
     root, of_root = getattr(dim, "root", None), getattr(dim, "fn", None)
@@ -162,7 +166,7 @@ def _inputs(example: Inputs, shapes: Shapes) -> Inputs:
 
 
 def _names(shapes: Sequence[Shapes]) -> list[str]:
-    """Return names such as ``forward_64`` with the sizes that differ; ``forward`` for a single shape."""
+    """Return method names with the sizes that differ, e.g. ``forward_64``, or ``forward`` for a single shape."""
     columns = list(zip(*([size for shape in input_shapes for size in shape] for input_shapes in shapes), strict=True))
     differing = list(dict.fromkeys(column for column in columns if len(set(column)) > 1))
     return ["_".join(["forward", *(str(column[number]) for column in differing)]) for number in range(len(shapes))]

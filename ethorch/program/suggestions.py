@@ -1,4 +1,4 @@
-"""Suggest changes that make a program smaller or faster. Each change is compiled and measured."""
+"""Suggest changes that make a program smaller or faster. Each change is compiled, and its effect is estimated."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ from ethorch.targets.settings import FLASH, NHWC, SRAM, Settings
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-#: Function that compiles a model by settings.
+#: Function that compiles a model with the given settings.
 Compile = Callable[[UserModel, Settings], Record]
 
-_BLOCK = 16  # channels that the NPU computes together (npu-reference)
-_ABOVE = 3  # most channels above a multiple of a block for a suggestion
-_LAYERS = 4  # convolutions whose width is tried
-_LEAST_IMAGE = 48  # pixels; smaller inputs are not shrunk
+_BLOCK = 16  # number of channels that the NPU computes in parallel
+_ABOVE = 3  # maximum number of channels that exceed a multiple of _BLOCK for a suggestion to remove them
+_LAYERS = 4  # maximum number of convolutions for which fewer channels are tried
+_LEAST_IMAGE = 48  # minimum image size in pixels for which a smaller image is tried
 _SHRUNK = 0.75
-_STEP = 8  # channels by which a convolution is narrowed
-_WORTH = 0.005  # least relative improvement of a suggestion
+_STEP = 8  # the number of channels after narrowing a convolution is a multiple of this
+_WORTH = 0.005  # minimum relative improvement of a suggestion
 
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A change with its effect.
+    """A change and its effect.
 
     Attributes:
-        change: The change, as an argument of ``ethorch.compile`` if it is one.
-        ram_bytes, flash_bytes: Difference of the whole application; negative is less.
-        milliseconds: Difference of the estimated time; None if unknown.
-        fits: Whether all budgets are met; None if the change was tried on one layer.
-        note: Consequence for the user.
+        change: An argument of ``ethorch.compile``, or a description of a change to the model.
+        ram_bytes, flash_bytes: Change in the memory of the whole application.
+        milliseconds: Change in the estimated time, or None if unknown.
+        fits: Whether all budgets are met, or None if there are no budgets or the change was compiled for a single layer.
+        note: Consequence of the change for the user.
     """
 
     change: str
@@ -63,63 +63,64 @@ class Suggestion:
     note: str
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data by attribute name."""
+        """Return the attributes as a dict of JSON-compatible values."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class Suggestions:
-    """Changes that help; those that meet all budgets come first.
+    """The changes that make a program smaller or faster.
 
     Attributes:
-        standing_in_the_way: Budgets that are not met, with their largest components.
+        entries: Changes. Changes that meet all budgets are first.
+        standing_in_the_way: A sentence for each exceeded budget, which names the largest components.
     """
 
     entries: tuple[Suggestion, ...]
     standing_in_the_way: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data by attribute name."""
+        """Return the attributes as JSON-compatible data."""
         return {
             "entries": [entry.to_json() for entry in self.entries],
             "standing_in_the_way": list(self.standing_in_the_way),
         }
 
     def rich(self) -> RenderableType:
-        """Return a Rich table: change, RAM, flash, milliseconds, budgets."""
+        """Return a renderable for Rich, with the exceeded budgets and a table of the changes."""
         from rich.console import Group
 
         table = tables.table()
-        for name in ("tried", "RAM", "flash", "ms", "budgets", ""):
+        for name in ("change", "RAM", "flash", "ms", "budgets", ""):
             table.add_column(name, justify="right" if name in ("RAM", "flash", "ms") else "left")
         for entry in self.entries:
             time = "" if entry.milliseconds is None else f"{entry.milliseconds:+.3f}"
             holds = "" if entry.fits is None else "met" if entry.fits else "exceeded"
             table.add_row(entry.change, _format_signed(entry.ram_bytes), _format_signed(entry.flash_bytes), time, holds, entry.note)
-        return Group(*self.standing_in_the_way, table if self.entries else "Nothing that was tried helps.")
+        return Group(*self.standing_in_the_way, table if self.entries else "No change makes the program smaller or faster.")
 
     def __str__(self) -> str:
         return as_text(self.rich())
 
 
 def suggestions(record: Record, compile_by: Compile) -> Suggestions:
-    """Return the changes that help.
+    """Compile changes, and return the changes that make the program smaller or faster.
 
     Args:
-        compile_by: Function that compiles a model by settings, without a search.
+        compile_by: Function that compiles a model with the given settings, without a search for budgets.
 
     Raises:
         EthorchError: The program was loaded from a file and has no model.
     """
     if record.model is None or record.settings is None or record.config is not None:
-        raise EthorchError("suggestions require the model, which a .pte does not contain. Compile the model.")
+        raise EthorchError("suggestions require a program compiled from a model with a named scheme. Use ethorch.compile.")
     entries = []
     for change, note, user, settings in _changes(_as_given(record.model, record.settings), record.settings, record):
         with stage(f"try {change}"), mute_sample_warnings():
             try:
                 changed = compile_by(user, settings)
             except EthorchError:
-                continue  # not applicable to this model
+                continue  # the change does not apply to this model
         entry = _compare_builds(change, note, record, changed)
         if _worth(entry, record):
             entries.append(entry)
@@ -135,22 +136,22 @@ def _changes(user: UserModel, settings: Settings, record: Record) -> Iterator[tu
         if not settings.channels_last and _has_images(user):
             yield (
                 f'io="{io}", io_layout="nhwc"',
-                "firmware passes quantized values, channels last",
+                "firmware passes quantized values in NHWC layout",
                 user,
                 settings.with_(io=io, io_layout=NHWC),
             )
     if not settings.channels_last and _has_images(user):
-        yield 'io_layout="nhwc"', "inputs and outputs have channels last", user, settings.with_(io_layout=NHWC)
-    yield "arena=1", "the smallest arena", user, settings.with_(arena=1)
+        yield 'io_layout="nhwc"', "inputs and outputs have NHWC layout", user, settings.with_(io_layout=NHWC)
+    yield "arena=1", "smallest arena", user, settings.with_(arena=1)
     if settings.arena != FAST:
-        yield 'arena="fast"', "an arena of any size", user, settings.with_(arena=FAST)
+        yield 'arena="fast"', "fastest schedule, with an arena of any size", user, settings.with_(arena=FAST)
     if settings.constants == FLASH and settings.memory_mode is None:
         yield 'constants="sram"', "firmware copies the weights once at startup", user, settings.with_(constants=SRAM)
     if settings.scheme == "int8" and not user.quantized:
-        yield 'scheme="a8w4"', "less accurate: measure it", user, settings.with_(scheme="a8w4")
-        yield 'scheme="int8-per-tensor"', "less accurate: measure it", user, settings.with_(scheme="int8-per-tensor")
+        yield 'scheme="a8w4"', "less accurate; measure the accuracy", user, settings.with_(scheme="a8w4")
+        yield 'scheme="int8-per-tensor"', "less accurate; measure the accuracy", user, settings.with_(scheme="int8-per-tensor")
     if (smaller := _shrunk(user)) is not None:
-        yield f"an input of {_image_text(smaller)}", "train the model for this size", smaller, settings
+        yield f"input shape {_image_text(smaller)}", "train the model for this size", smaller, settings
     if user.quantized:
         return
     modules = dict(user.module.named_modules())
@@ -158,13 +159,13 @@ def _changes(user: UserModel, settings: Settings, record: Record) -> Iterator[tu
         wide = modules[name].out_channels
         fewer = int(wide * _SHRUNK) // _STEP * _STEP
         if (narrow := narrow_convolution(user, name, fewer)) is not None:
-            yield f"{fewer} channels in {name}, which has {wide}", "train the changed model", narrow, settings
+            yield f"{fewer} instead of {wide} channels in {name}", "train the modified model", narrow, settings
 
 
 def _costly(record: Record, modules: Mapping[str, nn.Module]) -> Iterator[str]:
-    """Yield the convolutions with the most bytes at the RAM peak, the most time, or the most weights.
+    """Iterate over the convolutions with the most bytes at the RAM peak, the most time, and the most weights.
 
-    If budgets are exceeded, only those budgets count.
+    If budgets are exceeded, only the exceeded budgets are considered.
     """
     missed = {budget.name for budget in budgets(record) if budget.holds is False} or {"ram", "latency_ms", "flash"}
     ranked: list[list[str]] = []
@@ -176,7 +177,7 @@ def _costly(record: Record, modules: Mapping[str, nn.Module]) -> Iterator[str]:
         ranked.append(sorted(modules, key=lambda name: -_weights(modules[name])))
     seen = set()
     for names in ranked:
-        inner = (name if name in modules else name.partition(".")[2] for name in names)  # a NhwcIo may wrap the module
+        inner = (name if name in modules else name.partition(".")[2] for name in names)  # the module can be inside a NhwcIo
         conv_name = next((name for name in inner if isinstance(modules.get(name), nn.Conv2d)), None)
         if conv_name is not None and conv_name not in seen:
             seen.add(conv_name)
@@ -203,7 +204,7 @@ def _has_images(user: UserModel) -> bool:
 
 
 def _shrunk(user: UserModel) -> UserModel | None:
-    """Return the model for images of three quarters the size, a multiple of eight; None without images."""
+    """Return the model with image sizes reduced to 75%, rounded down to a multiple of 8, or None if it has no images."""
 
     def image(x: Any) -> bool:
         return isinstance(x, Tensor) and x.dim() == 4 and x.dtype == torch.float32 and min(x.shape[2:]) >= _LEAST_IMAGE
@@ -249,7 +250,10 @@ def _worth(entry: Suggestion, record: Record) -> bool:
 
 
 def _widths(record: Record, compile_by: Compile) -> Iterator[Suggestion]:
-    """Yield convolutions with slightly more channels than a multiple of a block, narrowed and compiled alone."""
+    """Iterate over suggestions to reduce the channels of a convolution to a multiple of ``_BLOCK``.
+
+    Each of these convolutions is compiled separately.
+    """
     assert record.settings is not None
     wide = [x for x in record.layers if x.where == NPU and _is_wide(x)]
     modules = dict(record.model.module.named_modules()) if record.model is not None else {}
@@ -260,7 +264,7 @@ def _widths(record: Record, compile_by: Compile) -> Iterator[Suggestion]:
         narrow = conv.out_channels // _BLOCK * _BLOCK
         n, h, w, c = layer.ifm_shapes[0]
         if c != conv.in_channels:
-            continue  # the NPU computes the layer in another form
+            continue  # the NPU layer does not have the shape of the convolution
         seen = []
         with stage(f"try {narrow} channels in {layer.module}"), mute_sample_warnings():
             for channels in (conv.out_channels, narrow):
@@ -272,8 +276,8 @@ def _widths(record: Record, compile_by: Compile) -> Iterator[Suggestion]:
                 alone = replace(record.settings, modules={}, io="int8", io_layout=NHWC, ram=None, flash=None, latency_ms=None)
                 seen.append(compile_by(user, replace(alone, min_sqnr_db=None)))
         suggestion = _compare_builds(
-            f"{narrow} channels in {layer.module}, which has {conv.out_channels}",
-            "effect on this layer only; train the changed model",
+            f"{narrow} instead of {conv.out_channels} channels in {layer.module}",
+            "effect on this layer only; train the modified model",
             seen[0],
             seen[1],
         )
@@ -294,17 +298,17 @@ def _in_the_way(record: Record) -> Iterator[str]:
         over = f"{kib(int(budget.found))}, {kib(int(budget.found - budget.limit))} more than the limit."
         if budget.name == "ram":
             owners = _at_the_peak(record)
-            largest = ", ".join(f"{t.name}{f' of {t.module}' if t.module else ''} ({kib(t.size_bytes)})" for t in owners[:3])
+            largest = ", ".join(f"{t.name}{f' in {t.module}' if t.module else ''} ({kib(t.size_bytes)})" for t in owners[:3])
             peak = f" Largest tensors at the peak of region {owners[0].region}: {largest}." if largest else ""
             yield f"RAM: {over} Largest components: {_largest(record, 'ram_bytes')}.{peak}"
         elif budget.name == "flash":
             yield f"Flash: {over} Largest components: {_largest(record, 'flash_bytes')}."
         elif budget.name.startswith(MEMORY):
-            yield f"The board's {budget.name}: {over}"
+            yield f"Board {budget.name}: {over}"
         elif budget.name == "latency_ms":
             yield f"Time: {budget.found:.3f} ms, limit {budget.limit:g} ms. Slowest modules: {_slowest(record.layers)}."
         else:
-            yield f"Accuracy: {budget.found:.4g} dB, minimum {budget.limit:g} dB. `ethorch tune` lists the modules that lose it."
+            yield f"Accuracy: {budget.found:.4g} dB, minimum {budget.limit:g} dB. `ethorch tune` lists the modules that reduce the accuracy most."
 
 
 def _largest(record: Record, size: str) -> str:

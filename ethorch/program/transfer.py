@@ -1,6 +1,7 @@
-"""Pickle and copy the records of programs. Runtime objects are created again.
+"""Pickle and copy the records of programs.
 
-Models are read on first use, so that a process that only runs a program does not need the user's modules.
+Runtime objects are not copied. Models are unpickled on first use, because a process that only runs a program does not require the
+user's modules.
 """
 
 from __future__ import annotations
@@ -13,20 +14,20 @@ from typing import Any
 from ethorch.formats import pte
 from ethorch.targets.settings import CUSTOM
 
-#: Attributes that are read on first use, because they need the user's modules.
+#: Attributes that are unpickled on first use, because unpickling them requires the user's modules.
 DEFERRED = ("model", "quantized", "config", "sessions")
 
 
 class Deferred:
-    """Pickled models of the methods of one record."""
+    """The pickled models of all methods in a file."""
 
     def __init__(self, content: bytes):
         self.content = content
 
     @cached_property
     def models(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return the deferred values by method and name."""
-        from ethorch.lower.fx import pickles  # 2 seconds of torch, which a process that runs programs may not need
+        """The deferred attributes of each method, by method name and attribute name."""
+        from ethorch.lower.fx import pickles  # importing torch takes 2 seconds
 
         models: Mapping[str, Mapping[str, Any]] = pickles.loads(self.content)
         return models
@@ -36,10 +37,10 @@ class Deferred:
 
 
 class Methods(dict[str, Any]):
-    """Records of one file by method, which share mutable buffers."""
+    """The records of a file, by method name."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from ethorch.lower.fx import pickles  # 2 seconds of torch, already imported in a process that compiles
+        from ethorch.lower.fx import pickles  # imported here because a process that only runs programs does not require torch
 
         states = {name: _state(record) for name, record in self.items()}
         deferred = next((value for record in self.values() if (value := record.__dict__.get("_deferred")) is not None), None)
@@ -59,7 +60,7 @@ class Methods(dict[str, Any]):
 
 
 def _state(record: Any) -> dict[str, Any]:
-    """Return all attributes except models, objects of this process, and figures that are cheap to compute."""
+    """Return all attributes except models, runtime objects, and cached properties."""
     cached = {name for name in dir(type(record)) if isinstance(getattr(type(record), name), cached_property)}
     dropped = {*DEFERRED, "methods_by_name", "_deferred", "_parsed", *cached}
     state = {name: value for name, value in record.__dict__.items() if name not in dropped}
@@ -80,9 +81,9 @@ def _restore(kind: type[Any], states: Mapping[str, Mapping[str, Any]], deferred:
 
 
 def method_of(methods: Methods, name: str, selects: bool = False) -> Any:
-    """Return one of the methods.
+    """Return the record of a method.
 
     Args:
-        selects: Whether the record calls the method that its inputs fit.
+        selects: Whether the record selects the method by the shapes of the inputs.
     """
     return methods[name].selecting() if selects else methods[name]

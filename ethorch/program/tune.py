@@ -1,4 +1,4 @@
-"""Tune a model to a goal: 16-bit modules, or fewer weight bytes."""
+"""Tune a model to a goal, by using 16-bit modules or by compressing weights."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from ethorch.targets.settings import NCHW, Settings
 from ethorch.tuning.compress import Plan, apply, plan
 from ethorch.tuning.precision_search import MixedPrecision, mixed_precision
 
-#: Goals of ``tune``.
+#: Named goals for ``tune``.
 GOALS = ACCURACY, FLASH, CYCLES = "accuracy", "flash", "cycles"
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """Result of a search, before the compilation.
+    """The result of a search, before the compilation.
 
     Attributes:
         model: The model to compile, and its samples.
         settings: Settings of the compilation.
         result: Steps and figures of the search.
-        reached: Whether the goal is reached.
+        reached: Whether the goal was reached.
     """
 
     model: UserModel
@@ -57,21 +57,21 @@ def tune(
     settings: Settings | None = None,
     progress: bool | None = None,
 ) -> Program:
-    """Return a program that reaches a goal, or the closest one with a warning.
+    """Compile a program that reaches a goal. If the goal cannot be reached, return the closest program and log a warning.
 
     ::
 
         program = ethorch.tune(model, image, goal="accuracy", calibration=images, settings=Settings(min_sqnr_db=30))
 
     Args:
-        model, example_inputs, calibration, progress: See ``ethorch.compile``; one method only.
+        model, example_inputs, calibration, progress: See ``ethorch.compile``. Several methods are not supported.
         goal: ``"accuracy"`` uses 16-bit activations for the most sensitive modules until ``settings.min_sqnr_db`` is met. A number
-            does so until ``metric`` returns at least this value. ``"flash"`` and ``"cycles"`` reduce weights to fewer values, zeros
-            and 2:4 sparsity until ``settings.flash`` or ``settings.latency_ms`` is met, or as far as ``settings.min_sqnr_db``
-            permits. The model is not trained; see ``ethorch.tuning.compress`` for training.
-        metric: Function of two lists, the outputs of the model and of the quantized model for each calibration sample. Larger
-            results are better.
-        settings: All other choices and the budgets.
+            uses 16-bit activations until ``metric`` returns at least this number. ``"flash"`` and ``"cycles"`` compress weights
+            (fewer values, zeros, 2:4 sparsity) until ``settings.flash`` or ``settings.latency_ms`` is met, or as much as
+            ``settings.min_sqnr_db`` permits. The model is not trained. See ``ethorch.tuning.compress`` for training.
+        metric: Function that receives the outputs of the float model and of the quantized model, as two lists with an entry for
+            each calibration sample. Larger results are better.
+        settings: All other settings, including the budgets.
 
     Raises:
         SpecError: The goal is unknown, or its budget or metric is missing.
@@ -86,21 +86,25 @@ def tune(
 
 
 def check_goal(goal: str | float, metric: Metric | None, settings: Settings) -> None:
-    """Raise SpecError if a goal is unknown, or its budget or metric is missing."""
+    """Check that a goal is known, and that the budget or metric for the goal is set.
+
+    Raises:
+        SpecError: The goal is unknown, or its budget or metric is missing.
+    """
     if isinstance(goal, (int, float)) and not isinstance(goal, bool):
         if metric is None:
-            raise SpecError(f"goal={goal} is the least value of a metric, and metric is missing. Pass the function as metric.")
+            raise SpecError(f"goal={goal} requires a metric, got None. Pass the function that computes the metric as metric.")
         return
     if not isinstance(goal, str):
-        raise SpecError(f"goal: expected one of {', '.join(GOALS)}, or the least value of metric; got {quoted(goal)}.")
+        raise SpecError(f"goal: expected one of {', '.join(GOALS)}, or the minimum value of metric; got {quoted(goal)}.")
     if goal not in GOALS:
         raise unknown_name("goal", goal, GOALS)
     if metric is not None:
-        raise SpecError(f"goal: expected a number, the least value of metric; got {goal!r}.")
+        raise SpecError(f"goal: expected a number (the minimum value of metric), got {goal!r}. Pass a number, or remove metric.")
     budget = {ACCURACY: None, FLASH: settings.flash_limit, CYCLES: settings.latency_ms}[goal]
     if budget is None and settings.min_sqnr_db is None:
         also = {ACCURACY: "", FLASH: "flash or ", CYCLES: "latency_ms or "}[goal]
-        raise SpecError(f"goal {goal!r} needs a budget. Set {also}min_sqnr_db.")
+        raise SpecError(f"goal {goal!r} requires a budget, got none. Set {also}min_sqnr_db.")
     if goal != ACCURACY and settings.io_layout != NCHW:
         raise SpecError(f"goal={goal!r} does not support io_layout={settings.io_layout!r}. Remove io_layout.")
 
@@ -114,12 +118,12 @@ def search(
     recipes: Sequence[str] | None = None,
     keep: Sequence[str] = (),
 ) -> Tuning:
-    """Search for the change of the model that reaches a goal.
+    """Search for 16-bit modules or compressed weights that reach a goal.
 
     Args:
         goal, metric: See ``tune``.
-        recipes: Recipes for ``flash`` and ``cycles``, such as ``["32-values", "2:4"]``.
-        keep: Names of weights or modules that do not change.
+        recipes: Recipes to try for ``flash`` and ``cycles``, such as ``["32-values", "2:4"]``.
+        keep: Names of weights or modules that are not changed.
     """
     samples = list(user.calibration) or [user.example_inputs]
     with in_eval_mode(user.module):
@@ -132,9 +136,9 @@ def _search_modules(
     user: UserModel, settings: Settings, least: float | None, metric: Metric | None, samples: Sequence[Any]
 ) -> Tuning:
     if user.quantized:
-        raise SpecError("goal='accuracy' requires a float model, got a quantized one.")
+        raise SpecError("goal='accuracy' requires a float model, got a quantized model.")
     if settings.scheme not in CONFIGS:
-        raise SpecError(f"goal='accuracy': expected a scheme ({', '.join(CONFIGS)}), got a QuantizationConfig.")
+        raise SpecError(f"goal='accuracy' requires a named scheme ({', '.join(CONFIGS)}), got a QuantizationConfig.")
     with stage("raise modules to 16 bits") as step:
         mixed = mixed_precision(
             user.module,

@@ -1,4 +1,4 @@
-"""Verify each delegate of a program in the simulator against the TOSA reference, byte by byte."""
+"""Compare the outputs of each delegate in the simulator with the TOSA reference, byte by byte."""
 
 from __future__ import annotations
 
@@ -32,32 +32,32 @@ Array = npt.NDArray[Any]
 
 logger = logging.getLogger(__name__)
 
-_MOST_SAMPLES = 4  # samples run to find one whose outputs are not constant
-_CALLS_WITH_STATE = 3  # calls of each method of a program with state
+_MOST_SAMPLES = 4  # maximum number of samples to run until the outputs of a delegate are not constant
+_CALLS_WITH_STATE = 3  # maximum number of calls of each method in a program with state
 
 
 class _Check:
-    """Verification of one payload.
+    """The verification of one payload.
 
     Attributes:
-        inputs: Inputs of the last comparison.
-        is_settled: Whether it was compared on outputs that vary.
-        reason: Reason that it was not compared; empty if it was.
+        inputs: Inputs of the last comparison, or None.
+        is_settled: Whether the payload was compared with outputs that are not constant.
+        reason: Reason why the payload was not compared, or "" if it was compared.
     """
 
     def __init__(self, name: str, payload: DelegatePayload, delegate: Lowered | None):
         self.name, self.payload, self.delegate = name, payload, delegate
         self.inputs: list[Array] | None = None
         self.is_settled = delegate is None
-        self.reason = "its TOSA graph is not known" if delegate is None else "no sample reaches it"
+        self.reason = "the TOSA graph of the delegate is unknown" if delegate is None else "no sample executes the delegate"
 
     def run(self, machine: Any) -> None:
-        """Run a machine with its inputs in place, and compare the outputs.
+        """Run a simulator whose memory contains the inputs, and compare the outputs.
 
-        Inputs without a result in TOSA, such as an index out of range, are skipped.
+        Inputs for which TOSA does not define a result, such as an index out of range, are skipped.
 
         Raises:
-            VerificationError: The outputs differ, or the machine stops.
+            VerificationError: The outputs differ, or the simulator raises a fault.
         """
         inputs = [_bytes(machine, tensor) for tensor in self.payload.inputs]
         if self.delegate is None:
@@ -73,7 +73,7 @@ class _Check:
             check_outputs(self.delegate, self.name, inputs, outputs if fault is None else fault)
         except (ArithmeticError, IndexError) as error:
             if self.inputs is None:
-                self.reason = f"the TOSA reference has no result for the tried inputs: {error}"
+                self.reason = f"the TOSA reference does not define a result for the inputs: {error}"
             return
         self.reason = ""
         self.inputs = inputs
@@ -83,14 +83,14 @@ class _Check:
         try:
             machine = runtime.npu_machine(self.payload)
         except MachineFault as fault:
-            self.reason = f"the simulator does not support it: {fault}"
+            self.reason = f"the simulator does not support the delegate: {fault}"
             return
         for tensor, data in zip(self.payload.inputs, inputs, strict=True):
             machine.region(tensor.region)[tensor.offset : tensor.offset + tensor.nbytes] = data
         self.run(machine)
 
     def run_on_random_inputs(self) -> None:
-        """Compare a delegate that no sample reached, like ``vela.repair`` during compilation."""
+        """Compare a delegate that no sample executes, using the same random inputs as ``vela.repair``."""
         if self.delegate is not None and self.inputs is None and (inputs := random_inputs(self.delegate)) is not None:
             self.run_on(inputs[0])
 
@@ -113,10 +113,10 @@ def _bytes(machine: Any, tensor: IoTensor) -> Array:
 
 
 def verify_program(record: Record) -> Record:
-    """Compare each delegate of all methods with the TOSA reference, and return the record with the result.
+    """Compare each delegate of all methods with the TOSA reference, and store the result in the record.
 
     Raises:
-        VerificationError: A delegate differs, or cannot run.
+        VerificationError: The outputs of a delegate differ, or a delegate cannot be run.
     """
     parts = {name: record[name] for name in record.methods}
     checks: dict[DelegatePayload, _Check] = {}
@@ -162,7 +162,7 @@ def _run_samples(parts: Mapping[str, Record], checks: Mapping[DelegatePayload, _
                     break
         except VerificationError:
             raise
-        except EthorchError as error:  # a CPU operator cannot run on this computer
+        except EthorchError as error:  # the host cannot run a CPU operator
             logger.debug("delegates are verified separately: %s", error)
 
 
@@ -175,7 +175,10 @@ def _calls(parts: Sequence[Record]) -> list[tuple[str, Inputs]]:
 
 
 def _run_directly(part: Record, checks: Mapping[DelegatePayload, _Check]) -> bool:
-    """Run the only delegate of a method without ExecuTorch, whose import takes a second; return False if there are several."""
+    """Run the only delegate of a method without ExecuTorch, because importing ExecuTorch takes a second.
+
+    Return False if the method has several delegates, or if CPU operators other than quantize and casts precede the delegate.
+    """
     if len(part.description.delegates) != 1 or len(part.payloads) != 1:
         return False
     check = checks[part.payloads[0]]
@@ -190,7 +193,7 @@ def _run_directly(part: Record, checks: Mapping[DelegatePayload, _Check]) -> boo
 
 
 def _delegate_inputs(method: Method, inputs: Sequence[Any]) -> list[Array] | None:
-    """Return the bytes that the first delegate reads; None if operators other than quantize and casts precede it."""
+    """Return the bytes that the first delegate reads, or None if operators other than quantize and casts precede it."""
     if len(method.chains) != 1 or len(inputs) != len(method.inputs) or not all(isinstance(x, Tensor) for x in inputs):
         return None
     arrays: dict[int, Array] = {}

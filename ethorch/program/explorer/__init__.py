@@ -1,4 +1,4 @@
-"""Model Explorer for programs: ``model-explorer --extensions=ethorch.program.explorer model.pte``.
+"""A Model Explorer extension for programs, used by ``model-explorer --extensions=ethorch.program.explorer model.pte``.
 
-``graphs`` creates the graphs as plain data; ``main`` is the extension. The extra ``explorer`` installs Model Explorer.
+``graphs`` creates graphs as JSON-compatible data, and ``main`` is the extension. The extra ``explorer`` installs Model Explorer.
 """

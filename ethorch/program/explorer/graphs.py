@@ -1,6 +1,7 @@
-"""Graphs of a program in Model Explorer's schema.
+"""Create the graphs of a program in Model Explorer's schema.
 
-Nodes are NPU operations and CPU operators, grouped by module. The compiler's artifacts add the TOSA graph of each delegate.
+Nodes are NPU operations and CPU operators, grouped by module. If compilation artifacts exist, the TOSA graph of each delegate is
+included.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from ethorch.program.program import Program, load, record_of
 Data = dict[str, Any]
 
 _CPU_COLOR, _HOT_COLOR = "#f6c9b8", "#f2d16b"
-_HOT = 0.1  # least share of the cycles of a colored node
+_HOT = 0.1  # minimum share of the cycles for which a node is colored
 _OP = re.compile(r"^(?P<results>%.+?) = (?P<op>[A-Z0-9_]+) (?P<operands>[^{]*)\{(?P<attrs>.*?)\}(?:  # (?P<place>.*))?$")
 _VALUE = re.compile(r"%([^\s:,]+): ([A-Z0-9]+\[[\d, ]*\])")
 _PLACE = re.compile(r"^(?P<target>\S+?)(?: at (?P<module>[^\s(]+))?(?: \((?P<source>[^)]*)\))?$")
 
 
 def graphs(path: str | os.PathLike[str]) -> list[Data]:
-    """Return the graphs of a program's file or folder.
+    """Return the graphs of a program.
 
     Args:
-        path: A ``.pte``, or a folder written by ``Program.save``. Operators, source lines, cycles and TOSA graphs require a folder
-            ``delegates`` of ``dump_intermediate_artifacts_to`` beside ``model.pte``.
+        path: A ``.pte``, or a folder written by ``Program.save``. Operators, source lines, cycles and TOSA graphs require that the
+            folder of ``model.pte`` also contains the folder ``delegates``.
 
     Raises:
         EthorchError: The file does not exist or is not a program.
@@ -45,7 +46,7 @@ def graphs(path: str | os.PathLike[str]) -> list[Data]:
 
 
 def save(program: Program, path: str | os.PathLike[str]) -> Path:
-    """Write the program's graphs as JSON, which Model Explorer opens without the extension.
+    """Write the graphs of a program to a JSON file. Model Explorer opens this file without the extension.
 
     The file includes TOSA graphs if ``ethorch.compile`` returned the program.
     """
@@ -57,7 +58,7 @@ def save(program: Program, path: str | os.PathLike[str]) -> Path:
 
 
 def program_graph(program: Program) -> Data:
-    """Return the graph of the program: inputs, outputs, NPU operations, CPU operators, and edges."""
+    """Return the graph of a program. Nodes are inputs, outputs, NPU operations and CPU operators."""
     flow = dataflow(subject(program.pte, record_of(program).method, sources=record_of(program).command_sources))
     incoming: dict[str, list[str]] = {}
     for source, target in flow.edges:
@@ -85,7 +86,7 @@ def _layer(layer: Layer, incoming: dict[str, list[str]]) -> Data:
         "TOSA operators": ", ".join(layer.tosa_operators),
         "source": layer.source,
         "cycles": layer.cycles,
-        "share of the cycles": None if layer.share is None else f"{layer.share:.2%}",
+        "share of cycles": None if layer.share is None else f"{layer.share:.2%}",
         "bound by": layer.bound,
         "MACs": layer.macs or None,
         "MAC utilization": None if layer.utilization is None else f"{layer.utilization:.1%}",
@@ -115,7 +116,7 @@ def _metadata(shape: str) -> list[Data]:
 
 
 def node_data(program: Program) -> Data:
-    """Return the cycles and bytes of the nodes of ``program_graph``, as Model Explorer's node data by name."""
+    """Return Model Explorer's node data for ``program_graph``: the cycles and the bytes of each node."""
     layers = dataflow(subject(program.pte, record_of(program).method, sources=record_of(program).command_sources)).layers
     graph = program_graph(program)["id"]
     cycles = {str(layer.index): {"value": layer.cycles} for layer in layers if layer.cycles is not None}
@@ -129,7 +130,7 @@ def node_data(program: Program) -> Data:
 
 
 def save_node_data(program: Program, folder: str | os.PathLike[str]) -> list[Path]:
-    """Write ``cycles.json``, if cycles are known, and ``bytes.json`` into a folder, for ``--node_data_paths`` of Model Explorer."""
+    """Write ``bytes.json``, and ``cycles.json`` if cycles are known, for Model Explorer's option ``--node_data_paths``."""
     paths = []
     for name, graph_results in node_data(program).items():
         path = Path(folder) / f"{name}.json"
@@ -139,15 +140,15 @@ def save_node_data(program: Program, folder: str | os.PathLike[str]) -> list[Pat
 
 
 def tosa_graphs(folder: Path) -> list[Data]:
-    """Return the TOSA graph of each delegate in a folder of artifacts."""
+    """Return the TOSA graph of each delegate in a folder of compilation artifacts."""
     texts = sorted(folder.glob("delegate_*.txt"), key=lambda path: (len(path.name), path.name))
     return [tosa_graph(path.read_text(), f"TOSA of {path.stem.replace('_', ' ')}") for path in texts]
 
 
 def tosa_graph(text: str, name: str) -> Data:
-    """Parse the text of a TOSA graph. Regions of control flow are omitted."""
+    """Parse the text of a TOSA graph, omitting control-flow regions."""
     nodes: list[Data] = []
-    producers: dict[str, tuple[str, str]] = {}  # node, dtype and shape of each value
+    producers: dict[str, tuple[str, str]] = {}  # producing node and type of each value
     for line in text.splitlines():
         word, _, rest = line.strip().partition(" ")
         if word == "region":

@@ -1,4 +1,4 @@
-"""The extension that Model Explorer imports."""
+"""The entry point of the Model Explorer extension."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ExecuTorchProgramAdapter(Adapter):  # type: ignore[misc]  # Model Explorer
     metadata = AdapterMetadata(
         id="ethorch-pte",
         name="Ethos-U program (ethorch)",
-        description="NPU operations and CPU operators of an ExecuTorch program, with estimated cycles; and its TOSA graphs.",
+        description="The NPU operations, CPU operators, estimated cycles and TOSA graphs of an ExecuTorch program.",
         source_repo="",
         fileExts=["pte"],
     )

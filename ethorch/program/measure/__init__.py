@@ -1,1 +1,1 @@
-"""Measurements of a program: accuracy, budgets, comparison with the model, profiles."""
+"""Measure a program: accuracy, budgets, comparison with the model, profiles."""

@@ -1,4 +1,4 @@
-"""SQNR of a program's outputs."""
+"""Measure the SQNR of a program's outputs."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from ethorch.program.record import Record
 
 
 def accuracy(record: Record) -> Accuracy | None:
-    """Return the SQNR of the program against the float model on at most 8 of its samples; None without a float model.
+    """Measure the SQNR of a program relative to the float model on at most 8 calibration samples.
 
-    Later calls return the same object without running the samples.
+    The result is cached. Return None if the float model is unknown.
     """
     if "accuracy" not in record.measured:
         if record.model is None or record.model.quantized:
             return None
-        # 1 second of torch, which the record of a file does not need
+        # imported here because importing torch takes a second and a loaded program does not require torch
         from ethorch.program.measure.sample_accuracy import accuracy_in_sessions, accuracy_of_samples
 
         record.measured["accuracy"] = accuracy_in_sessions(record) if len(record.methods) > 1 else accuracy_of_samples(record)

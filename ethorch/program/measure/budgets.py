@@ -1,4 +1,4 @@
-"""Limits of the settings and the board, with the figures of a program."""
+"""Compare the figures of a program with the limits set by the settings and the board."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ethorch.program.record import Record
 
 
 class Budgets(tuple[Budget, ...]):
-    """The budgets of a program, one per row.
+    """The budgets of a program.
 
     Attributes:
-        attempts: Programs that the search for budgets compiled; the first follows the settings.
+        attempts: Programs that the search for budgets compiled. The first was compiled with the original settings.
     """
 
     attempts: tuple[Attempt, ...]
@@ -28,12 +28,15 @@ class Budgets(tuple[Budget, ...]):
 
     @property
     def met(self) -> bool:
-        """True if no budget is known to be exceeded."""
+        """Whether no budget is known to be exceeded."""
         return all(budget.holds is not False for budget in self)
 
 
 def budgets(record: Record) -> Budgets:
-    """Return a row per limit of the settings and per memory of the board. Measure the accuracy if the settings limit it."""
+    """Return a row for each limit in the settings and for each memory of the board.
+
+    Accuracy is measured if the settings contain ``min_sqnr_db``.
+    """
     if record.settings is None:
         return Budgets(())
     settings, rows = record.settings, []
@@ -54,12 +57,12 @@ def budgets(record: Record) -> Budgets:
 
 
 def least_ram(shapes: Iterable[Sequence[int]]) -> int:
-    """Return a lower bound of the RAM of a program with inputs of these shapes, in bytes: one byte per element."""
+    """Return a lower bound of the RAM in bytes for inputs of these shapes, which is one byte per element."""
     return sum(math.prod(shape) for shape in shapes)
 
 
 def is_ram_possible(record: Record) -> bool:
-    """Return False if the RAM limit is lower than ``least_ram``, so that no other settings can meet it."""
+    """Return True unless the RAM limit is lower than ``least_ram``, so that no settings can meet the limit."""
     limit = None if record.settings is None else record.settings.ram_limit
     return limit is None or limit >= least_ram(info.shape for info in record.inputs)
 

@@ -1,4 +1,4 @@
-"""Compare a program with its float and its quantized model."""
+"""Compare a program with its float model and its quantized model."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from ethorch.support.errors import EthorchError, Reason
 from ethorch.support.progress import stage
 
 _NOT_IN_FILE = (
-    "a .pte does not contain the float model. Pass it, as in compare(x, model=model), to compare the outputs. To compare each "
-    "operator, use the program returned by ethorch.compile."
+    "compare requires the float model, but a .pte does not contain the float model. Use compare(x, model=model) to compare the "
+    "outputs. To compare each operator, use a program returned by ethorch.compile."
 )
-_QUANTIZED = "the program was compiled from a quantized model. Pass the float model: compare(x, model=model)."
+_QUANTIZED = "compare requires the float model, but the program was compiled from a quantized model. Use compare(x, model=model)."
 
 
 def compare_samples(record: Record, samples: Sequence[Inputs], model: nn.Module | None) -> Comparison:
     """Run the program and its models on each sample.
 
     Args:
-        samples: Inputs of the model, a tuple per inference.
-        model: Float model; that of the record by default.
+        samples: Inputs of the model, one tuple for each inference.
+        model: Float model. Default: the model of the record.
 
     Raises:
         EthorchError: The float model is unknown.
@@ -93,15 +93,15 @@ def _dequantize(record: Record, number: int, result: Any) -> Any:
 def _open_layers(record: Record, reference: nn.Module) -> tuple[CompareLayers | None, str]:
     quantized, build, settings = record.quantized, record.build, record.settings
     if build is None or settings is None or not isinstance(quantized, GraphModule):
-        return None, "operators: not compared, because a .pte does not contain the quantized model; use ethorch.compile"
+        return None, "operators are not compared, because a .pte does not contain the quantized model. Use ethorch.compile."
     delegated = {name for names in build.partition.delegated.values() for name in names}
     on_npu = nodes_on_npu(quantized, settings.spec, delegated)
     if isinstance(on_npu, Reason):
-        return None, f"operators: not compared, because {on_npu.text}"
+        return None, f"operators are not compared, because {on_npu.text}"
     prepared = _prepare_reference(record, reference)
     layers = CompareLayers(quantized, prepared, on_npu)
     if layers.prepared is None:
-        return layers, "operators: without float figures, because the float model and the quantized model have different operators"
+        return layers, "operators have no float figures, because the operators of the float model and the quantized model differ"
     return layers, ""
 
 

@@ -1,4 +1,4 @@
-"""Comparison of a program with its float model on the example inputs."""
+"""Compare a program with its float model on the example inputs."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from ethorch.program.record import Record
 from ethorch.support.errors import EthorchError
 from ethorch.support.exclusive import exclusive
 
-#: Largest model, over all methods, for which saving a folder computes the comparison.
+#: Maximum size of a model, summed over all methods, for which saving a folder computes the comparison.
 MAX_MACS, MAX_OPERATORS = 5_000_000_000, 2_000
 _KEY = "comparison"
 
 
 def find_comparison(record: Record) -> Comparison | None:
-    """Return the comparison that was computed earlier or read from the program's folder, if any."""
+    """Return the comparison that was computed earlier or read from a saved folder, or None."""
     comparison: Comparison | None = record.measured.get(_KEY)
     return comparison
 
 
 def example_comparison(record: Record) -> Comparison:
-    """Return the comparison on the example inputs of a record with a model. The first call computes it.
+    """Return the comparison on the example inputs. The result is cached. The record must have a model.
 
     Raises:
         EthorchError: The float model is unknown.
@@ -27,7 +27,7 @@ def example_comparison(record: Record) -> Comparison:
     comparison = find_comparison(record)
     if comparison is None or not comparison.samples:
         assert record.model is not None
-        # 2 seconds of torchao and ExecuTorch, which the record of a file does not need
+        # imported here because importing torchao and ExecuTorch takes 2 seconds
         from ethorch.program.measure.compare import compare_samples
 
         with exclusive():
@@ -36,7 +36,7 @@ def example_comparison(record: Record) -> Comparison:
 
 
 def comparisons_to_save(record: Record) -> dict[str, Comparison]:
-    """Return the comparison of each method. An omitted one has no samples, and ``missing`` is the reason."""
+    """Return the comparison of each method. An omitted comparison has no samples, and ``missing`` contains the reason."""
     comparisons: dict[str, Comparison] = {}
     macs = operators = 0
     for name in record.methods:
@@ -57,15 +57,15 @@ def _compute_comparison(record: Record, macs: int, operators: int) -> Comparison
         return _omit_comparison("the model has no inputs")
     for number, limit, unit in ((macs, MAX_MACS, "multiply-accumulates"), (operators, MAX_OPERATORS, "operators")):
         if number > limit:
-            return _omit_comparison(f"the model has {number:,} {unit}, more than the {limit:,} up to which saving compares")
+            return _omit_comparison(f"the model has {number:,} {unit} (maximum for a comparison: {limit:,})")
     try:
         return example_comparison(record)
     except EthorchError as error:
         return _omit_comparison(str(error))
-    except Exception as error:  # e.g. in the user's module; the program is saved nevertheless
-        return _omit_comparison(f"comparing failed with {type(error).__name__}: {error}")
+    except Exception as error:  # an error, e.g. in the user's module, does not prevent saving
+        return _omit_comparison(f"the comparison raised {type(error).__name__}: {error}")
 
 
 def _omit_comparison(reason: str) -> Comparison:
     remedy = "Run `ethorch compare MODEL`, or call compare() on the program returned by ethorch.compile before saving it."
-    return Comparison((), (), samples=0, missing=f"the folder contains no comparison because {reason.rstrip('.')}. {remedy}")
+    return Comparison((), (), samples=0, missing=f"comparison.json contains no comparison, because {reason.rstrip('.')}. {remedy}")

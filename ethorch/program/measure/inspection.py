@@ -1,4 +1,4 @@
-"""ExecuTorch's Inspector of a run, with estimated cycles."""
+"""An ExecuTorch Inspector for a profiled run, with estimated cycles added."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from ethorch.figures import Layer
 from ethorch.figures.layer import CPU
 from ethorch.npu import Sources
 
-_NATIVE_CALL = "native_call_"  # prefix of a kernel's name in ExecuTorch's events
+_NATIVE_CALL = "native_call_"  # prefix of kernel names in ExecuTorch's events
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """Recorded events of a program's runs.
+    """The events recorded while a program ran.
 
     Attributes:
-        inspector: ``executorch.devtools.Inspector``. Its times are those of the simulator on this computer.
+        inspector: ``executorch.devtools.Inspector``. Its times are simulation times on the host.
         cycles: Cycles of each NPU operation, estimated by Vela, by event name.
         cpu_cycles: See ``cpu_cycles_of``.
-        core_clock_hz: NPU clock in Hz; 0 if unknown.
+        core_clock_hz: NPU clock in Hz, or 0 if unknown.
     """
 
     inspector: Any
@@ -31,10 +31,11 @@ class Inspection:
     core_clock_hz: float
 
     def to_dataframe(self, include_units: bool = True) -> Any:
-        """Return the Inspector's table as a pandas DataFrame, a row per event, with two more columns.
+        """Return the Inspector's table as a pandas DataFrame, with two columns added.
 
-        ``estimated_cycles`` are NPU cycles by Vela or CPU cycles by the rates of ``ethorch.figures``; None for other events.
-        ``estimated_us`` (``estimated_us (us)`` with units) is their duration at the NPU clock.
+        ``estimated_cycles`` contains NPU cycles estimated by Vela, CPU cycles estimated with ``ethorch.figures.RATES``, or None for
+        all other events. ``estimated_us`` (``estimated_us (us)`` if units are included) is the duration of these cycles at the NPU
+        clock.
         """
         table = self.inspector.to_dataframe(include_units=include_units)
         cycles = list(self._cycles_of_events(table["event_name"]))
@@ -64,12 +65,12 @@ class Inspection:
 
 
 def cycles_of(sources: Mapping[int, Sources] | None) -> dict[str, int]:
-    """Return the cycles of each NPU operation by event name."""
+    """Return the estimated cycles of each NPU operation, by event name."""
     return {str(source): source.op_cycles for table in (sources or {}).values() for source in table.all()}
 
 
 def cpu_cycles_of(layers: Sequence[Layer]) -> dict[str, list[int | None]]:
-    """Return the estimated cycles of each call, in order, by the base name of the CPU kernel."""
+    """Return the estimated cycles of each call of a CPU kernel, in execution order, by the kernel's base name."""
     cycles: dict[str, list[int | None]] = defaultdict(list)
     for layer in layers:
         if layer.where == CPU:
@@ -78,5 +79,5 @@ def cpu_cycles_of(layers: Sequence[Layer]) -> dict[str, list[int | None]]:
 
 
 def base_name(kernel: str) -> str:
-    """Return ``quantize_per_tensor.out`` for ``quantized_decomposed::quantize_per_tensor.out``."""
+    """Return a kernel name without its namespace, e.g. ``quantize_per_tensor.out``."""
     return kernel.rpartition("::")[2]

@@ -1,7 +1,7 @@
-"""Compare float model, quantized model, TOSA reference model and simulator, the rungs of a ladder.
+"""Compare the float model, the quantized model, the TOSA reference model and the simulator, in this order.
 
-The first rung that differs too much from the previous one is the cause of a wrong result: quantization adds noise, and lowering
-may change a value by one step.
+The first stage whose results differ too much from the previous stage is the cause of a wrong result. Quantization adds noise,
+lowering changes a value by at most one step, and the simulator is bit-exact.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ethorch.vela.verification import delegate_arrays
 
 
 def compare(model: nn.Module, quantized: nn.Module, build: Build, inputs: Inputs) -> Ladder:
-    """Run each rung with the inputs of one inference."""
+    """Compare all stages with the inputs of one inference."""
     results, recorders = run_recorded(build.pte, "forward", inputs)
     with torch.no_grad():
         floats, fakes = _flat(model(*inputs)), _flat(quantized(*inputs))
@@ -36,7 +36,7 @@ def compare(model: nn.Module, quantized: nn.Module, build: Build, inputs: Inputs
 
 
 def run_recorded(pte: bytes, method: str, inputs: Inputs) -> tuple[list[Any], list[Recorder]]:
-    """Run a program from its initial state. Return its outputs, and the inputs and outputs of its delegates."""
+    """Run a program from its initial state. Return its outputs, and recorders of the delegates' inputs and outputs."""
     recorders: list[Recorder] = []
 
     def add_recorder(payload: DelegatePayload) -> Recorder:
@@ -55,9 +55,9 @@ def compare_output(floats: Any, fakes: Any, npu: Any) -> OutputComparison:
     """Compare one output.
 
     Args:
-        floats: Tensor of the float model, or a list with a tensor per sample.
-        fakes: The same of the quantized model; None if it is unknown.
-        npu: The same of the program.
+        floats: Output of the float model: a tensor, or a list with one tensor for each sample.
+        fakes: Output of the quantized model in the same form, or None if unknown.
+        npu: Output of the program in the same form.
     """
     npu_tensors = _flat(npu)
     shape, npu_db = tuple(npu_tensors[0].shape), sqnr_db(floats, npu)
@@ -69,7 +69,7 @@ def compare_output(floats: Any, fakes: Any, npu: Any) -> OutputComparison:
 
 
 class Recorder:
-    """A machine for ``ethorch.runtime`` that stores the inputs and outputs of its last run as bytes."""
+    """A simulator for ``ethorch.runtime`` that records the inputs and outputs of its last run as bytes."""
 
     def __init__(self, payload: DelegatePayload):
         self.payload = payload
@@ -90,7 +90,7 @@ class Recorder:
 
 
 def collect_inputs(delegates: Sequence[Lowered], recorders: Sequence[Recorder]) -> dict[str, npt.NDArray[Any]]:
-    """Return the bytes of each delegate input of a run, by node name."""
+    """Return the bytes of each delegate input in one run, by node name."""
     by_payload = {delegate.payload: delegate for delegate in delegates}
     return {
         value.name: array
@@ -101,7 +101,7 @@ def collect_inputs(delegates: Sequence[Lowered], recorders: Sequence[Recorder]) 
 
 
 def compare_delegates(delegates: Sequence[Lowered], runs: Sequence[Sequence[Recorder]]) -> Iterator[DelegateComparison]:
-    """Compare the simulator with the TOSA reference model, per delegate, over the runs of all samples."""
+    """Compare the simulator with the TOSA reference model for each delegate, over the runs of all samples."""
     by_payload = {delegate.payload: delegate for delegate in delegates}
     for recorders in zip(*runs, strict=True):
         # delegates of other methods are not in `by_payload`
@@ -111,7 +111,7 @@ def compare_delegates(delegates: Sequence[Lowered], runs: Sequence[Sequence[Reco
 
 
 def _compare_delegate(delegate: Lowered, recorder: Recorder) -> DelegateComparison:
-    if not recorder.outputs:  # a branch that the run did not take
+    if not recorder.outputs:  # the delegate is in a branch that was not executed
         return DelegateComparison(0, 0, "")
     arrays = delegate_arrays(delegate, recorder.inputs)
     elements, different, first = 0, 0, ""

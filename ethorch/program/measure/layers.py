@@ -1,4 +1,4 @@
-"""Compare float, fake-quantized and NPU results of each operator."""
+"""Compare the float, fake-quantized and NPU results of each operator."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ethorch.program.measure.nodes_on_npu import Array, NodesOnNpu
 
 @dataclass
 class Ratio:
-    """Energy of signal and noise, summed over samples."""
+    """The energies of signal and noise, summed over samples."""
 
     signal: float = 0.0
     noise: float = 0.0
@@ -35,7 +35,7 @@ class Ratio:
 
     @property
     def db(self) -> float:
-        """Signal-to-noise ratio in dB: inf without noise, -inf for noise without signal."""
+        """The signal-to-noise ratio in dB. inf if there is no noise, -inf if there is noise but no signal."""
         if self.noise == 0:
             return math.inf
         return 10 * math.log10(self.signal / self.noise) if self.signal else -math.inf
@@ -43,7 +43,12 @@ class Ratio:
 
 @dataclass
 class _Layer:
-    """Sums over samples for one operator. ``node`` quantizes its result, or computes it if it is integer."""
+    """The figures of one operator, summed over samples.
+
+    Attributes:
+        node: Node that quantizes the operator's result, or ``source`` if the result is an integer tensor.
+        source: Node that computes the result.
+    """
 
     node: Node
     source: Node
@@ -64,12 +69,12 @@ class _Layer:
         return codes if self.q is None else (codes.double() - self.q.zp) * self.q.step
 
     def add_codes(self, before: Any, fake: Tensor, npu: Tensor) -> None:
-        """Add the codes of a sample.
+        """Add the results of one sample.
 
         Args:
-            before: Float result of the fake-quantized model, before quantization.
-            fake: Its codes.
-            npu: Codes of the NPU.
+            before: Float result in the fake-quantized model, before quantization.
+            fake: Integer values after quantization of ``before``.
+            npu: Integer values computed on the NPU.
         """
         if self.q is not None and npu.numel():
             codes = torch.round(before.double() / self.q.step) + self.q.zp
@@ -87,13 +92,13 @@ def _largest_difference(a: Tensor, b: Tensor) -> float:
 
 
 class CompareLayers:
-    """Comparison of all operators of a graph over samples.
+    """A comparison of all operators in a graph, accumulated over samples.
 
     Args:
         quantized: Model returned by ``convert_pt2e``.
-        prepared: The float model after ``prepare_pt2e``, or None. Float figures require the same operator names as in
-            ``quantized``, which the same decompositions ensure.
-        on_npu: The graph of ``quantized``, executed like the program.
+        prepared: The float model after ``prepare_pt2e``, or None. If its operators have different names than in ``quantized``, there
+            are no float figures.
+        on_npu: The graph of ``quantized`` with operators executed like in the program.
     """
 
     def __init__(self, quantized: GraphModule, prepared: GraphModule | None, on_npu: NodesOnNpu):
@@ -122,16 +127,17 @@ class CompareLayers:
         return True
 
     def add(self, inputs: Sequence[Any], recorded: Mapping[str, Array]) -> list[Any] | None:
-        """Add a sample.
+        """Run a sample and add its results.
 
         Args:
-            inputs: Its flat inputs.
-            recorded: Bytes that its run passed to the delegates.
+            inputs: Flattened inputs of the sample.
+            recorded: Bytes that a run of the program passed to the delegates.
 
         Returns:
-            The flat outputs of the quantized model; None if it writes to buffers, because only copies are written here.
+            The flattened outputs of the quantized model, or None if the model writes to buffers, because these writes have no effect
+            here.
         """
-        fake: dict[str, tuple[Any, Tensor]] = {}  # operand and codes of each quantize node
+        fake: dict[str, tuple[Any, Tensor]] = {}  # operand and integer values of each quantize node
 
         def store_fake(node: Node, args: tuple[Any, ...], result: Any) -> None:
             if node.name in self._layers:
@@ -196,7 +202,7 @@ class CompareLayers:
         return self.on_npu.qparams(operand) == layer.q
 
     def rows(self) -> tuple[LayerComparison, ...]:
-        """Return the figures of the layers in execution order."""
+        """Return the comparison of each operator, in execution order."""
         return tuple(self._row(layer) for layer in self._layers.values())
 
     def _row(self, layer: _Layer) -> LayerComparison:
@@ -235,12 +241,12 @@ def _is_same_call(a: Node, b: Node) -> bool:
 
 
 def _operators(source: Node, ends: Container[Node]) -> tuple[str, tuple[str, ...]]:
-    """Return the name of the operator, and in order those of the operators before it, up to quantize nodes and ``ends``."""
+    """Return the name of an operator, and the names of preceding operators back to quantize nodes and ``ends``, in order."""
     if source.op == "placeholder":
         return "input", ()
     if op_name(source.target) in DEQUANTIZE:
         return "requantize", ()
-    if source.target is operator.getitem:  # of a multi-output operator
+    if source.target is operator.getitem:  # an output of a multi-output operator
         source = source.all_input_nodes[0]
     before: dict[Node, None] = {}
     stack = [source]
@@ -254,7 +260,7 @@ def _operators(source: Node, ends: Container[Node]) -> tuple[str, tuple[str, ...
 
 
 def _sum_bounds(operators: Sequence[str], dtype: torch.dtype) -> int:
-    """Return the steps by which the operators may differ: 1, plus each operator's bound above 1."""
+    """Return the permitted difference in steps: 1, plus the amount by which each operator's bound exceeds 1."""
     steps = 1
     for name in operators:
         if (spec := OPS.get(name)) is not None:
@@ -263,11 +269,11 @@ def _sum_bounds(operators: Sequence[str], dtype: torch.dtype) -> int:
 
 
 class _Runner(Interpreter):
-    """Interpreter of a graph without observers, which copies buffers and calls hooks.
+    """An interpreter that skips observers, copies buffers and calls hooks.
 
     Args:
         on_result: Called with each node, its operands and its result.
-        replace: Returns a result in place of an operator's execution, or None.
+        replace: Called with each operator. If the result is not None, it replaces the operator's result.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Metrics over a data set."""
+"""Accumulate metrics over a data set."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from ethorch.support.errors import EthorchError, SpecError
 
 _TOP = (1, 5)
 MAP = "map"
-#: Packages that match boxes for torchmetrics, the fastest first.
+#: Packages that match boxes for torchmetrics, fastest first.
 _COCO = ("faster_coco_eval", "pycocotools")
 
 
 class Meter(Protocol):
-    """An accumulator of figures over samples."""
+    """An accumulator of metrics over samples."""
 
     def add(self, outputs: Any, label: Any) -> None:
-        """Add the flat outputs of a sample, or the result of ``postprocess``, and its label."""
+        """Add the label of a sample, and its flattened outputs or the result of ``postprocess``."""
 
     def figures(self) -> dict[str, float]:
-        """Return the figures by name."""
+        """Return the value of each metric, by name."""
 
     def confusion(self) -> list[list[int]]:
-        """Return counts with a row per label and a column per predicted class; empty unless this is a classification."""
+        """Return the confusion matrix with labels as rows, or an empty list if the task is not classification."""
 
 
 def meter(metric: Any) -> Meter:
     """Create a meter.
 
     Args:
-        metric: None for classification; ``"map"`` for detection; a function of (outputs, labels); or an object with ``update`` and
-            ``compute``.
+        metric: None for classification, ``"map"`` for detection, a function of (outputs, labels), or an object with methods
+            ``update`` and ``compute``.
 
     Raises:
         SpecError: ``metric`` has an unsupported type.
@@ -51,13 +51,13 @@ def meter(metric: Any) -> Meter:
         return Updated(copy.deepcopy(metric))
     if callable(metric):
         return Collected(metric)
-    raise SpecError(f"metric: expected None, {MAP!r}, a function of (outputs, labels) or a metric of torchmetrics, got {metric!r}.")
+    raise SpecError(f"metric: expected None, {MAP!r}, a function of (outputs, labels) or a torchmetrics object, got {metric!r}.")
 
 
 class Classification:
-    """Top-1 and top-5 accuracy and confusion matrix. The last axis of the first output holds the scores.
+    """A meter for top-1 accuracy, top-5 accuracy and the confusion matrix.
 
-    Samples without a label are ignored.
+    The last axis of the first output contains the scores. Samples without a label are ignored.
     """
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class Classification:
 
 
 class Collected:
-    """A meter for a user's function of all outputs and all labels."""
+    """A meter that calls a user's function with all outputs and all labels."""
 
     def __init__(self, metric: Callable[[Sequence[Any], Sequence[Any]], Any]):
         self._metric = metric
@@ -122,7 +122,7 @@ class Collected:
 
 
 class Updated:
-    """A meter for an object with ``update`` and ``compute``, such as a metric of torchmetrics."""
+    """A meter for an object with methods ``update`` and ``compute``, such as a torchmetrics metric."""
 
     def __init__(self, metric: Any):
         self._metric = metric
@@ -131,7 +131,7 @@ class Updated:
         """See Meter."""
         prediction = outputs[0] if isinstance(outputs, list) and len(outputs) == 1 else outputs
         target = torch.as_tensor(label).reshape(-1) if isinstance(label, (int, float)) else label
-        if isinstance(prediction, Mapping):  # detection metrics accept a list with a dict per image
+        if isinstance(prediction, Mapping):  # detection metrics accept a list with one dict for each image
             prediction, target = [prediction], [target]
         self._metric.update(prediction, target)
 
@@ -145,19 +145,19 @@ class Updated:
 
 
 def _figures(metrics: Any, name: str) -> dict[str, float]:
-    """Convert a number or a dict of numbers to figures. Tensors of several elements are omitted."""
+    """Convert a number or a dict of numbers to figures, omitting tensors with several elements."""
     pairs = metrics.items() if isinstance(metrics, Mapping) else [(name, metrics)]
     return {str(key): float(x) for key, x in pairs if not isinstance(x, torch.Tensor) or x.numel() == 1}
 
 
 def mean_average_precision() -> Any:
-    """Create a ``torchmetrics.detection.MeanAveragePrecision`` with COCO's rules for matching boxes.
+    """Create a ``torchmetrics.detection.MeanAveragePrecision`` that matches boxes like COCO.
 
     Raises:
-        EthorchError: torchmetrics, torchvision or a package that matches boxes is not installed.
+        EthorchError: torchmetrics, torchvision or a COCO package is not installed.
     """
     backend = next((name for name in _COCO if importlib.util.find_spec(name)), None)
     if backend is None or importlib.util.find_spec("torchmetrics") is None:
-        raise EthorchError('metric="map" requires torchmetrics and faster-coco-eval. Run pip install "ethorch[metrics]".')
-    torchvision_models()  # torchmetrics imports it
+        raise EthorchError('metric="map" requires torchmetrics and faster-coco-eval. Use pip install "ethorch[metrics]".')
+    torchvision_models()  # check that torchvision, which torchmetrics imports, is installed
     return importlib.import_module("torchmetrics.detection").MeanAveragePrecision(backend=backend)

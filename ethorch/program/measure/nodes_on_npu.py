@@ -1,6 +1,7 @@
 """Execute a converted graph with NPU operators in the TOSA reference model, to obtain the result of each node.
 
-A delegate returns only its outputs. The TOSA graph before rewrites, which are bit-exact, has a value for each operator.
+A delegate returns only its outputs. In contrast, the TOSA graph before rewrites has a value for each operator. Rewrites preserve
+all results.
 """
 
 from __future__ import annotations
@@ -39,27 +40,29 @@ from ethorch.tosa.serialize import serialize
 from ethorch.vela.delegate import builder_for
 
 Array = npt.NDArray[Any]
-_ON_CPU = Reason("compare.on_cpu", "the program runs it on the CPU", "`Program.explain` returns the reason and the remedy.")
+_ON_CPU = Reason(
+    "compare.on_cpu", "the operator runs on the CPU in the program", "`Program.explain` returns the reason and the remedy."
+)
 
 
 def nodes_on_npu(quantized: GraphModule, spec: EthosUCompileSpec, delegated: Collection[str]) -> NodesOnNpu | Reason:
-    """Return the nodes of a graph that ``convert_pt2e`` returned, or the reason if they cannot be run one by one."""
+    """Return an executor for a graph returned by ``convert_pt2e``, or the reason why its nodes cannot be run separately."""
     module = GraphModule(quantized, copy.deepcopy(quantized.graph))
     return set_values(module) or NodesOnNpu(module, spec, delegated)
 
 
 class NodesOnNpu:
-    """A converted graph that is executed like the program, with the result of each node. CPU operators run in PyTorch.
+    """A converted graph that is executed like the program but returns the result of each node. CPU operators run in PyTorch.
 
     Args:
-        module: Graph that ``convert_pt2e`` returned, with values. It is copied.
+        module: Graph returned by ``convert_pt2e``, with ``val`` metadata.
         spec: Compile spec of the program.
-        delegated: Names of the operators on the NPU, from the PartitionReport. If no name is a node of ``module`` (ExecuTorch may
-            partition a graph with other names), a dry run decides.
+        delegated: Names of the operators on the NPU, from the PartitionReport. If ``module`` has no node with any of these names,
+            because ExecuTorch partitioned a graph with different names, a dry run determines the NPU operators.
 
     Attributes:
-        computed: NPU tensor of each node that the NPU computes: quantize nodes, and operators with integer or boolean results.
-        from_cpu: NPU input of each node that the CPU computes for the NPU.
+        computed: NPU tensor of each node computed on the NPU: quantize nodes, and operators with integer or boolean results.
+        from_cpu: NPU input for each node that the CPU computes and the NPU reads.
     """
 
     def __init__(self, module: GraphModule, spec: EthosUCompileSpec, delegated: Collection[str]):
@@ -98,7 +101,7 @@ class NodesOnNpu:
         return x if isinstance(x, QTensor) and not x.value.is_const else None
 
     def qparams(self, node: Node) -> QParams | None:
-        """Return the quantization parameters of a quantize or dequantize node; None if they are per channel or not constant."""
+        """Return the quantization parameters of a quantize or dequantize node, or None if per-channel or not constant."""
         q = self._walk.qparams_of(node)
         if q is None or q.per_channel:
             return None
@@ -114,13 +117,13 @@ class NodesOnNpu:
         """Run the graph and return the result of each node.
 
         Args:
-            inputs: Flat inputs of the program.
-            recorded: Bytes that a run of the program passed to a delegate, by node name. They replace the results of PyTorch.
-            on_result: Called as ``on_result(node, torch_result, npu_result)`` for each node of ``computed``. Both results have the
-                same operands.
+            inputs: Flattened inputs of the program.
+            recorded: Bytes that a run of the program passed to a delegate, by node name. These bytes replace PyTorch's results.
+            on_result: Called as ``on_result(node, torch_result, npu_result)`` for each node in ``computed``. The two results are
+                computed from the same operands.
         """
         env: dict[Node, Any] = {}
-        arrays: dict[int, Array] = {}  # contents by id of the value
+        arrays: dict[int, Array] = {}  # contents of each TOSA value, by id()
         arguments = iter(inputs)
         waiting = list(self.module.graph.nodes)
         while waiting:
@@ -143,7 +146,7 @@ class NodesOnNpu:
         return env
 
     def _call(self, node: Node, env: Mapping[Node, Any]) -> Any:
-        """Run the node in PyTorch. Mutable arguments are copied, so that no state changes."""
+        """Run the node in PyTorch, with copies of mutable arguments so that no buffer changes."""
         if node.op == "get_attr":
             constant = attribute(self.module, node)
             return constant.detach().clone() if isinstance(constant, Tensor) else constant
@@ -157,7 +160,7 @@ class NodesOnNpu:
             return target(*args, **keywords)
 
     def _pass_to_npu(self, node: Node, result: Tensor, recorded: Mapping[str, Array], arrays: dict[int, Array]) -> Tensor:
-        """Store the NPU input in ``arrays``, from the recorded bytes if there are any, and return it as a tensor."""
+        """Store the NPU input in ``arrays`` and return it as a tensor. Recorded bytes, if there are any, replace ``result``."""
         value = self.from_cpu[node]
         order = storage_order(node.meta["val"])
         codes = result.view(torch.int8) if result.dtype == torch.uint8 else result
@@ -179,7 +182,7 @@ class NodesOnNpu:
                 ready.update(id(result) for result in op.results)
                 producers.update({id(result): op for result in op.results})
         outputs = [value for key, value in missing.items() if key in ready]
-        assert outputs, "missing values depend on values that are unknown"
+        assert outputs, "missing values depend on unknown values"
         needed, inputs, stack = set[int](), dict[int, Value](), list[Value](outputs)
         while stack:
             value = stack.pop()
@@ -199,7 +202,7 @@ class NodesOnNpu:
 
 def _as_tensor(stored: Array, x: QTensor, node: Node) -> Tensor:
     order = [axis for axes in x.dims for axis in axes]
-    rest = [axis for axis in range(stored.ndim) if axis not in order]  # of extent 1
+    rest = [axis for axis in range(stored.ndim) if axis not in order]  # axes of size 1
     logical = np.ascontiguousarray(stored.reshape(x.value.shape).transpose(order + rest).reshape(x.shape))
     dtype = node.meta["val"].dtype
     if dtype == torch.uint8:

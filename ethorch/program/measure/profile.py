@@ -1,4 +1,4 @@
-"""Measured and estimated times of a program: ``ethorch report --profile`` and ``Program.profile``."""
+"""Combine measured and estimated times of a program, for ``ethorch report --profile`` and ``Program.profile``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-_MAX_ROWS = 30  # layers in the text; JSON has all
+_MAX_ROWS = 30  # maximum number of layers in the text; JSON contains all layers
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class Measured:
 
     @property
     def ratio(self) -> float | None:
-        """Measured over estimated; above 1 if the estimate was too low."""
+        """The measured value divided by the estimated value, or None if unknown."""
         raise NotImplementedError
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data: the attributes, and ``ratio``."""
+        """Return the attributes and ``ratio`` as JSON-compatible data."""
         return {**asdict(self), "ratio": self.ratio}
 
 
@@ -45,10 +45,11 @@ class Figure(Measured):
     """A figure of the whole program.
 
     Attributes:
-        name: ``cycles of the NPU``, ``cycles of delegate 0``, ``milliseconds of a call``, ``cycles of the CPU``.
-        estimated: None if unknown.
-        measured: Median of ``count`` measurements.
+        name: ``NPU cycles``, ``cycles of delegate 0``, ``milliseconds per call`` or ``CPU cycles``.
+        estimated: Estimate, or None if unknown.
+        measured: Median of the measurements.
         least, most: Smallest and largest measurement.
+        count: Number of measurements.
     """
 
     name: str
@@ -60,21 +61,21 @@ class Figure(Measured):
 
     @property
     def ratio(self) -> float | None:
-        """Measured over estimated; above 1 if the estimate was too low."""
+        """The measured value divided by the estimated value, or None if unknown."""
         return self.measured / self.estimated if self.estimated else None
 
 
 @dataclass(frozen=True)
 class LayerTime(Measured):
-    """A layer on the NPU, with the QREAD samples within its commands.
+    """The estimated and measured time of a layer on the NPU.
 
     Attributes:
         index, name, operator, module, source: See :class:`ethorch.figures.Layer`.
-        estimated_cycles: None if unknown.
-        estimated_share: Share of the NPU cycles, 0 to 1; None if unknown.
-        samples: Number of QREAD samples.
-        measured_share: Share of all samples, 0 to 1.
-        measured_cycles: This share of the NPU cycle counter; None without a measurement.
+        estimated_cycles: Estimated cycles, or None if unknown.
+        estimated_share: Estimated share of the NPU cycles, from 0 to 1, or None if unknown.
+        samples: Number of QREAD samples within the commands of the layer.
+        measured_share: Share of all samples, from 0 to 1.
+        measured_cycles: ``measured_share`` of the NPU cycle counter, or None if the counter was not measured.
     """
 
     index: int
@@ -90,7 +91,7 @@ class LayerTime(Measured):
 
     @property
     def ratio(self) -> float | None:
-        """Measured over estimated cycles, or shares if cycles are unknown."""
+        """Measured cycles divided by estimated cycles, or the ratio of the shares if cycles are unknown."""
         if self.measured_cycles is not None and self.estimated_cycles:
             return self.measured_cycles / self.estimated_cycles
         return self.measured_share / self.estimated_share if self.estimated_share else None
@@ -98,12 +99,13 @@ class LayerTime(Measured):
 
 @dataclass(frozen=True)
 class Profile:
-    """Measurements of a program with its estimates.
+    """The measurements and estimates of a program.
 
     Attributes:
-        layers: NPU layers in execution order; empty without a histogram of QREAD.
-        counters: Median count per inference by name of the NPU event.
-        files: Names of the files.
+        figures: Figures of the whole program.
+        layers: NPU layers in execution order, or empty if there are no QREAD samples.
+        counters: Median count per inference for each NPU event.
+        files: Paths of the files with measurements.
     """
 
     figures: tuple[Figure, ...]
@@ -112,7 +114,7 @@ class Profile:
     files: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data."""
+        """Return JSON-compatible data."""
         return {
             "figures": [figure.to_json() for figure in self.figures],
             "layers": [layer.to_json() for layer in self.layers],
@@ -121,7 +123,7 @@ class Profile:
         }
 
     def rich(self) -> RenderableType:
-        """Return tables of the figures, the layers with most samples, and the counters."""
+        """Return tables of the figures, the layers with the most samples, and the counters."""
         from rich.console import Group
 
         def table(*names: str, text: tuple[str, ...]) -> Table:
@@ -132,7 +134,7 @@ class Profile:
 
         parts: list[Any] = []
         if self.figures:
-            totals = table("", "estimated", "measured", "measured / estimated", "from", "to", "times", text=("",))
+            totals = table("", "estimated", "measured", "measured / estimated", "min", "max", "count", text=("",))
             for figure in self.figures:
                 numbers = (figure.estimated, figure.measured, figure.ratio, figure.least, figure.most)
                 totals.add_row(figure.name, *map(_text, numbers), str(figure.count))
@@ -156,9 +158,9 @@ class Profile:
                 )
             parts += ["", rows]
             if len(self.layers) > _MAX_ROWS:
-                parts.append(f"and {len(self.layers) - _MAX_ROWS} layers with fewer samples; --json has all")
+                parts.append(f"and {len(self.layers) - _MAX_ROWS} layers with fewer samples; --json lists all layers")
         if self.counters:
-            events = table("event of the NPU", "count", text=("event of the NPU",))
+            events = table("NPU event", "count", text=("NPU event",))
             for name, count in self.counters.items():
                 events.add_row(name, _text(count))
             parts += ["", events]
@@ -172,12 +174,12 @@ def import_profile(record: Record, *files: str | os.PathLike[str]) -> Profile:
     """Read measurements and combine them with the program's estimates.
 
     Args:
-        record: Record of the file that ran, because its command streams map offsets to layers.
-        files: Logs of the NPU's counters, histograms of QREAD, tables of milliseconds; see ``profile_files.FORMATS``.
+        record: Record of the program that was measured. Its command streams map offsets to layers.
+        files: Logs with NPU counters, QREAD histograms, or tables of milliseconds. See ``profile_files.FORMATS``.
 
     Raises:
         SpecError: No files were passed.
-        FormatError: A file has an unknown format or a malformed line, or an offset is outside of the program's commands.
+        FormatError: A file has an unknown format or a malformed line, or an offset is outside the program's commands.
         MachineFault: A command stream of the program is malformed.
     """
     if not files:
@@ -193,16 +195,18 @@ def _figures(record: Record, measurements: Measurements) -> Iterator[Figure]:
     cpu = (estimate.cpu_cycles, estimate.overhead_cycles)
     on_cpu = None if None in cpu else sum(count or 0 for count in cpu)
     for name, estimated, values in (
-        ("cycles of the NPU", estimate.npu_cycles, measurements.npu_cycles),
-        ("milliseconds of a call", estimate.milliseconds, measurements.milliseconds),
-        ("cycles of the CPU", on_cpu, measurements.cpu_cycles),
+        ("NPU cycles", estimate.npu_cycles, measurements.npu_cycles),
+        ("milliseconds per call", estimate.milliseconds, measurements.milliseconds),
+        ("CPU cycles", on_cpu, measurements.cpu_cycles),
     ):
         if values:
             yield Figure(name, estimated, median(values), min(values), max(values), len(values))
     for delegate, values in sorted(measurements.delegate_cycles.items()):
         cycles = [layer.cycles for layer in record.layers if layer.where == NPU and layer.delegate == delegate]
         if not cycles:
-            raise FormatError(f"delegate {delegate} of the log: the program has no such delegate. Use the program that ran.")
+            raise FormatError(
+                f"log: expected delegates of the program, got delegate {delegate}. Use the program that was measured."
+            )
         estimated = None if None in cycles else sum(count or 0 for count in cycles)
         yield Figure(f"cycles of delegate {delegate}", estimated, median(values), min(values), max(values), len(values))
 
@@ -218,14 +222,14 @@ def _layers(record: Record, measurements: Measurements) -> Iterator[LayerTime]:
         commands = _find_commands(maps, delegate, where)
         if position > commands.stream_bytes:
             raise FormatError(
-                f"{where}: expected an offset within the {commands.stream_bytes} bytes of commands of delegate "
-                f"{commands.delegate}, got {position}. Use the program that ran."
+                f"{where}: expected an offset within the {commands.stream_bytes} bytes of commands for delegate "
+                f"{commands.delegate}, got {position}. Use the program that was measured."
             )
         index = commands.at(position)
         samples[index] = samples.get(index, 0) + count
     total = sum(samples.values())
     if not total:
-        raise FormatError(f"{measurements.files[0]}: all counts are 0.")
+        raise FormatError(f"{measurements.files[0]}: expected at least one count greater than 0, got only zeros.")
     measured = median(measurements.npu_cycles) if measurements.npu_cycles else None
     sampled = {layers[index].delegate for index in samples}
     sampled_layers = [layer for layer in layers if layer.where == NPU and layer.delegate in sampled]
@@ -270,4 +274,4 @@ def _text(number: float | None) -> str:
 
 
 def _percent(share: float | None) -> str:
-    return "" if share is None else f"{100 * share:.1f} %"
+    return "" if share is None else f"{100 * share:.1f}%"

@@ -1,4 +1,4 @@
-"""SQNR of a program against its float model on the model's samples."""
+"""Measure the SQNR of a program relative to its float model on calibration samples."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MEASURED_SAMPLES = 8
 
 
 def accuracy_of_samples(record: Record) -> Accuracy:
-    """Return the SQNR over at most 8 calibration samples, in order, without resetting buffers between them."""
+    """Return the SQNR on at most 8 calibration samples, run in order without resetting buffers between samples."""
     model = _model(record)
     samples = (model.calibration or [model.example_inputs])[:_MEASURED_SAMPLES]
     float_outputs, program_outputs = [], []
@@ -34,9 +34,9 @@ def accuracy_of_samples(record: Record) -> Accuracy:
 
 
 def accuracy_in_sessions(record: Record) -> Accuracy | None:
-    """Return the SQNR of one method over the calibration sessions, until the method was called 8 times.
+    """Return the SQNR of one method on the first calibration sessions that together call the method 8 times.
 
-    Returns None if no session calls it.
+    Return None if no session calls the method.
     """
     parts = {name: record[name] for name in record.methods}
     models = {name: _model(part) for name, part in parts.items()}
@@ -63,7 +63,7 @@ def accuracy_in_sessions(record: Record) -> Accuracy | None:
 
 
 class _LoadedMethods:
-    """Methods of one file in the runtime, with buffers of their own."""
+    """The methods of one file, loaded in the runtime with separate buffers."""
 
     def __init__(self, record: Record, names: Iterable[str]):
         self._sessions: list[runtime.HostProgram] = []
@@ -80,7 +80,7 @@ class _LoadedMethods:
 
 
 def _run_model(model: UserModel, inputs: tuple[Any, ...]) -> list[Tensor]:
-    """Return copies of the float outputs, because an output may be a buffer that the next call modifies."""
+    """Return copies of the float outputs, because an output can be a buffer that the next call modifies."""
     return [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in pytree.tree_leaves(model.module(*inputs))]
 
 
