@@ -41,7 +41,7 @@ def single_method(user: UserModel) -> UserMethods:
 
 
 def is_single(methods: UserMethods) -> bool:
-    """Return True if the only method is ``forward``, so that no methods have to be merged."""
+    """Return True if the only method is ``forward``, in which case no merging is required."""
     return set(methods.models) == {FORWARD}
 
 

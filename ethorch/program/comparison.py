@@ -61,7 +61,7 @@ class LayerComparison:
 
     @property
     def diverges(self) -> bool:
-        """Whether the NPU and PyTorch differ by more than the operator's rounding permits."""
+        """True if the NPU and PyTorch differ by more than the operator's rounding permits."""
         return self.own_steps > self.allowed_steps
 
     def __str__(self) -> str:
@@ -106,7 +106,7 @@ class Ladder:
 
     @property
     def bit_exact(self) -> bool:
-        """Whether the simulator is bit-exact with the TOSA reference model."""
+        """True if the simulator is bit-exact with the TOSA reference model."""
         return all(delegate.different == 0 for delegate in self.delegates)
 
     def to_json(self) -> dict[str, Any]:
@@ -175,7 +175,7 @@ class Comparison(Ladder):
                 lines.append(f"{loss} adds the most noise: {loss.own_db:.1f} dB (column own)")
             apart = "the NPU and PyTorch differ only by rounding"
             if first is not None:
-                apart = f"the NPU and PyTorch first differ at {first}: expected at most {first.allowed_steps} steps, got {first.own_steps:g}"
+                apart = f"the NPU and PyTorch first differ at {first}: {first.own_steps:g} steps, permitted {first.allowed_steps}"
             lines.append(apart)
         if self.missing:
             lines.append(self.missing)

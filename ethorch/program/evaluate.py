@@ -119,15 +119,15 @@ def evaluate(
 ) -> Evaluation:
     """Run a data set on the simulated NPU and compute metrics.
 
-    If the float model is known, the float model and the fake-quantized model also run the samples, and the figures include
+    If the float model is known, the float model and the fake-quantized model also run the samples. The figures then include
     ``sqnr_db`` and ``agreement`` (share of samples with the same largest output). If the program has state, the samples are run as
     one sequence that starts with the initial state.
 
     Args:
         program: Program, or the path of a ``.pte``.
-        data: Samples with labels, in any form that ``ethorch.samples`` accepts, e.g. a Dataset, a DataLoader or a folder of classes.
-        metric: Function that receives the list of outputs and the list of labels and returns a number or a dict, a torchmetrics
-            object, or ``"map"`` for the mean average precision of detections. Default: top-1 and top-5 if there are labels.
+        data: Samples with labels, in any form that ``ethorch.samples`` accepts, e.g. a Dataset, a DataLoader or a folder.
+        metric: Function of (list of outputs, list of labels) that returns a number or a dict, a torchmetrics object, or ``"map"``
+            for the mean average precision of detections. Default: top-1 and top-5 if there are labels.
         postprocess: Function that converts a model's outputs to the input of the metric. For ``"map"``, it must return a dict of
             ``boxes`` (float[N, 4]: left, top, right, bottom), ``scores`` (float[N]) and ``labels`` (int[N]). The label of each
             sample is a dict of ``boxes`` and ``labels``.

@@ -193,7 +193,7 @@ def explore(
 ) -> Exploration:
     """Compile a model with all combinations of settings and compare the programs.
 
-    If a variant exceeds its RAM or time budget, other arenas and weights in SRAM are tried, unless ``vary`` contains these settings.
+    If a variant exceeds a RAM or time budget, other arenas and weights in SRAM are tried, unless ``vary`` contains these settings.
     16-bit modules are not tried. Vary the scheme instead::
 
         exploration = ethorch.explore(
@@ -202,8 +202,8 @@ def explore(
         print(exploration)
         exploration.save("front.html")
 
-    The model is quantized once for each scheme and NPU family. Memory covers the whole application. Times are based on the NPU clock
-    of each variant. SQNR is measured if there are calibration samples.
+    The model is quantized once for each scheme and NPU family. Memory covers the whole application. Times are at the NPU clock of
+    each variant. SQNR is measured if there are calibration samples.
 
     Args:
         model, example_inputs, calibration, progress: See ``ethorch.compile``.
@@ -401,7 +401,7 @@ class _Log:
                 if number == len(lines):
                     break  # an interrupted process wrote an incomplete line
                 raise EthorchError(
-                    f"{self.path}, line {number}: expected a variant written by ethorch.explore, got {line!r:.60}. Use another file."
+                    f"{self.path}, line {number}: expected a variant written by explore, got {line!r:.60}. Use another file."
                 ) from None
             if of == self.of:
                 self.found[_key(variant.settings)] = variant

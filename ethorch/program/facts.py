@@ -36,7 +36,7 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Budget:
-    """A limit, the program's figure, and whether the limit is met. The figure and the result are None if unknown."""
+    """A limit, the program's figure, and whether the limit is met. ``found`` and ``holds`` equal None if unknown."""
 
     name: str
     limit: float

@@ -151,7 +151,7 @@ class Program:
 
         Pass the inputs of the model by position or by name. If a program input is quantized, a float input is quantized
         automatically. If the first dimension of each input is the same multiple of the program's, the inputs are split into several
-        inferences, which run on all CPUs, and the outputs are concatenated.
+        inferences. The inferences run on all CPUs, and their outputs are concatenated.
 
         Returns:
             The outputs in the structure that the model returns. Quantized outputs are not dequantized.
@@ -210,7 +210,7 @@ class Program:
         - ``.bpte``: The program with calibration samples and expected outputs, for ExecuTorch's test runners.
         - ``.tosa``: The TOSA flatbuffer of a program with one delegate.
         - No suffix: A folder with ``model.pte``, ``settings.toml``, ``program.json``, ``comparison.json``, and the TOSA graph and
-          payload of each delegate. :meth:`compare` is run for each method if the model has at most 5 billion multiply-accumulates
+          payload of each delegate. :meth:`compare` runs for each method if the model has at most 5 billion multiply-accumulates
           and 2,000 operators.
 
         Returns:
@@ -260,8 +260,8 @@ class Program:
             print(comparison)
             print(comparison.largest_loss, comparison.first_divergence)  # with lines of the model's source
 
-        For the comparison of operators, NPU operators run in the TOSA reference model and CPU operators run in PyTorch. ``bit_exact``
-        is True if the simulator and the TOSA reference model return the same outputs for all samples.
+        To compare operators, NPU operators run in the TOSA reference model and CPU operators run in PyTorch. ``bit_exact`` is True
+        if the simulator and the TOSA reference model return the same outputs for all samples.
 
         Args:
             inputs: Inputs of one inference. Default: the example inputs, or the saved comparison if the program was loaded from a
@@ -353,8 +353,8 @@ class Program:
     ) -> Inspection | Profile:
         """Return measured times next to estimated cycles.
 
-        If no files are passed, the program runs with ExecuTorch's event tracer. ``profile(x).to_dataframe()`` then returns the table
-        of ExecuTorch's Inspector with columns for the estimates. The times in this table are simulation times on the host.
+        If no files are passed, the program runs with ExecuTorch's event tracer. ``profile(x).to_dataframe()`` then returns the
+        table of ExecuTorch's Inspector with columns for the estimates. The times in this table are simulation times on the host.
 
         Args:
             inputs: Inputs of one inference. Default: the example inputs.
@@ -400,8 +400,8 @@ class Program:
 
         Args:
             path: HTML file.
-            samples: Inputs for :meth:`compare`, in any form that ``ethorch.compile`` accepts for calibration. Default: operators are
-                not compared.
+            samples: Inputs for :meth:`compare`, in any form that ``ethorch.compile`` accepts for calibration. Default: operators
+                are not compared.
             title: Name of the program. Default: the model's name.
 
         Raises:

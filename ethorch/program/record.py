@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 class Record:
     """The data about one method of a ``.pte``. Pickling or deep-copying a record includes all methods of its file.
 
-    In the record of a loaded ``.pte``, ``build``, ``model`` and ``quantized`` are None. ``settings`` can also be None.
+    In the record of a loaded ``.pte``, ``build``, ``model``, ``quantized`` and possibly ``settings`` equal None.
 
     Attributes:
         pte: Contents of the ``.pte``.
@@ -210,7 +210,7 @@ class Record:
         return as_codes(inputs, {f"input{number}": info.codes for number, info in enumerate(self.inputs) if info.codes is not None})
 
     def batch(self, flat: Sequence[Any]) -> int:
-        """Return the number of inferences in the inputs, or 1 if the shapes are wrong, in which case the runtime raises an error."""
+        """Return the number of inferences in the inputs, or 1 if the shapes are wrong, so that the runtime raises an error."""
         expected_inputs = self.inputs
         if len(flat) != len(expected_inputs):
             return 1

@@ -126,8 +126,8 @@ def _check(user: UserModel, shapes: Shapes) -> None:
             if value is None or not low <= value <= high or roots.setdefault(root.__name__, value) != value:
                 limits = f"{dims[axis].min}..{dims[axis].max}"
                 raise SpecError(
-                    f"shapes: expected a size in {limits} for axis {axis} of input {number}, and equal sizes for all axes that were "
-                    f"exported as {dims[axis].__name__}; got {words}. Use other sizes, or export the model with other limits."
+                    f"shapes: expected a size in {limits} for axis {axis} of input {number}, and equal sizes for all axes "
+                    f"that were exported as {dims[axis].__name__}; got {words}. Use sizes in this range, or export other limits."
                 )
 
 

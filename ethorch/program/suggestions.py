@@ -308,7 +308,7 @@ def _in_the_way(record: Record) -> Iterator[str]:
         elif budget.name == "latency_ms":
             yield f"Time: {budget.found:.3f} ms, limit {budget.limit:g} ms. Slowest modules: {_slowest(record.layers)}."
         else:
-            yield f"Accuracy: {budget.found:.4g} dB, minimum {budget.limit:g} dB. `ethorch tune` lists the modules that reduce the accuracy most."
+            yield f"Accuracy: {budget.found:.4g} dB, minimum {budget.limit:g} dB. `ethorch tune` lists the most sensitive modules."
 
 
 def _largest(record: Record, size: str) -> str:

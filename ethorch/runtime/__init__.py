@@ -1,6 +1,6 @@
 """Run a .pte in this process with ExecuTorch's runtime, ethorch's delegate and the NPU simulator.
 
-``__init__.pyi`` lists the public names. Each is loaded on first use.
+``__init__.pyi`` lists the public names. Each name is imported on first use.
 """
 
 import lazy_loader

@@ -1,7 +1,7 @@
-"""Measure a method's allocations by running it in this process.
+"""Measure the memory that a method allocates, by running the method in this process.
 
-ExecuTorch's structures contain pointers, so the method allocator needs more on a 64-bit host than on a Cortex-M. All other sizes
-are equal.
+ExecuTorch's structures contain pointers. The method allocator therefore requires more bytes on a 64-bit host than on a Cortex-M.
+All other sizes are equal.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from ethorch.runtime.checks import check_kernel_calls, payloads
 from ethorch.runtime.delegate import host_backend
 from ethorch.runtime.library import load_executor
 
-_AMPLE = 1 << 26  # default size of an allocator; untouched pages cost nothing
+_AMPLE = 1 << 26  # default size of an allocator; unused pages do not occupy memory
 _STAGES = ("read the program", "load method {}", "set the inputs of method {}", "run method {}")
 
 
 @dataclass(frozen=True)
 class Allocated:
-    """Bytes of a method in each of ExecuTorch's allocators.
+    """The bytes that a method uses in each of ExecuTorch's allocators.
 
     Attributes:
         planned: Sizes of the planned memories, in order.
-        method_pool_bytes: Structures that ExecuTorch allocates when it loads the method.
-        temporary_bytes: Peak of the temporary allocator, including a delegate's scratch region.
+        method_pool_bytes: Size of the structures that ExecuTorch allocates when loading the method.
+        temporary_bytes: Peak use of the temporary allocator, including the scratch regions of delegates.
     """
 
     planned: tuple[int, ...]
@@ -39,12 +39,12 @@ class Allocated:
 
     @property
     def total_bytes(self) -> int:
-        """Sum of all three."""
+        """The sum of all allocators."""
         return sum(self.planned) + self.method_pool_bytes + self.temporary_bytes
 
 
 class _Idle:
-    """A machine that computes nothing, because allocations do not depend on values."""
+    """A machine that does not compute anything, because allocations do not depend on values."""
 
     def __init__(self, payload: DelegatePayload):
         self._scratch = np.zeros(payload.scratch_bytes, np.uint8)
@@ -59,16 +59,16 @@ class _Idle:
 def measure(
     program: bytes, method: str = "forward", *, method_pool_bytes: int | None = None, temporary_bytes: int | None = None
 ) -> Allocated:
-    """Load a method of a .pte, run it once with zeros and idle NPUs, and report its allocations.
+    """Load a method of a .pte, run the method once with zeros and without simulating the NPU, and return its allocations.
 
     Args:
         program: Contents of the .pte.
         method: Method name.
-        method_pool_bytes, temporary_bytes: Sizes of the two allocators. Defaults to 64 MiB.
+        method_pool_bytes, temporary_bytes: Size of each allocator. Default: 64 MiB.
 
     Raises:
         ProgramError, PayloadError: The file or a delegate is malformed.
-        HostError: The method, a compiler or a kernel is missing, or an allocator is too small.
+        HostError: The method does not exist, a compiler or kernel is missing, or an allocator is too small.
     """
     parsed = pte.read(program)
     description = parsed.methods[pte.entry_point(parsed, method)]
@@ -98,5 +98,5 @@ def measure(
             backend.library.ethorch_allocate_scratch(0)
         if error:
             step = _STAGES[stage.value].format(repr(method))
-            raise RuntimeError(f"could not {step}, error {error:#x}")  # becomes a HostError with ExecuTorch's messages
+            raise RuntimeError(f"failed to {step}: error code {error:#x}")  # `calling` converts this to a HostError
     return Allocated(tuple(planned), int(used[0]), int(max(used[1], used[2])))

@@ -1,4 +1,4 @@
-"""Checks for errors that ExecuTorch's own verification misses, and that would abort the process."""
+"""Check for errors that ExecuTorch does not detect and that would abort the process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ from ethorch.support.wording import count_noun
 
 
 def payloads(description: Method) -> tuple[DelegatePayload, ...]:
-    """Check the tensors of each delegate call, and return the method's Ethos-U payloads."""
+    """Check the tensors of each delegate call, and return the method's Ethos-U payloads.
+
+    Raises:
+        ProgramError: A delegate call does not match the payload.
+    """
     payloads = {index: delegate.payload for index, delegate in enumerate(description.delegates) if delegate.id == BACKEND_ID}
     for call in description.calls:
         if call.delegate not in payloads:
@@ -31,8 +35,8 @@ def payloads(description: Method) -> tuple[DelegatePayload, ...]:
         if len(call.args) != len(tensors):
             sides = [count_noun(len(side), kind) for side, kind in _sides(payload)]
             raise ProgramError(
-                f"{where} is called with {count_noun(len(call.args), 'tensor')}, but its payload has {' and '.join(sides)}. "
-                "The compiler of the file has dropped an unused tensor of the delegate, so a device would copy the wrong tensors. "
+                f"{where}: expected {' and '.join(sides)}, as in the payload, got {count_noun(len(call.args), 'tensor')}. The "
+                "compiler of the file removed an unused tensor from the call, so that a device would copy the wrong tensors. "
                 "Compile the model with ethorch, or report the error to the vendor of the compiler."
             )
         for number, (arg, tensor) in enumerate(zip(call.args, tensors, strict=True)):
@@ -49,10 +53,10 @@ def _check_delegate_argument(subject: str, value: Value, tensor: IoTensor) -> No
         raise ProgramError(f"{subject}: expected an integer or bool tensor, got {value}.")
     item_bytes = ITEM_BYTES[value.dtype]
     if item_bytes != tensor.element_size or (math.prod(value.shape) * item_bytes != tensor.nbytes and not value.dynamism):
-        raise ProgramError(f"{subject}: expected {tensor.nbytes} bytes in elements of {tensor.element_size}, got {value}.")
+        raise ProgramError(f"{subject}: expected {tensor.nbytes} bytes with {tensor.element_size}-byte elements, got {value}.")
 
 
-# Kinds of values that a schema's type accepts. Kernels abort the process for other kinds.
+# Value kinds that each schema type accepts. A kernel aborts the process if an argument has a different kind.
 _ACCEPTED_KINDS = {
     "Tensor": {"tensor"},
     "int": {"int"},
@@ -71,10 +75,10 @@ _ACCEPTED_KINDS = {
 
 
 def check_kernel_calls(description: Method) -> None:
-    """Check the number and kinds of an operator's arguments against its schema.
+    """Check the number and kinds of the arguments of each operator call against the operator's schema.
 
     Raises:
-        ProgramError: A call does not match.
+        ProgramError: A call does not match the schema.
     """
     for call in description.calls:
         if call.delegate is not None or (kinds := _schema(call.operator)) is None:
@@ -95,7 +99,7 @@ def check_kernel_calls(description: Method) -> None:
 
 @lru_cache(maxsize=4096)
 def _schema(operator: str) -> tuple[frozenset[str], ...] | None:
-    """Return the allowed kinds of each argument (empty: any), or None."""
+    """Return the accepted kinds of each argument, or None if the schema is unknown. An empty set accepts any kind."""
     kinds = []
     types = _schemas().get(operator) or _schema_of_torch(operator)
     if types is None:
@@ -109,7 +113,7 @@ def _schema(operator: str) -> tuple[frozenset[str], ...] | None:
 
 @lru_cache(maxsize=1)
 def _schemas() -> dict[str, str]:
-    """Return the argument types of operators with ExecuTorch kernels. See ``python -m tools.kernel_schemas``."""
+    """Return the argument types of each operator that has an ExecuTorch kernel. See ``python -m tools.kernel_schemas``."""
     schemas: dict[str, str] = json.loads(Path(__file__).with_name("kernel_schemas.json").read_text(encoding="utf-8"))
     return schemas
 
@@ -140,10 +144,10 @@ _PYTHON_TYPES: dict[str, tuple[type, ...]] = {
 
 
 def check_input(index: int, value: Any, spec: Value) -> Any:
-    """Return an input for the runtime, with elements in the program's order of axes.
+    """Convert an input for the runtime, with elements in the program's storage order.
 
     Raises:
-        HostError: The type, dtype or shape differs from the program's.
+        HostError: The type, dtype or shape differs from the program's input.
     """
     if spec.kind != "tensor":
         allowed = _PYTHON_TYPES.get(spec.kind, (object,))
@@ -163,7 +167,7 @@ def check_input(index: int, value: Any, spec: Value) -> Any:
     )
     if not fits:
         limit = "at most " if spec.dynamism else ""
-        raise HostError(f"input {index}: expected {limit}{spec}, got {got}. The shapes are fixed by the export.")
+        raise HostError(f"input {index}: expected {limit}{spec}, got {got}. Use ethorch.compile(shapes=...) for other shapes.")
     if is_tensor and (value.device.type != "cpu" or str(value.layout) != "torch.strided"):
         raise HostError(f"input {index}: expected a dense CPU tensor, got {value.layout} on {value.device}.")
     return Elements.of(value, spec.dim_order)

@@ -1,6 +1,6 @@
 """The delegate in ExecuTorch's runtime: a C++ backend, registered as "EthosUBackend", that calls Python.
 
-The library passes each delegate's payload and tensors to a machine that runs the NPU's commands.
+The C++ library passes the payload and the tensors of each delegate to a machine, which executes the NPU commands.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ethorch.support.redirect import COUT_LOCK
 
 
 class Machine(Protocol):
-    """Executor of a delegate: ``ethorch.npu.Machine``, or a substitute."""
+    """An executor for a delegate: ``ethorch.npu.Machine``, or a substitute."""
 
     def region(self, index: int) -> npt.NDArray[Any]: ...
 
@@ -35,18 +35,18 @@ class Machine(Protocol):
 
 
 class Timed(Machine, Protocol):
-    """A machine that measures each operator of its last run."""
+    """A machine that measures the time of each operator in its last run."""
 
     def timeline(self) -> Sequence[tuple[str, float]]: ...
 
 
 MachineFactory = Callable[[DelegatePayload], Machine]
 
-_DONE = 1  # result of a finished run; callbacks that raise return other values
+_DONE = 1  # result of a successful run; a callback that raises an exception returns a different value
 
 
 class Delegate:
-    """A delegate in the runtime, with the buffers that it reads in place."""
+    """A delegate in the runtime, with the persistent buffers that its machine reads in place."""
 
     def __init__(self, payload: DelegatePayload, machine: Machine, buffers: Buffers | None = None):
         self.payload, self.machine, self.buffers = payload, machine, buffers
@@ -54,7 +54,7 @@ class Delegate:
         self._ran = machine
 
     def events(self) -> Iterator[tuple[str, int, int]]:
-        """Iterate over (operator, start, end) of the last run, in nanoseconds."""
+        """Iterate over (operator, start, end) for the operators in the last run. Times are in nanoseconds."""
         if not hasattr(self._ran, "timeline"):
             return
         start = self.started
@@ -64,9 +64,9 @@ class Delegate:
             start = end
 
     def run(self, inputs: Any, outputs: Any) -> None:
-        """Copy inputs in, run, and copy outputs out. The C++ code has checked them."""
+        """Copy the inputs to the machine, run it, and copy the outputs back. The C++ code has already checked the tensors."""
         self.started = time.monotonic_ns()
-        if not self.payload.scratch_bytes:  # no scratch region, hence no tensors
+        if not self.payload.scratch_bytes:  # without a scratch region, there are no inputs and outputs
             self.machine.run()
             return
         reader = None if self.buffers is None else self.buffers.reader(inputs)
@@ -95,7 +95,7 @@ class _Calls(threading.local):
 
 
 class HostBackend:
-    """The library registered with ExecuTorch, and its delegates."""
+    """The C++ library that is registered with ExecuTorch, and all loaded delegates."""
 
     _OPEN = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t)
     _RUN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_size_t, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_void_p))
@@ -119,7 +119,7 @@ class HostBackend:
             self._EVENTS(self._events),
         )
         self.library.ethorch_set_callbacks(*self._callbacks)
-        # Delegates may be destroyed after Python is gone.
+        # Delegates can be destroyed after the Python interpreter has ended.
         atexit.register(self.library.ethorch_set_callbacks, *[None] * len(self._callbacks))
         results = []
         for core in copies:
@@ -130,8 +130,8 @@ class HostBackend:
                 self.library.ethorch_saturate_quantize(kernels[0])
         if not any(result == 0 for result in results):
             raise HostError(
-                f"ExecuTorch refused to register {BACKEND_ID} (error codes {results}). Another delegate of this name may already "
-                "be registered. Use a process without it."
+                f"ExecuTorch did not register {BACKEND_ID} (error codes {results}). A different delegate with this name is "
+                f"probably registered. Use a process in which no other {BACKEND_ID} is loaded."
             )
 
     @contextmanager
@@ -142,14 +142,15 @@ class HostBackend:
         named: Mapping[str, bytes] | None = None,
         buffers: Callable[[DelegatePayload], Buffers | None] | None = None,
     ) -> Iterator[None]:
-        """Enter a call into ExecuTorch: aborts become exceptions, and exceptions of callbacks propagate.
+        """Convert aborts inside ExecuTorch to exceptions, and propagate exceptions raised in callbacks.
 
-        Only one thread at a time; see ``ethorch.support.redirect``.
+        Only one thread at a time can be inside this context. See ``ethorch.support.redirect``.
 
         Args:
-            action: Action for messages, e.g. ``load method 'forward'``.
-            machine, named, buffers: Only for calls that load delegates: factory of machines, named data of the program, and a
-                function that returns the buffers that a delegate reads in place.
+            action: Action for error messages, e.g. ``load method 'forward'``.
+            machine: Function that creates the machine for a payload. Required to load delegates.
+            named: Named data of the program. Required to load delegates.
+            buffers: Function that returns the persistent buffers that a delegate reads in place. Default: all buffers are copied.
         """
         with COUT_LOCK, self._store_escaped_errors():
             yield from self._run_call(action, machine, named or {}, buffers)
@@ -170,7 +171,7 @@ class HostBackend:
                 self.library.ethorch_set_platform(ctypes.c_void_p(core.get_pal_impl))
             self.library.ethorch_guard(1)
             yield
-            if calls.error is not None:  # raised in a callback that cannot report failure
+            if calls.error is not None:  # raised in a callback that does not return an error code
                 raise calls.error
         except Exception as error:
             if calls.error is not None:
@@ -178,7 +179,7 @@ class HostBackend:
             if isinstance(error, HostError):
                 raise
             details = "; ".join([*dict.fromkeys(calls.messages), str(error).strip().splitlines()[0] if str(error) else ""])
-            raise HostError(f"ExecuTorch could not {action}: {details}") from error
+            raise HostError(f"ExecuTorch failed to {action}: {details}") from error
         finally:
             calls.depth, calls.machine, calls.named, calls.buffers, calls.error, calls.messages = previous
             if not calls.depth:
@@ -186,9 +187,10 @@ class HostBackend:
 
     @contextmanager
     def _store_escaped_errors(self) -> Iterator[None]:
-        """Store exceptions that leave a callback, which only ``sys.unraisablehook`` receives.
+        """Store exceptions that propagate out of a callback, which Python passes only to ``sys.unraisablehook``.
 
-        Python handles signals that arrive in C++, such as Ctrl-C, at the start of the next callback, before its ``try``.
+        If a signal such as Ctrl-C arrives in C++ code, Python handles it at the start of the next callback, outside the callback's
+        ``try`` block.
         """
         previous_hook = sys.unraisablehook
 
@@ -206,7 +208,7 @@ class HostBackend:
             sys.unraisablehook = previous_hook
 
     def check_registered(self, description: Method) -> None:
-        """Check that the runtime has the program's backends and operators.
+        """Check that the runtime has all backends and operators that the program requires.
 
         Raises:
             HostError: A backend or an operator is missing.
@@ -218,16 +220,20 @@ class HostBackend:
         for delegate in description.delegates:
             if delegate.id not in available:
                 names = ", ".join(sorted(available))
-                raise HostError(f"the program requires the backend {delegate.id!r}. This runtime has {names}.")
+                raise HostError(f"the program requires the backend {delegate.id!r}, but the runtime has only {names}.")
         missing = sorted(set(description.operators) - operator_names())
         if missing:
-            raise HostError(f"the program requires operators without a CPU kernel in ExecuTorch's runtime: {', '.join(missing)}.")
+            raise HostError(
+                f"the program requires operators for which ExecuTorch's runtime has no CPU kernel: {', '.join(missing)}."
+            )
 
     def _open(self, address: int, size: int) -> int:
         try:
             factory = self.calls.machine
             if factory is None:
-                raise HostError(f"a program with {BACKEND_ID} delegates was loaded without ethorch.runtime.load.")
+                raise HostError(
+                    f"a program with {BACKEND_ID} delegates was not loaded by ethorch.runtime. Use ethorch.runtime.load."
+                )
             payload = DelegatePayload.unpack(ctypes.string_at(address, size), self.calls.named)
             buffers = None if self.calls.buffers is None else self.calls.buffers(payload)
             delegate = Delegate(payload, factory(payload), buffers)
@@ -268,10 +274,10 @@ _registered: HostBackend | None = None
 
 
 def host_backend() -> HostBackend:
-    """Return the backend of this process; the first call builds and registers it.
+    """Return the backend of this process. The first call builds and registers the backend.
 
     Raises:
-        HostError: There is no compiler, or ExecuTorch is missing or refuses the backend.
+        HostError: A compiler or ExecuTorch is missing, or ExecuTorch does not register the backend.
     """
     global _registered
     with _registering:

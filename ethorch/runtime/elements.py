@@ -1,4 +1,4 @@
-"""Tensors as bytes, independent of torch and NumPy."""
+"""Tensor data as bytes, independent of torch."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy.typing as npt
 
 from ethorch.support import trees
 
-#: NumPy dtypes by torch's name, if the names differ.
+#: NumPy dtype for each torch dtype that has a different name in NumPy.
 _DTYPES: dict[str, Any] = {"bfloat16": ml_dtypes.bfloat16, "complex32": np.dtype((np.void, 4))}
 
 
 def dtype_name(value: Any) -> str:
-    """Return torch's name of the dtype of a tensor or an array."""
+    """Return the name in torch of a tensor's or array's dtype."""
     return str(value.dtype).removeprefix("torch.") if trees.is_tensor(value) else np.dtype(value.dtype).name
 
 
@@ -26,10 +26,10 @@ class Elements:
     """The elements of a tensor in storage order.
 
     Attributes:
-        dtype: torch's name of the dtype.
-        shape: Extents.
-        order: Axes in storage order, the outermost first.
-        data: Bytes.
+        dtype: Name of the dtype in torch.
+        shape: Shape of the tensor.
+        order: Axes in storage order, outermost first.
+        data: Bytes of the elements in storage order.
     """
 
     dtype: str
@@ -39,7 +39,7 @@ class Elements:
 
     @classmethod
     def of(cls, value: Any, order: Sequence[int]) -> Elements:
-        """Create elements from a tensor or an array in an order of axes, without a copy if possible."""
+        """Create elements in the given storage order from a tensor or an array, without a copy if possible."""
         name, shape = dtype_name(value), tuple(value.shape)
         if trees.is_tensor(value):
             import torch  # already imported
@@ -50,12 +50,12 @@ class Elements:
         return cls(name, shape, tuple(order), stored.reshape(-1).view(np.uint8))
 
     def array(self) -> npt.NDArray[Any]:
-        """Return an array that shares the bytes."""
+        """Return a NumPy array that shares memory with ``data``."""
         dtype = np.dtype(_DTYPES.get(self.dtype, self.dtype))
         return self.data.view(dtype).reshape(self._stored_shape).transpose(self._axes)
 
     def tensor(self) -> Any:
-        """Return a tensor that shares the bytes."""
+        """Return a PyTorch tensor that shares memory with ``data``."""
         import torch
 
         dtype = getattr(torch, self.dtype)

@@ -1,4 +1,4 @@
-"""Methods of a .pte in ExecuTorch's C++ runtime, without PyTorch."""
+"""Run the methods of a .pte in ExecuTorch's C++ runtime, without PyTorch."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class _Item(ctypes.Structure):
 
 
 class Executor:
-    """Methods of one program with common memories, of the size of the largest method.
+    """The loaded methods of one program. All methods share planned memories with the size of the largest method.
 
-    Failed calls raise RuntimeError with ExecuTorch's error code. ``HostBackend.calling`` adds ExecuTorch's messages.
+    A failed call raises RuntimeError with ExecuTorch's error code. ``HostBackend.calling`` adds ExecuTorch's messages.
 
     Args:
-        data: Contents of the file.
-        methods: Methods by name.
+        data: Contents of the .pte.
+        methods: Parsed methods by name.
     """
 
     def __init__(self, data: bytes, methods: Mapping[str, Method]):
@@ -61,12 +61,12 @@ class Executor:
         """Run a method.
 
         Args:
-            inputs: Elements in the program's order of axes, numbers, bools and None.
+            inputs: Elements in the program's storage order, numbers, bools or None.
 
         Returns:
-            Outputs of the same types, or str.
+            Outputs of these types, or str.
         """
-        self._inputs = list(inputs)  # the runtime may refer to them until the next call
+        self._inputs = list(inputs)  # the runtime can access the inputs until the next call
         input_items = (_Item * max(len(inputs), 1))(*map(_to_item, inputs))
         output_items = (_Item * max(self._outputs[method], 1))()
         _check("execute", self._library.ethorch_executor_run(self._handle, method.encode(), input_items, len(inputs), output_items))
@@ -74,18 +74,18 @@ class Executor:
 
 
 def operator_names() -> set[str]:
-    """Return the names of operators with a kernel in the runtime."""
+    """Return the names of all operators that have a kernel in the runtime."""
     return set(load_executor().ethorch_executor_operators().decode().split())
 
 
 def backend_names() -> set[str]:
-    """Return the names of the registered backends."""
+    """Return the names of all registered backends."""
     return set(load_executor().ethorch_executor_backends().decode().split())
 
 
 def _check(action: str, error: int) -> None:
     if error:
-        raise RuntimeError(f"could not {action}, " + (f"error {error:#x}" if error > 0 else "a check failed"))
+        raise RuntimeError(f"failed to {action}: " + (f"error code {error:#x}" if error > 0 else "a check in ExecuTorch failed"))
 
 
 def _to_item(value: Any) -> _Item:

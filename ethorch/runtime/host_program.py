@@ -1,6 +1,6 @@
-"""Programs in this process: ExecuTorch's runtime, ethorch's delegate and the NPU simulator.
+"""Run programs in this process, with ExecuTorch's runtime, ethorch's delegate and the NPU simulator.
 
-Operators outside delegates run on ExecuTorch's CPU kernels.
+ExecuTorch's CPU kernels compute operators outside delegates.
 """
 
 from __future__ import annotations
@@ -32,19 +32,18 @@ from ethorch.support.quiet import quiet
 from ethorch.support.redirect import COUT_LOCK
 from ethorch.support.wording import count_noun
 
-_CACHED_PROGRAMS = 8  # cached command streams with decoded weights
+_CACHED_PROGRAMS = 8  # maximum number of cached command streams with decoded weights
 
 
 class HostProgram:
     """A callable method of a .pte, returned by ``load``.
 
-    Methods that share buffers, such as prefill and decode of a language model, are loaded together: ``program["decode"]`` shares
-    the state of ``program``.
+    Methods that share mutable buffers are loaded together. For example, ``program["decode"]`` shares the buffers of ``program``.
 
     Attributes:
         method: Name of the method.
-        methods: Names of all methods that are loaded together.
-        description: Parsed method: values, inputs, operators, calls.
+        methods: Names of the methods that were loaded together.
+        description: Parsed method: values, inputs, operators and calls.
         delegates: Payload of each Ethos-U delegate, in file order.
     """
 
@@ -58,50 +57,51 @@ class HostProgram:
         self._batch_machine = batch_machine
 
     def __getitem__(self, method: str) -> HostProgram:
-        """Return another method that is loaded with this one.
+        """Return another method that was loaded together with this method.
 
         Raises:
-            HostError: The method does not exist.
+            HostError: The method was not loaded together with this method.
         """
         if method not in self.methods:
             raise HostError(
-                f"method {method!r} was not loaded with {self.method!r}. Loaded: {', '.join(map(repr, self.methods))}. Use "
-                "ethorch.runtime.load(path, method) for methods that do not share buffers."
+                f"expected a method that was loaded with {self.method!r} ({', '.join(map(repr, self.methods))}), got {method!r}. "
+                "Use ethorch.runtime.load(path, method) for methods that do not share buffers."
             )
         return HostProgram(self._session, method, self._batch_machine)
 
     def reset(self) -> None:
-        """Restore the initial values of persistent buffers, for all methods that share them."""
+        """Restore the initial values of mutable buffers, for all methods that share the buffers."""
         self._session.reset()
 
     def __call__(self, *inputs: Any) -> list[Any]:
-        """Run once. Inputs may be nested like the exported model's; outputs are a flat list of PyTorch tensors.
+        """Run the method once, and return the flattened outputs as PyTorch tensors.
 
         Args:
-            inputs: Tensors or NumPy arrays.
+            inputs: Tensors or NumPy arrays, flattened or nested like the inputs of the exported model.
 
         Raises:
-            HostError: Inputs have another number, type, dtype or shape, or a CPU kernel failed.
-            MachineFault: The simulator stopped.
+            HostError: The number, type, dtype or shape of the inputs is wrong, or a CPU kernel failed.
+            MachineFault: The command stream is invalid.
         """
         return _to_tensors(self._execute(self._prepare_inputs(inputs)))
 
     def arrays(self, *inputs: Any) -> list[Any]:
-        """Run once and return NumPy arrays. Does not import torch."""
+        """Run the method once, and return the flattened outputs as NumPy arrays. torch is not imported."""
         return [x.array() if isinstance(x, Elements) else x for x in self._execute(self._prepare_inputs(inputs))]
 
     def run_many(self, samples: Iterable[Sequence[Any]], threads: int | None = None) -> list[list[Any]]:
-        """Run once for each sample, with batches on the simulated NPU. Results equal those of individual calls.
+        """Run the method once for each sample, simulating the NPU for several samples at a time.
 
-        CPU operators run in ExecuTorch's runtime, one sample at a time. Everything runs one sample at a time if calls depend on
-        previous calls (``many.keeps_state``), if the network is small, or with ``machine``, ``trace`` or ``etdump``.
+        Results are equal to those of separate calls. CPU operators run one sample at a time. Delegates also run one sample at a
+        time if calls depend on previous calls (``many.keeps_state``) or the network is small. The same applies if the program was
+        loaded with ``machine``, ``trace`` or ``etdump``.
 
         Args:
             samples: Inputs of each call, as a tuple or list.
-            threads: Threads of the simulator. Defaults to the CPUs available to this process.
+            threads: Number of simulator threads. Default: the number of CPUs available to this process.
 
         Raises:
-            HostError, MachineFault: See :meth:`__call__`; the message has the sample's number.
+            HostError, MachineFault: See :meth:`__call__`. The message contains the number of the sample.
         """
         ready = [self._prepare_inputs(sample) for sample in samples]
         machine = self._batch_machine
@@ -149,38 +149,42 @@ class HostProgram:
                 self._backend.calls.recording = previous
 
     def write_etdump(self, path: str | os.PathLike[str]) -> None:
-        """Write the recorded events for ``executorch.devtools.Inspector``.
+        """Write the recorded events to a file for ``executorch.devtools.Inspector``.
 
-        They contain the NPU operators of each delegate call, in host seconds. The wheel of ExecuTorch 1.5 also records CPU
-        operators, that of 1.4 does not.
+        The events contain the simulation time of the NPU operators in each delegate call. The events of CPU operators are recorded
+        by the wheel of ExecuTorch 1.5, but not by the wheel of 1.4.
 
         Raises:
-            HostError: The program was loaded without ``etdump=True``, nothing is recorded, or the file cannot be written.
+            HostError: The program was loaded without ``etdump=True``, no events are recorded, or the file cannot be written.
         """
         target = Path(path)
         partial = target.with_name(f".{target.name}.{os.getpid()}")
         with COUT_LOCK:
             if self._session.program is None:
-                raise HostError("the program was loaded without etdump=True.")
+                raise HostError(
+                    "writing an ETDump requires a program loaded with etdump=True. Use ethorch.runtime.load(..., etdump=True)."
+                )
             try:
                 with self._backend.calling("write an ETDump"):
                     self._session.program.write_etdump_result_to_file(os.fspath(partial), "")
                 if not partial.is_file():
-                    raise HostError(f"ExecuTorch did not write {os.fspath(path)}: nothing has run, or the file is not writable.")
+                    raise HostError(
+                        f"ExecuTorch did not write {os.fspath(path)}. Run the program first, and check that the file is writable."
+                    )
                 os.replace(partial, target)
             finally:
                 partial.unlink(missing_ok=True)
 
     def inspector(self, etrecord: str | os.PathLike[str] | None = None) -> Any:
-        """Return ``executorch.devtools.Inspector`` of the recorded events.
+        """Return an ``executorch.devtools.Inspector`` for the recorded events.
 
         Args:
-            etrecord: ``etrecord.bin`` of a program's folder, to map events to operators.
+            etrecord: ``etrecord.bin`` in a saved folder, which maps events to operators.
 
         Raises:
             HostError: See :meth:`write_etdump`.
         """
-        from executorch.devtools import Inspector  # imports pandas, 1 s
+        from executorch.devtools import Inspector  # importing pandas takes 1 s
 
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "program.etdp"
@@ -199,22 +203,22 @@ def load(
     sources: Callable[[DelegatePayload, Sequence[tuple[str, bytes]]], npu.Sources] | None = None,
     budget: int | None = None,
 ) -> HostProgram:
-    """Load a method of a .pte of ethorch or of ExecuTorch's Arm backend, with methods that share its buffers.
+    """Load a method of a .pte compiled by ethorch or by ExecuTorch's Arm backend, and all methods that share its buffers.
 
     Args:
         source: Path or contents of the .pte.
-        method: Method name. Defaults to ``forward``, or to the first method of a file without it.
-        machine: Factory of the machine of each delegate. Defaults to ``ethorch.npu.Machine``.
-        trace: Trace of each ``ethorch.npu.Machine``.
+        method: Method name. Default: ``forward``, or the first method if there is no ``forward``.
+        machine: Function that creates the machine for each delegate. Default: ``ethorch.npu.Machine`` is used.
+        trace: Trace for each ``ethorch.npu.Machine``.
         etdump: Whether to record events for ``HostProgram.write_etdump``.
-        sources: Function that returns the operator of each command from a payload and its compile specs, e.g.
-            ``ethorch.vela.artifacts.reader(folder)``, to name it in faults, traces and events.
-        budget: Maximum work units per run of a delegate. See ``ethorch.npu.Machine``.
+        sources: Function that receives a payload and its compile specs and returns the operator of each command, e.g.
+            ``ethorch.vela.artifacts.reader(folder)``. Faults, traces and events then contain operator names.
+        budget: Maximum work units for each run of a delegate. See ``ethorch.npu.Machine``.
 
     Raises:
-        EthorchError: ``sources`` has no data of this program.
+        EthorchError: ``sources`` does not contain data for this program.
         ProgramError, PayloadError: The file does not exist, or the file or a delegate is malformed.
-        HostError: The method, a compiler, a backend or an operator is missing.
+        HostError: The method does not exist, or a compiler, a backend or an operator is missing.
     """
     data = bytes(source) if isinstance(source, (bytes, bytearray, memoryview)) else pte.contents(source)
     parsed = pte.read(data)
@@ -249,7 +253,7 @@ def load(
 def npu_machine(
     payload: DelegatePayload, trace: Any = None, sources: npu.Sources | None = None, budget: int | None = None
 ) -> npu.Machine:
-    """Create an ``ethorch.npu.Machine`` for a payload. Loads share the parsed stream and decoded weights."""
+    """Create an ``ethorch.npu.Machine`` for a payload. The parsed command stream and the decoded weights are cached."""
     program, staging = _npu_program(payload)
     return npu.Machine(program, payload.scratch_bytes, staging, trace=trace, sources=sources, budget=budget)
 
@@ -259,8 +263,8 @@ _programs_lock = threading.Lock()
 
 
 def _npu_program(payload: DelegatePayload, parsed: npu.Program | None = None) -> tuple[npu.Program, int]:
-    """Return the payload's program and staging bytes. ``parsed`` is the program without constants, if known."""
-    key = payload.commands, payload.weights  # bytes cache their hash, and a program refers to these bytes
+    """Return the NPU program for a payload, and its staging bytes. ``parsed`` is the program without constants, if known."""
+    key = payload.commands, payload.weights  # hashes of bytes are cached, and the program refers to the same bytes objects
     with _programs_lock:
         if key not in _programs:
             program = parsed.with_constants(payload.weights) if parsed else npu.Program(payload.commands, payload.weights)

@@ -1,4 +1,4 @@
-"""Persistent buffers that the simulated NPU reads in place, as in generated firmware."""
+"""Let the simulated NPU read persistent buffers in place, as in generated firmware."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from ethorch.formats.pte_types import Method
 from ethorch.npu import Machine, Program
 from ethorch.npu.in_place import Inputs, Window
 
-_REGION = 3  # region of the buffers, unused by Vela
-_CACHED_STREAMS = 32  # cached rewritten streams
+_REGION = 3  # region for persistent buffers, which Vela does not use
+_CACHED_STREAMS = 32  # maximum number of cached modified command streams
 
-#: Factory of a machine whose stream (the program) reads additional regions.
+#: Function that creates a machine for a payload, a modified command stream, and additional regions.
 MachineOver = Callable[[DelegatePayload, Program, Mapping[int, npt.NDArray[np.uint8]]], Machine]
 
 
 @dataclass(frozen=True)
 class PersistentInputs:
-    """Persistent buffers among a delegate's inputs.
+    """The inputs of a delegate that are persistent buffers.
 
     Attributes:
-        places: Offset in planned memory ``SHARED_MEMORY`` by input number.
-        size_bytes: Size of this memory.
+        places: For each input number, the offset in planned memory ``SHARED_MEMORY``.
+        size_bytes: Size of planned memory ``SHARED_MEMORY``.
     """
 
     places: Mapping[int, int]
@@ -39,7 +39,7 @@ class PersistentInputs:
 
 
 def find_persistent_inputs(methods: Iterable[Method]) -> dict[DelegatePayload, PersistentInputs]:
-    """Return the persistent inputs of delegates whose payloads are called once."""
+    """Return the persistent inputs of each payload that is called exactly once."""
     inputs_by_payload: dict[DelegatePayload, PersistentInputs] = {}
     calls = Counter[DelegatePayload]()
     for method in methods:
@@ -59,7 +59,7 @@ def find_persistent_inputs(methods: Iterable[Method]) -> dict[DelegatePayload, P
 
 
 class Buffers:
-    """The persistent buffers of one delegate, at the addresses of the runtime."""
+    """The persistent buffers of one delegate, in the memory of the runtime."""
 
     def __init__(self, payload: DelegatePayload, inputs: PersistentInputs, create: MachineOver):
         self._payload, self._inputs, self._create = payload, inputs, create
@@ -67,10 +67,10 @@ class Buffers:
         self._reader: tuple[Machine, frozenset[int]] | None = None
 
     def reader(self, inputs: Any) -> tuple[Machine, frozenset[int]] | None:
-        """Return the machine that reads inputs in place and their numbers, or None.
+        """Return a machine that reads inputs in place, and the numbers of these inputs, or None if no input can be read in place.
 
         Args:
-            inputs: Addresses by number.
+            inputs: Address of each input.
         """
         bases = {inputs[number] - place for number, place in self._inputs.places.items()}
         if len(bases) != 1:

@@ -1,4 +1,4 @@
-"""The C++ library of ``ethorch.runtime``, and the copies of ExecuTorch's core that it registers with."""
+"""Build and load the C++ libraries of ``ethorch.runtime``, and find the copies of ExecuTorch's core in this process."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ethorch.support import native
 from ethorch.support.errors import HostError
 from ethorch.support.garbage import delay_collection
 
-#: C++ module of ``executorch.runtime`` in 1.4 and 1.5.
+#: Names of the C++ module of ``executorch.runtime`` in ExecuTorch 1.4 and 1.5.
 _BINDINGS = ("executorch.extension.pybindings._portable_lib", "executorch.extension.pybindings._C")
 
 _KERNELS = ("cortex_m.cpp", "cortex_m_images.cpp", "saturation.cpp")
 
 
 class Core(NamedTuple):
-    """Function addresses in one copy of ExecuTorch's core; 0 if not exported."""
+    """The addresses of functions in one copy of ExecuTorch's core, or 0 for functions that are not exported."""
 
     register_backend: int
     get_pal_impl: int
@@ -46,8 +46,9 @@ _LOAD_PROGRAM = "_ZN10executorch7runtime7Program4loadEPNS0_10DataLoaderENS1_12Ve
 def executorch_copies() -> list[Core]:
     """Return all copies of ExecuTorch's core in this process.
 
-    1.5 has one core library and two kernel libraries, which are loaded without torch. In the wheels of 1.4, several shared objects
-    that need torch contain a copy. The import order determines the copy of the Python bindings, so ethorch registers with each.
+    ExecuTorch 1.5 has one core library and two kernel libraries, which can be loaded without torch. In the wheels of 1.4, several
+    shared objects that require torch contain a copy of the core. The import order determines the copy that the Python bindings use.
+    Therefore, the delegate is registered with each copy.
     """
     core = _find_core()
     paths: list[str | None] = [None, *_import_bindings()] if core is None else [str(core), *_find_kernels(core)]
@@ -62,7 +63,7 @@ def executorch_copies() -> list[Core]:
         ):
             copies[addresses.register_backend] = addresses
     if not copies:
-        raise HostError("this ExecuTorch does not export register_backend. Use release 1.4 or 1.5.")
+        raise HostError("the installed ExecuTorch does not export register_backend. Install ExecuTorch 1.4 or 1.5.")
     return list(copies.values())
 
 
@@ -71,7 +72,7 @@ def _find_package() -> Path:
     for folder in (spec.submodule_search_locations or []) if spec else []:
         if (Path(folder) / "include").is_dir():
             return Path(folder)
-    raise HostError("ExecuTorch's C++ headers were not found. Run pip install 'executorch>=1.4.1,<1.6'.")
+    raise HostError("cannot find ExecuTorch's C++ headers. Use pip install 'executorch>=1.4.1,<1.6'.")
 
 
 def _find_core() -> Path | None:
@@ -83,10 +84,10 @@ def _find_kernels(core: Path) -> list[str]:
 
 
 def load_backends() -> None:
-    """Load the backends next to the core, which registers them."""
+    """Load the backend libraries in the folder of the core library. Each library registers its backend."""
     core = _find_core()
     for path in [] if core is None else sorted(core.parent.glob("libexecutorch_backend_*")):
-        with contextlib.suppress(OSError):  # a backend without its device libraries
+        with contextlib.suppress(OSError):  # the device libraries of the backend are missing
             ctypes.CDLL(str(path))
 
 
@@ -97,7 +98,7 @@ def _import_bindings() -> list[str]:
             import_module("executorch.runtime")
             quantized = import_module("executorch.kernels.quantized")
     except ImportError as error:
-        raise HostError(f"ExecuTorch's runtime cannot be imported ({error}). Run pip install 'executorch>=1.4.1,<1.6'.") from None
+        raise HostError(f"cannot import ExecuTorch's runtime ({error}). Use pip install 'executorch>=1.4.1,<1.6'.") from None
     paths = [str(sys.modules[name].__file__) for name in _BINDINGS if name in sys.modules]
     return paths + [str(path) for path in Path(str(quantized.__file__)).parent.glob("*quantized_ops_aot_lib*")]
 
@@ -120,7 +121,7 @@ def build_library() -> Path:
         [sources / name for name in ("payload.cpp", "ethosu_backend.cpp", "driver_host.cpp", *_KERNELS)],
         [
             "-O2",
-            "-ffp-contract=off",  # float kernels round each product, like PyTorch
+            "-ffp-contract=off",  # float kernels round each product, like PyTorch's kernels
             "-DC10_USING_CUSTOM_GENERATED_MACROS",
             "-DET_LOG_ENABLED=0",
             f"-I{include}",
@@ -133,7 +134,7 @@ def build_library() -> Path:
 
 
 def build_executor() -> Path:
-    """Build the library that runs and measures programs, linked to a copy of ExecuTorch's core."""
+    """Build the library that runs and measures programs. The library is linked to one copy of ExecuTorch's core."""
     sources, include = Path(__file__).parent / "cpp", _executorch_include()
     core = _find_object_with(_LOAD_PROGRAM)
     return native.build(
@@ -157,7 +158,7 @@ def build_executor() -> Path:
 
 @lru_cache(maxsize=1)
 def load_executor() -> ctypes.CDLL:
-    """Load the library of ``ethorch.runtime.executor`` and ``measure``.
+    """Load the C++ library for ``executor`` and ``measure``.
 
     Raises:
         HostError: The library cannot be built or loaded.
@@ -191,7 +192,7 @@ def _find_object_with(symbol: str) -> Path:
     for path in _import_bindings() if core is None else [str(core)]:
         if _find_address(ctypes.CDLL(path), symbol):
             return Path(path)
-    raise HostError("this ExecuTorch does not export Program::load. Use release 1.4 or 1.5.")
+    raise HostError("the installed ExecuTorch does not export Program::load. Install ExecuTorch 1.4 or 1.5.")
 
 
 def load_library() -> ctypes.CDLL:

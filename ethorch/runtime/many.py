@@ -1,8 +1,8 @@
-"""Run many inputs through a program: the CPU operators in ExecuTorch's runtime one input at a time, delegates in batches.
+"""Run a program for many samples, with CPU operators for one sample at a time and delegates for several samples at a time.
 
-Each input runs in the runtime up to its first delegate, where its inputs are stored and the run is aborted. The simulator then
-runs the delegate for all inputs (``ethorch.npu.run_many``). In the next round, each run receives the stored outputs and reaches
-the next delegate or the end. Calls must not leave state; see ``keeps_state``.
+The runtime runs each sample up to the first delegate, records the inputs of the delegate and aborts the run. The simulator then
+runs the delegate for all samples (``ethorch.npu.run_many``). In the next round, each run receives the recorded outputs and
+continues to the next delegate or the end. The program must not have state (see ``keeps_state``).
 """
 
 from __future__ import annotations
@@ -22,26 +22,29 @@ from ethorch.support.errors import MachineFault
 
 Bytes = npt.NDArray[np.uint8]
 
-MOST_DELEGATES = 8  # each needs another run of the CPU part
-LEAST_WORK = 1 << 26  # minimum work units for which a second run pays off, about 0.5 ms
-MOST_INPUTS = 256  # per batch
-BATCH_BYTES = 1 << 26  # stored inputs and outputs of delegates
+MOST_DELEGATES = 8  # maximum number of delegates, because the CPU operators run once more for each delegate
+LEAST_WORK = 1 << 26  # minimum work units (about 0.5 ms) for which running CPU operators again saves time
+MOST_INPUTS = 256  # maximum number of samples in a batch
+BATCH_BYTES = 1 << 26  # maximum bytes of recorded delegate inputs and outputs in a batch
 _RANDOM = ("rand", "bernoulli", "multinomial", "dropout", "normal")
 
 
 def keeps_state(description: Method) -> bool:
-    """Return True if calls may depend on previous calls: written constants or buffers, in-place operators, random numbers."""
+    """Return True if the result of a call can depend on previous calls.
+
+    This is possible if the program writes to constants or buffers, or contains in-place operators or random numbers.
+    """
     names = [name.partition("::")[2].partition(".")[0] for name in description.operators]
     written = any(value.place is not None and (value.constant or value.place[0] >= SHARED_MEMORY) for value in description.values)
     return written or any(name.endswith("_") or name.startswith("copy_") or name.startswith(_RANDOM) for name in names)
 
 
 class Paused(Exception):
-    """A run has reached a delegate whose outputs are not yet available."""
+    """Raised if a run reaches a delegate whose outputs are not yet available."""
 
 
 class Recording:
-    """Inputs and number of one call, and the outputs of each delegate call in order."""
+    """The number and inputs of one sample, and the outputs of each delegate call in order."""
 
     def __init__(self, number: int, inputs: list[Any]) -> None:
         self.number, self.inputs = number, inputs
@@ -51,11 +54,11 @@ class Recording:
         self._at = 0
 
     def start(self) -> None:
-        """Begin a run."""
+        """Prepare for the next run of the runtime."""
         self._at, self.waiting = 0, None
 
     def call(self, number: int, payload: DelegatePayload, inputs: Any, outputs: Any) -> None:
-        """Copy the outputs of a delegate call, or raise Paused.
+        """Copy the recorded outputs of a delegate call. If there are none yet, record the inputs and raise Paused.
 
         Args:
             number: Number of the delegate.
@@ -79,15 +82,15 @@ def run_batch(
     machine: Callable[[DelegatePayload], npu.Machine],
     threads: int | None,
 ) -> None:
-    """Run all recordings to their ends.
+    """Run all samples until their results are available.
 
     Args:
-        once: Function that runs the runtime until the recording is paused or done.
-        payload: Function that returns the payload of a delegate by number.
-        machine: Factory of machines.
+        once: Function that runs the runtime until the sample is paused or finished.
+        payload: Function that returns the payload for a delegate number.
+        machine: Function that creates a machine for a payload.
 
     Raises:
-        MachineFault: The simulator stopped; its ``image`` is the recording's number.
+        MachineFault: The command stream is invalid. The attribute ``image`` is the number of the sample.
     """
     unfinished = list(recordings)
     while unfinished:
@@ -113,7 +116,7 @@ def _run_delegate(
     machines = [machine(payload)]
     rows = [recording.waiting[1] for recording in recordings if recording.waiting is not None]
     inputs = [(_place(tensor), np.stack([row[k] for row in rows])) for k, tensor in enumerate(payload.inputs)]
-    if not inputs:  # identical for all recordings
+    if not inputs:  # the outputs are equal for all samples
         machines[0].run()
         region_bytes = [machines[0].region(t.region)[t.offset : t.offset + t.nbytes].copy() for t in payload.outputs]
         for recording in recordings:

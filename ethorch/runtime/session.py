@@ -1,4 +1,4 @@
-"""Methods of a .pte that are loaded together in ExecuTorch's runtime, and their state."""
+"""Load methods of a .pte together in ExecuTorch's runtime, with shared mutable buffers."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from ethorch.support.errors import HostError
 
 
 def together(methods: Mapping[str, Method], name: str) -> dict[str, Method]:
-    """Return the methods to load with ``name``: all methods that share buffers, if it does.
+    """Return the methods to load together with ``name``, including ``name``.
 
-    Methods without shared buffers are loaded separately, because tensors of different methods overlap in a program's memories.
+    Methods with shared buffers are loaded together. A method without shared buffers is loaded alone, because tensors of different
+    methods overlap in planned memory.
     """
     if not _shares(methods[name]):
         return {name: methods[name]}
@@ -31,20 +32,20 @@ def _shares(method: Method) -> bool:
 
 
 class Session:
-    """Methods of one .pte in the runtime.
+    """The methods of one .pte that are loaded in the runtime.
 
-    All are loaded at once, because loading writes initial values of buffers.
+    All methods are loaded at the same time, because loading a method writes the initial values of buffers.
 
     Args:
-        data: Contents of the file.
-        descriptions: Methods by name.
-        machine: Factory of the machine of each delegate.
+        data: Contents of the .pte.
+        descriptions: Parsed methods by name.
+        machine: Function that creates the machine for each delegate.
         etdump: Whether to record events.
-        over: Factory of machines that read buffers in place, or None to copy buffers.
+        over: Function that creates machines that read buffers in place. Default: buffers are copied.
 
     Attributes:
-        backend: Backend of the delegates.
-        program: ``executorch.runtime.Program`` with ``etdump``, else None.
+        backend: Backend that runs the delegates.
+        program: ``executorch.runtime.Program`` if events are recorded, or None.
     """
 
     def __init__(
@@ -87,24 +88,24 @@ class Session:
                 self._executor = Executor(self._data, self.descriptions)
 
     def reset(self) -> None:
-        """Reload everything, which restores the initial values of buffers.
+        """Restore the initial values of buffers by loading all methods again.
 
         Raises:
-            HostError: The call comes from inside a run.
+            HostError: A method is running.
         """
         if self._running is not None:
-            raise HostError(f"the program cannot be reset from inside a run of method {self._running!r}.")
+            raise HostError(f"cannot reset the program while method {self._running!r} is running. Call reset() after the run.")
         self._load()
 
     def execute(self, method: str, inputs: list[Any]) -> list[Any]:
-        """Run a method. See :meth:`Executor.execute`. Requires ``backend.calling``.
+        """Run a method inside ``backend.calling``. See :meth:`Executor.execute`.
 
         Raises:
-            HostError: The call comes from inside a run of the session, whose methods share memory.
+            HostError: A method of the session is running, because methods share memory.
         """
         if self._running is not None:
             raise HostError(
-                f"method {method!r} was called from inside a run of {self._running!r}. Load the program again for nested calls."
+                f"cannot call method {method!r} while method {self._running!r} is running. Load the program twice for nested calls."
             )
         self._running = method
         try:

@@ -1,4 +1,4 @@
-"""Methods of a .pte in ExecuTorch's Python bindings, which record events. Requires torch."""
+"""Run the methods of a .pte in ExecuTorch's Python bindings and record events. Requires torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ethorch.support.garbage import delay_collection
 
 
 class Traced:
-    """Methods of one program with event recording.
+    """The loaded methods of one program, with event recording enabled.
 
     Attributes:
         program: ``executorch.runtime.Program``.

@@ -139,13 +139,13 @@ def test_an_earlier_build_of_several_methods(folder: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("arguments", "words", "status"),
     [
-        (["report", "{}/int8", "--baseline", "{}/net.py"], "is not a build", 2),
+        (["report", "{}/int8", "--baseline", "{}/net.py"], "expected a .json printed by --json", 2),
         (["report", "{}/int8", "--baseline", "{}/none.json"], "cannot read", 1),
-        (["report", "{}/int8", "--fail-on-regression", "1"], "give it as --baseline", 2),
-        (["report", "{}/int8", "-o", "{}/x.pdf"], "a name that ends in .trace.json, .html", 2),
+        (["report", "{}/int8", "--fail-on-regression", "1"], "Use --baseline PROGRAM", 2),
+        (["report", "{}/int8", "-o", "{}/x.pdf"], "expected a suffix of .trace.json, .html", 2),
         (["report", "{}/int8", "--format", "pdf"], "expected trace, html, md, json", 2),
         (["report", "{}/int8", "-o", "{}/missing/x.html"], "cannot write", 1),
-        (["report", "{}/int8", "--inputs", "{}/net.py"], "give the model", 2),
+        (["report", "{}/int8", "--inputs", "{}/net.py"], "Pass the model", 2),
         (["report", "{}/int8/settings.toml"], "FILE.py:NAME", 2),
         (["report", "{}/none.pte", "-o", "{}/x.trace.json"], "cannot read", 1),
     ],

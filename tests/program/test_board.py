@@ -63,7 +63,7 @@ def test_a_memory_that_is_too_small_is_named_with_the_bytes(tmp_path: Path) -> N
     assert str(tmp_path) not in (tmp_path / "kept" / "settings.toml").read_text()
     fits = verdicts(small.to_json())[0]
     assert fits.state == "no"
-    assert f"in sram {use.needs_bytes - 0x1000:,} bytes MORE than its 4.0 KiB" in fits.answer
+    assert f"{use.needs_bytes - 0x1000:,} bytes MORE than the 4.0 KiB in sram" in fits.answer
 
 
 def test_milliseconds_are_of_two_clocks() -> None:

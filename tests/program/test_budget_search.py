@@ -85,7 +85,7 @@ def test_a_limit_that_cannot_hold_gives_the_smallest_and_says_so(images: list[Te
 def test_limits_below_the_inputs_are_reported_without_a_search(vectors: list[Tensor], caplog: pytest.LogCaptureFixture) -> None:
     program = dense(vectors, ram=8)
     assert not program.budgets.met and len(program.budgets.attempts) == 1
-    assert "RAM limit of 8 bytes, because the inputs alone need at least 256 bytes" in caplog.text
+    assert "RAM limit of 8 bytes, because the inputs require at least 256 bytes" in caplog.text
 
 
 def test_worse_figures_of_a_missed_budget_are_reported(vectors: list[Tensor], caplog: pytest.LogCaptureFixture) -> None:
@@ -100,7 +100,7 @@ def test_an_arena_that_does_not_hold_is_said(images: list[Tensor], caplog: pytes
     wide(images, ram="64K")
     assert "[arena.exceeded]" not in caplog.text, "a search for the RAM says it by its budget"
     program = wide(images, arena="4K")
-    assert f"the NPU's arena has {max(payload.scratch_bytes for payload in record_of(program).payloads):,} bytes, " in caplog.text
+    assert f"the NPU's arena requires {max(payload.scratch_bytes for payload in record_of(program).payloads):,} bytes, " in caplog.text
     assert "more than the setting arena permits" in caplog.text and "[arena.exceeded]" in caplog.text
 
 
@@ -194,7 +194,7 @@ def test_layouts_in_settings() -> None:
     assert Settings.from_toml(Settings(io_layout="auto").to_toml()).io_layout == "auto"
     with pytest.raises(SpecError, match="unknown layout of inputs and outputs 'nwhc'"):
         Settings(io_layout="nwhc")
-    with pytest.raises(SpecError, match="supports one method only"):
+    with pytest.raises(SpecError, match="does not support several methods"):
         ethorch.compile({"a": nn.Linear(2, 2)}, {"a": (torch.rand(1, 2),)}, settings=ethorch.Settings(io_layout="auto"))
 
 

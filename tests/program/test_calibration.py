@@ -82,9 +82,9 @@ def test_files_of_measurements(tmp_path: Path) -> None:
     path.write_text('[[measured]]\nprogram = "a.pte"\nmilliseconds = 2\n')
     assert read_measured(path) == ((tmp_path / "a.pte", 2.0),)
     for text, said in (
-        ("", "has no measurements"),
+        ("", "expected at least one measurement, got none"),
         ("[[measured]]\nprogram = 'a.pte'\n", "measurement 1: expected program and milliseconds"),
-        ("[[measured]]\nprogram = 'a.pte'\nmilliseconds = 0\n", "expected a number above 0"),
+        ("[[measured]]\nprogram = 'a.pte'\nmilliseconds = 0\n", "expected a number greater than 0"),
         ("[[", "is not TOML"),
         ("a = " + "9" * 5000, "is not TOML"),
     ):
@@ -98,7 +98,7 @@ def test_files_of_measurements(tmp_path: Path) -> None:
 def test_what_cannot_be_calibrated(programs: Path) -> None:
     with pytest.raises(SpecError, match="unknown NPU of board himax-we2"):
         calibrate(boards.load("himax-we2"), [(programs / "conv.pte", 1.0)])
-    with pytest.raises(BoardError, match="was not read from a file"):
+    with pytest.raises(BoardError, match="expected a board that was read from a file"):
         calibrate(slower(1e6), [(programs / "conv.pte", 1.0)])
     with pytest.raises(SpecError, match="expected at least one measurement"):
         calibrate(boards.load("nuvoton-m55m1"), [])

@@ -13,7 +13,7 @@ from ethorch.tosa.ir import Origin
 
 def test_no_rows() -> None:
     text = str(explanation("ethos-u55-128", [], None, cpu_only=True))
-    assert text.rstrip().endswith("No rows: all selected operators are on the NPU.")
+    assert text.rstrip().endswith("No rows, because all selected operators run on the NPU.")
 
 
 def test_name_without_match() -> None:

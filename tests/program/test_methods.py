@@ -353,9 +353,9 @@ def test_the_command_line_takes_a_factory_of_methods(tmp_path: Path, capsys: pyt
     assert status == 0 and "count.sum" in out, err
     status, _, err = run("compile", f"{tmp_path}/net.py:methods", "-o", tmp_path / "m.pte", "--calibrate", tmp_path)
     assert status == 2
-    assert "--calibrate is of one" in err
+    assert "--calibrate requires a model with one method" in err
     _, _, err = run("tune", f"{tmp_path}/net.py:methods")
-    assert "has the methods add, read, and this command is for one" in err
+    assert "expected a model with one method" in err
 
 
 class Written(nn.Module):

@@ -72,11 +72,11 @@ def test_damaged_and_newer_folders_are_refused(program: ethorch.Program, tmp_pat
         verdicts.add(check(lambda: ethorch.load(tmp_path / "net"), str(tmp_path)))
     assert verdicts == {True, False}
     file.write_text(json.dumps({**good, "format": 2}))
-    with pytest.raises(EthorchError, match=r"has format 2; this ethorch reads format 1\. Install a newer one"):
+    with pytest.raises(EthorchError, match=r"expected format 1, got 2\. Install a newer ethorch"):
         ethorch.load(tmp_path / "net")
     file.write_text(json.dumps(good))
     settings = tmp_path / "net" / "settings.toml"
     assert settings.read_text().startswith("format = 1\n")
     settings.write_text(settings.read_text().replace("format = 1", "format = 2"))
-    with pytest.raises(EthorchError, match="has format 2"):
+    with pytest.raises(EthorchError, match="expected format 1, got 2"):
         ethorch.load(tmp_path / "net")

@@ -71,10 +71,10 @@ def test_weights_shrink_until_the_budget_is_met(goal: str) -> None:
     [
         ({"goal": "speed"}, "unknown goal 'speed'"),
         ({"goal": None}, "goal: expected one of accuracy, flash, cycles"),
-        ({"goal": "accuracy"}, "needs a budget. Set min_sqnr_db"),
-        ({"goal": "flash"}, "needs a budget. Set flash or min_sqnr_db"),
-        ({"goal": 0.5}, "metric is missing"),
-        ({"goal": "accuracy", "metric": max}, "expected a number, the least value of metric"),
+        ({"goal": "accuracy"}, "requires a budget, got none. Set min_sqnr_db"),
+        ({"goal": "flash"}, "requires a budget, got none. Set flash or min_sqnr_db"),
+        ({"goal": 0.5}, "requires a metric, got None"),
+        ({"goal": "accuracy", "metric": max}, "the minimum value of metric"),
         ({"goal": "flash", "settings": Settings(flash="1M", io_layout="nhwc")}, "Remove io_layout"),
     ],
 )

@@ -57,7 +57,7 @@ def test_a_program_says_that_it_was_verified(small: nn.Module) -> None:
     program = compiled(small)
     assert record_of(program).verification == Verification(1, 1)
     assert program.to_json()["verification"] == {"delegates": 1, "equal": 1, "unchecked": (), "repairs": ()}
-    assert "1 of 1" in str(program) and "delegates equal the TOSA reference" in str(program)
+    assert "1 of 1" in str(program) and "delegates are bit-exact with the TOSA reference" in str(program)
 
 
 def test_verification_can_be_turned_off(small: nn.Module) -> None:

@@ -28,7 +28,7 @@ class Budgets(tuple[Budget, ...]):
 
     @property
     def met(self) -> bool:
-        """Whether no budget is known to be exceeded."""
+        """True if no budget is known to be exceeded."""
         return all(budget.holds is not False for budget in self)
 
 

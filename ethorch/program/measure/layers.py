@@ -96,8 +96,8 @@ class CompareLayers:
 
     Args:
         quantized: Model returned by ``convert_pt2e``.
-        prepared: The float model after ``prepare_pt2e``, or None. If its operators have different names than in ``quantized``, there
-            are no float figures.
+        prepared: The float model after ``prepare_pt2e``, or None. If its operators have different names than in ``quantized``,
+            float figures are omitted.
         on_npu: The graph of ``quantized`` with operators executed like in the program.
     """
 
@@ -134,8 +134,8 @@ class CompareLayers:
             recorded: Bytes that a run of the program passed to the delegates.
 
         Returns:
-            The flattened outputs of the quantized model, or None if the model writes to buffers, because these writes have no effect
-            here.
+            The flattened outputs of the quantized model, or None if the model writes to buffers, because this method discards the
+            writes.
         """
         fake: dict[str, tuple[Any, Tensor]] = {}  # operand and integer values of each quantize node
 

@@ -1,8 +1,8 @@
-// CPU kernels of the operators that ExecuTorch's Arm backend leaves in a .pte under the name cortex_m, and their registration.
+// CPU kernels for the cortex_m operators that ExecuTorch's Arm backend writes to a .pte, and their registration.
 //
-// On a Cortex-M they are CMSIS-NN's. Here each computes what its Python definition in executorch.backends.cortex_m says, and
-// tests compare the two bit for bit. Products are summed in integers; where a definition sums floats, the two are equal as
-// long as those floats are exact, up to 2^24.
+// On a Cortex-M, CMSIS-NN implements these operators. The kernels in this file compute the Python definitions in
+// executorch.backends.cortex_m, and tests check that the results are bit-exact. Products are summed in integers. If a definition
+// sums floats, results are equal as long as the float sums are exact, i.e. up to 2^24.
 
 #include <cmath>
 #include <cstdio>
@@ -26,7 +26,7 @@ using executorch::runtime::Span;
 
 View View::permuted(std::initializer_list<int> order) const {
   if (order.size() != rank()) {
-    throw Refused("a tensor has another number of dimensions than 4");
+    throw Refused("expected a tensor with 4 dimensions");
   }
   View view{type, {}, {}, data};
   for (const int dim : order) {
@@ -38,7 +38,7 @@ View View::permuted(std::initializer_list<int> order) const {
 
 const EValue& Arguments::next() {
   if (at_ >= stack_.size()) {
-    throw Refused("called with fewer arguments than it takes");
+    throw Refused("expected more arguments");
   }
   return *stack_[at_++];
 }
@@ -46,7 +46,7 @@ const EValue& Arguments::next() {
 View Arguments::tensor() {
   const EValue& value = next();
   if (!value.isTensor()) {
-    throw Refused("argument " + std::to_string(at_ - 1) + " is not a tensor");
+    throw Refused("argument " + std::to_string(at_ - 1) + ": expected a tensor");
   }
   const auto& tensor = value.payload.as_tensor;
   View view{tensor.scalar_type(), {}, {}, tensor.mutable_data_ptr()};
@@ -55,7 +55,7 @@ View Arguments::tensor() {
     view.strides.push_back(tensor.strides()[dim]);
   }
   if (view.data == nullptr && view.numel() != 0) {
-    throw Refused("argument " + std::to_string(at_ - 1) + " has no memory");
+    throw Refused("argument " + std::to_string(at_ - 1) + ": expected a tensor with memory");
   }
   return view;
 }
@@ -63,7 +63,7 @@ View Arguments::tensor() {
 View Arguments::tensor(ScalarType type) {
   View view = tensor();
   if (view.type != type) {
-    throw Refused("argument " + std::to_string(at_ - 1) + " is a tensor of another dtype than it takes");
+    throw Refused("argument " + std::to_string(at_ - 1) + ": unexpected dtype");
   }
   return view;
 }
@@ -79,7 +79,7 @@ bool Arguments::absent() {
 int64_t Arguments::integer() {
   const EValue& value = next();
   if (!value.isInt()) {
-    throw Refused("argument " + std::to_string(at_ - 1) + " is not an integer");
+    throw Refused("argument " + std::to_string(at_ - 1) + ": expected an integer");
   }
   return value.payload.copyable_union.as_int;
 }
@@ -87,7 +87,7 @@ int64_t Arguments::integer() {
 double Arguments::real() {
   const EValue& value = next();
   if (!value.isDouble() && !value.isInt()) {
-    throw Refused("argument " + std::to_string(at_ - 1) + " is not a number");
+    throw Refused("argument " + std::to_string(at_ - 1) + ": expected a number");
   }
   return value.isInt() ? static_cast<double>(value.payload.copyable_union.as_int) : value.payload.copyable_union.as_double;
 }
@@ -95,7 +95,7 @@ double Arguments::real() {
 bool Arguments::boolean() {
   const EValue& value = next();
   if (!value.isBool()) {
-    throw Refused("argument " + std::to_string(at_ - 1) + " is not a bool");
+    throw Refused("argument " + std::to_string(at_ - 1) + ": expected a bool");
   }
   return value.payload.copyable_union.as_bool;
 }
@@ -107,7 +107,7 @@ bool Arguments::next_is_boolean() const {
 std::vector<int64_t> Arguments::integers() {
   const EValue& value = next();
   if (!value.isIntList()) {
-    throw Refused("argument " + std::to_string(at_ - 1) + " is not a list of integers");
+    throw Refused("argument " + std::to_string(at_ - 1) + ": expected a list of integers");
   }
   const auto list = value.toIntList();
   return {list.begin(), list.end()};
@@ -116,7 +116,7 @@ std::vector<int64_t> Arguments::integers() {
 std::array<int64_t, 2> Arguments::pair() {
   const auto list = integers();
   if (list.size() != 1 && list.size() != 2) {
-    throw Refused("argument " + std::to_string(at_ - 1) + " is not a pair of integers");
+    throw Refused("argument " + std::to_string(at_ - 1) + ": expected a list of one or two integers");
   }
   return {list.front(), list.back()};
 }
@@ -126,7 +126,7 @@ void Arguments::skip() {
 }
 
 void refuse(KernelRuntimeContext& context, const char* why) {
-  driver_report((std::string("a cortex_m kernel: ") + why).c_str());
+  driver_report((std::string("cortex_m kernel: ") + why).c_str());
   context.fail(Error::InvalidArgument);
 }
 
@@ -134,9 +134,9 @@ void refuse(KernelRuntimeContext& context, const char* why) {
 
 int32_t requantize(int64_t value, int64_t multiplier, int64_t shift) {
   if (shift > 31 || shift < -62) {
-    throw Refused("a shift is outside -62..31");
+    throw Refused("expected a shift from -62 to 31");
   }
-  // Through unsigned, where an overflow wraps instead of being undefined.
+  // Use unsigned arithmetic, because signed overflow is undefined.
   const auto shifted = static_cast<uint64_t>(value) << (shift > 0 ? shift : 0);
   int64_t result = static_cast<int64_t>(shifted * static_cast<uint64_t>(multiplier) + (uint64_t(1) << 30)) >> 31;
   if (shift < 0) {
@@ -151,7 +151,7 @@ int32_t requantize(int64_t value, int64_t multiplier, int64_t shift) {
 namespace {
 
 float rounded(float value) {
-  return std::nearbyint(value); // halves to even: nobody changes the rounding mode
+  return std::nearbyint(value); // rounds halves to even in the default rounding mode
 }
 
 template <typename T>
@@ -165,7 +165,7 @@ void quantize_per_tensor(Arguments& in) {
   const float inverse = static_cast<float>(1.0 / in.real());
   const auto zero_point = static_cast<float>(in.integer());
   const auto low = static_cast<float>(in.integer()), high = static_cast<float>(in.integer());
-  in.skip(); // the dtype, which is the output's
+  in.skip(); // the dtype, which is equal to the output's dtype
   const View out = in.tensor();
   void (*put)(void*, int64_t, float) = nullptr;
   switch (out.type) {
@@ -185,7 +185,7 @@ void quantize_per_tensor(Arguments& in) {
       put = store<int32_t>;
       break;
     default:
-      throw Refused("quantize_per_tensor writes integers of at most 32 bits");
+      throw Refused("quantize_per_tensor: expected an output of integers with at most 32 bits");
   }
   each<2>(out.sizes, {&x, &out}, [&](const auto& at) {
     float value = rounded(x.as<float>()[at[0]] * inverse) + zero_point;
@@ -224,7 +224,7 @@ void dequantize_per_tensor(Arguments& in) {
       get = load<int32_t>;
       break;
     default:
-      throw Refused("dequantize_per_tensor reads integers of at most 32 bits");
+      throw Refused("dequantize_per_tensor: expected an input of integers with at most 32 bits");
   }
   each<2>(out.sizes, {&q, &out}, [&](const auto& at) { out.as<float>()[at[1]] = (get(q.data, at[0]) - zero_point) * scale; });
 }
@@ -238,7 +238,7 @@ Rescale rescale(Arguments& in) {
   return {zero_point, multiplier, in.integer()};
 }
 
-// Both are brought to a common scale with 20 more bits, added, and brought to the output's.
+// Rescales both operands to a common scale with 20 additional bits, adds them, and rescales the sum to the output's scale.
 void quantized_add(Arguments& in) {
   const View x = in.tensor(ScalarType::Char);
   const Rescale of_x = rescale(in);
@@ -292,15 +292,15 @@ void quantized_div(Arguments& in) {
   } else if (x.type == ScalarType::Short) {
     divide<int16_t>(x, zero_x, y, zero_y, zero_out, scale, out);
   } else {
-    throw Refused("quantized_div takes int8 or int16");
+    throw Refused("quantized_div: expected int8 or int16");
   }
 }
 
-// A table of 256 entries, from code -128 upwards.
+// Looks up values in a table with 256 entries. The first entry is for the value -128.
 void quantized_activation(Arguments& in) {
   const View x = in.tensor(ScalarType::Char), table = in.tensor(ScalarType::Char), out = in.tensor(ScalarType::Char);
   if (table.numel() != 256) {
-    throw Refused("the table of quantized_activation has another number of entries than 256");
+    throw Refused("quantized_activation: expected a table with 256 entries");
   }
   each<2>(out.sizes, {&x, &out}, [&](const auto& at) {
     out.as<int8_t>()[at[1]] = table.as<int8_t>()[x.as<int8_t>()[at[0]] + 128];
@@ -315,13 +315,13 @@ void extreme_of(const View& x, const View& y, const View& out) {
   });
 }
 
-// The lesser or the greater of two tensors of one dtype.
+// The elementwise minimum or maximum of two tensors with the same dtype.
 template <bool Least>
 void extreme(Arguments& in) {
   const View x = in.tensor();
   View y = in.tensor(x.type);
   const View out = in.tensor(x.type);
-  if (y.numel() == 1) { // a scalar, of however many dimensions
+  if (y.numel() == 1) { // a tensor with one element and any number of dimensions
     y.sizes.clear(), y.strides.clear();
   }
   switch (x.type) {
@@ -338,13 +338,14 @@ void extreme(Arguments& in) {
     case ScalarType::Float:
       return extreme_of<float, Least>(x, y, out);
     default:
-      throw Refused("minimum and maximum take integers or float32");
+      throw Refused("minimum and maximum: expected integers or float32");
   }
 }
 
 // products -----------------------------------------------------------------------------------------------------------------
 
-// With a kernel sum, which holds bias and input offset, the input is multiplied as it is; without, offsets are added first.
+// If there is a kernel sum, which includes bias and input offset, the input is multiplied directly. Otherwise, offsets are added
+// first.
 void quantized_linear(Arguments& in) {
   const View x = in.tensor(ScalarType::Char), weights = in.tensor(ScalarType::Char);
   const bool has_bias = !in.absent();
@@ -353,14 +354,14 @@ void quantized_linear(Arguments& in) {
   const View sum = has_sum ? in.tensor(ScalarType::Int) : View{};
   const int64_t x_offset = in.integer(), weight_offset = in.integer(), out_offset = in.integer();
   const auto multipliers = in.integers(), shifts = in.integers();
-  const int64_t high = in.integer(), low = in.integer(); // the greatest comes first in this schema
+  const int64_t high = in.integer(), low = in.integer(); // the maximum is before the minimum in this schema
   const View out = in.tensor(ScalarType::Char);
   if (x.rank() == 0 || out.rank() != x.rank() || weights.rank() != 2 || weights.sizes[1] != x.sizes.back() ||
       out.sizes.back() != weights.sizes[0] || multipliers.empty() || shifts.empty() ||
       (has_bias && bias.numel() != weights.sizes[0]) || (has_sum && sum.numel() != weights.sizes[0])) {
-    throw Refused("quantized_linear is called with tensors whose shapes do not fit");
+    throw Refused("quantized_linear: the shapes of the tensors do not match");
   }
-  View rows = x, results = out; // the last dimension is walked by hand
+  View rows = x, results = out; // the last dimension is iterated separately
   const int64_t x_step = x.strides.back(), out_step = out.strides.back(), features = x.sizes.back();
   rows.sizes.back() = results.sizes.back() = 1;
   each<2>(results.sizes, {&rows, &results}, [&](const auto& at) {
@@ -383,7 +384,7 @@ void quantized_linear(Arguments& in) {
   });
 }
 
-// int8[B, M, K] times int8[B, N, K], transposed; offsets are added, they are negated zero points.
+// Multiplies int8[B, M, K] by the transpose of int8[B, N, K]. The offsets that are added are negated zero points.
 void quantized_batch_matmul(Arguments& in) {
   const View x = in.tensor(ScalarType::Char);
   const int64_t x_offset = in.integer();
@@ -394,7 +395,7 @@ void quantized_batch_matmul(Arguments& in) {
   const View out = in.tensor(ScalarType::Char);
   if (x.rank() != 3 || y.rank() != 3 || out.rank() != 3 || x.sizes[0] != y.sizes[0] || x.sizes[2] != y.sizes[2] ||
       out.sizes != std::vector<int64_t>{x.sizes[0], x.sizes[1], y.sizes[1]}) {
-    throw Refused("quantized_batch_matmul is called with tensors whose shapes do not fit");
+    throw Refused("quantized_batch_matmul: the shapes of the tensors do not match");
   }
   for (int64_t b = 0; b < out.sizes[0]; ++b) {
     for (int64_t m = 0; m < out.sizes[1]; ++m) {
@@ -412,20 +413,20 @@ void quantized_batch_matmul(Arguments& in) {
   }
 }
 
-// In floats, as the definition; CMSIS-NN's is of integers and may differ from both by a code.
+// Computes in floats, like the definition. CMSIS-NN computes in integers, so that results can differ by 1.
 void softmax(Arguments& in) {
   const View x = in.tensor(ScalarType::Char);
   int64_t dim = in.integer();
   const int64_t zero_x = in.integer(), zero_out = in.integer(), multiplier = in.integer(), shift = in.integer();
-  in.skip(); // the least difference that counts
+  in.skip(); // diff_min, which only CMSIS-NN uses
   const View out = in.tensor(ScalarType::Char);
   dim += dim < 0 ? static_cast<int64_t>(x.rank()) : 0;
   if (dim < 0 || dim >= static_cast<int64_t>(x.rank()) || out.sizes != x.sizes) {
-    throw Refused("softmax is called with a dimension that the tensor does not have, or an output of another shape");
+    throw Refused("softmax: expected a dimension of the tensor, and an output with the shape of the input");
   }
   const auto scale = static_cast<float>(std::ldexp(static_cast<double>(multiplier) / 2147483648.0, static_cast<int>(shift)) / (1 << 26));
   if (!(scale > 0) || zero_out != -128) {
-    throw Refused("softmax wants a positive scale, and -128 as the output's zero point");
+    throw Refused("softmax: expected a positive scale, and -128 as the output's zero point");
   }
   View rows = x, results = out;
   rows.sizes[dim] = results.sizes[dim] = 1;
@@ -450,7 +451,7 @@ void softmax(Arguments& in) {
 
 // moves --------------------------------------------------------------------------------------------------------------------
 
-// Copies element by element, whatever the dtype.
+// Copies element by element, for any dtype.
 void copy(const View& from, const View& to) {
   const size_t bytes = executorch::runtime::elementSize(from.type);
   each<2>(to.sizes, {&from, &to}, [&](const auto& at) {
@@ -465,18 +466,19 @@ void transpose(Arguments& in) {
   View moved{x.type, {}, {}, x.data};
   for (const int64_t dim : order) {
     if (dim < 0 || dim >= static_cast<int64_t>(x.rank())) {
-      throw Refused("transpose is given a dimension that the tensor does not have");
+      throw Refused("transpose: expected dimensions of the tensor");
     }
     moved.sizes.push_back(x.sizes[dim]);
     moved.strides.push_back(x.strides[dim]);
   }
   if (moved.sizes != out.sizes) {
-    throw Refused("transpose is called with an output of another shape");
+    throw Refused("transpose: expected an output with the permuted shape of the input");
   }
   copy(moved, out);
 }
 
-// Whether bytes lie as [N, H, W, C]. Where that is both ways true, the operator's pass takes them for [N, H, W, C].
+// Returns true if the memory layout is [N, H, W, C]. If both layouts are possible, the pass that creates the operator assumes
+// [N, H, W, C].
 bool channels_last(const View& x) {
   if (x.rank() != 4) {
     return false;
@@ -484,14 +486,14 @@ bool channels_last(const View& x) {
   return x.sizes[1] == 1 || (x.sizes[2] == 1 && x.sizes[3] == 1) || (x.strides[1] < x.strides[2] && x.strides[1] < x.strides[3]);
 }
 
-// Padding is given for four dimensions, in the order in which they lie in memory.
+// Pads a tensor. The padding has four entries, in the memory order of the dimensions.
 void pad(Arguments& in) {
   const View x = in.tensor(ScalarType::Char);
   auto before = in.integers(), after = in.integers();
   const auto value = static_cast<int8_t>(in.integer());
   const View out = in.tensor(ScalarType::Char);
   if (x.rank() > 4 || out.rank() != x.rank() || before.size() != 4 || after.size() != 4) {
-    throw Refused("pad takes tensors of at most four dimensions, and four numbers");
+    throw Refused("pad: expected a tensor with at most four dimensions, and four numbers");
   }
   if (channels_last(x)) {
     before = {before[0], before[3], before[1], before[2]};
@@ -502,7 +504,7 @@ void pad(Arguments& in) {
   for (size_t dim = 0; dim < x.rank(); ++dim) {
     const int64_t first = before[dim + 4 - x.rank()], last = after[dim + 4 - x.rank()];
     if (first < 0 || last < 0 || x.sizes[dim] + first + last != out.sizes[dim]) {
-      throw Refused("pad is called with an output of another shape");
+      throw Refused("pad: expected an output with the padded shape of the input");
     }
     inner.sizes[dim] = x.sizes[dim];
     start += first * out.strides[dim];
@@ -543,7 +545,7 @@ const Kernel KERNELS[] = {
 
 extern "C" {
 
-// Registers each kernel with one copy of ExecuTorch's core, unless that has one of its name; returns how many were added.
+// Registers with one copy of ExecuTorch's core all kernels whose names are not yet registered, and returns their number.
 __attribute__((visibility("default"))) uint32_t ethorch_register_kernels(void* registered, void* register_kernels) {
   using executorch::runtime::Kernel;
   using executorch::runtime::Span;

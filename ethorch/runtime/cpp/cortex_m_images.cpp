@@ -1,4 +1,4 @@
-// The cortex_m kernels over images: convolutions and pooling of int8. See cortex_m.cpp.
+// The cortex_m image kernels: int8 convolutions and pooling. See cortex_m.cpp.
 
 #include <algorithm>
 #include <cmath>
@@ -8,7 +8,7 @@
 namespace ethorch {
 namespace {
 
-// A tensor as [N, C, H, W], however it lies.
+// Returns a tensor as [N, C, H, W], for any memory layout.
 View image(const View& tensor, bool nhwc) {
   return nhwc ? tensor.permuted({0, 3, 1, 2}) : tensor.permuted({0, 1, 2, 3});
 }
@@ -23,7 +23,7 @@ void demand(bool fits, const char* what) {
   }
 }
 
-// What the three convolutions share.
+// Arguments that the three convolutions have in common.
 struct Convolution {
   View x, weight, bias;
   bool has_bias;
@@ -51,11 +51,11 @@ struct Convolution {
     }
     out = image(in.tensor(ScalarType::Char), nhwc);
     const int64_t channels = out.sizes[1];
-    demand(weight.rank() == 4, "a convolution takes weights of four dimensions");
-    demand(multipliers.numel() >= channels && shifts.numel() >= channels, "a convolution has fewer scales than channels");
-    demand(!has_bias || bias.numel() == channels, "a convolution's bias has another number of values than it has channels");
-    demand(stride[0] > 0 && stride[1] > 0 && dilation[0] > 0 && dilation[1] > 0, "a stride or dilation is not positive");
-    demand(x.sizes[0] == out.sizes[0], "a convolution's output has another batch size than its input");
+    demand(weight.rank() == 4, "convolution: expected weights with four dimensions");
+    demand(multipliers.numel() >= channels && shifts.numel() >= channels, "convolution: expected a multiplier and a shift for each channel");
+    demand(!has_bias || bias.numel() == channels, "convolution: expected a bias value for each channel");
+    demand(stride[0] > 0 && stride[1] > 0 && dilation[0] > 0 && dilation[1] > 0, "convolution: expected a positive stride and dilation");
+    demand(x.sizes[0] == out.sizes[0], "convolution: expected an output with the batch size of the input");
   }
   int64_t start(int64_t o) const {
     return has_bias ? bias.as<int32_t>()[o] : 0;
@@ -66,16 +66,16 @@ struct Convolution {
   }
 };
 
-// `kernel` is the weights as [O, I / groups, H, W].
+// `kernel` contains the weights as [O, I / groups, H, W].
 void convolve(const Convolution& c, const View& kernel, int64_t groups) {
   const View &x = c.x, &out = c.out;
   const int64_t inner = kernel.sizes[1], outer = kernel.sizes[0];
-  demand(groups > 0 && inner * groups == x.sizes[1] && outer % groups == 0, "a convolution's weights do not fit its input");
+  demand(groups > 0 && inner * groups == x.sizes[1] && outer % groups == 0, "convolution: weights do not match the input");
   for (int dim = 0; dim < 2; ++dim) {
     const int64_t size = x.sizes[2 + dim] + 2 * c.padding[dim] - c.dilation[dim] * (kernel.sizes[2 + dim] - 1) - 1;
-    demand(size >= 0 && size / c.stride[dim] + 1 == out.sizes[2 + dim], "a convolution's output has another shape");
+    demand(size >= 0 && size / c.stride[dim] + 1 == out.sizes[2 + dim], "convolution: unexpected output shape");
   }
-  demand(out.sizes[1] == outer, "a convolution's output has another number of channels");
+  demand(out.sizes[1] == outer, "convolution: unexpected number of output channels");
   for (int64_t n = 0; n < out.sizes[0]; ++n) {
     for (int64_t h = 0; h < out.sizes[2]; ++h) {
       for (int64_t w = 0; w < out.sizes[3]; ++w) {
@@ -117,15 +117,15 @@ struct Pooling {
   }
   void read_output(Arguments& in, bool nhwc) {
     out = image(in.tensor(ScalarType::Char), nhwc);
-    demand(kernel[0] > 0 && kernel[1] > 0 && stride[0] > 0 && stride[1] > 0, "a pooling's kernel or stride is not positive");
-    demand(x.sizes[0] == out.sizes[0] && x.sizes[1] == out.sizes[1], "a pooling's output has another shape");
-    for (int dim = 0; dim < 2; ++dim) { // with ceil_mode, one more than fits
+    demand(kernel[0] > 0 && kernel[1] > 0 && stride[0] > 0 && stride[1] > 0, "pooling: expected a positive kernel size and stride");
+    demand(x.sizes[0] == out.sizes[0] && x.sizes[1] == out.sizes[1], "pooling: unexpected output shape");
+    for (int dim = 0; dim < 2; ++dim) { // with ceil_mode, the output is one larger if the last window is partly outside
       const int64_t room = x.sizes[2 + dim] + 2 * padding[dim] - kernel[dim];
       const int64_t floor = room / stride[dim] + 1, ceil = (room + stride[dim] - 1) / stride[dim] + 1;
-      demand(room >= 0 && (out.sizes[2 + dim] == floor || out.sizes[2 + dim] == ceil), "a pooling's output has another shape");
+      demand(room >= 0 && (out.sizes[2 + dim] == floor || out.sizes[2 + dim] == ceil), "pooling: unexpected output shape");
     }
   }
-  // Calls action(code) for each value in the window of one output, and returns how many there are.
+  // Calls action(value) for each integer value in the window of one output, and returns the number of values.
   template <typename Action>
   int64_t window(int64_t n, int64_t c, int64_t h, int64_t w, Action action) const {
     const int64_t top = h * stride[0] - padding[0], left = w * stride[1] - padding[1];
@@ -163,7 +163,7 @@ void quantized_conv2d(Arguments& in) {
   c.dilation = in.pair();
   c.read_output(in, Nhwc, 1);
   const View kernel = c.weight.permuted({0, 3, 1, 2});
-  demand(kernel.sizes[1] > 0, "a convolution has weights of no channel");
+  demand(kernel.sizes[1] > 0, "convolution: expected weights with at least one channel");
   convolve(c, kernel, c.x.sizes[1] / kernel.sizes[1]);
 }
 
@@ -188,11 +188,11 @@ void quantized_transpose_conv2d(Arguments& in) {
   c.read_output(in, Nhwc, 2);
   const View kernel = c.weight.permuted({0, 3, 1, 2});
   const View &x = c.x, &out = c.out;
-  demand(kernel.sizes[1] == x.sizes[1] && kernel.sizes[0] == out.sizes[1], "a convolution's weights do not fit its input");
+  demand(kernel.sizes[1] == x.sizes[1] && kernel.sizes[0] == out.sizes[1], "convolution: weights do not match the input");
   for (int dim = 0; dim < 2; ++dim) {
     const int64_t size = (x.sizes[2 + dim] - 1) * c.stride[dim] - 2 * c.padding[dim] +
         c.dilation[dim] * (kernel.sizes[2 + dim] - 1) + output_padding[dim] + 1;
-    demand(size == out.sizes[2 + dim], "a convolution's output has another shape");
+    demand(size == out.sizes[2 + dim], "convolution: unexpected output shape");
   }
   for (int64_t n = 0; n < out.sizes[0]; ++n) {
     for (int64_t h = 0; h < out.sizes[2]; ++h) {
@@ -221,12 +221,12 @@ void quantized_transpose_conv2d(Arguments& in) {
   }
 }
 
-// The mean of what lies inside the image, dequantized and quantized in float32 as the definition does.
+// Computes the mean of the values inside the image. Like the definition, dequantizes and quantizes in float32.
 template <bool Nhwc>
 void quantized_avg_pool2d(Arguments& in) {
   Pooling pool;
   pool.read(in, Nhwc);
-  if (in.next_is_boolean()) { // ceil_mode, which ExecuTorch 1.4 does not have; the output's shape says as much
+  if (in.next_is_boolean()) { // ceil_mode, which ExecuTorch 1.4 does not have; ignored, because the output shape is known
     in.skip();
   }
   const auto zero_point = static_cast<float>(in.integer());
@@ -251,8 +251,8 @@ void quantized_max_pool2d(Arguments& in) {
   const auto dilation = in.pair();
   const bool ceil_mode = in.boolean();
   const int64_t zero_in = in.integer(), zero_out = in.integer(), low = in.integer(), high = in.integer();
-  demand(dilation[0] == 1 && dilation[1] == 1 && !ceil_mode, "quantized_max_pool2d takes neither dilation nor ceil_mode");
-  demand(zero_in == zero_out, "quantized_max_pool2d does not change the zero point");
+  demand(dilation[0] == 1 && dilation[1] == 1 && !ceil_mode, "quantized_max_pool2d does not support dilation or ceil_mode");
+  demand(zero_in == zero_out, "quantized_max_pool2d: expected equal zero points of input and output");
   pool.read_output(in, Nhwc);
   pool.each_output([&](int64_t n, int64_t c, int64_t h, int64_t w) {
     int64_t greatest = -128;

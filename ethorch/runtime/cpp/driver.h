@@ -1,5 +1,5 @@
-// The one seam between ExecuTorch and an NPU: run a payload, inputs in, outputs out. A platform implements these eight:
-// driver_host.cpp for the desk, deploy/firmware/cpp/driver_ethosu.cpp for a Cortex-M.
+// The interface between ExecuTorch's delegate and an NPU, which runs a payload. Each platform implements these functions:
+// driver_host.cpp for the host, deploy/firmware/cpp/driver_ethosu.cpp for a Cortex-M.
 #pragma once
 
 #include <cstddef>
@@ -9,32 +9,32 @@
 
 namespace ethorch {
 
-// Prepares to run a payload and returns the state for it; nullptr on failure, after driver_report(). `blob` holds the
-// payload and outlives the state.
+// Prepares to run a payload and returns a state, or calls driver_report() and returns nullptr if that fails. `blob` contains the
+// payload and must outlive the state.
 void* driver_open(const Payload& payload, const uint8_t* blob, size_t size);
 
-// One inference: inputs[i] and outputs[i] point to as many bytes as the payload's tensors have, `scratch` to as many as
-// driver_scratch_bytes() said, or nowhere. False on failure.
+// Runs one inference and returns true on success. inputs[i] and outputs[i] point to buffers with the sizes of the payload's
+// tensors. `scratch` points to driver_scratch_bytes() bytes, or is nullptr if that is 0.
 bool driver_run(
     void* state, const Payload& payload, void* scratch, const void* const* inputs, void* const* outputs);
 
 void driver_close(void* state);
 
-// Bytes of ExecuTorch's temporary allocator that a run is to take for the payload's scratch region, as Arm's delegate for
-// firmware does; 0 where the platform has the region elsewhere.
+// Returns the bytes that a run must allocate from ExecuTorch's temporary allocator for the payload's scratch region, as in Arm's
+// firmware delegate, or 0 if the platform allocates the region.
 size_t driver_scratch_bytes(const Payload& payload);
 
-// Memory for as long as a delegate lives, aligned for pointers: the platform's own, or what allocate(context, size) gives,
-// ExecuTorch's allocator of the method; nullptr where there is none. driver_release() takes it back.
+// Returns pointer-aligned memory for the lifetime of a delegate, or nullptr on failure. The platform allocates the memory, or calls
+// allocate(context, size), which uses ExecuTorch's method allocator. driver_release() releases the memory.
 void* driver_memory(size_t size, void* (*allocate)(void* context, size_t size), void* context);
 void driver_release(void* memory);
 
-// The operators of the state's last run, in order, for ExecuTorch's event tracer: calls sink(context, name, start, end)
-// for each, times in nanoseconds. None where the platform does not measure them.
+// Calls sink(context, name, start, end) for each operator in the state's last run, in order, for ExecuTorch's event tracer. Times
+// are in nanoseconds. There are no calls if the platform does not measure operators.
 using EventSink = void (*)(void* context, const char* name, uint64_t start, uint64_t end);
 void driver_events(void* state, EventSink sink, void* context);
 
-// Tells the user what went wrong, before an error code is returned to ExecuTorch.
+// Reports an error message to the user, before an error code is returned to ExecuTorch.
 void driver_report(const char* message);
 
 } // namespace ethorch

@@ -1,7 +1,8 @@
-// The host's side of driver.h: every call goes on to Python, which simulates the NPU. ethorch.runtime loads this library.
+// The implementation of driver.h for the host. Every call is forwarded to Python, which simulates the NPU. ethorch.runtime loads
+// this library.
 //
-// ExecuTorch's shared objects carry several copies of its core. The addresses of the functions to call are therefore
-// handed in, not linked, and what little this library needs of the core it defines itself, invisible to others.
+// ExecuTorch's shared objects contain several copies of its core. Therefore, the addresses of functions in the core are passed to
+// this library instead of linking the library to the core. The library defines hidden copies of all other required functions.
 
 #include <cstdio>
 #include <cstdlib>
@@ -31,23 +32,23 @@ executorch::runtime::BackendInterface* ethosu_backend();
 
 namespace {
 
-// A state is a Python-side number, never 0, carried as a pointer. All null before ethorch.runtime sets them, and again once the
-// interpreter is about to end.
+// The Python callbacks. A state is a nonzero integer from Python, converted to a pointer. All callbacks are null before
+// ethorch.runtime sets them, and shortly before the interpreter ends.
 struct Callbacks {
   size_t (*open)(const void* blob, size_t size);
-  int (*run)(size_t state, const void* const* inputs, void* const* outputs); // 1: done
+  int (*run)(size_t state, const void* const* inputs, void* const* outputs); // returns 1 on success
   void (*close)(size_t state);
   void (*report)(const char* message);
   void (*events)(size_t state, EventSink sink, void* context);
 };
 Callbacks python = {};
 
-thread_local bool scratch_allocated = false; // as firmware has it: set while ethorch.runtime measures memory
-thread_local bool guarded = false; // between ethorch_guard(1) and ethorch_guard(0): inside one of ethorch.runtime's calls
+thread_local bool scratch_allocated = false; // like firmware: set while ethorch.runtime measures memory
+thread_local bool guarded = false; // true between ethorch_guard(1) and ethorch_guard(0), i.e. during a call by ethorch.runtime
 pal_emit_log_message_method log_before = nullptr;
 
-// ExecuTorch aborts the process when a kernel meets a value it did not expect. Within ethorch.runtime's calls that becomes an
-// exception, which ExecuTorch's Python bindings turn into a RuntimeError; elsewhere it stays what it was.
+// ExecuTorch aborts the process if a kernel gets an unexpected value. During a call by ethorch.runtime, this function throws an
+// exception instead, which ExecuTorch's Python bindings convert to a RuntimeError. Other calls still abort.
 void abort_or_throw() {
   if (guarded) {
     throw std::runtime_error("ExecuTorch stopped at a failed check");
@@ -125,17 +126,17 @@ __attribute__((visibility("default"))) void ethorch_set_callbacks(
   ethorch::python = {open, run, close, report, events};
 }
 
-// Registers the backend with one copy of ExecuTorch's core; returns its error code.
+// Registers the backend with one copy of ExecuTorch's core, and returns ExecuTorch's error code.
 __attribute__((visibility("default"))) uint32_t ethorch_register(void* register_backend) {
   const executorch::runtime::Backend backend{"EthosUBackend", ethorch::ethosu_backend()};
   using Register = executorch::runtime::Error (*)(const executorch::runtime::Backend&);
   return static_cast<uint32_t>(reinterpret_cast<Register>(register_backend)(backend));
 }
 
-// Replaces abort and log of one copy of ExecuTorch's platform layer, for as long as ethorch.runtime's calls last.
+// Replaces the abort and log functions in one copy of ExecuTorch's platform layer.
 //
-// Written into the table itself: register_pal() does the same, and warns on stderr that it was called before. The Python bindings
-// of 1.5 put their own log there when they are imported, which may be at any time: each call of ethorch.runtime's looks.
+// Writes to the function table directly, because register_pal() prints a warning on stderr if it was called before. The Python
+// bindings of 1.5 register their own log function when they are imported, so each call by ethorch.runtime checks the table again.
 __attribute__((visibility("default"))) void ethorch_set_platform(void* get_pal_impl) {
   using Get = const executorch::runtime::PalImpl* (*)();
   auto* platform = const_cast<executorch::runtime::PalImpl*>(reinterpret_cast<Get>(get_pal_impl)());
@@ -150,13 +151,13 @@ __attribute__((visibility("default"))) void ethorch_guard(int on) {
   ethorch::guarded = on != 0;
 }
 
-// Whether runs of this thread take the scratch region from ExecuTorch's temporary allocator; the simulator has its own memory
-// all the same.
+// Sets whether runs in this thread allocate the scratch region from ExecuTorch's temporary allocator. The simulator does not use
+// this memory.
 __attribute__((visibility("default"))) void ethorch_allocate_scratch(int on) {
   ethorch::scratch_allocated = on != 0;
 }
 
-// payload.cpp for tests: nullptr when the blob is well formed, otherwise what is wrong with it.
+// Parses a payload, for tests. Returns nullptr if the blob is well formed, or else an error message.
 __attribute__((visibility("default"))) const char* ethorch_parse(const uint8_t* blob, size_t size) {
   ethorch::Payload payload;
   return ethorch::parse(blob, size, &payload);

@@ -1,4 +1,4 @@
-// ExecuTorch's side: the delegate called "EthosUBackend".
+// The ExecuTorch delegate "EthosUBackend".
 
 #include <new>
 
@@ -25,11 +25,11 @@ using executorch::runtime::MemoryAllocator;
 using executorch::runtime::Result;
 using executorch::runtime::Span;
 
-constexpr size_t kScratchAlignment = 16; // of addresses that the NPU is given
+constexpr size_t kScratchAlignment = 16; // alignment of addresses that the NPU accesses
 
-// One allocation, of which the arrays are the end: firmware has no heap, and gives nothing back.
+// A delegate. The arrays follow in the same allocation, because firmware has no heap and does not release memory.
 struct Delegate {
-  Payload payload; // points into ExecuTorch's buffer, which is kept until destroy()
+  Payload payload; // points into ExecuTorch's buffer, which is valid until destroy()
   void* state;
   uint32_t input_count;
   uint32_t output_count;
@@ -44,7 +44,7 @@ struct Delegate {
 
 static_assert(sizeof(void*) != 4 || sizeof(Delegate) == 48, "ethorch/figures/pools.py counts it");
 
-// A message, put together without a C library. What does not fit is cut off.
+// A message that is formatted without a C library. Text that exceeds the buffer is truncated.
 class Message {
  public:
   Message& operator<<(const char* text) {
@@ -75,7 +75,7 @@ class Message {
   size_t used_ = 0;
 };
 
-// Bytes of an element that an NPU can take; 0 for types it cannot, such as floats.
+// Returns the element size of a type that the NPU supports, or 0 for other types, such as floats.
 int32_t integer_size(ScalarType type) {
   switch (type) {
     case ScalarType::Char:
@@ -96,8 +96,8 @@ int32_t integer_size(ScalarType type) {
   }
 }
 
-// The address of an argument's bytes, or nullptr after a report: argument and payload have to agree to the byte,
-// because bytes are copied as they lie, whatever the tensor's dimension order.
+// Returns the address of an argument's bytes, or reports an error and returns nullptr. The argument and the payload must have the
+// same number of bytes, because the bytes are copied without regard to the tensor's dimension order.
 void* bytes_of(const EValue* value, const IoTensor& expected, const char* kind, uint32_t index) {
   if (value == nullptr || !value->isTensor()) {
     (Message() << "delegate " << kind << " " << index << " is not a tensor").report();
@@ -120,9 +120,9 @@ void* bytes_of(const EValue* value, const IoTensor& expected, const char* kind, 
   return data;
 }
 
-// Gives the operators of a run to ExecuTorch's event tracer. A runtime built without ET_EVENT_TRACER_ENABLED, as the
-// wheel's of 1.4 is, has a tracer that is handed to delegates but in which nobody has begun a block, so one is begun here.
-// One built with it, as the wheel's of 1.5 is, has begun a block for the run and counts the instructions of the chain.
+// Passes the operators of a run to ExecuTorch's event tracer. A runtime built without ET_EVENT_TRACER_ENABLED, such as the wheel of
+// 1.4, passes a tracer to delegates but does not begin an event block, so this function begins one. A runtime built with
+// ET_EVENT_TRACER_ENABLED, such as the wheel of 1.5, begins a block for the run and counts the instructions of the chain.
 void trace(void* state, EventTracer* tracer) {
   if (tracer->current_chain_id() == executorch::runtime::kUnsetChainId) {
     tracer->create_event_block("Execute");
@@ -136,7 +136,7 @@ void trace(void* state, EventTracer* tracer) {
       tracer);
 }
 
-// The data are where the program is, in memory: they stay when the buffer that names them goes.
+// The data is part of the program in memory, so it is valid after the buffer object is destroyed.
 bool find_named(void* context, const char* key, size_t key_bytes, Block* data) {
   const auto* map = static_cast<BackendInitContext*>(context)->get_named_data_map();
   if (map == nullptr) {
@@ -188,7 +188,7 @@ class EthosUBackend final : public executorch::runtime::BackendInterface {
     }
     const size_t inputs = delegate->input_count;
     if (args.size() != inputs + delegate->output_count) {
-      driver_report("delegate: the program passes another number of arguments than the payload has inputs and outputs");
+      driver_report("delegate: expected as many arguments as the payload has inputs and outputs");
       return Error::InvalidProgram;
     }
     for (uint32_t i = 0; i < args.size(); ++i) {
@@ -208,7 +208,7 @@ class EthosUBackend final : public executorch::runtime::BackendInterface {
     const size_t scratch_bytes = driver_scratch_bytes(delegate->payload);
     void* scratch = scratch_bytes != 0 ? context.allocate(scratch_bytes, kScratchAlignment) : nullptr;
     if (scratch_bytes != 0 && scratch == nullptr) {
-      driver_report("delegate: the temporary allocator has no room for the scratch region");
+      driver_report("delegate: the temporary allocator is too small for the scratch region");
       return Error::MemoryAllocationFailed;
     }
     const bool ran = driver_run(delegate->state, delegate->payload, scratch, delegate->inputs(), delegate->outputs());
@@ -229,7 +229,7 @@ class EthosUBackend final : public executorch::runtime::BackendInterface {
 
 } // namespace
 
-// The instance lives as long as the process, and is never destroyed: ExecuTorch keeps a pointer to it.
+// The instance is never destroyed, because ExecuTorch stores a pointer to it.
 executorch::runtime::BackendInterface* ethosu_backend() {
   alignas(EthosUBackend) static unsigned char storage[sizeof(EthosUBackend)];
   static EthosUBackend* backend = nullptr;

@@ -1,4 +1,4 @@
-// Runs a program in ExecuTorch's runtime, with nothing of PyTorch: bytes go in and come out. ethorch.runtime.executor calls it.
+// Runs a program in ExecuTorch's runtime without PyTorch, with inputs and outputs as bytes. Called by ethorch.runtime.executor.
 
 #include <algorithm>
 #include <cstring>
@@ -33,9 +33,9 @@ using executorch::runtime::Program;
 using executorch::runtime::Result;
 using executorch::runtime::Span;
 
-constexpr int kException = -1; // instead of an error code of ExecuTorch's
+constexpr int kException = -1; // returned in place of an ExecuTorch error code
 
-// An input or output, as ethorch.runtime.executor has it.
+// An input or output. Must match _Item in ethorch/runtime/executor.py.
 enum Kind : int32_t { kNone, kInt, kDouble, kBool, kTensor, kString, kOther };
 struct Item {
   int32_t kind;
@@ -51,7 +51,7 @@ struct Item {
 };
 static_assert(sizeof(Item) == 64, "ethorch/runtime/executor.py has the same");
 
-// Memory that grows as it is asked for, and goes all at once.
+// An allocator that grows on demand and releases all memory together.
 class Growing final : public MemoryAllocator {
  public:
   Growing() : MemoryAllocator(0, nullptr) {}
@@ -81,11 +81,11 @@ struct Loaded {
 
   explicit Loaded(HierarchicalAllocator* arenas) : memory(&pool, arenas, &temporary) {}
   ~Loaded() {
-    method.reset(); // before the memory that it is in
+    method.reset(); // destroy the method before the memory that contains it
   }
 };
 
-// A program, the memories that its methods share, and the methods.
+// A program, its loaded methods, and the memories that the methods share.
 struct Executor {
   Buffer file;
   std::unique_ptr<InMemory> loader;
@@ -109,7 +109,7 @@ EValue value_of(const Item& item) {
   }
 }
 
-// Gives a tensor to an input. The runtime copies its bytes, or has them where they are until the next call.
+// Sets an input to a tensor. The runtime copies the bytes, or refers to them until the next call.
 Error set_tensor(Method& method, size_t index, const Item& item) {
   std::vector<int32_t> sizes(item.sizes, item.sizes + item.rank), strides(item.rank);
   std::vector<uint8_t> order(item.order, item.order + item.rank);
@@ -162,7 +162,7 @@ Item item_of(const EValue& value) {
 
 extern "C" {
 
-// Loads a program; 0 in `error` if it is well formed. The result has to be given to ethorch_executor_free in any case.
+// Loads a program, and sets `error` to 0 on success. The result must be passed to ethorch_executor_free even if loading fails.
 __attribute__((visibility("default"))) void* ethorch_executor_load(
     const uint8_t* pte,
     size_t pte_bytes,
@@ -193,7 +193,7 @@ __attribute__((visibility("default"))) void* ethorch_executor_load(
   return executor;
 }
 
-// Loads a method of the program; returns ExecuTorch's error code.
+// Loads a method of the program, and returns ExecuTorch's error code.
 __attribute__((visibility("default"))) int ethorch_executor_load_method(void* handle, const char* name) {
   auto* executor = static_cast<Executor*>(handle);
   try {
@@ -212,7 +212,7 @@ __attribute__((visibility("default"))) int ethorch_executor_load_method(void* ha
   }
 }
 
-// Runs a method on inputs; `outputs` point into the runtime's memory until the next call. Returns ExecuTorch's error code.
+// Runs a method, and returns ExecuTorch's error code. `outputs` point into the runtime's memory and are valid until the next call.
 __attribute__((visibility("default"))) int
 ethorch_executor_run(void* handle, const char* name, const Item* inputs, size_t input_count, Item* outputs) {
   try {
@@ -241,7 +241,7 @@ __attribute__((visibility("default"))) void ethorch_executor_free(void* handle) 
   delete static_cast<Executor*>(handle);
 }
 
-// Names of all operators that have a kernel, or of all backends, a line for each.
+// Return the names of all operators that have a kernel, or of all backends, with one name on each line.
 __attribute__((visibility("default"))) const char* ethorch_executor_operators() {
   static std::string names;
   names.clear();

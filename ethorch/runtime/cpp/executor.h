@@ -1,4 +1,4 @@
-// What a program needs around it in the process: its bytes, and memory for its tensors.
+// Data loader and memory for a program that runs in this process.
 
 #pragma once
 
@@ -19,7 +19,7 @@ using executorch::runtime::EValue;
 using executorch::runtime::FreeableBuffer;
 using executorch::runtime::Result;
 
-constexpr size_t kAlignment = 64; // of every buffer: more than anything that is put there asks for
+constexpr size_t kAlignment = 64; // alignment of every buffer, which is sufficient for all contents
 
 struct Free {
   void operator()(void* memory) const {
@@ -28,12 +28,12 @@ struct Free {
 };
 using Buffer = std::unique_ptr<uint8_t, Free>;
 
-// At least one byte; the contents are arbitrary, and pages that nobody touches cost nothing.
+// Allocates a buffer of at least one byte with arbitrary contents. Unused pages do not occupy memory.
 inline Buffer buffer(size_t size) {
   return Buffer(static_cast<uint8_t*>(std::aligned_alloc(kAlignment, (size / kAlignment + 1) * kAlignment)));
 }
 
-// A program in memory, which it hands out in place. The wheel of 1.4 has no header of ExecuTorch's own.
+// A data loader that returns pointers into a program in memory. The wheel of ExecuTorch 1.4 does not include such a header.
 class InMemory final : public DataLoader {
  public:
   InMemory(const uint8_t* data, size_t size) : data_(data), size_(size) {}
@@ -62,7 +62,7 @@ class InMemory final : public DataLoader {
   size_t size_;
 };
 
-// Gives a tensor without memory, such as an input that is not planned, some of its own.
+// Allocates zeroed memory for a tensor without memory, such as an unplanned input.
 inline void give_memory(EValue& value, std::vector<Buffer>& buffers) {
   if (!value.isTensor()) {
     return;

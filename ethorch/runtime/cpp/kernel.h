@@ -1,4 +1,4 @@
-// What the kernels of cortex_m have in common: reading a call's arguments, and walking over strided tensors.
+// Common code of the cortex_m kernels: read the arguments of a call, and iterate over strided tensors.
 
 #pragma once
 
@@ -15,12 +15,12 @@ namespace ethorch {
 using executorch::aten::ScalarType;
 using executorch::runtime::EValue;
 
-// A call that a kernel does not take; the wrapper of `kernel` reports it and fails the call.
+// Raised for a call with unsupported arguments. `kernel` reports the message and fails the call.
 struct Refused : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// A tensor as its bytes lie: sizes and strides, in elements, of its logical dimensions.
+// A strided tensor: sizes and strides of the logical dimensions, in elements.
 struct View {
   ScalarType type;
   std::vector<int64_t> sizes, strides;
@@ -40,7 +40,7 @@ struct View {
   size_t rank() const {
     return sizes.size();
   }
-  // The same bytes under another order of the dimensions.
+  // Returns a view of the same memory with permuted dimensions.
   View permuted(std::initializer_list<int> order) const;
 };
 
@@ -50,14 +50,14 @@ class Arguments {
   explicit Arguments(executorch::runtime::Span<EValue*> stack) : stack_(stack) {}
 
   View tensor();
-  View tensor(ScalarType type); // Refused: of another dtype
-  bool absent(); // true, and read, when the next argument is None
+  View tensor(ScalarType type); // throws Refused if the dtype is not `type`
+  bool absent(); // reads the next argument and returns true if it is None
   int64_t integer();
   double real();
   bool boolean();
   bool next_is_boolean() const;
   std::vector<int64_t> integers();
-  std::array<int64_t, 2> pair(); // [a] is [a, a]
+  std::array<int64_t, 2> pair(); // returns [a, a] for the list [a]
   void skip();
 
  private:
@@ -66,20 +66,20 @@ class Arguments {
   size_t at_ = 0;
 };
 
-// Calls action(offsets) for each place of `shape`, with the element offset in each of the views, which broadcast to it.
+// Calls action(offsets) for each position in `shape`, with the element offset in each view. The views are broadcast to `shape`.
 template <size_t N, typename Action>
 void each(const std::vector<int64_t>& shape, const std::array<const View*, N>& views, Action action) {
   std::array<std::vector<int64_t>, N> steps;
   for (size_t v = 0; v < N; ++v) {
     const View& view = *views[v];
     if (view.rank() > shape.size()) {
-      throw Refused("a tensor has more dimensions than the output");
+      throw Refused("expected a tensor with at most as many dimensions as the output");
     }
     steps[v].assign(shape.size(), 0);
     for (size_t dim = 0; dim < view.rank(); ++dim) {
       const size_t to = dim + shape.size() - view.rank();
       if (view.sizes[dim] != shape[to] && view.sizes[dim] != 1) {
-        throw Refused("a tensor does not broadcast to the shape of the output");
+        throw Refused("expected a tensor that can be broadcast to the shape of the output");
       }
       steps[v][to] = view.sizes[dim] == 1 ? 0 : view.strides[dim];
     }
@@ -112,19 +112,19 @@ void each(const std::vector<int64_t>& shape, const std::array<const View*, N>& v
   }
 }
 
-// round(value * multiplier * 2^shift / 2^31) as CMSIS-NN's arm_nn_requantize rounds, in integers.
+// Returns round(value * multiplier * 2^shift / 2^31) with the rounding of CMSIS-NN's arm_nn_requantize.
 int32_t requantize(int64_t value, int64_t multiplier, int64_t shift);
 
-// A value held between two others, as int8.
+// Clamps a value and converts it to int8.
 inline int8_t clamped(int64_t value, int64_t low, int64_t high) {
   value = value < low ? low : value;
   return static_cast<int8_t>(value > high ? high : value);
 }
 
-// Reports why a kernel failed; ethorch.runtime raises it as a HostError.
+// Reports why a kernel failed. ethorch.runtime raises a HostError with this message.
 void refuse(executorch::runtime::KernelRuntimeContext& context, const char* why);
 
-// A kernel as ExecuTorch calls it, from a function that reads its arguments and throws Refused.
+// An ExecuTorch kernel that calls a function `Body`, which reads the arguments and throws Refused.
 template <void (*Body)(Arguments&)>
 void kernel(executorch::runtime::KernelRuntimeContext& context, executorch::runtime::Span<EValue*> stack) {
   try {
@@ -135,7 +135,7 @@ void kernel(executorch::runtime::KernelRuntimeContext& context, executorch::runt
   }
 }
 
-// Kernels over images, in cortex_m_images.cpp. Nhwc: the tensors' logical shape is [N, H, W, C], not [N, C, H, W].
+// Image kernels, defined in cortex_m_images.cpp. If Nhwc, the logical shape of tensors is [N, H, W, C] instead of [N, C, H, W].
 template <bool Nhwc>
 void quantized_conv2d(Arguments& in);
 template <bool Nhwc>

@@ -1,4 +1,4 @@
-// What a method really allocates: ExecuTorch's own allocators, of given sizes, that remember how full they have been.
+// Measures the memory that a method allocates, with ExecuTorch allocators that record their peak use.
 
 #include <cstdint>
 #include <cstring>
@@ -27,7 +27,7 @@ using ethorch::Buffer;
 using ethorch::give_memory;
 using ethorch::InMemory;
 
-// An allocator of ExecuTorch's that knows how many bytes from its beginning have ever been in use.
+// An ExecuTorch allocator that records its peak use.
 class Measured final : public MemoryAllocator {
  public:
   Measured(uint32_t size, uint8_t* base) : MemoryAllocator(size, base), base_(base) {}
@@ -54,10 +54,10 @@ class Measured final : public MemoryAllocator {
 
 extern "C" {
 
-// Loads a method of a program, and runs it on inputs of zeros; returns ExecuTorch's error code, or -1 after an exception.
+// Loads a method of a program and runs it with zeros. Returns ExecuTorch's error code, or -1 after an exception.
 //
-// `used` gets, in bytes: of the method allocator after loading, of the temporary allocator while loading and while running.
-// `stage` says how far it came: 0 the program, 1 the method, 2 the inputs, 3 the run, 4 all of it.
+// `used` is set to the bytes of the method allocator after loading, and the peak bytes of the temporary allocator while loading and
+// while running. `stage` is set to the stage that was reached: 0 program, 1 method, 2 inputs, 3 run, 4 finished.
 __attribute__((visibility("default"))) int ethorch_measure(
     const uint8_t* pte,
     size_t pte_bytes,

@@ -10,7 +10,7 @@ constexpr size_t kHeaderBytes = 32; // name[16], length int32, external uint8, 1
 constexpr size_t kKeyBytes = 64;
 constexpr size_t kTensorBytes = 36; // nine int32
 
-// Little-endian words at any alignment.
+// Reads a little-endian word at any alignment.
 uint32_t word(const uint8_t* at) {
   return uint32_t(at[0]) | uint32_t(at[1]) << 8 | uint32_t(at[2]) << 16 | uint32_t(at[3]) << 24;
 }
@@ -34,7 +34,7 @@ IoTensor tensor(const Block& tensors, uint32_t index) {
   return t;
 }
 
-// Every size and offset inside the scratch region, with no product that overflows.
+// Checks that all tensors are inside the scratch region, without products that overflow. Returns an error message or nullptr.
 const char* check_tensors(const Block& tensors, uint64_t scratch_bytes) {
   if (tensors.size < 4 || count(tensors) > (tensors.size - 4) / kTensorBytes ||
       tensors.size != 4 + size_t(count(tensors)) * kTensorBytes) {
@@ -150,7 +150,7 @@ const char* parse(const uint8_t* blob, size_t size, Payload* payload, FindNamed 
       }
     }
     const size_t padded = (length + kAlignment - 1) / kAlignment * kAlignment;
-    position += kHeaderBytes + (padded > rest ? rest + 1 : padded); // past the end: refused by the next check
+    position += kHeaderBytes + (padded > rest ? rest + 1 : padded); // if past the end, the next check fails
     if (position > size) {
       return "truncated inside the padding of a block";
     }

@@ -1,4 +1,4 @@
-// The delegate payload, read in place: mirror of payload.py, which describes the format.
+// Parser for delegate payloads, without copies. See formats/payload.py for the format.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@ namespace ethorch {
 constexpr uint32_t kRank = 6;
 constexpr int32_t kScratchRegion = 1;
 
-// An input or output: row-major bytes at `offset` of the scratch region. Shapes are left-padded with ones.
+// An input or output, stored row-major at `offset` in the scratch region. Shapes are padded on the left with ones.
 struct IoTensor {
   int32_t shape[kRank];
   int32_t element_size;
@@ -23,7 +23,7 @@ struct Block {
   size_t size = 0;
 };
 
-// Points into the blob it was parsed from, and into named data of the program, which have to outlive it.
+// A parsed payload. It points into the parsed blob and into named data of the program, which must outlive the payload.
 struct Payload {
   Block commands;
   Block weights;
@@ -33,17 +33,17 @@ struct Payload {
 
   uint32_t input_count() const;
   uint32_t output_count() const;
-  // Only for index < count: parse() has checked each of them.
+  // Requires index < count. parse() has already checked all tensors.
   IoTensor input(uint32_t index) const;
   IoTensor output(uint32_t index) const;
 };
 
-// Finds the program's named data of `key`, which is not terminated; false where there is none. The data stay where they are as
-// long as the program.
+// Finds the program's named data for `key`, which is not null-terminated. Returns false if there is no such data. The data must be
+// valid as long as the program.
 using FindNamed = bool (*)(void* context, const char* key, size_t key_bytes, Block* data);
 
-// Fills `payload` and returns nullptr, or returns what is wrong with the blob. Never reads outside [blob, blob + size) and what
-// `find` gives for blocks that are named data; nullptr where there are none.
+// Parses a blob into `payload`. Returns nullptr on success, or else an error message. Reads only [blob, blob + size) and the named
+// data returned by `find`, which can be nullptr if there is no named data.
 const char* parse(const uint8_t* blob, size_t size, Payload* payload, FindNamed find = nullptr, void* context = nullptr);
 
 } // namespace ethorch

@@ -1,5 +1,6 @@
-// Quantization of numbers that an int64 does not hold. ExecuTorch's kernel converts x / scale to int64 before it clamps. Arm
-// saturates there, as PyTorch's quantize does; on x86-64 the conversion gives INT64_MIN, so that +inf becomes the lowest code.
+// Corrects the quantization of numbers that exceed the range of int64. ExecuTorch's kernel converts x / scale to int64 before
+// clamping. On Arm, the conversion saturates, as in PyTorch. On x86-64, the conversion returns INT64_MIN, so that +inf is quantized
+// to the lowest integer value.
 
 #include "kernel.h"
 
@@ -24,7 +25,8 @@ struct Patched {
 };
 extern Patched PATCHED[3];
 
-// Of each element that the kernel converts wrongly: +inf and above become `high`, -inf and below `low`, NaN becomes 0.
+// Corrects each element that the kernel converts incorrectly. Values too large for int64 become `high`, values too small become
+// `low`, and NaN becomes 0.
 template <typename T>
 void saturate(const View& x, const View& scale, const View& out, int64_t low, int64_t high) {
   const float limit = 4611686018427387904.0F; // 2^62
@@ -57,7 +59,7 @@ void saturate(Form form, Span<EValue*> stack) {
     scale.sizes.clear(), scale.strides.clear();
   }
   const int64_t low = in.integer(), high = in.integer();
-  in.skip(); // the dtype, which is the output's
+  in.skip(); // the dtype, which is equal to the output's dtype
   const View out = in.tensor();
   if (x.type != ScalarType::Float || scale.type != ScalarType::Double) {
     return;
@@ -86,7 +88,7 @@ void quantize(KernelRuntimeContext& context, Span<EValue*> stack) {
   }
   try {
     saturate(form, stack);
-  } catch (const std::exception&) { // arguments of another form: what the kernel computed stays
+  } catch (const std::exception&) { // unexpected arguments: do not change the kernel's result
   }
 }
 
@@ -101,7 +103,7 @@ Patched PATCHED[3] = {
 
 extern "C" {
 
-// Puts the functions above in front of the kernels of one copy of ExecuTorch's core, as far as they are registered there.
+// Wraps the kernels that are registered in one copy of ExecuTorch's core with the functions above.
 __attribute__((visibility("default"))) void ethorch_saturate_quantize(void* registered) {
   using executorch::runtime::Kernel;
   using executorch::runtime::Span;
@@ -109,7 +111,7 @@ __attribute__((visibility("default"))) void ethorch_saturate_quantize(void* regi
     for (ethorch::Patched& patched : ethorch::PATCHED) {
       if (std::strcmp(kernel.name_, patched.name) == 0 && kernel.op_ != patched.function) {
         patched.original = kernel.op_;
-        const_cast<Kernel&>(kernel).op_ = patched.function; // of a table that is filled while the process runs
+        const_cast<Kernel&>(kernel).op_ = patched.function; // the table is not const memory, because it is filled at run time
       }
     }
   }
