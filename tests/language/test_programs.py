@@ -127,7 +127,7 @@ def test_a_file_writes_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert json.loads(said[2])["calls"] == {"prefill": 0, "decode": 11}
     for wrong, status, words in (
         (["--prompt", "QUICK"], 2, "characters that"),
-        (["--prompt", ""], 2, "--prompt is empty"),
+        (["--prompt", ""], 2, "--prompt: expected at least one token"),
         (["--context", "4000"], 1, "expected at most 24"),
     ):
         assert main(["generate", str(file), *options, *wrong]) == status

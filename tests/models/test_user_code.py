@@ -121,7 +121,7 @@ def test_frames_are_shown_for_traceback(folder: Path, capsys: pytest.CaptureFixt
     assert "Traceback (most recent call last)" in said and "ValueError: no weights\nin the cellar" in said
     assert said.splitlines()[-1].startswith("ethorch explain: ")
     assert cli.main(["explain", f"{folder}/nets.py:jumps", "--traceback"]) == 1
-    assert "The graph as far as torch.export came:" in capsys.readouterr().err
+    assert "The graph before torch.export failed:" in capsys.readouterr().err
 
 
 def test_what_ethorch_does_not_expect_is_called_a_bug(
@@ -132,7 +132,7 @@ def test_what_ethorch_does_not_expect_is_called_a_bug(
 
     monkeypatch.setattr(build, "quantize_methods", broken)
     assert cli.main(["explain", f"{folder}/nets.py:MODEL"]) == 1
-    assert capsys.readouterr().err.startswith("ethorch explain: KeyError: 'x'. This is a bug of ethorch")
+    assert capsys.readouterr().err.startswith("ethorch explain: KeyError: 'x'. This is a bug in ethorch")
 
 
 def test_a_missing_file_is_said_before_the_imports(tmp_path: Path) -> None:

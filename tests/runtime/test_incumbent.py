@@ -98,7 +98,7 @@ def test_staging_memory_is_found_from_the_stream(incumbent):
 
 def test_a_payload_that_lacks_an_output_is_refused(incumbent):
     """The incumbent does not notice that Vela dropped an output; its firmware would copy the other one in its place."""
-    with pytest.raises(ProgramError, match=r"delegate 0 .* with 3 tensors, but its payload has 1 input and 1 output") as error:
+    with pytest.raises(ProgramError, match=r"delegate 0 .*expected 1 input and 1 output, as in the payload, got 3 tensors") as error:
         runtime.load(incumbent / "lost.pte")
     assert "Compile the model with ethorch" in str(error.value)
 
@@ -108,5 +108,5 @@ def test_a_payload_that_lacks_an_input_is_refused(incumbent):
     method = program.read((incumbent / "cnn.pte").read_bytes()).methods["forward"]
     (delegate,) = method.delegates
     without = replace(DelegatePayload.unpack(delegate.blob), inputs=()).pack()
-    with pytest.raises(ProgramError, match=r"with 2 tensors, but its payload has 0 inputs and 1 output"):
+    with pytest.raises(ProgramError, match=r"expected 0 inputs and 1 output, as in the payload, got 2 tensors"):
         payloads(replace(method, delegates=(replace(delegate, blob=without),)))

@@ -32,7 +32,7 @@ def test_load_takes_a_path_a_string_or_bytes(incumbent):
             [torch.zeros(1, 3, 32, 31)],
             r"input 0: expected float32\[1, 3, 32, 32\], got float32\[1, 3, 32, 31\]",
         ),
-        ([torch.zeros(3, 32, 32)], "shapes are fixed by the export"),
+        ([torch.zeros(3, 32, 32)], "for other shapes"),
         ([torch.zeros(1, 3, 32, 32, dtype=torch.int8)], r"input 0: expected .*, got int8.*x.to\(torch.float32\)"),
         (["x"], "input 0: expected a tensor .*, got str 'x'"),
         ([None], "input 0: expected a tensor .*, got NoneType"),
@@ -151,7 +151,7 @@ def test_a_run_inside_a_run_of_the_same_method_is_refused(incumbent):
         incumbent / "cnn.pte", machine=lambda payload: Stub(payload, lambda scratch: programs[0](*random_inputs("cnn")))
     )
     programs.append(program)
-    with pytest.raises(HostError, match="inside a run of"):
+    with pytest.raises(HostError, match="is running"):
         program(*random_inputs("cnn"))
 
 
@@ -232,7 +232,7 @@ def test_the_npus_operators_reach_the_event_tracer(incumbent, tmp_path):
     from executorch.devtools import Inspector
 
     program = runtime.load(incumbent / "cnn.pte", etdump=True)
-    with pytest.raises(HostError, match=r"cannot write there|could not write"):
+    with pytest.raises(HostError, match=r"cannot write there|failed to write"):
         program.write_etdump(tmp_path / "missing/early.etdp")
     assert list(tmp_path.iterdir()) == []
     for _ in range(2):

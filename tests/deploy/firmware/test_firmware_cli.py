@@ -50,7 +50,7 @@ def test_inputs_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["--board", "corstone-3"], 2, "corstone-300"),
         (["--name", "7"], 1, "lower-case letters"),
         (["--embed", "x"], 1, "incbin or arrays"),
-        (["--set", "target=ethos-u85-256"], 2, "is compiled already: --set would have no effect"),
+        (["--set", "target=ethos-u85-256"], 2, "--set requires a model, but"),
     ],
 )
 def test_what_is_wrong_is_one_line(

@@ -170,7 +170,7 @@ def test_the_command_makes_a_project_of_all_methods_or_of_one(tmp_path: Path, ca
     both = json.loads(capsys.readouterr().out)
     assert list(both["methods"]) == ["steps", "step"]
     assert cli.main([*line, "--method", "step"]) == 0
-    assert "Methods that are not in it: steps." in capsys.readouterr().out
+    assert "Methods not included in the project: steps." in capsys.readouterr().out
     header = (tmp_path / "project" / "model" / "model.h").read_text()
     assert "ethosu_status model_run(model_t *self);" in header and "step" not in header.replace("steps", "")
     assert cli.main([*line, "--inputs", str(tmp_path / "x.npy")]) == 2

@@ -197,7 +197,7 @@ def test_cycles_are_velas_where_they_are_given(probe: Path) -> None:
     assert (given.npu_cycles, given.inferences[0].estimated_by) == (12345, "vela")
     own = probe_run(probe)
     assert own.inferences[0].estimated_by == "board" and own.is_lower_bound
-    assert "NPU run of at least " in _describe_run(own) and "at least" not in _describe_run(given)
+    assert "NPU run with at least " in _describe_run(own) and "at least" not in _describe_run(given)
     assert "estimated by Vela" in _describe_run(given)
     assert _mark_lower_bounds("run 0: 35582 cycles of the NPU") == "run 0: at least 35,582 cycles of the NPU"
     assert own.npu_cycles is not None
