@@ -1,1 +1,1 @@
-"""Run programs outside of Python: C projects, and virtual boards for them."""
+"""Generate C projects that run programs without Python, and emulate boards that run these projects."""

@@ -1,4 +1,4 @@
-"""Self-test cases: inputs, and the outputs of ExecuTorch's runtime on the host."""
+"""Self-test cases with inputs and the outputs that ExecuTorch's runtime computes on the host."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Case:
-    """The bytes of each input and each output of a call."""
+    """A call with the bytes of its inputs and outputs."""
 
     call: Call
     inputs: tuple[bytes, ...] = field(repr=False)
@@ -32,18 +32,19 @@ class Case:
 
     @property
     def padded(self) -> bytes:
-        """Return all tensors, each padded to a multiple of 16 bytes."""
+        """The bytes of all tensors, each padded to a multiple of 16 bytes."""
         return b"".join(data + bytes(-len(data) % 16) for data in (*self.inputs, *self.outputs))
 
 
 def cases(pte: bytes, methods: Mapping[str, Method], calls: Sequence[Call]) -> list[Case]:
-    """Run calls in order, starting from the initial state.
+    """Run calls in order, starting from the initial state, and return their cases.
 
     Raises:
-        HostError, MachineFault: a sample does not fit the inputs, or the simulator stopped.
+        HostError: a sample does not match the inputs, or there are no calls.
+        MachineFault: the simulator failed.
     """
     if not calls:
-        raise HostError("the self-test needs at least one sample.")
+        raise HostError("expected at least one sample for the self-test, got none.")
     loaded: dict[str, runtime.HostProgram] = {}
     for name in methods:
         if name not in loaded:
@@ -67,7 +68,7 @@ def cases(pte: bytes, methods: Mapping[str, Method], calls: Sequence[Call]) -> l
 
 
 def place_cases(cases: Sequence[Case]) -> tuple[bytes, list[int]]:
-    """Return the bytes of all distinct cases, and each case's offset."""
+    """Return the bytes of all distinct cases and the offset of each case."""
     data, offset_by_content = bytearray(), dict[bytes, int]()
     places = []
     for case in cases:

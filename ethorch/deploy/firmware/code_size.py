@@ -13,22 +13,22 @@ from ethorch.deploy.firmware.kernels import kernel_call
 from ethorch.formats.pte_types import Program
 from ethorch.support.errors import Reason
 
-#: Sizes that ``python -m tests.helpers.code_sizes`` measures with the compiler of the package ziglang: -Os, Cortex-M33.
+#: Sizes measured by ``python -m tests.helpers.code_sizes`` with ziglang's compiler at -Os for a Cortex-M33.
 TABLE = Path(__file__).resolve().parent / "code_sizes.csv"
-#: Row of the code that every application contains: start-up, driver, and the functions of the model.
+#: Name of the row for code that every application contains: start-up code, the driver and the model's functions.
 APPLICATION = "application"
-#: Row of the mean size of one call of a kernel, with its constants.
+#: Name of the row for the mean size of one kernel call, including the constants of the call.
 CALL = "call"
 _FUNCTION = re.compile(r"\betk_\w+")
 
 
 @dataclass(frozen=True)
 class CodeSize:
-    """Code of an application in flash.
+    """The code size of an application.
 
     Attributes:
-        size_bytes: Bytes of code and constants, without the .pte's contents and the user's own code.
-        missing: CPU operators without a C kernel, which are not counted.
+        size_bytes: Bytes of code and constants, excluding the .pte's contents and the user's code.
+        missing: CPU operators that have no C kernel and are not counted.
     """
 
     size_bytes: int
@@ -43,9 +43,9 @@ def _read_table() -> tuple[Mapping[str, int], Mapping[str, tuple[str, ...]]]:
 
 
 def estimate_code_size(program: Program) -> CodeSize:
-    """Estimate the code that ``ethorch firmware`` generates for all methods of a program.
+    """Estimate the code size of the firmware generated for all methods of a program.
 
-    Each kernel, and each function that it calls, is counted once.
+    Each kernel and each function called by a kernel is counted once.
     """
     sizes, callees = _read_table()
     functions, missing = set[str](), dict[str, None]()

@@ -11,10 +11,10 @@ _ROW = 24
 
 @dataclass(frozen=True)
 class Blob:
-    """Bytes with a C symbol.
+    """A block of bytes with a C symbol.
 
     Attributes:
-        section: C macro or quoted name of the section.
+        section: C macro for the section, or the quoted section name.
         content: Bytes, padded to a multiple of 16.
     """
 
@@ -29,7 +29,7 @@ class Blob:
 
     @property
     def sums(self) -> tuple[int, int]:
-        """Sum of the 32-bit words, and sum of the running sums. See ``ethosu_sum`` in ethosu_model.h."""
+        """The sum of the 32-bit words, and the sum of the running sums. See ``ethosu_sum`` in ethosu_model.h."""
         words = np.frombuffer(self.content, "<u4").astype(np.uint64)
         running = np.cumsum(words, dtype=np.uint64) & 0xFFFFFFFF
         return int(running[-1]) if len(running) else 0, int(np.sum(running, dtype=np.uint64)) & 0xFFFFFFFF
@@ -40,7 +40,7 @@ class Blob:
 
 
 def blob(symbol: str, section: str, content: bytes) -> Blob:
-    """Pad bytes to a multiple of 16 and name their file after the symbol."""
+    """Return a Blob whose content is padded to a multiple of 16 bytes."""
     return Blob(symbol, f"{symbol}.bin", section, content + bytes(-len(content) % 16))
 
 

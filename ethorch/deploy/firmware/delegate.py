@@ -1,4 +1,4 @@
-"""Sources of the Ethos-U delegate for a Cortex-M application with ExecuTorch."""
+"""Write the sources of the Ethos-U delegate for a Cortex-M application with ExecuTorch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ethorch.support.errors import EthorchError
 from ethorch.support.versions import versions
 
 _PACKAGE = Path(__file__).resolve().parent.parent.parent
-#: Files relative to the package, in C++17 and C11 without `new` and exceptions, with one static constructor.
+#: Paths relative to the package. The files are C++17 and C11 without `new` and exceptions, and define one static constructor.
 FILES = (
     "runtime/cpp/driver.h",
     "runtime/cpp/payload.h",

@@ -5,22 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 
-#: Reserved words of a linker script's MEMORY command.
+#: Reserved words in a linker script's MEMORY command.
 _LINKER_WORDS = {"ORIGIN", "ORG", "O", "LENGTH", "LEN", "L", "MEMORY", "SECTIONS", "INCLUDE"}
 
 
 def line(value: object) -> str:
-    """Return text on one line for a line comment; non-printable characters become spaces."""
+    """Return text for a line comment. Non-printable characters become spaces, and backslashes become slashes."""
     return " ".join("".join(c if c.isprintable() else " " for c in str(value)).replace("\\", "/").split())
 
 
 def c_comment(value: object) -> str:
-    """Return text on one line for a C or linker script comment, without comment delimiters."""
+    """Return text for a C or linker script comment, on one line and without comment delimiters."""
     return re.sub(r"(?<=\*)(?=/)|(?<=/)(?=\*)", " ", line(value))
 
 
 def c_string(value: object) -> str:
-    """Return text for a string literal of any C standard."""
+    """Escape text for a string literal in any C standard."""
     safe = (chr(byte) if 32 <= byte < 127 and chr(byte) not in '"\\?%' else f"\\{byte:03o}" for byte in str(value).encode())
     return "".join(safe)
 

@@ -1,4 +1,4 @@
-"""Generate the C project of a program: ``ethorch.firmware``."""
+"""The implementation of ``ethorch.firmware``, which generates C projects."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class Firmware:
     Attributes:
         files: Paths relative to ``folder``.
         target: NPU that the program was compiled for.
-        board: Board whose memory layout and self-test the project uses.
+        board: Board that the memory layout and the self-test are for.
         sizes: Bytes by name: ``arena``, ``fast``, ``tensors``, ``weights``, ``commands``, ``constants``.
         operators: CPU operators with a C kernel in the project.
         methods: Sizes of each method: ``arena``, ``tensors``, ``weights``, ``commands``, and NPU ``cycles`` (0 if unknown).
-            ``sizes`` counts shared memory, such as the larger arena and common weights, only once.
+            ``sizes`` counts memory that methods share only once.
     """
 
     folder: Path
@@ -79,7 +79,7 @@ class Firmware:
         return (
             f"{self.folder}: {count_noun(len(self.files), 'file')} for {self.target} on {self.board}. Bytes: {sizes}.\n"
             f"{''.join(method_lines) if len(method_lines) > 1 else ''}"
-            f"Build and run it: python {self.folder / 'run.py'}"
+            f"Build and run the project: python {self.folder / 'run.py'}"
         )
 
 
@@ -100,28 +100,28 @@ def firmware(
         program = ethorch.compile(model, x, "ethos-u55-128")
         ethorch.firmware(program, "project")           # then: python project/run.py
 
-    In a project of several methods, each method has its own functions (``model_prefill_run``, ``model_decode_run``). Shared buffers
-    and constants are stored once, and the arenas overlap.
+    If the project has several methods, each method has its own functions (``model_prefill_run``, ``model_decode_run``). The methods
+    share buffers, constants and the arena.
 
     Args:
         source: Program, or the path or the contents of a .pte compiled by ethorch or by ExecuTorch's Arm backend.
-        folder: Folder of the project. Created if it does not exist; files of an earlier project are replaced.
+        folder: Project folder. Created if it does not exist; files of an earlier project are replaced.
         board: Name of a board, path of its TOML file, or Board. Default: Corstone-300, or Corstone-320 for the U85.
         name: Prefix of the model's symbols and files, so that several models can be linked together.
         methods: One or several entry points. Default: all methods of the program.
         samples: Self-test samples, each with all inputs. For several methods, a session of ``(method, inputs)`` calls, which runs
-            twice, with a reset in between. Default: the program's calibration samples, or random samples.
+            twice, with a reset in between. Default: the program's calibration samples, or random samples if there are none.
         embed: ``incbin`` (binary files included by the assembler) or ``arrays`` (C arrays, for any compiler).
 
     Raises:
-        EthorchError: a CPU operator has no C kernel, the methods cannot share a project, or the program needs ExecuTorch. Also
+        EthorchError: a CPU operator has no C kernel, the methods cannot share a project, or the program requires ExecuTorch. Also
             raised if a name is invalid, the model does not fit the board, or the folder cannot be written.
-        SpecError: the board does not exist or cannot have this NPU.
+        SpecError: the board is unknown or does not support the NPU.
         HostError: the samples do not match the program's inputs.
     """
     prefix(name)
     if embed not in DATA_FORMS:
-        raise EthorchError(f"embed is {embed!r}; allowed: {' or '.join(DATA_FORMS)}.")
+        raise EthorchError(f"expected embed to be {' or '.join(DATA_FORMS)}, got {embed!r}.")
     program = open_program(source, methods, samples)
     writer = Project(program, name, embed, board)
     return writer.write(Path(folder))
@@ -129,11 +129,11 @@ def firmware(
 
 @dataclass(frozen=True)
 class SelectedSizes:
-    """The sizes of all input axes, by which the firmware selects a method.
+    """Input sizes from which the firmware selects a method.
 
     Attributes:
-        methods: Name of a method -> its sizes, smallest first.
-        paddings: For each size, the number of its padding, starting at 1, or 0.
+        methods: Method name -> sizes of all input axes, smallest first.
+        paddings: For each size, the number of its padding, starting at 1, or 0 if the axis is not padded.
         steps: For each size, the elements per step of the padding.
     """
 
@@ -143,7 +143,7 @@ class SelectedSizes:
 
 
 def find_selection(program: File, names: Sequence[str]) -> SelectedSizes | None:
-    """Return the selection, or None unless the methods are one model at several shapes."""
+    """Return the selection, or None unless the methods are one model compiled for several shapes."""
     selection = Selection.of(program)
     chosen = {} if selection is None else {name: shapes for name, shapes in selection.shapes.items() if name in names}
     if selection is None or len(chosen) < 2:
@@ -169,7 +169,7 @@ class Project:
         ]
         targets = list(dict.fromkeys(parse_header(stream).npu.name for stream in streams))
         if len(targets) > 1:
-            raise EthorchError(f"the delegates are for different NPUs: {', '.join(targets)}. Compile the whole model for one.")
+            raise EthorchError(f"expected delegates for one NPU, got {', '.join(targets)}. Compile the whole model for one NPU.")
         family = parse_header(streams[0]).npu.family if streams else "u55"
         self.board = load_board(_DEFAULT_BOARDS[family] if board is None else board)
         self.target = targets[0] if targets else self.board.targets[0]
@@ -190,7 +190,7 @@ class Project:
 
     @cached_property
     def layout(self) -> Layout:
-        """Memory of each part on the board; raises EthorchError if the board has no room."""
+        """The memory of each section. Raises EthorchError if a section does not fit on the board."""
         return layout(self.board, self._parts())
 
     def _meanings(self, name: str) -> dict[str, tuple[float, int]]:
@@ -258,7 +258,7 @@ class Project:
         return Firmware(folder, tuple(self.files), self.target, self.board.name, self.sizes, operators, self.by_method)
 
     def layer(self, processor: str) -> dict[str, bytes]:
-        """Return the files of a CMSIS solution's layer, by path."""
+        """Return the files of a CMSIS layer as a mapping from path to contents."""
         self._model()
         paths = sorted(path for path in self.files if path.endswith((".c", ".S")))
         folders = ["model", *(["model/kernels"] if self.source.kernels else [])]
@@ -319,7 +319,7 @@ class Project:
         self._text(f"model/{self.name}.h", "model.h.jinja")
         self._text(f"model/{self.name}.c", "model.c.jinja", **more)
         self._text(f"model/{self.name}_memory.c", "model_memory.c.jinja")
-        self._data(f"model/{self.name}_data", self.source.blobs, f"{self.name}.h", f"{self.name}: weights, commands, constants")
+        self._data(f"model/{self.name}_data", self.source.blobs, f"{self.name}.h", f"{self.name} (weights, commands, constants)")
         for file in _DRIVER:
             self._copy(_C / file, f"model/{file}")
         if kernel_headers(self.source):
@@ -434,7 +434,7 @@ class Project:
         clock = self.system.core_clock_hz if self.system else 0
         time = f", {1e3 * cycles / clock:.3f} ms at {clock / 1e6:.0f} MHz" if clock else ""
         return {
-            "cycles": f"{cycles} cycles of the NPU by Vela{time}"
+            "cycles": f"{cycles} NPU cycles by Vela's estimate{time}"
             if cycles
             else "unknown, because a .pte does not contain Vela's cycles; `run.py` prints a lower bound",
             "delegates": sum(method.delegates for method in self.source.methods),
@@ -460,8 +460,8 @@ class Project:
             return self.board.name
         if self.board.path is None:
             raise EthorchError(
-                f"the board {self.board.name!r} has no file, but the project must include its description; "
-                "pass the path of its TOML file."
+                f"expected a file with the description of board {self.board.name!r}, which the project includes; got a Board "
+                "object without a file. Pass the path of the board's TOML file."
             )
         self._copy(self.board.path, "board.toml")
         return "board.toml"
@@ -472,14 +472,14 @@ def _pad_to_cache_lines(size: int) -> int:
 
 
 def _stream_hash(payload: DelegatePayload) -> str:
-    """Return the SHA-256 of the bare commands, the virtual board's key of a command stream."""
+    """Return the SHA-256 of the commands without a header, by which the virtual board identifies a stream."""
     header = parse_header(payload.commands)
     return hashlib.sha256(payload.commands[header.start : header.stop]).hexdigest()
 
 
 def _mode(system: MemorySystem | None) -> str:
     if system is None:
-        return "unknown, so as Arm's driver has them"
+        return "unknown; the defaults of Arm's driver are used"
     constants = "Sram" if system.constants_in_sram else system.const_area
     return f"constants in {constants}, feature maps in {system.arena_area}, staging in {system.cache_area}"
 

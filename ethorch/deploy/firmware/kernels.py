@@ -1,4 +1,4 @@
-"""C calls for the CPU operators of a .pte."""
+"""Generate C calls for the CPU operators of a .pte."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ from ethorch.support.wording import count_noun
 
 #: Folder of the C sources.
 SOURCE_FOLDER = Path(__file__).resolve().parent / "c" / "kernels"
-#: Headers that every source includes and that the statements of a call need.
+#: Headers that every source file includes and that the generated statements require.
 HEADERS = ("kernels.h", "arithmetic.h")
-#: Source -> other sources whose functions it calls. A test compares this table with the compiler's output.
+#: Source file -> other source files that define the functions it calls. A test compares this table with the compiler's output.
 NEEDS = {
     "copy.c": ("map.c",),
     "index.c": ("map.c",),
     "pow.c": ("elementwise.c",),
     "softmax.c": ("elementwise.c", "functions.c"),
 }
-_WAY_OUT = "Quantize the module it is in, for the NPU to take it, or link ExecuTorch's portable kernels (docs/guides/firmware.md)."
+_WAY_OUT = (
+    "Quantize the module that contains the operator, so that the operator runs on the NPU, or link ExecuTorch's portable kernels "
+    "(docs/guides/firmware.md)."
+)
 
 
 @dataclass(frozen=True)
@@ -34,9 +37,9 @@ class KernelCall:
     """The C call of one operator.
 
     Attributes:
-        lines: Statements; empty for a no-op.
-        constants: Declarations at file scope, which need ``kernels.h``.
-        sources: Files of ``SOURCE_FOLDER`` that define the called functions.
+        lines: C statements. Empty if the operator does nothing.
+        constants: Declarations at file scope, which require ``kernels.h``.
+        sources: Files in ``SOURCE_FOLDER`` that define the called functions.
     """
 
     lines: tuple[str, ...]
@@ -47,12 +50,12 @@ class KernelCall:
 def kernel_call(
     method: Method, call: Call, place: Callable[[int], str], label: str, fail: str = "return -1;"
 ) -> KernelCall | Reason:
-    """Return the C call of one operator, or the reason why it has none.
+    """Return the C call of an operator, or the reason why the operator cannot be called from C.
 
     Args:
-        place: Function from the index of a value, including constants, to the C expression of its address.
-        label: C identifier that is unique in the file; prefix of the constants' names.
-        fail: Statement to run if the operator rejects its input.
+        place: Function that maps the index of a value to the C expression of the value's address.
+        label: Prefix for the names of constants; a C identifier that is unique in the file.
+        fail: C statement to run if the operator rejects its input.
     """
     body = KERNELS.get(call.operator)
     if body is None:
@@ -82,13 +85,15 @@ def _arguments(method: Method, call: Call, body: Callable[..., None], place: Cal
             if value.dynamism:
                 raise Refused(
                     "dynamic_shape",
-                    f"tensor {value} has a size that is known only at run time",
+                    f"expected a tensor of static shape, got {value}",
                     "Export the model without dynamic shapes.",
                 )
             return View.of(value, place(index))
         if index in computed:
             raise Refused(
-                "computed_number", "an argument is a number that is computed at run time", "Make it a constant in the model."
+                "computed_number",
+                "expected a constant number as an argument, got a number computed at run time",
+                "Replace the number by a constant in the model.",
             )
         return _plain(value, argument)
 
@@ -97,7 +102,7 @@ def _arguments(method: Method, call: Call, body: Callable[..., None], place: Cal
     if len(values) < count:
         raise Refused(
             "arguments",
-            f"found {count_noun(len(values), 'argument')}, expected {count}",
+            f"expected {count_noun(count, 'argument')}, got {len(values)}",
             "Compile the model with this version of ethorch.",
         )
     return values[:count]

@@ -1,4 +1,4 @@
-"""Assign the firmware to the memories of a board."""
+"""Assign the sections of the firmware to the memories of a board."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _TEXT_BYTES = 0x8000  # bytes reserved for code in a shared memory
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the firmware that needs memory.
+    """A section of the firmware that requires memory.
 
     Attributes:
         name: Name of the input sections, e.g. ``.rodata.npu_weights``.
-        order: Allowed kinds of memory, best first: kinds of Memory, or ``tcm``.
-        port: NPU port that must reach the memory; empty if only the CPU does.
-        loaded: Whether the ELF contains its content.
+        order: Kinds of memory that can contain the section, best first.
+        port: NPU port that must reach the memory, or empty if only the CPU accesses the section.
+        loaded: Whether the ELF contains the section's bytes.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Placement:
-    """A part and its memory."""
+    """The memory assigned to a section."""
 
     part: Part
     memory: Memory
@@ -43,7 +43,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Layout:
-    """The memory of every part.
+    """The memories assigned to all sections.
 
     Attributes:
         text: Memory of the vector table and the code.
@@ -57,7 +57,7 @@ class Layout:
     placements: tuple[Placement, ...]
 
     def address(self, base: int, aliases: Sequence[int]) -> int:
-        """Return the address in the firmware's security state."""
+        """Return the alias of an address in the firmware's security state."""
         return _on_side(self.secure, base, aliases)
 
     @property
@@ -67,11 +67,11 @@ class Layout:
 
 
 def parts(sizes: Mapping[str, int], selftest_bytes: int, system: MemorySystem | None, in_dram: bool) -> tuple[Part, ...]:
-    """Return the parts of a model, each with the kinds of memory that its memory mode was planned for.
+    """Return the sections of a model, each with the kinds of memory that the memory mode assumes.
 
     Args:
         sizes: Bytes by name. See :class:`Firmware`.
-        in_dram: Whether feature maps are planned for DRAM; some files do not contain ``system``.
+        in_dram: Whether feature maps are planned for DRAM. Required because some files do not contain ``system``.
     """
     in_sram = system is not None and system.constants_in_sram
     constant_kinds = ("sram", "dram") if in_sram else ("flash", "mram", "dram", "sram")
@@ -83,21 +83,23 @@ def parts(sizes: Mapping[str, int], selftest_bytes: int, system: MemorySystem | 
         Part(".bss.npu_arena", "feature maps (region 1)", sizes["arena"], arena, "ext" if in_dram else "sram", False),
         Part(".rodata.npu_weights", "weights (region 0)", sizes["weights"], constant_kinds, port, True),
         Part(".rodata.npu_commands", "command streams", sizes["commands"], constant_kinds, port, True),
-        Part(".rodata.cpu_constants", "constants of the CPU's operators", sizes["constants"], read, "", True),
-        Part(".bss.cpu_tensors", "tensors of the CPU", sizes["tensors"], ("sram", "dram", "tcm"), "", False),
+        Part(".rodata.cpu_constants", "constants of CPU operators", sizes["constants"], read, "", True),
+        Part(".bss.cpu_tensors", "CPU tensors", sizes["tensors"], ("sram", "dram", "tcm"), "", False),
         Part(".rodata.selftest", "the self-test's inputs and outputs", selftest_bytes, read, "", True),
     )
     return tuple(part for part in candidates if part.nbytes)
 
 
 def layout(board: Board, parts_to_place: Sequence[Part]) -> Layout:
-    """Assign each part to the first suitable memory with room, the largest memory of a kind first.
+    """Assign each section to the first suitable memory with enough free bytes.
+
+    Memories of one kind are tried in descending order of free bytes.
 
     Raises:
-        EthorchError: a part does not fit; the message lists sizes and memories.
+        EthorchError: a section does not fit. The message lists sizes and memories.
     """
     text = board.memory_at(board.cpu.vector_table)
-    assert text is not None  # guaranteed by the checks of the description
+    assert text is not None  # guaranteed by the validation of the board description
     secure = _is_secure(board, text)
     usable = [m for m in board.memories if _reachable(m, secure) or not m.npu_ports]
     left = {m.name: m.size_bytes for m in usable} | {text.name: max(text.size_bytes - _TEXT_BYTES, 0)}
@@ -111,10 +113,11 @@ def layout(board: Board, parts_to_place: Sequence[Part]) -> Layout:
         suits = [m for m in kinds if (not part.port or part.port in m.npu_ports) and (part.loaded or m.writable)]
         memory = next((m for m in suits if left[m.name] >= nbytes), None)
         if memory is None:
-            have = ", ".join(f"{left[m.name]} bytes in {m}" for m in suits) or f"no {' or '.join(part.order)} that the NPU reaches"
+            reachable = " that the NPU can access" if part.port else ""
+            have = ", ".join(f"{left[m.name]} bytes in {m}" for m in suits) or f"no {' or '.join(part.order)}{reachable}"
             raise EthorchError(
-                f"{part.title}: {part.nbytes} bytes do not fit into a memory of {board.name}: {have}. Use another memory mode, "
-                "a smaller arena, or a board with more memory."
+                f"{part.title}: {part.nbytes} bytes do not fit into any suitable memory of board {board.name} (available: {have}). "
+                "Use another memory mode, a smaller arena, or a board with more memory."
             )
         left[memory.name] -= nbytes
         placements.append(Placement(part, memory))
@@ -122,7 +125,7 @@ def layout(board: Board, parts_to_place: Sequence[Part]) -> Layout:
 
 
 def _is_secure(board: Board, text: Memory) -> bool:
-    """Return True if the core starts in the secure state. If memories have both aliases, the vector table's address decides."""
+    """Return True if the board has secure and non-secure aliases and the vector table is at a secure address."""
     return any(a & _SECURE != text.base & _SECURE for a in text.aliases) and bool(board.cpu.vector_table & _SECURE)
 
 

@@ -1,7 +1,7 @@
 """Combine the methods of a program in one firmware.
 
-The arena has the size of the largest method. Shared state, such as caches, follows the arena if the NPU can read it there.
-Otherwise it is stored at the start of the CPU's buffer, followed by each method's own state and the temporary tensors of a call.
+The arena has the size required by the largest method. Shared state, such as caches, is stored after the arena if the NPU can access
+it there. Otherwise it is stored at the start of the CPU's buffer, before each method's private state and the temporary tensors.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True)
 class MethodsPlan:
-    """Methods that run in the same buffers.
+    """A plan for methods that share buffers.
 
     Attributes:
         arena_bytes, tensors_bytes, codes_tensors_bytes: Sizes for all methods. See :class:`Plan`.
-        state_bytes: Bytes of state outside the temporary tensors; 0 for a single method.
+        state_bytes: Bytes of state outside the temporary tensors, or 0 for a single method.
         constants: Distinct constant tensors, concatenated and aligned to 16 bytes.
         initial: Nonzero initial values, once for each location.
     """
@@ -46,7 +46,7 @@ class MethodsPlan:
 
     @property
     def has_codes(self) -> bool:
-        """True if a float input or output has integer values."""
+        """True if a float input or output is also available as integer values."""
         return any(method_plan.has_codes for method_plan in self.plans.values())
 
     @property
@@ -61,10 +61,10 @@ class MethodsPlan:
 
 
 def plan_methods(program: Program, names: Sequence[str]) -> MethodsPlan:
-    """Plan methods of a program together.
+    """Plan methods that share buffers.
 
     Raises:
-        EthorchError: a method cannot be planned, a name is not a C identifier, or two initial values have one location.
+        EthorchError: a method cannot be planned, a name is not a C identifier, or one location has two initial values.
         PayloadError, ProgramError: a delegate is malformed.
     """
     constants = Constants(program)
@@ -93,7 +93,7 @@ def plan_methods(program: Program, names: Sequence[str]) -> MethodsPlan:
     state_bytes = shared_bytes - end
     alone = {name: _has_unshared_state(plan(program, program.methods[name])) for name in names}
     plans: dict[str, Plan] = {}
-    for name in sorted(names, key=lambda name: not alone[name]):  # methods that do not overwrite other methods' tensors come first
+    for name in sorted(names, key=lambda name: not alone[name]):  # methods with private state come first
         bases = Bases(end, tuple(shared), reads[names.index(name)])
         plans[name] = plan(program, program.methods[name], constants, bases)
         end = plans[name].end if alone[name] else end
@@ -109,7 +109,7 @@ def plan_methods(program: Program, names: Sequence[str]) -> MethodsPlan:
 
 
 def _reads_of_all(methods: Sequence[Method]) -> list[Mapping[int, Reads]]:
-    """Return the tensors that each method's delegates read in place; empty if a method has buffers that a reset would not clear."""
+    """Return the tensors that each method's delegates access in place, or empty mappings unless a reset initializes all buffers."""
     if not all(map(all_have_contents, methods)):
         return [{} for _ in methods]
     return [reads_in_place(method, read_payloads(method)) for method in methods]
@@ -137,8 +137,9 @@ def _initial(plans: Mapping[str, Plan]) -> tuple[tuple[Place, bytes], ...]:
                 raise make_error(
                     Reason(
                         "firmware.initial_contents",
-                        f"methods {first_name!r} and {name!r} share a buffer of {len(content)} bytes with different initial values",
-                        "Compile them together (ethorch.compile of a dict), or select one of them with --method.",
+                        f"methods {first_name!r} and {name!r} assign different initial values to a shared buffer of "
+                        f"{len(content)} bytes",
+                        "Compile the methods together (pass a dict to ethorch.compile), or select one method with --method.",
                     )
                 )
     return tuple((place, content) for place, (_, content) in first_by_place.items())
@@ -152,9 +153,8 @@ def _check_names(names: Sequence[str]) -> None:
             raise make_error(
                 Reason(
                     "firmware.method_name",
-                    f"method {name!r} cannot share a project because its name, a prefix of functions and, in upper case, of "
-                    f"macros, {problem}",
-                    "Compile with another name, or select one method with --method.",
+                    f"method name {name!r} cannot be the prefix of C functions and macros because it {problem}",
+                    "Rename the method and compile again, or select one method with --method.",
                 )
             )
 

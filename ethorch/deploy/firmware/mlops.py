@@ -1,6 +1,6 @@
-"""Arm's delivery path: read ``*.cbuild-mlops.yml`` from ``cbuild setup`` and write the AI layer for csolution.
+"""Read a ``*.cbuild-mlops.yml`` written by ``cbuild setup``, and write the AI layer of a CMSIS solution.
 
-CMSIS-Toolbox 2.14 defines the file (MLOps Management in its manual). Paths are relative to the file's folder.
+The manual of CMSIS-Toolbox 2.14 defines the format (MLOps Management). Paths in the file are relative to its folder.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Mlops:
 
     Attributes:
         name: C prefix of the model. Default: ``model``.
-        system_config, memory_mode: Sections of the ini.
-        config_ini: Path of the ini, or None for Vela's own.
-        vela_flags: Other options of Vela.
+        system_config, memory_mode: Section names in ``config_ini``.
+        config_ini: Path of the Vela configuration file, or None for Vela's default.
+        vela_flags: Other Vela options.
         clayer: Expected path of the AI layer.
         processor: Core, e.g. ``Cortex-M55``.
     """
@@ -54,7 +54,7 @@ def read_mlops(path: str | os.PathLike[str]) -> Mlops:
     """Read a ``*.cbuild-mlops.yml``.
 
     Raises:
-        EthorchError: the file cannot be read or has another format.
+        EthorchError: the file cannot be read or is invalid.
         SpecError: the NPU is missing or unknown.
     """
     place = Path(path)
@@ -68,7 +68,7 @@ def read_mlops(path: str | os.PathLike[str]) -> Mlops:
         raise EthorchError(f"{place} is not valid YAML: {' '.join(str(error).split())[:200]}.") from None
     root = parsed.get(_ROOT) if isinstance(parsed, dict) else None
     if not isinstance(root, dict):
-        raise EthorchError(f"{place} has no node {_ROOT!r}. Pass the NAME.cbuild-mlops.yml written by `cbuild setup`.")
+        raise EthorchError(f"{place} has no key {_ROOT!r}. Pass the NAME.cbuild-mlops.yml written by `cbuild setup`.")
     npu, vela, model, processor = (_node(root, key, place) for key in ("npu", "vela", "model", "processor"))
     options, flags = _options(str(vela.get("options") or ""), place)
     flags = (*flags, *shlex.split(str(vela.get("misc") or "")))
@@ -88,14 +88,14 @@ def read_mlops(path: str | os.PathLike[str]) -> Mlops:
 
 
 def make_default(target: str) -> Mlops:
-    """Return the description of an AI layer without a ``*.cbuild-mlops.yml``."""
+    """Return the default AI layer description, used if there is no ``*.cbuild-mlops.yml``."""
     return Mlops("model", target, None, None, None, (), None, "")
 
 
 def _node(root: dict[str, Any], key: str, place: Path) -> dict[str, Any]:
     node = root.get(key) or {}
     if not isinstance(node, dict):
-        raise EthorchError(f"{place}: {key} is {node!r}; expected a node with keys.")
+        raise EthorchError(f"{place}: expected {key} to be a mapping, got {node!r}.")
     return node
 
 
@@ -105,7 +105,7 @@ def _options(text: str, place: Path) -> tuple[dict[str, str], tuple[str, ...]]:
     try:
         words = iter(shlex.split(text))
     except ValueError as error:
-        raise EthorchError(f"{place}: vela.options is {text!r}: {error}.") from None
+        raise EthorchError(f"{place}: cannot parse vela.options {text!r}: {error}.") from None
     for word in words:
         flag, equals, value = word.partition("=")
         if flag not in _VALUED:
@@ -113,7 +113,7 @@ def _options(text: str, place: Path) -> tuple[dict[str, str], tuple[str, ...]]:
             continue
         value = value if equals else next(words, "")
         if not value:
-            raise EthorchError(f"{place}: vela.options ends with {flag}, which requires a value.")
+            raise EthorchError(f"{place}: expected a value for {flag} in vela.options, got none.")
         options[_VALUED[flag]] = value
     return options, tuple(others)
 
@@ -125,20 +125,21 @@ def _target(npu: dict[str, Any], accelerator: str | None, place: Path) -> str:
     if accelerator is not None:
         return lookup(accelerator.lower()).name
     raise SpecError(
-        f"{place} does not identify the NPU: found npu.type {kind!r} and npu.macs {macs!r}. Add `macs:` under `npu:` of the "
-        "csolution's mlops node, and run `cbuild setup` again."
+        f"{place} does not identify the NPU: expected npu.type and npu.macs, got {kind!r} and {macs!r}. Add `macs:` under `npu:` "
+        "in the csolution's mlops node, and run `cbuild setup` again."
     )
 
 
 def write_ai_layer(program: Any, folder: str | os.PathLike[str], mlops: Mlops) -> tuple[str, ...]:
-    """Write the AI layer (``ai_layer.clayer.yml``, the model's sources, ``model_params.h``, ``REPORT.md``); return the relative
-    paths.
+    """Write an AI layer and return the paths of its files, relative to the folder.
+
+    The layer contains ``ai_layer.clayer.yml``, the model's sources, ``model_params.h`` and ``REPORT.md``.
 
     Args:
         program: An ``ethorch.Program``.
 
     Raises:
-        EthorchError: the program has no firmware. See :func:`ethorch.firmware`.
+        EthorchError: firmware cannot be generated for the program. See :func:`ethorch.firmware`.
     """
     record = getattr(program, "_record", None)
     project = Project(open_program(program, "forward" if record is None else record.method, None), mlops.name, "incbin", None)
@@ -152,7 +153,7 @@ def write_ai_layer(program: Any, folder: str | os.PathLike[str], mlops: Mlops) -
 
 
 def convert_to_settings(mlops: Mlops, overridden: Sequence[str] = ()) -> dict[str, Any]:
-    """Return keywords for ``Settings.with_``, except those that the command line sets."""
+    """Return keyword arguments for ``Settings.with_``, without the names in ``overridden``."""
     keywords = {
         "target": mlops.target,
         "system_config": mlops.system_config,

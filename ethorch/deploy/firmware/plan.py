@@ -1,12 +1,12 @@
-"""Plan the steps of the firmware and the location of each tensor, from the memory plan of the .pte.
+"""Plan the steps of the firmware and the location of each tensor, based on the memory plan of the .pte.
 
-The CPU's tensors keep ExecuTorch's offsets, in one buffer. Five optimizations change the plan:
+CPU tensors are stored in one buffer, at the offsets planned by ExecuTorch. Five rules change the plan:
 
-- State that the NPU can access in place follows the arena, and is not copied.
-- Integer inputs of the first delegate and outputs of the last delegate are in the arena, and are not copied.
-- State of a single delegate stays in the arena between runs, and is copied once instead of twice.
-- Inputs are quantized first and outputs dequantized last, so that an integer interface can skip both steps.
-- Inputs and outputs that the plan leaves to the application follow it.
+- State that the NPU can access in place is stored after the arena and is not copied.
+- Integer inputs of the first delegate and outputs of the last delegate are stored in the arena and are not copied.
+- State of a single delegate remains in the arena between runs and is copied once instead of twice.
+- Inputs are quantized first and outputs are dequantized last, so that an integer interface can skip both steps.
+- Inputs and outputs without planned memory are stored after the other CPU tensors.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def plan(program: Program, method: Method, constants: Constants | None = None, b
 
     Args:
         constants: Collection that receives the constant tensors.
-        bases: Addresses for a method that shares its buffers. Its arena then holds no state between calls.
+        bases: Locations of the buffers that the method shares with other methods.
 
     Raises:
         EthorchError: firmware does not support the method. See :func:`check_method`.
@@ -119,10 +119,10 @@ class _Planner:
             self.reaches,
         )
 
-    # places ------------------------------------------------------------------------------------------------------------
+    # locations ------------------------------------------------------------------------------------------------------------
 
     def _place_all(self) -> int:
-        """Place all tensors, and return the end of the method's own memory."""
+        """Assign a location to each tensor and return the end of the method's private memory."""
         memories = [align(size) for size in self.method.memories[1:]]
         if self.bases is not None:
             starts = [Place(TENSORS, self.bases.private_offset), *self.bases.shared]
@@ -141,8 +141,8 @@ class _Planner:
                 self.places[index] = Place(start.buffer, start.offset + value.place[1])
             elif value.extra and value.extra.external:
                 raise EthorchError(
-                    f"the program stores {value.extra.name!r} in another file (.ptd). Compile it with its constants "
-                    f"inside. {WAY_OUT}"
+                    f"the program stores {value.extra.name!r} in a separate .ptd file. Compile the model without external "
+                    f"constants, or {WAY_OUT}"
                 )
             elif value.data:
                 self.places[index] = Place(CONSTANTS, self.constants.offset(value.data))
@@ -180,9 +180,10 @@ class _Planner:
         return tensors
 
     def _writes(self, call: Call | Move) -> list[int]:
-        """Return the tensors that a call may write.
+        """Return the tensors that a call can write.
 
-        A delegate writes its outputs. An operator may write its last argument, and a tensor that occurs twice in its arguments.
+        A delegate writes its outputs; quantize, dequantize and view operators write the last argument. Others can write any
+        argument.
         """
         if isinstance(call, Move):
             return self._tensors([call.target])
@@ -236,7 +237,7 @@ class _Planner:
                 assert isinstance(call, Call)
                 last.insert(0, (number, call))
                 body.remove(entry)
-        # An input with other float uses, or with two kinds of quantization parameters, stays float.
+        # An input remains float if it has other float uses or several sets of quantization parameters.
         for _, call in first[:]:
             index = call.args[0]
             others = [n for n, c in (*body, *last) if index in self._reads(c)]
@@ -254,7 +255,7 @@ class _Planner:
                 return Boundary(side, number, index, Codes(call.args[end], float(scale), int(zero_point)))
         return Boundary(side, number, index, None)
 
-    # codes in the NPU's memory ---------------------------------------------------------------------------------------------
+    # integer values in the NPU's memory --------------------------------------------------------------------------------------
 
     def _into_arena(
         self,
@@ -291,10 +292,10 @@ class _Planner:
                 self.places[index] = Place(ARENA, payload.outputs[at[0]].offset)
 
     def _keep_in_arena(self, states: Sequence[int], body: Sequence[tuple[int, Call | Move]]) -> tuple[int, ...]:
-        """Keep states of the only delegate at its input in the arena, which saves one copy each. Return these states.
+        """Store states of a single delegate at the delegate's input in the arena, and return these states.
 
-        Vela reuses the input's memory after the state is read. The new value is therefore copied back from the output after the
-        run, and no other output may use the input's memory.
+        This saves one copy for each state. Vela can reuse the input's memory after the state is read. After the run, the new value
+        is therefore copied from the output to the input, and no other output may overlap the input.
         """
         runs = [call for _, call in body if isinstance(call, Call) and call.delegate is not None]
         if len(runs) != 1:
@@ -317,9 +318,9 @@ class _Planner:
         return tuple(state_values)
 
     def _place_after_arena(self) -> int:
-        """Place state after the arena, and return the arena's size in bytes."""
+        """Assign locations after the arena to state, and return the arena's size in bytes."""
         calls = {call.delegate: call for call in self.method.calls if call.delegate is not None}
-        inputs: dict[int, dict[int, int]] = {}  # delegate -> number of an input after the arena -> its value
+        inputs: dict[int, dict[int, int]] = {}  # delegate -> number of an input stored after the arena -> index of the value
         outputs: dict[int, dict[int, int]] = {}
         for number, reads in self.reads.items():
             count, args = len(reads.payload.inputs), calls[number].args
@@ -356,7 +357,7 @@ class _Planner:
         return self.places[index].buffer == _KEPT or (behind and is_kept(self.values[index]))
 
     def _is_shared(self, index: int) -> bool:
-        """Return True if a view shares the value's memory, which must not move then."""
+        """Return True if a view shares the value's memory, so that the value must not be moved."""
         return any(c.operator == VIEW and index in (c.args[0], c.args[-1]) for c in self.method.calls)
 
     def _states(self, calls: Sequence[Call | Move]) -> list[int]:

@@ -1,4 +1,4 @@
-"""The program of a project, and the calls of its self-test."""
+"""Load the program of a project and select the calls of its self-test."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from ethorch.figures.subject import Subject, subject
 from ethorch.formats import pte
 from ethorch.models import arrays
 from ethorch.support.errors import EthorchError
+from ethorch.support.wording import shorten
 
 if TYPE_CHECKING:
     from ethorch.models.load import UserModel  # importing torch for a type takes 1 second
@@ -27,8 +28,8 @@ class ProgramMethod:
     """A method with its compile-time information.
 
     Attributes:
-        cycles: NPU cycles by delegate, if known.
-        explain: Function from a CPU operator's name to its location in the user's code, or an empty string.
+        cycles: Delegate number -> NPU cycles. Empty if unknown.
+        explain: Function that returns a CPU operator's location in the user's code, or an empty string.
     """
 
     subject: Subject
@@ -42,7 +43,7 @@ class ProjectProgram:
 
     Attributes:
         calls: Calls of the self-test, in order.
-        has_user_calls: Whether the user passed the calls. Otherwise a stateless method needs only the first one.
+        has_user_calls: Whether the user passed the calls. If not, the self-test uses only the first call of a stateless method.
     """
 
     pte: bytes
@@ -52,7 +53,7 @@ class ProjectProgram:
 
 
 class Compiled(Protocol):
-    """The attributes of ``ethorch.program``'s ``Record``, a class that this package must not import."""
+    """The interface of ``ethorch.program``'s class ``Record``, which this package must not import."""
 
     pte: bytes
     build: Build | None
@@ -79,7 +80,7 @@ def open_program(source: Any, method: str | Sequence[str] | None, inputs: Sequen
     entries = [name for name, parsed_method in parsed.methods.items() if not pte.is_figure(parsed_method)]
     names = [pte.entry_point(parsed, name) for name in dict.fromkeys(entries if requested is None else requested)]
     if not names:
-        raise EthorchError("methods is empty; expected at least one method.")
+        raise EthorchError("expected at least one method, got none. Omit methods to select all.")
     build = source if isinstance(source, Build) else None
     methods = {name: _method(build, data, name) if record is None else _open_method(record[name], name) for name in names}
     return ProjectProgram(data, methods, tuple(_calls(record, methods, inputs)), inputs is not None)
@@ -106,7 +107,7 @@ def _method(build: Build | None, data: bytes, name: str) -> ProgramMethod:
 
 
 def _calls(record: Compiled | None, methods: dict[str, ProgramMethod], inputs: Sequence[Any] | None) -> list[Call]:
-    """Return the samples of one method, or a session of several methods twice, with a reset in between."""
+    """Return one call per sample for a single method, or a session of several methods twice, with a reset in between."""
     if len(methods) == 1:
         (name,) = methods
         return [Call(name, tuple(sample)) for sample in _samples(record, methods[name].subject, name, inputs)]
@@ -150,7 +151,7 @@ def _check_session(inputs: Sequence[Any], methods: dict[str, ProgramMethod]) -> 
     for number, call in enumerate(inputs):
         if not (isinstance(call, (tuple, list)) and len(call) == 2 and isinstance(call[0], str) and call[0] in methods):
             raise EthorchError(
-                f"the self-test of several methods needs calls (method, inputs) with one of the methods {', '.join(methods)}; call "
-                f"{number} is different. Pass such calls, or select one method."
+                f"sample {number}: expected (method, inputs) with one of the methods {', '.join(methods)}, got {shorten(call)}. "
+                "Pass a session of such calls, or select one method."
             )
     return [(call[0], call[1]) for call in inputs]

@@ -1,10 +1,10 @@
 """Build the firmware in this folder and run it on a virtual board or on Arm's FVP.
 
     python run.py                               build, run on the virtual board, compare every output with the reference
-    python run.py --platform qemu               an emulated Cortex-M55; needs qemu-system-arm
+    python run.py --platform qemu               run on an emulated Cortex-M55; requires qemu-system-arm
     python run.py --compiler gcc --cpu cortex-m55 --polled
 
-`ethorch firmware` copies this file to each project as run.py. It needs Python, and ethorch[firmware] to run the firmware.
+`ethorch firmware` copies this file to each project as run.py. A build requires Python; a run also requires ethorch[firmware].
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FLAGS = (
     "-std=c11", "-Os", "-g", "-ffreestanding", "-ffunction-sections", "-fdata-sections", "-fno-unwind-tables",
     "-fno-asynchronous-unwind-tables", "-ffp-contract=off", "-fno-strict-aliasing", "-Wall", "-Wextra",
 )  # fmt: skip
-#: Core -> its name for zig, GCC and the target triple of clang. Programs for the first core run on all cores.
+#: Core -> its name for zig, its name for GCC, and the target triple for clang. Programs for the first core run on all cores.
 _CORES = {
     "cortex-m33": ("cortex_m33+fp_armv8d16sp", "cortex-m33", "thumbv8m.main-none-eabihf"),
     "cortex-m55": ("cortex_m55+mve", "cortex-m55", "thumbv8.1m.main-none-eabihf"),
@@ -36,7 +36,7 @@ _CORES = {
 
 
 class Failed(Exception):
-    """A build or a run failed."""
+    """The error raised if a build or a run fails."""
 
 
 def flags() -> tuple[str, ...]:
@@ -62,18 +62,18 @@ class Options:
 
 
 def command(options: Options) -> list[str]:
-    """Return the compiler's command up to the machine flags.
+    """Return the compiler command with the flags that select the core.
 
     Raises:
-        Failed: the compiler is not installed.
+        Failed: the compiler is not installed, or the core is unknown.
     """
     if options.cpu not in _CORES:
-        raise Failed(f"unknown core {options.cpu!r}. Known: {', '.join(_CORES)}.")
+        raise Failed(f"expected one of the cores {', '.join(_CORES)}, got {options.cpu!r}.")
     zig, gcc, triple = _CORES[options.cpu]
     if options.compiler == "zig":
         probe = subprocess.run([sys.executable, "-c", "import ziglang"], capture_output=True)
         if probe.returncode:
-            raise Failed('the Python package ziglang is not installed: pip install "ethorch[firmware]", or use --compiler gcc.')
+            raise Failed('the Python package ziglang is not installed. Run pip install "ethorch[firmware]", or use --compiler gcc.')
         return [
             sys.executable, "-m", "ziglang", "cc", "-target", "thumb-freestanding-eabihf", f"-mcpu={zig}",
             "-Ifirmware/freestanding",
@@ -81,7 +81,7 @@ def command(options: Options) -> list[str]:
     name = {"gcc": "arm-none-eabi-gcc"}.get(options.compiler, options.compiler)
     path = shutil.which(name)
     if path is None:
-        raise Failed(f"{name} is not on PATH. Install it, or omit --compiler to use zig, which pip installs.")
+        raise Failed(f"{name} is not on PATH. Install {name}, or omit --compiler to use the Python package ziglang.")
     if options.compiler == "gcc":
         fpu = ["-mfpu=fpv5-sp-d16"] if gcc == "cortex-m33" else []
         return [path, f"-mcpu={gcc}", "-mthumb", "-mfloat-abi=hard", *fpu, "-nostdlib"]
@@ -94,8 +94,8 @@ def build(
     """Compile and link the project, and return the path of the ELF. Compilers other than zig also write a link map.
 
     Args:
-        output: Path of the ELF in the project.
-        sources: Source files. Default: the project's own.
+        output: Path of the ELF, relative to the project.
+        sources: Source files. Default: the files listed in project.json.
 
     Raises:
         Failed: the compiler is not installed or reports an error.
@@ -133,7 +133,7 @@ def read_description(project: Path) -> dict[str, Any]:
 
 
 def code_bytes(elf: Path) -> int:
-    """Return the bytes of an ELF's ``.text`` section."""
+    """Return the size of an ELF's ``.text`` section in bytes."""
     data = elf.read_bytes()
     (table,) = struct.unpack_from("<I", data, 32)
     size, count, names = struct.unpack_from("<HHH", data, 46)
@@ -144,7 +144,7 @@ def code_bytes(elf: Path) -> int:
 
 @dataclass(frozen=True)
 class Output:
-    """One output of one run: the printed and the expected value."""
+    """One output of one run, with the printed and the expected hash."""
 
     run: int
     number: int
@@ -158,7 +158,7 @@ class Output:
 
 
 def outputs(text: str, facts: Mapping[str, Any]) -> list[Output]:
-    """Parse the outputs printed by the firmware; a missing output has no ``found``."""
+    """Parse the outputs printed by the firmware. ``found`` is empty for a missing output."""
     printed: dict[tuple[int, int], tuple[str, int | None]] = {}
     run = -1
     for line in text.splitlines():
@@ -183,11 +183,11 @@ _NEEDED = {
 
 
 def check_runnable(platform: str) -> None:
-    """Raise Failed if a Python package of the platform is not installed."""
+    """Raise Failed if a Python package required by the platform is not installed."""
     missing = [name for module, name in _NEEDED[platform].items() if importlib.util.find_spec(module) is None]
     if missing:
         names = " and ".join(missing)
-        raise Failed(f'running the firmware requires {names}: pip install "ethorch[firmware]"; --build-only only builds it.')
+        raise Failed(f'running the firmware requires {names}. Run pip install "ethorch[firmware]", or use --build-only.')
 
 
 def run(project: Path, elf: Path, platform: str = "unicorn", timeout: float = 600) -> Any:
@@ -197,7 +197,7 @@ def run(project: Path, elf: Path, platform: str = "unicorn", timeout: float = 60
         Failed: a package is not installed.
     """
     check_runnable(platform)
-    from ethorch.deploy import virtual_board  # takes 1 second; a build does not need ethorch
+    from ethorch.deploy import virtual_board  # the import takes 1 second, and a build does not require ethorch
 
     facts = read_description(project)
     place = project / facts["board"] if facts["board"].endswith(".toml") else facts["board"]
@@ -205,24 +205,26 @@ def run(project: Path, elf: Path, platform: str = "unicorn", timeout: float = 60
 
 
 def _mark_lower_bounds(text: str) -> str:
-    """Print "at least 35,582 cycles": the board's count is a lower bound if Vela's estimate is unknown."""
+    """Insert "at least" before cycle counts, e.g. "at least 35,582 cycles of the NPU"."""
     return re.sub(r"\b(\d+)(?= cycles of the NPU)", lambda match: f"at least {int(match[1]):,}", text)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Build, run and compare. Return 0 if all outputs are equal."""
+    """Build and run the project. Return 0 if all outputs equal the reference, otherwise 1."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--compiler", choices=COMPILERS, default="zig", help="default: zig, which pip installs")
+    parser.add_argument(
+        "--compiler", choices=COMPILERS, default="zig", help="compiler; default: %(default)s, from the package ziglang"
+    )
     parser.add_argument(
         "--cpu",
         choices=tuple(_CORES),
         default="cortex-m33",
         help="core to compile for; default: %(default)s, which runs on all cores",
     )
-    parser.add_argument("--platform", choices=("unicorn", "qemu", "fvp"), default="unicorn")
+    parser.add_argument("--platform", choices=("unicorn", "qemu", "fvp"), default="unicorn", help="simulator; default: %(default)s")
     parser.add_argument("--polled", action="store_true", help="poll the NPU's STATUS instead of waiting for its interrupt")
     parser.add_argument("--caches", action="store_true", help="enable the core's caches")
-    parser.add_argument("--build-only", action="store_true")
+    parser.add_argument("--build-only", action="store_true", help="build the firmware without running it")
     parser.add_argument("--timeout", type=float, default=600, help="timeout in seconds; default: %(default)s")
     parser.add_argument("--trace", type=Path, metavar="FILE.json", help="write a trace for Perfetto or chrome://tracing")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -241,7 +243,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Failed as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    except Exception as error:  # errors of the board have messages for users
+    except Exception as error:  # exceptions of the virtual board have messages for users
         print(f"error: {error}" if str(error) else f"error: {type(error).__name__}", file=sys.stderr)
         return 1
     facts = read_description(project)
@@ -269,7 +271,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for fault in outcome.faults:
         print(f"board: {fault}")
     if outcome.measured_ratio is not None:
-        print(f"NPU cycles: {outcome.measured_cycles} measured, {outcome.measured_ratio:.2f} of the estimate")
+        print(f"measured NPU cycles: {outcome.measured_cycles} ({outcome.measured_ratio:.2f} times the estimate)")
     for output in compared:
         failure = "DIFFERS from the reference" if output.found else "is MISSING"
         verdict = "equals the reference, bit for bit" if output.equal else failure

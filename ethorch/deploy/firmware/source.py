@@ -1,4 +1,4 @@
-"""C source of a model: the values of the templates' variables."""
+"""Generate the values of the template variables for a model's C source."""
 
 from __future__ import annotations
 
@@ -53,18 +53,18 @@ def templates() -> jinja2.Environment:
 
 
 def prefix(name: str) -> str:
-    """Return the prefix of every symbol, or raise EthorchError if it is not a C identifier."""
+    """Return the name if it is a valid prefix for C symbols; raise EthorchError otherwise."""
     if not _IDENTIFIER.fullmatch(name) or _KEYWORDS.fullmatch(name):
         raise EthorchError(
-            f"invalid model name {name!r}, the prefix of C symbols: expected lower-case letters, digits and underscores, "
-            "a letter first, and not a C keyword."
+            f"invalid model name {name!r}: expected a prefix for C symbols (a lower-case letter, followed by lower-case letters, "
+            "digits or underscores; not a C keyword)."
         )
     return name
 
 
 @dataclass(frozen=True)
 class End:
-    """An input or output with its C names."""
+    """An input or output and its names in C."""
 
     title: str
     name: str
@@ -88,20 +88,20 @@ class End:
 
     @property
     def dimensions(self) -> str:
-        """Dimensions in C, e.g. ``[1][3][8][8]``."""
+        """Array dimensions in C, e.g. ``[1][3][8][8]``."""
         return "".join(f"[{size}]" for size in self.shape) or "[1]"
 
     @property
     def description(self) -> str:
         text = f"{self.dtype}{list(self.shape)}"
         if self.codes_dtype:
-            return f"{text}; as codes {self.codes_dtype}, value = (code - {self.zero_point}) * {self.scale}"
+            return f"{text}, or codes of {self.codes_dtype}: value = (code - {self.zero_point}) * {self.scale}"
         return f"{text}, value = (code - {self.zero_point}) * {self.scale}" if self.scale else text
 
 
 @dataclass(frozen=True)
 class Function:
-    """A static function of model.c."""
+    """A static function in model.c."""
 
     name: str
     comment: str
@@ -114,11 +114,11 @@ class MethodSource:
     """The C source of a method.
 
     Attributes:
-        p: Prefix of its functions and types: the model's prefix, followed by the method's name if there are several.
-        symbol_prefix: Prefix of static names in model.c; empty for a single method.
+        p: Prefix of the method's functions and types: the model's prefix, and the method's name if there are several methods.
+        symbol_prefix: Prefix of static names in model.c. Empty for a single method.
         delegates: Number of command streams.
-        has_codes: Whether a float input or output has integer values.
-        blobs: Symbols of the data that it reads.
+        has_codes: Whether a float input or output is also available as integer values.
+        blobs: Symbols of the data that the method reads.
     """
 
     method: str
@@ -143,10 +143,10 @@ class MethodSource:
 
 @dataclass(frozen=True)
 class Initial:
-    """The initial value of a buffer that does not start with zeros.
+    """A nonzero initial value of a buffer.
 
     Attributes:
-        place: Address in C.
+        place: C expression of the address.
         bytes: Size in bytes.
         byte: Fill byte, or -1 to copy ``symbol``.
     """
@@ -159,12 +159,12 @@ class Initial:
 
 @dataclass(frozen=True)
 class Source:
-    """The C source of a model, except for the parts that depend on the project.
+    """The C source of a model, independent of the project's settings.
 
     Attributes:
         initials: Nonzero initial values written by the reset.
-        contents: Arrays that the reset copies, by symbol.
-        kernels: Required files of the kernels' folder.
+        contents: Symbol -> array that the reset copies.
+        kernels: Required files in ``kernels.SOURCE_FOLDER``.
     """
 
     methods: tuple[MethodSource, ...]
@@ -174,9 +174,9 @@ class Source:
     blobs: tuple[Blob, ...]
 
 
-#: Quantization parameters (scale, zero point) of integer inputs and outputs, by ``input0``, ``output1``.
+#: Quantization parameters (scale, zero point) of integer inputs and outputs, with keys such as ``input0`` and ``output1``.
 Meanings = Mapping[str, tuple[float, int]]
-#: Function from the name of a CPU operator to a sentence with its location in the user's code, or an empty string.
+#: Function that returns the location of a CPU operator in the user's code, or an empty string if the location is unknown.
 Explain = Callable[[str], str]
 
 
@@ -218,9 +218,9 @@ def _method_source(
     functions = []
     constants: list[str] = []
     for title, steps, comment in (
-        ("convert_in", plan.convert_in, "Floats to codes."),
+        ("convert_in", plan.convert_in, "Quantizes the float inputs."),
         ("compute", plan.body, ""),
-        ("convert_out", plan.convert_out, "Codes to floats."),
+        ("convert_out", plan.convert_out, "Dequantizes the float outputs."),
     ):
         guard = title != "compute"
         if guard and not plan.has_codes:
@@ -244,7 +244,7 @@ def _method_source(
 
 
 class _Blobs:
-    """Data of a model by symbol; a section stores equal contents once."""
+    """The data of a model. Equal contents in one section share a symbol."""
 
     def __init__(self, name: str):
         self.name = name
@@ -255,7 +255,7 @@ class _Blobs:
         return sum(known_part == part for known_part, _ in self._known)
 
     def symbol(self, part: str, symbol: str, content: bytes) -> str:
-        """Return the symbol of equal data, or of the added data."""
+        """Return the symbol of equal data in the section, or add the data."""
         if (part, content) not in self._known:
             self._known[part, content] = symbol
             self.blobs.append(blob(symbol, f"{self.name.upper()}_{part}_SECTION", content))
@@ -285,7 +285,10 @@ class _Writer:
     def place(self, index: int) -> str:
         place = self.plan.places.get(index)
         if place is None:
-            raise EthorchError(f"value {index} of method {self.plan.method.name!r} has no memory, but an operator uses it.")
+            raise EthorchError(
+                f"an operator of method {self.plan.method.name!r} uses value {index}, which has no memory. The file is "
+                "inconsistent; compile the model again with ethorch."
+            )
         return self.address(place)
 
     def end(self, boundary: Boundary, meanings: Meanings) -> End:
@@ -362,7 +365,9 @@ class _Writer:
 def _ctype(title: str, value: Value) -> str:
     c_type = _CTYPES.get(value.dtype)
     if c_type is None:
-        raise EthorchError(f"{title} is {value}, which has no type in C.")
+        raise EthorchError(
+            f"{title}: expected one of the dtypes {', '.join(_CTYPES)}, got {value}. Convert it in the model (x.to(...))."
+        )
     return c_type
 
 

@@ -1,4 +1,4 @@
-"""The elements of a plan."""
+"""Data structures of a firmware plan."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Copy:
-    """A copy of bytes, before or after a delegate's run or instead of an operator."""
+    """A copy of bytes before or after a delegate's run, or in place of an operator."""
 
     source: Place
     target: Place
@@ -37,7 +37,7 @@ class Copy:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A call of a CPU operator: its instruction number, name and values."""
+    """A call of a CPU operator with the values ``args``."""
 
     number: int
     operator: str
@@ -46,7 +46,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Run:
-    """A run of a delegate, with copies into the NPU's memory before it and out of it afterwards."""
+    """A run of a delegate, with copies to the NPU's memory before the run and copies from it afterwards."""
 
     number: int
     delegate: int
@@ -68,7 +68,7 @@ class Boundary:
     """An input or output of the model.
 
     Attributes:
-        codes: Integer values of a float that the firmware converts at its boundary.
+        codes: Integer values of a float input or output, or None if the firmware does not convert it.
     """
 
     side: str
@@ -78,7 +78,7 @@ class Boundary:
 
     @property
     def title(self) -> str:
-        """Name for messages, e.g. ``input 0``."""
+        """The name in messages, e.g. ``input 0``."""
         return f"{self.side} {self.number}"
 
 
@@ -103,12 +103,12 @@ class Constants:
 
 @dataclass(frozen=True)
 class Bases:
-    """Locations of the memories of a method that shares its buffers with others.
+    """Memory locations of a method that shares buffers with other methods.
 
     Attributes:
         private_offset: Offset in the CPU's buffer of memory 1, which the method does not share.
-        shared: Offsets of memories 2, 3, ..., which hold shared state.
-        reads: Tensors that delegates read in place. See ``in_place.reads_in_place``.
+        shared: Locations of memories 2, 3, ..., which contain shared state.
+        reads: Delegate number -> tensors accessed in place. See ``reads_in_place``.
     """
 
     private_offset: int
@@ -121,17 +121,17 @@ class Plan:
     """A method as executed by the firmware.
 
     Attributes:
-        payloads: Payloads of its delegates by number, with the commands that the firmware runs.
-        places: Location of each tensor by value.
-        convert_in, body, convert_out: Steps in order; the first and the last convert between floats and integer values.
+        payloads: Delegate number -> payload with the commands that the firmware runs.
+        places: Value index -> location of the tensor.
+        convert_in, body, convert_out: Steps in order: quantization of inputs, computation, dequantization of outputs.
         arena_bytes: Bytes of the largest delegate's feature maps (region 1) and of the state stored after them.
         tensors_bytes: Bytes of the CPU's tensors.
-        codes_tensors_bytes: The same for an interface of integer values.
-        end: End of the method's own memory in the CPU's buffer.
+        codes_tensors_bytes: Bytes of the CPU's tensors if inputs and outputs are integer values.
+        end: End of the method's private memory in the CPU's buffer.
         initial: Locations and contents of nonzero initial values.
-        states: Indices of tensors that keep their value between runs.
-        states_in_arena: Those that stay in the arena between runs.
-        reaches: Bytes of the arena that each delegate accesses, by number.
+        states: Indices of tensors whose values persist between runs.
+        states_in_arena: Indices of states that remain in the arena between runs.
+        reaches: Delegate number -> bytes of the arena that the delegate accesses.
     """
 
     method: Method
@@ -158,5 +158,5 @@ class Plan:
 
     @property
     def has_codes(self) -> bool:
-        """True if a float input or output has integer values."""
+        """True if a float input or output is also available as integer values."""
         return any(end.codes for end in (*self.inputs, *self.outputs))

@@ -1,4 +1,4 @@
-"""Command streams for the C driver, and their memory attributes."""
+"""Prepare command streams for the C driver and select their memory attributes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SRAM, _SRAM_TOO, _EXTERNAL, _EXTERNAL_TOO = range(4)
 
 @dataclass(frozen=True)
 class Attributes:
-    """The values of QCONFIG and REGIONCFG, which select the NPU port of each region."""
+    """Register values that select NPU ports: QCONFIG for the command stream, REGIONCFG for each region."""
 
     queue: int
     regions: int
@@ -29,7 +29,7 @@ def driver_stream(payload: DelegatePayload) -> bytes:
     """Return a payload's commands with a COP1 header for the C driver.
 
     Raises:
-        EthorchError: a COP2 stream has separate regions for inputs and outputs, which the driver does not support.
+        EthorchError: the stream uses separate regions for inputs and outputs, which the driver does not support.
         MachineFault: the header is malformed.
     """
     if payload.commands[:4] == COP1:
@@ -37,8 +37,8 @@ def driver_stream(payload: DelegatePayload) -> bytes:
     header = parse_header(payload.commands)
     if header.local_addressing:
         raise EthorchError(
-            "a delegate's command stream (COP2) has separate regions for inputs and outputs; the firmware's driver supports one "
-            "region for all feature maps. Compile the model with ethorch, or without that Vela option."
+            "the firmware's driver expects one region for all feature maps, but a delegate's command stream (COP2) uses separate "
+            "regions for inputs and outputs. Compile the model with ethorch, or with the Vela option --cop-format=COP1."
         )
     config = next(word for word, npu in registers.NPUS.items() if npu == header.npu)
     words = payload.commands[header.start : header.stop]
@@ -53,9 +53,9 @@ def config_word(stream: bytes) -> int:
 
 
 def attributes(config: int, system: MemorySystem | None) -> Attributes:
-    """Select ports by the memory mode: constants, feature maps and staging memory use the memories that Vela planned.
+    """Select the NPU port of each region so that the port reaches the memory planned by Vela.
 
-    Default: as in Arm's driver, feature maps in DRAM for the U65, otherwise in SRAM.
+    Without ``system``, use the defaults of Arm's driver: feature maps in DRAM for the U65, otherwise in SRAM.
     """
     if system is None:
         in_sram, arena = False, _EXTERNAL if config >> 28 == _U65 else _SRAM

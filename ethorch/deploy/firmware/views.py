@@ -1,4 +1,4 @@
-"""Strided views of tensors, and the axes of C loops over them."""
+"""Strided views of tensors, and the axes of C loops over the views."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class View:
     """A strided view of a tensor.
 
     Attributes:
-        address: C constant expression of the tensor's first byte.
+        address: C constant expression of the address of the tensor.
         dtype: PyTorch's name of the dtype.
-        shape, strides: Logical axes. Strides are in elements; 0 repeats an axis, and a negative stride reverses it.
+        shape, strides: Sizes and strides of the logical axes, in elements. Stride 0 repeats an element.
         offset: Offset of the view's first element in the tensor, in elements.
     """
 
@@ -28,7 +28,7 @@ class View:
 
     @classmethod
     def of(cls, value: Value, address: str) -> View:
-        """Return the view of a .pte's tensor with the memory order of ``value.dim_order``."""
+        """Return a view of a .pte's tensor in the memory order ``value.dim_order``."""
         strides, step = [0] * len(value.shape), 1
         for axis in reversed(value.dim_order):
             strides[axis] = step
@@ -84,7 +84,7 @@ class View:
         )
 
     def slice(self, dim: int, start: int | None, end: int | None, step: int = 1) -> View:
-        """Slice an axis as Python's ``start:end:step``."""
+        """Slice an axis like Python's ``start:end:step``."""
         at = self.axis(dim)
         first, last, step = slice(start, end, step).indices(self.shape[at])
         size, stride = len(range(first, last, step)), self.strides[at]
@@ -98,7 +98,7 @@ class View:
         return view
 
     def expand(self, shape: Sequence[int]) -> View | None:
-        """Broadcast to a shape, in which -1 keeps an axis, or return None."""
+        """Broadcast to a shape, or return None if this is impossible. A size of -1 leaves the axis unchanged."""
         lead = len(shape) - self.rank
         if lead < 0:
             return None
@@ -139,7 +139,7 @@ class View:
         return replace(self, shape=self.shape[:at] + (1,) + self.shape[at:], strides=self.strides[:at] + (0,) + self.strides[at:])
 
     def windows(self, dim: int, size: int, step: int) -> View:
-        """Replace an axis by its windows: the axis counts them, and a new last axis iterates over the elements of each."""
+        """Replace an axis by the window index, and add a last axis for the elements of a window."""
         at = self.axis(dim)
         if not self.rank:
             return self.insert_axis(0)
@@ -171,10 +171,10 @@ Axes = list[tuple[int, tuple[int, ...]]]
 
 
 def merge_axes(axes: Axes) -> Axes:
-    """Merge adjacent axes if, in every operand, the outer axis continues the inner one.
+    """Merge adjacent axes that are equivalent to one axis in every operand.
 
     Args:
-        axes: Size and stride per operand of each axis, outermost first.
+        axes: Size and strides (one for each operand) of each axis, outermost first.
     """
     long_axes = [axis for axis in axes if axis[0] != 1]
     result: Axes = long_axes[:1]
@@ -188,7 +188,7 @@ def merge_axes(axes: Axes) -> Axes:
 
 
 def order_axes(views: Sequence[View], order: Sequence[int] | None = None) -> Axes:
-    """Return the common axes of views with one shape, with strides in bytes, merged.
+    """Return the merged axes of views that have the same shape, with strides in bytes.
 
     Args:
         order: Order of the axes, outermost first. Default: the memory order of the first view.

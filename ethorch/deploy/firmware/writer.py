@@ -1,4 +1,4 @@
-"""Generate the C statements of one operator's call. Values known at generation time become constants."""
+"""Generate the C statements for a call of an operator. Values known at generation time become constants."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ethorch.deploy.firmware.views import Axes, View, is_run, order_axes
 from ethorch.support.errors import Reason
 
-#: PyTorch dtype -> suffix of C functions and of the types etk_SUFFIX.
+#: PyTorch dtype -> suffix of the C functions and of the C type etk_SUFFIX.
 SUFFIX = {
     "uint8": "u8",
     "int8": "i8",
@@ -22,11 +22,12 @@ SUFFIX = {
     "float64": "f64",
     "bool": "b8",
 }
+_REPORT = "Report this call to ethorch's maintainers, because a valid model does not contain it."
 SIGNED_OF_BYTES = {1: "int8_t", 2: "int16_t", 4: "int32_t", 8: "int64_t"}
 
 
 class Refused(Exception):
-    """The reason why an operator's call has no C code."""
+    """The refusal of an operator call that cannot be expressed in C."""
 
     def __init__(self, id: str, text: str, way_out: str):
         super().__init__(text)
@@ -34,19 +35,19 @@ class Refused(Exception):
 
 
 def refuse_dtype(dtype: str, allowed: str) -> Refused:
-    """Return the refusal of a tensor's dtype, with the allowed ones."""
+    """Return a refusal with the text "expected ``allowed``, got ``dtype``"."""
     return Refused(
         "dtype",
-        f"it has a tensor of {dtype}; the C kernel takes {allowed}",
-        "Convert in the model (x.to(...)) to a dtype that it takes.",
+        f"expected {allowed}, got {dtype}",
+        "Convert the tensor in the model (x.to(...)) to a supported dtype.",
     )
 
 
 class Writer:
-    """Collects statements, constants and source files.
+    """A collector of C statements, constants and source files.
 
     Args:
-        label: Unique prefix of the constants' names in the file.
+        label: Prefix of the constants' names, which is unique in the file.
         fail: C statement to run if the operator rejects its input at run time.
     """
 
@@ -64,7 +65,7 @@ class Writer:
         self.lines.append(f"{function}({', '.join(arguments)});")
 
     def call_checked(self, source: str, function: str, *arguments: str) -> None:
-        """Add a call of a function that returns nonzero if it rejects its input."""
+        """Add a call of a function that returns nonzero to reject its input."""
         self.sources.add(source)
         self.lines.append(f"if ({function}({', '.join(arguments)}) != 0) {{ {self.fail} }}")
 
@@ -79,20 +80,21 @@ class Writer:
         return self.constant(f"{type} {{}}[{max(len(numbers), 1)}]", braces([str(number) for number in numbers] or ["0"]))
 
     def axes(self, axes: Axes) -> tuple[str, str]:
-        """Declare an array of etk_axis; return its name and its length as C text. A scalar has one axis of size 1."""
+        """Declare an array of etk_axis and return its name and length as C text. A scalar has one axis of size 1."""
         entries = axes or [(1, ())]
         text = [braces([str(size), braces([str(s) for s in steps] + ["0"] * (4 - len(steps)))]) for size, steps in entries]
         for size, steps in entries:
             if size >= 2**31 or any(abs(step) >= 2**31 for step in steps):
-                raise Refused("size", "a tensor of it has 2 GB or more", "Make it smaller.")
+                most = max(size, *map(abs, steps))
+                raise Refused("size", f"expected sizes and strides below 2^31, got {most}", "Use smaller tensors.")
         return self.constant(f"etk_axis {{}}[{len(entries)}]", braces(text)), f"{len(entries)}U"
 
-    # --- walks ----------------------------------------------------------------------------------------------------------------
+    # --- loops ----------------------------------------------------------------------------------------------------------------
 
     def copy(self, out: View, x: View) -> None:
-        """Add out = x for views of one shape and one element size."""
+        """Add code for out = x. Both views must have the same shape and element size."""
         if out.shape != x.shape:
-            raise Refused("shape", f"it copies {list(x.shape)} to {list(out.shape)}", "Report it: no such call is known.")
+            raise Refused("shape", f"expected shape {list(out.shape)}, got {list(x.shape)}", _REPORT)
         if not out.numel:
             return
         axes = order_axes([out, x])
@@ -108,14 +110,14 @@ class Writer:
         self._map(f"etk_copy_{out.item_bytes}", "copy.c", axes, "0", [pointer(out), source(x)])
 
     def cast(self, out: View, x: View) -> None:
-        """Add out = x with conversion to the output's dtype."""
+        """Add code for out = x with a conversion to the output's dtype."""
         if out.dtype == x.dtype:
             self.copy(out, x)
         else:
             self.map(name_cast(out.dtype, x.dtype), "cast.c", [out, x])
 
     def fill(self, out: View, number: float) -> None:
-        """Fill the output with a number, converted to its dtype."""
+        """Add code that fills the output with a number, converted to the output's dtype."""
         if not out.numel:
             return
         value = self.numbers([number], out.dtype)
@@ -130,19 +132,20 @@ class Writer:
         order: Sequence[int] | None = None,
         in_parts: bool = False,
     ) -> None:
-        """Call a row function for all rows of the output, which is the first view; the other views broadcast to it.
+        """Add a call of a row function for all rows of the output.
 
         Args:
-            order: Order of the axes, outermost first, if it matters.
-            in_parts: Whether some elements of a row are read before the first is written. A row that writes one element repeatedly
-                is then split.
+            views: The output, followed by the inputs, which broadcast to it.
+            order: Required order of the loops over axes, outermost first. Default: the output's memory order.
+            in_parts: Whether the function reads elements of a row in blocks before it writes them. A row that writes one element
+                repeatedly is then split.
         """
         out, *inputs = views
         if not out.numel:
             return
         if any(view.expand(out.shape) is None for view in inputs):
             shapes = " and ".join(str(list(view.shape)) for view in inputs)
-            raise Refused("shape", f"{shapes} do not broadcast to {list(out.shape)}", "Report it: no such call is known.")
+            raise Refused("shape", f"expected shapes that broadcast to {list(out.shape)}, got {shapes}", _REPORT)
         wide = [view.expand(out.shape) or view for view in inputs]
         axes = order_axes([out, *wide], order)
         if order and in_parts and (out.shape[order[-1]] == 1 or out.strides[order[-1]] == 0):
@@ -152,7 +155,7 @@ class Writer:
     def _map(self, function: str, file: str, axes: Axes, parameters: str, addresses: list[str]) -> None:
         self.sources.add("map.c")
         if max(len(axes), 1) > 16:
-            raise Refused("rank", f"its tensors have {len(axes)} dimensions", "Use at most 16.")
+            raise Refused("rank", f"expected at most 16 dimensions, got {len(axes)}", "Merge dimensions in the model (reshape).")
         spare = addresses[-1]
         name, rank = self.axes(axes)
         self.call(file, "etk_map", function, parameters, name, rank, *addresses, *([spare] * (4 - len(addresses))))
@@ -164,7 +167,7 @@ class Writer:
         if dtype in ("float16", "bfloat16"):
             return self.constant(f"uint16_t {{}}[{len(values)}]", braces([f"{_half_bits(value, dtype)}U" for value in values]))
         if dtype not in SUFFIX:
-            raise refuse_dtype(dtype, "real numbers and bools")
+            raise refuse_dtype(dtype, f"one of {', '.join(SUFFIX)}")
         if dtype.startswith("float"):
             entries = [float_text(value, dtype) for value in values]
         elif dtype == "bool":
@@ -183,7 +186,7 @@ def _wrap(value: int, dtype: str) -> int:
 def name_cast(to: str, dtype: str) -> str:
     for name in (to, dtype):
         if name not in SUFFIX:
-            raise refuse_dtype(name, ", ".join(SUFFIX))
+            raise refuse_dtype(name, f"one of {', '.join(SUFFIX)}")
     return f"etk_cast_{SUFFIX[to]}_{SUFFIX[dtype]}"
 
 
@@ -192,19 +195,19 @@ def braces(entries: Sequence[str]) -> str:
 
 
 def pointer(view: View) -> str:
-    """Return the writable address of a view's first element."""
+    """Return a writable C pointer to a view's first element."""
     start = view.offset * view.item_bytes
     return f"(uint8_t *)({view.address}) + {start}" if start else view.address
 
 
 def source(view: View) -> str:
-    """Return the read-only address of a view's first element."""
+    """Return a ``const`` C pointer to a view's first element."""
     start = view.offset * view.item_bytes
     return f"(const uint8_t *)({view.address}) + {start}" if start else view.address
 
 
 def integer_text(value: int, dtype: str = "int32") -> str:
-    """Return a C expression; the minimum int32 and int64 have no literal."""
+    """Return a C expression for an integer. C has no literals for the minimum int32 and int64."""
     if dtype == "int64":
         return f"(-{-value - 1}LL - 1)" if value == -(2**63) else f"{value}LL"
     if dtype.startswith("u"):
@@ -213,7 +216,7 @@ def integer_text(value: int, dtype: str = "int32") -> str:
 
 
 def float_text(value: float, dtype: str = "float32") -> str:
-    """Return a C expression with the exact bits of a number, rounded once to its dtype."""
+    """Return a C expression with the exact bits of a number, rounded once to ``dtype``."""
     number = round_to_float32(value) if dtype == "float32" else float(value)
     end = "F" if dtype == "float32" else ""
     if math.isnan(number):

@@ -45,8 +45,11 @@ def test_secure_addresses_where_the_core_starts_secure() -> None:
 
 def test_what_does_not_fit_is_said_with_the_memories() -> None:
     with pytest.raises(
-        EthorchError, match=r"staging memory.*9000000 bytes do not fit into a memory of corstone-300: \d+ bytes in sram"
+        EthorchError,
+        match=r"staging memory.*9000000 bytes do not fit into any suitable memory of board corstone-300 .*: \d+ bytes in sram",
     ):
         placed("corstone-300", SHARED, fast=9_000_000)
-    with pytest.raises(EthorchError, match=r"feature maps \(region 1\): 9000000 bytes do not fit into a memory of generic"):
+    with pytest.raises(
+        EthorchError, match=r"feature maps \(region 1\): 9000000 bytes do not fit into any suitable memory of board generic"
+    ):
         placed("generic", SHARED, arena=9_000_000)

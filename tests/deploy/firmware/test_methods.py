@@ -144,7 +144,9 @@ def test_state_of_a_method_alone_is_overwritten_by_no_other(tmp_path: Path) -> N
 def test_what_cannot_be_had_is_refused_with_a_reason() -> None:
     parsed = pte.read(steps().pte)
     one, other = parsed.methods["steps"], parsed.methods["step"]
-    with pytest.raises(EthorchError, match=r"'a' cannot.*equals 'A' in upper case.*\[firmware.method_name\].*--method"):
+    with pytest.raises(
+        EthorchError, match=r"'a' cannot be the prefix.*equals 'A' in upper case.*\[firmware.method_name\].*--method"
+    ):
         plan_methods(renamed(parsed, a=one, A=other), ["a", "A"])
     with pytest.raises(EthorchError, match=r"not a C identifier.*\[firmware.method_name\]"):
         plan_methods(renamed(parsed, **{"a.b": one, "c": other}), ["a.b", "c"])
@@ -154,10 +156,10 @@ def test_what_cannot_be_had_is_refused_with_a_reason() -> None:
     changed = replace(
         parsed, mutable=((*segment, bytes(len(segment[1]))),), methods={"steps": one, "step": replace(other, values=values)}
     )
-    with pytest.raises(EthorchError, match=r"with different initial values.*\[firmware.initial_contents\]"):
+    with pytest.raises(EthorchError, match=r"different initial values.*\[firmware.initial_contents\]"):
         plan_methods(changed, ["steps", "step"])
     for inputs in ([INPUTS["step"]], [("stairs", INPUTS["step"])]):
-        with pytest.raises(EthorchError, match="one of the methods steps, step; call 0 is different"):
+        with pytest.raises(EthorchError, match=r"sample 0: expected \(method, inputs\) with one of the methods steps, step, got"):
             firmware(steps(), "nowhere", samples=inputs)
     with pytest.raises(EthorchError, match="at least one method"):
         firmware(steps(), "nowhere", methods=[])

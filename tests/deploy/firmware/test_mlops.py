@@ -57,11 +57,11 @@ def test_the_ini_is_relative_to_the_file_and_the_accelerator_says_the_npu(tmp_pa
     ("text", "error", "words"),
     [
         ("a: [", EthorchError, "is not valid YAML"),
-        ("cbuild: {}", EthorchError, "no node 'cbuild-mlops'"),
-        ("cbuild-mlops: {npu: 7}", EthorchError, "npu is 7"),
-        ("cbuild-mlops: {npu: {type: Ethos-U85}}", SpecError, "npu.macs None"),
+        ("cbuild: {}", EthorchError, "no key 'cbuild-mlops'"),
+        ("cbuild-mlops: {npu: 7}", EthorchError, "expected npu to be a mapping, got 7"),
+        ("cbuild-mlops: {npu: {type: Ethos-U85}}", SpecError, "got 'Ethos-U85' and None"),
         ("cbuild-mlops: {npu: {type: Ethos-U95, macs: 128}}", SpecError, "ethos-u95-128"),
-        ("cbuild-mlops: {vela: {options: --memory-mode}}", EthorchError, "requires a value"),
+        ("cbuild-mlops: {vela: {options: --memory-mode}}", EthorchError, "expected a value for --memory-mode"),
     ],
 )
 def test_what_is_wrong_is_said(text: str, error: type[Exception], words: str, tmp_path: Path) -> None:

@@ -75,9 +75,9 @@ def _foreign(method: Method) -> Method:
     ("change", "words"),
     [
         (_branching, "branches on the CPU"),
-        (_with_number, "input 1 of method 'forward' is int"),
-        (_growing, "of a dynamic shape, at most float32"),
-        (_foreign, "is for XnnpackBackend"),
+        (_with_number, "input 1 of method 'forward': expected a tensor of static shape, got int"),
+        (_growing, "a dynamic shape of at most float32"),
+        (_foreign, "expected a delegate for Ethos-U, got XnnpackBackend"),
     ],
 )
 def test_what_firmware_cannot_do_is_refused_with_the_way_out(change, words: str) -> None:

@@ -53,7 +53,7 @@ def test_what_running_needs_is_said_before_the_build(
     monkeypatch.setattr(project_run, "__file__", str(tmp_path / "run.py"))
     assert project_run.main(["--compiler", "gcc"]) == 1
     assert (
-        'running the firmware requires pyelftools: pip install "ethorch[firmware]"; --build-only only builds it.'
+        'running the firmware requires pyelftools. Run pip install "ethorch[firmware]", or use --build-only.'
         in capsys.readouterr().err
     )
 
@@ -242,4 +242,4 @@ def test_the_header_says_shapes_scales_and_sizes(tmp_path: Path) -> None:
     assert "float value[1][1][8][8];" in header and "int8_t value[1][1][8][8];" in header
     assert "#define MODEL_ARENA_BYTES" in header
     report = (tmp_path / "REPORT.md").read_text()
-    assert "cycles of the NPU by Vela" in report and "ms at" in report
+    assert "NPU cycles by Vela's estimate" in report and "ms at" in report

@@ -1,4 +1,4 @@
-/* Prints on the board's UART, or by semihosting if board.h has no UART. All functions are weak: define your own to replace them. */
+/* Prints on the board's UART, or by semihosting if board.h has no UART. All functions are weak and can be replaced by your own. */
 #include "console.h"
 
 #include "board.h"

@@ -1,4 +1,4 @@
-/* Prints without a C library, and ends the program. */
+/* Functions that print text or end the program, without a C library. */
 #ifndef CONSOLE_H
 #define CONSOLE_H
 
@@ -10,7 +10,7 @@ void console_number(uint32_t value);
 void console_signed(int32_t value);
 void console_hex(uint32_t value);
 
-/* Sends 0x04, and exits by semihosting with this status. Without a debugger or an emulator, it loops forever. */
+/* Sends 0x04, and exits by semihosting with this status. Loops forever if no debugger or emulator is attached. */
 void firmware_exit(int status);
 
 #endif

@@ -29,7 +29,7 @@ void cortex_m_init(uint32_t npu_interrupt) {
   }
 }
 
-/* Gives up after `patience` milliseconds. SysTick also ends WFE. */
+/* Returns false after `patience` milliseconds. SysTick also ends WFE. */
 bool ethosu_wait(ethosu *npu, uint32_t round) {
   static uint32_t started;
 

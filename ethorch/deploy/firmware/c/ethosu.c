@@ -1,4 +1,4 @@
-/* Driver of Arm Ethos-U55, U65 and U85. See ethosu.h. Register offsets are bytes from the NPU's base address. */
+/* Driver for Arm Ethos-U55, U65 and U85. See ethosu.h. Register offsets are bytes from the NPU's base address. */
 #include "ethosu.h"
 
 #define ID 0x000u
@@ -12,13 +12,13 @@
 #define PROT 0x024u
 #define CONFIG 0x028u
 #define REGIONCFG 0x03Cu
-#define AXI_LIMIT 0x040u /* 4 registers of U55 and U65 */
-#define MEM_ATTR 0x040u  /* 4 registers of U85 */
+#define AXI_LIMIT 0x040u /* 4 registers in U55 and U65 */
+#define MEM_ATTR 0x040u  /* 4 registers in U85 */
 #define AXI_SRAM 0x050u
 #define AXI_EXT 0x054u
 #define BASEP 0x080u /* 8 registers of 8 bytes */
 
-/* Performance counters; their offsets are 0x1000 higher on U85. */
+/* Performance counters. On U85, the offsets are 0x1000 higher. */
 #define PMCR 0x180u
 #define PMCNTENSET 0x184u
 #define PMCCNTR 0x1A0u
@@ -97,7 +97,7 @@ static ethosu_status reset(ethosu *npu) {
     if (product(npu) == U85) {
       put(npu, MEM_ATTR + (4u * i), (i < 2u) ? 0u : 4u); /* 0 and 1 select the SRAM ports, 2 and 3 the EXT port */
     } else {
-      put(npu, AXI_LIMIT + (4u * i), (product(npu) == U65) ? 0x1F3F0000u : 0x0F1F0000u); /* maximum outstanding accesses */
+      put(npu, AXI_LIMIT + (4u * i), (product(npu) == U65) ? 0x1F3F0000u : 0x0F1F0000u); /* maximum number of outstanding accesses */
     }
   }
   if (product(npu) == U85) {
@@ -117,9 +117,9 @@ ethosu_status ethosu_init(ethosu *npu, uintptr_t base, uint32_t flags) {
   return reset(npu);
 }
 
-/* Returns whether a stream for this CONFIG and ID can run on the NPU. */
+/* Returns ETHOSU_OK if a stream for this CONFIG and ID can run on the NPU. */
 static ethosu_status compare(const ethosu *npu, uint32_t config, uint32_t id) {
-  const uint32_t same = (product(npu) == U85) ? 0xF00007FFu : 0xF00000FFu; /* product, stream version, MACs; ports of U85 */
+  const uint32_t same = (product(npu) == U85) ? 0xF00007FFu : 0xF00000FFu; /* product, stream version, MACs; on U85, also ports */
   const uint32_t custom_dma = 0x08000000u;
 
   if ((((config ^ npu->config) & same) != 0u) || ((config & ~npu->config & custom_dma) != 0u)) {
@@ -202,7 +202,7 @@ ethosu_status ethosu_start(ethosu *npu, const ethosu_job *job) {
   if (status != ETHOSU_OK) {
     return status;
   }
-  put(npu, CMD, 0u); /* clock and power stay on */
+  put(npu, CMD, 0u); /* leave clock and power on */
   reachable = put_address(npu, QBASE, stream);
   put(npu, QSIZE, bytes);
   put(npu, QCONFIG, job->queue_config);
@@ -238,9 +238,9 @@ void ethosu_irq(ethosu *npu) {
   npu->done = true;
 }
 
-/* Returns the error of a STATUS value. */
+/* Returns the result that the NPU's STATUS encodes. */
 static ethosu_status decode(const ethosu *npu) {
-  const uint32_t found = npu->status & ~((product(npu) == U85) ? STATUS_WEIGHTS : STATUS_BRANCH); /* only one exists */
+  const uint32_t found = npu->status & ~((product(npu) == U85) ? STATUS_WEIGHTS : STATUS_BRANCH); /* each product has only one of the two bits */
 
   return ((found & STATUS_BUS) != 0u)       ? ETHOSU_BUS_FAULT
          : ((found & STATUS_PARSE) != 0u)   ? ETHOSU_PARSE_ERROR

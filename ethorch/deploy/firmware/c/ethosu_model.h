@@ -1,4 +1,4 @@
-/* Description of a generated model. All models of a project share this file. */
+/* Types that describe a generated model. All models in a project share this file. */
 #ifndef ETHOSU_MODEL_H
 #define ETHOSU_MODEL_H
 
@@ -8,7 +8,7 @@
 extern "C" {
 #endif
 
-/* Places a variable in a section of the linker script. A model's header has a macro for each section name. */
+/* Places a variable in a section of the linker script. The header of a model defines a macro for each section name. */
 #if defined(__GNUC__) || defined(__clang__)
 #define ETHOSU_SECTION(name) __attribute__((section(name)))
 #define ETHOSU_ALIGNED(bytes) __attribute__((aligned(bytes)))
@@ -32,18 +32,18 @@ typedef struct ethosu_tensor {
 
 typedef struct ethosu_model_info {
   const char *name;
-  const char *method;     /* e.g. "forward"; sizes are of all methods together */
+  const char *method;     /* e.g. "forward"; the sizes below are for all methods */
   const char *target;     /* NPU, e.g. "ethos-u55-128" */
-  const char *made_by;    /* versions */
-  const char *sha256;     /* of the .pte */
+  const char *made_by;    /* versions of ethorch and Vela */
+  const char *sha256;     /* SHA-256 of the .pte */
   uint32_t arena_bytes;
   uint32_t fast_bytes;
   uint32_t tensors_bytes;
   uint32_t weights_bytes;
   uint32_t commands_bytes;
   uint32_t constants_bytes;
-  uint32_t delegates;     /* number of the method's command streams */
-  uint32_t estimated_cycles; /* NPU cycles of one run by Vela, or 0 if unknown */
+  uint32_t delegates;     /* number of command streams in the method */
+  uint32_t estimated_cycles; /* Vela's estimate of the NPU cycles of one run, or 0 if unknown */
   uint32_t input_count;
   uint32_t output_count;
   const ethosu_tensor *inputs;

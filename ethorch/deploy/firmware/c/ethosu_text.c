@@ -1,4 +1,4 @@
-/* Names of errors, in a separate file: firmware that does not print them does not contain them. */
+/* Names of errors. They are in a separate file so that firmware that does not print them does not contain them. */
 #include "ethosu.h"
 
 const char *ethosu_text(ethosu_status status) {

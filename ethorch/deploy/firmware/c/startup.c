@@ -32,7 +32,7 @@ __attribute__((weak, alias("Default_Handler"))) void NPU_Handler(void);
 
 typedef void (*handler)(void);
 
-/* The sixteen vectors of the core, and the interrupts up to the NPU's. */
+/* The sixteen vectors of the core, followed by the interrupts up to that of the NPU. */
 __attribute__((section(".vectors"), used)) static const handler vectors[16 + BOARD_NPU_INTERRUPT + 1] = {
     [0] = (handler)(uintptr_t)&__stack_top,
     [1] = Reset_Handler,
@@ -50,7 +50,7 @@ __attribute__((section(".vectors"), used)) static const handler vectors[16 + BOA
 };
 
 #if FIRMWARE_CACHES
-/* Invalidates and enables the caches. DCISW has set and way as in the Armv8-M manual, D1.2.25. */
+/* Invalidates and enables the caches. The Armv8-M manual, D1.2.25, defines the set and way fields of DCISW. */
 static void enable_caches(void) {
   CSSELR = 0u;
   __asm volatile("dsb" ::: "memory");

@@ -1,4 +1,4 @@
-/* Functions that a C compiler may call implicitly. They are weak, so those of a C library take precedence. */
+/* Functions that a C compiler can call implicitly. They are weak, so the functions of a C library take precedence. */
 #include <stddef.h>
 #include <stdint.h>
 
@@ -16,7 +16,7 @@ WEAK void *memcpy(void *restrict to, const void *restrict from, size_t count) {
 
   if ((((uintptr_t)out | (uintptr_t)in) % 4u) == 0u) {
     while (count >= 4u) {
-      *(volatile uint32_t *)(void *)out = *(const uint32_t *)(const void *)in; /* volatile: prevents a call of memcpy */
+      *(volatile uint32_t *)(void *)out = *(const uint32_t *)(const void *)in; /* volatile, so that the compiler does not call memcpy */
       out += 4;
       in += 4;
       count -= 4u;

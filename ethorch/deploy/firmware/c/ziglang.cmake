@@ -1,5 +1,5 @@
-# CMake toolchain: clang from the Python package ziglang, for a Cortex-M33 with single-precision floats. Larger cores run the same
-# code.
+# CMake toolchain: clang from the Python package ziglang, for a Cortex-M33 with single-precision floats. The code also runs on larger
+# cores.
 #   cmake -B build -DCMAKE_TOOLCHAIN_FILE=firmware/ziglang.cmake && cmake --build build
 set(CMAKE_SYSTEM_NAME Generic)
 set(CMAKE_SYSTEM_PROCESSOR arm)

@@ -1,5 +1,6 @@
-// ExecuTorch's delegate on a Cortex-M: runtime/cpp/driver.h over c/ethosu.c. The scratch region is of ExecuTorch's temporary
-// allocator, a delegate's own few words of its method allocator: no heap, no exceptions, one static constructor.
+// ExecuTorch's delegate on a Cortex-M: implements runtime/cpp/driver.h with c/ethosu.c. ExecuTorch's temporary allocator provides
+// the scratch region, and its method allocator provides a few words for each delegate. The code uses no heap and no exceptions, and
+// has one static constructor.
 
 #include <cstring>
 
@@ -10,25 +11,26 @@
 
 extern "C" {
 
-// What a firmware defines: its NPU, after ethosu_init(). Runs of the delegates are one after the other.
+// Returns the NPU after ethosu_init(). The firmware must define this function. Delegates do not run concurrently.
 ethosu* ethorch_npu(void);
 
-// The staging memory (region 2) of programs for Dedicated_Sram, where the NPU reaches it; by default there is none.
+// Returns the staging memory (region 2) that programs for Dedicated_Sram require. The NPU must be able to access it. The default
+// returns no memory.
 __attribute__((weak)) void* ethorch_fast_memory(uint32_t* bytes) {
   *bytes = 0;
   return nullptr;
 }
 
-// Through which port each region is read and written (REGIONCFG) and the commands are read (QCONFIG): two bits each. By default as
-// Arm's driver has it: constants outside, feature maps in SRAM, of U65 outside, staging memory in SRAM. A program for Sram_Only wants
-// 0x5551 and 0.
+// Returns the memory attributes of the regions (REGIONCFG, two bits for each region) and of the commands (QCONFIG). The defaults are
+// those of Arm's driver: constants in external memory, feature maps in SRAM (U65: in external memory), and staging memory in SRAM.
+// Programs for Sram_Only require 0x5551 and 0.
 __attribute__((weak)) void ethorch_attributes(const ethosu* npu, uint32_t* regions, uint32_t* queue) {
   const bool is_u65 = (npu->config >> 28) == 1;
   *regions = is_u65 ? 0x555Bu : 0x5553u;
   *queue = 2;
 }
 
-// Where messages go; by default nowhere.
+// Prints a message. The default does nothing.
 __attribute__((weak)) void ethorch_report(const char*) {}
 }
 
@@ -89,7 +91,7 @@ void driver_report(const char* message) {
 
 namespace {
 
-// Before main(), as ExecuTorch's own backends are.
+// Runs before main(), like the registration of ExecuTorch's own backends.
 [[maybe_unused]] const auto registered =
     executorch::runtime::register_backend({"EthosUBackend", ethosu_backend()});
 

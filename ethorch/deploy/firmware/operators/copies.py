@@ -23,7 +23,7 @@ def same(w: Writer, x: View, out: View) -> None:
 
 @kernel("aten::clone.out")
 def clone(w: Writer, x: View, memory_format: int | None, out: View) -> None:
-    """out = x, with any dimension orders."""
+    """out = x. The dimension orders of x and out can differ."""
     w.copy(out, x)
 
 
@@ -34,9 +34,9 @@ def clone_dim_order(w: Writer, x: View, non_blocking: bool, dim_order: Dims | No
 
 @kernel("dim_order_ops::_to_dim_order_copy.out")
 def to_dim_order_copy(w: Writer, x: View, non_blocking: bool, dim_order: Dims | None, out: View) -> None:
-    """out = x in another dtype or dimension order. Floats are truncated to integers.
+    """out = x, converted to the dtype and dimension order of out. Conversions from floats to integers truncate.
 
-    Out-of-range floats are converted as on x86-64: to 0 or to the minimum of the dtype.
+    Floats outside the integer range become 0 or the minimum of the dtype, as on x86-64.
     """
     w.cast(out, x)
 
@@ -48,13 +48,13 @@ def to_copy(w: Writer, x: View, non_blocking: bool, memory_format: int | None, o
 
 @kernel("aten::copy.out")
 def copy(w: Writer, x: View, source: View, non_blocking: bool, out: View) -> None:
-    """out = source, broadcast to its shape and converted to its dtype."""
+    """out = source, broadcast to the shape of out and converted to the dtype of out."""
     w.cast(out, source.expand(out.shape) or source)
 
 
 @kernel("aten::copy_")
 def copy_(w: Writer, out: View, source: View, non_blocking: bool) -> None:
-    """out = source: update of a mutable buffer."""
+    """out = source, where out is a mutable buffer."""
     w.cast(out, source.expand(out.shape) or source)
 
 
@@ -67,8 +67,8 @@ def _copy_reshaped(w: Writer, x: View, out: View) -> None:
     if view is None:
         raise Refused(
             "view",
-            f"it reshapes {list(x.shape)} to {list(out.shape)} with another dimension order",
-            "Call .contiguous() before it in the model.",
+            f"expected a contiguous input to reshape {list(x.shape)} to {list(out.shape)}, got another dimension order",
+            "Call .contiguous() on the input in the model.",
         )
     w.copy(out, view)
 
@@ -82,7 +82,7 @@ def view_copy(w: Writer, x: View, size: Dims, out: View) -> None:
 
 @kernel("aten::unsqueeze_copy.out", "aten::squeeze_copy.dim_out", "aten::squeeze_copy.dims_out")
 def squeeze_copy(w: Writer, x: View, dim: object, out: View) -> None:
-    """out = x with an axis of size 1 added or removed."""
+    """out = x with axes of size 1 added or removed."""
     _copy_reshaped(w, x, out)
 
 
@@ -146,7 +146,8 @@ def repeat(w: Writer, x: View, repeats: Dims, out: View) -> None:
             cells = cells.insert_axis(2 * axis)
     tiles, target = cells.expand(wide), out.reshape(wide)
     if tiles is None or target is None:
-        raise Refused("shape", f"it repeats {list(x.shape)} to {list(out.shape)}", "Call .contiguous() before it in the model.")
+        text = f"expected contiguous tensors to repeat {list(x.shape)} to {list(out.shape)}, got another dimension order"
+        raise Refused("shape", text, "Call .contiguous() on the input in the model.")
     w.copy(target, tiles)
 
 
@@ -157,7 +158,7 @@ def flip(w: Writer, x: View, dims: Dims, out: View) -> None:
 
 @kernel("aten::roll.out")
 def roll(w: Writer, x: View, shifts: Dims, dims: Dims, out: View) -> None:
-    """out = x.roll(shifts, dims), as two copies per rolled axis."""
+    """out = x.roll(shifts, dims), as 2^n copies for n rolled axes."""
     parts = [(x, out)]
     for shift, dim in zip(shifts, dims, strict=True):
         size = x.shape[x.axis(dim)]
@@ -176,13 +177,13 @@ def roll(w: Writer, x: View, shifts: Dims, dims: Dims, out: View) -> None:
 
 @kernel("aten::cat.out")
 def cat(w: Writer, tensors: Sequence[View], dim: int, out: View) -> None:
-    """out = tensors concatenated along an axis; an empty one-dimensional tensor is skipped."""
+    """out = tensors concatenated along an axis. Tensors of shape [0] are skipped."""
     joined_views = [x for x in tensors if x.shape != (0,) or out.rank == 1]
     if any(x.dtype != out.dtype for x in joined_views):
         raise Refused(
             "dtype",
-            f"it joins {' and '.join(sorted({x.dtype for x in joined_views}))} to {out.dtype}",
-            "Convert them to one dtype in the model (x.to(...)).",
+            f"expected inputs of {out.dtype}, got {' and '.join(sorted({x.dtype for x in joined_views}))}",
+            "Convert all inputs to one dtype in the model (x.to(...)).",
         )
     at = out.axis(dim)
     sizes = [x.shape[at] for x in joined_views]
@@ -203,7 +204,7 @@ def _split(w: Writer, x: View, sizes: Sequence[int], dim: int, out: Sequence[Vie
 
 @kernel("aten::split_copy.Tensor_out")
 def split_copy(w: Writer, x: View, size: int, dim: int, out: Sequence[View]) -> None:
-    """out = parts of x of equal size along an axis; the last part may be smaller."""
+    """out = slices of x of equal size along an axis. The last slice can be smaller."""
     _split(w, x, [part.shape[x.axis(dim)] for part in out], dim, out)
 
 
@@ -230,12 +231,13 @@ def diagonal_copy(w: Writer, x: View, offset: int, dim1: int, dim2: int, out: Vi
 
 @kernel("aten::pixel_shuffle.out")
 def pixel_shuffle(w: Writer, x: View, factor: int, out: View) -> None:
-    """Rearrange C * r * r channels into C channels of an image r times as high and wide."""
+    """Rearrange an image of C * r * r channels into an image of C channels that is r times as high and r times as wide."""
     lead, (channels, high, wide) = x.shape[:-3], x.shape[-3:]
     cells = x.reshape((*lead, channels // factor**2, factor, factor, high, wide))
     target = out.reshape((*lead, channels // factor**2, high, factor, wide, factor))
     if cells is None or target is None:
-        raise Refused("view", "its tensors have another dimension order", "Call .contiguous() before it in the model.")
+        text = "expected contiguous tensors, got another dimension order"
+        raise Refused("view", text, "Call .contiguous() on the input in the model.")
     n = len(lead)
     w.copy(target, cells.permute((*range(n), n, n + 3, n + 1, n + 4, n + 2)))
 
@@ -246,16 +248,18 @@ def pixel_unshuffle(w: Writer, x: View, factor: int, out: View) -> None:
     cells = x.reshape((*lead, channels, high // factor, factor, wide // factor, factor))
     target = out.reshape((*lead, channels, factor, factor, high // factor, wide // factor))
     if cells is None or target is None:
-        raise Refused("view", "its tensors have another dimension order", "Call .contiguous() before it in the model.")
+        text = "expected contiguous tensors, got another dimension order"
+        raise Refused("view", text, "Call .contiguous() on the input in the model.")
     n = len(lead)
     w.copy(target, cells.permute((*range(n), n, n + 2, n + 4, n + 1, n + 3)))
 
 
 @kernel("aten::constant_pad_nd.out")
 def constant_pad_nd(w: Writer, x: View, pad: Dims, value: float, out: View) -> None:
-    """out = x with a constant border; padding is not negative, as in the runtime."""
+    """out = x with a constant border. Negative padding is not supported, as in ExecuTorch's runtime."""
     if any(size < 0 for size in pad):
-        raise Refused("argument", f"its pad {list(pad)} is negative", "Slice instead (x[..., 1:]).")
+        text = f"expected nonnegative padding, got {list(pad)}"
+        raise Refused("argument", text, "Slice the input instead of padding it with negative sizes (x[..., 1:]).")
     inner = out
     for number in range(len(pad) // 2):
         dim = x.rank - 1 - number
@@ -302,7 +306,7 @@ def scalar_tensor(w: Writer, value: float, out: View) -> None:
 
 @kernel("aten::arange.start_out")
 def arange(w: Writer, start: float, end: float, step: float, out: View) -> None:
-    """out = start, start + step, ..., stored as a constant."""
+    """out = [start, start + step, ...], copied from a constant array."""
     if out.numel:
         values = [start + index * step for index in range(out.numel)]
         w.copy(out, View(w.numbers(values, out.dtype), out.dtype, out.shape, out.strides))

@@ -1,4 +1,4 @@
-"""The Arm backend's ``cortex_m`` CPU operators, except layers with weights, which belong on the NPU."""
+"""The Arm backend's ``cortex_m`` CPU operators, except layers with weights, which should run on the NPU."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def _parameters(w: Writer, scale: float, zero_point: int, low: int, high: int) -
 
 def _check(values: View, codes: View) -> None:
     if values.dtype != "float32":
-        raise refuse_dtype(values.dtype, "float32 on its float side")
+        raise refuse_dtype(values.dtype, "float32 values")
     if codes.dtype not in _CODES:
-        raise refuse_dtype(codes.dtype, f"{', '.join(_CODES)} on its integer side")
+        raise refuse_dtype(codes.dtype, f"integer values of {', '.join(_CODES)}")
 
 
 @kernel("cortex_m::quantize_per_tensor.out")
@@ -29,7 +29,7 @@ def quantize_per_tensor(w: Writer, x: View, scale: float, zero_point: int, low: 
     """out = clamp(nearest(x * (1 / scale)) + zero_point, low, high); infinities saturate, and NaN becomes 0."""
     _check(x, out)
     if scale == 0:
-        raise Refused("scale", "its scale is 0", "Calibrate with inputs that are not all 0.")
+        raise Refused("scale", "expected a nonzero scale, got 0", "Calibrate with inputs that are not all 0.")
     parameters = _parameters(w, round_to_float32(1.0 / scale), zero_point, low, high)
     w.map(f"etk_cortex_m_quantize_{SUFFIX[out.dtype]}", "cortex_m.c", [out, x], parameters)
 
@@ -44,7 +44,7 @@ def dequantize_per_tensor(w: Writer, x: View, scale: float, zero_point: int, low
 def _shifts(*shifts: int) -> None:
     for shift in shifts:
         if not -62 <= shift <= 31:
-            raise Refused("argument", f"its shift {shift} is outside -62..31", "Report this to the vendor of the file.")
+            raise Refused("argument", f"expected a shift in -62..31, got {shift}", "Report this to the vendor of the file.")
 
 
 def _int8(*views: View) -> None:
@@ -71,7 +71,7 @@ def quantized_add(
     high: int,
     out: View,
 ) -> None:
-    """out = x + y in int8, added at a common scale with 20 additional bits."""
+    """out = x + y in int8, computed at a common scale with 20 additional bits."""
     _int8(x, y, out)
     _shifts(x_shift, y_shift, shift)
     numbers = [x_zero, x_multiplier, x_shift, y_zero, y_multiplier, y_shift, zero, multiplier, shift, low, high]
@@ -93,7 +93,8 @@ def quantized_batch_matmul(
     _int8(x, y, out)
     _shifts(shift)
     if x.shape[-1] > 1 and (x.strides[-1], y.strides[-1]) != (1, 1):
-        raise Refused("strides", "the summed axis is not contiguous", "Report this to the vendor of the file.")
+        text = f"expected stride 1 along the summed axis, got {x.strides[-1]} and {y.strides[-1]}"
+        raise Refused("strides", text, "Report this to the vendor of the file.")
     numbers = [x.shape[-1], x_offset, y_offset, zero, multiplier, shift]
     if x.shape[-1]:
         rows, columns = x.select(-1, 0).insert_axis(2), y.select(-1, 0).insert_axis(1)
@@ -107,7 +108,8 @@ def quantized_activation(w: Writer, x: View, table: View, out: View) -> None:
     """out = table[x + 128] in int8."""
     _int8(x, table, out)
     if table.numel != 256:
-        raise Refused("shape", f"its table has {table.numel} elements, expected 256", "Report this to the vendor of the file.")
+        text = f"expected a table of 256 elements, got {table.numel}"
+        raise Refused("shape", text, "Report this to the vendor of the file.")
     w.map("etk_cortex_m_activation", "cortex_m.c", [out, x, View(table.address, "int8", (), ())])
 
 
@@ -132,7 +134,7 @@ def transpose(w: Writer, x: View, order: Sequence[int], out: View) -> None:
 
 
 def _is_channels_last(x: View) -> bool:
-    """Return True if the memory order is [N, H, W, C] or ambiguous, as the operator's pass does."""
+    """Return True if the memory order is [N, H, W, C] or ambiguous, like the pass that inserts the operator."""
     if x.rank != 4:
         return False
     single = x.shape[1] == 1 or x.shape[2:] == (1, 1)
@@ -141,7 +143,7 @@ def _is_channels_last(x: View) -> bool:
 
 @kernel("cortex_m::pad.out")
 def pad(w: Writer, x: View, before: Sequence[int], after: Sequence[int], value: int, out: View) -> None:
-    """out = x with a border of one integer value. Sizes are for four dimensions in memory order."""
+    """out = x padded with one integer value. The padding sizes are for four dimensions in memory order."""
     _int8(x, out)
     order = (0, 3, 1, 2) if _is_channels_last(x) else (0, 1, 2, 3)
     inner = out

@@ -1,4 +1,4 @@
-"""Computation dtypes of operators."""
+"""Select the dtypes in which C code computes operators."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def promote(first: str, second: str) -> str:
     if "bool" in order:
         return (order - {"bool"}).pop()
     if not order <= set(_BITS):
-        raise refuse_dtype(" with ".join(sorted(order)), ", ".join(_BITS))
+        raise refuse_dtype(" and ".join(sorted(order)), f"operands of {', '.join(_BITS)}")
     if "uint8" in order:
         signed_dtype = (order - {"uint8"}).pop()
         return "int16" if signed_dtype == "int8" else signed_dtype
@@ -31,7 +31,7 @@ def promote(first: str, second: str) -> str:
 
 
 def with_scalar(dtype: str, number: Number) -> str:
-    """Return the dtype to which a tensor and a number are promoted; only the kind of the number matters."""
+    """Return the dtype to which a tensor and a number are promoted. Only the Python type of the number matters."""
     if isinstance(number, bool) or dtype.startswith(("float", "bfloat")):
         return dtype
     if isinstance(number, int):
@@ -40,18 +40,18 @@ def with_scalar(dtype: str, number: Number) -> str:
 
 
 def computing(dtype: str) -> str:
-    """Return the dtype in which C code computes ``dtype``: float32, int32 or int64."""
+    """Return the dtype in which C code computes values of ``dtype``: float32, int32 or int64."""
     if dtype in ("float32", "int64", "int32"):
         return dtype
     if dtype == "uint32":
         return "int64"
     if dtype in ("bool", "uint8", "int8", "int16", "uint16"):
         return "int32"
-    raise refuse_dtype(dtype, "float32, bool and integers")
+    raise refuse_dtype(dtype, "float32, bool or an integer dtype")
 
 
 def scalar(w: Writer, number: Number, dtype: str) -> View:
-    """Declare a number as a constant zero-dimensional tensor."""
+    """Declare a number as a constant and return it as a tensor without dimensions."""
     return View(w.numbers([number], dtype), dtype, (), ())
 
 
@@ -73,11 +73,11 @@ def compute(
     parameters: str = "0",
     order: Sequence[int] | None = None,
 ) -> None:
-    """Call a row function with fixed dtypes; operands of other dtypes are converted.
+    """Call a row function that has fixed dtypes, converting operands of other dtypes.
 
     Args:
-        views: Output, then inputs.
-        order: Order of the axes, if it matters.
+        views: The output, followed by the inputs.
+        order: Required order of the loops over axes. Default: any order.
     """
     out, *inputs = views
     if not out.numel:
@@ -103,6 +103,6 @@ def need_float32(dtype: str) -> None:
     if dtype.startswith(("float", "bfloat")) and dtype != "float32":
         raise Refused(
             "dtype",
-            f"it computes in {dtype}; the C kernel computes in float32",
-            "Convert in the model (x.float()) before it.",
+            f"expected a computation in float32, got {dtype}",
+            "Convert the inputs to float32 in the model (x.float()).",
         )

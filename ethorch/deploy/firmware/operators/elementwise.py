@@ -1,4 +1,4 @@
-"""Elementwise operators with broadcasting: tables from ATen names to C row functions.
+"""Elementwise operators with broadcasting, and tables that map ATen names to C row functions.
 
 Arithmetic, rounding, comparisons and logical operators are bit-equal to ExecuTorch's runtime on the host. docs/cpu-kernels.md
 lists the errors of functions such as exp.
@@ -16,7 +16,7 @@ from ethorch.deploy.firmware.writer import SUFFIX, Refused, Writer, refuse_dtype
 
 _FILE = "elementwise.c"
 
-#: Functions of a float32; integers and bools are converted.
+#: Functions of float32; integers and bools are converted to float32.
 FLOAT_FUNCTIONS = {
     "reciprocal": ("reciprocal", _FILE),
     "sqrt": ("sqrt", _FILE),
@@ -34,9 +34,9 @@ FLOAT_FUNCTIONS = {
     "tan": ("tan", "functions.c"),
     "erf": ("erf", "functions.c"),
 }
-#: Functions that keep the dtype; ``whole`` functions are the identity on integers.
+#: Functions whose output has the dtype of the input -> True if the function is the identity on integers.
 SAME_DTYPE = {"neg": False, "abs": False, "sign": False, "relu": False, "floor": True, "ceil": True, "trunc": True, "round": True}
-#: Binary functions of tensors or numbers, in the promoted dtype.
+#: Binary functions of tensors or numbers, computed in the promoted dtype.
 ARITHMETIC = {"mul": "mul", "minimum": "minimum", "maximum": "maximum", "fmod": "fmod"}
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 BITWISE = {
@@ -54,7 +54,7 @@ def _register_named(name: str, body: Callable[..., None], *operators: str) -> No
 
 
 def _pair(w: Writer, x: View, y: View | Number) -> tuple[View, View, str]:
-    """Return both operands as tensors, and the operator's dtype."""
+    """Return both operands as tensors, and the dtype of the operation."""
     if isinstance(y, View):
         return x, y, promote(x.dtype, y.dtype)
     dtype = with_scalar(x.dtype, y)
@@ -106,7 +106,7 @@ def _bitwise(name: str, function: str, operators: tuple[str, ...]) -> None:
     def body(w: Writer, x: View, y: View | Number, out: View) -> None:
         a, b, dtype = _pair(w, x, y)
         if dtype.startswith(("float", "bfloat")):
-            raise refuse_dtype(dtype, "integers and bools")
+            raise refuse_dtype(dtype, "an integer dtype or bool")
         _in(w, function, dtype, out, a, b)
 
     _register_named(name, body, *operators)
@@ -168,7 +168,7 @@ def rsub(w: Writer, x: View, y: Number, alpha: Number, out: View) -> None:
 def div(w: Writer, x: View, y: View | Number, out: View) -> None:
     """out = x / y in float32, also for integers.
 
-    Division by a single float is x * (1 / y), as in ExecuTorch's optimized kernels for the host.
+    Division by a single float is computed as x * (1 / y), as in ExecuTorch's optimized host kernels.
     """
     need_float32(x.dtype)
     divisor = y if isinstance(y, View) else scalar(w, y, "float32")
@@ -190,13 +190,13 @@ def div_mode(w: Writer, x: View, y: View | Number, mode: str | None, out: View) 
 
 @kernel("aten::floor_divide.out")
 def floor_divide(w: Writer, x: View, y: View, out: View) -> None:
-    """out = floor(x / y). Integer division by 0 yields 0; the runtime raises an error."""
+    """out = floor(x / y). Integer division by 0 returns 0, whereas ExecuTorch's runtime raises an error."""
     _in(w, "floor_divide", promote(x.dtype, y.dtype), out, x, y)
 
 
 @kernel("aten::remainder.Tensor_out", "aten::remainder.Scalar_out")
 def remainder(w: Writer, x: View, y: View | Number, out: View) -> None:
-    """out = the remainder of x / y, with the sign of y for floats and of x for integers, as in ExecuTorch's kernels."""
+    """out = the remainder of x / y. It has the sign of y for floats and the sign of x for integers, as in ExecuTorch's kernels."""
     a, b, dtype = _pair(w, x, y)
     _in(w, "remainder" if dtype == "float32" else "fmod", dtype, out, a, b)
 
@@ -206,7 +206,7 @@ def bitwise_not(w: Writer, x: View, out: View) -> None:
     if x.dtype == "bool":
         logical_not(w, x, out)
     elif x.dtype.startswith(("float", "bfloat")):
-        raise refuse_dtype(x.dtype, "integers and bools")
+        raise refuse_dtype(x.dtype, "an integer dtype or bool")
     else:
         _in(w, "bitwise_not", x.dtype, out, x)
 
@@ -235,7 +235,7 @@ _LIMITS: dict[str, tuple[Number, Number]] = {
 
 @kernel("aten::clamp.out")
 def clamp(w: Writer, x: View, low: Number | None, high: Number | None, out: View) -> None:
-    """out = min(max(x, low), high); NaN is preserved."""
+    """out = min(max(x, low), high). NaN remains NaN."""
     dtype = x.dtype
     for bound in (low, high):
         dtype = dtype if bound is None else promote(dtype, with_scalar(dtype, bound))
@@ -280,7 +280,7 @@ def elu(w: Writer, x: View, alpha: Number, scale: Number, input_scale: Number, o
 
 @kernel("aten::gelu.out")
 def gelu(w: Writer, x: View, approximate: str, out: View) -> None:
-    """out = x * Phi(x), with erf or the ``tanh`` approximation."""
+    """out = x * Phi(x), computed with erf or with the ``tanh`` approximation."""
     need_float32(x.dtype)
     name = "etk_gelu_tanh_f32" if approximate == "tanh" else "etk_gelu_f32"
     compute_in(w, name, "functions.c", ("float32",), "float32", (out, x))
@@ -318,7 +318,7 @@ def pow(w: Writer, x: View | Number, y: View | Number, out: View) -> None:
     if out.dtype != "float32":
         raise Refused(
             "dtype",
-            f"its output is {out.dtype}; the C kernel computes powers in float32",
-            "Convert in the model (x.float()) before it.",
+            f"expected a float32 output, got {out.dtype}",
+            "Convert the inputs to float32 in the model (x.float()).",
         )
     compute_in(w, "etk_pow_f32", "pow.c", ("float32", "float32"), "float32", (out, *views))

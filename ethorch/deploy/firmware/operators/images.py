@@ -1,6 +1,6 @@
-"""Image resizing and matrix products in float32.
+"""Image resizing, and matrix products in float32.
 
-Sums are in index order. ExecuTorch's optimized kernels for the host use other orders, so the last digits may differ.
+Sums are computed in index order. ExecuTorch's optimized host kernels add in other orders, so the last digits can differ.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _resize(w: Writer, function: str, x: View, factors: Sequence[float] | None, 
 
 @kernel("aten::upsample_nearest2d.vec_out")
 def upsample_nearest2d(w: Writer, x: View, size: Sequence[int] | None, factors: Sequence[float] | None, out: View) -> None:
-    """Copy the pixel at floor(index * scale) to each output."""
+    """out[i, j] = x[floor(i * scale_h), floor(j * scale_w)] for each plane."""
     _resize(w, f"etk_nearest_{x.item_bytes}", x, factors, False, out)
 
 
@@ -49,7 +49,7 @@ def upsample_bilinear2d(
 
 
 def _product(w: Writer, x: View, y: View, out: View) -> None:
-    """out[.., i, j] = sum over k of x[.., i, k] * y[.., k, j]."""
+    """out[..., i, j] = the sum over k of x[..., i, k] * y[..., k, j]."""
     for view in (x, y, out):
         if view.dtype != "float32":
             raise refuse_dtype(view.dtype, "float32")

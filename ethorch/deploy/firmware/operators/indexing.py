@@ -1,6 +1,6 @@
-"""Embeddings, gathers, scatters and indexing by tensors; an out-of-range index fails the call.
+"""Embeddings, gathers, scatters and indexing with tensors.
 
-The runtime fails in the same way, but its output differs.
+An index out of range makes the call fail, as in ExecuTorch's runtime, but the output can differ.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ def _write_walk(
 
     Args:
         places: Indexed tensor, with stride 0 along the indexed axes.
-        plain: Tensor in loop order.
-        written_view: ``places`` or ``plain``.
-        indices: Indices, broadcast to the loop.
+        plain: Tensor that is not indexed.
+        written_view: The output: ``places`` or ``plain``.
+        indices: Index tensors that broadcast to the loop's shape.
         axes: Size and stride in bytes of each indexed axis.
     """
     if not 1 <= len(indices) <= 2:
-        raise Refused("index", f"it has {len(indices)} indices; the C kernel supports one or two", "Index in several steps.")
+        raise Refused("index", f"expected one or two index tensors, got {len(indices)}", "Index in several steps in the model.")
     for index in indices:
         if index.dtype not in ("int32", "int64") or index.dtype != indices[0].dtype:
-            raise refuse_dtype(index.dtype, "indices of int64 or int32, all of one dtype")
+            raise refuse_dtype(index.dtype, "int64 or int32 indices, all of one dtype")
     if not plain.numel:
         return
     out, x = (plain, places) if written_view is plain else (places, plain)
     wide = [index.expand(plain.shape) or index for index in indices]
-    walk = order_axes([plain, out, x, *wide])  # order of the tensor without stride 0
+    walk = order_axes([plain, out, x, *wide])  # in the memory order of the tensor that is not indexed
     steps = [(size, all_steps[1:] if all_steps else ()) for size, all_steps in walk]
     run = plain.item_bytes
     if steps and "sum" not in function and steps[-1][1] == (run, run, *(0,) * len(wide)):
@@ -86,7 +86,7 @@ def embedding(w: Writer, weight: View, indices: View, padding: int, scale: bool,
 
 @kernel("aten::gather.out")
 def gather(w: Writer, x: View, dim: int, index: View, sparse: bool, out: View) -> None:
-    """out[i, j] = x[index[i, j], j], along an axis."""
+    """out[i, j] = x[index[i, j], j] for dim 0."""
     if not x.rank:
         w.copy(out, x)
         return
@@ -103,7 +103,9 @@ def _scatter(w: Writer, function: str, x: View, dim: int, index: View, values: V
     part = values.expand(index.shape) if not values.rank else replace(values, shape=index.shape)
     if part is None:
         raise Refused(
-            "shape", f"its source has shape {list(values.shape)}; expected the index's shape", "Pass a source of the index's shape."
+            "shape",
+            f"expected a source of shape {list(index.shape)}, got {list(values.shape)}",
+            "Pass a source with the shape of the index.",
         )
     step = out.strides[axis] * out.item_bytes
     _write_walk(w, function, places, part, places, [index], [(out.shape[axis], step)])
@@ -111,7 +113,7 @@ def _scatter(w: Writer, function: str, x: View, dim: int, index: View, values: V
 
 @kernel("aten::scatter.src_out")
 def scatter(w: Writer, x: View, dim: int, index: View, values: View, out: View) -> None:
-    """out = x, with out[index[i, j], j] = values[i, j] along an axis."""
+    """out = x, then out[index[i, j], j] = values[i, j] for dim 0."""
     _scatter(w, "etk_put", x, dim, index, values, out)
 
 
@@ -122,27 +124,27 @@ def scatter_value(w: Writer, x: View, dim: int, index: View, value: Number, out:
 
 def _sum_of(dtype: str) -> str:
     if dtype not in ("float32", "int32", "int64"):
-        raise refuse_dtype(dtype, "float32, int32 and int64 for accumulation")
+        raise refuse_dtype(dtype, "float32, int32 or int64 for accumulation")
     return f"etk_put_sum_{SUFFIX[computing(dtype)]}"
 
 
 @kernel("aten::scatter_add.out")
 def scatter_add(w: Writer, x: View, dim: int, index: View, values: View, out: View) -> None:
-    """out = x, with values[i, j] added to out[index[i, j], j] along an axis."""
+    """out = x, then out[index[i, j], j] += values[i, j] for dim 0."""
     _scatter(w, _sum_of(x.dtype), x, dim, index, values, out)
 
 
 def _plan_walk(
     indexed_view: View, indices: Sequence[View | None], walk: Sequence[int]
 ) -> tuple[View, list[View], list[tuple[int, int]]]:
-    """Return the loop of x[indices]: the indexed tensor, the indices, and the size and stride of each indexed axis.
+    """Return the arguments ``places``, ``indices`` and ``axes`` of ``_write_walk`` for x[indices].
 
     The axes of the indices replace the first indexed axis, or come first if the indexed axes are not adjacent.
     """
     at = [axis for axis, index in enumerate(indices) if index is not None]
     index_views = [index for index in indices if index is not None]
     if any(index.dtype in ("bool", "uint8") for index in index_views):
-        raise Refused("index", "it is indexed by a mask, so its size is known only at run time", "Use torch.where in the model.")
+        raise Refused("index", "expected integer indices, got a mask", "Use torch.where in place of the mask in the model.")
     rank = max((index.rank for index in index_views), default=0)
     front = at[0] if at == list(range(at[0], at[0] + len(at))) else 0
     plain = [axis for axis in range(indexed_view.rank) if axis not in at]
@@ -188,7 +190,8 @@ def _index_put(w: Writer, indices: Sequence[View | None], values: View, accumula
     places, views, axes = _plan_walk(out, indices, walk)
     part = values.expand(walk)
     if part is None:
-        raise Refused("shape", f"its values have shape {list(values.shape)}; expected {list(walk)}", "Pass values of that shape.")
+        text = f"expected values that broadcast to {list(walk)}, got shape {list(values.shape)}"
+        raise Refused("shape", text, "Pass values that broadcast to the indexed shape.")
     _write_walk(w, _sum_of(out.dtype) if accumulate else "etk_put", places, part, places, views, axes)
 
 
@@ -200,5 +203,5 @@ def index_put(w: Writer, x: View, indices: Sequence[View | None], values: View, 
 
 @kernel("aten::index_put_")
 def index_put_(w: Writer, out: View, indices: Sequence[View | None], values: View, accumulate: bool) -> None:
-    """out[indices] = values in place: partial update of a mutable buffer."""
+    """out[indices] = values, or += if ``accumulate`` is True, where out is a mutable buffer."""
     _index_put(w, indices, values, accumulate, out)

@@ -1,4 +1,4 @@
-"""Quantize and dequantize, bit-equal to ExecuTorch's runtime on the host, also for NaN and infinities."""
+"""Quantize and dequantize operators. Results equal those of ExecuTorch's runtime on the host, including NaN and infinities."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _CODES = ("int8", "uint8", "int16", "uint16", "int32")
 
 def _check(values: View, codes: View) -> None:
     if values.dtype != "float32":
-        raise refuse_dtype(values.dtype, "float32 on its float side")
+        raise refuse_dtype(values.dtype, "float32 values")
     if codes.dtype not in _CODES:
-        raise refuse_dtype(codes.dtype, f"{', '.join(_CODES)} on its integer side")
+        raise refuse_dtype(codes.dtype, f"integer values of {', '.join(_CODES)}")
 
 
 def _parameters(w: Writer, scale: float, zero_point: int, low: int, high: int) -> str:
@@ -22,10 +22,11 @@ def _parameters(w: Writer, scale: float, zero_point: int, low: int, high: int) -
 
 
 def _inverse(scale: float) -> float:
-    """Return 1 / scale; scale and quotient are rounded to float32, as in the kernels."""
+    """Return 1 / scale. The scale and the quotient are rounded to float32, as in the kernels."""
     narrow = round_to_float32(scale)
     if narrow == 0:
-        raise Refused("scale", f"its scale {scale} is 0 in float32", "Calibrate with inputs that are not all 0.")
+        text = f"expected a scale that is nonzero in float32, got {scale}"
+        raise Refused("scale", text, "Calibrate with inputs that are not all 0.")
     return round_to_float32(1.0 / narrow)
 
 
@@ -47,15 +48,20 @@ def dequantize_per_tensor(
 
 
 def _channels(x: View, scales: View, zero_points: View, axis: int, *, of: tuple[str, ...] = ("float64",)) -> tuple[View, View]:
-    """Return scales and zero points that broadcast to x. ``of``: dtypes of scales that ExecuTorch's kernel accepts."""
+    """Return scales and zero points as views that broadcast to x.
+
+    Args:
+        of: Scale dtypes that ExecuTorch's kernel accepts.
+    """
     if scales.dtype not in of or zero_points.dtype != "int64":
         wrong_dtype = scales.dtype if scales.dtype not in of else zero_points.dtype
-        raise refuse_dtype(wrong_dtype, f"scales of {' or '.join(of)} and zero points of int64, as ExecuTorch's kernel does")
+        raise refuse_dtype(wrong_dtype, f"scales of {' or '.join(of)} and zero points of int64")
     shape = [1] * x.rank
     shape[x.axis(axis)] = x.shape[x.axis(axis)]
     views = [view.reshape(shape) for view in (scales, zero_points)]
     if views[0] is None or views[1] is None:
-        raise Refused("shape", f"its scales are {list(scales.shape)} for {shape}", "Pass one scale per channel.")
+        text = f"expected {x.shape[x.axis(axis)]} scales and zero points, got {scales.numel} and {zero_points.numel}"
+        raise Refused("shape", text, "Pass one scale and one zero point for each channel.")
     return views[0], views[1]
 
 
@@ -63,7 +69,7 @@ def _channels(x: View, scales: View, zero_points: View, axis: int, *, of: tuple[
 def quantize_per_channel(
     w: Writer, x: View, scales: View, zero_points: View, axis: int, low: int, high: int, dtype: int, out: View
 ) -> None:
-    """Quantize with a scale (float64) and a zero point (int64) per index of an axis."""
+    """Quantize with a float64 scale and an int64 zero point for each index of an axis."""
     _check(x, out)
     of_channels = _channels(x, scales, zero_points, axis)
     parameters = _parameters(w, 1.0, 0, low, high)
@@ -83,20 +89,20 @@ def dequantize_per_channel(
     out_dtype: int | None,
     out: View,
 ) -> None:
-    """Dequantize with a scale (float64 or float32) and a zero point per index of an axis."""
+    """Dequantize with a float64 or float32 scale and an int64 zero point for each index of an axis."""
     _check(out, x)
     if zero_points is None:
-        raise Refused("argument", "it has no zero points", "Pass zeros as zero points.")
+        raise Refused("argument", "expected zero points, got None", "Pass zeros as zero points.")
     of_channels = _channels(x, scales, zero_points, axis, of=("float64", "float32"))
     narrow = (
         (_parameters(w, 1.0, 0, low, high),) if scales.dtype == "float32" else ()
-    )  # the kernel needs parameters only for float32 scales
+    )  # the kernel requires parameters only for float32 scales
     w.map(f"etk_dequantize_channels_{SUFFIX[x.dtype]}", "quantize.c", [out, x, *of_channels], *narrow)
 
 
 @kernel("quantized_decomposed::quantize_per_tensor.Tensor_out")
 def quantize_by_tensors(w: Writer, x: View, scale: View, zero_point: View, low: int, high: int, dtype: int, out: View) -> None:
-    """Quantize with a computed scale (float64) and zero point (int64) of one element each."""
+    """Quantize with a float64 scale and an int64 zero point that are tensors of one element."""
     _check(x, out)
     function = f"etk_quantize_channels_{SUFFIX[out.dtype]}"
     w.map(function, "quantize.c", [out, x, *_drop_axes(scale, zero_point)], _parameters(w, 1.0, 0, low, high))
@@ -106,7 +112,7 @@ def quantize_by_tensors(w: Writer, x: View, scale: View, zero_point: View, low: 
 def dequantize_by_tensors(
     w: Writer, x: View, scale: View, zero_point: View, low: int, high: int, dtype: int, out_dtype: int | None, out: View
 ) -> None:
-    """Dequantize with a computed scale (float64) and zero point (int64) of one element each."""
+    """Dequantize with a float64 scale and an int64 zero point that are tensors of one element."""
     _check(out, x)
     w.map(f"etk_dequantize_channels_{SUFFIX[x.dtype]}", "quantize.c", [out, x, *_drop_axes(scale, zero_point)])
 
@@ -114,5 +120,8 @@ def dequantize_by_tensors(
 def _drop_axes(scale: View, zero_point: View) -> tuple[View, View]:
     scalar_scale, zero = scale.reshape(()), zero_point.reshape(())
     if scale.dtype != "float64" or zero_point.dtype != "int64" or scalar_scale is None or zero is None:
-        raise refuse_dtype(f"{scale.dtype} and {zero_point.dtype}", "a scale of float64 and a zero point of int64, of one element")
+        raise refuse_dtype(
+            f"{scale.dtype}{list(scale.shape)} and {zero_point.dtype}{list(zero_point.shape)}",
+            "a float64 scale and an int64 zero point of one element each",
+        )
     return scalar_scale, zero

@@ -1,7 +1,7 @@
-"""Reductions, arguments of extremes, cumulative sums, softmax and normalization.
+"""Reductions, argmax and argmin, top-k, cumulative sums, softmax and normalization.
 
-A reduction applies a binary function in a loop over the input; reduced axes have stride 0 in the output. Sums are in index order.
-ExecuTorch's runtime on the host splits some sums, so the last digits of floats may differ.
+A reduction applies a binary function in a loop over the input. Reduced axes have stride 0 in the output. Sums are computed in index
+order. ExecuTorch's runtime on the host splits some sums, so the last digits of floats can differ.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Dims = Sequence[int]
 
 
 def _axes(x: View, dims: Dims | None) -> list[int]:
-    """Return the reduced axes, outermost first; None or an empty list reduces all axes."""
+    """Return the reduced axes in ascending order. All axes are reduced if ``dims`` is empty or absent."""
     return sorted({x.axis(dim) for dim in dims}) if dims and x.rank else list(range(x.rank))
 
 
@@ -33,8 +33,8 @@ def _with_axes(out: View, x: View, axes: Sequence[int]) -> View:
 def _accumulate(w: Writer, function: str, dtype: str, out: View, x: View, axes: Sequence[int]) -> None:
     """out = function(x, out) for each x in index order.
 
-    Rows run along the larger of kept and reduced axes. A row of converted elements runs along kept axes, because no two of its
-    elements may have the same output.
+    The inner loop runs along either the kept or the reduced axes, whichever have more elements. If dtypes are converted, it runs
+    along the kept axes, because the elements of a converted row must have different outputs.
     """
     if not x.numel:
         return
@@ -98,7 +98,8 @@ def _extreme(w: Writer, name: str, x: View, dims: Dims | None, out: View) -> Non
     need_float32(x.dtype)
     axes = _axes(x, dims)
     if not x.numel and out.numel:
-        raise Refused("shape", f"the reduced axes of {list(x.shape)} are empty", "Pass at least one element.")
+        text = f"expected at least one element along the reduced axes, got shape {list(x.shape)}"
+        raise Refused("shape", text, "Pass an input that is not empty.")
     first = x
     for axis in axes:
         first = first.slice(axis, 0, 1)
@@ -156,7 +157,7 @@ def any_of_all(w: Writer, x: View, out: View) -> None:
 
 @kernel("aten::cumsum.out")
 def cumsum(w: Writer, x: View, dim: int, dtype: int | None, out: View) -> None:
-    """out = the cumulative sum along an axis, computed from the previous output."""
+    """out[i] = out[i - 1] + x[i] along an axis."""
     need_float32(out.dtype)
     need_float32(x.dtype)
     if not out.rank:
@@ -181,14 +182,16 @@ def _place(w: Writer, name: str, x: View, dim: int | None, out: View) -> None:
     if dim is None:
         flat = x.reshape((x.numel,))
         if flat is None or not x.is_contiguous:
-            raise Refused("view", "its input has another dimension order", "Call .contiguous() before it in the model.")
+            text = "expected a contiguous input, got another dimension order"
+            raise Refused("view", text, "Call .contiguous() on the input in the model.")
         x, dim = flat, 0
     if not x.rank:
         w.fill(out, 0)
         return
     axis = x.axis(dim)
     if not x.shape[axis] and out.numel:
-        raise Refused("shape", f"the reduced axes of {list(x.shape)} are empty", "Pass at least one element.")
+        text = f"expected at least one element along the reduced axes, got shape {list(x.shape)}"
+        raise Refused("shape", text, "Pass an input that is not empty.")
     parameters = w.integers([x.shape[axis], x.strides[axis] * x.item_bytes])
     first = x.select(axis, 0) if out.rank != x.rank else x.slice(axis, 0, 1)
     w.map(f"etk_{name}_{SUFFIX[x.dtype]}", "places.c", [out.reshape(first.shape) or out, first], parameters)
@@ -218,7 +221,7 @@ def min_along(w: Writer, x: View, dim: int, keepdim: bool, values: View, indices
 
 @kernel("aten::topk.values")
 def topk(w: Writer, x: View, k: int, dim: int, largest: bool, sorted: bool, values: View, indices: View) -> None:
-    """Compute the k largest or smallest elements along an axis, sorted, and their indices; ties keep the lowest index first."""
+    """Compute the k largest or smallest elements along an axis, sorted, and their indices. Equal elements are in index order."""
     if x.dtype not in _PLACES or x.dtype == "bool":
         raise refuse_dtype(x.dtype, ", ".join(_PLACES[:-1]))
     if not values.numel:
@@ -266,7 +269,8 @@ def native_layer_norm(
     if not x.numel:
         return
     if not (x.is_contiguous and out.is_contiguous):
-        raise Refused("view", "its tensors have another dimension order", "Call .contiguous() before it in the model.")
+        text = "expected contiguous tensors, got another dimension order"
+        raise Refused("view", text, "Call .contiguous() on the input in the model.")
     inner = 1
     for size in shape:
         inner *= size
@@ -274,7 +278,8 @@ def native_layer_norm(
     rows, result = x.reshape((outer, inner)), out.reshape((outer, inner))
     means, factors = mean.reshape((outer,)), rstd.reshape((outer,))
     if rows is None or result is None or means is None or factors is None:
-        raise Refused("view", "its tensors have another dimension order", "Call .contiguous() before it in the model.")
+        text = "expected contiguous tensors, got another dimension order"
+        raise Refused("view", text, "Call .contiguous() on the input in the model.")
     parameters = w.constant("etk_normalization {}", f"{{{inner}, {float(eps).hex()}F}}")
     w.map("etk_moments_f32", "softmax.c", [means, factors, rows.select(1, 0)], f"&{parameters}")
     w.map("etk_sub_f32", "elementwise.c", [result, rows, means.insert_axis(1)])

@@ -1,19 +1,19 @@
-"""Registry of the operators' C code generators."""
+"""A registry of C code generators."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-#: Operator name in a .pte -> function that generates its call. See ``kernel``.
+#: Operator name in a .pte -> function that generates the C call. See ``kernel``.
 KERNELS: dict[str, Callable[..., None]] = {}
 
 
 def kernel(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a function under operator names.
+    """Register the decorated function for operator names.
 
-    The function receives a Writer and the operator's arguments in schema order, outputs last. Tensors are Views; other values are
-    unchanged. It raises Refused for a call that has no C code.
+    The function is called with a Writer and the operator's arguments in schema order, outputs last. Tensors are passed as Views. It
+    raises Refused if the call cannot be expressed in C.
     """
 
     def enter(body: Callable[..., None]) -> Callable[..., None]:

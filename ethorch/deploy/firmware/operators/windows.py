@@ -1,7 +1,6 @@
 """Pooling, convolution and padding of images.
 
-Means and convolutions are rounded after each addition, in window order. ExecuTorch's optimized kernels for the host may use another
-order.
+Sums are computed in window order and rounded after each addition. ExecuTorch's optimized host kernels may add in another order.
 """
 
 from __future__ import annotations
@@ -82,11 +81,11 @@ def avg_pool2d(
 
 @kernel("aten::_adaptive_avg_pool2d.out")
 def adaptive_avg_pool2d(w: Writer, x: View, size: Dims, out: View) -> None:
-    """out = the mean of equal windows, one for each output."""
+    """out = the mean of one window for each output element. All windows have the same size."""
     rest = [x.shape[axis] % out.shape[axis] for axis in (-2, -1)]
     if any(rest):
-        text = f"it makes {list(out.shape[-2:])} windows of {list(x.shape[-2:])}, which are not of one size"
-        raise Refused("shape", text, "Use an output size that divides the image's size.")
+        text = f"expected an output size that divides the input size {list(x.shape[-2:])}, got {list(out.shape[-2:])}"
+        raise Refused("shape", text, "Use an output size that divides the input size.")
     kernel = [x.shape[axis] // out.shape[axis] for axis in (-2, -1)]
     avg_pool2d(w, x, kernel, kernel, (0, 0), False, True, None, out)
 
@@ -95,7 +94,7 @@ def adaptive_avg_pool2d(w: Writer, x: View, size: Dims, out: View) -> None:
 def max_pool2d_with_indices(
     w: Writer, x: View, kernel: Dims, stride: Dims, padding: Dims, dilation: Dims, ceil_mode: bool, out: View, places: View
 ) -> None:
-    """out = the maximum of each window; places = its index in the plane."""
+    """out = the maximum of each window; places = the index of the maximum in its plane."""
     if x.dtype not in ("float32", "int8", "uint8", "int16", "int32"):
         raise refuse_dtype(x.dtype, "float32, int8, uint8, int16, int32")
     if not out.numel:
@@ -119,14 +118,16 @@ def convolution(
     groups: int,
     out: View,
 ) -> None:
-    """out = the convolution of an image or a sequence in float32; transposed convolutions are not supported."""
+    """out = the float32 convolution of an image or a sequence. Transposed convolutions are not supported."""
     if x.dtype != "float32" or weight.dtype != "float32":
         raise refuse_dtype(x.dtype if x.dtype != "float32" else weight.dtype, "float32")
     if transposed or x.rank not in (3, 4):
         raise Refused(
             "argument",
-            "it is transposed" if transposed else f"it has {x.rank - 2} dimensions; the C kernel supports 1 and 2",
-            "Quantize it, so that it runs on the NPU.",
+            "transposed convolutions have no C kernel"
+            if transposed
+            else f"expected a convolution over 1 or 2 dimensions, got {x.rank - 2}",
+            "Quantize the convolution, so that it runs on the NPU.",
         )
     if not out.numel:
         return
@@ -149,9 +150,10 @@ def convolution(
 
 
 def _copy_padded(w: Writer, x: View, pad: Dims, out: View) -> list[tuple[int, int, int]]:
-    """Copy the input to the middle of the output; return axis and padding sizes of each padded axis, last axis first."""
+    """Copy the input to the middle of the output. Return (axis, padding before, padding after) for each axis, last axis first."""
     if any(size < 0 for size in pad):
-        raise Refused("argument", f"its pad {list(pad)} is negative", "Slice instead (x[..., 1:]).")
+        text = f"expected nonnegative padding, got {list(pad)}"
+        raise Refused("argument", text, "Slice the input instead of padding it with negative sizes (x[..., 1:]).")
     sides = [(x.rank - 1 - number, pad[2 * number], pad[2 * number + 1]) for number in range(len(pad) // 2)]
     inner = out
     for axis, before, after in sides:
@@ -161,15 +163,16 @@ def _copy_padded(w: Writer, x: View, pad: Dims, out: View) -> list[tuple[int, in
 
 
 def _borders(w: Writer, x: View, pad: Dims, out: View) -> Iterator[tuple[View, int, int, int, int]]:
-    """Copy ``x`` to the middle of ``out`` and yield (part of ``out``, axis, its extent, before, after) per axis.
+    """Copy ``x`` to the middle of ``out`` and yield (view of ``out``, axis, axis size, padding before, padding after) for each
+    axis.
 
-    The part includes the borders of earlier axes.
+    The view includes the borders of earlier axes.
     """
     sides = _copy_padded(w, x, pad, out)
     left_over = {axis: (before, after) for axis, before, after in sides}
     for axis, before, after in sides:
         part = out
-        for unfilled_axis, (left, right) in left_over.items():  # borders that are not filled yet
+        for unfilled_axis, (left, right) in left_over.items():  # exclude borders that are not filled yet
             part = part.slice(unfilled_axis, left, out.shape[unfilled_axis] - right) if unfilled_axis != axis else part
         yield part, axis, out.shape[axis], before, after
         left_over.pop(axis)
@@ -177,7 +180,7 @@ def _borders(w: Writer, x: View, pad: Dims, out: View) -> Iterator[tuple[View, i
 
 @kernel("aten::reflection_pad1d.out", "aten::reflection_pad2d.out", "aten::reflection_pad3d.out")
 def reflection_pad(w: Writer, x: View, pad: Dims, out: View) -> None:
-    """out = x mirrored at its edges, axis by axis."""
+    """out = x padded by reflection, axis by axis."""
     for part, axis, size, before, after in _borders(w, x, pad, out):
         w.copy(part.slice(axis, 0, before), part.slice(axis, before + 1, 2 * before + 1).flip([axis]))
         w.copy(part.slice(axis, size - after, size), part.slice(axis, size - 2 * after - 1, size - after - 1).flip([axis]))

@@ -1,11 +1,11 @@
-/* Arithmetic without a library: rounding, conversions that are defined for all values, square root. */
+/* Arithmetic without a library: rounding, conversions that are defined for all values, and square root. */
 
 #ifndef ETHORCH_ARITHMETIC_H
 #define ETHORCH_ARITHMETIC_H
 
 #include "kernels.h"
 
-/* Uses a union because a freestanding compiler would call memcpy. */
+/* Uses a union because a freestanding compiler would emit a call of memcpy. */
 typedef union {
   float number;
   uint32_t bits;
@@ -32,7 +32,7 @@ ETK_INLINE float etk_with_sign_of(float magnitude, float sign) {
   return etk_from_bits((etk_bits(magnitude) & 0x7FFFFFFFU) | (etk_bits(sign) & 0x80000000U));
 }
 
-/* Nearest integer, ties to even. Preserves NaN and the sign of zero. From 2^23 on, a float has no fraction. */
+/* Nearest integer, ties to even. Preserves NaN and the sign of zero. Floats of at least 2^23 have no fraction. */
 ETK_INLINE float etk_nearest(float x) {
 #if defined(__ARM_FEATURE_DIRECTED_ROUNDING) && defined(__ARM_FP) && (__ARM_FP & 4)
   float whole;
@@ -43,7 +43,7 @@ ETK_INLINE float etk_nearest(float x) {
   if (!(magnitude < 8388608.0F)) {
     return x;
   }
-  volatile float shifted = magnitude + 8388608.0F; /* volatile: a compiler must not cancel the sum */
+  volatile float shifted = magnitude + 8388608.0F; /* volatile, so that the compiler does not cancel the sum */
   return etk_with_sign_of(shifted - 8388608.0F, x);
 #endif
 }
@@ -79,9 +79,9 @@ ETK_INLINE float etk_ceil(float x) {
   return (whole < x) ? etk_with_sign_of(whole + 1.0F, x) : whole;
 }
 
-/* Square root, rounded to nearest: by an FPU if there is one, otherwise bit by bit. */
+/* Square root, rounded to nearest. Computed by an FPU if there is one, otherwise bit by bit. */
 float etk_sqrt(float x);
-/* Exact remainder x - n * y with the sign of x, for x / y truncated to n. */
+/* Exact remainder x - n * y, where n is x / y truncated. It has the sign of x. */
 float etk_fmod(float x, float y);
 /* e^x and ln(x), as the operators compute them. */
 float etk_exp(float x);

@@ -1,4 +1,4 @@
-/* Conversions between dtypes, one row function per pair. A program links only those that it calls. */
+/* Conversions between dtypes, with one row function for each pair. A program links only the functions that it calls. */
 
 #include "arithmetic.h"
 

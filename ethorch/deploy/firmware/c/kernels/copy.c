@@ -1,8 +1,8 @@
-/* Copies of strided elements and of runs of bytes, and fills. */
+/* Functions that copy strided elements or contiguous runs of bytes, or fill a tensor. */
 
 #include "kernels.h"
 
-/* Elements are copied as integers of their size, so that no bit of a NaN changes. */
+/* Elements are copied as integers of the same size, so that no bit of a NaN changes. */
 #define ETK_COPY(BYTES, TYPE)                                                                                            \
   void etk_copy_##BYTES(uint8_t *out, const uint8_t *const in[3], const int32_t step[ETK_OPERANDS], int32_t count,       \
                         const void *parameters) {                                                                        \

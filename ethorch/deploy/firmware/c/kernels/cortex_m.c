@@ -1,5 +1,5 @@
-/* Operators of ExecuTorch's Arm backend for the CPU, named cortex_m, except layers with weights. They compute as the definitions in
- * its wheel. */
+/* The cortex_m CPU operators of ExecuTorch's Arm backend, except layers with weights. Results equal those of the definitions in
+ * ExecuTorch's wheel. */
 
 #include "arithmetic.h"
 
@@ -120,13 +120,13 @@ static uint32_t products_of(const int8_t *x, const int8_t *y, int32_t count, int
   return (uint32_t)products;
 }
 
-/* A sum of products for each element. parameters: number of factors, offsets of x and y; zero point, multiplier and shift of
- * the output. The factors of an element are contiguous. */
+/* Computes a sum of products for each element. parameters: number of products, offsets of x and y; zero point, multiplier and shift
+ * of the output. The factors of an element are contiguous. */
 void etk_cortex_m_dot(uint8_t *out, const uint8_t *const in[3], const int32_t step[ETK_OPERANDS], int32_t count,
                       const void *parameters) {
   const int32_t *const p = parameters;
   const uint8_t *row = in[0], *column = in[1], *last = 0;
-  uint32_t wide = 0; /* contribution of y's offset, the same for many columns */
+  uint32_t wide = 0; /* sum of x plus offset, times y's offset; reused until the row changes */
   int32_t i, k;
   for (i = 0; i < count; ++i) {
     const int8_t *const x = (const int8_t *)row;
@@ -148,7 +148,7 @@ void etk_cortex_m_dot(uint8_t *out, const uint8_t *const in[3], const int32_t st
   }
 }
 
-/* The second input is a table of 256 codes, from -128 upwards. */
+/* The second input is a table of 256 int8 values, indexed by x + 128. */
 void etk_cortex_m_activation(uint8_t *out, const uint8_t *const in[3], const int32_t step[ETK_OPERANDS], int32_t count,
                              const void *parameters) {
   const uint8_t *x = in[0];

@@ -27,7 +27,7 @@ float etk_sqrt(float x) {
     bits <<= 1;
     exponent -= 1;
   }
-  /* 25 bits of the root of bits * 2^(25 - 23 + 24): one bit more than a float has, for rounding. */
+  /* 25 bits of the root of bits * 2^(25 - 23 + 24), which is one bit more than a float has and is used for rounding. */
   rest = 0U;
   {
     uint64_t operand = (uint64_t)bits << 25, remainder = 0U;
@@ -51,7 +51,7 @@ float etk_sqrt(float x) {
 #endif
 }
 
-/* Splits a finite number that is not 0 into an integer of 24 bits and the exponent of its last bit. */
+/* Splits a finite nonzero number into an integer of 24 bits and the exponent of the integer's last bit. */
 static uint32_t split(uint32_t bits, int32_t *exponent) {
   uint32_t digits = bits & 0x7FFFFFU;
   *exponent = (int32_t)((bits >> 23) & 0xFFU) - 150;
@@ -78,7 +78,7 @@ float etk_fmod(float x, float y) {
   }
   rest = split(etk_bits(x), &of_x);
   divisor = split(etk_bits(y), &of_y);
-  for (;;) { /* long division: one bit of the quotient at a time; only the remainder is stored */
+  for (;;) { /* long division, one bit of the quotient at a time; only the remainder is stored */
     if (rest >= divisor) {
       rest -= divisor;
     }
@@ -133,7 +133,7 @@ float etk_fmod(float x, float y) {
   ETK_BINARY(ge_##TYPE, etk_b8, etk_##TYPE, x >= y)                                                                      \
   ETK_ROW(where_##TYPE, etk_##TYPE, ETK_X(etk_b8), ETK_Y(etk_##TYPE), ETK_Z(etk_##TYPE), (x != 0U) ? y : z)
 
-/* Floats. As in ExecuTorch: the result for zeros of different signs, and abs and relu of a negative zero. */
+/* Floats. Results for zeros of different signs, and abs and relu of a negative zero, are as in ExecuTorch. */
 static float floor_divided(float x, float y) {
   float rest, quotient;
   if (y == 0.0F) {

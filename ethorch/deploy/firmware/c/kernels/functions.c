@@ -9,7 +9,7 @@
 #define INFINITE etk_from_bits(0x7F800000U)
 #define NOT_A_NUMBER etk_from_bits(0x7FC00000U)
 #define LN2 0.693147182F
-#define LN2_HIGH 0.693145751953125F /* has 16 bits, so that its product with an exponent is exact */
+#define LN2_HIGH 0.693145751953125F /* 16 bits, so that the product with an exponent is exact */
 #define LN2_LOW 1.42860682E-6F
 #define LOG2_E 1.44269502F
 
@@ -42,7 +42,7 @@ static float exponential(float x) {
   if (x > 88.7228394F) { /* ln of the largest finite float */
     return INFINITE;
   }
-  if (x < -103.972084F) { /* ln of half the smallest positive float */
+  if (x < -103.972084F) { /* ln of half of the smallest positive float */
     return 0.0F;
   }
   k = reduce_by_ln2(x, &r);
@@ -93,7 +93,7 @@ static int32_t reduce_to_one(float x, float *f) {
   return e;
 }
 
-/* Return the logarithm of an x that is not a positive finite number. */
+/* Return the logarithm of x if x is not a positive finite number. */
 static float log_at_edge(float x) {
   return (x == 0.0F) ? -INFINITE : (x > 0.0F || x != x) ? x : NOT_A_NUMBER;
 }
@@ -229,8 +229,8 @@ static float tangent(float x) {
   return ((quadrant & 1U) != 0U) ? -small_cosine(r) / small_sine(r) : small_sine(r) / small_cosine(r);
 }
 
-/* Return erf(x): a Taylor series up to 0.9, and 1 - erfc above. erfc is e^(-x^2) times a polynomial in t = 1 / (1 + x / 2) of
- * degree 7, through the Chebyshev nodes of x = 0.9 .. 4, with an error of 1.2e-9. */
+/* Return erf(x): a Taylor series up to 0.9, and 1 - erfc for larger x. erfc is e^(-x^2) times a polynomial of degree 7 in
+ * t = 1 / (1 + x / 2), which interpolates at the Chebyshev nodes of x = 0.9 .. 4 and has an error of 1.2e-9. */
 static float error_function(float x) {
   const float size = etk_magnitude(x);
   if (size < 0.9F) {

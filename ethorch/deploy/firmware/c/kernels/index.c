@@ -1,4 +1,4 @@
-/* Elements selected by indices in another tensor: embeddings, gathers, scatters. */
+/* Functions that access elements selected by index tensors: embeddings, gathers and scatters. */
 
 #include "kernels.h"
 
@@ -7,7 +7,7 @@ typedef struct {
   int status;
 } call;
 
-/* Computes the offset of the indices in bytes; returns 1 if an index is out of range. */
+/* Computes the byte offset that the indices select. Returns 1 if an index is out of range. */
 static int place_of(const etk_indexing *p, const uint8_t *const index[2], ptrdiff_t *place) {
   int32_t k;
   *place = 0;
@@ -24,7 +24,7 @@ static int place_of(const etk_indexing *p, const uint8_t *const index[2], ptrdif
   return 0;
 }
 
-/* Row functions whose parameter is a call of etk_map, which receives the status. */
+/* Row functions whose parameter describes a call of etk_map and receives the status of the call. */
 #define ETK_INDEXED(NAME, STATEMENT)                                                                                     \
   static void NAME##_row(uint8_t *out, const uint8_t *const in[3], const int32_t step[ETK_OPERANDS], int32_t count,      \
                          const void *parameters) {                                                                       \

@@ -1,7 +1,7 @@
-/* CPU operators in C11, without a heap. They need only memcpy and memset.
+/* CPU operators in C11. They use no heap and require only memcpy and memset.
  *
- * A tensor is an address and an array of etk_axis with the location of its elements, which the project's generator computes. Each
- * operator is a function of a row (etk_row), and etk_map iterates over the rows. Unless stated otherwise, results equal those of
+ * A tensor is an address and an array of etk_axis, which ethorch generates and which contains the location of each element. Each
+ * operator is a row function (etk_row), and etk_map calls the function for each row. Unless stated otherwise, results equal those of
  * ExecuTorch's runtime on the host, bit for bit.
  */
 
@@ -11,12 +11,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The required library functions, because a freestanding compiler has no string.h. */
+/* Declares the required library functions, because a freestanding compiler has no string.h. */
 void *memcpy(void *restrict to, const void *restrict from, size_t bytes);
 void *memset(void *at, int value, size_t bytes);
 
-#define ETK_OPERANDS 4  /* of a row function: the output, and up to three inputs */
-#define ETK_MAX_RANK 16 /* maximum number of axes in a .pte */
+#define ETK_OPERANDS 4  /* operands of a row function: the output, and up to three inputs */
+#define ETK_MAX_RANK 16 /* maximum number of tensor dimensions in a .pte */
 
 /* Products and sums are rounded separately, as on the host, without fused multiply-add. */
 #if defined(__clang__)
@@ -25,7 +25,7 @@ void *memset(void *at, int value, size_t bytes);
 #pragma GCC optimize("fp-contract=off")
 #endif
 
-/* Elements of memory that is declared as bytes. */
+/* Access to elements in memory that is declared as bytes. */
 #if defined(__GNUC__) || defined(__clang__)
 #define ETK_ALIAS __attribute__((may_alias))
 #define ETK_INLINE static inline __attribute__((always_inline)) /* for functions of one element */
@@ -45,13 +45,13 @@ typedef uint64_t ETK_ALIAS etk_u64;
 typedef float ETK_ALIAS etk_f32;
 typedef double ETK_ALIAS etk_f64;
 
-/* One axis of a loop: number of steps, and bytes of a step in each operand, output first. A step of 0 repeats an element. */
+/* One axis of a loop: the number of steps, and the bytes per step in each operand, output first. A step of 0 repeats an element. */
 typedef struct {
   int32_t size;
   int32_t step[ETK_OPERANDS];
 } etk_axis;
 
-/* Computes `count` elements. `step` has the bytes from one element to the next, output first. */
+/* Computes `count` elements. `step` contains the bytes between consecutive elements of each operand, output first. */
 typedef void etk_row(uint8_t *out, const uint8_t *const in[3], const int32_t step[ETK_OPERANDS], int32_t count,
                      const void *parameters);
 
@@ -61,17 +61,17 @@ typedef union {
   uint8_t *write;
 } etk_address;
 
-/* Calls `row` for each row, along the last axis. Unused operands may have any address. */
+/* Calls `row` for each row along the last axis. The addresses of unused operands are ignored. */
 void etk_map(etk_row *row, const void *parameters, const etk_axis *axes, uint32_t rank, void *out, const void *a,
              const void *b, const void *c);
 
-/* A row function for operands of other dtypes, which are converted in blocks of elements. */
+/* A row function whose operands are converted from and to other dtypes, in blocks of elements. */
 typedef struct {
   etk_row *row;
   const void *parameters;
   etk_row *store;        /* converts results of `row` to the output's dtype; 0 if the dtypes are equal */
   etk_row *load[3];      /* converts an input to the dtype of `row`; 0 if the dtypes are equal */
-  int32_t item_bytes[ETK_OPERANDS]; /* of the elements of `row`; at most 8 */
+  int32_t item_bytes[ETK_OPERANDS]; /* element sizes of `row`, at most 8 */
 } etk_conversion;
 etk_row etk_converted; /* parameters: etk_conversion */
 
@@ -82,7 +82,7 @@ etk_row etk_fill_1, etk_fill_2, etk_fill_4, etk_fill_8; /* parameters: the eleme
 void etk_copy_runs(size_t bytes, const etk_axis *axes, uint32_t rank, void *out, const void *in);
 
 /* cast.c: etk_cast_TO_FROM for all pairs of the dtypes that have a type above. Floats are converted to integers as in etk_to_i32.
- * Integers that are too large lose their high bits. All values except 0 are true. */
+ * Integers out of range lose their high bits. All values except 0 are converted to true. */
 #define ETK_DECLARE_CASTS(TO)                                                                                            \
   etk_row etk_cast_##TO##_i8, etk_cast_##TO##_u8, etk_cast_##TO##_i16, etk_cast_##TO##_u16, etk_cast_##TO##_i32,         \
       etk_cast_##TO##_u32, etk_cast_##TO##_i64, etk_cast_##TO##_f32, etk_cast_##TO##_f64, etk_cast_##TO##_b8
@@ -97,7 +97,7 @@ ETK_DECLARE_CASTS(f32);
 ETK_DECLARE_CASTS(f64);
 ETK_DECLARE_CASTS(b8);
 
-/* quantize.c: parameters etk_quantization; the inputs of *_channels are the values, scales (float64), zero points (int64). */
+/* quantize.c: parameters: etk_quantization. The inputs of *_channels are values, scales (float64) and zero points (int64). */
 typedef struct {
   float scale; /* for quantize, 1 / scale */
   int32_t zero_point;
@@ -110,8 +110,8 @@ etk_row etk_quantize_channels_i8, etk_quantize_channels_u8, etk_quantize_channel
 etk_row etk_dequantize_channels_i8, etk_dequantize_channels_u8, etk_dequantize_channels_i16, etk_dequantize_channels_u16,
     etk_dequantize_channels_i32;
 
-/* elementwise.c: etk_NAME_TYPE computes and returns TYPE; comparisons and logical functions return a bool. Integers wrap. x / 0 of
- * integers is 0; ExecuTorch's runtime raises an error. */
+/* elementwise.c: etk_NAME_TYPE computes and returns TYPE; comparisons and logical functions return a bool. Integers wrap. Integer
+ * division by 0 returns 0, whereas ExecuTorch's runtime raises an error. */
 #define ETK_DECLARE_ARITHMETIC(TYPE)                                                                                     \
   etk_row etk_add_##TYPE, etk_add_scaled_##TYPE, etk_sub_##TYPE, etk_sub_scaled_##TYPE, etk_mul_##TYPE, etk_neg_##TYPE,  \
       etk_abs_##TYPE, etk_sign_##TYPE, etk_relu_##TYPE, etk_floor_divide_##TYPE, etk_trunc_divide_##TYPE,                \
@@ -136,8 +136,8 @@ etk_row etk_exp_f32, etk_expm1_f32, etk_log_f32, etk_log1p_f32, etk_log2_f32, et
 etk_row etk_elu_f32; /* parameters: three floats, alpha, scale and the factor of x in the exponent */
 etk_row etk_pow_f32;
 
-/* places.c describes the parameters. argmax and argmin return int64. The indices of topk, its second output, are passed as the
- * first input. */
+/* See places.c for the parameters. argmax and argmin return int64. The indices of topk, which are its second output, are passed as
+ * the first input. */
 #define ETK_DECLARE_PLACES(TYPE) etk_row etk_argmax_##TYPE, etk_argmin_##TYPE, etk_topk_##TYPE
 ETK_DECLARE_PLACES(i8);
 ETK_DECLARE_PLACES(u8);
@@ -147,7 +147,7 @@ ETK_DECLARE_PLACES(i64);
 ETK_DECLARE_PLACES(f32);
 etk_row etk_argmax_b8, etk_argmin_b8;
 
-/* softmax.c describes the parameters. */
+/* See softmax.c for the parameters. */
 typedef struct {
   int32_t count;
   float eps;
@@ -174,7 +174,7 @@ int etk_put_sum_i32(const etk_indexing *indexing, const etk_axis *axes, uint32_t
 int etk_put_sum_i64(const etk_indexing *indexing, const etk_axis *axes, uint32_t rank, void *out, const void *x,
                     const void *first, const void *second);
 
-/* resize.c: planes of an image; scales as PyTorch computes them. */
+/* resize.c: resizes planes of an image. The scales are computed like PyTorch's. */
 typedef struct {
   int32_t in_size[2], out_size[2];       /* height, width */
   int32_t in_step[2], out_step[2];       /* bytes */
@@ -183,10 +183,10 @@ typedef struct {
 } etk_resize;
 etk_row etk_nearest_1, etk_nearest_2, etk_nearest_4, etk_nearest_8, etk_bilinear_f32; /* a row consists of planes */
 
-/* product.c: parameters: number of elements, and bytes from one to the next in each input. Sums are in index order. */
+/* product.c: parameters: number of products, and bytes between consecutive elements of each input. Sums are in index order. */
 etk_row etk_dot_f32;
 
-/* cortex_m.c: parameters etk_quantization, and others that it describes. */
+/* cortex_m.c: parameters: etk_quantization, or as described in cortex_m.c. */
 #define ETK_DECLARE_CORTEX_M(TYPE) etk_row etk_cortex_m_quantize_##TYPE, etk_cortex_m_dequantize_##TYPE
 ETK_DECLARE_CORTEX_M(i8);
 ETK_DECLARE_CORTEX_M(u8);
@@ -195,12 +195,12 @@ ETK_DECLARE_CORTEX_M(u16);
 ETK_DECLARE_CORTEX_M(i32);
 etk_row etk_cortex_m_add, etk_cortex_m_mul, etk_cortex_m_dot, etk_cortex_m_activation;
 
-/* pool.c: height and width; steps in bytes. */
+/* pool.c: pairs are height and width; steps are in bytes. */
 typedef struct {
   int32_t in_size[2], out_size[2], in_step[2], out_step[2], kernel[2], stride[2], padding[2], dilation[2];
-  int32_t divisor, counts_padding;                  /* of a mean; a divisor of 0 selects the number of elements */
-  int32_t place_step[2];                            /* of the indices of maxima */
-  int32_t channels, channel_step, weight_step[3];   /* of a convolution: channels of a group; weights by channel, height, width */
+  int32_t divisor, counts_padding;                  /* for means; a divisor of 0 selects the number of elements */
+  int32_t place_step[2];                            /* for the indices of maxima */
+  int32_t channels, channel_step, weight_step[3];   /* for convolutions: channels of a group; weights by channel, height, width */
   int32_t has_bias;
 } etk_window;
 etk_row etk_avg_pool_f32, etk_convolution_f32;

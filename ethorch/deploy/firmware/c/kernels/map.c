@@ -11,7 +11,7 @@ void etk_map(etk_row *row, const void *parameters, const etk_axis *axes, uint32_
   for (;;) {
     uint32_t dim = rank - 1U;
     row(to, from, inner->step, inner->size, parameters);
-    for (;;) { /* next row: one step along the last axis that is not at its end */
+    for (;;) { /* next row: step along the last axis that has not reached its end */
       const etk_axis *axis;
       int32_t back;
       if (dim == 0U) {

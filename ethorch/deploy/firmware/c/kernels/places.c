@@ -1,8 +1,8 @@
-/* Indices of extremes along an axis, and its k largest or smallest elements. */
+/* Functions for the index of the extreme along an axis, and for the k largest or smallest elements along an axis. */
 
 #include "kernels.h"
 
-/* parameters: elements of the axis, bytes from one to the next. The first NaN precedes all values, as in PyTorch. */
+/* parameters: axis size, bytes between elements. The first NaN is selected in preference to all values, as in PyTorch. */
 #define ETK_PLACE(NAME, TYPE, BEFORE)                                                                                    \
   void etk_##NAME(uint8_t *out, const uint8_t *const in[3], const int32_t step[ETK_OPERANDS], int32_t count,             \
                   const void *parameters) {                                                                              \
@@ -40,8 +40,8 @@ ETK_PLACES(i64)
 ETK_PLACE(argmax_f32, etk_f32, y == y && (x > y || x != x))
 ETK_PLACE(argmin_f32, etk_f32, y == y && (x < y || x != x))
 
-/* parameters: k, elements of the axis, whether to select the largest, bytes from one to the next of values, indices and input.
- * Inserts each element into the k best so far, after equal ones. NaN is greater than all values. */
+/* parameters: k, axis size, whether to select the largest, bytes between elements of values, indices and input. Inserts each element
+ * into the k best elements so far, after equal elements. NaN is greater than all values. */
 #define ETK_TOPK(SUFFIX, TYPE, GREATER)                                                                                  \
   static int greater_##SUFFIX(TYPE x, TYPE y) {                                                                          \
     return GREATER;                                                                                                      \

@@ -2,7 +2,7 @@
 
 #include "kernels.h"
 
-/* The part of a window inside the image: [first, last), in steps of the dilation. */
+/* Computes the range [first, last) of a window inside the image, in steps of the dilation. */
 static void window(const etk_window *p, int32_t axis, int32_t index, int32_t *first, int32_t *last) {
   const int32_t start = index * p->stride[axis] - p->padding[axis];
   int32_t end = start + (p->kernel[axis] - 1) * p->dilation[axis] + 1;
@@ -39,7 +39,7 @@ void etk_avg_pool_f32(uint8_t *out, const uint8_t *const in[3], const int32_t st
           }
         }
         if (number == 0) {
-          if (p->counts_padding != 0) { /* except the elements that ceil_mode adds after it */
+          if (p->counts_padding != 0) { /* excludes the elements that ceil_mode adds after the padding */
             const int32_t high = h * p->stride[0] - p->padding[0], wide = w * p->stride[1] - p->padding[1];
             number = (least(high + p->kernel[0], p->in_size[0] + p->padding[0]) - high) *
                      (least(wide + p->kernel[1], p->in_size[1] + p->padding[1]) - wide);
@@ -55,7 +55,7 @@ void etk_avg_pool_f32(uint8_t *out, const uint8_t *const in[3], const int32_t st
   }
 }
 
-/* The maximum or first NaN of each window, and its index in the plane, the second output. */
+/* Computes the maximum or the first NaN of each window. The second output is the index of this element in the plane. */
 #define ETK_MAX_POOL(SUFFIX, TYPE, BEFORE)                                                                               \
   void etk_max_pool_##SUFFIX(uint8_t *out, const uint8_t *const in[3], const int32_t step[ETK_OPERANDS], int32_t count,  \
                              const void *parameters) {                                                                   \
@@ -99,14 +99,14 @@ ETK_MAX_POOL(i16, etk_i16, value > most)
 ETK_MAX_POOL(i32, etk_i32, value > most)
 ETK_MAX_POOL(f32, etk_f32, most == most && (value > most || value != value))
 
-/* The part [first, last) inside the image of a kernel that starts at `start`. */
+/* Computes the range [first, last) inside the image, for a kernel that starts at `start`. */
 static void inside(const etk_window *p, int32_t axis, int32_t start, int32_t *first, int32_t *last) {
   const int32_t dilation = p->dilation[axis], size = p->in_size[axis];
   *first = (start < 0) ? (dilation - 1 - start) / dilation : 0;
   *last = least(p->kernel[axis], (start < size) ? (size - 1 - start) / dilation + 1 : 0);
 }
 
-/* Inputs: an image of all channels of one group, the weights of one output channel, its bias. */
+/* Inputs: all channels of one group of an image, and the weights and the bias of one output channel. */
 void etk_convolution_f32(uint8_t *out, const uint8_t *const in[3], const int32_t step[ETK_OPERANDS], int32_t count,
                          const void *parameters) {
   const etk_window *const p = parameters;

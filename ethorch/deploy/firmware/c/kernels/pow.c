@@ -1,5 +1,6 @@
-/* x^y. A logarithm times y has to be exact to 2^-33 for a float's last place, so this is computed in double. On an FPU for float32,
- * that takes calls of the compiler's library: thousands of cycles per element. Squares, roots and reciprocals use float32. */
+/* x^y. log2(x) * y must be exact to 2^-33 for the last place of a float, so it is computed in double. If the FPU supports only
+ * float32, the compiler's library functions are called, which requires thousands of cycles per element. Squares, roots and
+ * reciprocals use float32. */
 
 #include "arithmetic.h"
 

@@ -35,8 +35,8 @@ ETK_NEAREST(4, etk_u32)
 ETK_NEAREST(8, etk_u64)
 
 typedef struct {
-  ptrdiff_t first, second; /* bytes */
-  float weight;            /* of the second */
+  ptrdiff_t first, second; /* byte offsets */
+  float weight;            /* weight of the second element */
 } between;
 
 static between neighbours(const etk_resize *p, int32_t axis, int32_t index) {

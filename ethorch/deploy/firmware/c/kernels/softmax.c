@@ -2,7 +2,7 @@
 
 #include "arithmetic.h"
 
-/* parameters: elements of the axis, bytes from one to the next of the output and of the input. */
+/* parameters: axis size, bytes between elements of the output and of the input. */
 static float greatest(const uint8_t *from, int32_t count, int32_t step) {
   float most = *(const etk_f32 *)(const void *)from;
   int32_t k;
@@ -59,7 +59,7 @@ void etk_log_softmax_f32(uint8_t *out, const uint8_t *const in[3], const int32_t
 }
 
 /* Mean and sqrt(variance + eps) of a row of contiguous floats. As in ExecuTorch, the variance is the mean of the squares minus the
- * square of the mean, which is inaccurate if the mean is far from 0. */
+ * square of the mean. This is inaccurate if the mean is far from 0. */
 void etk_moments_f32(uint8_t *out, const uint8_t *const in[3], const int32_t step[ETK_OPERANDS], int32_t count,
                      const void *parameters) {
   const etk_normalization *const p = parameters;
