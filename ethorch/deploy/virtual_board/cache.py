@@ -1,7 +1,7 @@
 """Coherence checks for the CPU's data cache.
 
-CPU and NPU always read the newest value. Two flags per line detect missing maintenance: the CPU wrote the line and did not clean
-it, or the NPU wrote it and the CPU did not invalidate it. No line is ever evicted, which is the worst case.
+The CPU and the NPU always read the newest value. Two flags per line detect missing maintenance: the CPU wrote the line and did not
+clean it, or the NPU wrote the line and the CPU did not invalidate it. Lines are never evicted, which is the worst case.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class DataCache:
     """Flags of cache lines for all memories except TCMs.
 
     Args:
-        hooks: Hooks that set flags at the emulator's loads and stores.
-        report: Callback for a fault: id, text, and address of the instruction, or None for the current one.
-        switched_on: Callback for the enabling of the cache by the firmware.
+        hooks: Hooks that set the flags when the CPU loads or stores.
+        report: Callback for a fault: id, text, and address of the instruction, or None for the current instruction.
+        switched_on: Callback for the firmware enabling the cache.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class DataCache:
     ):
         self.line_bytes = cpu.cache_line_bytes
         self._guest, self._hooks, self._report, self._switched_on = guest, hooks, report, switched_on
-        self.mpu = Mpu()  # replaced by the core's own
+        self.mpu = Mpu()  # replaced by the core's MPU
         self._flags: dict[str, Bytes] = {}
         if cpu.dcache_bytes:
             cached = [block for block in guest.blocks if block.memory.kind != "tcm"]
@@ -58,7 +58,7 @@ class DataCache:
             self._switched_on()
 
     def operate(self, clean: bool, invalidate: bool, address: int | None) -> None:
-        """Clean and invalidate the line of an address, or every line."""
+        """Clean or invalidate the line that contains an address, or all lines if there is no address."""
         keep = ~((DIRTY if clean or invalidate else 0) | (STALE if invalidate else 0)) & 0xFF
         if address is None:
             for flags in self._flags.values():
@@ -95,14 +95,14 @@ class DataCache:
                 if len(dirty):
                     address = (start & ~(self.line_bytes - 1)) + int(dirty[0]) * self.line_bytes
                     text = (
-                        f"The NPU {verb} {start:#010x}..{end:#010x}, but {len(dirty)} cache lines there, "
-                        f"the first at {address:#010x}, contain CPU writes that were not cleaned."
+                        f"The NPU {verb} {start:#010x}..{end:#010x}, but {len(dirty)} cache lines in this range (the first at "
+                        f"{address:#010x}) contain CPU writes that were not cleaned."
                     )
                     self._report("cache.not_cleaned", text, None)
                     return
 
     def after_run(self, writes: Sequence[tuple[int, int]], exact: bool) -> None:
-        """Mark lines that the NPU wrote as stale."""
+        """Mark the lines that the NPU wrote as stale."""
         if not self.is_enabled or not exact:
             return
         for start, end in self._select_cached(writes, BACK, THROUGH):
@@ -115,5 +115,5 @@ class DataCache:
         if self._hooks.stale_reads:
             self._hooks.stale_reads = 0
             address = int(self._hooks.stale_address)
-            text = f"The CPU reads {address:#010x}, which the NPU wrote, without invalidating its cache line."
+            text = f"The CPU reads {address:#010x}, which the NPU wrote, but the CPU did not invalidate the cache line."
             self._report("cache.not_invalidated", text, int(self._hooks.stale_at))

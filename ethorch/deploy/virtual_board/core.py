@@ -1,6 +1,6 @@
-"""Private peripherals of a Cortex-M: interrupt controller, system timer, control block, cycle counter.
+"""Private peripherals of a Cortex-M: interrupt controller, system timer, control block and cycle counter.
 
-The model covers firmware that drives an NPU. SysTick and DWT's cycle counter count executed instructions.
+The model covers firmware that drives an NPU. SysTick and the DWT cycle counter count executed instructions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WAYS = 4  # ways of the data cache; bits 31:30 of a set/way register
 
 
 class Maintenance(Protocol):
-    """Effects of the cache maintenance registers."""
+    """The interface of the cache maintenance registers to a cache."""
 
     is_enabled: bool
 
@@ -36,7 +36,7 @@ class Maintenance(Protocol):
 
 
 class NoCache:
-    """A core without a data cache."""
+    """The cache of a core that has no data cache."""
 
     is_enabled = False
 
@@ -47,13 +47,13 @@ class Core:
     """The private peripheral bus of a Cortex-M.
 
     Args:
-        core: Name of the core, which defines CPUID.
+        core: Name of the core, which determines CPUID.
         interrupts: Number of NVIC lines.
         vector_table: VTOR after reset.
         instructions: Function that returns the number of executed instructions.
         lines: Function that returns the raised external lines.
         reset: Callback for a requested system reset.
-        on_change: Callback for writes that may pend, enable or time an exception.
+        on_change: Callback for register writes that can pend, enable or schedule an exception.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Core:
     # The bus.
 
     def read(self, offset: int, size: int) -> int:
-        """Read from an offset to SYSTEM_BASE."""
+        """Read at an offset from SYSTEM_BASE."""
         word = self._read(offset & ~3)
         return word >> 8 * (offset & 3) & (1 << 8 * size) - 1
 
@@ -188,7 +188,7 @@ class Core:
             self._on_change()
 
     def _maintain(self, at: int, value: int) -> None:
-        """Maintain the cache: by address immediately; by set and way once every line was addressed."""
+        """Maintain the line of an address, or the whole cache once every set and way was addressed."""
         if at in _BY_ADDRESS:
             clean, invalidate = _BY_ADDRESS[at]
             self.caches.operate(clean, invalidate, value & ~(self.line_bytes - 1))
@@ -260,11 +260,11 @@ class Core:
         return best if best is not None and self.priority(best) < current else None
 
     def priority(self, exception: int) -> int:
-        """Return the priority of an exception; 0 is the most urgent."""
+        """Return the priority of an exception, where 0 is the most urgent."""
         return self._priorities.get(exception, 0)
 
     def wakes(self) -> bool:
-        """Return True if an enabled exception is pending. It wakes the core from WFI even if it is masked."""
+        """Return True if an enabled exception is pending. This wakes the core from WFI even if the exception is masked."""
         return any(n < EXTERNAL or n - EXTERNAL in self.enabled for n in self._pending_now())
 
     def enter(self, exception: int) -> None:
@@ -272,7 +272,7 @@ class Core:
         self.active.append(exception)
 
     def leave(self) -> int:
-        """Leave the innermost exception and return the one that continues, or 0."""
+        """Leave the innermost exception and return the exception that continues, or 0."""
         self.active.pop()
         return self.active[-1] if self.active else 0
 

@@ -1,6 +1,7 @@
 """Read firmware from ELF files: segments, entry point, symbols and source lines.
 
-The file is not trusted: its size and the board's memories limit all sizes, and every parsing failure is an ElfError.
+Files are not trusted: all sizes are limited by the size of the file and the board's memories, and all parsing failures raise
+ElfError.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Segment:
-    """Bytes of the file and their physical load address."""
+    """Bytes in the file with their physical load address."""
 
     address: int
     data: bytes
@@ -37,7 +38,7 @@ class Firmware:
         segments: Loaded segments in address order.
 
     Raises:
-        ElfError: the file is not a 32-bit little-endian Arm ELF, or it is damaged.
+        ElfError: the file is not a 32-bit little-endian Arm ELF, or is damaged.
         EmulatorError: pyelftools is not installed.
     """
 
@@ -49,28 +50,28 @@ class Firmware:
         except OSError as error:
             raise ElfError(f"cannot read {path}: {error.strerror}.") from None
         if len(content) > MOST_FILE_BYTES:
-            raise ElfError(f"{path} has more than {MOST_FILE_BYTES} bytes, more than the memory of any Cortex-M.")
+            raise ElfError(f"{path}: expected at most {MOST_FILE_BYTES} bytes, got more. Pass the firmware's ELF file.")
         if content[:4] != b"\x7fELF":
             raise ElfError(
-                f"{path} starts with {content[:4]!r}, so it is not an ELF file. Pass the linker's output, not a .bin or .hex."
+                f"{path} is not an ELF file: it starts with {content[:4]!r}. Pass the linker's output, not a .bin or .hex file."
             )
         try:
             from elftools.elf.elffile import ELFFile
         except ImportError:
-            raise EmulatorError('reading ELF files needs pyelftools: pip install "ethorch[firmware]".') from None
+            raise EmulatorError('reading ELF files requires pyelftools. Run pip install "ethorch[firmware]".') from None
         self._file = self._safely(lambda: ELFFile(io.BytesIO(content)))
         header = self._file.header
         file_kind = header["e_machine"], self._file.elfclass, self._file.little_endian, header["e_type"]
         if file_kind != ("EM_ARM", 32, True, "ET_EXEC"):
             raise ElfError(
-                f"{path} is {file_kind[3]} for {file_kind[0]}, {file_kind[1]} bits, {'little' if file_kind[2] else 'big'}-endian; "
-                "expected a linked program (ET_EXEC) for EM_ARM, 32 bits, little-endian."
+                f"{path}: expected a linked program (ET_EXEC) for EM_ARM, 32 bits, little-endian; got {file_kind[3]} for "
+                f"{file_kind[0]}, {file_kind[1]} bits, {'little' if file_kind[2] else 'big'}-endian."
             )
         self.entry: int = header["e_entry"] & ~1
         self.segments: tuple[Segment, ...] = self._safely(lambda: tuple(self._segments(len(content))))
         self._line_tables: dict[int, list[tuple[int, int, str]]] = {}
         if not self.segments:
-            raise ElfError(f"{path} has no bytes to load (no PT_LOAD segment); link it with a linker script.")
+            raise ElfError(f"{path}: expected a PT_LOAD segment with data, got none. Link the firmware with a linker script.")
 
     def _safely(self, read: Callable[[], _T]) -> _T:
         try:
@@ -89,7 +90,7 @@ class Firmware:
             if row["p_offset"] + row["p_filesz"] > file_bytes:
                 end = row["p_offset"] + row["p_filesz"]
                 raise ElfError(
-                    f"{self.path}: segment {number} ends at byte {end} of a file of {file_bytes} bytes; the file is truncated."
+                    f"{self.path} is truncated: segment {number} ends at byte {end}, but the file has only {file_bytes} bytes."
                 )
             if row["p_paddr"] + row["p_filesz"] > 1 << 32:
                 raise ElfError(f"{self.path}: segment {number} at {row['p_paddr']:#x} does not fit into 32-bit addresses.")
@@ -98,7 +99,7 @@ class Firmware:
 
     @cached_property
     def symbols(self) -> dict[str, int]:
-        """Addresses by name, without the Thumb bit; empty for a stripped file."""
+        """Symbol name -> address without the Thumb bit. Empty for a stripped file."""
         return {name: address for address, _, name in self._symbols}
 
     @cached_property
@@ -109,7 +110,7 @@ class Firmware:
             if table is None or not hasattr(table, "iter_symbols"):
                 return []
             if table.num_symbols() > MOST_SYMBOLS:
-                raise ElfError(f"{self.path} has {table.num_symbols()} symbols; at most {MOST_SYMBOLS} are read.")
+                raise ElfError(f"{self.path}: expected at most {MOST_SYMBOLS} symbols, got {table.num_symbols()}.")
             rows_of_symbols = []
             for symbol in table.iter_symbols():
                 kind = symbol["st_info"]["type"]
@@ -121,7 +122,7 @@ class Firmware:
         return self._safely(read)
 
     def symbol_at(self, address: int) -> str:
-        """Return a sized symbol and the offset from it, e.g. ``arena+0x40``, or an empty string."""
+        """Return the symbol that contains an address, and the offset, e.g. ``arena+0x40``, or an empty string."""
         at = bisect_right(self._symbols, (address, 1 << 40, "")) - 1
         while at >= 0 and address - self._symbols[at][0] < 1 << 24:
             base, size, name = self._symbols[at]
@@ -133,7 +134,7 @@ class Firmware:
         return ""
 
     def place(self, address: int) -> str:
-        """Return the function and source line of an instruction, if known, e.g. ``npu_run+0x12 (ethosu.c:140)``."""
+        """Return the location of an instruction, e.g. ``npu_run+0x12 (ethosu.c:140)``, or the address if the symbol is unknown."""
         name = self.symbol_at(address & ~1) or f"{address:#010x}"
         line = self._line(address & ~1)
         return f"{name} ({line})" if line else name
@@ -155,7 +156,7 @@ class Firmware:
 
     @cached_property
     def _unit_ranges(self) -> list[list[tuple[int, int]]]:
-        """Addresses of each compilation unit, whose lines are decoded on first use."""
+        """The address ranges of each compilation unit. Source lines are decoded on first use."""
         return self._safely(lambda: [_ranges(self._file.get_dwarf_info(), unit) for unit in self._units])
 
     def _line_table(self, number: int) -> list[tuple[int, int, str]]:
@@ -167,7 +168,7 @@ class Firmware:
 
 
 def _ranges(dwarf: Any, unit: Any) -> list[tuple[int, int]]:
-    """Return the (start, end) ranges of a unit, or all addresses."""
+    """Return the (start, end) ranges of a unit, or the whole address space if unknown."""
     attributes = unit.get_top_DIE().attributes
     low, high = attributes.get("DW_AT_low_pc"), attributes.get("DW_AT_high_pc")
     if low is not None and high is not None:

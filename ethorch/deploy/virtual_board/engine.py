@@ -1,4 +1,4 @@
-"""Base class of the engines that run firmware: unicorn, QEMU and Arm's FVPs."""
+"""A base class for the engines that run firmware: unicorn, QEMU and Arm's FVPs."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _Self = TypeVar("_Self", bound="Engine")
 
 
 class Engine(ABC):
-    """A board with firmware, which runs once.
+    """An emulation of a board that runs firmware once.
 
-    An engine is a context manager that releases the processes and files of the run. A subclass implements ``execute``, and ``pc``,
-    ``instructions`` and ``on_npu_start`` if it simulates the NPU.
+    An engine is a context manager that releases the processes and files of the run. A subclass implements ``execute``. If it
+    simulates the NPU, it also implements ``pc``, ``instructions`` and ``on_npu_start``.
 
     Attributes:
-        name: Key of ``runner.ENGINES``.
-        readable: Memory that can be read after the run.
+        name: Key in ``runner.ENGINES``.
+        readable: Memory that can be read after the run, or None.
         resources: Processes and files to release.
-        measured_cycles: NPU cycles printed by the firmware, on an engine that measures them.
-        expected_cycles: Sum of the cycles passed by the caller, on an engine that measures them.
+        measured_cycles: NPU cycles printed by the firmware, if the engine measures them.
+        expected_cycles: Sum of the cycles passed by the caller, if the engine measures cycles.
 
     Raises:
         EmulatorError: the engine is not installed, or does not support the board or a setting.
@@ -64,20 +64,20 @@ class Engine(ABC):
 
     @abstractmethod
     def execute(self) -> End:
-        """Run the firmware to its end or to a limit. Exceptions of the caller's ``on_text`` propagate."""
+        """Run the firmware to its end or to a limit. Exceptions raised by the caller's ``on_text`` propagate."""
 
     @property
     def pc(self) -> int:
-        """Address of the current instruction."""
+        """The address of the current instruction."""
         return 0
 
     @property
     def instructions(self) -> int | None:
-        """Number of executed instructions, or None if they are not counted."""
+        """The number of executed instructions, or None if instructions are not counted."""
         return None
 
     def on_npu_start(self, device: NpuDevice) -> None:
-        """Handle the start of an NPU run, here by finishing it."""
+        """Handle the start of an NPU run. The default finishes the run immediately."""
         device.finish()
 
     # Shared by all engines.
@@ -106,25 +106,25 @@ class Engine(ABC):
         )
 
     def report(self, id: str, text: str, pc: int | None = None) -> None:
-        """Record a fault at an address of the firmware. Default: the current instruction."""
+        """Record a fault at a firmware address. Default: the current instruction."""
         place = self.firmware.place(self.pc if pc is None else pc)
         if len(self._faults) < MOST_FAULTS:
             self._faults.setdefault((id, place), Fault(id, text, place, self.instructions))
 
     def note(self, text: str) -> None:
-        """Record an omission of the run, once."""
+        """Record a limitation that affects the run, once."""
         if len(self._notes) < MOST_NOTES:
             self._notes.setdefault(text)
 
     def seconds_left(self) -> float:
-        """Return the seconds until the caller's timeout; zero or negative after it."""
+        """Return the seconds until the caller's timeout, or a negative number after the timeout."""
         return self._started + self.settings.timeout - time.perf_counter()
 
     def connect_npus(self, guest: Guest, coherence: Coherence) -> None:
         """Create the NPUs of the run.
 
         Args:
-            coherence: Cache or copy between the CPU and the NPUs' memory.
+            coherence: Cache or copies between the CPU and the NPUs' memory.
         """
         settings = self.settings
         self.devices = tuple(

@@ -1,4 +1,4 @@
-"""Activity of an NPU run, and cycle estimates without Vela."""
+"""Compute the activity of an NPU run, and estimate cycles without Vela."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from ethorch.npu.counters import BEAT_BYTES, Counter
 from ethorch.npu.registers import Npu
 from ethorch.targets.boards.description import Memory, NpuSlot
 
-ISSUE_CYCLES = 100  # estimate for reading the first IFM block and writing the last OFM block of a computation
+ISSUE_CYCLES = 100  # estimated cycles to read the first IFM block and to write the last OFM block of a computation
 
 
 @dataclass
 class OperationActivity:
-    """Activity of an operation in one run, summed over its executions.
+    """The activity of an operation in one run, summed over its executions.
 
     Attributes:
         turns: Number of executions.
-        read, written: Bytes by region.
+        read, written: Region -> bytes.
         computes: False for a DMA.
     """
 
@@ -64,10 +64,10 @@ def total(parts: list[dict[int, int]]) -> dict[int, int]:
 
 
 def estimate_cycles(operation: OperationActivity, npu: Npu, slot: NpuSlot, memories: Mapping[int, Memory]) -> int:
-    """Return a lower bound of an operation's NPU cycles: each byte moves once, and all multipliers are busy.
+    """Return a lower bound of an operation's NPU cycles, assuming that each byte moves once and all multipliers are busy.
 
     Args:
-        memories: Memory of each region.
+        memories: Region -> memory.
     """
     moved: dict[str, float] = {}
     for region, size in total([operation.read, operation.written]).items():
@@ -79,7 +79,7 @@ def estimate_cycles(operation: OperationActivity, npu: Npu, slot: NpuSlot, memor
 
 
 def bytes_per_cycle(memory: Memory, npu: Npu, slot: NpuSlot) -> float:
-    """Return the bytes per NPU cycle between NPU and memory. Default: one beat of a port."""
+    """Return the bytes per NPU cycle between the NPU and a memory, or one beat of a port if the bandwidth is unknown."""
     if memory.bytes_per_second is None:
         return float(BEAT_BYTES[npu.family])
     return memory.bytes_per_second / slot.clock_hz

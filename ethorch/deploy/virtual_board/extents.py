@@ -1,4 +1,4 @@
-"""Bytes that a command stream accesses in each region, computed before it runs."""
+"""Compute the bytes that a command stream accesses in each region, before the stream runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Extent:
     """The bytes of a region that a stream accesses.
 
     Attributes:
-        start, end: Half-open range of bytes.
+        start, end: First byte, and the byte after the last byte.
         last: Command that accesses the last byte.
         read, written: Merged and sorted (start, end) ranges.
     """
@@ -33,7 +33,7 @@ class Extent:
 def extents(program: Program) -> dict[int, Extent]:
     """Return the extent of each region for a stream without branches.
 
-    A DMA with indices is omitted because its addresses depend on data. Raises MachineFault if an operation cannot be prepared.
+    DMAs with indices are omitted because their addresses depend on data. Raises MachineFault if an operation cannot be prepared.
     """
     extent_by_region: dict[int, Extent] = {}
     for step in program.steps():
@@ -49,7 +49,7 @@ def extents(program: Program) -> dict[int, Extent]:
 
 
 def reachable(program: Program) -> dict[int, Extent]:
-    """Return bounds of each region for a stream with branches, over all paths."""
+    """Return the byte range of each region that a stream with branches can access on any path."""
     extent_by_region: dict[int, Extent] = {}
     for op in program.operations():
         for region, end in reaches(op):

@@ -1,6 +1,6 @@
 """Run firmware on Arm's fixed virtual platforms (FVPs).
 
-An FVP stops when the firmware sends 0x04 on the UART. Its exit status is not reliable; the printed text decides.
+An FVP stops when the firmware sends 0x04 on the UART. Its exit status is not reliable, so the printed text determines the outcome.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ethorch.targets.boards.description import Board
 
 #: Download page. Only Arm may distribute FVPs.
 SOURCE = "https://developer.arm.com/Tools%20and%20Software/Fixed%20Virtual%20Platforms/IoT%20FVPs"
-_GRACE = 20.0  # seconds for start and end of an FVP, in addition to its own timeout
+_GRACE = 20.0  # seconds to start and to end an FVP, in addition to the timeout of the FVP
 _CYCLES = re.compile(
     r"(?:NPU|PMU|PMCCNTR)\b[^\n\d]*?\bcycles?\b[^\n\d]*(\d+)|\b(\d+) (?:NPU cycles|cycles of the NPU)", re.IGNORECASE
 )
@@ -33,7 +33,7 @@ MOST_TEXT_BYTES = 1 << 24
 
 @dataclass(frozen=True)
 class Layout:
-    """Parameter names of an FVP.
+    """The parameter names of an FVP.
 
     Attributes:
         npu, cpu, uart: Prefixes of parameters.
@@ -62,7 +62,7 @@ _SSE_320 = Layout(
         "mps4_board.telnetterminal0.start_telnet=0",
     ),
 )
-#: Prefix of the command -> its layout.
+#: Prefix of the FVP's command -> layout.
 LAYOUTS = {"FVP_Corstone_SSE-300": _SSE_300, "FVP_Corstone_SSE-320": _SSE_320}
 
 
@@ -72,7 +72,7 @@ def find_command(board: Board, family: str) -> str:
     if name is None:
         have = ", ".join(f"{key}: {value}" for key, value in board.fvp.items()) or "none"
         raise EmulatorError(
-            f"board {board.name} has no FVP for an Ethos-{family.upper()} (its FVPs: {have}); backend='unicorn' runs it."
+            f"board {board.name} has no FVP for an Ethos-{family.upper()} (available: {have}). Use backend='unicorn'."
         )
     return name
 
@@ -82,22 +82,22 @@ def find(name: str) -> str:
     path = shutil.which(name)
     if path is None:
         raise EmulatorError(
-            f"{name} is not on PATH. Download it from Arm, free of charge: {SOURCE}. Without it, "
-            "backend='unicorn' runs the same ELF file."
+            f"{name} is not on PATH. Download it from Arm, free of charge ({SOURCE}), or use backend='unicorn' with the same ELF "
+            "file."
         )
     return path
 
 
 def arguments(name: str, elf: Path, macs: int, timeout: float, uart_file: Path, settings: Settings, folder: Path) -> list[str]:
-    """Return the arguments of the command.
+    """Return the command-line arguments of an FVP.
 
     Args:
         uart_file: File for the printed text.
-        folder: Folder for the files of ``settings.data``, and the only one that semihosting can access.
+        folder: Folder for the files of ``settings.data``. Semihosting can access only this folder.
     """
     layout = next((layout for start, layout in LAYOUTS.items() if name.startswith(start)), None)
     if layout is None:
-        raise EmulatorError(f"the parameters of {name} are unknown; expected one of {', '.join(LAYOUTS)}.")
+        raise EmulatorError(f"expected an FVP whose name starts with {' or '.join(LAYOUTS)}, got {name}.")
     parameters = [f"{layout.npu}.num_macs={macs}", *layout.off, f"{layout.uart}.out_file={uart_file}"]
     parameters += [f"{layout.uart}.unbuffered_output=1", f"{layout.uart}.shutdown_on_eot=1"]
     parameters += [f"{layout.cpu}.semihosting-{key}" for key in ("enable=1", "stack_base=0", "heap_limit=0", f"cwd={folder}")]
@@ -113,7 +113,7 @@ def arguments(name: str, elf: Path, macs: int, timeout: float, uart_file: Path, 
 
 
 def environment(path: str) -> dict[str, str]:
-    """Return this process's environment, with the libraries bundled with the Corstone-320 FVP."""
+    """Return the environment variables for an FVP, including the path of the libraries bundled with the Corstone-320 FVP."""
     variables = dict(os.environ)
     libraries = Path(path).resolve().parent
     for folder in (parent / "python" / "lib" for parent in libraries.parents):
@@ -124,7 +124,7 @@ def environment(path: str) -> dict[str, str]:
 
 
 class FvpEngine(Engine):
-    """Arm's model of the board."""
+    """An engine that runs firmware on Arm's FVP."""
 
     name = "fvp"
 
@@ -149,7 +149,7 @@ class FvpEngine(Engine):
         self.serial.put(printed)
         if not printed and code:
             raise EmulatorError(
-                f"{name} ended with status {code} and the firmware printed nothing. Output: {printed_by_fvp[-1000:].strip()}"
+                f"{name} ended with status {code}, and the firmware printed nothing. Output: {printed_by_fvp[-1000:].strip()}"
             )
         for line in printed_by_fvp.splitlines():
             if line.startswith(("Warning", "Error")):
@@ -161,20 +161,20 @@ class FvpEngine(Engine):
 
 
 def read_cycles(text: str) -> int | None:
-    """Return the last PMU cycle count in the printed text (``NPU cycles: 1234``), or None."""
+    """Return the last PMU cycle count in the printed text (e.g. ``NPU cycles: 1234``), or None."""
     counts = _CYCLES.findall(text)
     return int(next(filter(None, counts[-1]))) if counts else None
 
 
 def _execute(command: list[str], variables: dict[str, str], timeout: float, folder: Path) -> tuple[int, str, bool]:
-    """Return (exit status, output, True if stopped) after the process and its children have ended."""
+    """Return (exit status, output, True if killed after the timeout) once the process and its children have ended."""
     try:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=variables, cwd=folder,
             start_new_session=True,
         )  # fmt: skip
     except OSError as error:
-        raise EmulatorError(f"{command[0]} does not start: {error.strerror}.") from None
+        raise EmulatorError(f"cannot start {command[0]}: {error.strerror}.") from None
     try:
         output, _ = process.communicate(timeout=timeout)
         return process.returncode, output.decode(errors="replace"), False

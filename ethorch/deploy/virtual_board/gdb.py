@@ -1,4 +1,4 @@
-"""Client of GDB's remote protocol with the features that QEMU needs."""
+"""A client for GDB's remote protocol, limited to the features that QEMU requires."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _SECONDS = 30.0  # timeout of a request
 
 @dataclass(frozen=True)
 class Stop:
-    """The stop reason: ``T`` and ``S`` for a signal, ``W`` and ``X`` for the target's end, ``F`` for a host call."""
+    """A stop reason: ``T`` or ``S`` for a signal, ``W`` or ``X`` for the target's end, ``F`` for a host call."""
 
     kind: str
     text: str
 
 
 class Gdb:
-    """A connection to the socket of a gdbstub. Raises EmulatorError if it is lost or a reply is unknown."""
+    """A connection to the socket of a gdbstub. Raises EmulatorError if the connection is lost or a reply is unknown."""
 
     def __init__(self, path: str):
         self._socket = socket.socket(socket.AF_UNIX)
@@ -31,7 +31,7 @@ class Gdb:
         self._buffer = bytearray()
         supported = self.ask("qSupported:multiprocess-;swbreak+;hwbreak+;xmlRegisters=arm")
         if "qXfer:features:read+" in supported:
-            self.ask("qXfer:features:read:target.xml:0,ffb")  # without it the stub refuses to set registers
+            self.ask("qXfer:features:read:target.xml:0,ffb")  # required by the stub before registers can be set
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -59,7 +59,7 @@ class Gdb:
             raise EmulatorError(f"QEMU's debug connection was lost: {error}.") from None
 
     def poll(self) -> Stop | None:
-        """Return the stop that has arrived, or None. Requires a readable socket."""
+        """Return the stop reason if one was received, or None. The socket must be readable."""
         self._fill()
         packet = self._packet()
         return None if packet is None else Stop(packet[:1], packet)
@@ -85,7 +85,7 @@ class Gdb:
         self._buffer += data
 
     def _packet(self) -> str | None:
-        """Return the next complete packet. The last one is not acknowledged, because QEMU may already have exited."""
+        """Return the next complete packet, or None. The packet that reports the target's end is not acknowledged."""
         start, end = self._buffer.find(b"$"), self._buffer.find(b"#")
         if start < 0 or end < 0 or len(self._buffer) < end + 3:
             return None
@@ -102,7 +102,7 @@ class Gdb:
         return [int.from_bytes(bytes.fromhex(text[8 * n : 8 * n + 8]), "little") for n in range(16)]
 
     def register(self, number: int) -> int:
-        """Read one register; 25 is XPSR."""
+        """Read a register by number, e.g. 25 for XPSR."""
         return int.from_bytes(bytes.fromhex(self._right(self.ask(f"p{number:x}"), "p")), "little")
 
     def set_register(self, number: int, value: int) -> None:
@@ -125,9 +125,7 @@ class Gdb:
 
     def _right(self, answer: str, request: str) -> str:
         if not answer or (answer[0] == "E" and len(answer) == 3):
-            raise EmulatorError(
-                f"QEMU's debug connection answers {request!r} with {answer!r}; this version was tested with QEMU 7.2."
-            )
+            raise EmulatorError(f"QEMU's debug connection returned {answer!r} for {request!r}. Use QEMU 7.2, the tested version.")
         return answer
 
 
@@ -135,7 +133,7 @@ Putter = Callable[[bytes], None]
 
 
 def host_call(gdb: Gdb, text: str, put: Putter) -> None:
-    """Execute a semihosting call forwarded by QEMU; only console output is supported."""
+    """Execute a semihosting call forwarded by QEMU. Only console output is supported."""
     name, *arguments = text[1:].split(",")
     answer = "F-1,9"
     if name == "write" and int(arguments[0], 16) in (1, 2):

@@ -1,4 +1,4 @@
-"""Memories of a board, shared by CPU and NPU."""
+"""The memories of a board, shared by the CPU and the NPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ethorch.targets.boards.description import Board, Memory
 
 @dataclass(frozen=True)
 class Block:
-    """A memory and its bytes."""
+    """A memory and its contents."""
 
     memory: Memory
     bytes: Bytes
@@ -26,7 +26,7 @@ class Guest:
     """All memories of a board, initially zero. Untouched pages use no physical memory.
 
     Args:
-        arrays: Existing buffers by name of the memory; other buffers are allocated.
+        arrays: Memory name -> existing buffer. Default: new buffers.
     """
 
     def __init__(self, board: Board, arrays: Mapping[str, Bytes] | None = None):
@@ -43,7 +43,7 @@ class Guest:
         )
 
     def find(self, address: int) -> tuple[Block, int] | None:
-        """Return the block that contains an address, and the offset in it."""
+        """Return the block that contains an address, and the offset in the block, or None."""
         for block in self.blocks:
             offset = block.memory.offset(address)
             if offset is not None:
@@ -51,14 +51,14 @@ class Guest:
         return None
 
     def bytes_at(self, address: int, size: int) -> Bytes | None:
-        """Return a view of bytes, or None if one memory does not contain all of them."""
+        """Return a view of the bytes in an address range, or None unless one memory contains the whole range."""
         location = self.find(address)
         if location is None or location[1] + size > location[0].bytes.size:
             return None
         return location[0].bytes[location[1] : location[1] + size]
 
     def text_at(self, address: int, limit: int = 1 << 16) -> bytes:
-        """Return zero-terminated text without its terminator, cut at the limit or at the end of the memory."""
+        """Return zero-terminated text without the terminator, truncated at the limit or at the end of the memory."""
         location = self.find(address)
         if location is None:
             return b""
@@ -66,12 +66,12 @@ class Guest:
         return content.partition(b"\0")[0]
 
     def word(self, address: int) -> int | None:
-        """Return a 32-bit word, or None if the address has no memory."""
+        """Return a 32-bit word, or None if the board has no memory at the address."""
         word_bytes = self.bytes_at(address, 4)
         return None if word_bytes is None else int.from_bytes(word_bytes.tobytes(), "little")
 
     def load(self, firmware: Firmware, data: Mapping[int, bytes] | None = None) -> None:
-        """Load a firmware's segments and additional data by address.
+        """Load the segments of a firmware, and additional data by address.
 
         Raises ElfError for bytes outside the board's memories.
         """
@@ -83,6 +83,6 @@ class Guest:
                 have = ", ".join(str(block.memory) for block in self.blocks)
                 raise ElfError(
                     f"{what} {address:#010x}..{address + len(content):#010x} is not in one memory of board "
-                    f"{self.board.name}, which has {have}. Link for this board, or correct the board's description."
+                    f"{self.board.name} (available: {have}). Link for this board, or correct the board file."
                 )
             place[:] = np.frombuffer(content, np.uint8)

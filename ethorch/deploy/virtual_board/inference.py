@@ -1,4 +1,4 @@
-"""Record of one NPU run."""
+"""The record of one NPU run."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ class Inference:
     """One run of the NPU.
 
     Attributes:
-        stream: SHA-256 of the command stream, a key of ``sources`` and ``cycles`` in ``run``.
+        stream: SHA-256 of the command stream, used as the key in ``sources`` and ``cycles`` of ``run``.
         stream_address, stream_bytes: Location of the stream.
-        started, ended: CPU instructions executed before the run and at its end, or None if they are not counted.
+        started, ended: Number of CPU instructions executed at the start and at the end, or None if instructions are not counted.
         cycles: Estimated NPU cycles.
-        estimated_by: ``vela`` if Vela's figures were passed, else ``board``: a lower bound from multipliers and
-            bandwidths.
-        seconds: Simulation time, including the decoding of the stream.
-        read_bytes, written_bytes: Bytes by region.
-        memories: Name of each region's memory.
+        estimated_by: ``vela`` if Vela's cycles were passed, otherwise ``board``: a lower bound from multipliers and bandwidths.
+        seconds: Simulation time, including decoding of the stream.
+        read_bytes, written_bytes: Region -> bytes.
+        memories: Region -> name of the memory.
         operators: Tuples (name, cycles) in execution order.
     """
 
@@ -39,7 +38,7 @@ class Inference:
     operators: list[tuple[str, int]] = field(default_factory=list, repr=False)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the attributes as JSON-compatible data, without ``operators``, which the trace contains."""
+        """Return JSON-compatible data, without ``operators``, which the trace contains."""
         fields = asdict(self)
         del fields["operators"]
         return fields

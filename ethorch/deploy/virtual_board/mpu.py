@@ -1,4 +1,4 @@
-"""Memory protection unit, limited to cache policies.
+"""A memory protection unit, limited to cache policies.
 
 Source: Armv8-M Architecture Reference Manual, PMSAv8 and the default memory map.
 """
@@ -12,7 +12,7 @@ NONE, THROUGH, BACK = "not cached", "written through", "written back"
 REGIONS = 16
 TYPE, CTRL, RNR, RBAR, RLAR, MAIR0, MAIR1 = 0xD90, 0xD94, 0xD98, 0xD9C, 0xDA0, 0xDC0, 0xDC4
 _ALIASES = {RBAR + 8 * n: (RBAR, n) for n in range(1, 4)} | {RLAR + 8 * n: (RLAR, n) for n in range(1, 4)}
-# Default memory map: (first address, policy) up to the next address.
+# Default memory map: (first address, policy). A policy applies up to the next first address.
 _DEFAULT = (
     (0x00000000, THROUGH),
     (0x20000000, BACK),
@@ -25,7 +25,7 @@ _END = 1 << 32
 
 
 class Mpu:
-    """MPU registers, by offset in the system control space."""
+    """The MPU registers, by offset in the system control space."""
 
     def __init__(self) -> None:
         self._control = self._number = 0
@@ -61,7 +61,7 @@ class Mpu:
         return at, (self._number & ~3 | more) if more else self._number
 
     def policies(self, start: int, end: int) -> Iterator[tuple[int, int, str]]:
-        """Iterate over the parts (start, end, policy) of an address range, in order."""
+        """Iterate over (start, end, cache policy) ranges that cover an address range, in order."""
         rows = list(self._regions())
         cuts = {start, end, *(at for at, _ in _DEFAULT), *(at for low, high, _ in rows for at in (low, high))}
         points = sorted(at for at in cuts if start <= at <= end)
@@ -82,7 +82,7 @@ class Mpu:
 
 
 def _policy(attribute: int) -> str:
-    """Return the policy of a MAIR byte. A device has outer half 0; inner half 4 is uncached."""
+    """Return the cache policy of a MAIR byte. An outer half of 0 is device memory; an inner half of 4 is not cached."""
     outer, inner = attribute >> 4, attribute & 15
     if not outer or inner == 4:
         return NONE

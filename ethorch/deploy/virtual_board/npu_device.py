@@ -1,4 +1,4 @@
-"""The NPU's register interface to the simulator, with checks for behaviour that fails on silicon."""
+"""The NPU's register interface to the simulator, with checks for errors that fail on silicon."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ INJECTIONS = ("no-interrupt", "never-ends")
 
 
 class Session(Protocol):
-    """Callbacks of the emulation used by devices."""
+    """The callbacks of the emulation that devices use."""
 
     def report(self, id: str, text: str) -> None:
         """Record a fault at the current instruction."""
 
     def on_npu_start(self, device: NpuDevice) -> None:
-        """Handle the start of a run; the implementation must call ``finish`` later."""
+        """Handle the start of a run. The implementation must call ``device.finish`` later."""
 
     @property
     def instructions(self) -> int | None: ...
@@ -62,17 +62,17 @@ class _PendingRun:
     memories: Mapping[int, Memory] = field(default_factory=dict)
     reads: list[tuple[int, int]] = field(default_factory=list)
     writes: list[tuple[int, int]] = field(default_factory=list)
-    status: int = 0  # STATUS bits of the fault that prevents the run
+    status: int = 0  # STATUS bits for the fault that prevents the run
 
 
 Ranges = Sequence[tuple[int, int]]  # (address, end)
 
 
 class Coherence(Protocol):
-    """The cache or copy between the CPU's and the NPU's view of memory."""
+    """The cache or copies between the CPU's and the NPU's view of memory."""
 
     def before_run(self, reads: Ranges, writes: Ranges, exact: bool) -> None:
-        """Handle the ranges that the NPU is about to access; if not ``exact``, they are upper bounds."""
+        """Handle the ranges that the NPU is about to access. The ranges are upper bounds unless ``exact`` is True."""
 
     def after_run(self, writes: Ranges, exact: bool) -> None:
         """Handle the ranges that the NPU wrote."""
@@ -81,12 +81,12 @@ class Coherence(Protocol):
 class NpuDevice:
     """An NPU on the bus.
 
-    A write to CMD starts a run, and ``finish`` executes it, so that firmware first observes STATUS.running.
+    A write to CMD starts a run, and ``finish`` executes the run later, so that firmware first observes STATUS.running.
 
     Args:
         slot: Location on the board.
         sources: SHA-256 of a command stream -> Vela's schedule, for cycles and operator names.
-        cycles: SHA-256 of a command stream -> Vela's cycle estimate, if there is no schedule.
+        cycles: SHA-256 of a command stream -> Vela's cycle estimate, used if there is no schedule.
         inject: Faults to inject: ``no-interrupt`` never raises the line; ``never-ends`` never completes a run.
     """
 
@@ -145,7 +145,7 @@ class NpuDevice:
             if not regs.is_debug_window(offset):
                 self._unknown("write", offset)
         elif not row.writable:
-            self.session.report("npu.read_only_register", f"The firmware writes {value:#x} to {row.name}, which is read-only.")
+            self.session.report("npu.read_only_register", f"The firmware writes {value:#x} to {row.name}, a read-only register.")
         elif self.running and not row.live:
             text = f"The firmware writes {value:#x} to {row.name} while the NPU is running."
             self.session.report("npu.write_while_running", text)
@@ -169,7 +169,7 @@ class NpuDevice:
     def _unknown(self, verb: str, offset: int) -> None:
         other_npu = next((n.name for n in NPUS.values() if n.family != self.npu.family and offset in regs.table(n)), None)
         hint = (
-            f" {other_npu} has {regs.table(next(n for n in NPUS.values() if n.name == other_npu))[offset].name} there."
+            f" {other_npu} has {regs.table(next(n for n in NPUS.values() if n.name == other_npu))[offset].name} at this offset."
             if other_npu
             else ""
         )
@@ -208,7 +208,7 @@ class NpuDevice:
             self.session.report("npu.run_while_running", "The firmware writes CMD.run while the NPU is running.")
             return
         if not self.was_reset:
-            self.session.report("npu.not_reset", "The firmware writes CMD.run, and has not written RESET since power-on.")
+            self.session.report("npu.not_reset", "The firmware writes CMD.run, but has not written RESET since power-on.")
         if self.status & IRQ_RAISED:
             self.session.report(
                 "npu.irq_not_acknowledged", "The firmware writes CMD.run while the interrupt of the previous run is raised."
@@ -258,7 +258,7 @@ class NpuDevice:
         return self.values[register] | self.values[register + 4] << 32
 
     def _reach(self, run: _PendingRun, what: str, address: int, size: int, attribute: int, writes: bool = False) -> Memory | None:
-        """Return the memory of a range; report a fault and return None if the NPU cannot access it."""
+        """Return the memory of a range. If the NPU cannot access the range, report a fault and return None."""
         location = self.guest.find(address)
         named = f"{what}, {address:#010x}..{address + size:#010x}"
         if location is None:
@@ -271,15 +271,15 @@ class NpuDevice:
             self._fail(
                 run,
                 "npu.unreachable_memory",
-                f"{_capital(named)} is in {memory}, which the NPU cannot access. It can access {seen}.",
+                f"{_capital(named)} is in {memory}, which the NPU cannot access. The NPU can access {seen}.",
             )
         elif port not in memory.npu_ports:
             ways = " or ".join(memory.npu_ports)
-            text = f"{_capital(named)} is in {memory}; its attribute {attribute} selects port {port}, but that memory needs {ways}."
+            text = f"{_capital(named)} is in {memory}. Attribute {attribute} selects port {port}, but this memory requires {ways}."
             self._fail(run, "npu.port", text)
         elif location[1] + size > memory.size_bytes:
             over = location[1] + size - memory.size_bytes
-            self._fail(run, "npu.extent", f"{_capital(named)} goes {over} bytes beyond the end of {memory}.")
+            self._fail(run, "npu.extent", f"{_capital(named)} extends {over} bytes beyond the end of {memory}.")
         elif writes and not memory.writable:
             self._fail(run, "npu.read_only_memory", f"The stream writes to {named}, which is in {memory}, a read-only memory.")
         elif writes and port == "ext" and self.npu.family == U55:
@@ -290,13 +290,13 @@ class NpuDevice:
         return None
 
     def port(self, attribute: int) -> str:
-        """Return the port of a memory attribute (0 to 3, as in REGIONCFG)."""
+        """Return the NPU port that a memory attribute (0 to 3, as in REGIONCFG) selects."""
         if self.npu.family == U85:
             return "ext" if self.values[regs.ATTRIBUTES + 4 * attribute] & 4 else "sram"
         return "ext" if attribute & 2 else "sram"
 
     def _check_configuration(self, run: _PendingRun, address: int) -> bool:
-        """Return False if the stream follows a driver payload's header for another NPU."""
+        """Return True unless a driver payload header for a different NPU precedes the command stream."""
         header = self.guest.bytes_at(address - 32, 32)
         if header is None or header[:4].tobytes() != COP1:
             return True
@@ -305,11 +305,11 @@ class NpuDevice:
         named = NPUS[config].name if config in NPUS else f"CONFIG {config:#010x}"
         ignored = (
             0xFF00 if self.npu.family != U85 else 0x3000
-        )  # SHRAM bytes, weight decoders: not compared by the rules of the driver
+        )  # SHRAM bytes and weight decoders, which the driver does not compare either
         if (config ^ self.npu.config) & ~ignored:
-            text = f"The stream was made for {named} ({config:#010x}); this NPU is {self.npu.name} ({self.npu.config:#010x})."
+            text = f"The stream was compiled for {named} ({config:#010x}); this NPU is {self.npu.name} ({self.npu.config:#010x})."
         elif made_for >> 28 != own_id >> 28 or (made_for >> 20 & 0xFF) > (own_id >> 20 & 0xFF):
-            text = f"The stream was made for architecture {_architecture(made_for)}; this NPU has {_architecture(own_id)}."
+            text = f"The stream was compiled for architecture {_architecture(made_for)}; this NPU has {_architecture(own_id)}."
         else:
             return True
         self._fail(run, "npu.configuration", text)
@@ -323,7 +323,7 @@ class NpuDevice:
             self._fail(run, "npu.command", f"The stream at {run.inference.stream_address:#x} cannot be executed: {fault}")
             return
         if not ends(program):
-            text = "The command stream does not end with NPU_OP_STOP: QSIZE is too small, or the stream is truncated."
+            text = "The command stream does not end with NPU_OP_STOP, because QSIZE is too small or the stream is truncated."
             self._fail(run, "npu.stream_end", text)
             return
         exact = not program.has_branches
@@ -342,18 +342,22 @@ class NpuDevice:
     def _check_memories(self, run: _PendingRun, used: Mapping[int, Extent], bases: Sequence[int], exact: bool) -> dict[int, Memory]:
         """Return the memory of each region, and report faults.
 
-        Without ``exact`` (a stream with branches), only the start of each region is checked; the machine checks the rest.
+        If ``exact`` is False (for a stream with branches), only the start of each region is checked; the machine checks each
+        access.
         """
         memories: dict[int, Memory] = {}
         for region, extent in sorted(used.items()):
             if region >= regs.REGIONS:
-                self._fail(run, "npu.command", f"{extent.last} uses region {region}; there are {regs.REGIONS}.")
+                text = f"{_capital(extent.last)}, uses region {region}; expected a region less than {regs.REGIONS}."
+                self._fail(run, "npu.command", text)
                 continue
             base, attribute = bases[region], self.values[regs.REGIONCFG] >> 2 * region & 3
             if base % 16:
                 self._fail(run, "npu.base_alignment", f"BASEP{region} is {base:#x}; expected a multiple of 16.")
                 continue
-            label = f"region {region} (BASEP{region} = {base:#x})" + (f", as far as {extent.last} goes" if exact else "")
+            label = f"region {region} (BASEP{region} = {base:#x})" + (
+                f", up to the last byte accessed by {extent.last}" if exact else ""
+            )
             start, size = (base + extent.start, extent.end - extent.start) if exact else (base, 1)
             memory = self._reach(run, label, start, size, attribute, extent.writes and exact)
             if memory is not None:
@@ -399,7 +403,7 @@ class NpuDevice:
         inference.cycles = self.cycles.get(inference.stream, sum(cycles for _, cycles in inference.operators))
 
     def _events(self, inference: Inference) -> dict[int, int]:
-        """Return lower bounds of the PMU events of a run. See ``npu.counters.events``."""
+        """Return lower bounds of the PMU event counts of a run. See ``npu.counters.events``."""
         beat = BEAT_BYTES[self.npu.family]
         beats = dict.fromkeys((AXI0_READ_BEATS, AXI0_WRITE_BEATS, AXI1_READ_BEATS, AXI1_WRITE_BEATS), 0)
         for sizes, events in (

@@ -9,7 +9,7 @@ from ethorch.npu.registers import Npu
 
 
 class Pmu:
-    """Performance counters, which do not advance between runs."""
+    """The performance counters, which do not advance between runs."""
 
     def __init__(self, npu: Npu):
         self.start, self.counters = regs.PMU_OFFSET[npu.family], regs.EVENT_COUNTERS[npu.family]
@@ -81,7 +81,7 @@ class Pmu:
             self.rest[at] = value
 
     def advance(self, cycles: int, events: Mapping[int, int]) -> None:
-        """Add the cycles and the events of a run, by event number."""
+        """Add the cycles of a run, and its event counts by event number."""
         if not self.control & 1:
             return
         if self.enabled >> 31:

@@ -1,4 +1,4 @@
-"""Cache of decoded command streams and of machines."""
+"""A cache of decoded command streams and machines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ KEPT = 16
 
 
 class Programs:
-    """The programs of one NPU, with Vela's schedules by the SHA-256 of a command stream."""
+    """The decoded streams and machines of one NPU.
+
+    Args:
+        sources: SHA-256 of a command stream -> Vela's schedule.
+    """
 
     def __init__(self, npu: Npu, sources: Mapping[str, Sources]):
         self.npu, self.sources = npu, sources
@@ -25,7 +29,7 @@ class Programs:
         self._machines: dict[tuple[Any, ...], Machine] = {}
 
     def stream(self, digest: str, commands: bytes) -> tuple[Program, dict[int, Extent]]:
-        """Return the stream without constants and its extents, which are upper bounds for a stream with branches.
+        """Return the program without constants, and the extents, which are upper bounds for a stream with branches.
 
         Raises MachineFault if the stream cannot be decoded or prepared.
         """
@@ -36,7 +40,7 @@ class Programs:
         return self._streams[digest]
 
     def machine(self, digest: str, constants: Bytes, regions: Mapping[int, Bytes], bases: tuple[int, ...]) -> Machine:
-        """Return a machine over the guest's memory; constants are decoded again if their bytes changed."""
+        """Return a machine that uses the guest's memory. Constants are decoded again if their bytes changed."""
         key = (digest, bases, hashlib.blake2b(constants.data, digest_size=16).digest())
         if key not in self._machines:
             program = self._streams[digest][0].with_constants(constants)
@@ -56,7 +60,7 @@ def _keep(entries: dict[Any, Any], key: Any, entry: Any) -> None:
 
 
 def payload(npu: Npu, commands: bytes) -> bytes:
-    """Wrap bare commands in a driver payload (npu-reference 1.2) for the machine."""
+    """Add the header of a driver payload (npu-reference 1.2) to commands, as the machine requires."""
     words = len(commands) // 4
     head = [int.from_bytes(COP1, "little"), 0x00100001, npu.config, regs.ID[npu.family], 5, 5, 5]
     head.append((words & 0xFFFF) << 16 | (words >> 16 & 0xFF) << 8 | 2)

@@ -7,18 +7,18 @@ from functools import cache
 
 from ethorch.npu.registers import U55, U65, U85, Npu
 
-SPAN = 0x2000  # bytes of address space; U85 has its PMU in the second half
+SPAN = 0x2000  # bytes of address space; the second half contains the PMU of the U85
 PMU_OFFSET = {U55: 0, U65: 0, U85: 0x1000}
 EVENT_COUNTERS = {U55: 4, U65: 4, U85: 8}
 REGIONS = 8
 
-#: ID of a chip, by family: architecture 1.1.0, 1.0.6, 2.0.0 (npu-reference 1.3).
+#: Family -> ID of a chip: architecture 1.1.0, 1.0.6, 2.0.0 (npu-reference 1.3).
 ID = {U55: 0x10104201, U65: 0x10066001, U85: 0x20007001}
 _PERIPHERAL = {U55: 0x80, U65: 0x81, U85: 0x82}
 
 STATUS, CMD, RESET, QBASE, QBASE_HI, QREAD, QCONFIG, QSIZE, PROT = 0x04, 0x08, 0x0C, 0x10, 0x14, 0x18, 0x1C, 0x20, 0x24
 CONFIG, REGIONCFG, ATTRIBUTES, BASEP = 0x28, 0x3C, 0x40, 0x80
-# Of the PMU, before PMU_OFFSET.
+# PMU registers, without PMU_OFFSET.
 PMCR, PMCNTENSET, PMCNTENCLR, PMOVSSET, PMOVSCLR, PMINTSET, PMINTCLR = 0x180, 0x184, 0x188, 0x18C, 0x190, 0x194, 0x198
 PMCCNTR, PMCCNTR_HI, PMCCNTR_CFG, PMCAXI_CHAN, PMEVCNTR, PMEVTYPER = 0x1A0, 0x1A4, 0x1A8, 0x1AC, 0x300, 0x380
 
@@ -33,8 +33,8 @@ class Register:
     Attributes:
         mask: Writable bits.
         reset: Value after a reset.
-        live: Whether it can be written during a run.
-        survives_reset: Whether a reset leaves its value unchanged.
+        live: Whether the register can be written during a run.
+        survives_reset: Whether a reset leaves the value unchanged.
     """
 
     offset: int
@@ -53,7 +53,7 @@ def table(npu: Npu) -> dict[int, Register]:
 
 @cache
 def _table(family: str, config: int) -> dict[int, Register]:
-    wide = 0 if family == U55 else 0xFF  # high address bits: U65 and U85 have 40
+    wide = 0 if family == U55 else 0xFF  # high address bits: U65 and U85 have 40-bit addresses
     rows = [
         Register(0x00, "ID", writable=False, reset=ID[family]),
         Register(STATUS, "STATUS", writable=False),
@@ -111,5 +111,5 @@ def _pmu(family: str) -> list[Register]:
 
 
 def is_debug_window(offset: int) -> bool:
-    """Return True for the debugger's windows of internal memory and command registers."""
+    """Return True if the offset is in a debug window of internal memory or of command registers."""
     return 0x100 <= offset < 0x180 or 0x400 <= offset < 0xFC0

@@ -1,4 +1,4 @@
-"""Outcome of a firmware run on a virtual or real board."""
+"""The outcome of a firmware run on a virtual board."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ethorch.deploy.virtual_board.trace import Clocks, events
 from ethorch.formats.files import write_whole
 from ethorch.support.errors import EthorchError
 
-#: Ends of a run: by the firmware (semihosting or 0x04 on the UART), by a CPU fault or a permanent sleep,
-#: by a requested reset, or by a limit of the caller.
+#: Possible ends of a run: semihosting, 0x04 on the UART, a CPU fault, a permanent sleep, a requested reset, or a limit set by the
+#: caller.
 ENDS = ("exit", "eot", "fault", "asleep", "reset", "timeout", "instructions")
 
 
@@ -41,11 +41,11 @@ class Run:
         text: Text printed on the UART and by semihosting.
         ended: One of ENDS.
         exit_code: Exit code, or None if the firmware did not end by semihosting.
-        faults: Distinct faults, at most one of each kind per location.
-        instructions: CPU instructions, or None if they are not counted.
+        faults: Distinct faults, at most one of each id per location.
+        instructions: Number of CPU instructions, or None if instructions are not counted.
         seconds: Duration on the host.
-        notes: Omissions, such as accesses to peripherals that the board file does not describe.
-        measured_cycles: NPU cycles that the firmware printed from its PMU, on a backend that measures them; else None.
+        notes: Limitations that affected the run, such as accesses to peripherals that the board file does not describe.
+        measured_cycles: NPU cycles that the firmware printed from its PMU, or None if the backend does not measure cycles.
         expected_cycles: Sum of the ``cycles`` passed by the caller, for comparison.
     """
 
@@ -68,12 +68,12 @@ class Run:
 
     @property
     def ok(self) -> bool:
-        """True if the firmware ended by itself, without faults, and without a nonzero exit code."""
+        """True if the firmware ended by itself, without faults, and with exit code 0 or none."""
         return self.ended in ("exit", "eot") and not self.exit_code and not self.faults
 
     @property
     def npu_cycles(self) -> int | None:
-        """Estimated cycles of all NPU runs, or None if they are unknown, as on an FVP."""
+        """The estimated cycles of all NPU runs, or None if unknown, as on an FVP."""
         return sum(i.cycles for i in self.inferences) if self.inferences else None
 
     @property
@@ -89,12 +89,12 @@ class Run:
 
     @property
     def cpu_seconds(self) -> float:
-        """Duration on the host without the simulation of the NPU."""
+        """The duration on the host, excluding the simulation of the NPU."""
         return self.seconds - sum(i.seconds for i in self.inferences)
 
     @property
     def bytes_by_region(self) -> dict[int, dict[str, int]]:
-        """Bytes that the NPU read and wrote in all runs: ``{region: {"read": bytes, "written": bytes}}``."""
+        """The bytes that the NPU read and wrote in all runs: ``{region: {"read": bytes, "written": bytes}}``."""
         bytes_by_region: dict[int, dict[str, int]] = {}
         for inference in self.inferences:
             for kind, part in (("read", inference.read_bytes), ("written", inference.written_bytes)):
@@ -104,13 +104,13 @@ class Run:
         return dict(sorted(bytes_by_region.items()))
 
     def read(self, address: int, size: int) -> bytes:
-        """Return bytes of the board's memory after the run; raise EthorchError if they cannot be read."""
+        """Return bytes of the board's memory after the run. Raises EthorchError if the memory cannot be read."""
         if self._read is None:
             raise EthorchError(f"the memory of a run on {self.backend} cannot be read. Use backend='unicorn'.")
         return self._read(address, size)
 
     def check(self) -> Run:
-        """Return self; raise EthorchError if the run failed."""
+        """Return self if the run succeeded. Raises EthorchError otherwise."""
         if self.ok:
             return self
         findings = [f"the firmware ended by {self.ended!r}" + ("" if self.exit_code is None else f" with code {self.exit_code}")]
@@ -118,9 +118,9 @@ class Run:
         raise EthorchError("; ".join(findings) + (f". It printed: {self.text[-500:].strip()}" if self.text.strip() else ""))
 
     def trace(self, path: str | PathLike[str]) -> None:
-        """Write a trace for Perfetto and Chrome; raise EthorchError if instructions were not counted."""
+        """Write a trace for Perfetto and Chrome. Raises EthorchError if instructions were not counted."""
         if self.instructions is None:
-            raise EthorchError(f"a run on {self.backend} does not count instructions, so it has no trace. Use backend='unicorn'.")
+            raise EthorchError(f"a trace requires an instruction count, which {self.backend} does not have. Use backend='unicorn'.")
         title = f"{self.board}, {self.npu}, estimated"
         clocks = Clocks(self.cpu_clock_hz, self.npu_clock_hz)
         write_whole(path, json.dumps(events(title, self.instructions, self.inferences, clocks)).encode())

@@ -1,8 +1,8 @@
-"""The board in QEMU: a Cortex-M55 with Helium, NVIC and cache registers, and our NPU at an address that QEMU leaves unmapped.
+"""Run firmware in QEMU: a Cortex-M55 with Helium, NVIC and cache registers, and ethorch's NPU at an address that QEMU does not map.
 
-A gdbstub watchpoint stops a stock qemu-system-arm at every access to the NPU, which is executed here after ``thumb`` decodes the
-instruction. The test interface raises the NPU's interrupt. Both processes map the file of the board's DRAM; other memories are
-copied at each NPU run. Tested with QEMU 7.2.
+A gdbstub watchpoint stops an unmodified qemu-system-arm at every access to the NPU. This process then decodes the instruction with
+``thumb`` and executes the access. The test interface raises the NPU's interrupt. Both processes map the file of the board's DRAM;
+other memories are copied at each NPU run. Tested with QEMU 7.2.
 
 An NPU run ends before the CPU continues, so writes during a run are not detected. Caches are not checked, and instructions are not
 counted.
@@ -80,7 +80,10 @@ class QemuEngine(Engine):
         for segment in self.firmware.segments:
             if int.from_bytes(segment.data[4:8], "little") == self.firmware.entry | 1:
                 return segment.data
-        raise ElfError(f"{self.firmware.path}: no segment starts with a vector table whose second word is the entry point.")
+        raise ElfError(
+            f"{self.firmware.path}: expected a segment that starts with a vector table whose second word is the entry point "
+            f"{self.firmware.entry:#010x}, got none. Place the vector table at the start of a segment."
+        )
 
     # Running.
 
@@ -110,7 +113,7 @@ class QemuEngine(Engine):
             return None
         if "watch:" not in stop.text:
             self._pc = self.gdb.registers()[_PC]
-            self.report("cpu.exception", f"QEMU stops with {stop.text[:40]!r}.")
+            self.report("cpu.exception", f"QEMU stopped the firmware with {stop.text[:40]!r}.")
             return End("fault")
         self._access()
         self.gdb.send("c")
@@ -124,8 +127,8 @@ class QemuEngine(Engine):
         if access is None:
             place = self.firmware.place(self._pc)
             raise EmulatorError(
-                f"the firmware accesses the NPU by instruction {code.hex()} at {place}, which is not a plain load or store; access "
-                "its registers through a volatile uint32_t."
+                f"expected a plain load or store for an NPU register, got instruction {code.hex()} at {place}. Access NPU "
+                "registers through a volatile uint32_t."
             )
         address = access.address(registers)
         for number, register in enumerate(access.registers):

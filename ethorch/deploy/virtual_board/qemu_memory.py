@@ -1,4 +1,4 @@
-"""Memories of a board in QEMU."""
+"""The memories of a board in QEMU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ethorch.targets.boards.description import Board
 
 
 class Qtest:
-    """QEMU's test interface to memory and interrupt lines, by its socket. Raises EmulatorError if it fails."""
+    """A connection to QEMU's test interface for memory and interrupt lines. Raises EmulatorError if the connection fails."""
 
     def __init__(self, path: str):
         self._socket = socket.socket(socket.AF_UNIX)
@@ -36,7 +36,7 @@ class Qtest:
                     return answer[3:]
                 if not answer.startswith("IRQ"):
                     raise EmulatorError(
-                        f"QEMU's test interface answers {line[:40]!r} with {answer!r}; this version was tested with QEMU 7.2."
+                        f"QEMU's test interface returned {answer!r} for {line[:40]!r}. Use QEMU 7.2, the tested version."
                     )
         except OSError as error:
             raise EmulatorError(f"QEMU's test interface was lost: {error}.") from None
@@ -59,7 +59,7 @@ class CopiedGuest(Guest):
         self._mapped, self._qtest = set(mapped), qtest
 
     def bytes_at(self, address: int, size: int) -> Bytes | None:
-        """Return QEMU's current bytes at an address."""
+        """Return QEMU's current bytes in an address range."""
         self.fetch(address, size)
         return super().bytes_at(address, size)
 
@@ -79,7 +79,7 @@ class CopiedGuest(Guest):
             self._qtest.write(address, block.bytes[offset : offset + size].tobytes())
 
     def before_run(self, reads: Sequence[tuple[int, int]], writes: Sequence[tuple[int, int]], exact: bool) -> None:
-        """Copy the bytes that the NPU will read, and the gaps between those it will write."""
+        """Copy the bytes that the NPU reads or writes, because written ranges can contain gaps that must be preserved."""
         for start, end in (*reads, *writes):
             self.fetch(start, end - start)
 

@@ -1,4 +1,4 @@
-"""A QEMU process, its sockets, and the file of the board's DRAM."""
+"""A QEMU process with its sockets and the file of the board's DRAM."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Machine:
 
     Attributes:
         ram_base, ram_bytes: Memory that a file can back.
-        interrupts: Object and name of the lines for external devices.
+        interrupts: QEMU object and name of the lines for external devices.
         first_interrupt: NVIC number of the first line.
     """
 
@@ -43,28 +43,28 @@ class Machine:
     first_interrupt: int
 
 
-#: QEMU's machine -> its parts (hw/arm/mps2-tz.c and hw/arm/armsse.c of QEMU 7.2).
+#: Name of a QEMU machine -> description. Source: hw/arm/mps2-tz.c and hw/arm/armsse.c in QEMU 7.2.
 MACHINES = {"mps3-an547": Machine(0x60000000, 1 << 31, "/machine/iotkit EXP_IRQ", 32)}
 
 
 def check_machine(board: Board) -> None:
     """Raise EmulatorError unless QEMU has a machine for the board."""
     if board.qemu not in MACHINES:
-        machine_text = f"QEMU's machine {board.qemu!r}" if board.qemu else "no machine of QEMU's"
         raise EmulatorError(
-            f"board {board.name} is {machine_text}; expected {', '.join(MACHINES)}. backend='unicorn' runs every board."
+            f"board {board.name}: expected a QEMU machine out of {', '.join(MACHINES)}, got {board.qemu or 'none'}. Use "
+            "backend='unicorn', which supports every board."
         )
 
 
 def find() -> str:
     path = shutil.which(COMMAND)
     if path is None:
-        raise EmulatorError(f"{COMMAND} is not on PATH: apt-get install {COMMAND}. backend='unicorn' does not need it.")
+        raise EmulatorError(f"{COMMAND} is not on PATH. Install it (apt-get install {COMMAND}), or use backend='unicorn'.")
     return path
 
 
 class QemuProcess:
-    """A process that is stopped at the firmware's first instruction.
+    """A QEMU process, stopped at the firmware's first instruction.
 
     Args:
         command: Path of QEMU.
@@ -132,7 +132,7 @@ class QemuProcess:
                     self._process.kill()
                 assert self._process.stderr is not None
                 error_text = self._process.stderr.read().decode(errors="replace").strip()
-                raise EmulatorError(f"QEMU does not start: {error_text[-1000:] or 'no output'}.")
+                raise EmulatorError(f"cannot start QEMU: {error_text[-1000:] or 'it printed no error message'}.")
             time.sleep(0.005)
 
     def map_memories(self, board: Board) -> dict[str, Bytes]:
@@ -147,14 +147,14 @@ class QemuProcess:
         }
 
     def wait(self, seconds: float, put: Callable[[bytes], None]) -> bool:
-        """Wait for the gdbstub or for printed text, up to a timeout in seconds; return True if the gdbstub sent data."""
+        """Wait for the gdbstub or for printed text until a timeout. Return True if the gdbstub sent data."""
         waited: list[Gdb | socket.socket] = [self.gdb, *self._heard]
         ready, _, _ = select.select(waited, [], [], seconds)
         self.hear(put)
         return self.gdb in ready
 
     def hear(self, put: Callable[[bytes], None]) -> None:
-        """Pass printed text to the callback."""
+        """Pass received text to the callback."""
         for heard in list(self._heard):
             try:
                 while data := heard.recv(1 << 16):
@@ -165,7 +165,7 @@ class QemuProcess:
                 pass
 
     def hear_out(self, put: Callable[[bytes], None]) -> None:
-        """Pass the remaining text of an exiting QEMU to the callback."""
+        """Pass the remaining text of an exiting QEMU process to the callback."""
         end = time.monotonic() + 1
         while self._heard and time.monotonic() < end:
             select.select(self._heard, [], [], 0.1)
@@ -173,5 +173,5 @@ class QemuProcess:
 
 
 def _escape(text: str) -> str:
-    """Double the commas of a value in QEMU's option lists."""
+    """Double commas, as QEMU's option lists require."""
     return text.replace(",", ",,")

@@ -1,4 +1,4 @@
-"""Run a firmware on a board with one of three engines."""
+"""Run firmware on a board with one of three engines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ethorch.support.errors import SpecError, unknown_name
 from ethorch.targets.boards.description import Board, NpuSlot
 from ethorch.targets.boards.loading import load
 
-#: Engines by name: in this process, in QEMU, and on Arm's fixed virtual platform.
+#: Name -> engine.
 ENGINES: Mapping[str, type[Engine]] = {engine.name: engine for engine in (UnicornEngine, QemuEngine, FvpEngine)}
 #: Names of the engines.
 BACKENDS = tuple(ENGINES)
@@ -41,35 +41,35 @@ def run(
     inject: Sequence[str] = (),
     on_text: Callable[[str], None] | None = None,
 ) -> Run:
-    """Run a firmware on a board until it ends, and return the outcome.
+    """Run firmware on a board until the firmware ends, and return the outcome.
 
-    The firmware ends with 0x04 on the UART, with semihosting's SYS_EXIT or SYS_EXIT_EXTENDED, or at a limit. It is not trusted: it
-    cannot access files, or addresses outside the board's memories.
+    The firmware ends by sending 0x04 on the UART, by semihosting (SYS_EXIT or SYS_EXIT_EXTENDED), or at a limit. It is not
+    trusted: it cannot access files, or addresses outside the board's memories.
 
     Args:
         elf: ELF file.
         board: Name in ``ethorch.targets.boards.names()``, path of a TOML file, or Board.
         npu: NPU, e.g. ``ethos-u55-128``, or a list for a board with several NPU addresses. Default: the first NPU that the board
             lists for each address.
-        backend: ``unicorn`` (in this process, all boards, a Cortex-M33's instructions), ``qemu`` (a Cortex-M55 with Helium and
-            NVIC, boards with a QEMU machine) or ``fvp`` (Arm's model, boards with an FVP).
-        timeout: Seconds on the host, including the simulation of the NPU.
-        max_instructions: Limit of CPU instructions. Only unicorn counts them.
+        backend: ``unicorn`` (in this process; all boards; Cortex-M33 instructions), ``qemu`` (Cortex-M55 with Helium and NVIC;
+            boards with a QEMU machine) or ``fvp`` (Arm's model; boards with an FVP).
+        timeout: Limit in seconds on the host, including the simulation of the NPU.
+        max_instructions: Limit of CPU instructions. Only supported by unicorn.
         arguments: Command line of the firmware, returned by semihosting's SYS_GET_CMDLINE.
-        data: Address -> bytes in memory at the start, such as a separately flashed model.
+        data: Address -> bytes to load before the run, such as a separately flashed model.
         sources: SHA-256 of a command stream in hexadecimal -> Vela's schedule (``npu.Sources``), for cycles and operator names.
-        cycles: SHA-256 of a command stream -> Vela's cycles, if there is no schedule. Default: estimates from the board's
+        cycles: SHA-256 of a command stream -> Vela's cycles, used if there is no schedule. Default: estimates from the board's
             multipliers and bandwidths.
-        inject: Faults to inject: ``no-interrupt`` (the NPU never raises its line) or ``never-ends`` (its run never ends).
+        inject: Faults to inject: ``no-interrupt`` (the NPU never raises its line) or ``never-ends`` (NPU runs never end).
         on_text: Callback for printed text.
 
     Returns:
-        Printed text, end, faults and counts. A failing firmware does not raise. See ``Run.ok`` and ``Run.check``.
+        Printed text, end, faults and counts. Failing firmware does not raise an exception. See ``Run.ok`` and ``Run.check``.
 
     Raises:
         SpecError: the board, NPU, backend or fault to inject is unknown, or the timeout is not positive.
         BoardError: the board's file is invalid.
-        ElfError: the file is not a firmware, or does not fit the board.
+        ElfError: the file is not firmware, or does not fit the board.
         EmulatorError: the backend is not installed or does not support this board.
     """
     described = load(board)
@@ -78,9 +78,9 @@ def run(
     if wrong := sorted(set(inject) - set(INJECTIONS)):
         raise unknown_name("fault to inject", wrong[0], INJECTIONS)
     if not (isinstance(timeout, (int, float)) and 0 < timeout < math.inf):
-        raise SpecError(f"timeout is {timeout!r}; expected a positive number of seconds.")
+        raise SpecError(f"expected timeout to be a positive number of seconds, got {timeout!r}.")
     if max_instructions is not None and max_instructions < 1:
-        raise SpecError(f"max_instructions is {max_instructions}; expected a positive number, or None for no limit.")
+        raise SpecError(f"expected max_instructions to be a positive number, or None for no limit, got {max_instructions}.")
     settings = Settings(
         npus=choose_npus(described, npu),
         timeout=timeout,
@@ -97,15 +97,18 @@ def run(
 
 
 def choose_npus(board: Board, npu: str | Sequence[str] | None) -> tuple[tuple[NpuSlot, Npu], ...]:
-    """Return one NPU for each address: the named ones, and the first of each remaining address.
+    """Return one NPU for each address: the named NPUs, and the first NPU of each remaining address.
 
-    Raises SpecError for an NPU that the board does not support, and for two at one address.
+    Raises SpecError if the board does not support an NPU, or if two named NPUs have the same address.
     """
     named = [] if npu is None else [npu] if isinstance(npu, str) else list(npu)
     npus = [board.npu(name) for name in named]
     places = [slot.base for slot, _ in npus]
     if len(set(places)) != len(places):
-        raise SpecError(f"{', '.join(named)} have the same address on board {board.name}; choose one of them.")
+        raise SpecError(
+            f"expected NPUs at different addresses, but {', '.join(named)} have the same address on board {board.name}. Pass one "
+            "NPU for each address."
+        )
     for slot in board.npus:
         if slot.base not in places:
             places.append(slot.base)

@@ -1,4 +1,4 @@
-"""Semihosting (BKPT 0xAB): console output, exit, and command line, without file access."""
+"""Semihosting (BKPT 0xAB) with console output, exit and command line, but without file access."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Semihost:
     Args:
         put: Callback for printed text.
         arguments: Command line of the firmware.
-        instructions: Function that returns the number of executed instructions, for clocks at ``clock_hz`` in microseconds.
+        instructions: Function that returns the number of executed instructions, from which clocks are computed.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ _STATUS = {"cmsdk": (0x04, 0x0), "pl011": (0x18, 0x90), "none": (-1, 0)}
 
 
 class Serial:
-    """A UART that accepts every byte immediately, and collects text printed by semihosting as well.
+    """A UART that accepts every byte immediately. It also collects text printed by semihosting.
 
     Args:
         kind: ``cmsdk``, ``pl011`` or ``none``.
@@ -37,7 +37,7 @@ class Serial:
         return value if offset == at else 0 if offset == 0 else self._values.get(offset, 0)
 
     def write(self, offset: int, value: int) -> None:
-        """Write a register. Offset 0 is the data register of every kind."""
+        """Write a register. Offset 0 is the data register for every kind of UART."""
         if offset == 0:
             self.was_off |= self._enable is not None and not self._values.get(self._enable, 0) & 1
             self.put(bytes([value & 0xFF]))
@@ -45,7 +45,7 @@ class Serial:
             self._values[offset] = value
 
     def put(self, content: bytes) -> None:
-        """Print bytes up to 0x04, which ends the run. Only the first bytes of an endless output are stored."""
+        """Print bytes up to 0x04, which ends the run. At most MOST_BYTES bytes are stored."""
         if self.ended:
             return
         content, end, _ = content.partition(bytes([END]))

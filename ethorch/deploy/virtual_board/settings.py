@@ -12,7 +12,7 @@ from ethorch.targets.boards.description import NpuSlot
 
 @dataclass(frozen=True)
 class Settings:
-    """The arguments of ``run``. See :func:`run`."""
+    """The arguments of :func:`run`."""
 
     npus: tuple[tuple[NpuSlot, Npu], ...]
     timeout: float

@@ -1,4 +1,4 @@
-"""Decode the Thumb loads and stores at which QEMU stops before an access to the NPU.
+"""Decode the Thumb load or store at which QEMU stops before an access to the NPU.
 
 Source: Armv8-M Architecture Reference Manual, chapter C2.
 """
@@ -18,9 +18,9 @@ class Access:
     Attributes:
         size: Bytes per register.
         signed: Whether a loaded value is sign-extended.
-        offset: Immediate offset, unless ``index`` is a register.
+        offset: Immediate offset, used without ``index``.
         shift: Left shift of the index register.
-        before: True for pre-indexed, False for post-indexed addressing.
+        before: Whether addressing is pre-indexed instead of post-indexed.
         writes_back: Whether the base register is updated.
     """
 
@@ -37,7 +37,7 @@ class Access:
     writes_back: bool = False
 
     def address(self, registers: Sequence[int]) -> int:
-        """Return the accessed address; ``registers`` are the values before the instruction."""
+        """Return the accessed address. ``registers`` are the values before the instruction."""
         return self._sum(registers) if self.before else registers[self.base]
 
     def _sum(self, registers: Sequence[int]) -> int:
@@ -45,7 +45,7 @@ class Access:
         return registers[self.base] + extra & _WORD
 
     def extend(self, value: int) -> int:
-        """Return the register value after a load of ``size`` bytes."""
+        """Return the register value after a value of ``size`` bytes is loaded."""
         bits = 8 * self.size
         value &= (1 << bits) - 1
         return (value - (1 << bits)) & _WORD if self.signed and value >> bits - 1 else value
@@ -56,7 +56,7 @@ class Access:
 
 
 def decode(first: int, second: int) -> Access | None:
-    """Decode a load or store, of which a 16-bit instruction uses only the first halfword; return None for other instructions."""
+    """Decode a load or store, or return None for other instructions. A 16-bit instruction is decoded from the first halfword."""
     return _wide(first, second) if first >> 11 >= 29 else _narrow(first)
 
 

@@ -1,6 +1,6 @@
-"""Traces of virtual board runs for Perfetto or Chrome: CPU activity between NPU runs, and the runs' operators.
+"""Write traces of virtual board runs for Perfetto or Chrome: CPU activity between NPU runs, and the operators of NPU runs.
 
-The CPU executes one instruction per cycle; NPU cycles are estimates.
+The CPU executes one instruction per cycle. NPU cycles are estimates.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _CPU, _NPU = 1, 2
 
 @dataclass(frozen=True)
 class Clocks:
-    """CPU and NPU clocks in Hz."""
+    """The CPU and NPU clocks in Hz."""
 
     cpu_hz: float
     npu_hz: float

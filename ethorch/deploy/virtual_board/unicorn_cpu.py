@@ -1,7 +1,7 @@
-"""CPU emulation with unicorn: registers, mapped memories and devices, hooks, and execution up to the next stop.
+"""CPU emulation with unicorn: registers, memories, devices, hooks and execution.
 
-The emulator never stops during an access to a device, because it would repeat the access. Consequences of an access wait for the
-next block of instructions.
+The emulator never stops during an access to a device, because unicorn would repeat the access. Effects of an access on the run
+are therefore deferred to the next block of instructions.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Access:
 
 @dataclass(frozen=True)
 class Stop:
-    """The stop reason of the emulator.
+    """The reason why the emulator stopped.
 
     Attributes:
         is_invalid_instruction: Whether unicorn does not support the instruction.
@@ -68,7 +68,7 @@ class Cpu:
             import unicorn
             from unicorn import arm_const
         except ImportError:
-            raise EmulatorError('the virtual board needs unicorn: pip install "ethorch[firmware]".') from None
+            raise EmulatorError('the virtual board requires unicorn. Run pip install "ethorch[firmware]".') from None
         self._unicorn, self._arm, self._on_absent = unicorn, arm_const, on_absent
         self.hooks = Hooks(stop_at=NEVER)
         self.next_pc = 0
@@ -95,7 +95,7 @@ class Cpu:
         """Map memories at all their addresses.
 
         Args:
-            flags_address: Function from a memory to the address of its cache line flags.
+            flags_address: Function that returns the address of a memory's cache line flags.
         """
         unicorn, rows = self._unicorn, []
         for block in blocks:
@@ -104,7 +104,7 @@ class Cpu:
                 self._uc.mem_map_ptr(base, block.memory.size_bytes, allowed, block.bytes.ctypes.data)
                 rows.append((base, block))
         if len(rows) > MOST_MEMORIES:
-            raise EthorchError(f"board {board} has {len(rows)} address ranges; the virtual board supports {MOST_MEMORIES}.")
+            raise EthorchError(f"board {board} has {len(rows)} address ranges; the virtual board supports at most {MOST_MEMORIES}.")
         for number, (base, block) in enumerate(rows):
             row = self.hooks.memory[number]
             row.base, row.size, row.bytes = base, block.memory.size_bytes, block.bytes.ctypes.data
@@ -112,7 +112,7 @@ class Cpu:
         self.hooks.memories = len(rows)
 
     def map_device(self, base: int, size: int, read: Callable[[int, int], int], write: Callable[[int, int, int], object]) -> None:
-        """Map a device: ``read(offset, size)`` and ``write(offset, value, size)``. Their exceptions end the run."""
+        """Map a device: ``read(offset, size)`` and ``write(offset, value, size)``. Exceptions in these functions end the run."""
 
         def on_read(_uc: Any, offset: int, width: int, _data: Any) -> int:
             try:
@@ -142,7 +142,7 @@ class Cpu:
         self._uc.hook_add(unicorn.UC_HOOK_MEM_UNMAPPED | unicorn.UC_HOOK_MEM_PROT, self._on_failed_access)
 
     def watch_cache(self) -> None:
-        """Add hooks of loads and stores at the next stop, when translated code can be discarded."""
+        """Add hooks for loads and stores at the next stop, where translated code can be discarded."""
         if not self._watching:
             self._watching = True
             self.stop()
@@ -164,14 +164,14 @@ class Cpu:
             ctypes.c_uint64(1), ctypes.c_uint64(0),
         )  # fmt: skip
         if code:
-            raise EmulatorError(f"unicorn rejects the hook {name} with error {code}; tested with unicorn 2.1.4.")
+            raise EmulatorError(f"unicorn rejected the hook {name} with error {code}. Use unicorn 2.1.4, the tested version.")
 
     def _on_interrupt(self, _uc: Any, number: int, _data: Any) -> None:
         self._interrupt = number
         self._uc.emu_stop()
 
     def _on_failed_access(self, _uc: Any, kind: int, address: int, size: int, value: int, _data: Any) -> bool:
-        """Map an absent peripheral, which reads 0 and ignores writes, or record the failed access."""
+        """Map an absent peripheral, or record the failed access. An absent peripheral reads as 0 and ignores writes."""
         reads = kind in (self._unicorn.UC_MEM_READ_UNMAPPED, self._unicorn.UC_MEM_READ_PROT)
         writes = kind in (self._unicorn.UC_MEM_WRITE_UNMAPPED, self._unicorn.UC_MEM_WRITE_PROT)
         if address in _PERIPHERALS and (reads or writes):
@@ -191,7 +191,7 @@ class Cpu:
         self.hooks.stop_at = 0
 
     def run(self, until: int) -> Stop:
-        """Run up to the next stop or instruction limit; re-raise exceptions of devices."""
+        """Run until the next stop or the instruction limit. Exceptions raised by devices are raised again."""
         self.hooks.stop_at = until
         self._interrupt = self._access = None
         if self._watching and not self._watches:

@@ -1,7 +1,7 @@
-"""The virtual board on unicorn, which executes a Cortex-M33's instructions; ``core`` and the devices emulate the rest.
+"""Emulate a board with unicorn, which executes a Cortex-M33's instructions. ``core`` and the devices emulate everything else.
 
 unicorn has no interrupt controller and no sleep. It reports WFE and WFI as invalid instructions, and BKPT and exception returns as
-interrupts of the emulator. This module interprets them.
+emulator interrupts, which this module handles.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ SLICE = 20_000_000  # instructions between checks of the timeout and Ctrl-C: abo
 MASKED_SLICE = 1_000  # instructions between checks of PRIMASK and BASEPRI, which have no hook, while an exception is pending
 NPU_INSTRUCTIONS = 400  # CPU instructions during an NPU run; WFE or WFI ends the run immediately
 MOST_IDLE = 20_000  # consecutive sleeps without wake-up that count as a permanent sleep
-# Interrupt numbers of unicorn: QEMU's numbers of Arm exceptions.
+# Interrupt numbers in unicorn, which are QEMU's numbers for Arm exceptions.
 _SVC, _PREFETCH, _DATA, _BKPT, _RETURN = 2, 3, 4, 7, 8
 _INTERRUPTS = {
     1: "undefined instruction",
-    3: "no code there",
-    4: "no memory there",
-    17: "no such coprocessor",
+    3: "no code at this address",
+    4: "no memory at the accessed address",
+    17: "absent coprocessor",
     18: "Arm instead of Thumb state",
-    19: "stack limit",
+    19: "stack limit exceeded",
     22: "misaligned access",
 }
 
 
 class UnicornEngine(Engine):
-    """The virtual board in this process. Supports every board."""
+    """An engine that emulates any board in this process."""
 
     name = "unicorn"
 
@@ -89,7 +89,7 @@ class UnicornEngine(Engine):
         return self.cpu.instructions
 
     def on_npu_start(self, device: NpuDevice) -> None:
-        """Schedule the end of the NPU run after some CPU instructions."""
+        """Schedule the end of the NPU run after NPU_INSTRUCTIONS CPU instructions."""
         hooks = self.cpu.hooks
         self._wake_at[device] = hooks.instructions + NPU_INSTRUCTIONS
         hooks.stop_at = min(hooks.stop_at, self._wake_at[device])
@@ -104,7 +104,7 @@ class UnicornEngine(Engine):
     # Setting up.
 
     def _vector_table(self) -> int:
-        """Return the address of the vector table: the CPU's, or a segment that starts with a stack pointer and the entry point."""
+        """Return the address of the board's vector table, or of a segment that starts with a stack pointer and the entry point."""
         default_table = self.board.cpu.vector_table
         for address in (default_table, *(segment.address for segment in self.firmware.segments)):
             stack, start = self.guest.word(address), self.guest.word(address + 4)
@@ -113,9 +113,9 @@ class UnicornEngine(Engine):
             if address == default_table or start & ~1 == self.firmware.entry:
                 return address
         raise ElfError(
-            f"{self.firmware.path} has no vector table: neither at {self.board.cpu.vector_table:#010x}, where board "
-            f"{self.board.name} starts, nor at the start of a segment are a stack pointer and the entry point "
-            f"{self.firmware.entry:#010x}. Place the table first, and make the reset handler the entry point."
+            f"{self.firmware.path} has no vector table: expected a stack pointer and the entry point {self.firmware.entry:#010x} "
+            f"at {self.board.cpu.vector_table:#010x}, where board {self.board.name} starts, or at the start of a segment. Place "
+            "the vector table first, and make the reset handler the entry point."
         )
 
     def _map_devices(self) -> None:
@@ -135,12 +135,12 @@ class UnicornEngine(Engine):
     def _print(self, offset: int, value: int) -> None:
         self.serial.write(offset, value)
         if self.serial.was_off:
-            self.note("The firmware prints on a UART with a disabled transmitter; silicon prints nothing.")
+            self.note("The firmware prints on a UART whose transmitter is disabled; silicon would print nothing.")
         if self.serial.ended:
             self._finish(End("eot"))
 
     def _access_absent(self, address: int) -> int:
-        self.note(f"The board file has no peripheral at {address:#010x}: reads return 0, writes are ignored.")
+        self.note(f"The board file has no peripheral at {address:#010x}; reads return 0, and writes are ignored.")
         return 0
 
     # The end.
@@ -179,7 +179,7 @@ class UnicornEngine(Engine):
         elif stop.interrupt is not None:
             self._on_interrupt(stop.interrupt)
         elif self.cpu.hooks.instructions < self.cpu.hooks.stop_at and self._follows_sleep():
-            self._sleep()  # a WFI stops the emulator, a WFE is an instruction that it does not know
+            self._sleep()  # WFI stops the emulator; WFE is an invalid instruction for it
         if self._end is None:
             self._finish_due()
             self.exceptions.take()
@@ -196,7 +196,6 @@ class UnicornEngine(Engine):
         self.exceptions.entries = 0
 
     def _on_error(self, stop: Stop) -> None:
-        """Handle a sleep, an unmapped access, or an unknown instruction."""
         if stop.access is not None:
             verb, address, size = stop.access.verb, stop.access.address, stop.access.size
             memory = self.board.memory_at(address)
@@ -212,7 +211,8 @@ class UnicornEngine(Engine):
         code = self._code(self.cpu.next_pc)
         if not self.cpu.register("XPSR") >> 24 & 1:
             self._fail(
-                "cpu.exception", f"The CPU stops at {code}: Arm instead of Thumb state, e.g. after a jump to an even address."
+                "cpu.exception",
+                f"The CPU stopped at {code} in Arm instead of Thumb state, for example after a jump to an even address.",
             )
             return
         self._fail(
@@ -222,7 +222,7 @@ class UnicornEngine(Engine):
         )
 
     def _follows_sleep(self) -> bool:
-        """Return True if the instruction before PC is a WFE, WFI or YIELD; unicorn stops after it."""
+        """Return True if the instruction before PC is a WFE, WFI or YIELD, after which unicorn stops."""
         before = self.guest.bytes_at(self.cpu.next_pc - 4, 4)
         if before is None:
             return False
@@ -241,7 +241,7 @@ class UnicornEngine(Engine):
             self._idle = 0
         self._idle += 1
         if self._idle > MOST_IDLE:
-            self.report("cpu.asleep", f"The CPU sleeps, and nothing will wake it.{self._why_asleep()}", self.cpu.next_pc - 2)
+            self.report("cpu.asleep", f"The CPU sleeps without a wake-up source.{self._why_asleep()}", self.cpu.next_pc - 2)
             self._finish(End("asleep"))
 
     def _why_asleep(self) -> str:
@@ -253,7 +253,7 @@ class UnicornEngine(Engine):
             elif device.irq and line not in self.core.enabled:
                 causes += f" {device.npu.name} has raised interrupt {line}, which is not enabled in the NVIC."
             elif device.irq:
-                causes += f" {device.npu.name} has raised interrupt {line}; the CPU masks it (PRIMASK, or a priority)."
+                causes += f" {device.npu.name} has raised interrupt {line}, which the CPU masks (by PRIMASK or a priority)."
         return causes
 
     def _on_interrupt(self, number: int) -> None:
@@ -267,14 +267,14 @@ class UnicornEngine(Engine):
         elif number == _SVC:
             self.core.pending.add(11)
         else:
-            what = _INTERRUPTS.get(number, f"exception {number} of the emulator")
-            self._fail("cpu.exception", f"The CPU stops at {self._code(self.cpu.next_pc)}: {what}.", self.cpu.next_pc)
+            what = _INTERRUPTS.get(number, f"emulator exception {number}")
+            self._fail("cpu.exception", f"The CPU stopped at {self._code(self.cpu.next_pc)}: {what}.", self.cpu.next_pc)
 
     def _breakpoint(self) -> None:
         code = self.guest.bytes_at(self.cpu.next_pc, 2)
         number = -1 if code is None else int(code[0])
         if number != 0xAB:
-            self._fail("cpu.breakpoint", f"The CPU stops at breakpoint {number:#x}.", self.cpu.next_pc)
+            self._fail("cpu.breakpoint", f"The CPU stopped at breakpoint {number:#x}.", self.cpu.next_pc)
             return
         answer = self.host.call(self.cpu.register("R0"), self.cpu.register("R1"))
         if isinstance(answer, Exit):

@@ -1,4 +1,4 @@
-"""Armv8-M exceptions on unicorn, which has no interrupt controller: entry, stack frames and return."""
+"""Armv8-M exceptions for unicorn, which has no interrupt controller: entry, stack frames and return."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from ethorch.deploy.virtual_board.core import EXTERNAL, Core
 from ethorch.deploy.virtual_board.guest import Guest
 from ethorch.deploy.virtual_board.unicorn_cpu import Cpu
 
-MOST_ENTRIES = 10_000  # maximum consecutive entries of an interrupt handler while its line stays raised
+MOST_ENTRIES = 10_000  # maximum number of consecutive entries of an interrupt handler while the line remains raised
 _FRAME_WORDS, _SHORT_FRAME_WORDS = 26, 8  # R0-R3, R12, LR, PC, xPSR; the long frame adds S0-S15, FPSCR and a reserved word
 _EXC_RETURN, _PROCESS_STACK, _TO_THREAD, _SHORT_FRAME = 0xFFFFFFE1, 4, 8, 16
 
 
 class Exceptions:
-    """Enters and leaves exception handlers.
+    """A model of exception entry and return.
 
     Args:
         fail: Callback that ends the run with a fault: ``fail(id, text, pc)``.
 
     Attributes:
-        entries: Consecutive entries without a falling interrupt line.
+        entries: Number of consecutive entries during which an interrupt line remained raised.
         is_deferred: Whether an exception waits for the end of an IT block.
     """
 
@@ -32,7 +32,7 @@ class Exceptions:
         self.is_deferred = False
 
     def take(self) -> None:
-        """Enter the handler of the pending exception, if it can be taken now."""
+        """Enter the handler of the pending exception, if the exception can be taken now."""
         masked = bool(self._cpu.register("PRIMASK") & 1 or self._cpu.register("FAULTMASK") & 1)
         exception = self._core.next_exception(masked, self._cpu.register("BASEPRI"))
         self.is_deferred = exception is not None and bool(self._cpu.register("XPSR") & 0x0600FC00)
@@ -48,7 +48,7 @@ class Exceptions:
         handler = self._guest.word(self._core.vtor + 4 * exception)
         if not handler or not handler & 1 or self._guest.find(handler & ~1) is None:
             what = "no memory" if handler is None else f"{handler:#010x}"
-            text = f"Exception {exception} is taken, but the vector table at {self._core.vtor:#010x} has {what} for it."
+            text = f"The vector table at {self._core.vtor:#010x} has no valid handler for exception {exception}: {what}."
             self._fail("cpu.vector", text, self._cpu.next_pc)
             return
         self._enter(exception, handler)
@@ -83,7 +83,7 @@ class Exceptions:
         size = _SHORT_FRAME_WORDS if kind & _SHORT_FRAME else _FRAME_WORDS
         place = self._guest.bytes_at(stack, 4 * size)
         if place is None:
-            text = f"An exception's frame is popped from {stack:#010x}, where the board has no memory."
+            text = f"An exception return pops its frame from {stack:#010x}, where the board has no memory."
             self._fail("cpu.memory", text, self._cpu.register("LR"))
             return
         words = [int(word) for word in place.view("<u4")]

@@ -1,4 +1,4 @@
-"""The emulator's hooks in C++ (``cpp/hooks.cpp``). Python hooks would take a microsecond for every block of instructions."""
+"""The emulator's hooks in C++ (``cpp/hooks.cpp``). Python hooks would cost a microsecond for every block of instructions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ethorch.support import native
 from ethorch.support.errors import HostError
 
 _KNOWN, MOST_MEMORIES = 1 << 14, 64
-DIRTY, STALE = 1, 2  # flags of a cache line: the CPU has written it, the NPU has written it
+DIRTY, STALE = 1, 2  # flags of a cache line that the CPU or the NPU has written
 _FOLDER = Path(__file__).parent / "cpp"
 
 
@@ -22,7 +22,7 @@ class MemoryRow(ctypes.Structure):
 
 
 class Hooks(ctypes.Structure):
-    """The state of the hooks; the same struct as in ``hooks.cpp``."""
+    """The state of the hooks. The layout must match the struct in ``hooks.cpp``."""
 
     _fields_ = (
         ("instructions", c_uint64),
@@ -42,7 +42,7 @@ class Hooks(ctypes.Structure):
 
 
 def build() -> Path:
-    """Return the library from the cache, or build it with the host's C++ compiler or ziglang's.
+    """Return the library from the cache, or build it with the host's C++ compiler or with ziglang.
 
     Raises HostError if there is no compiler.
     """
@@ -56,7 +56,10 @@ def library() -> ctypes.CDLL:
     hooks = native.load(build)
     hooks.ethorch_hooks_size.restype = c_uint64
     if hooks.ethorch_hooks_size() != ctypes.sizeof(Hooks):
-        raise HostError("the compiled hooks have another layout than ethorch.deploy.virtual_board.unicorn_hooks.")
+        raise HostError(
+            f"the compiled hooks expect a struct of {hooks.ethorch_hooks_size()} bytes, got {ctypes.sizeof(Hooks)}. Delete the "
+            "cached library, so that it is built again."
+        )
     return hooks
 
 

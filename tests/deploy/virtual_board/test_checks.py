@@ -68,15 +68,15 @@ CASES = {
     "npu.base_alignment": Case(("BASEP0 is 0x70100004",), PARSE, changes=bases(b0=s.WEIGHTS + 4)),
     "npu.stream_size": Case(("QSIZE is 6 bytes",), PARSE, changes={"stream_bytes": 6}),
     "npu.no_memory": Case(("no memory for region 0", "0x90000000", "The NPU can access bram"), BUS, changes=bases(b0=0x90000000)),
-    "npu.unreachable_memory": Case(("is in itcm", "cannot access", "It can access bram"), BUS, changes=bases(b0=ITCM)),
+    "npu.unreachable_memory": Case(("is in itcm", "cannot access", "The NPU can access bram"), BUS, changes=bases(b0=ITCM)),
     "npu.port": Case(
-        ("port sram, but that memory needs ext",), BUS, changes={**bases(b0=FLASH), "region_config": 0x10}, flash="ext"
+        ("port sram, but this memory requires ext",), BUS, changes={**bases(b0=FLASH), "region_config": 0x10}, flash="ext"
     ),
     "npu.read_only_port": Case(("AXI1 of a U55", "region 1"), BUS, changes={"region_config": 0x1F}),
     "npu.read_only_memory": Case(("a read-only memory", "flash"), BUS, changes=bases(b1=FLASH), flash="ext,sram"),
     "npu.extent": Case(("bytes beyond the end of sram", "command"), BUS, changes=bases(b1=0x311FFF00)),
     "npu.configuration": Case(
-        ("made for ethos-u55-128 (0x00001807)", "this NPU is ethos-u55-256"), PARSE, options={"npu": "ethos-u55-256"}
+        ("compiled for ethos-u55-128 (0x00001807)", "this NPU is ethos-u55-256"), PARSE, options={"npu": "ethos-u55-256"}
     ),
     "npu.command": Case(("cannot be executed", "opcode"), PARSE, more={s.STREAM + 32: struct.pack("<I", 0x3FF)}),
     "npu.stream_end": Case(("NPU_OP_STOP",), IRQ_RAISED, cut=4),
@@ -88,7 +88,7 @@ CASES = {
     "cpu.exception": Case(("Arm instead of Thumb state",), None, flags=s.ARM_STATE, ended="fault"),
     "cpu.breakpoint": Case(("breakpoint 0x1",), None, flags=s.BREAKPOINT, ended="fault"),
     "cpu.asleep": Case(("interrupt 56, which is not enabled",), None, flags=s.BY_INTERRUPT | s.NO_ENABLE, ended="asleep"),
-    "cpu.vector": Case(("Exception 72", "0x00000000"), None, flags=s.BY_INTERRUPT | s.NO_HANDLER, ended="fault"),
+    "cpu.vector": Case(("exception 72", "0x00000000"), None, flags=s.BY_INTERRUPT | s.NO_HANDLER, ended="fault"),
     "cpu.interrupt_storm": Case(("interrupt 56",), None, flags=s.BY_INTERRUPT | s.HANDLER_IDLES, ended="fault"),
 }
 

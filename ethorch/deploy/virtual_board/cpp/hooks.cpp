@@ -1,4 +1,4 @@
-// The emulator calls these hooks at every block of instructions, and at every load and store while the data cache is enabled. They
+// Hooks that the emulator calls at every block of instructions, and at every load and store while the data cache is enabled. The hooks
 // count instructions, stop the emulator at a limit, and record for each cache line whether memory and cache differ.
 #include <stdint.h>
 
@@ -20,7 +20,7 @@ struct Hooks {
     Memory memory[64];
     uint64_t line_shift;
     uint64_t caching;
-    uint64_t stale_reads, stale_address, stale_at;  // number of stale reads; address of the first, and its block
+    uint64_t stale_reads, stale_address, stale_at;  // number of stale reads; address and block of the first one
     uint64_t last_block;
     uint64_t blocks[KNOWN];
     uint32_t counts[KNOWN];
@@ -82,7 +82,7 @@ EXPORT void ethorch_load(void*, int, uint64_t address, int size, int64_t, void* 
     const uint64_t first = (address - memory->base) >> hooks.line_shift, last = (address - memory->base + size - 1) >> hooks.line_shift;
     for (uint64_t line = first; line <= last; ++line) {
         if (!(memory->lines[line] & STALE)) continue;
-        memory->lines[line] &= ~STALE;  // report it once
+        memory->lines[line] &= ~STALE;  // report each stale line once
         if (!hooks.stale_reads++) {
             hooks.stale_address = address;
             hooks.stale_at = hooks.last_block;
