@@ -1,6 +1,6 @@
 """ExecuTorch's entry points to ethorch (backends and partitioners), and the writer of the ``.pte``.
 
-Names are loaded on first use because the import of ExecuTorch takes 1.5 seconds.
+Names are loaded on first use: importing ExecuTorch takes 1.5 seconds.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Decomposition of operators that were kept for the NPU and have no CPU kernel."""
+"""Decompose operators that were kept for the NPU and have no CPU kernel."""
 
 from __future__ import annotations
 
@@ -20,10 +20,7 @@ from ethorch.lower.ops.spec import OPS
 
 
 def keep_whole(target: torch._ops.OpOverload) -> bool:
-    """Return True if ExecuTorch can be asked not to decompose this operator.
-
-    ExecuTorch always decomposes operators that may return a view of their input.
-    """
+    """Return True if ExecuTorch can keep this operator. It always decomposes operators that may return a view of their input."""
     spec = OPS.get(op_name(target))
     if spec is None or spec.composite or target.namespace != "aten" or target._schema.is_mutable:
         return False
@@ -32,10 +29,10 @@ def keep_whole(target: torch._ops.OpOverload) -> bool:
 
 
 def break_up(program: ExportedProgram, nodes: Iterable[Node]) -> list[Node]:
-    """Replace edge operators of ``program`` by the core ATen operators that PyTorch decomposes them into.
+    """Replace edge operators by the core ATen operators that PyTorch decomposes them into.
 
     Returns:
-        The new operators, with the source locations of the operators that they replace.
+        The new operators, with the source locations of the replaced ones.
     """
     pieces: list[Node] = []
     for node in nodes:
@@ -48,7 +45,7 @@ def break_up(program: ExportedProgram, nodes: Iterable[Node]) -> list[Node]:
 
 
 def parts_of(node: Node) -> list[Node]:
-    """Return the operators that an edge operator decomposes into, in a separate graph, or [] if it is not decomposed."""
+    """Return the decomposition of an edge operator, in a separate graph, or [] if it has none."""
     op = overload_of(node.target)
     if not isinstance(node.target, EdgeOpOverload) or not isinstance(op, torch._ops.OpOverload) or not keep_whole(op):
         return []
@@ -125,7 +122,7 @@ def _decompose(node: Node) -> list[Node]:
 
 
 def _replace(node: Node, by: Node) -> None:
-    """Replace a node. The new node gets its name if it is an output, because the program's signature refers to outputs by name."""
+    """Replace a node. If it is an output, the new node gets its name, by which the program's signature refers to outputs."""
     name, is_output = node.name, any(user.op == "output" for user in node.users)
     node.replace_all_uses_with(by)
     node.graph.erase_node(node)

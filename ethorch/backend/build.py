@@ -1,4 +1,4 @@
-"""Build the ``.pte`` of a converted graph with ethorch's writer, or else with ExecuTorch's lowering."""
+"""Build the ``.pte`` of a converted graph with ethorch's writer, else with ExecuTorch's lowering."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def build_pte(
     wide: Collection[str] = (),
     dynamic_shapes: Sequence[dict[int, Any]] | None = None,
 ) -> Build:
-    """Lower and serialize a quantized model for the spec's target. Vela compiles each delegate once.
+    """Lower and serialize a quantized model. Vela compiles each delegate once.
 
-    If ethorch's writer (``ethorch.backend.emit``) does not support the graph, ExecuTorch exports and partitions it again. This is
-    slower, and the payloads are the same. ``PartitionReport.executorch_reason`` is the reason.
+    If ethorch's writer (``ethorch.backend.emit``) does not support the graph, ExecuTorch exports and partitions it again, which is
+    slower and produces the same payloads. ``PartitionReport.executorch_reason`` is the reason.
 
     Args:
         etrecord: Whether to create an ETRecord, which requires ExecuTorch's lowering.

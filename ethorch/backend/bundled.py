@@ -17,8 +17,8 @@ def bundle_program(program: bytes, method: str, cases: Iterable[tuple[Sequence[A
     """Return the bundled program.
 
     Args:
-        method: Name of the method that the cases call.
-        cases: Flat inputs and flat expected outputs of each test.
+        method: Method that the cases call.
+        cases: Flat inputs and expected outputs of each test.
     """
     suite = MethodTestSuite(
         method, [MethodTestCase(inputs=list(inputs), expected_outputs=list(outputs)) for inputs, outputs in cases]

@@ -1,4 +1,4 @@
-"""Let the CPU gather and scatter integer values, instead of dequantizing the whole table at each inference."""
+"""Gather and scatter integer values on the CPU, instead of dequantizing the whole table at each inference."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ethorch.tosa.limits import Limits
 def find_picks(program: ExportedProgram | Converted, limits: Mapping[str, Limits]) -> list[Node]:
     """Return gathers and scatters of a dequantized tensor that may stay on the CPU.
 
-    Embedding, index and gather are gathers. index_put and index_copy are scatters if all their operands are dequantized.
+    Gathers are embedding, index and gather; scatters are index_put and index_copy if all their operands are dequantized.
     """
     absent = {name for name in ("GATHER", "SCATTER") if name in limits and not limits[name].present}
 
@@ -29,9 +29,9 @@ def find_picks(program: ExportedProgram | Converted, limits: Mapping[str, Limits
 
 
 def pick_codes(program: ExportedProgram | Converted, nodes: Iterable[Node]) -> None:
-    """Let gathers and scatters read integer values, and dequantize their results.
+    """Change gathers and scatters to read integer values, and dequantize their results.
 
-    Quantize nodes with the same parameters after them are removed.
+    Following quantize nodes with the same parameters are removed.
 
     Args:
         nodes: Result of ``find_picks``.
@@ -81,7 +81,7 @@ def _dequantize_of(node: Node) -> Node | None:
 
 
 def _stays_in_scale(node: Node, source: Node) -> bool:
-    """Return True if a scatter of integer values is exact: quantized like ``source`` and without accumulation."""
+    """Return True if a scatter of integer values is exact: quantized like ``source``, without accumulation."""
     floats = [arg for arg in node.all_input_nodes if is_float(arg)]
     quantized = all(op_name(user.target) in QUANTIZE and user.args[1:] == source.args[1:] for user in node.users)
     return quantized and all(map(_is_per_tensor, floats)) and True not in [arg for arg in node.args if isinstance(arg, bool)]

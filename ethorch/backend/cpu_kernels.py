@@ -69,7 +69,7 @@ def _remedy(node: Node) -> str:
 
 @lru_cache(maxsize=4096)
 def kernel_of(target: Any) -> str | None:
-    """Return ExecuTorch's kernel for an edge operator, e.g. ``aten::sort.values``, or None if it has no out variant."""
+    """Return ExecuTorch's kernel for an edge operator, e.g. ``aten::sort.values``. None without an out variant."""
     op = getattr(target, "_op", target)
     if any("Tensor" in str(result.type) for result in op._schema.returns) and not op._schema.is_mutable:
         try:

@@ -37,9 +37,9 @@ class DryRun:
     """Selection of operators for the NPU and of their partitions, without ExecuTorch.
 
     Attributes:
-        report: The PartitionReport of every program partitioned so far.
+        report: The PartitionReport of every program so far.
         declined: Operators that Vela or the lowering of a delegate refused although the dry run accepted them.
-        begins: Operators that begin a delegate because the previous one had too many commands, and the number of added delegates.
+        begins: Operators that begin a delegate because the previous one had too many commands, with the number of added delegates.
     """
 
     def __init__(self, compile_spec: EthosUCompileSpec | TosaCompileSpec):
@@ -50,11 +50,11 @@ class DryRun:
         self.begins: dict[Origin, int] = {}
 
     def refusals_by_user(self, program: ExportedProgram | Converted) -> dict[Node, Reason]:
-        """Return the operators that checks of the user refuse."""
+        """Return the operators that the user's checks refuse."""
         return {}
 
     def dry_run(self, program: ExportedProgram | Converted) -> tuple[set[Node], dict[Node, Reason]]:
-        """Lower a graph until no further operator is refused. Return the nodes for the NPU and a reason for each other operator."""
+        """Lower a graph until no further operator is refused. Return the nodes for the NPU, and a reason for each other operator."""
         constants = constants_of(program)
         refused = self.refusals_by_user(program)
         refused |= {
@@ -74,7 +74,7 @@ class DryRun:
             refused = refusals
 
     def pick_codes(self, program: ExportedProgram | Converted) -> None:
-        """Let the CPU gather rows of integer values from quantized tables."""
+        """Gather rows of quantized tables on the CPU as integer values."""
         with suppress_guards(program.graph.nodes):
             picks = find_picks(program, self.compile_spec.target.limits)
         if picks:
@@ -82,7 +82,7 @@ class DryRun:
             pick_codes(program, [node for node in picks if node not in supported])
 
     def tag(self, program: ExportedProgram | Converted, supported: set[Node]) -> list[str]:
-        """Write ``delegation_tag`` into the nodes of each partition, and return the tags."""
+        """Write ``delegation_tag`` to the nodes of each partition, and return the tags."""
         folded = constant_nodes(program, supported)
         inner = {node for node in supported if op_name(node.target) in CASTS and not self._can_leave(node)} - folded
         tagged = {node for node in supported if not is_plumbing(node)} - folded - inner
@@ -119,7 +119,7 @@ class DryRun:
 
 
 def _refuse_results(walk: Walk) -> dict[Node, Reason]:
-    """Return reasons for supported operators with a float or int64 result that the CPU reads."""
+    """Return reasons for supported operators with a float or int64 result for the CPU."""
 
     def reads_on_npu(user: Node) -> bool:
         return user in walk.supported

@@ -77,7 +77,7 @@ class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorc
         return self.checks.refusals(program)
 
     def tag(self, program: ExportedProgram | Converted, supported: set[Node]) -> list[str]:
-        """Write ``delegation_tag`` and the compile spec into the nodes of each partition, and return the tags."""
+        """Write ``delegation_tag`` and the compile spec to the nodes of each partition, and return the tags."""
         tags = super().tag(program, supported)
         attach((node for node in program.graph.nodes if node.meta.get("delegation_tag") in tags), self.compile_spec)
         return tags
@@ -86,7 +86,7 @@ class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorc
         """Return the operators that ExecuTorch should not decompose, because a dry run assigns them to the NPU.
 
         If an operator also occurs on the CPU, which has no kernel for it, a filter selects the nodes. ExecuTorch then decomposes
-        once more, which takes longer.
+        twice.
         """
         if self._whole and self._whole[0] is ep:  # ExecuTorch calls this several times for one program
             return self._whole[1]
@@ -103,7 +103,7 @@ class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorc
         return self._whole[1]
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        """Tag the supported nodes with the fewest partitions, and add the reasons for the other operators to ``report``."""
+        """Tag the supported nodes with the fewest partitions, and add the reasons for other operators to ``report``."""
         register_quantized_kernels()
         supported, refusals = self.dry_run(exported_program)
         tags = self.tag(exported_program, supported)
@@ -123,16 +123,16 @@ class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorc
         return PartitionResult(exported_program, dict.fromkeys(tags, self.delegation_spec))
 
     def break_up_what_stays(self, program: ExportedProgram) -> None:
-        """Decompose the operators of an edge program that were kept for the NPU and are refused. The pieces stay on the CPU."""
+        """Decompose refused operators of an edge program that were kept for the NPU. The pieces stay on the CPU."""
         supported, _ = self.dry_run(program)
         for node in break_up(program, [node for node in _undecomposed(program) if node not in supported]):
             self.declined[origin_of_codes(node)] = refusal_of("it is a part of an operator that Vela refuses")
 
     def prepare(self, program: ExportedProgram) -> None:
-        """Change an edge program before ``partition``, which ExecuTorch does not allow to change it.
+        """Prepare an edge program for ``partition``, which may not change it.
 
-        Operators that checks of the user refuse are decomposed. The CPU gathers integer values (``pick_codes``). Each delegate
-        gets its own copies of dequantize nodes and of operators on constants.
+        Operators that the user's checks refuse are decomposed. The CPU gathers integer values (``pick_codes``). Each delegate gets its
+        own copies of dequantize nodes and of operators on constants.
         """
         if self.additional_checks:
             supported, _ = self.dry_run(program)

@@ -1,4 +1,4 @@
-"""Pass the user's compile spec from a partitioner to ``preprocess`` in the metadata of the partition's nodes.
+"""Pass the user's compile spec from a partitioner to ``preprocess`` in the metadata of nodes.
 
 ExecuTorch's list of compile specs is stored in the .pte and has less information: see ``ArmCompileSpec.publish``.
 """
@@ -20,7 +20,7 @@ _KEY = "ethorch_compile_spec"
 
 
 def attach(nodes: Iterable[Node], spec: ArmCompileSpec) -> None:
-    """Store ``spec`` in the metadata of the nodes, which ExecuTorch copies to the program of the partition."""
+    """Store ``spec`` in the nodes' metadata, which ExecuTorch copies to the program of the partition."""
     for node in nodes:
         node.meta[_KEY] = spec
 
@@ -37,7 +37,7 @@ def is_attached(program: ExportedProgram) -> bool:
 
 
 def find_spec(kind: type[SpecT], program: ExportedProgram, compile_specs: Iterable[CompileSpec]) -> SpecT:
-    """Return the spec stored in the nodes of ``program``, or else the spec in the list.
+    """Return the spec stored in the nodes, else the spec in the list.
 
     Raises:
         SpecError: ``kind`` does not support the list.

@@ -1,4 +1,4 @@
-"""Programs without an Ethos-U delegate: TOSA for a later compiler, and operators of the CPU alone."""
+"""Programs without an Ethos-U delegate: TOSA for a later compiler, and CPU operators only."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class OtherProgram:
         return bytes(self.edge.to_executorch(config=ExecutorchBackendConfig(extract_delegate_segments=False)).buffer)
 
     def with_record(self) -> tuple[bytes, Any]:
-        """Return the ``.pte`` and its ETRecord. The program must have been lowered with ``record``."""
+        """Return the ``.pte`` and its ETRecord. Requires lowering with ``record``."""
         register_quantized_kernels()
         program = self.edge.to_executorch(config=ExecutorchBackendConfig(extract_delegate_segments=False))
         return bytes(program.buffer), program.get_etrecord()
@@ -91,7 +91,7 @@ def lower_for_cortex_m(
     """Lower a model to CMSIS-NN kernels with ExecuTorch's Cortex-M backend.
 
     Args:
-        cpu: Name of the CPU, e.g. ``cortex-m55``.
+        cpu: CPU name, e.g. ``cortex-m55``.
         samples: Calibration samples.
         explicit_layout: Permute tensors instead of changing their memory format.
     """

@@ -1,4 +1,4 @@
-"""The partitioners: EthosUPartitioner for an NPU, TOSAPartitioner for TOSA flatbuffers."""
+"""The partitioners EthosUPartitioner, for an NPU, and TOSAPartitioner, for TOSA flatbuffers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class EthosUPartitioner(DryRunPartitioner):
 
     Args:
         compile_spec: An EthosUCompileSpec, or its list form.
-        additional_checks: Checks of the user. A node that one of them does not support stays on the CPU.
+        additional_checks: Checks of the user. A node that one of them refuses stays on the CPU.
 
     Attributes:
         report: Report of every program partitioned so far.
@@ -41,7 +41,7 @@ class EthosUPartitioner(DryRunPartitioner):
 
 @final
 class TOSAPartitioner(DryRunPartitioner):
-    """A partitioner for TOSA output. See :class:`EthosUPartitioner` for the arguments."""
+    """A partitioner for TOSA output. See :class:`EthosUPartitioner`."""
 
     backend = TOSABackend
 

@@ -28,7 +28,7 @@ _INFO = "_delegate_info_meta"
 
 @final
 class EthosUBackend(BackendDetails):  # type: ignore[misc]  # ExecuTorch has no types
-    """ExecuTorch's backend for Ethos-U: the delegate blob is the payload that firmware and ``ethorch.runtime`` read."""
+    """ExecuTorch's backend for Ethos-U. Its blob is the payload for firmware and ``ethorch.runtime``."""
 
     @staticmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
@@ -60,7 +60,7 @@ def _handles(program: ExportedProgram, lowered: Lowered) -> dict[str, tuple[int,
 
 @final
 class TOSABackend(BackendDetails):  # type: ignore[misc]  # ExecuTorch has no types
-    """ExecuTorch's backend for TOSA: the delegate blob is the TOSA flatbuffer."""
+    """ExecuTorch's backend for TOSA. Its blob is the TOSA flatbuffer."""
 
     @staticmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
@@ -85,7 +85,7 @@ def lowered_delegates(program: ExportedProgram) -> list[Lowered]:
 
 
 def lowered_graphs(module: GraphModule) -> list[Graph]:
-    """Return the TOSA graph of each delegate of a lowered graph, in the order of their calls."""
+    """Return each delegate's TOSA graph, in the order of calls."""
     graphs = [info.graph if isinstance(info, Lowered) else info for info in _infos(module)]
     return [graph for graph in graphs if isinstance(graph, Graph)]
 
@@ -95,12 +95,12 @@ def _infos(module: GraphModule) -> list[Any]:
 
 
 def register_quantized_kernels() -> None:
-    """Register the out variants of quantize and dequantize, which ``to_executorch`` needs."""
+    """Register the out variants of quantize and dequantize for ``to_executorch``."""
     import executorch.kernels.quantized  # noqa: F401
 
 
 class _FoundBackends:
-    """The backends that ExecuTorch finds. A backend of ethorch replaces others of its name and forwards their programs to them."""
+    """The backends that ExecuTorch finds. Those of ethorch replace others of the same name, and forward their programs to them."""
 
     @staticmethod
     def __subclasses__() -> list[type[BackendDetails]]:
@@ -110,16 +110,15 @@ class _FoundBackends:
 
 
 def install() -> None:
-    """Let ExecuTorch find ethorch's backends although ``executorch.backends.arm`` has backends of the same names. Idempotent.
+    """Make ExecuTorch find ethorch's backends although ``executorch.backends.arm`` uses the same names. Idempotent.
 
-    ExecuTorch looks for the name of a backend among all subclasses of BackendDetails. The class that it finds depends on the order
-    of imports.
+    ExecuTorch searches all subclasses of BackendDetails for a name. The result depends on the order of imports.
     """
     backend_api.BackendDetails = _FoundBackends
 
 
 def _namesake(backend: type[BackendDetails], program: ExportedProgram, specs: list[CompileSpec]) -> Any:
-    """Return another backend of this name if the program has neither a partitioner nor a compile spec of ethorch."""
+    """Return another backend of this name, unless the program has a partitioner or compile spec of ethorch."""
     others = [cls for cls in BackendDetails.__subclasses__() if cls.__name__ == backend.__name__ and cls is not backend]
     is_own = is_attached(program) or any(hasattr(spec, "from_ethorch") for spec in specs)
     return others[0] if others and not is_own else None

@@ -1,4 +1,4 @@
-"""Products of two int8 activations on the CPU, because Ethos-U55 and U65 need many operations for one product.
+"""Compute products of two int8 activations on the CPU, because Ethos-U55 and U65 need many operations for one product.
 
 ExecuTorch's ``cortex_m`` library computes them with CMSIS-NN, which uses Helium on Cortex-M55 and M85. The rate ``int8
 mac.cortex_m`` of ``ethorch.figures.RATES`` is an assumption.
@@ -46,7 +46,7 @@ _SUM_BYTES = 4  # of scratch memory that CMSIS-NN requires per column
 
 
 def reason_for_cpu(node: Node) -> Reason | None:
-    """Return the reason why a node was left to the CPU before partitioning, or None.
+    """Return the reason why a node was assigned to the CPU before partitioning, or None.
 
     Operators that ``move_products_to_cpu`` inserts are recognized by name because ExecuTorch's export drops their ``LEFT_TO_CPU``.
     """
@@ -59,12 +59,12 @@ def reason_for_cpu(node: Node) -> Reason | None:
 
 
 def products(module: GraphModule) -> list[Node]:
-    """Return the products of two int8 activations with an int8 result in a graph returned by ``convert_pt2e``."""
+    """Return the products of two int8 activations with an int8 result in a graph from ``convert_pt2e``."""
     return [node for node in module.graph.nodes if _product(node) is not None]
 
 
 def move_products_to_cpu(module: GraphModule) -> GraphModule:
-    """Return a copy of the graph with ``ethorch.quantized_batch_matmul``, which stays on the CPU, for each of its ``products``.
+    """Return a copy of the graph with the CPU operator ``ethorch.quantized_batch_matmul`` for each of its ``products``.
 
     A result may differ by 1 from the NPU's because the CPU rounds with 31 bits.
 

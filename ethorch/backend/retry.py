@@ -1,7 +1,7 @@
 """Lower a program again without the operators that Vela or the lowering of a delegate refused.
 
-ExecuTorch partitions before it compiles, and ``preprocess`` cannot return operators to the CPU. Therefore ``to_backend`` is
-called again.
+ExecuTorch partitions before it compiles, and ``preprocess`` cannot return operators to the CPU, so ``to_backend`` is called
+again.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _MARK = "ethorch_retries"
 
 
 def install() -> None:
-    """Wrap ExecuTorch's ``to_backend`` so that it tries again for partitioners of ethorch. Idempotent.
+    """Wrap ExecuTorch's ``to_backend`` to retry for partitioners of ethorch. Idempotent.
 
-    ``to_backend`` dispatches on the type of its first argument. The two forms with a partitioner are registered again.
+    ``to_backend`` dispatches on the type of its first argument. The two overloads with a partitioner are registered again.
     """
     for form in (ExportedProgram, MethodProgramsPartitionerSpec):
         function = to_backend.dispatch(form)
@@ -38,9 +38,9 @@ def install() -> None:
 
 
 def _add_retries(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls ``function`` until nothing new is refused.
+    """Return a function that repeats ``function`` until nothing new is refused.
 
-    A delegate with too many commands is split in two. An operator with too many commands goes to the CPU.
+    A delegate with too many commands is split in two. An operator with too many commands is assigned to the CPU.
     """
 
     @functools.wraps(function)
@@ -64,7 +64,7 @@ def _add_retries(function: Callable[..., Any]) -> Callable[..., Any]:
             except VelaError as error:
                 cut = error.too_long
                 if cut is not None and any(user.begins.get(cut, 0) <= len(user.begins) for _, user in users):
-                    logger.info("a delegate has too many commands; %s begins another", cut)
+                    logger.info("a delegate has too many commands; another one begins with %s", cut)
                     for (_, user), report in zip(users, before, strict=True):
                         user.begins[cut] = user.begins.get(cut, 0) + 1  # after those that began a delegate before
                         user.report.restore(report)
@@ -84,7 +84,7 @@ def _decline(
     users: Sequence[tuple[ExportedProgram, DryRunPartitioner]], before: Sequence[PartitionReport], new: Mapping[Origin, Reason]
 ) -> None:
     logger.warning(
-        "a delegate was refused; again without %s", "; ".join(f"{place}: {reason.text}" for place, reason in new.items())
+        "a delegate was refused; lowering again without %s", "; ".join(f"{place}: {reason.text}" for place, reason in new.items())
     )
     for (edge, user), report in zip(users, before, strict=True):
         user.declined.update(new)

@@ -18,7 +18,7 @@ def is_consequence(reason: Reason) -> bool:
 
 
 def root_causes(refusals: Mapping[Node, Reason]) -> dict[Node, Reason]:
-    """Return the refusals, with the reason of a refused float neighbor in place of that of an operator."""
+    """Return the refusals. Operators refused because of a refused float neighbor get its reason."""
     return {node: _explain(node, reason, refusals) for node, reason in refusals.items()}
 
 

@@ -18,7 +18,7 @@ def is_plumbing(node: Node) -> bool:
 
 
 def constant_nodes(program: ExportedProgram | Converted, among: Container[Node]) -> set[Node]:
-    """Return the nodes of ``among`` that depend on constants only. The lowering of each delegate that reads one folds it."""
+    """Return the nodes of ``among`` that depend only on constants. Delegates that read them fold them."""
     constants = constants_of(program)
     folded: set[Node] = set()
     for node in program.graph.nodes:
@@ -30,7 +30,7 @@ def constant_nodes(program: ExportedProgram | Converted, among: Container[Node])
 
 
 def requantizes(node: Node, supported: Container[Node], tagged: Container[Node]) -> bool:
-    """Return True if the node changes quantization parameters on the CPU, which the delegate that reads the result can do."""
+    """Return True if the node requantizes on the CPU what the delegate that reads the result can requantize."""
     source = node.all_input_nodes[0] if op_name(node.target) in QUANTIZE and node in supported else None
     return source is not None and op_name(source.target) in DEQUANTIZE and source in supported and node not in tagged
 
@@ -54,7 +54,7 @@ def tag_with_readers(program: ExportedProgram | Converted, node: Node) -> None:
 
 
 def drop_asserted(program: ExportedProgram | Converted, tagged: Container[Node]) -> set[Node]:
-    """Return the tagged nodes without those that only assertions read, unless they read another tagged node."""
+    """Return the tagged nodes without those that only assertions read, unless they read a tagged node."""
     asserted: set[Node] = set()
     for node in reversed(program.graph.nodes):
         if op_name(node.target) in ASSERTIONS or (node.users and all(user in asserted for user in node.users)):
@@ -75,11 +75,11 @@ def group_nodes(
     """Return the tagged nodes in the fewest groups such that no path leaves a group and returns to it.
 
     The level of a node is the number of transitions to the CPU on the longest path to it. Nodes of one level form a group,
-    because no path between them contains CPU operators. Each group is in graph order and has no dequantize nodes.
+    because no path between them contains CPU operators. Groups are in graph order, without dequantize nodes.
 
     Args:
         inner: Casts with a result that a delegate cannot return. They belong to the partition of their readers.
-        later: Operators that begin a group, and the number of transitions that are added to their level.
+        later: Operators that begin a group, and the number of transitions added to their level.
     """
     level: dict[Node, int] = {}
     for node in program.graph.nodes:

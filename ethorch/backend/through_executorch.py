@@ -40,7 +40,7 @@ def lower_by_executorch(
     shared: bool = False,
     dynamic_shapes: Sequence[dict[int, Any]] | None = None,
 ) -> Build:
-    """Let ExecuTorch export a model again, partition it and write the program. See ``build_pte`` for the arguments.
+    """Export a model again, partition it and write the program with ExecuTorch. See ``build_pte``.
 
     Raises:
         EthorchError: ExecuTorch does not support the model.
@@ -59,7 +59,7 @@ def lower_by_executorch(
 def _with_constant_numbers(model: GraphModule) -> GraphModule:
     """Return a copy with constants in place of numbers that operators expect as tensors.
 
-    ExecuTorch's own conversion fails if inputs of the program are not tensors (``SpecViolationError``).
+    ExecuTorch's conversion fails for inputs that are not tensors (``SpecViolationError``).
     """
     model = copy.deepcopy(model)
     for node in list(model.graph.nodes):
@@ -78,7 +78,7 @@ def _with_constant_numbers(model: GraphModule) -> GraphModule:
 def _lower(
     graph: ExportedProgram, partitioner: EthosUPartitioner, *, etrecord: bool = False, shared: bool = False
 ) -> tuple[tuple[Lowered, ...], bytes, Any]:
-    with _convert_errors(partitioner.report), stage("lower the CPU's part"):
+    with _convert_errors(partitioner.report), stage("lower CPU operators"):
         edge = to_edge_transform_and_lower(
             graph,
             partitioner=[partitioner],
@@ -105,7 +105,7 @@ def _keep_initial_contents(program: ExportedProgram) -> None:
 
 @contextmanager
 def _convert_errors(report: PartitionReport) -> Iterator[None]:
-    """Convert exceptions of ExecuTorch to an EthorchError that names the operators without kernels."""
+    """Convert exceptions of ExecuTorch to an EthorchError that lists operators without kernels."""
     try:
         yield
     except EthorchError:

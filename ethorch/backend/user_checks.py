@@ -32,10 +32,10 @@ _ORIGINAL = "original_aten"
 
 @dataclass(frozen=True)
 class _Alias:
-    """An operator and a name under which a check may look for a node.
+    """An operator and a name under which a check may search for it.
 
     Attributes:
-        original: Operator that PyTorch's tracer recorded, which ``DontPartition`` compares with strings.
+        original: Operator recorded by PyTorch's tracer, which ``DontPartition`` compares with strings.
     """
 
     target: Any
@@ -56,7 +56,7 @@ class UserChecks:
         return {node: reason for node, (reason, _) in self._find_refusals(program).items()}
 
     def break_up(self, program: ExportedProgram, nodes: Sequence[Node]) -> None:
-        """Decompose operators of an edge program that stay on the CPU, because it has kernels only for their parts."""
+        """Decompose edge operators that stay on the CPU, which has kernels only for their parts."""
         refusals = self._find_refusals(program)
         for node in nodes:
             reason, is_all = refusals.get(node, (None, False))
@@ -92,7 +92,7 @@ class UserChecks:
                     yield number
 
     def _find_refusals(self, program: ExportedProgram | Converted) -> dict[Node, tuple[Reason, bool]]:
-        """Return the reason for each refused operator, and whether a check refuses the operator itself and not only a part."""
+        """Return the reason for each refused operator, and whether a check refuses the whole operator."""
         if not self.checks:
             return {}
         modules = dict(program.graph_module.named_modules())
@@ -130,7 +130,7 @@ class UserChecks:
 
 
 def _aliases(node: Node, name: str) -> Iterator[_Alias]:
-    """Iterate over the operators and names of a node, and of the nodes that it was created from."""
+    """Iterate over operators and names of a node and of the nodes from which it was created."""
     overload = overload_of(node.target)
     yield _Alias(node.target, node.name, node.meta.get(_ORIGINAL, overload))
     yield _Alias(node.target, name, overload)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file atomically, by renaming a temporary file."""
+    """Write a file by renaming a temporary file."""
     target = Path(path)
     partial = _temporary(target.parent, target.name)
     try:

@@ -1,4 +1,4 @@
-"""Read untrusted flatbuffers. Offsets are checked before use, and the number of items is limited."""
+"""Read untrusted flatbuffers, with checked offsets and a limited number of items."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Table:
         return table
 
     def _vector(self, field: int, item_bytes: int, what: str) -> tuple[int, int]:
-        """Return the position of the first item and the number of items. Raise an error if the vector is absent."""
+        """Return the position of the first item, and the number of items. Raise an error if the vector is absent."""
         at = self._at(field)
         if not at:
             raise self.reader.error(what, "is missing")

@@ -1,7 +1,7 @@
 """Delegate payloads: the blob of a .pte that Ethos-U firmware reads.
 
-A payload is a sequence of little-endian blocks. A block has a name (16 bytes, zero padded), length of the data (int32), whether
-it is external (1 byte, then 11 zero bytes), and data padded to a multiple of 16.
+A payload is a sequence of little-endian blocks. A block has a name (16 bytes, zero padded), length of the data (int32), an
+external flag (1 byte, then 11 zero bytes), and data padded to a multiple of 16.
 
 The empty blocks ``vela_bin_stream`` and ``vela_end_stream`` are first and last. Between them are ``cmd_data``, ``weight_data``,
 ``scratch_size`` (uint32), ``inputs`` and ``outputs``. The latter two contain a count and nine int32 per tensor: shape (6,
@@ -41,7 +41,7 @@ _MAGICS = (b"COP1", b"COP2")  # driver payload headers, npu-reference 1.2
 
 @dataclass(frozen=True)
 class IoTensor:
-    """The location of an input or output of a delegate.
+    """Location of an input or output of a delegate.
 
     Attributes:
         shape: Six sizes, left-padded with ones, in the order of the TOSA graph. The bytes are row-major.
@@ -140,7 +140,7 @@ class DelegatePayload:
             named: The program's named data, for external blocks.
 
         Raises:
-            PayloadError: The blob is malformed. The message names the block.
+            PayloadError: The blob is malformed. The message contains the block's name.
         """
         blocks = _read_blocks(memoryview(blob).cast("B"), named or {})
         if len(blocks["scratch_size"]) != 4:
@@ -180,10 +180,10 @@ def _read_blocks(blob: memoryview, named: Mapping[str, bytes]) -> dict[str, memo
                 "use a newer reader."
             )
         if any(zeros) or external not in (0, _EXTERNAL):
-            raise PayloadError(f"block {name} at byte {position}: the 12 bytes after its length must be zero, but for a first 1.")
+            raise PayloadError(f"block {name} at byte {position}: the 12 bytes after its length must be zero, except a first 1.")
         start = position + _HEADER.size
         if length < 0 or length > len(blob) - start:
-            raise PayloadError(f"block {name} at byte {position} claims {length} bytes of data; {len(blob) - start} bytes follow.")
+            raise PayloadError(f"block {name} at byte {position} declares {length} bytes of data; {len(blob) - start} bytes follow.")
         if name in blocks:
             raise PayloadError(f"block {name} occurs twice, the second time at byte {position}.")
         if name in (_BEGIN, _END) and length:

@@ -1,7 +1,7 @@
 """Read ExecuTorch's .pte without ExecuTorch. ``pte_writer`` writes it.
 
 Files are untrusted: every offset and index is checked before use, including those that ExecuTorch's own verification omits. A
-ProgramError names the position.
+ProgramError contains the position.
 
 Field numbers follow executorch/schema/program.fbs of executorch 1.4 (file identifier ET12).
 """
@@ -56,7 +56,7 @@ def contents(path: str | os.PathLike[str]) -> bytes:
     """Return the bytes of a .pte.
 
     Raises:
-        ProgramError: The file cannot be read or is malformed. The message names the file.
+        ProgramError: The file cannot be read or is malformed. The message contains its name.
     """
     try:
         data = Path(path).read_bytes()
@@ -70,7 +70,7 @@ def contents(path: str | os.PathLike[str]) -> bytes:
 
 
 def entry_point(program: Program, method: str | None = None) -> str:
-    """Return ``method``, by default ``forward`` or the first. Raise HostError if it does not exist."""
+    """Return ``method``, by default ``forward`` or the first. Raise HostError for unknown methods."""
     entries = [name for name, candidate in program.methods.items() if not is_figure(candidate)]
     if method is None and entries:
         return "forward" if "forward" in entries else entries[0]
@@ -95,7 +95,7 @@ class _Reader(Buffer):
         self.named: dict[str, bytes] = {}
 
     def error(self, what: str, problem: str) -> ProgramError:
-        return ProgramError(f"{what} {problem}; the .pte is damaged or was not made by ExecuTorch.")
+        return ProgramError(f"{what} {problem}; the .pte is damaged or was not written by ExecuTorch.")
 
     def program(self) -> Program:
         if len(self.file) < 8 or bytes(self.file[4:8]) != IDENTIFIER:

@@ -1,7 +1,7 @@
 """Merge programs with one method each into one program that shares equal contents and buffers.
 
-Mutable buffers are in ``SHARED_MEMORY``, at equal offsets in every method. ExecuTorch's ``share_mutable_buffers`` uses the same
-layout, so runtimes only need to give the methods one set of memories.
+Mutable buffers are in ``SHARED_MEMORY``, at equal offsets in every method, as with ExecuTorch's ``share_mutable_buffers``. So
+runtimes only need to allocate one set of memories for all methods.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _place_inside(method: str, value: Value, places: Sequence[tuple[Value, Value
         within = offset - before.place[1]
         if memory == before.place[0] and within >= 0 and within + value.nbytes <= before.nbytes:
             return replace(value, place=(after.place[0], after.place[1] + within))
-    raise ProgramError(f"method {method!r} keeps {value} at byte {offset} of memory {memory}, which is not a part of its buffers.")
+    raise ProgramError(f"method {method!r} keeps {value} at byte {offset} of memory {memory}, which is outside its buffers.")
 
 
 class _Contents:
@@ -114,14 +114,14 @@ class _Contents:
 
 
 class _Buffers:
-    """Locations of the buffers. ``size`` is the total size in bytes."""
+    """Locations of the buffers. ``size`` is their total size in bytes."""
 
     def __init__(self) -> None:
         self.size = 0
         self._placed: dict[str, tuple[str, Value]] = {}
 
     def place_buffer(self, method: str, name: str, value: Value, data: int) -> Value:
-        """Return the buffer's value in ``method`` with its location in the merged program."""
+        """Return the buffer's value in ``method``, at its location in the merged program."""
         if name not in self._placed:
             place = (SHARED_MEMORY, self.size)
             self.size += -(-value.nbytes // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT

@@ -71,7 +71,7 @@ class Extra:
 
 @dataclass(frozen=True)
 class Value:
-    """One entry of a method's value table.
+    """An entry of a method's value table.
 
     Attributes:
         kind: ``tensor``, ``int``, ``double``, ``bool``, ``string``, ``none``, or a list such as ``int[]``.
@@ -82,7 +82,7 @@ class Value:
         items: Value indices of a list of tensors, or the elements of a list of ints.
         number: Value of an int, bool or double.
         numbers: Elements of a list of doubles or bools.
-        requires_grad, layout: Stored only, because the runtime ignores both.
+        requires_grad, layout: Stored only. The runtime ignores both.
     """
 
     kind: str
@@ -136,13 +136,13 @@ class Delegate:
 
     @property
     def payload(self) -> DelegatePayload:
-        """The parsed blob of an Ethos-U delegate. Raises PayloadError for other blobs."""
+        """The blob of an Ethos-U delegate, parsed. Raises PayloadError for other blobs."""
         return DelegatePayload.unpack(self.blob, self.named)
 
 
 @dataclass(frozen=True)
 class Call:
-    """An instruction that calls an operator (by full name) or a delegate (by index). ``args`` are value indices."""
+    """An instruction that calls an operator (by full name) or a delegate (by index) with value indices ``args``."""
 
     operator: str
     delegate: int | None
@@ -186,7 +186,7 @@ class Chain:
 
 @dataclass(frozen=True)
 class Method:
-    """One entry point. ``inputs`` and ``outputs`` are indices into ``values``.
+    """An entry point. ``inputs`` and ``outputs`` are indices into ``values``.
 
     Attributes:
         memories: Size in bytes of each planned memory. Memory 0 does not exist and has size 0.

@@ -71,7 +71,7 @@ def _align(size: int, alignment: int) -> int:
 
 
 class _Writer:
-    """Writer of one file. Methods that write a table or vector return its offset in the builder."""
+    """Writer of one file. Methods that write a table or vector return its builder offset."""
 
     def __init__(self) -> None:
         self.builder = flatbuffers.Builder(1 << 16)
@@ -82,7 +82,7 @@ class _Writer:
     # --- flatbuffers --------------------------------------------------------------------------------------------------
 
     def table(self, fields: Fields) -> int:
-        """Write a table. Fields are (kind, value) by number, with kinds of ``struct`` or ``o`` for an offset. Zeros are omitted."""
+        """Write a table. Fields are (kind, value) by number; kinds are those of ``struct``, or ``o`` for an offset. Zeros are omitted."""
         b = self.builder
         b.StartObject(max(fields, default=-1) + 1)
         put: dict[str, Callable[[int, int | float, int], None]] = {
@@ -111,7 +111,7 @@ class _Writer:
         return self.block(struct.pack(f"<{len(items)}{kind}", *items), len(items), size, size)
 
     def block(self, data: bytes, count: int, item_bytes: int, alignment: int) -> int:
-        """Write a vector of serialized items at once, which is faster than the builder's items."""
+        """Write a vector of serialized items at once, which is faster than one item at a time."""
         b = self.builder
         self.make_room(len(data) + alignment + 16)
         b.StartVector(item_bytes, count, alignment)
@@ -120,7 +120,7 @@ class _Writer:
         return int(b.EndVector())
 
     def make_room(self, size: int) -> None:
-        """Reserve space for a large blob; the builder would double and copy repeatedly."""
+        """Reserve space for a large blob, which the builder would double and copy repeatedly."""
         b = self.builder
         if b.head < size:
             more = max(size, len(b.Bytes))

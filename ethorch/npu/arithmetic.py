@@ -34,7 +34,7 @@ class Scaling:
     Attributes:
         multiplier, shift: int64 scalars, or one element per channel.
         rounding: A key of ``_ADDENDS``.
-        double: The d of npu-reference 6.1. DOUBLE_* round twice, the second time at bit 30 - d.
+        double: The d of npu-reference 6.1. DOUBLE_* round a second time, at bit 30 - d.
     """
 
     multiplier: Ints | np.int64
@@ -50,7 +50,7 @@ class Scaling:
 
     @cached_property
     def addends(self) -> tuple[Ints, Ints]:
-        """Addends of v * multiplier before the shift, for v >= 0 and for v < 0, in the shape of ``shift``."""
+        """Addends of v * multiplier before the shift, for v >= 0 and for v < 0, shaped as ``shift``."""
         if self.is_identity:
             nothing = np.zeros(np.shape(self.shift), np.int64)
             return nothing, nothing
@@ -111,7 +111,7 @@ def reciprocal(count: Ints) -> tuple[Ints, Ints]:
 
 
 def average(total: Ints, count: Ints) -> Ints:
-    """Divide by the count with its reciprocal, rounded half up (npu-reference 6.6)."""
+    """Divide by the count with ``reciprocal``, rounded half up (npu-reference 6.6)."""
     m, s = reciprocal(count)
     rounded: Ints = (total * m + (np.int64(1) << (s - 1))) >> s
     return rounded

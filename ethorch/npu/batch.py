@@ -1,4 +1,4 @@
-"""Run a program on many images, one per thread.
+"""Run a program on many images in parallel.
 
 Each thread has its own machine. Compiled plans run without the GIL.
 """
@@ -45,16 +45,16 @@ def run_many(
     A machine keeps its memory between images, as a board does, so results must not depend on previous contents of scratch.
 
     Args:
-        inputs: Place of each input, and an array of images of ``nbytes`` bytes each, along the first axis.
+        inputs: Place of each input, and its images of ``nbytes`` bytes each, along the first axis.
         scratch_bytes, scratch_fast_bytes: Sizes of regions 1 and 2 of each machine.
-        threads: Number of images that run at a time. By default, the number of available CPUs.
+        threads: Number of images that run at a time. Default: number of available CPUs.
         machine: Factory of the machines, called once per thread.
 
     Returns:
         uint8[images, nbytes] for each output.
 
     Raises:
-        MachineFault: An image fails, or an array does not fit its place. The fault is that of the first such image.
+        MachineFault: An array does not fit its place, or an image fails. The fault is that of the first such image.
     """
     images = {len(array) for _, array in inputs}
     if len(images) != 1:

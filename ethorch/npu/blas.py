@@ -1,7 +1,6 @@
 """Limit NumPy's matrix products to one thread while the simulator runs.
 
-A stripe of a stream has few rows, so threads gain little. On a busy computer, OpenBLAS's spinning threads make a run several
-times slower.
+Stripes have few rows, so threads gain little. On a busy computer, OpenBLAS's spinning threads make a run several times slower.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def _openblas() -> tuple[ctypes._CFuncPtr, ctypes._CFuncPtr] | None:  # type: ig
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Limit BLAS to one thread, globally. The last thread to leave the context restores the setting."""
+    """Limit BLAS to one thread, globally. The last thread that leaves the context restores the setting."""
     global _inside, _before
     functions = _openblas()
     if functions is None:

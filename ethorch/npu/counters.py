@@ -18,7 +18,7 @@ class Work:
 
     Attributes:
         blocks: OFM blocks of size OFM_BLK_*.
-        weight_bytes: Bytes of encoded weights. ``read_bytes`` includes them, and the scales.
+        weight_bytes: Bytes of encoded weights. ``read_bytes`` includes them and the scales.
         dma_bytes: Bytes copied by DMA.
         seconds: Duration of the simulation.
     """
@@ -45,7 +45,7 @@ class OperatorCounter(Work):
     """The work of all commands of one operator.
 
     Attributes:
-        source: Operator, or None if the debug database does not contain it. ``source.op_cycles`` is Vela's estimate for one run.
+        source: Operator, or None if unknown. ``source.op_cycles`` is Vela's estimate for one run.
     """
 
     source: Source | None
@@ -89,14 +89,14 @@ PORTS = {U55: {0: 1}, U65: {0: 1, 1: 1}, U85: {0: 1}}
 def events(
     counters: Iterable[Counter], npu: Npu, ports: Mapping[int, int] | None = None, cycles: int | None = None
 ) -> dict[int, int]:
-    """Return PMU events by number, as far as the work determines them.
+    """Return the PMU events, by number, that the work determines.
 
-    The counts are lower bounds: every byte is moved once in full beats, and every MAC unit is busy. Hardware reads an IFM again
-    if blocks overlap or do not fit.
+    Counts are lower bounds: every byte is moved once in full beats, and every MAC unit is busy. Hardware reads an IFM again if
+    blocks overlap or do not fit.
 
     Args:
-        ports: AXI port by region. By default, the configuration of Arm's driver.
-        cycles: Vela's estimate for all runs. None omits the events that count cycles.
+        ports: AXI port by region. Default: the configuration of Arm's driver.
+        cycles: Vela's estimate for all runs. None omits events that count cycles.
     """
     ports = PORTS[npu.family] if ports is None else ports
     beat = BEAT_BYTES[npu.family]
@@ -125,7 +125,7 @@ class Tally:
     last_seconds: float = 0.0
 
     def add(self, run: int, seconds: float) -> None:
-        """Add one execution in run number ``run``."""
+        """Add one execution in run ``run``."""
         self.runs += 1
         self.seconds += seconds
         self.last_seconds = self.last_seconds + seconds if self.last_run == run else seconds
@@ -154,7 +154,7 @@ def counter_of(step: Step, tally: Tally) -> Counter:
 
 
 def timeline(tallies: Iterable[tuple[Step, Tally]], sources: Sources | None) -> list[tuple[str, float]]:
-    """Return names and seconds of the last run, without waits: per operator if ``sources`` are available, else per command."""
+    """Return names and seconds of the last run without waits, per operator if ``sources`` are available, else per command."""
     result: dict[object, tuple[str, float]] = {}
     for step, tally in tallies:
         if not (step.prepared.computes or step.prepared.dma_bytes):

@@ -1,6 +1,6 @@
 """Command streams as text and as plain data.
 
-An operation shows its decoded registers: shape, type, layout and ``region:address`` of each box, kernel, scaling, activation.
+An operation includes its decoded registers: shape, type, layout and ``region:address`` of each box, kernel, scaling, activation.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Feature maps: boxes [H, W, C] in the bytes of a region.
 
-A box has at most four tiles, each with its own base address (npu-reference 3.2). Inside a tile, the address of an element is
+A box has at most four tiles, each with its own base address (npu-reference 3.2). In a tile, the address of an element is
 ``base + y*STRIDE_Y + x*STRIDE_X + c*size`` (NHWC) or ``base + y*STRIDE_Y + x*STRIDE_X + (c//16)*STRIDE_C + (c%16)*size``
-(NHCWB16: bricks of 16 channels). Lanes of the last brick beyond C are neither read nor written (npu-reference 3.3).
+(NHCWB16: bricks of 16 channels). Lanes of the last brick beyond C are not accessed (npu-reference 3.3).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STORAGE_TILE2X2, STORAGE_TILE3X1, STORAGE_CHAINED, STORAGE_NONE = 0, 1, 2, 3
 
 
 def element_type(signed: int, precision: int) -> Dtype:
-    """Return the NumPy type of a precision field: 0 is 8-bit, 1 16, 2 32, 3 64 (int48 is stored in 64 bits, npu-reference 2.5)."""
+    """Return the NumPy type of a precision field: 0 is 8, 1 16, 2 32, 3 64 bits (int48 is stored in 64, npu-reference 2.5)."""
     return np.dtype(f"<{'i' if signed else 'u'}{1 << precision}")
 
 
@@ -87,7 +87,7 @@ class FeatureMap:
 
     @property
     def size_bytes(self) -> int:
-        """Number of bytes moved if every element is accessed once."""
+        """Number of bytes of all elements."""
         return self.elements * self.dtype.itemsize
 
     @property
@@ -182,7 +182,7 @@ def _storage(prefix: str) -> str:
 
 
 def feature_map(op: Operation, prefix: str, shape: tuple[int, int, int]) -> FeatureMap:
-    """Return the feature map that registers with ``prefix`` (IFM, IFM2 or OFM) describe, as a box of ``shape``."""
+    """Return the feature map in the registers with ``prefix`` (IFM, IFM2 or OFM), as a box of ``shape``."""
     state = op.state
     region, signed, precision, sy, sx, sc, h0, h1, w0, form, zero_point, *bases = [state[name] for name in _registers(prefix)]
     return FeatureMap(
@@ -215,7 +215,7 @@ def read_rows(views: list[View], first: int, out: Array) -> None:
 
 
 def write_rows(views: list[View], first: int, values: Array) -> None:
-    """Store ``values`` [n, W, C] of the stored type as rows first..first+n of a box."""
+    """Store ``values`` [n, W, C], of the stored type, in rows first..first+n of a box."""
     for view, rows, part in _overlaps(views, first, values):
         if view.array.ndim == 3:
             view.array[rows] = part

@@ -1,7 +1,7 @@
-"""Filters: decoded weights, biases and scales of an operation, prepared for exact matrix products.
+"""Decoded weights, biases and scales of an operation, prepared for exact matrix products.
 
-x*w is summed over raw IFM values, with the zero point as padding. The zero point's share of the sum is constant and is added to
-the bias. So |sum| <= max|x| * sum|w|, which depends only on the weights. float32 products are exact below 2**24, float64
+x*w is summed over raw IFM values, with the zero point as padding. The constant that the zero point adds is included in the
+bias. So |sum| <= max|x| * sum|w|, which depends only on the weights. float32 products are exact below 2**24, float64
 products below 2**53. A sum beyond float32's bound is split into parts below it if they move fewer bytes than float64.
 """
 
@@ -34,12 +34,12 @@ _PIECE = 1 << 17  # weights whose magnitudes are summed at a time, to save memor
 
 @dataclass(frozen=True, eq=False)
 class Filter:
-    """Weights [K, O] (CONV, K = KH*KW*C) or [KH*KW, O] (DEPTHWISE) for products in a float type with exact sums.
+    """Weights [K, O] (CONV, K = KH*KW*C) or [KH*KW, O] (DEPTHWISE) for exact products in a float type.
 
     Attributes:
         matrix: Weights in their smallest type.
         dtype: Float type of the product.
-        parts: Row ranges of ``matrix``, each with exact sums.
+        parts: Row ranges of ``matrix`` with exact sums.
         offset: int64[O], the zero point's share, added to every sum.
         bias: int64[O], added by the output stage (npu-reference 8.1).
         largest: float64[O], a bound on |sum + offset + bias| and on intermediate sums.
@@ -63,7 +63,7 @@ class Scales:
 
 
 class Streams:
-    """Weight and scale streams of one operation, decoded at the first run and again if their bytes change."""
+    """Weight and scale streams of one operation, decoded again only if their bytes change."""
 
     def __init__(self, op: Operation, ifm: FeatureMap, kind: str | None, kernel: tuple[int, int]):
         self.ifm = ifm
@@ -98,7 +98,7 @@ class Streams:
         return cached[1]
 
     def key(self, read: Callable[[Span], Bytes]) -> Hashable:
-        """Return a key that is equal for streams with equal decoded contents. ``read`` returns the bytes of a span."""
+        """Return a key that identifies the decoded contents. ``read`` returns the bytes of a span."""
         return self._key(self._digest(read))
 
     def _digest(self, read: Callable[[Span], Bytes]) -> bytes:
@@ -112,7 +112,7 @@ class Streams:
         return data, tuple(s.size_bytes for s in self.spans), context
 
     def decode(self, read: Callable[[Span], Bytes]) -> Filter | Scales:
-        """Decode the streams from the bytes that ``read`` returns."""
+        """Decode the bytes that ``read`` returns."""
         bias, scaling = self._scales(read)
         if self.order is None:
             return Scales(bias, scaling)
@@ -168,7 +168,7 @@ class Streams:
         return flat.reshape(order.ofm_depth, -1, order.ifm_depth)
 
     def _sequences(self, values: Array, order: Order) -> list[Array]:
-        """Split a fast stream into the weights of each core. Padding to 32 bytes may add trailing values."""
+        """Split a fast stream by core. Padding to 32 bytes may add trailing values."""
         count = sum(traversal.entries(replace(order, stream=s), self.family) for s in range(order.streams))
         if len(values) < count:
             raise MachineFault(f"expected {count} weights in the stream, got {len(values)}")

@@ -1,4 +1,4 @@
-"""Forms: operations as data, which the plan executes in compiled code.
+"""Operations as data, which the plan executes in compiled code.
 
 ``Prepared.run`` specifies the same computation. If they differ, the form or its reader is wrong.
 
@@ -40,9 +40,9 @@ class Transfer:
     """A DMA of ``outer`` times ``inner`` runs of ``length`` bytes.
 
     Attributes:
-        source, target: Region, address, stride of the inner loop, and stride of the outer loop.
+        source, target: Region, address, inner stride, and outer stride.
         by_source, by_target: Whether the index list determines the inner position of that end.
-        index: Region, address, and bytes between the indices of consecutive outer iterations.
+        index: Region, address, and bytes between indices of consecutive outer iterations.
         limit: Largest allowed index.
     """
 
@@ -95,7 +95,7 @@ class Pool:
 
 @dataclass(eq=False)
 class Value:
-    """The computation of an elementwise operation, as a function of int64 arrays and as data.
+    """An elementwise operation, as a function of int64 arrays and as data.
 
     Attributes:
         name: U85 name of the mode: ADD, MUL, ...
@@ -129,7 +129,7 @@ class Resize:
     """A resize.
 
     Attributes:
-        rows, columns: Denominator n, and for each output index two input indices and the numerator of the fraction between them.
+        rows, columns: Denominator n, and for each output index two input indices and the numerator of the fraction.
     """
 
     ifm: FeatureMap

@@ -38,7 +38,7 @@ def _spans_clash(a: Span, b: Span) -> bool:
 
 
 def _onto_itself(step: Step, read: Span, written: Span) -> bool:
-    """Return True for a plain DMA onto its source, which remains if Vela's allocation made a copy redundant."""
+    """Return True for a plain DMA onto its source, a redundant copy in Vela's allocation."""
     plain = not any(step.op.state.get(f"DMA0_{end}_REGION.stride_mode", 0) for end in ("SRC", "DST"))
     return plain and (read.base, read.size_bytes) == (written.base, written.size_bytes)
 
@@ -86,7 +86,7 @@ class Unwritten:
         self._marks[region][start : start + size_bytes] = 1
 
     def check_reads(self, m: Memory, prepared: Prepared) -> None:
-        """Raise MachineFault if an operation is about to read unwritten bytes."""
+        """Raise MachineFault if the operation reads unwritten bytes."""
         for access in prepared.reads:
             if isinstance(access, Span) and not prepared.computes:
                 continue  # a DMA may move bytes that are never used

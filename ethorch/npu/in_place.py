@@ -1,8 +1,7 @@
 """Rewrite command streams to access inputs and outputs at other addresses, which avoids copies around a run.
 
 Vela reuses the scratch bytes of an input after its last reader, and those of an output before its first writer. Only accesses to
-the input or output itself get another address. So each byte of the region is tracked through the stream, for outputs from the
-end.
+the input or output itself change. So each byte of the region is tracked through the stream, for outputs from the end.
 """
 
 from __future__ import annotations
@@ -98,7 +97,7 @@ class Inputs:
         self._writes, self.writable = _uses(_of_outputs, self._steps, scratch_bytes, outputs)
 
     def follows(self, output: int, number: int) -> bool:
-        """Return True if an input is read completely before an output is written, so that both may share bytes elsewhere.
+        """Return True if an input is read completely before an output is written, so that they may share bytes elsewhere.
 
         Operations other than transfers execute in order. A transfer requires a command that waits for it.
         """
@@ -119,7 +118,7 @@ class Inputs:
         return [n for n, (window, at) in pairs if self.readable[n] and (at - window.start) % IN_PLACE_ALIGNMENT == 0]
 
     def scratch_end(self, elsewhere: Collection[int], outputs: Collection[int] = ()) -> int:
-        """Return the end of the accessed scratch bytes if the given inputs and outputs are moved out of scratch."""
+        """Return the end of the accessed scratch bytes if the given inputs and outputs are outside scratch."""
         uses = [use for use in self._reads if use.window in elsewhere] + [use for use in self._writes if use.window in outputs]
         moved = {(use.step, run) for use in uses for run in use.runs}
         steps = enumerate(self._steps)
@@ -132,8 +131,8 @@ class Inputs:
         """Rewrite the payload to access inputs and outputs at other addresses.
 
         Args:
-            places: Region and address by index of a readable input. The region must be 1 or another odd number, and the distance
-                to the window a multiple of IN_PLACE_ALIGNMENT.
+            places: Region and address by index of a readable input. The region must be odd, and the distance to the window a
+                multiple of IN_PLACE_ALIGNMENT.
             outputs: Region and address by index of a writable output. An output that overlaps an input must follow it.
 
         Returns:
@@ -201,10 +200,10 @@ _Follow = Callable[[Sequence[_Step], Bytes], tuple[list[_Use], set[int]]]
 def _uses(
     follow: _Follow, steps: Sequence[_Step], scratch_bytes: int, windows: Sequence[Window]
 ) -> tuple[list[_Use], tuple[bool, ...]]:
-    """Return the accesses that can be redirected, and for each window whether all of its accesses can."""
+    """Return the accesses that can be redirected, and for each window whether all of them can."""
     left, uses = set(range(min(len(windows), _MOST)) if steps else ()), list[_Use]()
     while left:
-        marks = np.zeros(scratch_bytes, np.uint8)  # index + 1 of the window that a byte holds, else 0
+        marks = np.zeros(scratch_bytes, np.uint8)  # index + 1 of the window whose data a byte contains, else 0
         spoiled = {n for n in left if not _mark(marks, windows[n], n + 1)}
         if not spoiled:
             uses, wrong = follow(steps, marks)
@@ -216,7 +215,7 @@ def _uses(
 
 
 def _mark(marks: Bytes, window: Window, mark: int) -> bool:
-    """Mark the bytes of a window. Return False if it is invalid or overlaps another."""
+    """Mark a window's bytes. Return False if it is invalid or overlaps another."""
     if not 0 <= window.start <= window.stop <= marks.size or marks[window.start : window.stop].any():
         return False
     marks[window.start : window.stop] = mark
@@ -224,7 +223,7 @@ def _mark(marks: Bytes, window: Window, mark: int) -> bool:
 
 
 def _of_inputs(steps: Sequence[_Step], marks: Bytes) -> tuple[list[_Use], set[int]]:
-    """Track inputs forward. Return the uses of the windows, and the windows that an operation reads in part."""
+    """Track inputs forward. Return their uses, and the windows that an operation reads in part."""
     uses, whose = list[_Use](), marks.copy()
     for at, step in enumerate(steps):
         for runs, seen in _operands(step, marks, step.prepared.reads, step.reads):
@@ -238,7 +237,7 @@ def _of_inputs(steps: Sequence[_Step], marks: Bytes) -> tuple[list[_Use], set[in
 
 
 def _of_outputs(steps: Sequence[_Step], marks: Bytes) -> tuple[list[_Use], set[int]]:
-    """Track outputs backward. Return the uses of the windows, and the windows written in part."""
+    """Track outputs backward. Return their uses, and the windows written in part."""
     uses, whose = list[_Use](), marks.copy()
     for at in reversed(range(len(steps))):
         step = steps[at]
@@ -276,7 +275,7 @@ def _operands(
 
 
 def _clear(step: _Step, marks: Bytes, perhaps: int | None) -> None:
-    """Set the marks of written bytes to 0, or to ``perhaps`` for indexed transfers, which may not write every byte."""
+    """Set the marks of written bytes to 0, or to ``perhaps`` for indexed transfers, which may skip bytes."""
     if isinstance(step.prepared.form, Transfer):
         for run in step.writes:
             if run.region == SCRATCH and perhaps is not None:

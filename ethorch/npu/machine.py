@@ -53,8 +53,8 @@ class Machine:
         trace: Function called with a Trace after every operation. Slow, because inputs are copied.
         checks: ``uninitialized`` rejects reads of unwritten scratch bytes (see ``mark_written``). ``overlap`` rejects an OFM that
             hardware, which works in blocks, may write over an IFM before reading it.
-        budget: Limit of work units per run, by default proportional to memory. A stream without branches is refused before it
-            runs, other streams are stopped.
+        budget: Limit of work units per run, by default proportional to memory. Streams without branches are refused before they
+            run, others are stopped.
         sources: Map from commands to operators for faults, traces and ``operators``.
         compiled: Whether to run supported operations in compiled code, with identical results. Traces, checks, streams with
             branches, and computers without a compiler always use NumPy.
@@ -94,16 +94,16 @@ class Machine:
         self._run = 0
 
     def region(self, number: int) -> Bytes:
-        """Return a region's bytes. Raise MachineFault if the region does not exist."""
+        """Return a region's bytes. Raise MachineFault for unknown regions."""
         return self.memory.region(number)
 
     @property
     def plan(self) -> Plan | None:
-        """Plan of the compiled code, or None if the program runs in NumPy or has not run."""
+        """Plan of the compiled code. None if the program runs in NumPy or has not run."""
         return None if self._compiled is None else self._compiled.plan
 
     def mark_written(self, region: int, start: int, size_bytes: int) -> None:
-        """Mark bytes that the caller has written, such as an input, for the ``uninitialized`` check."""
+        """Mark bytes written by the caller, such as an input, for the ``uninitialized`` check."""
         if self._unwritten is not None:
             self._unwritten.mark(region, start, size_bytes)
 
@@ -196,7 +196,7 @@ class Machine:
         raise MachineFault("the stream ends without NPU_OP_STOP")
 
     def _result_flag(self) -> bool:
-        """Return True if the last OFM is not zero. It has one element in Vela's streams."""
+        """Return True if the last OFM is not zero. In Vela's streams, it has one element."""
         last = self.memory.written
         if last is None or last.elements != 1:
             raise MachineFault("a conditional branch requires the previous operation to have a one-element OFM")
@@ -227,7 +227,7 @@ class Machine:
         tally.add(self._run, time.perf_counter() - started)
 
     def _admit(self, step: Step) -> None:
-        """Refuse arrays out of proportion to memory before any allocation."""
+        """Refuse arrays out of proportion to memory before they are allocated."""
         prepared = step.prepared
         largest = max([prepared.elements, *(fm.elements for fm in prepared.maps)])
         if largest > self.largest_array:
@@ -278,10 +278,10 @@ class Machine:
         return by_operator(self.counters.values(), self.sources)
 
     def timeline(self) -> list[tuple[str, float]]:
-        """Return names and seconds of the last run: per operator if ``sources`` are available, else per command."""
+        """Names and seconds of the last run, per operator if ``sources`` are available, else per command."""
         return timeline(((step, tally) for step, tally in self._all_tallies().items() if tally.last_run == self._run), self.sources)
 
     def events(self, ports: Mapping[int, int] | None = None) -> dict[int, int]:
-        """Return PMU events by number. See ``counters.events``. Cycle events require ``sources``."""
+        """Return PMU events by number (``counters.events``). Cycle events require ``sources``."""
         estimates = [o.runs * o.source.op_cycles for o in self.operators if o.source is not None]
         return events(self.counters.values(), self.program.config, ports, sum(estimates) if estimates else None)

@@ -37,7 +37,7 @@ def allocate(constants: Bytes, internal_bytes: int, sizes: Mapping[int, int], bu
 
     Args:
         constants: Region 0.
-        sizes: Sizes of regions to allocate. Size 0 allocates no region (npu-reference 1.1).
+        sizes: Sizes of regions to allocate. Size 0 allocates none (npu-reference 1.1).
         buffers: Caller's memory, used in place of allocated regions.
 
     Raises:
@@ -63,7 +63,7 @@ class Memory:
     """Regions, and state of the NPU between operations.
 
     Attributes:
-        constants: Region 0 of the program, read-only.
+        constants: Region 0, read-only.
         chain: Boxes in chain buffers, by number.
         accumulator: Accumulators that an operation without an OFM passes to the next, or None.
         written: Feature map written last, or None.
@@ -82,7 +82,7 @@ class Memory:
         self._overlaps: dict[tuple[FeatureMap, FeatureMap], bool] = {}
 
     def region(self, number: int) -> Bytes:
-        """Return a region's bytes. Raise MachineFault if the region does not exist."""
+        """Return a region's bytes. Raise MachineFault for unknown regions."""
         try:
             return self.regions[number]
         except KeyError:
@@ -92,7 +92,7 @@ class Memory:
     # Feature maps.
 
     def read(self, fm: FeatureMap) -> Array:
-        """Return a box [H, W, C] in its stored type: a view if the layout permits, else a copy."""
+        """Return a box [H, W, C] in its stored type, as a view if the layout permits."""
         if fm.storage == STORAGE_CHAINED:
             return self._read_chain(fm)
         views = self.views(fm)
@@ -129,7 +129,7 @@ class Memory:
         return values.astype(fm.dtype, copy=False)
 
     def views(self, fm: FeatureMap) -> list[View]:
-        """Return the tiles of a feature map in memory. Raise MachineFault if they exceed their region."""
+        """Return the tiles of a feature map. Raise MachineFault if they exceed their region."""
         views = self._views.get(fm)
         if views is None:
             if not fm.in_memory:
@@ -138,7 +138,7 @@ class Memory:
         return views
 
     def overlap(self, a: FeatureMap, b: FeatureMap) -> bool:
-        """Return True if the address ranges of two maps may share bytes."""
+        """Return True if two maps may share bytes."""
         if a.region != b.region or not a.in_memory or not b.in_memory:
             return False
         key = a, b
@@ -174,15 +174,15 @@ class Memory:
     # Persistent state.
 
     def is_constant(self, region: int) -> bool:
-        """Return True for the program's constants. Values decoded from them stay valid."""
+        """Return True for the program's constants, whose decoded values stay valid."""
         return self.regions.get(region) is self.constants
 
     def decode(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return the value that ``make`` decodes for ``key``, cached for all memories of a program."""
+        """Return the value that ``make`` decodes for ``key``, cached per program."""
         return self._decoded.get(key, make)
 
     def read_accumulator(self, shape: tuple[int, int, int]) -> Ints:
-        """Return the accumulators of the previous operation. Raise MachineFault if their shape differs."""
+        """Return the previous operation's accumulators. Raise MachineFault if their shape differs."""
         if self.accumulator is None or self.accumulator.shape != shape:
             have = "none" if self.accumulator is None else str(self.accumulator.shape)
             raise MachineFault(f"ACC_FORMAT.input KEEP: expected accumulators of {shape}, got {have}")

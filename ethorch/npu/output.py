@@ -2,8 +2,8 @@
 
 Source: npu-reference 6.2, 6.3, 6.4, 8.8.
 
-``OutputStage.accumulate`` processes exact int64 accumulators. ``finish`` processes floating point sums of a convolution. It
-scales in float64 if that is exact, which is several times faster; ``plan`` has the proof.
+``OutputStage.accumulate`` processes exact int64 accumulators, ``finish`` floating point sums of a convolution. ``finish``
+scales in float64 if that is exact (see ``plan``), which is several times faster.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TRANSPOSES = {
 class Table:
     """Format of a lookup table: entry type, index origin, and the formula of interpolating tables.
 
-    ``size_bytes`` is also the stride of table numbers on U85. U55 and U65 tables start at multiples of 256 (npu-reference 7).
+    On U85, ``size_bytes`` is also the stride of table numbers. U55 and U65 tables start at multiples of 256 (npu-reference 7).
     """
 
     entry: str
@@ -198,13 +198,13 @@ class OutputStage:
 
     @property
     def needs_whole(self) -> bool:
-        """True if the box must be finished at once, because it is moved or accumulators are added to it."""
+        """True if the box must be finished at once, because it is moved or added to kept accumulators."""
         return self.whole or self.keeps or self.input != ACC_RESET
 
     # Exact integers.
 
     def accumulate(self, m: Memory, acc: Ints, scaling: Scaling | None, bias: Ints | int = 0) -> None:
-        """Add kept accumulators or IFM2 to a box of int64 accumulators, then keep or output them (npu-reference 8.1)."""
+        """Add kept accumulators or IFM2 to int64 accumulators, then keep or output the sums (npu-reference 8.1)."""
         if self.input == ACC_KEEP:
             acc = acc + m.read_accumulator(self.shape)
         elif self.ifm2 is not None:
@@ -222,7 +222,7 @@ class OutputStage:
         return y
 
     def activate(self, m: Memory, y: Array) -> Array:
-        """Convert quantized values to the stored type, through the table or by truncation."""
+        """Convert quantized values to the stored type, by table or truncation."""
         a = self.activation
         if a.table is not None:
             y = a.table.lookup(y, m.lut(a.address, a.table.size_bytes) if a.built_in is None else a.built_in)
@@ -240,8 +240,8 @@ class OutputStage:
         """Choose float64 for the sums of ``f`` if it is exact for every possible value, else int64.
 
         y = floor((v*m + 2**(s-1)) / 2**s) + zp is computed as floor(v * (m * 2**-s) + (0.5 + zp)). In units of 2**-s all terms
-        are integers, so they are exact below 2**53. If v*m may exceed 2**53, y must exceed the clamp anyway. This holds if
-        2**(52-s) does, because rounding errors are far smaller.
+        are integers, exact below 2**53. If v*m may exceed 2**53, y must exceed the clamp anyway. This holds if 2**(52-s) does,
+        because rounding errors are far smaller.
         """
         if self._plan is not None and self._plan.filter is f:
             return self._plan

@@ -31,7 +31,7 @@ class Prepared:
         swept: Elements processed by loops of a run, counted once per iteration.
         turns: Iterations of these loops.
         computes: False for commands that only move bytes or order execution.
-        scattered: Source and target region of a DMA with more than one run of bytes.
+        scattered: Source and target region of a DMA with several runs of bytes.
         form: The operation as data (see ``forms``), or None.
     """
 
@@ -66,7 +66,7 @@ PREPARE: dict[tuple[str, str], Prepare] = {}
 
 
 def operation(name: str, *families: str) -> Callable[[Prepare], Prepare]:
-    """Register the function that prepares NPU_OP_* ``name`` on the given families."""
+    """Register the function that prepares NPU_OP_* ``name`` for the given families."""
 
     def register(prepare: Prepare) -> Prepare:
         for family in families:

@@ -1,4 +1,4 @@
-"""Programs: a command stream and its constants, prepared once and shared by machines."""
+"""Command streams and constants, prepared once and shared by machines."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Program:
     Immutable and thread-safe. Caches decoded weights (``decoded``), prepared operations and plans (``plans``).
 
     Raises:
-        MachineFault: The payload is malformed, or contains a command that its NPU does not support.
+        MachineFault: The payload is malformed, or its NPU does not support a command.
     """
 
     def __init__(self, command_stream: bytes, constants: bytes | Array = b""):
@@ -57,7 +57,7 @@ class Program:
         return self.header.npu
 
     def with_constants(self, constants: bytes | Array) -> Program:
-        """Return a program with the same prepared operations and other constants."""
+        """Return a program with other constants that shares the prepared operations."""
         program = copy(self)
         program.constants = _read_only(constants)
         program.decoded, program.plans = Memo(), Memo()
@@ -66,7 +66,7 @@ class Program:
     def operations(self) -> Iterator[Operation]:
         """Iterate over the operations in stored order, as if no branch were taken.
 
-        The registers of an operation are fast to read only until the next iteration.
+        Registers of an operation are fast to read only until the next iteration.
         """
         return stream.operations(self.config, self.commands)
 

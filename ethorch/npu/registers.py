@@ -29,10 +29,10 @@ class Npu:
     """One NPU configuration, identified by the CONFIG word of the payload header (npu-reference 1.3).
 
     Attributes:
-        cores: Weight streams of one operation: two cores on u65-512. U85 has one weight decoder per stream.
+        cores: Weight streams per operation: two cores on u65-512. U85 has one weight decoder per stream.
         lut_base: Byte address of the 2 KiB LUT area in internal memory (npu-reference 7).
         internal_bytes: Internal memory that a DMA can write: one core's SHRAM, or the LUT RAM of U85.
-        ofm_units: Depth of the OFM microblock by ACC_FORMAT.microblock (npu-reference 8.2). U55 and U65 have one depth, under 0.
+        ofm_units: OFM microblock depth by ACC_FORMAT.microblock (npu-reference 8.2). U55 and U65 have one, under 0.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Npu:
 
 
 def _ofm_units(macs: int, cores: int) -> Mapping[int, int]:
-    """Return OFM microblock depths of a U85: multipliers divided by the microblock's area, divisible among the weight decoders."""
+    """Return a U85's OFM microblock depths: multipliers divided by the microblock's area, divisible among the weight decoders."""
     areas = {0: 1, 1: 2, 2: 4, 3: 4, 4: 8, 5: 16}  # height*width by ACC_FORMAT.microblock (npu-reference 2.5)
     depths = {microblock: macs // 8 // area for microblock, area in areas.items()}
     return {microblock: depth for microblock, depth in depths.items() if depth and depth % (LANES * cores) == 0}
@@ -182,7 +182,7 @@ class Register:
         return [(f"{self.key}.{f.name}" if f.name else self.key, f) for f in self.fields]
 
     def decode(self, word: int) -> dict[str, int]:
-        """Return the register's values by key. Raise MachineFault for unused bits or illegal values."""
+        """Return values by key. Raise MachineFault for unused bits or illegal values."""
         used = 0xC3FF  # opcode and control
         values = {}
         for key, f in self.named_fields:
@@ -197,7 +197,7 @@ class Register:
 
 
 def _tiles(prefix: str, code0: int, code1: int) -> list[Register]:
-    """Return the registers that IFM, IFM2 and OFM have at equal offsets: tile sizes, region, bases, strides."""
+    """Return the registers of IFM, IFM2 and OFM at equal offsets: tile sizes, region, bases, strides."""
     return [
         Register(code0 + 0xA, f"{prefix}_WIDTH0_M1", PARAM_M1),
         Register(code0 + 0xB, f"{prefix}_HEIGHT0_M1", PARAM_M1),
@@ -501,7 +501,7 @@ def table(family: str) -> Mapping[tuple[bool, int], tuple[Register, bool]]:
 
 @cache
 def reset_state(family: str) -> Mapping[str, int]:
-    """Return the decoded zero registers of a family, the initial state of a stream (npu-reference 2.1)."""
+    """Return a family's registers decoded from zero, the initial state of a stream (npu-reference 2.1)."""
     state: dict[str, int] = {}
     for row, is_operation in table(family).values():
         if not is_operation:
@@ -511,5 +511,5 @@ def reset_state(family: str) -> Mapping[str, int]:
 
 @cache
 def value_names(family: str) -> Mapping[str, Enum]:
-    """Return the enumerated values of a family's registers and operations, by key."""
+    """Return names of enumerated values of registers and operations, by key."""
     return {key: f.values for row, _ in table(family).values() for key, f in row.named_fields if f.values is not None}

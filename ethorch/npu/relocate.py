@@ -24,7 +24,7 @@ class Relocated:
     """A payload that reads its constants at other addresses.
 
     Attributes:
-        inserted: Old byte offset, from the first command word, of each command before which a command was inserted.
+        inserted: Old byte offset of each command before which a command was inserted, from the first command word.
     """
 
     payload: bytes
@@ -44,10 +44,10 @@ def constants_of(payload: bytes) -> tuple[tuple[int, int], ...]:
 def relocate(payload: bytes, moves: Mapping[tuple[int, int], int]) -> Relocated:
     """Rewrite a payload to read its constants at other addresses.
 
-    A command is inserted where Vela omitted one because the register already contained the same address in another region.
+    Commands are inserted where Vela omitted one because the register already contained the same address in another region.
 
     Args:
-        moves: New address by range. See :func:`constants_of`.
+        moves: New address by range of :func:`constants_of`.
 
     Raises:
         MachineFault: The payload is malformed, its stream branches, the new stream would read other bytes, or commands must be
@@ -93,7 +93,7 @@ def _rewrite(
     for number, command in enumerate(commands):
         stop = commands[number + 1].offset if number + 1 < len(commands) else len(data)
         for name, address in addresses.get(command.index, {}).items():
-            if current.get(name, 0) != address:  # Vela omitted the command because the register held the old address
+            if current.get(name, 0) != address:  # Vela omitted the command because the register contained the old address
                 rewritten += write_register(npu, name, address)
                 inserted.append(command.offset)
                 current[name] = address

@@ -1,7 +1,7 @@
 """Map commands of a stream to operators of a model, with Vela's database.
 
-A command belongs to the first scheduled operation that ends at or after it, because register writes, transfers and helper
-operations precede an operation's last NPU_OP (npu-reference 10).
+A command belongs to the first scheduled operation that ends at or after it: register writes, transfers and helper operations
+precede an operation's last NPU_OP (npu-reference 10).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Sources:
 
     @classmethod
     def from_schedule(cls, rows: Iterable[Scheduled], origins: Mapping[str, str] | None = None) -> Sources:
-        """Construct from ``vela.CompiledModel.rows()``. ``origins`` maps tensors of the TOSA graph to their origin."""
+        """Convert ``vela.CompiledModel.rows()``. ``origins`` maps tensors of the TOSA graph to their origin."""
         ends = []
         for row in rows:
             origin = (origins or {}).get(row.name, "")
@@ -76,7 +76,7 @@ class Sources:
         return cls(ends)
 
     def at(self, offset: int) -> Source | None:
-        """Return the operator of the command at a byte offset, or None after the last operator."""
+        """Return the operator at a command's byte offset, or None after the last operator."""
         index = bisect_left(self._offsets, offset)
         return self._sources[index] if index < len(self._sources) else None
 
@@ -93,7 +93,7 @@ class Sources:
 
     @classmethod
     def from_json(cls, text: str, label: str = "the table of sources") -> Sources:
-        """Read the output of ``to_json``. Raise FormatError, with the file name ``label``, if the text is malformed."""
+        """Parse the output of ``to_json``. Raise FormatError, with the file name ``label``, if it is malformed."""
         data = parse_json(text, label, _REMEDY)
         for key in ("sources", "ends"):
             if not isinstance(data.get(key), list):

@@ -12,7 +12,7 @@ STAGING_REGION = 2
 
 
 def staging_bytes(program: Program) -> int:
-    """Return a sufficient size of region 2 for a command stream, or 0 if it is unused.
+    """Return a sufficient size of region 2, or 0 if it is unused.
 
     The size is the highest address that any operation can reach, at most MAX_STAGING_BYTES.
     """
@@ -24,7 +24,7 @@ def staging_bytes(program: Program) -> int:
 
 
 def reaches(op: Operation, region: int | None = None) -> Iterator[tuple[int, int]]:
-    """Yield (region, end address) of each tensor that an operation may access, optionally in one region only.
+    """Yield region and end address of each tensor that an operation may access, optionally in one region only.
 
     The addresses are upper bounds.
     """

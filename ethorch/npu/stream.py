@@ -21,7 +21,7 @@ _ACTION_CONFIG, _ACTION_STREAM, _ACTION_NOP = 1, 2, 5  # driver actions that occ
 
 @dataclass(frozen=True)
 class Header:
-    """Header of a driver payload: its NPU, and the position of the command words."""
+    """Header of a driver payload: NPU, and position of the command words."""
 
     npu: Npu
     npu_id: int
@@ -47,7 +47,7 @@ class Command:
 
 @dataclass(eq=False)
 class Operation:
-    """An NPU_OP_* command with the register state at its start. ``op[key]`` reads a register."""
+    """An NPU_OP_* command with the registers at its start. ``op[key]`` reads a register."""
 
     npu: Npu
     index: int
@@ -82,7 +82,7 @@ class Operation:
 class Snapshot(Mapping[str, int]):
     """Registers before one command, computed from the stream on first access.
 
-    A stream may have tens of thousands of operations with a hundred registers each, too many to store.
+    Storing them is too expensive: a stream may have tens of thousands of operations with a hundred registers each.
     """
 
     def __init__(self, npu: Npu, stream: list[Command], index: int):
@@ -240,7 +240,7 @@ RELEVANT: Mapping[str, tuple[str, ...]] = {
 
 
 def describe(op: Operation) -> dict[str, str]:
-    """Return the nonzero registers that an operation uses, with names for enumerated values."""
+    """Return the nonzero registers that an operation uses, with names of enumerated values."""
     prefixes = RELEVANT.get(op.name, ())
     names = registers.value_names(op.npu.family)
     zero = registers.reset_state(op.npu.family)

@@ -41,7 +41,7 @@ def write_register(npu: Npu, name: str, value: int) -> list[int]:
 
 
 def with_commands(payload: bytes, words: Sequence[int]) -> bytes:
-    """Return a COP1 payload with another stream and the matching header (npu-reference 1.2).
+    """Return a COP1 payload with other commands and the matching header (npu-reference 1.2).
 
     Raises:
         MachineFault: The payload is malformed, or not COP1.
@@ -68,7 +68,7 @@ def with_registers(
     first: Sequence[int] = (),
     instead: Mapping[int, Sequence[int]] | None = None,
 ) -> tuple[bytes, dict[int, int]]:
-    """Change registers for single operations of a COP1 payload, and restore them after each operation.
+    """Change registers for single operations of a COP1 payload, and restore them after each.
 
     Args:
         settings: Byte offset of an operation's command -> register name -> its value, or bits to set.

@@ -1,8 +1,8 @@
 """Run files written by Vela: raw .npz, and .tflite with all operators on the NPU.
 
-Vela's .tflite contains custom operators "ethos-u". Their inputs are the command stream, the constants (region 0), the arena
-(region 1), staging memory (region 2), and the graph's tensors. The metadata "OfflineMemoryAllocation" contains a version, a
-subgraph, a count, and the arena offset of each tensor, or -1.
+A .tflite from Vela contains custom operators "ethos-u". Their inputs are command stream, constants (region 0), arena (region 1),
+staging memory (region 2), and the graph's tensors. The metadata "OfflineMemoryAllocation" contains a version, a subgraph, a
+count, and the arena offset of each tensor, or -1.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class VelaFile:
     region_bytes: dict[int, int]
 
     def run(self, inputs: Sequence[Array], **options: Any) -> list[Array]:
-        """Run the file and return its outputs. ``options`` are passed to the Machine."""
+        """Return the outputs of a run. ``options`` are passed to the Machine."""
         if len(inputs) != len(self.inputs):
             raise FormatError(f"the file has {count_noun(len(self.inputs), 'input')}, got {len(inputs)}.")
         regions = {number: np.zeros(size, np.uint8) for number, size in self.region_bytes.items()}
@@ -153,7 +153,7 @@ class _Tflite(Buffer):
 
 
 class _Model:
-    """Accessor of a TFLite model. Field numbers are those of TFLite's schema.fbs, version 3."""
+    """Accessor of a TFLite model. Field numbers are from TFLite's schema.fbs, version 3."""
 
     def __init__(self, file: bytes):
         reader = _Tflite(memoryview(file), 10_000_000)

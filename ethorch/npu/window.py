@@ -76,17 +76,17 @@ class Window:
             inner[...] = source[np.arange(low, high) // 2 - first][:, np.arange(width) // 2]
         else:
             inner[...] = fill
-            even = low + low % 2  # upscaled rows that hold pixels
+            even = low + low % 2  # upscaled rows that contain pixels
             inner[even - low :: 2, ::2] = source[even // 2 - first :, : ceil_div(width, 2)]
 
     def tap(self, rows: Array, n: int, ky: int, kx: int) -> Array:
-        """View the inputs of one kernel element as [n, OW, C] of ``read``'s rows."""
+        """Return the view [n, OW, C] of one kernel element's inputs in ``read``'s rows."""
         y, x = ky * self.dilation[0], kx * self.dilation[1]
         sy, sx = self.stride
         return rows[y : y + (n - 1) * sy + 1 : sy, x : x + (self.out[1] - 1) * sx + 1 : sx]
 
     def patches(self, rows: Array, y: slice, x: slice) -> Array:
-        """Return a matrix [ny*nx, KH*KW*C] of the windows of output rows y and columns x, relative to ``read``'s first."""
+        """Return windows of output rows y and columns x, relative to ``read``'s first, as a matrix [ny*nx, KH*KW*C]."""
         (sy, sx), (dy, dx) = self.stride, self.dilation
         ry, rx, rc = rows.strides
         shape = (y.stop - y.start, x.stop - x.start, *self.kernel, rows.shape[2])
@@ -97,7 +97,7 @@ class Window:
 
 
 def window(op: Operation) -> Window:
-    """Return the window of an operation. Raise MachineFault if padding leaves an empty IFM."""
+    """Return an operation's window. Raise MachineFault if padding leaves an empty IFM."""
     stride = kernel_stride(op)
     dilation = op["KERNEL_STRIDE.dilation_y"], op["KERNEL_STRIDE.dilation_x"]
     extent = op["KERNEL_HEIGHT"], op["KERNEL_WIDTH"]

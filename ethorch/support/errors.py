@@ -35,7 +35,7 @@ class EthorchError(Exception):
 
 
 class SpecError(EthorchError, ValueError):
-    """Unknown name in a compile specification; the message lists the known names."""
+    """Unknown name in a compile specification; the message lists known names."""
 
 
 class UserCodeError(EthorchError):
@@ -46,7 +46,7 @@ class QuantizationError(EthorchError, ValueError):
     """The quantizer does not support the requested operation.
 
     Attributes:
-        id: Stable dotted id, e.g. ``calibration.nan``, with which the message ends.
+        id: Stable dotted id at the end of the message, e.g. ``calibration.nan``.
     """
 
     def __init__(self, id: str, text: str):
@@ -91,14 +91,14 @@ class BoardError(FormatError):
 
 
 class ElfError(FormatError):
-    """Firmware that is not an ELF file for a Cortex-M, is damaged, or does not fit the board."""
+    """Firmware that is damaged, not an ELF file for a Cortex-M, or does not fit the board."""
 
 
 class MachineFault(EthorchError):
     """The NPU simulator stopped: unknown command, access outside a region, or malformed stream.
 
     Attributes:
-        operation: The ``npu.stream.Operation`` that failed, if known.
+        operation: The failed ``npu.stream.Operation``, if known.
         source: The operation's operator (``npu.Source``), if known.
         image: Index of the input in a batch.
     """
@@ -108,7 +108,7 @@ class MachineFault(EthorchError):
     image: int | None = None
 
     def of_image(self, image: int) -> MachineFault:
-        """Return the same fault for an input of a batch."""
+        """Return this fault for an input of a batch."""
         fault = MachineFault(f"input {image}: {self}")
         fault.operation, fault.source, fault.image, fault.__cause__ = self.operation, self.source, image, self
         return fault
@@ -118,7 +118,7 @@ class VerificationError(EthorchError):
     """A compiled delegate differs from its TOSA graph, or cannot run.
 
     Attributes:
-        operator: First operator that differs, with its location in the user's code, or "".
+        operator: First operator that differs, with its source location, or "".
         value: Name of its result in the rewritten TOSA graph; empty if a rewrite changed it.
     """
 
@@ -135,7 +135,7 @@ class HostError(EthorchError):
 
 
 class EmulatorError(EthorchError):
-    """The emulator or FVP of a virtual board is not installed, or has failed."""
+    """The emulator or FVP of a virtual board is not installed or has failed."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class Unsupported(EthorchError):
     """A refusal. Partitioning reports it; ``preprocess`` lets it propagate.
 
     Attributes:
-        place: Location of the operator in the user's code (an Origin), or None.
+        place: Source location of the operator (an Origin), or None.
     """
 
     place: Any = None

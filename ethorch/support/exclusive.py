@@ -3,7 +3,7 @@
 ``torch.export`` and torch's tracers have global state. Each function of ethorch that exports or compiles acquires ``EXPORT_LOCK``.
 Running programs does not require it.
 
-Forks wait too, because the child would inherit a lock that is never released. A fork acquires this lock before that of
+A fork also acquires it, because the child would inherit a lock that is never released. Forks acquire it before the lock of
 ``redirect``, as compiling does.
 """
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 def delay_collection() -> Iterator[None]:
     """Disable garbage collection, e.g. during imports or work whose results stay alive.
 
-    Afterwards all objects count as old, so that the next collections skip them.
+    Afterwards all objects count as old, so the next collections skip them.
     """
     enabled = gc.isenabled()
     gc.disable()

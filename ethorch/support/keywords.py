@@ -13,7 +13,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def suggest_keywords(function: F) -> F:
-    """Decorate a function or class so that a TypeError for an unknown keyword argument suggests a similar name."""
+    """Decorate a function or class to suggest similar names in the TypeError for an unknown keyword argument."""
     if isinstance(function, type):
         cls: Any = function
         cls.__init__ = suggest_keywords(cls.__init__)

@@ -22,8 +22,7 @@ def sqnr_db(reference: Any, approximation: Any) -> float:
     any. The ratio is inf for equal tensors, -inf if only the reference is zero, and nan if there is a NaN.
 
     Args:
-        reference: Expected outputs.
-        approximation: Outputs to measure, of the same structure and shapes.
+        approximation: Outputs with the structure and shapes of the reference.
 
     Raises:
         ValueError: The numbers of tensors or their shapes differ.

@@ -1,7 +1,7 @@
 """Compile the package's C++ code on first use, into a per-user cache.
 
-A library's name contains a digest of its sources, so that cached files are never outdated. It also contains a digest of its
-bytes, because loading a truncated library would crash the process. Files that other users can change are not used.
+A library's name contains a digest of its sources, so cached files are never outdated, and a digest of its bytes, because loading
+a truncated library would crash the process. Files that other users can change are not used.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def cache_folder() -> Path:
 
 
 def distrust(folder: Path) -> str | None:
-    """Return why another user could replace a library in a folder, or None if only this user and root can.
+    """Return the reason if another user could replace a library in a folder, or None if only this user and root can.
 
     The folder and its parents, after symbolic links, must belong to this user or to root. Others may write only to sticky parents,
     like ``/tmp``.
@@ -73,7 +73,7 @@ def build(
         files, headers, flags: Inputs of the compilation.
         depends: Version of an external dependency.
         purpose: Feature that needs the library, for the error without a compiler.
-        otherwise: Command of another compiler to use if there is none.
+        otherwise: Command of another compiler to use if none is found.
 
     Raises:
         HostError: There is no compiler, the compiler fails, or the cache is not writable or not private.
@@ -128,7 +128,7 @@ def build(
 
 
 def _compile(name: str, command: list[str], files: Sequence[Path], output: str) -> None:
-    """Compile files, one per CPU, and link them.
+    """Compile and link files, one per CPU.
 
     Raises:
         HostError: The compiler fails.
@@ -160,7 +160,7 @@ def _hold_lock(path: Path) -> Iterator[None]:
 
 
 def load(build: Callable[[], Path]) -> ctypes.CDLL:
-    """Load the library that ``build`` returns, or build it again.
+    """Load the library that ``build`` returns. Build it again if loading fails.
 
     Raises:
         HostError: The library cannot be built or loaded.

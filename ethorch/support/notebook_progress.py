@@ -20,7 +20,7 @@ def in_notebook() -> bool:
 
 
 class NotebookProgress:
-    """A Listener that displays one line per running stage and removes it at the end."""
+    """A Listener that displays a line per running stage and removes it at the end."""
 
     def __init__(self) -> None:
         self._stages: list[list[Any]] = []  # name, finished steps, total, start time

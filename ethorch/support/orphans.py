@@ -18,7 +18,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 @functools.lru_cache(maxsize=1)
 def lifeline(process: int) -> int:
-    """Open a pipe that breaks when this process ends, and return the descriptor of its reading end.
+    """Open a pipe that breaks when this process ends, and return its read descriptor.
 
     Args:
         process: Id of this process, so that each has its own pipe.
@@ -31,8 +31,8 @@ def lifeline(process: int) -> int:
 def end_worker_with(parent: int, pipe: int) -> None:
     """End this worker process when its parent ends, on Linux even inside C++ that holds the GIL.
 
-    Elsewhere, a thread polls the parent's id, and the worker ends after the C++ call. PR_SET_PDEATHSIG depends on the thread that
-    started the worker. Does nothing in a process that ``parent`` did not start itself.
+    Elsewhere, a thread polls the parent's id, and the worker ends after the C++ call. PR_SET_PDEATHSIG is not used because it
+    depends on the thread that started the worker. Does nothing in a process that ``parent`` did not start itself.
 
     Args:
         parent: Id of the process that assigns the work.

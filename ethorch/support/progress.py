@@ -1,4 +1,4 @@
-"""Stages of long work and their progress.
+"""Progress of long work.
 
 Library code opens a ``stage`` and calls it for each finished step. A listener displays the stages.
 """

@@ -15,7 +15,7 @@ def display_progress(enabled: bool | None = None) -> Iterator[None]:
     """Display the stages inside the context, on stderr or in the notebook, and remove them at the end.
 
     Args:
-        enabled: Whether to display them. Defaults to True on a terminal and in a notebook, unless a listener is active.
+        enabled: Defaults to True on a terminal and in a notebook, unless a listener is active.
     """
     notebook = in_notebook()
     if enabled is None:

@@ -1,4 +1,4 @@
-"""Silence messages of torch, torchao and ExecuTorch that do not concern the user's model, during import and export.
+"""Silence messages of torch, torchao and ExecuTorch that do not concern the user's model.
 
 Errors, ethorch's messages and warnings of user code are not affected.
 """
@@ -28,7 +28,7 @@ _restored = ExitStack()
 def quiet() -> Iterator[None]:
     """Limit other libraries to errors, each reported once. Levels set by the user are not changed.
 
-    Filters and levels are global. The first of several threads sets them, and the last restores them.
+    Filters and levels are global. The first thread in the context sets them, and the last restores them.
     """
     global _inside
     with _lock:

@@ -22,7 +22,7 @@ if hasattr(os, "register_at_fork"):  # Windows has no fork
 
 @contextmanager
 def without_lines(*beginnings: bytes) -> Iterator[list[bytes]]:
-    """Buffer C code's standard output and print it without lines with these beginnings.
+    """Buffer standard output of C code and print it without lines with these beginnings.
 
     Yields:
         A list that contains the omitted lines after the context ends.

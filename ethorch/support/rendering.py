@@ -15,7 +15,7 @@ _CELL = "padding:0.1em 1em 0.1em 0;vertical-align:top"
 
 
 def as_text(renderable: RenderableType) -> str:
-    """Return lines without colors and without trailing spaces."""
+    """Return lines without colors and trailing spaces."""
     from rich.console import Console
 
     out = io.StringIO()
@@ -64,7 +64,7 @@ def bar_chart(title: str, bars: Sequence[tuple[str, float, str]]) -> str:
     """Return a horizontal bar chart as HTML without scripts; empty without bars.
 
     Args:
-        bars: Label, length (at least 0) and figure as text of each bar.
+        bars: Label, length (at least 0) and displayed figure of each bar.
     """
     longest = max((length for _, length, _ in bars), default=0)
     if not longest:

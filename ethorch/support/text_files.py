@@ -35,7 +35,7 @@ def read_json(path: str | os.PathLike[str], remedy: str) -> dict[str, Any]:
     """Return the object in a JSON file.
 
     Args:
-        remedy: A sentence about how to create a valid file.
+        remedy: Sentence about how to create a valid file.
 
     Raises:
         FormatError: The file cannot be read, or has other contents.
@@ -47,7 +47,7 @@ def parse_json(text: str, label: str, remedy: str) -> dict[str, Any]:
     """Return the object in a JSON text. See :func:`read_json`.
 
     Args:
-        label: Name of the file in messages.
+        label: File name in messages.
 
     Raises:
         FormatError: The text is not a JSON object.
@@ -55,7 +55,7 @@ def parse_json(text: str, label: str, remedy: str) -> dict[str, Any]:
     try:
         content = json.loads(text)
     except RecursionError:
-        raise FormatError(f"{label} is not JSON that can be read: it is nested too deeply. {remedy}") from None
+        raise FormatError(f"{label} cannot be read as JSON: it is nested too deeply. {remedy}") from None
     except ValueError as error:  # also an integer of more digits than Python converts
         raise FormatError(f"{label} is not JSON: {str(error).partition(';')[0]}. {remedy}") from None
     if not isinstance(content, dict):
@@ -67,7 +67,7 @@ def parse_toml(text: str, label: str) -> dict[str, Any]:
     """Return the tables in a TOML text.
 
     Args:
-        label: Name of the file in messages.
+        label: File name in messages.
 
     Raises:
         FormatError: The text is not TOML.
@@ -75,6 +75,6 @@ def parse_toml(text: str, label: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except RecursionError:
-        raise FormatError(f"{label} is not TOML that can be read: it is nested too deeply.") from None
+        raise FormatError(f"{label} cannot be read as TOML: it is nested too deeply.") from None
     except ValueError as error:  # also an integer of more digits than Python converts
         raise FormatError(f"{label} is not TOML: {str(error).partition(';')[0].rstrip('.')}.") from None

@@ -1,6 +1,6 @@
 """Nested values and their tensors, without importing torch.
 
-Only lists, tuples and dicts are nested values before the import.
+Until torch is imported, only lists, tuples and dicts are nested values.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Any
 
 
 def is_tensor(value: Any) -> bool:
-    """Return True if the value is a ``torch.Tensor``. Does not import torch."""
+    """Return True for a ``torch.Tensor``, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
 def flatten(nest: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
-    """Return the leaves of a nest in order, and a function that rebuilds the nest from other leaves."""
+    """Return the leaves of a nest in order, and a function that rebuilds it from other leaves."""
     if "torch" in sys.modules:
         from torch.utils import _pytree as pytree
 

@@ -24,7 +24,7 @@ def shorten(value: Any, most: int = 60) -> str:
 
 
 def near(name: str, names: Iterable[str], most: int = 3) -> list[str]:
-    """Return the names most similar to a mistyped one, ignoring case."""
+    """Return the most similar names, ignoring case."""
     by_lower: dict[str, str] = {}
     for candidate in names:
         by_lower.setdefault(candidate.lower(), candidate)

@@ -18,9 +18,9 @@ _LATENCY = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>ms|fps|)", re.IGNOREC
 
 
 def parse_assignments(words: Sequence[str]) -> dict[str, Any]:
-    """Return the fields set by ``FIELD=VALUE`` words, for ``with_assignments``.
+    """Parse ``FIELD=VALUE`` words into settings, for ``with_assignments``.
 
-    VALUE is TOML or else a string. ``modules.head=float`` sets one entry of a table.
+    VALUE is TOML, or a string if it is not valid TOML. ``modules.head=float`` sets one entry of a table.
 
     Raises:
         SpecError: A word is malformed, a field is unknown, or a field is set to two values.
@@ -51,7 +51,7 @@ def parse_assignments(words: Sequence[str]) -> dict[str, Any]:
 
 
 def with_assignments(settings: Settings, words: Sequence[str]) -> Settings:
-    """Apply ``FIELD=VALUE`` words to a copy of the settings. Entries are added to tables.
+    """Return a copy of the settings with the words applied. Entries are added to tables.
 
     Raises:
         SpecError: A word is malformed or a value is invalid.
@@ -64,7 +64,7 @@ def with_assignments(settings: Settings, words: Sequence[str]) -> Settings:
 
 
 def parse_axes(words: Sequence[str]) -> dict[str, list[Any]]:
-    """Return the values of each field in ``FIELD=A,B,C`` words. ``target=all`` selects every NPU.
+    """Parse ``FIELD=A,B,C`` words. ``target=all`` selects every NPU.
 
     Raises:
         SpecError: A word is malformed, or a field occurs twice.
@@ -82,7 +82,7 @@ def parse_axes(words: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def parse_latency(text: str) -> float:
-    """Return the milliseconds of ``5ms``, ``5`` or ``30fps``.
+    """Convert ``5ms``, ``5`` or ``30fps`` to milliseconds.
 
     Raises:
         SpecError: The text is malformed, or the number is not above 0.
@@ -102,7 +102,7 @@ def _parse_value(text: str) -> Any:
 
 
 def describe_fields() -> list[tuple[str, str, str]]:
-    """Return the name, default and meaning of each field of ``Settings``."""
+    """Return name, default and meaning of each field of ``Settings``."""
     attributes = (Settings.__doc__ or "").partition("Attributes:")[2].partition("Raises:")[0]
     meanings: dict[str, str] = {}
     for entry in re.split(r"\n {8}(?=\w)", attributes):

@@ -52,8 +52,7 @@ SpecT = TypeVar("SpecT", bound="ArmCompileSpec")
 class ArmCompileSpec:
     """Base class of compile specs: debug output and the list form.
 
-    Subclasses set ``_OUTPUT_FORMAT``, which identifies them in a list, and convert their own keys in ``_own_items`` and
-    ``_from_items``.
+    Subclasses define ``_OUTPUT_FORMAT``, which identifies them in a list, ``_own_items`` and ``_from_items``.
     """
 
     class DebugMode(enum.Enum):
@@ -75,7 +74,7 @@ class ArmCompileSpec:
         ArmCompileSpec._KINDS[cls._OUTPUT_FORMAT] = cls
 
     def dump_intermediate_artifacts_to(self: SpecT, output_path: str | os.PathLike[str] | None) -> SpecT:
-        """Write each delegate's .tosa and its text, also after each rewrite, into this folder. Returns self."""
+        """Write each delegate's .tosa and its text to this folder, initially and after each rewrite. Returns self."""
         self.path_for_intermediates = None if output_path is None else os.fspath(output_path)
         return self
 
@@ -92,7 +91,7 @@ class ArmCompileSpec:
         return self
 
     def set_pass_pipeline_config(self, config: Any) -> None:
-        """Warn that the call has no effect, because ethorch does not have a pass pipeline."""
+        """Warn that the call has no effect, because ethorch has no pass pipeline."""
         warnings.warn(
             "set_pass_pipeline_config() has no effect: ethorch lowers in one walk and has no pass pipeline.",
             UserWarning,
@@ -115,7 +114,7 @@ class ArmCompileSpec:
     def to_list(self) -> list[CompileSpec]:
         """Return ExecuTorch's list of keys and values, each with the attribute ``from_ethorch``.
 
-        The attribute distinguishes the list from one of ``executorch.backends.arm``, whose backends have the same names.
+        The attribute distinguishes it from a list of ``executorch.backends.arm``, whose backends have the same names.
 
         Raises:
             SpecError: Debug information is requested without a folder.
@@ -128,7 +127,7 @@ class ArmCompileSpec:
         return specs
 
     def to_pairs(self) -> list[tuple[str, bytes]]:
-        """Return the keys and values of ``to_list``, without ExecuTorch.
+        """Return the keys and values of ``to_list`` without importing ExecuTorch.
 
         Raises:
             SpecError: See ``to_list``.
@@ -147,7 +146,7 @@ class ArmCompileSpec:
     def publish(self: SpecT) -> SpecT:
         """Return the spec as stored in a .pte, independent of the computer.
 
-        It has no artifact folder, no folders of ini files, and no flags without effect.
+        It omits the artifact folder, folders of ini files, and flags without effect.
 
         Raises:
             SpecError: See ``to_list``.
@@ -165,7 +164,7 @@ class ArmCompileSpec:
 
     @classmethod
     def from_pairs(cls: type[SpecT], pairs: Iterable[tuple[str, bytes | str]]) -> SpecT:
-        """Parse keys and values, e.g. from a .pte, without ExecuTorch. See ``from_list``.
+        """Parse keys and values, e.g. from a .pte, without importing ExecuTorch.
 
         Raises:
             SpecError: A key is repeated, unknown or missing, or a value is invalid.
@@ -189,7 +188,7 @@ class ArmCompileSpec:
             del items[key]
         if _PLACEMENTS in items:
             raise SpecError(
-                f"{_PLACEMENTS} moves commands or weights into a .ptd file, but ethorch stores all in the .pte. Remove it from the "
+                f"{_PLACEMENTS} moves commands or weights into a .ptd file, but ethorch stores both in the .pte. Remove it from the "
                 "compile spec."
             )
         if items:
@@ -229,8 +228,8 @@ class EthosUCompileSpec(ArmCompileSpec):
         arena: Size of the NPU's arena. ``"fast"`` allows any size. ``"free"`` is the smallest size that costs hardly more cycles
             (``ethorch.vela.arena``). An integer is a limit in bytes. Vela's flags ``--arena-cache-size`` and ``--optimise`` take
             precedence.
-        resident_bytes: Bytes by which the scratch region may grow for weights that are read several times per call and are copied
-            there at its start (``ethorch.vela.resident``).
+        resident_bytes: Bytes by which the scratch region may grow for copies of weights that are read several times per call
+            (``ethorch.vela.resident``).
         config_text: Contents of an ini file in place of ``config_ini``, e.g. from ``ethorch.targets.boards.memory_roles``. The
             spec and each delegate in the ``.pte`` contain it (about 600 bytes).
         verify: Whether to compare each compiled delegate with its TOSA graph in the simulator, and insert copies if they differ
@@ -289,14 +288,14 @@ class EthosUCompileSpec(ArmCompileSpec):
         family = self.target.family.upper()
         if self.system_config.startswith("Ethos_U") and not self.system_config.startswith(f"Ethos_{family}"):
             warnings.warn(
-                f"system config {shorten(self.system_config)} describes another NPU than {self.target.name}. Clock, bandwidths and "
+                f"system config {shorten(self.system_config)} describes an NPU other than {self.target.name}. Clock, bandwidths and "
                 f"cycle estimates are those of the other NPU. Default: {self.target.default_system_config!r}.",
                 UserWarning,
                 stacklevel=2,
             )
 
     def _choose(self, argument: str, value: str | None, default: str) -> str:
-        """Return the argument, its flag in extra_flags, or the default. Raise SpecError if argument and flag differ."""
+        """Return the argument, its flag in extra_flags, or the default. Raise SpecError if the first two differ."""
         flag = "--" + argument.replace("_", "-")
         from_flag = self.flags.pop(flag, None)
         if value is not None and from_flag is not None and value != from_flag:
@@ -324,7 +323,7 @@ class EthosUCompileSpec(ArmCompileSpec):
 
     @property
     def bytes_per_cycle(self) -> dict[str, float]:
-        """Peak bytes per NPU cycle of each memory by name: port width times the memory's clock relative to the NPU's.
+        """Peak bytes per NPU cycle of each memory: port width times the memory's clock relative to the NPU's.
 
         Source: Vela 5.2 architecture_features.py, memory_bandwidths_per_cycle.
         """
@@ -336,7 +335,7 @@ class EthosUCompileSpec(ArmCompileSpec):
 
     @property
     def arena_cache_bytes(self) -> int:
-        """Staging memory available to Vela: that of the flag, else of the memory mode, else the NPU's address range."""
+        """Staging memory for Vela, in bytes: from the flag, else from the memory mode, else the NPU's address range."""
         for size in (self.flags.get("--arena-cache-size"), self.memory_system.arena_cache_bytes):
             if size is not None:
                 return size
@@ -344,7 +343,7 @@ class EthosUCompileSpec(ArmCompileSpec):
 
     @property
     def compiler_flags(self) -> list[str]:
-        """Equivalent flags of Vela's command line. A ``config_text`` appears as the name of an ini file."""
+        """Equivalent flags of Vela's command line. ``config_text`` appears as an ini file name."""
         flags = []
         files = self.config_files if self.config_text is None else (f"{self.system_config}.ini",)
         for name, value in self.flags.items():
@@ -359,7 +358,7 @@ class EthosUCompileSpec(ArmCompileSpec):
         ]
 
     def publish(self) -> EthosUCompileSpec:
-        """Return the spec as stored in a .pte. See :meth:`ArmCompileSpec.publish`."""
+        """Return the spec as stored in a .pte."""
         public = super().publish()
         shipped = vela_ini.list_shipped_configs()
         public.config_files = tuple(name if name in shipped else os.path.basename(name) for name in public.config_files)

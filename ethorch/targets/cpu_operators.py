@@ -1,4 +1,4 @@
-"""CPU operators: the rate of each for estimates, its form in a .pte, and its complex kernel.
+"""CPU operators: rates for estimates, forms in a .pte, and complex kernels.
 
 ``cpu_operators.csv`` has a row for each operator and form. Firmware registers its C kernels by name
 (``ethorch.deploy.firmware.operators``); a test requires a row for each.
@@ -19,7 +19,7 @@ class CpuOperator(NamedTuple):
     """An operator that CPUs run.
 
     Attributes:
-        rate: Name of its rate in ``ethorch.figures.RATES``.
+        rate: Key of ``ethorch.figures.RATES``.
         has_complex_kernel: Whether ExecuTorch 1.5 has a kernel for complex tensors. Kernels with two tensors require equal shapes.
     """
 
@@ -38,7 +38,7 @@ def _read() -> tuple[dict[str, CpuOperator], dict[str, str]]:
 
 
 def _full_name(name: str) -> str:
-    """Return the full name, e.g. ``aten.relu.default`` for ``relu`` and ``aten.add.Tensor`` for ``add.Tensor``."""
+    """Return e.g. ``aten.relu.default`` for ``relu`` and ``aten.add.Tensor`` for ``add.Tensor``."""
     if name.count(".") == 2:
         return name
     return f"aten.{name}" if "." in name else f"aten.{name}.default"

@@ -25,8 +25,8 @@ class Padding:
     """An axis along which inputs can be padded, because earlier results do not depend on later elements.
 
     Attributes:
-        inputs: Positions among the inputs' axes.
-        outputs: Positions among the outputs' axes. Outputs are cropped to the size of the input.
+        inputs: Positions in the inputs.
+        outputs: Positions in the outputs, which are cropped to the size of the input.
     """
 
     inputs: Places
@@ -72,7 +72,7 @@ class Selection:
         """Convert the selection to channels last.
 
         Args:
-            ranks: Ranks of the inputs and outputs.
+            ranks: Ranks of inputs and outputs.
         """
 
         def move_channels(places: Places, ranks: Sequence[int]) -> Places:
@@ -82,7 +82,7 @@ class Selection:
         return replace(self, paddings=tuple(paddings))
 
     def find(self, shapes: Sequence[tuple[int, ...]]) -> str | None:
-        """Return the smallest method that fits inputs of these shapes, possibly padded, or None."""
+        """Return the smallest method whose inputs have these shapes, possibly after padding, or None."""
         return next((name for name, limits in self.shapes.items() if self._fits(shapes, limits)), None)
 
     def _fits(self, shapes: Sequence[tuple[int, ...]], limits: Shapes) -> bool:
@@ -122,7 +122,7 @@ class Selection:
         return cropped
 
     def refusal(self, shapes: Sequence[tuple[int, ...]]) -> HostError:
-        """Create the error for inputs whose shapes fit no method."""
+        """Create the error for inputs that fit no method."""
         axes = sorted({(number, axis) for padding in self.paddings for number, axis, _ in padding.inputs})
         words = "; ".join(", ".join(map(_text, limits)) for limits in self.shapes.values())
         free = f" Inputs are padded along {', '.join(f'axis {axis} of input {number}' for number, axis in axes)}." if axes else ""

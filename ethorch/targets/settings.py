@@ -35,7 +35,7 @@ SCHEMES = {
 _SCHEMES_BY_WIDTH = {"int16": "a16w8", "16x8": "a16w8", "int4": "a8w4"}
 #: Version of the layout of ``settings.toml`` and ``program.json``.
 FORMAT = 1
-#: Target without a target and a board.
+#: Target if neither target nor board is set.
 DEFAULT_TARGET = "ethos-u55-128"
 #: Input shapes of a method.
 Shapes = tuple[tuple[int, ...], ...]
@@ -84,24 +84,24 @@ def bytes_of(size: int | str | None, what: str) -> int | None:
     match = _SIZE.fullmatch(str(size).strip()) if isinstance(size, (str, int, float)) else None
     number = math.inf if match is None else float(match["number"]) * _UNITS[match["unit"].upper()]
     if number > _MOST_BYTES:
-        raise SpecError(f"{what} is {shorten(size)}; expected a number of bytes, or one followed by K, M or G, such as 256K.")
+        raise SpecError(f"{what} is {shorten(size)}; expected a number of bytes, optionally followed by K, M or G, such as 256K.")
     return math.floor(number)
 
 
 def shapes_from(description: Any) -> tuple[Shapes, ...]:
     """Return the input shapes of each method.
 
-    The shapes of a method are a text such as ``"1x64x32,1x64"``, a sequence of shapes, or the shape of a single input.
+    The shapes of a method are a string such as ``"1x64x32,1x64"``, a sequence of shapes, or the shape of a single input.
 
     Raises:
-        SpecError: A size is not a positive integer, or the shapes of two methods are equal.
+        SpecError: A size is not a positive integer, or two methods have equal shapes.
     """
     if isinstance(description, str) or not isinstance(description, Sequence):
         description = [description]
     methods = tuple(_shapes(part) for part in description)
     for number, shapes in enumerate(methods):
         if shapes in methods[:number]:
-            raise SpecError(f"shapes has {','.join('x'.join(map(str, shape)) for shape in shapes)} twice. Use each once.")
+            raise SpecError(f"shapes lists {','.join('x'.join(map(str, shape)) for shape in shapes)} twice. List it once.")
     return methods
 
 
@@ -138,7 +138,7 @@ def _unknown_scheme(kind: str, scheme: str, names: Iterable[str]) -> SpecError:
 def _is_number(value: Any) -> bool:
     try:
         return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:  # an integer that no float holds
+    except OverflowError:  # an integer above the range of float
         return False
 
 
@@ -152,7 +152,7 @@ class Settings:
     """Target and options of a compilation.
 
     Attributes:
-        target: Name of the NPU, see ``ethorch targets``. Default: the board's first, or ``ethos-u55-128``.
+        target: NPU, see ``ethorch targets``. Default: the board's first, or ``ethos-u55-128``.
         scheme: Quantization scheme of the model, one of SCHEMES, or a ``QuantizationConfig``, which files record as ``custom``.
         modules: Scheme by name of a submodule, or FX name of an operator. ``float`` keeps it on the CPU.
         io: Type of inputs and outputs that are float in the model, one of IO_TYPES.
@@ -174,13 +174,12 @@ class Settings:
         ram, flash: Limits in bytes of the whole application.
         latency_ms: Limit of the estimated milliseconds per inference.
         min_sqnr_db: Least SQNR relative to the float model.
-        board: Name of a board, see ``ethorch boards``, or a TOML file. It defines targets, clocks, memories, and limits of RAM
-            and flash.
-        verify: Whether to compare each delegate with the TOSA reference, in the simulator on a calibration sample.
+        board: Board, see ``ethorch boards``, or a TOML file. It defines targets, clocks, memories, and limits of RAM and flash.
+        verify: Whether to compare each delegate in the simulator with the TOSA reference, on a calibration sample.
         share_weights: Whether methods share equal constants, stored as named data of the program. Firmware requires ethorch's
             delegate, or ExecuTorch's since 1.5.
-        etrecord: Whether to keep ExecuTorch's ETRecord, which its Inspector requires to map events to operators. ``Program.save``
-            writes it into the folder. Compilation then uses ExecuTorch's slower lowering.
+        etrecord: Whether to create ExecuTorch's ETRecord, which its Inspector requires to map events to operators.
+            ``Program.save`` writes it into the folder. Compilation then uses ExecuTorch's slower lowering.
         samples: Inputs of commands that compile a model: ``calibrate`` (files or folders), ``max_samples``, ``mean`` and ``std``
             (per channel, of images in 0..1), and ``weights``, a file with the state dict.
 
@@ -242,7 +241,7 @@ class Settings:
             object.__setattr__(self, "arena", bytes_of(self.arena, "arena"))
         if self.constants not in CONSTANTS:
             if isinstance(self.constants, str) and not _SIZE.fullmatch(self.constants.strip()):
-                raise unknown_name("place of the constants", self.constants, (*CONSTANTS, "a size such as 16K"))
+                raise unknown_name("memory of the constants", self.constants, (*CONSTANTS, "a size such as 16K"))
             object.__setattr__(self, "constants", bytes_of(self.constants, "constants"))
         if self.constants in (SRAM, AUTO) and self.memory_mode not in (None, SRAM_ONLY):
             raise SpecError(
@@ -272,7 +271,7 @@ class Settings:
             if not isinstance(value, SAMPLES[name]):
                 raise SpecError(f"samples.{name} is {shorten(value)}; expected {' or '.join(t.__name__ for t in SAMPLES[name])}.")
         if isinstance(flags, str) or not isinstance(flags, Sequence) or not all(isinstance(flag, str) for flag in flags):
-            raise SpecError(f"vela_flags is {shorten(flags)}; expected a list of texts, such as ['--optimise', 'Size'].")
+            raise SpecError(f"vela_flags is {shorten(flags)}; expected a list of strings, such as ['--optimise', 'Size'].")
 
     @property
     def config(self) -> Any:
@@ -291,7 +290,7 @@ class Settings:
 
     @cached_property
     def slot(self) -> NpuSlot | None:
-        """The target's slot on the board, or None without a board. Raises SpecError if the board cannot have the target."""
+        """The target's slot on the board, or None without a board. Raises SpecError if no slot supports the target."""
         return None if self.described is None else self.described.npu(self.target)[0]
 
     @property
@@ -348,7 +347,7 @@ class Settings:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Settings:
-        """Convert the output of ``to_json``, or some of its keys.
+        """Convert the output of ``to_json``, or a subset of its keys.
 
         Raises:
             SpecError: A key or value is unknown.
@@ -369,10 +368,10 @@ class Settings:
         return replace(self, **changed)
 
     def to_toml(self, board: str | None = None) -> str:
-        """Convert to TOML without default values, except target and scheme.
+        """Convert to TOML, omitting default values except target and scheme.
 
         Args:
-            board: Name of the board's file beside the settings.
+            board: Name of the board's file in the folder of the settings.
         """
         default = type(self)().to_json()
         values = {name: value for name, value in self.to_json().items() if value != default[name] or name in ("target", "scheme")}

@@ -45,8 +45,7 @@ class TosaSpecification:
         """Parse a specification such as ``"TOSA-1.0+INT+int16"``.
 
         Raises:
-            SpecError: The text is malformed, a version or extension is unknown or not supported by ethorch, or there is no
-                profile.
+            SpecError: The text is malformed, has no profile, or has a version or extension that is unknown or not supported.
         """
         match = _FORM.fullmatch(text)
         if not match:
@@ -76,15 +75,15 @@ class TosaSpecification:
         return self.support_extension("u55")
 
     def support_integer(self) -> bool:
-        """Return True if the profile INT is included."""
+        """Return True for the profile INT."""
         return "INT" in self.profiles
 
     def support_float(self) -> bool:
-        """Return True if the profile FP is included."""
+        """Return True for the profile FP."""
         return "FP" in self.profiles
 
     def support_extension(self, extension: str) -> bool:
-        """Return True if an extension, such as ``int16``, is included."""
+        """Return True if the extension, such as ``int16``, is included."""
         return extension in self.extensions
 
     def __str__(self) -> str:

@@ -1,7 +1,7 @@
 """Fastest forms of equivalent TOSA, per NPU family. Results differ in the last bit at most.
 
-The values are in ``u55.py`` and ``u85.py``. ``docs/measurements.md`` lists the measured cycles by field, and ``python -m
-bench.tuning`` repeats the measurements.
+``u55.py`` and ``u85.py`` have the values, ``docs/measurements.md`` the measured cycles, and ``python -m bench.tuning`` repeats
+the measurements.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class RowCost:
 
 @dataclass(frozen=True, kw_only=True)
 class TransposeCost:
-    """Cost of a TRANSPOSE, split into steps that exchange two adjacent blocks of axes, and as a single operation of Vela."""
+    """Cost of a TRANSPOSE, as steps that exchange two adjacent blocks of axes, and as a single operation of Vela."""
 
     #: Cycles per byte of a step.
     cycles_per_byte: float
@@ -46,13 +46,13 @@ class TransposeCost:
     row: RowCost | None = None
     #: Whether rows of one element cost a step no more per byte.
     of_single_elements: bool = False
-    #: Fewest elements of TRANSPOSEs with five or more axes that are split although they do. None disables it.
+    #: Fewest elements of TRANSPOSEs with five or more axes that are split even so. None disables it.
     fewest_single_elements: int | None = None
     #: Whether Vela refuses a TRANSPOSE of an axis above 65,536 elements. It is then split at any cost.
     refuses_long_axes: bool = False
 
     def cycles(self, first: int, second: int, inner_bytes: int) -> float:
-        """Estimate the cycles to transpose bytes [first, second, inner_bytes] to [second, first, inner_bytes]."""
+        """Estimate the cycles to transpose [first, second, inner_bytes] to [second, first, inner_bytes]."""
         if self.row is None:
             return self.cycles_per_byte * first * second * inner_bytes + self.step_cycles
         row = max(self.cycles_per_byte * inner_bytes, self.row.of(first, second, inner_bytes))
@@ -69,7 +69,7 @@ class TileCost:
 
 @dataclass(frozen=True, kw_only=True)
 class FoldColumns:
-    """Fold the columns that a strided CONV2D skips into channels by a RESHAPE, because they are adjacent in memory."""
+    """Fold the columns that a strided CONV2D skips into channels by a RESHAPE: they are adjacent in memory."""
 
     #: Channels of a block that the multipliers process at once, a limit of the folded channels.
     channels: int
@@ -102,7 +102,7 @@ class ReadPlanes:
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """Choices of lowerings and rewrites for one NPU family. ``Tuning()`` is plain TOSA without steps for an NPU."""
+    """Choices of lowerings and rewrites for one NPU family. ``Tuning()`` is plain TOSA for no particular NPU."""
 
     #: Dtype of truth values: BOOL, or INT8 with 0 and 1 on an NPU without BOOL.
     truth_dtype: Literal["BOOL", "INT8"] = "BOOL"
@@ -147,7 +147,7 @@ class Tuning:
     # --- which rewrites run -------------------------------------------------------------------------------------------
 
     #: Fewest outputs of a pool of overlapping windows, or means of squares, with a stride above 3 that is rewritten
-    #: (``lower.rewrite.fold_pools``), because Vela emits an operation per output. Other windows are never rewritten. None: all are.
+    #: (``lower.rewrite.fold_pools``), because Vela emits an operation per output. Other windows are never rewritten. None: no minimum.
     fewest_results_of_wide_stride: int | None = None
     #: Folding of strided convolutions with few channels (``lower.rewrite.fold_strides``). None disables it.
     fold_strides: FoldColumns | FoldSquares | None = None

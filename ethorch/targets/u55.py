@@ -19,10 +19,10 @@ _WINDOW = {**CHANNELS, **PICTURES}
 #: Vela splits a convolution with a stride above 3 on U55 only without padding and dilation (SUPPORTED_OPS: 1..3).
 _PLAIN_STRIDES = {"padding_of_wide_stride": NONE, "dilation_of_wide_stride": _ONE}
 POOL = {**_WINDOW, "kernel_w": upto(65536)}
-#: The second: vela.padded-pool-along-long-axis.
+#: The extent is that of Vela bug vela.padded-pool-along-long-axis.
 _PADDED_POOL = {"padding_of_wide_stride": NONE, "extent_of_padded_stride": upto(65536)}
 
-_ON_U85 = "An ethos-u85 target has it"
+_ON_U85 = "ethos-u85 targets support it"
 #: Vela 5.2 SUPPORTED_OPS, Ethos-U55 and Ethos-U65 TOSA Not Supported Operators, with equivalent alternatives.
 _ABSENT_U55 = {
     **dict.fromkeys(
@@ -39,19 +39,19 @@ _ABSENT_U55 = {
     ),
     **dict.fromkeys(("REDUCE_ALL", "REDUCE_ANY"), f"{_ON_U85}; amin and amax of masks of 0.0 and 1.0 run on every NPU."),
     **dict.fromkeys(
-        ("GATHER", "SCATTER"), f"{_ON_U85}; by constant indices, or as a matmul with rows of ones and zeros, it runs on every NPU."
+        ("GATHER", "SCATTER"), f"{_ON_U85}; with constant indices, or as a matmul with rows of ones and zeros, it runs on every NPU."
     ),
     "INTDIV": f"{_ON_U85}; a quotient of quantized numbers runs on every NPU.",
     "SELECT": f"{_ON_U85}; mask * x + (1 - mask) * y, with a mask of 0.0 and 1.0, runs on every NPU.",
 }
 
-_NO_COND = "The CPU runs it; an ethos-u85 target has it, and both branches with torch.where run on every NPU."
+_NO_COND = "It runs on the CPU; ethos-u85 targets support it, and computing both branches with torch.where runs on every NPU."
 #: ExecuTorch 1.4.1, with and without delegates: to_executorch ends in "Unsupported control flow operator: while_loop".
 NO_LOOP_ON_CPU = "to_executorch cannot write a while_loop for the CPU"
-_NO_LOOP = f"{NO_LOOP_ON_CPU}: take an ethos-u85 target, or unroll it in Python where the rounds are known."
+_NO_LOOP = f"{NO_LOOP_ON_CPU}: use an ethos-u85 target, or unroll it in Python if the number of iterations is known."
 
-_INT8 = "Quantize the module to int8; an ethos-u85 target has it for int16 too."
-_INT32 = "Make its operand int32 in the model; an ethos-u85 target has it for the others too."
+_INT8 = "Quantize the module to int8; ethos-u85 targets support int16 too."
+_INT32 = "Cast its operand to int32 in the model; ethos-u85 targets support the other dtypes too."
 
 LIMITS = {
     "CONV2D": Limits({**_WINDOW, **_PLAIN_STRIDES}),

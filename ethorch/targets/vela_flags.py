@@ -13,7 +13,7 @@ from ethorch.support.wording import shorten
 
 @dataclass(frozen=True)
 class Flag:
-    """One option of Vela's command line (Vela 5.1 and 5.2, vela.py, ``main``).
+    """An option of Vela's command line (Vela 5.1 and 5.2, vela.py, ``main``).
 
     Attributes:
         read: Function that parses the value, or raises ValueError with the allowed values. None for a switch.
@@ -68,7 +68,7 @@ def _softmax_range(text: str) -> float:
 
 _DRIVER = "it only changes the output of Vela's command line"
 _LEGACY = "it applies to Vela's old Python core, which does not support TOSA"
-_COMMAND = "it does not compile; run vela itself"
+_COMMAND = "it does not compile; run vela directly"
 
 FLAGS: Mapping[str, Flag] = {
     "--accelerator-config": Flag(str),
@@ -84,7 +84,7 @@ FLAGS: Mapping[str, Flag] = {
     "--experimental-softmax-int16-neg-exp-range": Flag(_softmax_range),
     "--memory-mode": Flag(str),
     "--optimise": Flag(_one_of("Performance", "Size")),
-    "--output-format": Flag(_one_of("raw"), effect="raw is the only format a delegate payload is made from"),
+    "--output-format": Flag(_one_of("raw"), effect="delegate payloads require the raw format"),
     "--system-config": Flag(str),
     "--tensor-allocator": Flag(_one_of("LinearAlloc", "Greedy", "HillClimb")),
     "--verbose-all": Flag(),
@@ -115,7 +115,7 @@ FLAGS: Mapping[str, Flag] = {
     "--verbose-tensor-format": Flag(effect=_LEGACY),
     "--verbose-tensor-purpose": Flag(effect=_LEGACY),
     "--verbose-weights": Flag(effect=_DRIVER),
-    # Known, and refused.
+    # Refused.
     "--api-version": Flag(refused=_COMMAND),
     "--debug-force-legacy-core": Flag(refused="Vela's old Python core cannot read TOSA; remove the flag"),
     "--help": Flag(refused=_COMMAND),
@@ -130,7 +130,7 @@ FLAGS: Mapping[str, Flag] = {
 
 
 def parse_flags(extra_flags: str | Sequence[str] | None) -> dict[str, Any]:
-    """Return Vela flags as values, e.g. ``{"--optimise": "Size", "--config": ["my.ini"], "--verbose-all": True}``.
+    """Parse Vela flags into e.g. ``{"--optimise": "Size", "--config": ["my.ini"], "--verbose-all": True}``.
 
     Strings and list entries such as ``"--optimise Size"`` are split as by a shell. The last value of a repeated flag applies;
     ``--config`` collects all values.
@@ -153,14 +153,14 @@ def parse_flags(extra_flags: str | Sequence[str] | None) -> dict[str, Any]:
         name, equals, text = word.partition("=")
         if not name.startswith("-"):
             raise SpecError(
-                f"extra_flags: {shorten(word)} is neither a flag nor the value of one. Remove the name of the network: "
+                f"extra_flags: {shorten(word)} is neither a flag nor a flag's value. Remove the network's file name: "
                 "ethorch passes the graph to Vela."
             )
         flag = FLAGS.get(name)
         if flag is None:
             raise unknown_name("Vela flag", name, (flag_name for flag_name, row in FLAGS.items() if not row.refused))
         if flag.refused:
-            raise SpecError(f"extra_flags: {name} is not possible here: {flag.refused}.")
+            raise SpecError(f"extra_flags: {name} is not supported: {flag.refused}.")
         if flag.read is None:
             if equals:
                 raise SpecError(f"extra_flags: {name} is a switch without a value, got {shorten(text)}.")

@@ -33,8 +33,8 @@ class MemorySystem:
         core_clock_hz: Clock of the NPU, the unit of Vela's cycles.
         const_area, arena_area, cache_area: Memories of constants, feature maps, and staged data.
         arena_cache_bytes: Size of the staging memory. None if the file does not define it.
-        constants_in_sram: Whether constants share the SRAM with feature maps (Sram_Only). ``const_area`` is then Vela's name for
-            this SRAM.
+        constants_in_sram: Whether constants share the SRAM with feature maps (Sram_Only). ``const_area`` is then an alias of this
+            SRAM.
     """
 
     core_clock_hz: float
@@ -118,7 +118,7 @@ class VelaConfig:
         return MemorySystem(clock_hz, *areas, cache_bytes, constants_in_sram)
 
     def port_scales(self, system_config: str) -> dict[str, float]:
-        """Return the fraction of a port's width that each memory moves per NPU cycle: clock scale times number of ports.
+        """Return the share of the port width that each memory moves per NPU cycle: clock scale times number of ports.
 
         Raises:
             SpecError: A value is not a number.
@@ -159,7 +159,7 @@ class VelaConfig:
                 return default
             seen.append(section)
             section = values["inherit"]
-        raise SpecError(f"sections in {', '.join(self.names)} inherit in a circle: {' -> '.join([*seen, section])}.")
+        raise SpecError(f"sections in {', '.join(self.names)} inherit from each other: {' -> '.join([*seen, section])}.")
 
 
 def list_shipped_configs() -> list[str]:
@@ -171,8 +171,7 @@ def list_shipped_configs() -> list[str]:
 def load(names: Sequence[str]) -> VelaConfig:
     """Read one or more ini files. Raise SpecError for invalid files.
 
-    As in Vela, which passes its ``--config`` files to ``ConfigParser.read``, a key of a later file overrides the same key of the
-    same section in earlier files.
+    As in Vela, which uses ``ConfigParser.read``, a key of a later file overrides the same key and section of earlier files.
     """
     paths = [_find(name) for name in names]
     return _load(tuple(names), tuple((str(path), path.stat().st_mtime_ns) for path in paths))

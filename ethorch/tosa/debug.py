@@ -11,7 +11,7 @@ Record = dict[str, Any]
 
 
 def event_of(op: Op, number: int) -> Record:
-    """Return the origin of an operator: its node and its location in the user's code.
+    """Return the origin of an operator: its node and source location.
 
     Args:
         number: Value of ``event_id``.
@@ -25,7 +25,7 @@ def event_of(op: Op, number: int) -> Record:
 
 
 def events(graph: Graph, start: int = 0) -> list[Record]:
-    """Return ``event_of`` each operator, regions included, with the TOSA operator in ``tosa_info``.
+    """Return ``event_of`` for each operator, including regions, with the TOSA operator in ``tosa_info``.
 
     Args:
         start: First ``event_id``.

@@ -39,7 +39,7 @@ class Emitter:
         self._cached: dict[Hashable, Any] = {}
 
     def copy_empty(self: E) -> E:
-        """Return an emitter for the same target with an empty graph."""
+        """Return an emitter with an empty graph for the same target."""
         return type(self)(self.limits, target=self.target)
 
     def region(self: E, name: str) -> E:
@@ -61,14 +61,14 @@ class Emitter:
         return value
 
     def const(self, data: npt.ArrayLike, dtype: str | None = None, name: str = "const") -> Value:
-        """Return a constant. Its TOSA dtype is derived from the array unless specified (INT4, INT48, BF16)."""
+        """Return a constant. By default, its TOSA dtype is derived from the array; specify INT4, INT48 and BF16."""
         array = np.asarray(data)
         if dtype is None:
             dtype = next(tosa for tosa, numpy_type in DTYPES.items() if array.dtype == numpy_type and tosa != "INT4")
         return Value(self.name(name), array.shape, dtype, self.origin, array)
 
     def emit(self, name: str, *operands: Value, **attrs: Any) -> Value:
-        """Append an operator and return its first result. An operator of constants is evaluated immediately.
+        """Append an operator and return its first result. Operators of constants are evaluated immediately.
 
         Args:
             attrs: All attributes and constant operands of the opset row, by name.
@@ -82,7 +82,7 @@ class Emitter:
         assert set(attrs) == expected, f"{name}: expected attributes {sorted(expected)}, got {sorted(attrs)}"
         if row.dtypes is not None and operands[0].dtype not in row.dtypes:
             allowed = ", ".join(sorted(row.dtypes))
-            text = f"{name} of {operands[0].dtype}; TOSA 1.0 allows {allowed}"
+            text = f"{name} of {operands[0].dtype} is not defined; TOSA 1.0 allows {allowed}"
             raise self.refuse(f"{name}.dtype", text, "Cast it in the model, or quantize the module to int8.")
         inferred = row.infer(operands, attrs)
         if is_foldable(name, operands, attrs):
@@ -107,7 +107,7 @@ class Emitter:
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Remove the operators emitted inside if the block raises a refusal."""
+        """Remove the operators emitted in the block if it raises a refusal."""
         op_count, cached_count = len(self.graph.ops), len(self._cached)
         try:
             yield
@@ -118,7 +118,7 @@ class Emitter:
             raise
 
     def accepts(self, operator: str, dtype: str) -> bool:
-        """Return True if the target has the operator for a first operand of this dtype."""
+        """Return True if the target supports the operator for a first operand of this dtype."""
         limits = self.limits.get(operator)
         return limits is None or (limits.present and (limits.dtypes is None or dtype in limits.dtypes))
 

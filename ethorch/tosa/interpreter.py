@@ -74,7 +74,6 @@ def results_of(op: Op, operands: Sequence[Array]) -> list[Array]:
 
 
 def _number(attribute: Any) -> int:
-    """Return a zero point or shift, which may be an array with one element."""
     return int(np.asarray(attribute).item())
 
 
@@ -107,7 +106,6 @@ def _sum_dtype(sums: float) -> type[np.floating[Any]]:
 
 
 def _conv(a: Attrs, x: Array, weights: Array, bias: Array) -> Array:
-    """Compute CONV2D and CONV3D as products of patches and weights."""
     kernel = weights.shape[1:-1]
     pads = [(0, 0), *zip(a["pad"][::2], a["pad"][1::2], strict=True), (0, 0)]
     matrix = (weights.astype(np.int64) - _number(a["weight_zp"])).reshape(len(weights), -1).T
@@ -193,7 +191,7 @@ def _windows(a: Attrs, x: Array, fill: int) -> list[Array]:
 
 
 def _avg_pool(a: Attrs, x: Array) -> Array:
-    """Compute the sum over valid elements times the reciprocal of their count. TOSA 1.0 AVG_POOL2D, 1.9.3."""
+    """Multiply the sum over valid elements by the reciprocal of their count (TOSA 1.0 AVG_POOL2D, 1.9.3)."""
     sums, counts = (
         functools.reduce(np.add, _windows(a, values, 0))
         for values in (x.astype(np.int64) - _number(a["input_zp"]), np.ones((1, *x.shape[1:3], 1), np.int64))
@@ -248,7 +246,7 @@ def _saturate(x: Array, dtype: npt.DTypeLike) -> Array:
 
 
 def _rescale(a: Attrs, x: Array) -> Array:
-    """Compute RESCALE, SINGLE_ROUND: ((x - input_zp) * multiplier + 2**(shift - 1)) >> shift, plus output_zp, saturated."""
+    """Compute ((x - input_zp) * multiplier + 2**(shift - 1)) >> shift, plus output_zp, saturated (SINGLE_ROUND)."""
     shape = (-1,) if a["per_channel"] else ()  # keeps tensors of rank 0
     multiplier, shift = (np.asarray(a[key], np.int64).reshape(shape) for key in ("multiplier", "shift"))
     if a["input_unsigned"]:

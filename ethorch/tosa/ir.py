@@ -24,7 +24,7 @@ REGIONS: Mapping[str, tuple[str, ...]] = {"COND_IF": ("then_graph", "else_graph"
 
 @dataclass(frozen=True)
 class Origin:
-    """The origin of a value: FX node, its operator, module path and source line."""
+    """The origin of a value: FX node, operator, module path and source line."""
 
     node: str = ""
     target: str = ""
@@ -66,7 +66,7 @@ class Value:
 
 @dataclass(eq=False)
 class Op:
-    """One TOSA operator. Its constant operands (zero points, shapes, ...) are in ``attrs``.
+    """A TOSA operator. Constant operands (zero points, shapes, ...) are in ``attrs``.
 
     A Graph attribute is a region of COND_IF or WHILE_LOOP. Regions read only their own inputs and constants.
     """
@@ -129,7 +129,7 @@ class Graph:
         return list(seen.values())
 
     def users(self) -> dict[int, list[Op]]:
-        """Return the operators that read each value, by id(value)."""
+        """Return the readers of each value, by id(value)."""
         users: dict[int, list[Op]] = {}
         for op in self.ops:
             for value in op.operands:

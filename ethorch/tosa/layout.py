@@ -19,14 +19,14 @@ MAX_RANK = 6
 
 
 def contiguous(shape: Sequence[int]) -> Dims:
-    """Return the dims of a tensor stored in logical order."""
+    """Return the dims of a tensor in logical order."""
     return tuple((axis,) for axis in range(len(shape)))
 
 
 def refine(stored: Shape, dims: Dims, new_shape: Sequence[int]) -> tuple[Shape, Dims] | None:
     """View as ``new_shape`` without moving data: return (finer stored shape, dims), or None if a transpose is required.
 
-    Stored axes may be split by a reshape, but not reordered or joined across a gap.
+    A reshape may split stored axes, but not reorder them or join them across a gap.
     """
     if math.prod(stored) == 0 or math.prod(stored) != math.prod(new_shape):
         return None
@@ -64,7 +64,7 @@ def refine(stored: Shape, dims: Dims, new_shape: Sequence[int]) -> tuple[Shape, 
 
 
 def coarsest(stored: Shape, dims: Dims) -> tuple[Shape, Dims]:
-    """Return the same tensor with as few stored axes as possible, by joining axes that are adjacent in storage and logically."""
+    """Join axes that are adjacent both in storage and logically."""
     after = {axis: following for axes in dims for axis, following in itertools.pairwise(axes) if following == axis + 1}
     starts = [axis for axis in range(len(stored)) if axis - 1 not in after]
     place = {axis: index for index, axis in enumerate(starts)}
@@ -76,7 +76,7 @@ def coarsest(stored: Shape, dims: Dims) -> tuple[Shape, Dims]:
 def arrangement(stored: Shape, order: Sequence[int]) -> tuple[Shape, tuple[int, ...]] | None:
     """Return (shape to reshape to, permutation) to bring the stored axes into ``order``, or None if a reshape is sufficient.
 
-    The permutation has as few axes as possible, because axes of extent 1 are ignored and adjacent axes are joined.
+    The permutation ignores axes of extent 1 and joins adjacent axes.
     """
     target_order = [axis for axis in order if stored[axis] != 1]
     present = [axis for axis in range(len(stored)) if stored[axis] != 1]
@@ -100,7 +100,7 @@ def around(shape: Sequence[int], axis: int) -> tuple[int, int, int]:
 
 
 def join_axes(shape: Shape, axes: Collection[int]) -> tuple[Shape, tuple[int, ...]]:
-    """Join adjacent ``axes``. Return the shape to reshape to, and the positions of the joined axes, without axes of extent 1."""
+    """Join adjacent ``axes``. Return the shape to reshape to, and the joined axes' positions, without axes of extent 1."""
     counted = {axis for axis in axes if shape[axis] > 1}
     runs: list[list[int]] = []
     for axis in range(len(shape)):
@@ -113,5 +113,5 @@ def join_axes(shape: Shape, axes: Collection[int]) -> tuple[Shape, tuple[int, ..
 
 
 def nhwc_axis(axis: int, rank: int) -> int:
-    """Return the NHWC position of an axis of a tensor of that rank."""
+    """Return the NHWC position of an axis."""
     return axis if rank not in (4, 5) or axis == 0 else axis - 1 if axis > 1 else rank - 1

@@ -32,19 +32,19 @@ def upto(high: int) -> Range:
 #: Feature -> remedy if it is out of range.
 WAYS_OUT = {
     "ifm_c": "Split the channels in the model: the sum of the parts is the same.",
-    "extent": "Reduce in two steps: reshape the dim into two, and reduce one after the other.",
-    "longest_axis": "Cut the tensor in the model, and join or add the results.",
-    "outer": "Cut the tensor in the model, and join the results with torch.cat.",
-    "inner": "Cut the tensor in the model, and join the results with torch.cat.",
-    "others": "Cut the tensor in the model, and join the results with torch.cat.",
+    "extent": "Reshape the dim into two, and reduce them in turn.",
+    "longest_axis": "Split the tensor in the model, and join or add the results.",
+    "outer": "Split the tensor in the model, and join the results with torch.cat.",
+    "inner": "Split the tensor in the model, and join the results with torch.cat.",
+    "others": "Split the tensor in the model, and join the results with torch.cat.",
     "stride": "A stride of at most 3 runs on the NPU.",
-    "padding_of_wide_stride": "A stride of at most 3, or no padding (pad with F.pad before), runs on the NPU.",
+    "padding_of_wide_stride": "A stride of at most 3, or no padding (pad with F.pad first), runs on the NPU.",
     "dilation_of_wide_stride": "A stride of at most 3, or a dilation of 1, runs on the NPU.",
-    "kernel_w": "Pool in two steps, of a smaller window each.",
-    "padded_kernel": "A window of at most 8, or no padding (pad with F.pad before), runs on the NPU.",
-    "extent_of_padded_stride": "Cut the tensor in the model, or pad with F.pad before; then it runs on the NPU.",
-    "pictures": "Compute a part of the batch at a time in the model, and join the results with torch.cat on the CPU.",
-    "rounds": "A division by a power of two of quantized numbers runs on the NPU.",
+    "kernel_w": "Pool in two steps with smaller windows.",
+    "padded_kernel": "A window of at most 8, or no padding (pad with F.pad first), runs on the NPU.",
+    "extent_of_padded_stride": "Split the tensor in the model, or pad it with F.pad first. It then runs on the NPU.",
+    "pictures": "Split the batch in the model, and join the results with torch.cat on the CPU.",
+    "rounds": "A division of quantized values by a power of two runs on the NPU.",
 }
 
 
@@ -70,22 +70,21 @@ class Limits:
         """Return the reason why these operands cannot run, or None.
 
         Args:
-            operator: TOSA name.
             dtype: Dtype of the first operand.
             features: Features of the opset row.
             target: Name of the NPU, or "" for TOSA itself.
         """
         where = f" on {target}" if target else ""
         if not self.present:
-            return Reason(f"{operator}.absent", f"there is no {operator}{where}", self.way_out)
+            return Reason(f"{operator}.absent", f"{operator} is not supported{where}", self.way_out)
         if self.dtypes is not None and dtype not in self.dtypes:
             return Reason(
                 f"{operator}.dtype",
-                f"{operator} of {dtype}, allowed are {', '.join(sorted(self.dtypes))}{where}",
+                f"{operator} does not support {dtype}{where}; expected {', '.join(sorted(self.dtypes))}",
                 self.way_out,
             )
         for feature, allowed in self.ranges.items():
             if features[feature] not in allowed:
-                text = f"{operator} has {feature} {features[feature]}, allowed is {allowed}{where}"
+                text = f"{operator} has {feature} {features[feature]}{where}; expected {allowed}"
                 return Reason(f"{operator}.{feature}", text, self.ways_out.get(feature) or WAYS_OUT[feature])
         return None

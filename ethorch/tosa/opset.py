@@ -2,7 +2,7 @@
 
 ``features`` computes numbers that a target may limit, e.g. ``CONV2D.kernel_h``. ``const_operands`` are constant tensors of TOSA
 1.0 that graphs store as Python attributes. Their kind selects the serialized dtype: ``SHAPE``, a dtype, ``@i`` for that of
-operand i, or ``@out`` for that of the result. Rules follow the section of the TOSA 1.0 specification with the operator's name.
+operand i, or ``@out`` for that of the result. Rules are in the operator's section of the TOSA 1.0 specification.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _row(name: str, operands: str | None, infer: Infer, **rest: Any) -> None:
 
 
 def _acc(dtype: str) -> str:
-    """Return the result dtype of a convolution: INT32 for INT8, INT48 for INT16, the same for floats."""
+    """Return a convolution's result dtype: INT32 for INT8, INT48 for INT16, the same for floats."""
     return {"INT8": "INT32", "INT16": "INT48"}.get(dtype, dtype)
 
 

@@ -23,7 +23,7 @@ with numpy.load(inputs) as stored:
     arrays = [stored[f"arr_{i}"] for i in range(len(stored.files))]
 results, status = tosa_reference_model.run(open(tosa, "rb").read(), arrays)
 if int(status) != int(tosa_reference_model.GraphStatus.TOSA_VALID):
-    sys.exit(f"the reference model says {status}")
+    sys.exit(f"the reference model returned {status}")
 numpy.savez(outputs, *results)
 """
 
@@ -31,12 +31,11 @@ numpy.savez(outputs, *results)
 def run(
     tosa: bytes | str | os.PathLike[str], inputs: Sequence[npt.NDArray[Any]], timeout_seconds: float = 600
 ) -> list[npt.NDArray[Any]]:
-    """Return the outputs of the TOSA reference model. It runs in a separate process because it aborts on invalid graphs.
+    """Return the outputs of the TOSA reference model, run in a separate process because it aborts on invalid graphs.
 
     Args:
         tosa: Flatbuffer, or path of a .tosa file.
         inputs: Arrays with the shapes and dtypes of the graph's inputs, in order. BF16 is ``ml_dtypes.bfloat16``.
-        timeout_seconds: Time limit of the model.
 
     Raises:
         EthorchError: The model refused the graph or inputs, reported an unpredictable result, aborted or exceeded the time limit.
@@ -60,7 +59,7 @@ def run(
 
 
 def as_bits(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Convert BF16 to 16-bit integers, because the reference model's Python module cannot read BF16 arrays."""
+    """Convert BF16, which the reference model's Python module cannot read, to 16-bit integers."""
     array = np.ascontiguousarray(array)
     return array.view(np.uint16) if array.dtype == ml_dtypes.bfloat16 else array
 

@@ -19,7 +19,7 @@ TOSA_VERSION = (1, 0, 0)
 
 
 def serialize(graph: Graph, *, locations: bool = False) -> bytes:
-    """Return the graph as a TOSA 1.0 flatbuffer. Python attributes become the const operands that TOSA 1.0 requires.
+    """Return the graph as a TOSA 1.0 flatbuffer, with the constant operands that TOSA 1.0 requires for attributes.
 
     Args:
         locations: Whether to store ``debug.event_of`` each operator as JSON in its location.

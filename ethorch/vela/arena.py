@@ -1,4 +1,4 @@
-"""Search for the size of the arena, because Vela often needs only half of the memory that it uses.
+"""Search for the size of the arena. Vela often needs only half of the memory that it uses.
 
 Neither bytes nor cycles are monotonic in ``--arena-cache-size``, so several sizes are compiled.
 """
@@ -34,12 +34,12 @@ _WISHES = (1.0, 0.9, 0.75)
 
 
 def arena_bytes(model: CompiledModel) -> int:
-    """Return the limited bytes: the staging memory, or else the scratch region."""
+    """Return the size of staging memory, or else of the scratch region."""
     return model.scratch_fast_bytes or model.scratch_bytes
 
 
 def total_bytes(model: CompiledModel) -> int:
-    """Return the bytes of staging memory and scratch region, between which data may move."""
+    """Return the size of staging memory and scratch region together, between which data may move."""
     return model.scratch_fast_bytes + model.scratch_bytes
 
 
@@ -76,7 +76,7 @@ def minimize_arena(first: CompiledModel, again: Compile, tolerance: float = TOLE
 
 
 def fit_arena(limit: int, first: CompiledModel, again: Compile) -> tuple[CompiledModel, int | None]:
-    """Search the fastest schedule in ``limit`` bytes, or else the smallest arena. Return values as ``minimize_arena``."""
+    """Search the fastest schedule in ``limit`` bytes, or else the smallest arena. See ``minimize_arena``."""
     if arena_bytes(first) <= limit:
         return first, None
     tries: list[tuple[CompiledModel, int | None]] = [(first, None)]
@@ -100,7 +100,7 @@ def _try_compile(again: Compile, wish: int | None) -> CompiledModel | None:
 
 
 class SearchCache:
-    """Cached result of an earlier search, in the user's cache folder.
+    """Result of an earlier search, in the user's cache folder.
 
     Args:
         parts: Values that the result depends on.
@@ -130,7 +130,7 @@ class SearchCache:
 
 
 def cache_keys(spec: EthosUCompileSpec) -> tuple[str, ...]:
-    """Return the values, apart from the graph, that a cached result depends on."""
+    """Return the values, besides the graph, that a cached result depends on."""
     return system_text(spec), options_text(spec), version("ethos-u-vela"), str(spec.arena), str(_FORMAT)
 
 

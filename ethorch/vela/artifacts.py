@@ -1,6 +1,6 @@
 """Files of ``dump_intermediate_artifacts_to``, which relate NPU commands to operators.
 
-A .pte cannot contain this information, because firmware rejects payloads with unknown blocks.
+A .pte cannot contain this information: firmware rejects payloads with unknown blocks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def write(
     sources: Sources | None = None,
     debug: ArmCompileSpec.DebugMode | None = None,
 ) -> None:
-    """Write the artifacts of a delegate with the first free number in ``folder``, ``delegate_N.tosa`` last.
+    """Write a delegate's artifacts with the first free number in ``folder``, ``delegate_N.tosa`` last.
 
     Args:
         debug: ``TOSA`` adds locations to ``delegate_N.tosa``. ``JSON`` writes ``debug.json``, a list of all operators.
@@ -48,7 +48,7 @@ def write(
 
 
 def _extend(file: Path, graph: Graph, delegate: str) -> None:
-    """Append debug events to a file, or overwrite it for the first delegate of a folder."""
+    """Append debug events to a file. The first delegate of a folder overwrites it."""
     old = json.loads(read_text(file)) if file.is_file() and delegate != "delegate_0" else []
     new = [event | {"delegate": delegate} for event in events(graph, len(old))]
     write_whole(file, json.dumps([*old, *new], indent=4).encode())
@@ -72,7 +72,7 @@ def next_delegate(folder: Path) -> Path:
 
 
 def sources(folder: str | os.PathLike[str], payload: DelegatePayload, specs: Iterable[tuple[str, bytes]]) -> Sources:
-    """Return the operators of a delegate from the artifacts in ``folder``, which the payload identifies.
+    """Return the operators of a delegate from the artifacts in ``folder`` with the same payload.
 
     Folders of ``executorch.backends.arm`` contain only TOSA files, which are compiled until the payload matches.
 

@@ -31,7 +31,7 @@ class Way:
 
     Attributes:
         number: Index of the part.
-        count: Index of the number of bands in ``_COUNTS``.
+        count: Index in ``_COUNTS`` of the number of bands.
     """
 
     number: int
@@ -101,7 +101,7 @@ def _better(
 
 
 def _ways(graph: Graph, before: CompiledModel, size: int, limit: int) -> Iterator[Way]:
-    """Return splits of parts at the peak: first those that may fit the limit, by work, then others by saving."""
+    """Return splits of parts at the peak: those that may fit the limit, by work, then others by saving."""
     peak = before.around_peak(_AT_THE_PEAK)
     ranked = []
     for number, part in enumerate(parts(graph)):

@@ -18,7 +18,7 @@ from ethorch.vela.compiled_model import Access, CompiledModel, Memory, Performan
 
 
 def compile_apart(tosa: bytes, spec: EthosUCompileSpec, timeout_seconds: float) -> CompiledModel:
-    """Compile in a child process, with data exchanged through files."""
+    """Compile in a child process, exchanging data through files."""
     with tempfile.TemporaryDirectory(prefix="ethorch-vela-") as name:
         folder = Path(name)
         (folder / "graph.tosa").write_bytes(tosa)
@@ -36,7 +36,7 @@ def compile_apart(tosa: bytes, spec: EthosUCompileSpec, timeout_seconds: float) 
                 "timeout_seconds."
             ) from None
         if child.returncode < 0:
-            raise VelaError(f"Vela died of signal {-child.returncode}. The graph is damaged, or Vela has a bug.")
+            raise VelaError(f"Vela was terminated by signal {-child.returncode}. The graph is damaged, or Vela has a bug.")
         try:
             result = json.loads((folder / "result.json").read_text())
         except (OSError, ValueError):

@@ -183,7 +183,7 @@ class CompiledModel:
         return frozenset(rows[number][name] for place in at for number in range(max(place - 1, 0), min(place + 2, len(rows))))
 
     def op_at(self, offset: int) -> ScheduledOp | None:
-        """Return the operation of the command at a byte offset, or None after the last one.
+        """Return the operation of a command's byte offset, or None after the last one.
 
         Registers, transfers and helper operations precede the last NPU_OP of their operation (npu-reference 10).
         """
@@ -207,8 +207,7 @@ def with_offsets(tables: Tables, moved: Callable[[int], int]) -> Tables:
 def _add_regions(performance: list[dict[str, str]], offsets: dict[str, list[int]]) -> None:
     """Assign commands without an entry to the control flow operator before the next operation.
 
-    Vela's performance table omits the regions of control flow. Of two adjacent control flow operators, the first gets the commands
-    of both.
+    Vela's performance table omits the regions of control flow. Of two adjacent control flow operators, the first gets all commands.
     """
     ids = {row["id"] for row in performance}
     inside = sorted(offset for id, starts in offsets.items() if id not in ids for offset in starts)

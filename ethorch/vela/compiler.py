@@ -1,7 +1,7 @@
 """Compile TOSA flatbuffers with Vela in this process.
 
-Fuzzing with 1700 damaged TOSA files caused no crash, but one endless compilation. So untrusted graphs can be compiled in a child
-process with a time limit.
+Fuzzing with 1700 damaged TOSA files caused no crash, but one endless compilation. A child process with a time limit can
+compile untrusted graphs.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def compile_unchecked(tosa: bytes, spec: EthosUCompileSpec, *, cascading: bool =
 
 
 def system_text(spec: EthosUCompileSpec) -> str:
-    """Return the hardware part of Vela's configuration: architecture, section names and ini files (vela.py, main).
+    """Return the hardware section of Vela's configuration: architecture, section names and ini files (vela.py, main).
 
     Vela derives the width of the NPU's ports from the section name: 8 bytes if it starts with ``Ethos_U55``, else 16. Other names
     therefore get the family as a prefix.
@@ -114,7 +114,7 @@ def system_text(spec: EthosUCompileSpec) -> str:
 
 
 def options_text(spec: EthosUCompileSpec, *, cascading: bool = True) -> str:
-    """Return the compiler part of Vela's configuration, translated from the flags (vela.py, get_compiler_config)."""
+    """Return the compiler section of Vela's configuration, translated from the flags (vela.py, get_compiler_config)."""
     flags = spec.flags if cascading else {**spec.flags, "--disable-cascading": True}
     sections: dict[str, dict[str, Any]] = {
         "compiler": {"enable_db": "true", "output_format": "Raw", "cop_format": flags.get("--cop-format", "COP1")},
@@ -162,7 +162,7 @@ def _in_declared_shapes(kind: str, declared: Sequence[tuple[str, Shape]], compil
 
 
 def _read(raw: Any, spec: EthosUCompileSpec) -> CompiledModel:
-    """Copy Vela's objects, except the database, which is large and seldom needed."""
+    """Copy Vela's objects, except the large database."""
     report = raw.perf_report
     performance = Performance(
         npu_cycles=report.npuCycles,

@@ -1,4 +1,4 @@
-"""Declarations of a TOSA flatbuffer, read without TOSA's library: inputs, outputs, and properties that trigger Vela's bugs."""
+"""Read inputs, outputs and properties that trigger Vela's bugs from a TOSA flatbuffer, without TOSA's library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compile the TOSA graph of a delegate: rewrite it, run Vela, and check the result."""
+"""Rewrite, compile and check the TOSA graph of a delegate."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def compile_lowered(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec) -> Lo
 
     Raises:
         VelaError: Vela refused the graph.
-        VerificationError: The commands and the graph compute different results, which copies do not repair.
+        VerificationError: The commands and the graph compute different results even with copies.
     """
     by_flags = not {"--arena-cache-size", "--optimise"}.isdisjoint(spec.flags)
     limit = None if by_flags or spec.arena in (FAST, FREE) else int(spec.arena)
@@ -83,7 +83,7 @@ def compile_lowered(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec) -> Lo
 
 
 def _compile_bands(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec, usual: Lowered, limit: int) -> Lowered:
-    """Compile with parts in bands of rows (``lower.rewrite.split_rows``), if that needs a smaller arena than ``usual``."""
+    """Compile with parts in bands of rows (``lower.rewrite.split_rows``) if that shrinks the arena."""
     smallest = copy.copy(spec)
     smallest.arena, smallest.flags = FAST, {**spec.flags, "--optimise": "Size"}
     cache = arena.SearchCache(serialize(graph), *arena.cache_keys(spec), "bands")
@@ -121,7 +121,7 @@ def _compile_faster_layout(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec
 
 
 def _arena_share(graph: Graph, way: ReadPlanes, spec: EthosUCompileSpec) -> float:
-    """Return the share of the SRAM arena for pixels and values computed from them; 0 for an unlimited arena."""
+    """Return the share of the SRAM arena that pixels and values computed from them need; 0 for an unlimited arena."""
     memory = spec.memory_system
     if not memory.staged:
         return 0.0 if memory.arena_area == "Sram" else 1.0
@@ -144,7 +144,7 @@ def _compile_planes(graph: Graph, tuning: Tuning, way: ReadPlanes, spec: EthosUC
 
 
 def compile_graph(graph: Graph, spec: EthosUCompileSpec) -> Lowered:
-    """Compile a rewritten TOSA graph, with copies of outputs if Vela drops one. Raise VelaError if Vela refuses the graph."""
+    """Compile a rewritten TOSA graph, with copies of outputs if Vela drops one. Raise VelaError if Vela refuses it."""
     try:
         return _compile(graph, spec)
     except VelaError as error:

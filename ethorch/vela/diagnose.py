@@ -1,4 +1,4 @@
-"""Find the operators of a refused graph that Vela refuses individually, and their source lines."""
+"""Find the operators that Vela refuses individually, with their source lines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STREAM_TOO_LONG = "command stream exceeds the hardware limit"
 
 
 def isolate(op: Op) -> Graph:
-    """Return a graph of this operator alone. Operands that are not constant become inputs."""
+    """Return a graph of this operator. Operands that are not constant become inputs."""
     graph = Graph()
     operands: list[Value] = []
     seen: dict[int, Value] = {}
@@ -31,7 +31,7 @@ def isolate(op: Op) -> Graph:
 
 
 def find_refused(graph: Graph, spec: EthosUCompileSpec) -> Iterator[tuple[Op, str]]:
-    """Yield (operator, Vela's message) for each operator that Vela refuses individually. Each kind is compiled once."""
+    """Yield (operator, Vela's message) for each operator that Vela refuses individually. Equal operators are compiled once."""
     verdicts: dict[str, str] = {}
     for op in graph.ops:
         operands = [(value.shape, value.dtype, value.is_const) for value in op.operands]
@@ -47,7 +47,7 @@ def find_refused(graph: Graph, spec: EthosUCompileSpec) -> Iterator[tuple[Op, st
 
 
 def find_first_refused(graph: Graph, spec: EthosUCompileSpec) -> tuple[Op, str] | None:
-    """Return (first operator with which Vela refuses the graph, Vela's message), by bisection."""
+    """Return the first operator with which Vela refuses the graph, and Vela's message, by bisection."""
 
     def refusal(count: int) -> str:
         ops = graph.ops[:count]

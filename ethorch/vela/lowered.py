@@ -22,7 +22,7 @@ class Lowered:
     Attributes:
         graph: TOSA graph after the rewrites.
         source: TOSA graph before the rewrites, the reference for results.
-        tosa: Flatbuffer that Vela compiled, apart from inputs in planes (``vela.planes``).
+        tosa: Flatbuffer that Vela compiled, before changes for inputs in planes (``vela.planes``).
         compiled: Vela's output.
         repairs: Operators before which a copy corrects Vela's commands.
     """

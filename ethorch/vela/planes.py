@@ -1,6 +1,6 @@
 """Change commands to read an input in planes (NCHW) as a feature map in the NPU's brick format (``ethorch.lower.rewrite.planes``).
 
-Each command gets the strides of planes instead of those of NHWC. The registers are restored after it.
+Each command gets the strides of planes. The registers are restored after it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NHWC, _BRICKS = 0, 1 << 6  # values of IFM_PRECISION.format and of the paramete
 
 @dataclass(frozen=True)
 class _Map:
-    """Location of the map that a convolution reads: the input, or a copy by the operations ``copies``."""
+    """Map that a convolution reads: the input, or a copy by the operations ``copies``."""
 
     region: int
     offset: int
@@ -45,7 +45,7 @@ def with_planes(
     Args:
         model: Compiled ``planar``.
         planar: Graph with convolutions that read planes.
-        reference: Graph with TRANSPOSEs, which the returned tables refer to.
+        reference: Graph with TRANSPOSEs, to which the returned tables refer.
         planes: Inputs in planes.
     """
     if model.command_stream[:4] != stream.COP1:
@@ -89,7 +89,7 @@ def _dma(program: Program) -> list[int]:
 
 
 def _map_of(readers: Sequence[Operation], source: IoTensor) -> _Map | None:
-    """Return the map that convolutions read, after copies by pooling, or None for other readers."""
+    """Return the map that convolutions read, after copies by pooling. None for other readers."""
     copies = [op for op in readers if op.name == "NPU_OP_POOL"]
     if readers[: len(copies)] != copies or any(op.name != "NPU_OP_CONV" for op in readers[len(copies) :]):
         return None
@@ -141,7 +141,7 @@ def _find_rows(model: CompiledModel, planar: Graph, planes: Sequence[Planes]) ->
 def _in_planes(
     op: Operation, where: _Map, planes: Planes, element_size: int, seen: npt.NDArray[np.bool_]
 ) -> Mapping[str, int | Bits] | None:
-    """Return the registers of a command that reads planes and mark its pixels in ``seen``, or return None."""
+    """Return the registers of a command that reads planes, and mark its pixels in ``seen``; or return None."""
     brick = BRICK * element_size
     pixel, plane = brick * planes.count, brick * planes.rows * planes.columns
     at, inside = divmod(op["IFM_BASE0"] - where.offset, pixel)

@@ -38,7 +38,7 @@ _MOST_RANDOM_INT32 = 8  # limit of random int32 inputs, which may be indices of 
 
 @dataclass(frozen=True)
 class _Operand:
-    """An operand of the operator with first result ``reader``. With place None, that result as an output of the graph."""
+    """An operand of the operator with first result ``reader``. Place None is that result as an output of the graph."""
 
     reader: str
     place: int | None
@@ -54,7 +54,7 @@ def repair_delegate(lowered: Lowered, compile_graph: Callable[[Graph], Lowered])
         compile_graph: Function that compiles a rewritten graph.
 
     Raises:
-        VerificationError: The delegate differs, and copies do not repair it.
+        VerificationError: The delegate differs even with copies.
     """
     inputs = random_inputs(lowered)
     if inputs is None:
@@ -184,7 +184,7 @@ class _Repair:
 
 
 def insert_copies(graph: Graph, operands: Sequence[_Operand]) -> tuple[str, ...]:
-    """Copy operands before their operators read them. Return the operators with their source locations."""
+    """Copy operands before their operators read them. Return the operators with source locations."""
     names, readers = Names(graph), []
     for region in list(graph.regions()):
         r = Rewriter(region, names, is_region=region is not graph)

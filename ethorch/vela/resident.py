@@ -32,7 +32,7 @@ _Run = tuple[int, int]  # first byte in region 0, bytes
 
 @dataclass(frozen=True)
 class _Reader:
-    """An operation, and the weights or scales that it reads in region 0."""
+    """An operation, with weights or scales that it reads in region 0."""
 
     offset: int
     spans: tuple[Span, ...]
@@ -45,7 +45,7 @@ class _Reader:
 
 
 def with_resident_weights(model: CompiledModel, spec: EthosUCompileSpec, most: int) -> CompiledModel:
-    """Copy the weights that are read most often to SRAM if that is estimated to need fewer cycles.
+    """Copy the weights that are read most often to SRAM if the estimate needs fewer cycles.
 
     Args:
         most: Maximum growth of the scratch region in bytes.
@@ -147,7 +147,7 @@ def _estimate_rows(
 def _insert_copies(
     payload: bytes, program: Program, moved: Sequence[_Reader], places: Mapping[_Run, int]
 ) -> tuple[bytes, dict[int, int]]:
-    """Return the driver payload with copies and changed readers, and new byte offsets of commands by old ones."""
+    """Return the driver payload with copies and changed readers, and the new byte offset of each command by its old one."""
     settings: dict[int, dict[str, int | Bits]] = defaultdict(dict)
     for reader in moved:
         shift = places[reader.run] - reader.run[0]

@@ -1,4 +1,4 @@
-"""Compare the NPU's results of a delegate with the TOSA reference, and find the first operator that differs."""
+"""Compare a delegate's results with the TOSA reference, and find the first operator that differs."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _record_values(delegate: Lowered, arrays: Sequence[Array]) -> dict[str, list
 
 
 def _first_wrong(written: Mapping[str, Sequence[Array]], values: Mapping[str, Array]) -> str:
-    """Return the name of the first written value that differs from ``values``, or an empty string.
+    """Return the first written value that differs from ``values``, or an empty string.
 
     Values may be written in stripes, or transposed. A transposed value counts only if no other value differs.
     """
@@ -139,7 +139,7 @@ def _first_wrong(written: Mapping[str, Sequence[Array]], values: Mapping[str, Ar
 
 
 def _describe_operator(graph: Graph, name: str, written: Collection[str] = ()) -> str:
-    """Return the producer of a value with its source location; of fused operators, the first that commands write."""
+    """Return the producer of a value with its source location; for fused operators, the first that commands write."""
     producers = {value.name: op for region in graph.regions() for op in region.ops for value in op.results}
     op = producers.get(name)
     if op is None:

@@ -1,4 +1,4 @@
-"""The last reads of the mutable buffers of a graph."""
+"""Last reads of the mutable buffers of a graph."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def is_kept(node: Node) -> bool:
 
 
 def _readers(node: Node) -> Iterator[Node]:
-    """Iterate over the nodes that read ``node`` or a view of it, without writes to it and views that are only written."""
+    """Iterate over the nodes that read ``node`` or a view of it, excluding writes and views that are only written."""
     for user in node.users:
         if not _is_written(user, node):
             yield user

@@ -18,7 +18,7 @@ class Build:
     Attributes:
         partition: The operators on the NPU, and the reasons for the others.
         delegates: The delegates, in the order of the file.
-        spec: The compile spec, with paths of ini files, which the ``.pte`` does not store.
+        spec: The compile spec with paths of ini files, which the ``.pte`` does not store.
         etrecord: ``executorch.devtools.etrecord.ETRecord``, or None if it was not required.
         states: The mutable buffers and their placement.
     """
@@ -31,5 +31,5 @@ class Build:
     states: tuple[StateBuffer, ...] = field(default=(), compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without ``etrecord``, because its graphs cannot be pickled."""
+        """Return the state without ``etrecord``, whose graphs cannot be pickled."""
         return {**self.__dict__, "etrecord": None}

@@ -1,4 +1,4 @@
-"""Values of a converted graph's nodes, and checks of how its tensors are stored."""
+"""Set values of a converted graph's nodes, and check tensor layouts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def set_values(module: GraphModule) -> Reason | None:
     """Set ``meta["val"]`` of the nodes that prepare and convert inserted: quantize and dequantize nodes, folded parameters.
 
     Returns:
-        The reason if the value of a node cannot be derived, e.g. for control flow.
+        The reason if a value cannot be derived, e.g. for control flow.
     """
     for node in module.graph.nodes:
         if is_control_flow(node):
@@ -51,7 +51,7 @@ def check_layouts(module: GraphModule) -> Reason | None:
 
 
 def structure_of(module: GraphModule) -> tuple[str, str]:
-    """Return PyTorch's serialized nests of inputs and outputs, as ExecuTorch writes them, or empty texts."""
+    """Return PyTorch's serialized nests of inputs and outputs, as written by ExecuTorch, or empty texts."""
     specs = (getattr(module, "_in_spec", None), getattr(module, "_out_spec", None))
     inputs, outputs = ("" if spec is None else torch.utils._pytree.treespec_dumps(spec) for spec in specs)
     return inputs, outputs

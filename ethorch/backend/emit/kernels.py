@@ -28,7 +28,7 @@ class Kernel(NamedTuple):
 
     Attributes:
         name: Name in a program, e.g. ``aten::add.out``.
-        arguments: Types of the arguments in the schema, by name, in order.
+        arguments: Schema types of the arguments by name, in order.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Kernel(NamedTuple):
 
 @functools.cache
 def kernel_of(op: Any) -> Kernel | None:
-    """Return the out variant of a functional operator, or None if PyTorch has no such variant."""
+    """Return the out variant of a functional operator, or None."""
     schema = op._schema
     name = op_name(op)
     if name in QUANTIZE | DEQUANTIZE:  # a library of ExecuTorch registers their out variants
@@ -54,7 +54,7 @@ def kernel_of(op: Any) -> Kernel | None:
 
 
 def add_argument(values: Values, value: Any, kind: Any, number_of: Callable[[Any], int]) -> int | None:
-    """Add an argument to the table of values. Return its number, or None if its type is not supported.
+    """Add an argument to the table of values. Return its number, or None for unsupported types.
 
     Args:
         kind: Type of the argument in the schema.

@@ -1,4 +1,4 @@
-"""Writes to a slice of a buffer or to rows at an index. Only these rows leave the NPU.
+"""Write a slice of a buffer, or rows at an index. Only these rows leave the NPU.
 
 The delegate computes the new value of the whole buffer. Rows at constant offsets are an output of the delegate with an address
 inside the buffer. The CPU writes other rows.
@@ -92,7 +92,7 @@ def find_parts(constants: Constants, graph: Graph, read: Node, written: Node) ->
 
 
 def write_parts(module: GraphModule, constants: Constants) -> list[tuple[Node, Part]]:
-    """Replace each ``copy_`` of a whole buffer by writes of parts, if ``find_parts`` returns them; in place.
+    """Replace each ``copy_`` of a whole buffer by writes of parts if ``find_parts`` returns them, in place.
 
     Returns:
         Each write, an ``index_put_`` or a ``copy_``, and its part. ``write_to_views`` adds the views of the buffer.
@@ -122,7 +122,7 @@ def write_parts(module: GraphModule, constants: Constants) -> list[tuple[Node, P
 
 
 def write_to_views(graph: Graph, writes: Sequence[tuple[Node, Part]]) -> None:
-    """Replace the buffer in writes of parts by views of it; in place."""
+    """Replace the buffer in writes of parts by views, in place."""
     for write, part in writes:
         buffer: Node = write.args[0]  # type: ignore[assignment]
         with graph.inserting_before(write):
@@ -141,7 +141,7 @@ def _call(graph: Graph, target: Any, x: Node, *args: Any) -> Node:
 
 
 class _Rows(NamedTuple):
-    """Float rows that an operator writes into its first operand. See :class:`Part`; ``at`` is the index."""
+    """Float rows that an operator writes to its first operand, at the index ``at``. See :class:`Part`."""
 
     rows: Node
     dim: int
@@ -164,7 +164,7 @@ def _same_elements(node: Node, like: tuple[Any, ...]) -> Node:
 
 
 def _pieces(constants: Constants, node: Node, like: tuple[Any, ...]) -> tuple[Node | None, list[_Rows]]:
-    """Return the operand in which an operator replaces rows, and these rows, or None and [] for other operators."""
+    """Return the operand in which an operator replaces rows, and the rows. None and [] for other operators."""
     name = op_name(node.target) if node.op == "call_function" else ""
     if name == "aten.cat.default":
         return _split_concatenation(node, like)
@@ -215,7 +215,7 @@ def _at(rows: Node, dim: int, places: Sequence[int], shape: Sequence[int]) -> _R
 
 
 def _split_concatenation(node: Node, like: tuple[Any, ...]) -> tuple[Node | None, list[_Rows]]:
-    """Return the largest operand of a concatenation, and the rows that the others replace. See ``_pieces``."""
+    """Return the largest operand of a concatenation, and the rows that the others replace."""
     shape = tuple(node.meta["val"].shape)
     (parts, *rest), _ = arguments(node)
     dim, at = int(rest[0]) % len(shape), 0

@@ -46,13 +46,13 @@ _PER_TENSOR = frozenset(f"quantized_decomposed.{name}_per_tensor.default" for na
 
 
 def call_delegate(inputs: Sequence[Tensor], number: int) -> list[Tensor]:
-    """Represent a delegate in a graph. The node's ``meta["val"]`` has its results. It is never called."""
+    """Represent a delegate in a graph. ``meta["val"]`` of the node has its results. It is never called."""
     raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Partition:
-    """The TOSA graph of a partition, and how to rewrite it."""
+    """The TOSA graph of a partition, with the arguments of its rewrites."""
 
     graph: TosaGraph
     tuning: Tuning
@@ -64,7 +64,7 @@ class PartitionedGraph:
 
     Attributes:
         module: CPU operators, and calls of ``call_delegate``.
-        partitions: The partition of each call, by its number.
+        partitions: The partition of each call.
         report: Operators in the partitions, and the reasons for the others.
         buffers: Names of the buffers that the program changes.
     """
@@ -76,10 +76,10 @@ class PartitionedGraph:
 
 
 def partition_graph(module: GraphModule, spec: EthosUCompileSpec) -> PartitionedGraph | Reason:
-    """Lower the partitions of a copy of a graph that ``convert_pt2e`` returned.
+    """Lower the partitions of a copy of a graph from ``convert_pt2e``.
 
     Returns:
-        The reason if the writer does not support the graph, e.g. for control flow.
+        The graph, or the reason if the writer does not support it, e.g. for control flow.
     """
     program = Converted(GraphModule(module, copy.deepcopy(module.graph)))
     graph = program.graph
@@ -123,7 +123,7 @@ def partition_graph(module: GraphModule, spec: EthosUCompileSpec) -> Partitioned
 
 
 def _check_writes(program: Converted) -> Reason | None:
-    """Return the reason if a tensor is read after it was changed: the order of calls does not include the writes."""
+    """Return the reason if a tensor is read after it was changed: writes do not affect the order of calls."""
     places = {node: number for number, node in enumerate(program.graph.nodes)}
     for node in program.graph.nodes:
         if node.op == "call_function" and is_in_place(node):
@@ -156,7 +156,7 @@ def _remove_idle_writes(graph: Graph) -> None:
 
 
 def _is_unchanged(name: str, written: Node) -> bool:
-    """Return True if a value has the elements of this buffer, dequantized and quantized again with at most one scale."""
+    """Return True if a value is this buffer, dequantized and quantized again with at most one scale."""
     parameters = set()
     while written.op == "call_function":
         if op_name(written.target) in _PER_TENSOR:
@@ -168,7 +168,7 @@ def _is_unchanged(name: str, written: Node) -> bool:
 
 
 def _sort(graph: Graph) -> None:
-    """Sort the nodes topologically, as near to their order as possible, with writes last."""
+    """Sort nodes topologically, close to their order and with writes last."""
     places = {node: number for number, node in enumerate(graph.nodes)}
     waiting = {node: len(node.all_input_nodes) for node in graph.nodes}
 
@@ -197,7 +197,7 @@ def _is_fully_delegated(graph: Graph) -> bool:
 
 
 def _inputs_of(nodes: Sequence[Node]) -> list[Node]:
-    """Return the nodes that a partition reads, sorted by their first use, as by ExecuTorch."""
+    """Return the nodes that a partition reads, in order of first use, as in ExecuTorch."""
     inside = set(nodes)
     return list(dict.fromkeys(arg for node in nodes for arg in node.all_input_nodes if arg not in inside))
 

@@ -1,4 +1,4 @@
-"""Reasons why ExecuTorch's own lowering writes a program. The payloads are the same either way."""
+"""Reasons why ExecuTorch's own lowering writes a program, with the same payloads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def etrecord() -> Reason:
 def open_sizes() -> Reason:
     return Reason(
         "writer.open_sizes",
-        "sizes of inputs are dynamic, and ExecuTorch plans their memory",
+        "input sizes are dynamic, and only ExecuTorch plans their memory",
         "Use shapes=[...], which compiles a method for each tuple of shapes.",
     )
 
@@ -26,7 +26,7 @@ def open_sizes() -> Reason:
 def control_flow(name: str) -> Reason:
     return Reason(
         "writer.control_flow",
-        f"{name} is control flow, and ExecuTorch writes its jumps",
+        f"{name} is a control flow operator, and only ExecuTorch writes its jumps",
         "Compute both branches and choose with torch.where.",
     )
 
@@ -66,7 +66,7 @@ def in_place(name: str) -> Reason:
 
 
 def other_buffer(name: str) -> Reason:
-    return Reason("writer.other_buffer", f"{name} is a buffer, and is written to another one", "Write a clone of it.")
+    return Reason("writer.other_buffer", f"buffer {name} is written to another buffer", "Write a clone of it.")
 
 
 def output_buffer() -> Reason:
@@ -76,8 +76,8 @@ def output_buffer() -> Reason:
 def undone_quantization(name: str) -> Reason:
     return Reason(
         "writer.undone_quantization",
-        f"{name} quantizes numbers that were dequantized with the same scale, and ExecuTorch removes both",
-        "Remove the operator between them, which changes nothing.",
+        f"{name} quantizes values that were dequantized with the same scale, and ExecuTorch removes both operators",
+        "Remove the operator between them, which has no effect.",
     )
 
 
@@ -102,11 +102,11 @@ def unread_result(name: str) -> Reason:
 
 
 def no_delegate() -> Reason:
-    return Reason("writer.no_delegate", "no operator runs on the NPU", "Follow the reasons of the operators on the CPU.")
+    return Reason("writer.no_delegate", "no operator runs on the NPU", "See the reasons of the operators on the CPU.")
 
 
 def no_input(name: str) -> Reason:
-    return Reason("writer.no_input", f"delegate {name} has no input", "Compute the constants that it returns before the export.")
+    return Reason("writer.no_input", f"delegate {name} has no input", "Compute the constants that it returns before export.")
 
 
 def vela_refusal(text: str) -> Reason:

@@ -20,8 +20,8 @@ CODES = {name: code for code, (name, _) in DTYPES.items()}
 def plan_memory(tensors: dict[int, tuple[int, int, int]]) -> tuple[dict[int, int], int]:
     """Place tensors in memory. Return their offsets and the total number of bytes.
 
-    Each tensor gets the lowest offset that is free during its lifetime. Of three orders (by size, by size times lifetime, by first
-    write), the one with the fewest bytes is used.
+    Each tensor gets the lowest offset that is free during its lifetime. The best of three orders is used: by size, by size times
+    lifetime, and by first write.
 
     Args:
         tensors: Size in bytes, writing instruction and last reading instruction of each tensor, by number.
@@ -67,7 +67,7 @@ class Values:
         return self.like(node.meta["val"])
 
     def like(self, tensor: torch.Tensor, contents: int = 0) -> int:
-        """Add a contiguous tensor like ``tensor``. ``contents`` is the index of its bytes in the program's constants."""
+        """Add a contiguous tensor. ``contents`` is the index of its bytes in the program's constants."""
         shape = tuple(int(extent) for extent in tensor.shape)
         self.values.append(Value("tensor", _name(tensor.dtype), shape, tuple(range(len(shape))), data=contents))
         return len(self.values) - 1
@@ -79,7 +79,7 @@ class Values:
         return number
 
     def inside(self, tensor: int, node: Node, start: int) -> int:
-        """Add a slice of another tensor that begins at its element ``start``."""
+        """Add a slice of another tensor, from element ``start``."""
         number = self.tensor(node)
         memory, offset = self.values[tensor].place or (SHARED_MEMORY, 0)
         place = memory, offset + start * ITEM_BYTES[self.values[number].dtype]

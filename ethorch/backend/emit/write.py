@@ -29,7 +29,7 @@ def write_pte(quantized: GraphModule, spec: EthosUCompileSpec) -> Build | Reason
     """Partition a graph, compile each partition once, and write the program.
 
     Args:
-        quantized: Graph returned by ``convert_pt2e``, with quantized mutable buffers. It is not changed.
+        quantized: Graph from ``convert_pt2e``, with quantized mutable buffers. It is not changed.
 
     Returns:
         The program, or the reason if ExecuTorch's lowering is needed. Only refusals of Vela are detected during compilation.

@@ -1,4 +1,4 @@
-"""Conversion of a graph of CPU operators and calls of delegates to an ExecuTorch program."""
+"""Convert a graph of CPU operators and calls of delegates to an ExecuTorch program."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ _PROMOTIONS = {"promoted": PROMOTION.DEFAULT, "promoted_to_float": PROMOTION.INT
 class Writer:
     """A program under construction, with the kernels that ExecuTorch's lowering would use.
 
-    Call ``add_graph`` first, which needs no payloads and detects unsupported graphs, and then ``program``.
+    Call ``add_graph``, which needs no payloads and detects unsupported graphs, before ``program``.
 
     Mutable buffers are tensors in ``SHARED_MEMORY`` with their initial values in the file. A delegate writes its result into a
     buffer if nothing reads the old value later.
 
     Attributes:
-        calls: Number of the partition of each call, in the order of the calls.
+        calls: Partition number of each call, in order.
     """
 
     def __init__(self, graph: PartitionedGraph):
@@ -84,7 +84,7 @@ class Writer:
 
         Args:
             delegates: The delegate of each of ``calls``.
-            structure: Nests of the program's inputs and outputs.
+            structure: Nests of inputs and outputs.
         """
         offsets, size = plan_memory({number: (self._values.values[number].nbytes, *span) for number, span in self._live.items()})
         offsets |= {number: offsets[self._root(number)] for number in self._base if self._root(number) in offsets}
@@ -233,7 +233,7 @@ class Writer:
         return None
 
     def _result(self, call: Node, item: Node) -> int | Reason:
-        """Return the tensor of a result: in the buffer that it is written to, if nothing reads the old value, or a new one."""
+        """Return the tensor of a result: the buffer to which it is written, if nothing reads the old value, or a new one."""
         writes = [user for user in item.users if is_in_place(user)]
         write = writes[0] if len(writes) == 1 else None
         buffer = target_buffer(write) if write and write.target is torch.ops.aten.copy_.default and write.args[1] is item else None
@@ -286,12 +286,12 @@ class Writer:
         return None
 
     def _check_sources(self, nodes: Sequence[Node]) -> Reason | None:
-        """Return the reason if a node to be written to a buffer is itself a buffer, which may have been written before."""
+        """Return the reason if a node to be written to a buffer is itself a buffer, which may have changed."""
         buffers = (node for node in nodes if self._values.values[self._places[node]].place is not None)
         return next((reasons.other_buffer(node.name) for node in buffers), None)
 
     def _add_view(self, node: Node) -> Reason | None:
-        """Add a view of the operand. It needs an instruction only if the program returns it."""
+        """Add a view of the operand. Only a view that the program returns needs an instruction."""
         source = node.all_input_nodes[0]
         if not source.meta["val"].is_contiguous():
             return reasons.layout(source.name)
@@ -358,7 +358,7 @@ class Writer:
         return None
 
     def _undoes_dequantize(self, node: Node) -> bool:
-        """Return True if a quantize node undoes a dequantize node. ExecuTorch removes both."""
+        """Return True if a quantize node inverts a dequantize node. ExecuTorch removes both."""
         source = node.args[0]
         while isinstance(source, Node) and op_name(source.target) not in DEQUANTIZE:
             if source.op != "call_function" or not source.all_input_nodes:

@@ -1,4 +1,4 @@
-"""Functions that prepare NPU_OP_* commands. Importing this package registers them in ``prepared.PREPARE``."""
+"""Functions that prepare NPU_OP_* commands, registered in ``prepared.PREPARE`` on import."""
 
 from __future__ import annotations
 

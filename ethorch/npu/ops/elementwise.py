@@ -30,7 +30,7 @@ PAIR_TABLE = 1 << 15  # least number of elements for which a table of all 2**16 
 
 @dataclass(frozen=True, eq=False)
 class Operand:
-    """An input, minus its zero point: a feature map or a constant. ``fm`` of a constant is not read."""
+    """An input minus its zero point: a feature map, or a constant, whose ``fm`` is not read."""
 
     fm: FeatureMap
     constant: int | None = None
@@ -172,7 +172,7 @@ def _sum_5x(sign: int) -> Callable[[Operation], Value]:
 
 
 def _operand_scales_5x(op: Operation) -> tuple[Scaling, Scaling]:
-    """Return the scales of the ordered operands A and B of ADD and SUB (npu-reference 6.7)."""
+    """Return the scales of operands A and B of ADD and SUB (npu-reference 6.7)."""
     mode = op["IFM_PRECISION.scale_mode"]
     if mode == 0:
         return scaling(op["OPA_SCALE.scale"], 0, "NATURAL"), scaling(op["OPB_SCALE.scale"], 0, "NATURAL")

@@ -60,7 +60,6 @@ def _average_5x(op: Operation) -> Prepared:
 
 
 def _max(op: Operation) -> Prepared:
-    """Compute the window's maximum, excluding padding (npu-reference 6.6)."""
     w, stage = _channelwise(op)
     return _pool(op, "MAX", w, stage, lambda m: _extreme(m, w, np.maximum, w.ifm.value_range[0]))
 
@@ -137,7 +136,7 @@ def _channelwise(op: Operation) -> tuple[Window, OutputStage]:
 def _pool(
     op: Operation, kind: str, w: Window, stage: OutputStage, value: Callable[[Memory], Ints], unscaled: bool = False
 ) -> Prepared:
-    """Prepare a pool whose accumulators are ``value(memory)``. See ``forms.Pool`` for ``kind``."""
+    """Prepare a pool of kind ``forms.Pool.kind`` whose accumulators are ``value(memory)``."""
     scaling = None if unscaled else _Scale(op, w.ifm)
 
     def run(m: Memory) -> None:
@@ -203,7 +202,7 @@ def _separable(w: Window, rows: Ints, combine: np.ufunc) -> Ints:
 
 
 def valid_positions(w: Window) -> Ints:
-    """Count the positions of each window inside the IFM, [OH, OW, 1]."""
+    """Count each window's positions inside the IFM, [OH, OW, 1]."""
     counts = []
     for axis in (0, 1):
         at = np.arange(w.out[axis])[:, None] * w.stride[axis] + np.arange(w.kernel[axis]) * w.dilation[axis]
@@ -216,7 +215,7 @@ def valid_positions(w: Window) -> Ints:
 
 
 def _table_copy(op: Operation, w: Window, stage: OutputStage) -> Prepared:
-    """Prepare a 1x1 pool of 8-bit data as a table of 256 values, which is often the identity."""
+    """Prepare a 1x1 pool of 8-bit data as a table of 256 values, often the identity."""
     if stage.keeps or stage.input:
         return _pool(op, "SUM", w, stage, lambda m: _window_sum(m, w))
     low, high = w.ifm.value_range

@@ -1,7 +1,7 @@
 """Constant bytes of memory at a point of the stream.
 
-Weights and scales may be decoded in advance only if every run reads the same bytes. Region 0 never changes. Other regions are
-constant from a DMA from region 0 until the next write.
+Weights and scales may be decoded in advance only if every run reads the same bytes. Region 0 never changes. A DMA from region 0
+makes bytes of another region constant until the next write.
 """
 
 from __future__ import annotations

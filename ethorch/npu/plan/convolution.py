@@ -1,4 +1,4 @@
-"""Convolutions, depthwise convolutions and products of two feature maps as structs."""
+"""Convolutions, also depthwise, and products of two feature maps as structs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INT64_SAFE = 2.0**62
 
 
 def pack_window(c: Context, w: Window) -> layout.Window:
-    """Pack a window's geometry. All rows and columns that it reads are in the IFM or in the padding."""
+    """Pack a window's geometry. All rows and columns that it reads are in the IFM or its padding."""
     return layout.Window(
         c.read(w.ifm), *w.kernel, *w.stride, *w.dilation, *w.before, *w.size, w.padded[1], w.upscale
     )  # fmt: skip
@@ -35,7 +35,7 @@ class Weights:
     Attributes:
         kind: Conv.element or Depthwise.sum.
         flip: Mask XORed with the bytes of pixels.
-        correction: int64 per channel, the error caused by ``flip``, subtracted from the sums.
+        correction: int64 per channel, the error caused by ``flip``.
         chunk: See ``Conv`` in ``cpp/plan.h``.
     """
 
@@ -47,7 +47,7 @@ class Weights:
     chunk: int = 0
 
     def start(self, mode: int, depth: int, dtype: str) -> Array:
-        """Return the initial values of sums: offset and bias, unless the output stage adds them. int32 truncates to 32 bits."""
+        """Return the initial sums: offset and bias, unless the output stage adds them. int32 truncates to 32 bits."""
         offset, bias = self.sums.offset, self.sums.bias
         assert offset is not None and bias is not None
         initial = (0 if mode == layout.SCALE_INTEGER else offset + bias) - np.broadcast_to(self.correction, bias.shape)

@@ -55,7 +55,7 @@ def pack_elementwise(c: Context, form: Elementwise) -> layout.Elementwise:
 
 
 def _result(form: Elementwise, before: list[Range]) -> Range | None:
-    """Return the range of the function's values, or None unless int32 holds all values and float64 scales them exactly."""
+    """Return the range of results, or None unless int32 holds all values and float64 scales them exactly."""
     value = form.value
     if value.name == "LRELU":
         parts = [scale_range(before[0], s) if _is_exact(before[0], s) else None for s in value.scales]
@@ -114,7 +114,7 @@ def _pays(form: Elementwise, e: layout.Elementwise) -> bool:
 
 
 def _pairs(c: Context, e: layout.Elementwise) -> int:
-    """Compute the table of all pairs of bytes by running the operation."""
+    """Compute the table of all pairs of bytes with the NumPy operation."""
     table = np.zeros(1 << 16, np.uint8)
     every = np.arange(256, dtype=np.uint8)
     step = layout.Elementwise.from_buffer_copy(e)

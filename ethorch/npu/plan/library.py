@@ -1,7 +1,7 @@
 """The compiled half of the plan: ``cpp/``, built on first use (``ethorch.support.native``) for this CPU.
 
-Each level of CPU features has its own library. ETHORCH_NPU_LEVEL selects a level; the default is the best level that the CPU and
-the compiler support. ETHORCH_NPU_NUMPY disables compiled code.
+Each level of CPU features has its own library. ETHORCH_NPU_LEVEL selects a level; default: the best that CPU and compiler
+support. ETHORCH_NPU_NUMPY disables compiled code.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ def cpu_features() -> frozenset[str]:
 
 
 def levels() -> list[str]:
-    """Return the levels that this CPU supports, best first."""
+    """Return this CPU's levels, best first."""
     return [name for name, (needs, _) in LEVELS.items() if needs <= cpu_features()]
 
 
 def build(level: str, extra: tuple[str, ...] = ()) -> Path:
-    """Build the library of a level with ``extra`` compiler flags. Raise HostError if that fails."""
+    """Build the library of a level. Raise HostError if that fails."""
     files = sorted(FOLDER.glob("*.cpp"))
     flags = [*FLAGS, *LEVELS[level][1], *extra]
     return native.build(f"npu-plan-{level}", files, flags, sorted(FOLDER.glob("*.h")), purpose="the NPU simulator")
@@ -84,7 +84,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def declare(handle: ctypes.CDLL) -> ctypes.CDLL:
-    """Declare the library's functions. Raise HostError if its structs differ from ``layout``."""
+    """Declare the library's functions. Raise HostError if struct sizes differ from ``layout``."""
     sizes = [handle.ethorch_size(number) for number in range(len(layout.SIZED) + 1)]
     if sizes != [*map(ctypes.sizeof, layout.SIZED), 0]:
         raise HostError(f"the compiled library's structs have sizes {sizes}, which differ from ethorch.npu.plan.layout.")

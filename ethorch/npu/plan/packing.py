@@ -1,4 +1,4 @@
-"""Pack feature maps and scalings into structs, and prove that every address is inside its region."""
+"""Pack feature maps and scalings into structs, and prove that addresses are inside their regions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LANES = 16  # most lanes of a vector; arrays for vector loads are padded by up t
 
 
 class NotKnown(Exception):
-    """Reason why the plan cannot represent a step. The step runs in Python."""
+    """Reason why the plan cannot represent a step, which then runs in Python."""
 
 
 @dataclass(eq=False)
@@ -44,12 +44,12 @@ class Context:
         memory: Memory of the machine. Machines with equal region sizes may share the plan.
         constants: Constant bytes at this point of the stream.
         carries: Whether to pack steps with chain buffers or accumulators. Otherwise they run in Python.
-        own_bytes: Size of the memory that the plan uses between steps.
+        own_bytes: Size of the plan's own memory for values between steps.
         kept_alive: Arrays and structs that structs point to.
-        filters: Packed filters by key, shared by stripes of a layer and steps of a recurrent network.
+        filters: Packed filters, shared by stripes of a layer and steps of a recurrent network.
         stored_ranges: Maps whose elements have a narrower range than their type, by region and base.
         computed: The entry of ``stored_ranges`` that the current step adds.
-        modes: Cache of scaling modes and their clamps. Most steps share a few of them.
+        modes: Cache of scaling modes and their clamps.
     """
 
     memory: Memory
@@ -68,7 +68,7 @@ class Context:
     _scales: dict[tuple[object, ...], layout.Scale | layout.DoubleScale] = field(default_factory=dict)
 
     def hold(self, array: Array) -> int:
-        """Return the address of an array, which lives as long as the plan."""
+        """Return the address of an array, and keep it alive with the plan."""
         array = np.ascontiguousarray(array)
         self.kept_alive.append(array)
         return int(array.__array_interface__["data"][0])  # three times as fast as ``ctypes.data``
@@ -79,7 +79,7 @@ class Context:
         return base
 
     def reader(self, streams: Streams) -> Callable[[Span], Bytes]:
-        """Return a function that reads weights and scales. Raise NotKnown if they may change."""
+        """Return a reader of weights and scales. Raise NotKnown if they may change."""
         bytes_by_span: dict[Span, Bytes] = {}
         for span in streams.spans:
             self.memory.span(span)
@@ -146,7 +146,7 @@ class Context:
         return layout.Map(region, 0, bricks, kind.itemsize, kind.kind == "i", *sizes, fm.zero_point, *strides)
 
     def overlap(self, a: FeatureMap, b: FeatureMap) -> bool:
-        """Return True if two maps may share bytes. The plan's own memory is never shared."""
+        """Return True if two maps may share bytes. The plan's own memory is not shared."""
         if a.region != b.region or not a.in_memory or not b.in_memory:
             return False
         for x in self.reaches(a):
@@ -164,7 +164,7 @@ class Context:
     # Ranges of values.
 
     def range_of(self, fm: FeatureMap) -> Range:
-        """Return the range of a map's elements minus the zero point: that of the type, or a narrower one in ``stored_ranges``."""
+        """Return the range of elements minus the zero point, from ``stored_ranges`` or the type."""
         low, high = fm.value_range
         if (fm.region, fm.bases[0]) in self.stored_ranges:
             stored, bounds = self.stored_ranges[fm.region, fm.bases[0]]
@@ -173,7 +173,7 @@ class Context:
         return low - fm.zero_point, high - fm.zero_point
 
     def advance(self, step: Step) -> None:
-        """Drop overwritten maps from ``stored_ranges`` and add the one that the step computed."""
+        """Drop overwritten maps from ``stored_ranges`` and add the step's."""
         written = [fm for fm in step.prepared.writes if isinstance(fm, FeatureMap) and fm.in_memory]
         spans = [(a.region, a.base, a.base + a.size_bytes) for a in step.prepared.writes if isinstance(a, Span)]
         spans += [(fm.region, *reach) for fm in written for reach in self.reaches(fm)]
@@ -203,7 +203,7 @@ class Context:
         return packed
 
     def double_scale(self, s: Scaling, zero_point: int) -> layout.DoubleScale:
-        """Pack a scaling in float64 that also adds the zero point. Requires ``ranges.exact_in_double``."""
+        """Pack a scaling in float64 that adds the zero point. Requires ``ranges.exact_in_double``."""
         packed = self._share("double", s, zero_point, self._double_scale)
         assert isinstance(packed, layout.DoubleScale)
         return packed
@@ -211,7 +211,7 @@ class Context:
     def _share(
         self, kind: str, s: Scaling, zero_point: int, make: Callable[[Scaling, int], layout.Scale | layout.DoubleScale]
     ) -> layout.Scale | layout.DoubleScale:
-        """Share the struct of equal per-tensor scalings. A stream has thousands of them."""
+        """Share the structs of equal per-tensor scalings. A stream has thousands of them."""
         if s.shift.ndim:
             return make(s, zero_point)
         key = kind, int(s.multiplier), int(s.shift), s.rounding, s.double, zero_point
@@ -284,7 +284,7 @@ def _is_apart(fm: FeatureMap, spans: list[tuple[int, int]]) -> bool:
 
 
 def same_place(a: FeatureMap, b: FeatureMap) -> bool:
-    """Return True if corresponding elements of both maps have the same address."""
+    """Return True if corresponding elements have the same address."""
     if a.region != b.region or a.bases[0] != b.bases[0] or a.shape != b.shape:
         return False
 

@@ -1,4 +1,4 @@
-"""Plans: a program's steps for one memory layout, compiled as far as possible."""
+"""Plans: a program's steps for one memory layout, compiled if possible."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Plan:
 def _pack(
     program: Program, memory: Memory, handle: ctypes.CDLL
 ) -> tuple[list[tuple[Step, ctypes.Structure | None]], Context, dict[Step, str]]:
-    """Pack every step into a struct or None. Steps with chain buffers or accumulators are packed either all or not at all."""
+    """Pack each step into a struct or None. Steps with chain buffers or accumulators are packed all or not at all."""
     for carries in (True, False):
         context = Context(memory, Constants(program.constants), handle, carries)
         if not memory.is_constant(0):
@@ -137,7 +137,7 @@ def _carries(step: Step) -> bool:
 
 
 def plan_of(program: Program, memory: Memory) -> Plan | None:
-    """Return the cached plan for this memory layout, or None without compiled code or if regions share bytes."""
+    """Return the cached plan. None without compiled code, or if regions share bytes."""
     if program.has_branches or library() is None:
         return None
     spans = sorted((r.ctypes.data, r.ctypes.data + r.size) for r in memory.regions.values() if r.size)

@@ -1,4 +1,4 @@
-"""Execution of a plan on one machine's memory."""
+"""Execution of a plan on a machine's memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Images:
 
 
 class Planned:
-    """A plan with its memory, durations of its steps, and the number of completed runs."""
+    """A plan with its memory, durations of its steps, and number of completed runs."""
 
     def __init__(self, plan: Plan, memory: Memory):
         self.plan = plan
@@ -75,7 +75,7 @@ class Planned:
         self.runs += 1
 
     def run_images(self, images: Images, most: int) -> int | None:
-        """Run up to ``most`` further images of a batch, without counters. The plan must be whole.
+        """Run up to ``most`` further images of a batch, without counters. Requires a whole plan.
 
         Returns:
             Index of an image with data that only Python can process, or None.

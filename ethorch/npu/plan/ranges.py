@@ -46,7 +46,7 @@ def scale_range(r: Range, s: Scaling) -> Range:
 
 
 def combine(name: str, a: Range, b: Range, mask: int) -> Range | None:
-    """Return the range of an elementwise function, or None if it may exceed 32 bits."""
+    """Return the range of an elementwise function. None if it may exceed 32 bits."""
     if name == "MUL":
         return around(x * y for x in a for y in b)
     if name in ("MIN", "MAX"):
@@ -79,9 +79,9 @@ def one_exact_in_double(largest: int, s: Scaling, zero_point: int) -> bool:
 
 
 def exact_in_double(largest: int | Array, s: Scaling, zero_point: int) -> Array:
-    """Return for each channel whether floor(v * (m * 2**-s) + (addend * 2**-s + zero_point)) in float64 is the integer scaling.
+    """Return, per channel, whether floor(v * (m * 2**-s) + (addend * 2**-s + zero_point)) in float64 is the integer scaling.
 
-    In units of 2**-s all terms are integers, which are exact while they and their sum stay below 2**53.
+    In units of 2**-s all terms are integers, exact while they and their sum stay below 2**53.
 
     Args:
         largest: Bound on |v|, a scalar or one element per channel.
@@ -95,7 +95,7 @@ def exact_in_double(largest: int | Array, s: Scaling, zero_point: int) -> Array:
 
 
 def all_exact_in_double(largest: Array, s: Scaling, zero_point: int) -> bool:
-    """Return True if the largest terms prove ``exact_in_double`` for every channel. This fast test suffices for most filters.
+    """Return True if the largest terms prove ``exact_in_double`` for all channels, a fast test that most filters pass.
 
     No addend exceeds one unit, 2**s (npu-reference 6.1).
     """

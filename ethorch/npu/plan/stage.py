@@ -40,7 +40,7 @@ class Sums:
     Attributes:
         largest: Bound on |sum + offset + bias|, a scalar or one element per channel.
         offset, bias: int64 per channel, or None. Added before and after the kept accumulator.
-        element_wise: Whether each OFM element depends only on the corresponding element of each input.
+        element_wise: Whether each OFM element depends only on the corresponding input elements.
         wide: Whether the sums are int64 and scaled as integers.
     """
 
@@ -151,7 +151,7 @@ def _mode(c: Context, stage: OutputStage, sums: Sums, s: layout.Stage) -> int:
 
 
 def _mode_of(clamp: Range | None, zero_point: int, sums: Sums) -> tuple[int, Range | None]:
-    """Choose the scaling mode without limits of the stage, and the clamp that it needs if the stage has none."""
+    """Return the scaling mode regardless of the stage, and the clamp that it needs if the stage has none."""
     largest, scaling = np.asarray(sums.largest, np.float64), sums.scaling
     if largest.max(initial=0) >= INT32[1]:
         return layout.SCALE_INTEGER, None
@@ -178,7 +178,7 @@ def _mode_of(clamp: Range | None, zero_point: int, sums: Sums) -> tuple[int, Ran
 
 
 def _mode_of_one(clamp: Range | None, zero_point: int, sums: Sums, largest: int) -> tuple[int, Range | None]:
-    """Apply ``_mode_of`` to one scaling and one bound, with Python integers."""
+    """Apply ``_mode_of`` to one scaling, with Python integers."""
     scaling = sums.scaling
     if largest >= INT32[1] or (clamp is not None and not within(clamp, INT32)):
         return layout.SCALE_INTEGER, None

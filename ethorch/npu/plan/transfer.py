@@ -16,7 +16,7 @@ def pack_copy(c: Context, form: Copy) -> layout.Copy:
 
 
 def pack_transfer(c: Context, form: Transfer) -> layout.Transfer:
-    """Pack a transfer. Its addresses depend on indices and are checked at run time."""
+    """Pack a transfer. Addresses that depend on indices are checked at run time."""
     (source, *from_), (target, *to) = form.source, form.target
     index_region, index, index_outer = form.index
     if target == 0:

@@ -1,8 +1,8 @@
 """Decode weight and scale streams into signed 9-bit weights, biases and scales.
 
 The standard format (npu-reference 4.1) packs variable-length symbols. ``_scan`` finds the start of each chunk of a slice serially;
-NumPy then extracts the symbols of all chunks at once. With a C++ compiler, ``decode_standard`` uses ``weights.cpp``, which is ten
-times as fast. ``ethosu.mlw_codec.decode`` is not used because it ends the process on malformed streams.
+NumPy then extracts the symbols of all chunks at once. ``decode_standard`` uses ``weights.cpp`` if a C++ compiler is available,
+which is ten times as fast. ``ethosu.mlw_codec.decode`` is not used because it ends the process on malformed streams.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _RANK = (np.cumsum(_BITS, axis=1) - _BITS).astype(np.uint8)
 
 
 def decode_standard(data: bytes | Bytes) -> Array:
-    """Decode all weights of a standard stream, to int8 if they fit, else to int16.
+    """Decode all weights of a standard stream to int8 if they fit, else to int16.
 
     Raises:
         MachineFault: The stream ends inside a slice or lacks a palette.
@@ -62,7 +62,7 @@ def narrow(weights: Array) -> Array:
 
 
 def decode_standard_numpy(data: bytes) -> Array:
-    """Decode to int16 without compiled code, with error messages. See ``decode_standard``."""
+    """Decode to int16 without compiled code, with error messages."""
     bits = _Bits(data)
     at, end = 0, 8 * len(data)
     palette: _Palette | None = None
@@ -180,7 +180,7 @@ class _Slice:
 def _decode_slice(bits: _Bits, start: int, s: _Slice) -> tuple[Ints, Ints, int]:
     """Return weight indices, zero runs, and the bit after the slice.
 
-    Round r of the stream contains the unary parts of chunk r at ``at[r]`` and the remainders of chunk r-1 at ``rest[r]``. The
+    Round r of the stream contains the unary codes of chunk r at ``at[r]`` and the remainders of chunk r-1 at ``rest[r]``. The
     last round contains only remainders.
     """
     rounds, end = _scan(bits, start, s)
@@ -229,7 +229,7 @@ def _scan(bits: _Bits, start: int, s: _Slice) -> tuple[Rounds, int]:
 
 
 def _scan_plain(bits: _Bits, start: int, s: _Slice) -> tuple[Rounds, int]:
-    """Scan slices of coded weights without zero runs. This loop is optimized because such slices dominate real streams."""
+    """Scan slices of coded weights without zero runs, with an optimized loop because they dominate real streams."""
     at: list[int] = []
     append, ones_in, below = at.append, _ONES, _BELOW
     emitted_by_ones = [CHUNK] * (CHUNK + 1) if s.truncated else [CHUNK - n for n in range(CHUNK + 1)]

@@ -1,9 +1,9 @@
 """Order of weights in a weight stream.
 
-Source: npu-reference 4.2 for U55 and U65, npu-reference 4.3 for U85.
+Source: npu-reference 4.2 for U55 and U65, 4.3 for U85.
 
-A stream iterates over OFM blocks, over their IFM blocks, and over a fixed pattern of kernel elements and channel groups. The
-pattern is computed once per block size, as (o, i, k) offsets.
+A stream iterates over OFM blocks, their IFM blocks, and a fixed pattern of kernel elements and channel groups. The pattern is
+computed once per block size, as (o, i, k) offsets.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Order:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Entries of a block in stream order: OFM and IFM channel offsets (uint16) and kernel element (int32, -1 for padding)."""
+    """Entries of a block in stream order: OFM and IFM channel offsets (uint16), kernel element (int32, -1 for padding)."""
 
     o: Array
     i: Array
@@ -87,7 +87,7 @@ class _Traversal:
 
     Attributes:
         blocks: Iterates over the blocks.
-        shape: Removes parameters that do not affect patterns, so layers share them.
+        shape: Removes parameters that do not affect patterns, so that layers share them.
         size: Counts the entries of a block, from shape, OFM depth and IFM depth.
         pattern: Computes a block from the same arguments.
         channels: Returns the first channel of a stream and the step between its channels.
@@ -243,7 +243,7 @@ def _append(o_parts: list[Array], i_parts: list[Array], k_parts: list[Array], o:
 
 @dataclass(frozen=True)
 class _Units:
-    """Block sizes of U85 by kind of order (npu-reference 4.3, above the listing)."""
+    """Block sizes of U85 by kind of order (npu-reference 4.3)."""
 
     ifm_block: int
     ifm_unit: int  # IUB
@@ -271,7 +271,7 @@ def _units(order: Order) -> _Units:
 
 
 def _blocks_85(order: Order) -> Blocks:
-    """Yield the blocks. IFM blocks alternate between forward and backward order."""
+    """Yield the blocks. The order of IFM blocks alternates between OFM blocks."""
     ifm_block = _units(order).ifm_block
     forwards = True
     for ob in range(0, order.ofm_depth, max(order.block_depth, 1)):
@@ -351,7 +351,7 @@ def _channels_5x(order: Order) -> tuple[int, int]:
 
 
 def _channels_85(order: Order) -> tuple[int, int]:
-    """Return the channels. Patterns of U85 contain channel indices of the first stream."""
+    """Return the channels. U85 patterns contain channel indices of the first stream."""
     return LANES * order.stream, 1
 
 

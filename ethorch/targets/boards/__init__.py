@@ -1,4 +1,4 @@
-"""Boards with an Ethos-U as data: NPUs, memories and clocks, each value with its source."""
+"""Boards with an Ethos-U: NPUs, memories and clocks, each value with its source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Description of a device or evaluation board: CPU, memories, UART and NPUs, with sources."""
+"""Description of a device or evaluation board, with sources."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ethorch.support.errors import unknown_name
 
 #: Kinds of memory. ``tcm`` is only accessible to the CPU.
 MEMORY_KINDS = ("sram", "dram", "flash", "mram", "tcm")
-#: Sides of the NPU: ``sram`` is AXI0 of U55 and U65 and the SRAM ports of U85, ``ext`` is AXI1 and the EXT port.
+#: NPU ports: ``sram`` is AXI0 of U55 and U65 or an SRAM port of U85; ``ext`` is AXI1 or the EXT port.
 PORTS = ("sram", "ext")
 #: Kinds that neither CPU nor NPU can write.
 READ_ONLY_KINDS = ("flash", "mram")
@@ -26,13 +26,13 @@ class Sourced:
     """A table of a board file.
 
     Attributes:
-        sources: Source of each number, by key. It starts with ``assumed`` if the number is unpublished.
+        sources: Source of each number. It starts with ``assumed`` if the number is unpublished.
     """
 
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False, kw_only=True)
 
     def is_assumed(self, key: str) -> bool:
-        """Return True if the value is our assumption rather than vendor data."""
+        """Return True if the value is an assumption of ethorch, not vendor data."""
         return self.sources.get(key, "").startswith(ASSUMED)
 
 
@@ -45,7 +45,7 @@ class Cpu(Sourced):
         dcache_bytes, icache_bytes: Cache sizes, or 0 without a cache.
         cache_line_bytes: Line size of the data cache.
         interrupts: Number of NVIC lines.
-        vector_table: Start address of the core.
+        vector_table: Address of the vector table at reset.
     """
 
     core: str
@@ -64,8 +64,7 @@ class Memory(Sourced):
     Attributes:
         name: User-defined name, e.g. ``sram`` or ``ddr``.
         kind: One of MEMORY_KINDS.
-        base: Lowest address.
-        aliases: Other addresses of the same bytes, e.g. secure and non-secure.
+        aliases: Other base addresses of the same bytes, e.g. secure and non-secure.
         npu_ports: NPU ports connected to it, preferred port first. Empty if the NPU cannot access it.
         bytes_per_second: Peak bandwidth for the NPU. None if unknown, as for the following values.
         read_latency_cycles, write_latency_cycles: NPU cycles from request to first data.
@@ -92,11 +91,11 @@ class Memory(Sourced):
 
     @property
     def bases(self) -> tuple[int, ...]:
-        """All start addresses."""
+        """Base address and aliases."""
         return self.base, *self.aliases
 
     def offset(self, address: int) -> int | None:
-        """Return the offset of an address in this memory, or None if it is outside."""
+        """Return the offset of an address in this memory, or None."""
         return next((address - base for base in self.bases if base <= address < base + self.size_bytes), None)
 
     def __str__(self) -> str:
@@ -108,7 +107,7 @@ class Uart(Sourced):
     """The serial console.
 
     Attributes:
-        kind: ``cmsdk`` for Arm's CMSDK APB UART, as on Corstone, ``pl011`` for PrimeCell UART, or ``none`` for semihosting only.
+        kind: ``cmsdk`` (Arm's CMSDK APB UART, as on Corstone), ``pl011`` (PrimeCell UART) or ``none`` (semihosting only).
     """
 
     kind: str
@@ -125,7 +124,7 @@ class NpuSlot(Sourced):
         macs: Possible numbers of multiply-accumulates per cycle.
         base, aliases: Addresses of its registers.
         interrupt: NVIC line, counted from 0 after the 16 system exceptions.
-        constants, feature_maps, staging: Names of the memories for weights, feature maps and fast scratch memory. If empty,
+        constants, feature_maps, staging: Memories for weights, feature maps and fast scratch memory. If empty,
             ``ethorch.targets.boards.memory_roles`` chooses.
     """
 
@@ -182,7 +181,7 @@ class Board(Sourced):
 
     @property
     def flash_bytes(self) -> int | None:
-        """Size of all non-volatile memories, or None if the file lists none, e.g. for boards that boot from a card."""
+        """Size of all non-volatile memories. None if the file lists none, e.g. for boards that boot from a card."""
         return sum(memory.size_bytes for memory in self.memories if not memory.writable) or None
 
     def npu(self, name: str | None = None) -> tuple[NpuSlot, Npu]:
@@ -201,7 +200,7 @@ class Board(Sourced):
         raise unknown_name(f"NPU of board {self.name}:", str(name), self.targets)
 
     def memory(self, name: str) -> Memory:
-        """Return a memory by name. Raise SpecError if it does not exist."""
+        """Return a memory by name. Raise SpecError for unknown names."""
         for memory in self.memories:
             if memory.name == name:
                 return memory

@@ -127,7 +127,7 @@ def load(board: str | os.PathLike[str] | Board) -> Board:
 
     Raises:
         SpecError: The name is unknown.
-        BoardError: The file cannot be read or is invalid. The message names line, key, value and expected values.
+        BoardError: The file cannot be read or is invalid. The message contains line, key, value and expected values.
     """
     if isinstance(board, Board):
         return board
@@ -168,7 +168,7 @@ def parse(content: bytes, label: str = "the board", path: Path | None = None) ->
 def _rows(document: Document, top: dict[str, Any], key: str, keys: dict[str, Key]) -> list[dict[str, Any]]:
     rows = top[key]
     if not isinstance(rows, list) or not rows:
-        raise document.wrong((key,), "found no list of tables", f"one or more [[{key}]]")
+        raise document.wrong((key,), "not a list of tables", f"one or more [[{key}]]")
     return [document.table(row, (key, number), keys) for number, row in enumerate(rows)]
 
 
@@ -207,7 +207,7 @@ def _check(document: Document, board: Board) -> None:
         supported = {npu.macs for npu in NPUS.values() if npu.family == slot.family}
         if wrong := sorted(set(slot.macs) - supported):
             allowed = ", ".join(map(str, sorted(supported)))
-            raise document.wrong(("npu", number, "macs"), f"there is no Ethos-{slot.family.upper()} of {wrong[0]} MACs", allowed)
+            raise document.wrong(("npu", number, "macs"), f"there is no Ethos-{slot.family.upper()} with {wrong[0]} MACs", allowed)
         if slot.interrupt >= board.cpu.interrupts:
             allowed = f"0..{board.cpu.interrupts - 1}, the lines of this CPU's NVIC"
             raise document.wrong(("npu", number, "interrupt"), f"found {slot.interrupt}", allowed)
@@ -234,7 +234,7 @@ def _check_roles(document: Document, board: Board, number: int, slot: NpuSlot) -
 def _place(
     document: Document, where: tuple[str | int, ...], seen: list[tuple[int, int, str]], base: int, size: int, what: str
 ) -> None:
-    """Check that an address range is free, outside the core's registers at 0xE0000000, and below 4 GiB."""
+    """Check that a range is free, outside the core's registers at 0xE0000000, and below 4 GiB."""
     if base % _PAGE:
         raise document.wrong(where, f"{base:#x} is not a multiple of {_PAGE:#x}", f"a multiple of {_PAGE:#x}")
     end = base + size

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 SILICON, LINUX, FVP = "silicon", "linux", "fvp"
-#: Command that prints our estimates.
+#: Command that prints the estimates of ethorch.
 COMMAND = "python -m bench.boards"
 
 
@@ -17,7 +17,7 @@ class Measured:
 
     Attributes:
         board: Name in ethorch, or empty for unknown boards.
-        where: ``silicon``, ``fvp``, or ``linux`` for silicon driven by an operating system, with undocumented memories.
+        where: ``silicon``, ``fvp``, or ``linux`` (silicon driven by an operating system, with undocumented memories).
         milliseconds: Published time of one call.
         estimated_by: Author, memories and date of the estimate.
     """
@@ -37,7 +37,7 @@ class Measured:
         return self.milliseconds / self.estimate_ms
 
 
-#: Our estimates. Networks are torchvision's with Laplace-distributed random weights and float inputs, unless stated otherwise.
+#: Estimates of ethorch. Networks are torchvision's with Laplace-distributed random weights and float inputs, unless stated otherwise.
 _OURS = "ethorch, Vela 5.2, `python -m bench.boards` of 2026-11-23"
 _CARD = "Arm on Hugging Face, Arm/{}-ethos-u-executorch: p50 on an Alif DevKit-E8, bare metal"
 _MV2_E8 = "executorch #19131, zephyr_alif_tutorial.md: {}"
@@ -115,15 +115,15 @@ UNESTIMATED: tuple[Unestimated, ...] = (
     Unestimated("micronet large, keywords, int8", "ethos-u55-256", "renesas-rzg3e", "16.71 ms", _TFLITE, _RENESAS),
     Unestimated("tiny wav2letter, int8", "ethos-u55-256", "renesas-rzg3e", "24.97 ms", _TFLITE, _RENESAS),
     Unestimated(
-        "diffusion step of faces, a16w8", "ethos-u85-256", "alif-e8-u85", "8.5 ms", "the network is Arm's own, of 2.5 M parameters",
+        "diffusion step of faces, a16w8", "ethos-u85-256", "alif-e8-u85", "8.5 ms", "Arm's own network with 2.5 M parameters",
         _LEARNING.format("generate-faces-alif-e8"),
     ),
     Unestimated(
-        "a shader of few operators, a16w8", "ethos-u85-256", "alif-e8-u85", "1.9 ms a call",
-        "the network is its author's own; dominated by the overhead of a call", "notes of a shader on a DevKit-E8",
+        "a shader with few operators, a16w8", "ethos-u85-256", "alif-e8-u85", "1.9 ms per call",
+        "the author's own network; dominated by call overhead", "notes of a shader on a DevKit-E8",
     ),
     Unestimated(
-        "mobilenet_v2, int8", "ethos-u55", "unnamed", "113.7 ms; TFLM 91.2 ms", "neither board nor clock is named",
+        "mobilenet_v2, int8", "ethos-u55", "unnamed", "113.7 ms; TFLM 91.2 ms", "board and clock are not named",
         "executorch #17157",
     ),
     Unestimated(
@@ -131,7 +131,7 @@ UNESTIMATED: tuple[Unestimated, ...] = (
         "a study of 74 configurations on FVPs",
     ),
     Unestimated(
-        "TinyCNN, int8", "ethos-u55", "FVP", "247,553 cycles", "the network is its author's own", "a log of ExecuTorch's runner"
+        "TinyCNN, int8", "ethos-u55", "FVP", "247,553 cycles", "the author's own network", "a log of ExecuTorch's runner"
     ),
     Unestimated(
         "six networks, int8", "ethos-u55", "Alif E7", "7 to 125 times a Cortex-M55", "ratios to a CPU, no times", "arXiv 2509.17533"
@@ -144,7 +144,7 @@ UNESTIMATED: tuple[Unestimated, ...] = (
 
 
 def in_order(rows: Iterable[Measured]) -> bool:
-    """Return True if estimates rank the networks of each board as measured, by the median of repeated measurements."""
+    """Return True if the estimates rank each board's networks as measured, by the median of repeated measurements."""
     boards: dict[tuple[str, str], dict[str, list[Measured]]] = {}
     for row in rows:
         boards.setdefault((row.board.removesuffix("-ospi"), row.target), {}).setdefault(row.network, []).append(row)
@@ -175,7 +175,7 @@ class Spread:
 
 
 def spread(board: str, rows: Iterable[Measured] = MEASURED) -> Spread | None:
-    """Return the spread of a board's own measurements if there are two or more, else of all bare-metal silicon and its own.
+    """Return the spread of two or more measurements of the board, else of all bare-metal silicon and the board.
 
     Returns None if no row applies.
     """

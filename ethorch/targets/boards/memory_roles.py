@@ -1,6 +1,6 @@
 """Roles of a board's memories, and the matching Vela configuration as ini text.
 
-The text depends only on the board. The compile spec and the ``.pte`` contain it, and so record clock and bandwidths.
+The text depends only on the board. The compile spec and the ``.pte`` contain it, so they record clocks and bandwidths.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def roles(board: Board, slot: NpuSlot, memory_mode: str | None = None) -> Roles:
     DRAM too and are staged through the SRAM.
 
     Args:
-        memory_mode: Memory mode of ``configuration`` that overrides the board's roles.
+        memory_mode: Memory mode that overrides the board's roles.
 
     Raises:
         BoardError: The NPU cannot write any memory of the board.
@@ -71,7 +71,7 @@ def roles(board: Board, slot: NpuSlot, memory_mode: str | None = None) -> Roles:
 
 
 def configuration(board: Board, slot: NpuSlot) -> str:
-    """Return an ini text for Vela: a system configuration named after the board, and the memory modes that its memories support.
+    """Return an ini text with a system configuration named after the board, and the memory modes that its memories support.
 
     Raises:
         BoardError: The NPU cannot write any memory of the board.
@@ -103,7 +103,7 @@ def assumptions(board: Board, slot: NpuSlot, memory_mode: str | None = None) -> 
 
 
 def _fast(board: Board, slot: NpuSlot) -> Memory:
-    """Return the memory that Vela calls Sram, which the NPU writes."""
+    """Return the memory that Vela calls Sram."""
     for chosen in (slot.staging, slot.feature_maps):
         if chosen:
             return board.memory(chosen)
@@ -124,7 +124,7 @@ def _slow(board: Board, slot: NpuSlot) -> Memory | None:
 
 
 def _memory_lines(kind: str, memory: Memory, slot: NpuSlot, family: Family) -> list[str]:
-    """Return Vela's settings of a memory: bandwidth relative to the port width at the NPU's clock, and number of ports (U85)."""
+    """Return Vela's settings of a memory: bandwidth relative to the port width at the NPU's clock, and (U85) port count."""
     width = family.port_bytes
     share = 1.0 if memory.bytes_per_second is None else memory.bytes_per_second / slot.clock_hz / width
     ports = ceil(round(share, _DECIMALS)) if slot.family == "u85" else 1

@@ -60,14 +60,14 @@ def not_negative(value: Any) -> float:
 
 
 def text(value: Any) -> str:
-    """Check a nonempty text of one line."""
+    """Check a nonempty single-line string."""
     if not isinstance(value, str) or not value.strip() or not value.isprintable():
-        raise ValueError("a nonempty text of one line")
+        raise ValueError("a nonempty single-line string")
     return value
 
 
 def name(value: Any) -> str:
-    """Check a short name of lower-case letters, digits, ``-``, ``_`` and ``.``."""
+    """Check a name of lower-case letters, digits, ``-``, ``_`` and ``.``."""
     if not isinstance(value, str) or not re.fullmatch(r"[a-z0-9][a-z0-9_.\-]{0,39}", value):
         raise ValueError("a name of lower-case letters, digits, '-', '_' and '.', at most 40 of them")
     return value
@@ -105,7 +105,7 @@ class Document:
     """Tables of a TOML file, with the line of each key.
 
     Args:
-        label: Name of the file in messages.
+        label: File name in messages.
 
     Raises:
         BoardError: The content is not TOML or not UTF-8.
@@ -124,7 +124,7 @@ class Document:
         self._lines = _lines(decoded)
 
     def wrong(self, where: Where, problem: str, allowed: str) -> BoardError:
-        """Return an error with line, key, the value found and the expected values."""
+        """Create an error with line, key, the problem and the expected values."""
         line = next((self._lines[where[:n]] for n in range(len(where), 0, -1) if where[:n] in self._lines), None)
         place = f"{self.label}, line {line}" if line else self.label
         return BoardError(f"{place}: {_place(where)}: {problem}; expected {allowed}.")
@@ -132,8 +132,8 @@ class Document:
     def table(self, value: Any, where: Where, keys: Mapping[str, Key]) -> dict[str, Any]:
         """Return the checked values of a table, without absent keys.
 
-        A table with numbers requires ``source`` for all of them, or ``sources.KEY`` for single ones. The result has a source for
-        each number under ``sources``.
+        A table with numbers requires ``source`` for all of them, or ``sources.KEY`` for single ones. ``sources`` of the result has
+        an entry for each number.
         """
         if not isinstance(value, dict):
             raise self.wrong(where, f"found {shorten(value)}", "a table")
@@ -161,7 +161,7 @@ class Document:
         general, single = value.get("source"), value.get("sources", {})
         if general is not None and (not isinstance(general, str) or not general.strip()):
             raise self.wrong(
-                (*where, "source"), f"found {shorten(general)}", "a text: the source of the numbers of this table, or 'assumed'"
+                (*where, "source"), f"found {shorten(general)}", "a string: the source of this table's numbers, or 'assumed'"
             )
         if not isinstance(single, dict):
             raise self.wrong((*where, "sources"), f"found {shorten(single)}", "a table: key = 'source of its number'")
@@ -169,7 +169,7 @@ class Document:
             if key not in numbers:
                 raise self.wrong((*where, "sources", key), "the key is not a number of this table", ", ".join(numbers))
             if not isinstance(source, str) or not source.strip():
-                raise self.wrong((*where, "sources", key), f"found {shorten(source)}", "a text, or 'assumed'")
+                raise self.wrong((*where, "sources", key), f"found {shorten(source)}", "a string, or 'assumed'")
         result = {}
         for key in numbers:
             source = single.get(key, general)
@@ -190,7 +190,7 @@ def _place(where: Where) -> str:
 
 
 def _lines(content: str) -> dict[Where, int]:
-    """Return the line of every table and key, from 1. Keys in an inline table have its line."""
+    """Return the line of each table and key, from 1. Keys in an inline table share its line."""
     lines: dict[Where, int] = {}
     counts: dict[Where, int] = {}
     table: Where = ()
@@ -217,7 +217,7 @@ def _parts(dotted: str) -> tuple[str, ...]:
 
 
 def _table(parts: tuple[str, ...], repeated: bool, counts: dict[Where, int]) -> Where:
-    """Return the position of a table. [[memory]] starts a new one, [memory.sources] belongs to the last."""
+    """Return the position of a table. [[memory]] starts a new table; [memory.sources] belongs to the last one."""
     where: Where = ()
     for at, part in enumerate(parts):
         where = (*where, part)
