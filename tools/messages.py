@@ -43,7 +43,7 @@ def messages() -> list[Message]:
             if not limits.present:
                 id = f"{operator}.absent"
                 message_by_id.setdefault(
-                    id, Message(id, "refusal", f"there is no {operator} on the target", _other_target(operator))
+                    id, Message(id, "refusal", f"{operator} is not supported on the target", _other_target(operator))
                 )
             for feature in limits.ranges:
                 way_out = limits.ways_out.get(feature) or WAYS_OUT[feature]
@@ -56,7 +56,7 @@ def messages() -> list[Message]:
 
 def _other_target(operator: str) -> str:
     families = sorted({t.family.upper() for t in TARGETS.values() if operator not in t.limits or t.limits[operator].present})
-    return f"It is on {', '.join(families)}." if families else "No target has it: write the model with other operators."
+    return f"Use a {' or '.join(families)} target." if families else "No target supports it. Use other operators in the model."
 
 
 def _of_source(source: str) -> Iterator[Message]:

@@ -122,7 +122,7 @@ def _decompose(node: Node) -> list[Node]:
 
 
 def _replace(node: Node, by: Node) -> None:
-    """Replace a node. If it is an output, the new node gets its name, by which the program's signature refers to outputs."""
+    """Replace a node. The program's signature refers to outputs by name, so the new node gets the name of an output."""
     name, is_output = node.name, any(user.op == "output" for user in node.users)
     node.replace_all_uses_with(by)
     node.graph.erase_node(node)

@@ -1,7 +1,7 @@
 """Detect CPU operators without an ExecuTorch kernel during compilation, before a runtime rejects the file.
 
-Desktop kernels are those registered in this process, portable kernels (for firmware) those that the wheel lists. Missing kernels
-cause a warning, because other kernels can be linked.
+Desktop kernels are those registered in this process, portable kernels (for firmware) those that the wheel lists. A missing kernel
+is a warning, because others can be linked.
 """
 
 from __future__ import annotations

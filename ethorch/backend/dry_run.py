@@ -54,7 +54,7 @@ class DryRun:
         return {}
 
     def dry_run(self, program: ExportedProgram | Converted) -> tuple[set[Node], dict[Node, Reason]]:
-        """Lower a graph until no further operator is refused. Return the nodes for the NPU, and a reason for each other operator."""
+        """Lower a graph until no further operator is refused. Return the nodes for the NPU, and reasons for other operators."""
         constants = constants_of(program)
         refused = self.refusals_by_user(program)
         refused |= {
@@ -119,7 +119,7 @@ class DryRun:
 
 
 def _refuse_results(walk: Walk) -> dict[Node, Reason]:
-    """Return reasons for supported operators with a float or int64 result for the CPU."""
+    """Refuse operators with a float or int64 result for the CPU."""
 
     def reads_on_npu(user: Node) -> bool:
         return user in walk.supported
@@ -135,7 +135,7 @@ def _refuse_results(walk: Walk) -> dict[Node, Reason]:
 
 
 def _refuse_incomplete(walk: Walk, refused: Mapping[Node, Reason]) -> dict[Node, Reason]:
-    """Return reasons for supported multi-output operators with an output that is used but cannot be delegated."""
+    """Refuse multi-output operators if an output is used but cannot be delegated."""
     items = [node for node in walk.graph.nodes if node.target is operator.getitem and node.users]
     return {
         source: refused.get(item, OTHER_RESULT)

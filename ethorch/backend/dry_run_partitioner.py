@@ -85,8 +85,7 @@ class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorc
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[torch._ops.OpOverload], Callable[[Node], bool] | None]:
         """Return the operators that ExecuTorch should not decompose, because a dry run assigns them to the NPU.
 
-        If an operator also occurs on the CPU, which has no kernel for it, a filter selects the nodes. ExecuTorch then decomposes
-        twice.
+        If an operator also occurs on the CPU without a kernel, a filter selects the nodes, and ExecuTorch decomposes twice.
         """
         if self._whole and self._whole[0] is ep:  # ExecuTorch calls this several times for one program
             return self._whole[1]
@@ -131,8 +130,8 @@ class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorc
     def prepare(self, program: ExportedProgram) -> None:
         """Prepare an edge program for ``partition``, which may not change it.
 
-        Operators that the user's checks refuse are decomposed. The CPU gathers integer values (``pick_codes``). Each delegate gets its
-        own copies of dequantize nodes and of operators on constants.
+        Decompose operators that the user's checks refuse, gather integer values on the CPU (``pick_codes``), and copy dequantize
+        nodes and operators on constants for each delegate.
         """
         if self.additional_checks:
             supported, _ = self.dry_run(program)

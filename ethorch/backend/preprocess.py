@@ -100,7 +100,7 @@ def register_quantized_kernels() -> None:
 
 
 class _FoundBackends:
-    """The backends that ExecuTorch finds. Those of ethorch replace others of the same name, and forward their programs to them."""
+    """Backends by name. Those of ethorch replace namesakes, and forward their programs to them."""
 
     @staticmethod
     def __subclasses__() -> list[type[BackendDetails]]:

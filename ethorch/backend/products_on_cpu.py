@@ -48,7 +48,7 @@ _SUM_BYTES = 4  # of scratch memory that CMSIS-NN requires per column
 def reason_for_cpu(node: Node) -> Reason | None:
     """Return the reason why a node was assigned to the CPU before partitioning, or None.
 
-    Operators that ``move_products_to_cpu`` inserts are recognized by name because ExecuTorch's export drops their ``LEFT_TO_CPU``.
+    Operators from ``move_products_to_cpu`` are recognized by name because ExecuTorch's export drops ``LEFT_TO_CPU``.
     """
     if op_name(node.target) == QUANTIZED_PRODUCT:
         return REASON
@@ -87,10 +87,7 @@ def move_products_to_cpu(module: GraphModule) -> GraphModule:
 
 @functools.cache
 def _define() -> torch.library.Library:
-    """Define the operator of ExecuTorch's kernel under ``_OPERATOR``, for the rest of the process.
-
-    PyTorch accepts one definition of a name, and ``executorch.backends.cortex_m`` defines the kernel's own name.
-    """
+    """Define ``_OPERATOR``. ``executorch.backends.cortex_m`` defines the kernel's own name, which PyTorch accepts once."""
     arguments = (
         "Tensor lhs, int lhs_zero_point, Tensor rhs_transposed, int rhs_zero_point, int output_zero_point, int output_multiplier, "
         "int output_shift, Tensor scratch"
@@ -157,7 +154,7 @@ def _is_int8(node: Node, kind: frozenset[str]) -> bool:
 
 
 def _shape_of(node: Any) -> tuple[int, ...]:
-    """Return the shape of a node, or of its input for quantize and dequantize nodes, which may have no value."""
+    """Return a node's shape, or the input's for quantize and dequantize nodes, which may have no value."""
     while "val" not in node.meta and node.args:
         node = node.args[0]
     value = node.meta.get("val")

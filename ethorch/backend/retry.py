@@ -1,7 +1,6 @@
 """Lower a program again without the operators that Vela or the lowering of a delegate refused.
 
-ExecuTorch partitions before it compiles, and ``preprocess`` cannot return operators to the CPU, so ``to_backend`` is called
-again.
+ExecuTorch partitions before it compiles, and ``preprocess`` cannot return operators to the CPU.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def install() -> None:
 def _add_retries(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that repeats ``function`` until nothing new is refused.
 
-    A delegate with too many commands is split in two. An operator with too many commands is assigned to the CPU.
+    A delegate with too many commands is split. A single operator with too many commands is assigned to the CPU.
     """
 
     @functools.wraps(function)

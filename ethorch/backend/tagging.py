@@ -30,7 +30,7 @@ def constant_nodes(program: ExportedProgram | Converted, among: Container[Node])
 
 
 def requantizes(node: Node, supported: Container[Node], tagged: Container[Node]) -> bool:
-    """Return True if the node requantizes on the CPU what the delegate that reads the result can requantize."""
+    """Return True if the node changes quantization parameters on the CPU, which the delegate that reads the result can do."""
     source = node.all_input_nodes[0] if op_name(node.target) in QUANTIZE and node in supported else None
     return source is not None and op_name(source.target) in DEQUANTIZE and source in supported and node not in tagged
 

@@ -57,7 +57,7 @@ def lower_by_executorch(
 
 
 def _with_constant_numbers(model: GraphModule) -> GraphModule:
-    """Return a copy with constants in place of numbers that operators expect as tensors.
+    """Replace numbers that operators expect as tensors by constants, in a copy.
 
     ExecuTorch's conversion fails for inputs that are not tensors (``SpecViolationError``).
     """
@@ -105,7 +105,6 @@ def _keep_initial_contents(program: ExportedProgram) -> None:
 
 @contextmanager
 def _convert_errors(report: PartitionReport) -> Iterator[None]:
-    """Convert exceptions of ExecuTorch to an EthorchError that lists operators without kernels."""
     try:
         yield
     except EthorchError:

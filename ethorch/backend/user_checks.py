@@ -92,7 +92,7 @@ class UserChecks:
                     yield number
 
     def _find_refusals(self, program: ExportedProgram | Converted) -> dict[Node, tuple[Reason, bool]]:
-        """Return the reason for each refused operator, and whether a check refuses the whole operator."""
+        """Return the reason for each refused operator, and whether a check refuses it as a whole."""
         if not self.checks:
             return {}
         modules = dict(program.graph_module.named_modules())

@@ -60,7 +60,7 @@ def write_folder(folder: str | os.PathLike[str], contents: Mapping[str, bytes], 
 
 
 def _move_files(temporary: Path, target: Path, contents: Iterable[str], obsolete: Iterable[str]) -> None:
-    """Rename files from ``temporary/new`` to the target folder and replaced files to ``temporary/old``, or change nothing."""
+    """Move new files to the target and replaced files to ``temporary/old``, or change nothing."""
     with contextlib.ExitStack() as undo:
 
         def move(source: Path, destination: Path) -> None:
@@ -79,7 +79,6 @@ def _move_files(temporary: Path, target: Path, contents: Iterable[str], obsolete
 
 
 def _temporary(folder: Path, name: str) -> Path:
-    """Return a hidden path that no other process or thread uses."""
     return folder / f".{name}.{os.getpid()}.{threading.get_ident()}"
 
 

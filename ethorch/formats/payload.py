@@ -160,7 +160,7 @@ def external_key(data: bytes) -> str:
 
 
 def _read_blocks(blob: memoryview, named: Mapping[str, bytes]) -> dict[str, memoryview]:
-    """Return the data of each block except the first and last. Padding bytes are ignored."""
+    """Return the data of each block except the first and last."""
     blocks: dict[str, memoryview] = {}
     position = 0
     while True:
@@ -183,7 +183,7 @@ def _read_blocks(blob: memoryview, named: Mapping[str, bytes]) -> dict[str, memo
             raise PayloadError(f"block {name} at byte {position}: the 12 bytes after its length must be zero, except a first 1.")
         start = position + _HEADER.size
         if length < 0 or length > len(blob) - start:
-            raise PayloadError(f"block {name} at byte {position} declares {length} bytes of data; {len(blob) - start} bytes follow.")
+            raise PayloadError(f"block {name} at byte {position} declares {length} bytes; {len(blob) - start} bytes follow.")
         if name in blocks:
             raise PayloadError(f"block {name} occurs twice, the second time at byte {position}.")
         if name in (_BEGIN, _END) and length:

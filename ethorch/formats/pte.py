@@ -151,7 +151,7 @@ class _Reader(Buffer):
         return bytes(self.segments[self._index(index, len(self.segments), what, "segment")])
 
     def _constants(self, root: Table, tensors: list[Value]) -> tuple[bytes | memoryview, ...]:
-        """Return the contents of constant tensors. Before ExecuTorch 0.4 they are in the flatbuffer."""
+        """Return the contents of constant tensors, which are in the flatbuffer before ExecuTorch 0.4."""
         if root.has(2) and root.length(2, "constant buffer"):
             return (b"", *(entry.blob(0, entry.what) for entry in list(root.tables(2, "constant buffer"))[1:]))
         entry = root.table(5, "constant segment")

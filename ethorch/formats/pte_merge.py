@@ -82,7 +82,7 @@ def _place_inside(method: str, value: Value, places: Sequence[tuple[Value, Value
 
 
 class _Contents:
-    """Deduplicated constants and initial values of buffers."""
+    """Deduplicated constants and initial values."""
 
     def __init__(self) -> None:
         self.constants: list[bytes | memoryview] = [b""]
@@ -91,7 +91,6 @@ class _Contents:
         self._mutable: dict[bytes, int] = {}
 
     def add_constant(self, program: Program, value: Value, what: str) -> Value:
-        """Store the bytes of a value that is not persistent, and return the value with their index."""
         if value.kind != "tensor" or not value.data or (value.extra is not None and value.extra.external):
             return value
         if value.planned:
@@ -103,7 +102,7 @@ class _Contents:
         return replace(value, data=self._constants[data])
 
     def add_initial(self, program: Program, value: Value) -> int:
-        """Store a buffer's initial value and return its index, or 0 without an initial value."""
+        """Store an initial value and return its index, or 0 without one."""
         if not value.data:
             return 0
         data = bytes(program.mutable[0 if value.extra is None else value.extra.segment][value.data])
@@ -114,14 +113,13 @@ class _Contents:
 
 
 class _Buffers:
-    """Locations of the buffers. ``size`` is their total size in bytes."""
+    """Locations of the buffers, ``size`` bytes in total."""
 
     def __init__(self) -> None:
         self.size = 0
         self._placed: dict[str, tuple[str, Value]] = {}
 
     def place_buffer(self, method: str, name: str, value: Value, data: int) -> Value:
-        """Return the buffer's value in ``method``, at its location in the merged program."""
         if name not in self._placed:
             place = (SHARED_MEMORY, self.size)
             self.size += -(-value.nbytes // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT

@@ -56,7 +56,6 @@ def write(program: Program) -> bytes:
 
 
 def _with_segments(data: bytes, segments: Sequence[bytes]) -> bytes:
-    """Add the extended header and the segments to the flatbuffer."""
     program_bytes = len(data) + _HEADER_BYTES
     base = _align(program_bytes, _SEGMENT_ALIGNMENT)
     body = b"".join(segment.ljust(_align(len(segment), _SEGMENT_ALIGNMENT), b"\0") for segment in segments)
@@ -82,7 +81,7 @@ class _Writer:
     # --- flatbuffers --------------------------------------------------------------------------------------------------
 
     def table(self, fields: Fields) -> int:
-        """Write a table. Fields are (kind, value) by number; kinds are those of ``struct``, or ``o`` for an offset. Zeros are omitted."""
+        """Write a table. Fields are (kind, value) by number, with kinds of ``struct`` or ``o`` for an offset. Zeros are omitted."""
         b = self.builder
         b.StartObject(max(fields, default=-1) + 1)
         put: dict[str, Callable[[int, int | float, int], None]] = {
@@ -159,7 +158,7 @@ class _Writer:
         return len(self.segments) - 1
 
     def contents(self, contents: Sequence[bytes | memoryview]) -> int:
-        """Write SubsegmentOffsets of tensors' bytes, with a new segment if there are any."""
+        """Write SubsegmentOffsets and, if there are any bytes, a segment."""
         offsets, pieces, at = [], [], 0
         for data in contents:
             offsets.append(at)

@@ -34,7 +34,7 @@ class Scaling:
     Attributes:
         multiplier, shift: int64 scalars, or one element per channel.
         rounding: A key of ``_ADDENDS``.
-        double: The d of npu-reference 6.1. DOUBLE_* round a second time, at bit 30 - d.
+        double: The d of npu-reference 6.1. DOUBLE_* round again at bit 30 - d.
     """
 
     multiplier: Ints | np.int64

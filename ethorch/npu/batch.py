@@ -48,13 +48,13 @@ def run_many(
         inputs: Place of each input, and its images of ``nbytes`` bytes each, along the first axis.
         scratch_bytes, scratch_fast_bytes: Sizes of regions 1 and 2 of each machine.
         threads: Number of images that run at a time. Default: number of available CPUs.
-        machine: Factory of the machines, called once per thread.
+        machine: Factory, called once per thread.
 
     Returns:
         uint8[images, nbytes] for each output.
 
     Raises:
-        MachineFault: An array does not fit its place, or an image fails. The fault is that of the first such image.
+        MachineFault: An array does not fit its place, or an image fails; the first such image's fault.
     """
     images = {len(array) for _, array in inputs}
     if len(images) != 1:

@@ -1,6 +1,6 @@
 """Limit NumPy's matrix products to one thread while the simulator runs.
 
-Stripes have few rows, so threads gain little. On a busy computer, OpenBLAS's spinning threads make a run several times slower.
+Stripes have few rows, so threads gain little. On a busy computer, OpenBLAS's spinning threads slow down a run several times.
 """
 
 from __future__ import annotations

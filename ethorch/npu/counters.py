@@ -18,7 +18,7 @@ class Work:
 
     Attributes:
         blocks: OFM blocks of size OFM_BLK_*.
-        weight_bytes: Bytes of encoded weights. ``read_bytes`` includes them and the scales.
+        weight_bytes: Encoded weights. ``read_bytes`` includes them and the scales.
         dma_bytes: Bytes copied by DMA.
         seconds: Duration of the simulation.
     """

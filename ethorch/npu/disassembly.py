@@ -28,7 +28,6 @@ class Line:
     """One decoded operation.
 
     Attributes:
-        source: Operator of the command, if known.
         tensors: Text by name: OFM, IFM, WEIGHT, ...
         details: Text by subject: kernel, scale, activation, ...
         registers: Raw values of the registers that the operation uses.

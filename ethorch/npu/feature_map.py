@@ -59,10 +59,7 @@ class View:
 
 @dataclass(eq=False)
 class FeatureMap:
-    """Location and layout of a box.
-
-    Immutable by convention: frozen instances are six times as slow to construct, and a stream has thousands.
-    """
+    """Location and layout of a box. Immutable by convention: frozen instances take six times as long to construct."""
 
     name: str
     region: int

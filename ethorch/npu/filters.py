@@ -1,8 +1,8 @@
 """Decoded weights, biases and scales of an operation, prepared for exact matrix products.
 
-x*w is summed over raw IFM values, with the zero point as padding. The constant that the zero point adds is included in the
-bias. So |sum| <= max|x| * sum|w|, which depends only on the weights. float32 products are exact below 2**24, float64
-products below 2**53. A sum beyond float32's bound is split into parts below it if they move fewer bytes than float64.
+x*w is summed over raw IFM values, with the zero point as padding; the bias includes the constant that the zero point adds. So
+|sum| <= max|x| * sum|w|, which depends only on the weights. float32 products are exact below 2**24, float64 products below
+2**53. A sum beyond float32's bound is split into parts below it if they move fewer bytes than float64.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Filter:
         matrix: Weights in their smallest type.
         dtype: Float type of the product.
         parts: Row ranges of ``matrix`` with exact sums.
-        offset: int64[O], the zero point's share, added to every sum.
+        offset: int64[O], the zero point's share of sums.
         bias: int64[O], added by the output stage (npu-reference 8.1).
         largest: float64[O], a bound on |sum + offset + bias| and on intermediate sums.
     """
@@ -194,10 +194,9 @@ def _spans(op: Operation, names: list[str], region: str) -> list[Span]:
 
 
 def _magnitudes(weights: Array, most: int) -> tuple[Array, int]:
-    """Sum |weight| over groups of K in weights [O, K]. One group is enough if no sum exceeds ``most``.
+    """Sum |weight| over groups of K in [O, K]. Return int32[O, groups] and the group size.
 
-    Returns:
-        Sums as int32[O, groups], and the group size.
+    One group is enough if no sum exceeds ``most``.
     """
     taps = weights.shape[1]
     if taps * -LEAST_WEIGHT <= most:
@@ -210,11 +209,10 @@ def _magnitudes(weights: Array, most: int) -> tuple[Array, int]:
 
 
 def _parts(sums: Array, most: int, step: int, taps: int) -> tuple[slice, ...]:
-    """Return ranges of K with sums that are exact in float32, or () if float64 is faster.
+    """Return ranges of K with exact float32 sums of at most ``most``, or () if float64 is faster.
 
     Args:
         sums: Sums of |weight| over groups of ``step`` of the ``taps``, [O, groups].
-        most: Limit of a sum.
     """
     if not taps or sums.sum(axis=1, dtype=np.int64).max(initial=0) <= most:
         return (slice(None),)

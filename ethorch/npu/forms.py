@@ -2,8 +2,8 @@
 
 ``Prepared.run`` specifies the same computation. If they differ, the form or its reader is wrong.
 
-Forms, windows and the fields of ``Prepared`` are immutable by convention. Frozen dataclasses take four times as long to
-construct, and a stream has thousands.
+Forms, windows and the fields of ``Prepared`` are immutable by convention: frozen dataclasses take four times as long to
+construct.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Transfer:
     """A DMA of ``outer`` times ``inner`` runs of ``length`` bytes.
 
     Attributes:
-        source, target: Region, address, inner stride, and outer stride.
+        source, target: Region, address, inner stride, outer stride.
         by_source, by_target: Whether the index list determines the inner position of that end.
         index: Region, address, and bytes between indices of consecutive outer iterations.
         limit: Largest allowed index.
@@ -99,8 +99,7 @@ class Value:
 
     Attributes:
         name: U85 name of the mode: ADD, MUL, ...
-        compute: The function, including ``scales``.
-        scales: Scalings of the operands.
+        compute: The function, including ``scales`` of the operands.
         wraps: Whether the result is truncated to 32 bits.
         rounds: Whether a right shift rounds half up instead of down.
         mask: Bits of the first operand that are used (LSR), or -1.

@@ -1,8 +1,8 @@
 """The optional checks ``overlap`` and ``uninitialized``.
 
 ``overlap`` finds operations that overwrite their inputs before reading them. The simulator reads all inputs first, but hardware
-works in blocks and reads ahead. So an OFM may overlap an input only if each element overwrites the only element that it
-depends on: elementwise operations with equal layouts. Vela emits such operations to save memory (feature ReuseIFM).
+works in blocks and reads ahead. So an OFM may overlap an input only in elementwise operations with equal layouts, which Vela
+emits to save memory (feature ReuseIFM).
 
 ``uninitialized`` finds reads of bytes that neither the caller nor the stream has written.
 """

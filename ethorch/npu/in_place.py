@@ -1,7 +1,7 @@
 """Rewrite command streams to access inputs and outputs at other addresses, which avoids copies around a run.
 
 Vela reuses the scratch bytes of an input after its last reader, and those of an output before its first writer. Only accesses to
-the input or output itself change. So each byte of the region is tracked through the stream, for outputs from the end.
+the input or output itself change. So each byte is tracked through the stream, for outputs from the end.
 """
 
 from __future__ import annotations
@@ -67,10 +67,8 @@ class Inputs:
     """Accesses of a command stream to its inputs and outputs.
 
     Args:
-        commands: Driver payload.
-        windows: Scratch bytes of the inputs.
+        windows, outputs: Scratch bytes of inputs and outputs.
         program: Program of the commands, if already constructed.
-        outputs: Scratch bytes of the outputs.
 
     Attributes:
         readable: Whether the stream can read each input at another address. It cannot if an operation reads the input as weights,
@@ -99,7 +97,7 @@ class Inputs:
     def follows(self, output: int, number: int) -> bool:
         """Return True if an input is read completely before an output is written, so that they may share bytes elsewhere.
 
-        Operations other than transfers execute in order. A transfer requires a command that waits for it.
+        Operations execute in order, except transfers, which require a command that waits for them.
         """
         reads = [use.step for use in self._reads if use.window == number]
         writes = [use.step for use in self._writes if use.window == output and use.writes]
@@ -139,7 +137,7 @@ class Inputs:
             The payload, and its program without constants.
 
         Raises:
-            MachineFault: An input is not readable, an output is not writable, or a place is invalid.
+            MachineFault: An index or place is not possible.
         """
         settings: dict[int, dict[str, int | Bits]] = {}
         moved: dict[tuple[int, Run], Run] = {}
@@ -215,7 +213,7 @@ def _uses(
 
 
 def _mark(marks: Bytes, window: Window, mark: int) -> bool:
-    """Mark a window's bytes. Return False if it is invalid or overlaps another."""
+    """Mark a window. Return False if it is invalid or overlaps another."""
     if not 0 <= window.start <= window.stop <= marks.size or marks[window.start : window.stop].any():
         return False
     marks[window.start : window.stop] = mark
@@ -261,7 +259,6 @@ def _windows_of(runs: Sequence[Run], whose: Bytes, everywhere: bool = False) -> 
 def _operands(
     step: _Step, marks: Bytes, accesses: Sequence[Access], all_runs: Sequence[Run]
 ) -> list[tuple[tuple[Run, ...], set[int]]]:
-    """Return the runs of each operand in the scratch region, and the marks of its bytes."""
     operands = []
     if isinstance(step.prepared.form, Transfer):
         return [((run,), _of_bytes(_bytes(marks, run))) for run in all_runs if run.region == SCRATCH]
@@ -275,7 +272,7 @@ def _operands(
 
 
 def _clear(step: _Step, marks: Bytes, perhaps: int | None) -> None:
-    """Set the marks of written bytes to 0, or to ``perhaps`` for indexed transfers, which may skip bytes."""
+    """Mark written bytes with 0, or with ``perhaps`` for indexed transfers, which may skip bytes."""
     if isinstance(step.prepared.form, Transfer):
         for run in step.writes:
             if run.region == SCRATCH and perhaps is not None:

@@ -196,7 +196,7 @@ class Machine:
         raise MachineFault("the stream ends without NPU_OP_STOP")
 
     def _result_flag(self) -> bool:
-        """Return True if the last OFM is not zero. In Vela's streams, it has one element."""
+        """Return True if the last OFM, one element in Vela's streams, is not zero."""
         last = self.memory.written
         if last is None or last.elements != 1:
             raise MachineFault("a conditional branch requires the previous operation to have a one-element OFM")
@@ -227,7 +227,7 @@ class Machine:
         tally.add(self._run, time.perf_counter() - started)
 
     def _admit(self, step: Step) -> None:
-        """Refuse arrays out of proportion to memory before they are allocated."""
+        """Refuse arrays out of proportion to memory."""
         prepared = step.prepared
         largest = max([prepared.elements, *(fm.elements for fm in prepared.maps)])
         if largest > self.largest_array:
@@ -259,7 +259,7 @@ class Machine:
     # Statistics of the runs.
 
     def _all_tallies(self) -> dict[Step, Tally]:
-        """Return the tallies in the order of the stream. Waits of a compiled run have no duration."""
+        """Return the tallies in stream order. Waits of a compiled run have no duration."""
         if self._compiled is None:
             return self._tallies
         tallies = {**self._tallies, **dict(self._compiled.tallies())}
@@ -278,7 +278,7 @@ class Machine:
         return by_operator(self.counters.values(), self.sources)
 
     def timeline(self) -> list[tuple[str, float]]:
-        """Names and seconds of the last run, per operator if ``sources`` are available, else per command."""
+        """Return names and seconds of the last run, per operator if ``sources`` are available, else per command."""
         return timeline(((step, tally) for step, tally in self._all_tallies().items() if tally.last_run == self._run), self.sources)
 
     def events(self, ports: Mapping[int, int] | None = None) -> dict[int, int]:

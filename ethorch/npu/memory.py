@@ -38,7 +38,7 @@ def allocate(constants: Bytes, internal_bytes: int, sizes: Mapping[int, int], bu
     Args:
         constants: Region 0.
         sizes: Sizes of regions to allocate. Size 0 allocates none (npu-reference 1.1).
-        buffers: Caller's memory, used in place of allocated regions.
+        buffers: Caller's memory, used instead.
 
     Raises:
         MachineFault: A size exceeds MOST_REGION_BYTES, or a buffer is not a contiguous uint8 array.

@@ -2,8 +2,8 @@
 
 Source: npu-reference 6.2, 6.3, 6.4, 8.8.
 
-``OutputStage.accumulate`` processes exact int64 accumulators, ``finish`` floating point sums of a convolution. ``finish``
-scales in float64 if that is exact (see ``plan``), which is several times faster.
+``OutputStage.accumulate`` processes exact int64 accumulators, ``finish`` floating point sums of a convolution, in float64 if that
+is exact (see ``plan``).
 """
 
 from __future__ import annotations

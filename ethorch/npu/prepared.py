@@ -24,7 +24,7 @@ class Prepared:
     """A prepared operation.
 
     Attributes:
-        run: Function that executes the operation. Values that do not depend on memory are computed in advance.
+        run: Function that executes the operation, with precomputed values that do not depend on memory.
         reads, writes: Accessed feature maps and spans, for counters, traces and checks.
         macs: Multiplications per run.
         elements: Size of the largest array that a run allocates.

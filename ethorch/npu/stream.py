@@ -34,8 +34,7 @@ class Header:
 class Command:
     """One command: index, byte offset from the first command word, row and decoded values.
 
-    Equal commands share ``values``. Immutable by convention: frozen instances take four times as long to construct, and a stream
-    has thousands.
+    Equal commands share ``values``. Immutable by convention: frozen instances take four times as long to construct.
     """
 
     index: int
@@ -80,10 +79,7 @@ class Operation:
 
 
 class Snapshot(Mapping[str, int]):
-    """Registers before one command, computed from the stream on first access.
-
-    Storing them is too expensive: a stream may have tens of thousands of operations with a hundred registers each.
-    """
+    """Registers before one command, computed on first access. Ten thousands of operations may have a hundred registers each."""
 
     def __init__(self, npu: Npu, stream: list[Command], index: int):
         self._npu, self._stream, self._index = npu, stream, index

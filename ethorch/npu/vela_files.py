@@ -1,8 +1,8 @@
 """Run files written by Vela: raw .npz, and .tflite with all operators on the NPU.
 
-A .tflite from Vela contains custom operators "ethos-u". Their inputs are command stream, constants (region 0), arena (region 1),
-staging memory (region 2), and the graph's tensors. The metadata "OfflineMemoryAllocation" contains a version, a subgraph, a
-count, and the arena offset of each tensor, or -1.
+A .tflite contains custom operators "ethos-u" with these inputs: command stream, constants (region 0), arena (region 1), staging
+memory (region 2), and the graph's tensors. The metadata "OfflineMemoryAllocation" contains a version, a subgraph, a count, and
+the arena offset of each tensor, or -1.
 """
 
 from __future__ import annotations

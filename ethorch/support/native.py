@@ -128,11 +128,6 @@ def build(
 
 
 def _compile(name: str, command: list[str], files: Sequence[Path], output: str) -> None:
-    """Compile and link files, one per CPU.
-
-    Raises:
-        HostError: The compiler fails.
-    """
 
     def run(arguments: list[str]) -> None:
         result = subprocess.run([*command, *arguments], capture_output=True, timeout=600, check=False)
@@ -183,7 +178,7 @@ def _find_cached(folder: Path, start: str, any_compiler: bool, keep: bool = Fals
 
     Args:
         start: File name up to the digest of the bytes; with ``any_compiler`` up to the digest of the compiler.
-        keep: Whether to skip files that could not be loaded, without removing any.
+        keep: Whether to skip files that could not be loaded.
     """
     for path in sorted(folder.glob(f"{start}-*-*.so" if any_compiler else f"{start}-*.so")):
         if keep and path in _unloadable:

@@ -25,7 +25,6 @@ def _table_class() -> type[Table]:
 
     class Readable(Table):
         def add_column(self, *args: Any, **options: Any) -> None:
-            """See Rich. Right-aligned columns contain numbers."""
             super().add_column(*args, **{"overflow": "fold", "no_wrap": options.get("justify") == "right", **options})
 
         def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

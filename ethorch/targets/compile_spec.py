@@ -188,8 +188,8 @@ class ArmCompileSpec:
             del items[key]
         if _PLACEMENTS in items:
             raise SpecError(
-                f"{_PLACEMENTS} moves commands or weights into a .ptd file, but ethorch stores both in the .pte. Remove it from the "
-                "compile spec."
+                f"{_PLACEMENTS} moves commands or weights into a .ptd file, but ethorch stores both in the .pte. Remove it from "
+                "the compile spec."
             )
         if items:
             raise unknown_name("compile spec key", min(items), (_FORMAT, _TARGET, _FLAGS, _CONFIG, _ARTIFACTS, _DEBUG))
@@ -288,14 +288,14 @@ class EthosUCompileSpec(ArmCompileSpec):
         family = self.target.family.upper()
         if self.system_config.startswith("Ethos_U") and not self.system_config.startswith(f"Ethos_{family}"):
             warnings.warn(
-                f"system config {shorten(self.system_config)} describes an NPU other than {self.target.name}. Clock, bandwidths and "
-                f"cycle estimates are those of the other NPU. Default: {self.target.default_system_config!r}.",
+                f"system config {shorten(self.system_config)} describes an NPU other than {self.target.name}. Clock, bandwidths "
+                f"and cycle estimates are those of the other NPU. Default: {self.target.default_system_config!r}.",
                 UserWarning,
                 stacklevel=2,
             )
 
     def _choose(self, argument: str, value: str | None, default: str) -> str:
-        """Return the argument, its flag in extra_flags, or the default. Raise SpecError if the first two differ."""
+        """Return the argument, its flag in extra_flags, or the default. Raise SpecError for contradictions."""
         flag = "--" + argument.replace("_", "-")
         from_flag = self.flags.pop(flag, None)
         if value is not None and from_flag is not None and value != from_flag:

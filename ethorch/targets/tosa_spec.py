@@ -47,7 +47,10 @@ class TosaCompileSpec(ArmCompileSpec):
         family = "u55" if self.tosa_spec.is_U55_subset else ""
         limits = dict(LIMITS.get(family, {}))
         if self.tosa_spec.support_integer() and not self.tosa_spec.support_extension("int16"):
-            narrow = Limits(dtypes=frozenset({"BOOL", "INT4", "INT8", "INT32", "FP32", "FP16", "BF16"}), way_out="Add +int16 to the specification.")
+            narrow = Limits(
+                dtypes=frozenset({"BOOL", "INT4", "INT8", "INT32", "FP32", "FP16", "BF16"}),
+                way_out="Add +int16 to the specification.",
+            )
             limits |= {name: narrow for name in OPSET if name not in limits and name not in ("RESCALE", "CAST")}
         for name, row in OPSET.items():
             if row.extension and not self.tosa_spec.support_extension(row.extension):

@@ -147,7 +147,7 @@ class Tuning:
     # --- which rewrites run -------------------------------------------------------------------------------------------
 
     #: Fewest outputs of a pool of overlapping windows, or means of squares, with a stride above 3 that is rewritten
-    #: (``lower.rewrite.fold_pools``), because Vela emits an operation per output. Other windows are never rewritten. None: no minimum.
+    #: (``lower.rewrite.fold_pools``), because Vela emits an operation per output. Others are never rewritten. None: no minimum.
     fewest_results_of_wide_stride: int | None = None
     #: Folding of strided convolutions with few channels (``lower.rewrite.fold_strides``). None disables it.
     fold_strides: FoldColumns | FoldSquares | None = None

@@ -22,7 +22,7 @@ POOL = {**_WINDOW, "kernel_w": upto(65536)}
 #: The extent is that of Vela bug vela.padded-pool-along-long-axis.
 _PADDED_POOL = {"padding_of_wide_stride": NONE, "extent_of_padded_stride": upto(65536)}
 
-_ON_U85 = "ethos-u85 targets support it"
+_ON_U85 = "Use an ethos-u85 target"
 #: Vela 5.2 SUPPORTED_OPS, Ethos-U55 and Ethos-U65 TOSA Not Supported Operators, with equivalent alternatives.
 _ABSENT_U55 = {
     **dict.fromkeys(
@@ -39,7 +39,8 @@ _ABSENT_U55 = {
     ),
     **dict.fromkeys(("REDUCE_ALL", "REDUCE_ANY"), f"{_ON_U85}; amin and amax of masks of 0.0 and 1.0 run on every NPU."),
     **dict.fromkeys(
-        ("GATHER", "SCATTER"), f"{_ON_U85}; with constant indices, or as a matmul with rows of ones and zeros, it runs on every NPU."
+        ("GATHER", "SCATTER"),
+        f"{_ON_U85}; with constant indices, or as a matmul with rows of ones and zeros, it runs on every NPU.",
     ),
     "INTDIV": f"{_ON_U85}; a quotient of quantized numbers runs on every NPU.",
     "SELECT": f"{_ON_U85}; mask * x + (1 - mask) * y, with a mask of 0.0 and 1.0, runs on every NPU.",

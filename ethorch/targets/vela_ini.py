@@ -208,7 +208,7 @@ def parse(text: str, name: str) -> VelaConfig:
 
 
 def _find(name: str) -> Path:
-    """Return the path of an ini file. ``Arm/vela.ini`` (folder/file) is a file of the installed Vela."""
+    """Return the path of an ini file. ``Arm/vela.ini`` (folder/file) is shipped with Vela."""
     path = Path(os.path.expanduser(name))
     if path.suffix != ".ini":
         raise SpecError(f"config_ini {shorten(name, 300)} does not end in .ini, which Vela requires.")

@@ -85,7 +85,7 @@ def _largest(x: Array) -> float:
 
 
 def _product(x: Array, weights: Array, largest: float) -> Array:
-    """Return x[..., m, k] @ weights[..., k, n] exactly, as int64. ``largest`` is the largest magnitude in ``x``."""
+    """Return x[..., m, k] @ weights[..., k, n] exactly. ``largest`` is the largest magnitude in ``x``."""
     sums = np.abs(weights, dtype=np.float64).sum(-2).max(initial=0) * largest
     dtype = _sum_dtype(float(sums))
     count = 1 if dtype is np.float64 else max(1, math.ceil(sums / _EXACT[np.float32]))
@@ -182,7 +182,7 @@ def _matmul(a: Attrs, x: Array, y: Array) -> Array:
 
 
 def _windows(a: Attrs, x: Array, fill: int) -> list[Array]:
-    """Return one array per kernel position, with its element in every window."""
+    """Return each kernel position's element in every window."""
     (kh, kw), (sy, sx) = a["kernel"], a["stride"]
     top, bottom, left, right = a["pad"]
     padded = np.pad(x, ((0, 0), (top, bottom), (left, right), (0, 0)), constant_values=fill)
@@ -191,7 +191,7 @@ def _windows(a: Attrs, x: Array, fill: int) -> list[Array]:
 
 
 def _avg_pool(a: Attrs, x: Array) -> Array:
-    """Multiply the sum over valid elements by the reciprocal of their count (TOSA 1.0 AVG_POOL2D, 1.9.3)."""
+    """Multiply the sum by the reciprocal of the number of valid elements (TOSA 1.0 AVG_POOL2D, 1.9.3)."""
     sums, counts = (
         functools.reduce(np.add, _windows(a, values, 0))
         for values in (x.astype(np.int64) - _number(a["input_zp"]), np.ones((1, *x.shape[1:3], 1), np.int64))
@@ -216,7 +216,6 @@ def _reduce(name: str) -> Callable[..., Array]:
 
 
 def _resize(a: Attrs, x: Array) -> Array:
-    """Compute RESIZE. Offsets and scales are multiples of 1 / scale_n."""
     (yn, yd, xn, xd), (oy, ox) = a["scale"], a["offset"]
     _, h, w, _ = x.shape
     border_y, border_x = a["border"]

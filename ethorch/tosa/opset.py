@@ -48,7 +48,6 @@ def _row(name: str, operands: str | None, infer: Infer, **rest: Any) -> None:
 
 
 def _acc(dtype: str) -> str:
-    """Return a convolution's result dtype: INT32 for INT8, INT48 for INT16, the same for floats."""
     return {"INT8": "INT32", "INT16": "INT48"}.get(dtype, dtype)
 
 

@@ -16,7 +16,6 @@ def verify(graph: Graph) -> None:
 
 
 def _verify_region(graph: Graph, names: set[str]) -> None:
-    """Verify a graph without its regions. ``names`` are the value names of previous regions."""
     defined = {id(value) for value in graph.inputs}
     for value in graph.inputs:
         assert value.name not in names, f"two values have the name %{value.name}"

@@ -54,7 +54,7 @@ def minimize_arena(first: CompiledModel, again: Compile, tolerance: float = TOLE
         tolerance: Share of the cycles of ``first`` that may be added.
 
     Returns:
-        The model and the requested size in bytes; None for ``first``, 0 for Vela's smallest schedule.
+        The model and the requested size; None for ``first``, 0 for Vela's smallest schedule.
     """
     most, largest = first.performance.total_cycles * (1 + tolerance), arena_bytes(first)
 

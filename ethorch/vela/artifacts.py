@@ -48,7 +48,6 @@ def write(
 
 
 def _extend(file: Path, graph: Graph, delegate: str) -> None:
-    """Append debug events to a file. The first delegate of a folder overwrites it."""
     old = json.loads(read_text(file)) if file.is_file() and delegate != "delegate_0" else []
     new = [event | {"delegate": delegate} for event in events(graph, len(old))]
     write_whole(file, json.dumps([*old, *new], indent=4).encode())

@@ -49,7 +49,7 @@ def split_into_bands(graph: Graph, first: CompiledModel, smallest: Smallest, lim
 
     Args:
         first: Model of ``graph`` with the smallest arena.
-        smallest: Function that compiles a graph with the smallest arena.
+        smallest: Function that compiles with the smallest arena.
         limit: Arena limit in bytes.
         cache: Cache of the selected parts.
     """
@@ -85,7 +85,7 @@ def _decode(graph: Graph, codes: int) -> Graph | None:
 def _better(
     graph: Graph, before: CompiledModel, size: int, smallest: Smallest, limit: int
 ) -> tuple[Graph, CompiledModel, int] | None:
-    """Split one more part. Return (graph, model, code) of the first fit, else of the smallest arena."""
+    """Split one more part, for the first fit or the smallest arena. Return graph, model and code."""
     best: tuple[Graph, CompiledModel, int] | None = None
     for way in _ways(graph, before, size, limit):
         banded = apply_bands(graph, way)
@@ -101,7 +101,7 @@ def _better(
 
 
 def _ways(graph: Graph, before: CompiledModel, size: int, limit: int) -> Iterator[Way]:
-    """Return splits of parts at the peak: those that may fit the limit, by work, then others by saving."""
+    """Return splits at the peak: those that may fit the limit, by work, then others by saving."""
     peak = before.around_peak(_AT_THE_PEAK)
     ranked = []
     for number, part in enumerate(parts(graph)):

@@ -207,7 +207,7 @@ def with_offsets(tables: Tables, moved: Callable[[int], int]) -> Tables:
 def _add_regions(performance: list[dict[str, str]], offsets: dict[str, list[int]]) -> None:
     """Assign commands without an entry to the control flow operator before the next operation.
 
-    Vela's performance table omits the regions of control flow. Of two adjacent control flow operators, the first gets all commands.
+    Vela's performance table omits the regions of control flow. The first of two adjacent operators gets all commands.
     """
     ids = {row["id"] for row in performance}
     inside = sorted(offset for id, starts in offsets.items() if id not in ids for offset in starts)

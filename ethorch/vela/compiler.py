@@ -98,8 +98,8 @@ def compile_unchecked(tosa: bytes, spec: EthosUCompileSpec, *, cascading: bool =
 def system_text(spec: EthosUCompileSpec) -> str:
     """Return the hardware section of Vela's configuration: architecture, section names and ini files (vela.py, main).
 
-    Vela derives the width of the NPU's ports from the section name: 8 bytes if it starts with ``Ethos_U55``, else 16. Other names
-    therefore get the family as a prefix.
+    Vela assumes NPU ports of 8 bytes if the section name starts with ``Ethos_U55``, else of 16 bytes. Other names therefore get the
+    family as a prefix.
     """
     target, name, text = spec.target, spec.system_config, spec.vela_config.text
     if not name.startswith(_NPU_NAME):
@@ -136,7 +136,7 @@ def options_text(spec: EthosUCompileSpec, *, cascading: bool = True) -> str:
 
 
 def _restore_shapes(declared: Declared, model: CompiledModel) -> CompiledModel:
-    """Return the model with the declared shapes of inputs and outputs. Raise VelaError if Vela dropped one.
+    """Restore the declared shapes of inputs and outputs. Raise VelaError if Vela dropped one.
 
     The bugs are ``vela.unread-input``, ``vela.undone-transpose-output`` and ``vela.input-in-its-readers-shape``.
     """

@@ -66,7 +66,7 @@ def compile_lowered(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec) -> Lo
     """Rewrite, compile and verify a lowered TOSA graph, which is modified.
 
     Inputs are read in planes (``lower.rewrite.planes``) if that needs fewer cycles. Bands of rows are tried if the arena exceeds
-    its limit. Unless ``spec.verify`` is False, a wrong result is repaired with copies (``vela.repair``).
+    its limit. Unless ``spec.verify`` is False, wrong results are repaired with copies (``vela.repair``).
 
     Raises:
         VelaError: Vela refused the graph.
@@ -100,7 +100,7 @@ def _compile_bands(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec, usual:
 def _compile_faster_layout(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec) -> Lowered:
     """Compile with inputs transposed or read in planes, whichever needs fewer cycles.
 
-    Planes are faster if pixels and values computed from them occupy little of the SRAM, and slower if they do not fit. In between,
+    Planes are faster if pixels and values computed from them occupy little of the SRAM, and slower if they do not fit. Otherwise
     both are compiled, and the choice is cached.
     """
     way = tuning.read_planes
@@ -121,7 +121,7 @@ def _compile_faster_layout(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec
 
 
 def _arena_share(graph: Graph, way: ReadPlanes, spec: EthosUCompileSpec) -> float:
-    """Return the share of the SRAM arena that pixels and values computed from them need; 0 for an unlimited arena."""
+    """Return the share of the SRAM arena that these pixels and values need; 0 for an unlimited arena."""
     memory = spec.memory_system
     if not memory.staged:
         return 0.0 if memory.arena_area == "Sram" else 1.0

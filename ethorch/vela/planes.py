@@ -89,7 +89,6 @@ def _dma(program: Program) -> list[int]:
 
 
 def _map_of(readers: Sequence[Operation], source: IoTensor) -> _Map | None:
-    """Return the map that convolutions read, after copies by pooling. None for other readers."""
     copies = [op for op in readers if op.name == "NPU_OP_POOL"]
     if readers[: len(copies)] != copies or any(op.name != "NPU_OP_CONV" for op in readers[len(copies) :]):
         return None
@@ -109,10 +108,10 @@ def _map_of(readers: Sequence[Operation], source: IoTensor) -> _Map | None:
 def _estimate(
     tables: Tables, copied: Mapping[str, int], turning: Collection[str], spec: EthosUCompileSpec
 ) -> tuple[Tables, int, int]:
-    """Return (tables with transfers for copies and without products of data movement, saved cycles, saved products).
+    """Return tables with transfers for copies and without data movement by products, saved cycles, and saved products.
 
     Args:
-        copied: Bytes by row name of each copy.
+        copied: Bytes of each copy, by row name.
         turning: Row names of convolutions that only move data.
     """
     header, rows = tables["perf"]
@@ -141,7 +140,7 @@ def _find_rows(model: CompiledModel, planar: Graph, planes: Sequence[Planes]) ->
 def _in_planes(
     op: Operation, where: _Map, planes: Planes, element_size: int, seen: npt.NDArray[np.bool_]
 ) -> Mapping[str, int | Bits] | None:
-    """Return the registers of a command that reads planes, and mark its pixels in ``seen``; or return None."""
+    """Return a command's registers for reading planes, and mark its pixels in ``seen``."""
     brick = BRICK * element_size
     pixel, plane = brick * planes.count, brick * planes.rows * planes.columns
     at, inside = divmod(op["IFM_BASE0"] - where.offset, pixel)

@@ -50,9 +50,6 @@ def repair_delegate(lowered: Lowered, compile_graph: Callable[[Graph], Lowered])
     A delegate is not compared if it contains a loop, which may not end, if its graph has no result for random inputs, or if the
     simulator lacks memory.
 
-    Args:
-        compile_graph: Function that compiles a rewritten graph.
-
     Raises:
         VerificationError: The delegate differs even with copies.
     """
@@ -104,7 +101,7 @@ def _random(value: Value, generator: np.random.Generator, most: int) -> Array:
 
 
 def _run(lowered: Lowered, inputs: Sequence[Array]) -> list[Array] | MachineFault | None:
-    """Return the output bytes of a run with random initial memory, its fault, or None if the simulator lacks memory."""
+    """Return outputs of a run with random initial memory, its fault, or None if the simulator lacks memory."""
     try:
         payload = lowered.payload
     except PayloadError as error:  # a tensor exceeds its region
@@ -132,8 +129,6 @@ def _equal(outputs: Sequence[Array] | MachineFault | None, expected: Sequence[Ar
 
 
 class _Repair:
-    """Search for copies that repair a delegate."""
-
     def __init__(self, lowered: Lowered, compile_graph: Callable[[Graph], Lowered], inputs: list[Array], expected: list[Array]):
         self._lowered, self._compile, self._inputs, self._expected = lowered, compile_graph, inputs, expected
         self._left, self._end = _MOST_COMPILATIONS, time.thread_time() + _MOST_SECONDS

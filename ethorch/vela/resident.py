@@ -32,8 +32,6 @@ _Run = tuple[int, int]  # first byte in region 0, bytes
 
 @dataclass(frozen=True)
 class _Reader:
-    """An operation, with weights or scales that it reads in region 0."""
-
     offset: int
     spans: tuple[Span, ...]
     state: Mapping[str, int]
@@ -51,7 +49,7 @@ def with_resident_weights(model: CompiledModel, spec: EthosUCompileSpec, most: i
         most: Maximum growth of the scratch region in bytes.
 
     Returns:
-        The changed program; ``model`` if nothing is gained, if the scratch region is not in SRAM, or if the stream has branches.
+        The changed program; ``model`` if nothing is gained, the scratch region is not in SRAM, or the stream has branches.
     """
     memory = spec.memory_system
     program = Program(model.command_stream, model.constants)
@@ -147,7 +145,7 @@ def _estimate_rows(
 def _insert_copies(
     payload: bytes, program: Program, moved: Sequence[_Reader], places: Mapping[_Run, int]
 ) -> tuple[bytes, dict[int, int]]:
-    """Return the driver payload with copies and changed readers, and the new byte offset of each command by its old one."""
+    """Return the payload with copies and changed readers, and the new byte offset of each command."""
     settings: dict[int, dict[str, int | Bits]] = defaultdict(dict)
     for reader in moved:
         shift = places[reader.run] - reader.run[0]
@@ -172,7 +170,7 @@ def _copies(npu: Npu, places: Mapping[_Run, int]) -> list[int]:
 def _tables(
     before: Tables, offsets: Mapping[int, int], saved: Sequence[tuple[ScheduledOp, tuple[int, int, int]]], flash: str, copied: int
 ) -> Tables:
-    """Return the tables with new offsets and cycles. The first operation includes the copies."""
+    """Return new offsets and cycles. The first operation includes the copies."""
     tables = dict(with_offsets(before, offsets.__getitem__))
     header, rows = tables["perf"]
     names = {row.name: now for row, now in saved}

@@ -19,7 +19,7 @@ def share_constants(payloads: Sequence[DelegatePayload]) -> list[tuple[DelegateP
     Encoded weights are equal if Vela chose blocks of equal depth, biases and scales if the scales of activations are equal.
 
     Returns:
-        Each payload with the offsets of inserted commands. None if nothing is saved, or if addresses in a stream depend on data.
+        Each payload with the offsets of inserted commands. None if nothing is saved, or if a stream's addresses depend on data.
     """
     store, places = bytearray(), dict[bytes, int]()
     moves: list[dict[tuple[int, int], int]] = []

@@ -73,7 +73,7 @@ def as_bytes(array: Array) -> Array:
 
 
 def _first_difference(delegate: Lowered, arrays: Sequence[Array], expected: Sequence[Array], output: int) -> tuple[str, str, str]:
-    """Return (first value that differs, its operator, stage of the error). The value is empty for an error of a rewrite.
+    """Return the first value that differs, its operator, and the stage of the error. The value is empty for a rewrite's error.
 
     Args:
         expected, output: Outputs of the source graph, and the index of one that differs.
@@ -139,7 +139,7 @@ def _first_wrong(written: Mapping[str, Sequence[Array]], values: Mapping[str, Ar
 
 
 def _describe_operator(graph: Graph, name: str, written: Collection[str] = ()) -> str:
-    """Return the producer of a value with its source location; for fused operators, the first that commands write."""
+    """Return the producer of a value, the first written one of fused operators, with its source location."""
     producers = {value.name: op for region in graph.regions() for op in region.ops for value in op.results}
     op = producers.get(name)
     if op is None:

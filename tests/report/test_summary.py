@@ -15,7 +15,7 @@ from ethorch.support.errors import Reason
 from ethorch.support.rendering import as_text
 from ethorch.tosa.ir import Origin
 
-INDEX = Reason("GATHER.absent", "there is no GATHER on ethos-u55-128", "Use an ethos-u85 target.")
+INDEX = Reason("GATHER.absent", "GATHER is not supported on ethos-u55-128", "Use an ethos-u85 target.")
 SORT = Reason("operator.unknown", "aten.sort.default has no lowering to the NPU", "Use amax.")
 
 

@@ -200,7 +200,7 @@ def test_unknown_configs_are_refused_with_the_known_ones():
 
 
 def test_another_families_system_config_warns():
-    with pytest.warns(UserWarning, match="describes another NPU than ethos-u55-128"):
+    with pytest.warns(UserWarning, match="describes an NPU other than ethos-u55-128"):
         EthosUCompileSpec(U55, system_config="Ethos_U65_Embedded")
 
 

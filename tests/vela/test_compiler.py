@@ -215,7 +215,7 @@ def test_the_dying_of_the_child_is_reported(monkeypatch, tmp_path):
     fake.write_text("#!/bin/sh\nkill -KILL $$\n")
     fake.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(fake))
-    with pytest.raises(VelaError, match="died of signal 9"):
+    with pytest.raises(VelaError, match="terminated by signal 9"):
         vela.compile(TOSA, EthosUCompileSpec("ethos-u55-128"), timeout_seconds=60)
 
 

@@ -125,5 +125,5 @@ def test_the_wish_is_in_the_spec() -> None:
     assert copy.copy(spec) == spec != SPEC
     with pytest.raises(SpecError, match="resident_bytes"):
         EthosUCompileSpec("ethos-u55-128", resident_bytes=-1)
-    with pytest.raises(SpecError, match="place of the constants"):
+    with pytest.raises(SpecError, match="memory of the constants"):
         Settings(constants="srm")

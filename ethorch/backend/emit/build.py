@@ -19,7 +19,7 @@ class Build:
         partition: The operators on the NPU, and the reasons for the others.
         delegates: The delegates, in the order of the file.
         spec: The compile spec with paths of ini files, which the ``.pte`` does not store.
-        etrecord: ``executorch.devtools.etrecord.ETRecord``, or None if it was not required.
+        etrecord: ``executorch.devtools.etrecord.ETRecord``, or None.
         states: The mutable buffers and their placement.
     """
 

@@ -36,12 +36,11 @@ class Part:
     """A slice or rows of a buffer that a program writes.
 
     Attributes:
-        rows: Integer values of the rows, an output of the delegate.
+        rows: Integer values, an output of the delegate.
         shape: Shape of the buffer's view that is written.
         dim: Axis along which rows are replaced.
-        start: Offset of the first replaced element, for contiguous rows. None for rows at ``index``.
-        index: Indices of the rows, int32 or int64 [rows]: an input of the program, or a clone of a result of the NPU. None for
-            rows at ``start``.
+        start: Offset of the first replaced element, for contiguous rows, or None.
+        index: Indices of other rows, int32 or int64 [rows]: an input of the program, or a clone of a result of the NPU.
     """
 
     rows: Node
@@ -92,7 +91,7 @@ def find_parts(constants: Constants, graph: Graph, read: Node, written: Node) ->
 
 
 def write_parts(module: GraphModule, constants: Constants) -> list[tuple[Node, Part]]:
-    """Replace each ``copy_`` of a whole buffer by writes of parts if ``find_parts`` returns them, in place.
+    """Replace each ``copy_`` of a whole buffer by the writes that ``find_parts`` returns, in place.
 
     Returns:
         Each write, an ``index_put_`` or a ``copy_``, and its part. ``write_to_views`` adds the views of the buffer.
@@ -141,7 +140,7 @@ def _call(graph: Graph, target: Any, x: Node, *args: Any) -> Node:
 
 
 class _Rows(NamedTuple):
-    """Float rows that an operator writes to its first operand, at the index ``at``. See :class:`Part`."""
+    """Float rows that an operator writes to its first operand, at the index ``at``."""
 
     rows: Node
     dim: int
@@ -164,7 +163,7 @@ def _same_elements(node: Node, like: tuple[Any, ...]) -> Node:
 
 
 def _pieces(constants: Constants, node: Node, like: tuple[Any, ...]) -> tuple[Node | None, list[_Rows]]:
-    """Return the operand in which an operator replaces rows, and the rows. None and [] for other operators."""
+    """Return the operand in which an operator replaces rows, and the rows."""
     name = op_name(node.target) if node.op == "call_function" else ""
     if name == "aten.cat.default":
         return _split_concatenation(node, like)
@@ -215,7 +214,6 @@ def _at(rows: Node, dim: int, places: Sequence[int], shape: Sequence[int]) -> _R
 
 
 def _split_concatenation(node: Node, like: tuple[Any, ...]) -> tuple[Node | None, list[_Rows]]:
-    """Return the largest operand of a concatenation, and the rows that the others replace."""
     shape = tuple(node.meta["val"].shape)
     (parts, *rest), _ = arguments(node)
     dim, at = int(rest[0]) % len(shape), 0

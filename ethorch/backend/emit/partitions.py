@@ -123,7 +123,7 @@ def partition_graph(module: GraphModule, spec: EthosUCompileSpec) -> Partitioned
 
 
 def _check_writes(program: Converted) -> Reason | None:
-    """Return the reason if a tensor is read after it was changed: writes do not affect the order of calls."""
+    """Refuse reads of a tensor after its change: writes do not affect the order of calls."""
     places = {node: number for number, node in enumerate(program.graph.nodes)}
     for node in program.graph.nodes:
         if node.op == "call_function" and is_in_place(node):
@@ -168,7 +168,7 @@ def _is_unchanged(name: str, written: Node) -> bool:
 
 
 def _sort(graph: Graph) -> None:
-    """Sort nodes topologically, close to their order and with writes last."""
+    """Sort topologically, close to the current order and with writes last."""
     places = {node: number for number, node in enumerate(graph.nodes)}
     waiting = {node: len(node.all_input_nodes) for node in graph.nodes}
 
@@ -197,7 +197,7 @@ def _is_fully_delegated(graph: Graph) -> bool:
 
 
 def _inputs_of(nodes: Sequence[Node]) -> list[Node]:
-    """Return the nodes that a partition reads, in order of first use, as in ExecuTorch."""
+    """Return the nodes that a partition reads, in order of first use."""
     inside = set(nodes)
     return list(dict.fromkeys(arg for node in nodes for arg in node.all_input_nodes if arg not in inside))
 
@@ -205,11 +205,7 @@ def _inputs_of(nodes: Sequence[Node]) -> list[Node]:
 def _replace_by_call(
     program: Converted, nodes: Sequence[Node], read: Sequence[Node], number: int, spec: EthosUCompileSpec
 ) -> Partition | Reason:
-    """Lower a partition to TOSA and replace its nodes by a call with the inputs and outputs of the TOSA graph.
-
-    Args:
-        read: Inputs and constants of the partition, in the order of the TOSA graph's inputs.
-    """
+    """Lower a partition to TOSA and replace its nodes by a call with the inputs and outputs of the TOSA graph."""
     constants = constants_of(program)
     inside, inputs, graph = set(nodes), list[Node](), Graph()
     copies: dict[Node, Node] = {}

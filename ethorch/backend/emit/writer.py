@@ -43,11 +43,11 @@ class Writer:
 
     Call ``add_graph``, which needs no payloads and detects unsupported graphs, before ``program``.
 
-    Mutable buffers are tensors in ``SHARED_MEMORY`` with their initial values in the file. A delegate writes its result into a
-    buffer if nothing reads the old value later.
+    Mutable buffers are tensors in ``SHARED_MEMORY`` with initial values in the file. A delegate writes its result into a buffer if
+    nothing reads the old value later.
 
     Attributes:
-        calls: Partition number of each call, in order.
+        calls: Partition number of each call.
     """
 
     def __init__(self, graph: PartitionedGraph):
@@ -233,7 +233,7 @@ class Writer:
         return None
 
     def _result(self, call: Node, item: Node) -> int | Reason:
-        """Return the tensor of a result: the buffer to which it is written, if nothing reads the old value, or a new one."""
+        """Return the tensor of a result: its buffer if nothing reads the old value, else a new tensor."""
         writes = [user for user in item.users if is_in_place(user)]
         write = writes[0] if len(writes) == 1 else None
         buffer = target_buffer(write) if write and write.target is torch.ops.aten.copy_.default and write.args[1] is item else None
@@ -286,7 +286,7 @@ class Writer:
         return None
 
     def _check_sources(self, nodes: Sequence[Node]) -> Reason | None:
-        """Return the reason if a node to be written to a buffer is itself a buffer, which may have changed."""
+        """Refuse to write a buffer, which may have changed, to another one."""
         buffers = (node for node in nodes if self._values.values[self._places[node]].place is not None)
         return next((reasons.other_buffer(node.name) for node in buffers), None)
 
@@ -358,7 +358,6 @@ class Writer:
         return None
 
     def _undoes_dequantize(self, node: Node) -> bool:
-        """Return True if a quantize node inverts a dequantize node. ExecuTorch removes both."""
         source = node.args[0]
         while isinstance(source, Node) and op_name(source.target) not in DEQUANTIZE:
             if source.op != "call_function" or not source.all_input_nodes:

@@ -131,7 +131,7 @@ def _per_channel(w: Window, f: Filter, matrix: Array, rows: Array, n: int) -> Ar
 
 
 def _conv_ifm2(op: Operation) -> Prepared:
-    """Prepare a 1x1 convolution with dynamic weights. IFM2 is [1, OFM depth, IFM depth] (npu-reference 8.9)."""
+    """Prepare a 1x1 convolution with the weights IFM2 [1, OFM depth, IFM depth] (npu-reference 8.9)."""
     w = window(op)
     _check_scale_mode(op, GLOBAL)
     if w.kernel != (1, 1):

@@ -93,7 +93,7 @@ def _none(op: Operation) -> Prepared:
 
 def _argmax(axis: int) -> Callable[[Operation], Prepared]:
     def prepare(op: Operation) -> Prepared:
-        """Compute the index of the window's first maximum along one kernel axis (npu-reference 8.7)."""
+        """Compute the index of the window's first maximum along an axis (npu-reference 8.7)."""
         w, stage = _channelwise(op)
         if w.kernel[1 - axis] != 1:
             raise MachineFault(f"ARGMAX along one axis with a kernel of {w.kernel}")
@@ -152,7 +152,7 @@ def _pool(
 
 
 class _Scale:
-    """Scaling of a pool's accumulators: OFM_SCALE, or the scale stream (npu-reference 5)."""
+    """OFM_SCALE, or the scale stream (npu-reference 5)."""
 
     def __init__(self, op: Operation, ifm: FeatureMap):
         self.spans: tuple[Span, ...] = ()

@@ -1,7 +1,7 @@
 """Fuse products with their sums, which U55 and U65 use for a matrix product of two activations.
 
-The stream repeats a MUL of bytes into a 32-bit buffer and a REDUCE_SUM over its channels. Products are not stored if they are
-overwritten before any other read. Memory after a complete run is identical; after a fault it may differ.
+The stream repeats a MUL of bytes into a 32-bit buffer and a REDUCE_SUM over its channels. Products that are overwritten before any
+other read are not stored, so memory may differ after a fault.
 """
 
 from __future__ import annotations

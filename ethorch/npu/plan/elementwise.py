@@ -114,7 +114,6 @@ def _pays(form: Elementwise, e: layout.Elementwise) -> bool:
 
 
 def _pairs(c: Context, e: layout.Elementwise) -> int:
-    """Compute the table of all pairs of bytes with the NumPy operation."""
     table = np.zeros(1 << 16, np.uint8)
     every = np.arange(256, dtype=np.uint8)
     step = layout.Elementwise.from_buffer_copy(e)

@@ -44,12 +44,12 @@ class Context:
         memory: Memory of the machine. Machines with equal region sizes may share the plan.
         constants: Constant bytes at this point of the stream.
         carries: Whether to pack steps with chain buffers or accumulators. Otherwise they run in Python.
-        own_bytes: Size of the plan's own memory for values between steps.
+        own_bytes: Size of the plan's own memory.
         kept_alive: Arrays and structs that structs point to.
         filters: Packed filters, shared by stripes of a layer and steps of a recurrent network.
         stored_ranges: Maps whose elements have a narrower range than their type, by region and base.
         computed: The entry of ``stored_ranges`` that the current step adds.
-        modes: Cache of scaling modes and their clamps.
+        modes: Cache of scaling modes and clamps.
     """
 
     memory: Memory
@@ -211,7 +211,7 @@ class Context:
     def _share(
         self, kind: str, s: Scaling, zero_point: int, make: Callable[[Scaling, int], layout.Scale | layout.DoubleScale]
     ) -> layout.Scale | layout.DoubleScale:
-        """Share the structs of equal per-tensor scalings. A stream has thousands of them."""
+        """Share equal per-tensor scalings. A stream has thousands of them."""
         if s.shift.ndim:
             return make(s, zero_point)
         key = kind, int(s.multiplier), int(s.shift), s.rounding, s.double, zero_point
@@ -262,7 +262,7 @@ class Context:
 
 
 def _is_apart(fm: FeatureMap, spans: list[tuple[int, int]]) -> bool:
-    """Return True if no two elements share a byte: each stride exceeds the extent of smaller strides."""
+    """Return True if no two elements share a byte: strides exceed the extents of smaller strides."""
     size = fm.dtype.itemsize
     sy, sx, sc = map(abs, fm.strides)
     if len(fm.tiles) == 1 and not fm.bricks and sx >= fm.depth * size and (fm.height == 1 or sy >= fm.width * sx):

@@ -49,8 +49,8 @@ class Plan:
     """Groups of compiled steps, and single steps that run in Python.
 
     Attributes:
-        parts: Groups and steps in the order of the stream.
-        own_bytes: Size of a machine's memory for chain buffers and accumulators of compiled steps.
+        parts: Groups and steps in stream order.
+        own_bytes: Memory for chain buffers and accumulators of compiled steps.
         reasons: Reasons for running steps in Python.
         is_whole: Whether compiled code runs every step that computes or moves bytes.
     """
@@ -97,7 +97,7 @@ class Plan:
 def _pack(
     program: Program, memory: Memory, handle: ctypes.CDLL
 ) -> tuple[list[tuple[Step, ctypes.Structure | None]], Context, dict[Step, str]]:
-    """Pack each step into a struct or None. Steps with chain buffers or accumulators are packed all or not at all."""
+    """Pack each step into a struct or None; steps with chain buffers or accumulators all or not at all."""
     for carries in (True, False):
         context = Context(memory, Constants(program.constants), handle, carries)
         if not memory.is_constant(0):

@@ -54,7 +54,7 @@ class Planned:
 
         Args:
             number: Index of the run, for ``tallies``.
-            execute: Function that runs a step in Python. It must raise the fault of a step with invalid data.
+            execute: Function that runs a step in Python, and raises its faults.
         """
         machine, work = self.machine(), buffers()
         for part in self.plan.parts:

@@ -95,7 +95,7 @@ def exact_in_double(largest: int | Array, s: Scaling, zero_point: int) -> Array:
 
 
 def all_exact_in_double(largest: Array, s: Scaling, zero_point: int) -> bool:
-    """Return True if the largest terms prove ``exact_in_double`` for all channels, a fast test that most filters pass.
+    """Return True if the largest terms prove ``exact_in_double`` for all channels, which is fast and true for most filters.
 
     No addend exceeds one unit, 2**s (npu-reference 6.1).
     """

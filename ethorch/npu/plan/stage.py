@@ -178,7 +178,7 @@ def _mode_of(clamp: Range | None, zero_point: int, sums: Sums) -> tuple[int, Ran
 
 
 def _mode_of_one(clamp: Range | None, zero_point: int, sums: Sums, largest: int) -> tuple[int, Range | None]:
-    """Apply ``_mode_of`` to one scaling, with Python integers."""
+    """Apply ``_mode_of`` to one scaling."""
     scaling = sums.scaling
     if largest >= INT32[1] or (clamp is not None and not within(clamp, INT32)):
         return layout.SCALE_INTEGER, None
@@ -199,7 +199,7 @@ def _mode_of_one(clamp: Range | None, zero_point: int, sums: Sums, largest: int)
 
 
 def _saturates(s: Scaling, zero_point: int, clamp: int) -> Array:
-    """Return True if every value whose product may be rounded exceeds the clamp. See ``OutputStage.plan``."""
+    """Return True if every value whose product may be rounded exceeds the clamp."""
     above, below = s.addends
     unit = np.ldexp(1.0, np.asarray(s.shift))
     saturates: Array = (

@@ -1,6 +1,6 @@
 """Compiled code of the simulator: ``weights.cpp``, built on first use (``ethorch.support.native``).
 
-Every function has an equivalent in NumPy for computers without a compiler. Tests compare both.
+Every function has an equivalent in NumPy, and tests compare both.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Decode weight and scale streams into signed 9-bit weights, biases and scales.
 
 The standard format (npu-reference 4.1) packs variable-length symbols. ``_scan`` finds the start of each chunk of a slice serially;
-NumPy then extracts the symbols of all chunks at once. ``decode_standard`` uses ``weights.cpp`` if a C++ compiler is available,
-which is ten times as fast. ``ethosu.mlw_codec.decode`` is not used because it ends the process on malformed streams.
+NumPy then extracts the symbols of all chunks at once. ``weights.cpp`` is ten times as fast. ``ethosu.mlw_codec.decode`` is not
+used because it ends the process on malformed streams.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class _Bits:
         return np.ndarray((max(last - first, 0),), "<u8", part.tobytes(), 0, (1,))
 
     def block(self, at: int) -> tuple[int, int, list[int]]:
-        """Return first bit, end bit and windows, as ints, of a block that contains bit ``at``."""
+        """Return first bit, end bit and windows of a block that contains bit ``at``."""
         if not self._block[0] <= at < self._block[1]:  # consecutive slices often share a block
             words = self.windows(at >> 3, (at >> 3) + _BLOCK).tolist()
             self._block = at & ~7, (at & ~7) + 8 * len(words), words
@@ -130,7 +130,7 @@ class _Bits:
 
 @dataclass(frozen=True)
 class _Palette:
-    """Values of weight indices: palette entries first, then consecutive values from ``direct``."""
+    """Palette entries, followed by consecutive values from ``direct``."""
 
     entries: tuple[int, ...]
     direct: int
@@ -142,7 +142,7 @@ class _Palette:
         return (len(self.entries) - 1).bit_length() if self.entries else self.entry_bits
 
     def lookup(self, index: Ints) -> Ints:
-        """Return the values. Even v encodes v/2, odd v encodes -(v//2)."""
+        """Return values. Even v encodes v/2, odd v encodes -(v//2)."""
         count = len(self.entries)
         folded = index - count + self.direct
         if count:
@@ -229,7 +229,7 @@ def _scan(bits: _Bits, start: int, s: _Slice) -> tuple[Rounds, int]:
 
 
 def _scan_plain(bits: _Bits, start: int, s: _Slice) -> tuple[Rounds, int]:
-    """Scan slices of coded weights without zero runs, with an optimized loop because they dominate real streams."""
+    """Scan coded weights without zero runs, optimized because they dominate real streams."""
     at: list[int] = []
     append, ones_in, below = at.append, _ONES, _BELOW
     emitted_by_ones = [CHUNK] * (CHUNK + 1) if s.truncated else [CHUNK - n for n in range(CHUNK + 1)]

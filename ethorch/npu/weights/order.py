@@ -86,7 +86,6 @@ class _Traversal:
     """Differences between the families, as functions of an order.
 
     Attributes:
-        blocks: Iterates over the blocks.
         shape: Removes parameters that do not affect patterns, so that layers share them.
         size: Counts the entries of a block, from shape, OFM depth and IFM depth.
         pattern: Computes a block from the same arguments.
@@ -171,7 +170,7 @@ IFM_UNIT = 8  # IFM microblock depth (IUB) of U55/U65
 
 
 def _blocks_5x(order: Order) -> Blocks:
-    """Yield the blocks. Stream s of S contains channels S*k + s; depths are divided first (npu-reference 4.2)."""
+    """Yield the blocks. Stream s of S contains channels S*k + s (npu-reference 4.2)."""
     depthwise, part_kernel = order.kind == "DW", order.kind == "PK"
     count = ceil_div(order.ofm_depth - order.stream, order.streams)
     block = max(ceil_div(order.block_depth - order.stream, order.streams), 1)
@@ -271,7 +270,6 @@ def _units(order: Order) -> _Units:
 
 
 def _blocks_85(order: Order) -> Blocks:
-    """Yield the blocks. The order of IFM blocks alternates between OFM blocks."""
     ifm_block = _units(order).ifm_block
     forwards = True
     for ob in range(0, order.ofm_depth, max(order.block_depth, 1)):
@@ -320,7 +318,7 @@ def _pattern_85(order: Order, ofm_depth: int, ifm_depth: int) -> Block:
 
 
 def _elements(order: Order, u: _Units, sh: int, sw: int) -> list[tuple[int, int] | None]:
-    """Return the elements (y, x) of a sub-kernel, None for padding, by stride phase and with alternating row direction."""
+    """Return the (y, x) of a sub-kernel, None for padding, by stride phase and with alternating row direction."""
     sy, sx = (1, 1) if order.kind == "DF" else order.stride
     left = round_up(sh * sw, u.group)
     ordered: list[tuple[int, int] | None] = []

@@ -42,7 +42,7 @@ class Cpu(Sourced):
 
     Attributes:
         core: Compiler name, e.g. ``cortex-m55``.
-        dcache_bytes, icache_bytes: Cache sizes, or 0 without a cache.
+        dcache_bytes, icache_bytes: Cache sizes, or 0.
         cache_line_bytes: Line size of the data cache.
         interrupts: Number of NVIC lines.
         vector_table: Address of the vector table at reset.

@@ -19,7 +19,7 @@ File format::
     base = 0x20000000
     size_bytes = 0x200000
 
-    npu_ports = ["sram"]                     # ports among sram, ext; [] without access
+    npu_ports = ["sram"]                     # sram, ext; [] without access
     bytes_per_second = 1_280_000_000         # or read_latency_cycles, write_latency_cycles, burst_bytes, outstanding
     source = "data sheet 1.2, table 5"
     sources = { bytes_per_second = "assumed: 8 bytes in a cycle of 160 MHz" }
@@ -35,7 +35,7 @@ File format::
     base = 0x40020000
     interrupt = 12
     clock_hz = 160_000_000
-    constants = "flash"                      # optional: memories of weights, feature maps and staging memory
+    constants = "flash"                      # optional, like feature_maps and staging
     feature_maps = "sram"
     staging = "sram"
     source = "reference manual, chapter 9"

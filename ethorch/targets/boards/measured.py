@@ -37,7 +37,7 @@ class Measured:
         return self.milliseconds / self.estimate_ms
 
 
-#: Estimates of ethorch. Networks are torchvision's with Laplace-distributed random weights and float inputs, unless stated otherwise.
+#: Estimates of ethorch. Networks are torchvision's with Laplace-distributed weights and float inputs, unless stated otherwise.
 _OURS = "ethorch, Vela 5.2, `python -m bench.boards` of 2026-11-23"
 _CARD = "Arm on Hugging Face, Arm/{}-ethos-u-executorch: p50 on an Alif DevKit-E8, bare metal"
 _MV2_E8 = "executorch #19131, zephyr_alif_tutorial.md: {}"

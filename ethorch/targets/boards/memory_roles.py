@@ -48,8 +48,8 @@ def roles(board: Board, slot: NpuSlot, memory_mode: str | None = None) -> Roles:
     """Choose the memories for the NPU of a slot.
 
     Without a memory mode, the board's ``constants``, ``feature_maps`` and ``staging`` apply. By default, weights are in MRAM,
-    flash or DRAM, in this order, and feature maps in the largest SRAM. On U65 and U85 with weights in DRAM, feature maps are in
-    DRAM too and are staged through the SRAM.
+    flash or DRAM, in this order, and feature maps in the largest SRAM. On U65 and U85 with weights in DRAM, feature maps are also
+    in DRAM and are staged through the SRAM.
 
     Args:
         memory_mode: Memory mode that overrides the board's roles.
@@ -124,7 +124,7 @@ def _slow(board: Board, slot: NpuSlot) -> Memory | None:
 
 
 def _memory_lines(kind: str, memory: Memory, slot: NpuSlot, family: Family) -> list[str]:
-    """Return Vela's settings of a memory: bandwidth relative to the port width at the NPU's clock, and (U85) port count."""
+    """Return bandwidth relative to the port width at the NPU's clock and, on U85, the number of ports."""
     width = family.port_bytes
     share = 1.0 if memory.bytes_per_second is None else memory.bytes_per_second / slot.clock_hz / width
     ports = ceil(round(share, _DECIMALS)) if slot.family == "u85" else 1

@@ -132,8 +132,7 @@ class Document:
     def table(self, value: Any, where: Where, keys: Mapping[str, Key]) -> dict[str, Any]:
         """Return the checked values of a table, without absent keys.
 
-        A table with numbers requires ``source`` for all of them, or ``sources.KEY`` for single ones. ``sources`` of the result has
-        an entry for each number.
+        A table with numbers requires ``source`` for all of them, or ``sources.KEY`` for single ones. The result has all sources.
         """
         if not isinstance(value, dict):
             raise self.wrong(where, f"found {shorten(value)}", "a table")
@@ -182,7 +181,7 @@ class Document:
 
 
 def _place(where: Where) -> str:
-    """Format a position, e.g. ``memory 2, base`` for ("memory", 1, "base")."""
+    """Format e.g. ("memory", 1, "base") as ``memory 2, base``."""
     words = ""
     for part in where:
         words += f" {part + 1}" if isinstance(part, int) else f"{', ' if words else ''}{part}"
@@ -217,7 +216,7 @@ def _parts(dotted: str) -> tuple[str, ...]:
 
 
 def _table(parts: tuple[str, ...], repeated: bool, counts: dict[Where, int]) -> Where:
-    """Return the position of a table. [[memory]] starts a new table; [memory.sources] belongs to the last one."""
+    """Return a table's position. [[memory]] starts a table; [memory.sources] belongs to the last one."""
     where: Where = ()
     for at, part in enumerate(parts):
         where = (*where, part)
