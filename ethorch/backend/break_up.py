@@ -45,7 +45,7 @@ def break_up(program: ExportedProgram, nodes: Iterable[Node]) -> list[Node]:
 
 
 def parts_of(node: Node) -> list[Node]:
-    """Return the decomposition of an edge operator, in a separate graph, or [] if it has none."""
+    """Return the decomposition of an edge operator, in a separate graph, or []."""
     op = overload_of(node.target)
     if not isinstance(node.target, EdgeOpOverload) or not isinstance(op, torch._ops.OpOverload) or not keep_whole(op):
         return []
@@ -122,7 +122,7 @@ def _decompose(node: Node) -> list[Node]:
 
 
 def _replace(node: Node, by: Node) -> None:
-    """Replace a node. The program's signature refers to outputs by name, so the new node gets the name of an output."""
+    """Replace a node. An output keeps its name, to which the program's signature refers."""
     name, is_output = node.name, any(user.op == "output" for user in node.users)
     node.replace_all_uses_with(by)
     node.graph.erase_node(node)

@@ -17,8 +17,7 @@ def bundle_program(program: bytes, method: str, cases: Iterable[tuple[Sequence[A
     """Return the bundled program.
 
     Args:
-        method: Method that the cases call.
-        cases: Flat inputs and expected outputs of each test.
+        cases: Flat inputs and expected outputs of each test of ``method``.
     """
     suite = MethodTestSuite(
         method, [MethodTestCase(inputs=list(inputs), expected_outputs=list(outputs)) for inputs, outputs in cases]

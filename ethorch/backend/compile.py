@@ -24,10 +24,6 @@ def compile_program(program: ExportedProgram, spec: EthosUCompileSpec) -> Lowere
 
 
 def tosa_graph(program: ExportedProgram, spec: EthosUCompileSpec | TosaCompileSpec) -> Graph:
-    """Return the rewritten and verified TOSA graph of a quantized ExportedProgram.
-
-    Raises:
-        Unsupported: An operator cannot run on the target.
-    """
+    """Return the rewritten and verified TOSA graph of a quantized ExportedProgram. Raise Unsupported for unsupported operators."""
     builder = builder_for(spec.target)
     return rewritten(lower_program(program, builder), builder.tuning, spec)

@@ -28,7 +28,7 @@ _ITS_OWN = ("quantized_decomposed", "executorch_prim", "dim_order_ops", "higher_
 
 
 def without_kernel(node: Node) -> Reason | None:
-    """Return the reason if ExecuTorch has no kernel for a node of an edge program, on a desktop or in firmware."""
+    """Return the reason if ExecuTorch has no kernel for a node, on a desktop or in firmware."""
     name = op_name(node.target)
     op = getattr(node.target, "_op", node.target)
     if not isinstance(op, torch._ops.OpOverload) or name in ASSERTIONS:
@@ -69,7 +69,7 @@ def _remedy(node: Node) -> str:
 
 @lru_cache(maxsize=4096)
 def kernel_of(target: Any) -> str | None:
-    """Return ExecuTorch's kernel for an edge operator, e.g. ``aten::sort.values``. None without an out variant."""
+    """Return the kernel of an edge operator, e.g. ``aten::sort.values``. None without an out variant."""
     op = getattr(target, "_op", target)
     if any("Tensor" in str(result.type) for result in op._schema.returns) and not op._schema.is_mutable:
         try:

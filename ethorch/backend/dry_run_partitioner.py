@@ -102,7 +102,7 @@ class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorc
         return self._whole[1]
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        """Tag the supported nodes with the fewest partitions, and add the reasons for other operators to ``report``."""
+        """Tag the supported nodes with the fewest partitions, and add reasons for others to ``report``."""
         register_quantized_kernels()
         supported, refusals = self.dry_run(exported_program)
         tags = self.tag(exported_program, supported)
@@ -122,7 +122,7 @@ class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorc
         return PartitionResult(exported_program, dict.fromkeys(tags, self.delegation_spec))
 
     def break_up_what_stays(self, program: ExportedProgram) -> None:
-        """Decompose refused operators of an edge program that were kept for the NPU. The pieces stay on the CPU."""
+        """Decompose refused operators that were kept for the NPU. The pieces stay on the CPU."""
         supported, _ = self.dry_run(program)
         for node in break_up(program, [node for node in _undecomposed(program) if node not in supported]):
             self.declined[origin_of_codes(node)] = refusal_of("it is a part of an operator that Vela refuses")
@@ -150,7 +150,7 @@ class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorc
         program.graph_module.recompile()
 
     def log(self, program: ExportedProgram, has_delegate: bool) -> None:
-        """Log a summary, and warnings for missing kernels and for programs without a delegate."""
+        """Log a summary, and warnings for missing kernels and for programs without delegates."""
         for text in refusal_texts(missing.to_json() for missing in self.report.without_kernel):
             logger.warning("%s", text)
         quantized = any(op_name(node.target) in QUANTIZE | DEQUANTIZE for node in program.graph.nodes)

@@ -49,11 +49,7 @@ class OtherProgram:
         return bytes(program.buffer), program.get_etrecord()
 
     def tosa(self) -> bytes:
-        """Return the TOSA flatbuffer of a program with one delegate.
-
-        Raises:
-            EthorchError: The program does not have exactly one delegate.
-        """
+        """Return the TOSA flatbuffer. Raise EthorchError unless there is exactly one delegate."""
         modules = (module for _, module in self.edge.exported_program().graph_module.named_children())
         graphs = [module.processed_bytes for module in modules if getattr(module, "backend_id", None) == TOSABackend.__name__]
         if len(graphs) != 1:

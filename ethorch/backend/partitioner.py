@@ -1,4 +1,4 @@
-"""The partitioners EthosUPartitioner, for an NPU, and TOSAPartitioner, for TOSA flatbuffers."""
+"""Partitioners for an NPU and for TOSA flatbuffers."""
 
 from __future__ import annotations
 

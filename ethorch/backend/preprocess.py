@@ -1,4 +1,4 @@
-"""The backends that ExecuTorch calls: lower, rewrite, compile and pack a partition."""
+"""ExecuTorch backends: lower, rewrite, compile and pack a partition."""
 
 from __future__ import annotations
 

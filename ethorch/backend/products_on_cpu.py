@@ -100,7 +100,7 @@ def _define() -> torch.library.Library:
 
 
 def rename_kernels(program: bytes) -> bytes:
-    """Return a ``.pte`` that calls ExecuTorch's kernel for each operator that ``move_products_to_cpu`` inserted."""
+    """Return a ``.pte`` that calls ExecuTorch's kernel for operators from ``move_products_to_cpu``."""
     if _OPERATOR.encode() not in program:
         return program
     parsed = pte.read(program)
@@ -154,7 +154,6 @@ def _is_int8(node: Node, kind: frozenset[str]) -> bool:
 
 
 def _shape_of(node: Any) -> tuple[int, ...]:
-    """Return a node's shape, or the input's for quantize and dequantize nodes, which may have no value."""
     while "val" not in node.meta and node.args:
         node = node.args[0]
     value = node.meta.get("val")

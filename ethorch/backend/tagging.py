@@ -13,12 +13,12 @@ from ethorch.lower.fx.node import ASSERTIONS, DEQUANTIZE, QUANTIZE, Converted, c
 
 
 def is_plumbing(node: Node) -> bool:
-    """Return True for quantize, dequantize and getitem nodes, which belong to the partition of their operator."""
+    """Return True for quantize, dequantize and getitem nodes, which belong to their operator's partition."""
     return op_name(node.target) in QUANTIZE | DEQUANTIZE or node.target is operator.getitem
 
 
 def constant_nodes(program: ExportedProgram | Converted, among: Container[Node]) -> set[Node]:
-    """Return the nodes of ``among`` that depend only on constants. Delegates that read them fold them."""
+    """Return the nodes of ``among`` that depend only on constants, which delegates fold."""
     constants = constants_of(program)
     folded: set[Node] = set()
     for node in program.graph.nodes:
@@ -30,13 +30,13 @@ def constant_nodes(program: ExportedProgram | Converted, among: Container[Node])
 
 
 def requantizes(node: Node, supported: Container[Node], tagged: Container[Node]) -> bool:
-    """Return True if the node changes quantization parameters on the CPU, which the delegate that reads the result can do."""
+    """Return True if the CPU node requantizes a value, which its reading delegate can do."""
     source = node.all_input_nodes[0] if op_name(node.target) in QUANTIZE and node in supported else None
     return source is not None and op_name(source.target) in DEQUANTIZE and source in supported and node not in tagged
 
 
 def tag_with_readers(program: ExportedProgram | Converted, node: Node) -> None:
-    """Tag a dequantize or constant node with the partition that reads it. Each of several partitions gets a copy."""
+    """Tag a dequantize or constant node with its reader's partition. Each of several partitions gets a copy."""
     readers: dict[str | None, list[Node]] = {}
     for user in node.users:
         readers.setdefault(user.meta.get("delegation_tag"), []).append(user)

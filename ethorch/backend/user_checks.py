@@ -52,11 +52,11 @@ class UserChecks:
         self._logged: set[tuple[int, str]] = set()
 
     def refusals(self, program: ExportedProgram | Converted) -> dict[Node, Reason]:
-        """Return a reason for each operator that a check refuses, in whole or in part."""
+        """Return a reason for each operator that a check refuses entirely or in part."""
         return {node: reason for node, (reason, _) in self._find_refusals(program).items()}
 
     def break_up(self, program: ExportedProgram, nodes: Sequence[Node]) -> None:
-        """Decompose edge operators that stay on the CPU, which has kernels only for their parts."""
+        """Decompose operators that stay on the CPU, which has kernels only for their parts."""
         refusals = self._find_refusals(program)
         for node in nodes:
             reason, is_all = refusals.get(node, (None, False))
@@ -92,7 +92,7 @@ class UserChecks:
                     yield number
 
     def _find_refusals(self, program: ExportedProgram | Converted) -> dict[Node, tuple[Reason, bool]]:
-        """Return the reason for each refused operator, and whether a check refuses it as a whole."""
+        """Return the reason for each refused operator, and whether a check refuses all of it."""
         if not self.checks:
             return {}
         modules = dict(program.graph_module.named_modules())
@@ -130,7 +130,6 @@ class UserChecks:
 
 
 def _aliases(node: Node, name: str) -> Iterator[_Alias]:
-    """Iterate over operators and names of a node and of the nodes from which it was created."""
     overload = overload_of(node.target)
     yield _Alias(node.target, node.name, node.meta.get(_ORIGINAL, overload))
     yield _Alias(node.target, name, overload)

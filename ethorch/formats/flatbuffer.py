@@ -73,7 +73,6 @@ class Table:
         return table
 
     def _vector(self, field: int, item_bytes: int, what: str) -> tuple[int, int]:
-        """Return position and number of the items of a required vector."""
         at = self._at(field)
         if not at:
             raise self.reader.error(what, "is missing")

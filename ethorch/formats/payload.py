@@ -160,7 +160,6 @@ def external_key(data: bytes) -> str:
 
 
 def _read_blocks(blob: memoryview, named: Mapping[str, bytes]) -> dict[str, memoryview]:
-    """Return the data of each block except the first and last."""
     blocks: dict[str, memoryview] = {}
     position = 0
     while True:

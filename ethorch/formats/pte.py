@@ -53,11 +53,7 @@ def read(data: bytes) -> Program:
 
 
 def contents(path: str | os.PathLike[str]) -> bytes:
-    """Return the bytes of a .pte.
-
-    Raises:
-        ProgramError: The file cannot be read or is malformed. The message contains its name.
-    """
+    """Read a .pte. Raise ProgramError, with the file name, if it is unreadable or malformed."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:

@@ -70,7 +70,6 @@ def _is_persistent(value: Value) -> bool:
 
 
 def _place_inside(method: str, value: Value, places: Sequence[tuple[Value, Value]]) -> Value:
-    """Move a part or a view of a buffer to the buffer's new location."""
     assert value.place is not None
     memory, offset = value.place
     for before, after in places:

@@ -125,7 +125,6 @@ class Delegate:
 
     Attributes:
         id: Name of the backend.
-        blob: Data for the backend.
         named: The program's named data, which the blob may reference.
     """
 

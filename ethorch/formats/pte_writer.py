@@ -158,7 +158,6 @@ class _Writer:
         return len(self.segments) - 1
 
     def contents(self, contents: Sequence[bytes | memoryview]) -> int:
-        """Write SubsegmentOffsets and, if there are any bytes, a segment."""
         offsets, pieces, at = [], [], 0
         for data in contents:
             offsets.append(at)

@@ -50,7 +50,7 @@ class Scaling:
 
     @cached_property
     def addends(self) -> tuple[Ints, Ints]:
-        """Addends of v * multiplier before the shift, for v >= 0 and for v < 0, shaped as ``shift``."""
+        """Addends of v * multiplier before the shift, for v >= 0 and v < 0, shaped as ``shift``."""
         if self.is_identity:
             nothing = np.zeros(np.shape(self.shift), np.int64)
             return nothing, nothing
@@ -134,12 +134,12 @@ def interpolate_32(values: Ints, base: Ints, slope: Ints) -> Ints:
 
 
 def tanh_16(values: Ints, base: Ints, slope: Ints) -> Ints:
-    """Compute the built-in tanh, a table in steps of 2**8 (npu-reference 6.4)."""
+    """Compute tanh, a table in steps of 2**8 (npu-reference 6.4)."""
     return _symmetric(_interpolate_clipped(values, base, slope, 8), 8)
 
 
 def sigmoid_16(values: Ints, base: Ints, slope: Ints) -> Ints:
-    """Compute the built-in sigmoid: the tanh table in steps of 2**9, halved and shifted up (npu-reference 6.4)."""
+    """Compute sigmoid: the tanh table in steps of 2**9, halved and shifted up (npu-reference 6.4)."""
     return 16384 + _symmetric(_interpolate_clipped(values, base, slope, 9), 10)
 
 
@@ -161,6 +161,6 @@ def wrap_32(v: Ints) -> Ints:
 
 
 def leading_zeros_32(v: Ints) -> Ints:
-    """Count the leading zeros of the 32-bit pattern; 32 for 0."""
+    """Count the leading zeros of 32 bits; 32 for 0."""
     pattern = (v & 0xFFFFFFFF).astype(np.float64)  # exact; the exponent is the bit length
     return 32 - np.frexp(pattern)[1].astype(np.int64)

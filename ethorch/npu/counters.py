@@ -1,4 +1,4 @@
-"""Work counters per command and per operator, and PMU events derived from them."""
+"""Work counters per command and operator, and PMU events."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def counter_of(step: Step, tally: Tally) -> Counter:
 
 
 def timeline(tallies: Iterable[tuple[Step, Tally]], sources: Sources | None) -> list[tuple[str, float]]:
-    """Return names and seconds of the last run without waits, per operator if ``sources`` are available, else per command."""
+    """Return names and seconds of the last run without waits, per operator if ``sources`` are known, else per command."""
     result: dict[object, tuple[str, float]] = {}
     for step, tally in tallies:
         if not (step.prepared.computes or step.prepared.dma_bytes):

@@ -97,7 +97,7 @@ class FeatureMap:
 
     @cached_property
     def tiles(self) -> list[Tile]:
-        """The box cut at HEIGHT0, HEIGHT1 and WIDTH0 (npu-reference 3.2). Storage TILE3X1 stacks three tiles vertically."""
+        """The box cut at HEIGHT0, HEIGHT1 and WIDTH0 (npu-reference 3.2). TILE3X1 stacks three tiles vertically."""
         h0, h1, w0 = self.tile_size
         height, width = self.height, self.width
         if height <= h0 and width <= w0:
@@ -179,7 +179,7 @@ def _storage(prefix: str) -> str:
 
 
 def feature_map(op: Operation, prefix: str, shape: tuple[int, int, int]) -> FeatureMap:
-    """Return the feature map in the registers with ``prefix`` (IFM, IFM2 or OFM), as a box of ``shape``."""
+    """Return the box of ``shape`` in the registers with ``prefix`` (IFM, IFM2 or OFM)."""
     state = op.state
     region, signed, precision, sy, sx, sc, h0, h1, w0, form, zero_point, *bases = [state[name] for name in _registers(prefix)]
     return FeatureMap(

@@ -87,7 +87,7 @@ class Streams:
         return (*self.weight_spans, *self.scale_spans)
 
     def get(self, m: Memory) -> Filter | Scales:
-        """Return the decoded streams. Bytes outside the constant region are compared with the cached ones."""
+        """Return the decoded streams. Bytes outside the constant region are compared with cached ones."""
         cached, constant = self._cached, all(m.is_constant(s.region) for s in self.spans)
         if cached is not None and constant and cached[0] is None:
             return cached[1]

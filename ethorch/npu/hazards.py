@@ -20,7 +20,7 @@ from ethorch.support.errors import MachineFault
 
 
 def check_overlap(m: Memory, step: Step) -> None:
-    """Raise MachineFault if the operation may overwrite inputs before it reads them."""
+    """Raise MachineFault if the operation may overwrite inputs before reading them."""
     for ofm in step.prepared.writes:
         for read in step.prepared.reads:
             if isinstance(ofm, Span):
@@ -38,7 +38,6 @@ def _spans_clash(a: Span, b: Span) -> bool:
 
 
 def _onto_itself(step: Step, read: Span, written: Span) -> bool:
-    """Return True for a plain DMA onto its source, a redundant copy in Vela's allocation."""
     plain = not any(step.op.state.get(f"DMA0_{end}_REGION.stride_mode", 0) for end in ("SRC", "DST"))
     return plain and (read.base, read.size_bytes) == (written.base, written.size_bytes)
 
@@ -57,7 +56,6 @@ def _maps_clash(m: Memory, a: FeatureMap, b: FeatureMap) -> bool:
 
 
 def _in_place(step: Step, read: FeatureMap, ofm: FeatureMap) -> bool:
-    """Return True if each element of ``ofm`` depends only on the element of ``read`` that it overwrites."""
     op = step.op
     if read.name == "IFM2" and op.state.get("ACC_FORMAT.input") == ACC_IFM2:
         pass  # initial values of the accumulators

@@ -111,12 +111,12 @@ class Inputs:
         return True
 
     def movable(self, addresses: Sequence[int]) -> list[int]:
-        """Return the indices of the inputs that the stream can read at ``addresses``."""
+        """Return the indices of inputs that the stream can read at ``addresses``."""
         pairs = enumerate(zip(self._windows, addresses, strict=True))
         return [n for n, (window, at) in pairs if self.readable[n] and (at - window.start) % IN_PLACE_ALIGNMENT == 0]
 
     def scratch_end(self, elsewhere: Collection[int], outputs: Collection[int] = ()) -> int:
-        """Return the end of the accessed scratch bytes if the given inputs and outputs are outside scratch."""
+        """Return the end of the accessed scratch bytes if these inputs and outputs are elsewhere."""
         uses = [use for use in self._reads if use.window in elsewhere] + [use for use in self._writes if use.window in outputs]
         moved = {(use.step, run) for use in uses for run in use.runs}
         steps = enumerate(self._steps)
@@ -198,7 +198,7 @@ _Follow = Callable[[Sequence[_Step], Bytes], tuple[list[_Use], set[int]]]
 def _uses(
     follow: _Follow, steps: Sequence[_Step], scratch_bytes: int, windows: Sequence[Window]
 ) -> tuple[list[_Use], tuple[bool, ...]]:
-    """Return the accesses that can be redirected, and for each window whether all of them can."""
+    """Return the accesses that can be redirected, and whether this includes all of a window."""
     left, uses = set(range(min(len(windows), _MOST)) if steps else ()), list[_Use]()
     while left:
         marks = np.zeros(scratch_bytes, np.uint8)  # index + 1 of the window whose data a byte contains, else 0
@@ -213,7 +213,6 @@ def _uses(
 
 
 def _mark(marks: Bytes, window: Window, mark: int) -> bool:
-    """Mark a window. Return False if it is invalid or overlaps another."""
     if not 0 <= window.start <= window.stop <= marks.size or marks[window.start : window.stop].any():
         return False
     marks[window.start : window.stop] = mark
@@ -221,7 +220,7 @@ def _mark(marks: Bytes, window: Window, mark: int) -> bool:
 
 
 def _of_inputs(steps: Sequence[_Step], marks: Bytes) -> tuple[list[_Use], set[int]]:
-    """Track inputs forward. Return their uses, and the windows that an operation reads in part."""
+    """Track inputs forward. Return their uses, and the windows read in part."""
     uses, whose = list[_Use](), marks.copy()
     for at, step in enumerate(steps):
         for runs, seen in _operands(step, marks, step.prepared.reads, step.reads):

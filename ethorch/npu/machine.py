@@ -103,7 +103,7 @@ class Machine:
         return None if self._compiled is None else self._compiled.plan
 
     def mark_written(self, region: int, start: int, size_bytes: int) -> None:
-        """Mark bytes written by the caller, such as an input, for the ``uninitialized`` check."""
+        """Mark bytes, such as an input, as written, for the ``uninitialized`` check."""
         if self._unwritten is not None:
             self._unwritten.mark(region, start, size_bytes)
 
@@ -137,7 +137,7 @@ class Machine:
             self._execute(step)
 
     def compile_plan(self) -> Planned | None:
-        """Return the compiled execution of this machine, or None if it must run in NumPy.
+        """Return the compiled execution, or None if the machine must use NumPy.
 
         Raises:
             MachineFault: The stream exceeds the budget.
@@ -196,7 +196,6 @@ class Machine:
         raise MachineFault("the stream ends without NPU_OP_STOP")
 
     def _result_flag(self) -> bool:
-        """Return True if the last OFM, one element in Vela's streams, is not zero."""
         last = self.memory.written
         if last is None or last.elements != 1:
             raise MachineFault("a conditional branch requires the previous operation to have a one-element OFM")
@@ -278,7 +277,7 @@ class Machine:
         return by_operator(self.counters.values(), self.sources)
 
     def timeline(self) -> list[tuple[str, float]]:
-        """Return names and seconds of the last run, per operator if ``sources`` are available, else per command."""
+        """Return names and seconds of the last run, per operator if ``sources`` are known, else per command."""
         return timeline(((step, tally) for step, tally in self._all_tallies().items() if tally.last_run == self._run), self.sources)
 
     def events(self, ports: Mapping[int, int] | None = None) -> dict[int, int]:

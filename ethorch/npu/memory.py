@@ -92,7 +92,7 @@ class Memory:
     # Feature maps.
 
     def read(self, fm: FeatureMap) -> Array:
-        """Return a box [H, W, C] in its stored type, as a view if the layout permits."""
+        """Return a box [H, W, C] in its stored type, if possible as a view."""
         if fm.storage == STORAGE_CHAINED:
             return self._read_chain(fm)
         views = self.views(fm)
@@ -178,7 +178,7 @@ class Memory:
         return self.regions.get(region) is self.constants
 
     def decode(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return the value that ``make`` decodes for ``key``, cached per program."""
+        """Return the value that ``make`` decodes, cached per program by ``key``."""
         return self._decoded.get(key, make)
 
     def read_accumulator(self, shape: tuple[int, int, int]) -> Ints:

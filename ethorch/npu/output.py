@@ -83,7 +83,7 @@ CLIP_TYPES = {"FORCE_UINT8": "u1", "FORCE_INT8": "i1", "FORCE_INT16": "<i2"}
 
 @dataclass(frozen=True)
 class Activation:
-    """Operations between scale and store: a clamp, then optionally a table, built in or in internal memory."""
+    """Operations between scale and store: a clamp, and optionally a table, built in or in internal memory."""
 
     clamp: Clamp
     table: Table | None = None
@@ -162,7 +162,7 @@ ACTIVATIONS = {**dict.fromkeys(U5X, _activation_5x), U85: _activation_u85}
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Scaling of a filter's sums: float64 (see ``OutputStage.plan``), or int64 without a ``factor``."""
+    """Scaling of a filter's sums in float64, or in int64 without a ``factor``."""
 
     filter: Filter
     bias: Array
@@ -171,7 +171,7 @@ class Plan:
 
 
 class OutputStage:
-    """Conversion of accumulators to OFM bytes. Constructed once per operation."""
+    """Conversion of an operation's accumulators to OFM bytes."""
 
     def __init__(self, op: Operation):
         self.shape = op["OFM_HEIGHT"], op["OFM_WIDTH"], op["OFM_DEPTH"]
@@ -198,13 +198,13 @@ class OutputStage:
 
     @property
     def needs_whole(self) -> bool:
-        """True if the box must be finished at once, because it is moved or added to kept accumulators."""
+        """True if the box must be finished at once, to move it or add kept accumulators."""
         return self.whole or self.keeps or self.input != ACC_RESET
 
     # Exact integers.
 
     def accumulate(self, m: Memory, acc: Ints, scaling: Scaling | None, bias: Ints | int = 0) -> None:
-        """Add kept accumulators or IFM2 to int64 accumulators, then keep or output the sums (npu-reference 8.1)."""
+        """Add kept accumulators or IFM2 to int64 accumulators, then keep or output them (npu-reference 8.1)."""
         if self.input == ACC_KEEP:
             acc = acc + m.read_accumulator(self.shape)
         elif self.ifm2 is not None:
@@ -215,7 +215,7 @@ class OutputStage:
             self.write(m, self.activate(m, self.quantize(acc + bias, scaling)))
 
     def quantize(self, acc: Ints, scaling: Scaling | None) -> Ints:
-        """Scale, add the zero point and clamp. Returns the table's input or the output, as int64."""
+        """Scale, add the zero point and clamp. Returns int64, for the table or the output."""
         y = (acc if scaling is None else scaling(acc)) + self.ofm.zero_point
         if self.activation.clamp is not None:
             y = np.clip(y, *self.activation.clamp)

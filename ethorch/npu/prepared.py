@@ -79,7 +79,7 @@ def operation(name: str, *families: str) -> Callable[[Prepare], Prepare]:
 
 @dataclass
 class Lazy:
-    """A value computed at the first run, after sizes have been checked against memory."""
+    """A value computed at the first run, after sizes were checked against memory."""
 
     make: Callable[[], Array]
     value: Array | None = field(default=None)
@@ -92,7 +92,7 @@ class Lazy:
 
 @dataclass(eq=False)
 class Step:
-    """An operation, its prepared form, and its number of OFM blocks."""
+    """An operation, its prepared form, and its OFM blocks."""
 
     op: Operation
     prepared: Prepared

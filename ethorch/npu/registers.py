@@ -49,7 +49,7 @@ class Npu:
 
 
 def _ofm_units(macs: int, cores: int) -> Mapping[int, int]:
-    """Return a U85's OFM microblock depths: multipliers per microblock area, divisible among weight decoders."""
+    """Return a U85's OFM microblock depths."""
     areas = {0: 1, 1: 2, 2: 4, 3: 4, 4: 8, 5: 16}  # height*width by ACC_FORMAT.microblock (npu-reference 2.5)
     depths = {microblock: macs // 8 // area for microblock, area in areas.items()}
     return {microblock: depth for microblock, depth in depths.items() if depth and depth % (LANES * cores) == 0}
@@ -197,7 +197,6 @@ class Register:
 
 
 def _tiles(prefix: str, code0: int, code1: int) -> list[Register]:
-    """Return tile sizes, region, bases and strides, at equal offsets for IFM, IFM2 and OFM."""
     return [
         Register(code0 + 0xA, f"{prefix}_WIDTH0_M1", PARAM_M1),
         Register(code0 + 0xB, f"{prefix}_HEIGHT0_M1", PARAM_M1),
@@ -501,7 +500,7 @@ def table(family: str) -> Mapping[tuple[bool, int], tuple[Register, bool]]:
 
 @cache
 def reset_state(family: str) -> Mapping[str, int]:
-    """Return a family's registers decoded from zero, the initial state of a stream (npu-reference 2.1)."""
+    """Return the decoded reset values of a family's registers (npu-reference 2.1)."""
     state: dict[str, int] = {}
     for row, is_operation in table(family).values():
         if not is_operation:

@@ -1,4 +1,4 @@
-"""Memory accesses of operations, with the register of each address."""
+"""Memory accesses of operations, with their address registers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,6 @@ def _runs(accesses: tuple[Access, ...]) -> Iterator[Run]:
 
 
 def _enclose(register: str, form: Transfer, end: tuple[int, int, int, int], indexed: bool) -> Run:
-    """Return the range of one end of a strided DMA for all allowed indices."""
     region, base, inner, outer = end
     reach = [(form.limit if indexed else form.inner - 1) * inner, (form.outer - 1) * outer]
     return Run(register, region, base, base + sum(min(0, r) for r in reach), base + sum(max(0, r) for r in reach) + form.length)

@@ -81,7 +81,7 @@ class Sources:
         return self._sources[index] if index < len(self._sources) else None
 
     def all(self) -> list[Source]:
-        """Return each operator once, in the order of its last command."""
+        """Return each operator once, ordered by its last command."""
         return list({id(source): source for source in self._sources}.values())
 
     def to_json(self) -> str:
@@ -93,7 +93,7 @@ class Sources:
 
     @classmethod
     def from_json(cls, text: str, label: str = "the table of sources") -> Sources:
-        """Parse the output of ``to_json``. Raise FormatError, with the file name ``label``, if it is malformed."""
+        """Parse the output of ``to_json``. Raise FormatError, with the file name ``label``, for other text."""
         data = parse_json(text, label, _REMEDY)
         for key in ("sources", "ends"):
             if not isinstance(data.get(key), list):

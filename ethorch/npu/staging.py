@@ -24,10 +24,7 @@ def staging_bytes(program: Program) -> int:
 
 
 def reaches(op: Operation, region: int | None = None) -> Iterator[tuple[int, int]]:
-    """Yield region and end address of each tensor that an operation may access, optionally in one region only.
-
-    The addresses are upper bounds.
-    """
+    """Yield region and highest end address of each tensor that an operation may access, optionally in one region."""
     state = op.state
     if op.name == "NPU_OP_DMA_START":
         mode = state["DMA0_SRC_REGION.stride_mode"]

@@ -202,7 +202,7 @@ def commands(payload: bytes, header: Header) -> list[Command]:
 
 
 def operations(npu: Npu, stream: list[Command]) -> Iterator[Operation]:
-    """Iterate over the operations in stored order, with the register state of a run without branches."""
+    """Iterate over the operations in stored order, with the registers of a run without branches."""
     state = dict(registers.reset_state(npu.family))
     for command in stream:
         if command.is_operation:
@@ -236,7 +236,7 @@ RELEVANT: Mapping[str, tuple[str, ...]] = {
 
 
 def describe(op: Operation) -> dict[str, str]:
-    """Return the nonzero registers that an operation uses, with names of enumerated values."""
+    """Return an operation's nonzero registers, with names of enumerated values."""
     prefixes = RELEVANT.get(op.name, ())
     names = registers.value_names(op.npu.family)
     zero = registers.reset_state(op.npu.family)

@@ -153,8 +153,6 @@ class _Tflite(Buffer):
 
 
 class _Model:
-    """Accessor of a TFLite model. Field numbers are from TFLite's schema.fbs, version 3."""
-
     def __init__(self, file: bytes):
         reader = _Tflite(memoryview(file), 10_000_000)
         root = Table(reader, reader.number("<I", 0, "model"), "model")

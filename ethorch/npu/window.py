@@ -47,7 +47,7 @@ class Window:
         return (n - 1) * self.stride[0] + self.extent[0]
 
     def read(self, m: Memory, first: int, n: int, dtype: type, fill: float) -> Array:
-        """Return the padded input rows [rows, padded W, C] of output rows first..first+n. Padding is ``fill``."""
+        """Return padded input rows [rows, padded W, C] for output rows first..first+n. Padding is ``fill``."""
         rows = self.input_rows(n)
         start = first * self.stride[0] - self.before[0]
         low, high = max(start, 0), min(start + rows, self.size[0])
@@ -80,13 +80,13 @@ class Window:
             inner[even - low :: 2, ::2] = source[even // 2 - first :, : ceil_div(width, 2)]
 
     def tap(self, rows: Array, n: int, ky: int, kx: int) -> Array:
-        """Return the view [n, OW, C] of one kernel element's inputs in ``read``'s rows."""
+        """Return one kernel element's inputs in ``read``'s rows, as a view [n, OW, C]."""
         y, x = ky * self.dilation[0], kx * self.dilation[1]
         sy, sx = self.stride
         return rows[y : y + (n - 1) * sy + 1 : sy, x : x + (self.out[1] - 1) * sx + 1 : sx]
 
     def patches(self, rows: Array, y: slice, x: slice) -> Array:
-        """Return windows of output rows y and columns x, relative to ``read``'s first, as a matrix [ny*nx, KH*KW*C]."""
+        """Return the windows of output rows y, relative to ``read``'s first, and columns x as a matrix [ny*nx, KH*KW*C]."""
         (sy, sx), (dy, dx) = self.stride, self.dilation
         ry, rx, rc = rows.strides
         shape = (y.stop - y.start, x.stop - x.start, *self.kernel, rows.shape[2])

@@ -87,7 +87,7 @@ class ProgramError(FormatError):
 
 
 class BoardError(FormatError):
-    """An error in a board's TOML file, with line, key, value and allowed values."""
+    """An error in a board's TOML file, with its line."""
 
 
 class ElfError(FormatError):

@@ -155,11 +155,7 @@ def _hold_lock(path: Path) -> Iterator[None]:
 
 
 def load(build: Callable[[], Path]) -> ctypes.CDLL:
-    """Load the library that ``build`` returns. Build it again if loading fails.
-
-    Raises:
-        HostError: The library cannot be built or loaded.
-    """
+    """Load the library that ``build`` returns, or build it again. Raise HostError if that fails."""
     path = build()
     try:
         return ctypes.CDLL(str(path))

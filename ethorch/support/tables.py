@@ -20,7 +20,6 @@ def table(*, show_header: bool = True) -> Table:
 
 @functools.cache
 def _table_class() -> type[Table]:
-    """Create the class on first use, to delay the import of Rich (20 ms)."""
     from rich.table import Table
 
     class Readable(Table):

@@ -64,14 +64,7 @@ def parse_json(text: str, label: str, remedy: str) -> dict[str, Any]:
 
 
 def parse_toml(text: str, label: str) -> dict[str, Any]:
-    """Return the tables in a TOML text.
-
-    Args:
-        label: File name in messages.
-
-    Raises:
-        FormatError: The text is not TOML.
-    """
+    """Return the tables in a TOML text, called ``label`` in messages. Raise FormatError if it is not TOML."""
     try:
         return tomllib.loads(text)
     except RecursionError:

@@ -74,7 +74,7 @@ class ArmCompileSpec:
         ArmCompileSpec._KINDS[cls._OUTPUT_FORMAT] = cls
 
     def dump_intermediate_artifacts_to(self: SpecT, output_path: str | os.PathLike[str] | None) -> SpecT:
-        """Write each delegate's .tosa and its text to this folder, initially and after each rewrite. Returns self."""
+        """Write each delegate's .tosa and its text to a folder, initially and after each rewrite. Returns self."""
         self.path_for_intermediates = None if output_path is None else os.fspath(output_path)
         return self
 
@@ -295,7 +295,6 @@ class EthosUCompileSpec(ArmCompileSpec):
             )
 
     def _choose(self, argument: str, value: str | None, default: str) -> str:
-        """Return the argument, its flag in extra_flags, or the default. Raise SpecError for contradictions."""
         flag = "--" + argument.replace("_", "-")
         from_flag = self.flags.pop(flag, None)
         if value is not None and from_flag is not None and value != from_flag:
@@ -335,7 +334,7 @@ class EthosUCompileSpec(ArmCompileSpec):
 
     @property
     def arena_cache_bytes(self) -> int:
-        """Staging memory for Vela, in bytes: from the flag, else from the memory mode, else the NPU's address range."""
+        """Staging memory for Vela in bytes, from the flag, the memory mode, or the NPU's address range."""
         for size in (self.flags.get("--arena-cache-size"), self.memory_system.arena_cache_bytes):
             if size is not None:
                 return size

@@ -82,7 +82,7 @@ class Selection:
         return replace(self, paddings=tuple(paddings))
 
     def find(self, shapes: Sequence[tuple[int, ...]]) -> str | None:
-        """Return the smallest method whose inputs have these shapes, possibly after padding, or None."""
+        """Return the smallest method for these shapes, possibly padded, or None."""
         return next((name for name, limits in self.shapes.items() if self._fits(shapes, limits)), None)
 
     def _fits(self, shapes: Sequence[tuple[int, ...]], limits: Shapes) -> bool:

@@ -34,7 +34,7 @@ class RowCost:
 
 @dataclass(frozen=True, kw_only=True)
 class TransposeCost:
-    """Cost of a TRANSPOSE, as steps that exchange two adjacent blocks of axes, and as a single operation of Vela."""
+    """Cost of a TRANSPOSE: as steps that exchange two adjacent blocks of axes, and as one operation of Vela."""
 
     #: Cycles per byte of a step.
     cycles_per_byte: float
@@ -69,7 +69,7 @@ class TileCost:
 
 @dataclass(frozen=True, kw_only=True)
 class FoldColumns:
-    """Fold the columns that a strided CONV2D skips into channels by a RESHAPE: they are adjacent in memory."""
+    """Fold columns that a strided CONV2D skips into channels by a RESHAPE: they are adjacent in memory."""
 
     #: Channels of a block that the multipliers process at once, a limit of the folded channels.
     channels: int

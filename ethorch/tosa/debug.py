@@ -38,7 +38,7 @@ def events(graph: Graph, start: int = 0) -> list[Record]:
 
 
 def as_data(graph: Graph) -> Record:
-    """Return the graph as plain data, nested as in a TOSA flatbuffer, with the attributes of ``Op``."""
+    """Return the graph as plain data, nested as in a TOSA flatbuffer."""
     return {"regions": [{"name": region.name, "blocks": [_block(region)]} for region in graph.regions()]}
 
 

@@ -61,7 +61,7 @@ class Emitter:
         return value
 
     def const(self, data: npt.ArrayLike, dtype: str | None = None, name: str = "const") -> Value:
-        """Return a constant. By default, its TOSA dtype is derived from the array; specify INT4, INT48 and BF16."""
+        """Return a constant. Its TOSA dtype is derived from the array by default; specify INT4, INT48 and BF16."""
         array = np.asarray(data)
         if dtype is None:
             dtype = next(tosa for tosa, numpy_type in DTYPES.items() if array.dtype == numpy_type and tosa != "INT4")

@@ -101,7 +101,6 @@ def _product(x: Array, weights: Array, largest: float) -> Array:
 
 
 def _sum_dtype(sums: float) -> type[np.floating[Any]]:
-    """Return the fastest type with exact sums of this magnitude."""
     return np.float32 if sums < _MOST_CHUNKS * _EXACT[np.float32] else np.float64
 
 

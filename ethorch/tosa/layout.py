@@ -95,12 +95,12 @@ def arrangement(stored: Shape, order: Sequence[int]) -> tuple[Shape, tuple[int, 
 
 
 def around(shape: Sequence[int], axis: int) -> tuple[int, int, int]:
-    """Return the number of elements before ``axis``, its extent, and the number of elements after it."""
+    """Return the number of elements before ``axis``, its extent, and the number after it."""
     return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
 
 
 def join_axes(shape: Shape, axes: Collection[int]) -> tuple[Shape, tuple[int, ...]]:
-    """Join adjacent ``axes``. Return the shape to reshape to, and the joined axes' positions, without axes of extent 1."""
+    """Join adjacent ``axes``. Return the new shape, and the joined axes' positions, without axes of extent 1."""
     counted = {axis for axis in axes if shape[axis] > 1}
     runs: list[list[int]] = []
     for axis in range(len(shape)):

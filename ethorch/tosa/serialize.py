@@ -91,7 +91,6 @@ class _Writer:
         return self.names[id(value)]
 
     def constant(self, data: Any, shape: tuple[int, ...], dtype: str) -> str:
-        """Return the name of a CONST or CONST_SHAPE operator, shared by equal data."""
         array = np.ascontiguousarray(data, dtype=np.int64 if dtype == "SHAPE" else DTYPES[dtype])
         key = (dtype, shape, array.tobytes())
         if key not in self.shared:

@@ -39,7 +39,7 @@ def arena_bytes(model: CompiledModel) -> int:
 
 
 def total_bytes(model: CompiledModel) -> int:
-    """Return the size of staging memory and scratch region together, between which data may move."""
+    """Return the size of staging memory plus scratch region, between which data may move."""
     return model.scratch_fast_bytes + model.scratch_bytes
 
 
@@ -135,7 +135,7 @@ def cache_keys(spec: EthosUCompileSpec) -> tuple[str, ...]:
 
 
 def compile_with_arena(tosa: bytes, spec: EthosUCompileSpec) -> CompiledModel:
-    """Compile a TOSA flatbuffer with the arena of the spec. Raise VelaError if Vela refuses the graph."""
+    """Compile a TOSA flatbuffer with the spec's arena. Raise VelaError if Vela refuses the graph."""
     if spec.arena == FAST or not {"--arena-cache-size", "--optimise"}.isdisjoint(spec.flags):
         return compile(tosa, spec)
 

@@ -27,10 +27,9 @@ _BITS = 20  # bits of a cache entry per part
 
 @dataclass(frozen=True)
 class Way:
-    """A split of one part of a graph.
+    """A split of part ``number`` of a graph.
 
     Attributes:
-        number: Index of the part.
         count: Index in ``_COUNTS`` of the number of bands.
     """
 

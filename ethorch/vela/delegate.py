@@ -121,7 +121,6 @@ def _compile_faster_layout(graph: Graph, tuning: Tuning, spec: EthosUCompileSpec
 
 
 def _arena_share(graph: Graph, way: ReadPlanes, spec: EthosUCompileSpec) -> float:
-    """Return the share of the SRAM arena that these pixels and values need; 0 for an unlimited arena."""
     memory = spec.memory_system
     if not memory.staged:
         return 0.0 if memory.arena_area == "Sram" else 1.0

@@ -31,7 +31,7 @@ def isolate(op: Op) -> Graph:
 
 
 def find_refused(graph: Graph, spec: EthosUCompileSpec) -> Iterator[tuple[Op, str]]:
-    """Yield (operator, Vela's message) for each operator that Vela refuses individually. Equal operators are compiled once."""
+    """Yield each operator that Vela refuses individually, and Vela's message. Equal operators are compiled once."""
     verdicts: dict[str, str] = {}
     for op in graph.ops:
         operands = [(value.shape, value.dtype, value.is_const) for value in op.operands]

@@ -28,8 +28,6 @@ _NHWC, _BRICKS = 0, 1 << 6  # values of IFM_PRECISION.format and of the paramete
 
 @dataclass(frozen=True)
 class _Map:
-    """Map that a convolution reads: the input, or a copy by the operations ``copies``."""
-
     region: int
     offset: int
     copies: tuple[Operation, ...] = ()

@@ -38,8 +38,6 @@ _MOST_RANDOM_INT32 = 8  # limit of random int32 inputs, which may be indices of 
 
 @dataclass(frozen=True)
 class _Operand:
-    """An operand of the operator with first result ``reader``. Place None is that result as an output of the graph."""
-
     reader: str
     place: int | None
 
@@ -101,7 +99,7 @@ def _random(value: Value, generator: np.random.Generator, most: int) -> Array:
 
 
 def _run(lowered: Lowered, inputs: Sequence[Array]) -> list[Array] | MachineFault | None:
-    """Return outputs of a run with random initial memory, its fault, or None if the simulator lacks memory."""
+    """Return outputs or the fault of a run with random initial memory, or None if the simulator lacks memory."""
     try:
         payload = lowered.payload
     except PayloadError as error:  # a tensor exceeds its region

@@ -170,7 +170,6 @@ def _copies(npu: Npu, places: Mapping[_Run, int]) -> list[int]:
 def _tables(
     before: Tables, offsets: Mapping[int, int], saved: Sequence[tuple[ScheduledOp, tuple[int, int, int]]], flash: str, copied: int
 ) -> Tables:
-    """Return new offsets and cycles. The first operation includes the copies."""
     tables = dict(with_offsets(before, offsets.__getitem__))
     header, rows = tables["perf"]
     names = {row.name: now for row, now in saved}
@@ -188,7 +187,7 @@ def _tables(
 
 
 def is_unchanged(before: Iterable[Operation], after: Iterable[Operation]) -> bool:
-    """Return True if operations differ only in the locations of weights, ignoring the copies at the start of ``after``."""
+    """Return True if operations differ only in the locations of weights, except copies at the start of ``after``."""
     places = {name for pair in _REGISTERS.values() for name in pair}
     old, new = list(before), list(after)
     return all(

@@ -139,7 +139,6 @@ def _first_wrong(written: Mapping[str, Sequence[Array]], values: Mapping[str, Ar
 
 
 def _describe_operator(graph: Graph, name: str, written: Collection[str] = ()) -> str:
-    """Return the producer of a value, the first written one of fused operators, with its source location."""
     producers = {value.name: op for region in graph.regions() for op in region.ops for value in op.results}
     op = producers.get(name)
     if op is None:

@@ -34,12 +34,12 @@ class Buffers:
 
 
 def is_kept(node: Node) -> bool:
-    """Return True if a buffer or an output of the program stores the elements of ``node``."""
+    """Return True if a buffer or an output stores the elements of ``node``."""
     return any(user.op == "output" or is_in_place(user) or (_passes_on(user) and is_kept(user)) for user in node.users)
 
 
 def _readers(node: Node) -> Iterator[Node]:
-    """Iterate over the nodes that read ``node`` or a view of it, excluding writes and views that are only written."""
+    """Iterate over the readers of ``node`` and its views, excluding writes and views that are only written."""
     for user in node.users:
         if not _is_written(user, node):
             yield user

@@ -163,7 +163,6 @@ def _same_elements(node: Node, like: tuple[Any, ...]) -> Node:
 
 
 def _pieces(constants: Constants, node: Node, like: tuple[Any, ...]) -> tuple[Node | None, list[_Rows]]:
-    """Return the operand in which an operator replaces rows, and the rows."""
     name = op_name(node.target) if node.op == "call_function" else ""
     if name == "aten.cat.default":
         return _split_concatenation(node, like)

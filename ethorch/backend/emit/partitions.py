@@ -197,7 +197,6 @@ def _is_fully_delegated(graph: Graph) -> bool:
 
 
 def _inputs_of(nodes: Sequence[Node]) -> list[Node]:
-    """Return the nodes that a partition reads, in order of first use."""
     inside = set(nodes)
     return list(dict.fromkeys(arg for node in nodes for arg in node.all_input_nodes if arg not in inside))
 
@@ -205,7 +204,7 @@ def _inputs_of(nodes: Sequence[Node]) -> list[Node]:
 def _replace_by_call(
     program: Converted, nodes: Sequence[Node], read: Sequence[Node], number: int, spec: EthosUCompileSpec
 ) -> Partition | Reason:
-    """Lower a partition to TOSA and replace its nodes by a call with the inputs and outputs of the TOSA graph."""
+    """Lower a partition to TOSA and replace its nodes by a call with the TOSA graph's inputs and outputs."""
     constants = constants_of(program)
     inside, inputs, graph = set(nodes), list[Node](), Graph()
     copies: dict[Node, Node] = {}

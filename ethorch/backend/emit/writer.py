@@ -291,7 +291,6 @@ class Writer:
         return next((reasons.other_buffer(node.name) for node in buffers), None)
 
     def _add_view(self, node: Node) -> Reason | None:
-        """Add a view of the operand. Only a view that the program returns needs an instruction."""
         source = node.all_input_nodes[0]
         if not source.meta["val"].is_contiguous():
             return reasons.layout(source.name)

@@ -30,7 +30,7 @@ PAIR_TABLE = 1 << 15  # least number of elements for which a table of all 2**16 
 
 @dataclass(frozen=True, eq=False)
 class Operand:
-    """An input minus its zero point: a feature map, or a constant, whose ``fm`` is not read."""
+    """An input minus its zero point: a feature map or a constant."""
 
     fm: FeatureMap
     constant: int | None = None

@@ -136,7 +136,7 @@ def _channelwise(op: Operation) -> tuple[Window, OutputStage]:
 def _pool(
     op: Operation, kind: str, w: Window, stage: OutputStage, value: Callable[[Memory], Ints], unscaled: bool = False
 ) -> Prepared:
-    """Prepare a pool of kind ``forms.Pool.kind`` whose accumulators are ``value(memory)``."""
+    """Prepare a pool whose accumulators are ``value(memory)``."""
     scaling = None if unscaled else _Scale(op, w.ifm)
 
     def run(m: Memory) -> None:
@@ -202,7 +202,7 @@ def _separable(w: Window, rows: Ints, combine: np.ufunc) -> Ints:
 
 
 def valid_positions(w: Window) -> Ints:
-    """Count each window's positions inside the IFM, [OH, OW, 1]."""
+    """Count the positions of windows inside the IFM, [OH, OW, 1]."""
     counts = []
     for axis in (0, 1):
         at = np.arange(w.out[axis])[:, None] * w.stride[axis] + np.arange(w.kernel[axis]) * w.dilation[axis]
@@ -235,7 +235,6 @@ def _table_copy(op: Operation, w: Window, stage: OutputStage) -> Prepared:
 
 
 def _apart(m: Memory, w: Window, stage: OutputStage) -> Array:
-    """Return the IFM, copied if writing the OFM could overwrite it."""
     x = m.read(w.ifm)
     return x.copy() if stage.whole or m.overlap(w.ifm, stage.ofm) else x
 

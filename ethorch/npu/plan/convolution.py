@@ -22,7 +22,7 @@ INT64_SAFE = 2.0**62
 
 
 def pack_window(c: Context, w: Window) -> layout.Window:
-    """Pack a window's geometry. All rows and columns that it reads are in the IFM or its padding."""
+    """Pack a window's geometry. All that it reads is in the IFM or its padding."""
     return layout.Window(
         c.read(w.ifm), *w.kernel, *w.stride, *w.dilation, *w.before, *w.size, w.padded[1], w.upscale
     )  # fmt: skip
@@ -47,7 +47,7 @@ class Weights:
     chunk: int = 0
 
     def start(self, mode: int, depth: int, dtype: str) -> Array:
-        """Return the initial sums: offset and bias, unless the output stage adds them. int32 truncates to 32 bits."""
+        """Return the initial sums: offset and bias, unless the output stage adds them. int32 truncates."""
         offset, bias = self.sums.offset, self.sums.bias
         assert offset is not None and bias is not None
         initial = (0 if mode == layout.SCALE_INTEGER else offset + bias) - np.broadcast_to(self.correction, bias.shape)
@@ -75,7 +75,7 @@ def pack_convolution(c: Context, form: Convolution) -> layout.Conv | layout.Dept
 
 
 def _sums(f: Filter) -> Sums:
-    """Return a filter's sums. Raise NotKnown if scaled sums may exceed int64, because NumPy's float64 does not wrap."""
+    """Return a filter's sums. Raise NotKnown if scaled sums may exceed int64, where NumPy's float64 does not wrap."""
     if np.any(f.largest * np.abs(f.scaling.multiplier) >= INT64_SAFE):
         raise NotKnown("products beyond int64")
     return Sums(f.scaling, f.largest, f.offset, f.bias)

@@ -55,7 +55,7 @@ def pack_elementwise(c: Context, form: Elementwise) -> layout.Elementwise:
 
 
 def _result(form: Elementwise, before: list[Range]) -> Range | None:
-    """Return the range of results, or None unless int32 holds all values and float64 scales them exactly."""
+    """Return the results' range, or None unless int32 holds all values and float64 scales them exactly."""
     value = form.value
     if value.name == "LRELU":
         parts = [scale_range(before[0], s) if _is_exact(before[0], s) else None for s in value.scales]

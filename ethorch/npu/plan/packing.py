@@ -1,4 +1,4 @@
-"""Pack feature maps and scalings into structs, and prove that addresses are inside their regions."""
+"""Pack feature maps and scalings into structs, and prove that addresses are valid."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class NotKnown(Exception):
 
 @dataclass(eq=False)
 class Box:
-    """A box in a chain buffer, and its offset in the plan's memory."""
+    """A box in a chain buffer, with its offset in the plan's memory."""
 
     shape: tuple[int, int, int]
     size: int
@@ -146,7 +146,7 @@ class Context:
         return layout.Map(region, 0, bricks, kind.itemsize, kind.kind == "i", *sizes, fm.zero_point, *strides)
 
     def overlap(self, a: FeatureMap, b: FeatureMap) -> bool:
-        """Return True if two maps may share bytes. The plan's own memory is not shared."""
+        """Return True if two maps may share bytes. The plan's memory is not shared."""
         if a.region != b.region or not a.in_memory or not b.in_memory:
             return False
         for x in self.reaches(a):
@@ -164,7 +164,7 @@ class Context:
     # Ranges of values.
 
     def range_of(self, fm: FeatureMap) -> Range:
-        """Return the range of elements minus the zero point, from ``stored_ranges`` or the type."""
+        """Return a map's range minus the zero point, from ``stored_ranges`` or the type."""
         low, high = fm.value_range
         if (fm.region, fm.bases[0]) in self.stored_ranges:
             stored, bounds = self.stored_ranges[fm.region, fm.bases[0]]
@@ -211,7 +211,6 @@ class Context:
     def _share(
         self, kind: str, s: Scaling, zero_point: int, make: Callable[[Scaling, int], layout.Scale | layout.DoubleScale]
     ) -> layout.Scale | layout.DoubleScale:
-        """Share equal per-tensor scalings. A stream has thousands of them."""
         if s.shift.ndim:
             return make(s, zero_point)
         key = kind, int(s.multiplier), int(s.shift), s.rounding, s.double, zero_point
@@ -262,7 +261,6 @@ class Context:
 
 
 def _is_apart(fm: FeatureMap, spans: list[tuple[int, int]]) -> bool:
-    """Return True if no two elements share a byte: strides exceed the extents of smaller strides."""
     size = fm.dtype.itemsize
     sy, sx, sc = map(abs, fm.strides)
     if len(fm.tiles) == 1 and not fm.bricks and sx >= fm.depth * size and (fm.height == 1 or sy >= fm.width * sx):

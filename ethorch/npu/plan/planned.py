@@ -31,7 +31,7 @@ class Images:
 
 
 class Planned:
-    """A plan with its memory, durations of its steps, and number of completed runs."""
+    """A plan with memory, durations of steps, and number of completed runs."""
 
     def __init__(self, plan: Plan, memory: Memory):
         self.plan = plan

@@ -1,4 +1,4 @@
-"""The output stage as a struct. Sums are scaled in float64 if that is exact, else in int64."""
+"""The output stage as a struct. Sums are scaled in float64 if it is exact, else in int64."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def _mode(c: Context, stage: OutputStage, sums: Sums, s: layout.Stage) -> int:
 
 
 def _mode_of(clamp: Range | None, zero_point: int, sums: Sums) -> tuple[int, Range | None]:
-    """Return the scaling mode regardless of the stage, and the clamp that it needs if the stage has none."""
+    """Return the scaling mode regardless of the stage, and the clamp needed if the stage has none."""
     largest, scaling = np.asarray(sums.largest, np.float64), sums.scaling
     if largest.max(initial=0) >= INT32[1]:
         return layout.SCALE_INTEGER, None
@@ -178,7 +178,6 @@ def _mode_of(clamp: Range | None, zero_point: int, sums: Sums) -> tuple[int, Ran
 
 
 def _mode_of_one(clamp: Range | None, zero_point: int, sums: Sums, largest: int) -> tuple[int, Range | None]:
-    """Apply ``_mode_of`` to one scaling."""
     scaling = sums.scaling
     if largest >= INT32[1] or (clamp is not None and not within(clamp, INT32)):
         return layout.SCALE_INTEGER, None

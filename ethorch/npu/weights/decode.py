@@ -112,7 +112,6 @@ class _Bits:
         return np.ndarray((max(last - first, 0),), "<u8", part.tobytes(), 0, (1,))
 
     def block(self, at: int) -> tuple[int, int, list[int]]:
-        """Return first bit, end bit and windows of a block that contains bit ``at``."""
         if not self._block[0] <= at < self._block[1]:  # consecutive slices often share a block
             words = self.windows(at >> 3, (at >> 3) + _BLOCK).tolist()
             self._block = at & ~7, (at & ~7) + 8 * len(words), words
@@ -229,7 +228,7 @@ def _scan(bits: _Bits, start: int, s: _Slice) -> tuple[Rounds, int]:
 
 
 def _scan_plain(bits: _Bits, start: int, s: _Slice) -> tuple[Rounds, int]:
-    """Scan coded weights without zero runs, optimized because they dominate real streams."""
+    """Scan coded weights without zero runs, which dominate real streams."""
     at: list[int] = []
     append, ones_in, below = at.append, _ONES, _BELOW
     emitted_by_ones = [CHUNK] * (CHUNK + 1) if s.truncated else [CHUNK - n for n in range(CHUNK + 1)]
@@ -320,7 +319,7 @@ def _spread(starts: Ints, counts: Ints, step: int) -> Ints:
 
 
 def _with_zeros(weights: Ints, runs: Ints, leading: int) -> Array:
-    """Insert zero runs after each weight, and before the first weight if ``leading``."""
+    """Insert zero runs after each weight, and first if ``leading``."""
     if not len(runs):
         return weights.astype(np.int16)
     place = np.cumsum(np.concatenate(([0], runs[leading:] + 1)))

@@ -192,7 +192,7 @@ def _shape_5x(order: Order) -> Order:
 
 
 def _group_5x(order: Order) -> int:
-    """Return the group size (RK) to which elements of a sub-kernel are padded."""
+    """Return the group size (RK) to which sub-kernels are padded."""
     if order.kind == "DW":
         return 4
     return 1 if order.kind == "DF" else 2 if order.ifm_bits == 16 else 4
@@ -318,7 +318,7 @@ def _pattern_85(order: Order, ofm_depth: int, ifm_depth: int) -> Block:
 
 
 def _elements(order: Order, u: _Units, sh: int, sw: int) -> list[tuple[int, int] | None]:
-    """Return the (y, x) of a sub-kernel, None for padding, by stride phase and with alternating row direction."""
+    """Return a sub-kernel's (y, x), None for padding, by stride phase and with alternating row direction."""
     sy, sx = (1, 1) if order.kind == "DF" else order.stride
     left = round_up(sh * sw, u.group)
     ordered: list[tuple[int, int] | None] = []
@@ -338,7 +338,7 @@ def _elements(order: Order, u: _Units, sh: int, sw: int) -> list[tuple[int, int]
 
 
 def sequences(order: Order, values: Array) -> Array:
-    """Split an interleaved FWD stream into the streams' entries [streams, n] (npu-reference 4.3)."""
+    """Split an interleaved FWD stream into entries [streams, n] (npu-reference 4.3)."""
     u = _units(order)
     block = order.ofm_unit * u.ifm_unit * u.group // order.streams
     return np.ascontiguousarray(values.reshape(-1, order.streams, block).swapaxes(0, 1)).reshape(order.streams, -1)
@@ -349,7 +349,6 @@ def _channels_5x(order: Order) -> tuple[int, int]:
 
 
 def _channels_85(order: Order) -> tuple[int, int]:
-    """Return the channels. U85 patterns contain channel indices of the first stream."""
     return LANES * order.stream, 1
 
 

@@ -181,7 +181,7 @@ class Board(Sourced):
 
     @property
     def flash_bytes(self) -> int | None:
-        """Size of all non-volatile memories. None if the file lists none, e.g. for boards that boot from a card."""
+        """Size of all non-volatile memories. None without any, e.g. for boards that boot from a card."""
         return sum(memory.size_bytes for memory in self.memories if not memory.writable) or None
 
     def npu(self, name: str | None = None) -> tuple[NpuSlot, Npu]:

@@ -1,4 +1,4 @@
-"""Published measurements on boards, with ethorch's estimates for the same network, NPU and memories."""
+"""Published measurements on boards, with estimates for the same network, NPU and memories."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ UNESTIMATED: tuple[Unestimated, ...] = (
 
 
 def in_order(rows: Iterable[Measured]) -> bool:
-    """Return True if the estimates rank each board's networks as measured, by the median of repeated measurements."""
+    """Return True if estimates rank each board's networks as measured, by the median of repeated measurements."""
     boards: dict[tuple[str, str], dict[str, list[Measured]]] = {}
     for row in rows:
         boards.setdefault((row.board.removesuffix("-ospi"), row.target), {}).setdefault(row.network, []).append(row)

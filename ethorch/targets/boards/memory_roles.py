@@ -124,7 +124,6 @@ def _slow(board: Board, slot: NpuSlot) -> Memory | None:
 
 
 def _memory_lines(kind: str, memory: Memory, slot: NpuSlot, family: Family) -> list[str]:
-    """Return bandwidth relative to the port width at the NPU's clock and, on U85, the number of ports."""
     width = family.port_bytes
     share = 1.0 if memory.bytes_per_second is None else memory.bytes_per_second / slot.clock_hz / width
     ports = ceil(round(share, _DECIMALS)) if slot.family == "u85" else 1

@@ -216,7 +216,6 @@ def _parts(dotted: str) -> tuple[str, ...]:
 
 
 def _table(parts: tuple[str, ...], repeated: bool, counts: dict[Where, int]) -> Where:
-    """Return a table's position. [[memory]] starts a table; [memory.sources] belongs to the last one."""
     where: Where = ()
     for at, part in enumerate(parts):
         where = (*where, part)
