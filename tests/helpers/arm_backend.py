@@ -1,7 +1,7 @@
-"""Makes .pte files with ExecuTorch's own Arm backend: ``python tests/helpers/arm_backend.py FOLDER [NAME ...]``.
+"""Create .pte files with ExecuTorch's own Arm backend: ``python tests/helpers/arm_backend.py FOLDER [NAME ...]``.
 
-In a process of its own, since both backends are called EthosUBackend. For each model NAME.pte, and the TOSA of each
-delegate in NAME/. Vela's flags for each target are in flags.json.
+Run in a separate process, because both backends are called EthosUBackend. Writes NAME.pte for each model, the TOSA graph of each
+delegate to NAME/, and Vela's flags for each target to flags.json.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EVERY_TARGET = [f"ethos-{family}-{macs}" for family, choices in MACS.items() for
 
 
 class Cnn(nn.Module):
-    """Mobilenet-like: strided convolution, depthwise, pointwise, residual, mean, linear."""
+    """A network like MobileNet: strided convolution, depthwise, pointwise, residual, mean, linear."""
 
     def __init__(self):
         super().__init__()
@@ -38,7 +38,7 @@ class Cnn(nn.Module):
 
 
 class Lost(nn.Module):
-    """The first delegate's output is read inside of it too: the incumbent writes a payload without it."""
+    """A model whose first delegate also reads its own output, which ExecuTorch's Arm backend omits from the payload."""
 
     def __init__(self):
         super().__init__()
@@ -50,7 +50,7 @@ class Lost(nn.Module):
 
 
 class Deep(nn.Module):
-    """Weights and feature maps that Vela stages in SRAM of its own, in a Dedicated_Sram mode."""
+    """Weights and feature maps that Vela stages in separate SRAM, in a Dedicated_Sram mode."""
 
     def __init__(self):
         super().__init__()
@@ -61,7 +61,7 @@ class Deep(nn.Module):
 
 
 class Interrupted(nn.Module):
-    """Two delegates, with sorting on the CPU between them; two inputs, two outputs."""
+    """Two delegates with a sort on the CPU between them; two inputs, two outputs."""
 
     def __init__(self):
         super().__init__()
@@ -100,7 +100,7 @@ def make(folder: Path, name: str) -> None:
         partitioner=[EthosUPartitioner(spec)],
         compile_config=EdgeCompileConfig(_check_ir_validity=False),
     )
-    segments = name == "staged"  # delegates as segments behind the flatbuffer, or inside it
+    segments = name == "staged"  # delegates as segments after the flatbuffer, or inside it
     program = program.to_executorch(config=ExecutorchBackendConfig(extract_delegate_segments=segments))
     (folder / f"{name}.pte").write_bytes(program.buffer)
 

@@ -1,7 +1,7 @@
 """Lower with ethorch and with ExecuTorch's Arm backend in one process: ``python -m tests.helpers.both_backends MODULE ...``.
 
-The modules are imported first, in this order; ``product_on_cpu`` compiles a program that calls a kernel of Cortex-M among them.
-Prints a digest of each program as JSON.
+The modules are imported first, in this order. ``product_on_cpu`` compiles a program that calls a Cortex-M kernel. Prints a digest
+of each program as JSON.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ARM = "executorch.backends.arm"
 
 
 def prepared_for(names: Any) -> tuple[Any, Any]:
-    """Return a quantized program and the partitioner that ``names`` provides for it."""
+    """Return a quantized program and the partitioner that ``names`` provides."""
     torch.manual_seed(0)
     model, inputs = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 1)).eval(), (torch.randn(1, 3, 8, 8),)
     spec = names.EthosUCompileSpec("ethos-u55-128")
@@ -43,7 +43,7 @@ def pte(edge: Any) -> bytes:
 
 
 def programs(*backends: Any) -> dict[str, bytes]:
-    """Lower with each backend by itself, and with all in one program: ExecuTorch finds backends differently then."""
+    """Lower with each backend alone, and with all in one program, for which ExecuTorch finds backends differently."""
     found = {}
     for names in backends:
         program, partitioner = prepared_for(names)

@@ -1,4 +1,4 @@
-"""A program run as a plan and in NumPy: the same bytes in every region, the same faults, the same counters."""
+"""Run a program as a plan and in NumPy, with the same bytes in every region, the same faults and the same counters."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from ethorch.support.errors import MachineFault
 
 
 def run_both_ways(make: Callable[[bool], Machine], fill: Callable[[Machine], None], runs: int = 1) -> Plan | None:
-    """Run a machine of each kind on what ``fill`` writes to it; AssertionError where they differ.
+    """Run both kinds of machine on the data that ``fill`` writes. Raise AssertionError if they differ.
 
     Args:
-        make: a machine of its own memory, with its ``compiled`` as given.
+        make: Factory of a machine with its own memory and the given ``compiled``.
 
-    Returns the plan, None where there is none: no compiler, branches, or an operation out of proportion to memory.
+    Returns:
+        The plan. None without a compiler, with branches, or with operations out of proportion to memory.
     """
     machines = [make(True), make(False)]
     program = machines[0].program

@@ -1,4 +1,4 @@
-"""Functions in a process of their own, each of which may take so many seconds of the CPU, and all so much memory."""
+"""Call functions in a separate process with limits of CPU seconds per call and of memory."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-#: A child that has answered so many calls makes way for a new one: caches grow.
+#: Calls after which a child is replaced, because its caches grow.
 CALLS = 500
-#: How much longer than its seconds of the CPU a call may take on the clock: other processes may keep the CPUs busy.
+#: Wall-clock time that a call may take, relative to its CPU seconds: other processes may use the CPUs.
 PATIENCE = 10
 #: Words of errors of Python, C++ and PyTorch about too little memory.
 _OF_MEMORY = ("MemoryError", "bad_alloc", "can't allocate memory")
 
 
 class Bounded:
-    """A fork of this process that calls functions, and what it keeps from one call it has in the next.
+    """A fork of this process that calls functions and keeps its state between calls.
 
-    Where one takes too long or kills it, the next call makes another fork.
+    After a call that takes too long or kills it, the next call creates another fork.
     """
 
     def __init__(self, seconds: float, gigabytes: float):
@@ -31,11 +31,11 @@ class Bounded:
         self._child: Any = None
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """What ``function`` returns; it and ``args`` are pickled.
+        """Return the result of ``function``, pickled like ``args``.
 
         Raises:
-            TimeoutError: it took the CPU for longer than ``seconds``, or ``PATIENCE`` times that on the clock.
-            MemoryError, RuntimeError: it raised that, or something else; with the child's traceback.
+            TimeoutError: The call exceeded ``seconds`` of CPU time, or ``PATIENCE`` times as many seconds.
+            MemoryError, RuntimeError: The call raised this or another error. The message contains the child's traceback.
         """
         if self._child is None:
             context = multiprocessing.get_context("fork")
@@ -76,7 +76,7 @@ class Bounded:
 
 
 def _serve(pipe: Connection, other_end: Connection, seconds: float, gigabytes: float) -> None:
-    other_end.close()  # else it would wait forever where the parent is killed
+    other_end.close()  # otherwise the child would wait forever if the parent is killed
     _, most_seconds = resource.getrlimit(resource.RLIMIT_CPU)
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     most = int(gigabytes * 2**30)

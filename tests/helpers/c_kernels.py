@@ -1,4 +1,4 @@
-"""Programs of CPU operators alone, run in ExecuTorch's runtime and as C made of ``ethorch.deploy.firmware``'s kernels."""
+"""Programs of CPU operators, run in ExecuTorch's runtime and as C with the kernels of ``ethorch.deploy.firmware``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ZIG = ["-target", "thumb-freestanding-eabihf", "-mcpu=cortex_m33+fp_armv8d16sp",
 
 @dataclass(frozen=True)
 class CompiledFunction:
-    """A function of an object file: its size in bytes and the functions that it calls."""
+    """A function of an object file: its size in bytes and its callees."""
 
     source: str
     size_bytes: int
@@ -47,7 +47,7 @@ class CompiledFunction:
 def compile_kernels() -> dict[str, CompiledFunction]:
     """Compile the C kernels and return their functions by name.
 
-    Each function is in a section of its own, so the relocations of a section name the functions that it calls.
+    Each function has its own section, whose relocations are the functions that it calls.
     """
     functions: dict[str, CompiledFunction] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -79,7 +79,7 @@ def read_object(path: Path, source: str) -> Iterator[tuple[str, CompiledFunction
 
 
 class Several(nn.Module):
-    """Functions of the same inputs, and all their outputs."""
+    """Several functions of the same inputs, with all their outputs."""
 
     def __init__(self, *functions: Callable[..., Tensor | tuple[Tensor, ...]]):
         super().__init__()
@@ -94,7 +94,7 @@ class Several(nn.Module):
 
 
 def floats(*shape: int) -> Tensor:
-    """Random numbers of all sizes, with the extremes at the front."""
+    """Return random numbers of all magnitudes, starting with the extremes."""
     x = torch.randn(shape) * torch.exp(torch.randn(shape) * 3)
     flat = x.reshape(-1)
     flat[: len(EXTREMES)] = torch.tensor(EXTREMES)[: flat.numel()]
@@ -102,7 +102,7 @@ def floats(*shape: int) -> Tensor:
 
 
 def exported(module: nn.Module, inputs: Sequence[Tensor]) -> bytes:
-    """The .pte of a module without any delegate."""
+    """Return the .pte of a module without delegates."""
     program = torch.export.export(module.eval(), tuple(inputs), strict=False)
     edge = to_edge(program, compile_config=EdgeCompileConfig(_check_ir_validity=False))
     return bytes(edge.to_executorch().buffer)
@@ -110,7 +110,7 @@ def exported(module: nn.Module, inputs: Sequence[Tensor]) -> bytes:
 
 @dataclass
 class Program:
-    """One .pte, and the C function of its method."""
+    """A .pte and the C function of its method."""
 
     name: str
     data: bytes
@@ -120,25 +120,25 @@ class Program:
 
     @classmethod
     def of(cls, name: str, data: bytes) -> Program:
-        """The program of a .pte with one method."""
+        """Read a .pte with one method."""
         program = pte.read(data)
         (method,) = program.methods.values()
         return cls(name, data, method, program.constants, program.mutable[0] if program.mutable else ())
 
     @property
     def arena_bytes(self) -> int:
-        """Of the memory that the plan has, at least 16."""
+        """Size of the planned memory, at least 16."""
         return max(sum(self.method.memories), 16)
 
     def place(self, index: int) -> str:
-        """Where a value is: in the arena, or a constant."""
+        """Return the C expression of a value's address, in the arena or in a constant."""
         value = self.method.values[index]
         if value.place is not None:
             return f"(arena_{self.name} + {value.place[1]})"
         return f"constant_{self.name}_{value.data}"
 
     def calls(self) -> list[KernelCall]:
-        """Each instruction in C; an AssertionError with the reason where there is none."""
+        """Return each instruction in C. Raise AssertionError with the reason if it is not supported."""
         result = []
         for number, step in enumerate(step for chain in self.method.chains for step in chain.instructions):
             assert isinstance(step, Call), step
@@ -148,7 +148,7 @@ class Program:
         return result
 
     def text(self, calls: Sequence[KernelCall]) -> str:
-        """C of arena, constants and the function."""
+        """Return the C code of arena, constants and function."""
         lines = [f"_Alignas(16) uint8_t arena_{self.name}[{self.arena_bytes}];"]
         body = "\n".join(f"  {line}" for call in calls for line in call.lines)
         for index, content in enumerate(self.contents):
@@ -158,13 +158,13 @@ class Program:
         lines += [line for call in calls for line in call.constants]
         return "\n".join([*lines, f"int run_{self.name}(void);", f"int run_{self.name}(void) {{", body, "  return 0;", "}", ""])
 
-    def on_the_desk(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """What ExecuTorch's runtime gives."""
+    def run_in_runtime(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Return the outputs of ExecuTorch's runtime."""
         return [torch.as_tensor(x).clone() for x in runtime.load(self.data)(*inputs)]
 
 
 class _Compiled:
-    """C of several programs, compiled and loaded; how, the two below say."""
+    """Compiled and loaded C code of several programs."""
 
     def __init__(self, programs: Sequence[Program], folder: Path):
         calls = {program.name: program.calls() for program in programs}
@@ -172,7 +172,7 @@ class _Compiled:
         (folder / "programs.c").write_text(text)
         files = sorted({file for some in calls.values() for call in some for file in call.sources})
         self._load([folder / "programs.c", *(SOURCE_FOLDER / file for file in files)], folder)
-        for program in programs:  # the initial contents of buffers that change
+        for program in programs:  # initial values of mutable buffers
             for value in program.method.values:
                 if value.place is not None and value.data:
                     self._write(program, value.place[1], bytes(program.mutable[value.data]))
@@ -181,7 +181,7 @@ class _Compiled:
         raise NotImplementedError
 
     def arena(self, program: Program) -> np.ndarray:
-        """A program's arena: its bytes now, and maybe later."""
+        """Return the bytes of a program's arena, writable."""
         raise NotImplementedError
 
     def _write(self, program: Program, start: int, content: bytes) -> None:
@@ -191,7 +191,7 @@ class _Compiled:
         raise NotImplementedError
 
     def run(self, program: Program, inputs: Sequence[Tensor]) -> tuple[int, list[Tensor]]:
-        """What the C function returns, and the outputs."""
+        """Return the status of the C function, and the outputs."""
         method = program.method
         for index, x in zip(method.inputs, inputs, strict=True):
             value = method.values[index]
@@ -214,7 +214,7 @@ class _Compiled:
 
 
 class Library(_Compiled):
-    """A shared library, made by this computer's compiler."""
+    """A shared library built with this computer's compiler."""
 
     def _load(self, sources: Sequence[Path], folder: Path) -> None:
         compiler = shutil.which("gcc") or shutil.which("cc")
@@ -235,7 +235,7 @@ class Library(_Compiled):
 
 
 class CortexM33(_Compiled):
-    """An image for a Cortex-M33 with single precision, run by unicorn; no fused operation of its FPU may change a bit."""
+    """An image for a Cortex-M33 with single precision, run by unicorn. Fused operations of its FPU must not change a bit."""
 
     CODE, DATA, STACK, STOP = 0x10000000, 0x20000000, 0x30000000, 0x0FFF0000
     BYTES = 16 << 20
@@ -280,7 +280,7 @@ class CortexM33(_Compiled):
         return ctypes.c_int32(self.uc.reg_read(self._constants.UC_ARM_REG_R0)).value
 
     def count(self, program: Program) -> int:
-        """Instructions of a call with the inputs of the last."""
+        """Count the instructions of a call with the previous inputs."""
         total = 0
 
         def block(_uc: object, address: int, size: int, _data: object) -> None:
@@ -291,7 +291,7 @@ class CortexM33(_Compiled):
 
         lengths: dict[int, int] = {}
         handle = self.uc.hook_add(self._unicorn.UC_HOOK_BLOCK, block)
-        self.uc.ctl_flush_tb()  # blocks that were translated before call no hook
+        self.uc.ctl_flush_tb()  # blocks that were already translated do not call hooks
         self._call(program)
         self.uc.hook_del(handle)
         return total
@@ -301,40 +301,40 @@ Loaded = tuple[Library | CortexM33, dict[str, Program]]
 PLATFORMS = ("computer", "cortex-m33")
 
 
-#: Name -> functions of some inputs, and what makes the inputs: a tensor, or several.
+#: Name -> functions, and a factory of their inputs: one tensor or several.
 Cases = Mapping[str, tuple[Callable[..., Any], Callable[[], Tensor | list[Tensor]]]]
 
 
 def inputs_of(cases: Cases, name: str) -> list[Tensor]:
-    """New inputs of a case."""
+    """Create inputs of a case."""
     made = cases[name][1]()
     return [made] if isinstance(made, Tensor) else made
 
 
 def programs_of(cases: Cases, **modules: tuple[nn.Module, Sequence[Tensor]]) -> dict[str, Program]:
-    """A program for each case, and for each further module with its example inputs."""
+    """Return a program for each case, and for each further module with its example inputs."""
     torch.manual_seed(0)
     made = {name: (Several(function), inputs_of(cases, name)) for name, (function, _) in cases.items()} | modules
     return {name: Program.of(name, exported(module, inputs)) for name, (module, inputs) in made.items()}
 
 
 def both(library: Loaded, name: str, inputs: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """Each output of a program: in C, and in ExecuTorch's runtime."""
+    """Return each output of a program, in C and in ExecuTorch's runtime."""
     c, programs = library
     status, outputs = c.run(programs[name], inputs)
     assert status == 0
-    return list(zip(outputs, programs[name].on_the_desk(inputs), strict=True))
+    return list(zip(outputs, programs[name].run_in_runtime(inputs), strict=True))
 
 
 def compiled(platform: str, programs: Sequence[Program], folder: Path) -> Library | CortexM33:
-    """Programs on one of PLATFORMS."""
+    """Compile programs for one of PLATFORMS."""
     if platform == "computer":
         return Library(programs, folder)
     return CortexM33(programs, folder)
 
 
 def _instructions(code: bytes) -> int:
-    """Thumb instructions in a block: of two halfwords where the first begins with 0b11101 or more."""
+    """Count the Thumb instructions in a block. One that begins with 0b11101 or more has two halfwords."""
     count = at = 0
     while at < len(code):
         at += 4 if int.from_bytes(code[at : at + 2], "little") >> 11 >= 0b11101 else 2
@@ -343,7 +343,7 @@ def _instructions(code: bytes) -> int:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Are they of one dtype and shape, equal to the bit? A NaN is a NaN whatever its bits."""
+    """Return True if dtype, shape and bits are equal, ignoring the bits of NaNs."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
     if not a.is_floating_point():
@@ -353,7 +353,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 def steps_apart(a: Tensor, b: Tensor) -> int:
-    """The most floats of their dtype that lie between two of their elements; beyond 2^31 where one alone is NaN."""
+    """Return the largest distance between elements, in floats of their dtype; above 2^31 if only one is NaN."""
     whole = {4: torch.int32, 8: torch.int64}[a.element_size()]
     x, y = (t.contiguous().view(whole).to(torch.int64) for t in (a, b))
     low = -(2**31) if whole is torch.int32 else -(2**63)

@@ -28,7 +28,7 @@ SELF_TEST = ("main", "run", "failed", "put_address", "console_", "firmware_exit"
 
 
 def measure_application(folder: Path) -> int:
-    """Return the bytes of an application without kernels, except for those of the self-test."""
+    """Return the bytes of an application without kernels and self-test."""
     program = ethorch.compile(torch.nn.Conv2d(3, 8, 3), torch.rand(1, 3, 8, 8), "ethos-u55-128", io="int8")
     ethorch.firmware(program, folder)
     elf = project_run.build(folder, project_run.Options(cpu="cortex-m33"))
@@ -40,7 +40,7 @@ def measure_application(folder: Path) -> int:
 
 
 def measure_call(folder: Path) -> int:
-    """Return the mean bytes of one call of a kernel with its constants, over the calls whose cost is measured."""
+    """Return the mean bytes of one kernel call with its constants, over the calls with a measured cost."""
     programs = [make_program(cost, 16, number) for number, cost in enumerate(COSTS)]
     CortexM33(programs, folder)
     command = [sys.executable, "-m", "ziglang", "cc", *ZIG, f"-I{SOURCE_FOLDER}", "-c", str(folder / "programs.c")]

@@ -8,7 +8,7 @@ import ethorch
 
 
 def compile_with(model: Any, example_inputs: Any = None, target: str | None = None, **options: Any) -> ethorch.Program:
-    """Compile, with options that are parameters of ``ethorch.compile`` or fields of ``Settings``."""
+    """Compile with parameters of ``ethorch.compile`` or fields of ``Settings``."""
     own = {name: options.pop(name) for name in ("calibration", "progress") if name in options}
     settings = options.pop("settings", None) or ethorch.Settings()
     return ethorch.compile(model, example_inputs, settings=settings.with_(target=target, **options), **own)

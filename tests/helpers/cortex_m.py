@@ -1,7 +1,7 @@
-"""Programs of ``cortex_m::`` operators, and what the Python definitions in the installed wheel make of random inputs.
+"""Programs of ``cortex_m::`` operators, and the results of the wheel's Python definitions for random inputs.
 
-``python tests/helpers/cortex_m.py FOLDER NAME ...`` writes, in a process of its own, since the definitions import ExecuTorch's
-Arm backend, whose delegate is called EthosUBackend as ethorch's is:
+``python tests/helpers/cortex_m.py FOLDER NAME ...`` writes these files in a separate process, because the definitions import
+ExecuTorch's Arm backend, whose delegate is also called EthosUBackend:
 
 - operators: operators.pte, which calls each operator in several ways, and cases.pt: (name of each output, [(inputs, outputs)
   for each seed]);
@@ -28,7 +28,7 @@ Case = tuple[str, list[Maker], Callable[..., Tensor]]
 
 
 def codes(*shape: int, dtype: torch.dtype = torch.int8, last: bool = False) -> Maker:
-    """Every code of the dtype; ``last``: as channels_last."""
+    """Return every code of the dtype, optionally as channels_last."""
     info = torch.iinfo(dtype)
 
     def make(generator: torch.Generator) -> Tensor:
@@ -135,7 +135,7 @@ def image_cases() -> Iterator[Case]:
         for stride, padding, dilation, inner in (
             ([1, 1], [1, 1], [1, 1], 4),
             ([2, 3], [0, 2], [1, 1], 2),
-        ):  # definitions know no dilation
+        ):  # the definitions do not support dilation
             yield (
                 f"conv2d{nc} {stride}",
                 [x, codes(6, 3, 2, inner), bias, *scales, scratch],
@@ -176,7 +176,7 @@ def image_cases() -> Iterator[Case]:
 
 
 class Calls(nn.Module):
-    """All cases, each with inputs of its own."""
+    """All cases, each with its own inputs."""
 
     def __init__(self, found: list[Case]):
         super().__init__()
@@ -188,7 +188,7 @@ class Calls(nn.Module):
 
 
 class Digits(nn.Module):
-    """Convolution, depthwise convolution, residual addition, pooling, linear: most of what the Cortex-M backend takes."""
+    """Convolution, depthwise convolution, residual addition, pooling, linear: most operators of the Cortex-M backend."""
 
     def __init__(self):
         super().__init__()
@@ -203,7 +203,7 @@ class Digits(nn.Module):
 
 
 def by_script(folder: Path, *arguments: str) -> None:
-    """What ``aot_arm_compiler`` makes of Digits, as a user would call it; float.pt: (inputs, the float model's outputs)."""
+    """Compile Digits with ``aot_arm_compiler``, as a user would; float.pt contains (inputs, the float model's outputs)."""
     from executorch.backends.arm.scripts import aot_arm_compiler
 
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Small decoders of every family that ethorch.language knows, with random weights: the tests' models."""
+"""Small decoders of every family that ethorch.language supports, with random weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WINDOW = 12
 
 
 class Rotary(nn.Module):
-    """A decoder in plain PyTorch: RMSNorm, rotary embeddings, grouped queries, SwiGLU, tied embeddings, caches of its own."""
+    """A decoder in plain PyTorch: RMSNorm, rotary embeddings, grouped queries, SwiGLU, tied embeddings, own caches."""
 
     def __init__(
         self, width: int = 32, layers: int = 2, heads: int = 4, keys: int = 2, vocabulary: int = VOCABULARY, rows: int = CONTEXT
@@ -49,7 +49,7 @@ class Block(nn.Module):
         self.register_buffer("v", torch.zeros(1, keys, rows, self.size))
 
     def rotated(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Pairs of neighbours turned by angles of their position, as complex numbers."""
+        """Rotate pairs of neighbors by angles of their position, as complex numbers."""
         angles = torch.outer(positions.float(), 1000.0 ** -(torch.arange(self.size // 2) / (self.size // 2)))
         turned = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2)) * torch.polar(torch.ones_like(angles), angles)
         return torch.view_as_real(turned).flatten(-2)
@@ -107,7 +107,7 @@ def _opt(width: int, layers: int) -> LanguageModel:
 
 
 def _gpt_neo(width: int, layers: int) -> LanguageModel:
-    """As TinyStories: full and local attention in turns, by code of its own."""
+    """Create a model like TinyStories, which alternates full and local attention with its own code."""
     library = _transformers()
     config = library.GPTNeoConfig(
         vocab_size=VOCABULARY, hidden_size=width, num_layers=layers, num_heads=4, intermediate_size=2 * width, bos_token_id=1,

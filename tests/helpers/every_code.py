@@ -1,4 +1,4 @@
-"""A function of int16 over every code there is, where an operator's samples see a few hundred."""
+"""A function of int16 on all codes, while an operator's samples contain a few hundred."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ ALL = np.arange(-32768, 32768, dtype=np.int16).reshape(1, 256, 256)
 
 
 def q(largest: float) -> QParams:
-    """INT16 whose largest code is ``largest``."""
+    """Return INT16 quantization parameters with the largest code at ``largest``."""
     return QParams((largest / 32767,), (0,), -32767, 32767, "INT16")
 
 
 def traced(largest: float) -> tuple[Builder, QTensor]:
-    """A builder, and its input of every code."""
+    """Return a builder and its input with every code."""
     b = Builder()
     return b, QTensor(b.input("x", ALL.shape, "INT16"), contiguous(ALL.shape), q(largest))
 
 
 def computed(b: Builder, result: QTensor, target: str = "") -> np.ndarray:
-    """The codes that the reference model makes of every code; those of the simulator are the same where a target is given."""
+    """Return the reference model's results for every code. With a target, the simulator's must be equal."""
     b.graph.outputs.append(result.value)
     verify(b.graph)
     (found,) = reference(serialize(b.graph), [ALL])

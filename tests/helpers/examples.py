@@ -1,4 +1,4 @@
-"""Which objects of the package the examples use that tests run: pages, README, scripts and notebooks."""
+"""Objects of the package used by tested examples: pages, README, scripts and notebooks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ENTRY = re.compile(r"^::: (?P<path>[\w.]+)\n(?:    options:\n      members: \[(
 
 
 def sources() -> Iterator[str]:
-    """Python of every example that a test runs."""
+    """Return the Python code of every example that a test runs."""
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         yield "\n".join(_BLOCK.findall(page.read_text()))
     for script in sorted((ROOT / "examples").glob("*.py")):
@@ -32,7 +32,7 @@ def sources() -> Iterator[str]:
 
 
 def used() -> set[int]:
-    """Identities of the objects of ethorch that the examples name."""
+    """Return the identities of ethorch's objects that examples use."""
     found: set[int] = set()
     for source in sources():
         tree, known = ast.parse(source), dict[str, Any]()
@@ -52,7 +52,7 @@ def used() -> set[int]:
 
 
 def _value(node: ast.AST, known: dict[str, Any]) -> Any:
-    """What a name or a dotted name stands for, if that is a part of the package."""
+    """Return the value of a name or dotted name if it belongs to the package."""
     if isinstance(node, ast.Name):
         return known.get(node.id) if isinstance(node.ctx, ast.Load) else None
     if isinstance(node, ast.Attribute):
@@ -62,7 +62,7 @@ def _value(node: ast.AST, known: dict[str, Any]) -> Any:
 
 
 def _found(path: str) -> Any:
-    """The object of a dotted path."""
+    """Return the object of a dotted path."""
     module, _, name = path.rpartition(".")
     try:
         return getattr(importlib.import_module(module), name)
@@ -71,7 +71,7 @@ def _found(path: str) -> Any:
 
 
 def public() -> dict[str, Any]:
-    """Name -> object, of ``ethorch.__all__`` and of all that the API reference lists."""
+    """Return the objects of ``ethorch.__all__`` and of the API reference by name."""
     found = {f"ethorch.{name}": getattr(ethorch, name) for name in ethorch.__all__}
     for entry in _ENTRY.finditer((ROOT / "docs" / "reference" / "api.md").read_text()):
         value = _found(entry["path"])
@@ -85,7 +85,7 @@ def public() -> dict[str, Any]:
 
 
 def _own(module: ModuleType) -> list[str]:
-    """The names that mkdocstrings shows of a module: what it defines, and begins with no underscore."""
+    """Return the names that mkdocstrings shows of a module: its own definitions without underscore."""
     return [
         name
         for name, value in vars(module).items()
@@ -94,9 +94,9 @@ def _own(module: ModuleType) -> list[str]:
 
 
 def shown(values: dict[str, Any], used: set[int]) -> set[str]:
-    """Those of the names that examples use; classes that what they use gives, as its result or as an attribute; the bases of both.
+    """Return the names that examples use, classes of results and attributes of used objects, and the bases of both.
 
-    Who catches an error catches those derived from it.
+    An example that catches an error also catches derived errors.
     """
     found = {name for name, value in values.items() if id(value) in used}
     waiting = list(found)
@@ -115,7 +115,7 @@ def shown(values: dict[str, Any], used: set[int]) -> set[str]:
 
 
 def _annotations(value: Any) -> Iterator[str]:
-    """What a function returns; of a class, what its methods, properties and fields are."""
+    """Return the return type of a function; for a class, the types of its methods, properties and fields."""
     if inspect.isfunction(value):
         yield str(value.__annotations__.get("return", ""))
     elif isinstance(value, type):

@@ -21,7 +21,7 @@ TARGETS = ("ethos-u55-128", "ethos-u65-256", "ethos-u85-256", "ethos-u85-1024")
 
 
 class Small(nn.Module):
-    """A classifier as of the digits: convolution, depthwise block, average, linear."""
+    """A small classifier: convolution, depthwise block, average, linear."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,14 +35,14 @@ class Small(nn.Module):
 
 
 class Rolled(nn.Module):
-    """An operator for the CPU: its module is left in float."""
+    """A model with a CPU operator, because one module is float."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.roll(x, 3, -1)
 
 
 class TwoDelegates(nn.Module):
-    """NPU, CPU, NPU; what the first delegate makes is read twice, by the CPU and by the second."""
+    """NPU, CPU, NPU: the CPU and the second delegate read the first delegate's result."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class TwoDelegates(nn.Module):
 
 
 class Sorts(nn.Module):
-    """NPU, an operator that the CPU alone has (topk), NPU. Of equal values its order would be the C++ library's."""
+    """NPU, topk on the CPU, NPU. The C++ library determines the order of equal values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Sorts(nn.Module):
 
 
 class Counts(nn.Module):
-    """A recurrent cell that keeps its state in a buffer."""
+    """A recurrent cell with its state in a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Counts(nn.Module):
 
 
 class Attends(nn.Module):
-    """Two heads of attention, whose products may be the CPU's."""
+    """Two attention heads, whose products may run on the CPU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class Attends(nn.Module):
 
 @dataclass(frozen=True)
 class Network:
-    """A network, its inputs, and what it is compiled with."""
+    """A network, its inputs, and compiler settings."""
 
     make: Callable[[], nn.Module]
     sample: Callable[[], tuple[Any, ...]]
@@ -109,13 +109,13 @@ NETWORKS = {
     "products_on_cpu": Network(Attends, lambda: (torch.randn(1, 12, 16),), (("partition", "cpu-matmul"),)),
     "codes": Network(Small, lambda: (torch.randn(1, 1, 8, 8),), (("io", "int8"),)),
 }
-#: Of bench.models: for the long tests.
+#: Networks of bench.models, for long tests.
 PUBLIC = ("ds_cnn", "resnet8", "autoencoder", "lstm", "mobilenet_v2")
 
 
 @cache
 def program(name: str, target: str) -> ethorch.Program:
-    """A network's program, the same whichever test asks first."""
+    """Return a network's program, shared by all tests."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         if name in NETWORKS:
@@ -131,12 +131,12 @@ def program(name: str, target: str) -> ethorch.Program:
 
 
 def project(name: str, target: str, folder: Path, **options: Any) -> Firmware:
-    """The project of a network's program."""
+    """Write the project of a network's program."""
     return firmware(program(name, target), folder, **options)
 
 
 def built_and_run(folder: Path, options: project_run.Options | None = None, **more: Any) -> Any:
-    """Build a project and run it on the virtual board; every output has to be the desk's."""
+    """Build a project and run it on the virtual board. Every output must equal that of the local runtime."""
     elf = project_run.build(folder, options)
     described = project_run.read_description(folder)
     done = project_run.run(folder, elf, timeout=300, **more)

@@ -1,4 +1,4 @@
-"""Machines and inputs for the tests of the host runtime."""
+"""Machines and inputs for tests of the host runtime."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ethorch.formats.payload import DelegatePayload
 
 
 class Recorder:
-    """The real machine, keeping what each run read and wrote."""
+    """The real machine, recording reads and writes of each run."""
 
     def __init__(self, payload: DelegatePayload, runs: list):
         self.payload, self.runs = payload, runs
@@ -33,7 +33,7 @@ class Recorder:
 
 
 class Stub:
-    """A machine that does nothing, or what ``action`` does with its scratch region."""
+    """A machine that only calls ``action`` with its scratch region."""
 
     def __init__(self, payload: DelegatePayload, action: Callable[[np.ndarray], None] = lambda scratch: None):
         self.scratch, self.action = np.zeros(payload.scratch_bytes, np.uint8), action

@@ -1,4 +1,4 @@
-"""The imports between the modules of a package: those that Grimp finds, and those that it cannot see.
+"""Imports between the modules of a package, including those that Grimp does not find.
 
 Grimp reads imports at module level, in functions and under TYPE_CHECKING. This module adds ``importlib.import_module`` with a
 literal name, and the stub from which ``ethorch.__getattr__`` loads names.
@@ -47,7 +47,7 @@ def _unseen(name: str) -> Iterator[str]:
 
 
 def packages(graph: networkx.DiGraph) -> networkx.DiGraph:
-    """Return the imports between top-level packages, or loose modules; the root's own are left out."""
+    """Return the imports between top-level packages or modules, except those of the root."""
     found = networkx.DiGraph()
     found.add_nodes_from(name.split(".")[1] for name in graph if "." in name)
     pairs = ((name.split(".")[1], other.split(".")[1]) for name, other in graph.edges if "." in name and "." in other)

@@ -47,7 +47,7 @@ _MOST_ELEMENTS = 2000
 
 
 def integer_network(seed: int) -> Network:
-    """Return the network of a number: it runs, and its results are finite."""
+    """Return the network of a seed. It runs, and its results are finite."""
     draw = random.Random(seed)
     shape = [draw.choice((1, 2, 3, 4, 5, 8, 17)) for _ in range(draw.choice((1, 2, 2, 3, 3, 4)))]
     inputs: list[Line] = []

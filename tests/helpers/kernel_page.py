@@ -1,7 +1,7 @@
-"""``python -m tests.helpers.kernel_page``: writes docs/cpu-kernels.md, with sizes and instruction counts that it measures.
+"""Write docs/cpu-kernels.md with measured sizes and instruction counts: ``python -m tests.helpers.kernel_page``.
 
-Sizes are clang's of the package ziglang for a Cortex-M33 at -Os. Instructions are counted by unicorn: of a call with twice as many
-elements, less one with half of them, so that what a call costs beside its elements does not count.
+Sizes are those of clang in the package ziglang for a Cortex-M33 at -Os. Unicorn counts instructions. The count of a call with half
+as many elements is subtracted from that with twice as many, to remove the overhead of a call.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.helpers.made_calls import Made, T
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "cpu-kernels.md"
 
-#: How far functions may be from ExecuTorch's runtime, in units of the last place; tests/embedded holds them to it.
+#: Largest differences from ExecuTorch's runtime, in units of the last place. Tests of the kernels check them.
 STEPS = {
     "exp, log, log1p, pow": 1,
     "expm1, log2, log10, tanh, sigmoid, sin, cos, erf, elu": 2,
@@ -36,7 +36,7 @@ F, I8 = "float32", "int8"
 
 @dataclass(frozen=True)
 class Cost:
-    """A call whose cost is measured: what it is, the operator, its arguments for n units of work, the unit."""
+    """A call with a measured cost: name, operator, arguments for n units of work, unit."""
 
     name: str
     operator: str
@@ -121,7 +121,7 @@ def _random(value: Value) -> torch.Tensor:
 
 
 def instructions() -> dict[str, float]:
-    """Of each of COSTS, for a unit of work, on a Cortex-M33."""
+    """Return the instructions per unit of work on a Cortex-M33, for each of COSTS."""
     torch.manual_seed(0)
     few, many = 16, 32
     programs = [make_program(cost, n, 2 * k + (n == many)) for k, cost in enumerate(COSTS) for n in (few, many)]
@@ -136,7 +136,7 @@ def instructions() -> dict[str, float]:
 
 
 def page() -> str:
-    """The page's text."""
+    """Return the page's text."""
     lines = [
         "# Operators on the CPU, in C",
         "",

@@ -1,4 +1,4 @@
-"""Programs of calls of operators, written by hand: what ``to_edge`` takes apart can be called too."""
+"""Handwritten programs with calls of operators, including those that ``to_edge`` decomposes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ethorch.formats.pte_types import Call, Chain, Method, Program, Value
 
 
 class T:
-    """A tensor among the arguments of a call."""
+    """A tensor argument of a call."""
 
     def __init__(self, dtype: str, *shape: int):
         self.dtype, self.shape = dtype, shape
@@ -17,10 +17,10 @@ class T:
 
 @dataclass
 class Made:
-    """A method in the making. Each tensor has a place of its own.
+    """A method under construction. Each tensor has its own memory.
 
     Attributes:
-        inputs, outputs: indices of tensors.
+        inputs, outputs: Indices of tensors.
     """
 
     values: list[Value] = field(default_factory=list)
@@ -30,7 +30,7 @@ class Made:
     used: int = 0
 
     def call(self, operator: str, arguments: Sequence[object], outputs: int = 1, in_place: bool = False) -> None:
-        """A call whose last ``outputs`` arguments are written, or whose first one is; all others are inputs of the method."""
+        """Add a call that writes its last ``outputs`` arguments, or its first one. All others are inputs of the method."""
         args = [self._argument(argument) for argument in arguments]
         split = len(args) - outputs
         read, written = (args, args[:1]) if in_place else (args[:split], args[split:])
@@ -39,14 +39,14 @@ class Made:
         self.calls.append(Call(operator, None, (*args, written[-1])))
 
     def method(self) -> Method:
-        """The method, by the name of forward."""
+        """Return the method, named ``forward``."""
         names = tuple(dict.fromkeys(call.operator for call in self.calls))
         chains = (Chain(tuple(self.calls)),)
         memories = (0, max(self.used, 16))
         return Method("forward", tuple(self.values), tuple(self.inputs), tuple(self.outputs), names, (), chains, memories)
 
     def program(self) -> Program:
-        """The program of that method alone."""
+        """Return a program with this method."""
         return Program({"forward": self.method()})
 
     def _tensors(self, index: int) -> list[int]:

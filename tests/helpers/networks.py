@@ -1,4 +1,4 @@
-"""A model all the way: float ~ fake-quantized ~ TOSA reference model == simulator == the ExecuTorch runtime."""
+"""Compare a model in all layers: float ~ fake-quantized ~ TOSA reference model == simulator == the ExecuTorch runtime."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def checked(
     quantized_db: float = 15,
     agreement_db: float = 40,
 ) -> Build:
-    """Quantize, build, run the last sample through every layer; every bit from TOSA on is the same."""
+    """Quantize, build, and run the last sample in every layer. From TOSA on, every bit must be equal."""
     spec = EthosUCompileSpec(target)
     user = UserModel(model.eval(), calibration[0], list(calibration))
     graph = quantize(user, spec, config)

@@ -1,7 +1,7 @@
-"""docs/npu-coverage.md: which commands and named register values the tests' streams hold.
+"""Commands and named register values in the tests' streams, for docs/npu-coverage.md.
 
-``python -m tests.helpers.npu_coverage`` writes it. The streams are those of every TOSA case, of the branches and of every TFLite
-model, each of which the tests hold against the TOSA reference model or LiteRT.
+``python -m tests.helpers.npu_coverage`` writes the page. The streams are those of every TOSA case, of the branches and of every
+TFLite model, which tests compare with the TOSA reference model or LiteRT.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Values = dict[tuple[str, str], set[int]]  # (family, key) -> values in an operat
 
 
 def programs(targets: Iterable[str] = TARGETS) -> Iterator[Program]:
-    """What the tests run, compiled again."""
+    """Compile the programs that the tests run."""
     from tests.npu.test_files import MODELS
     from tests.npu.test_machine import cond_if, while_loop
 
@@ -42,7 +42,7 @@ def programs(targets: Iterable[str] = TARGETS) -> Iterator[Program]:
 
 
 def gather(streams: Iterable[Program], into: Values | None = None) -> Values:
-    """Every value that a command of a stream carries; registers never written hold zero."""
+    """Collect the values of all commands. Registers that are never written contain zero."""
     found: Values = {} if into is None else into
     for program in streams:
         family = program.config.family
@@ -55,7 +55,7 @@ def gather(streams: Iterable[Program], into: Values | None = None) -> Values:
 
 
 def named(values: Values) -> set[tuple[str, str, str]]:
-    """The part of ``values`` that has names: (family, key, name)."""
+    """Return the named ``values`` as (family, key, name)."""
     result = set()
     for family in ALL:
         for row, is_operation in table(family).values():
@@ -71,7 +71,7 @@ def named(values: Values) -> set[tuple[str, str, str]]:
 
 
 def on_page(text: str) -> set[tuple[str, str, str]]:
-    """``named``, read back from the page."""
+    """Read ``named`` back from the page."""
     result = set()
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -82,12 +82,12 @@ def on_page(text: str) -> set[tuple[str, str, str]]:
 
 
 def unexercised(streams: Iterable[Program]) -> list[tuple[str, str, str]]:
-    """The named values in these streams that are not on the page, so that no test holds them against a reference."""
+    """Return the named values in these streams that are not on the page and so are not compared with a reference."""
     return sorted(named(gather(streams)) - on_page(PAGE.read_text()))
 
 
 def page(values: Values) -> str:
-    """The report as Markdown."""
+    """Return the report as Markdown."""
     seen = named(values)
     lines = [
         "# Commands and register values exercised",

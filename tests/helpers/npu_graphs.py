@@ -1,7 +1,7 @@
-"""Small TOSA graphs: build, compile with Vela in process, run on the reference model and on the machine.
+"""Build small TOSA graphs, compile them with Vela in process, and run them in the reference model and the machine.
 
-A case is a function that builds a graph on a ``Graph`` and returns its output tensors' names. ``check`` compiles it for
-one target and compares every output byte on full-range random inputs.
+A case is a function that builds a graph on a ``Graph`` and returns the names of its outputs. ``check`` compiles it for one target
+and compares every output byte on full-range random inputs.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ ATTRIBUTE = {"MATMUL": "MatMul", "ARGMAX": "ArgMax", "INTDIV": "IntDiv", "CONST_
 
 
 class Refused(Exception):
-    """Vela does not compile this graph for this target."""
+    """Vela refuses this graph for this target."""
 
 
 class Tensor(str):
-    """A tensor's name, with its shape and TOSA type."""
+    """Name, shape and TOSA type of a tensor."""
 
     shape: tuple[int, ...]
     dtype: str
 
 
 class Graph:
-    """A TOSA graph under construction; every value drawn from one seeded generator."""
+    """A TOSA graph under construction. One seeded generator draws all values."""
 
     def __init__(self, seed: int = 0):
         self.ser = ts.TosaSerializer("")
@@ -104,7 +104,7 @@ class Graph:
             self.ser.addOutputTensor(ts.TosaSerializerTensor(str(t), list(t.shape), getattr(ts.DType, t.dtype), None))
             self.outputs.append(t)
 
-    # What most cases are made of.
+    # Operations of most cases.
 
     def zero(self, dtype: str, value: int = 0) -> Tensor:
         return self.const([value], dtype)
@@ -199,7 +199,7 @@ class Graph:
 
 
 def multiplier_shift(scale: float, bits: int = 31) -> tuple[int, int]:
-    """(m, s) with scale ~ m / 2**s, m of ``bits`` bits; TOSA wants 2 <= s <= 62."""
+    """Return (m, s) with scale ~ m / 2**s and m of ``bits`` bits. TOSA requires 2 <= s <= 62."""
     mantissa, exponent = math.frexp(scale)
     m, s = round(mantissa * (1 << (bits - 1))), bits - 1 - exponent
     if m == 1 << (bits - 1):
@@ -219,7 +219,7 @@ def _vela_ini() -> str:
 
 
 def compile_graph(tosa: bytes, target: str, options: str = "", memory_mode: str | None = None, fmt: str = "TOSA"):
-    """Vela's CompiledRawModel for a serialized TOSA graph or TFLite model; Refused when Vela declines."""
+    """Return Vela's CompiledRawModel for a serialized TOSA graph or TFLite model. Raise Refused if Vela refuses it."""
     arch, macs, cores = TARGETS[target]
     system, memory = SYSTEMS[target[:3]]
     sysconfig = (
@@ -243,7 +243,7 @@ def _reference(connection, tosa: bytes, arrays: list[np.ndarray]) -> None:
 
 
 def reference(tosa: bytes, arrays: list[np.ndarray]) -> list[np.ndarray]:
-    """The reference model in a forked child, since it aborts its process on invalid graphs."""
+    """Run the reference model in a forked child, because it aborts its process on invalid graphs."""
     context = multiprocessing.get_context("fork")
     receive, send = context.Pipe(False)
     child = context.Process(target=_reference, args=(send, tosa, arrays))
@@ -260,7 +260,7 @@ def reference(tosa: bytes, arrays: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def run_machine(model, arrays: list[np.ndarray], machine=None, **options) -> list[np.ndarray]:
-    """A CompiledRawModel on the machine."""
+    """Run a CompiledRawModel on the machine."""
     from ethorch.npu import Program
 
     if machine is None:
@@ -277,7 +277,7 @@ def run_machine(model, arrays: list[np.ndarray], machine=None, **options) -> lis
 
 
 def fill(machine, model, arrays: list[np.ndarray]) -> None:
-    """Put inputs where they belong."""
+    """Write the inputs to memory."""
     for spec, array in zip(model.inputs, arrays, strict=True):
         data = np.ascontiguousarray(array).view(np.uint8).ravel()
         machine.region(spec.region)[spec.address : spec.address + data.size] = data
@@ -285,7 +285,7 @@ def fill(machine, model, arrays: list[np.ndarray]) -> None:
 
 
 def make_machine(program, model, **options):
-    """A machine with the memory a CompiledRawModel asks for; with separate I/O regions, those too."""
+    """Create a machine with the memory of a CompiledRawModel, including separate regions of inputs and outputs."""
     from ethorch.npu import Machine
 
     sizes: dict[int, int] = {}
@@ -298,7 +298,7 @@ def make_machine(program, model, **options):
 
 
 def draw(graph: Graph, seed: int) -> list[np.ndarray]:
-    """Random inputs over each input's whole range, with its ends in it."""
+    """Draw random inputs over each input's range, including its limits."""
     rng = np.random.default_rng(seed)
     arrays = []
     for shape, dtype, (low, high) in graph.inputs:
@@ -310,10 +310,10 @@ def draw(graph: Graph, seed: int) -> list[np.ndarray]:
 
 
 def check(build: Callable[[Graph], None], target: str, seed: int = 1, least: int = 2, **compile_options) -> None:
-    """Build, compile, run twice on both sides, and compare; then as a plan, and compare all memory.
+    """Build, compile, run twice on both sides and compare; then run as a plan and compare all memory.
 
     Args:
-        least: distinct output values wanted, as evidence.
+        least: Required number of distinct output values.
     """
     graph = Graph(seed)
     build(graph)

@@ -1,4 +1,4 @@
-"""What holds of every .pte, whoever wrote it."""
+"""Checks for every .pte, whoever wrote it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ethorch.formats.pte_writer import write
 
 
 def check_round_trip(data: bytes) -> Program:
-    """What the reader reads of a file, the writer writes so that it is read again as the same; the program."""
+    """Check that a file is equal after reading, writing and reading. Return the program."""
     program = pte.read(data)
     again = write(program)
     assert pte.read(again) == program

@@ -1,4 +1,4 @@
-"""Small models as users write them, and what tests ask of a quantized one."""
+"""Small models and their quantized forms."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def prepared(model: nn.Module, calibration: Sequence[Inputs], by: TOSAQuantizer,
 
 
 class InFloat64(Interpreter):
-    """Runs a converted graph with float64 between the quantize nodes: what PyTorch rounds in float32 is not rounded."""
+    """Run a converted graph with float64 between quantize nodes, without PyTorch's rounding to float32."""
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = op_name(target)
@@ -61,28 +61,28 @@ class InFloat64(Interpreter):
 
 @dataclass
 class Quantized:
-    """A converted module, its program, and the qparams where it meets the world."""
+    """A converted module, its program, and the quantization parameters of inputs and outputs."""
 
     module: Any  # a GraphModule, or a function that computes the same
     example: Inputs
 
     @cached_property
     def program(self) -> torch.export.ExportedProgram:
-        """The module, exported once more."""
+        """Export the module again."""
         return torch.export.export(self.module, self.example)
 
     def computed_by(self, function: Callable[..., Any]) -> Quantized:
-        """The same program, with another function as what it is compared with."""
+        """Return the same program, to be compared with ``function``."""
         other = Quantized(function, self.example)
         other.program = self.program
         return other
 
     def in_float64(self) -> Quantized:
-        """The same program, compared with PyTorch in float64."""
+        """Return the same program, to be compared with PyTorch in float64."""
         return self.computed_by(lambda *inputs: InFloat64(self.module).run(*inputs))
 
     def input_codes(self, inputs: Inputs) -> list[np.ndarray]:
-        """What the first quantize nodes make of the inputs, in the TOSA graph's order of inputs."""
+        """Return the codes of the first quantize nodes for the inputs, in the TOSA graph's order."""
         placeholders = [
             n for n in self.program.graph.nodes if n.op == "placeholder" and n.name in self.program.graph_signature.user_inputs
         ]
@@ -94,7 +94,7 @@ class Quantized:
         return codes
 
     def output_codes(self, inputs: Inputs) -> list[np.ndarray]:
-        """The fake-quantized outputs in codes of the last dequantize nodes; integers as they are."""
+        """Return the fake-quantized outputs as codes of the last dequantize nodes; integers unchanged."""
         results = self.module(*inputs)
         results = results if isinstance(results, (tuple, list)) else (results,)
         nodes = self.program.graph.output_node().args[0]
@@ -116,7 +116,7 @@ def quantized(
     target: str | EthosUCompileSpec = "ethos-u55-128",
     guards: bool = False,
 ) -> Quantized:
-    """Export, annotate, calibrate, convert. ``by`` a quantizer, or one for the target with this global config (int8)."""
+    """Export, annotate, calibrate, convert. ``by`` is a quantizer, or the global config (int8) for the target's."""
     if not isinstance(by, TOSAQuantizer):
         spec = target if isinstance(target, EthosUCompileSpec) else EthosUCompileSpec(target)
         by = EthosUQuantizer(spec).set_global(by or get_symmetric_quantization_config())
@@ -124,7 +124,7 @@ def quantized(
 
 
 def lower(module: nn.Module, inputs: Inputs, partitioner: EthosUPartitioner) -> bytes:
-    """The .pte of a quantized module."""
+    """Return the .pte of a quantized module."""
     edge = to_edge_transform_and_lower(
         torch.export.export(module, inputs), partitioner=[partitioner], compile_config=EdgeCompileConfig(_check_ir_validity=False)
     )
@@ -132,14 +132,14 @@ def lower(module: nn.Module, inputs: Inputs, partitioner: EthosUPartitioner) -> 
 
 
 def is_quantized(graph: GraphModule, name: str) -> bool:
-    """Does the convolution or linear layer read a quantized weight?"""
+    """Return True if the convolution or linear layer reads a quantized weight."""
     node = next(n for n in graph.graph.nodes if n.name == name)
     weight = node.args[1]
     return isinstance(weight, Node) and "dequantize" in str(weight.target)
 
 
 def dtypes(graph: GraphModule, part: str = "dequantize_per_tensor") -> set[torch.dtype]:
-    """Of all dequantize nodes."""
+    """Return the dtypes of all dequantize nodes."""
     return {dtype_of(node) for node in graph.graph.nodes if part in str(node.target)}
 
 
@@ -148,7 +148,7 @@ def dtype_of(node: Node) -> torch.dtype:
 
 
 class Small(nn.Module):
-    """conv, relu, then a block with a linear layer; the layers have names and types to select by."""
+    """Convolution, ReLU, and a block with a linear layer. Layers can be selected by name and type."""
 
     class Block(nn.Module):
         def __init__(self) -> None:

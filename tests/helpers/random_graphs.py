@@ -1,8 +1,8 @@
-"""Random small graphs over the operators' samples, by number: ``python -m tests.helpers.random_graphs --first 0 --count 2000``.
+"""Small random graphs of the operators' samples: ``python -m tests.helpers.random_graphs --first 0 --count 2000``.
 
-Each graph is a list of (sample, which tensors it reads), run by every layer, and compared as one operator is. Graph n is
-made from the number n alone; a new sample changes only the few graphs that it gets into. What fails is printed with its
-number and with the steps that it takes to fail, and makes the exit code 1.
+Each graph is a list of (sample, tensors that it reads), run in every layer and compared like one operator. The number determines
+the graph; a new sample changes only a few graphs. Each failure is printed with its number and the steps needed to fail, and the
+exit code is 1.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ethorch.tosa.serialize import serialize
 from tests.helpers import ladder
 from tests.helpers.ladder import CONFIGS, REFUSED, TARGETS
 
-#: Functions that jump, or that PyTorch itself computes from rounded parts: one step of the input is any number of the output.
+#: Functions with jumps, or that PyTorch computes from rounded values: one input step may become any number of output steps.
 WILD = {spec.name for spec in OPS.values() if spec.bound > 6 or spec.steps}
 SAMPLES = [
     (spec.name, index)
@@ -43,16 +43,16 @@ SAMPLES = [
     for index, sample in enumerate(spec.samples)
     if spec.name not in WILD and any(True for _ in ladder.leaves(sample, I8))
 ]
-#: Bounds of int16 hold for operands that use their range; a norm of few codes rounds their deviations to two, say.
+#: Bounds of int16 apply to operands that use their range. A norm of few codes may round deviations to two steps, for example.
 WIDE = 4
 FEWEST, MOST = 3, 12  # steps of a numbered graph
-HANG_SECONDS = 600  # for one graph, by the clock
+HANG_SECONDS = 600  # for one graph, wall-clock time
 MOST_BYTES = 12 << 30  # of address space
 
 
 @dataclass(frozen=True)
 class Step:
-    """One operator: whose sample it calls, and which of the tensors so far it reads (modulo their number)."""
+    """One operator: its sample, and the previous tensors that it reads (modulo their number)."""
 
     name: str
     index: int
@@ -68,7 +68,7 @@ class Step:
 
 
 class Drawn(nn.Module):
-    """The steps, one after the other; results that nobody reads are the outputs."""
+    """Consecutive steps. Results without readers are outputs."""
 
     def __init__(self, steps: Sequence[Step]):
         super().__init__()
@@ -102,7 +102,7 @@ class Drawn(nn.Module):
 
 
 def fitted(x: Tensor, kind: I8 | Bools) -> Tensor:
-    """``x`` in the shape and the range that the sample asks for: repeated, cut, viewed, bounded."""
+    """Return ``x`` with the sample's shape and range: repeated, cut, viewed, bounded."""
     wanted = math.prod(kind.shape)
     if tuple(x.shape) != kind.shape:
         flat = x.flatten()
@@ -117,18 +117,18 @@ def fitted(x: Tensor, kind: I8 | Bools) -> Tensor:
 
 
 class Jittered(torch.fx.Interpreter):
-    """The quantized module, each operator's result off by one code, or a few of int16: what a graph makes of that."""
+    """The quantized module with each operator's result off by one code, or a few for int16."""
 
     def __init__(self, module: torch.nn.Module, seed: int):
         super().__init__(module)  # type: ignore[arg-type]
-        self.together = seed % 2  # all elements of a result of int16 are off in one direction
+        self.together = seed % 2  # all elements of an int16 result deviate in one direction
         self.generator = torch.Generator().manual_seed(seed)
 
     def run_node(self, n: torch.fx.Node) -> Any:
         result = super().run_node(n)
         made = n.args[0] if op_name(n.target) in QUANTIZE else None
         spec = find(made.target) if isinstance(made, torch.fx.Node) and made.op == "call_function" else None
-        if spec is None or spec.rule(made).output == "same":  # not a quantize node, or what it quantizes was only moved
+        if spec is None or spec.rule(made).output == "same":  # not a quantize node, or its input was only moved
             return result
         low, high = n.args[3:5]
         shape = [1] * result.dim() if self.together and result.dtype == torch.int16 else result.shape
@@ -138,15 +138,17 @@ class Jittered(torch.fx.Interpreter):
 
 
 def amplified(q: ladder.Quantized, inputs: tuple[Tensor, ...]) -> list[np.ndarray]:
-    """How far each output's codes go astray, at most of a few runs, where all operators are off by what is usual."""
+    """Return the largest deviation of each output's codes over a few runs with the usual deviation of all operators."""
     exact = q.output_codes(inputs)
     runs = [q.computed_by(Jittered(q.module, seed).run).output_codes(inputs) for seed in range(6)]
     return [np.max([np.abs(run[place] - want) for run in runs], axis=0) for place, want in enumerate(exact)]
 
 
 def compare(q: ladder.Quantized, inputs: tuple[Tensor, ...], target: str, operators: int) -> str:
-    """As ``ladder.climb``; one step at an operator may be several behind the next, and as many as the fake-quantized graph itself
-    makes of one: a norm of a row that hardly varies, say. Which it was is returned: "agrees" or "agrees, but amplifies"."""
+    """Compare like ``ladder.climb``. One step of an operator may become as many later steps as in the fake-quantized graph.
+
+    For example, a norm of a nearly constant row amplifies steps. Returns "agrees" or "agrees, but amplifies".
+    """
     graph = ladder.lowered(q.program, target)
     tosa = serialize(graph)
     codes = q.input_codes(inputs)
@@ -168,17 +170,14 @@ def compare(q: ladder.Quantized, inputs: tuple[Tensor, ...], target: str, operat
 
 
 def astray(distance: np.ndarray, allowed: np.ndarray | int, operators: int, wide: int) -> bool:
-    """Are the codes of an output further from what they should be than ``operators`` explain, and than is ``allowed``?"""
+    """Return True if an output's codes deviate more than ``operators`` explain and than ``allowed``."""
     usual = np.median(allowed)
     middle = np.median(distance) > max((1 + operators / 4) * wide, usual)
     return bool(middle or np.mean(distance > np.maximum(max((2 + operators) * wide, usual), allowed)) > 0.1)
 
 
 def check(steps: Sequence[Step], target: str, activations: str) -> str:
-    """What became of the graph: what ``compare`` says, "refused", or "not finite" where floats themselves fail.
-
-    Raises what goes wrong.
-    """
+    """Return the result of ``compare``, "refused", or "not finite" if floats fail. Errors propagate."""
     torch.manual_seed(0)
     module = Drawn(steps)
     samples = [(torch.randn(2, 3, 5, 4, generator=torch.Generator().manual_seed(seed)),) for seed in range(2)]
@@ -196,10 +195,10 @@ def check(steps: Sequence[Step], target: str, activations: str) -> str:
 
 
 def numbered(number: int) -> tuple[list[Step], str, str]:
-    """Graph ``number``: steps, target, activations."""
+    """Return steps, target and activations of graph ``number``."""
 
     def chosen(what: str, among: Sequence[Any]) -> Any:
-        """One of ``among``, and mostly the same one when more come to be."""
+        """Choose one of ``among``, mostly the same one after more are added."""
         return min(among, key=lambda one: hashlib.md5(f"{number} {what} {one}".encode()).digest())
 
     steps = []
@@ -211,7 +210,7 @@ def numbered(number: int) -> tuple[list[Step], str, str]:
 
 
 def failure(steps: Sequence[Step], target: str, activations: str) -> Exception | None:
-    """What goes wrong with the graph."""
+    """Return the error of the graph, if any."""
     try:
         check(steps, target, activations)
     except Exception as error:
@@ -220,7 +219,7 @@ def failure(steps: Sequence[Step], target: str, activations: str) -> Exception |
 
 
 def shrunk(steps: Sequence[Step], target: str, activations: str, kind: type) -> list[Step]:
-    """As few of the steps as still end in an error of that kind."""
+    """Return the fewest steps with an error of this kind."""
     left = list(steps)
     place = len(left) - 1
     while place >= 0:

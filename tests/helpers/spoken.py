@@ -1,4 +1,4 @@
-"""What a language model's program computes, call by call, beside the TOSA reference model."""
+"""Compare the calls of a language model's program with the TOSA reference model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ethorch.tosa.ir import DTYPES
 
 @dataclass
 class Call:
-    """Bytes that a delegate took and gave."""
+    """Input and output bytes of a delegate."""
 
     taken: list[bytes]
     given: list[bytes]
@@ -28,7 +28,7 @@ class Call:
 
 @contextmanager
 def recorded() -> Iterator[list[Call]]:
-    """The calls of delegates on the simulated NPU, in order."""
+    """Record the calls of delegates on the simulated NPU, in order."""
     calls: list[Call] = []
     run = Delegate.run
 
@@ -42,7 +42,7 @@ def recorded() -> Iterator[list[Call]]:
 
 
 def equals_reference_model(program: Program, call: Call) -> bool:
-    """Does the TOSA reference model give the same bytes for what the method's one delegate took?"""
+    """Return True if the TOSA reference model computes the same bytes for the method's delegate."""
     assert record_of(program).build is not None
     (lowered,) = record_of(program).build.delegates
     arrays = [_array(data, value) for data, value in zip(call.taken, lowered.graph.inputs, strict=True)]

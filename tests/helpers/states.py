@@ -1,4 +1,4 @@
-"""Models that keep something from call to call, as users write them; each is given one frame or token at a time."""
+"""Models with state, as users write them. Each call processes one frame or token."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Inputs = tuple[Any, ...]
 
 
 class Denoiser(nn.Module):
-    """A mask for the bands of one frame, by a GRU cell between two layers."""
+    """A mask for the bands of one frame: a GRU cell between two layers."""
 
     h: Tensor
 
@@ -35,7 +35,7 @@ class Denoiser(nn.Module):
 
 
 class Layered(nn.Module):
-    """torch.nn.LSTM over one frame: two states, of a layer that starts from zero by its initial contents alone."""
+    """torch.nn.LSTM for one frame: two states per layer, which start as zeros because of their initial values."""
 
     h: Tensor
     c: Tensor
@@ -55,7 +55,7 @@ class Layered(nn.Module):
 
 
 class Streaming(nn.Module):
-    """Two depthwise convolutions over time, the second one dilated, with the frames that they look back at as state."""
+    """Two depthwise convolutions over time, the second dilated, with previous frames as state."""
 
     first: Tensor
     second: Tensor
@@ -77,7 +77,7 @@ class Streaming(nn.Module):
 
 
 class Spotter(nn.Module):
-    """A keyword spotter: a convolution over the last spectra, a depthwise block over its last features, a mean of these."""
+    """A keyword spotter: a convolution over the last spectra, a depthwise block over its last features, and their mean."""
 
     spectra: Tensor
     features: Tensor
@@ -105,7 +105,7 @@ class Spotter(nn.Module):
 
 
 class Attention(nn.Module):
-    """One head over a cache of keys and values, written at the position that is given."""
+    """One head over a cache of keys and values, written at a given position."""
 
     keys: Tensor
     values: Tensor
@@ -127,7 +127,7 @@ class Attention(nn.Module):
 
 
 class Slots(nn.Module):
-    """Two rows of a table that each call overwrites, at places that the model knows, and a third in the middle of a row."""
+    """Two table rows that each call overwrites at constant positions, and a third in the middle of a row."""
 
     table: Tensor
 
@@ -144,7 +144,7 @@ class Slots(nn.Module):
 
 
 class Counted(nn.Module):
-    """A cache that is written where a counter of int32 says, which is state too."""
+    """A cache that is written at an int32 counter, which is state as well."""
 
     keys: Tensor
     position: Tensor
@@ -162,7 +162,7 @@ class Counted(nn.Module):
 
 
 class Delayed(nn.Module):
-    """A line of frames: each buffer takes what the one before it held, the first one the input; another takes it if it is loud."""
+    """A delay line: each buffer receives the previous one's value, the first the input. Another receives it if it is loud."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ class Delayed(nn.Module):
 
 
 class Ring(nn.Module):
-    """A cache that is moved on by one place in each step: no position."""
+    """A cache that shifts by one position per step, without a position input."""
 
     keys: Tensor
 
@@ -195,7 +195,7 @@ class Ring(nn.Module):
 
 
 class Mean(nn.Module):
-    """Takes a running mean off its input; begins with something other than zeros."""
+    """Subtract a running mean, with a nonzero initial value, from the input."""
 
     mean: Tensor
 
@@ -210,7 +210,7 @@ class Mean(nn.Module):
 
 @dataclass(frozen=True)
 class Case:
-    """A model, the NPU that runs all of it, one step's inputs, and the names of its states."""
+    """A model, an NPU that runs all of it, one step's inputs, and the names of its states."""
 
     model: Callable[[], nn.Module]
     target: str
@@ -222,7 +222,7 @@ class Case:
         return [self.step(number, generator) for number in range(count)]
 
     def quantized(self, config: QuantizationConfig | None = None, count: int = 12) -> tuple[Any, list[Inputs], EthosUCompileSpec]:
-        """The converted graph, the steps that it is calibrated with, and what it is compiled for."""
+        """Return the converted graph, its calibration steps, and its target."""
         torch.manual_seed(1)
         spec, steps = EthosUCompileSpec(self.target), self.steps(count)
         return quantize_model(UserModel(self.model().eval(), steps[0], steps), spec, config), steps, spec
@@ -258,7 +258,7 @@ CASES = {
 
 
 def run(module: Any, steps: Sequence[Inputs]) -> list[Tensor]:
-    """The first output of each step, one after the other."""
+    """Return the first output of each step."""
     outputs = []
     with torch.no_grad():
         for inputs in steps:
@@ -268,9 +268,9 @@ def run(module: Any, steps: Sequence[Inputs]) -> list[Tensor]:
 
 
 def unrolled(module: GraphModule, count: int, axis: int) -> GraphModule:
-    """``count`` calls of a converted graph as one graph without state, in the same scales: what one writes, the next one reads.
+    """Return ``count`` calls of a converted graph as one graph without state, with the same scales.
 
-    Its input and its output are those of the calls, joined along ``axis`` of the input and the first one of the output.
+    Inputs and outputs of the calls are joined along ``axis`` of the input and of the first output.
     """
     graph, writes = Graph(), writes_of(module.graph)
     (given,) = (node for node in module.graph.nodes if node.op == "placeholder")
@@ -285,7 +285,7 @@ def unrolled(module: GraphModule, count: int, axis: int) -> GraphModule:
         return node
 
     def quantized(source: Node, like: Node) -> Node:
-        """Codes of ``source`` in the scale of the quantize node ``like``, dequantized."""
+        """Quantize ``source`` with the scale of the quantize node ``like``, and dequantize it."""
         value = source.meta["val"]
         codes = graph.call_function(torch.ops.quantized_decomposed.quantize_per_tensor.default, (source, *like.args[1:6]))
         codes.meta["val"] = torch.empty(value.shape, dtype=like.args[5], device="meta")  # type: ignore[arg-type]
@@ -318,7 +318,7 @@ def unrolled(module: GraphModule, count: int, axis: int) -> GraphModule:
 
 
 def run_shape(node: Node) -> tuple[int, ...]:
-    """The shape of a node of a converted graph, whose quantize and dequantize nodes have that of what they read."""
+    """Return the shape of a node of a converted graph. Quantize and dequantize nodes have their input's shape."""
     while "val" not in node.meta:
         (node,) = node.all_input_nodes
     return tuple(node.meta["val"].shape)

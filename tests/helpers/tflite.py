@@ -1,4 +1,4 @@
-"""TFLite models in a few lines: the way to operators and roundings that TOSA graphs never use."""
+"""Write TFLite models, for operators and roundings that TOSA graphs never use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TYPES = {"float32": 0, "int32": 2, "uint8": 3, "int64": 4, "int16": 7, "int8": 9
 
 @dataclass
 class T:
-    """A tensor: per tensor or, with several scales, per channel of ``axis``; constant where it has ``data``."""
+    """A tensor, quantized per tensor or, with several scales, per channel of ``axis``; constant with ``data``."""
 
     shape: Sequence[int]
     dtype: str = "int8"
@@ -28,7 +28,7 @@ class T:
 
 @dataclass
 class O:  # noqa: E742
-    """An operator by its builtin name: tensor numbers, and options by their names in the schema."""
+    """An operator: builtin name, tensor numbers, and options by schema name."""
 
     name: str
     inputs: Sequence[int]
@@ -42,7 +42,7 @@ def _class(name: str):
 
 
 def write(tensors: Sequence[T], operators: Sequence[O], inputs: Sequence[int], outputs: Sequence[int]) -> bytes:
-    """A .tflite."""
+    """Return a .tflite."""
     b = flatbuffers.Builder(1024)
 
     def vector(start: Callable, values: Sequence[Any], prepend: Callable) -> int:
@@ -125,6 +125,6 @@ def write(tensors: Sequence[T], operators: Sequence[O], inputs: Sequence[int], o
 
 
 def unary_model(name: str, scale_in: float, scale_out: float, shape: Sequence[int], alpha: float | None = None) -> bytes:
-    """One operator from an int16 input to an int16 output; ``alpha`` for LEAKY_RELU."""
+    """Return a model of one operator with int16 input and output; ``alpha`` is for LEAKY_RELU."""
     options = {} if alpha is None else {"options": "LeakyReluOptions", "values": {"Alpha": alpha}}
     return write([T(shape, "int16", scale_in), T(shape, "int16", scale_out)], [O(name, [0], [1], **options)], [0], [1])

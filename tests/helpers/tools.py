@@ -1,6 +1,6 @@
-"""External programs that some tests start; ``pytest.mark.tools(...)`` names them.
+"""External programs that some tests require, with ``pytest.mark.tools(...)``.
 
-Without its programs a test is skipped, with the packages to install as the reason. If ETHORCH_REQUIRE_TOOLS is set, as by
+A test without its programs is skipped, with the packages to install as the reason. If ETHORCH_REQUIRE_TOOLS is set, as by
 ``.ci/run``, it fails.
 """
 

@@ -1,4 +1,4 @@
-"""A TOSA graph in the reference model, and what Vela makes of it in the simulator; without PyTorch."""
+"""Run a TOSA graph in the reference model and, compiled by Vela, in the simulator, without PyTorch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.helpers.both_ways import run_both_ways
 
 
 def reference(tosa: bytes, codes: list[np.ndarray]) -> list[np.ndarray]:
-    """The TOSA reference model's outputs; it must call the graph valid."""
+    """Return the TOSA reference model's outputs. The graph must be valid."""
     import tosa_reference_model
 
     outputs, status = tosa_reference_model.run(tosa, [as_bits(c) for c in codes])
@@ -20,12 +20,12 @@ def reference(tosa: bytes, codes: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def machine(tosa: bytes, codes: list[np.ndarray], spec: EthosUCompileSpec) -> list[np.ndarray]:
-    """The outputs of Vela's command stream for the graph, run by the NPU machine."""
+    """Compile the graph with Vela and return the NPU machine's outputs."""
     return run_compiled(vela.compile(tosa, spec), codes)
 
 
 def run_compiled(compiled: vela.CompiledModel, codes: list[np.ndarray], checks: tuple[str, ...] = ()) -> list[np.ndarray]:
-    """One run of a compiled model on a fresh machine, after one as a plan that has to give the same bytes everywhere."""
+    """Run a compiled model on a fresh machine, and require the same bytes everywhere from a plan."""
     program = Program(compiled.command_stream, compiled.constants)
 
     def fill(m: Machine) -> None:

@@ -1,7 +1,7 @@
-// Standard weight streams, compiled: what decode.decode_standard computes, a symbol at a time, and order.place.
+// Compiled decoding of standard weight streams, one symbol at a time (decode.decode_standard), and order.place.
 //
-// The format is that of npu-reference 4.1; decode.py explains it. Anything malformed makes this return -1, and decode.py
-// then finds the words for it.
+// See npu-reference 4.1 and decode.py for the format. For malformed streams the functions return -1, and decode.py creates the
+// message.
 
 #include <cstdint>
 #include <cstring>
@@ -11,11 +11,11 @@
 namespace {
 
 constexpr int CHUNK = 12;    // bits of a weight chunk's first unary word
-constexpr int BALANCE = 8;   // weights run ahead of zero runs by fewer than this
+constexpr int BALANCE = 8;   // weights may be ahead of zero runs by fewer than this
 constexpr int ZDIV_NONE = 6, ZDIV_END = 7, WDIV_RAW = 7;
 
 struct Bits {
-  const uint8_t* data;  // followed by 64 bytes that may be read
+  const uint8_t* data;  // followed by 64 readable bytes
   int64_t size;         // in bits
   int64_t at = 0;
 
@@ -61,9 +61,9 @@ struct Slice {
   bool truncated, raw;
 };
 
-// Symbols of one kind: quotients come a round before their remainders. Their unary codes are walked without branches.
+// Symbols of one kind: quotients precede their remainders by one round. Unary codes are decoded without branches.
 struct Symbols {
-  std::vector<int64_t> values;  // those wanted, and room for what the last chunk has more
+  std::vector<int64_t> values;  // those required, and space for the rest of the last chunk
   int64_t wanted = 0, begun = 0, finished = 0, carry = 0;
 
   void start(int64_t count) {
@@ -86,7 +86,7 @@ struct Symbols {
   }
 };
 
-// False when the slice runs past the stream.
+// False if the slice exceeds the stream.
 bool decode_slice(Bits& bits, const Slice& s, Symbols& w, Symbols& z) {
   w.start(s.weights);
   z.start(s.runs);
@@ -196,8 +196,8 @@ void place(const T* values, int64_t count, const uint16_t* o, const uint16_t* i,
 
 #define ETHORCH_API extern "C" __attribute__((visibility("default")))
 
-// How many weights `data` holds; -1 when it is malformed, -2 when one does not fit. They are at *weights until *owner is
-// given to the ethorch_free of that width.
+// Return the number of weights in `data`; -1 if it is malformed, -2 if a weight does not fit. They are at *weights until *owner
+// is passed to the ethorch_free of that width.
 ETHORCH_API int64_t ethorch_decode_standard_8(const uint8_t* data, int64_t size, const void** weights, void** owner) {
   return decode_all<int8_t>(data, size, weights, owner);
 }
@@ -207,7 +207,7 @@ ETHORCH_API int64_t ethorch_decode_standard_16(const uint8_t* data, int64_t size
 ETHORCH_API void ethorch_free_8(void* owner) { delete static_cast<std::vector<int8_t>*>(owner); }
 ETHORCH_API void ethorch_free_16(void* owner) { delete static_cast<std::vector<int16_t>*>(owner); }
 
-// flat[place] = value for a block of `count` weights, traversal.place says which; padding has none.
+// flat[place] = value for a block of `count` weights. traversal.place is the place; padding has none.
 ETHORCH_API void ethorch_place_8(const int8_t* values, int64_t count, const uint16_t* o, const uint16_t* i,
                                  const int32_t* k, const int64_t* where, int8_t* flat) {
   place(values, count, o, i, k, where, flat);

@@ -115,7 +115,7 @@ def test_the_c_gives_what_the_runtime_gives(platform: str, tmp_path: Path) -> No
     library = compiled(platform, [program], tmp_path)
     for _ in range(3):
         inputs = [_input(program.method.values[index]) for index in program.method.inputs]
-        wanted = program.on_the_desk([x.clone() for x in inputs])
+        wanted = program.run_in_runtime([x.clone() for x in inputs])
         status, outputs = library.run(program, inputs)
         assert status == 0 and len(outputs) == len(wanted) == len(of_outputs)
         for operator, got, want in zip(of_outputs, outputs, wanted, strict=True):

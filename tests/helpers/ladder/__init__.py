@@ -1,6 +1,6 @@
-"""One call of one operator through every layer: fake-quantized PyTorch, TOSA reference model, Vela, simulator.
+"""Run one call of one operator in every layer: fake-quantized PyTorch, TOSA reference model, Vela, simulator.
 
-``python -m tests.helpers.ladder NAME`` climbs with the samples of one operator.
+``python -m tests.helpers.ladder NAME`` runs the samples of one operator.
 """
 
 from tests.helpers.ladder.rungs import Climb, climb, climbed, lowered, refusal_ids

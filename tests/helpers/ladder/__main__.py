@@ -1,8 +1,8 @@
-"""``python -m tests.helpers.ladder NAME [--target T] [--int16] [--sample N]``: one operator through every layer, in seconds.
+"""Run one operator in every layer: ``python -m tests.helpers.ladder NAME [--target T] [--int16] [--sample N]``.
 
-A table with a row for each of the operator's samples: what quantization costs against float PyTorch, how many codes the TOSA
-reference model is off the fake-quantized module, and how many elements the simulator computes differently than the reference
-model. Below it, the bound that these samples need, beside the one that the operator declares.
+Prints a row for each sample: the cost of quantization relative to float PyTorch, the distance in codes between the TOSA reference
+model and the fake-quantized module, and the number of elements that differ between simulator and reference model. The last line
+compares the bounds that these samples need with those that the operator declares.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ COLUMNS = ("sample", "quantization, dB", "TOSA ops", "steps off", "distinct", "s
 
 
 def named(text: str) -> list[OpSpec]:
-    """The operators of that name: ``aten.softmax.int``, ``softmax.int`` or ``softmax``.
+    """Return the operators with a name such as ``aten.softmax.int``, ``softmax.int`` or ``softmax``.
 
     Raises:
-        ValueError: there is none; the message has near misses.
+        ValueError: No operator has this name. The message contains similar names.
     """
     known: dict[str, dict[str, OpSpec]] = {}
     for name, spec in OPS.items():
@@ -45,7 +45,7 @@ def named(text: str) -> list[OpSpec]:
 
 
 def rows(spec: OpSpec, target: str, activations: str, samples: list[int]) -> Iterator[tuple[tuple[str, ...], int, bool]]:
-    """For each sample a row, by how many steps the layers are off, and whether the simulator is right."""
+    """Return a row per sample: distances between the layers, and whether the simulator is correct."""
     for index in samples:
         label = textwrap.shorten(f"{index}: {spec.samples[index]}", 60, placeholder=" ...")
         case = export(spec.name, index, activations, True)

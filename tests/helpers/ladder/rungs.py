@@ -1,4 +1,4 @@
-"""The layers that compute the same: the lowered graph in the TOSA reference model, Vela's command stream in the simulator."""
+"""Layers with equal results: the lowered graph in the TOSA reference model, Vela's command stream in the simulator."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.helpers.tosa_runs import machine, reference
 
 
 def lowered(program: torch.export.ExportedProgram, target: str) -> Graph:
-    """The whole program as one TOSA graph, rewritten and verified."""
+    """Return the program as one rewritten and verified TOSA graph."""
     return _lowered(program, target)[1]
 
 
 def _lowered(program: torch.export.ExportedProgram, target: str) -> tuple[Graph, Graph]:
-    """The whole program as one TOSA graph, before and after the rewrites."""
+    """Return the program as one TOSA graph, before and after the rewrites."""
     builder = builder_for(EthosUCompileSpec(target).target)
     source = lower_program(program, builder)
     graph = rewrite(source.copy(), tuning=builder.tuning)
@@ -35,14 +35,14 @@ def _lowered(program: torch.export.ExportedProgram, target: str) -> tuple[Graph,
 
 
 def refusal_ids(program: torch.export.ExportedProgram, target: str) -> set[str]:
-    """Ids of the reasons a dry run over the program collects."""
+    """Return the ids of the reasons in a dry run of the program."""
     builder = builder_for(EthosUCompileSpec(target).target)
     return {reason.id for reason in Walk(program.graph, constants_of(program), builder, strict=False).run().refusals.values()}
 
 
 @dataclass(frozen=True)
 class Climb:
-    """What each layer gave for one input: codes of every output."""
+    """Results of each layer for one input: codes of every output."""
 
     graph: Graph
     fake_quantized: list[np.ndarray]  # int64
@@ -50,35 +50,35 @@ class Climb:
     simulated: list[np.ndarray]
 
     def beside(self, other: list[np.ndarray]) -> Climb:
-        """The same, with each element of ``other`` instead of PyTorch's that is nearer to the reference model's."""
+        """Return a copy with the elements of ``other`` that are nearer to the reference model's than PyTorch's."""
         rows = zip(self.fake_quantized, other, self.reference, strict=True)
         nearer = [np.where(np.abs(b - got) < np.abs(a - got), b, a) for a, b, got in rows]
         return replace(self, fake_quantized=nearer)
 
     @property
     def steps_off(self) -> int:
-        """The largest distance between fake-quantized PyTorch and the TOSA reference model, in codes."""
+        """Return the largest distance between fake-quantized PyTorch and the TOSA reference model, in codes."""
         pairs = zip(self.fake_quantized, self.reference, strict=True)
         return max(int(np.abs(want - got.astype(np.int64)).max(initial=0)) for want, got in pairs)
 
     @property
     def rms_steps(self) -> float:
-        """The root mean square of that distance, over the elements of all outputs."""
+        """Return the root mean square of that distance, over all elements."""
         pairs = zip(self.fake_quantized, self.reference, strict=True)
         off = np.concatenate([(want - got.astype(np.int64)).ravel() for want, got in pairs])
         return float(np.sqrt(np.square(off.astype(np.float64)).mean())) if off.size else 0.0
 
     @property
     def different(self) -> int:
-        """How many elements the simulator computes differently than the reference model."""
+        """Count the elements that differ between simulator and reference model."""
         return sum(int((a.ravel() != b.ravel()).sum()) for a, b in zip(self.reference, self.simulated, strict=True))
 
 
 def climbed(q: Quantized, inputs: tuple[torch.Tensor, ...], target: str = "ethos-u55-128") -> Climb:
-    """All layers on one input. The interpreter gives the reference model's bits before and after the rewrites.
+    """Run all layers on one input. The interpreter must equal the reference model before and after the rewrites.
 
     Raises:
-        Unsupported: the target refuses the program.
+        Unsupported: The target refuses the program.
     """
     source, graph = _lowered(q.program, target)
     tosa = serialize(graph)
@@ -95,7 +95,7 @@ def climbed(q: Quantized, inputs: tuple[torch.Tensor, ...], target: str = "ethos
 def climb(
     q: Quantized, inputs: tuple[torch.Tensor, ...], target: str = "ethos-u55-128", tolerance: int = 1
 ) -> tuple[Graph, list[np.ndarray]]:
-    """All layers on one input: asserts their agreement; returns the graph and the reference's outputs."""
+    """Run all layers on one input and assert that they agree. Return the graph and the reference's outputs."""
     found = climbed(q, inputs, target)
     for want, got in zip(found.fake_quantized, found.reference, strict=True):
         assert want.shape == got.shape

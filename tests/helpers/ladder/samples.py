@@ -1,4 +1,4 @@
-"""The operators' samples as modules with inputs, quantized."""
+"""Quantized modules of the operators' samples, with inputs."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ __all__ = [
 
 SPECS = {spec.name: spec for spec in OPS.values()}
 CASES = [(spec.name, index) for spec in SPECS.values() for index in range(len(spec.samples))]
-WEIGHTED = {"aten.convolution.default", "aten.linear.default"}  # what has a weight for the weight scheme
+WEIGHTED = {"aten.convolution.default", "aten.linear.default"}  # operators with a weight that the scheme quantizes
 TARGETS = ("ethos-u55-128", "ethos-u65-256", "ethos-u85-256")
 CONFIGS: dict[str, Any] = {"int8": get_symmetric_quantization_config, "int16": get_symmetric_a16w8_quantization_config}
 
-#: What an NPU cannot do, or int16 cannot be: Reason id -> (activations, families) where a sample may be refused with it.
+#: Limits of NPUs and of int16: Reason id -> (activations, families) for which a sample may be refused with it.
 REFUSED = {
     **{f"BITWISE_{name}.absent": ({"int8", "int16"}, {"u55", "u65"}) for name in ("AND", "OR", "XOR")},
     "INTDIV.absent": ({"int8", "int16"}, {"u55", "u65"}),
@@ -46,7 +46,7 @@ REFUSED = {
 
 @dataclass(frozen=True)
 class Export:
-    """A sample's module, quantized once; ``distinct``: how many values the float module has for the inputs."""
+    """A sample's module, quantized once; ``distinct`` is the number of values of the float module for the inputs."""
 
     name: str
     activations: str
@@ -62,5 +62,5 @@ def export(name: str, index: int, activations: str, per_channel: bool) -> Export
     calibration = [inputs_for(sample, seed) for seed in range(2)]
     distinct = len(np.unique(torch.utils._pytree.tree_leaves(module(*calibration[0]))[0].numpy()))
     config = CONFIGS[activations](is_per_channel=per_channel)
-    q = quantized(module, calibration, config, TARGETS[-1])  # where an NPU lacks an operator, it is left whole
+    q = quantized(module, calibration, config, TARGETS[-1])  # for an NPU with all operators, so none is decomposed
     return Export(name, activations, module, q, calibration[0], distinct)

@@ -17,17 +17,17 @@ from tests.helpers.random_networks.operators import FOLLOWING, OPERATORS
 __all__ = ["Network", "network"]
 
 _ATTEMPTS = 50
-#: Operators that a large network has more often: their indices are many.
+#: Operators that large networks contain more often, because they have many indices.
 _INDEXING = [(weight, function) for weight, function in OPERATORS if function in (embedding, pick, sample_grid)]
-#: How many of the networks are extended by a function of ``FOLLOWING``.
+#: Share of networks that a function of ``FOLLOWING`` extends.
 _EXTENDED = 0.1
 
 
 def network(seed: int, *, extended: bool = True) -> Network:
-    """Return the network of a number: it runs, its outputs are finite and at least one of them is not constant.
+    """Return the network of a seed. It runs, its outputs are finite, and at least one of them is not constant.
 
     Args:
-        extended: False returns what a seed stood for before ``FOLLOWING`` existed.
+        extended: False returns the network before ``FOLLOWING`` existed.
     """
     extended = extended and random.Random(f"extended {seed}").random() < _EXTENDED
     for attempt in range(_ATTEMPTS):

@@ -1,7 +1,7 @@
 """Run many random networks: ``python -m tests.helpers.random_networks --first 0 --count 2000 --configurations 4``.
 
-Each failure is printed with its configuration, as the network that is left after shrinking. The exit code is 1 if there is one.
-``--show SEED`` prints a network.
+Each failure is printed with its configuration and the shrunk network. The exit code is 1 if any network fails. ``--show SEED``
+prints a network.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Extensions of networks in which sizes coincide that the other operators rarely make equal."""
+"""Extend networks with equal sizes that other operators rarely produce."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ALONG = (
 
 
 def computed(d: Draw) -> Value:
-    """Return a value of at least two axes that an operator computes, so that Vela chains the next one to it."""
+    """Return a computed value of at least two axes, to which Vela chains the next operator."""
     names = {name for name, _ in d.inputs}
     x = d.value(where=lambda value: value.rank >= 2 and 1 < math.prod(value.shape) <= 4096)
     if x.name not in names and d.chance(0.6):
@@ -31,9 +31,9 @@ def computed(d: Draw) -> Value:
 
 @following(2)
 def slices_of_as_many(d: Draw) -> None:
-    """Slices, of a tensor with as many elements as ``x``, that are broadcast along the other axes of ``x`` and change it.
+    """Slice a tensor with as many elements as ``x`` and broadcast the slices along other axes of ``x``.
 
-    Stable Diffusion 3 modulates tokens so: the shift, scale and gate are chunks of one tensor, with as many chunks as tokens.
+    Stable Diffusion 3 modulates tokens like this: shift, scale and gate are chunks of one tensor, with as many chunks as tokens.
     """
     x = computed(d)
     axis = x.rank - 1 if d.chance(0.6) else d.axis(x)
@@ -62,7 +62,7 @@ def slices_of_as_many(d: Draw) -> None:
 
 @following(2)
 def along_columns(d: Draw) -> None:
-    """An operator along the last axis of reversed rows, of a sum of rows, or of a column, which another operator reads, too."""
+    """Apply an operator along the last axis of reversed rows, of a sum of rows, or of a column with another reader."""
     way = d.weighted(((1, "reversed"), (2, "sum"), (2, "column")))
     if way == "column":
         x = column(d)
@@ -85,7 +85,7 @@ def along_columns(d: Draw) -> None:
 
 
 def column(d: Draw) -> Value:
-    """Return a value with several rows of one element: an input, or what is left of other values."""
+    """Return a value with several rows of one element: an input, or the rest of other values."""
     if d.chance(0.4):
         return d.input((*d.shape(d.between(1, 3)), 1))
     x = d.value(where=lambda value: value.rank >= 2)

@@ -1,4 +1,4 @@
-"""Combinations of operators in which Vela has had more bugs than elsewhere, and which other operators hit rarely."""
+"""Combinations of operators that often trigger bugs of Vela and that other operators rarely produce."""
 
 from __future__ import annotations
 

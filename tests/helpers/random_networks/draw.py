@@ -17,17 +17,17 @@ from tests.helpers.random_networks.network import NAMESPACE, Line, Network, name
 
 T = TypeVar("T")
 
-#: The sizes of axes, as often as they are to be drawn.
+#: Sizes of axes. Repeated sizes are drawn more often.
 SIZES = (
     1, 1, 2, 2, 2, 2, 3, 3, 3, 4, 4, 4, 4, 5, 5, 6, 6, 6, 7, 8, 8, 8, 8, 9, 10, 12, 12, 13, 15, 16, 16, 16, 16, 17, 18, 20, 24, 24,
     30, 32, 32, 33, 48,
 )  # fmt: skip
-#: The sizes of the one axis of a large network that is long; a picture's height and width are of the second list.
+#: Sizes of the long axis of a large network, and of the height and width of a large image.
 LONG_SIZES = (65_535, 65_536, 65_537, 66_000, 70_000, 131_073)
 PICTURE_SIZES = (255, 256, 256, 257, 300, 512)
 MOST_ELEMENTS, MOST_ELEMENTS_OF_LARGE = 1 << 14, 1 << 19
 MOST_MACS = 1 << 24
-#: Of one layer. A compilation holds some twenty times as many bytes.
+#: Limit of one layer. A compilation needs about twenty times as many bytes.
 MOST_PARAMETERS = 1 << 22
 
 
@@ -37,10 +37,10 @@ class Unfit(Exception):
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor of the network: its name, its shape on the meta device, and the values that it is computed from.
+    """A tensor of the network: name, shape on the meta device, and the values from which it is computed.
 
     Attributes:
-        bound: Of integers, one more than the largest that it can hold; None if they may be negative or are unknown.
+        bound: For integers, the largest possible value plus one; None if they may be negative or are unknown.
     """
 
     name: str
@@ -68,11 +68,11 @@ class Value:
 
 
 class Draw:
-    """The network that a seed stands for, under construction.
+    """The network of a seed, under construction.
 
     Attributes:
         random: The source of all choices.
-        large: True if the network has a long axis or a large picture.
+        large: True if the network has a long axis or a large image.
         values: All values in the order of their lines.
     """
 
@@ -106,7 +106,7 @@ class Draw:
         return self.random.randint(low, max(low, high))
 
     def weighted(self, among: Sequence[tuple[float, T]]) -> T:
-        """Return one of the second elements, as often as the first says."""
+        """Return one of the second elements, weighted by the first."""
         place = self.random.random() * sum(weight for weight, _ in among)
         for weight, one in among:
             place -= weight
@@ -119,7 +119,7 @@ class Draw:
         return self.one((-1.5, -1.0, -0.5, -0.1, 0.0, 0.1, 0.3, 0.5, 0.7, 1.0, 1.0, 2.0, 3.0))
 
     def size(self) -> int:
-        """Return the size of an axis, mostly one that the network has already, so that sizes coincide."""
+        """Return the size of an axis, mostly one that the network already contains, so that sizes coincide."""
         chosen = self.random.random()
         if chosen < 0.72:
             return self.one(self.sizes)
@@ -152,10 +152,10 @@ class Draw:
     # --- values -------------------------------------------------------------------------------------------------------
 
     def value(self, kind: str = "float", where: Callable[[Value], bool] = lambda value: True) -> Value:
-        """Return a value of that kind for which ``where`` holds; late ones and those that nothing reads more often.
+        """Return a value of a kind for which ``where`` is True, preferring late values and those without readers.
 
         Raises:
-            Unfit: There is none.
+            Unfit: No value fits.
         """
         read = {name for value in self.values for name in value.reads}
         fitting = [value for value in self.values if value.kind == kind and value.rank and where(value)]
@@ -164,7 +164,7 @@ class Draw:
         return self.weighted([(1 + place + 3 * (value.name not in read), value) for place, value in enumerate(fitting)])
 
     def of_rank(self, *ranks: int) -> Value:
-        """Return a value of one of these ranks: one that there is, a view of another, or an input."""
+        """Return a value of one of these ranks: an existing one, a view of another, or an input."""
         fitting = [value for value in self.values if value.kind == "float" and value.rank in ranks]
         if fitting and self.chance(0.85):
             return self.value(where=lambda value: value.rank in ranks)
@@ -183,7 +183,7 @@ class Draw:
         return self.one([axis for axis, size in enumerate(value.shape) if size >= least])
 
     def axis_text(self, value: Value, axis: int) -> str:
-        """Return the axis as the text of an argument, at times counted from the end."""
+        """Return the axis as an argument, sometimes counted from the end."""
         return str(axis - value.rank if self.chance(0.4) else axis)
 
     # --- lines --------------------------------------------------------------------------------------------------------
@@ -214,10 +214,10 @@ class Draw:
         return self.values[-1]
 
     def layer(self, expression: str, prefix: str = "l") -> str:
-        """Add an attribute of the module; return how ``forward`` names it.
+        """Add an attribute of the module and return its name in ``forward``.
 
         Raises:
-            Unfit: PyTorch refuses it, or its parameters are too many.
+            Unfit: PyTorch refuses it, or it has too many parameters.
         """
         name, made = f"{prefix}{len(self.layers)}", self._evaluated(expression)
         tensors = (*made.parameters(), *made.buffers()) if isinstance(made, nn.Module) else (made,)
@@ -271,7 +271,7 @@ class Draw:
         return tuple(result[self.between(0, len(result) - 1) :]) if self.chance(0.3) else tuple(result)
 
     def operand(self, x: Value) -> str:
-        """Return a value, or a number, that broadcasts with ``x``: related to it, if anything is."""
+        """Return a value or number that broadcasts with ``x``, if possible a related value."""
         ways: list[tuple[float, Callable[[Value], str]]] = [
             (4, self._of_same_shape),
             (3, self._relative),
@@ -314,7 +314,7 @@ class Draw:
         return str(self.value(where=lambda value: value.shape == x.shape and value.name != x.name))
 
     def _relative(self, x: Value) -> str:
-        """A value that ``x`` is computed from, one that is computed from ``x``, or ``x`` itself."""
+        """Return an ancestor or descendant of ``x``, or ``x``."""
         near = [value for value in self.values if value.name in x.reads or x.name in value.reads or value.name == x.name]
         return str(self.one([value for value in near if value.kind == "float" and broadcasts(value.shape, x.shape)]))
 
@@ -322,7 +322,7 @@ class Draw:
         return str(self.value(where=lambda value: broadcasts(value.shape, x.shape)))
 
     def _viewed(self, x: Value) -> str:
-        """A value of as many elements in the shape of ``x``, as a view or with its axes exchanged."""
+        """Return a value with as many elements in the shape of ``x``, as a view or with exchanged axes."""
         other = self.value(where=lambda value: math.prod(value.shape) == math.prod(x.shape) and value.shape != x.shape)
         if sorted(other.shape) == sorted(x.shape) and self.chance(0.6):
             order = matching_order(other.shape, x.shape)
@@ -330,7 +330,7 @@ class Draw:
         return str(self.emit(f"{other}.reshape({', '.join(map(str, x.shape))})"))
 
     def _reduced(self, x: Value) -> str:
-        """``x`` with one element along an axis."""
+        """Return one element of ``x`` along an axis."""
         axis = self.axis(x)
         where = self.axis_text(x, axis)
         start = self.between(0, x.shape[axis] - 1)
@@ -348,13 +348,13 @@ class Draw:
         )
 
     def unary(self, x: Value) -> Value:
-        """Return a function of ``x``, element by element."""
+        """Return an elementwise function of ``x``."""
         return self.emit(self.one(UNARY).format(x=x))
 
     def piece(self, shape: Sequence[int], whole: bool = False) -> Value:
-        """Return one of several equal pieces of a wide value: of ``shape``, or of one that broadcasts to it.
+        """Return one of several equal pieces of a wide value, with ``shape`` or one that broadcasts to it.
 
-        The wide value is one that there is, an input, or the result of a linear layer.
+        The wide value is an existing one, an input, or the result of a linear layer.
 
         Args:
             whole: Return a piece of ``shape`` itself.
@@ -414,7 +414,7 @@ class Draw:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def network(self) -> Network:
-        """Return the network: values that nothing reads are outputs, and at times a few others."""
+        """Return the network. Values without readers are outputs, and sometimes a few others."""
         read = {name for value in self.values for name in value.reads}
         inputs = {name for name, _ in self.inputs}
         results = [value for value in self.values if value.name not in inputs]
@@ -446,7 +446,7 @@ def broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
 
 
 def matching_order(shape: Sequence[int], wanted: Sequence[int]) -> list[int]:
-    """Return the permutation that makes ``wanted`` of ``shape``."""
+    """Return the permutation from ``shape`` to ``wanted``."""
     left = list(range(len(shape)))
     order = []
     for size in wanted:

@@ -1,4 +1,4 @@
-"""Operators element by element, truth values and reductions."""
+"""Elementwise operators, truth values and reductions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def binary(d: Draw) -> None:
 
 @operator(2)
 def divide(d: Draw) -> None:
-    """Divide by a value that is computed before, as normalizations and gates do."""
+    """Divide by a previously computed value, as normalizations and gates do."""
     x = d.value()
     y = d.tensor_operand(x)
     below = d.emit(
@@ -38,7 +38,7 @@ def divide(d: Draw) -> None:
 
 @operator(2)
 def gate(d: Draw) -> None:
-    """x * f(y) of two related values."""
+    """Multiply x by f(y) of a related value."""
     x = d.value()
     y = d.unary(d.tensor_operand(x))
     d.emit(f"{x} * {y}")
@@ -48,13 +48,13 @@ def gate(d: Draw) -> None:
 
 
 def comparison(d: Draw, x: Value, y: str | None = None) -> Value:
-    """Return a comparison of ``x`` with ``y``, or else with a related operand or a number."""
+    """Return a comparison of ``x`` with ``y``, by default a related operand or a number."""
     y = y or (d.operand(x) if d.chance(0.7) else str(d.number()))
     return d.emit(f"{x} {d.one(('>', '<', '>=', '<=', '==', '!=', '!='))} {y}")
 
 
 def condition(d: Draw, x: Value, y: str | None = None) -> Value:
-    """Return truth values that broadcast with ``x``: mostly of comparisons, of which the first is with ``y`` if that is given."""
+    """Return truth values that broadcast with ``x``, mostly of comparisons, the first of which uses ``y`` if given."""
     if y is None and d.chance(0.35):
         try:
             return d.value("bool", lambda value: broadcasts(value.shape, x.shape))
@@ -73,7 +73,7 @@ def condition(d: Draw, x: Value, y: str | None = None) -> Value:
 
 @operator(4)
 def choose(d: Draw) -> None:
-    """torch.where of a condition and related operands."""
+    """Apply torch.where to a condition and related operands."""
     x = d.value()
     other = d.operand(x)
     mask = condition(d, x, other if d.chance(0.5) else None)
@@ -86,7 +86,7 @@ def choose(d: Draw) -> None:
 
 @operator(2)
 def truth(d: Draw) -> None:
-    """Operators of truth values."""
+    """Apply an operator to truth values."""
     x = d.value()
     mask = condition(d, x)
     d.emit(
@@ -139,7 +139,7 @@ def reduce_otherwise(d: Draw) -> None:
 
 @operator(3)
 def position(d: Draw) -> None:
-    """An argmax or argmin, as integers or as floats."""
+    """Compute an argmax or argmin, as integers or floats."""
     x = d.value()
     axis = d.axis(x)
     keep = ", keepdim=True" if d.chance(0.3) else ""

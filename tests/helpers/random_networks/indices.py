@@ -1,4 +1,4 @@
-"""Operators that take indices, and arithmetic of integers."""
+"""Operators with indices, and integer arithmetic."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def indices(d: Draw, count: int, shape: tuple[int, ...]) -> str:
 
 
 def rows(d: Draw) -> int:
-    """Return a number of indices: in a large network mostly above 65,535."""
+    """Return a number of indices, mostly above 65,535 in a large network."""
     return d.one((65_535, 65_536, 66_000, 70_000)) if d.large and d.chance(0.6) else d.size()
 
 
 @operator(3)
 def pick(d: Draw) -> None:
-    """Rows of a value by indices."""
+    """Select rows of a value by indices."""
     x = d.value()
     axis = d.axis(x)
     count = rows(d)
@@ -71,7 +71,7 @@ def sample_grid(d: Draw) -> None:
 
 @operator(1.5)
 def integers(d: Draw) -> None:
-    """Arithmetic of integers."""
+    """Compute with integers."""
     x = d.value("int", lambda value: True)
     other = d.one((f"{d.between(1, 9)}", f"{d.between(1, 9)}", str(x)))
     d.emit(
@@ -93,7 +93,7 @@ def integers(d: Draw) -> None:
 
 @operator(1)
 def scatter(d: Draw) -> None:
-    """Rows of a value replaced by, or added to, others at indices."""
+    """Replace rows of a value at indices, or add to them."""
     x = d.value()
     axis = d.axis(x)
     count = min(d.size(), x.shape[axis])

@@ -8,7 +8,7 @@ from tests.helpers.random_networks.registry import operator
 
 @operator(5)
 def cut(d: Draw) -> None:
-    """A slice, chunk, select or strided slice along any axis."""
+    """Cut a slice, chunk, select or strided slice along any axis."""
     x = d.value(where=lambda value: max(value.shape) > 1)
     axis = d.axis(x, 2)
     size = x.shape[axis]
@@ -35,7 +35,7 @@ def cut(d: Draw) -> None:
 
 @operator(2.5)
 def split(d: Draw) -> None:
-    """Several parts of a value."""
+    """Split a value into several parts."""
     x = d.value(where=lambda value: max(value.shape) > 1)
     axis = d.axis(x, 2)
     where = d.axis_text(x, axis)
@@ -51,7 +51,7 @@ def split(d: Draw) -> None:
 
 @operator(4)
 def join(d: Draw) -> None:
-    """A concatenation or a stack of related values."""
+    """Concatenate or stack related values."""
     x = d.value()
     axis = d.axis(x)
     where = d.axis_text(x, axis)
@@ -75,7 +75,7 @@ def join(d: Draw) -> None:
 
 @operator(5)
 def view(d: Draw) -> None:
-    """Another shape of the same elements: axes joined, split, exchanged, added or dropped."""
+    """View a value in another shape, with joined, split, exchanged, added or dropped axes."""
     x = d.value()
     way = d.between(0, 7)
     if way == 0 and x.rank > 1:
@@ -115,7 +115,7 @@ def transpose(d: Draw) -> None:
 
 @operator(2.5)
 def repeat(d: Draw) -> None:
-    """Copies of a value: expanded, repeated, rolled, flipped, padded."""
+    """Copy a value: expand, repeat, roll, flip, pad."""
     x = d.value()
     axis = d.axis(x)
     where = d.axis_text(x, axis)
@@ -166,7 +166,7 @@ def rearrange_picture(d: Draw) -> None:
 
 @operator(1.5)
 def overwrite(d: Draw) -> None:
-    """A value with a part of it replaced by a related one."""
+    """Replace a part of a value by a related value."""
     x = d.value(where=lambda value: max(value.shape) > 1)
     axis = d.axis(x, 2)
     start = d.between(0, x.shape[axis] - 1)

@@ -1,4 +1,4 @@
-"""A small network as text: the lines of a module, printed as runnable Python and run from that same text."""
+"""A small network as runnable Python text."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class Network:
         )
 
     def build(self) -> tuple[nn.Module, list[tuple[Tensor, ...]]]:
-        """Run ``source`` and return its ``model`` and ``samples``. Torch's random state is left as it was.
+        """Run ``source`` and return its ``model`` and ``samples``. Torch's random state does not change.
 
-        The class's functions keep the names alive, and these not the model: it would stay until the next garbage collection.
+        Functions of the class do not reference the model, which would otherwise stay alive until the next garbage collection.
         """
         names: dict[str, Any] = {}
         with torch.random.fork_rng(devices=()), warnings.catch_warnings():
@@ -59,7 +59,7 @@ class Network:
         return names.pop("model"), names.pop("samples")
 
     def pruned(self) -> Network:
-        """Return the network without the lines, layers and inputs that no output depends on; one input stays."""
+        """Return the network without lines, layers and inputs that no output depends on. At least one input remains."""
         read = set(self.outputs)
         lines = []
         for targets, expression in reversed(self.lines):

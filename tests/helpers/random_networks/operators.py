@@ -1,4 +1,4 @@
-"""The operators of random networks, each with how often it is drawn, in the order of their names."""
+"""Operators of random networks with their weights, in the order of their names."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from tests.helpers.random_networks.registry import fits, operator
 
 @operator(5)
 def product(d: Draw) -> None:
-    """A matrix product of a value with a related one: itself, a piece, a transpose."""
+    """Multiply a value by a related one: itself, a piece, a transpose."""
     x = d.value(where=lambda value: value.rank >= 2)
     *batch, rows, inner = x.shape
     fits(d, *batch, rows, inner, rows, batch=math.prod(batch))
@@ -46,7 +46,7 @@ def product(d: Draw) -> None:
 
 @operator(3)
 def einsum(d: Draw) -> None:
-    """An einsum of two related values with random letters."""
+    """Compute an einsum of two related values with random letters."""
     x = d.value()
     y = x if d.chance(0.35) else d.tensor_operand(x) if d.chance(0.5) else d.value()
     left = "abcdef"[: x.rank]
@@ -75,7 +75,7 @@ def linear(d: Draw) -> None:
 
 @operator(2.5)
 def attention(d: Draw) -> None:
-    """Attention among the parts of one projection, or of a value with itself."""
+    """Compute attention among the parts of one projection, or of a value with itself."""
     x = d.of_rank(3)
     batch, tokens, width = x.shape
     fits(d, *x.shape, tokens, batch=batch)

@@ -1,4 +1,4 @@
-"""``OPERATORS`` and ``FOLLOWING``: the functions that add a line or a few to a ``Draw``, each with how often it is drawn."""
+"""``OPERATORS`` and ``FOLLOWING``: functions that add lines to a ``Draw``, with their weights."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ def following(weight: float) -> Callable[[Operator], Operator]:
 
 
 def fits(d: Draw, *sizes: int, batch: int = 1) -> None:
-    """Raise Unfit if a product has too many multiplications, or too many matrices, of which each is an operation of the NPU."""
+    """Raise Unfit if a product has too many multiplications, or too many matrices, each of which is an NPU operation."""
     if math.prod(sizes) > (1 << 24) or batch > 2048:
         raise Unfit("too many multiplications")

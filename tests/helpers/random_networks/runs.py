@@ -1,9 +1,9 @@
 """Compile a network for NPUs and compare every delegate in the simulator with the TOSA reference model.
 
 A ``Case`` is a network with a target, a scheme and a memory system. ``Subject`` quantizes and lowers a network once for all
-NPUs of a family and computes what the TOSA reference model makes of each delegate, before rewrites; each case then compiles and
-runs these delegates. The reference model refuses arrays of more than ``MAX_RANK`` axes, which a lowering may hold on the way: then
-ethorch's own interpreter takes its place.
+NPUs of a family and computes each delegate in the TOSA reference model before rewrites; each case then compiles and runs these
+delegates. The reference model refuses arrays of more than ``MAX_RANK`` axes, which a lowering may contain; ethorch's own
+interpreter then replaces it.
 """
 
 from __future__ import annotations
@@ -104,9 +104,9 @@ class Case:
 
 
 def cases(seed: int, count: int) -> list[Case]:
-    """Return the ``count`` configurations, at most 5, that network ``seed`` is compiled for.
+    """Return ``count`` configurations, at most 5, for network ``seed``.
 
-    They share a scheme and what is quantized alike. Over 22 networks in a row, each combination occurs equally often.
+    They share scheme and quantization. Each combination occurs equally often in 22 consecutive networks.
     """
     group, turn = _TURNS[seed % len(_TURNS)]
     source = random.Random(f"memories {seed}")
@@ -115,12 +115,12 @@ def cases(seed: int, count: int) -> list[Case]:
 
 
 def quantized_as(target: str) -> str:
-    """Return the family whose quantization ``target`` shares: U65 is quantized as U55."""
+    """Return the family whose quantization ``target`` shares: U65 is quantized like U55."""
     return "u85" if TARGETS[target].family == "u85" else "u55"
 
 
 def _turns() -> list[tuple[list[tuple[str, str]], int]]:
-    """Return a group of combinations and a number for each of 22 networks: a group has as many turns as members."""
+    """Return a group of combinations and a number for each of 22 networks. A group has as many turns as members."""
     groups = [
         [combination for combination in COMBINATIONS if (quantized_as(combination[0]), combination[1]) == (family, scheme)]
         for scheme in SCHEMES
@@ -134,7 +134,7 @@ _TURNS = _turns()
 
 
 class Failure(Exception):
-    """A wrong result. ``kind`` is equal for failures that probably have one cause."""
+    """A wrong result. Failures with equal ``kind`` probably have the same cause."""
 
     def __init__(self, kind: str, text: str):
         super().__init__(f"{kind}: {text}")
@@ -143,7 +143,7 @@ class Failure(Exception):
 
 @dataclass(frozen=True)
 class Delegate:
-    """A delegate as it was lowered, with the input of a run and the reference model's outputs."""
+    """A lowered delegate, with the input of a run and the reference model's outputs."""
 
     graph: Graph
     inputs: list[np.ndarray]
@@ -151,7 +151,7 @@ class Delegate:
 
 
 class Subject:
-    """A network that is quantized and lowered once for each family and scheme."""
+    """A network that is quantized and lowered once per family and scheme."""
 
     def __init__(self, network: Network):
         self.network = network
@@ -176,7 +176,7 @@ class Subject:
         return self._quantized[key]
 
     def delegates(self, case: Case) -> list[Delegate] | None:
-        """Return the delegates for the case's family; None if only ExecuTorch can partition the graph."""
+        """Return the delegates for the case's family. None if only ExecuTorch can partition the graph."""
         key = (case.family, case.scheme)
         if key not in self._delegates:
             inputs = self._built[1][0]
@@ -208,7 +208,7 @@ def _delegate(captured: Partition, values: Sequence[Tensor]) -> Delegate:
 
 
 class _Runner(torch.fx.Interpreter):
-    """Runs a partitioned graph with the reference model in the place of each delegate."""
+    """Run a partitioned graph with the reference model in place of each delegate."""
 
     def __init__(self, module: GraphModule, partitions: Sequence[Partition]):
         super().__init__(module)
@@ -229,15 +229,15 @@ def check(subject: Subject, case: Case, *, whole_program: bool = False) -> str:
     """Compile the network for a case and compare.
 
     Returns:
-        "equal"; "repaired", if Vela's commands were wrong and copies mended them (``ethorch.vela.repair``); "refused", "on the
+        "equal"; "repaired", if Vela's commands were wrong and copies corrected them (``ethorch.vela.repair``); "refused", "on the
         CPU" or "through ExecuTorch".
 
     Args:
-        whole_program: Make the ``.pte`` and run it in ExecuTorch's runtime, too.
+        whole_program: Also write the ``.pte`` and run it in ExecuTorch's runtime.
 
     Raises:
         Failure: The bytes differ, the simulator stops, or Vela prints an error.
-        Exception: Anything that compilation raises and that is no refusal.
+        Exception: Any other error of compilation except refusals.
     """
     try:
         delegates = subject.delegates(case)
@@ -265,7 +265,7 @@ def check(subject: Subject, case: Case, *, whole_program: bool = False) -> str:
 
 
 def simulated(compiled: CompiledModel, codes: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Run a compiled model once, over memory that is full of noise."""
+    """Run a compiled model once, with noise in memory."""
     machine = Machine(Program(compiled.command_stream, compiled.constants), compiled.scratch_bytes, compiled.scratch_fast_bytes)
     noise = np.random.default_rng(0)
     for number in (1, 2):
@@ -285,7 +285,7 @@ def simulated(compiled: CompiledModel, codes: Sequence[np.ndarray]) -> list[np.n
 
 @contextlib.contextmanager
 def _nothing_printed() -> Iterator[None]:
-    """Raise Failure if Python or C code prints anything inside; warnings and logs are discarded."""
+    """Raise Failure if Python or C code prints anything in the context. Warnings and logs are discarded."""
     with _quiet() as printed:
         yield
     if printed():
@@ -294,7 +294,7 @@ def _nothing_printed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[Callable[[], str]]:
-    """Collect what Python and C code print; the function returns it afterwards. Warnings and logs are discarded."""
+    """Collect the output of Python and C code. The yielded function returns it after the context. Warnings and logs are discarded."""
     text = io.StringIO()
     lines: list[str] = []
     kept = os.dup(1), os.dup(2)
@@ -321,7 +321,7 @@ def _quiet() -> Iterator[Callable[[], str]]:
 
 
 def outcome(subject: Subject, case: Case, **options: Any) -> tuple[str, str]:
-    """Return (what ``check`` returns, "") or (kind, text) of a failure."""
+    """Return (result of ``check``, "") or (kind, text) of a failure."""
     try:
         return check(subject, case, **options), ""
     except Failure as failure:

@@ -1,4 +1,4 @@
-"""Reduce a network that fails to a small one that fails in the same way."""
+"""Reduce a failing network to a small one that fails in the same way."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def shrunk(
     most_tries: int = 400,
     runs: Callable[[Network], bool] | None = None,
 ) -> Network:
-    """Return the smallest network found for which ``fails`` is True, after at most ``most_tries`` calls of it.
+    """Return the smallest network found for which ``fails`` is True, after at most ``most_tries`` calls.
 
-    Outputs are dropped, values are replaced by inputs and by other values of their shape, and sizes get smaller, wherever
-    they occur and one at a time.
+    Outputs are dropped, values are replaced by inputs and by other values of their shape, and sizes decrease, in all places and one
+    at a time.
 
     Args:
         runs: Calls ``runs_in_bounds``, in a process that may run out of memory.
@@ -62,9 +62,9 @@ def shrunk(
 
 
 def runs_in_bounds(network: Network) -> bool:
-    """Return True if the network runs and no value is empty, or far larger than in any network that is drawn.
+    """Return True if the network runs and no value is empty, or far larger than in drawn networks.
 
-    A smaller size can let two values broadcast to a far larger one.
+    With a smaller size, two values may broadcast to a far larger one.
     """
     try:
         return all(0 < value.numel() <= 4 * MOST_ELEMENTS_OF_LARGE for value in _values(network).values())
@@ -92,7 +92,7 @@ def _fewer_outputs(network: Network) -> Iterator[Network]:
 
 
 def _inputs_for_values(network: Network) -> Iterator[Network]:
-    """Replace one line by inputs with the shapes of its results, the last lines first."""
+    """Replace a line by inputs with the shapes of its results, last lines first."""
     values = _values(network)
     for place in reversed(range(len(network.lines))):
         names = [name.strip() for name in network.lines[place][0].split(",") if name.strip()]
@@ -112,7 +112,7 @@ def _inputs_for_values(network: Network) -> Iterator[Network]:
 
 
 def _other_values(network: Network) -> Iterator[Network]:
-    """Replace a value by another of its shape and dtype that is computed before it."""
+    """Replace a value by an earlier one with its shape and dtype."""
     values = _values(network)
     order = [name for name, _ in network.inputs]
     for place, (targets, _) in enumerate(network.lines):
@@ -139,7 +139,7 @@ def _sections(network: Network) -> list[tuple[str, tuple[Line, ...]]]:
 
 
 def _smaller_everywhere(network: Network) -> Iterator[Network]:
-    """Replace a number wherever it occurs by a smaller one, the largest number first."""
+    """Replace a number in all places by a smaller one, largest number first."""
     numbers = {int(found) for _, lines in _sections(network) for _, text in lines for found in _NUMBER.findall(text)}
     for number in sorted(numbers, reverse=True):
         for smaller in _smaller(number):

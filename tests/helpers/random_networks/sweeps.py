@@ -1,4 +1,4 @@
-"""Sweeps over many networks, each in a process that may die or take too long without ending the sweep."""
+"""Sweeps over many networks, each in a process that may crash or take too long without ending the sweep."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from tests.helpers.random_networks.shrink import runs_in_bounds, shrunk
 
 T = TypeVar("T")
 SECONDS, GIGABYTES = 300, 8
-#: One network in this many is run as a ``.pte`` in ExecuTorch's runtime, too.
+#: One of this many networks is also run as a ``.pte`` in ExecuTorch's runtime.
 WHOLE_PROGRAM_EVERY = 40
 _ENDED = (RuntimeError, MemoryError, TimeoutError)  # what a call of ``Bounded`` raises
 
 
 @dataclass(frozen=True)
 class Found:
-    """A failure: the seed and configuration, its kind and text, and the network that is left after shrinking.
+    """A failure: seed, configuration, kind, text, and the shrunk network.
 
-    There is no network if memory or time end while it is drawn.
+    The network is None if memory or time is exhausted while it is drawn.
     """
 
     seed: int
@@ -98,7 +98,7 @@ def sweep(first: int, count: int, configurations: int, say: Callable[[str], None
 
 
 def first_failures(ids: Sequence[str], first: int, most: int, configurations: int, say: Callable[[str], None]) -> dict[str, int]:
-    """Return the number of networks after which each of these rows of ``VELA_BUGS`` is missed, for those that are within ``most``.
+    """Return the number of networks after which each of these rows of ``VELA_BUGS`` is missed, up to ``most``.
 
     A network counts if the row applies to one of its delegates and Vela's commands are wrong without it.
     """
@@ -115,7 +115,7 @@ def first_failures(ids: Sequence[str], first: int, most: int, configurations: in
 
 
 def missed(seed: int, configurations: int, ids: Sequence[str]) -> list[str]:
-    """Return which of the rows network ``seed`` needs."""
+    """Return the rows that network ``seed`` needs."""
     subject, found = Subject(network(seed)), []
     for case in cases(seed, configurations):
         try:
@@ -131,7 +131,7 @@ def missed(seed: int, configurations: int, ids: Sequence[str]) -> list[str]:
 
 
 def _applies(id: str, delegate: Delegate, case: Case) -> bool:
-    """Return True if the row changes something of the delegate."""
+    """Return True if the row changes the delegate."""
     applied: list[Op] = []
     with without_row(id, applied.append):
         rewrite(delegate.graph.copy(), TARGETS[case.target].tuning)
@@ -140,16 +140,16 @@ def _applies(id: str, delegate: Delegate, case: Case) -> bool:
 
 @contextmanager
 def without_row(id: str, instead: Callable[[Op], None] = lambda op: None) -> Iterator[None]:
-    """Inside, nothing is done for a row of ``VELA_BUGS`` but ``instead``, which gets the operators that the row finds."""
+    """Replace the workaround of a row of ``VELA_BUGS`` by ``instead``, which receives the operators that the row finds."""
     rows = tuple(replace(bug, instead=lambda r, op: instead(op)) if bug.id == id else bug for bug in vela_bugs.VELA_BUGS)
     with mock.patch.object(vela_bugs, "VELA_BUGS", rows):
         yield
 
 
 def _smallest(process: Bounded, seed: int, case: Case, kind: str | None) -> Network | None:
-    """Return the network of a seed, shrunk if ``kind`` names a failure; None if it cannot be drawn again.
+    """Return the network of a seed, shrunk if ``kind`` is a failure; None if it cannot be drawn again.
 
-    This process draws and runs none: the sweep would end with it.
+    This process does not draw or run networks, because a crash would end the sweep.
     """
 
     def fails(candidate: Network) -> bool:

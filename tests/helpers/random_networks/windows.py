@@ -8,7 +8,7 @@ from tests.helpers.random_networks.registry import fits, operator
 
 @operator(6)
 def convolution(d: Draw) -> None:
-    """A convolution of one to three dimensions, grouped, depthwise, strided, dilated, or transposed."""
+    """Apply a convolution of one to three dimensions, grouped, depthwise, strided, dilated, or transposed."""
     dims = d.weighted(((3, 1), (6, 2), (1, 3)))
     x = d.of_rank(dims + 2)
     channels = x.shape[1]

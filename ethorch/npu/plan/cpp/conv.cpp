@@ -1,13 +1,13 @@
-// Convolutions. A pixel's channels lie in groups of four bytes: four unsigned bytes, or two int16. A group and a vector of
-// weights, which holds the same group of LANES output channels, give LANES sums at once. A kernel row is contiguous in the
-// padded input, so there is nothing to lay out.
+// Convolutions. The channels of a pixel are in groups of four bytes: four unsigned bytes, or two int16. A group and a vector of
+// weights, which contains the same group of LANES output channels, produce LANES sums at once. A kernel row is contiguous in the
+// padded input, so no patches are copied.
 #include "output.h"
 #include "simd.h"
 #include "steps.h"
 
 namespace {
 
-// Where the groups of a window are: ``runs`` runs of ``groups`` groups, each run at an offset from the window's first byte.
+// Location of a window's groups: ``runs`` runs of ``groups`` groups, each at an offset from the window's first byte.
 struct Groups {
     int runs, groups;
     const int64_t *offsets;
@@ -43,7 +43,7 @@ inline void tile(const uint8_t *const *pixels, const Groups &g, const vi32 *weig
             for (int v = 0; v < VECTORS; v++) store(sums + p * pixel + v * LANES, acc[p][v]);
 }
 
-// All pixels of a band times one block of channels.
+// All pixels of a band times a block of channels.
 template <int ELEMENT, int VECTORS>
 void block(const uint8_t *const *pixels, int count, const Groups &g, const vi32 *weights, const int32_t *start, int32_t *sums, int64_t pixel) {
     for (int p = 0; p < count;) {
@@ -65,7 +65,7 @@ void block(const uint8_t *const *pixels, int count, const Groups &g, const vi32 
     }
 }
 
-// Sums [count][padded channels] of all blocks. ``pixels`` has MOST_PIXELS entries more than count, all of them readable.
+// Sums [count][padded channels] of all blocks. ``pixels`` has MOST_PIXELS further readable entries.
 template <int ELEMENT>
 void all_blocks(const uint8_t *const *pixels, int count, const Groups &g, const void *weights, const int32_t *start, int depth, int32_t *sums, int64_t pixel) {
     const vi32 *w = (const vi32 *)weights;
@@ -79,7 +79,7 @@ void all_blocks(const uint8_t *const *pixels, int count, const Groups &g, const 
     }
 }
 
-constexpr int64_t BAND_BYTES = 1 << 18;  // of sums, and of input rows: what stays in a core's cache
+constexpr int64_t BAND_BYTES = 1 << 18;  // of sums and of input rows, to fit a core's cache
 
 int band_rows(const Stage &s, int64_t row_bytes, int64_t sum_bytes) {
     const int64_t n = std::min(BAND_BYTES / std::max<int64_t>(row_bytes, 1), BAND_BYTES / std::max<int64_t>(sum_bytes, 1));
@@ -95,7 +95,7 @@ void conv(const Run &run, const Conv &c) {
     const int64_t depth = c.padded_depth, pixel = padded_channels(s.depth);
     const int most = band_rows(s, w.padded_w * depth * (int64_t)sizeof(T) * w.sy, s.width * pixel * 4);
     Rows<T> rows(run, w, depth, (T)(w.in.zero_point ^ (sizeof(T) == 1 ? c.flip : 0)), most, c.flip);
-    // One run for each kernel row, or for each tap where taps are apart.
+    // One run per kernel row, or per tap if taps are not adjacent.
     const bool dense = w.dx == 1;
     std::vector<int64_t> offsets;
     for (int ky = 0; ky < w.kh; ky++)
@@ -117,7 +117,7 @@ void conv(const Run &run, const Conv &c) {
             output.rows(first, n, sums, pixel);
             continue;
         }
-        // Sums that might leave int32: a piece of each run at a time, added up in int64.
+        // Sums that may exceed int32: pieces of each run, added in int64.
         for (int y = 0; y < n; y++) {
             std::fill(wide, wide + (int64_t)s.width * s.depth, 0);
             for (int o = 0; o < s.depth; o += 2 * LANES) {

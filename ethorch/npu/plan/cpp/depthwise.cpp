@@ -1,4 +1,4 @@
-// Depthwise convolutions: channels side by side in vectors, in the narrowest type that holds the sums exactly.
+// Depthwise convolutions: vectors of adjacent channels, in the narrowest type with exact sums.
 #include "output.h"
 #include "simd.h"
 #include "steps.h"
@@ -21,7 +21,7 @@ struct Vector<int32_t> {
 inline void put(int32_t *to, vf32 v) { store(to, __builtin_convertvector(v, vi32)); }
 inline void put(int32_t *to, vi32 v) { store(to, v); }
 
-// Some pixels of a row, VECTORS vectors of channels.
+// Several pixels of a row, VECTORS vectors of channels.
 template <class T, int PIXELS, int VECTORS>
 inline void tile(const T *in, int64_t step, const int64_t *taps, int count, const T *weights, const T *start, int64_t depth, int32_t *sums) {
     typename Vector<T>::type acc[PIXELS][VECTORS];

@@ -1,4 +1,4 @@
-// Elementwise operations: rows of both operands, scaled, combined, finished.
+// Elementwise operations: read, scale, combine and finish rows of both operands.
 #include <limits>
 
 #include "output.h"
@@ -24,7 +24,7 @@ void scale(const Operand &o, int32_t *v, int64_t n) {
         for (int64_t k = 0; k < n; k += LANES) store(v + k, quantize<false, 0>(load(v + k), d.factor, d.above, d.below, low, high));
 }
 
-// One operand's row, spread over the axes that it lacks.
+// A row of one operand, broadcast to the axes that it lacks.
 template <class T>
 struct Reader {
     const Run &run;
@@ -124,7 +124,7 @@ void combine(const Elementwise &e, const T *__restrict a, const T *__restrict b,
 }
 #undef EACH
 
-// Whether the second operand holds what the operation wants, before anything is written.
+// Check the values of the second operand before anything is written.
 bool fits(const Run &run, const Elementwise &e) {
     Reader<int64_t> reader(run, e.b, e.stage, run.buffers.matrix, false);
     for (int y = 0; y < e.stage.height; y++) {
@@ -162,7 +162,7 @@ void elementwise(const Run &run, const Elementwise &e) {
     output.close();
 }
 
-// A product of bytes that is stored as it is, 32 bits each: what a matrix product is made of on U55.
+// A product of bytes, stored unscaled in 32 bits each: part of a matrix product on U55.
 template <class A, class B>
 void products(const Run &run, const Elementwise &e) {
     const Stage &s = e.stage;
@@ -215,7 +215,7 @@ bool is_product(const Elementwise &e) {
     return e.a.map.bytes == 1 && e.b.map.bytes == 1 && e.a.scale.is_identity && e.b.scale.is_identity;
 }
 
-// A byte of each operand, looked up together.
+// Table lookup of a pair of bytes, one of each operand.
 void pairs(const Run &run, const Elementwise &e) {
     const Stage &s = e.stage;
     Output output(run, s);

@@ -1,4 +1,4 @@
-// What moves bytes: DMA, gather and scatter, copies of feature maps; and resizing.
+// Data movement (DMA, gather, scatter, copies of feature maps) and resizing.
 #include "output.h"
 #include "steps.h"
 

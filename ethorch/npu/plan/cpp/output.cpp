@@ -22,7 +22,7 @@ void Output::stored(int y, const uint8_t *values) {
         memcpy(box + y * count * s.out.bytes, values, count * s.out.bytes);
 }
 
-// Bytes through a table of any entry size.
+// Look up bytes in a table of any entry size.
 void Output::look_up(const uint8_t *bytes, uint8_t *values) {
     int64_t k = 0;
     if (s.entry_bytes == 1 && s.out.bytes == 1) {
@@ -63,7 +63,7 @@ static inline void low_bits(const T *__restrict from, S *__restrict to, int64_t 
     for (int64_t k = 0; k < n; k++) to[k] = (S)from[k];
 }
 
-// Quantized values through the table, then their low bits.
+// Look up quantized values in the table, then store their low bits.
 template <class T>
 void Output::activate(T *values, uint8_t *out) {
     if (s.table == TABLE_DIRECT) {
@@ -98,7 +98,7 @@ void Output::activate(T *values, uint8_t *out) {
     }
 }
 
-// LANES sums of a row, of channels c.. where scales are per channel.
+// LANES sums of a row, from channel c if scales are per channel.
 template <bool SYMMETRIC, int STEP>
 inline vi32 Output::quantize_some(vi32 sums, int64_t c) const {
     if (s.mode == SCALE_DOUBLE) {
@@ -239,7 +239,7 @@ void Output::turn() {
             for (int x = 0; x < s.out.width; x++)
                 for (int c = 0; c < s.out.depth; c++) row[(int64_t)x * s.out.depth + c] = from[x * step[1] + c * step[2]];
         } else {
-            for (int c0 = 0; c0 < s.out.depth; c0 += 32)  // a few columns at a time, so that both sides stay in the cache
+            for (int c0 = 0; c0 < s.out.depth; c0 += 32)  // a few columns at a time, so that both sides fit in the cache
                 for (int x = 0; x < s.out.width; x++)
                     for (int c = c0; c < std::min(c0 + 32, s.out.depth); c++)
                         row[(int64_t)x * s.out.depth + c] = from[x * step[1] + c * step[2]];

@@ -1,16 +1,16 @@
-// The output stage: sums in, stored bytes out.
+// The output stage: converts sums to stored bytes.
 #pragma once
 #include "rows.h"
 #include "simd.h"
 
-// Finishes the rows of one step in order, from the first. Nothing is stored before ``close`` where the stage says ``whole``.
+// Finishes the rows of one step in order, from the first. If the stage is ``whole``, nothing is stored before ``close``.
 class Output {
 public:
     Output(const Run &run, const Stage &stage);
-    // n rows of sums [width][depth], ``pixel`` sums from one pixel to the next.
+    // n rows of sums [width][depth], with ``pixel`` sums between pixels.
     void rows(int first, int n, const int32_t *sums, int64_t pixel);
     void rows(int first, int n, const int64_t *sums, int64_t pixel);
-    // A row that is quantized already: bytes [width][depth], to be looked up if there is a table.
+    // A quantized row: bytes [width][depth], looked up if there is a table.
     void quantized(int y, const uint8_t *bytes);
     // A row of finished elements.
     void stored(int y, const uint8_t *values);
@@ -22,7 +22,7 @@ private:
     const int64_t count;  // elements of a row
     uint8_t *box = nullptr;
     const uint8_t *table = nullptr;
-    uint8_t turned_table[256];  // of bytes to bytes, by the byte itself
+    uint8_t turned_table[256];  // table from bytes to bytes
 
     uint8_t *place(int y);
     void look_up(const uint8_t *bytes, uint8_t *values);
@@ -38,7 +38,7 @@ private:
     void turn();
 };
 
-// v scaled in int64, as ethorch.npu.arithmetic.Scaling does it.
+// v scaled in int64, as by ethorch.npu.arithmetic.Scaling.
 static inline int64_t scaled(int64_t v, const Scale &s, int64_t channel) {
     const int64_t k = s.per_channel ? channel : 0;
     return (int64_t)((uint64_t)v * (uint64_t)s.multiplier[k] + (uint64_t)(v >= 0 ? s.above[k] : s.below[k])) >> s.shift[k];

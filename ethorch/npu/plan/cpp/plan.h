@@ -1,14 +1,14 @@
-// The plan: a prepared command stream as structs. ethorch/npu/plan/layout.py has the same structs for ctypes, and the
-// library says how large each is, so that the two cannot drift apart.
+// The plan: a prepared command stream as structs. ethorch/npu/plan/layout.py defines the same structs for ctypes. It compares
+// their sizes with those that the library reports.
 //
-// Nothing here is checked: Python has proven, when it built the plan, that every address lies in its region, every table index in
-// its table, and every sum in the type that holds it. What depends on data (indices of a gather, shift amounts, divisors) is
-// checked while running; a step that meets a wrong one stops the run, before it has written anything of its own.
+// Nothing is checked here: Python proves when it builds the plan that every address is in its region, every table index in its
+// table, and every sum in its type. Values that depend on data (indices of a gather, shift amounts, divisors) are checked at run
+// time; a step with an invalid value stops the run before it writes anything.
 #pragma once
 #include <cstdint>
 
-// Regions of a machine, by number: 0 to 7 as the stream counts them, then internal memory, then what the plan itself keeps between
-// steps (chain buffers, accumulators).
+// Regions of a machine: 0 to 7 as in the stream, then internal memory, then memory of the plan that persists between steps
+// (chain buffers, accumulators).
 constexpr int REGIONS = 10;
 
 struct Tile {
@@ -16,39 +16,39 @@ struct Tile {
     int64_t base;
 };
 
-// A feature map: element (y, x, c) of a tile lies at base + y*sy + x*sx + c*bytes, or in bricks of 16 channels that are sc apart.
+// A feature map: element (y, x, c) of a tile is at base + y*sy + x*sx + c*bytes, or in bricks of 16 channels with stride sc.
 struct Map {
     int32_t region, tiles, bricks, bytes, is_signed, height, width, depth;
     int64_t zero_point, sy, sx, sc;
     Tile tile[4];
 };
 
-// v -> floor((v*multiplier + (v >= 0 ? above : below)) / 2**shift): every rounding of the NPU has this form.
+// v -> floor((v*multiplier + (v >= 0 ? above : below)) / 2**shift), which represents every rounding of the NPU.
 struct Scale {
-    const int64_t *multiplier, *shift, *above, *below;  // one, or one per channel; padded like those of DoubleScale
+    const int64_t *multiplier, *shift, *above, *below;  // one, or one per channel; padded as in DoubleScale
     int32_t per_channel, is_identity, symmetric, pad;  // symmetric: above and below differ
 };
 
-// The same in float64, where that is exact: floor(v*factor + (v >= 0 ? above : below)), all multiplied by 2**-shift.
+// The same in float64, if that is exact: floor(v*factor + (v >= 0 ? above : below)), all multiplied by 2**-shift.
 struct DoubleScale {
-    const double *factor, *above, *below;  // padded to a multiple of 16 entries, and one of 16 more
+    const double *factor, *above, *below;  // padded to a multiple of 16 entries, plus 16
     int32_t per_channel, symmetric;
 };
 
 enum { TABLE_NONE, TABLE_DIRECT, TABLE_16_16, TABLE_16_32, TABLE_TANH, TABLE_SIGMOID };
-// Stage::mode. INTEGER takes sums of int64, the others int32: DOUBLE scales in float64, LONG in int64 by a multiplier of 32 bits.
+// Stage::mode. INTEGER reads int64 sums, the others int32: DOUBLE scales in float64, LONG in int64 by a 32-bit multiplier.
 enum { SCALE_INTEGER, SCALE_DOUBLE, SCALE_NOTHING, SCALE_LONG };
 
-// The output stage. height, width, depth are the box that is computed; ``out`` is where it goes, perhaps turned.
+// The output stage. height, width, depth are the computed box; ``out`` is its location, possibly transposed.
 struct Stage {
     Map out, ifm2;
     int32_t height, width, depth, mode;
     int32_t axis[3], reverse, whole, turned;  // out axis i is computed axis axis[i]; whole: nothing is stored before all is computed
     int32_t adds_kept, adds_ifm2, keeps, clamps;
     int32_t table, entry_bytes, entry_signed, pad;
-    int64_t low, high, table_address, table_bytes, table_origin, kept;  // kept: place of the accumulator in the plan's own region
+    int64_t low, high, table_address, table_bytes, table_origin, kept;  // kept: offset of the accumulator in the plan's own region
     const void *built_in;
-    const int64_t *offset, *bias;  // [depth] or null: added before and after what is kept
+    const int64_t *offset, *bias;  // [depth] or null: added before and after the kept accumulator
     Scale scale;
     DoubleScale scaled;
 };
@@ -71,12 +71,12 @@ struct Transfer {
     int64_t from_size, to_size, index_size;
 };
 
-// ``element`` is what four bytes of a pixel hold: 1 four unsigned bytes, 2 two int16. Weights are packed by pack_weights.
+// ``element`` is the contents of four bytes of a pixel: 1 four unsigned bytes, 2 two int16. Weights are packed by pack_weights.
 struct Conv {
     Window window;
     Stage stage;
     const void *weights;
-    const int32_t *start;  // what sums start from, padded
+    const int32_t *start;  // initial sums, padded
     int32_t element, flip, padded_depth, chunk;  // chunk: taps*depth/elements summed in int32 before they move to int64, or 0
 };
 
@@ -86,7 +86,7 @@ struct Depthwise {
     Window window;
     Stage stage;
     const void *weights;  // [taps][padded depth] of the sum's type
-    const void *start;    // [padded depth] of it: what sums start from
+    const void *start;    // [padded depth] of the sum's type: initial sums
     int32_t sum, padded_depth;
 };
 
@@ -116,7 +116,7 @@ enum { WANT_NOTHING, WANT_SHIFT, WANT_DIVISOR };
 struct Operand {
     Map map;
     int32_t is_constant, spread;  // spread: broadcast axes of the map, 1 y, 2 x, 4 c
-    int64_t constant;             // less the zero point
+    int64_t constant;             // minus the zero point
     Scale scale;
     DoubleScale scaled;
 };
@@ -124,7 +124,7 @@ struct Operand {
 struct Elementwise {
     Operand a, b;
     Stage stage;
-    const uint8_t *pairs;  // the result for each pair of bytes, before a table; null: computed
+    const uint8_t *pairs;  // result of each pair of bytes, before a table; null: computed
     int32_t what, operands, wide, wraps, rounds, want;
     int64_t mask;
 };
@@ -137,17 +137,17 @@ struct Resize {
     const int64_t *row0, *row1, *row_part, *column0, *column1, *column_part;
 };
 
-// Bytes that only change their place.
+// A copy of bytes.
 struct Move {
     Map in;
     Stage stage;
 };
 
-// Products of bytes, and their sums over channels, in one: nobody reads the products. spread: as of an Operand, of b.
+// Products of bytes and their sums over channels, without storing the products. spread: as in Operand, for b.
 struct Dot {
     Map a, b;
     Stage stage;
-    int32_t spread, depth, add, pad;  // add: what is added to every sum
+    int32_t spread, depth, add, pad;  // add: added to every sum
 };
 
 struct Step {

@@ -17,7 +17,7 @@ int band_rows(const Pool &p, int64_t element) {
     return (int)std::max<int64_t>(1, std::min<int64_t>(p.stage.height, (1 << 18) / std::max<int64_t>(bytes, 1)));
 }
 
-// The window's sum, maximum or minimum of IFM - zero point: down, then across.
+// Sum, maximum or minimum of a window's IFM - zero point: along columns, then along rows.
 template <int HOW, class T>
 void windows(const Run &run, const Pool &p) {
     const Window &w = p.window;
@@ -77,7 +77,7 @@ void over_channels(const Run &run, const Pool &p) {
     const T share = (T)(w.in.zero_point * depth);
     Output output(run, s);
     T *row = run.buffers.of<T>(run.buffers.rows, w.in.width * depth), *sums = run.buffers.of<T>(run.buffers.sums, s.width);
-    const bool direct = w.in.bytes == sizeof(T) && w.in.tiles == 1 && !w.in.bricks;  // summed where it lies
+    const bool direct = w.in.bytes == sizeof(T) && w.in.tiles == 1 && !w.in.bricks;  // sum in place
     for (int y = 0; y < s.height; y++) {
         if (direct) {
             const uint8_t *at = run.at(w.in) + w.in.tile[0].base + (int64_t)y * w.sy * w.in.sy;
@@ -105,7 +105,7 @@ void over_channels(const Run &run, const Pool &p) {
     output.close();
 }
 
-// The index of the window's first maximum, in the upper half of the accumulator.
+// Index of the window's first maximum, in the upper half of the accumulator.
 void index_of_most(const Run &run, const Pool &p) {
     const Window &w = p.window;
     const Stage &s = p.stage;

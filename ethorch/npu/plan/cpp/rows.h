@@ -1,4 +1,4 @@
-// Rows of feature maps: read as any type, stored in their own.
+// Rows of feature maps: read as any type, stored in their own type.
 #pragma once
 #include <algorithm>
 #include <cstring>
@@ -9,12 +9,12 @@
 template <class T>
 using unaligned __attribute__((aligned(1), may_alias)) = T;
 
-// Buffers of one thread, which grow and are used by one step after the other. Asking for one again may move it, so within a step
-// each has one use.
+// Buffers of one thread, which grow and are shared by all steps. A second request may move a buffer, so each has one use per
+// step.
 struct Buffers {
     std::vector<uint8_t> rows, matrix, sums, averages, quantized, values, box, source, other, table;
     uint8_t *get(std::vector<uint8_t> &buffer, int64_t bytes) {
-        bytes += 256;  // vectors may be read and written a little beyond the end
+        bytes += 256;  // vectors may read and write beyond the end
         if ((int64_t)buffer.size() < bytes) buffer.resize(bytes);
         return (uint8_t *)(((uintptr_t)buffer.data() + 63) & ~(uintptr_t)63);
     }
@@ -70,7 +70,7 @@ static void read_row_of(const uint8_t *memory, const Map &m, int y, T *out, int6
     }
 }
 
-// Row y of a map as T[x*pixel + c], less ``sub``. Types that a T cannot hold are not asked for.
+// Row y of a map as T[x*pixel + c], minus ``sub``. T must represent all values of the map.
 template <class T>
 static inline void read_row(const uint8_t *memory, const Map &m, int y, T *out, int64_t pixel, T sub = 0, int flip = 0) {
     switch (m.bytes * 2 + m.is_signed) {
@@ -136,7 +136,7 @@ static inline void store_row(uint8_t *memory, const Map &m, int y, const uint8_t
     }
 }
 
-// A row as it is stored, [width][depth] of the map's elements.
+// A row as stored, [width][depth] of the map's elements.
 static inline void read_raw(const uint8_t *memory, const Map &m, int y, uint8_t *out) {
     switch (m.bytes) {
     case 1: return read_row_of<uint8_t, uint8_t>(memory, m, y, out, m.depth, 0, 0);
@@ -146,7 +146,7 @@ static inline void read_raw(const uint8_t *memory, const Map &m, int y, uint8_t 
     }
 }
 
-// The padded input rows under some output rows, T[row][padded_w][pixel]. What a band shares with the one before is kept.
+// The padded input rows of a band of output rows, T[row][padded_w][pixel]. Rows shared with the previous band are kept.
 template <class T>
 struct Rows {
     const Window &w;

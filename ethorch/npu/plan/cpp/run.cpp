@@ -1,4 +1,4 @@
-// Runs steps on one machine, or a batch of images one after the other.
+// Run steps on one machine, or for a batch of images.
 #include <atomic>
 #include <chrono>
 #include <new>
@@ -31,19 +31,19 @@ int64_t nanoseconds() {
 
 }  // namespace
 
-// Where a part of every image lies: in an array of all images, and in a region.
+// Location of a tensor of every image: in an array of all images, and in a region.
 struct Place {
     uint8_t *images;
     int64_t bytes, offset;
     int32_t region, pad;
 };
 
-// What a thread works with from one call to the next.
+// Buffers that a thread reuses between calls.
 EXPORT Buffers *ethorch_new_buffers() { return new (std::nothrow) Buffers; }
 EXPORT void ethorch_free_buffers(Buffers *buffers) { delete buffers; }
 
-// Runs steps first.. of count and returns the number of the one that could not be run, or count; -1 when memory ran out.
-// nanoseconds[k], unless null, gets what step k took.
+// Run steps from first. Return the number of the first step that cannot run, or count; -1 if memory is exhausted.
+// nanoseconds[k], unless null, receives the duration of step k.
 EXPORT int64_t ethorch_run(const Step *steps, int64_t first, int64_t count, const Machine *machine, Buffers *buffers, int64_t *times) {
     const Run run{*machine, *buffers};
     try {
@@ -61,8 +61,8 @@ EXPORT int64_t ethorch_run(const Step *steps, int64_t first, int64_t count, cons
     return count;
 }
 
-// Takes image after image from a counter that threads share, until there are none or ``most`` have been run.
-// Returns count, or what ethorch_run returned for an image that did not get through; *image is its number.
+// Run images from a counter shared by threads, at most ``most`` of them.
+// Return count, or the result of ethorch_run for an image that could not run; *image is its number.
 EXPORT int64_t ethorch_run_images(
     const Step *steps, int64_t count, const Machine *machine, Buffers *buffers, const Place *in, int64_t ins, const Place *out,
     int64_t outs, int64_t *next, int64_t images, int64_t most, int64_t *image) {
@@ -78,7 +78,7 @@ EXPORT int64_t ethorch_run_images(
     return count;
 }
 
-// How large each struct is, in the order of ethorch/npu/plan/layout.py; 0 behind the last.
+// Sizes of the structs, in the order of ethorch/npu/plan/layout.py; 0 after the last.
 EXPORT int ethorch_size(int which) {
     const int sizes[] = {sizeof(Map), sizeof(Stage), sizeof(Window), sizeof(Copy), sizeof(Transfer), sizeof(Conv), sizeof(Depthwise),
         sizeof(Product), sizeof(Pool), sizeof(Elementwise), sizeof(Resize), sizeof(Move), sizeof(Dot), sizeof(Step), sizeof(Machine), sizeof(Place)};

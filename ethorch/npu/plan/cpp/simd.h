@@ -1,5 +1,5 @@
-// Vectors of the widest kind that the compiler was allowed to use: ethorch/npu/plan/library.py builds this library once for each
-// level, with the flags of that level, and loads the best one that the CPU knows. Everything has a form in plain C++.
+// Vectors of the widest type that the compiler may use: ethorch/npu/plan/library.py builds this library once per level, with the
+// level's flags, and loads the best one that the CPU supports. Every function has a version in plain C++.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -57,7 +57,7 @@ static inline int32_t sum_of(const void *from, int64_t n) {
 #endif
 }
 
-// sum + products of what four bytes hold. Sums wrap at 32 bits, so that only the result has to fit.
+// sum + products of the values in four bytes. Sums wrap at 32 bits, so only the result must fit.
 template <int ELEMENT>
 static inline vi32 dot(vi32 sum, int32_t pixel, vi32 weights);
 
@@ -100,8 +100,8 @@ inline vi32 dot<2>(vi32 sum, int32_t pixel, vi32 weights) {
 #endif
 #endif
 
-// LANES sums -> min(max(floor(sum*factor + addend), low), high), of which low and high are integers.
-// STEP is 1 where factor and addends are arrays, 0 where they are one value.
+// LANES sums -> min(max(floor(sum*factor + addend), low), high), with integers low and high.
+// STEP is 1 if factor and addends are arrays, 0 if they are scalars.
 template <bool SYMMETRIC, int STEP>
 static inline vi32 quantize(vi32 sums, const double *factor, const double *above, const double *below, double low, double high) {
 #if LEVEL_AVX512

@@ -1,4 +1,4 @@
-// What each kind of step does. A step that returns false has found data that it may not run on, and has done nothing.
+// One function per kind of step. It returns false, without writing, if the data are not supported.
 #pragma once
 #include "rows.h"
 
