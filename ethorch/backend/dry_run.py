@@ -39,7 +39,7 @@ class DryRun:
     Attributes:
         report: The PartitionReport of every program so far.
         declined: Operators that Vela or the lowering of a delegate refused although the dry run accepted them.
-        begins: Operators that begin a delegate because the previous one had too many commands, with the number of added delegates.
+        begins: Operators that begin a delegate because the previous one was too long, with the number of added delegates.
     """
 
     def __init__(self, compile_spec: EthosUCompileSpec | TosaCompileSpec):

@@ -1,6 +1,6 @@
 """Pass the user's compile spec from a partitioner to ``preprocess`` in the metadata of nodes.
 
-ExecuTorch's list of compile specs is stored in the .pte and has less information: see ``ArmCompileSpec.publish``.
+ExecuTorch's list of compile specs has less information: see ``ArmCompileSpec.publish``.
 """
 
 from __future__ import annotations

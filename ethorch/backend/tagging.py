@@ -74,8 +74,8 @@ def group_nodes(
 ) -> list[list[Node]]:
     """Return the tagged nodes in the fewest groups such that no path leaves a group and returns to it.
 
-    The level of a node is the number of transitions to the CPU on the longest path to it. Nodes of one level form a group,
-    because no path between them contains CPU operators. Groups are in graph order, without dequantize nodes.
+    A node's level is the number of transitions to the CPU on the longest path to it. No path between nodes of one level contains
+    CPU operators, so they form a group. Groups are in graph order, without dequantize nodes.
 
     Args:
         inner: Casts with a result that a delegate cannot return. They belong to the partition of their readers.

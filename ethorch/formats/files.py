@@ -27,7 +27,6 @@ def write_folder(folder: str | os.PathLike[str], contents: Mapping[str, bytes], 
     Files are written to a temporary folder and then renamed. If a rename fails, the previous files are restored.
 
     Args:
-        folder: Folder to write to, created if needed.
         contents: Bytes of each file, by its path inside the folder.
         obsolete: Glob patterns of files to remove, such as those of an earlier write.
 

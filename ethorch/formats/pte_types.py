@@ -76,13 +76,13 @@ class Value:
     Attributes:
         kind: ``tensor``, ``int``, ``double``, ``bool``, ``string``, ``none``, or a list such as ``int[]``.
         dtype: Torch name of a tensor's type.
-        dynamism: 0 for a static shape. 1 if the shape is an upper bound, 2 if it is unbounded.
+        dynamism: 0 for a static shape, 1 if the shape is an upper bound, 2 if it is unbounded.
         place: Memory and byte offset of a planned tensor.
         data: Index of a tensor's bytes in ``constants``, or in ``mutable`` for planned tensors. 0 without bytes.
         items: Value indices of a list of tensors, or the elements of a list of ints.
         number: Value of an int, bool or double.
         numbers: Elements of a list of doubles or bools.
-        requires_grad, layout: Stored only. The runtime ignores both.
+        requires_grad, layout: Ignored by the runtime.
     """
 
     kind: str

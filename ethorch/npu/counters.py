@@ -91,8 +91,7 @@ def events(
 ) -> dict[int, int]:
     """Return the PMU events, by number, that the work determines.
 
-    Counts are lower bounds: every byte is moved once in full beats, and every MAC unit is busy. Hardware reads an IFM again if
-    blocks overlap or do not fit.
+    Counts are lower bounds: every byte is moved once in full beats, and every MAC unit is busy.
 
     Args:
         ports: AXI port by region. Default: the configuration of Arm's driver.

@@ -1,7 +1,4 @@
-"""Command streams as text and as plain data.
-
-An operation includes its decoded registers: shape, type, layout and ``region:address`` of each box, kernel, scaling, activation.
-"""
+"""Command streams as text and as plain data, with decoded registers of each operation."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def _read_only(constants: bytes | Array) -> Bytes:
 class Program:
     """A driver payload (COP1 or COP2) with the bytes of region 0.
 
-    Immutable and thread-safe. Caches decoded weights (``decoded``), prepared operations and plans (``plans``).
+    Immutable and thread-safe. Caches decoded weights, prepared operations and plans.
 
     Raises:
         MachineFault: The payload is malformed, or its NPU does not support a command.

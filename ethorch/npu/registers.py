@@ -2,10 +2,10 @@
 
 Bit positions count over a whole command: bits 0..31 are its first word, bits 32..63 its second (CMD1 only). A row decodes
 minus-one encodings, sign extension and split addresses. ``decode`` returns integers by register name (``IFM_DEPTH``), or by
-``REGISTER.field`` if a register has several fields (``IFM_PRECISION.signed``).
+``REGISTER.field`` if a register has several (``IFM_PRECISION.signed``).
 
-Source of codes, positions and enumerations: Arm's register headers for the three NPUs, as restated in npu-reference 1.3, 2.
-CONFIG words were read from payloads of all eleven targets.
+Sources: Arm's register headers for the three NPUs, as restated in npu-reference 1.3, 2, and CONFIG words in payloads of all eleven
+targets.
 """
 
 from __future__ import annotations

@@ -42,8 +42,8 @@ class Source:
         name: Output tensor.
         operator: Vela's name: Conv2D, Add, MemoryCopy.
         op_cycles, npu_cycles: Vela's estimates, with and without memory stalls.
-        macs: Multiplications, counted by Vela.
-        origin: Operator, module and line of the user's model, if known.
+        macs: Vela's count of multiplications.
+        origin: Operator, module and source line, if known.
     """
 
     name: str

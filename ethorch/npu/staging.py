@@ -12,10 +12,7 @@ STAGING_REGION = 2
 
 
 def staging_bytes(program: Program) -> int:
-    """Return a sufficient size of region 2, or 0 if it is unused.
-
-    The size is the highest address that any operation can reach, at most MAX_STAGING_BYTES.
-    """
+    """Return a sufficient size of region 2: the highest address that any operation can reach, at most MAX_STAGING_BYTES."""
     highest = 0
     for op in program.operations():
         for _, end in reaches(op, STAGING_REGION):

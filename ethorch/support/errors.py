@@ -3,20 +3,20 @@
 ::
 
     EthorchError
-    ├── SpecError            unknown target, system config, memory mode or flag            (also a ValueError)
-    ├── UserCodeError        an exception in user code, which is the cause
-    ├── QuantizationError    an operation that the quantizer does not support              (also a ValueError)
-    ├── Unsupported          an operator that the target cannot run, with its Reason
-    ├── VelaError            a graph that Vela refused
-    ├── FormatError          a malformed file or blob                                      (also a ValueError)
-    |   ├── PayloadError     the delegate payload
-    |   ├── ProgramError     the .pte
-    |   ├── BoardError       a board's TOML file
-    |   └── ElfError         firmware that is not an ELF file for a Cortex-M, or does not fit the board
-    ├── VerificationError    a delegate that differs from its TOSA graph
-    ├── MachineFault         a stop of the NPU simulator
-    ├── HostError            host runtime: missing compiler, wrong inputs, load errors of ExecuTorch
-    └── EmulatorError        virtual board: missing emulator or FVP
+    ├── SpecError            (also a ValueError)
+    ├── UserCodeError
+    ├── QuantizationError    (also a ValueError)
+    ├── Unsupported
+    ├── VelaError
+    ├── FormatError          (also a ValueError)
+    |   ├── PayloadError
+    |   ├── ProgramError
+    |   ├── BoardError
+    |   └── ElfError
+    ├── VerificationError
+    ├── MachineFault
+    ├── HostError
+    └── EmulatorError
 
 ``Unsupported`` is collected and reported. Any other exception of a lowering is a bug of ethorch and propagates.
 """
@@ -35,7 +35,7 @@ class EthorchError(Exception):
 
 
 class SpecError(EthorchError, ValueError):
-    """Unknown name in a compile specification; the message lists known names."""
+    """Unknown target, system config, memory mode or flag, or an invalid setting. The message lists known names."""
 
 
 class UserCodeError(EthorchError):
@@ -46,7 +46,7 @@ class QuantizationError(EthorchError, ValueError):
     """The quantizer does not support the requested operation.
 
     Attributes:
-        id: Stable dotted id at the end of the message, e.g. ``calibration.nan``.
+        id: Stable dotted id, e.g. ``calibration.nan``.
     """
 
     def __init__(self, id: str, text: str):
@@ -131,7 +131,7 @@ class VerificationError(EthorchError):
 
 
 class HostError(EthorchError):
-    """The host runtime cannot be built, loaded or called."""
+    """The host runtime cannot be built, loaded or called: missing compiler, wrong inputs, or an error of ExecuTorch."""
 
 
 class EmulatorError(EthorchError):

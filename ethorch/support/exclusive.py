@@ -1,10 +1,9 @@
 """Lock of export, trace and conversion, which only one thread of a process may run at a time.
 
 ``torch.export`` and torch's tracers have global state. Each function of ethorch that exports or compiles acquires ``EXPORT_LOCK``.
-Running programs does not require it.
 
-A fork also acquires it, because the child would inherit a lock that is never released. Forks acquire it before the lock of
-``redirect``, as compiling does.
+Forks acquire it too, because the child would inherit a lock that is never released, and before the lock of ``redirect``, as
+compiling does.
 """
 
 from __future__ import annotations

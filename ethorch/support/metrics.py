@@ -19,10 +19,7 @@ def sqnr_db(reference: Any, approximation: Any) -> float:
     """Return the signal-to-quantization-noise ratio in dB: 10 log10(sum of reference^2 / sum of error^2).
 
     Sums run in float64 over all tensors in nests of tuples, lists and dicts; only over floating-point ones if the reference has
-    any. The ratio is inf for equal tensors, -inf if only the reference is zero, and nan if there is a NaN.
-
-    Args:
-        approximation: Outputs with the structure and shapes of the reference.
+    any. The ratio is inf for equal tensors, -inf if only the reference is zero, and nan for NaNs.
 
     Raises:
         ValueError: The numbers of tensors or their shapes differ.

@@ -34,7 +34,7 @@ def cache_folder() -> Path:
 
 
 def distrust(folder: Path) -> str | None:
-    """Return the reason if another user could replace a library in a folder, or None if only this user and root can.
+    """Return the reason if users other than this one and root could replace a library in a folder, or None.
 
     The folder and its parents, after symbolic links, must belong to this user or to root. Others may write only to sticky parents,
     like ``/tmp``.
@@ -73,10 +73,10 @@ def build(
         files, headers, flags: Inputs of the compilation.
         depends: Version of an external dependency.
         purpose: Feature that needs the library, for the error without a compiler.
-        otherwise: Command of another compiler to use if none is found.
+        otherwise: Another compiler's command, used if none is found.
 
     Raises:
-        HostError: There is no compiler, the compiler fails, or the cache is not writable or not private.
+        HostError: The compiler is missing or fails, or the cache is not writable or not private.
     """
     flags = ["-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden", *flags]
     digest = hashlib.sha256(" ".join([depends, *flags]).encode())

@@ -31,11 +31,11 @@ def lifeline(process: int) -> int:
 def end_worker_with(parent: int, pipe: int) -> None:
     """End this worker process when its parent ends, on Linux even inside C++ that holds the GIL.
 
-    Elsewhere, a thread polls the parent's id, and the worker ends after the C++ call. PR_SET_PDEATHSIG is not used because it
-    depends on the thread that started the worker. Does nothing in a process that ``parent`` did not start itself.
+    Elsewhere, a thread polls the parent's id, and the worker ends after the C++ call. PR_SET_PDEATHSIG depends on the thread that
+    started the worker. Does nothing in a process that ``parent`` did not start itself.
 
     Args:
-        parent: Id of the process that assigns the work.
+        parent: Process that assigns the work.
         pipe: ``lifeline`` of that process.
     """
     worker = multiprocessing.current_process()

@@ -1,8 +1,7 @@
 """Lock of calls into Vela and ExecuTorch's runtime, which redirect std::cout.
 
-Both point std::cout at a buffer (pybind11's scoped_ostream_redirect) and restore it. If calls of two threads overlap, std::cout
-retains a pointer to a dead buffer, and the next flush crashes the process. Such calls therefore acquire ``COUT_LOCK``, and forks
-wait for it.
+If redirections (pybind11's scoped_ostream_redirect) of two threads overlap, std::cout retains a pointer to a dead buffer, and the
+next flush crashes the process. Such calls therefore acquire ``COUT_LOCK``, and forks wait for it.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ class Family:
         vela_arch: Architecture name of Vela's in-process compiler.
         default_system_config, default_memory_mode: Default sections of Vela's vela.ini, as in ExecuTorch's EthosUCompileSpec
             (executorch 1.4.1, backends/arm/ethosu/compile_spec.py), like ``tosa_extensions``.
-        address_bits: Address width of the NPU's memory ports (Vela's axi_port_address_width).
+        address_bits: Width of the memory ports' addresses (Vela's axi_port_address_width).
         port_bytes: Bytes per memory cycle of a port (Vela's axi_port_bytes_per_cycle).
         limits: Limits by TOSA operator. Source: Vela 5.2. tests/targets/test_limits.py compiles each limit and the next value.
         tuning: Fastest forms of equivalent TOSA.

@@ -25,7 +25,7 @@ class Target:
 
     Attributes:
         name: Value of Vela's ``--accelerator-config``, e.g. ``ethos-u55-128``.
-        family: ``u55``, ``u65`` or ``u85``. Fields after ``cores`` are those of the family (see ``Family``).
+        family: ``u55``, ``u65`` or ``u85``. Fields after ``cores`` are those of :class:`Family`.
         macs: 8-bit multiply-accumulates per cycle of all cores.
         cores: MAC engines with ``macs / cores`` each, as in Vela's accelerator_configs.
     """

@@ -1,7 +1,6 @@
 """Fastest forms of equivalent TOSA, per NPU family. Results differ in the last bit at most.
 
-``u55.py`` and ``u85.py`` have the values, ``docs/measurements.md`` the measured cycles, and ``python -m bench.tuning`` repeats
-the measurements.
+``docs/measurements.md`` has the measured cycles, which ``python -m bench.tuning`` repeats.
 """
 
 from __future__ import annotations

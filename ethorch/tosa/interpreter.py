@@ -30,7 +30,7 @@ def run(graph: Graph, inputs: Sequence[Array], seen: Callable[[Op, Sequence[Arra
     """Return the outputs of a graph without floats.
 
     Args:
-        inputs: Arrays with the shapes and dtypes of the graph's inputs, in order.
+        inputs: Arrays with the shapes and dtypes of the graph's inputs.
         seen: Function called with each operator outside of regions and its results.
 
     Raises:

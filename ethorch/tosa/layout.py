@@ -2,8 +2,7 @@
 
 A logical dimension is the product of stored axes, outermost first. ``dims`` lists these axes per logical dimension: a [N, C, H,
 W] tensor stored as NHWC has ``((0,), (3,), (1,), (2,))``. Every stored axis of extent > 1 belongs to exactly one logical
-dimension; axes of extent 1 may be omitted. A permute reorders ``dims``, a view splits and joins entries, and only ``arrangement``
-describes data movement.
+dimension. A permute reorders ``dims``, a view splits and joins entries, and only ``arrangement`` describes data movement.
 """
 
 from __future__ import annotations

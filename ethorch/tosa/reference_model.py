@@ -35,7 +35,7 @@ def run(
 
     Args:
         tosa: Flatbuffer, or path of a .tosa file.
-        inputs: Arrays with the shapes and dtypes of the graph's inputs, in order. BF16 is ``ml_dtypes.bfloat16``.
+        inputs: Arrays with the shapes and dtypes of the graph's inputs. BF16 is ``ml_dtypes.bfloat16``.
 
     Raises:
         EthorchError: The model refused the graph or inputs, reported an unpredictable result, aborted or exceeded the time limit.

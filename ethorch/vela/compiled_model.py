@@ -93,7 +93,7 @@ class ScheduledOp:
         npu_cycles: Cycles of the computation.
         access_cycles: Cycles per memory.
         tosa_op: Index in the TOSA block's operator list, or None for an inserted operation.
-        command_offsets: Byte offset from the first command word of the last NPU_OP of each stripe, ascending.
+        command_offsets: Byte offset, from the first command word, of each stripe's last NPU_OP, ascending.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Run each compiled delegate on random inputs, and insert copies if its results differ from its TOSA graph.
 
 This handles bugs of Vela that ``lower.rewrite.vela_bugs`` does not avoid. Nearly all are lost offsets and shapes of values that
-Vela does not write to memory, which a copy avoids.
+Vela does not write to memory.
 """
 
 from __future__ import annotations

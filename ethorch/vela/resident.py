@@ -1,6 +1,6 @@
 """Copy weights that are read several times per call to SRAM, e.g. those of a recurrent network.
 
-A prefix of the stream copies them by DMA from region 0 to the end of region 1, and then restores Vela's register values.
+A prefix of the stream copies them by DMA from region 0 to the end of region 1, and then restores register values.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The writer of the ``.pte``, which partitions a converted graph, compiles the partitions and writes the program.
+"""The writer of the ``.pte``, which partitions a converted graph and compiles the partitions.
 
 ExecuTorch's lowering exports and traces the graph several times, at about 0.1 s per operator.
 """

@@ -18,7 +18,7 @@ class Build:
     Attributes:
         partition: The operators on the NPU, and the reasons for the others.
         delegates: The delegates, in the order of the file.
-        spec: The compile spec with paths of ini files, which the ``.pte`` does not store.
+        spec: The compile spec with paths of ini files.
         etrecord: ``executorch.devtools.etrecord.ETRecord``, or None.
         states: The mutable buffers and their placement.
     """

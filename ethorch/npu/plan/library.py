@@ -1,7 +1,7 @@
 """The compiled half of the plan: ``cpp/``, built on first use (``ethorch.support.native``) for this CPU.
 
-Each level of CPU features has its own library. ETHORCH_NPU_LEVEL selects a level; default: the best that CPU and compiler
-support. ETHORCH_NPU_NUMPY disables compiled code.
+Each level of CPU features has its own library. The default is the best level that CPU and compiler support. ETHORCH_NPU_LEVEL
+selects another, ETHORCH_NPU_NUMPY disables compiled code.
 """
 
 from __future__ import annotations

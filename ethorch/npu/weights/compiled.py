@@ -1,6 +1,6 @@
 """Compiled code of the simulator: ``weights.cpp``, built on first use (``ethorch.support.native``).
 
-Every function has an equivalent in NumPy, and tests compare both.
+Tests compare every function with its equivalent in NumPy.
 """
 
 from __future__ import annotations

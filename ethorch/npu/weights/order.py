@@ -2,8 +2,8 @@
 
 Source: npu-reference 4.2 for U55 and U65, 4.3 for U85.
 
-A stream iterates over OFM blocks, their IFM blocks, and a fixed pattern of kernel elements and channel groups. The pattern is
-computed once per block size, as (o, i, k) offsets.
+A stream iterates over OFM blocks, their IFM blocks, and a pattern of kernel elements and channel groups, which is computed once per
+block size, as (o, i, k) offsets.
 """
 
 from __future__ import annotations

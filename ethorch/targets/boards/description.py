@@ -65,7 +65,7 @@ class Memory(Sourced):
         name: User-defined name, e.g. ``sram`` or ``ddr``.
         kind: One of MEMORY_KINDS.
         aliases: Other base addresses of the same bytes, e.g. secure and non-secure.
-        npu_ports: NPU ports connected to it, preferred port first. Empty if the NPU cannot access it.
+        npu_ports: Connected NPU ports, preferred port first. Empty if the NPU cannot access it.
         bytes_per_second: Peak bandwidth for the NPU. None if unknown, as for the following values.
         read_latency_cycles, write_latency_cycles: NPU cycles from request to first data.
         burst_bytes: Longest efficient burst.

@@ -29,7 +29,7 @@ class Roles:
     Attributes:
         constants: Memory of weights and command streams.
         feature_maps: Memory of the scratch region.
-        staging: Memory of the NPU's fast scratch, ``feature_maps`` unless it is separate.
+        staging: The NPU's fast scratch memory, ``feature_maps`` unless it is separate.
     """
 
     constants: Memory

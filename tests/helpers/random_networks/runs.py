@@ -294,7 +294,7 @@ def _nothing_printed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[Callable[[], str]]:
-    """Collect the output of Python and C code. The yielded function returns it after the context. Warnings and logs are discarded."""
+    """Collect the output of Python and C code for the yielded function to return after the context. Discard warnings and logs."""
     text = io.StringIO()
     lines: list[str] = []
     kept = os.dup(1), os.dup(2)
