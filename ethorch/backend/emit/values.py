@@ -20,8 +20,8 @@ CODES = {name: code for code, (name, _) in DTYPES.items()}
 def plan_memory(tensors: dict[int, tuple[int, int, int]]) -> tuple[dict[int, int], int]:
     """Place tensors in memory. Return their offsets and the total number of bytes.
 
-    Each tensor gets the lowest offset that is free during its lifetime, in the best of three orders: by size, size times lifetime, and
-    first write.
+    Each tensor gets the lowest offset that is free during its lifetime. The best of three orders is used: by size, size times
+    lifetime, and first write.
 
     Args:
         tensors: Size in bytes, writing instruction and last reading instruction of each tensor.
