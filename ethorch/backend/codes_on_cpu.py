@@ -29,12 +29,9 @@ def find_picks(program: ExportedProgram | Converted, limits: Mapping[str, Limits
 
 
 def pick_codes(program: ExportedProgram | Converted, nodes: Iterable[Node]) -> None:
-    """Change gathers and scatters to read integer values, and dequantize their results.
+    """Change the results of ``find_picks`` to read integer values, and dequantize their results.
 
     Following quantize nodes with the same parameters are removed.
-
-    Args:
-        nodes: Result of ``find_picks``.
     """
     graph = program.graph
     for node in nodes:

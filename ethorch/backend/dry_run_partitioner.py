@@ -77,7 +77,7 @@ class DryRunPartitioner(DryRun, Partitioner):  # type: ignore[misc]  # ExecuTorc
         return self.checks.refusals(program)
 
     def tag(self, program: ExportedProgram | Converted, supported: set[Node]) -> list[str]:
-        """Write ``delegation_tag`` and the compile spec to the nodes of each partition, and return the tags."""
+        """Write ``delegation_tag`` and the compile spec to the nodes of each partition. Return the tags."""
         tags = super().tag(program, supported)
         attach((node for node in program.graph.nodes if node.meta.get("delegation_tag") in tags), self.compile_spec)
         return tags

@@ -76,11 +76,7 @@ class TOSABackend(BackendDetails):  # type: ignore[misc]  # ExecuTorch has no ty
 
 
 def lowered_delegates(program: ExportedProgram) -> list[Lowered]:
-    """Return the compilation of each Ethos-U delegate of a lowered edge program, in the order of their calls.
-
-    Args:
-        program: The result of ``to_edge_transform_and_lower(...).exported_program()``.
-    """
+    """Return the compilation of each Ethos-U delegate of ``to_edge_transform_and_lower(...).exported_program()``, in call order."""
     return [info for info in _infos(program.graph_module) if isinstance(info, Lowered)]
 
 

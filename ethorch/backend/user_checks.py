@@ -1,7 +1,7 @@
 """Apply a partitioner's ``additional_checks`` to each operator under all of its names.
 
-Partitioners keep different operators from decomposition. A check for ``convolution`` must match the ``conv2d`` that ethorch
-keeps, and a check for attention the products that the quantizer creates from it.
+Partitioners keep different operators from decomposition. A check for ``convolution`` must match ethorch's ``conv2d``, and a check
+for attention the products that the quantizer creates from it.
 """
 
 from __future__ import annotations

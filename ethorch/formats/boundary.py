@@ -69,7 +69,7 @@ def _is_float(value: Any) -> bool:
 def boundary_of(program: Program, method: str = "forward") -> dict[str, Codes]:
     """Return the quantization parameters that a program records, by name (``input0``, ...).
 
-    In programs with several methods, names have the method's name as prefix: ``decode_input0_scale``.
+    With several methods, names start with the method's name: ``decode_input0_scale``.
     """
     parameters: dict[str, dict[str, Any]] = {}
     for name, figure in program.methods.items():

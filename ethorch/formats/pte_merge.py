@@ -1,7 +1,7 @@
 """Merge programs with one method each into one program that shares equal contents and buffers.
 
-Mutable buffers are in ``SHARED_MEMORY``, at equal offsets in every method, as with ExecuTorch's ``share_mutable_buffers``. So
-runtimes only need to allocate one set of memories for all methods.
+Mutable buffers are in ``SHARED_MEMORY``, at equal offsets in every method, as with ExecuTorch's ``share_mutable_buffers``.
+Runtimes allocate one set of memories for all methods.
 """
 
 from __future__ import annotations

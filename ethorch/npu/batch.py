@@ -47,7 +47,7 @@ def run_many(
     Args:
         inputs: Place of each input, and its images of ``nbytes`` bytes each, along the first axis.
         scratch_bytes, scratch_fast_bytes: Sizes of regions 1 and 2 of each machine.
-        threads: Number of images that run at a time. Default: number of available CPUs.
+        threads: Number of threads. Default: number of available CPUs.
         machine: Factory, called once per thread.
 
     Returns:

@@ -72,11 +72,11 @@ def with_registers(
 
     Args:
         settings: Byte offset of an operation's command -> register name -> its value, or bits to set.
-        first: Words of commands at the start. They must leave the registers at zero.
+        first: Words of commands at the start, which must leave the registers at zero.
         instead: Byte offset of an operation's command -> words of replacement operations, possibly empty.
 
     Returns:
-        The payload, and the new byte offset of each command by its old one.
+        The payload, and the new byte offset of each command.
 
     Raises:
         MachineFault: The payload is malformed, or not COP1.

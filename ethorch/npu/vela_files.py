@@ -84,7 +84,7 @@ def run_vela(path: str | os.PathLike[str], inputs: Sequence[Array], **options: A
     """Run a .npz (``vela --output-format raw``) or .tflite written by Vela.
 
     Args:
-        inputs: Arrays in the order of the file. Elements are stored unchanged.
+        inputs: Arrays in the order of the file.
         options: Arguments of the Machine, e.g. ``trace`` or ``checks``.
 
     Raises:

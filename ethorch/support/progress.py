@@ -1,6 +1,6 @@
 """Progress of long work.
 
-Library code opens a ``stage`` and calls it for each finished step. A listener displays the stages.
+Library code opens a ``stage`` and calls it for each finished step. A listener displays stages.
 """
 
 from __future__ import annotations

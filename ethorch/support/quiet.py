@@ -1,7 +1,4 @@
-"""Silence messages of torch, torchao and ExecuTorch that do not concern the user's model.
-
-Errors, ethorch's messages and warnings of user code are not affected.
-"""
+"""Silence messages of torch, torchao and ExecuTorch that do not concern the user's model, except errors."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class Task:
     """A call that another process can execute.
 
     Attributes:
-        content: Pickled function with bound objects; used only between processes of this program.
+        content: Pickled function with bound objects, only for processes of this program.
         folders: Import folders of the user's classes.
         creator: Id of the process that assigns the call. Its workers end with it.
         pipe: The creator's ``lifeline``.

@@ -99,7 +99,7 @@ class ArmCompileSpec:
         )
 
     def set_output_order_workaround(self: SpecT, output_order_workaround: bool) -> SpecT:
-        """Warn that the call has no effect, because outputs always keep the program's order. Returns self."""
+        """Warn that the call has no effect, because outputs keep the program's order. Returns self."""
         warnings.warn(
             "set_output_order_workaround() has no effect: outputs always keep the program's order.",
             DeprecationWarning,

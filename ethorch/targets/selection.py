@@ -26,7 +26,7 @@ class Padding:
 
     Attributes:
         inputs: Positions in the inputs.
-        outputs: Positions in the outputs, which are cropped to the size of the input.
+        outputs: Positions in the outputs, which are cropped to the input's size.
     """
 
     inputs: Places

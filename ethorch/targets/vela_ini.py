@@ -75,7 +75,7 @@ class VelaConfig:
         return sorted(name.removeprefix(_MEMORY) for name in self.sections if name.startswith(_MEMORY))
 
     def memory_system(self, system_config: str, memory_mode: str) -> MemorySystem:
-        """Combine two sections. Raise SpecError if one is unknown or Vela would reject the combination."""
+        """Combine two sections. Raise SpecError for unknown sections, or if Vela would reject them."""
         where = f"in {', '.join(self.names)}"
         if _SYSTEM + system_config not in self.sections:
             raise unknown_name(f"system config {where}:", system_config, self.system_configs)
@@ -136,7 +136,7 @@ class VelaConfig:
         return scales
 
     def read_latencies(self, system_config: str) -> dict[str, float]:
-        """Return the read latency of each memory in NPU cycles. Raise SpecError if a value is not a number."""
+        """Return each memory's read latency in NPU cycles. Raise SpecError if a value is not a number."""
         section, latencies = _SYSTEM + system_config, {}
         for memory in dict.fromkeys(self._get(section, port, "") for port in ("axi0_port", "axi1_port")):
             try:

@@ -71,7 +71,7 @@ class Emitter:
         """Append an operator and return its first result. Operators of constants are evaluated immediately.
 
         Args:
-            attrs: All attributes and constant operands of the opset row, by name.
+            attrs: All attributes and constant operands of the opset row.
 
         Raises:
             Unsupported: TOSA does not define the operator for the dtype, or the target's limits exclude the operands.

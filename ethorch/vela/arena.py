@@ -76,7 +76,7 @@ def minimize_arena(first: CompiledModel, again: Compile, tolerance: float = TOLE
 
 
 def fit_arena(limit: int, first: CompiledModel, again: Compile) -> tuple[CompiledModel, int | None]:
-    """Search the fastest schedule in ``limit`` bytes, or else the smallest arena. See ``minimize_arena``."""
+    """Search the fastest schedule in ``limit`` bytes, else the smallest arena. See ``minimize_arena``."""
     if arena_bytes(first) <= limit:
         return first, None
     tries: list[tuple[CompiledModel, int | None]] = [(first, None)]

@@ -32,7 +32,7 @@ def write(
     sources: Sources | None = None,
     debug: ArmCompileSpec.DebugMode | None = None,
 ) -> None:
-    """Write a delegate's artifacts with the first free number in ``folder``, ``delegate_N.tosa`` last.
+    """Write a delegate's artifacts with the first free number in ``folder``.
 
     Args:
         debug: ``TOSA`` adds locations to ``delegate_N.tosa``. ``JSON`` writes ``debug.json``, a list of all operators.

@@ -143,7 +143,7 @@ def _compile_planes(graph: Graph, tuning: Tuning, way: ReadPlanes, spec: EthosUC
 
 
 def compile_graph(graph: Graph, spec: EthosUCompileSpec) -> Lowered:
-    """Compile a rewritten TOSA graph, with copies of outputs if Vela drops one. Raise VelaError if Vela refuses it."""
+    """Compile a rewritten TOSA graph, with copies of outputs that Vela drops. Raise VelaError if Vela refuses it."""
     try:
         return _compile(graph, spec)
     except VelaError as error:

@@ -51,7 +51,7 @@ def check_outputs(delegate: Lowered, name: str, inputs: Sequence[Array], outputs
             got = output.view(reference.dtype).reshape(reference.shape)[index]
             value, operator, where = _first_difference(delegate, arrays, expected, number)
             raise VerificationError(
-                f"{name} computes another result than its TOSA graph: {wrong.size:,} of {output.size:,} bytes of output {number} "
+                f"{name} does not compute its TOSA graph's result: {wrong.size:,} of {output.size:,} bytes of output {number} "
                 f"differ, the first at {[int(i) for i in index]}: expected {reference[index]}, got {got}. The first operator that "
                 f"differs is {operator}, {where}. {_ADVICE}",
                 operator,
@@ -73,7 +73,7 @@ def as_bytes(array: Array) -> Array:
 
 
 def _first_difference(delegate: Lowered, arrays: Sequence[Array], expected: Sequence[Array], output: int) -> tuple[str, str, str]:
-    """Return the first value that differs, its operator, and the stage of the error. The value is empty for a rewrite's error.
+    """Return the first value that differs, empty for a rewrite's error, its operator, and the stage of the error.
 
     Args:
         expected, output: Outputs of the source graph, and the index of one that differs.
@@ -120,7 +120,7 @@ def _record_values(delegate: Lowered, arrays: Sequence[Array]) -> dict[str, list
 def _first_wrong(written: Mapping[str, Sequence[Array]], values: Mapping[str, Array]) -> str:
     """Return the first written value that differs from ``values``, or an empty string.
 
-    Values may be written in stripes, or transposed. A transposed value counts only if no other value differs.
+    Values may be written in stripes. A transposed value counts only if no other value differs.
     """
     moved = ""
     for name, parts in written.items():

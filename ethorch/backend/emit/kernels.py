@@ -57,8 +57,8 @@ def add_argument(values: Values, value: Any, kind: Any, number_of: Callable[[Any
     """Add an argument to the table of values. Return its number, or None for unsupported types.
 
     Args:
-        kind: Type of the argument in the schema.
-        number_of: Function that returns the number of a node, or of the tensor for a scalar.
+        kind: Schema type of the argument.
+        number_of: Returns the number of a node, or of the tensor for a scalar.
     """
     if isinstance(kind, torch.OptionalType):
         if value is None:
