@@ -298,7 +298,9 @@ def test_compile_writes_tosa(folder: Path, capsys: pytest.CaptureFixture[str]) -
     (result,) = ethorch.tosa.run(folder / "net.tosa", [x])
     assert result.shape == (1, 4) and np.ptp(result) > 0
     (folder / "net.tosa").unlink()
-    assert "expected a suffix of .tosa" in complaint(capsys, "compile", f"{folder}/net.py:small", "-t", "TOSA-1.0+FP", "-o", "net", status=2)
+    assert "expected a suffix of .tosa" in complaint(
+        capsys, "compile", f"{folder}/net.py:small", "-t", "TOSA-1.0+FP", "-o", "net", status=2
+    )
 
 
 def test_run_is_reproducible_and_saves(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -151,7 +151,7 @@ def test_reports_survive_json() -> None:
         text = json.dumps(report.to_json())
         assert MemoryReport.from_json(json.loads(text)) == report
     assert {"ram_bytes", "flash_bytes", "sram_bytes", "components", "tensors", "peaks"} <= report.to_json().keys()
-    with pytest.raises(FormatError, match="expected the result of MemoryReport.to_json|MemoryReport|TensorPlace|Component|expected a lifetime"):
+    with pytest.raises(FormatError, match=r"expected the result of MemoryReport\.to_json"):
         MemoryReport.from_json({"tensors": []})
 
 

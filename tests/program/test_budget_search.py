@@ -100,7 +100,9 @@ def test_an_arena_that_does_not_hold_is_said(images: list[Tensor], caplog: pytes
     wide(images, ram="64K")
     assert "[arena.exceeded]" not in caplog.text, "a search for the RAM says it by its budget"
     program = wide(images, arena="4K")
-    assert f"the NPU's arena requires {max(payload.scratch_bytes for payload in record_of(program).payloads):,} bytes, " in caplog.text
+    assert (
+        f"the NPU's arena requires {max(payload.scratch_bytes for payload in record_of(program).payloads):,} bytes, " in caplog.text
+    )
     assert "more than the setting arena permits" in caplog.text and "[arena.exceeded]" in caplog.text
 
 

@@ -124,7 +124,7 @@ def test_it_is_saved_as_a_page_and_as_data(found: Exploration, tmp_path: Path) -
     assert len(page) < 5_000_000 and "http://" not in page
     with pytest.raises(ethorch.EthorchError, match=r"ends in \.html or \.json"):
         found.save(tmp_path / "front.txt")
-    with pytest.raises(FormatError, match="expected the result of Exploration.to_json"):
+    with pytest.raises(FormatError, match=r"expected the result of Exploration\.to_json"):
         exploration_page({"variants": [{}]})
     nasty = {**data, "variants": [{**data["variants"][0], "settings": {"target": "<script>alert(1)</script>"}}]}
     assert "<script>alert" not in exploration_page(nasty)

@@ -98,7 +98,9 @@ def test_staging_memory_is_found_from_the_stream(incumbent):
 
 def test_a_payload_that_lacks_an_output_is_refused(incumbent):
     """The incumbent does not notice that Vela dropped an output; its firmware would copy the other one in its place."""
-    with pytest.raises(ProgramError, match=r"delegate 0 .*expected 1 input and 1 output, as in the payload, got 3 tensors") as error:
+    with pytest.raises(
+        ProgramError, match=r"delegate 0 .*expected 1 input and 1 output, as in the payload, got 3 tensors"
+    ) as error:
         runtime.load(incumbent / "lost.pte")
     assert "Compile the model with ethorch" in str(error.value)
 

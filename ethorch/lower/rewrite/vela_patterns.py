@@ -334,8 +334,8 @@ def takes_rescales(r: Rewriter, op: Op) -> bool:
 def takes_scales(r: Rewriter, op: Op) -> bool:
     """Return True if Vela also fuses the RESCALEs of ``takes_rescales`` on U55 and U65.
 
-    Scales of 1 are fused. An ADD or SUB before a RESCALE to INT8 or INT16 also fuses two equal 15-bit integers, or other scales if
-    the larger scale is the NPU's shift (2**19 for INT8, 2**14 for INT16). Determined by experiments.
+    Scales of 1 are fused. An ADD or SUB before a RESCALE to INT8 or INT16 also fuses two equal 15-bit integers. Other scales are
+    fused if the larger is the NPU's shift (2**19 for INT8, 2**14 for INT16). Determined by experiments.
     """
     if not takes_rescales(r, op):
         return False

@@ -73,7 +73,9 @@ def test_operators_without_a_kernel_are_named():
 
     program = compile_with(Model(), torch.rand(1, 16), "ethos-u55-128", modules={"inner": "float"})
     assert estimate_code_size(pte.read(program.pte)).missing == ("aten::acos.out",)
-    assert "excluding aten::acos.out, which have no C kernel" in next(part.note for part in program.memory.components if part.name == "code")
+    assert "excluding aten::acos.out, which have no C kernel" in next(
+        part.note for part in program.memory.components if part.name == "code"
+    )
 
 
 def test_table_is_current():

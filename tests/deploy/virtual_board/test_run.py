@@ -241,7 +241,7 @@ def test_wrong_arguments_are_named(probe: Path) -> None:
         virtual_board.run(probe, inject=["fire"])
     with pytest.raises(SpecError, match="expected timeout to be a positive number of seconds, got 0"):
         virtual_board.run(probe, timeout=0)
-    with pytest.raises(SpecError, match="expected max_instructions to be a positive number.*got 0"):
+    with pytest.raises(SpecError, match=r"expected max_instructions to be a positive number.*got 0"):
         virtual_board.run(probe, max_instructions=0)
     with pytest.raises(SpecError, match="have the same address on board corstone-300"):
         virtual_board.run(probe, npu=["ethos-u55-128", "ethos-u65-256"])
