@@ -124,11 +124,9 @@ def _bytes(values: list[Value]) -> dict[str, int]:
 
 
 def _cpu_origins(program: Subject) -> defaultdict[str, Iterator[Origin]]:
-    """Return the origins of CPU operators in execution order, by operator name.
-
-    A program does not record source lines. If the number of calls of an operator is equal to the number of refused operators with
-    its name, origins are assigned in order. Otherwise they are omitted.
-    """
+    """Return the origins of CPU operators in execution order, by operator name."""
+    # A program does not record source lines. If the number of calls of an operator is equal to the number of refused operators
+    # with its name, origins are assigned in order. Otherwise they are omitted.
     origins_by_name: dict[str, list[Origin]] = defaultdict(list)
     for refusal in program.partition.refusals if program.partition else ():
         origins_by_name[base_name(refusal.origin.target)].append(refusal.origin)

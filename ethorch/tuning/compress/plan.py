@@ -109,11 +109,9 @@ def plan(
 
 
 def _flags(spec: EthosUCompileSpec) -> tuple[tuple[str, ...], ...]:
-    """Return the combinations of Vela flags to try.
-
-    The U85's fast decoder reads each weight in SRAM as one byte, or as four bits if there are at most 15 values. With the fast
-    decoder, Vela rarely uses 2:4.
-    """
+    """Return the combinations of Vela flags to try."""
+    # The U85's fast decoder reads each weight in SRAM as one byte, or as four bits if there are at most 15 values. With the fast
+    # decoder, Vela rarely uses 2:4.
     if spec.target.family == "u85" and spec.memory_mode == "Sram_Only" and _NO_FAST_DECODER not in spec.flags:
         return (), (_NO_FAST_DECODER,)
     return ((),)

@@ -31,11 +31,9 @@ def _with_axes(out: View, x: View, axes: Sequence[int]) -> View:
 
 
 def _accumulate(w: Writer, function: str, dtype: str, out: View, x: View, axes: Sequence[int]) -> None:
-    """out = function(x, out) for each x in index order.
-
-    The inner loop runs along either the kept or the reduced axes, whichever have more elements. If dtypes are converted, it runs
-    along the kept axes, because the elements of a converted row must have different outputs.
-    """
+    """out = function(x, out) for each x in index order."""
+    # The inner loop runs along either the kept or the reduced axes, whichever have more elements. If dtypes are converted, it
+    # runs along the kept axes, because the elements of a converted row must have different outputs.
     if not x.numel:
         return
     target = _with_axes(out, x, axes)
