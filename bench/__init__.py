@@ -1,1 +1,1 @@
-"""Benchmarks: the same program through ethorch and through ExecuTorch's own Arm backend, side by side."""
+"""Benchmarks that compile the same networks with ethorch and with ExecuTorch's Arm backend."""

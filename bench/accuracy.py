@@ -138,7 +138,7 @@ def on_machine(api: Any, spec: Any, float_model: Any, converted: Any, samples: S
 
 
 def float_operators(converted: Any) -> list[str]:
-    """Return the operators with a float input that was not is_dequantize, i.e. the operators that were not quantized."""
+    """Return the operators that have a float input that is not a dequantized value, i.e. operators that were not quantized."""
     import torch
 
     def is_dequantize(node: Any) -> bool:
@@ -158,7 +158,7 @@ def float_operators(converted: Any) -> list[str]:
 
 
 def quantize_seconds(record: Record) -> float:
-    """Return the CPU seconds of a seed, from the exported graph to the converted one."""
+    """Return the CPU seconds of a seed from the exported graph to the converted graph."""
     return float(sum(record["seconds"][step] for step in STEPS))
 
 
@@ -169,7 +169,7 @@ def difference(ethorch: Record, arm: Record) -> str:
 
 
 def table(records: Sequence[Record]) -> str:
-    """Format a row per network: mean SQNR of both, the difference, quantization seconds, nodes, and optional columns."""
+    """Format a row for each network: mean SQNR of both, difference, quantization seconds, nodes, and optional columns."""
     improved = any(record["impl"] == "ethorch+" for record in records)
     machine = any("machine" in record for record in records)
     head = ["network", "SQNR dB, ethorch", "Arm backend", "difference", "quantize s, ethorch", "Arm backend", "ratio"]

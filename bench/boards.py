@@ -1,8 +1,8 @@
-"""Published times of boards beside our estimates: ``python -m bench.boards [--only NAME] [--small]``.
+"""Compare published inference times on boards with estimates: ``python -m bench.boards [--only NAME] [--small]``.
 
-Weights are drawn from a Laplace distribution: cycles depend on shapes, and on how well weights compress, and uniform ones, as
-networks begin with, hardly do. Encoded megabytes are printed beside; where the publisher names a size, it can be compared. The
-boards' rows are those of ``ethorch boards``. ``ethorch.targets.boards.measured`` keeps the result.
+Weights are drawn from a Laplace distribution, because cycles depend on how well weights compress, and uniformly distributed weights
+hardly compress. The table also lists encoded megabytes. The rows are those of ``ethorch boards``.
+``ethorch.targets.boards.measured`` stores the result.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Published:
         scheme, target, board, memory_mode: Options of the compilation. None selects the default of the board.
         milliseconds: Published time.
         source: Publisher.
-        npu_only: Whether the time is that of the NPU's cycle counter, without the CPU.
-        io: Type of the program's inputs and outputs. Quantized ones are channels last, as in TFLite.
+        npu_only: Whether the time is measured by the NPU's cycle counter, without the CPU.
+        io: Type of the program's inputs and outputs. Quantized inputs and outputs are channels last, as in TFLite.
     """
 
     network: str
@@ -44,7 +44,7 @@ class Published:
     io: str = "float32"
 
     def estimate_milliseconds(self, program: ethorch.Program) -> float:
-        """Return the estimate that is comparable with the published time: of the NPU alone, or of the whole call."""
+        """Return the estimate for the NPU alone or for the whole call, whichever was published."""
         data = program.to_json()
         taken = 1e3 * data["total_cycles"] / data["core_clock_hz"] if self.npu_only else data["milliseconds"]
         return float(taken)
@@ -114,7 +114,7 @@ def table(rows: list[tuple[Published, ethorch.Program]]) -> str:
 
 
 def main() -> None:
-    """Compile the rows that are asked for, print the table."""
+    """Compile the selected rows and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="select networks whose name contains this text")
     parser.add_argument("--small", action="store_true", help=f"select only {', '.join(SMALL)}")

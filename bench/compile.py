@@ -2,8 +2,8 @@
 
 ``python -m bench.compile [--models a,b] [--targets t,u] [--json]``
 
-A cell reads "ethorch / Arm backend (ratio)". Smaller is better in every column except SQNR. The last row has the geometric means
-of the ratios over the networks that both compile.
+A cell contains "ethorch / Arm backend (ratio)". Smaller is better in every column except SQNR. The last row contains geometric
+means of the ratios over the networks that both implementations compile.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DEFAULT_TARGETS = ("ethos-u55-128", "ethos-u85-256")
 
 @dataclass(frozen=True)
 class Column:
-    """A quantity in the table: where it is in a record and how it reads."""
+    """A quantity in the table, with its key in a record and its format."""
 
     title: str
     value: Callable[[Record], float]
@@ -36,7 +36,7 @@ class Column:
 
 
 def _count(value: float) -> str:
-    """1234567 -> "1.235 M"."""
+    """Format a number, e.g. ``1.235 M`` for 1234567."""
     for limit, unit in ((1e6, " M"), (1e3, " k")):
         if value >= limit:
             return f"{value / limit:.4g}{unit}"
@@ -75,7 +75,7 @@ def measure(
     implementations: Sequence[str] = IMPLEMENTATIONS,
     earlier: Sequence[Record] = (),
 ) -> list[Record]:
-    """Return a record per model, target and implementation, each measured in a process of its own, or copied from `earlier`."""
+    """Return a record for each model, target and implementation, measured in a new process or copied from ``earlier``."""
     known = {(r["model"], r["target"], r["impl"]): r for r in earlier}
     records = []
     for target in targets:
@@ -96,12 +96,12 @@ def measure(
 
 
 def geometric_mean(values: Sequence[float]) -> float:
-    """(product of values) ** (1 / n); nan for none."""
+    """Return the geometric mean, or nan if there are no values."""
     return math.exp(sum(map(math.log, values)) / len(values)) if values else math.nan
 
 
 def ratios(records: Sequence[Record], target: str, column: Column) -> dict[str, float]:
-    """ethorch / Arm backend by model, where both compiled."""
+    """Return model -> ethorch / Arm backend, for the models that both implementations compiled."""
     found = {(r["model"], r["impl"]): r for r in records if r["target"] == target and "error" not in r}
     return {
         model: column.value(found[model, "ethorch"]) / column.value(arm)
@@ -130,7 +130,7 @@ def _coverage(record: Record | None) -> str:
 
 
 def table(records: Sequence[Record], target: str) -> str:
-    """Format a Markdown table of one target, whose last row has geometric means."""
+    """Format a Markdown table for one target. The last row contains geometric means."""
     by_key = {(r["model"], r["impl"]): r for r in records if r["target"] == target}
     models = list(dict.fromkeys(model for model, _ in by_key))
     system_config, memory_mode = memory_for(target)
@@ -163,7 +163,7 @@ def markdown_row(cells: Sequence[str]) -> str:
 
 
 def provenance() -> str:
-    """Return date, versions and machine of a measurement in one line."""
+    """Return one line with the date, versions and machine of a measurement."""
     packages = ("torch", "torchao", "executorch", "ethos-u-vela", "tosa-tools")
     versions = ", ".join(f"{name} {version(name)}" for name in packages)
     return f"{date.today().isoformat()}; {versions}; CPython {platform.python_version()}, {platform.machine()}"

@@ -1,12 +1,12 @@
-"""Measure compile time in CPU seconds, against the Arm backend, against Vela, and as networks grow.
+"""Measure compile time in CPU seconds, compared with the Arm backend and with Vela, and as a function of network size.
 
 ``python -m bench.compile_seconds [--models a,b] [--target T] [--repeat N] [--arm-repeat N] [--growth] [--json]``
 
-Each run is a process of its own with one torch thread. The implementations alternate, so that other load affects both equally.
-A figure is the median over the runs in CPU seconds (`time.process_time`), without imports, which have a column of their own.
-The steps of ethorch are those of `quantize` and `build_pte`. The comparison with the TOSA reference has a column of its own. The
-steps of the Arm backend are those of its users: `torch.export` of the converted graph, `to_edge_transform_and_lower` and
-`to_executorch`. ``--growth`` compiles chains of equal layers and networks of several hundred operators.
+Each run is a separate process with one torch thread. The implementations alternate, so that other load affects both equally.
+Figures are medians of CPU seconds (`time.process_time`). Imports and the comparison with the TOSA reference have separate columns.
+The steps of ethorch are those of `quantize` and `build_pte`. The steps of the Arm backend are `torch.export` of the converted
+graph, `to_edge_transform_and_lower` and `to_executorch`. ``--growth`` compiles chains of equal layers and networks of several
+hundred operators.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _time_repair(steps: Steps, repair_delegate: Callable[..., Any], *arguments: 
 
 
 def _case(model: str) -> ModelCase:
-    """Return a network of the benchmarks, a growing one, or an image network of the zoo."""
+    """Return a network of the benchmarks, a growing network, or an image network of the zoo."""
     from bench.models import ALL_MODELS
     from bench.models.growing import GROWING
 
@@ -124,7 +124,7 @@ def _case(model: str) -> ModelCase:
 
 
 def medians(runs: Sequence[Record]) -> Record:
-    """Return a record with the median of each number over the runs of a network, or the first record of a failed run."""
+    """Return the median of each number over the runs of a network, or the record of the first failed run."""
     for run in runs:
         if "error" in run:
             return run
@@ -148,7 +148,7 @@ TOTALS: Mapping[str, Callable[[Record], float]] = {
 
 
 def measure(models: Sequence[str], target: str, repeat: int, arm_repeat: int) -> list[Record]:
-    """Return the medians per network and implementation. The implementations alternate."""
+    """Return the medians for each network and implementation."""
     records = []
     for model in models:
         runs: dict[str, list[Record]] = {"ethorch": [], "arm": []}
@@ -170,7 +170,7 @@ def _both(ethorch: float, arm: float | None) -> str:
 
 
 def table(records: Sequence[Record]) -> str:
-    """Format a Markdown table with a row per network; a cell reads "ethorch / Arm backend (speedup)"."""
+    """Format a Markdown table with a row for each network. A cell contains "ethorch / Arm backend (speedup)"."""
     head = [
         "model", "nodes", "on the CPU", "imports, s", "module to .pte, s", "quantize, s", "converted graph to .pte, s",
         "verification, s", "Vela, s", "limit: 1.4 Vela + 0.2 s",
@@ -205,7 +205,7 @@ def table(records: Sequence[Record]) -> str:
 
 
 def growth_table(records: Sequence[Record]) -> str:
-    """Format a Markdown table of the seconds per step; linear growth keeps the seconds per thousand nodes constant."""
+    """Format a Markdown table of the seconds per step. If growth is linear, the seconds per thousand nodes are constant."""
     head = [
         "model",
         "nodes",

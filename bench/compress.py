@@ -3,8 +3,8 @@
 ``python -m bench.compress [--tasks digits,denoise] [--recipes a,b] [--json]``
 
 *digits*: classification of scikit-learn's 8x8 digits, as the percentage of correct answers on the 576 test images
-(``bench.digits``). *denoise*: removal of noise with a deviation of 25 of 255 from patches of 32x32 pixels. A network of 29,000
-weights is trained on one photograph of scikit-learn, and its PSNR is measured on the other.
+(``bench.digits``). *denoise*: removal of noise with a standard deviation of 25 (of 255) from patches of 32x32 pixels. A network of
+29,000 weights is trained on one photograph of scikit-learn, and PSNR is measured on the other photograph.
 
 Each network is trained in float, quantized to int8, and compressed by each recipe. One-shot compression uses calibration samples.
 Training uses ``ethorch.tuning.compress.constrain`` and ``ethorch.tuning.prepare_qat``. The row "as-is" has the same quantization
@@ -43,7 +43,7 @@ _NOISE, _SIDE, _PATCHES = 25 / 255, 32, 64
 
 
 class Denoiser(nn.Module):
-    """float[N,3,H,W] -> the same without noise: five convolutions, which find the noise."""
+    """A network that subtracts estimated noise from images float[N,3,H,W], with five convolutions."""
 
     def __init__(self, width: int = 32) -> None:
         super().__init__()
@@ -57,14 +57,14 @@ class Denoiser(nn.Module):
 
 
 class Patches:
-    """Patches of the two photographs, float32[N, 3, 32, 32] of 0..1, with noise and without."""
+    """Noisy and clean patches of the two photographs, float32[N, 3, 32, 32] in 0..1."""
 
     def __init__(self, seed: int):
         self.photographs = [torch.from_numpy(np.ascontiguousarray(photo.transpose(2, 0, 1))) for photo in _photographs()]
         self.draw = torch.Generator().manual_seed(seed)
 
     def patches(self, photograph: int, count: int) -> tuple[Tensor, Tensor]:
-        """(noisy, clean), drawn anew."""
+        """Draw new patches and return (noisy, clean)."""
         picture = self.photographs[photograph]
         corners = [(self._below(picture.shape[1] - _SIDE), self._below(picture.shape[2] - _SIDE)) for _ in range(count)]
         clean = torch.stack([picture[:, y : y + _SIDE, x : x + _SIDE] for y, x in corners])
@@ -99,7 +99,7 @@ class Task:
 
 
 def digits(seed: int) -> Task:
-    """Percent right."""
+    """Return the task whose figure is the percentage of correct answers."""
     data = Data(seed)
 
     def judge(model: nn.Module) -> float:
@@ -112,7 +112,7 @@ def digits(seed: int) -> Task:
 
 
 def denoise(seed: int) -> Task:
-    """PSNR."""
+    """Return the task whose figure is PSNR."""
     data = Patches(seed)
     tested = data.patches(1, _PATCHES)
     samples = [(image[None],) for image in data.patches(0, 24)[0]]
@@ -141,11 +141,11 @@ TASKS = {"digits": digits, "denoise": denoise}
 
 @dataclass(frozen=True)
 class Row:
-    """One network by one recipe.
+    """The results of one recipe for one network.
 
     Attributes:
-        figure, trained: by the task's judge, in one shot and with training.
-        cycles, weight_bytes: by target, in one shot; of the NPU, and of encoded weights.
+        figure, trained: Figure of the task in one shot and with training.
+        cycles, weight_bytes: Target -> NPU cycles and encoded weight bytes, in one shot.
     """
 
     task: str
@@ -157,7 +157,7 @@ class Row:
 
 
 def measure(name: str, recipes: Sequence[str], seed: int = 0) -> tuple[str, float, list[Row]]:
-    """Return the unit, the figure of the float model, and a row per recipe."""
+    """Return the unit, the figure of the float model, and a row for each recipe."""
     torch.manual_seed(seed)
     task = TASKS[name](seed)
     task.train(task.model.train(), task.rounds, task.rate)
@@ -192,7 +192,7 @@ def _spec(target: str) -> ethorch.EthosUCompileSpec:
 
 
 def _measure_training(task: Task, model: nn.Module, recipes: dict[str, str]) -> float:
-    """Return the figure after quantization-aware training with these recipes, for half the float rounds at a third of the rate."""
+    """Return the figure after quantization-aware training, with half the float rounds and a third of the float learning rate."""
     constrained = compress.constrain(copy.deepcopy(model).train(), recipes)
     prepared = ethorch.tuning.prepare_qat(constrained, task.batch)
     prepared.train()
@@ -203,7 +203,7 @@ def _measure_training(task: Task, model: nn.Module, recipes: dict[str, str]) -> 
 
 
 def table(unit: str, floating: float, rows: Sequence[Row]) -> str:
-    """Markdown."""
+    """Format a Markdown table."""
     head = ["recipe", f"one shot, {unit}", "trained"]
     head += [f"{target}: cycles, weight bytes" for target in DEFAULT_TARGETS]
     lines = [f"{rows[0].task}: {floating:.2f} {unit} in float", "", markdown_row(head), markdown_row(["---"] * len(head))]

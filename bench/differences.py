@@ -1,11 +1,11 @@
-"""Count output elements of a .pte that differ from the fake-quantized module, per operator, for both implementations.
+"""Count output elements of a .pte that differ from the fake-quantized module, by operator, for both implementations.
 
 ``python -m bench.differences [--targets T,T] [--scheme int8|a16w8] [--operators a,b] [--json]``
 
-Each operator is a small module. Each implementation quantizes it with four random inputs in a process of its own, compiles it, and
-runs eight other inputs in ``ethorch.runtime``. An element differs if its integer value is not that of fake quantization. The table
-also has the SQNR of the .pte against the float module. Fake quantization rounds after each operator of a composite. A lowering
-that computes more precisely therefore differs from it, with a better SQNR.
+Each operator is a small module. Each implementation quantizes the module with four random inputs in a separate process, compiles
+it, and runs eight other inputs in ``ethorch.runtime``. An element differs if its integer value differs from that of fake
+quantization. The table also lists the SQNR of the .pte against the float module. Fake quantization rounds after each operator of a
+composite. A more precise lowering therefore differs, but has a better SQNR.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Shape = tuple[int, ...]
 
 
 class Of(nn.Module):
-    """A function of its inputs."""
+    """A module that applies a function to its inputs."""
 
     def __init__(self, function: Callable[..., Tensor]):
         super().__init__()
@@ -44,7 +44,7 @@ class Of(nn.Module):
 
 
 class First(nn.Module):
-    """The first result of a module of several."""
+    """A module that returns the first result of another module."""
 
     def __init__(self, module: nn.Module):
         super().__init__()
@@ -55,7 +55,7 @@ class First(nn.Module):
 
 
 class Residual(nn.Module):
-    """The input plus a module of it."""
+    """A module that adds its input to the result of another module."""
 
     def __init__(self, module: nn.Module):
         super().__init__()
@@ -70,9 +70,9 @@ class Case:
     """An operator.
 
     Attributes:
-        create: makes its module.
-        shapes: of its inputs.
-        low: inputs are uniform between this and 1; None for normal inputs.
+        create: Function that creates the module.
+        shapes: Input shapes.
+        low: Lower bound of uniform inputs up to 1. None selects normally distributed inputs.
     """
 
     create: Callable[[], nn.Module]
@@ -80,7 +80,6 @@ class Case:
     low: float | None = None
 
     def inputs(self, seed: int) -> tuple[Tensor, ...]:
-        """One tuple of inputs."""
         generator = torch.Generator().manual_seed(seed)
         if self.low is None:
             return tuple(torch.randn(shape, generator=generator) for shape in self.shapes)
@@ -171,7 +170,7 @@ CASES: dict[str, Case] = {
 
 
 def measure(impl: str, target: str, scheme: str, names: Sequence[str]) -> Record:
-    """Every operator through one implementation, in this process: name -> record."""
+    """Measure the operators with one implementation in this process, and return name -> record."""
     from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
 
     torch.set_num_threads(1)
@@ -191,7 +190,7 @@ def measure(impl: str, target: str, scheme: str, names: Sequence[str]) -> Record
 
 
 def measure_case(api: Any, spec: Any, config: Any, prepare: Any, name: str) -> Record:
-    """One operator: elements, how many of them differ, the largest distance in steps, SQNR of both against float."""
+    """Return the elements, the differing elements, the largest difference in steps, and both SQNRs against float."""
     from contextlib import nullcontext
 
     from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
@@ -236,7 +235,7 @@ def _step(converted: Any) -> float:
 
 
 def table(records: dict[str, Record]) -> str:
-    """Format a row per operator: share of differing elements, largest difference in steps, and SQNR, of each implementation."""
+    """Format a row for each operator: share of differing elements, largest difference in steps, and SQNR of each implementation."""
     head = ["operator"]
     for impl in ("ethorch", "Arm backend"):
         head += [f"{impl}: differ, %", "steps at most", ".pte dB", "fake-quantized dB"]

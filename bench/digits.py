@@ -1,9 +1,10 @@
-"""Task accuracy on real data: handwritten digits classified in float, after calibration alone, and after training quantized.
+"""Measure task accuracy on handwritten digits: in float, after calibration alone, and after quantized training.
 
 ``python -m bench.digits [--seeds 3] [--json]``
 
-A residual network of 4000 weights is trained on 1200 of scikit-learn's 8x8 digits; the table shows the percentage right of
-the 576 it never saw, mean over seeds. Each implementation quantizes the same trained network in a process of its own.
+A residual network of 4000 weights is trained on 1200 of scikit-learn's 8x8 digits. The table lists the percentage of correct
+answers on the other 576 digits, as the mean over seeds. Each implementation quantizes the same trained network in a separate
+process.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ COLUMNS: dict[str, tuple[str, dict[str, Any], bool]] = {
 
 
 class Digits(nn.Module):
-    """float[N,1,8,8] -> 10 logits: two convolutions with batch normalization, a residual."""
+    """A classifier for images float[N,1,8,8] with two convolutions, batch normalization and a residual."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +54,7 @@ class Digits(nn.Module):
 
 
 class Data:
-    """Images float[1797,1,8,8] and labels in an order that the seed draws."""
+    """Images float[1797,1,8,8] and labels in random order."""
 
     def __init__(self, seed: int):
         from sklearn.datasets import load_digits
@@ -78,7 +79,7 @@ class Data:
 
 
 def measure(impl: str, seeds: int) -> dict[str, list[float]]:
-    """Return percentages of correct answers by column, one per seed. Columns that fail are omitted."""
+    """Return the percentages of correct answers by column, one for each seed. Columns that fail are omitted."""
     from torchao.quantization.pt2e import allow_exported_model_train_eval
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
 

@@ -1,9 +1,9 @@
-"""Measure the CPU seconds of `ethorch.evaluate` over images of 96x96 in MobileNetV2.
+"""Measure the CPU seconds of `ethorch.evaluate` for MobileNetV2 on 96x96 images.
 
 ``python -m bench.evaluate [--images 1000] [--target T] [--json]``
 
-The images are in memory, the runtime of ExecuTorch is imported, and the program is loaded before the measurement. The first run
-evaluates the simulated NPU alone. The second one adds the float and the fake-quantized model in PyTorch.
+The images are in memory, ExecuTorch's runtime is imported, and the program is loaded before the measurement. The first run
+evaluates only the simulated NPU. The second run adds the float and the fake-quantized model in PyTorch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {"NPU": (), "NPU, float": ("float",), "NPU
 
 
 def measure(images: int, target: str) -> list[dict[str, Any]]:
-    """Return a record per choice of columns."""
+    """Return a record for each selection of columns."""
     torch.set_num_threads(1)
     case = ModelCase("mobilenet_v2_96", torchvision_model("mobilenet_v2"), picture(SIDE), "Sandler et al. 2018")
     program = ethorch.compile(case.build(), case.example_inputs(), target, calibration=case.calibration(8), progress=False)

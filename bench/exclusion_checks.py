@@ -1,10 +1,10 @@
-"""Operators that stay on the CPU because of a user's check, beside ExecuTorch's Arm backend.
+"""Compare the operators that a user's check keeps on the CPU in ethorch and in ExecuTorch's Arm backend.
 
 ``python -m bench.exclusion_checks [--target ethos-u85-256] [--operators softmax,conv] [--page docs/exclusion-checks.md]``: for the
-first sample of each operator of ``ethorch ops``, record the operators about which the Arm backend's partitioner asks its
-``additional_checks``. For each that ethorch's asks about as well, both get the same check: ``DontPartition``,
-``DontPartitionName``, a check of the user's own, and ``DontPartitionModule`` for the module. The others are parts into which only
-the Arm backend's quantizer takes an operator. Nothing is compiled: only the partitions count.
+first sample of each operator of ``ethorch ops``, record the operators that the Arm backend's partitioner passes to
+``additional_checks``. If ethorch's partitioner passes the same operator, both partitioners are run with the same checks:
+``DontPartition``, ``DontPartitionName``, a custom check, and ``DontPartitionModule`` for the module. Other operators occur only in
+decompositions of the Arm backend's quantizer. Nothing is compiled, because only the partitions are compared.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _PLUMBING = (
 
 
 class Network(nn.Module):
-    """A sample's call as the submodule ``op``."""
+    """A network that calls a sample as the submodule ``op``."""
 
     def __init__(self, name: str):
         super().__init__()
@@ -53,7 +53,7 @@ class Network(nn.Module):
 
 
 class Recorder(OperatorSupportBase):
-    """A check that refuses nothing and remembers the nodes it was asked about."""
+    """A check that accepts all nodes and records them."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, Any] = {}
@@ -64,7 +64,7 @@ class Recorder(OperatorSupportBase):
 
 
 class Custom(OperatorSupportBase):
-    """A check as a user writes one."""
+    """A custom check, as written by a user."""
 
     def __init__(self, target: Any):
         self.target = target
@@ -75,7 +75,7 @@ class Custom(OperatorSupportBase):
 
 @dataclass(frozen=True)
 class Split:
-    """Names of the operators on the CPU and on the NPU, without plumbing."""
+    """The names of the operators on the CPU and on the NPU, except operators that only move or convert data."""
 
     cpu: tuple[str, ...] = ()
     npu: tuple[str, ...] = ()
@@ -83,7 +83,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Row:
-    """One check of one operator; ``ours`` and ``theirs`` are the partitions, or an error."""
+    """The result of one check for one operator. ``ours`` and ``theirs`` are the partitions, or an error."""
 
     operator: str
     kind: str
@@ -93,7 +93,7 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """The result of the comparison: one of ``VERDICTS``."""
+        """The result of the comparison, one of ``VERDICTS``."""
         if self.kind == ONLY_THEIRS:
             return "not asked"
         if isinstance(self.theirs, str):
@@ -108,22 +108,22 @@ class Row:
 
 
 def base_name(target: Any) -> str:
-    """Return the name without dialect and overload: ``convolution`` for ``aten.convolution.default``."""
+    """Return the name without dialect and overload, e.g. ``convolution`` for ``aten.convolution.default``."""
     name = str(getattr(target, "_op", target))
     return (name.split(".")[1] if name.count(".") > 1 else name).strip("_").removesuffix("_copy")
 
 
 def is_plumbing(target: Any) -> bool:
-    """Return True for operators that move or convert data."""
+    """Return True if the operator only moves, converts or checks data."""
     return any(word in str(getattr(target, "_op", target)) for word in _PLUMBING)
 
 
 @contextlib.contextmanager
 def remember_decompositions(results: dict[Any, Any]) -> Iterator[None]:
-    """Compute ``ExportedProgram.run_decompositions`` once for each graph and table; later calls return a copy of the result.
+    """Cache the results of ``ExportedProgram.run_decompositions``. Further calls for the same graph and table return a copy.
 
     Args:
-        results: Results so far, of one program.
+        results: Results so far, for one program.
     """
     run = ExportedProgram.run_decompositions
 
@@ -191,7 +191,7 @@ def _operators(graphs: Sequence[Graph]) -> tuple[str, ...]:
 
 
 def sides(target: str) -> tuple[Side, Side]:
-    """Return ethorch and the Arm backend; both lower every partition to an empty blob."""
+    """Return ethorch and the Arm backend. Both lower every partition to an empty blob."""
     import executorch.backends.arm as arm
     from executorch.backends.arm.ethosu.backend import EthosUBackend as Theirs
     from executorch.exir.backend.backend_details import PreprocessResult

@@ -3,17 +3,17 @@
 ``python -m bench.fit [--models a,b] [--targets t,u] [--compress] [--arm] [--layout] [--resume FILE] [--json]``
 
 Each network is quantized once and compiled for each of the ``VARIANTS``: Vela's default arena, the smallest arena with nearly the
-same cycles, and the latter with int8 inputs and outputs. Further variants place all weights in SRAM, or only weights that are read
+same cycles, and this arena with int8 inputs and outputs. Further variants place all weights in SRAM, or only weights that are read
 several times, or use ``constants="auto"`` within one memory of an Alif E7. All variants run the same input in the simulator, and
 their outputs must be equal.
 
-``--compress`` also compresses the weights in one shot, with one recipe for all weights and with one per weight. The outputs of
-these programs must equal those of the TOSA reference model. The networks are untrained, so compression gains less than on trained
-weights. SQNR is measured against the uncompressed program.
+``--compress`` also compresses the weights in one shot, with one recipe for all weights and with one for each weight. The outputs of
+these programs must equal those of the TOSA reference model. The networks are untrained, so compression reduces their size less than
+for trained weights. SQNR is measured against the uncompressed program.
 
 ``--arm`` also compiles with ExecuTorch's Arm backend, and adds a table relative to its cycles and arena.
-``--layout`` also compiles with channels-last inputs and outputs, as ``io_layout="auto"`` does if it is faster.
-``--resume`` appends each row to a file, and measures only rows or parts that the file does not contain.
+``--layout`` also compiles with channels-last inputs and outputs, which ``io_layout="auto"`` selects if they are faster.
+``--resume`` appends each row to a file, and measures only rows or columns that the file does not contain.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Variant:
     """Results of one variant of a network.
 
     Attributes:
-        cycles: Cycles of the NPU.
+        cycles: NPU cycles.
         arena_bytes: Size of the NPU's arena in fast memory.
         ram_bytes: RAM of the whole application.
     """
@@ -69,11 +69,11 @@ class Row:
     """Results of one network on one target.
 
     Attributes:
-        variants: Results by name of the variant.
-        arm_cycles: Cycles of the Arm backend's program. None if not measured, 0 if it failed.
-        arm_sram_bytes: Arena of that program, with the same meaning of None and 0.
-        laid_cycles: Cycles of the faster of both layouts of inputs and outputs. None if not measured.
-        compressed: Results by compression of the weights.
+        variants: Variant name -> results.
+        arm_cycles: Cycles of the Arm backend's program. None if not measured, 0 if compilation failed.
+        arm_sram_bytes: Arena of that program. None if not measured, 0 if compilation failed.
+        laid_cycles: Cycles of the faster layout of inputs and outputs. None if not measured.
+        compressed: Recipe -> results with compressed weights.
     """
 
     model: str
@@ -93,11 +93,11 @@ class Row:
 
     @property
     def cycles(self) -> int:
-        """Cycles of the program with Vela's default arena."""
+        """The cycles of the program with Vela's default arena."""
         return self.variants[FAST].cycles
 
     def ratio(self, variant: str, what: str) -> float:
-        """Return ``what`` of a variant, divided by that of the program with Vela's default arena."""
+        """Return an attribute of a variant, divided by that of the program with Vela's default arena."""
         return float(getattr(self.variants[variant], what) / getattr(self.variants[FAST], what))
 
 
@@ -106,8 +106,8 @@ class Compressed:
     """Results of one network with compressed weights.
 
     Attributes:
-        cycles: Cycles of the NPU.
-        pte_bytes, pte_bytes_before: of the .pte, with and without.
+        cycles: NPU cycles.
+        pte_bytes, pte_bytes_before: Size of the .pte with and without compression.
         sqnr_db: SQNR against the uncompressed program, on the calibration samples.
     """
 
@@ -123,7 +123,7 @@ CHOSEN, CHOSEN_DB = "each its own", 20.0
 
 
 def measure_compression(user: UserModel, quantized: GraphModule, plain: Settings) -> dict[str, Compressed]:
-    """Compress the network by each recipe, and by a recipe per weight.
+    """Compress the network with each recipe, and with one recipe for each weight.
 
     Raises:
         AssertionError: Outputs differ from those of the reference model.
@@ -181,7 +181,6 @@ def measure(
 
 
 def _variants(user: UserModel, quantized: GraphModule, plain: Settings) -> dict[str, Variant]:
-    """Measure the ``VARIANTS``; raise AssertionError if outputs differ."""
     target, system_config = str(plain.target), plain.system_config
     settings = {
         FAST: plain,
@@ -212,7 +211,6 @@ def _outputs(program: Program, user: UserModel) -> list[torch.Tensor]:
 
 
 def _codes(x: torch.Tensor, info: TensorInfo) -> torch.Tensor:
-    """Quantize like the kernel of ExecuTorch, which multiplies by the reciprocal of the scale."""
     codes = info.codes
     if codes is None:
         return x
@@ -225,7 +223,7 @@ def _floats(y: torch.Tensor, info: TensorInfo) -> torch.Tensor:
 
 
 def _of_arm(model: str, target: str) -> tuple[int, int]:
-    """Return cycles and SRAM of the Arm backend's program, or 0 if it failed."""
+    """Return the cycles and SRAM of the Arm backend's program, or zeros if compilation failed."""
     record = run_in_child("bench.implementation", ["--impl", "arm", "--model", model, "--target", target])
     return (0, 0) if "error" in record else (int(record["vela"]["total_cycles"]), int(record["vela"]["sram_bytes"]))
 

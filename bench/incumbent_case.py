@@ -1,4 +1,4 @@
-"""One case of the Arm backend's tests: quantized, compiled, run and compared by ethorch, and compiled by the Arm backend."""
+"""Measure one case of the Arm backend's tests: compile, run and compare with ethorch, and compile with the Arm backend."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FLOAT_MODULE = "float module"
 
 
 class TooLong(BaseException):
-    """Ends the measurement of a case; not an ``Exception``, which compilers catch to try something else."""
+    """The end of a measurement by timeout. It is not an ``Exception``, because compilers catch exceptions and continue."""
 
 
 @contextlib.contextmanager
@@ -45,7 +45,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def cpu_operators(pte: bytes) -> tuple[int, dict[str, int]]:
-    """Return the number of delegates of a ``.pte`` and its CPU operators with their counts, without quantize and dequantize."""
+    """Return the number of delegates of a ``.pte`` and the count of each CPU operator except quantize and dequantize."""
     from ethorch.formats import pte as reader
 
     program = reader.read(pte)
@@ -70,7 +70,7 @@ def _is_config(value: Any) -> bool:
 
 
 def _settings(pipeline: Any) -> list[tuple[str, tuple[Any, ...]]]:
-    """Return the calls of ``set_*`` that configured the pipeline's quantizer: names and arguments, the global config first."""
+    """Return the calls (name, arguments) of ``set_*`` that configured the pipeline's quantizer, with the global config first."""
     stage = pipeline._stages[pipeline.find_pos("quantize")].args[0]
     quantizer = getattr(stage, "quantizer", None) or pipeline.quantizer
     recorded = list(getattr(quantizer, RECORDED, ()))
@@ -82,7 +82,7 @@ def _settings(pipeline: Any) -> list[tuple[str, tuple[Any, ...]]]:
 
 
 def record_settings(kind: type) -> None:
-    """Let quantizers of ``kind`` record the calls of their ``set_*`` methods."""
+    """Make quantizers of ``kind`` record the calls of their ``set_*`` methods."""
 
     def recording(method: Any) -> Any:
         @functools.wraps(method)
@@ -124,9 +124,9 @@ def _own_config(config: Any) -> Any:
 
 
 def _quantize(model: Any, inputs: Any, quantizer: Any, pipeline: Any) -> tuple[Any, str]:
-    """Return the converted model, and its calibration samples in words: those of the test.
+    """Return the converted model and a description of the calibration samples, which are those of the test.
 
-    If the test's samples do not reach a branch or a loop's body, multiples of them are samples, too.
+    If the samples do not reach a branch or a loop's body, multiples of the samples are also used.
     """
     import torch
 
@@ -162,8 +162,8 @@ def _quantize(model: Any, inputs: Any, quantizer: Any, pipeline: Any) -> tuple[A
 def measure_own(pipeline: Any, target: str, limit: float = 0) -> Record:
     """Compile and run one case; record its status, delegates, CPU operators, reasons, differing bytes and CPU seconds.
 
-    After ``limit`` seconds of CPU time, the status is ``too long`` with the step that was interrupted. It is ``not run`` if the
-    float module fails or returns no tensors, as some do with other versions of the libraries they are from.
+    After ``limit`` seconds of CPU time, the status is ``too long`` with the interrupted step. The status is ``not run`` if the
+    float module fails or returns no tensors, for example with other library versions.
     """
     import torch
     from torch.utils._pytree import tree_leaves
@@ -226,7 +226,7 @@ def measure_own(pipeline: Any, target: str, limit: float = 0) -> Record:
 
 
 def _run_reference(tosa: bytes, arrays: Sequence[Any]) -> list[Any]:
-    """Run a graph in the TOSA reference model, in this process: a graph that aborts the model ends the process of its case."""
+    """Run a graph in the TOSA reference model in this process, which ends if the graph aborts the model."""
     import tosa_reference_model as model
 
     results, status = model.run(tosa, list(arrays))
@@ -236,11 +236,11 @@ def _run_reference(tosa: bytes, arrays: Sequence[Any]) -> list[Any]:
 
 
 def measure_arm(pipeline: Any, family: str, limit: float = 0) -> Record:
-    """Compile one case with the Arm backend: ``delegates`` and ``cpu`` of its ``.pte``, or ``error``.
+    """Compile one case with the Arm backend and record ``delegates`` and ``cpu`` of the ``.pte``, or ``error``.
 
     Args:
         pipeline: The test's pipeline.
-        family: ``u55`` or ``u85``, for a pipeline that names no NPU.
+        family: ``u55`` or ``u85``, for a pipeline without an NPU.
         limit: Seconds of CPU time.
     """
     measure = _run_stages if "EthosU" in type(pipeline).__name__ else functools.partial(_compile_tosa_case, family=family)
@@ -253,7 +253,6 @@ def measure_arm(pipeline: Any, family: str, limit: float = 0) -> Record:
 
 
 def _run_stages(pipeline: Any) -> bytes:
-    """Return the ``.pte`` of the pipeline's own stages."""
     names = ("quantize", "export", "to_edge", "partition", "to_edge_transform_and_lower", "to_executorch")
     for stage in list(pipeline._stages):
         if stage.id.split(".")[0] in names:
@@ -285,7 +284,7 @@ def _arm_result(pipeline: Any, pte: bytes, start: float) -> Record:
 
 
 def _compile_tosa_case(pipeline: Any, family: str) -> bytes:
-    """Return the ``.pte`` of a TOSA test's case that the Arm backend compiles for its NPU of ``family``."""
+    """Compile the case of a TOSA test with the Arm backend for an NPU of ``family``, and return the ``.pte``."""
     from executorch.backends.arm.quantizer import EthosUQuantizer
     from executorch.backends.arm.test import common
     from executorch.backends.arm.test.tester.arm_tester import ArmTester

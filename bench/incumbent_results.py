@@ -1,7 +1,7 @@
-"""Records of the Arm backend's tests, and the page docs/arm-tests.md that is written from their summary.
+"""Summarize records of the Arm backend's tests and write docs/arm-tests.md.
 
 ``python -m bench.incumbent_results FILE.jsonl ...`` writes the summary bench/incumbent_results.json and the page. The files replace
-the stored results of the folders of their cases; the results of other folders are kept.
+the stored results of the folders that they contain; the results of other folders are kept.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "arm-tests.md"
 
 
 def read(path: Path) -> list[Record]:
-    """Return the last record of each case and target of a file; a case that ended its process has a record of that."""
+    """Return the last record of each case and target in a file, including cases that ended their process."""
     return read_states(path)[1]
 
 
 def read_states(path: Path) -> tuple[set[str], list[Record]]:
-    """Return the cases of a file that were finished or ended their process, and their records."""
+    """Return the finished or aborted cases of a file, and their records."""
     records: dict[tuple[str, str], Record] = {}
     states: dict[str, str] = {}
     last = ""
@@ -52,17 +52,17 @@ def _lines(path: Path) -> Iterator[Record]:
 
 
 def needs_comparison(record: Record) -> bool:
-    """Return True if the Arm backend may delegate more of the case, and has not compiled it yet."""
+    """Return True if the Arm backend could delegate more of the case, but has not compiled the case yet."""
     return not record.get("arm") and bool(record.get("cpu") or _is_without_result(record))
 
 
 def _is_without_result(record: Record) -> bool:
-    """Return True if the case is not compiled, or its program fails; a program that is too slow to be compared is compiled."""
+    """Return True if compilation or the program failed. A program that is too slow to be compared has a result."""
     return record["status"] not in ("ok", "differs", "not run", "too long: run", "too long: reference")
 
 
 def operators_on_cpu(record: Record) -> int:
-    """Return the number of CPU operators of a case, without those that write to an input that the test changes in place.
+    """Return the number of CPU operators of a case, excluding writes to inputs that the test changes in place.
 
     The Arm backend's programs leave such inputs unchanged.
     """
@@ -106,7 +106,7 @@ def source_of(id: str) -> str:
 
 
 def summarize(records: Sequence[Record]) -> Record:
-    """Return counts by folder and target, Reasons with their cases, cases that are less delegated, and cases that did not run."""
+    """Return counts by folder and target, Reasons with their cases, less delegated cases, and cases that did not run."""
     groups: dict[tuple[str, str], Counter[str]] = {}
     reasons: dict[tuple[str, str, str], Counter[str]] = {}
     less, failures = [], []
@@ -145,7 +145,7 @@ def summarize(records: Sequence[Record]) -> Record:
 
 
 def merge(stored: Record, summary: Record) -> Record:
-    """Return ``stored`` with the rows of ``summary`` in place of its rows of the same folders."""
+    """Return ``stored``, with the folders of ``summary`` replaced."""
     folders = {row[0].partition("/")[0] for rows in summary.values() for row in rows}
     merged = {}
     for kind, rows in summary.items():
@@ -206,7 +206,7 @@ def page(summary: Record) -> str:
 
 
 def _last_line(error: str) -> str:
-    """Return the last line of an error, shortened, with file names in place of paths."""
+    """Return the last line of an error, shortened, with paths reduced to file names."""
     line = " ".join("".join(error.strip().splitlines()[-1:]).split())
     return re.sub(r"(?:/[\w.+-]+)+/(?=[\w.+-])", "", line)[:160]
 

@@ -48,21 +48,21 @@ def tests_folder() -> Path:
 
 
 def list_files(folders: Sequence[str], names: Sequence[str]) -> list[Path]:
-    """Return the test files of ``folders`` whose name begins with one of ``names``, sorted."""
+    """Return the sorted test files of ``folders`` whose names start with one of ``names``."""
     root = tests_folder()
     files = [file for folder in folders for file in sorted((root / folder).rglob("test_*.py"))]
     return [file for file in files if file.name.startswith(tuple(names))]
 
 
 class Measured(Exception):
-    """Ends a test that lowers without a pipeline, after its case has been measured."""
+    """An exception that ends a test without a pipeline after its case has been measured."""
 
 
 class Plugin:
-    """A pytest plugin that selects the quantized cases, at most ``limit`` of each function, and measures them.
+    """A pytest plugin that selects and measures quantized cases, at most ``limit`` for each function.
 
-    Of a file with tests for Ethos-U, only those are cases. The quantized TOSA tests of other files are cases for every target.
-    Each implementation may spend ``seconds`` of CPU time on a case for a target; 0 disables the limit.
+    If a file has tests for Ethos-U, only those are cases. Otherwise, its quantized TOSA tests are cases for every target.
+    ``seconds`` limits the CPU time of each implementation for a case and target; 0 disables the limit.
     """
 
     def __init__(self, path: Path, targets: Sequence[str], limit: int, compare: bool, seconds: float):
@@ -155,7 +155,7 @@ def _append(path: Path, record: Record) -> None:
 
 
 class _BarePipeline:
-    """A test's use of ``ArmTester`` without a pipeline, with the attributes that a case is read from."""
+    """A replacement for a pipeline in tests that use ``ArmTester`` directly."""
 
     def __init__(self, tester: Any, stage: Any):
         from executorch.backends.arm.quantizer import TOSAQuantizer, get_symmetric_quantization_config
@@ -172,7 +172,7 @@ class _BarePipeline:
 
 
 def run_here(files: Sequence[Path], plugin: Plugin) -> int:
-    """Run the cases of ``files`` in this process and let ``plugin`` record them; return pytest's exit status."""
+    """Run the cases of ``files`` in this process, record them with ``plugin``, and return pytest's exit status."""
     import pytest
     import torch
     from executorch.backends.arm.quantizer import TOSAQuantizer

@@ -1,14 +1,14 @@
-"""Compare decoding of a token in ethorch and in the Arm backend: cycles, delegates, operators on the CPU, perplexity.
+"""Compare decoding of one token in ethorch and in the Arm backend: cycles, delegates, CPU operators and perplexity.
 
 ``python -m bench.llm --model FOLDER [--texts FILE] [--target ethos-u85-256] [--context 128] [--impl ethorch|arm]``
 
-FOLDER is a transformers model with its tokenizer, e.g. one written by ``examples/story.py``. FILE is text to predict.
+FOLDER contains a transformers model with its tokenizer, e.g. as written by ``examples/story.py``. FILE contains text to predict.
 
 - ethorch compiles the whole decode step with quantized caches, in int8 and in a16w8.
-- The Arm backend compiles the linear layers in a16w8, as ExecuTorch's export of llama does. Attention, norms, caches and embedding
-  stay in float on the CPU. It runs in a process of its own. Its perplexity is that of its quantized graph in PyTorch.
+- The Arm backend compiles the linear layers in a16w8, as ExecuTorch's export of llama does. Other operators remain in float on the
+  CPU. The Arm backend runs in a separate process. Its perplexity is that of the quantized graph in PyTorch.
 
-Cycles of the NPU are Vela's estimates. Cycles of the CPU are those of ``figures.cpu_rates`` for a Cortex-M55.
+NPU cycles are Vela's estimates. CPU cycles are estimates of ``figures.cpu_rates`` for a Cortex-M55.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _HEADER = (
 
 
 def texts_of(folder: Path, file: Path | None, context: int) -> list[list[int]]:
-    """Token ids of a few paragraphs: the first half calibrates, the second is predicted."""
+    """Return token ids of a few paragraphs: the first half for calibration, the second half for prediction."""
     tokenizer = load_tokenizer(folder)
     text = (file or Path(torch.__file__).with_name("functional.py")).read_text(encoding="utf-8")
     parts = [ids[:context] for part in text.split("\n\n") if len(ids := tokenizer.encode(part)) > 4 * _KNOWN]
@@ -118,10 +118,9 @@ def measure_incumbent(model: LanguageModel, texts: list[list[int]], target: str)
 
 
 def _linears() -> Any:
-    """Return the nodes that the Arm backend may delegate: linear layers with their quantize nodes and views.
+    """Return the nodes that the Arm backend is allowed to delegate: linear layers with their quantize nodes and views.
 
-    Without this limit, the Arm backend also delegates float operators and fails because its TOSA specification does not support
-    float32 for MUL.
+    Without this restriction, the Arm backend fails because its TOSA specification does not support MUL in float32.
     """
     from torch.fx.passes.operator_support import OperatorSupportBase
 

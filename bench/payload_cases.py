@@ -1,7 +1,7 @@
 """The cases of ``bench.payloads``: each route to a ``.pte``, the smallest and largest NPU of each family, and each operator.
 
-A case is a key and a function that returns a ``.pte``. Cases use public names alone, so that the package of another revision
-can compile them; the networks are those of the present tree.
+A case is a key and a function that returns a ``.pte``. Cases use only public names, so that the package at another revision can
+compile them. The networks are those of the current tree.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class PayloadCase:
     """A program to compile.
 
     Attributes:
-        key: Group, network, target and scheme, separated by spaces; unique.
-        compile: Returns the bytes of the ``.pte``.
+        key: Group, network, target and scheme, separated by spaces. Keys are unique.
+        compile: Function that returns the bytes of the ``.pte``.
     """
 
     key: str
@@ -57,7 +57,7 @@ def networks_lowered(models: list[str]) -> Iterator[PayloadCase]:
 
 
 def networks_compiled(models: list[str]) -> Iterator[PayloadCase]:
-    """Yield the networks of the benchmarks through ``ethorch.compile``: the small ones for ``EXTREMES`` in both schemes."""
+    """Yield the networks of the benchmarks through ``ethorch.compile``; small networks also for ``EXTREMES`` in both schemes."""
     for model in models:
         for target in DEFAULT_TARGETS:
             yield PayloadCase(f"compiled {model} {target} int8", partial(_compile_model, model, target, "int8"))
@@ -79,7 +79,7 @@ def several_methods() -> Iterator[PayloadCase]:
 
 
 def operators() -> Iterator[PayloadCase]:
-    """Yield every sample of every operator in int8, and the first in both schemes for all extremes."""
+    """Yield every sample of every operator in int8, and the first sample in both schemes for all extremes."""
     from ethorch.lower.ops import OPS
 
     samples = [(spec.name, index) for spec in dict.fromkeys(OPS.values()) for index in range(len(spec.samples))]
@@ -94,7 +94,7 @@ def operators() -> Iterator[PayloadCase]:
 
 
 def random_networks() -> Iterator[PayloadCase]:
-    """Yield the random networks, each for one of the 22 combinations of a target and a scheme in turn."""
+    """Yield the random networks, which cycle through the 22 combinations of target and scheme."""
     combinations = [(target, scheme) for scheme in SCHEMES for target in TARGETS]
     for number in range(RANDOM_NETWORKS):
         seed = FIRST_SEED + number
@@ -103,7 +103,7 @@ def random_networks() -> Iterator[PayloadCase]:
 
 
 def all_cases(models: list[str]) -> Iterator[PayloadCase]:
-    """Yield the cases of all groups; keys are unique."""
+    """Yield the cases of all groups."""
     yield from networks_lowered(models)
     yield from networks_compiled(models)
     yield from several_methods()
@@ -138,7 +138,6 @@ def _lower(model: str, target: str, calibration: int = 8) -> bytes:
 
 
 def _compile(model: Any, inputs: Any, target: str, scheme: str, **settings: Any) -> bytes:
-    """Return the ``.pte`` of ``ethorch.compile``, which is not verified: this compares bytes with bytes."""
     import ethorch
 
     calibration = settings.pop("calibration", None)
@@ -206,7 +205,7 @@ def _make_cached_attention() -> type[nn.Module]:
     from torch import nn
 
     class CachedAttention(nn.Module):
-        """One layer of attention over a cache, which a step extends by a row."""
+        """One attention layer with a cache to which each step adds a row."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -261,7 +260,7 @@ def _token_network() -> type[nn.Module]:
     from torch import nn
 
     class TokenNetwork(nn.Module):
-        """An embedding, a layer, and the largest score and its index, which an Ethos-U55 leaves on the CPU."""
+        """An embedding, a layer, and a maximum with its index, which an Ethos-U55 does not support."""
 
         def __init__(self) -> None:
             super().__init__()

@@ -5,9 +5,9 @@
 ``--against REV`` compiles the same cases with the package at a git revision. ``--against FILE`` compares with a file written by
 ``--save FILE``. Each case with a different payload or program is printed, and the exit status is 1 if there is one. A payload
 contains the command stream, the weights and the addresses of inputs and outputs. Equal payloads therefore have equal cycles,
-memory and results. Only ``ethorch/`` comes from the revision, so it must have the current public names.
+memory and results. Only ``ethorch/`` comes from the revision, so the revision must have the current public names.
 
-``--jobs`` sets the number of processes. All cases need 40 minutes of one core; ``--every 20`` is a sample of two minutes.
+``--jobs`` sets the number of processes. All cases take 40 minutes on one core; ``--every 20`` is a sample that takes two minutes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def hashes(case: PayloadCase) -> Hashes:
     """Compile a case with the ``ethorch`` of this process.
 
-    An exception becomes ``{"error": ...}``: a case that fails in the same way is equal, too.
+    If compilation fails, return ``{"error": ...}``, so that cases that fail in the same way are equal.
     """
     import torch
 
@@ -60,7 +60,7 @@ def hashes(case: PayloadCase) -> Hashes:
 
 @contextmanager
 def _cycles_by_stream() -> Iterator[dict[bytes, int]]:
-    """Collect Vela's estimate of each command stream that is compiled inside."""
+    """Collect Vela's cycle estimate for each command stream compiled in the context."""
     from ethorch.vela.compiled_model import CompiledModel
 
     found: dict[bytes, int] = {}
@@ -79,10 +79,10 @@ def _hash(data: bytes) -> str:
 
 
 def in_children(package: Path, options: Sequence[str], jobs: int = 1) -> dict[str, Hashes]:
-    """``hashes`` of the cases that ``options`` select, in ``jobs`` new processes with ``package`` as their ``ethorch``.
+    """Compute ``hashes`` of the cases selected by ``options`` in ``jobs`` new processes that import ``ethorch`` from ``package``.
 
     Raises:
-        RuntimeError: A process fails.
+        RuntimeError: A process failed.
     """
     found: dict[str, Hashes] = {}
     with tempfile.TemporaryDirectory() as directory:
@@ -132,7 +132,7 @@ def extract_package(revision: str, into: Path) -> Path:
 
 
 def differences(before: dict[str, Hashes], after: dict[str, Hashes]) -> Iterator[str]:
-    """Yield a line for each case whose hashes are not the same in both; keys of one of them alone are left out."""
+    """Yield a line for each case whose hashes differ. Cases that are missing on one side are omitted."""
     for key in (key for key in before if key in after):
         was, is_ = before[key], after[key]
         if was == is_:
@@ -149,7 +149,7 @@ def differences(before: dict[str, Hashes], after: dict[str, Hashes]) -> Iterator
 
 
 def select_cases(groups: str, models: Sequence[str], every: int) -> list[PayloadCase]:
-    """Return every ``every``-th case of the groups, which are separated by commas."""
+    """Return every ``every``-th case of the comma-separated groups."""
     from bench.payload_cases import all_cases
 
     wanted = groups.split(",")

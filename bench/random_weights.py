@@ -1,4 +1,4 @@
-"""Random weights in place of downloads, for tests of other projects that name pretrained networks."""
+"""Replace downloaded weights by random weights, for tests of other projects that use pretrained networks."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ethorch.models.zoos import torchvision_models
 
 
 class _NoWeights(dict[str, torch.Tensor]):
-    """The state of a network that keeps its random weights."""
+    """A state that leaves a network's random weights unchanged."""
 
 
 class _Download(str):
-    """The name of a file that is not downloaded."""
+    """The name of a file that was not downloaded."""
 
 
 def use_random_weights() -> None:
-    """Make torchvision, timm, transformers and tests that download a state dict keep random initial weights, in this process."""
+    """Make torchvision, timm, transformers and tests that download a state dict use random initial weights in this process."""
     _patch_torchvision()
     _patch_torchaudio()
     _patch_timm()
@@ -46,7 +46,7 @@ def _patch_torchvision() -> None:
 
 
 def _patch_torchaudio() -> None:
-    """Import torchaudio without its compiled operators if they do not load; its networks do not use them."""
+    """Import torchaudio without its compiled operators if they cannot be loaded. Its networks do not use these operators."""
     if find_spec("torchaudio") is None:
         return
     try:
@@ -73,7 +73,7 @@ def _patch_timm() -> None:
 
 
 def _patch_hugging_face_hub() -> None:
-    """Let a download be the name of a file whose state dict keeps a network's random weights."""
+    """Replace downloads by file names whose state dict leaves a network's random weights unchanged."""
     try:
         import huggingface_hub
     except ImportError:
@@ -98,7 +98,7 @@ def _patch_transformers() -> None:
         return
 
     class Tokenizer:
-        """Token ids that depend on the words of a prompt, as T5's tokenizer returns them."""
+        """A tokenizer whose ids depend on the words of a prompt, like T5's tokenizer."""
 
         pad_token_id = 0
 

@@ -1,7 +1,7 @@
-"""Inputs with structure: photographs, handwritten digits, smooth fields and machine-like sounds, all from a seed.
+"""Generate structured inputs from a seed: photographs, handwritten digits, smooth fields and machine-like sounds.
 
-White noise is a poor stand-in: its statistics are the same in every channel and window, so a network's activations
-collapse around one value and wrong arithmetic goes unnoticed.
+White noise is a poor replacement for real data. Its statistics are equal in every channel and window, so activations concentrate
+around one value and wrong arithmetic is not detected.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ def _photographs() -> list[Array]:
 
 @cache
 def _digits() -> Array:
-    """scikit-learn's handwritten digits, float32[1797, 8, 8] in 0..1."""
+    """Return scikit-learn's handwritten digits, float32[1797, 8, 8] in 0..1."""
     from sklearn.datasets import load_digits
 
     return load_digits().images.astype(np.float32) / 16
 
 
 def resize(image: Array, height: int, width: int) -> Array:
-    """Bilinear resize of [H, W, C] with the corners aligned."""
+    """Resize an image [H, W, C] bilinearly with aligned corners."""
     rows = np.linspace(0, image.shape[0] - 1, height, dtype=np.float32)
     columns = np.linspace(0, image.shape[1] - 1, width, dtype=np.float32)
     top, left = np.floor(rows).astype(int), np.floor(columns).astype(int)
@@ -46,7 +46,7 @@ def resize(image: Array, height: int, width: int) -> Array:
 
 
 def smooth_field(rng: np.random.Generator, height: int, width: int, channels: int) -> Array:
-    """Return a random field of a few octaves, [H, W, C] in 0..1, with large and small blobs."""
+    """Return a random field of several octaves, [H, W, C] in 0..1."""
     field = np.zeros((height, width, channels), np.float32)
     for octave in range(4):
         cells = 2 << octave
@@ -75,12 +75,12 @@ def image(rng: np.random.Generator, height: int, width: int) -> Array:
 
 
 def imagenet_image(rng: np.random.Generator, height: int, width: int) -> Array:
-    """Return an image that is normalized for torchvision's models, float32[3, H, W]."""
+    """Return an image normalized for torchvision's models, float32[3, H, W]."""
     return np.ascontiguousarray(((image(rng, height, width) - IMAGENET_MEAN) / IMAGENET_STD).transpose(2, 0, 1))
 
 
 def sound(rng: np.random.Generator, samples: int, rate: int = 16000) -> Array:
-    """Return a hum with harmonics, an intermittent chirp and a little noise, float32[samples] around -1..1."""
+    """Return a hum with harmonics, an intermittent chirp and noise, float32[samples] around -1..1."""
     t = np.arange(samples, dtype=np.float32) / rate
     pitch = rng.uniform(80, 400)
     wave = np.zeros_like(t)
@@ -95,7 +95,7 @@ def sound(rng: np.random.Generator, samples: int, rate: int = 16000) -> Array:
 
 
 def log_mel(wave: Array, frames: int, bands: int, window: int, hop: int, rate: int = 16000) -> Array:
-    """Log of the mel-scaled power spectrum, float32[frames, bands], in units of 10 dB."""
+    """Return the logarithm of the mel-scaled power spectrum, float32[frames, bands], in units of 10 dB."""
     spectrum_bins = window // 2 + 1
     index = np.arange(frames)[:, None] * hop + np.arange(window)[None, :]
     power = np.abs(np.fft.rfft(wave[index] * np.hanning(window), axis=1)) ** 2
@@ -109,7 +109,7 @@ def log_mel(wave: Array, frames: int, bands: int, window: int, hop: int, rate: i
 
 
 def cepstrum(rng: np.random.Generator, frames: int = 49, coefficients: int = 10) -> Array:
-    """Mel-frequency cepstral coefficients of a second, float32[frames, coefficients]; 40 ms window, 20 ms hop."""
+    """Return mel-frequency cepstral coefficients of one second, float32[frames, coefficients], with 40 ms windows every 20 ms."""
     bands = 40
     mel = log_mel(sound(rng, 16000 + 640), frames, bands, window=640, hop=320)
     k, n = np.arange(coefficients)[:, None], np.arange(bands)[None, :]

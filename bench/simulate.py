@@ -2,15 +2,15 @@
 
 ``python -m bench.simulate [--models a,b] [--targets t,u] [--json]``
 
-Each network runs in a process of its own. Simulator and reference model alternate, so that other load affects both equally. The
+Each network runs in a separate process. Simulator and reference model alternate, so that other load affects both equally. The
 simulator's first run decodes weights and prepares operations, which later runs reuse. Seconds are CPU seconds
-(`time.process_time`), the minimum of several runs. PyTorch runs the float model eagerly on one thread and one image, alternating
-with the simulator's later runs. Memory is that of a separate process, without its imports, beside the sizes of the regions.
-``share`` is the share of the program's work that compiled code does.
+(`time.process_time`), the minimum of several runs. PyTorch runs the float model eagerly on one thread and one image. Memory is that
+of a separate process, excluding imports; the table also lists the sizes of the regions. ``share`` is the share of the program's
+work that compiled code executes.
 
-A batch (`ethorch.npu.run_many`) runs on one thread and on two. Images per CPU second are those of one thread. The speedup is in
-wall-clock time, and valid only if two CPUs are idle. Memory per image is the growth of the peak for each of BATCH_GROWTH further
-images, beside the bytes of its inputs and outputs.
+A batch (`ethorch.npu.run_many`) runs on one thread and on two threads. Images per CPU second are measured on one thread. The
+speedup is in wall-clock time, and is valid only if two CPUs are idle. Memory per image is the growth of the peak for each of
+BATCH_GROWTH further images; the table also lists the bytes of inputs and outputs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BATCH_GROWTH = 64  # further images whose memory is measured
 
 
 def measure(model: str, target: str, runs: int = 5) -> Record:
-    """One network on one target, in this process: seconds of simulator and reference, and elements that differ."""
+    """Measure one network on one target in this process: seconds of the simulator and the reference, and differing elements."""
     import numpy as np
     import tosa_reference_model
 
@@ -125,7 +125,7 @@ def measure(model: str, target: str, runs: int = 5) -> Record:
 
 
 def _eager(case: Any, module: Any) -> Callable[[], float]:
-    """CPU seconds of one run of the float model; run before, so that it is warm."""
+    """Return a function that measures the CPU seconds of one run of the float model, after a warm-up run."""
     import torch
 
     torch.set_num_threads(1)
@@ -144,9 +144,10 @@ def _eager(case: Any, module: Any) -> Callable[[], float]:
 
 
 def measure_batch(program: Any, payload: DelegatePayload, inputs: Sequence[Any], seconds: float) -> Record:
-    """Measure a delegate over a batch: images per CPU second, and wall-clock speedup of two threads over one.
+    """Measure a delegate for a batch: images per CPU second, and wall-clock speedup of two threads.
 
-    ``seconds`` is the time of one image.
+    Args:
+        seconds: Time of one image.
     """
     import numpy as np
 
@@ -174,7 +175,7 @@ def measure_batch(program: Any, payload: DelegatePayload, inputs: Sequence[Any],
 
 
 def memory(payloads: Sequence[DelegatePayload]) -> dict[str, int]:
-    """memory_bytes and region_bytes of the delegate that needs most for its regions, each in a process of its own."""
+    """Return memory_bytes and region_bytes of the delegate with the largest regions. Each delegate runs in a separate process."""
     worst = {"memory_bytes": 0, "region_bytes": 1, "image_bytes": 0, "io_bytes": 1}
     for payload in payloads:
         with tempfile.NamedTemporaryFile(suffix=".payload") as file:
@@ -188,7 +189,6 @@ def memory(payloads: Sequence[DelegatePayload]) -> dict[str, int]:
 
 
 def _memory_here(path: str) -> dict[str, int]:
-    """Return the memory of this process for two runs of a payload, including the payload's bytes (region 0)."""
     import numpy as np
 
     from ethorch.npu import Machine, Program, staging_bytes
@@ -215,7 +215,6 @@ def _memory_here(path: str) -> dict[str, int]:
 
 
 def _per_image(program: Any, payload: DelegatePayload) -> int:
-    """Return the memory of each further image of a batch, including its inputs and outputs."""
     import numpy as np
 
     from ethorch.npu import Place, run_many, staging_bytes
@@ -239,7 +238,7 @@ def _resident_bytes(key: str) -> int:
 
 
 def table(records: Sequence[Record]) -> str:
-    """Markdown: a line per network and target, ratios of CPU seconds against the reference model."""
+    """Format a Markdown table with a row for each network and target, and ratios of CPU seconds against the reference model."""
     head = [
         "model", "target", "first run, s", "later runs, ms", "PyTorch, ms", "reference, s", "later / PyTorch", "first / reference",
         "memory / regions", "share", "images / CPU s", "of two threads", "speedup", "bytes / image, of I/O", "elements that differ",

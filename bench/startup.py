@@ -1,9 +1,10 @@
-"""CPU seconds of start-up: of ``import ethorch``, of a tiny compilation beside a bare export, and of commands of finished programs.
+"""Measure the CPU seconds of ``import ethorch``, of a tiny compilation compared with an export, and of commands for finished
+programs.
 
 ``python -m bench.startup [--repeat N] [--json]``
 
-Each run is a process of its own with one torch thread, from the interpreter's start to its exit; a figure is the median of the
-runs' CPU seconds, user and system. Modules have cached bytecode, as installed packages have. The runs take turns.
+Each run is a separate process with one torch thread. Figures are medians of user and system CPU seconds, from the start of the
+interpreter to its exit. Modules have cached bytecode, as installed packages have. The measurements alternate.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ BEFORE = {COMPILE: 3.9, "run net.pte": 5.1, "disassemble net.pte": 3.4, "ops": 2
 
 
 def cpu_seconds(arguments: list[str], folder: Path) -> float:
-    """Run the interpreter once in the folder; return the user and system seconds of the process."""
+    """Run the interpreter in the folder; return the user and system seconds of the process."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPYCACHEPREFIX": str(folder / "bytecode"), "PYTHONPATH": os.getcwd()}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     with subprocess.Popen(
@@ -82,7 +83,7 @@ def measure(repeat: int) -> dict[str, float]:
 
 
 def table(seconds: dict[str, float]) -> str:
-    """Return the figures as a Markdown table."""
+    """Format the figures as a Markdown table."""
     lines = ["| | CPU seconds | at ebe7a6c |", "| --- | --- | --- |"]
     for name, value in seconds.items():
         before = f"{BEFORE[name]:.1f}" if name in BEFORE else ""
@@ -91,7 +92,6 @@ def table(seconds: dict[str, float]) -> str:
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser("python -m bench.startup", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--repeat", type=int, default=5, help="runs per measurement; default: %(default)s")
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -1,10 +1,10 @@
-"""Compare quantized and float state: RAM of buffers, and bytes that the CPU moves per call.
+"""Compare quantized and float state: RAM of buffers, and bytes that the CPU moves in each call.
 
 ``python -m bench.state [--json]``
 
-Each model has mutable buffers: the state of a recurrent layer, histories of convolutions, or caches of an attention. It is
-quantized once and compiled to two programs. The buffers of one are float (the graph of ``convert_pt2e``, lowered by ExecuTorch);
-those of the other are quantized. Both run the same ten steps, and their outputs must be equal bit for bit.
+Each model has mutable buffers: the state of a recurrent layer, histories of convolutions, or attention caches. The model is
+quantized once and compiled to two programs: with float buffers (the graph of ``convert_pt2e``, lowered by ExecuTorch) and with
+quantized buffers. Both programs run the same ten steps, and their outputs must be equal bit for bit.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _CONFIGS: dict[str, Callable[[], QuantizationConfig]] = {
 
 
 class Denoiser(nn.Module):
-    """A gain for each of 64 bands of a frame, by a GRU of 128."""
+    """A network that computes a gain for each of 64 bands of a frame, with a GRU of size 128."""
 
     h: Tensor
 
@@ -56,7 +56,7 @@ class Denoiser(nn.Module):
 
 
 class Streaming(nn.Module):
-    """A depthwise TCN of 64 channels with dilations 1, 2, 4 and 8: each block keeps the frames that it looks back at."""
+    """A depthwise TCN of 64 channels with dilations 1, 2, 4 and 8, whose blocks store earlier frames."""
 
     def __init__(self, channels: int = 64) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class Streaming(nn.Module):
 
 
 class Attention(nn.Module):
-    """One attention of 4 heads of 32 over a cache of 256 tokens."""
+    """An attention layer with 4 heads of size 32 and a cache of 256 tokens."""
 
     keys: Tensor
     values: Tensor
@@ -120,12 +120,12 @@ class Costs:
     """Costs of one program.
 
     Attributes:
-        state_bytes: RAM of its buffers.
-        planned_bytes: RAM of the whole memory plan, buffers included.
-        moved_bytes: Bytes that CPU operators write per call, and that ExecuTorch's delegate copies into and out of its memory.
-        cpu_cycles: CPU cycles for these bytes, estimated by ``figures.cpu_rates``.
-        firmware_bytes: RAM of generated firmware: its arena and its tensors.
-        firmware_moved_bytes: ``moved_bytes`` of generated firmware.
+        state_bytes: RAM of the mutable buffers.
+        planned_bytes: RAM of the whole memory plan, including buffers.
+        moved_bytes: Bytes per call that CPU operators write, and that ExecuTorch's delegate copies to and from its memory.
+        cpu_cycles: CPU cycles to move these bytes, estimated by ``figures.cpu_rates``.
+        firmware_bytes: RAM of generated firmware: arena and tensors.
+        firmware_moved_bytes: ``moved_bytes`` for generated firmware.
     """
 
     state_bytes: int
@@ -138,7 +138,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Row:
-    """One model in one precision: with state in float, and in codes."""
+    """One model in one precision, with float and with quantized state."""
 
     model: str
     target: str
@@ -148,7 +148,7 @@ class Row:
 
 
 def costs(content: bytes) -> Costs:
-    """Return the costs of a program without those of the NPU."""
+    """Return the costs of a program, excluding the NPU."""
     program = pte.read(content)
     method = program.methods["forward"]
     state = sum(v.nbytes for v in method.values if v.extra and v.extra.name and v.planned)
@@ -204,7 +204,7 @@ def measure(name: str, scheme: str) -> Row:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Format a Markdown table. Each cell has float state, then quantized state."""
+    """Format a Markdown table. Each cell contains the values for float state and for quantized state."""
     head = ["model", "NPU", "scheme", "RAM of state", "planned RAM", "bytes the CPU moves", "cycles of the CPU"]
     head += ["RAM of firmware", "bytes it moves"]
     lines = [markdown_row(head), markdown_row(["---"] * 3 + ["---:"] * 6)]
@@ -215,7 +215,6 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def main() -> int:
-    """Measure all, and print a table or JSON."""
     parser = argparse.ArgumentParser("python -m bench.state", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     wanted = parser.parse_args()

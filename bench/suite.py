@@ -56,7 +56,7 @@ def flow(impl: str, target: str) -> Any:
         return api.EthosUCompileSpec(target, system_config=system_config, memory_mode=memory_mode)
 
     class InSimulator(Serialize):
-        """The .pte in the real runtime, with simulated delegates."""
+        """A program that runs in ExecuTorch's runtime with simulated delegates."""
 
         def run_artifact(self, inputs: Any) -> list[Any]:
             from ethorch import runtime
@@ -101,7 +101,7 @@ class Recorder:
         self._watch_tester()
 
     def _watch_tester(self) -> None:
-        """Add the float SNR, which needs the testers inside the suite's runner."""
+        """Record the float SNR, which requires the testers inside the suite's runner."""
         make = self.flow.tester_factory
 
         def make_tester(model: Any, inputs: Any, **named: Any) -> Any:
@@ -170,13 +170,13 @@ class Recorder:
 
 
 def _case(item: Any) -> str:
-    """``test_add.py::test_add_dtype[float32]``, the flow's name taken out."""
+    """Return the case without the flow's name, e.g. ``test_add.py::test_add_dtype[float32]``."""
     flow = item.callspec.params["test_runner"].name
     return f"{item.path.name}::{item.name}".replace(f"[{flow}-", "[").replace(f"-{flow}]", "]").replace(f"[{flow}]", "")
 
 
 def _floats(outputs: Any) -> Any:
-    """All outputs as one float64 vector."""
+    """Return all outputs as one float64 vector."""
     import torch
     from torch.utils import _pytree
 
@@ -223,7 +223,7 @@ def suite_folder(executorch: Path | None = None) -> Path:
 
 
 def read(path: Path) -> list[Record]:
-    """Return the records of a file. A case without an end is ``CRASH``."""
+    """Return the records of a file. A case that did not end is ``CRASH``."""
     records: list[Record] = []
     started = None
     for line in path.read_text().splitlines() if path.exists() else []:
@@ -243,7 +243,7 @@ def _crash(case: str) -> Record:
 
 
 def run(impl: str, target: str, expression: str = "", executorch: Path | None = None, save: Path | None = None) -> list[Record]:
-    """Run the whole suite in a child process, and in another one after each crash."""
+    """Run the whole suite in a child process, and start a new child after each crash."""
     with tempfile.TemporaryDirectory() as directory:
         path = save or Path(directory) / "records"
         arguments = [sys.executable, "-m", "bench.suite", "--impl", impl, "--targets", target, "--filter", expression]
@@ -272,7 +272,7 @@ COUNTED: dict[str, Callable[[Record], bool]] = {
 
 
 def figures(records: Sequence[Record]) -> dict[str, float]:
-    """Return the counts, and the median SNRs in dB of the cases that were delegated and passed."""
+    """Return the counts, and the median SNRs in dB of the delegated cases that passed."""
     found: dict[str, float] = {name: sum(map(bool, map(test, records))) for name, test in COUNTED.items()}
     passed = [r for r in records if COUNTED["delegated and passed"](r)]
     snr = [min(x for x in r["snr_db"] if x is not None) for r in passed if any(x is not None for x in r["snr_db"])]
@@ -283,7 +283,7 @@ def figures(records: Sequence[Record]) -> dict[str, float]:
 
 
 def table(results: dict[str, dict[str, list[Record]]]) -> str:
-    """Format a Markdown table by target and implementation, followed by the differences per case."""
+    """Format a Markdown table by target and implementation, followed by the cases that differ."""
     names = [*COUNTED, "suite SNR", "float SNR"]
     lines = [f"| target | implementation | {' | '.join(names)} |", "|---" * (len(names) + 2) + "|"]
     for target, by_impl in results.items():

@@ -57,7 +57,7 @@ class Measurement:
     def cycles(self, name: str) -> tuple[int, int]:
         """Return Vela's estimates with the target's tuning, and with the other choice of the field.
 
-        Planar inputs are used only if they are the field, because they would hide the effect of other choices.
+        Planar inputs are used only if the field selects them, because they would hide the effect of other choices.
         """
         target, tuning = TARGETS[name], TARGETS[name].tuning
         if self.field != "read_planes":
@@ -75,12 +75,12 @@ class Measurement:
             yield f"{self.key(name)} {found} |"
 
     def key(self, target: str) -> str:
-        """Return the beginning of the row, which does not depend on Vela."""
+        """Return the start of the row, which does not depend on Vela."""
         return f"| `{self.field}` | {self.graph} | {target} |"
 
 
 def _words(choice: Any, base: Any) -> str:
-    """Format a choice for its cell; of a choice made of numbers, only those that differ from the base one."""
+    """Format a choice for a cell. If a choice consists of numbers, only numbers that differ from ``base`` are included."""
     if is_dataclass(choice) and type(choice) is type(base):
         pairs = [(field.name, getattr(choice, field.name)) for field in fields(choice)]
         return ", ".join(f"{name}={value}" for name, value in pairs if value != getattr(base, name)) + ": "
@@ -96,7 +96,7 @@ def cycles(target: Target, fill: Fill) -> int:
 
 
 def network_cycles(model: str, target: str, field: str, alternative: Any) -> tuple[int, int]:
-    """Vela's estimates of a network of the benchmarks, all its delegates: (as the target is tuned, with the alternative choice)."""
+    """Return Vela's total estimates for the delegates of a network, with the target's tuning and with the alternative choice."""
     from bench.models import ALL_MODELS
     from ethorch.backend.build import build_pte
     from ethorch.models.load import UserModel
@@ -115,7 +115,7 @@ def network_cycles(model: str, target: str, field: str, alternative: Any) -> tup
 
 
 def _choice(text: str) -> tuple[str, Any]:
-    """``field=value`` as (field, value)."""
+    """Parse ``field=value`` to (field, value)."""
     field, _, value = text.partition("=")
     if field not in {known.name for known in fields(Tuning)} or not value:
         raise argparse.ArgumentTypeError(f"{text!r} is not a choice of Tuning. Use the form transpose_conv=phases.")
@@ -167,14 +167,14 @@ def _torch(name: str, *args: Any, **kwargs: Any) -> Callable[[], Any]:
 
 
 def _end() -> Any:
-    """Return the graph of the last layers of a network like mobilenet_v2."""
+    """Return the last layers of a network like mobilenet_v2."""
     from torch import nn
 
     return nn.Sequential(nn.Conv2d(64, 1280, 1), nn.ReLU6(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, 10))
 
 
 def _product() -> Any:
-    """Multiply the transposed first 16 columns of a matrix by the other columns."""
+    """Return a product of the transposed first 16 columns of a matrix and the other columns."""
     import torch
 
     class Product(torch.nn.Module):
@@ -185,7 +185,7 @@ def _product() -> Any:
 
 
 def _scores() -> Any:
-    """Multiply the first row of each head by all other rows, like a query with keys."""
+    """Return a product of the first row of each head and all other rows, like a query and keys."""
     import torch
 
     class Scores(torch.nn.Module):
@@ -196,21 +196,21 @@ def _scores() -> Any:
 
 
 def _weights() -> Any:
-    """Compute the softmax of the last axis."""
+    """Return a softmax over the last axis."""
     from torch import nn
 
     return nn.Softmax(-1)
 
 
 def _enlarge() -> Any:
-    """Enlarge an image, as in the last layers of a network for super-resolution."""
+    """Return the last layers of a network for super-resolution."""
     from torch import nn
 
     return nn.Sequential(nn.Conv2d(8, 12, 3, padding=1), nn.PixelShuffle(2))
 
 
 def _shuffle() -> Any:
-    """Two units of shufflenet: one of two halves is convolved, and both are put together and shuffled."""
+    """Return two units of shufflenet, which convolve one half of the channels, concatenate both halves and shuffle."""
     from torch import Tensor, cat, nn
 
     class Units(nn.Module):
@@ -409,7 +409,7 @@ STEPS = ((24, 16, 40), (100, 7, 16), (6, 10, 320), (64, 64, 16), (3, 100, 16), (
 
 
 def step_table() -> Iterator[str]:
-    """Format a table of the steps, with the cycles of ``TransposeCost`` and of Vela."""
+    """Format a table of steps with the cycles estimated by ``TransposeCost`` and by Vela."""
     yield "| bytes | NPU | cycles | estimate |"
     yield "| --- | --- | --- | --- |"
     for target, shape in itertools.product((U55, U85), STEPS):

@@ -1,7 +1,7 @@
 """Use the names of ExecuTorch's Arm backend: test pipelines, uint8 inputs and outputs, and the backend's name.
 
-``python examples/arm_backend.py`` tests a convolution on three targets, compiles it with uint8 inputs and outputs by ExecuTorch's
-own calls, and prints which of the program's delegates are ethorch's.
+``python examples/arm_backend.py`` tests a convolution on three targets, compiles it with uint8 inputs and outputs by calls of
+ExecuTorch, and prints the delegates that ethorch compiled.
 """
 
 import torch
@@ -22,7 +22,7 @@ from ethorch.arm.test.tester.test_pipeline import (
 
 
 class Modes(torch.nn.Module):
-    """An operator that NPUs do not support."""
+    """A module with an operator that NPUs do not support."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.mode(x)[0]

@@ -47,7 +47,7 @@ class SeparableBlock(nn.Module):
 
 
 class DigitNet(nn.Module):
-    """Computes ten logits of an 8x8 image: convolution, separable blocks, residual sum, global average, linear layer."""
+    """A network that computes ten logits of an 8x8 image with convolutions, a residual, a global average and a linear layer."""
 
     def __init__(self, channels: int = 32):
         super().__init__()
@@ -87,7 +87,7 @@ def load_digits(seed: int) -> Digits:
 
 
 class Progress:
-    """Records the seconds of each step, and shows the current step on stderr if that is a terminal."""
+    """A recorder for the seconds of each step. It shows the current step on stderr if stderr is a terminal."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -126,7 +126,7 @@ def train(model: nn.Module, data: Digits, epochs: int, seed: int, report: Callab
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:
-    """Return the share of images whose largest logit is that of their label."""
+    """Return the share of images whose largest logit belongs to the correct label."""
     return float((logits.argmax(1) == labels).double().mean())
 
 

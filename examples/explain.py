@@ -14,7 +14,7 @@ from ethorch.quantization.calibrate import quantize
 
 
 class Tokens(nn.Module):
-    """Selects rows of a computed table by index, and applies a layer to the four largest elements of each row."""
+    """A model that selects rows of a computed table by index, and applies a layer to the four largest elements of each row."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Tokens(nn.Module):
 
 
 class Rewritten(Tokens):
-    """Uses int32 indices, and the maximum of each quarter of a row instead of its four largest elements."""
+    """A model that uses int32 indices, and the maximum of each quarter of a row instead of the four largest elements."""
 
     def forward(self, x: Tensor, rows: Tensor) -> Tensor:
         chosen = torch.index_select(torch.relu(self.layer(x)), 0, rows)

@@ -1,6 +1,6 @@
-"""Use weights of four bits, rounded to minimize the error of each layer, and inputs in channels-last order.
+"""Use 4-bit weights, rounded to minimize the error of each layer, and inputs in channels-last order.
 
-``python examples/four_bits.py`` prints the SQNR against the float model with and without this rounding, and the time line of the
+``python examples/four_bits.py`` prints the SQNR against the float model with and without this rounding, and the timeline of the
 first NPU operations.
 """
 

@@ -1,7 +1,7 @@
-"""Quantize activations to 16 bits, for the whole model or only for the modules that need it.
+"""Quantize activations to 16 bits, for the whole model or only for the modules that require it.
 
-``python examples/int16.py`` prints the SQNR against the float model and the cycles that Vela estimates, for int8 and for 16x8. A
-search then raises modules to 16 bits until the mixed-precision model reaches 55 dB.
+``python examples/int16.py`` prints the SQNR against the float model and the cycles estimated by Vela, for int8 and for 16x8. A
+search then changes modules to 16 bits until the mixed-precision model reaches 55 dB.
 """
 
 import torch
@@ -17,7 +17,7 @@ from ethorch.support.quiet import quiet
 
 
 class Spiky(nn.Module):
-    """A body that is accurate in int8, and a gate that is not because it has a few large values."""
+    """A model with a body that is accurate in int8, and a gate that is not, because it has a few large values."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -11,7 +11,7 @@ _NUMBERS = ("size_bytes", "bytes_per_second", "read_latency_cycles", "write_late
 
 
 def page(written_by: str) -> str:
-    """Return the page. ``written_by`` is the comment that names its generator."""
+    """Return the page. ``written_by`` is the comment that names the generator."""
     boards = [load(name) for name in names()]
     lines = [
         "# Boards",

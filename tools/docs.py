@@ -18,7 +18,7 @@ _WRITTEN = "<!-- Written by `python -m tools.docs`; the tests compare it with th
 
 
 def operators_page() -> str:
-    """Return a table of operators: PyTorch's names, support by NPU and dtype, description; and the refused calls."""
+    """Return tables of operators (PyTorch names, support by NPU and dtype, description) and of refused calls."""
     rows = listings.operators()
     lines = [
         "# Operators",
@@ -173,7 +173,7 @@ def _cell(text: str) -> str:
 
 
 def write(folder: Path) -> None:
-    """Write the facts about operators that ``ethorch ops`` reads, then the pages."""
+    """Write the operator facts that ``ethorch ops`` reads, and the pages."""
     operators.write()
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "ops.md", operators_page().encode())

@@ -1,4 +1,4 @@
-"""Read the messages with an identifier, and their remedies, from the sources of the package."""
+"""Collect the messages with an identifier, and their remedies, from the package's sources."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Message:
     Attributes:
         id: Stable identifier.
         kind: ``refusal`` (the operator is on the CPU), ``writer`` (ExecuTorch wrote the program), ``error`` or ``warning``.
-        text: Words of the message; ``...`` stands for a variable part.
-        way_out: Remedy; empty for errors and warnings, whose text contains it.
+        text: Words of the message, with ``...`` in place of variables.
+        way_out: Remedy. Empty for errors and warnings, whose text contains the remedy.
     """
 
     id: str
@@ -75,7 +75,7 @@ def _of_source(source: str) -> Iterator[Message]:
 
 
 def _text(node: ast.expr) -> str:
-    """Return a string of the source; a computed part becomes ``...``."""
+    """Return the text of a string expression, with ``...`` in place of computed values."""
     if isinstance(node, ast.Constant):
         return str(node.value)
     if isinstance(node, ast.JoinedStr):

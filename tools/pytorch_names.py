@@ -1,4 +1,4 @@
-"""Public names of operators in PyTorch: ``torch.softmax``, ``Tensor.softmax``, ``F.softmax``, ``nn.Softmax``."""
+"""Find the public names of operators in PyTorch: ``torch.softmax``, ``Tensor.softmax``, ``F.softmax``, ``nn.Softmax``."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def names(aten: Iterable[str]) -> list[str]:
 
 @functools.cache
 def _modules() -> dict[str, list[str]]:
-    """Return the class names of the modules by their lower-case names."""
+    """Return lower-case name -> class names of modules."""
     classes = [name for name, value in vars(nn).items() if isinstance(value, type) and issubclass(value, nn.Module)]
     return {name.lower(): [name] for name in sorted(classes) if not name.startswith("Lazy")}
 
 
 def example(name: str, sample: Sample) -> tuple[str, str]:
-    """Return a call and its tensors: ``torch.ops.aten.softmax.int(x, -1)`` and ``x: float[2, 5, 21]``."""
+    """Return a call and its tensors, e.g. ``torch.ops.aten.softmax.int(x, -1)`` and ``x: float[2, 5, 21]``."""
     tensors: list[str] = []
 
     def show(arg: object) -> str:

@@ -1,7 +1,7 @@
-"""Take the pictures of the README and of the documentation: ``python -m tools.screenshots [--site site/]``.
+"""Render the images of the README and of the documentation: ``python -m tools.screenshots [--site site/]``.
 
-The report of MobileNetV2 (random weights, ethos-u55-128) is rendered by headless Chromium, 1300 and 400 pixels wide, to
-``docs/img/report.png`` and ``docs/img/report-400.png``. With ``--site``, the landing page of a built site is rendered next to it.
+Headless Chromium renders the report of MobileNetV2 (random weights, ethos-u55-128) 1300 and 400 pixels wide, to
+``docs/img/report.png`` and ``docs/img/report-400.png``. ``--site`` also renders the landing page of a built site.
 """
 
 from __future__ import annotations

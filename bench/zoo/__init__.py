@@ -1,1 +1,1 @@
-"""Public networks that nothing here was tuned on: does each compile, into how many delegates, how exact, how accurate."""
+"""Compile public networks that ethorch was not tuned for, and measure delegates, exactness and accuracy."""

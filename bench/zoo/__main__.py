@@ -41,9 +41,9 @@ def read(path: Path) -> list[Record]:
 
 
 def table(records: Sequence[Record]) -> str:
-    """Format a Markdown table: a line of totals, a row per network, and a line per failed run.
+    """Format a Markdown table: a line of totals, a row for each network, and a line for each failed run.
 
-    The last of several records of a run counts.
+    If a run has several records, the last record is used.
     """
     records = list({(r["network"], r["target"], r["scheme"]): r for r in records}.values())
     counts = Counter(record["status"] for record in records)
@@ -79,18 +79,18 @@ def table(records: Sequence[Record]) -> str:
 
 
 def _once(texts: Iterable[str]) -> str:
-    """Equal texts once, others side by side."""
+    """Join the distinct texts with semicolons."""
     return "; ".join(dict.fromkeys(texts))
 
 
 def _operators(names: Sequence[str]) -> str:
-    """``2 embedding, to``: operators without their namespace and overload."""
+    """Count operators without namespace and overload, e.g. ``2 embedding, to``."""
     counts = Counter(name.split(" ")[0].split(".")[1] for name in names)
     return ", ".join(f"{n} {name}" if n > 1 else name for name, n in counts.items())
 
 
 def _decibels(record: Record) -> str:
-    """``30.1 / 30.0``: fake-quantized and .pte against float."""
+    """Format the SQNR of the fake-quantized model and of the .pte against float, e.g. ``30.1 / 30.0``."""
     return " / ".join(f"{record[key]:.1f}" if record.get(key) is not None else "-" for key in ("fake_db", "pte_db"))
 
 
@@ -109,7 +109,7 @@ def _child(name: str, targets: list[str], schemes: list[str], calibration: int, 
 def missing(
     records: Iterable[Record], name: str, targets: Sequence[str], schemes: Sequence[str]
 ) -> list[tuple[list[str], list[str]]]:
-    """Return the missing targets and schemes of a network as few products."""
+    """Return the missing runs of a network as few (targets, schemes) pairs."""
     have = {(r["target"], r["scheme"]) for r in records if r["network"] == name}
     groups: dict[tuple[str, ...], list[str]] = {}
     for scheme in schemes:
@@ -118,7 +118,7 @@ def missing(
 
 
 def _run_in_child(name: str, targets: list[str], schemes: list[str], arguments: argparse.Namespace, out: Path) -> list[Record]:
-    """Run a network in a child process, and append its records to the file. Runs that the child does not finish are failures."""
+    """Run a network in a child process and append its records to the file. Runs that do not finish are recorded as failures."""
     command = [sys.executable, "-m", "bench.zoo", "--child", name, "--targets", ",".join(targets), "--schemes", ",".join(schemes)]
     command += ["--calibration", str(arguments.calibration), "--inputs", str(arguments.inputs)]
     limit = int(arguments.memory * 2**30)

@@ -101,7 +101,7 @@ _NETWORKS: dict[str, tuple[str, str, dict[str, Any], int]] = {
 
 
 def _look_up(setting: Any) -> Any:
-    """``"module:name"`` as that object, ``("module:Class", settings)`` as an object of the class, in lists too."""
+    """Resolve ``"module:name"`` to the object, and ``("module:Class", settings)`` to an instance, also within lists."""
     if isinstance(setting, str) and ":" in setting:
         module, _, name = setting.partition(":")
         return getattr(import_module(module), name)

@@ -1,8 +1,8 @@
-"""The fifty networks that ``bench.zoo.draw`` drew, in small configurations with random weights.
+"""The fifty networks selected by ``bench.zoo.draw``, in small configurations with random weights.
 
-Graph networks get node features as their input; the graph itself is constant, as for a fixed set of sensors.
-A class that cannot be called with tensors (``MotionAdapter`` only holds modules for another network) is built as it is and stays in
-the table as a failure.
+Graph networks have node features as their input. The graph is constant, as for a fixed set of sensors.
+A class that cannot be called with tensors is built unchanged and listed as a failure. For example, ``MotionAdapter`` only contains
+modules for another network.
 Requires ``pip install --no-deps diffusers segmentation-models-pytorch torch_geometric ultralytics timm xxhash
 opencv-python-headless polars polars-runtime-32 importlib_metadata zipp``.
 """
@@ -29,10 +29,10 @@ NODES, EDGES = 24, 60
 
 
 class Call(nn.Module):
-    """A network called with positional tensors by name, constants besides, and only float tensors among its results.
+    """A module that calls a network with tensors by name and with constants, and returns only float tensors.
 
     Attributes:
-        names: Arguments of the network that the inputs are passed as; "" is the first positional argument.
+        names: Argument name for each input; "" is the first positional argument.
         constants: Further arguments. Tensors become buffers.
     """
 
@@ -57,7 +57,6 @@ class Call(nn.Module):
 
 
 def _float_tensors(result: Any) -> list[Tensor]:
-    """Return the float tensors in nested results, in order."""
     if isinstance(result, Tensor):
         return [result] if result.is_floating_point() else []
     if hasattr(result, "to_tuple"):
@@ -82,7 +81,7 @@ def _tokens(words: int, length: int = 24, count: int = 1) -> Sampler:
 
 
 def _one_hot(rng: np.random.Generator) -> Inputs:
-    """Return the colors of all nodes, one-hot: int64[NODES, 16]."""
+    """Return one-hot colors of all nodes, int64[NODES, 16]."""
     return (torch.nn.functional.one_hot(torch.from_numpy(rng.integers(0, 16, NODES)), 16),)
 
 
@@ -226,7 +225,7 @@ def _edges() -> Tensor:
 
 
 class _Typed(nn.Module):
-    """``HGTConv`` over nodes and edges of one type: dictionaries inside, a tensor outside."""
+    """An ``HGTConv`` for nodes and edges of one type, with tensors in place of dictionaries."""
 
     def __init__(self, network: nn.Module):
         super().__init__()
@@ -291,7 +290,7 @@ def _ultralytics(name: str) -> Callable[[], nn.Module]:
 
 
 def _with_size(name: str) -> str:
-    """Return the name of the nano variant of a description: ``yolo12-seg`` -> ``yolo12n-seg``."""
+    """Return the name of the nano variant of a description, e.g. ``yolo12n-seg`` for ``yolo12-seg``."""
     parts = name.split("-")
     where = 1 if name.startswith("yoloe") else 0
     parts[where] += "n"

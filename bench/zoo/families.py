@@ -1,4 +1,4 @@
-"""Further families of transformers, one tiny network of each: decoders, encoders, both together, pictures."""
+"""Further transformers families, with one tiny network for each: decoders, encoders, encoder-decoders and vision models."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ _VISION: dict[str, tuple[str, dict[str, Any], int, str]] = {
 
 
 class Both(nn.Module):
-    """A transformers model with an encoder and a decoder, called with the inputs of both. It returns logits."""
+    """A transformers model with an encoder and a decoder. It is called with the inputs of both and returns logits."""
 
     def __init__(self, model: nn.Module, first: str):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Image networks of timm and torchvision, random weights, small pictures."""
+"""Image networks of timm and torchvision with random weights and small images."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _timm(name: str, side: int) -> Callable[[], nn.Module]:
 
 
 def begin(model: nn.Module) -> None:
-    """Initialize zero heads and scales of residual branches with other values, so that outputs depend on the input."""
+    """Set zero heads and residual scales to other values, so that outputs depend on the input."""
     for name, parameter in model.named_parameters():
         largest = float(parameter.detach().abs().max())
         if parameter.dim() > 1 and largest == 0 and name.endswith("weight"):
@@ -119,7 +119,7 @@ def begin(model: nn.Module) -> None:
 
 
 class Segmentation(nn.Module):
-    """The output "out" of a torchvision segmentation network."""
+    """A torchvision segmentation network that returns the output "out"."""
 
     def __init__(self, name: str):
         super().__init__()

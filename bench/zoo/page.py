@@ -1,6 +1,6 @@
 """Write docs/zoo.md from the recorded runs: ``python -m bench.zoo.page [FILE.jsonl ...]``.
 
-Files named on the command line are merged into ``bench/zoo/results.jsonl`` first; a later run of a network replaces the earlier.
+The files are first merged into ``bench/zoo/results.jsonl``. A later run of a network replaces an earlier run.
 """
 
 from __future__ import annotations
@@ -93,7 +93,6 @@ def _median(figures: Sequence[float], form: str = ".1f") -> str:
 
 
 def _split(runs: Sequence[Record]) -> list[str]:
-    """Return the table of networks with more than one delegate."""
     lines = ["| network | delegates, U55-128 | delegates, U85-256 | operators on the CPU |", "|---|---:|---:|---|"]
     for network in dict.fromkeys(run["network"] for run in runs if run.get("delegates", 1) != 1):
         own = [run for run in runs if run["network"] == network and run["status"] == "ok"]

@@ -1,5 +1,4 @@
-"""Networks of transformers of recent years, and of kinds that are rare: recurrences beside attention, experts in groups, video,
-matting, vocoders."""
+"""Recent transformers networks, including rare kinds: recurrences with attention, mixtures of experts, video, matting, vocoders."""
 
 from __future__ import annotations
 

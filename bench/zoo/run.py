@@ -1,7 +1,7 @@
-"""Measure one network of the zoo in this process: quantize by each scheme, compile for each target, run, compare.
+"""Measure one network of the zoo in this process: quantize for each scheme, compile for each target, run and compare.
 
 There are three comparisons. Fake-quantized PyTorch and the .pte are compared with float (SQNR in dB over test inputs). The output
-bits of every delegate are compared with those of the TOSA reference model, on the actual inputs of the delegate.
+bits of every delegate are compared with those of the TOSA reference model, for the actual inputs of the delegate.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _QUANTIZED = {"dequantize_per_tensor", "dequantize_per_channel", "quantize_per_t
 
 
 class Watched:
-    """A simulator of one delegate that stores the inputs and outputs of its last run."""
+    """A delegate simulator that stores the inputs and outputs of the last run."""
 
     def __init__(self, payload: DelegatePayload):
         self.payload, self.machine = payload, runtime.npu_machine(payload)
@@ -61,7 +61,7 @@ class Watched:
 
 
 def differing(delegate: Lowered, watched: Watched, reference: Callable[..., list[Any]] = reference_model.run) -> int:
-    """Return the number of bytes of the delegate's last outputs that are not the TOSA reference model's."""
+    """Return the number of bytes in the delegate's last outputs that differ from the TOSA reference model."""
     arrays = [
         np.frombuffer(data, f"int{8 * tensor.element_size}").reshape(value.shape)
         for data, tensor, value in zip(watched.got, watched.payload.inputs, delegate.inputs, strict=True)
@@ -77,7 +77,11 @@ def differing(delegate: Lowered, watched: Watched, reference: Callable[..., list
 
 
 def run(case: ModelCase, targets: list[str], schemes: list[str], calibration: int = 4, inputs: int = FRESH) -> Iterator[Record]:
-    """Return a record per scheme and target, with an error if it failed. ``inputs`` is the number of inputs for accuracy."""
+    """Yield a record for each scheme and target, with an error if the run failed.
+
+    Args:
+        inputs: Number of inputs for accuracy.
+    """
     torch.set_num_threads(1)
     model = case.build()
     example, fresh = case.example_inputs(), case.calibration(inputs, seed=99)

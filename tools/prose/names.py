@@ -1,4 +1,4 @@
-"""Names without a meaning."""
+"""Find names without a meaning."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def _names_of(path: Path) -> Iterator[Name]:
 
 
 def generic_counts(folder: str = "ethorch", root: Path = ROOT) -> Counter[str]:
-    """Return how often each generic noun is a name: assigned, read, or a parameter."""
+    """Return how often each generic noun is assigned, read, or used as a parameter."""
     counts: Counter[str] = Counter()
     for path in sorted((root / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -1,4 +1,4 @@
-"""The mechanical rules of ethorch's prose."""
+"""The mechanical rules for ethorch's prose."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _VERBS = frozenset(
 
 @dataclass(frozen=True)
 class Violation:
-    """A place where a text breaks a rule."""
+    """A violation of a rule."""
 
     file: str
     line: int
@@ -96,7 +96,7 @@ def violations(text: Text) -> Iterator[Violation]:
 
 
 def _place(source: str, words: str, prose: str, position: int) -> int:
-    """Return the position in ``source`` of the occurrence of ``words`` that stands at ``position`` of ``prose``."""
+    """Return the position in ``source`` of the words at ``position`` in ``prose``."""
     nth = prose[:position].count(words)
     place = -1
     for _ in range(nth + 1):

@@ -1,4 +1,4 @@
-"""Read docstrings, messages and pages as texts with their places."""
+"""Extract docstrings, messages, comments and pages with their locations."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _FENCE = re.compile(r"^\s*(```|~~~)")
 
 @dataclass(frozen=True)
 class Text:
-    """A piece of prose.
+    """One text.
 
     Attributes:
         file: Path relative to the root of the repository.
-        line: Line of the first word, from 1.
+        line: Line of the first word, starting at 1.
         kind: ``module``, ``class``, ``function`` or ``property`` (docstrings), ``message``, ``comment``, or ``page``.
         name: Qualified name of the documented object, or a heading.
-        text: The prose; code is still in it.
+        text: The prose, including code.
     """
 
     file: str
@@ -54,12 +54,12 @@ class Text:
 
     @property
     def words(self) -> int:
-        """Number of words, separated by white space."""
+        """The number of words, separated by white space."""
         return len(self.text.split())
 
 
 def without_code(text: str) -> str:
-    """Return the text with each piece of code and each link target replaced by one word or by nothing."""
+    """Return the text without code and link targets. A piece of code is replaced by one word or removed."""
     return _LINK.sub("]", _CODE.sub("X", text))
 
 
@@ -69,7 +69,7 @@ def python_files(*folders: str) -> list[Path]:
 
 
 def pages() -> list[Path]:
-    """Return the Markdown files that people write by hand, sorted."""
+    """Return the hand-written Markdown files, sorted."""
     files = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
     return sorted(path for path in files if path.relative_to(ROOT).as_posix() not in GENERATED)
 
@@ -118,7 +118,7 @@ def _messages(tree: ast.Module, file: str) -> Iterator[Text]:
 
 
 def _literal(node: ast.expr) -> str:
-    """Return the text of a string or of an f-string, whose values become the word X; empty for anything else."""
+    """Return the text of a string or f-string, with X in place of values, or an empty string for other expressions."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):
