@@ -50,7 +50,7 @@ def operators_page() -> str:
             calls = f"{refusal['refused']} of {row['calls']} calls, such as `{refusal['calls'][0]}`"
             lines.append(
                 f"- `{row['name']}` on {', '.join(refusal['cases'])}, {calls}: {refusal['reason']} [{refusal['id']}] "
-                f"{refusal['way_out']}".rstrip()
+                f"{refusal['remedy']}".rstrip()
             )
     lines += [
         "",
@@ -142,7 +142,7 @@ def messages_page() -> str:
         lines += ["", f"## {head}", "", description, "", "| id | message | remedy |", "| --- | --- | --- |"]
         for row in rows:
             if row.kind == kind:
-                cells = (f"`{row.id}`", _cell(row.text), _cell(row.way_out))
+                cells = (f"`{row.id}`", _cell(row.text), _cell(row.remedy))
                 lines.append("| " + " | ".join(cells) + " |")
     lines += [
         "",
@@ -155,7 +155,7 @@ def messages_page() -> str:
     ]
     for id, rule in RULES.items():
         status = {PARSE_ERROR: "parse error", BUS_ERROR: "bus error"}.get(rule.status, "")
-        lines.append(f"| `{id}` | {_cell(rule.shows)} | {status} | {_cell(rule.way_out)} |")
+        lines.append(f"| `{id}` | {_cell(rule.shows)} | {status} | {_cell(rule.remedy)} |")
     return "\n".join(lines) + "\n"
 
 

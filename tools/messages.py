@@ -23,13 +23,13 @@ class Message:
         id: Stable identifier.
         kind: ``refusal`` (the operator is on the CPU), ``writer`` (ExecuTorch wrote the program), ``error`` or ``warning``.
         text: Words of the message, with ``...`` in place of variables.
-        way_out: Remedy. Empty for errors and warnings, whose text contains the remedy.
+        remedy: Remedy. Empty for errors and warnings, whose text contains the remedy.
     """
 
     id: str
     kind: str
     text: str
-    way_out: str = ""
+    remedy: str = ""
 
 
 def messages() -> list[Message]:
@@ -46,10 +46,10 @@ def messages() -> list[Message]:
                     id, Message(id, "refusal", f"{operator} is not supported on the target", _other_target(operator))
                 )
             for feature in limits.ranges:
-                way_out = limits.ways_out.get(feature) or WAYS_OUT[feature]
+                remedy = limits.ways_out.get(feature) or WAYS_OUT[feature]
                 id = f"{operator}.{feature}"
                 message_by_id.setdefault(
-                    id, Message(id, "refusal", f"{feature} of {operator} is outside the target's range", way_out)
+                    id, Message(id, "refusal", f"{feature} of {operator} is outside the target's range", remedy)
                 )
     return [message_by_id[id] for id in sorted(message_by_id, key=str.lower)]
 

@@ -34,7 +34,7 @@ def dry_run_samples(spec: Any) -> dict[str, Any]:
         for index, sample in enumerate(spec.samples):
             reason, operators = _outcome(spec.name, sample, case)
             if reason is not None:
-                refused.setdefault(case, []).append([index, reason.id, reason.text, reason.way_out])
+                refused.setdefault(case, []).append([index, reason.id, reason.text, reason.remedy])
             elif case not in tosa:
                 tosa[case] = operators
     return {"calls": len(spec.samples), "samples": fingerprint(spec), "refused": refused, "tosa": tosa}

@@ -36,8 +36,8 @@ def without_kernel(node: Node) -> Reason | None:
     if op.namespace not in _ITS_OWN:
         kernel = kernel_of(node.target)
         if kernel is None:
-            way_out = f"{_remedy(node)} Or register an out variant in PyTorch and a kernel in the runtime."
-            return Reason("cpu.no_out_variant", f"{name} has no out variant, so ExecuTorch cannot write it to a program", way_out)
+            remedy = f"{_remedy(node)} Or register an out variant in PyTorch and a kernel in the runtime."
+            return Reason("cpu.no_out_variant", f"{name} has no out variant, so ExecuTorch cannot write it to a program", remedy)
         if kernel not in registered_kernels():
             return Reason("cpu.no_kernel", f"ExecuTorch has no CPU kernel {kernel}", f"{_remedy(node)} Or link your own kernel.")
     values = [value.meta.get("val") for value in (node, *node.all_input_nodes)]

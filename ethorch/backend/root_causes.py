@@ -40,7 +40,7 @@ def _explain(node: Node, reason: Reason, refusals: Mapping[Node, Reason]) -> Rea
             continue
         relation = "its input comes from" if reason.id == _INPUT else "its float result goes to"
         return Reason(
-            reason.id, f"{relation} {origin_of(neighbor)}, which stays on the CPU: {cause.text} [{cause.id}]", cause.way_out
+            reason.id, f"{relation} {origin_of(neighbor)}, which stays on the CPU: {cause.text} [{cause.id}]", cause.remedy
         )
     return reason
 

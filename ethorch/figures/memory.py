@@ -15,7 +15,7 @@ from ethorch.figures.memory_report import DRAM, FLASH, RAM, SRAM, Component, Mem
 from ethorch.figures.method_pool import (
     CORTEX_M,
     DELEGATE_HANDLE_BYTES,
-    DESK,
+    HOST,
     kernel_temporary_bytes,
     lookup_bytes,
     method_pool_bytes,
@@ -50,10 +50,10 @@ def memory(
     program = subject(source, method, spec=spec)
     calls = runs(program)
     kernels = kernel_temporary_bytes(program.method)
-    temporary, temporary_desk = (
-        max(_find_scratch_bytes(program), kernels, lookup_bytes(program.method, abi)) for abi in (CORTEX_M, DESK)
+    temporary, temporary_host = (
+        max(_find_scratch_bytes(program), kernels, lookup_bytes(program.method, abi)) for abi in (CORTEX_M, HOST)
     )
-    pool, pool_desk = (method_pool_bytes(program.method, abi) for abi in (CORTEX_M, DESK))
+    pool, pool_host = (method_pool_bytes(program.method, abi) for abi in (CORTEX_M, HOST))
     arenas = {f"arena_{number}": size for number, size in enumerate(program.method.memories) if number}
     by_delegate = {part.number: _region_sizes(part) for part in program.parts if part.payload is not None}
     regions = {name: max(sizes.get(name, 0) for sizes in by_delegate.values()) for name in _list_names(by_delegate.values())}
@@ -70,9 +70,9 @@ def memory(
         sram_bytes=max((_sum_sram(part) for part in npu_parts), default=0),
         constants_in_sram=any(part.memory_system is not None and part.memory_system.constants_in_sram for part in npu_parts),
         method_pool_bytes=pool,
-        method_pool_bytes_desk=pool_desk,
+        method_pool_bytes_host=pool_host,
         temporary_bytes=temporary,
-        temporary_bytes_desk=temporary_desk,
+        temporary_bytes_host=temporary_host,
         layer_count=sum(len(run.layers) for run in calls),
     )
 

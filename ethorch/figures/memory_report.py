@@ -85,8 +85,8 @@ class MemoryReport:
         sram_bytes: SRAM for NPU feature maps and staging memory, excluding constants.
         constants_in_sram: Whether the NPU reads weights from SRAM (Sram_Only). The totals of RAM and flash both include weights
             that are copied to SRAM or DRAM.
-        method_pool_bytes, method_pool_bytes_desk: Size of ExecuTorch's method allocator on a Cortex-M and on a 64-bit host.
-        temporary_bytes, temporary_bytes_desk: Size of ExecuTorch's temporary allocator on a Cortex-M and on a 64-bit host, which is
+        method_pool_bytes, method_pool_bytes_host: Size of ExecuTorch's method allocator on a Cortex-M and on a 64-bit host.
+        temporary_bytes, temporary_bytes_host: Size of ExecuTorch's temporary allocator on a Cortex-M and on a 64-bit host, which is
             the maximum of scratch region, kernel memory and kernel lookup.
     """
 
@@ -97,9 +97,9 @@ class MemoryReport:
     sram_bytes: int
     constants_in_sram: bool
     method_pool_bytes: int
-    method_pool_bytes_desk: int
+    method_pool_bytes_host: int
     temporary_bytes: int
-    temporary_bytes_desk: int
+    temporary_bytes_host: int
     layer_count: int
 
     @property
@@ -217,9 +217,9 @@ class MemoryReport:
             "constants_in_sram": self.constants_in_sram,
             "arena_bytes": self.arena_bytes,
             "method_pool_bytes": self.method_pool_bytes,
-            "method_pool_bytes_desk": self.method_pool_bytes_desk,
+            "method_pool_bytes_host": self.method_pool_bytes_host,
             "temporary_bytes": self.temporary_bytes,
-            "temporary_bytes_desk": self.temporary_bytes_desk,
+            "temporary_bytes_host": self.temporary_bytes_host,
             "memories": self.memories,
             "regions": dict(self.regions),
             "scratch_bytes": {str(number): dict(sizes) for number, sizes in self.scratch_bytes.items()},
@@ -237,8 +237,8 @@ class MemoryReport:
             FormatError: The data has an unexpected format.
         """
         scalar_names = (
-            "sram_bytes", "constants_in_sram", "method_pool_bytes", "method_pool_bytes_desk", "temporary_bytes",
-            "temporary_bytes_desk", "layer_count",
+            "sram_bytes", "constants_in_sram", "method_pool_bytes", "method_pool_bytes_host", "temporary_bytes",
+            "temporary_bytes_host", "layer_count",
         )  # fmt: skip
         try:
             report = cls(

@@ -30,7 +30,7 @@ class Abi:
 # sizeof and alignof in the headers of the executorch 1.4.1 and 1.5.1 wheels, compiled by clang 22 for x86_64-linux-gnu and for
 # arm-linux-gnueabihf, which has the calling convention of Cortex-M (AAPCS32). BackendDelegate, Chain and NamedData are private
 # types in runtime/executor. Their sizes were measured on copies with the same members.
-DESK = Abi(
+HOST = Abi(
     8,
     {
         "EValue": (16, 8), "TensorImpl": (64, 8), "Tensor": (8, 8), "optional<Tensor>": (16, 8), "BoxedEvalueList": (24, 8),

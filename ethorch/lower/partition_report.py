@@ -38,7 +38,7 @@ class Refusal:
             "source": self.origin.source,
             "id": self.reason.id,
             "reason": self.reason.text,
-            "way_out": self.reason.way_out,
+            "remedy": self.reason.remedy,
         }
 
     @classmethod
@@ -48,18 +48,18 @@ class Refusal:
         Raises:
             FormatError: ``data`` has an unexpected format.
         """
-        names = ("node", "operator", "module", "source", "id", "reason", "way_out")
+        names = ("node", "operator", "module", "source", "id", "reason", "remedy")
         if not isinstance(data, Mapping) or not all(isinstance(data.get(name), str) for name in names):
             raise FormatError(f"expected a refusal with the string fields {', '.join(names)}, got {shorten(data)}.")
-        node, operator, module, source, id, reason, way_out = (data[name] for name in names)
-        return cls(node, Origin(node, operator, module, source), Reason(id, reason, way_out))
+        node, operator, module, source, id, reason, remedy = (data[name] for name in names)
+        return cls(node, Origin(node, operator, module, source), Reason(id, reason, remedy))
 
 
 def group_refusals(refusals: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the first refusal of each operator and reason as JSON, with the number of equal refusals in ``count``."""
     groups: dict[tuple[str, ...], dict[str, Any]] = {}
     for refusal in refusals:
-        key = tuple(refusal[name] for name in ("operator", "id", "reason", "way_out"))
+        key = tuple(refusal[name] for name in ("operator", "id", "reason", "remedy"))
         groups.setdefault(key, {**refusal, "count": 0})["count"] += 1
     return list(groups.values())
 
@@ -79,8 +79,8 @@ def refusal_texts(refusals: Iterable[Mapping[str, Any]]) -> list[str]:
     remedies: set[str] = set()
     texts = []
     for group in group_refusals(refusals):
-        remedy = "" if group["way_out"] in remedies else group["way_out"]
-        remedies.add(group["way_out"])
+        remedy = "" if group["remedy"] in remedies else group["remedy"]
+        remedies.add(group["remedy"])
         texts.append(f"{place_text(group)}: {group['reason']} [{group['id']}] {remedy}".rstrip())
     return texts
 
@@ -106,8 +106,8 @@ class PartitionReport:
         """The name of the program's writer and, if ExecuTorch wrote the program, the reason."""
         reason = self.executorch_reason
         if reason is None:
-            return {"name": "ethorch", "id": "", "reason": "", "way_out": ""}
-        return {"name": "ExecuTorch", "id": reason.id, "reason": reason.text, "way_out": reason.way_out}
+            return {"name": "ethorch", "id": "", "reason": "", "remedy": ""}
+        return {"name": "ExecuTorch", "id": reason.id, "reason": reason.text, "remedy": reason.remedy}
 
     def restore(self, before: PartitionReport) -> None:
         """Restore the placement recorded in ``before``."""
@@ -161,12 +161,12 @@ def writer_text(writer: Mapping[str, Any]) -> str:
     Args:
         writer: Value of ``PartitionReport.writer``.
     """
-    return f"{writer['reason']} [{writer['id']}] {writer['way_out']}" if writer["id"] else ""
+    return f"{writer['reason']} [{writer['id']}] {writer['remedy']}" if writer["id"] else ""
 
 
 def _executorch_reason(writer: Any) -> Reason | None:
     if writer is None:
         return None
-    if not isinstance(writer, Mapping) or not all(isinstance(writer.get(key), str) for key in ("id", "reason", "way_out")):
-        raise FormatError(f"expected a writer with the string fields id, reason, way_out, got {shorten(writer)}.")
-    return Reason(writer["id"], writer["reason"], writer["way_out"]) if writer["id"] else None
+    if not isinstance(writer, Mapping) or not all(isinstance(writer.get(key), str) for key in ("id", "reason", "remedy")):
+        raise FormatError(f"expected a writer with the string fields id, reason, remedy, got {shorten(writer)}.")
+    return Reason(writer["id"], writer["reason"], writer["remedy"]) if writer["id"] else None

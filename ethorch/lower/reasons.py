@@ -231,11 +231,11 @@ def no_condition(arg: Any) -> Reason:
 
 def holds_refused(subgraph: Subgraph, origin: Origin, reason: Reason) -> Reason:
     """Return the reason for a refused operator at ``origin`` in ``subgraph``."""
-    way_out = reason.way_out
+    remedy = reason.remedy
     if subgraph.node.target is torch.ops.higher_order.while_loop:
-        way_out = f"{way_out} {NO_LOOP_ON_CPU}.".strip()
+        remedy = f"{remedy} {NO_LOOP_ON_CPU}.".strip()
     return Reason(
         "control_flow.branch",
         f"{subgraph.description} contains {origin}, which cannot run on the NPU: {reason.text} [{reason.id}]",
-        way_out,
+        remedy,
     )

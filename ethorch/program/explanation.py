@@ -53,7 +53,7 @@ class Operator:
         cycles: Estimated cycles, or None if unknown.
         share: Share of the program's cycles, from 0 to 1, or None if unknown.
         bound: Resource that limits the layer, or "" if unknown.
-        id, reason, way_out: Identifier, reason and remedy if the operator runs on the CPU.
+        id, reason, remedy: Identifier, reason and remedy if the operator runs on the CPU.
     """
 
     operator: str
@@ -66,7 +66,7 @@ class Operator:
     bound: str = ""
     id: str = ""
     reason: str = ""
-    way_out: str = ""
+    remedy: str = ""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class State:
         scale, zero_point: Quantization parameters, or None for float buffers and for a loaded ``.pte``.
         where: Delegates and CPU that access the buffer, e.g. ``("NPU 0", "CPU")``.
         to_npu_bytes, from_npu_bytes: Bytes that ExecuTorch's delegate copies in each call.
-        id, reason, way_out: Identifier, reason and remedy if the buffer is float or is copied in each call.
+        id, reason, remedy: Identifier, reason and remedy if the buffer is float or is copied in each call.
         in_place: Whether the NPU reads the buffer in place, in generated firmware and in the simulator.
     """
 
@@ -95,7 +95,7 @@ class State:
     from_npu_bytes: int
     id: str = ""
     reason: str = ""
-    way_out: str = ""
+    remedy: str = ""
     in_place: bool = False
 
 
@@ -157,7 +157,7 @@ class Explanation:
         lines_of_states = ["", "Mutable buffers:", self._states()] if self.states else []
         lines_of_states += [_IN_PLACE] if any(state.in_place for state in self.states) else []
         for state in self.states:
-            lines_of_states += [f"{state.name}: {state.reason} [{state.id}] {state.way_out}"] if state.reason else []
+            lines_of_states += [f"{state.name}: {state.reason} [{state.id}] {state.remedy}"] if state.reason else []
         reason = writer_text(self.writer) if self.writer else ""
         lines_of_states += ["", f"Written by ExecuTorch: {reason}"] if reason else []
         return Group(table, *(["", "On the CPU:"] if lines else []), *lines, *lines_of_states, "", last)
@@ -262,7 +262,7 @@ def _with_conversion(row: Operator, layer: Layer) -> Operator:
         return row
     end = re.search(r" (input|output) \d+$", layer.name)
     reason = AT_THE_ENDS if end else BETWEEN_SIDES
-    return replace(row, id=reason.id, reason=reason.text, way_out=reason.way_out)
+    return replace(row, id=reason.id, reason=reason.text, remedy=reason.remedy)
 
 
 _IN_PLACE = "in place: generated firmware and the simulator do not copy the buffer, but ExecuTorch's delegate copies the buffer"
@@ -318,7 +318,7 @@ def states_of(method: Method, payloads: Sequence[DelegatePayload], buffers: Sequ
                 tuple(dict.fromkeys(where)),
                 bytes_to_npu,
                 bytes_from_npu,
-                *(("", "", "") if reason is None else (reason.id, reason.text, reason.way_out)),
+                *(("", "", "") if reason is None else (reason.id, reason.text, reason.remedy)),
                 bytes_to_npu > 0 and not copied,
             )
         )
@@ -328,9 +328,7 @@ def states_of(method: Method, payloads: Sequence[DelegatePayload], buffers: Sequ
 def _add(rows: list[Operator], refusal: Refusal) -> None:
     """Add a refusal to the row of its operator, or as a new row if the operator already has a different reason."""
     origin, reason = refusal.origin, refusal.reason
-    new = Operator(
-        origin.target, "CPU", None, origin.module, origin.source, id=reason.id, reason=reason.text, way_out=reason.way_out
-    )
+    new = Operator(origin.target, "CPU", None, origin.module, origin.source, id=reason.id, reason=reason.text, remedy=reason.remedy)
     for number, row in enumerate(rows):
         same = (row.where, row.operator, row.module, row.source) == (new.where, new.operator, new.module, new.source)
         if same and row.id in ("", new.id):

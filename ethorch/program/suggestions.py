@@ -73,17 +73,17 @@ class Suggestions:
 
     Attributes:
         entries: Changes. Changes that meet all budgets are first.
-        standing_in_the_way: A sentence for each exceeded budget, which names the largest components.
+        obstacles: A sentence for each exceeded budget, which names the largest components.
     """
 
     entries: tuple[Suggestion, ...]
-    standing_in_the_way: tuple[str, ...]
+    obstacles: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
         """Return the attributes as JSON-compatible data."""
         return {
             "entries": [entry.to_json() for entry in self.entries],
-            "standing_in_the_way": list(self.standing_in_the_way),
+            "obstacles": list(self.obstacles),
         }
 
     def rich(self) -> RenderableType:
@@ -97,7 +97,7 @@ class Suggestions:
             time = "" if entry.milliseconds is None else f"{entry.milliseconds:+.3f}"
             holds = "" if entry.fits is None else "met" if entry.fits else "exceeded"
             table.add_row(entry.change, _format_signed(entry.ram_bytes), _format_signed(entry.flash_bytes), time, holds, entry.note)
-        return Group(*self.standing_in_the_way, table if self.entries else "No change makes the program smaller or faster.")
+        return Group(*self.obstacles, table if self.entries else "No change makes the program smaller or faster.")
 
     def __str__(self) -> str:
         return as_text(self.rich())

@@ -96,7 +96,7 @@ def _on_cpu(data: Data, layers: Sequence[Layer]) -> Iterator[Advice]:
         yield Advice(
             f"cpu.{id}",
             figure,
-            f"{_some(names)}{where}: {_sentence(rows[0]['reason'])} {rows[0]['way_out']}".rstrip(),
+            f"{_some(names)}{where}: {_sentence(rows[0]['reason'])} {rows[0]['remedy']}".rstrip(),
             max(share, _LEAST),
         )
 

@@ -52,7 +52,7 @@ def _operator(spec: OperatorFacts) -> Row:
         for refusal in calls:
             text = re.sub(r" on ethos-u\d+-\d+", "", refusal.reason.text)
             row = refused.setdefault(
-                (refusal.reason.id, text), {"id": refusal.reason.id, "reason": text, "way_out": refusal.reason.way_out}
+                (refusal.reason.id, text), {"id": refusal.reason.id, "reason": text, "remedy": refusal.reason.remedy}
             )
             if case not in row.setdefault("cases", []):
                 row["cases"].append(case)
@@ -123,7 +123,7 @@ def operators_text(rows: list[Row]) -> str:
     lines.append(f"  TOSA, float: {row['support']['TOSA FP']}")
     for refusal in row["refused"]:
         lines += [
-            f"  Not supported on {', '.join(refusal['cases'])}: {refusal['reason']} [{refusal['id']}] {refusal['way_out']}".rstrip()
+            f"  Not supported on {', '.join(refusal['cases'])}: {refusal['reason']} [{refusal['id']}] {refusal['remedy']}".rstrip()
         ]
         lines += [f"    {call}" for call in refusal["calls"][:3]]
         if len(refusal["calls"]) > 3:

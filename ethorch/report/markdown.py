@@ -68,7 +68,7 @@ def _lines(data: Data, title: str, model: Sequence[str]) -> list[str]:
         lines += ["", "### On the CPU", ""]
         lines += table(
             ("count", "operator", "first module", "source", "reason", "remedy"),
-            ((x["count"], x["operator"], x["module"], x["source"], f"{x['reason']} ({x['id']})", x["way_out"]) for x in refused),
+            ((x["count"], x["operator"], x["module"], x["source"], f"{x['reason']} ({x['id']})", x["remedy"]) for x in refused),
             right=(0,),
         )
     largest = sorted((layer for layer in layers if layer.cycles), key=lambda layer: -(layer.cycles or 0))[:_LARGEST]

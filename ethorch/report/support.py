@@ -62,7 +62,7 @@ def table() -> dict[str, Support]:
 
 def _read(row: dict[str, Any]) -> Support:
     refused = {
-        case: tuple(Refused(call, Reason(id, text, way_out)) for call, id, text, way_out in row["refused"].get(case, []))
+        case: tuple(Refused(call, Reason(id, text, remedy)) for call, id, text, remedy in row["refused"].get(case, []))
         for case in CASES
     }
     return Support(row["calls"], refused, {case: tuple(row["tosa"].get(case, ())) for case in CASES})

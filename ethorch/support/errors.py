@@ -145,15 +145,15 @@ class Reason:
     Attributes:
         id: Stable dotted id, e.g. ``AVG_POOL2D.stride`` (a limits row) or ``convolution.transposed_dilation``.
         text: One sentence with the actual and the allowed values.
-        way_out: Remedy.
+        remedy: Remedy.
     """
 
     id: str
     text: str
-    way_out: str
+    remedy: str
 
     def __str__(self) -> str:
-        return f"{self.text} [{self.id}] {self.way_out}"
+        return f"{self.text} [{self.id}] {self.remedy}"
 
 
 class Unsupported(EthorchError):

@@ -49,12 +49,12 @@ class TosaCompileSpec(ArmCompileSpec):
         if self.tosa_spec.support_integer() and not self.tosa_spec.support_extension("int16"):
             narrow = Limits(
                 dtypes=frozenset({"BOOL", "INT4", "INT8", "INT32", "FP32", "FP16", "BF16"}),
-                way_out="Add +int16 to the specification.",
+                remedy="Add +int16 to the specification.",
             )
             limits |= {name: narrow for name in OPSET if name not in limits and name not in ("RESCALE", "CAST")}
         for name, row in OPSET.items():
             if row.extension and not self.tosa_spec.support_extension(row.extension):
-                limits[name] = Limits(present=False, way_out=f"Add +{row.extension} to the specification.")
+                limits[name] = Limits(present=False, remedy=f"Add +{row.extension} to the specification.")
         floats: tuple[str, ...] = ("FP32", "FP16") if self.tosa_spec.support_float() else ()
         floats += ("BF16",) if self.tosa_spec.support_extension("bf16") else ()
         return TosaTarget(str(self.tosa_spec), limits, TUNING.get(family, UNTUNED), floats, self.tosa_spec.support_integer())

@@ -61,13 +61,13 @@ LIMITS = {
     "AVG_POOL2D": Limits({**POOL, **_PADDED_POOL, "padded_kernel": upto(8)}),
     "REDUCE_SUM": Limits({name: upto(65536) for name in ("extent", "outer", "inner")}),
     # Vela miscompiles larger extents. In int16 each pair of matrices is eight operations: the simulator needed a minute for 32,767.
-    "MATMUL": Limits({"longest_axis": upto(65536), **PICTURES}, dtypes=frozenset({"INT8"}), way_out=_INT8),
-    "ARGMAX": Limits({"extent": upto(127), "others": upto(65536)}, dtypes=frozenset({"INT8"}), way_out=_INT8),
-    "ARITHMETIC_RIGHT_SHIFT": Limits({"rounds": _ONE}, dtypes=frozenset({"INT32"}), way_out=_INT32),
-    "LOGICAL_LEFT_SHIFT": Limits(dtypes=frozenset({"INT32"}), way_out=_INT32),
-    **{name: Limits(present=False, way_out=way_out) for name, way_out in _ABSENT_U55.items()},
-    "COND_IF": Limits(present=False, way_out=_NO_COND),
-    "WHILE_LOOP": Limits(present=False, way_out=_NO_LOOP),
+    "MATMUL": Limits({"longest_axis": upto(65536), **PICTURES}, dtypes=frozenset({"INT8"}), remedy=_INT8),
+    "ARGMAX": Limits({"extent": upto(127), "others": upto(65536)}, dtypes=frozenset({"INT8"}), remedy=_INT8),
+    "ARITHMETIC_RIGHT_SHIFT": Limits({"rounds": _ONE}, dtypes=frozenset({"INT32"}), remedy=_INT32),
+    "LOGICAL_LEFT_SHIFT": Limits(dtypes=frozenset({"INT32"}), remedy=_INT32),
+    **{name: Limits(present=False, remedy=remedy) for name, remedy in _ABSENT_U55.items()},
+    "COND_IF": Limits(present=False, remedy=_NO_COND),
+    "WHILE_LOOP": Limits(present=False, remedy=_NO_LOOP),
 }
 
 STEPS = TransposeCost(cycles_per_byte=0.4, step_cycles=100, vela_cycles_per_byte=1.5, refuses_long_axes=True)

@@ -122,6 +122,6 @@ class Emitter:
         limits = self.limits.get(operator)
         return limits is None or (limits.present and (limits.dtypes is None or dtype in limits.dtypes))
 
-    def refuse(self, id: str, text: str, way_out: str) -> Unsupported:
+    def refuse(self, id: str, text: str, remedy: str) -> Unsupported:
         """Return the exception for a refusal of the current operator."""
-        return Unsupported(Reason(id, text, way_out))
+        return Unsupported(Reason(id, text, remedy))

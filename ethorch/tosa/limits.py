@@ -56,14 +56,14 @@ class Limits:
         ranges: Allowed range by feature.
         dtypes: Allowed dtypes of the first operand. None allows all dtypes of TOSA.
         present: False if the NPU does not implement the operator.
-        way_out: Remedy for an absent operator or a refused dtype.
+        remedy: Remedy for an absent operator or a refused dtype.
         ways_out: Remedy by feature, in place of ``WAYS_OUT``.
     """
 
     ranges: Mapping[str, Range] = field(default_factory=dict)
     dtypes: frozenset[str] | None = None
     present: bool = True
-    way_out: str = "Quantize the module to int8."
+    remedy: str = "Quantize the module to int8."
     ways_out: Mapping[str, str] = field(default_factory=dict)
 
     def refuse(self, operator: str, dtype: str, features: Features, target: str) -> Reason | None:
@@ -76,12 +76,12 @@ class Limits:
         """
         where = f" on {target}" if target else ""
         if not self.present:
-            return Reason(f"{operator}.absent", f"{operator} is not supported{where}", self.way_out)
+            return Reason(f"{operator}.absent", f"{operator} is not supported{where}", self.remedy)
         if self.dtypes is not None and dtype not in self.dtypes:
             return Reason(
                 f"{operator}.dtype",
                 f"{operator} does not support {dtype}{where}; expected {', '.join(sorted(self.dtypes))}",
-                self.way_out,
+                self.remedy,
             )
         for feature, allowed in self.ranges.items():
             if features[feature] not in allowed:

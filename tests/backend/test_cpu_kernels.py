@@ -140,7 +140,7 @@ def test_every_operator_without_a_kernel_is_reported_with_a_remedy() -> None:
         assert reason.id in ("cpu.no_kernel", "cpu.no_out_variant") and name.split(".")[1] in reason.text
         if target._op in broken_up or target._op._can_decompose() or any(word in name for word in ELSEWHERE):
             continue  # ExecuTorch breaks it up, or no model has it
-        assert OTHERS not in reason.way_out, name
+        assert OTHERS not in reason.remedy, name
         count += 1
     assert count > 100
 
@@ -215,12 +215,10 @@ def test_the_root_of_refusals_and_missing_kernels_are_reported(caplog: pytest.Lo
     (absolute,) = (refusal for refusal in built.partition.refusals if refusal.origin.target == "aten.abs.default")
     assert absolute.reason.id == "graph.input_not_quantized"
     assert "comes from aten.fft_rfft.default" in absolute.reason.text and "[operator.unknown]" in absolute.reason.text
-    assert "Quantize the module" not in absolute.reason.way_out and "matmul" in absolute.reason.way_out
+    assert "Quantize the module" not in absolute.reason.remedy and "matmul" in absolute.reason.remedy
     missing = {refusal.origin.target: refusal for refusal in built.partition.without_kernel}
     assert missing["aten.mode.default"].reason.id == "cpu.no_kernel"
-    assert (
-        "test_cpu_kernels.py" in str(missing["aten.mode.default"]) and "torch.topk" in missing["aten.mode.default"].reason.way_out
-    )
+    assert "test_cpu_kernels.py" in str(missing["aten.mode.default"]) and "torch.topk" in missing["aten.mode.default"].reason.remedy
     assert missing["aten._fft_r2c.default"].reason.id == "cpu.not_portable"
     assert "ExecuTorch has no CPU kernel aten::mode.values" in caplog.text
     assert "ExecuTorch has no CPU kernel aten::mode.values" in str(missing["aten.mode.default"])

@@ -202,10 +202,10 @@ def test_explain(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(capsys, "explain", f"{folder}/net.py:modes")
     assert [(row["operator"], row["where"]) for row in found["operators"]][1] == ("aten.relu.default", "NPU")
     (refused, *_) = [row for row in found["operators"] if row["id"] == "operator.unknown"]
-    assert refused["operator"] == "aten.mode.default" and refused["cycles"] > 0 and "topk" in refused["way_out"]
+    assert refused["operator"] == "aten.mode.default" and refused["cycles"] > 0 and "topk" in refused["remedy"]
     ends = [row for row in found["operators"] if "quantize_per_tensor" in row["operator"]]
     assert ends and {row["id"] for row in ends} <= {"io.floats", "io.between"} and all("CPU" in row["reason"] for row in ends)
-    assert any("--io int8" in row["way_out"] for row in ends)
+    assert any("--io int8" in row["remedy"] for row in ends)
     only = answer(capsys, "explain", f"{folder}/net.py:modes", "--operator", "mode", "--cpu")
     assert {row["operator"] for row in only["operators"]} == {"aten.mode.default"}
     assert cli.main(["explain", f"{folder}/net.py:modes"]) == 0
@@ -224,7 +224,7 @@ def test_explain_memory_and_what_would_help(folder: Path, capsys: pytest.Capture
     found = answer(capsys, "explain", folder / "net.pte", "--memory")
     assert found["memory"]["ram_bytes"] > 0 and found["pools"][0]["method"] == "forward"
     tried = answer(capsys, "explain", f"{folder}/net.py:small", "--suggest")
-    assert tried["entries"] and not tried["standing_in_the_way"]
+    assert tried["entries"] and not tried["obstacles"]
     assert "Pass the model" in complaint(capsys, "explain", folder / "net.pte", "--suggest", status=2)
 
 

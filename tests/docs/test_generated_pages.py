@@ -32,8 +32,8 @@ def test_every_refusal_of_the_code_is_among_the_messages() -> None:
     assert len(known) > 100
     for id, kind in (("operator.unknown", "refusal"), ("io.float_use", "error"), ("calibration.noise", "warning")):
         assert known[id].kind == kind and known[id].text
-    assert known["GATHER.absent"].way_out == "Use a U85 target."
-    assert all(message.way_out.endswith(".") or message.way_out == "..." for message in known.values() if message.kind == "refusal")
+    assert known["GATHER.absent"].remedy == "Use a U85 target."
+    assert all(message.remedy.endswith(".") or message.remedy == "..." for message in known.values() if message.kind == "refusal")
 
 
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])

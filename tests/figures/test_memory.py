@@ -14,7 +14,7 @@ from ethorch import EthosUCompileSpec
 from ethorch.backend.build import build_pte
 from ethorch.figures import MemoryReport, memory
 from ethorch.figures.memory_report import TensorPlace, occupied_bytes
-from ethorch.figures.method_pool import DESK, kernel_temporary_bytes, max_lookup_use
+from ethorch.figures.method_pool import HOST, kernel_temporary_bytes, max_lookup_use
 from ethorch.formats import pte
 from ethorch.models.load import UserModel
 from ethorch.quantization.calibrate import quantize
@@ -29,23 +29,23 @@ def test_what_is_allocated_is_what_the_report_says(name: str) -> None:
     program = built(name).pte
     report, allocated = memory(program), measure(program)
     method = pte.read(program).methods["forward"]
-    kernels = max(max_lookup_use(method, DESK), kernel_temporary_bytes(method))
-    assert allocated.method_pool_bytes == report.method_pool_bytes_desk
+    kernels = max(max_lookup_use(method, HOST), kernel_temporary_bytes(method))
+    assert allocated.method_pool_bytes == report.method_pool_bytes_host
     assert sum(allocated.planned) == report.arena_bytes
-    assert allocated.temporary_bytes == max(report.regions.get("scratch", 0), kernels) <= report.temporary_bytes_desk
-    if report.regions.get("scratch", 0) >= report.temporary_bytes_desk:
-        assert allocated.total_bytes == report.arena_bytes + report.method_pool_bytes_desk + report.temporary_bytes_desk
+    assert allocated.temporary_bytes == max(report.regions.get("scratch", 0), kernels) <= report.temporary_bytes_host
+    if report.regions.get("scratch", 0) >= report.temporary_bytes_host:
+        assert allocated.total_bytes == report.arena_bytes + report.method_pool_bytes_host + report.temporary_bytes_host
 
 
 @pytest.mark.parametrize("name", ["picture", "two_delegates", "on_cpu", "branches"])
 def test_the_reported_pools_are_enough_and_one_byte_less_is_not(name: str) -> None:
     program = built(name).pte
     report = memory(program)
-    pools = {"method_pool_bytes": report.method_pool_bytes_desk, "temporary_bytes": report.temporary_bytes_desk}
-    assert measure(program, **pools).method_pool_bytes == report.method_pool_bytes_desk
+    pools = {"method_pool_bytes": report.method_pool_bytes_host, "temporary_bytes": report.temporary_bytes_host}
+    assert measure(program, **pools).method_pool_bytes == report.method_pool_bytes_host
     with pytest.raises(HostError, match="load method"):
         measure(program, **{**pools, "method_pool_bytes": pools["method_pool_bytes"] - 1})
-    if report.regions.get("scratch", 0) == report.temporary_bytes_desk:
+    if report.regions.get("scratch", 0) == report.temporary_bytes_host:
         with pytest.raises(HostError, match="too small for the scratch region"):
             measure(program, **{**pools, "temporary_bytes": pools["temporary_bytes"] - 1})
 
@@ -58,7 +58,7 @@ def test_components_add_up(name: str) -> None:
     assert all(component.ram_bytes >= 0 and component.flash_bytes >= 0 for component in report.components)
     assert sum(report.memories.values()) == report.ram_bytes
     assert report.ram_bytes >= report.arena_bytes + report.temporary_bytes + report.method_pool_bytes
-    assert 0 < report.method_pool_bytes < report.method_pool_bytes_desk
+    assert 0 < report.method_pool_bytes < report.method_pool_bytes_host
     assert len({component.name for component in report.components}) == len(report.components)
     assert sum(delegate.compiled.scratch_bytes for delegate in build.delegates) == sum(
         sizes.get("scratch", 0) for sizes in report.scratch_bytes.values()
@@ -233,8 +233,8 @@ def test_what_each_method_allocates_is_what_its_report_says(target: str) -> None
     for name in modules:
         report, allocated = memory(program.pte, name), measure(program.pte, name)
         method = pte.read(program.pte).methods[name]
-        kernels = max(max_lookup_use(method, DESK), kernel_temporary_bytes(method))
-        assert allocated.method_pool_bytes == report.method_pool_bytes_desk
+        kernels = max(max_lookup_use(method, HOST), kernel_temporary_bytes(method))
+        assert allocated.method_pool_bytes == report.method_pool_bytes_host
         assert sum(allocated.planned) == report.arena_bytes > 0
         assert allocated.temporary_bytes == max(report.regions["scratch"], kernels)
         assert program[name].memory.ram_bytes == report.ram_bytes, "the build says the same as the file"

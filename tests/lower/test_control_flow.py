@@ -323,7 +323,7 @@ def test_refusals(partitioner: Any, model: type[nn.Module], reason: str) -> None
     if reason == "control_flow.branch":
         assert found[0].text.count("[user.check]") == 1 and "the body contains cond" in found[0].text
     if isinstance(partitioner, EthosUPartitioner):
-        assert "to_executorch cannot write a while_loop" in found[0].way_out
+        assert "to_executorch cannot write a while_loop" in found[0].remedy
 
 
 @pytest.mark.long

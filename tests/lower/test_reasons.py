@@ -44,11 +44,11 @@ def every_reason() -> list[Reason]:
     return [*made, *(value for value in vars(reasons).values() if isinstance(value, Reason))]
 
 
-def test_every_refusal_has_an_id_a_sentence_and_a_way_out() -> None:
+def test_every_refusal_has_an_id_a_sentence_and_a_remedy() -> None:
     for reason in every_reason():
         assert re.fullmatch(r"[a-z_]+\.[a-z0-9_]+", reason.id), reason
         assert reason.text and not reason.text.endswith("."), reason
-        assert reason.way_out.endswith("."), reason
+        assert reason.remedy.endswith("."), reason
 
 
 def shown_by_executorch() -> set[str]:
@@ -75,17 +75,17 @@ def test_every_operator_has_something_to_be_replaced_by() -> None:
     assert all(text.endswith(".") and len(text) > 25 for _, text in REPLACEMENTS)
 
 
-def test_every_limit_has_a_way_out() -> None:
+def test_every_limit_has_a_remedy() -> None:
     for target in TARGETS.values():
         for operator, limits in target.limits.items():
             features = dict.fromkeys(limits.ranges, 10**9)
             refused = limits.refuse(operator, "INT48", features, target.name)
-            assert refused is not None and refused.way_out.endswith("."), operator
+            assert refused is not None and refused.remedy.endswith("."), operator
             for feature in limits.ranges:
                 assert limits.ways_out.get(feature) or WAYS_OUT[feature].endswith("."), f"{operator}.{feature}"
 
 
-def test_no_refusal_in_the_code_is_without_a_way_out() -> None:
+def test_no_refusal_in_the_code_is_without_a_remedy() -> None:
     """``Reason`` and ``refuse`` take three texts; none is empty or says no more than that the operator stays where it is."""
     calls = 0
     for path in Path(ethorch.__file__).parent.rglob("*.py"):
@@ -95,9 +95,9 @@ def test_no_refusal_in_the_code_is_without_a_way_out() -> None:
                 continue
             calls += 1
             assert len(node.args) + len(node.keywords) == 3, f"{path}:{node.lineno}"
-            way_out = node.args[2] if len(node.args) == 3 else node.keywords[0].value
-            if isinstance(way_out, ast.Constant):
-                assert way_out.value.endswith(".") and "stays on the CPU" not in way_out.value, f"{path}:{node.lineno}"
+            remedy = node.args[2] if len(node.args) == 3 else node.keywords[0].value
+            if isinstance(remedy, ast.Constant):
+                assert remedy.value.endswith(".") and "stays on the CPU" not in remedy.value, f"{path}:{node.lineno}"
     assert calls > 40
 
 
@@ -117,4 +117,4 @@ def test_a_refusal_inside_a_loop_says_that_the_cpu_has_none() -> None:
     reason = reasons.holds_refused(subgraphs_of(node)[1], Origin(target="aten.topk.default"), unknown)
     assert reason.id == "control_flow.branch"
     assert reason.text == "the body contains aten.topk.default, which cannot run: it is not known [operator.unknown]"
-    assert "while_loop" in reason.way_out
+    assert "while_loop" in reason.remedy

@@ -84,7 +84,7 @@ def test_operators_of_fixed_shapes_are_delegated_and_the_others_have_a_reason(fr
     assert "8..128" in text and "shapes=[...]" in text
 
 
-def test_firmware_of_open_sizes_is_refused_with_the_way_out(frames, tmp_path):
+def test_firmware_of_open_sizes_is_refused_with_the_remedy(frames, tmp_path):
     with pytest.raises(EthorchError, match=r"shapes=\[...\]"):
         ethorch.firmware(frames[1], tmp_path / "project")
 

@@ -76,7 +76,7 @@ def test_what_executorch_plans_lies_among_tensors() -> None:
 
 def test_the_json_has_the_states(mixed: Program) -> None:
     rows = {row["name"]: row for row in mixed.to_json()["states"]}
-    assert rows["sorted"]["way_out"] and rows["unread"]["reason"] == ""
+    assert rows["sorted"]["remedy"] and rows["unread"]["reason"] == ""
     assert rows["last"]["to_npu_bytes"] == 4
     assert {name for name, row in rows.items() if row["in_place"]} == {"last", "decaying"}
     assert [row["name"] for row in mixed.explain().to_json()["states"]] == list(rows)

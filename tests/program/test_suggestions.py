@@ -100,17 +100,17 @@ def test_fewer_channels_are_tried_where_the_budget_is_missed(found: Suggestions)
 
 
 def test_what_stands_in_the_way_is_told(program: ethorch.Program, found: Suggestions) -> None:
-    told = "\n".join(found.standing_in_the_way)
+    told = "\n".join(found.obstacles)
     assert "Time: " in told and "limit 0.01 ms. Slowest modules: " in told
     assert not program.budgets.met and "Time: " in str(found) and "Accuracy: " not in told
-    assert json.loads(json.dumps(found.to_json()))["standing_in_the_way"] == told.split("\n")
+    assert json.loads(json.dumps(found.to_json()))["obstacles"] == told.split("\n")
 
 
 def test_a_memory_of_the_board_that_is_too_small_is_told_as_such(tmp_path: Path) -> None:
     board = (Path(ethorch.targets.boards.__file__).parent / "generic.toml").read_text()
     (tmp_path / "mine.toml").write_text(board.replace("size_bytes = 0x1000000", "size_bytes = 0x1000"))
     made = ethorch.compile(nn.Linear(64, 64), torch.randn(1, 64), board=tmp_path / "mine.toml")
-    told = made.suggest().standing_in_the_way
+    told = made.suggest().obstacles
     assert [line.split(":")[0] for line in told] == ["Flash", "Board memory flash"]
     assert "more than the limit" in told[1] and "weights (" in told[0]
 
@@ -136,7 +136,7 @@ def test_the_command_line_tries_them_where_a_budget_does_not_hold(
     )
     assert cli.main(["compile", "net.py:model", "-o", "net.pte", "--ram", "4K", "--json"]) == 3
     data = json.loads(capsys.readouterr().out)
-    assert data["suggestions"]["standing_in_the_way"][0].startswith("RAM: ") and data["suggestions"]["entries"]
+    assert data["suggestions"]["obstacles"][0].startswith("RAM: ") and data["suggestions"]["entries"]
     assert (tmp_path / "net.pte").exists() and len(data["tried"]) == 2
 
 

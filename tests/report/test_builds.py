@@ -120,7 +120,7 @@ def test_advice_has_figures_of_the_data(data: dict[str, Any]) -> None:
     assert found["float-io"].figure.startswith(f"{size / 1024:,.1f} KiB") and "--io int8" in found["float-io"].text
     spent = sum(layer["op_cycles"] for layer in data["layers"] if layer["operators"] == ["aten.topk.default"])
     assert f"{spent:,} CPU cycles" in found["cpu.operator.unknown"].figure
-    assert data["cpu"][0]["way_out"] in found["cpu.operator.unknown"].text
+    assert data["cpu"][0]["remedy"] in found["cpu.operator.unknown"].text
     assert [one.weight for one in advice(data)] == sorted((one.weight for one in advice(data)), reverse=True)
 
 

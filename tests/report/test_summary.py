@@ -25,10 +25,10 @@ def test_operators_that_one_reason_keeps_on_the_cpu_share_a_sentence(program: et
         report.refusals.append(Refusal(f"index_{line}", Origin("", "aten.index.Tensor", f"layers.{line}", f"net.py:{line}"), INDEX))
     report.refusals.append(Refusal("sort", Origin("", "aten.sort.default", "", "net.py:9"), SORT))
     index, sort = report.refusal_texts()
-    again = Refusal("mode", Origin("", "aten.mode.default", "", "net.py:10"), Reason("cpu.no_kernel", "no kernel", SORT.way_out))
+    again = Refusal("mode", Origin("", "aten.mode.default", "", "net.py:10"), Reason("cpu.no_kernel", "no kernel", SORT.remedy))
     texts = PartitionReport("ethos-u55-128", refusals=report.refusals, without_kernel=[again]).refusal_texts()
-    assert len(texts) == 3 and "".join(texts).count(SORT.way_out) == 1
-    assert index == f"aten.index.Tensor at layers.0 (net.py:0) and 2 more: {INDEX.text} [GATHER.absent] {INDEX.way_out}"
+    assert len(texts) == 3 and "".join(texts).count(SORT.remedy) == 1
+    assert index == f"aten.index.Tensor at layers.0 (net.py:0) and 2 more: {INDEX.text} [GATHER.absent] {INDEX.remedy}"
     assert sort.startswith("aten.sort.default (net.py:9): ")
     data |= {key: report.to_json()[key] for key in ("cpu", "without_kernel")}
     table, html = markdown(data), page(data)

@@ -15,9 +15,9 @@ from tests.helpers.host import INPUTS, TARGETS
 def test_figures_of_the_incumbents_files(incumbent, name) -> None:
     data = (incumbent / f"{name}.pte").read_bytes()
     report, allocated = memory(data), runtime.measure(data)
-    assert allocated.method_pool_bytes == report.method_pool_bytes_desk
+    assert allocated.method_pool_bytes == report.method_pool_bytes_host
     assert sum(allocated.planned) == report.arena_bytes
-    assert allocated.temporary_bytes == report.temporary_bytes_desk == report.regions["scratch"]
+    assert allocated.temporary_bytes == report.temporary_bytes_host == report.regions["scratch"]
     assert report.flash_bytes == len(data)
     assert report.constants_in_sram == TARGETS[name].startswith("ethos-u85")
     assert ("staging" in report.regions) == TARGETS[name].startswith("ethos-u65")

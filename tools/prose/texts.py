@@ -111,7 +111,7 @@ def _messages(tree: ast.Module, file: str) -> Iterator[Text]:
         called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         if not _MESSAGES.match(called):
             continue
-        values = [*node.args, *(keyword.value for keyword in node.keywords if keyword.arg in ("help", "way_out", "text"))]
+        values = [*node.args, *(keyword.value for keyword in node.keywords if keyword.arg in ("help", "remedy", "text"))]
         for value in values:
             if len((text := _literal(value)).split()) > 1:
                 yield Text(file, value.lineno, "message", called, text)

@@ -26,7 +26,7 @@ NEEDS = {
     "pow.c": ("elementwise.c",),
     "softmax.c": ("elementwise.c", "functions.c"),
 }
-_WAY_OUT = (
+_REMEDY = (
     "Quantize the module that contains the operator, so that the operator runs on the NPU, or link ExecuTorch's portable kernels "
     "(docs/guides/firmware.md)."
 )
@@ -59,13 +59,13 @@ def kernel_call(
     """
     body = KERNELS.get(call.operator)
     if body is None:
-        return Reason("firmware.operator", f"{call.operator} has no C kernel", _WAY_OUT)
+        return Reason("firmware.operator", f"{call.operator} has no C kernel", _REMEDY)
     writer = Writer(label, fail)
     try:
         body(writer, *_arguments(method, call, body, place))
     except Refused as refusal:
         reason = refusal.reason
-        return Reason(reason.id, f"{call.operator}: {reason.text}", f"{reason.way_out} {_WAY_OUT}")
+        return Reason(reason.id, f"{call.operator}: {reason.text}", f"{reason.remedy} {_REMEDY}")
     sources = writer.sources | {dependency for source in writer.sources for dependency in NEEDS.get(source, ())}
     return KernelCall(tuple(writer.lines), tuple(writer.constants), tuple(sorted(sources)))
 

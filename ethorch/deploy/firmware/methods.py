@@ -161,4 +161,4 @@ def _check_names(names: Sequence[str]) -> None:
 
 def make_error(reason: Reason) -> EthorchError:
     """Return the error for a project that cannot be generated."""
-    return EthorchError(f"{reason.text} [{reason.id}]. {reason.way_out}")
+    return EthorchError(f"{reason.text} [{reason.id}]. {reason.remedy}")

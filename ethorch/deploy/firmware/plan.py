@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from ethorch.deploy.firmware.refusals import WAY_OUT, check_method
+from ethorch.deploy.firmware.refusals import REMEDY, check_method
 from ethorch.deploy.firmware.steps import (
     ARENA,
     CONSTANTS,
@@ -142,7 +142,7 @@ class _Planner:
             elif value.extra and value.extra.external:
                 raise EthorchError(
                     f"the program stores {value.extra.name!r} in a separate .ptd file. Compile the model without external "
-                    f"constants, or {WAY_OUT}"
+                    f"constants, or {REMEDY}"
                 )
             elif value.data:
                 self.places[index] = Place(CONSTANTS, self.constants.offset(value.data))

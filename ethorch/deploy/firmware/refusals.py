@@ -9,7 +9,7 @@ from ethorch.formats.pte_types import JumpFalse, Method
 from ethorch.support.errors import EthorchError
 
 #: Remedy, as the end of a sentence.
-WAY_OUT = "run the program in ExecuTorch's runtime with ethorch's delegate for Cortex-M (docs/guides/firmware.md)."
+REMEDY = "run the program in ExecuTorch's runtime with ethorch's delegate for Cortex-M (docs/guides/firmware.md)."
 
 
 def check_method(method: Method, payloads: Mapping[int, DelegatePayload]) -> None:
@@ -23,13 +23,13 @@ def check_method(method: Method, payloads: Mapping[int, DelegatePayload]) -> Non
         if number not in payloads:
             raise EthorchError(
                 f"delegate {number} of method {method.name!r}: expected a delegate for Ethos-U, got {delegate.id}. Compile the "
-                f"model only for Ethos-U, or {WAY_OUT}"
+                f"model only for Ethos-U, or {REMEDY}"
             )
     for chain in method.chains:
         if any(isinstance(step, JumpFalse) for step in chain.instructions):
             raise EthorchError(
                 f"method {method.name!r} branches on the CPU (torch.cond or a loop that was not delegated), which is not supported "
-                f"without ExecuTorch. To use the method, {WAY_OUT}"
+                f"without ExecuTorch. To use the method, {REMEDY}"
             )
     for side, ends in (("input", method.inputs), ("output", method.outputs)):
         for number, index in enumerate(ends):
@@ -37,12 +37,12 @@ def check_method(method: Method, payloads: Mapping[int, DelegatePayload]) -> Non
             if value.kind != "tensor" or value.dynamism == 1:
                 is_tensor = value.kind == "tensor"
                 what = f"a dynamic shape of at most {value}" if is_tensor else str(value)
-                way_out = (
+                remedy = (
                     "Compile one method for each shape (shapes=[...])" if is_tensor else f"Export the model without this {side}"
                 )
                 raise EthorchError(
-                    f"{side} {number} of method {method.name!r}: expected a tensor of static shape, got {what}. {way_out}, "
-                    f"or {WAY_OUT}"
+                    f"{side} {number} of method {method.name!r}: expected a tensor of static shape, got {what}. {remedy}, "
+                    f"or {REMEDY}"
                 )
     for call in method.calls:
         if call.delegate is None:

@@ -16,12 +16,12 @@ class Rule:
     Attributes:
         shows: Behaviour of silicon.
         status: STATUS bits that only the virtual board sets, so that firmware can detect faults that silicon ignores.
-        way_out: Remedy.
+        remedy: Remedy.
     """
 
     shows: str
     status: int
-    way_out: str
+    remedy: str
 
 
 #: Stable id -> rule. ``npu.*`` are for the NPU, ``cache.*`` for the CPU's data cache, and ``cpu.*`` for faults that end the run.
@@ -151,12 +151,12 @@ class Fault:
         return RULES[self.id]
 
     @property
-    def way_out(self) -> str:
-        return self.rule.way_out
+    def remedy(self) -> str:
+        return self.rule.remedy
 
     def __str__(self) -> str:
         place = f" At {self.place}." if self.place else ""
-        return f"{self.text}{place} On silicon: {self.rule.shows}. {self.way_out} [{self.id}]"
+        return f"{self.text}{place} On silicon: {self.rule.shows}. {self.remedy} [{self.id}]"
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "on_silicon": self.rule.shows, "way_out": self.way_out}
+        return {**asdict(self), "on_silicon": self.rule.shows, "remedy": self.remedy}

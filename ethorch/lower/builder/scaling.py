@@ -57,8 +57,8 @@ class ScalingBuilder(MovementBuilder):
         try:
             multipliers, shifts = multipliers_and_shifts(scales, bits=16 if value.dtype == "INT48" else 32)
         except OverflowError as error:
-            way_out = "Calibrate with representative inputs, because the observed ranges are close to 0 or to infinity."
-            raise self.refuse("requantize.scale", f"cannot requantize: {error}", way_out) from None
+            remedy = "Calibrate with representative inputs, because the observed ranges are close to 0 or to infinity."
+            raise self.refuse("requantize.scale", f"cannot requantize: {error}", remedy) from None
         return self.emit(
             "RESCALE",
             value,

@@ -30,11 +30,11 @@ _PART = 256
 
 def _too_long(b: Builder, extent: int) -> Unsupported:
     text = f"expected a running sum over at most {_LONGEST_TRIANGLE} elements of more than 8 bits, got {extent}"
-    way_out = (
+    remedy = (
         "Quantize the operator's module to int8, or split the dim into two dims, sum along the last dim, and add the running sums "
         "of the totals."
     )
-    return b.refuse("cumsum.extent", text, way_out)
+    return b.refuse("cumsum.extent", text, remedy)
 
 
 def cumsum_of_floats(b: Builder, x: QTensor, dim: int, *, out: Result, dtype: Any = None) -> QTensor:

@@ -218,10 +218,8 @@ def grid_sampler(b: Builder, x: QTensor, grid: QTensor, interpolation: int, padd
     """
     limits = b.limits.get("GATHER")
     if limits is not None and not limits.present:
-        way_out = "Use a constant grid, which becomes a linear layer, or an ethos-u85 target."
-        raise b.refuse(
-            "grid_sampler.computed", f"the grid is computed at run time, but {b.target} does not support GATHER", way_out
-        )
+        remedy = "Use a constant grid, which becomes a linear layer, or an ethos-u85 target."
+        raise b.refuse("grid_sampler.computed", f"the grid is computed at run time, but {b.target} does not support GATHER", remedy)
     n, places = grid.shape[0], math.prod(grid.shape[1:-1])
     values, row = _map(b, x, x.qparams.zp)
     most = _FINEST if interpolation == NEAREST else _FRACTION[x.qparams.dtype]

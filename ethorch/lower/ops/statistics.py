@@ -133,8 +133,8 @@ def std(b: Builder, x: QTensor, dim: Any = None, *, out: Result, correction: flo
 
 
 def check_vector_norm(x: Any, ord: float = 2, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Reason | None:
-    way_out = "Use x.abs().pow(order).sum(dim).pow(1 / order)."
-    return None if ord == 2 else Reason("vector_norm.order", f"expected order 1, 2 or infinity, got {ord}", way_out)
+    remedy = "Use x.abs().pow(order).sum(dim).pow(1 / order)."
+    return None if ord == 2 else Reason("vector_norm.order", f"expected order 1, 2 or infinity, got {ord}", remedy)
 
 
 def decompose_vector_norm(

@@ -82,7 +82,7 @@ def test_a_copy_of_what_lies_together_is_one_memcpy() -> None:
     assert turned.constants == ("static const etk_axis k_0[2] = {{4, {3, 1, 0, 0}}, {3, {1, 4, 0, 0}}};",)
 
 
-def test_calls_without_a_kernel_are_refused_with_their_name_and_a_way_out() -> None:
+def test_calls_without_a_kernel_are_refused_with_their_name_and_a_remedy() -> None:
     x = _tensor("float32", 2)
     refusals = {
         "firmware.operator": _call("aten::nonzero.out", x, _tensor("int64", 2, 1)),
@@ -93,7 +93,7 @@ def test_calls_without_a_kernel_are_refused_with_their_name_and_a_way_out() -> N
     }
     for id, reason in refusals.items():
         assert isinstance(reason, Reason) and reason.id == id
-        assert "aten::" in reason.text and reason.way_out
+        assert "aten::" in reason.text and reason.remedy
 
 
 def test_the_page_lists_every_operator() -> None:

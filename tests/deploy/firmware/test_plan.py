@@ -80,7 +80,7 @@ def _foreign(method: Method) -> Method:
         (_foreign, "expected a delegate for Ethos-U, got XnnpackBackend"),
     ],
 )
-def test_what_firmware_cannot_do_is_refused_with_the_way_out(change, words: str) -> None:
+def test_what_firmware_cannot_do_is_refused_with_the_remedy(change, words: str) -> None:
     found, method = parsed("small")
     with pytest.raises(EthorchError, match=rf"{words}.*docs/guides/firmware.md"):
         plan(found, change(method))

@@ -24,7 +24,7 @@ from ethorch.tosa.ir import Value
 from ethorch.tosa.serialize import serialize
 from ethorch.tosa.verify import verify
 from tests.helpers.tosa_runs import machine, reference
-from tests.lower.rewrite.vela_bug_findings import NPUS, findings, led_around, npu_of
+from tests.lower.rewrite.vela_bug_findings import NPUS, compile_rewritten, findings, npu_of
 from tests.lower.rewrite.vela_bug_graphs import GRAPHS, UNSHOWN
 
 VERSIONS = sorted({number for bug in VELA_BUGS for number in bug.versions})
@@ -44,9 +44,9 @@ def test_led_around(id: str, family: str) -> None:
     bug = BY_ID[id]
     for name, graph in GRAPHS[id].items():
         if bug.concerns(family):
-            assert led_around(graph, npu_of(bug, family))[0] == "equal", name
+            assert compile_rewritten(graph, npu_of(bug, family))[0] == "equal", name
         elif bug.families == U55_U65 and not isinstance(bug.instead, str):
-            assert led_around(graph, NPUS[family]) == ("equal", 0), f"{name}: operators that this family does not need"
+            assert compile_rewritten(graph, NPUS[family]) == ("equal", 0), f"{name}: operators that this family does not need"
 
 
 @pytest.mark.long
@@ -222,6 +222,6 @@ def test_what_cannot_saturate_is_not_copied(factor: int, copies: bool) -> None:
         narrow = b.rescale(product, 1.0, dtype="INT16")
         return b.emit("MUL", b.rescale(narrow, 1.0, dtype="INT32"), b.input("y", (2, 12), "INT32"), shift=0)
 
-    outcome, more = led_around(make, NPUS["u85"])
+    outcome, more = compile_rewritten(make, NPUS["u85"])
     assert outcome == "equal"
     assert (more > 0) == copies

@@ -46,7 +46,7 @@ def built(make: Make, npu: str) -> Graph:
     return b.graph
 
 
-def as_it_stands(graph: Make | Avoided, npu: str) -> str:
+def compile_unchanged(graph: Make | Avoided, npu: str) -> str:
     """What Vela makes of a graph: "equal", or what is wrong with it. In a child process: it may die."""
     context = multiprocessing.get_context("fork")
     receive, send = context.Pipe(False)
@@ -67,8 +67,8 @@ def _send_outcome(send: Connection, graph: Graph, npu: str) -> None:
     send.send(_outcome(graph, npu, compile_unchecked))
 
 
-def led_around(graph: Make | Avoided, npu: str) -> tuple[str, int]:
-    """As ``as_it_stands``, of what ethorch gives Vela instead; and how many operators that has more."""
+def compile_rewritten(graph: Make | Avoided, npu: str) -> tuple[str, int]:
+    """As ``compile_unchanged``, of what ethorch gives Vela instead; and how many operators that has more."""
     before = built(graph.instead if isinstance(graph, Avoided) else graph, npu)
     after = rewrite(copy.deepcopy(before), TARGETS[npu].tuning)
     return _outcome(after, npu, vela.compile), len(after.ops) - len(before.ops)
@@ -102,14 +102,14 @@ def findings(bug: VelaBug) -> Iterator[tuple[str, str, str]]:
     """Family, graph, and what the installed Vela makes of it as it stands."""
     for family in bug.families:
         for name, graph in GRAPHS[bug.id].items():
-            yield family, name, as_it_stands(graph, npu_of(bug, family))
+            yield family, name, compile_unchanged(graph, npu_of(bug, family))
 
 
 def main(ids: list[str]) -> None:
     print(f"ethos-u-vela {version('ethos-u-vela')}")
     for bug in [BY_ID[id] for id in ids] or VELA_BUGS:
         for family, name, found in findings(bug) if bug.id in GRAPHS else ():
-            avoided, _ = led_around(GRAPHS[bug.id][name], npu_of(bug, family))
+            avoided, _ = compile_rewritten(GRAPHS[bug.id][name], npu_of(bug, family))
             print(f"{bug.id:40} {name:24} {family}  without the row: {found[:60]:60}  with it: {avoided[:60]}")
 
 
