@@ -243,7 +243,7 @@ class Record:
             "ExecuTorch's runtime is unknown"
         )
         if size.missing:
-            note += f"; excluding {', '.join(size.missing)}, which have no C kernel"
+            note += f"; excluding operators without a C kernel: {', '.join(size.missing)}"
         return Component("code", 0, size.size_bytes, FLASH, note)
 
     @property

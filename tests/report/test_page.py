@@ -204,7 +204,7 @@ def test_a_value_of_another_type_is_shown_or_refused(data: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("broken", [{}, {"layers": 3}, {"layers": [{}], "memory": {}}, {"layers": [], "memory": {"tensors": []}}])
 def test_other_data_is_refused(broken: dict[str, Any]) -> None:
-    with pytest.raises(FormatError, match=r"expected|got"):
+    with pytest.raises(FormatError, match="expected "):
         page(broken)
 
 
