@@ -58,7 +58,7 @@ def test_the_factory_makes_what_the_spec_is_for() -> None:
         assert type(create_partitioner(spec)).__name__ == f"{kind}Partitioner"
         assert type(create_quantizer(spec)).__name__ == f"{kind}Quantizer"
     for make in (create_partitioner, create_quantizer):
-        with pytest.raises(ValueError, match=r"no .* for str"):
+        with pytest.raises(ValueError, match="got str"):
             make("ethos-u55-128")
 
 

@@ -103,7 +103,7 @@ def test_no_refusal_in_the_code_is_without_a_remedy() -> None:
 
 def test_what_a_table_reads_is_counted() -> None:
     reason = reasons.no_table("aten.exp.default", OPS["aten.exp.default"], (INT16, [PLAIN, INT16], 2.0))
-    assert reason.text.endswith("its inputs are 2 quantized tensors and 1 integer tensor")
+    assert reason.text.endswith("got 2 quantized tensors and 1 integer tensor")
 
 
 def test_a_refusal_inside_a_loop_says_that_the_cpu_has_none() -> None:
@@ -116,5 +116,5 @@ def test_a_refusal_inside_a_loop_says_that_the_cpu_has_none() -> None:
     unknown = Reason("operator.unknown", "it is not known", "")
     reason = reasons.holds_refused(subgraphs_of(node)[1], Origin(target="aten.topk.default"), unknown)
     assert reason.id == "control_flow.branch"
-    assert reason.text == "the body contains aten.topk.default, which cannot run: it is not known [operator.unknown]"
+    assert reason.text == "the loop body contains aten.topk.default, which cannot run on the NPU: it is not known [operator.unknown]"
     assert "while_loop" in reason.remedy

@@ -153,7 +153,7 @@ def test_a_program_accepts_its_inputs_by_name(tmp_path: Path) -> None:
     program = ethorch.compile(Scaled().eval(), (X, scale))
     expected = program(X, scale)
     assert torch.equal(program(image=X, scale=scale), expected) and torch.equal(program(X, scale=scale), expected)
-    with pytest.raises(EthorchError, match=r"expected the inputs image, scale, got picture, scale\."):
+    with pytest.raises(EthorchError, match=r"expected the keyword inputs image, scale, got picture, scale\."):
         program(picture=X, scale=scale)
     with pytest.raises(EthorchError, match=r"input names are unknown.*Pass inputs by position"):
         ethorch.load(program.save(tmp_path / "net.pte"))(image=X, scale=scale)

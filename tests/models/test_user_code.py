@@ -97,8 +97,8 @@ def test_a_module_or_a_pair_is_a_model(folder: Path, name: str) -> None:
         ("nets.py:other_shape", "with its example inputs, float32[2, 5] at {}/nets.py:11 (`return torch.relu(self.layer(x))"),
         ("nets.py:other_sample", "calibration sample 1: expected float32[2, 4] like the example inputs, got float32[3, 4]"),
         ("nets.py:not_all_samples", "run with calibration sample 1, float32[2, 4] at {}/nets.py:29 (`return x[x > 0].view(2, -1)"),
-        ("nets.py:jumps", "flow depends on values of a tensor at {}/nets.py:19 (`if x.sum() > 0:  # a decision`)"),
-        ("nets.py:counts", "flow depends on values of a tensor at {}/nets.py:25 (`return x[: int(x.abs().sum())]  # a number`)"),
+        ("nets.py:jumps", "flow depends on tensor values at {}/nets.py:19 (`if x.sum() > 0:  # a decision`)"),
+        ("nets.py:counts", "flow depends on tensor values at {}/nets.py:25 (`return x[: int(x.abs().sum())]  # a number`)"),
         ("nets.py:nothing", "has no 'nothing'. Available names: made, raises, by_name, both,"),
         ("nets.py", "nets.py:NAME with one of these names: made, raises, by_name"),
         ("broken.py:f", "broken.py cannot be imported at {}/broken.py:2 (`import no_such_package`): ModuleNotFoundError: No"),
@@ -188,7 +188,7 @@ def test_flags_for_vela(folder: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert cli.main(["explain", f"{folder}/nets.py:MODEL", "--set", 'vela_flags=["--frobnicate"]']) == 2
     assert "frobnicate" in capsys.readouterr().err
     assert cli.main(["explain", "no.py:MODEL", "--set", 'vela_flags=["--verbose-performance"]']) == 2
-    assert "the flag --verbose-performance has no effect: " in capsys.readouterr().err
+    assert "the Vela flag --verbose-performance has no effect: " in capsys.readouterr().err
 
 
 def test_an_output_that_cannot_be_written_is_said_before_the_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_what_each_memory_holds_is_said(program: Program) -> None:
     assert found["sram"].needs_bytes == program.memory.component("scratch").ram_bytes
     assert found["mram"].size_bytes == 0x580000 and program.budgets.met
     answers = [verdict.answer for verdict in verdicts(program.to_json())]
-    assert "in sram" in answers[0] and "of 8,192.0 KiB" in answers[0]
+    assert "of the 8,192.0 KiB in sram" in answers[0]
     assert "times the estimate" in answers[1]
 
 

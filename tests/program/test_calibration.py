@@ -52,7 +52,7 @@ def test_a_slower_flash_is_found(programs: Path) -> None:
     found = calibrate(boards.load("nuvoton-m55m1"), taken(programs, slower(40e6)))
     assert found.bytes_per_second["flash"] == pytest.approx(40e6, rel=0.02)
     assert found.error < 0.01 < 0.5 < found.error_before
-    assert found.source.startswith("fitted from 3 measurements, error ")
+    assert found.source.startswith("fitted to 3 measurements, error ")
 
 
 def test_measurements_that_contradict_leave_an_error(programs: Path) -> None:
@@ -72,7 +72,7 @@ def test_the_command_writes_a_board(programs: Path, tmp_path: Path, capsys: pyte
     made = boards.load(out)
     assert made.name == "mine"
     assert made.memory("flash").bytes_per_second == pytest.approx(100e6, rel=0.02)
-    assert made.memory("flash").sources["bytes_per_second"].startswith("fitted from 3 measurements, error")
+    assert made.memory("flash").sources["bytes_per_second"].startswith("fitted to 3 measurements, error")
     assert made.memory("flash").sources["base"] == boards.load("nuvoton-m55m1").memory("flash").sources["base"]
     assert record_of(ethorch.compile(NETS["small"][0], NETS["small"][1], board=out)).spec is not None
 

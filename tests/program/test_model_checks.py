@@ -45,7 +45,7 @@ REFUSED: dict[str, tuple[nn.Module, Tensor, str, str]] = {
     "float16": (network().half(), X.half(), "quantize.dtype", "float16"),
     "input of float16": (network(), X.half(), "quantize.dtype", "input 0"),
     "buffer of float64": (Scaled(WIDE), X, "quantize.dtype", "float64"),
-    "empty batch": (network(), X[:0], "quantize.empty", "batch of at least 1"),
+    "empty batch": (network(), X[:0], "quantize.empty", "batch size of at least 1"),
     "quotation mark": (named('a"b'), X, "quantize.name", "quotation mark"),
     "backslash": (named("a\\"), X, "quantize.name", "Rename"),
     "line": (named("a\nb"), X, "quantize.name", "Rename"),

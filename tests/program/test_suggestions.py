@@ -94,7 +94,7 @@ def test_a_narrower_model_is_cut_where_it_reads_fewer_channels() -> None:
 
 def test_fewer_channels_are_tried_where_the_budget_is_missed(found: Suggestions) -> None:
     by_change = {entry.change: entry for entry in found.entries}
-    narrow = [entry for change, entry in by_change.items() if change.startswith("8 channels in ")]
+    narrow = [entry for change, entry in by_change.items() if change.startswith("8 instead of ")]
     assert narrow and all(entry.fits is False and entry.note == "train the modified model" for entry in narrow)
     assert min(entry.milliseconds or 0 for entry in narrow) < 0
 
@@ -121,7 +121,7 @@ def test_channels_last_and_a_file(images: list[Tensor], tmp_path: Path) -> None:
     )
     changes = [entry.change for entry in last.suggest().entries]
     assert 'io="int8"' in changes and 'io_layout="nhwc"' not in changes and "input shape 1x3x48x48" in changes
-    with pytest.raises(ethorch.EthorchError, match=r"which a \.pte does not contain"):
+    with pytest.raises(ethorch.EthorchError, match="require a program compiled from a model"):
         ethorch.load(last.save(tmp_path / "net.pte")).suggest()
 
 

@@ -70,7 +70,7 @@ def test_outputs_that_are_apart_fail(pipeline: type[BasePipeline[Any]], caplog: 
         made.pop_stage("run_method_and_compare_outputs.original_model")
     with pytest.raises(AssertionError, match=r"output 0 of aten.linear.default at head"):
         made.run()
-    assert "the stage run_method_and_compare_outputs fails" in caplog.text
+    assert "the stage run_method_and_compare_outputs failed" in caplog.text
 
 
 def test_the_quantized_module_is_held_against_the_float_one() -> None:
@@ -143,7 +143,7 @@ def test_stages_are_added_taken_out_and_changed() -> None:
     assert made.pop_stage("check_not.exir").id == "check_not.exir" and not made.has_stage("check_not.exir")
     made.run()
     assert seen == ["after export"]
-    with pytest.raises(EthorchError, match=r"no stage 'check_not.exir'. Use one of quantize, "):
+    with pytest.raises(EthorchError, match=r"expected a stage identifier in quantize, .*, got 'check_not\.exir'"):
         made.pop_stage("check_not.exir")
     with pytest.raises(EthorchError, match="expected a new stage identifier, got 'export'"):
         made.add_stage(made.tester.export)
