@@ -116,7 +116,7 @@ def aot_arm_compiler(
     from ethorch.program.saving import check_folder, check_writable
 
     if target == "vgf":
-        raise SpecError("VGF output is not supported. Use -t TOSA-1.0+INT or -t TOSA-1.0+FP to write TOSA.")
+        raise SpecError("VGF output is not supported; use -t TOSA-1.0+INT or -t TOSA-1.0+FP to write TOSA.")
     if direct_drive:
         raise SpecError("--direct_drive is not supported. Remove --direct_drive.")
     if enable_debug_mode not in (None, "json", "tosa"):

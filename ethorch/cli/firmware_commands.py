@@ -145,10 +145,10 @@ def _describe_run(run: Run) -> str:
         counts.append(f"{count_noun(len(run.inferences), 'NPU run')} with {least}{run.npu_cycles:,} cycles{by}")
     if run.measured_cycles is not None:
         counts.append(f"{run.measured_cycles} NPU cycles measured with the PMU")
-    code = "" if run.exit_code is None else f" with exit code {run.exit_code}"
+    code = "" if run.exit_code is None else f", exit code {run.exit_code}"
     lines = [
         run.text.rstrip(),
-        f"{run.board}, {run.npu}, {run.backend}: run ended by {run.ended}{code}; {'; '.join(counts) or 'no counts'}.",
+        f"{run.board}, {run.npu}, {run.backend}: run ended ({run.ended}{code}); {'; '.join(counts) or 'no counts'}.",
     ]
     for region, row in run.bytes_by_region.items():
         lines.append(f"region {region}: the NPU read {row['read']} bytes and wrote {row['written']} bytes")

@@ -187,7 +187,7 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no annotati
             if node.op == "call_function" and len(devices) > 1:
                 raise QuantizationError(
                     "quantize.devices",
-                    f"operator {node.name}: expected all inputs on one device, got {', '.join(devices)}. "
+                    f"Quantizer detected operator {node.name} with inputs on different devices: {', '.join(devices)}. "
                     "Move the model and its inputs to one device before torch.export",
                 )
         nodes = model.graph.nodes

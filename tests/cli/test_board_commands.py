@@ -42,7 +42,7 @@ def test_run_firmware(elf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert (found["npu"], found["ok"], found["ended"]) == ("ethos-u55-256", False, "exit")
     assert json.loads(trace.read_text())["traceEvents"]
     assert cli.main(["run-firmware", str(elf)]) == 3
-    assert "ended by exit with code 1" in capsys.readouterr().out
+    assert "run ended (exit, exit code 1)" in capsys.readouterr().out
 
 
 def test_run_firmware_asked_wrongly(elf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

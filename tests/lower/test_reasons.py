@@ -116,5 +116,7 @@ def test_a_refusal_inside_a_loop_says_that_the_cpu_has_none() -> None:
     unknown = Reason("operator.unknown", "it is not known", "")
     reason = reasons.holds_refused(subgraphs_of(node)[1], Origin(target="aten.topk.default"), unknown)
     assert reason.id == "control_flow.branch"
-    assert reason.text == "the loop body contains aten.topk.default, which cannot run on the NPU: it is not known [operator.unknown]"
+    assert (
+        reason.text == "the loop body contains aten.topk.default, which cannot run on the NPU: it is not known [operator.unknown]"
+    )
     assert "while_loop" in reason.remedy

@@ -103,7 +103,7 @@ def test_an_ai_layer_for_a_hostile_processor(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("title", ["two\nlines", "a\u202eb", "\x1b[31m"])
 def test_a_title_has_one_line_of_what_prints(title: str) -> None:
-    with pytest.raises(BoardError, match=r"title: .*text of one line"):
+    with pytest.raises(BoardError, match=r"title: .*nonempty single-line string"):
         parse_board(board_text(title).encode())
 
 
