@@ -94,7 +94,7 @@ def test_less_accuracy_and_a_lost_budget_are_regressions(data: dict[str, Any]) -
     "broken", [{}, {"layers": 3}, {"layers": [{}]}, {"total_cycles": "many"}, {"operators": 5}, {"budgets": [7]}]
 )
 def test_other_data_is_refused(data: dict[str, Any], broken: dict[str, Any]) -> None:
-    with pytest.raises(FormatError, match=r"^not "):
+    with pytest.raises(FormatError, match=r"^expected two results of Program\.to_json, got "):
         compare_builds(data, {**data, **broken} if broken else {})
 
 
@@ -155,7 +155,7 @@ def test_advice_on_memories_and_multipliers(data: dict[str, Any]) -> None:
     (idle,) = [one for one in advice(data) if one.id == "idle-macs"]
     convolutions = [layer for layer in npu if "Conv" in layer["operator"]]
     assert f"{990_000 * len(convolutions):,} cycles" in idle.figure and "128 multipliers" in idle.text
-    assert not idle.is_saving and "multiple of 16 channels" in idle.text and "epthwise" not in idle.text
+    assert not idle.is_saving and "a multiple of 16." in idle.text and "epthwise" not in idle.text
     for layer in npu:
         layer |= {"ifm_shapes": [[1, 1, 1, 64]], "ofm_shape": [1, 1, 1, 256]}
     (idle,) = [one for one in advice(data) if one.id == "idle-macs"]
@@ -250,7 +250,7 @@ def test_files(data: dict[str, Any], program: ethorch.Program, tmp_path: Path) -
         read_program_data(tmp_path / "none.json")
     for text in ("[" * 100_000, "{", "3", '{"layers": []}'):
         (tmp_path / "other.json").write_text(text)
-        with pytest.raises(FormatError, match=r"other\.json (contains 3|is not )"):
+        with pytest.raises(FormatError, match=r"other\.json (contains 3|is not |cannot be read)"):
             read_program_data(tmp_path / "other.json")
 
 

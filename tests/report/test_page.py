@@ -199,7 +199,7 @@ def test_a_value_of_another_type_is_shown_or_refused(data: dict[str, Any]) -> No
             try:
                 assert function(broken)
             except FormatError as error:
-                assert str(error).startswith("not ")
+                assert str(error).startswith("expected the result of Program.to_json, got ")
 
 
 @pytest.mark.parametrize("broken", [{}, {"layers": 3}, {"layers": [{}], "memory": {}}, {"layers": [], "memory": {"tensors": []}}])
@@ -236,7 +236,7 @@ def test_without_limits_the_page_compares_with_products(data: dict[str, Any]) ->
     data |= {"budgets": [], "boards": [{"name": "small", "ram_bytes": 1024, "flash_bytes": 4096}]}
     assert "The program does not fit on small." in page(data)
     data["boards"].append({"name": "large", "ram_bytes": 1 << 20, "flash_bytes": None})
-    assert "It fits large, but not small." in page(data)
+    assert "The program fits on large, but not on small." in page(data)
     del data["boards"][0]
     assert f"The program fits on large, and uses {data['ram_bytes'] / (1 << 20):.1%} of the RAM of large." in page(data)
 

@@ -112,5 +112,5 @@ def test_state_of_codes_runs_on_the_board_and_the_npu_reads_it_where_it_lies(nam
     assert set(names) <= set(found.states_in_arena) and {found.places[index].buffer for index in names} == {ARENA}
     assert sum(moved.nbytes for step in found.body if isinstance(step, Run) for moved in step.before) == copied
     firmware(made, tmp_path)
-    assert "do not share it with another model" in (tmp_path / "model" / "model.h").read_text()
+    assert "Do not share the arena with another model" in (tmp_path / "model" / "model.h").read_text()
     assert not built_and_run(tmp_path, Options(caches=True)).faults  # the outputs of three runs are the desk's
