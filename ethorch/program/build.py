@@ -214,9 +214,7 @@ def lower_method(
         graph = with_integer_io(quantized, settings.io)
         inputs = as_codes(inputs, codes)
     if settings.partition == CPU_MATMUL:
-        from ethorch.backend.products_on_cpu import (
-            move_products_to_cpu,
-        )  # imported here because importing ExecuTorch takes 2 seconds
+        from ethorch.backend.products_on_cpu import move_products_to_cpu  # 2 seconds of ExecuTorch
 
         graph = move_products_to_cpu(graph)
     build = build_pte(

@@ -335,7 +335,7 @@ class Program:
         """
         # importing torchao takes 2 seconds
         from ethorch.program.build import compile_beside
-        from ethorch.program.suggestions import suggestions
+        from ethorch.program.suggestions import suggestions  # 2 seconds of torchao
 
         changes = suggestions(self._record, compile_beside(self._record))
         return replace(changes, entries=changes.entries[:limit])

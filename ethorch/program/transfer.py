@@ -40,7 +40,7 @@ class Methods(dict[str, Any]):
     """The records of a file, by method name."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from ethorch.lower.fx import pickles  # imported here because a process that only runs programs does not require torch
+        from ethorch.lower.fx import pickles  # 2 seconds of torch, which a process that only runs programs does not need
 
         states = {name: _state(record) for name, record in self.items()}
         deferred = next((value for record in self.values() if (value := record.__dict__.get("_deferred")) is not None), None)

@@ -60,7 +60,7 @@ def test_the_trace_is_in_microseconds_with_a_thread_for_each_lane() -> None:
 
 
 def test_unknown_cycles_and_clocks_are_refused() -> None:
-    with pytest.raises(EthorchError, match="are unknown"):
+    with pytest.raises(EthorchError, match="expected layers with known cycles"):
         timeline(layers(built("picture").pte))
     with pytest.raises(EthorchError, match="cpu_clock_ratio"):
         timeline([], 0)

@@ -94,7 +94,7 @@ WRONG = {
     ),
     "a missing key": ('kind = "cmsdk"\n', "", "uart, kind: the key is missing"),
     "a number without a source": ('source = "assumed"', "", "cpu, dcache_bytes: the source is missing"),
-    "no TOML": ("[cpu]", "[cpu", "is not TOML: .*line 6"),
+    "no TOML": ("[cpu]", "[cpu", "(is not|cannot be read as) TOML: .*line 6"),
     "a bandwidth below zero": ("bytes_per_second = 500_000_000", "bytes_per_second = -1", "expected a number above 0"),
     "a truth as a number": ("clock_hz = 500_000_000", "clock_hz = true", "cpu, clock_hz: found True"),
     "a table twice": ("[uart]", "[[uart]]", "uart: found a? ?.*; expected a table"),
@@ -143,9 +143,9 @@ def test_files_that_are_no_board(tmp_path: Path) -> None:
         parse(b"\xff\xfe", "mine.toml")
     with pytest.raises(BoardError, match="name: the key is missing"):
         parse(b"", "mine.toml")
-    with pytest.raises(BoardError, match="is not TOML"):
+    with pytest.raises(BoardError, match="as TOML|is not TOML"):
         parse(b"a = " + b"[" * 100_000, "mine.toml")
-    with pytest.raises(BoardError, match="is not TOML"):
+    with pytest.raises(BoardError, match="as TOML|is not TOML"):
         parse(b"a = " + b"9" * 5_000, "mine.toml")
     large = tmp_path / "large.toml"
     large.write_bytes(b"#" * (MOST_FILE_BYTES + 1))
