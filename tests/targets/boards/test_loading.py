@@ -143,9 +143,9 @@ def test_files_that_are_no_board(tmp_path: Path) -> None:
         parse(b"\xff\xfe", "mine.toml")
     with pytest.raises(BoardError, match="name: the key is missing"):
         parse(b"", "mine.toml")
-    with pytest.raises(BoardError, match="as TOML|is not TOML"):
+    with pytest.raises(BoardError, match=r"as TOML|is not TOML"):
         parse(b"a = " + b"[" * 100_000, "mine.toml")
-    with pytest.raises(BoardError, match="as TOML|is not TOML"):
+    with pytest.raises(BoardError, match=r"as TOML|is not TOML"):
         parse(b"a = " + b"9" * 5_000, "mine.toml")
     large = tmp_path / "large.toml"
     large.write_bytes(b"#" * (MOST_FILE_BYTES + 1))
