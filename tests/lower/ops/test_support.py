@@ -52,7 +52,7 @@ def test_each_limit_has_words() -> None:
     assert limits_of(["TABLE"]) == []
     assert limits_of(["ARGMAX"])[0] == (
         "U55, U65",
-        ["at most 127 elements along the dim", "at most 65,536 elements in the other dims together", "int8 alone"],
+        ["at most 127 elements along the dim", "at most 65,536 elements (product) in all other dims", "int8 only"],
     )
 
 
