@@ -73,18 +73,18 @@ Board = Annotated[
     ),
 ]
 Scheme = Annotated[
-    str | None, _option("--scheme", "-s", help="Quantization scheme: int8, a16w8, a8w4 or int8-per-tensor [int8].", panel=SETTINGS)
+    str | None, _option("--scheme", "-s", help="Scheme: int8, a16w8, a8w4 or int8-per-tensor [int8].", panel=SETTINGS)
 ]
 ModuleScheme = Annotated[
     list[str] | None,
     _option(
         "--module",
-        help="Quantization scheme of a submodule, e.g. head=a16w8; repeatable.",
+        help="Scheme of a submodule, e.g. head=a16w8; repeatable.",
         panel=SETTINGS,
         metavar="NAME=SCHEME",
     ),
 ]
-Io = Annotated[str | None, _option("--io", help="Type of the inputs and outputs: float32, int8, uint8 or int16.", panel=SETTINGS)]
+Io = Annotated[str | None, _option("--io", help="Type of inputs and outputs: float32, int8, uint8, int16.", panel=SETTINGS)]
 SettingsFile = Annotated[
     Path | None,
     _option("--settings", help="Settings file: a settings.toml or *.cbuild-mlops.yml.", panel=SETTINGS, metavar="FILE"),
@@ -93,7 +93,7 @@ Assignments = Annotated[
     list[str] | None,
     _option(
         "--set",
-        help="Any setting, e.g. arena=64K. `--set help` lists all settings.",
+        help="Any setting, e.g. arena=64K. `--set help` lists them.",
         panel=SETTINGS,
         metavar="FIELD=VALUE",
         callback=_print_fields,
@@ -104,7 +104,7 @@ Calibrate = Annotated[
     list[Path] | None,
     _option(
         "--calibrate",
-        help="Representative inputs for calibration: files or a folder; repeatable.",
+        help="Calibration inputs: files or a folder; repeatable.",
         panel=MODEL,
         metavar="DIR|FILE",
     ),

@@ -26,14 +26,14 @@ def explore(
     choices: options.Choices,
     vary: Annotated[
         list[str],
-        option(help="A setting and its values, e.g. scheme=int8,a16w8 or target=all; repeatable.", metavar="FIELD=A,B"),
+        option(help="Setting and values, e.g. scheme=int8,a16w8; repeatable.", metavar="FIELD=A,B"),
     ],
     output: Annotated[
-        Path | None, option("--output", "-o", help="A .html file with a table and a plot, or a .json file [none].", metavar="FILE")
+        Path | None, option("--output", "-o", help="A .html or .json file for the results [none].", metavar="FILE")
     ] = None,
     resume: Annotated[
         Path | None,
-        option(help="File that records finished variants; an interrupted run continues from this file.", metavar="FILE.jsonl"),
+        option(help="File of finished variants, to continue a run.", metavar="FILE.jsonl"),
     ] = None,
     jobs: Annotated[int | None, option(help="Number of worker processes [one per CPU].", min=1)] = None,
 ) -> Answer:
@@ -67,14 +67,12 @@ def tune(
     choices: options.Choices,
     goal: Annotated[
         str,
-        option(help="accuracy, flash, cycles, or the minimum value of --metric [accuracy].", metavar="GOAL"),
+        option(help="accuracy, flash, cycles, or a value of --metric [accuracy].", metavar="GOAL"),
     ] = "accuracy",
-    metric: Annotated[
-        str | None, option(help="A function that receives the float and quantized outputs.", metavar="FILE.py:NAME")
-    ] = None,
+    metric: Annotated[str | None, option(help="A function of the float and quantized outputs.", metavar="FILE.py:NAME")] = None,
     recipe: Annotated[
         list[str] | None,
-        option(help="Compression of weights: 32-values, 4-bits, 50%-zeros, 2:4 or one-scale; repeatable.", metavar="RECIPE"),
+        option(help="Recipe for weights, e.g. 32-values or 2:4; repeatable.", metavar="RECIPE"),
     ] = None,
     keep: Annotated[list[str] | None, option(help="A weight or module that is not changed; repeatable.", metavar="NAME")] = None,
     output: Annotated[

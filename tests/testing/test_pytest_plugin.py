@@ -50,7 +50,7 @@ def test_targets_summary_and_figures(pytester: pytest.Pytester) -> None:
     )
     run.assert_outcomes(passed=4, failed=2)
     out = run.stdout.str()
-    assert "programs for Ethos-U" in out and "The figures are in figures." in out
+    assert "programs for Ethos-U" in out and "were written to figures." in out
     rows = [line for line in out.splitlines() if line.startswith("test_net.py::") and "KiB" in line]
     assert len(rows) == 6, "the failing ones too"
     assert sum("ethos-u85-256" in row and " dB" in row for row in rows) == 1
