@@ -1,6 +1,6 @@
 """Bit-exact scaling, rounding, reciprocals and table lookups on int64 arrays.
 
-Source: npu-reference 6.1, 6.4, 6.6, verified against the TOSA reference model and LiteRT.
+Source: npu-reference 6.1, 6.4 and 6.6. Verified against the TOSA reference model and LiteRT.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def round_up(a: int, b: int) -> int:
 
 @dataclass(eq=False)
 class Scaling:
-    """The map v -> v * multiplier / 2**shift, rounded.
+    """The function v -> v * multiplier / 2**shift, rounded.
 
     Attributes:
         multiplier, shift: int64 scalars, or one element per channel.
         rounding: A key of ``_ADDENDS``.
-        double: The d of npu-reference 6.1. DOUBLE_* round again at bit 30 - d.
+        double: The constant d of npu-reference 6.1. The DOUBLE_* roundings round a second time at bit 30 - d.
     """
 
     multiplier: Ints | np.int64
@@ -50,7 +50,7 @@ class Scaling:
 
     @cached_property
     def addends(self) -> tuple[Ints, Ints]:
-        """Addends of v * multiplier before the shift, for v >= 0 and v < 0, shaped as ``shift``."""
+        """Values added to v * multiplier before the shift, for v >= 0 and for v < 0. Each has the shape of ``shift``."""
         if self.is_identity:
             nothing = np.zeros(np.shape(self.shift), np.int64)
             return nothing, nothing
@@ -59,7 +59,7 @@ class Scaling:
         return _addends(self)
 
     def __call__(self, v: Ints) -> Ints:
-        """Scale int64 values. The product wraps at 64 bits."""
+        """Scale int64 values. Products wrap at 64 bits."""
         if self.is_identity:
             return v
         p = v * self.multiplier
@@ -105,20 +105,26 @@ def _addends_of(shift: int, rounding: str, double: int) -> tuple[Ints, Ints]:
 
 
 def reciprocal(count: Ints) -> tuple[Ints, Ints]:
-    """Return (m, s) with 1 / count = m / 2**s as in TOSA: m = ((1 << 30) + 1) << k // count, s = 30 + k, k = bits of count-1."""
+    """Return (m, s) with 1 / count = m / 2**s, as in TOSA.
+
+    m = (((1 << 30) + 1) << k) // count, s = 30 + k, and k is the bit length of count - 1.
+    """
     k = np.ceil(np.log2(np.maximum(count, 1))).astype(np.int64)  # bit_length(count - 1)
     return ((np.int64((1 << 30) + 1)) << k) // count, 30 + k
 
 
 def average(total: Ints, count: Ints) -> Ints:
-    """Divide by the count with ``reciprocal``, rounded half up (npu-reference 6.6)."""
+    """Divide by ``count`` with ``reciprocal`` and round half up (npu-reference 6.6)."""
     m, s = reciprocal(count)
     rounded: Ints = (total * m + (np.int64(1) << (s - 1))) >> s
     return rounded
 
 
 def interpolate_16(values: Ints, base: Ints, slope: Ints) -> Ints:
-    """Interpolate 16 -> 16 bits: base[i] + ((slope[i]*f + 64) >> 7), i = u >> 7, f = u & 127 (npu-reference 6.4)."""
+    """Interpolate a table from 16 to 16 bits (npu-reference 6.4).
+
+    base[i] + ((slope[i]*f + 64) >> 7), i = u >> 7, f = u & 127, u = value + 32768.
+    """
     u = values + 32768
     i = u >> 7
     result: Ints = base[i] + ((slope[i] * (u & 127) + 64) >> 7)
@@ -126,7 +132,10 @@ def interpolate_16(values: Ints, base: Ints, slope: Ints) -> Ints:
 
 
 def interpolate_32(values: Ints, base: Ints, slope: Ints) -> Ints:
-    """Interpolate 16 -> 32 bits: (base[i] << 7) + slope[i]*f, as TOSA's TABLE on int16 (npu-reference 6.4)."""
+    """Interpolate a table from 16 to 32 bits, like TOSA's TABLE on int16 (npu-reference 6.4).
+
+    (base[i] << 7) + slope[i]*f, with i and f as in ``interpolate_16``.
+    """
     u = values + 32768
     i = u >> 7
     result: Ints = (base[i] << 7) + slope[i] * (u & 127)
@@ -134,12 +143,12 @@ def interpolate_32(values: Ints, base: Ints, slope: Ints) -> Ints:
 
 
 def tanh_16(values: Ints, base: Ints, slope: Ints) -> Ints:
-    """Compute tanh, a table in steps of 2**8 (npu-reference 6.4)."""
+    """Compute tanh with a table in steps of 2**8 (npu-reference 6.4)."""
     return _symmetric(_interpolate_clipped(values, base, slope, 8), 8)
 
 
 def sigmoid_16(values: Ints, base: Ints, slope: Ints) -> Ints:
-    """Compute sigmoid: the tanh table in steps of 2**9, halved and shifted up (npu-reference 6.4)."""
+    """Compute sigmoid with the tanh table in steps of 2**9, halved and shifted up (npu-reference 6.4)."""
     return 16384 + _symmetric(_interpolate_clipped(values, base, slope, 9), 10)
 
 
@@ -161,6 +170,6 @@ def wrap_32(v: Ints) -> Ints:
 
 
 def leading_zeros_32(v: Ints) -> Ints:
-    """Count the leading zeros of 32 bits; 32 for 0."""
+    """Count the leading zeros of 32-bit values. Return 32 for 0."""
     pattern = (v & 0xFFFFFFFF).astype(np.float64)  # exact; the exponent is the bit length
     return 32 - np.frexp(pattern)[1].astype(np.int64)

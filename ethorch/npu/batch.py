@@ -1,6 +1,6 @@
 """Run a program on many images in parallel.
 
-Each thread has its own machine. Compiled plans run without the GIL.
+Each thread has its own machine. Compiled plans run without Python's global interpreter lock.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ IMAGES_AT_ONCE = 16  # images that compiled code runs before Python checks for i
 
 @dataclass(frozen=True)
 class Place:
-    """Location of an input or output."""
+    """The location of an input or output."""
 
     region: int
     offset: int
@@ -42,19 +42,19 @@ def run_many(
 ) -> list[Bytes]:
     """Run a program once per image.
 
-    A machine keeps its memory between images, as a board does, so results must not depend on previous contents of scratch.
+    A machine keeps its memory between images, like a board. Results must not depend on the previous contents of scratch.
 
     Args:
-        inputs: Place of each input, and its images of ``nbytes`` bytes each, along the first axis.
+        inputs: Pairs of a place and the images of one input. The first axis of the array is the image.
         scratch_bytes, scratch_fast_bytes: Sizes of regions 1 and 2 of each machine.
         threads: Number of threads. Default: number of available CPUs.
-        machine: Factory, called once per thread.
+        machine: Function that returns a machine, called once per thread.
 
     Returns:
         uint8[images, nbytes] for each output.
 
     Raises:
-        MachineFault: An array does not fit its place, or an image fails; the first such image's fault.
+        MachineFault: An array does not fit into its place, or an image fails. If several fail, the first is reported.
     """
     images = {len(array) for _, array in inputs}
     if len(images) != 1:

@@ -1,6 +1,7 @@
 """Limit NumPy's matrix products to one thread while the simulator runs.
 
-Stripes have few rows, so threads gain little. On a busy computer, OpenBLAS's spinning threads slow down a run several times.
+The simulator multiplies matrices with few rows, for which threads save little time. On a busy computer, the waiting threads of
+OpenBLAS make a run several times slower.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def _openblas() -> tuple[ctypes._CFuncPtr, ctypes._CFuncPtr] | None:  # type: ig
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Limit BLAS to one thread, globally. The last thread that leaves the context restores the setting."""
+    """Limit BLAS to one thread in the whole process. The setting is restored when the last thread leaves the context."""
     global _inside, _before
     functions = _openblas()
     if functions is None:

@@ -1,4 +1,4 @@
-"""Work counters per command and operator, and PMU events."""
+"""Work counters for commands and operators, and PMU events."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from ethorch.npu.stream import Operation
 
 @dataclass(kw_only=True)
 class Work:
-    """Work of operations, summed over runs. Bytes are per region; -1 is internal memory.
+    """The work of operations, summed over runs. Byte counts are keyed by region; region -1 is internal memory.
 
     Attributes:
         blocks: OFM blocks of size OFM_BLK_*.
-        weight_bytes: Encoded weights. ``read_bytes`` includes them and the scales.
-        dma_bytes: Bytes copied by DMA.
-        seconds: Duration of the simulation.
+        weight_bytes: Bytes of encoded weights. ``read_bytes`` includes weights and scales.
+        seconds: Simulation time.
     """
 
     runs: int = 0
@@ -66,7 +65,7 @@ def _add(total: dict[int, int], part: Mapping[int, int]) -> None:
 
 
 def by_operator(counters: Iterable[Counter], sources: Sources | None) -> list[OperatorCounter]:
-    """Group counters by source, in the order of the stream."""
+    """Group counters by source, in stream order."""
     groups: dict[int | None, OperatorCounter] = {}
     for counter in sorted(counters, key=lambda c: c.op.index):
         source = sources.at(counter.op.offset) if sources else None
@@ -89,13 +88,13 @@ PORTS = {U55: {0: 1}, U65: {0: 1, 1: 1}, U85: {0: 1}}
 def events(
     counters: Iterable[Counter], npu: Npu, ports: Mapping[int, int] | None = None, cycles: int | None = None
 ) -> dict[int, int]:
-    """Return the PMU events, by number, that the work determines.
+    """Return lower bounds for the PMU events that can be derived from the work, keyed by event number.
 
-    Counts are lower bounds: every byte is moved once in full beats, and every MAC unit is busy.
+    The bounds assume that every byte is moved once, in full beats, and that every MAC unit is busy.
 
     Args:
         ports: AXI port by region. Default: the configuration of Arm's driver.
-        cycles: Vela's estimate for all runs. None omits events that count cycles.
+        cycles: Vela's estimate for all runs. If None, cycle events are omitted.
     """
     ports = PORTS[npu.family] if ports is None else ports
     beat = BEAT_BYTES[npu.family]
@@ -116,7 +115,7 @@ def events(
 
 @dataclass
 class Tally:
-    """Number and duration of a step's runs."""
+    """The number and total duration of a step's executions."""
 
     runs: int = 0
     seconds: float = 0.0
@@ -124,7 +123,7 @@ class Tally:
     last_seconds: float = 0.0
 
     def add(self, run: int, seconds: float) -> None:
-        """Add one execution in run ``run``."""
+        """Add one execution of the step to run ``run``."""
         self.runs += 1
         self.seconds += seconds
         self.last_seconds = self.last_seconds + seconds if self.last_run == run else seconds
@@ -153,7 +152,7 @@ def counter_of(step: Step, tally: Tally) -> Counter:
 
 
 def timeline(tallies: Iterable[tuple[Step, Tally]], sources: Sources | None) -> list[tuple[str, float]]:
-    """Return names and seconds of the last run without waits, per operator if ``sources`` are known, else per command."""
+    """Return names and seconds of the last run, without waits: per operator if ``sources`` are known, else per command."""
     result: dict[object, tuple[str, float]] = {}
     for step, tally in tallies:
         if not (step.prepared.computes or step.prepared.dma_bytes):

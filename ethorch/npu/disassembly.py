@@ -1,4 +1,4 @@
-"""Command streams as text and as plain data, with decoded registers of each operation."""
+"""Command streams as text and as plain data, with the decoded registers of each operation."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Line:
     """One decoded operation.
 
     Attributes:
-        tensors: Text by name: OFM, IFM, WEIGHT, ...
-        details: Text by subject: kernel, scale, activation, ...
+        tensors: Description of each tensor, keyed by OFM, IFM, WEIGHT, ...
+        details: Description of kernel, scale, activation, ..., keyed by subject.
         registers: Raw values of the registers that the operation uses.
         fault: Reason why the operation cannot run.
     """
@@ -42,7 +42,7 @@ class Line:
 
 
 def lines(program: Program, sources: Sources | None = None) -> Iterator[Line]:
-    """Iterate over the operations in the order of the stream."""
+    """Iterate over the operations in stream order."""
     for op in program.operations():
         tensors: dict[str, str] = {}
         details: dict[str, str] = {}

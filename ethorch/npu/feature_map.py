@@ -1,8 +1,8 @@
-"""Feature maps: boxes [H, W, C] in the bytes of a region.
+"""Feature maps: boxes [H, W, C] stored in a region.
 
 A box has at most four tiles, each with its own base address (npu-reference 3.2). In a tile, the address of an element is
 ``base + y*STRIDE_Y + x*STRIDE_X + c*size`` (NHWC) or ``base + y*STRIDE_Y + x*STRIDE_X + (c//16)*STRIDE_C + (c%16)*size``
-(NHCWB16: bricks of 16 channels). Lanes of the last brick beyond C are not accessed (npu-reference 3.3).
+(NHCWB16: bricks of 16 channels). Elements of the last brick beyond channel C are not accessed (npu-reference 3.3).
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ STORAGE_TILE2X2, STORAGE_TILE3X1, STORAGE_CHAINED, STORAGE_NONE = 0, 1, 2, 3
 
 
 def element_type(signed: int, precision: int) -> Dtype:
-    """Return the NumPy type of a precision field: 0 is 8, 1 16, 2 32, 3 64 bits (int48 is stored in 64, npu-reference 2.5)."""
+    """Return the NumPy type of a precision field.
+
+    The values 0, 1, 2 and 3 select 8, 16, 32 and 64 bits. int48 is stored in 64 bits (npu-reference 2.5).
+    """
     return np.dtype(f"<{'i' if signed else 'u'}{1 << precision}")
 
 
@@ -35,7 +38,7 @@ def type_range(dtype: Dtype) -> tuple[int, int]:
 
 
 class Tile(NamedTuple):
-    """Part of a box with one base address."""
+    """A rectangle of a box, with one base address."""
 
     y: int
     x: int
@@ -46,7 +49,12 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """A tile in memory: ``array`` is [h, w, C] or, for NHCWB16, [h, bricks, w, 16] with the partial last brick in ``rest``."""
+    """A view of a tile in memory.
+
+    Attributes:
+        array: [h, w, C], or [h, bricks, w, 16] for NHCWB16.
+        rest: Last brick of NHCWB16 if it is partial.
+    """
 
     tile: Tile
     array: Array
@@ -59,7 +67,10 @@ class View:
 
 @dataclass(eq=False)
 class FeatureMap:
-    """Location and layout of a box. Immutable by convention: frozen instances take six times as long to construct."""
+    """The location and layout of a box.
+
+    Immutable by convention, because frozen instances are six times slower to construct.
+    """
 
     name: str
     region: int
@@ -84,7 +95,7 @@ class FeatureMap:
 
     @property
     def size_bytes(self) -> int:
-        """Number of bytes of all elements."""
+        """Total size of all elements in bytes."""
         return self.elements * self.dtype.itemsize
 
     @property
@@ -97,7 +108,7 @@ class FeatureMap:
 
     @cached_property
     def tiles(self) -> list[Tile]:
-        """The box cut at HEIGHT0, HEIGHT1 and WIDTH0 (npu-reference 3.2). TILE3X1 stacks three tiles vertically."""
+        """The tiles of the box, split at HEIGHT0, HEIGHT1 and WIDTH0 (npu-reference 3.2). TILE3X1 stacks three tiles vertically."""
         h0, h1, w0 = self.tile_size
         height, width = self.height, self.width
         if height <= h0 and width <= w0:
@@ -115,7 +126,7 @@ class FeatureMap:
         return [Tile(*box) for box in boxes if box[2] > 0 and box[3] > 0]
 
     def extents(self) -> list[tuple[int, int]]:
-        """Return [lowest address, end address) of each tile. NHCWB16 counts whole bricks."""
+        """Return [lowest address, end address) of each tile. For NHCWB16, the range includes whole bricks."""
         size = self.dtype.itemsize
         sy, sx, sc = self.strides
         channels = (-(-self.depth // BRICK) - 1) * sc + BRICK * size if self.bricks else self.depth * size
@@ -127,7 +138,7 @@ class FeatureMap:
         return extents
 
     def views(self, memory: Bytes) -> list[View]:
-        """Return views of the tiles in a region's memory.
+        """Return views of the tiles in the memory of a region.
 
         Raises:
             MachineFault: A byte is outside the memory, or an address is misaligned.
@@ -179,7 +190,7 @@ def _storage(prefix: str) -> str:
 
 
 def feature_map(op: Operation, prefix: str, shape: tuple[int, int, int]) -> FeatureMap:
-    """Return the box of ``shape`` in the registers with ``prefix`` (IFM, IFM2 or OFM)."""
+    """Return the feature map of shape ``shape`` described by the registers with ``prefix`` (IFM, IFM2 or OFM)."""
     state = op.state
     region, signed, precision, sy, sx, sc, h0, h1, w0, form, zero_point, *bases = [state[name] for name in _registers(prefix)]
     return FeatureMap(
@@ -199,7 +210,7 @@ def feature_map(op: Operation, prefix: str, shape: tuple[int, int, int]) -> Feat
 
 
 def read_rows(views: list[View], first: int, out: Array) -> None:
-    """Fill ``out`` [n, W, C] with rows first..first+n of a box. Its type must represent all values."""
+    """Copy n rows of a box, starting at row ``first``, to ``out`` [n, W, C]. The type of ``out`` must represent all values."""
     for view, rows, part in _overlaps(views, first, out):
         if view.array.ndim == 3:
             part[...] = view.array[rows]
@@ -212,7 +223,7 @@ def read_rows(views: list[View], first: int, out: Array) -> None:
 
 
 def write_rows(views: list[View], first: int, values: Array) -> None:
-    """Store ``values`` [n, W, C], of the stored type, in rows first..first+n of a box."""
+    """Store ``values`` [n, W, C] in n rows of a box, starting at row ``first``. ``values`` must have the stored type."""
     for view, rows, part in _overlaps(views, first, values):
         if view.array.ndim == 3:
             view.array[rows] = part

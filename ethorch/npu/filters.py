@@ -1,8 +1,8 @@
 """Decoded weights, biases and scales of an operation, prepared for exact matrix products.
 
-x*w is summed over raw IFM values, with the zero point as padding; the bias includes the constant that the zero point adds. So
-|sum| <= max|x| * sum|w|, which depends only on the weights. float32 products are exact below 2**24, float64 products below
-2**53. A sum beyond float32's bound is split into parts below it if they move fewer bytes than float64.
+x*w is summed over raw IFM values, padded with the zero point. The bias includes the constant that the zero point adds. So
+|sum| <= max|x| * sum|w|, which depends only on the weights. float32 sums are exact below 2**24, float64 sums below 2**53. A sum
+beyond the float32 bound is split into partial sums within the bound, if that is faster than float64.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _PIECE = 1 << 17  # weights whose magnitudes are summed at a time, to save memor
 
 @dataclass(frozen=True, eq=False)
 class Filter:
-    """Weights [K, O] (CONV, K = KH*KW*C) or [KH*KW, O] (DEPTHWISE) for exact products in a float type.
+    """Weights for exact products in a float type: [K, O] for CONV (K = KH*KW*C), or [KH*KW, O] for DEPTHWISE.
 
     Attributes:
-        matrix: Weights in their smallest type.
+        matrix: Weights in the smallest integer type that represents all of them.
         dtype: Float type of the product.
-        parts: Row ranges of ``matrix`` with exact sums.
-        offset: int64[O], the zero point's share of sums.
+        parts: Row ranges of ``matrix``. The sum over each range is exact in ``dtype``.
+        offset: int64[O], the contribution of the zero point to each sum.
         bias: int64[O], added by the output stage (npu-reference 8.1).
         largest: float64[O], a bound on |sum + offset + bias| and on intermediate sums.
     """
@@ -56,14 +56,14 @@ class Filter:
 
 @dataclass(frozen=True, eq=False)
 class Scales:
-    """Per-channel bias and scaling for POOL, which has no weights (npu-reference 5)."""
+    """The bias and scaling of each channel of a POOL, which has no weights (npu-reference 5)."""
 
     bias: Ints
     scaling: Scaling
 
 
 class Streams:
-    """Weight and scale streams of one operation, decoded again only if their bytes change."""
+    """The weight and scale streams of one operation. They are decoded again only if their bytes change."""
 
     def __init__(self, op: Operation, ifm: FeatureMap, kind: str | None, kernel: tuple[int, int]):
         self.ifm = ifm
@@ -87,7 +87,10 @@ class Streams:
         return (*self.weight_spans, *self.scale_spans)
 
     def get(self, m: Memory) -> Filter | Scales:
-        """Return the decoded streams. Bytes outside the constant region are compared with cached ones."""
+        """Return the decoded streams.
+
+        Streams outside the constant region are decoded again if a hash of their bytes has changed.
+        """
         cached, constant = self._cached, all(m.is_constant(s.region) for s in self.spans)
         if cached is not None and constant and cached[0] is None:
             return cached[1]
@@ -98,7 +101,11 @@ class Streams:
         return cached[1]
 
     def key(self, read: Callable[[Span], Bytes]) -> Hashable:
-        """Return a key that identifies the decoded contents. ``read`` returns the bytes of a span."""
+        """Return a key that identifies the decoded contents.
+
+        Args:
+            read: Function that returns the bytes of a span.
+        """
         return self._key(self._digest(read))
 
     def _digest(self, read: Callable[[Span], Bytes]) -> bytes:
@@ -112,7 +119,7 @@ class Streams:
         return data, tuple(s.size_bytes for s in self.spans), context
 
     def decode(self, read: Callable[[Span], Bytes]) -> Filter | Scales:
-        """Decode the bytes that ``read`` returns."""
+        """Decode the bytes that ``read`` returns for each span."""
         bias, scaling = self._scales(read)
         if self.order is None:
             return Scales(bias, scaling)
@@ -168,7 +175,7 @@ class Streams:
         return flat.reshape(order.ofm_depth, -1, order.ifm_depth)
 
     def _sequences(self, values: Array, order: Order) -> list[Array]:
-        """Split a fast stream by core. Padding to 32 bytes may add trailing values."""
+        """Split a fast stream by core. Trailing values are dropped, because streams are padded to 32 bytes."""
         count = sum(traversal.entries(replace(order, stream=s), self.family) for s in range(order.streams))
         if len(values) < count:
             raise MachineFault(f"expected {count} weights in the stream, got {len(values)}")
@@ -196,7 +203,7 @@ def _spans(op: Operation, names: list[str], region: str) -> list[Span]:
 def _magnitudes(weights: Array, most: int) -> tuple[Array, int]:
     """Sum |weight| over groups of K in [O, K]. Return int32[O, groups] and the group size.
 
-    One group is enough if no sum exceeds ``most``.
+    A single group is used if no sum can exceed ``most``.
     """
     taps = weights.shape[1]
     if taps * -LEAST_WEIGHT <= most:
@@ -209,10 +216,10 @@ def _magnitudes(weights: Array, most: int) -> tuple[Array, int]:
 
 
 def _parts(sums: Array, most: int, step: int, taps: int) -> tuple[slice, ...]:
-    """Return ranges of K with exact float32 sums of at most ``most``, or () if float64 is faster.
+    """Return ranges of K whose sums are at most ``most`` and therefore exact in float32, or () if float64 is faster.
 
     Args:
-        sums: Sums of |weight| over groups of ``step`` of the ``taps``, [O, groups].
+        sums: Sums of |weight| over groups of ``step`` taps, [O, groups].
     """
     if not taps or sums.sum(axis=1, dtype=np.int64).max(initial=0) <= most:
         return (slice(None),)

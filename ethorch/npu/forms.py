@@ -1,9 +1,8 @@
 """Operations as data, which the plan executes in compiled code.
 
-``Prepared.run`` specifies the same computation. If they differ, the form or its reader is wrong.
+``Prepared.run`` defines the correct result of the same computation.
 
-Forms, windows and the fields of ``Prepared`` are immutable by convention: frozen dataclasses take four times as long to
-construct.
+Forms, windows and ``Prepared`` are immutable by convention, because frozen dataclasses are four times slower to construct.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class Nothing:
 
 @dataclass(eq=False)
 class Copy:
-    """A DMA of one contiguous run of bytes."""
+    """A DMA of one contiguous range of bytes."""
 
     source: Span
     target: Span
@@ -37,11 +36,11 @@ class Copy:
 
 @dataclass(eq=False)
 class Transfer:
-    """A DMA of ``outer`` times ``inner`` runs of ``length`` bytes.
+    """A DMA of ``outer`` * ``inner`` ranges of ``length`` bytes each.
 
     Attributes:
         source, target: Region, address, inner stride, outer stride.
-        by_source, by_target: Whether the index list determines the inner position of that end.
+        by_source, by_target: Whether indices determine the inner position in the source or target.
         index: Region, address, and bytes between indices of consecutive outer iterations.
         limit: Largest allowed index.
     """
@@ -83,7 +82,7 @@ class Pool:
 
     Attributes:
         kind: SUM, AVERAGE (divided by the number of valid positions), MAX, MIN, REDUCE_SUM, NONE, ARGMAX_Y or ARGMAX_X.
-        window: None for NONE.
+        window: Kernel window, or None for NONE.
         scaling: Scaling of the OFM, a scale stream, or None.
     """
 
@@ -95,14 +94,14 @@ class Pool:
 
 @dataclass(eq=False)
 class Value:
-    """An elementwise operation, as a function of int64 arrays and as data.
+    """The function of an elementwise operation, as a Python function and as data.
 
     Attributes:
         name: U85 name of the mode: ADD, MUL, ...
-        compute: The function, including ``scales`` of the operands.
+        compute: Function of int64 arrays that also applies ``scales`` to the operands.
         wraps: Whether the result is truncated to 32 bits.
         rounds: Whether a right shift rounds half up instead of down.
-        mask: Bits of the first operand that are used (LSR), or -1.
+        mask: Bits of the first operand that are used (LSR), or -1 for all bits.
     """
 
     name: str
@@ -115,7 +114,7 @@ class Value:
 
 @dataclass(eq=False)
 class Elementwise:
-    """An elementwise operation. Operands are feature maps, or constants minus their zero point."""
+    """An elementwise operation. An operand is a feature map, or a constant after subtraction of the zero point."""
 
     value: Value
     operands: tuple[FeatureMap | int, ...]
@@ -128,7 +127,7 @@ class Resize:
     """A resize.
 
     Attributes:
-        rows, columns: Denominator n, and for each output index two input indices and the numerator of the fraction.
+        rows, columns: Denominator n, then two input indices and the numerator of the fraction for each output index.
     """
 
     ifm: FeatureMap

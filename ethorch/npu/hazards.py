@@ -1,8 +1,8 @@
 """The optional checks ``overlap`` and ``uninitialized``.
 
-``overlap`` finds operations that overwrite their inputs before reading them. The simulator reads all inputs first, but hardware
-works in blocks and reads ahead. So an OFM may overlap an input only in elementwise operations with equal layouts, which Vela
-emits to save memory (feature ReuseIFM).
+``overlap`` finds operations that can overwrite their inputs before reading them. The simulator reads all inputs first, but the
+hardware works in blocks and reads ahead. An OFM can safely overlap an input only if the operation is elementwise and the layouts
+are equal. Vela emits such overlaps to save memory (feature ReuseIFM).
 
 ``uninitialized`` finds reads of bytes that neither the caller nor the stream has written.
 """
@@ -20,7 +20,7 @@ from ethorch.support.errors import MachineFault
 
 
 def check_overlap(m: Memory, step: Step) -> None:
-    """Raise MachineFault if the operation may overwrite inputs before reading them."""
+    """Raise MachineFault if hardware could overwrite an input of the operation before reading it."""
     for ofm in step.prepared.writes:
         for read in step.prepared.reads:
             if isinstance(ofm, Span):
@@ -74,7 +74,7 @@ def _layout(fm: FeatureMap) -> tuple[object, ...]:
 
 
 class Unwritten:
-    """Unwritten bytes of a memory. Constants count as written."""
+    """The unwritten bytes of a memory. Constants count as written."""
 
     def __init__(self, memory: Memory):
         self._marks = {n: np.full(r.size, n == 0, np.uint8) for n, r in memory.regions.items()}

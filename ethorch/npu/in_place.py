@@ -1,7 +1,8 @@
-"""Rewrite command streams to access inputs and outputs at other addresses, which avoids copies around a run.
+"""Rewrite command streams to access inputs and outputs at other addresses, which avoids copying them.
 
-Vela reuses the scratch bytes of an input after its last reader, and those of an output before its first writer. Only accesses to
-the input or output itself change. So each byte is tracked through the stream, for outputs from the end.
+Vela uses the scratch bytes of an input for other tensors after the last read, and those of an output before the first write.
+Only accesses to the input or output itself are redirected. To find these accesses, each byte is tracked through the stream,
+forward for inputs and backward for outputs.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _UNKNOWN = 255  # mark of a byte that may have been overwritten
 
 @dataclass(frozen=True)
 class Window:
-    """Bytes [start, stop) of an input or output in the scratch region."""
+    """The bytes [start, stop) of an input or output in the scratch region."""
 
     start: int
     stop: int
@@ -64,19 +65,19 @@ class _Step:
 
 
 class Inputs:
-    """Accesses of a command stream to its inputs and outputs.
+    """The accesses of a command stream to inputs and outputs.
 
     Args:
         windows, outputs: Scratch bytes of inputs and outputs.
         program: Program of the commands, if already constructed.
 
     Attributes:
-        readable: Whether the stream can read each input at another address. It cannot if an operation reads the input as weights,
-            or together with bytes written over it, or if the stream has branches or is not COP1.
+        readable: Whether the stream can read each input at another address. It cannot if an operation reads the input as weights
+            or together with overwritten bytes of the input, or if the stream has branches or is not COP1.
         writable: Whether the stream can write each output, and read it again, at another address.
 
     Raises:
-        MachineFault: The payload is malformed, or its stream leaves the scratch region.
+        MachineFault: The payload is malformed, or its stream accesses bytes outside the scratch region.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Inputs:
         self._writes, self.writable = _uses(_of_outputs, self._steps, scratch_bytes, outputs)
 
     def follows(self, output: int, number: int) -> bool:
-        """Return True if an input is read completely before an output is written, so that they may share bytes elsewhere.
+        """Return True if the stream finishes reading input ``number`` before it writes ``output``, so that they can share bytes.
 
         Operations execute in order, except transfers, which require a command that waits for them.
         """
@@ -116,7 +117,7 @@ class Inputs:
         return [n for n, (window, at) in pairs if self.readable[n] and (at - window.start) % IN_PLACE_ALIGNMENT == 0]
 
     def scratch_end(self, elsewhere: Collection[int], outputs: Collection[int] = ()) -> int:
-        """Return the end of the accessed scratch bytes if these inputs and outputs are elsewhere."""
+        """Return the end of the accessed scratch bytes if these inputs and outputs are stored at other addresses."""
         uses = [use for use in self._reads if use.window in elsewhere] + [use for use in self._writes if use.window in outputs]
         moved = {(use.step, run) for use in uses for run in use.runs}
         steps = enumerate(self._steps)
@@ -129,15 +130,16 @@ class Inputs:
         """Rewrite the payload to access inputs and outputs at other addresses.
 
         Args:
-            places: Region and address by index of a readable input. The region must be odd, and the distance to the window a
+            places: Region and address of each moved input, keyed by input index. The region must be odd, and the address change a
                 multiple of IN_PLACE_ALIGNMENT.
-            outputs: Region and address by index of a writable output. An output that overlaps an input must follow it.
+            outputs: Region and address of each moved output, keyed by output index. An output that overlaps an input must follow it
+                (see :meth:`follows`).
 
         Returns:
             The payload, and its program without constants.
 
         Raises:
-            MachineFault: An index or place is not possible.
+            MachineFault: The stream cannot access an input or output at the requested address.
         """
         settings: dict[int, dict[str, int | Bits]] = {}
         moved: dict[tuple[int, Run], Run] = {}
@@ -198,7 +200,7 @@ _Follow = Callable[[Sequence[_Step], Bytes], tuple[list[_Use], set[int]]]
 def _uses(
     follow: _Follow, steps: Sequence[_Step], scratch_bytes: int, windows: Sequence[Window]
 ) -> tuple[list[_Use], tuple[bool, ...]]:
-    """Return the accesses that can be redirected, and whether this includes all of a window."""
+    """Return the accesses that can be redirected, and whether each window can be moved completely."""
     left, uses = set(range(min(len(windows), _MOST)) if steps else ()), list[_Use]()
     while left:
         marks = np.zeros(scratch_bytes, np.uint8)  # index + 1 of the window whose data a byte contains, else 0
@@ -220,7 +222,7 @@ def _mark(marks: Bytes, window: Window, mark: int) -> bool:
 
 
 def _of_inputs(steps: Sequence[_Step], marks: Bytes) -> tuple[list[_Use], set[int]]:
-    """Track inputs forward. Return their uses, and the windows read in part."""
+    """Track inputs forward. Return their uses, and the windows that a read contains only in part."""
     uses, whose = list[_Use](), marks.copy()
     for at, step in enumerate(steps):
         for runs, seen in _operands(step, marks, step.prepared.reads, step.reads):
@@ -234,7 +236,7 @@ def _of_inputs(steps: Sequence[_Step], marks: Bytes) -> tuple[list[_Use], set[in
 
 
 def _of_outputs(steps: Sequence[_Step], marks: Bytes) -> tuple[list[_Use], set[int]]:
-    """Track outputs backward. Return their uses, and the windows written in part."""
+    """Track outputs backward. Return their uses, and the windows that a write contains only in part."""
     uses, whose = list[_Use](), marks.copy()
     for at in reversed(range(len(steps))):
         step = steps[at]
@@ -271,7 +273,7 @@ def _operands(
 
 
 def _clear(step: _Step, marks: Bytes, perhaps: int | None) -> None:
-    """Mark written bytes with 0, or with ``perhaps`` for indexed transfers, which may skip bytes."""
+    """Mark written bytes with 0. Mark bytes of indexed transfers, which can skip bytes, with ``perhaps`` if it is not None."""
     if isinstance(step.prepared.form, Transfer):
         for run in step.writes:
             if run.region == SCRATCH and perhaps is not None:

@@ -34,7 +34,7 @@ CHECKS = {"overlap", "uninitialized"}
 
 @dataclass(frozen=True)
 class Trace:
-    """Argument of ``trace``: inputs before an operation, and the OFM after it."""
+    """The argument of ``trace``: an operation, its inputs before execution, and its outputs after execution."""
 
     op: Operation
     inputs: Mapping[str, Array]
@@ -43,21 +43,22 @@ class Trace:
 
 
 class Machine:
-    """Execution of a Program. Region 0 is the program's constants, region 1 scratch, region 2 fast scratch.
+    """A simulated NPU that executes a Program.
 
-    A Machine serves one thread at a time. Several may share a Program.
+    Region 0 contains the constants of the program, region 1 is scratch, and region 2 is fast scratch. A Machine serves one thread
+    at a time. Several Machines can share a Program.
 
     Args:
         scratch_bytes, scratch_fast_bytes: Sizes of regions 1 and 2. 0 allocates no memory (npu-reference 1.1).
-        regions: Caller's memory (uint8) by region number, used in place.
-        trace: Function called with a Trace after every operation. Slow, because inputs are copied.
+        regions: Memory of the caller (uint8), keyed by region number and used without a copy.
+        trace: Function called with a Trace after every operation. Tracing is slow, because inputs are copied.
         checks: ``uninitialized`` rejects reads of unwritten scratch bytes (see ``mark_written``). ``overlap`` rejects an OFM that
-            hardware, which works in blocks, may write over an IFM before reading it.
-        budget: Limit of work units per run, by default proportional to memory. Streams without branches are refused before they
-            run, others are stopped.
+            hardware could write over an IFM before reading it.
+        budget: Limit of work units per run. Default: proportional to memory. A stream without branches is rejected before it runs;
+            a stream with branches is stopped at the limit.
         sources: Map from commands to operators for faults, traces and ``operators``.
-        compiled: Whether to run supported operations in compiled code, with identical results. Traces, checks, streams with
-            branches, and computers without a compiler always use NumPy.
+        compiled: Whether to run supported operations in compiled code, with identical results. NumPy is always used for traces,
+            checks and streams with branches, and if there is no compiler.
 
     Raises:
         MachineFault: A check is unknown, or a region is too large or not an array of bytes.
@@ -94,21 +95,25 @@ class Machine:
         self._run = 0
 
     def region(self, number: int) -> Bytes:
-        """Return a region's bytes. Raise MachineFault for unknown regions."""
+        """Return the bytes of a region. Raise MachineFault if the region does not exist."""
         return self.memory.region(number)
 
     @property
     def plan(self) -> Plan | None:
-        """Plan of the compiled code. None if the program runs in NumPy or has not run."""
+        """The plan of the compiled code, or None if the program runs in NumPy or has not run."""
         return None if self._compiled is None else self._compiled.plan
 
     def mark_written(self, region: int, start: int, size_bytes: int) -> None:
-        """Mark bytes, such as an input, as written, for the ``uninitialized`` check."""
+        """Mark bytes, such as an input, as written for the ``uninitialized`` check."""
         if self._unwritten is not None:
             self._unwritten.mark(region, start, size_bytes)
 
     def run(self) -> None:
-        """Execute the stream. A MachineFault names the command, its registers and its operator."""
+        """Execute the stream.
+
+        Raises:
+            MachineFault: An operation failed. The message contains the command, the registers and the operator.
+        """
         self._run += 1
         try:
             with one_thread():
@@ -137,7 +142,7 @@ class Machine:
             self._execute(step)
 
     def compile_plan(self) -> Planned | None:
-        """Return the compiled execution, or None if the machine must use NumPy.
+        """Return the plan for compiled execution, or None if the machine must use NumPy.
 
         Raises:
             MachineFault: The stream exceeds the budget.
@@ -226,7 +231,7 @@ class Machine:
         tally.add(self._run, time.perf_counter() - started)
 
     def _admit(self, step: Step) -> None:
-        """Refuse arrays out of proportion to memory."""
+        """Reject arrays that are too large in proportion to memory, and writes to read-only regions."""
         prepared = step.prepared
         largest = max([prepared.elements, *(fm.elements for fm in prepared.maps)])
         if largest > self.largest_array:
@@ -258,7 +263,7 @@ class Machine:
     # Statistics of the runs.
 
     def _all_tallies(self) -> dict[Step, Tally]:
-        """Return the tallies in stream order. Waits of a compiled run have no duration."""
+        """Return the tallies in stream order. Waits in a compiled run have duration 0."""
         if self._compiled is None:
             return self._tallies
         tallies = {**self._tallies, **dict(self._compiled.tallies())}
@@ -268,12 +273,12 @@ class Machine:
 
     @property
     def counters(self) -> dict[int, Counter]:
-        """Counters of the executed operations, by command index."""
+        """Counters of the executed operations, keyed by command index."""
         return {step.op.index: counter_of(step, tally) for step, tally in self._all_tallies().items()}
 
     @property
     def operators(self) -> list[OperatorCounter]:
-        """Counters summed per operator of the model."""
+        """Counters for each operator of the model."""
         return by_operator(self.counters.values(), self.sources)
 
     def timeline(self) -> list[tuple[str, float]]:
@@ -281,6 +286,6 @@ class Machine:
         return timeline(((step, tally) for step, tally in self._all_tallies().items() if tally.last_run == self._run), self.sources)
 
     def events(self, ports: Mapping[int, int] | None = None) -> dict[int, int]:
-        """Return PMU events by number (``counters.events``). Cycle events require ``sources``."""
+        """Return PMU events keyed by number (see ``counters.events``). Cycle events require ``sources``."""
         estimates = [o.runs * o.source.op_cycles for o in self.operators if o.source is not None]
         return events(self.counters.values(), self.program.config, ports, sum(estimates) if estimates else None)

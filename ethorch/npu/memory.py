@@ -1,4 +1,4 @@
-"""Memory of a machine."""
+"""The memory of a machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INTERNAL = -1  # the region number used here for internal memory
 
 @dataclass(frozen=True)
 class Span:
-    """A contiguous access of an operation: weights, scales or DMA."""
+    """A contiguous range of bytes that an operation accesses: weights, scales or DMA."""
 
     name: str
     region: int
@@ -33,12 +33,12 @@ Access = FeatureMap | Span
 
 
 def allocate(constants: Bytes, internal_bytes: int, sizes: Mapping[int, int], buffers: Mapping[int, Bytes]) -> dict[int, Bytes]:
-    """Return the regions of a machine by number.
+    """Return the regions of a machine, keyed by number.
 
     Args:
         constants: Region 0.
         sizes: Sizes of regions to allocate. Size 0 allocates none (npu-reference 1.1).
-        buffers: Caller's memory, used instead.
+        buffers: Memory of the caller, used in place of allocated memory.
 
     Raises:
         MachineFault: A size exceeds MOST_REGION_BYTES, or a buffer is not a contiguous uint8 array.
@@ -60,14 +60,14 @@ def allocate(constants: Bytes, internal_bytes: int, sizes: Mapping[int, int], bu
 
 
 class Memory:
-    """Regions, and state of the NPU between operations.
+    """Regions, and the state of the NPU between operations.
 
     Attributes:
         constants: Region 0, read-only.
-        chain: Boxes in chain buffers, by number.
-        accumulator: Accumulators that an operation without an OFM passes to the next, or None.
+        chain: Boxes in chain buffers, keyed by number.
+        accumulator: Accumulators that an operation without an OFM passes to the next operation, or None.
         written: Feature map written last, or None.
-        watch: Function called with each span before it is written.
+        watch: Function called with each span before the span is written.
     """
 
     def __init__(self, regions: dict[int, Bytes], constants: Bytes, decoded: Memo[Any]):
@@ -82,7 +82,7 @@ class Memory:
         self._overlaps: dict[tuple[FeatureMap, FeatureMap], bool] = {}
 
     def region(self, number: int) -> Bytes:
-        """Return a region's bytes. Raise MachineFault for unknown regions."""
+        """Return the bytes of a region. Raise MachineFault if the region does not exist."""
         try:
             return self.regions[number]
         except KeyError:
@@ -92,7 +92,7 @@ class Memory:
     # Feature maps.
 
     def read(self, fm: FeatureMap) -> Array:
-        """Return a box [H, W, C] in its stored type, if possible as a view."""
+        """Return a box [H, W, C] in its stored type. The result is a view if the layout permits it."""
         if fm.storage == STORAGE_CHAINED:
             return self._read_chain(fm)
         views = self.views(fm)
@@ -117,7 +117,7 @@ class Memory:
             write_rows(self.views(fm), 0, values)
 
     def write_rows(self, fm: FeatureMap, first: int, values: Array) -> None:
-        """Store rows of a box in memory, from row ``first``."""
+        """Store ``values`` in consecutive rows of a box in memory, starting at row ``first``."""
         self.written = fm
         write_rows(self.views(fm), first, values)
 
@@ -129,7 +129,7 @@ class Memory:
         return values.astype(fm.dtype, copy=False)
 
     def views(self, fm: FeatureMap) -> list[View]:
-        """Return the tiles of a feature map. Raise MachineFault if they exceed their region."""
+        """Return views of the tiles of a feature map. Raise MachineFault if a tile exceeds its region."""
         views = self._views.get(fm)
         if views is None:
             if not fm.in_memory:
@@ -138,7 +138,7 @@ class Memory:
         return views
 
     def overlap(self, a: FeatureMap, b: FeatureMap) -> bool:
-        """Return True if two maps may share bytes."""
+        """Return True if two feature maps can share bytes."""
         if a.region != b.region or not a.in_memory or not b.in_memory:
             return False
         key = a, b
@@ -160,7 +160,7 @@ class Memory:
         return memory[span.base : span.base + span.size_bytes]
 
     def writable(self, span: Span) -> Bytes:
-        """Return bytes for writing."""
+        """Return the bytes of a span for writing. Raise MachineFault for region 0."""
         if span.region == 0:
             raise MachineFault(f"{span.name} writes to region 0, which holds constants")
         memory = self.span(span)
@@ -174,15 +174,15 @@ class Memory:
     # Persistent state.
 
     def is_constant(self, region: int) -> bool:
-        """Return True for the program's constants, whose decoded values stay valid."""
+        """Return True if the region contains the constants of the program, so that values decoded from it remain valid."""
         return self.regions.get(region) is self.constants
 
     def decode(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return the value that ``make`` decodes, cached per program by ``key``."""
+        """Return the result of ``make``, cached per program under ``key``."""
         return self._decoded.get(key, make)
 
     def read_accumulator(self, shape: tuple[int, int, int]) -> Ints:
-        """Return the previous operation's accumulators. Raise MachineFault if their shape differs."""
+        """Return the accumulators of the previous operation. Raise MachineFault if their shape differs from ``shape``."""
         if self.accumulator is None or self.accumulator.shape != shape:
             have = "none" if self.accumulator is None else str(self.accumulator.shape)
             raise MachineFault(f"ACC_FORMAT.input KEEP: expected accumulators of {shape}, got {have}")

@@ -1,10 +1,4 @@
-"""Output stage of computing operations: scale, zero point, clamp or table, store.
-
-Source: npu-reference 6.2, 6.3, 6.4, 8.8.
-
-``OutputStage.accumulate`` processes exact int64 accumulators, ``finish`` floating point sums of a convolution, in float64 if that
-is exact (see ``plan``).
-"""
+"""Output stage: scale, zero point, clamp or table, store (npu-reference 6.2-6.4, 8.8)."""
 
 from __future__ import annotations
 
@@ -39,9 +33,10 @@ TRANSPOSES = {
 
 @dataclass(frozen=True)
 class Table:
-    """Format of a lookup table: entry type, index origin, and the formula of interpolating tables.
+    """The format of a lookup table: entry type, index origin, and the formula of interpolating tables.
 
-    On U85, ``size_bytes`` is also the stride of table numbers. U55 and U65 tables start at multiples of 256 (npu-reference 7).
+    On U85, tables are numbered, and table n starts at n * ``size_bytes``. U55 and U65 tables start at multiples of 256 bytes
+    (npu-reference 7).
     """
 
     entry: str
@@ -83,7 +78,7 @@ CLIP_TYPES = {"FORCE_UINT8": "u1", "FORCE_INT8": "i1", "FORCE_INT16": "<i2"}
 
 @dataclass(frozen=True)
 class Activation:
-    """Operations between scale and store: a clamp, and optionally a table, built in or in internal memory."""
+    """The operations between scale and store: a clamp, and optionally a lookup table that is built in or in internal memory."""
 
     clamp: Clamp
     table: Table | None = None
@@ -105,7 +100,10 @@ def _register_limits(op: Operation, max_signed: bool, min_signed: bool) -> tuple
 
 
 def _activation_5x(op: Operation, ofm: Dtype) -> Activation:
-    """Clamp to MIN..MAX within the OFM's range. A 32-bit OFM is clamped only if the clip range forces it (npu-reference 6.3)."""
+    """Clamp to MIN..MAX and to the range of the OFM, or of the clip setting if it selects another type.
+
+    A 32-bit OFM is clamped only if the clip setting selects a narrower type (npu-reference 6.3).
+    """
     names = registers.value_names(op.npu.family)
     function = names["ACTIVATION.function"][op["ACTIVATION.function"]]
     clip = names["ACTIVATION.clip"][op["ACTIVATION.clip"]]
@@ -130,7 +128,7 @@ def _activation_5x(op: Operation, ofm: Dtype) -> Activation:
 
 
 def _activation_u85(op: Operation, ofm: Dtype) -> Activation:
-    """Clamp to MIN..MAX for B16, or to the table's input range. NONE stores the low bits (npu-reference 6.3)."""
+    """Clamp to MIN..MAX unless clipping is disabled, and to the input range of the table (npu-reference 6.3)."""
     function = registers.ACTIVATION_U85[op["ACTIVATION.function"]]
     limits = None if op["ACTIVATION.clip"] else _register_limits(op, bool(op["OFM_PRECISION.signed"]), True)
     if function == "NONE":
@@ -150,7 +148,7 @@ def _intersect(a: Clamp, b: tuple[int, int]) -> tuple[int, int]:
 
 
 def activation(op: Operation, ofm: Dtype) -> Activation:
-    """Return an operation's activation. Raise MachineFault if its clamp is empty."""
+    """Return the activation of an operation. Raise MachineFault if the clamp is empty."""
     result = ACTIVATIONS[op.npu.family](op, ofm)
     if result.clamp is not None and result.clamp[0] > result.clamp[1]:
         raise MachineFault(f"ACTIVATION_MIN, MAX and the clip range leave the empty range {result.clamp[0]}..{result.clamp[1]}")
@@ -162,7 +160,7 @@ ACTIVATIONS = {**dict.fromkeys(U5X, _activation_5x), U85: _activation_u85}
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Scaling of a filter's sums in float64, or in int64 without a ``factor``."""
+    """The scaling of a filter's sums, in float64 (see ``factor``) or in int64."""
 
     filter: Filter
     bias: Array
@@ -171,7 +169,11 @@ class Plan:
 
 
 class OutputStage:
-    """Conversion of an operation's accumulators to OFM bytes."""
+    """The conversion of an operation's accumulators to OFM bytes.
+
+    ``accumulate`` processes exact int64 accumulators. ``finish`` processes floating-point sums of a convolution, in float64 if the
+    result is exact (see ``plan``).
+    """
 
     def __init__(self, op: Operation):
         self.shape = op["OFM_HEIGHT"], op["OFM_WIDTH"], op["OFM_DEPTH"]
@@ -198,13 +200,13 @@ class OutputStage:
 
     @property
     def needs_whole(self) -> bool:
-        """True if the box must be finished at once, to move it or add kept accumulators."""
+        """True if the output stage must process the whole box in one call, to transpose it or to add or keep accumulators."""
         return self.whole or self.keeps or self.input != ACC_RESET
 
     # Exact integers.
 
     def accumulate(self, m: Memory, acc: Ints, scaling: Scaling | None, bias: Ints | int = 0) -> None:
-        """Add kept accumulators or IFM2 to int64 accumulators, then keep or output them (npu-reference 8.1)."""
+        """Add the kept accumulators or IFM2 to int64 accumulators, then keep or output the result (npu-reference 8.1)."""
         if self.input == ACC_KEEP:
             acc = acc + m.read_accumulator(self.shape)
         elif self.ifm2 is not None:
@@ -215,14 +217,14 @@ class OutputStage:
             self.write(m, self.activate(m, self.quantize(acc + bias, scaling)))
 
     def quantize(self, acc: Ints, scaling: Scaling | None) -> Ints:
-        """Scale, add the zero point and clamp. Returns int64, for the table or the output."""
+        """Scale, add the zero point and clamp. Return int64 values for the lookup table or the output."""
         y = (acc if scaling is None else scaling(acc)) + self.ofm.zero_point
         if self.activation.clamp is not None:
             y = np.clip(y, *self.activation.clamp)
         return y
 
     def activate(self, m: Memory, y: Array) -> Array:
-        """Convert quantized values to the stored type, by table or truncation."""
+        """Convert quantized values to the stored type, with the lookup table or by truncation."""
         a = self.activation
         if a.table is not None:
             y = a.table.lookup(y, m.lut(a.address, a.table.size_bytes) if a.built_in is None else a.built_in)
@@ -237,11 +239,11 @@ class OutputStage:
     # Floating point sums.
 
     def plan(self, f: Filter) -> Plan:
-        """Choose float64 for the sums of ``f`` if it is exact for every possible value, else int64.
+        """Choose float64 for the sums of ``f`` if it is exact for every possible value, and int64 otherwise.
 
-        y = floor((v*m + 2**(s-1)) / 2**s) + zp is computed as floor(v * (m * 2**-s) + (0.5 + zp)). In units of 2**-s all terms
-        are integers, exact below 2**53. If v*m may exceed 2**53, y must exceed the clamp anyway. This holds if 2**(52-s) does,
-        because rounding errors are far smaller.
+        y = floor((v*m + 2**(s-1)) / 2**s) + zp is computed as floor(v * (m * 2**-s) + (0.5 + zp)). In units of 2**-s, all terms are
+        integers, which are exact below 2**53. If v*m can exceed 2**53, y must be beyond the clamp in every such case. This holds if
+        2**(52-s) is beyond the clamp, because rounding errors are far smaller.
         """
         if self._plan is not None and self._plan.filter is f:
             return self._plan
@@ -260,7 +262,7 @@ class OutputStage:
         return plan
 
     def finish(self, m: Memory, plan: Plan, sums: Array, first: int) -> None:
-        """Finish the rows from ``first``. ``sums`` [n*W, C] are exact and may be overwritten."""
+        """Scale and store the rows that start at ``first``. ``sums`` [n*W, C] are exact and can be overwritten."""
         shape = (-1, *self.shape[1:])
         if plan.factor is None:
             acc = sums.astype(np.int64).reshape(shape)

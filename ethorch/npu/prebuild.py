@@ -1,4 +1,4 @@
-"""Build the simulator's compiled code for every CPU level: ``python -m ethorch.npu.prebuild FOLDER`` (docs/wheels.md)."""
+"""Build the compiled code of the simulator for every CPU level: ``python -m ethorch.npu.prebuild FOLDER`` (docs/wheels.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prepared operations: functions on memory, with their cost."""
+"""Prepared operations: functions of memory, with their cost."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Prepared:
         reads, writes: Accessed feature maps and spans, for counters, traces and checks.
         macs: Multiplications per run.
         elements: Size of the largest array that a run allocates.
-        swept: Elements processed by loops of a run, counted once per iteration.
-        turns: Iterations of these loops.
+        swept: Total number of elements processed by the loops of a run, over all iterations.
+        turns: Total number of iterations of these loops.
         computes: False for commands that only move bytes or order execution.
-        scattered: Source and target region of a DMA with several runs of bytes.
+        scattered: Source and target region of a DMA with several byte ranges, or None.
         form: The operation as data (see ``forms``), or None.
     """
 
@@ -50,7 +50,7 @@ class Prepared:
 
     @property
     def maps(self) -> list[FeatureMap]:
-        """Accessed feature maps."""
+        """Feature maps that the operation accesses."""
         return [access for access in (*self.reads, *self.writes) if isinstance(access, FeatureMap)]
 
     @cached_property
@@ -66,7 +66,7 @@ PREPARE: dict[tuple[str, str], Prepare] = {}
 
 
 def operation(name: str, *families: str) -> Callable[[Prepare], Prepare]:
-    """Register the function that prepares NPU_OP_* ``name`` for the given families."""
+    """Return a decorator that registers the function that prepares NPU_OP_* ``name`` for the given families."""
 
     def register(prepare: Prepare) -> Prepare:
         for family in families:
@@ -79,7 +79,7 @@ def operation(name: str, *families: str) -> Callable[[Prepare], Prepare]:
 
 @dataclass
 class Lazy:
-    """A value computed at the first run, after sizes were checked against memory."""
+    """A value that is computed on the first run, after sizes have been checked against memory."""
 
     make: Callable[[], Array]
     value: Array | None = field(default=None)
@@ -92,7 +92,7 @@ class Lazy:
 
 @dataclass(eq=False)
 class Step:
-    """An operation, its prepared form, and its OFM blocks."""
+    """An operation, its prepared form, and the number of its OFM blocks."""
 
     op: Operation
     prepared: Prepared

@@ -18,7 +18,7 @@ from ethorch.support.errors import MachineFault
 @operation("NPU_OP_PMU_MASK", *ALL)
 @operation("NPU_OP_IRQ", *ALL)
 def nothing(op: Operation) -> Prepared:
-    """Prepare a wait. Commands execute in order, which is a legal schedule."""
+    """Prepare a wait, which does nothing because the simulator executes commands in order."""
     return Prepared(lambda m: None, computes=False, form=Nothing())
 
 
@@ -28,7 +28,7 @@ def _region(op: Operation, end: str) -> int:
 
 @operation("NPU_OP_DMA_START", *U5X)
 def copy(op: Operation) -> Prepared:
-    """Copy DMA0_LEN bytes. Vela emits only 1D transfers for these NPUs."""
+    """Copy DMA0_LEN bytes. Vela generates only 1D transfers for the NPUs that use this function."""
     if op["DMA0_SRC_REGION.stride_mode"] or op["DMA0_DST_REGION.stride_mode"]:
         raise MachineFault("2D and 3D DMA is not supported on U55 and U65")
     return _copy(op)
@@ -47,7 +47,7 @@ def _copy(op: Operation) -> Prepared:
 
 @operation("NPU_OP_DMA_START", U85)
 def copy_strided(op: Operation) -> Prepared:
-    """Copy in 1D, 2D or 3D, or gather or scatter by 32-bit indices."""
+    """Copy bytes in 1D, 2D or 3D, or gather or scatter bytes by 32-bit indices."""
     mode = op["DMA0_SRC_REGION.stride_mode"]
     by_source, by_target = op["DMA0_SRC_REGION.indexed"], op["DMA0_DST_REGION.indexed"]
     if not mode and not by_source and not by_target:

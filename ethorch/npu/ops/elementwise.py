@@ -1,4 +1,4 @@
-"""NPU_OP_ELEMENTWISE of U55 and U65 (npu-reference 6.7) and of U85 (npu-reference 8.4)."""
+"""NPU_OP_ELEMENTWISE for U55 and U65 (npu-reference 6.7) and for U85 (npu-reference 8.4)."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ PAIR_TABLE = 1 << 15  # least number of elements for which a table of all 2**16 
 
 @dataclass(frozen=True, eq=False)
 class Operand:
-    """An input minus its zero point: a feature map or a constant."""
+    """A feature map or constant, minus its zero point."""
 
     fm: FeatureMap
     constant: int | None = None
 
     def read(self, m: Memory) -> Ints:
-        """Return int64[h, w, c]; broadcast axes have extent 1."""
+        """Return int64[h, w, c]. Broadcast axes have size 1."""
         if self.constant is not None:
             return np.full((1, 1, 1), self.constant - self.fm.zero_point, np.int64)
         x = m.read(self.fm).astype(np.int64)
@@ -133,7 +133,10 @@ CHECKS: dict[str, Callable[[Ints], None]] = {
 
 @operation("NPU_OP_ELEMENTWISE", *U5X)
 def elementwise_5x(op: Operation) -> Prepared:
-    """Compute OFM = output stage of f(IFM - zero point, IFM2 - zero point). IFM2 is broadcast or constant; operands may swap."""
+    """Compute OFM = output stage of f(IFM - zero point, IFM2 - zero point). The operands can be swapped.
+
+    IFM2 can be broadcast or constant.
+    """
     name = ELEMENTWISE_MODES_U85[op.mode]
     ifm = Operand(feature_map(op, "IFM", _extent(op, 0, 0, 0)))
     if name in UNARY:
@@ -152,7 +155,7 @@ def elementwise_5x(op: Operation) -> Prepared:
 
 
 def _output_scale(op: Operation, name: str) -> Scaling:
-    """Return OFM_SCALE. A 32-bit MUL ignores the multiplier (npu-reference 6.7)."""
+    """Return OFM_SCALE. A 32-bit MUL ignores the multiplier of OFM_SCALE (npu-reference 6.7)."""
     scale = ofm_scaling(op)
     if name == "MUL" and op["IFM_PRECISION.precision"] == 2:
         return Scaling(np.ones_like(scale.multiplier), scale.shift, scale.rounding)
@@ -194,7 +197,7 @@ def _leaky(identity: Scaling, alpha: Scaling) -> Value:
 
 
 def _shift_right(op: Operation) -> Value:
-    """Compute A >> B. Only NATURAL rounds; other modes round down (npu-reference 6.7)."""
+    """Prepare A >> B. NATURAL rounds; other rounding modes round down (npu-reference 6.7)."""
     rounds = ofm_rounding(op) == "NATURAL"
 
     def value(a: Ints, b: Ints) -> Ints:
@@ -236,7 +239,7 @@ VALUES_5X: dict[str, Callable[[Operation], Value]] = {
 
 @operation("NPU_OP_ELEMENTWISE", U85)
 def elementwise_u85(op: Operation) -> Prepared:
-    """Compute OFM = output stage of f(IFM, IFM2). Each operand may be broadcast, chained or OP_SCALAR."""
+    """Compute OFM = output stage of f(IFM, IFM2). Each operand can be broadcast, chained or OP_SCALAR."""
     name = ELEMENTWISE_MODES_U85[op.mode]
     operands = [_operand_u85(op, "IFM")]
     if name not in UNARY:
@@ -289,7 +292,10 @@ def _divide(a: Ints, b: Ints) -> Ints:
 
 
 def _compare(name: str, f: np.ufunc) -> Callable[[Operation], Value]:
-    """Return -1 for true (npu-reference 8.4). Operands are scaled because Vela folds RESCALEs into comparisons."""
+    """Return a function that prepares a comparison. The result is -1 if it is true (npu-reference 8.4).
+
+    Operands are scaled because Vela folds RESCALEs into comparisons.
+    """
     return _with_scales(name, lambda a, b: -f(a, b).astype(np.int64))
 
 

@@ -1,4 +1,4 @@
-"""NPU_OP_POOL: maxima, averages and sums, and Vela's copies, rescales and transposes.
+"""NPU_OP_POOL: maxima, averages, sums, and the copies, rescales and transposes that Vela implements as pools.
 
 Source: npu-reference 6.6, 8.3, 8.7.
 """
@@ -31,13 +31,13 @@ ARGMAX_FRACTION = 16  # the index is in the upper half of the accumulator (npu-r
 
 @operation("NPU_OP_POOL", *U5X)
 def pool_5x(op: Operation) -> Prepared:
-    """Prepare a pool. AVERAGE divides by the valid positions only if the operation pads (npu-reference 6.6)."""
+    """Prepare a pool. AVERAGE divides by the number of valid positions only if the operation has padding (npu-reference 6.6)."""
     return POOLS_5X[POOL_MODES_U85[op.mode]](op)
 
 
 @operation("NPU_OP_POOL", U85)
 def pool_u85(op: Operation) -> Prepared:
-    """Prepare a pool. AVERAGE always divides by the valid positions."""
+    """Prepare a pool. AVERAGE always divides by the number of valid positions."""
     return POOLS_85[POOL_MODES_U85[op.mode]](op)
 
 
@@ -49,7 +49,7 @@ def _sum(op: Operation) -> Prepared:
 
 
 def _valid_average(op: Operation) -> Prepared:
-    """Compute the average over positions inside the IFM, without OFM scale (npu-reference 6.6)."""
+    """Compute the average over positions inside the IFM, without the OFM scale (npu-reference 6.6)."""
     w, stage = _channelwise(op)
     count = Lazy(lambda: valid_positions(w))
     return _pool(op, "AVERAGE", w, stage, lambda m: arithmetic.average(_window_sum(m, w), count()), unscaled=True)
@@ -77,7 +77,7 @@ def _reduce_sum(op: Operation) -> Prepared:
 
 
 def _none(op: Operation) -> Prepared:
-    """Compute OFM = output stage of IFM2, read through the accumulator. The IFM is a dummy (npu-reference 8.3)."""
+    """Compute OFM = output stage of IFM2, which is read through the accumulator. The IFM is not used (npu-reference 8.3)."""
     stage = OutputStage(op)
     if stage.input != ACC_IFM2:
         raise MachineFault(f"POOL NONE with ACC_FORMAT.input {stage.input} is not supported; expected IFM2")
@@ -93,7 +93,7 @@ def _none(op: Operation) -> Prepared:
 
 def _argmax(axis: int) -> Callable[[Operation], Prepared]:
     def prepare(op: Operation) -> Prepared:
-        """Compute the index of the window's first maximum along an axis (npu-reference 8.7)."""
+        """Compute the index of the first maximum of each window along an axis (npu-reference 8.7)."""
         w, stage = _channelwise(op)
         if w.kernel[1 - axis] != 1:
             raise MachineFault(f"ARGMAX along one axis with a kernel of {w.kernel}")
@@ -136,7 +136,7 @@ def _channelwise(op: Operation) -> tuple[Window, OutputStage]:
 def _pool(
     op: Operation, kind: str, w: Window, stage: OutputStage, value: Callable[[Memory], Ints], unscaled: bool = False
 ) -> Prepared:
-    """Prepare a pool whose accumulators are ``value(memory)``."""
+    """Prepare a pool. ``value(memory)`` returns the accumulators."""
     scaling = None if unscaled else _Scale(op, w.ifm)
 
     def run(m: Memory) -> None:
@@ -152,7 +152,7 @@ def _pool(
 
 
 class _Scale:
-    """OFM_SCALE, or the scale stream (npu-reference 5)."""
+    """The scale of a pool: OFM_SCALE, or the scale stream (npu-reference 5)."""
 
     def __init__(self, op: Operation, ifm: FeatureMap):
         self.spans: tuple[Span, ...] = ()
@@ -202,7 +202,7 @@ def _separable(w: Window, rows: Ints, combine: np.ufunc) -> Ints:
 
 
 def valid_positions(w: Window) -> Ints:
-    """Count the positions of windows inside the IFM, [OH, OW, 1]."""
+    """Return the number of positions inside the IFM for each window, as [OH, OW, 1]."""
     counts = []
     for axis in (0, 1):
         at = np.arange(w.out[axis])[:, None] * w.stride[axis] + np.arange(w.kernel[axis]) * w.dilation[axis]
@@ -215,7 +215,7 @@ def valid_positions(w: Window) -> Ints:
 
 
 def _table_copy(op: Operation, w: Window, stage: OutputStage) -> Prepared:
-    """Prepare a 1x1 pool of 8-bit data as a table of 256 values, often the identity."""
+    """Prepare a 1x1 pool of 8-bit data as a lookup table with 256 values, often the identity."""
     if stage.keeps or stage.input:
         return _pool(op, "SUM", w, stage, lambda m: _window_sum(m, w))
     low, high = w.ifm.value_range

@@ -20,9 +20,9 @@ BILINEAR, REPLICATE, NEAREST = 0, 1, 2
 
 @operation("NPU_OP_RESIZE", U85)
 def resize(op: Operation) -> Prepared:
-    """Compute OFM[i,j,c] = output stage of acc << 16. acc is the IFM at (i*d + o)/n, separately for rows and columns.
+    """Compute OFM[i,j,c] = output stage of acc << 16, where acc is the IFM at (i*d + o)/n for rows and likewise for columns.
 
-    BILINEAR weights the neighbors with n-f and f, so its sum is scaled by ny*nx. NEAREST and REPLICATE select one.
+    BILINEAR weights the two neighbors with n-f and f, so the sum is scaled by ny*nx. NEAREST and REPLICATE select one neighbor.
     """
     stage = OutputStage(op)
     height, width, depth = stage.shape
@@ -49,7 +49,7 @@ def resize(op: Operation) -> Prepared:
 
 
 def _axis(op: Operation, axis: str, count: int, size: int) -> tuple[Ints, Ints, Ints]:
-    """Return two input indices per output index, clamped to the IFM, and the numerator f of the fraction f/n."""
+    """Return two input indices for each output index, clamped to the IFM, and the numerator f of the fraction f/n."""
     n = op[f"RESIZE_{axis}_SCALE_N"]
     step = op[f"RESIZE_{axis}.one_step_int"] * n + op[f"RESIZE_{axis}.one_step_mod"]
     position = np.arange(count) * step + op[f"RESIZE_{axis}_OFFSET"]

@@ -1,7 +1,7 @@
-"""Plans: a program's steps as structs that one compiled function executes instead of NumPy.
+"""Plans: the steps of a program as structs that one compiled function executes in place of NumPy.
 
-Prepared operations (``ethorch.npu.ops``) are the specification. A plan contains their forms and decoded weights, scales and
-tables. Steps without a proof of correctness run in Python.
+Prepared operations (``ethorch.npu.ops``) define the correct results. A plan contains their forms and decoded weights, scales and
+tables. Steps that cannot be proven equivalent run in Python.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Constant bytes of memory at a point of the stream.
+"""Memory contents that are constant at a point of the stream.
 
-Weights and scales may be decoded in advance only if every run reads the same bytes. Region 0 never changes. A DMA from region 0
-makes bytes of another region constant until the next write.
+Weights and scales can be decoded in advance only if every run reads the same bytes. Region 0 never changes. Bytes that a DMA
+copies from region 0 are constant until the next write.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ Piece = tuple[int, int, int]  # start, stop, and origin of ``start`` in region 0
 
 
 class Constants:
-    """Constant bytes of memory. ``constants`` are the bytes of region 0."""
+    """The constant bytes of memory.
+
+    Args:
+        constants: Bytes of region 0.
+    """
 
     def __init__(self, constants: Bytes):
         self._bytes = constants
@@ -38,7 +42,7 @@ class Constants:
         self._pieces[region] = [piece for piece in remaining if piece[0] < piece[1]]
 
     def copy(self, source: Span, target: Span) -> None:
-        """Apply a DMA."""
+        """Update the constant bytes after a DMA."""
         shift = target.base - source.base
         stop = source.base + source.size_bytes
         moved = [
@@ -50,7 +54,7 @@ class Constants:
         self._pieces.setdefault(target.region, []).extend(moved)
 
     def apply(self, prepared: Prepared) -> None:
-        """Apply an operation other than a plain copy."""
+        """Update the constant bytes after an operation that is not a plain copy."""
         if prepared.scattered is not None:
             self._pieces[prepared.scattered[1]] = []
         for access in prepared.writes:
@@ -61,7 +65,7 @@ class Constants:
                     self.invalidate(access.region, start, stop)
 
     def read(self, span: Span) -> Bytes | None:
-        """Return the bytes of a span if all are constant, else None."""
+        """Return the bytes of a span if all of them are constant, or None otherwise."""
         at, stop = span.base, span.base + span.size_bytes
         for a, b, origin in self._pieces.get(span.region, []):
             if a <= at and stop <= b:

@@ -1,4 +1,4 @@
-"""Convolutions, also depthwise, and products of two feature maps as structs."""
+"""Structs for convolutions, depthwise convolutions, and products of two feature maps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INT64_SAFE = 2.0**62
 
 
 def pack_window(c: Context, w: Window) -> layout.Window:
-    """Pack a window's geometry. All that it reads is in the IFM or its padding."""
+    """Pack the geometry of a window. Every read position is in the IFM or its padding."""
     return layout.Window(
         c.read(w.ifm), *w.kernel, *w.stride, *w.dilation, *w.before, *w.size, w.padded[1], w.upscale
     )  # fmt: skip
@@ -33,8 +33,8 @@ class Weights:
     """A filter packed for compiled code.
 
     Attributes:
-        kind: Conv.element or Depthwise.sum.
-        flip: Mask XORed with the bytes of pixels.
+        kind: Value of Conv.element or Depthwise.sum.
+        flip: Mask that is XORed with pixel bytes.
         correction: int64 per channel, the error caused by ``flip``.
         chunk: See ``Conv`` in ``cpp/plan.h``.
     """
@@ -47,7 +47,10 @@ class Weights:
     chunk: int = 0
 
     def start(self, mode: int, depth: int, dtype: str) -> Array:
-        """Return the initial sums: offset and bias, unless the output stage adds them. int32 truncates."""
+        """Return the initial sums: offset plus bias, or 0 if the output stage adds them, minus the correction.
+
+        If ``dtype`` is int32, sums are truncated.
+        """
         offset, bias = self.sums.offset, self.sums.bias
         assert offset is not None and bias is not None
         initial = (0 if mode == layout.SCALE_INTEGER else offset + bias) - np.broadcast_to(self.correction, bias.shape)
@@ -57,7 +60,7 @@ class Weights:
 
 
 def _low_bits(values: Array) -> Array:
-    """Truncate to 32 bits. Intermediate sums may wrap if the final sum fits."""
+    """Truncate to 32 bits. Intermediate sums are allowed to wrap, because only the final sum must fit."""
     return (values & 0xFFFFFFFF).astype(np.uint32).view(np.int32)
 
 
@@ -75,7 +78,7 @@ def pack_convolution(c: Context, form: Convolution) -> layout.Conv | layout.Dept
 
 
 def _sums(f: Filter) -> Sums:
-    """Return a filter's sums. Raise NotKnown if scaled sums may exceed int64, where NumPy's float64 does not wrap."""
+    """Return the sums of a filter. Raise NotKnown if scaled sums can exceed int64, where the float64 of NumPy does not wrap."""
     if np.any(f.largest * np.abs(f.scaling.multiplier) >= INT64_SAFE):
         raise NotKnown("products beyond int64")
     return Sums(f.scaling, f.largest, f.offset, f.bias)

@@ -1,7 +1,7 @@
-"""Fuse products with their sums, which U55 and U65 use for a matrix product of two activations.
+"""Fuse elementwise products with the sums over them. U55 and U65 compute products of two activation matrices in this way.
 
-The stream repeats a MUL of bytes into a 32-bit buffer and a REDUCE_SUM over its channels. Products that are overwritten before any
-other read are not stored, so memory may differ after a fault.
+The stream repeats a MUL of bytes into a 32-bit buffer and a REDUCE_SUM over its channels. Products that are overwritten before
+any other read are not stored, so memory can differ from hardware after a fault.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LOOK_AHEAD = 64  # steps within which the products must be overwritten
 
 
 def fuse_dots(c: Context, packed: Packed) -> None:
-    """Replace each such sum by a Dot, and its product by Nothing."""
+    """Replace each fusible REDUCE_SUM by a Dot, and the MUL before it by Nothing."""
     active = [k for k, (step, _) in enumerate(packed) if not isinstance(step.prepared.form, Nothing)]
     for at, (first, second) in enumerate(pairwise(active)):
         dot = _dot(c, packed[first], packed[second])

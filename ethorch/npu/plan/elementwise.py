@@ -1,4 +1,4 @@
-"""Elementwise operations as structs, in int32 if all intermediate values fit, else in int64."""
+"""Structs for elementwise operations. Arithmetic uses int32 if all intermediate values fit, and int64 otherwise."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def pack_elementwise(c: Context, form: Elementwise) -> layout.Elementwise:
 
 
 def _result(form: Elementwise, before: list[Range]) -> Range | None:
-    """Return the results' range, or None unless int32 holds all values and float64 scales them exactly."""
+    """Return the range of the results, or None unless all values fit into int32 and float64 scales them exactly."""
     value = form.value
     if value.name == "LRELU":
         parts = [scale_range(before[0], s) if _is_exact(before[0], s) else None for s in value.scales]

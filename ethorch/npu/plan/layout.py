@@ -1,4 +1,4 @@
-"""ctypes structs of ``cpp/plan.h``. ``library`` checks their sizes against the compiled ones."""
+"""ctypes structs of ``cpp/plan.h``. ``library`` compares their sizes with the sizes of the compiled structs."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class Dot(Structure):
 
 
 class Nothing(Structure):
-    """A step that is part of another step."""
+    """A step whose work is done by another step."""
 
     _fields_ = _ints("pad")
 

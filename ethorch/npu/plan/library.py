@@ -1,7 +1,7 @@
-"""The compiled half of the plan: ``cpp/``, built on first use (``ethorch.support.native``) for this CPU.
+"""The compiled code of the plan: ``cpp/``, built for this CPU on first use (``ethorch.support.native``).
 
-Each level of CPU features has its own library. The default is the best level that CPU and compiler support. ETHORCH_NPU_LEVEL
-selects another, ETHORCH_NPU_NUMPY disables compiled code.
+Each level of CPU features has its own library. The default is the best level that the CPU and compiler support.
+ETHORCH_NPU_LEVEL selects another level. ETHORCH_NPU_NUMPY disables compiled code.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ LEVELS: dict[str, tuple[frozenset[str], list[str]]] = {
 
 @cache
 def cpu_features() -> frozenset[str]:
-    """Return the CPU's features by their Linux names; empty if unknown."""
+    """Return the Linux names of the CPU features, or an empty set if they are unknown."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return frozenset()  # other CPUs use the compiler's baseline, e.g. NEON on 64-bit Arm
     try:
@@ -58,12 +58,12 @@ def cpu_features() -> frozenset[str]:
 
 
 def levels() -> list[str]:
-    """Return this CPU's levels, best first."""
+    """Return the levels that this CPU supports, best first."""
     return [name for name, (needs, _) in LEVELS.items() if needs <= cpu_features()]
 
 
 def build(level: str, extra: tuple[str, ...] = ()) -> Path:
-    """Build the library of a level. Raise HostError if that fails."""
+    """Build the library for a level. Raise HostError if the build fails."""
     files = sorted(FOLDER.glob("*.cpp"))
     flags = [*FLAGS, *LEVELS[level][1], *extra]
     return native.build(f"npu-plan-{level}", files, flags, sorted(FOLDER.glob("*.h")), purpose="the NPU simulator")
@@ -84,7 +84,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def declare(handle: ctypes.CDLL) -> ctypes.CDLL:
-    """Declare the library's functions. Raise HostError if struct sizes differ from ``layout``."""
+    """Declare the functions of the library. Raise HostError if struct sizes differ from ``layout``."""
     sizes = [handle.ethorch_size(number) for number in range(len(layout.SIZED) + 1)]
     if sizes != [*map(ctypes.sizeof, layout.SIZED), 0]:
         raise HostError(f"the compiled library's structs have sizes {sizes}, which differ from ethorch.npu.plan.layout.")
@@ -106,7 +106,7 @@ def declare(handle: ctypes.CDLL) -> ctypes.CDLL:
 
 
 class Buffers:
-    """Work buffers of a thread, reused between runs."""
+    """The work buffers of a thread, reused between runs."""
 
     def __init__(self, handle: ctypes.CDLL):
         self.pointer = handle.ethorch_new_buffers()
@@ -119,7 +119,7 @@ _local = threading.local()
 
 
 def buffers() -> Buffers:
-    """Return this thread's buffers."""
+    """Return the work buffers of this thread."""
     handle = library()
     assert handle is not None
     if not hasattr(_local, "buffers"):

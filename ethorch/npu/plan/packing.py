@@ -24,12 +24,12 @@ LANES = 16  # most lanes of a vector; arrays for vector loads are padded by up t
 
 
 class NotKnown(Exception):
-    """Reason why the plan cannot represent a step, which then runs in Python."""
+    """The reason why the plan cannot represent a step. The step runs in Python."""
 
 
 @dataclass(eq=False)
 class Box:
-    """A box in a chain buffer, with its offset in the plan's memory."""
+    """A box in a chain buffer, with its offset in the memory of the plan."""
 
     shape: tuple[int, int, int]
     size: int
@@ -38,17 +38,17 @@ class Box:
 
 @dataclass(eq=False)
 class Context:
-    """State while a stream is packed.
+    """The state while a stream is packed.
 
     Attributes:
-        memory: Memory of the machine. Machines with equal region sizes may share the plan.
+        memory: Memory of the machine. Machines with equal region sizes can share the plan.
         constants: Constant bytes at this point of the stream.
-        carries: Whether to pack steps with chain buffers or accumulators. Otherwise they run in Python.
-        own_bytes: Size of the plan's own memory.
-        kept_alive: Arrays and structs that structs point to.
+        carries: Whether to pack steps with chain buffers or accumulators. Otherwise, these steps run in Python.
+        own_bytes: Size of the memory that belongs to the plan.
+        kept_alive: Arrays and structs referenced by pointers in structs.
         filters: Packed filters, shared by stripes of a layer and steps of a recurrent network.
-        stored_ranges: Maps whose elements have a narrower range than their type, by region and base.
-        computed: The entry of ``stored_ranges`` that the current step adds.
+        stored_ranges: Feature maps whose elements have a narrower range than their type, keyed by region and base.
+        computed: Entry that the current step adds to ``stored_ranges``, or None.
         modes: Cache of scaling modes and clamps.
     """
 
@@ -68,7 +68,7 @@ class Context:
     _scales: dict[tuple[object, ...], layout.Scale | layout.DoubleScale] = field(default_factory=dict)
 
     def hold(self, array: Array) -> int:
-        """Return the address of an array, and keep it alive with the plan."""
+        """Return the address of an array, which remains valid as long as the plan exists."""
         array = np.ascontiguousarray(array)
         self.kept_alive.append(array)
         return int(array.__array_interface__["data"][0])  # three times as fast as ``ctypes.data``
@@ -79,7 +79,7 @@ class Context:
         return base
 
     def reader(self, streams: Streams) -> Callable[[Span], Bytes]:
-        """Return a reader of weights and scales. Raise NotKnown if they may change."""
+        """Return a function that reads weights and scales. Raise NotKnown if they are not constant."""
         bytes_by_span: dict[Span, Bytes] = {}
         for span in streams.spans:
             self.memory.span(span)
@@ -92,7 +92,7 @@ class Context:
     # Feature maps.
 
     def read(self, fm: FeatureMap) -> layout.Map:
-        """Pack a map for reading."""
+        """Pack a feature map for reading."""
         if fm.storage == STORAGE_CHAINED:
             box = self.chains.get(fm.region) if self.carries else None
             if box is None or box.shape != fm.shape or box.size != fm.dtype.itemsize:
@@ -101,7 +101,7 @@ class Context:
         return self._in_memory(fm)
 
     def write(self, fm: FeatureMap) -> layout.Map:
-        """Pack a map for writing. No two elements may share a byte."""
+        """Pack a feature map for writing. Raise NotKnown if two elements can share a byte."""
         if fm.storage == STORAGE_CHAINED:
             if not self.carries:
                 raise NotKnown("a chain buffer")
@@ -146,7 +146,7 @@ class Context:
         return layout.Map(region, 0, bricks, kind.itemsize, kind.kind == "i", *sizes, fm.zero_point, *strides)
 
     def overlap(self, a: FeatureMap, b: FeatureMap) -> bool:
-        """Return True if two maps may share bytes. The plan's memory is not shared."""
+        """Return True if two feature maps can share bytes. Feature maps in the memory of the plan never do."""
         if a.region != b.region or not a.in_memory or not b.in_memory:
             return False
         for x in self.reaches(a):
@@ -164,7 +164,7 @@ class Context:
     # Ranges of values.
 
     def range_of(self, fm: FeatureMap) -> Range:
-        """Return a map's range minus the zero point, from ``stored_ranges`` or the type."""
+        """Return the range of a feature map minus the zero point, from ``stored_ranges`` or the element type."""
         low, high = fm.value_range
         if (fm.region, fm.bases[0]) in self.stored_ranges:
             stored, bounds = self.stored_ranges[fm.region, fm.bases[0]]
@@ -173,7 +173,7 @@ class Context:
         return low - fm.zero_point, high - fm.zero_point
 
     def advance(self, step: Step) -> None:
-        """Drop overwritten maps from ``stored_ranges`` and add the step's."""
+        """Remove overwritten feature maps from ``stored_ranges``, and add the entry of the current step."""
         written = [fm for fm in step.prepared.writes if isinstance(fm, FeatureMap) and fm.in_memory]
         spans = [(a.region, a.base, a.base + a.size_bytes) for a in step.prepared.writes if isinstance(a, Span)]
         spans += [(fm.region, *reach) for fm in written for reach in self.reaches(fm)]
@@ -195,7 +195,7 @@ class Context:
     # Scalings.
 
     def scale(self, s: Scaling | None) -> layout.Scale:
-        """Pack a scaling in int64. None is the identity."""
+        """Pack a scaling in int64. None represents the identity."""
         if s is None or s.is_identity:
             return layout.Scale(is_identity=1)
         packed = self._share("integer", s, 0, self._scale)
@@ -203,7 +203,7 @@ class Context:
         return packed
 
     def double_scale(self, s: Scaling, zero_point: int) -> layout.DoubleScale:
-        """Pack a scaling in float64 that adds the zero point. Requires ``ranges.exact_in_double``."""
+        """Pack a scaling in float64 that also adds the zero point. Requires ``ranges.exact_in_double``."""
         packed = self._share("double", s, zero_point, self._double_scale)
         assert isinstance(packed, layout.DoubleScale)
         return packed

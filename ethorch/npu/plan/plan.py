@@ -1,4 +1,4 @@
-"""Plans: a program's steps for one memory layout, compiled if possible."""
+"""Plans: the steps of a program for one memory layout, compiled if possible."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _PACKERS: dict[type, Callable[[Context, Any], ctypes.Structure]] = {
 
 @dataclass(eq=False)
 class Native:
-    """Consecutive steps in compiled code."""
+    """Consecutive steps that run in compiled code."""
 
     steps: list[Step]
     structs: Any  # ctypes array of layout.Step
@@ -50,8 +50,8 @@ class Plan:
 
     Attributes:
         parts: Groups and steps in stream order.
-        own_bytes: Memory for chain buffers and accumulators of compiled steps.
-        reasons: Reasons for running steps in Python.
+        own_bytes: Size of the memory for chain buffers and accumulators of compiled steps.
+        reasons: Reason for each step that runs in Python.
         is_whole: Whether compiled code runs every step that computes or moves bytes.
     """
 
@@ -88,7 +88,7 @@ class Plan:
 
     @property
     def share(self) -> float:
-        """Fraction of the program's work that compiled code runs."""
+        """Fraction of the program's work that runs in compiled code."""
         native = sum(step.prepared.work for part in self.parts if isinstance(part, Native) for step in part.steps)
         left = sum(step.prepared.work for part in self.parts if isinstance(part, Step) for step in [part])
         return native / max(native + left, 1)
@@ -97,7 +97,10 @@ class Plan:
 def _pack(
     program: Program, memory: Memory, handle: ctypes.CDLL
 ) -> tuple[list[tuple[Step, ctypes.Structure | None]], Context, dict[Step, str]]:
-    """Pack each step into a struct or None; steps with chain buffers or accumulators all or not at all."""
+    """Pack each step into a struct, or into None if it must run in Python.
+
+    Steps with chain buffers or accumulators are either all packed, or all run in Python.
+    """
     for carries in (True, False):
         context = Context(memory, Constants(program.constants), handle, carries)
         if not memory.is_constant(0):
@@ -137,7 +140,7 @@ def _carries(step: Step) -> bool:
 
 
 def plan_of(program: Program, memory: Memory) -> Plan | None:
-    """Return the cached plan. None without compiled code, or if regions share bytes."""
+    """Return the cached plan, or None if there is no compiled code, the stream has branches, or regions share bytes."""
     if program.has_branches or library() is None:
         return None
     spans = sorted((r.ctypes.data, r.ctypes.data + r.size) for r in memory.regions.values() if r.size)

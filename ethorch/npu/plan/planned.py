@@ -1,4 +1,4 @@
-"""Execution of a plan on a machine's memory."""
+"""Execute a plan on the memory of a machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Images:
     """A batch in the format of compiled code.
 
     Args:
-        inputs, outputs: Address of all images, bytes per image, offset and region of each tensor.
+        inputs, outputs: For each tensor: address of the first image, bytes per image, offset, region.
         counter: Address of the int64 index of the next image, shared by threads.
     """
 
@@ -31,7 +31,7 @@ class Images:
 
 
 class Planned:
-    """A plan with memory, durations of steps, and number of completed runs."""
+    """A plan and its memory, with the durations of the steps and the number of completed runs."""
 
     def __init__(self, plan: Plan, memory: Memory):
         self.plan = plan
@@ -54,7 +54,7 @@ class Planned:
 
         Args:
             number: Index of the run, for ``tallies``.
-            execute: Function that runs a step in Python, and raises its faults.
+            execute: Function that runs a step in Python and raises its faults.
         """
         machine, work = self.machine(), buffers()
         for part in self.plan.parts:
@@ -75,10 +75,10 @@ class Planned:
         self.runs += 1
 
     def run_images(self, images: Images, most: int) -> int | None:
-        """Run up to ``most`` further images of a batch, without counters. Requires a whole plan.
+        """Run at most ``most`` further images of a batch, without counters. Requires ``plan.is_whole``.
 
         Returns:
-            Index of an image with data that only Python can process, or None.
+            Index of an image that must be processed in Python, or None.
         """
         part = self.plan.parts[0] if self.plan.parts else None
         image = ctypes.c_int64()

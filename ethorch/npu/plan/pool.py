@@ -1,4 +1,4 @@
-"""Pools and resizes as structs. A pool that is the identity becomes a move."""
+"""Structs for pools and resizes. A pool that computes the identity is replaced by a move."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranges of exact integers, which decide between 32-bit, 64-bit and float64 arithmetic."""
+"""Ranges of exact integers, used to choose between 32-bit, 64-bit and float64 arithmetic."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def around(values: Iterable[int]) -> Range:
 
 
 def of_map(fm: FeatureMap) -> Range:
-    """Return the range of a feature map's elements minus the zero point."""
+    """Return the range of a feature map's elements after subtraction of the zero point."""
     low, high = fm.value_range
     return low - fm.zero_point, high - fm.zero_point
 
@@ -46,7 +46,7 @@ def scale_range(r: Range, s: Scaling) -> Range:
 
 
 def combine(name: str, a: Range, b: Range, mask: int) -> Range | None:
-    """Return the range of an elementwise function. None if it may exceed 32 bits."""
+    """Return the range of the results of an elementwise function, or None if they can exceed 32 bits."""
     if name == "MUL":
         return around(x * y for x in a for y in b)
     if name in ("MIN", "MAX"):
@@ -79,9 +79,10 @@ def one_exact_in_double(largest: int, s: Scaling, zero_point: int) -> bool:
 
 
 def exact_in_double(largest: int | Array, s: Scaling, zero_point: int) -> Array:
-    """Return, per channel, whether floor(v * (m * 2**-s) + (addend * 2**-s + zero_point)) in float64 is the integer scaling.
+    """Return True for each channel for which floor(v * (m * 2**-s) + (addend * 2**-s + zero_point)) is exact in float64.
 
-    In units of 2**-s all terms are integers, exact while they and their sum stay below 2**53.
+    The result then equals the integer scaling. In units of 2**-s, all terms are integers, which are exact if the terms and their
+    sum are below 2**53.
 
     Args:
         largest: Bound on |v|, a scalar or one element per channel.
@@ -95,7 +96,7 @@ def exact_in_double(largest: int | Array, s: Scaling, zero_point: int) -> Array:
 
 
 def all_exact_in_double(largest: Array, s: Scaling, zero_point: int) -> bool:
-    """Return True if the largest terms prove ``exact_in_double`` for all channels, which is fast and true for most filters.
+    """Return True if the largest terms prove ``exact_in_double`` for all channels. This fast test succeeds for most filters.
 
     No addend exceeds one unit, 2**s (npu-reference 6.1).
     """

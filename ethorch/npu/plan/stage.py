@@ -1,4 +1,4 @@
-"""The output stage as a struct. Sums are scaled in float64 if it is exact, else in int64."""
+"""The output stage as a struct. Sums are scaled in float64 if the result is exact, and in int64 otherwise."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _FORMULAS: dict[object, int] = {
 
 @dataclass(eq=False)
 class Sums:
-    """Input of the output stage.
+    """The input of the output stage.
 
     Attributes:
         largest: Bound on |sum + offset + bias|, a scalar or one element per channel.
-        offset, bias: int64 per channel, or None. Added before and after the kept accumulator.
+        offset, bias: int64 per channel, or None. They are added before and after the kept accumulator, respectively.
         element_wise: Whether each OFM element depends only on the corresponding input elements.
         wide: Whether the sums are int64 and scaled as integers.
     """
@@ -53,11 +53,11 @@ class Sums:
 
 
 def pack_stage(c: Context, stage: OutputStage, sums: Sums, reads: tuple[FeatureMap, ...]) -> layout.Stage:
-    """Pack an output stage. If its mode permits int32 sums, they must include offset and bias.
+    """Pack an output stage. If its mode permits int32 sums, the sums must include offset and bias.
 
     Raises:
         NotKnown: The step must run in Python.
-        MachineFault: The step faults in Python as well.
+        MachineFault: The step fails in Python too.
     """
     s = layout.Stage()
     s.height, s.width, s.depth = stage.shape
@@ -151,7 +151,7 @@ def _mode(c: Context, stage: OutputStage, sums: Sums, s: layout.Stage) -> int:
 
 
 def _mode_of(clamp: Range | None, zero_point: int, sums: Sums) -> tuple[int, Range | None]:
-    """Return the scaling mode regardless of the stage, and the clamp needed if the stage has none."""
+    """Return the scaling mode for any stage, and the clamp that is required if the stage has none."""
     largest, scaling = np.asarray(sums.largest, np.float64), sums.scaling
     if largest.max(initial=0) >= INT32[1]:
         return layout.SCALE_INTEGER, None
@@ -198,7 +198,7 @@ def _mode_of_one(clamp: Range | None, zero_point: int, sums: Sums, largest: int)
 
 
 def _saturates(s: Scaling, zero_point: int, clamp: int) -> Array:
-    """Return True if every value whose product may be rounded exceeds the clamp."""
+    """Return True if every value whose product can be rounded is beyond the clamp."""
     above, below = s.addends
     unit = np.ldexp(1.0, np.asarray(s.shift))
     saturates: Array = (

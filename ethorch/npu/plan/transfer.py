@@ -1,4 +1,4 @@
-"""DMA as structs."""
+"""Structs for DMA."""
 
 from __future__ import annotations
 
